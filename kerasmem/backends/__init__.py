@@ -1,0 +1,43 @@
+"""The only room in which TensorFlow, JAX and torch are imported.
+
+`current()` returns the adapter of the backend that Keras runs on; its methods are
+those of `Backend`. An adapter is imported only for the running backend.
+"""
+
+import functools
+import importlib
+
+import keras
+
+from kerasmem.backends.protocol import Backend, StepState
+from kerasmem.backends.shadow import shadow
+from kerasmem.errors import ConfigError
+
+__all__ = ["Backend", "StepState", "current", "shadow"]
+
+_ADAPTERS = {
+    "tensorflow": "kerasmem.backends._tensorflow",
+    "jax": "kerasmem.backends._jax",
+    "torch": "kerasmem.backends._torch",
+}
+
+
+@functools.cache
+def current() -> Backend:
+    """Return the adapter of the backend that Keras runs on in this process.
+
+    Raises:
+        ConfigError: if Keras runs on a backend that kerasmem has no adapter for.
+
+    Example:
+        >>> current().name == keras.backend.backend()
+        True
+    """
+    name = keras.backend.backend()
+    if name not in _ADAPTERS:
+        raise ConfigError(
+            f"kerasmem works on the Keras backends {sorted(_ADAPTERS)}. Received: "
+            f"keras.backend.backend()={name!r}. Set KERAS_BACKEND to one of them "
+            "before Keras is imported."
+        )
+    return importlib.import_module(_ADAPTERS[name]).ADAPTER

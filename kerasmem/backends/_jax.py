@@ -1,0 +1,148 @@
+"""JAX."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+
+from kerasmem.backends import gradients as hooks
+from kerasmem.backends.protocol import Backend, StepState
+from kerasmem.backends.shadow import shadow
+from kerasmem.records import DeviceReading
+
+
+class JaxBackend:
+    """What kerasmem asks of JAX."""
+
+    name = "jax"
+
+    def device_memory(self) -> tuple[DeviceReading, ...]:
+        """Return a reading per local device; a CPU device gives none."""
+        figures = [(d, d.memory_stats()) for d in jax.local_devices()]
+        return tuple(
+            DeviceReading(
+                name=f"{device.platform}:{device.id}",
+                current_bytes=stats["bytes_in_use"],
+                peak_bytes=stats["peak_bytes_in_use"],
+                peak_was_reset=False,
+            )
+            for device, stats in figures
+            if stats
+        )
+
+    def reset_device_peak(self) -> bool:
+        """Return False: JAX keeps one peak for the whole process."""
+        return False
+
+    def why_no_device_memory(self) -> str:
+        """Return one plain sentence for a user who gets no device figures."""
+        return "JAX counts no memory on a CPU device, so there is no device series."
+
+    def step_state(self, optimizer: Any, value: np.ndarray, name: str) -> StepState:
+        """Return a variable that rides among the optimizer's own."""
+        return OptimizerState(optimizer, value, name)
+
+    def observe_gradients(
+        self, optimizer: Any, observer: Callable[[Sequence[Any], Sequence[Any]], None]
+    ) -> Callable[[], None]:
+        """Call `observer(gradients, variables)` in every update; return the undo."""
+        return hooks.observe_updates(optimizer, observer)
+
+    def observe_loss_scaling(
+        self, optimizer: Any, observer: Callable[[Any], None]
+    ) -> Callable[[], None]:
+        """Call `observer(finite)` in every step of a loss scaling optimizer."""
+        if not hooks.scales_loss(optimizer):
+            return hooks.nothing_to_undo
+
+        # Keras asks `check_finite` outside of any stateless scope, where nothing
+        # can be assigned; so it is asked once more, around the whole update.
+        def apply(original: Any, state: Any, gradients: Any, trainable: Any) -> Any:
+            finite = optimizer.check_finite(gradients)
+            trainable, state = original(state, gradients, trainable)
+            variables = optimizer.variables
+            mapping = list(zip(variables, state, strict=True))
+            with keras.StatelessScope(state_mapping=mapping) as scope:
+                observer(finite)
+            return trainable, [scope.get_current_value(v) for v in variables]
+
+        return shadow(optimizer, "stateless_apply", apply)
+
+    def global_norm(self, gradients: Sequence[Any]) -> jax.Array:
+        """Return the L2 norm of all gradients together, a float32 scalar."""
+        flat = [jnp.ravel(gradient).astype("float32") for gradient in gradients]
+        highest = jax.lax.Precision.HIGHEST
+        return jnp.sqrt(sum(jnp.vdot(g, g, precision=highest) for g in flat))
+
+    def summed(self, gradient: Any) -> Any:
+        """Return the gradient as it is: JAX has dense ones here."""
+        return gradient
+
+    def inference(self) -> AbstractContextManager[Any]:
+        """Return a scope that does nothing: JAX records only inside `jax.grad`."""
+        return nullcontext()
+
+
+class OptimizerState:
+    """A `StepState` among the optimizer's variables, hidden from checkpoints."""
+
+    def __init__(self, optimizer: Any, value: np.ndarray, name: str) -> None:
+        # A loss scaling optimizer takes its own variables from before the update,
+        # so the state rides in the optimizer that updates.
+        self._optimizer = hooks.innermost(optimizer)
+        self.variable = self._optimizer.add_variable(
+            shape=value.shape, dtype=str(value.dtype), name=name
+        )
+        self.variable.assign(value)
+        self._undo = [
+            shadow(saved, method, self._without)
+            for saved in {id(o): o for o in (optimizer, self._optimizer)}.values()
+            for method in ("save_own_variables", "load_own_variables")
+        ]
+
+    def read(self) -> np.ndarray:
+        """Return a copy of the current value."""
+        return np.array(self.variable.value)
+
+    def write(self, value: np.ndarray) -> None:
+        """Set the value."""
+        self.variable.assign(value)
+
+    def release(self) -> None:
+        """Take the variable out of the optimizer, and the hiding with it."""
+        while self._undo:
+            self._undo.pop()()
+        _remove(_tracked(self._optimizer), self.variable)
+        self._optimizer._untrack_variable(self.variable)
+
+    def _without(self, original: Any, store: Any) -> Any:
+        with _left_out(_tracked(self._optimizer), self.variable):
+            return original(store)
+
+
+def _tracked(optimizer: Any) -> list[Any]:
+    # Private: `optimizer.variables` is a copy, and there is no public way to take a
+    # variable out again or to leave one out of a checkpoint.
+    return optimizer._variables
+
+
+def _remove(variables: list[Any], variable: Any) -> None:
+    # By identity: `list.remove` would compare the values of JAX arrays.
+    variables[:] = [kept for kept in variables if kept is not variable]
+
+
+@contextmanager
+def _left_out(variables: list[Any], variable: Any) -> Iterator[None]:
+    everything = variables[:]
+    _remove(variables, variable)
+    try:
+        yield
+    finally:
+        variables[:] = everything
+
+
+ADAPTER: Backend = JaxBackend()

@@ -1,0 +1,100 @@
+"""Torch."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import torch
+
+from kerasmem.backends import gradients as hooks
+from kerasmem.backends.protocol import Backend, StepState
+from kerasmem.backends.state import VariableState, hidden_variable
+from kerasmem.records import DeviceReading
+
+_ROW = 4096
+
+
+class TorchBackend:
+    """What kerasmem asks of torch."""
+
+    name = "torch"
+
+    def device_memory(self) -> tuple[DeviceReading, ...]:
+        """Return a reading per CUDA device; other devices give none."""
+        return tuple(_reading(index) for index in range(torch.cuda.device_count()))
+
+    def reset_device_peak(self) -> bool:
+        """Set every peak to what is in use now; False if no device is counted."""
+        if not torch.cuda.is_initialized():
+            return False
+        for index in range(torch.cuda.device_count()):
+            torch.cuda.reset_peak_memory_stats(index)
+        return True
+
+    def why_no_device_memory(self) -> str:
+        """Return one plain sentence for a user who gets no device figures."""
+        return "torch counts no memory on a CPU device, so there is no device series."
+
+    def step_state(
+        self,
+        optimizer: Any,  # noqa: ARG002 - the other backends need it
+        value: np.ndarray,
+        name: str,
+    ) -> StepState:
+        """Return a variable outside of the model."""
+        return VariableState(hidden_variable(value, name), _to_numpy)
+
+    def observe_gradients(
+        self, optimizer: Any, observer: Callable[[Sequence[Any], Sequence[Any]], None]
+    ) -> Callable[[], None]:
+        """Call `observer(gradients, variables)` in every update; return the undo."""
+        return hooks.observe_updates(optimizer, observer)
+
+    def observe_loss_scaling(
+        self, optimizer: Any, observer: Callable[[Any], None]
+    ) -> Callable[[], None]:
+        """Call `observer(finite)` in every step of a loss scaling optimizer."""
+        if not hooks.scales_loss(optimizer):
+            return hooks.nothing_to_undo
+        return hooks.observe_finiteness(optimizer, observer)
+
+    def global_norm(self, gradients: Sequence[Any]) -> torch.Tensor:
+        """Return the L2 norm of all gradients together, a float32 scalar."""
+        squares = [_squared_norm(gradient) for gradient in gradients]
+        return torch.stack(squares).sum().sqrt()
+
+    def summed(self, gradient: Any) -> Any:
+        """Return the gradient as it is: Keras has dense ones on torch."""
+        return gradient
+
+    def inference(self) -> AbstractContextManager[Any]:
+        """Return the scope in which torch records no backward pass."""
+        return torch.no_grad()
+
+
+def _to_numpy(parameter: torch.Tensor) -> np.ndarray:
+    return parameter.detach().cpu().numpy()
+
+
+def _squared_norm(gradient: torch.Tensor) -> torch.Tensor:
+    # In short rows: on a CPU torch adds up a long vector so plainly that the norm of
+    # 20 million float32 entries is off by 1e-3.
+    flat = gradient.reshape(-1).float()
+    whole = flat.numel() // _ROW * _ROW
+    rows = torch.linalg.vector_norm(flat[:whole].view(-1, _ROW), dim=1)
+    rest = torch.linalg.vector_norm(flat[whole:])
+    return rows.square().sum() + rest.square()
+
+
+def _reading(index: int) -> DeviceReading:
+    stats = torch.cuda.memory_stats(index)
+    return DeviceReading(
+        name=f"cuda:{index}",
+        current_bytes=stats.get("allocated_bytes.all.current", 0),
+        peak_bytes=stats.get("allocated_bytes.all.peak", 0),
+        peak_was_reset=True,
+    )
+
+
+ADAPTER: Backend = TorchBackend()

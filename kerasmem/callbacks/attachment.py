@@ -1,0 +1,56 @@
+"""What a callback hangs on a model for one `fit`, and how it comes off again."""
+
+from collections.abc import Callable
+from typing import Any
+
+from kerasmem.backends import shadow
+from kerasmem.callbacks.running import is_called_by_fit, is_fitting
+
+
+class Attachment:
+    """Undoes what was done to a model, at the latest when the model is used next.
+
+    Keras calls `on_train_end` only after a `fit` that ends well. After an exception
+    or Ctrl-C the attachment undoes itself when the model is next fitted (with or
+    without callbacks), trained on a batch, or saved with its optimizer.
+
+    Args:
+        model: the model of the running `fit`.
+        undo: called once, on `release()`.
+    """
+
+    def __init__(self, model: Any, undo: Callable[[], None]) -> None:
+        self._model = model
+        retrace(model)
+        self._undo = [
+            undo,
+            shadow(model, "make_train_function", self._at_next_training),
+            shadow(model.optimizer, "save_own_variables", self._at_save),
+        ]
+
+    def release(self) -> None:
+        """Undo everything; a second call is a no-op. Works during a `fit` too."""
+        if not self._undo:
+            return
+        while self._undo:
+            self._undo.pop()()
+        retrace(self._model)
+
+    def _at_next_training(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_called_by_fit(self._model) or not is_fitting(self._model):
+            self.release()
+        return original(*args, **kwargs)
+
+    def _at_save(self, original: Any, store: Any) -> Any:
+        if not is_fitting(self._model):  # a ModelCheckpoint may save all the time
+            self.release()
+        return original(store)
+
+
+def retrace(model: Any) -> None:
+    """Have the next training step traced anew; it may have been traced otherwise."""
+    model.train_function = None
+    if is_fitting(model):
+        # Of the class, not of the object: there it is how an attachment learns that
+        # a new `fit` begins.
+        type(model).make_train_function(model)

@@ -1,0 +1,155 @@
+"""What the gradients look like, epoch by epoch, without a second backward pass."""
+
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import keras
+
+from kerasmem import backends
+from kerasmem.callbacks.attachment import Attachment
+from kerasmem.callbacks.gradient_tally import GradientTally
+from kerasmem.callbacks.guard import Guard
+from kerasmem.callbacks.journal import Journal
+from kerasmem.errors import ConfigError
+from kerasmem.records import GradientRecord
+
+
+class GradientMonitor(keras.callbacks.Callback):
+    """Writes the norm of the gradient into `logs` at the end of every epoch.
+
+    List it before the callbacks that shall see its keys: `EarlyStopping` (with
+    `mode="min"` or `"max"`, which Keras cannot guess), `CSVLogger`, `TensorBoard`.
+    `History` and the progress bar see them anyway.
+
+    | key in `logs` | what it is |
+    |---|---|
+    | `gradient_norm` | mean over the epoch's updates of the global L2 norm |
+    | `gradient_norm_max` | the largest of these norms |
+    | `gradient_nonfinite` | number of steps whose gradient held NaN or infinity |
+
+    The gradient is the one that reaches the update: unscaled, not yet clipped,
+    accumulated, summed over replicas. It is read inside the compiled step. A step
+    that is not finite counts in `gradient_nonfinite` alone; if all are, the norms are
+    NaN. A float32 norm above 1.8e19 counts as infinite. `CSVLogger` writes an empty
+    `val_` twin for every key, Keras's own too, if there is no validation.
+
+    Cost: one pass over the gradients per update, and about three more in every
+    `every`-th. Under a `tf.distribute` strategy one more reduction over the replicas.
+
+    Limits: only `model.optimizer` is watched, in `fit`. Of a `MultiOptimizer` whose
+    parts accumulate gradients the gradient of each batch is seen. The optimizer has
+    to clip and accumulate as Keras's own do; the keys are absent otherwise.
+
+    After `fit` nothing is left on the model or its optimizer. After an exception or
+    Ctrl-C in `fit` what is left does nothing but count, and goes at the model's next
+    `fit`, when it is saved with its optimizer, or with `detach()`. A checkpoint
+    written in the meantime is as if there were no monitor.
+
+    Args:
+        every: number of updates from one with per-variable statistics to the next;
+            the first update of an epoch always has them.
+        per_variable: whether to take per-variable statistics at all.
+        log_dir: folder in which `gradients.jsonl` gets a line per epoch as it comes;
+            an existing file is appended to.
+
+    Attributes:
+        records: a `GradientRecord` per epoch, over all fits.
+
+    Raises:
+        ConfigError: if `every` is not a whole number from 1.
+
+    Example:
+        >>> monitor = GradientMonitor(every=100)
+        >>> monitor.records
+        []
+    """
+
+    async_safe = True
+
+    def __init__(
+        self,
+        *,
+        every: int = 10,
+        per_variable: bool = True,
+        log_dir: str | os.PathLike[str] | None = None,
+    ) -> None:
+        super().__init__()
+        if not isinstance(every, int) or isinstance(every, bool) or every < 1:
+            raise ConfigError(
+                "`every` is a number of updates from 1; use per_variable=False for "
+                f"no per-variable statistics. Received: every={every!r}."
+            )
+        self.records: list[GradientRecord] = []
+        self._every = every if per_variable else 0
+        self._journal = Journal(log_dir, "gradients.jsonl")
+        self._guard = Guard("GradientMonitor")
+        self._tally: GradientTally | None = None
+        self._attachment: Attachment | None = None
+
+    def detach(self) -> None:
+        """Take everything off the model; a second call is a no-op."""
+        if self._attachment:
+            self._attachment.release()
+        self._attachment = self._tally = None
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Hook into the optimizer."""
+        self.detach()
+        with self._guard("hook into the optimizer"):
+            self._attach(self.model)
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Forget the epoch before."""
+        with self._guard("start a new epoch"):
+            if self._tally:
+                self._tally.clear()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Keep a record and write it into `logs`."""
+        with self._guard("read the gradients"):
+            record = self._tally.record(epoch) if self._tally else None
+            if record is None:
+                self._guard.warn(
+                    "GradientMonitor saw no update of model.optimizer in this epoch, "
+                    "so its keys are absent from the logs."
+                )
+                return
+            if logs is not None:
+                logs.update(_series(record))
+            self.records.append(record)
+            self._journal.append(record.to_json())
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Leave no trace."""
+        self.detach()
+
+    def _attach(self, model: Any) -> None:
+        tally = GradientTally(model, self._every)
+        backend = backends.current()
+
+        def observe(gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+            with self._guard("read a gradient"):
+                tally.observe(gradients, variables)
+
+        def observe_finite(finite: Any) -> None:
+            with self._guard("see whether a step was skipped"):
+                tally.observe_finite(finite)
+
+        with ExitStack() as hooks:
+            hooks.callback(tally.release)
+            hooks.callback(backend.observe_gradients(model.optimizer, observe))
+            hooks.callback(
+                backend.observe_loss_scaling(model.optimizer, observe_finite)
+            )
+            self._attachment = Attachment(model, hooks.pop_all().close)
+        self._tally = tally
+
+
+def _series(record: GradientRecord) -> dict[str, float]:
+    return {
+        "gradient_norm": record.norm,
+        "gradient_norm_max": record.norm_max,
+        "gradient_nonfinite": float(record.nonfinite_steps),
+    }

@@ -1,0 +1,28 @@
+"""A file that gets one line per record, so that a killed run keeps what it had."""
+
+import os
+from pathlib import Path
+
+
+class Journal:
+    """Appends lines to `log_dir/name`; without a `log_dir` it does nothing.
+
+    Args:
+        log_dir: folder, made when the first line comes; None for no file.
+        name: name of the file.
+    """
+
+    def __init__(self, log_dir: str | os.PathLike[str] | None, name: str) -> None:
+        self._path = None if log_dir is None else Path(log_dir) / name
+
+    def append(self, line: str) -> None:
+        """Write one line through to the file.
+
+        Raises:
+            OSError: if it cannot be written.
+        """
+        if self._path is None:
+            return
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")

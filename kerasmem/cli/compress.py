@@ -1,0 +1,163 @@
+"""`kerasmem compress`: a saved model made smaller."""
+
+import shlex
+import sys
+from argparse import Namespace
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from kerasmem.cli.options import (
+    add_command,
+    add_data,
+    add_imports,
+    add_output,
+    at_least,
+    check_output,
+)
+from kerasmem.cli.outcome import Outcome, progress_console, say
+from kerasmem.errors import ConfigError
+
+
+def add_to(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = add_command(
+        commands,
+        "compress",
+        run,
+        "Make a saved model smaller, and prove what it costs.",
+    )
+    parser.add_argument("model", metavar="MODEL", help="a .keras or .h5 file")
+    add_output(parser)
+    parser.add_argument(
+        "--prune", type=float, metavar="0.8", help="share of weights to set to zero"
+    )
+    parser.add_argument(
+        "--prune-scope", choices=("layer", "global"), default="layer", help="(layer)"
+    )
+    parser.add_argument("--quantize", metavar="int8", help="number format of kernels")
+    add_data(parser, required=False)
+    parser.add_argument(
+        "--fine-tune-epochs", type=at_least(0), default=0, metavar="N", help="on DATA"
+    )
+    parser.add_argument(
+        "--max-drop",
+        type=float,
+        metavar="0.005",
+        help="write nothing if the metric falls by more",
+    )
+    parser.add_argument("--seed", type=at_least(0), metavar="N")
+    parser.add_argument(
+        "--report", type=Path, metavar="FILE.html", help="write a page of it too"
+    )
+    add_imports(parser)
+
+
+def run(options: Namespace) -> Outcome:
+    """Compress the model, write it, and return it before and after."""
+    from kerasmem.compression.compress import compress
+    from kerasmem.report.progress import FitProgress
+
+    steps = _steps(options)
+    _check(options)
+    model, train, test = _load(options)
+    with FitProgress("fine-tuning", progress_console()) as progress:
+        result = compress(
+            model,
+            steps,
+            data=train,
+            validation_data=test,
+            fine_tune_epochs=options.fine_tune_epochs,
+            max_drop=options.max_drop,
+            seed=options.seed,
+            callbacks=[progress],
+        )
+    result.save(options.output)
+    if options.report:
+        _write_page(options, result)
+    return _outcome(options, result)
+
+
+def _steps(options: Namespace) -> list[Any]:
+    from kerasmem.compression.prune import Prune
+    from kerasmem.compression.quantize import Quantize
+
+    steps: list[Any] = []
+    if options.prune is not None:
+        steps.append(Prune(options.prune, scope=options.prune_scope))
+    if options.quantize is not None:
+        steps.append(Quantize(options.quantize))
+    if not steps:
+        raise ConfigError("There is nothing to do. Next: add --prune or --quantize.")
+    return steps
+
+
+def _check(options: Namespace) -> None:
+    check_output(options.output, ".keras")
+    if options.report:
+        check_output(options.report, ".html")
+    wants_data = {
+        "--fine-tune-epochs": options.fine_tune_epochs,
+        "--max-drop": options.max_drop is not None,
+        "--loss": options.loss,
+        "--metric": options.metrics,
+    }
+    for name, given in wants_data.items():
+        if given and not options.data:
+            raise ConfigError(f"{name} takes data. Next: add --data.")
+
+
+def _load(options: Namespace) -> tuple[Any, Any, Any]:
+    """Return the model, the data to train on and the data to judge by, checked."""
+    from kerasmem.cli.judging import check_judging, compile_for
+    from kerasmem.files import load_model
+    from kerasmem.files.data import hold_out, load_data
+
+    model = load_model(options.model)
+    if not options.data:
+        return model, None, None
+    loaded = load_data(options.data)
+    train, test = loaded.train, loaded.test
+    compile_for(model, options.loss, options.metrics)
+    check_judging(model, train)
+    if test is None and options.fine_tune_epochs:
+        say("The data has no test split: the last tenth is held out to judge by.")
+        train, test = hold_out(train)
+    test = train if test is None else test
+    check_judging(model, test)
+    return model, train, test
+
+
+def _write_page(options: Namespace, result: Any) -> None:
+    from kerasmem.report.comparison import before_and_after
+    from kerasmem.report.page import Page, write_page
+
+    page = Page(
+        title=f"{Path(options.model).name}, compressed",
+        models=before_and_after(result.report),
+        changes=result.changes,
+        origin={"command": shlex.join(sys.argv), "seed": options.seed},
+    )
+    write_page(options.report, page)
+
+
+def _outcome(options: Namespace, result: Any) -> Outcome:
+    from kerasmem.report.comparison import before_and_after
+    from kerasmem.report.tables import comparison_table
+
+    report, changes = result.report, result.changes
+    data = {
+        "model": options.model,
+        "output": str(options.output),
+        "file_ratio": report.file_ratio,
+        "weight_ratio": report.weight_ratio,
+        "report": asdict(report),
+        "changes": [asdict(change) for change in changes],
+    }
+    changed = sum(change.changed for change in changes)
+    skipped = len(changes) - changed
+    summary = (
+        f"weights changed: {changed}, left alone: {skipped} (why: --json, --report)"
+    )
+    table = comparison_table(before_and_after(report), str(options.output))
+    return Outcome(data, (table, summary))

@@ -1,0 +1,88 @@
+"""`kerasmem distill`: a small model taught by a large one."""
+
+from argparse import Namespace
+from dataclasses import asdict
+from typing import Any
+
+from kerasmem.cli.options import (
+    add_batch_size,
+    add_command,
+    add_data,
+    add_imports,
+    add_output,
+    at_least,
+    check_output,
+)
+from kerasmem.cli.outcome import Outcome, progress_console
+
+
+def add_to(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = add_command(
+        commands, "distill", run, "Train a small model on what a large one knows."
+    )
+    parser.add_argument("teacher", metavar="TEACHER", help="a trained model file")
+    parser.add_argument("student", metavar="STUDENT", help="the model file to train")
+    add_output(parser)
+    add_data(parser, required=True)
+    parser.add_argument("--epochs", type=at_least(1), default=1, metavar="N")
+    add_batch_size(parser, default=32)
+    parser.add_argument("--temperature", type=float, default=4.0, metavar="T")
+    parser.add_argument("--seed", type=at_least(0), metavar="N")
+    add_imports(parser)
+
+
+def run(options: Namespace) -> Outcome:
+    """Train the student, write it, and return it beside its teacher."""
+    from kerasmem.compression.distill import distill
+    from kerasmem.files import save_model
+    from kerasmem.report.progress import FitProgress
+
+    check_output(options.output, ".keras")
+    teacher, student, train, test = _load(options)
+    with FitProgress("distilling", progress_console()) as progress:
+        trained = distill(
+            teacher,
+            student,
+            train,
+            epochs=options.epochs,
+            batch_size=options.batch_size,
+            temperature=options.temperature,
+            callbacks=[progress],
+            verbose=0,
+            seed=options.seed,
+        )
+    save_model(trained, options.output)
+    return _outcome(options, {"teacher": teacher, "student": trained}, test)
+
+
+def _load(options: Namespace) -> tuple[Any, Any, Any, Any]:
+    """Return teacher, student, training data and data to judge by, checked."""
+    from kerasmem.cli.judging import check_judging, compile_for
+    from kerasmem.files import load_model
+    from kerasmem.files.data import load_data
+
+    teacher, student = load_model(options.teacher), load_model(options.student)
+    loaded = load_data(options.data)
+    test = loaded.train if loaded.test is None else loaded.test
+    for model in (teacher, student):
+        compile_for(model, options.loss, options.metrics)
+        for data in (loaded.train, test):
+            check_judging(model, data)
+    return teacher, student, loaded.train, test
+
+
+def _outcome(options: Namespace, models: dict[str, Any], test: Any) -> Outcome:
+    from kerasmem.compression.measure import measure
+    from kerasmem.report.tables import comparison_table
+
+    figures = {
+        name: measure(model, test, batch_size=options.batch_size)
+        for name, model in models.items()
+    }
+    data = {
+        "teacher": options.teacher,
+        "output": str(options.output),
+        "figures": {name: asdict(figure) for name, figure in figures.items()},
+    }
+    return Outcome(data, (comparison_table(figures, str(options.output)),))

@@ -1,0 +1,76 @@
+"""A model and its data, loaded and checked against each other before any work."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+
+from kerasmem.errors import ConfigError, DataError
+from kerasmem.files.data import check_data, fit_arguments
+from kerasmem.files.data.forms import first_samples
+
+
+def compile_for(model: Any, loss: str | None, metrics: Sequence[str]) -> None:
+    """Give `model` the loss and metrics of the command line, where there are any.
+
+    Raises:
+        ConfigError: if Keras does not know one of them, or metrics come without a loss.
+    """
+    _check_names("loss", keras.losses.get, [loss] if loss else [])
+    _check_names("metric", keras.metrics.get, metrics)
+    if not loss and not metrics:
+        return
+    if not loss and not model.compiled:
+        raise ConfigError(
+            "The model was saved without a loss. Received: --metric without --loss. "
+            "Next: add --loss NAME."
+        )
+    model.compile(
+        optimizer=getattr(model, "optimizer", None) or "adam",
+        loss=loss or model.loss,
+        metrics=list(metrics) or None,
+    )
+
+
+def check_judging(model: Any, data: Any) -> None:
+    """Raise unless the model's loss and metrics can be computed on the data.
+
+    One sample is evaluated: the shapes and values that a loss takes are known to
+    nobody but the loss.
+
+    Raises:
+        ConfigError: if the model has no loss.
+        DataError: if the samples or the labels do not fit, or there are no labels.
+    """
+    check_data(model, data)
+    sample = {
+        name: keras.tree.map_structure(lambda array: array[:1], part)
+        for name, part in first_samples(data).items()
+        if part is not None
+    }
+    if "y" not in sample:
+        raise DataError("The data has no labels, and judging a model takes them.")
+    if not model.compiled:
+        raise ConfigError(
+            "The model was saved without a loss. Next: name one with --loss, and what "
+            "to measure with --metric."
+        )
+    try:
+        model.evaluate(**fit_arguments(tuple(sample.values()), 1), verbose=0)
+    except Exception as error:
+        reason = str(error).partition("\n")[0]
+        raise DataError(
+            f"The labels do not fit the model and its loss: {type(error).__name__}: "
+            f"{reason}"
+        ) from error
+
+
+def _check_names(kind: str, get: Callable[[str], object], names: Sequence[str]) -> None:
+    for name in names:
+        try:
+            get(name)
+        except ValueError as error:
+            raise ConfigError(
+                f"Keras knows no {kind} of this name. Received: --{kind} {name}. Next: "
+                "see keras.io, or --import the module that registers it."
+            ) from error

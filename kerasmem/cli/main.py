@@ -1,0 +1,90 @@
+"""From the command line to an exit code: 0 for success, 2 for bad usage or input."""
+
+import sys
+import warnings
+from argparse import Namespace
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from typing import TextIO
+
+from kerasmem.cli import compress, demo, distill, evaluate, inspect
+from kerasmem.cli.framework import importable_from_here, start_keras
+from kerasmem.cli.options import Parser
+from kerasmem.cli.outcome import Outcome
+from kerasmem.errors import KerasMemError, KerasMemWarning
+
+_COMMANDS = (demo, inspect, compress, distill, evaluate)
+_FAILED = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code.
+
+    The result goes to stdout, all else to stderr. What is wrong with the input is said
+    in one line; a mistake of our own comes with its traceback.
+
+    Args:
+        arguments: the command line without the program's name; `sys.argv` by default.
+    """
+    options = _parser().parse_args(arguments)
+    stdout = sys.stdout
+    try:
+        # Keras, the backends and the user's own modules may print: not into a result.
+        with redirect_stdout(sys.stderr), warnings.catch_warnings():
+            _say_warnings_in_one_line()
+            outcome = _run(options)
+        _show(outcome, options, stdout)
+    except KeyboardInterrupt:
+        return _fail("Interrupted. Nothing was left half-written.")
+    except (KerasMemError, OSError) as error:
+        return _fail(str(error))
+    return 0
+
+
+def _parser() -> Parser:
+    import importlib.metadata
+
+    parser = Parser(
+        prog="kerasmem",
+        description="See where the memory of a Keras 3 model goes, and make the model "
+        "smaller.",
+    )
+    version = importlib.metadata.version("kerasmem")
+    parser.add_argument("--version", action="version", version=f"kerasmem {version}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for command in _COMMANDS:
+        command.add_to(commands)
+    return parser
+
+
+def _run(options: Namespace) -> Outcome:
+    with importable_from_here():
+        start_keras(options.imports)
+        return options.run(options)
+
+
+def _show(outcome: Outcome, options: Namespace, stdout: TextIO) -> None:
+    if options.json:
+        print(outcome.to_json(), file=stdout)
+    else:
+        outcome.print_tables(stdout)
+    stdout.flush()
+
+
+def _fail(message: str) -> int:
+    print(f"kerasmem: error: {' '.join(message.split())}", file=sys.stderr)
+    return _FAILED
+
+
+def _say_warnings_in_one_line() -> None:
+    """Show our own warnings without the line of code; to be undone by the caller."""
+    default = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *rest: object) -> None:
+        if issubclass(category, KerasMemWarning):
+            print(f"kerasmem: warning: {message}", file=sys.stderr)
+        else:
+            default(message, category, *rest)  # pyright: ignore[reportArgumentType]
+
+    warnings.showwarning = show  # pyright: ignore[reportAttributeAccessIssue]
+    warnings.simplefilter("always", KerasMemWarning)

@@ -1,0 +1,116 @@
+"""Command line options that several commands share."""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from kerasmem.errors import ConfigError
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that says what is wrong in one line."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(allow_abbrev=False, **settings)
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with code 2 and one line on stderr."""
+        self.exit(2, f"{self.prog}: error: {message}. See: {self.prog} --help\n")
+
+
+def add_command(commands: Any, name: str, run: Callable, summary: str) -> Parser:
+    """Return the parser of a new command, with the options that every command has.
+
+    Args:
+        commands: what `add_subparsers` returned.
+        name: the command.
+        run: takes the parsed options and returns an `Outcome`.
+        summary: one line for `--help`.
+    """
+    parser = commands.add_parser(name, help=summary, description=summary)
+    parser.add_argument(
+        "--json", action="store_true", help="write the result to stdout as JSON"
+    )
+    parser.set_defaults(run=run, imports=[])
+    return parser
+
+
+def add_imports(parser: Parser) -> None:
+    """Add `--import`, for commands that open a model."""
+    parser.add_argument(
+        "--import",
+        dest="imports",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="import a module with the model's custom layers; repeatable",
+    )
+
+
+def add_data(parser: Parser, *, required: bool) -> None:
+    """Add `--data`, and `--loss` and `--metric` to judge by."""
+    parser.add_argument(
+        "--data",
+        required=required,
+        metavar="DATA",
+        help="an .npz with x and y, or x_train, y_train, x_test, y_test; or "
+        "package.module:function",
+    )
+    parser.add_argument("--loss", help="for a model saved without one: its Keras name")
+    parser.add_argument(
+        "--metric", dest="metrics", action="append", default=[], help="repeatable"
+    )
+
+
+def add_batch_size(parser: Parser, default: int) -> None:
+    """Add `--batch-size`."""
+    parser.add_argument(
+        "--batch-size", type=at_least(1), default=default, metavar="N", help="samples"
+    )
+
+
+def add_output(parser: Parser) -> None:
+    """Add `-o`, the model file to write."""
+    parser.add_argument(
+        "-o",
+        "--output",
+        required=True,
+        type=Path,
+        metavar="OUT",
+        help="the .keras file to write, whole or not at all",
+    )
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """Return an argparse type: a whole number not below `least`."""
+
+    def whole_number(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            number = least - 1
+        if number < least:
+            raise argparse.ArgumentTypeError(
+                f"expected a whole number from {least}, received {text!r}"
+            )
+        return number
+
+    return whole_number
+
+
+def check_output(path: Path, suffix: str) -> None:
+    """Raise unless a file can be made at `path`; long work should not end in this.
+
+    Raises:
+        ConfigError: if the suffix is another, or the folder is missing.
+    """
+    if path.suffix != suffix:
+        raise ConfigError(f"The output must end in {suffix}. Received: {str(path)!r}.")
+    if not path.parent.is_dir():
+        raise ConfigError(
+            f"There is no folder {str(path.parent)!r} for the output. Received: "
+            f"{str(path)!r}. Next: make the folder."
+        )
+    if path.is_dir():
+        raise ConfigError(f"The output is a folder. Received: {str(path)!r}.")

@@ -1,0 +1,178 @@
+"""The one verb: a model in, a smaller model and its report out."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from kerasmem.backends.seeding import seeded
+from kerasmem.compression.judge import check_drop
+from kerasmem.compression.measure import figures, latencies_ms
+from kerasmem.compression.result import CompressionResult
+from kerasmem.compression.technique import Technique
+from kerasmem.compression.techniques import as_steps
+from kerasmem.errors import ConfigError
+from kerasmem.files.data import check_data, fit_arguments, sample_count
+from kerasmem.files.load import load_model
+from kerasmem.graph.clone import clone, compile_settings
+from kerasmem.records import CompressionReport, WeightChange
+
+BATCH_SIZE = 32
+
+
+def compress(  # noqa: PLR0913 - the public entry point, see the design
+    model_or_path: Any,
+    steps: Technique | Sequence[Technique] | None = None,
+    *,
+    data: Any = None,
+    validation_data: Any = None,
+    fine_tune_epochs: int = 0,
+    target: dict[str, float] | None = None,
+    max_drop: float | None = None,
+    loss: Any = None,
+    metrics: Any = None,
+    custom_objects: dict[str, Any] | None = None,
+    seed: int | None = None,
+    batch_size: int = BATCH_SIZE,
+    callbacks: Sequence[Any] | None = None,
+) -> CompressionResult:
+    """Return a smaller model, and what it costs and how well it does before and after.
+
+    The techniques are applied in order to a copy; what is handed in is not touched.
+
+    Args:
+        model_or_path: a built `keras.Model`, or the path of a `.keras` or `.h5` file.
+        steps: one technique or several.
+        data: samples to fine-tune on: `(x, y)`, `(x, y, sample_weight)`, a
+            `tf.data.Dataset`, a `keras.utils.PyDataset`.
+        validation_data: samples to judge by; without them no metric is measured.
+        fine_tune_epochs: epochs of training on `data` after every technique that
+            leaves the model trainable, with the model's own optimizer settings, loss
+            and metrics. What a technique removed stays removed.
+        target: budgets to search for; not in this version, give `steps`.
+        max_drop: most that the first metric may get worse, as a difference (0.005 is
+            half a point of accuracy); needs `validation_data`.
+        loss: loss to use in place of the model's own.
+        metrics: metrics to use in place of the model's own.
+        custom_objects: the user's own layers and functions by name, for a path.
+        seed: makes fine-tuning repeatable.
+        batch_size: samples per batch, where `data` is not batched already.
+        callbacks: Keras callbacks for the fine-tuning.
+
+    Raises:
+        ConfigError: if the arguments do not fit together.
+        DataError: if the data does not fit the model.
+        ModelError: if a technique finds nothing to do.
+        ModelFileError: if the file cannot be loaded.
+        AccuracyDropError: if the metric drops by more than `max_drop`.
+    """
+    chosen = as_steps(steps)
+    _check(chosen, data, fine_tune_epochs, target)
+    original = _open(model_or_path, custom_objects)
+    for samples in (data, validation_data):
+        if samples is not None:
+            check_data(original, samples)
+    _compile(original, loss, metrics)
+    result = clone(original)
+    with seeded(seed):
+        fit = {**fit_arguments(data, batch_size), "epochs": fine_tune_epochs}
+        fit |= {"callbacks": list(callbacks or ()), "verbose": 0}
+        changes = _apply(result, chosen, fit if fine_tune_epochs else None)
+    # Anew: the weights are others now, and the slots of the old ones are in the way.
+    if original.compiled:
+        result.compile(**(compile_settings(original) or {}))
+    report = _report(original, result, chosen, (validation_data, batch_size))
+    check_drop(report, max_drop)
+    return CompressionResult(result, report, tuple(changes))
+
+
+def _check(
+    steps: tuple[Technique, ...], data: Any, epochs: int, target: Any
+) -> None:
+    if target is not None:
+        raise ConfigError(
+            "Searching for a target is not in this version of kerasmem. Give the "
+            f"techniques as steps instead. Received: target={target!r}."
+        )
+    if epochs < 0:
+        raise ConfigError(
+            f"fine_tune_epochs is 0 or more. Received: fine_tune_epochs={epochs}."
+        )
+    if epochs and data is None:
+        raise ConfigError(
+            "Fine-tuning needs samples with labels: give data=(x, y). Received: "
+            f"fine_tune_epochs={epochs}, data=None."
+        )
+    if epochs and not any(step.trains_on for step in steps):
+        raise ConfigError(
+            "None of the steps leaves the model trainable, so there is nothing to "
+            f"fine-tune. Received: fine_tune_epochs={epochs}, steps="
+            f"{[step.name for step in steps]}."
+        )
+
+
+def _open(model_or_path: Any, custom_objects: Any) -> Any:
+    """Return a model of our own to work on."""
+    if isinstance(model_or_path, keras.Model):
+        return clone(model_or_path)
+    if isinstance(model_or_path, str | Path):
+        return load_model(model_or_path, custom_objects)
+    raise ConfigError(
+        "Expected a keras.Model or the path of a saved one. Received: "
+        f"model_or_path={model_or_path!r}."
+    )
+
+
+def _compile(model: Any, loss: Any, metrics: Any) -> None:
+    """Compile `model` anew, with a loss and metrics of the caller's if given."""
+    settings = compile_settings(model) or {}
+    if loss is not None:
+        settings["loss"] = loss
+    if metrics is not None:
+        settings["metrics"] = metrics
+    if settings.get("loss") is not None:
+        model.compile(**{"optimizer": "adam", **settings})
+    elif metrics is not None:
+        raise ConfigError(
+            f"The model {model.name!r} was saved without a loss. Give loss= beside "
+            "metrics=."
+        )
+
+
+def _apply(
+    model: Any, steps: tuple[Technique, ...], fit: dict[str, Any] | None
+) -> list[WeightChange]:
+    """Apply `steps` to `model` in place, with a `fit` after those that allow it."""
+    if fit and not model.compiled:
+        raise ConfigError(
+            f"The model {model.name!r} was saved without a loss, so it cannot be "
+            "fine-tuned. Give loss= (--loss on the command line)."
+        )
+    changes = []
+    for done, step in enumerate(steps, start=1):
+        changes += step.apply(model)
+        if fit and step.trains_on:
+            with ExitStack() as scopes:
+                for earlier in steps[:done]:
+                    scopes.enter_context(earlier.preserved(model))
+                model.fit(**fit)
+    return changes
+
+
+def _report(
+    original: Any,
+    result: Any,
+    steps: tuple[Technique, ...],
+    judge: tuple[Any, int],
+) -> CompressionReport:
+    data, batch_size = judge
+    before, after = latencies_ms([original, result], data, batch_size)
+    count = None if data is None else sample_count(data)
+    return CompressionReport(
+        before=figures(original, data, batch_size, before, stored=True),
+        after=figures(result, data, batch_size, after),
+        steps=tuple(step.to_json() for step in steps),
+        samples=count or 0,
+    )

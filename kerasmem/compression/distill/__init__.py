@@ -1,0 +1,6 @@
+"""Distillation: a small model learns from a large one."""
+
+from kerasmem.compression.distill.distill import distill
+from kerasmem.compression.distill.distiller import Distiller
+
+__all__ = ["Distiller", "distill"]

@@ -1,0 +1,138 @@
+"""Teaching a small model what a large one knows."""
+
+from typing import Any
+
+from kerasmem.backends.seeding import seeded
+from kerasmem.compression.distill.check import (
+    check_epochs,
+    check_models,
+    check_numbers,
+)
+from kerasmem.compression.distill.distiller import (
+    HARD_WEIGHT,
+    TEMPERATURE,
+    Distiller,
+)
+
+from kerasmem.errors import ConfigError
+from kerasmem.files.data import check_data, fit_arguments, sample_inputs
+from kerasmem.files.data.forms import first_samples
+from kerasmem.graph.clone import clone, compile_settings
+
+
+def distill(  # noqa: PLR0913  (the public entry point of the contract)
+    teacher: Any,
+    student: Any,
+    data: Any,
+    *,
+    epochs: int = 1,
+    batch_size: int = 32,
+    temperature: float = TEMPERATURE,
+    hard_weight: float = HARD_WEIGHT,
+    validation_data: Any = None,
+    loss: Any = None,
+    optimizer: Any = None,
+    callbacks: Any = None,
+    verbose: Any = "auto",
+    seed: int | None = None,
+) -> Any:
+    """Return a trained copy of `student`, a plain model without a trace of `teacher`.
+
+    Every batch, the student is told how far it is from the labels and from the
+    teacher's answers (see `Distiller` for the loss and what is compared). Both models
+    are left as they are; a teacher without weights gets them from its first batch.
+
+    Args:
+        teacher: a trained model.
+        student: the model to train, from the weights that it has.
+        data: `x` (then only the teacher teaches), `(x, y)`, `(x, y, sample_weight)`, a
+            `tf.data.Dataset` or a `keras.utils.PyDataset`.
+        epochs: passes over the data, at least 1.
+        batch_size: samples per step, where the data is not batched already.
+        temperature: above 0; 2 to 8 suits most classifiers.
+        hard_weight: share of the labels in the loss, in [0, 1].
+        validation_data: data of the same forms, judged after every epoch.
+        loss: the student's loss on the labels, instead of its compiled one.
+        optimizer: instead of the student's compiled one; its name or a
+            `keras.optimizers.Optimizer`, of which a copy is used.
+        callbacks: Keras callbacks. What they save is the student.
+        verbose: as in `keras.Model.fit`.
+        seed: makes shuffling and dropout repeatable.
+
+    Returns:
+        The trained student, compiled with its own or the given loss and optimizer and
+        with its own metrics. Its `history` holds what each epoch reported.
+
+    Raises:
+        ConfigError: if an argument has a value that cannot be used, or the student has
+            no loss.
+        DataError: if the data does not fit the models.
+        ModelError: if teacher and student do not fit each other.
+
+    Example:
+        >>> student = km.distill(teacher, student, (x, y), epochs=5)  # doctest: +SKIP
+    """
+    check_models(teacher, student)
+    check_numbers(temperature, hard_weight)
+    check_epochs(epochs)
+    for model in (teacher, student):
+        check_data(model, data)
+    if not teacher.built:
+        teacher(sample_inputs(data, 1))
+    with seeded(seed):
+        trained = _copy(student, loss, optimizer)
+        distiller = Distiller(
+            teacher, trained, temperature=temperature, hard_weight=hard_weight
+        )
+        distiller.compile(**_settings(trained, data))
+        history = distiller.fit(
+            **fit_arguments(data, batch_size),
+            **_validation(validation_data, batch_size),
+            epochs=epochs,
+            callbacks=callbacks,
+            verbose=verbose,
+        )
+    history.set_model(trained)  # it would keep the teacher alive
+    trained.history = history
+    return trained
+
+
+def _copy(student: Any, loss: Any, optimizer: Any) -> Any:
+    """Return a copy of the student, compiled as it will be when handed back."""
+    trained = clone(student)
+    given = {"loss": loss, "optimizer": optimizer}
+    chosen = {name: value for name, value in given.items() if value is not None}
+    if not (student.compiled or loss is not None):
+        raise ConfigError(
+            f"The student {student.name!r} is not compiled, so it has no loss. "
+            "Received: loss=None. Next: compile it, or hand in loss=."
+        )
+    if chosen:
+        defaults = compile_settings(student) or {"optimizer": "adam"}
+        trained.compile(**(defaults | chosen))
+        # Once more, so that the optimizer is a copy of the caller's.
+        trained.compile(**(compile_settings(trained) or {}))
+    return trained
+
+
+def _settings(trained: Any, data: Any) -> dict[str, Any]:
+    """Return what the distiller is compiled with: nothing that needs labels we lack."""
+    settings = compile_settings(trained) or {}
+    if first_samples(data).get("y") is None:
+        settings |= {"loss": None, "loss_weights": None}
+        settings |= {"metrics": None, "weighted_metrics": None}
+    return settings
+
+
+def _validation(data: Any, batch_size: int) -> dict[str, Any]:
+    """Return the arguments that give validation data to `fit`."""
+    if data is None:
+        return {}
+    arguments = fit_arguments(data, batch_size)
+    if "batch_size" not in arguments:
+        return {"validation_data": data}
+    names = ("x", "y", "sample_weight")
+    return {
+        "validation_data": tuple(arguments.get(name) for name in names),
+        "validation_batch_size": batch_size,
+    }

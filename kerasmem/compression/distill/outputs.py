@@ -1,0 +1,142 @@
+"""What a model's outputs are: probabilities, logits or plain values."""
+
+import enum
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+
+_PASSING = (
+    keras.layers.Dropout,
+    keras.layers.Flatten,
+    keras.layers.Identity,
+    keras.layers.Reshape,
+)
+
+
+class Form(enum.Enum):
+    """What the numbers of one output are."""
+
+    SOFTMAX = "class probabilities"
+    SIGMOID = "independent probabilities"
+    LINEAR = "unbounded values"
+    UNKNOWN = "unknown"
+
+
+class Task(enum.Enum):
+    """What one output is trained for, as its loss tells."""
+
+    CATEGORICAL = "one class of several"
+    BINARY = "yes or no for every entry"
+    REGRESSION = "values"
+    UNKNOWN = "unknown"
+
+
+_TASKS = {
+    "crossentropy": Task.CATEGORICAL,
+    "ce": Task.CATEGORICAL,
+    "categoricalcrossentropy": Task.CATEGORICAL,
+    "sparsecategoricalcrossentropy": Task.CATEGORICAL,
+    "categoricalfocalcrossentropy": Task.CATEGORICAL,
+    "kldivergence": Task.CATEGORICAL,
+    "binarycrossentropy": Task.BINARY,
+    "binaryfocalcrossentropy": Task.BINARY,
+    "meansquarederror": Task.REGRESSION,
+    "meanabsoluteerror": Task.REGRESSION,
+    "meansquaredlogarithmicerror": Task.REGRESSION,
+    "meanabsolutepercentageerror": Task.REGRESSION,
+    "huber": Task.REGRESSION,
+    "logcosh": Task.REGRESSION,
+    "cosinesimilarity": Task.REGRESSION,
+    "poisson": Task.REGRESSION,
+}
+
+
+@dataclass(frozen=True)
+class Output:
+    """One output of a model."""
+
+    form: Form
+    task: Task
+
+
+def describe_outputs(model: Any, loss: Any, values: Any) -> list[Output]:
+    """Return what each output of `model` is, in flattened order.
+
+    Where the graph does not tell the form (a subclassed model, an unusual last
+    layer), the loss does: one that takes logits means logits.
+
+    Args:
+        model: a `keras.Model`.
+        loss: the loss that it is compiled with, or a dict or list of them, or None.
+        values: what the model returned for a batch: a tensor, or a dict or list.
+    """
+    losses = _loss_of_each(model, loss, values)
+    tensors = getattr(model, "outputs", None) or [None] * len(losses)
+    return [_describe(*pair) for pair in zip(tensors, losses, strict=True)]
+
+
+def _loss_of_each(model: Any, loss: Any, values: Any) -> list[Any]:
+    count = len(keras.tree.flatten(values))
+    if isinstance(loss, dict):
+        return [loss.get(name) for name in _names(model, values, count)]
+    if isinstance(loss, (list, tuple)):
+        return list(loss) if len(loss) == count else [loss[0]] * count
+    return [loss] * count
+
+
+def _names(model: Any, values: Any, count: int) -> list[str]:
+    if isinstance(values, dict):
+        return [str(path[-1]) for path, _ in keras.tree.flatten_with_path(values)]
+    return list(getattr(model, "output_names", None) or [""] * count)
+
+
+def _describe(tensor: Any, loss: Any) -> Output:
+    task = _task(loss)
+    form = Form.UNKNOWN if tensor is None else _form_in_graph(tensor)
+    if form is Form.UNKNOWN:
+        form = _form_by_loss(loss, task)
+    return Output(form, task)
+
+
+def _form_in_graph(tensor: Any) -> Form:
+    operation, inputs, index = _producer(tensor)
+    if isinstance(operation, keras.Model) and getattr(operation, "outputs", None):
+        return _form_in_graph(operation.outputs[index])
+    if isinstance(operation, keras.layers.TimeDistributed):
+        operation = operation.layer
+    # `keras.ops.softmax` on a symbolic tensor becomes an operation of that name.
+    function = getattr(operation, "activation", None) or type(operation)
+    name = getattr(function, "__name__", "").lower()
+    passes = isinstance(operation, keras.layers.Activation) and name == "linear"
+    if inputs and (passes or isinstance(operation, _PASSING)):
+        return _form_in_graph(inputs[0])
+    forms = {"softmax": Form.SOFTMAX, "sigmoid": Form.SIGMOID, "linear": Form.LINEAR}
+    return forms.get(name, Form.UNKNOWN)
+
+
+def _producer(tensor: Any) -> tuple[Any, list[Any], int]:
+    """Return the operation that made a symbolic tensor, its inputs, and which output.
+
+    Keras has no public way from a symbolic tensor back to its operation.
+    """
+    history = tensor._keras_history
+    node = history.operation._inbound_nodes[history.node_index]
+    return history.operation, list(node.input_tensors), history.tensor_index
+
+
+def _form_by_loss(loss: Any, task: Task) -> Form:
+    if task is Task.UNKNOWN:
+        return Form.UNKNOWN
+    if task is Task.REGRESSION or getattr(loss, "from_logits", False):
+        return Form.LINEAR
+    return Form.SOFTMAX if task is Task.CATEGORICAL else Form.SIGMOID
+
+
+def _task(loss: Any) -> Task:
+    """Return the task of a loss given as text, function or object."""
+    if isinstance(loss, str) and loss.lower() in _TASKS:
+        return _TASKS[loss.lower()]
+    known = keras.losses.get(loss)
+    name = getattr(known, "__name__", None) or type(known).__name__
+    return _TASKS.get(name.replace("_", "").lower(), Task.UNKNOWN)

@@ -1,0 +1,51 @@
+"""Whether a compressed model still does its job."""
+
+from kerasmem.errors import AccuracyDropError, ConfigError
+from kerasmem.records import CompressionReport, ModelFigures
+
+_BETTER_IF_HIGHER = ("acc", "auc", "precision", "recall", "f1", "iou", "r2", "score")
+
+
+def check_drop(report: CompressionReport, max_drop: float | None) -> None:
+    """Raise if the first metric got worse by more than `max_drop`.
+
+    Args:
+        report: figures before and after.
+        max_drop: most that is allowed, as a difference; None allows anything.
+
+    Raises:
+        AccuracyDropError: if it got worse by more.
+        ConfigError: if no metric was measured, or `max_drop` is negative.
+    """
+    if max_drop is None:
+        return
+    if max_drop < 0:
+        raise ConfigError(
+            f"max_drop is a difference of 0 or more. Received: max_drop={max_drop}."
+        )
+    name = first_metric(report.before)
+    if name is None:
+        raise ConfigError(
+            "max_drop needs samples with labels to judge by (validation_data, --data) "
+            "and a model with a loss or metrics (loss=, --loss). "
+            f"Received: max_drop={max_drop}."
+        )
+    before, after = report.before.metrics[name], report.after.metrics[name]
+    drop = before - after if is_better_if_higher(name) else after - before
+    # Written so that a metric of NaN is a drop.
+    if not drop <= max_drop:
+        raise AccuracyDropError(
+            f"{name} went from {before:.4f} to {after:.4f}, which is worse than "
+            f"max_drop={max_drop} allows. Prune less, or fine-tune longer."
+        )
+
+
+def first_metric(figures: ModelFigures) -> str | None:
+    """Return the name of the first metric, of the loss if there is no metric."""
+    names = [name for name in figures.metrics if not name.endswith("loss")]
+    return next(iter([*names, *figures.metrics]), None)
+
+
+def is_better_if_higher(name: str) -> bool:
+    """Return True for a metric like accuracy, False for one like an error."""
+    return any(part in name.lower() for part in _BETTER_IF_HIGHER)

@@ -1,0 +1,131 @@
+"""The figures of a model: its file, its weights, its speed, its metrics."""
+
+import math
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from kerasmem.compression.quantize.layer import int8_variables
+from kerasmem.files.data import fit_arguments, sample_inputs
+from kerasmem.files.save import save_model, save_stored
+from kerasmem.memory.activations import peak_activation_bytes
+from kerasmem.records import ModelFigures
+
+_WARM_UPS, _RUNS, _SECONDS = 2, 20, 3.0
+
+
+def measure(
+    model: Any,
+    validation_data: Any = None,
+    batch_size: int = 32,
+    *,
+    stored: bool = False,
+) -> ModelFigures:
+    """Return the figures of `model`.
+
+    Args:
+        model: a built model; metrics are measured only if it is compiled.
+        validation_data: samples to judge it by, with labels; None for no metrics.
+        batch_size: samples per batch, for the metrics and the latency.
+        stored: True for the size of the file as Keras itself writes it, False for
+            the deflated file of `km.save_model`.
+    """
+    (latency,) = latencies_ms([model], validation_data, batch_size)
+    return figures(model, validation_data, batch_size, latency, stored=stored)
+
+
+def figures(
+    model: Any,
+    validation_data: Any,
+    batch_size: int,
+    latency_ms: float | None,
+    *,
+    stored: bool = False,
+) -> ModelFigures:
+    """Return the figures of `model` with a latency that was measured already."""
+    counted = _logical_weights(model)
+    return ModelFigures(
+        file_bytes=_file_bytes(model, save_stored if stored else save_model),
+        weight_bytes=sum(_nbytes(variable) for variable in model.weights),
+        parameters=sum(math.prod(variable.shape) for variable in counted),
+        nonzero=sum(_nonzero(variable) for variable in counted),
+        activation_peak_bytes=peak_activation_bytes(model),
+        latency_ms=latency_ms,
+        latency_batch_size=None if latency_ms is None else batch_size,
+        metrics=evaluate(model, validation_data, batch_size),
+    )
+
+
+def evaluate(model: Any, data: Any, batch_size: int = 32) -> dict[str, float]:
+    """Return the loss and metrics of `model` on `data`, empty if there are no labels."""
+    if data is None or not model.compiled:
+        return {}
+    arguments = fit_arguments(data, batch_size)
+    if "batch_size" in arguments and arguments.get("y") is None:
+        return {}
+    found = model.evaluate(**arguments, verbose=0, return_dict=True)
+    return {name: float(value) for name, value in found.items()}
+
+
+def latencies_ms(
+    models: Sequence[Any], data: Any = None, batch_size: int = 32
+) -> list[float | None]:
+    """Return the median time of one batch through each of `models`, in milliseconds.
+
+    The models take turns, so that a machine that changes its speed does so for all.
+    None where a model's input has no fixed shape and no data tells one.
+    """
+    inputs = _some_inputs(models[0], data, batch_size)
+    if inputs is None:
+        return [None for _ in models]
+    times: list[list[float]] = [[] for _ in models]
+    for run in range(-_WARM_UPS, _RUNS):
+        for model, found in zip(models, times, strict=True):
+            begin = time.perf_counter()
+            model.predict_on_batch(inputs)
+            if run >= 0:
+                found.append(1e3 * (time.perf_counter() - begin))
+        if sum(map(sum, times)) > 1e3 * _SECONDS * len(models) and run >= 2:
+            break
+    return [statistics.median(found) for found in times]
+
+
+def _some_inputs(model: Any, data: Any, batch_size: int) -> Any:
+    if data is not None:
+        return sample_inputs(data, batch_size)
+    inputs = getattr(model, "inputs", None)
+    if not inputs or any(None in tensor.shape[1:] for tensor in inputs):
+        return None
+    arrays = {
+        t.name: np.zeros((batch_size, *t.shape[1:]), keras.backend.standardize_dtype(t.dtype))
+        for t in inputs
+    }
+    return arrays if len(arrays) > 1 else next(iter(arrays.values()))
+
+
+def _file_bytes(model: Any, save: Callable[..., None]) -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.keras"
+        save(model, path)
+        return path.stat().st_size
+
+
+def _logical_weights(model: Any) -> list[Any]:
+    """Return the weights without the scales that int8 codes come with."""
+    scales = {id(variable.scales) for variable in int8_variables(model)}
+    return [variable for variable in model.weights if id(variable) not in scales]
+
+
+def _nonzero(variable: Any) -> int:
+    return int(np.count_nonzero(keras.ops.convert_to_numpy(variable)))
+
+
+def _nbytes(variable: Any) -> int:
+    dtype = np.dtype(keras.backend.standardize_dtype(variable.dtype))
+    return math.prod(variable.shape) * dtype.itemsize

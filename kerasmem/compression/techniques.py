@@ -1,0 +1,49 @@
+"""The one table of techniques, and their way to plain data and back."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from kerasmem.compression.prune import Prune
+from kerasmem.compression.quantize import Quantize
+from kerasmem.compression.technique import Technique
+from kerasmem.errors import ConfigError
+
+TECHNIQUES: dict[str, type[Technique]] = {"prune": Prune, "quantize": Quantize}
+
+
+def from_json(config: dict[str, Any]) -> Technique:
+    """Return the technique that `Technique.to_json` told.
+
+    Raises:
+        ConfigError: if the technique or one of its arguments is unknown.
+
+    Example:
+        >>> from_json({"technique": "quantize", "scheme": "int8"})
+        Quantize(scheme='int8')
+    """
+    arguments = dict(config)
+    name = arguments.pop("technique", None)
+    if name not in TECHNIQUES:
+        raise ConfigError(
+            f"A technique is one of {', '.join(TECHNIQUES)}. Received: technique={name!r}."
+        )
+    try:
+        return TECHNIQUES[name](**arguments)
+    except TypeError as error:
+        raise ConfigError(f"Wrong arguments for {name!r}: {error}.") from error
+
+
+def as_steps(steps: Technique | Sequence[Technique] | None) -> tuple[Technique, ...]:
+    """Return one or several techniques as a tuple.
+
+    Raises:
+        ConfigError: if there is none, or something else among them.
+    """
+    given = (steps,) if isinstance(steps, Technique) else tuple(steps or ())
+    wrong = [step for step in given if not isinstance(step, Technique)]
+    if wrong or not given:
+        raise ConfigError(
+            "The steps of compress are one or more techniques, such as "
+            f"[Prune(0.8), Quantize('int8')]. Received: steps={steps!r}."
+        )
+    return given

@@ -1,0 +1,28 @@
+"""Samples: read from a file or a function, checked against a model, handed to `fit`.
+
+Everything that takes data takes the same forms: `x`, `(x, y)`,
+`(x, y, sample_weight)`, a `tf.data.Dataset`, a `keras.utils.PyDataset`, or any other
+iterable of batches. `x` and `y` are an array, or a dict or list of arrays for models
+with several inputs or outputs.
+"""
+
+from kerasmem.files.data.check import check_data
+from kerasmem.files.data.forms import (
+    fit_arguments,
+    hold_out,
+    is_array_data,
+    sample_count,
+    sample_inputs,
+)
+from kerasmem.files.data.source import LoadedData, load_data
+
+__all__ = [
+    "LoadedData",
+    "check_data",
+    "fit_arguments",
+    "hold_out",
+    "is_array_data",
+    "load_data",
+    "sample_count",
+    "sample_inputs",
+]

@@ -1,0 +1,110 @@
+"""Do these samples fit this model? One clear line if they do not."""
+
+import re
+from typing import Any
+
+import numpy as np
+
+from kerasmem.errors import DataError
+from kerasmem.files.data.forms import first_samples, named_leaves
+
+_NUMERIC = re.compile(r"int|float|bool|complex")  # in the dtype names of any framework
+
+
+def check_data(model: Any, data: Any) -> None:
+    """Raise unless the samples are numbers of equal count that fit the model's inputs.
+
+    Batched data is judged by its first batch. A subclassed model names no inputs, so
+    its shapes are not checked.
+
+    Args:
+        model: a `keras.Model`.
+        data: samples in any of the forms that `kerasmem.files.data` lists.
+
+    Raises:
+        DataError: with the name of the input, the model's shape and the data's shape.
+    """
+    parts = first_samples(data)
+    arrays = {
+        f"{part}_{name}" if name else part: array
+        for part, structure in parts.items()
+        if structure is not None
+        for name, array in named_leaves(structure).items()
+        if array is not None
+    }
+    check_lengths(arrays)
+    if getattr(model, "inputs", None):
+        for tensor, array in _by_input(model, parts["x"]):
+            if array is not None:  # an optional input
+                _check_input(tensor, array)
+
+
+def check_lengths(arrays: dict[str, Any]) -> None:
+    """Raise unless all arrays hold the same number of samples, at least one.
+
+    Raises:
+        DataError: with every array's length.
+    """
+    for name, array in arrays.items():
+        if not np.shape(array):
+            raise DataError(
+                f"An array of samples has one row per sample. Received: {name} "
+                f"= {array!r}, which has no rows."
+            )
+    lengths = {name: len(array) for name, array in arrays.items()}
+    received = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+    if len(set(lengths.values())) > 1:
+        raise DataError(
+            "All arrays of samples must have the same length. Received: "
+            f"{received} samples."
+        )
+    if 0 in lengths.values():
+        raise DataError(f"The data is empty. Received: {received} samples.")
+
+
+def _by_input(model: Any, x: Any) -> list[tuple[Any, Any]]:
+    """Return `(input tensor of the model, array)` pairs, matched as Keras does."""
+    inputs = list(model.inputs)
+    given = named_leaves(x)
+    wanted = [tensor.name for tensor in inputs]
+    if isinstance(x, dict):
+        missing = [name for name in wanted if name not in given]
+        if missing:
+            raise DataError(
+                f"The model's inputs are named {wanted}. Received: data named "
+                f"{list(given)}; {missing} missing. Next: name the data after the "
+                "inputs."
+            )
+        return [(t, given[name]) for t, name in zip(inputs, wanted, strict=True)]
+    if len(given) != len(inputs):
+        raise DataError(
+            f"The model has {len(inputs)} inputs, {wanted}. Received: "
+            f"{len(given)} arrays of x."
+        )
+    return list(zip(inputs, given.values(), strict=True))
+
+
+def _check_input(tensor: Any, array: Any) -> None:
+    shape = tuple(np.shape(array))
+    if not _fits(tuple(tensor.shape), shape):
+        raise DataError(
+            f"The data does not fit input {tensor.name!r} of the model, which takes "
+            f"shape {tuple(tensor.shape)}. Received: x of shape {shape}."
+        )
+    dtype = str(getattr(array, "dtype", np.asarray(array).dtype))
+    if tensor.dtype != "string" and not _NUMERIC.search(dtype):
+        raise DataError(
+            f"Input {tensor.name!r} of the model takes numbers ({tensor.dtype}). "
+            f"Received: x of dtype {dtype}."
+        )
+
+
+def _fits(expected: tuple[int | None, ...], shape: tuple[int, ...]) -> bool:
+    """Return True if Keras would take `shape`: it adds or drops a last axis of 1."""
+    if len(shape) == len(expected) + 1 and shape[-1] == 1:
+        shape = shape[:-1]
+    elif len(shape) == len(expected) - 1 and expected[-1] == 1:
+        shape = (*shape, 1)
+    return len(shape) == len(expected) and all(
+        want in {None, size} for want, size in zip(expected, shape, strict=True)
+    )

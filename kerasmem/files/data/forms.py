@@ -1,0 +1,152 @@
+"""The forms in which samples come, and what each becomes for `model.fit`."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import keras
+
+from kerasmem.errors import DataError
+
+_ARGUMENTS = ("x", "y", "sample_weight")
+
+
+def fit_arguments(data: Any, batch_size: int = 32) -> dict[str, Any]:
+    """Return the keyword arguments that give `data` to `fit` and `evaluate`.
+
+    Args:
+        data: samples in any of the forms that `kerasmem.files.data` lists.
+        batch_size: samples per batch; left out where the data is already batched.
+
+    Raises:
+        DataError: if `data` is none of the forms.
+
+    Example:
+        >>> fit_arguments((x, y), batch_size=64)  # doctest: +SKIP
+        {'x': x, 'y': y, 'batch_size': 64}
+    """
+    if not is_array_data(data):
+        return {"x": data}
+    return {**_named(data), "batch_size": batch_size}
+
+
+def is_array_data(data: Any) -> bool:
+    """Return True for arrays in memory, False for batches that are iterated over.
+
+    Raises:
+        DataError: if `data` is neither.
+    """
+    if _is_array(data) or isinstance(data, (tuple, list, dict)):
+        return True
+    if isinstance(data, (keras.utils.PyDataset, Iterable)) and not isinstance(
+        data, (str, bytes)
+    ):
+        return False
+    raise DataError(
+        "Data is x, (x, y), (x, y, sample_weight), a tf.data.Dataset or a "
+        f"keras.utils.PyDataset. Received: data={data!r} of type "
+        f"{type(data).__name__}."
+    )
+
+
+def sample_count(data: Any) -> int | None:
+    """Return the number of samples, or None where only a pass over them would tell."""
+    if not is_array_data(data):
+        return None
+    return len(_leaves(_named(data)["x"])[0])
+
+
+def sample_inputs(data: Any, count: int) -> Any:
+    """Return the inputs of the first samples, at most `count` of them, as NumPy arrays.
+
+    Batched data gives at most its first batch. The structure is that of `x`.
+
+    Raises:
+        DataError: if the data is empty, or is a generator, which can be read only once.
+    """
+    x = _named(data)["x"] if is_array_data(data) else _first_batch(data)[0]
+    return keras.tree.map_structure(
+        lambda array: keras.ops.convert_to_numpy(array[:count]), x
+    )
+
+
+def hold_out(data: Any, fraction: float = 0.1) -> tuple[tuple, tuple]:
+    """Return `(train, held_out)`, the last `fraction` of the samples held out.
+
+    No shuffling: the same data always gives the same split.
+
+    Args:
+        data: `x`, `(x, y)` or `(x, y, sample_weight)` of at least two samples.
+        fraction: share to hold out, in (0, 1); at least one sample is held out.
+
+    Raises:
+        DataError: if the data is not in arrays, or has fewer than two samples.
+    """
+    if not is_array_data(data):
+        raise DataError(
+            "Samples can be held out only from arrays, not from "
+            f"{type(data).__name__}. Next: hand in validation data of its own."
+        )
+    count = sample_count(data) or 0
+    if count < 2:
+        raise DataError(
+            f"Holding samples out takes at least 2 of them. Received: {count}."
+        )
+    start = count - max(1, int(count * fraction))
+    return _cut(data, slice(None, start)), _cut(data, slice(start, None))
+
+
+def first_samples(data: Any) -> dict[str, Any]:
+    """Return `x`, `y`, `sample_weight` of all arrays, or of the first batch."""
+    if is_array_data(data):
+        return _named(data)
+    batch = _first_batch(data)
+    return dict(zip(_ARGUMENTS, batch, strict=True))
+
+
+def named_leaves(part: Any) -> dict[str, Any]:
+    """Return the arrays of a structure by their path; `""` for a single array."""
+    pairs = keras.tree.flatten_with_path(part)
+    return {".".join(str(key) for key in path): leaf for path, leaf in pairs}
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "shape") and (
+        hasattr(value, "dtype") or hasattr(value, "__array__")
+    )
+
+
+def _named(data: Any) -> dict[str, Any]:
+    parts = data if isinstance(data, tuple) else (data,)
+    if not 1 <= len(parts) <= len(_ARGUMENTS) or not _leaves(parts[0]):
+        raise DataError(
+            "A tuple of data is (x,), (x, y) or (x, y, sample_weight), with arrays "
+            f"in x. Received: a tuple of {len(parts)}. Next: several inputs go into a "
+            "dict or a list."
+        )
+    given = zip(_ARGUMENTS, parts, strict=False)
+    return {name: part for name, part in given if part is not None}
+
+
+def _first_batch(data: Any) -> tuple[Any, Any, Any]:
+    if isinstance(data, Iterator):
+        raise DataError(
+            "A generator can be read only once, and its samples are needed twice. "
+            f"Received: {type(data).__name__}. Next: hand in arrays, a tf.data.Dataset "
+            "or a keras.utils.PyDataset."
+        )
+    batches = iter([data[0]]) if isinstance(data, keras.utils.PyDataset) else iter(data)
+    batch = next(batches, None)
+    if batch is None:
+        raise DataError(f"The data is empty. Received: {type(data).__name__}.")
+    return keras.utils.unpack_x_y_sample_weight(batch)
+
+
+def _cut(data: Any, rows: slice) -> tuple:
+    return tuple(
+        keras.tree.map_structure(lambda array: array[rows], part)
+        for part in _named(data).values()
+    )
+
+
+def _leaves(part: Any) -> list[Any]:
+    return [leaf for leaf in keras.tree.flatten(part) if leaf is not None]

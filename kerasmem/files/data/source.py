@@ -1,0 +1,140 @@
+"""Samples from an `.npz` file, or from a function named `package.module:function`."""
+
+import importlib
+import re
+import zipfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kerasmem.errors import DataError
+from kerasmem.files.data.check import check_lengths
+from kerasmem.files.data.forms import is_array_data
+
+_KEY = re.compile(r"(x|y|sample_weight)(?:_(train|test))?(?:_(.+))?")
+_FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+_ADVICE = (
+    "Next: write it with numpy.savez, with the arrays x and y, or x_train, y_train, "
+    "x_test and y_test."
+)
+
+
+@dataclass(frozen=True)
+class LoadedData:
+    """Samples to train on and samples to judge by.
+
+    Args:
+        train: samples in any of the forms that `kerasmem.files.data` lists.
+        test: the same, or None where the source has no test split.
+    """
+
+    train: Any
+    test: Any = None
+
+
+def load_data(spec: str | Path) -> LoadedData:
+    """Return the samples that a path or a function's name stands for.
+
+    An `.npz` file holds `x`, and if wanted `y` and `sample_weight`. A train and a test
+    split are `x_train`, `y_train`, `x_test`, `y_test`. Several inputs or outputs are
+    `x_NAME` and `y_NAME`, in a split `x_train_NAME`, and come as dicts. Other arrays
+    in the file are left alone. Nothing is ever unpickled.
+
+    A function takes no arguments and returns a dataset, `(x, y)`, a `LoadedData`, or
+    `(train, test)` with two tuples or two datasets.
+
+    Args:
+        spec: path of an `.npz` file, or `"package.module:function"`.
+
+    Raises:
+        DataError: if there is no such file or function, or it does not hold samples.
+    """
+    path = Path(spec)
+    if not path.exists() and _FUNCTION.fullmatch(str(spec)):
+        return _from_function(str(spec))
+    return _from_npz(path)
+
+
+def _from_function(spec: str) -> LoadedData:
+    module_name, name = spec.split(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise DataError(
+            f"Cannot import the data function {spec!r}: {error}."
+        ) from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise DataError(
+            f"Module {module_name!r} has no function {name!r}. Received: data={spec!r}."
+        )
+    return _split(function())
+
+
+def _split(data: Any) -> LoadedData:
+    if isinstance(data, LoadedData):
+        return data
+    if isinstance(data, tuple) and len(data) == 2 and all(map(_is_whole, data)):
+        return LoadedData(*data)
+    is_array_data(data)  # raises for anything that is no data at all
+    return LoadedData(data)
+
+
+def _is_whole(part: Any) -> bool:
+    """Return True for something that is samples with labels by itself."""
+    return isinstance(part, tuple) or (part is not None and not is_array_data(part))
+
+
+def _from_npz(path: Path) -> LoadedData:
+    splits: dict[str, dict[str, dict[str, np.ndarray]]] = {}
+    for key, array in _read_npz(path).items():
+        match = _KEY.fullmatch(key)
+        if match is None:
+            continue
+        role, split, name = match[1], match[2] or "train", match[3] or ""
+        arrays = splits.setdefault(split, {}).setdefault(role, {})
+        if name in arrays or (arrays and "" in {name, *arrays}):
+            raise DataError(f"{path} holds {role} twice: also as {key!r}. {_ADVICE}")
+        arrays[name] = array
+    for split in {"train", *splits}:
+        if "x" not in splits.get(split, {}):
+            wanted = "x_test" if split == "test" else "x or x_train"
+            raise DataError(f"{path} holds no array {wanted}. {_ADVICE}")
+    return LoadedData(**{split: _as_tuple(parts) for split, parts in splits.items()})
+
+
+def _as_tuple(parts: dict[str, dict[str, np.ndarray]]) -> tuple:
+    """Return `(x,)`, `(x, y)` or `(x, y, sample_weight)`, checked for equal lengths."""
+    check_lengths(
+        {
+            f"{role}_{name}" if name else role: array
+            for role, arrays in parts.items()
+            for name, array in arrays.items()
+        }
+    )
+    if "sample_weight" in parts and "y" not in parts:
+        raise DataError(f"The file holds sample_weight without y. {_ADVICE}")
+    roles = [role for role in ("x", "y", "sample_weight") if role in parts]
+    return tuple(parts[role].get("", parts[role]) for role in roles)
+
+
+def _read_npz(path: Path) -> dict[str, np.ndarray]:
+    """Return all arrays of the file; an array of Python objects is refused."""
+    if not path.is_file():
+        raise DataError(
+            f"There is no data file {str(path)!r}. Expected: an .npz file, or a "
+            "function as package.module:function."
+        )
+    try:
+        with path.open("rb") as file:
+            archive = np.load(file, allow_pickle=False)
+            if isinstance(archive, np.ndarray):
+                raise ValueError("it holds one bare array")
+            return {key: archive[key] for key in archive.files}
+    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(
+            f"{path} is not a sound .npz file: {error}. {_ADVICE}"
+        ) from error

@@ -1,0 +1,89 @@
+"""Loading a saved model, with one clear line where that cannot be done."""
+
+import warnings
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import h5py
+import keras
+
+from kerasmem.errors import KerasMemWarning, ModelFileError
+
+
+def load_model(path: str | Path, custom_objects: dict[str, Any] | None = None) -> Any:
+    """Return the model in a `.keras` or `.h5` file.
+
+    Code in the file is never run (`safe_mode` stays on). A model whose loss or metrics
+    cannot be restored is loaded without them, and that is said.
+
+    Args:
+        path: the file.
+        custom_objects: the user's own layers and functions by name.
+
+    Raises:
+        ModelFileError: if the file is missing, damaged or holds no model, or names a
+            layer that is not known.
+    """
+    path = Path(path)
+    _check(path)
+    try:
+        return _load(path, custom_objects, with_loss=True)
+    except Exception as error:  # noqa: BLE001 - what a damaged file raises has no limit
+        with_loss = error
+    try:
+        model = _load(path, custom_objects, with_loss=False)
+    except Exception as error:
+        raise ModelFileError(
+            f"{str(path)!r} could not be loaded: {_reason(error)}"
+        ) from error
+    warnings.warn(
+        f"{str(path)!r} was loaded without its loss and metrics: {_reason(with_loss)}",
+        KerasMemWarning,
+        stacklevel=2,
+    )
+    return model
+
+
+def _load(path: Path, custom_objects: Any, *, with_loss: bool) -> Any:
+    with warnings.catch_warnings():
+        # A file without optimizer state is what we ask for, not a fault.
+        warnings.filterwarnings("ignore", message="Skipping variable loading for opt")
+        return keras.models.load_model(
+            path, custom_objects=custom_objects, compile=with_loss, safe_mode=True
+        )
+
+
+def _check(path: Path) -> None:
+    if not path.exists():
+        raise ModelFileError(f"There is no file {str(path)!r}.")
+    if path.is_dir():
+        raise ModelFileError(
+            f"{str(path)!r} is a folder. Expected a model file, .keras or .h5."
+        )
+    if path.suffix == ".keras":
+        if not zipfile.is_zipfile(path):
+            raise ModelFileError(
+                f"{str(path)!r} is no .keras file, or only the beginning of one."
+            )
+    elif path.suffix in (".h5", ".hdf5"):
+        if not h5py.is_hdf5(path):
+            raise ModelFileError(f"{str(path)!r} is no HDF5 file.")
+    else:
+        raise ModelFileError(
+            "Expected a model file that ends in .keras or .h5. Received: "
+            f"path={str(path)!r}."
+        )
+
+
+def _reason(error: Exception) -> str:
+    """Return the one line of a Keras error that says what is wrong."""
+    text = str(error)
+    unknown = text.rpartition("Could not locate ")[2].partition(".")[0]
+    if "Could not locate " in text:
+        return (
+            f"it needs the {unknown}, which is not known here. Import the module that "
+            "defines it: --import my.module, or custom_objects= in Python."
+        )
+    lines = [line for line in text.splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else ''}".rstrip(": ")

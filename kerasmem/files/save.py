@@ -1,0 +1,87 @@
+"""Saving a model as a `.keras` file that is really smaller.
+
+Keras stores the members of a `.keras` archive uncompressed, so a pruned model's zeros
+take their full size. Deflated members are read by stock `keras.models.load_model` just
+as well, bit for bit.
+"""
+
+import shutil
+import zipfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from kerasmem.errors import ConfigError
+from kerasmem.files.atomic import replacing, scratch_folder
+
+
+def save_model(model: Any, path: str | Path, *, include_optimizer: bool = False) -> None:
+    """Save `model` as a deflated `.keras` file, whole or not at all.
+
+    Args:
+        model: a built Keras model.
+        path: where to; ends in `.keras`. A file that is there is replaced.
+        include_optimizer: False saves the optimizer as it was before the first step:
+            its settings are kept, what it has learned (two floats per weight with
+            Adam) is not.
+
+    Raises:
+        ConfigError: if `path` does not end in `.keras`.
+        OutputError: if the file cannot be written.
+    """
+    path = Path(path)
+    if path.suffix != ".keras":
+        raise ConfigError(
+            f"A model is saved as a file that ends in .keras. Received: path={str(path)!r}."
+        )
+    with replacing(path) as deflated, scratch_folder(path.parent) as folder:
+        stored = folder / path.name
+        with ExitStack() as scope:
+            if not include_optimizer:
+                # Built all the same: stock Keras warns about a file whose optimizer
+                # has no slots, and slots of zeros deflate to next to nothing.
+                scope.enter_context(_fresh_optimizer(model, built=True))
+            model.save(stored)
+        deflate(stored, deflated)
+
+
+def save_stored(model: Any, path: str | Path) -> None:
+    """Save `model` as Keras itself does, without any state of the optimizer.
+
+    Its size is what a smaller file is fairly compared with.
+    """
+    with _fresh_optimizer(model, built=False):
+        model.save(path)
+
+
+def deflate(source: Path, target: Path) -> None:
+    """Write the archive `source` to `target` with its members deflated."""
+    with (
+        zipfile.ZipFile(source) as stored,
+        zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as deflated,
+    ):
+        for member in stored.infolist():
+            info = zipfile.ZipInfo(member.filename, member.date_time)
+            info.compress_type = zipfile.ZIP_DEFLATED
+            info._compresslevel = 9
+            with stored.open(member) as reader, deflated.open(info, "w") as writer:
+                shutil.copyfileobj(reader, writer, 1 << 20)
+
+
+@contextmanager
+def _fresh_optimizer(model: Any, *, built: bool) -> Iterator[None]:
+    """Let `model` have, for a moment, its optimizer as it was before the first step."""
+    trained = model.optimizer if model.compiled else None
+    if trained is None:
+        yield
+        return
+    fresh = type(trained).from_config(trained.get_config())
+    if built:
+        fresh.build(model.trainable_variables)
+    # Not `setattr`: that would make Keras track the stand-in.
+    object.__setattr__(model, "optimizer", fresh)
+    try:
+        yield
+    finally:
+        object.__setattr__(model, "optimizer", trained)

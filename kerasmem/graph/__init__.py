@@ -1,0 +1,1 @@
+"""A Keras model as layers, weights and nodes."""

@@ -1,0 +1,110 @@
+"""Walking the layers and the weights of a Keras model.
+
+A model is nested (models in models, layers in layers), shared (one layer in several
+places) and sometimes subclassed (no graph at all). Every layer and every weight is
+visited once.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One weight and the place it is kept in.
+
+    Args:
+        block: the layer that the model's config knows: the largest layer around the
+            weight that is no model with a graph of its own.
+        owner: the layer that created the weight, `block` itself or inside it.
+        attribute: name under which `owner` keeps the weight, None if it keeps it in a
+            list or not at all.
+        variable: the `keras.Variable`.
+    """
+
+    block: Any
+    owner: Any
+    attribute: str | None
+    variable: Any
+
+    @property
+    def path(self) -> str:
+        """The weight's path, such as `"dense/kernel"`."""
+        return self.variable.path
+
+    @property
+    def size(self) -> int:
+        """Number of entries."""
+        return math.prod(self.variable.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in RAM."""
+        dtype = keras.backend.standardize_dtype(self.variable.dtype)
+        return self.size * np.dtype(dtype).itemsize
+
+
+def has_graph(layer: Any) -> bool:
+    """Return True for a model whose config lists its layers.
+
+    These are Sequential and Functional models, and not the subclassed ones.
+    """
+    if isinstance(layer, keras.Sequential):
+        return True
+    if not isinstance(layer, keras.Model):
+        return False
+    try:
+        return "input_layers" in layer.get_config()
+    except NotImplementedError:
+        return False
+
+
+def blocks(model: Any) -> list[Any]:
+    """Return the layers that the config of `model` lists, nested models opened.
+
+    A subclassed model is one block: itself.
+    """
+    if not has_graph(model):
+        return [model]
+    found: dict[int, Any] = {}
+    for layer in model.layers:
+        for block in blocks(layer):
+            found.setdefault(id(block), block)
+    return list(found.values())
+
+
+def sublayers(layer: Any) -> list[Any]:
+    """Return `layer` and all layers inside it, in an order that a reload keeps."""
+    # Keras offers no public walk: `Model.layers` stops at the first level, and a plain
+    # layer has no such attribute.
+    found: dict[int, Any] = {}
+    for inner in layer._flatten_layers(include_self=True, recursive=True):
+        found.setdefault(id(inner), inner)
+    return list(found.values())
+
+
+def own_variables(layer: Any) -> list[Any]:
+    """Return the variables that `layer` created itself, seeds left out."""
+    # `layer.weights` mixes the layer's own variables with those of its sublayers;
+    # only these two lists tell them apart.
+    return [*layer._trainable_variables, *layer._non_trainable_variables]
+
+
+def weights(model: Any) -> Iterator[Weight]:
+    """Yield every weight of `model` once, with the place it is kept in."""
+    seen: set[int] = set()
+    for block in blocks(model):
+        for owner in sublayers(block):
+            for variable in own_variables(owner):
+                if id(variable) not in seen:
+                    seen.add(id(variable))
+                    yield Weight(block, owner, _attribute(owner, variable), variable)
+
+
+def _attribute(owner: Any, variable: Any) -> str | None:
+    return next((name for name, v in vars(owner).items() if v is variable), None)

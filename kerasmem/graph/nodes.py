@@ -1,0 +1,90 @@
+"""The calls that one forward pass of a model makes, in order, with their tensors."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+
+from kerasmem.graph.layers import has_graph
+
+
+@dataclass(frozen=True)
+class Call:
+    """One operation called once.
+
+    Args:
+        operation: the layer, or the `keras.Operation` of a call such as `a + b`.
+        inputs: the `KerasTensor`s that went in; empty for an input of the model.
+        outputs: the `KerasTensor`s that came out.
+    """
+
+    operation: Any
+    inputs: tuple[Any, ...]
+    outputs: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The calls of one forward pass and the tensors that it returns."""
+
+    calls: tuple[Call, ...]
+    outputs: tuple[Any, ...]
+
+
+def trace(model: Any, batch_size: int) -> Trace | None:
+    """Return the calls of one forward pass, or None for a model without a graph.
+
+    Nested models are opened: their layers' calls stand where the model was called.
+    Nothing is computed; the tensors are symbolic, their shapes those of a batch of
+    `batch_size`.
+    """
+    graph = _graph(model)
+    if graph is None:
+        return None
+    inputs = [_with_batch(tensor, batch_size) for tensor in graph.inputs]
+    layers = [tensor._keras_history.operation for tensor in graph.inputs]
+    calls = [Call(op, (), (x,)) for op, x in zip(layers, inputs, strict=True)]
+    inner = _trace_graph(graph, inputs)
+    return Trace((*calls, *inner.calls), inner.outputs)
+
+
+def _trace_graph(graph: Any, inputs: list[Any]) -> Trace:
+    known = {id(tensor): x for tensor, x in zip(graph.inputs, inputs, strict=True)}
+    calls: list[Call] = []
+    for node in _nodes(graph):
+        args, kwargs = node.arguments.fill_in(known)
+        opened = _open(node.operation, args, kwargs)
+        calls.extend(opened.calls)
+        known.update(zip(map(id, node.outputs), opened.outputs, strict=True))
+    return Trace(tuple(calls), tuple(known[id(tensor)] for tensor in graph.outputs))
+
+
+def _open(operation: Any, args: tuple, kwargs: dict[str, Any]) -> Trace:
+    graph = _graph(operation)
+    if graph is not None:
+        return _trace_graph(graph, keras.tree.flatten(args[0]))
+    given = keras.tree.flatten((args, kwargs))
+    tensors = tuple(x for x in given if isinstance(x, keras.KerasTensor))
+    outputs = keras.tree.flatten(operation.compute_output_spec(*args, **kwargs))
+    return Trace((Call(operation, tensors, tuple(outputs)),), tuple(outputs))
+
+
+def _with_batch(tensor: Any, batch_size: int) -> Any:
+    first, *rest = tensor.shape
+    shape = (batch_size if first is None else first, *rest)
+    return keras.KerasTensor(shape, dtype=tensor.dtype, sparse=tensor.sparse)
+
+
+def _graph(model: Any) -> Any | None:
+    # A Sequential keeps its graph in a model of its own, which nothing public returns.
+    if isinstance(model, keras.Sequential):
+        return model._functional
+    return model if has_graph(model) else None
+
+
+def _nodes(graph: Any) -> list[Any]:
+    # The order in which Keras runs a graph, by decreasing depth. Public Keras lists
+    # the operations, but not which call of a shared one takes which tensors.
+    depths = sorted(graph._nodes_by_depth, reverse=True)
+    nodes = [node for depth in depths for node in graph._nodes_by_depth[depth]]
+    return [node for node in nodes if not node.is_input]

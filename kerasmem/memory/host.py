@@ -1,0 +1,136 @@
+"""Resident memory of this process, and its peak since a moment of one's choice."""
+
+import functools
+import mmap
+import re
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import psutil
+
+from kerasmem.records import HostReading
+from kerasmem.units import MIB
+
+STATUS = Path("/proc/self/status")
+CLEAR_REFS = Path("/proc/self/clear_refs")
+SAMPLE_SECONDS = 0.005
+
+_PROBE_BYTES = 32 * MIB
+
+
+class HostPeak(Protocol):
+    """The most resident bytes since the last `reset()`."""
+
+    def reset(self) -> None:
+        """Start a new peak at what is resident now."""
+        ...
+
+    def read(self) -> HostReading:
+        """Return what is resident now and the peak."""
+        ...
+
+    def close(self) -> None:
+        """End the measurement."""
+        ...
+
+
+def resident_bytes() -> int:
+    """Return the resident bytes of this process."""
+    return psutil.Process().memory_info().rss
+
+
+def host_peak(is_needed: Callable[[], bool]) -> HostPeak:
+    """Return the kernel's peak where it can be reset, else a sampled one.
+
+    Args:
+        is_needed: asked about once a second by the sampling thread, which ends when
+            it returns False; so a run that was broken off leaves no thread behind.
+    """
+    return KernelPeak() if kernel_peak_works() else SampledPeak(is_needed)
+
+
+class KernelPeak:
+    """The peak that Linux keeps; exact, and free while nobody reads it.
+
+    The reset also holds for every other reader of the process's peak.
+    """
+
+    def reset(self) -> None:
+        """Start a new peak at what is resident now."""
+        CLEAR_REFS.write_text("5", encoding="ascii")
+
+    def read(self) -> HostReading:
+        """Return what is resident now and the peak."""
+        rss = resident_bytes()
+        return HostReading(rss, max(rss, _high_water_bytes()), "kernel")
+
+    def close(self) -> None:
+        """Do nothing: the kernel counts anyway."""
+
+
+class SampledPeak:
+    """The peak that a thread saw, looking every few milliseconds.
+
+    A spike shorter than that can be missed, or when the thread does not get to run.
+    """
+
+    def __init__(self, is_needed: Callable[[], bool]) -> None:
+        self._is_needed = is_needed
+        self._peak = resident_bytes()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(
+            target=self._sample, name="kerasmem-host-peak", daemon=True
+        )
+        self._thread.start()
+
+    def reset(self) -> None:
+        """Start a new peak at what is resident now."""
+        self._peak = resident_bytes()
+
+    def read(self) -> HostReading:
+        """Return what is resident now and the peak."""
+        rss = resident_bytes()
+        self._peak = max(self._peak, rss)
+        return HostReading(rss, self._peak, "sampled")
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closed.set()
+        self._thread.join()
+
+    def _sample(self) -> None:
+        samples = 0
+        while not self._closed.wait(SAMPLE_SECONDS):
+            self._peak = max(self._peak, resident_bytes())
+            samples += 1
+            if samples % round(1 / SAMPLE_SECONDS) == 0 and not self._is_needed():
+                return
+
+
+@functools.cache
+def kernel_peak_works() -> bool:
+    """Return True if the kernel keeps a peak and this process may reset it.
+
+    Tried out once with 32 MiB: a container may refuse the reset, or ignore it.
+    """
+    try:
+        with mmap.mmap(-1, _PROBE_BYTES) as block:
+            block.write(bytes(_PROBE_BYTES))
+        before = _high_water_bytes()
+        CLEAR_REFS.write_text("5", encoding="ascii")
+        after = _high_water_bytes()
+    except (OSError, ValueError):
+        return False
+    return before - after >= _PROBE_BYTES // 2
+
+
+def _high_water_bytes() -> int:
+    match = re.search(r"VmHWM:\s*(\d+) kB", STATUS.read_text(encoding="ascii"))
+    if match is None:
+        raise ValueError(
+            f"{STATUS} has no line of the form 'VmHWM: N kB'. Received: no match. "
+            "Use SampledPeak on this system."
+        )
+    return int(match[1]) * 1024

@@ -1,0 +1,26 @@
+"""What a technique did to one weight."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class WeightChange:
+    """One weight after one technique: changed, or left alone and why.
+
+    Args:
+        layer: name of the layer that owns the weight.
+        weight: path of the weight within the model.
+        technique: `"prune"`, `"quantize"`.
+        changed: True if the technique changed this weight.
+        detail: what was done, or why nothing was.
+        before_bytes: bytes of the weight in RAM before.
+        after_bytes: bytes of the weight in RAM after.
+    """
+
+    layer: str
+    weight: str
+    technique: str
+    changed: bool
+    detail: str
+    before_bytes: int
+    after_bytes: int

@@ -1,0 +1,56 @@
+"""The figures of a model, and the comparison of two."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class ModelFigures:
+    """What one model costs and how well it does. None means: not to be had.
+
+    Args:
+        file_bytes: size of the `.keras` file without optimizer state.
+        weight_bytes: bytes of all weights in RAM.
+        parameters: number of weight entries.
+        nonzero: number of weight entries that are not zero.
+        activation_peak_bytes: estimated most bytes of layer outputs alive at once
+            in one forward pass of one sample.
+        latency_ms: measured median time of one forward pass of one batch.
+        latency_batch_size: number of samples in that batch.
+        metrics: measured loss and metrics on the validation data, by name.
+    """
+
+    file_bytes: int
+    weight_bytes: int
+    parameters: int
+    nonzero: int
+    activation_peak_bytes: int | None = None
+    latency_ms: float | None = None
+    latency_batch_size: int | None = None
+    metrics: dict[str, float] = field(default_factory=dict[str, float])
+
+
+@dataclass(frozen=True)
+class CompressionReport:
+    """A model before and after compression.
+
+    Args:
+        before: figures of the model that was handed in.
+        after: figures of the result.
+        steps: the techniques, in order, as their JSON configs.
+        samples: number of validation samples behind the metrics, 0 for none.
+    """
+
+    before: ModelFigures
+    after: ModelFigures
+    steps: tuple[dict[str, object], ...] = ()
+    samples: int = 0
+
+    @property
+    def file_ratio(self) -> float:
+        """How many times smaller the file became."""
+        return self.before.file_bytes / self.after.file_bytes
+
+    @property
+    def weight_ratio(self) -> float:
+        """How many times less RAM the weights take."""
+        return self.before.weight_bytes / self.after.weight_bytes

@@ -1,0 +1,1 @@
+"""What was measured, shown to a person: tables, progress, one HTML page."""

@@ -1,0 +1,85 @@
+"""Tables for the terminal."""
+
+from collections.abc import Mapping, Sequence
+
+from rich.table import Table
+
+from kerasmem.memory.activations import LayerActivations
+from kerasmem.records import ModelFigures, WeightChange
+from kerasmem.report.comparison import MISSING, comparison_rows
+from kerasmem.units import format_bytes
+
+
+def comparison_table(models: Mapping[str, ModelFigures], title: str = "") -> Table:
+    """Return the figures of models side by side, each against the first.
+
+    Args:
+        models: figures by the model's name, the one to compare with first.
+        title: what stands above the table.
+    """
+    table = Table(title=title or None, title_justify="left")
+    table.add_column("")
+    for index, name in enumerate(models):
+        table.add_column(name, justify="right")
+        if index:
+            table.add_column(f"vs {next(iter(models))}", justify="right")
+    table.add_column("source")
+    for row in comparison_rows(models):
+        first, *others = row.cells
+        texts = [text for cell in others for text in (cell.value, cell.against_first)]
+        table.add_row(row.label, first.value, *texts, row.source)
+    return table
+
+
+def layer_table(layers: Sequence[LayerActivations], title: str = "") -> Table:
+    """Return where a model's bytes are, one line per layer and one for the sum."""
+    table = Table(title=title or None, title_justify="left")
+    for name in ("layer", "class"):
+        table.add_column(name, overflow="fold")
+    for name in ("output shape", "output (est.)", "parameters", "weights in RAM"):
+        table.add_column(name, justify="right")
+    for layer in layers:
+        table.add_row(
+            layer.name,
+            layer.class_name,
+            _shape(layer.output_shape),
+            MISSING if layer.output_bytes is None else format_bytes(layer.output_bytes),
+            f"{layer.parameters:,}",
+            format_bytes(layer.weight_bytes),
+        )
+    table.add_section()
+    table.add_row(
+        "all",
+        f"{len(layers)} layers",
+        "",
+        "",
+        f"{sum(layer.parameters for layer in layers):,}",
+        format_bytes(sum(layer.weight_bytes for layer in layers)),
+        style="bold",
+    )
+    return table
+
+
+def changes_table(changes: Sequence[WeightChange], title: str = "") -> Table:
+    """Return what each technique did to each weight, and what it skipped and why."""
+    table = Table(title=title or None, title_justify="left")
+    for name in ("weight", "technique", "what was done"):
+        table.add_column(name, overflow="fold")
+    for name in ("before", "after"):
+        table.add_column(name, justify="right")
+    for change in changes:
+        table.add_row(
+            change.weight,
+            change.technique,
+            change.detail if change.changed else f"skipped: {change.detail}",
+            format_bytes(change.before_bytes),
+            format_bytes(change.after_bytes),
+            style=None if change.changed else "dim",
+        )
+    return table
+
+
+def _shape(shape: tuple[int | None, ...] | None) -> str:
+    if shape is None:
+        return MISSING
+    return " x ".join("?" if size is None else str(size) for size in shape)

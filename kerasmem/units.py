@@ -1,0 +1,64 @@
+"""The one place where bytes become text and text becomes bytes.
+
+The binary prefix is used throughout: 1 KiB = 1024 bytes.
+"""
+
+import re
+
+from kerasmem.errors import ConfigError
+
+KIB = 1024
+MIB = 1024**2
+GIB = 1024**3
+
+_FACTORS = {"b": 1, "kib": KIB, "mib": MIB, "gib": GIB, "tib": 1024**4}
+_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+)\s*")
+
+
+def format_bytes(size: int) -> str:
+    """Return `size` bytes as text with three significant digits.
+
+    Example:
+        >>> format_bytes(1536)
+        '1.50 KiB'
+        >>> format_bytes(12)
+        '12 B'
+    """
+    if abs(size) < KIB:
+        return f"{size} B"
+    value, unit = float(size), "B"
+    for unit in ("KiB", "MiB", "GiB", "TiB"):  # noqa: B007
+        value /= 1024
+        if abs(value) < 999.5:
+            break
+    digits = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
+    return f"{value:,.{digits}f} {unit}"
+
+
+def parse_bytes(size: int | str) -> int:
+    """Return a size in bytes from an int (bytes) or a text such as `"8GiB"`.
+
+    Raises:
+        ConfigError: if the text is no size, or the size is negative.
+
+    Example:
+        >>> parse_bytes("1.5 KiB")
+        1536
+    """
+    if isinstance(size, int) and not isinstance(size, bool):
+        if size < 0:
+            raise ConfigError(f"A size cannot be negative. Received: size={size}.")
+        return size
+    match = _SIZE.fullmatch(size) if isinstance(size, str) else None
+    factor = _FACTORS.get(match[2].lower()) if match else None
+    if match is None or factor is None:
+        raise ConfigError(
+            "A size is a number of bytes or a text with one of the units B, KiB, MiB, "
+            f"GiB, TiB, such as '8GiB'. Received: size={size!r}."
+        )
+    return round(float(match[1]) * factor)
+
+
+def to_mib(size: int) -> float:
+    """Return `size` bytes as MiB, a float."""
+    return size / MIB

@@ -1,0 +1,319 @@
+"""Samples come in several forms; each reaches `fit` right or is refused in one line."""
+
+import sys
+import types
+
+import keras
+import numpy as np
+import pytest
+
+from kerasmem.errors import DataError
+from kerasmem.files.data import (
+    LoadedData,
+    check_data,
+    fit_arguments,
+    hold_out,
+    load_data,
+    sample_count,
+    sample_inputs,
+)
+
+X = np.arange(12, dtype="float32").reshape(6, 2)
+Y = np.arange(6, dtype="int32")
+
+
+class Batches(keras.utils.PyDataset):
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        return X[index * 3 :][:3], Y[index * 3 :][:3]
+
+
+def tf_dataset():
+    import tensorflow as tf
+
+    return tf.data.Dataset.from_tensor_slices((X, Y)).batch(4)
+
+
+def dense(**named_shapes):
+    inputs = {
+        name: keras.Input(shape, name=name) for name, shape in named_shapes.items()
+    }
+    flat = [keras.layers.Flatten()(tensor) for tensor in inputs.values()]
+    if len(flat) == 1:
+        return keras.Model(*inputs.values(), keras.layers.Dense(2)(*flat))
+    merged = keras.layers.Concatenate()(flat)
+    return keras.Model(list(inputs.values()), keras.layers.Dense(2)(merged))
+
+
+def save(path, **arrays):
+    np.savez(path, **arrays)
+    return path
+
+
+# load_data
+
+
+def test_plain_arrays_are_the_training_split(tmp_path):
+    loaded = load_data(save(tmp_path / "d.npz", x=X, y=Y, sample_weight=X[:, 0]))
+    x, y, weight = loaded.train
+    np.testing.assert_array_equal(x, X)
+    np.testing.assert_array_equal(y, Y)
+    np.testing.assert_array_equal(weight, X[:, 0])
+    assert loaded.test is None
+
+
+def test_a_test_split_is_kept_apart(tmp_path):
+    path = save(tmp_path / "d.npz", x_train=X, y_train=Y, x_test=X[:2], y_test=Y[:2])
+    loaded = load_data(str(path))
+    assert [len(part) for part in loaded.train + loaded.test] == [6, 6, 2, 2]
+
+
+def test_x_alone_is_enough(tmp_path):
+    (x,) = load_data(save(tmp_path / "d.npz", x=X)).train
+    np.testing.assert_array_equal(x, X)
+
+
+def test_named_arrays_become_dicts_in_either_split(tmp_path):
+    path = save(
+        tmp_path / "d.npz",
+        x_train_left=X,
+        x_train_right=X + 1,
+        y_train=Y,
+        x_test_left=X[:1],
+        x_test_right=X[:1],
+        y_test=Y[:1],
+    )
+    (x, y), (x_test, _) = (load := load_data(path)).train, load.test
+    assert list(x) == ["left", "right"] == list(x_test)
+    np.testing.assert_array_equal(x["right"], X + 1)
+    assert y.shape == (6,)
+
+
+def test_other_arrays_in_the_file_are_left_alone(tmp_path):
+    assert len(load_data(save(tmp_path / "d.npz", x=X, y=Y, names=Y)).train) == 2
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"images": X, "y": Y}, r"holds no array x or x_train.*numpy\.savez"),
+        ({"x": X, "x_test": X, "y_test": Y[:5]}, r"same length.*x has 6, y has 5"),
+        ({"x": X, "y_test": Y}, "holds no array x_test"),
+        ({"x": X, "y": Y[:4]}, r"same length.*x has 6, y has 4 samples"),
+        ({"x": X, "x_train": X}, "holds x twice: also as 'x_train'"),
+        ({"x": X, "x_left": X}, "holds x twice: also as 'x_left'"),
+        ({"x": X, "sample_weight": Y}, "sample_weight without y"),
+        ({"x": X[:0], "y": Y[:0]}, "data is empty.*x has 0"),
+        ({"x": np.float32(3)}, "one row per sample.*which has no rows"),
+        ({"x": np.array([{}, []], dtype=object)}, "not a sound .npz.*allow_pickle"),
+    ],
+)
+def test_arrays_that_are_no_samples_are_refused(tmp_path, arrays, message):
+    path = save(tmp_path / "d.npz", **arrays)
+    with pytest.raises(DataError, match=message):
+        load_data(path)
+
+
+def test_files_that_are_no_npz_are_refused(tmp_path):
+    sound = save(tmp_path / "sound.npz", x=X, y=Y).read_bytes()
+    np.save(tmp_path / "bare.npy", X)
+    files = {
+        "truncated.npz": sound[: len(sound) // 2],
+        "text.npz": b"x,y\n1,2\n",
+        "empty.npz": b"",
+        "bare.npz": (tmp_path / "bare.npy").read_bytes(),
+    }
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(DataError, match=rf"{name} is not a sound \.npz file"):
+            load_data(tmp_path / name)
+
+
+def test_a_missing_file_and_a_folder_are_refused(tmp_path):
+    for path in (tmp_path / "none.npz", tmp_path):
+        with pytest.raises(DataError, match="There is no data file"):
+            load_data(path)
+
+
+@pytest.fixture
+def functions(monkeypatch):
+    module = types.ModuleType("my_data")
+    module.pair = lambda: (X, Y)
+    module.splits = lambda: ((X, Y), (X[:2], Y[:2]))
+    module.loaded = lambda: LoadedData((X, Y))
+    module.batches = Batches
+    module.number = lambda: 3
+    monkeypatch.setitem(sys.modules, "my_data", module)
+
+
+@pytest.mark.parametrize(
+    ("name", "has_test"), [("pair", False), ("splits", True), ("loaded", False)]
+)
+def test_a_function_names_the_data(functions, name, has_test):
+    loaded = load_data(f"my_data:{name}")
+    np.testing.assert_array_equal(loaded.train[0], X)
+    assert (loaded.test is not None) == has_test
+
+
+def test_a_function_may_return_a_dataset(functions):
+    assert isinstance(load_data("my_data:batches").train, Batches)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("my_data:nothing", "Module 'my_data' has no function 'nothing'"),
+        ("no_such_module_here:f", "Cannot import the data function 'no_such_module"),
+        ("my_data:number", "Data is x.*Received: data=3 of type int"),
+    ],
+)
+def test_a_function_that_gives_no_data_is_refused(functions, spec, message):
+    with pytest.raises(DataError, match=message):
+        load_data(spec)
+
+
+# fit_arguments, sample_count, sample_inputs
+
+
+def test_arrays_become_named_arguments_with_a_batch_size():
+    assert list(fit_arguments(X)) == ["x", "batch_size"]
+    assert list(fit_arguments((X,), 7).values())[1] == 7
+    assert list(fit_arguments((X, Y, Y))) == ["x", "y", "sample_weight", "batch_size"]
+    assert fit_arguments({"a": X})["x"] == {"a": X}
+
+
+def test_batched_data_is_given_as_it_is():
+    for data in (Batches(), tf_dataset(), iter([(X, Y)])):
+        assert fit_arguments(data) == {"x": data}
+
+
+@pytest.mark.parametrize("data", [(X, Y), Batches(), tf_dataset()])
+def test_fit_takes_what_fit_arguments_returns(data):
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", jit_compile=False)
+    prediction = keras.ops.convert_to_numpy(model(X))[:, 0]
+    loss = model.evaluate(**fit_arguments(data), verbose=0)
+    assert loss == pytest.approx(np.mean((prediction - Y) ** 2), rel=1e-5)
+
+
+@pytest.mark.parametrize("data", ["x.npz", 3, (), (X, Y, Y, Y), None])
+def test_what_is_no_data_is_refused(data):
+    with pytest.raises(DataError, match="Received: "):
+        fit_arguments(data)
+
+
+def test_samples_are_counted_where_that_takes_no_pass():
+    assert [sample_count(X), sample_count(({"a": X}, Y)), sample_count([X, X])] == [
+        6
+    ] * 3
+    assert sample_count(Batches()) is None
+
+
+@pytest.mark.parametrize("data", [X, (X, Y), Batches(), tf_dataset()])
+def test_the_first_inputs_come_as_numpy(data):
+    first = sample_inputs(data, 2)
+    assert isinstance(first, np.ndarray)
+    np.testing.assert_array_equal(first, X[:2])
+
+
+def test_the_first_inputs_keep_the_structure_of_x():
+    first = sample_inputs(({"a": X, "b": Y}, Y), 1)
+    assert {name: array.shape for name, array in first.items()} == {
+        "a": (1, 2),
+        "b": (1,),
+    }
+
+
+def test_a_generator_is_not_eaten_for_a_sample():
+    with pytest.raises(DataError, match="generator can be read only once"):
+        sample_inputs(iter([(X, Y)]), 1)
+
+
+# hold_out
+
+
+def test_the_last_tenth_is_held_out():
+    rows = np.arange(25)
+    (x, y), (x_held, y_held) = hold_out(({"a": rows}, rows))
+    assert y.tolist() + y_held.tolist() == rows.tolist()
+    assert x["a"].tolist() == y.tolist()
+    assert y_held.tolist() == x_held["a"].tolist() == [23, 24]
+
+
+def test_at_least_one_sample_is_held_out():
+    assert [len(part) for (part,) in hold_out(np.zeros((2, 1)))] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [(X[:1], "takes at least 2 of them. Received: 1"), (Batches(), "only from arrays")],
+)
+def test_what_cannot_be_split_is_refused(data, message):
+    with pytest.raises(DataError, match=message):
+        hold_out(data)
+
+
+# check_data
+
+
+@pytest.mark.parametrize("data", [(X, Y), X, Batches(), tf_dataset(), {"x": X}, [X]])
+def test_data_that_fits_passes(data):
+    check_data(dense(x=(2,)), data)
+
+
+def test_a_sequential_is_checked_like_any_other():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    check_data(model, (X, Y))
+    with pytest.raises(DataError, match=r"takes shape \(None, 2\)"):
+        check_data(model, (X.T, Y[:2]))
+
+
+def test_a_missing_last_axis_of_one_fits_as_in_keras():
+    model = dense(x=(2, 1))
+    check_data(model, X)
+    assert model(X).shape == (6, 2)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ((X[:, :1], Y), r"input 'x' .* takes shape \(None, 2\).*x of shape \(6, 1\)"),
+        ((X, Y[:3]), "same length. Received: x has 6, y has 3 samples"),
+        ((X, {"a": Y, "b": Y[:1]}), "y_a has 6, y_b has 1"),
+        (X[:0], "data is empty"),
+        (X.astype(str), "takes numbers .float32.. Received: x of dtype <U"),
+        ([X, X], r"has 1 inputs, \['x'\]. Received: 2 arrays"),
+        ({"z": X}, r"inputs are named \['x'\]. Received: data named \['z'\]"),
+    ],
+)
+def test_data_that_does_not_fit_is_refused_in_one_line(data, message):
+    with pytest.raises(DataError, match=message) as caught:
+        check_data(dense(x=(2,)), data)
+    assert "\n" not in str(caught.value)
+
+
+def test_each_named_input_is_checked_by_its_name():
+    model = dense(left=(2,), right=(5,))
+    check_data(model, {"right": np.zeros((4, 5)), "left": np.zeros((4, 2))})
+    check_data(model, [np.zeros((4, 2)), np.zeros((4, 5))])
+    with pytest.raises(DataError, match="input 'right'"):
+        check_data(model, {"left": np.zeros((4, 2)), "right": np.zeros((4, 2))})
+    with pytest.raises(DataError, match=r"\['right'\] missing"):
+        check_data(model, ({"left": X}, Y))
+
+
+def test_an_empty_dataset_is_refused():
+    with pytest.raises(DataError, match=r"data is empty\. Received: _TakeDataset"):
+        check_data(dense(x=(2,)), tf_dataset().take(0))
+
+
+def test_a_subclassed_model_is_checked_for_lengths_only():
+    class Own(keras.Model):
+        def call(self, inputs):
+            return inputs
+
+    check_data(Own(), (X, Y))
+    with pytest.raises(DataError, match="same length"):
+        check_data(Own(), (X, Y[:2]))
