@@ -2,5 +2,6 @@
 
 from kerasmem.callbacks.gradient_monitor import GradientMonitor
 from kerasmem.callbacks.memory_monitor import MemoryMonitor
+from kerasmem.callbacks.pruning import Pruning
 
-__all__ = ["GradientMonitor", "MemoryMonitor"]
+__all__ = ["GradientMonitor", "MemoryMonitor", "Pruning"]

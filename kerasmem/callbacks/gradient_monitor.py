@@ -42,6 +42,10 @@ class GradientMonitor(keras.callbacks.Callback):
     parts accumulate gradients the gradient of each batch is seen. The optimizer has
     to clip and accumulate as Keras's own do; the keys are absent otherwise.
 
+    Reading changes no training: bit for bit without jit (on TensorFlow with
+    `tf.config.experimental.enable_op_determinism()`, without which it may fuse other
+    operations than before), to rounding with jit.
+
     After `fit` nothing is left on the model or its optimizer. After an exception or
     Ctrl-C in `fit` what is left does nothing but count, and goes at the model's next
     `fit`, when it is saved with its optimizer, or with `detach()`. A checkpoint

@@ -79,13 +79,14 @@ class MemoryMonitor(keras.callbacks.Callback):
         self._lock = threading.Lock()  # Keras may call batch hooks in several threads
         self._host: HostPeak | None = None
         self._epoch = 0
-        self._batches_read = 0
+        self._steps_per_execution = 1
         self._peak_was_reset = False
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Find out what can be read."""
         self._close()
         model, thread = self.model, threading.get_ident()
+        self._steps_per_execution = model.steps_per_execution
         with self._guard("find out what memory can be read"):
             if self._watch_host:
                 self._host = host_peak(lambda: is_fitting(model, thread))
@@ -97,7 +98,7 @@ class MemoryMonitor(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Start new peaks."""
-        self._epoch, self._batches_read = epoch, 0
+        self._epoch = epoch
         self._peak_was_reset = False
         with self._guard("reset the peak"):
             self._peak_was_reset = backends.current().reset_device_peak()
@@ -108,10 +109,10 @@ class MemoryMonitor(keras.callbacks.Callback):
         """Keep a record if it is time for one."""
         if self._interval is None:
             return
-        with self._lock:
-            if batch + 1 - self._batches_read >= self._interval:
-                self._batches_read = batch + 1
-                self._read(batch)
+        # From the index alone: on JAX and torch the calls may come out of order.
+        before, after = batch + 1 - self._steps_per_execution, batch + 1
+        if after // self._interval > before // self._interval:
+            self._read(batch)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Keep a record and write it into `logs`."""
@@ -125,7 +126,7 @@ class MemoryMonitor(keras.callbacks.Callback):
 
     def _read(self, batch: int | None) -> MemoryRecord | None:
         record = None
-        with self._guard("read the memory"):
+        with self._lock, self._guard("read the memory"):
             record = MemoryRecord(
                 epoch=self._epoch,
                 batch=batch,

@@ -61,6 +61,7 @@ def run(options: Namespace) -> Outcome:
     steps = _steps(options)
     _check(options)
     model, train, test = _load(options)
+    say(f"compressing {options.model}, then measuring both models")
     with FitProgress("fine-tuning", progress_console()) as progress:
         result = compress(
             model,

@@ -1,11 +1,12 @@
 """`kerasmem demo`: the whole job on real images."""
 
 from argparse import Namespace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from kerasmem.cli.options import add_command
-from kerasmem.cli.outcome import Outcome
+from kerasmem.cli.outcome import Outcome, progress_console
 
 
 def add_to(commands: Any) -> None:
@@ -27,9 +28,9 @@ def add_to(commands: Any) -> None:
 
 def run(options: Namespace) -> Outcome:
     """Run the demo and return what it measured."""
-    from dataclasses import asdict
-
     from kerasmem.demo.run import run_demo
+    from kerasmem.report.tables import comparison_table
 
-    record = run_demo(options.out, options.data)
-    return Outcome(asdict(record), ())
+    record = run_demo(options.out, options.data, console=progress_console())
+    table = comparison_table(record.models, f"accuracy on {record.samples} test images")
+    return Outcome(asdict(record), (table, "\n".join(record.files)))

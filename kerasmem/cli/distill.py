@@ -13,7 +13,7 @@ from kerasmem.cli.options import (
     at_least,
     check_output,
 )
-from kerasmem.cli.outcome import Outcome, progress_console
+from kerasmem.cli.outcome import Outcome, progress_console, say
 
 
 def add_to(commands: Any) -> None:
@@ -76,6 +76,7 @@ def _outcome(options: Namespace, models: dict[str, Any], test: Any) -> Outcome:
     from kerasmem.compression.measure import measure
     from kerasmem.report.tables import comparison_table
 
+    say("measuring teacher and student")
     figures = {
         name: measure(model, test, batch_size=options.batch_size)
         for name, model in models.items()

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kerasmem.cli.options import add_batch_size, add_command, add_data, add_imports
-from kerasmem.cli.outcome import Outcome
+from kerasmem.cli.outcome import Outcome, say
 
 
 def add_to(commands: Any) -> None:
@@ -33,6 +33,7 @@ def run(options: Namespace) -> Outcome:
     data = loaded.train if loaded.test is None else loaded.test
     compile_for(model, options.loss, options.metrics)
     check_judging(model, data)
+    say(f"measuring {options.model}")
     figures = measure(model, data, batch_size=options.batch_size)
     # The file that is there, not the one that kerasmem would write.
     figures = replace(figures, file_bytes=Path(options.model).stat().st_size)

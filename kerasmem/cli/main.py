@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: the command line without the program's name; `sys.argv` by default.
     """
-    options = _parser().parse_args(arguments)
+    options = build_parser().parse_args(arguments)
     stdout = sys.stdout
     try:
         # Keras, the backends and the user's own modules may print: not into a result.
@@ -41,7 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> Parser:
+def build_parser() -> Parser:
+    """Return the parser of the whole command line."""
     import importlib.metadata
 
     parser = Parser(

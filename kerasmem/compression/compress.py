@@ -76,10 +76,12 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
             check_data(original, samples)
     _compile(original, loss, metrics)
     result = clone(original)
-    with seeded(seed):
+    fit = None
+    if fine_tune_epochs:
         fit = {**fit_arguments(data, batch_size), "epochs": fine_tune_epochs}
         fit |= {"callbacks": list(callbacks or ()), "verbose": 0}
-        changes = _apply(result, chosen, fit if fine_tune_epochs else None)
+    with seeded(seed):
+        changes = _apply(result, chosen, fit)
     # Anew: the weights are others now, and the slots of the old ones are in the way.
     if original.compiled:
         result.compile(**(compile_settings(original) or {}))

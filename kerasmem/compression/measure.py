@@ -15,6 +15,7 @@ from kerasmem.compression.quantize.layer import int8_variables
 from kerasmem.files.data import fit_arguments, sample_inputs
 from kerasmem.files.save import save_model, save_stored
 from kerasmem.memory.activations import peak_activation_bytes
+from kerasmem.graph.values import to_numpy
 from kerasmem.records import ModelFigures
 
 _WARM_UPS, _RUNS, _SECONDS = 2, 20, 3.0
@@ -123,7 +124,7 @@ def _logical_weights(model: Any) -> list[Any]:
 
 
 def _nonzero(variable: Any) -> int:
-    return int(np.count_nonzero(keras.ops.convert_to_numpy(variable)))
+    return int(np.count_nonzero(to_numpy(variable)))
 
 
 def _nbytes(variable: Any) -> int:

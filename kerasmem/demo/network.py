@@ -18,29 +18,32 @@ _STATISTICS_MOMENTUM = 0.9
 
 
 def residual_network(
-    image_shape: Sequence[int], classes: int, widths: Sequence[int] = TEACHER_WIDTHS
+    image_shape: Sequence[int],
+    classes: int,
+    widths: Sequence[int] = TEACHER_WIDTHS,
+    dropout: float = 0.0,
 ) -> Any:
     """Return an untrained classifier of images, which gives logits.
 
-    Everything that the images need is inside: scaling, a channel axis if there is
-    none, and, while training, random mirroring.
+    What the images need is inside: scaling, and a channel axis if there is none.
 
     Args:
         image_shape: height, width and, if there is one, channels; values 0 to 255.
         classes: number of classes.
         widths: channels of the stem and of each residual block. Every block but the
             first halves height and width.
+        dropout: share of the last features that is left out while training.
     """
     images = keras.Input(image_shape, name="images")
     x = layers.Rescaling(1 / 255)(images)
     if len(image_shape) == 2:
         x = layers.Reshape((*image_shape, 1))(x)
-    x = layers.RandomFlip("horizontal")(x)
     x = layers.ReLU()(_convolution(x, widths[0]))
     x = layers.MaxPooling2D()(x)
     for index, width in enumerate(widths[1:]):
         x = _block(x, width, strides=1 if index == 0 else 2)
     x = layers.GlobalAveragePooling2D()(x)
+    x = layers.Dropout(dropout)(x)
     return keras.Model(images, layers.Dense(classes, name="logits")(x))
 
 

@@ -75,16 +75,17 @@ def _is_function(value: Any) -> bool:
 
 
 def _rebuild(model: Any) -> Any:
-    config = keras.saving.serialize_keras_object(model)
-    config.pop("compile_config", None)
     try:
+        config = keras.saving.serialize_keras_object(model)
+        config.pop("compile_config", None)
         # The config comes from a live object, never from a file: a lambda in it is the
         # caller's own.
         copy = keras.saving.deserialize_keras_object(config, safe_mode=False)
     except (TypeError, ValueError, NotImplementedError) as error:
         raise ModelError(
             f"The model {model.name!r} cannot be copied, because its config does not "
-            f"describe it: {error} Give its custom layers a `get_config`."
+            "describe it. Give its custom layers a `get_config` and register them. "
+            f"Received: {' '.join(str(error).split())[:300]}"
         ) from error
     if len(copy.weights) != len(model.weights):
         raise ModelError(

@@ -66,16 +66,17 @@ def _figure(
         f"{points[-1][1]:.4g} in epoch {points[-1][0] + 1}."
         for name, points in series.items()
     ]
-    return Figure(title, " ".join(sentences), _svg(series))
+    return Figure(title, " ".join(sentences), _svg(title, series))
 
 
-def _svg(series: Mapping[str, Sequence[tuple[int, float]]]) -> str:
+def _svg(title: str, series: Mapping[str, Sequence[tuple[int, float]]]) -> str:
     # The object interface of matplotlib: pyplot would keep global state.
     from matplotlib import rc_context
     from matplotlib.figure import Figure as Canvas
 
-    # Text stays text, and the ids in the file do not change from run to run.
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "kerasmem"}):
+    # Text stays text. The ids in the file are the same in every run, and others in
+    # every figure on the page.
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": title}):
         canvas = Canvas(figsize=(7.2, 3.2), layout="constrained")
         axes = canvas.add_subplot()
         for (name, points), color in zip(series.items(), _cycle(series), strict=True):
@@ -88,7 +89,7 @@ def _svg(series: Mapping[str, Sequence[tuple[int, float]]]) -> str:
         text = io.StringIO()
         canvas.savefig(text, format="svg", transparent=True, metadata={"Date": None})
     svg = text.getvalue()
-    # The ids of groups would repeat from figure to figure on one page.
+    # The ids of groups are the same in every figure, and nothing refers to them.
     return re.sub(r'<g id="[^"]*"', "<g", svg[svg.index("<svg") :])
 
 

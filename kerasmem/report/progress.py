@@ -63,9 +63,11 @@ class FitProgress(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Put the epoch's figures beside its bar, or print them on a line."""
         figures = ", ".join(f"{k} {v:.4g}" for k, v in sorted((logs or {}).items()))
-        self._bar.update(self._task, figures=figures)
+        done = self._bar.tasks[self._task].completed  # a generator tells no total
+        self._bar.update(self._task, total=done, figures=figures)
         if not self._console.is_terminal:
-            self._console.print(f"{self._title(epoch)}: {figures}", highlight=False)
+            line = f"{self._title(epoch)}: {figures}"
+            self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def on_train_end(self, logs: Any = None) -> None:
         """Leave the bars as they are."""

@@ -5,6 +5,10 @@ import numpy as np
 import pytest
 
 
+def _mean_squared_error(prediction, y):
+    return keras.ops.mean(keras.ops.square(keras.ops.subtract(prediction, y)))
+
+
 def _tensorflow_gradients(model, loss, x):
     import tensorflow as tf
 
@@ -42,12 +46,73 @@ def reference_gradients(backend):
 
     def gradients(model, x, y):
         def loss(prediction):
-            return keras.ops.mean(keras.ops.square(prediction - y))
+            return _mean_squared_error(prediction, y)
 
         found = compute(model, loss, x)
         return [np.asarray(keras.ops.convert_to_numpy(g), "float64") for g in found]
 
     return gradients
+
+
+class OwnStep(keras.Model):
+    """Trains on half the mean squared error, in a step written by hand."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def call(self, x, training=None):
+        return self.inner(x, training=training)
+
+
+class TensorFlowStep(OwnStep):
+    def train_step(self, data):
+        import tensorflow as tf
+
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = _mean_squared_error(self(x, training=True), y) / 2
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(
+            zip(gradients, self.trainable_variables, strict=True)
+        )
+        return {"loss": loss}
+
+
+class JaxStep(OwnStep):
+    def train_step(self, state, data):
+        import jax
+
+        trainable, fixed, optimizer_variables, metrics = state
+        x, y = data
+
+        def half_error(trainable):
+            prediction, new = self.stateless_call(trainable, fixed, x, training=True)
+            return _mean_squared_error(prediction, y) / 2, new
+
+        value = jax.value_and_grad(half_error, has_aux=True)
+        (loss, fixed), gradients = value(trainable)
+        trainable, optimizer_variables = self.optimizer.stateless_apply(
+            optimizer_variables, gradients, trainable
+        )
+        return {"loss": loss}, (trainable, fixed, optimizer_variables, metrics)
+
+
+class TorchStep(OwnStep):
+    def train_step(self, data):
+        x, y = data
+        self.zero_grad()
+        loss = _mean_squared_error(self(x, training=True), y) / 2
+        loss.backward()
+        gradients = [v.value.grad for v in self.trainable_variables]
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return {"loss": loss}
+
+
+@pytest.fixture
+def own_step(backend):
+    """Return the class of a model around another, with a `train_step` of its own."""
+    return {"tensorflow": TensorFlowStep, "jax": JaxStep, "torch": TorchStep}[backend]
 
 
 @pytest.fixture

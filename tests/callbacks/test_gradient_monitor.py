@@ -3,6 +3,9 @@
 import csv
 import json
 import math
+import subprocess
+import sys
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -55,20 +58,23 @@ def hooks_on(model):
     """Return what hangs on a model and its optimizer that Keras did not put there."""
     owners = [model, model.optimizer]
     owners.append(getattr(model.optimizer, "inner_optimizer", model.optimizer))
-    methods = {
+    ours = {
         name
         for owner in owners
-        for name in vars(owner)
-        if callable(getattr(type(owner), name, None))
+        for name, value in vars(owner).items()
+        if type(value).__module__.startswith("kerasmem")
     }
     paths = {v.path for v in model.optimizer.variables if "kerasmem" in v.path}
-    return methods | paths
+    return ours | paths
 
 
 def compiled(make_model, optimizer=None, **arguments):
     model = make_model()
     optimizer = optimizer or keras.optimizers.SGD(RATE)
-    model.compile(optimizer, loss="mse", **({"jit_compile": False} | arguments))
+    # Without jit JAX compiles every operation on its own: a test takes ten times as
+    # long. So jit is off there only where a test asks for it.
+    jit = keras.backend.backend() == "jax"
+    model.compile(optimizer, loss="mse", **({"jit_compile": jit} | arguments))
     return model
 
 
@@ -126,16 +132,15 @@ def test_the_norm_is_the_same_compiled_and_with_several_steps_per_execution(
     assert history["gradient_norm_max"] == [pytest.approx(max(expected), rel=1e-5)]
 
 
-@pytest.mark.parametrize("jit", [False, True])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_accumulated_gradients_count_once_per_update(
-    make_model, data, reference_gradients, backend, jit, dynamic
+    make_model, data, reference_gradients, backend, dynamic
 ):
     expected = norms_by_hand(make_model(), data, 4, reference_gradients, 2)
     optimizer = keras.optimizers.SGD(RATE, gradient_accumulation_steps=2)
     if dynamic:
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
-    model = compiled(make_model, optimizer, jit_compile=jit and backend != "torch")
+    model = compiled(make_model, optimizer, jit_compile=backend != "torch")
     monitor = GradientMonitor()
 
     history = fit(model, data, [monitor])
@@ -221,11 +226,11 @@ def test_a_step_with_nan_is_counted_and_left_out_of_the_mean(
 ):
     x, y = data
     expected = global_norm(reference_gradients(make_model(), x[:4], y[:4]))
-    broken = x.copy()
+    broken = y.copy()
     broken[4:8] = np.nan
     monitor = GradientMonitor(every=1)
 
-    history = fit(compiled(make_model), (broken[:8], y[:8]), [monitor])
+    history = fit(compiled(make_model), (x[:8], broken[:8]), [monitor])
 
     assert history["gradient_nonfinite"] == [1.0]
     assert history["gradient_norm"] == [pytest.approx(expected, rel=1e-5)]
@@ -243,16 +248,16 @@ def test_a_norm_of_nothing_but_nan_is_nan(make_model, data):
     assert history["gradient_nonfinite"] == [4.0]
 
 
-@pytest.mark.parametrize("jit", [False, True])
-def test_a_step_that_loss_scaling_skips_is_nonfinite(make_model, data, backend, jit):
-    # The loss times 1e38 overflows until the scale was halved a few times.
+def test_a_step_that_loss_scaling_skips_is_nonfinite(make_model, data):
+    # The scaled gradient overflows until the scale was halved a few times.
+    x, y = data
     optimizer = keras.optimizers.LossScaleOptimizer(
         keras.optimizers.SGD(RATE), initial_scale=2.0**127
     )
-    model = compiled(make_model, optimizer, jit_compile=jit and backend != "torch")
+    model = compiled(make_model, optimizer)
     monitor = GradientMonitor()
 
-    history = fit(model, data, [monitor], epochs=3)
+    history = fit(model, (x, 100 * y), [monitor], epochs=3)
 
     skipped = 12 - int(optimizer.iterations.numpy())
     assert skipped > 0
@@ -277,29 +282,11 @@ def test_mixed_precision_reports_unscaled_gradients(
     assert history["gradient_norm"] == [pytest.approx(expected, rel=1e-2)]
 
 
-class HalvedLoss(keras.Model):
-    """A train_step of one's own, made from the public parts of each backend."""
-
-    def __init__(self, inner):
-        super().__init__()
-        self.inner = inner
-
-    def call(self, x, training=None):
-        return self.inner(x, training=training)
-
-    def compute_loss(self, *args, **kwargs):
-        return super().compute_loss(*args, **kwargs) / 2
-
-    def train_step(self, *args):
-        return super().train_step(*args)
-
-
-def test_a_subclassed_model_with_its_own_step_is_watched(
-    make_model, data, reference_gradients
+def test_a_subclassed_model_with_a_step_of_its_own_is_watched(
+    make_model, own_step, data, reference_gradients
 ):
-    x, y = data
-    expected = global_norm(reference_gradients(make_model(), x, y)) / 2
-    model = compiled(lambda: HalvedLoss(make_model()))
+    expected = global_norm(reference_gradients(make_model(), *data)) / 2
+    model = compiled(lambda: own_step(make_model()))
     monitor = GradientMonitor()
 
     history = fit(model, data, [monitor], batch_size=16)
@@ -309,19 +296,41 @@ def test_a_subclassed_model_with_its_own_step_is_watched(
     assert hooks_on(model) == set()
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam", "a dynamic loss scale"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_training_is_the_same_to_the_bit_without_jit(make_model, data, optimizer):
-    def make_optimizer():
-        return OPTIMIZERS.get(optimizer, lambda: optimizer)()
+    plain, watched = (
+        compiled(make_model, optimizer, jit_compile=False) for _ in range(2)
+    )
 
-    plain, watched = (compiled(make_model, make_optimizer()) for _ in range(2))
-
-    expected = fit(plain, data, epochs=3)["loss"]
-    found = fit(watched, data, [MemoryMonitor(), GradientMonitor()], epochs=3)["loss"]
+    expected = fit(plain, data, epochs=2)["loss"]
+    found = fit(watched, data, [MemoryMonitor(), GradientMonitor()], epochs=2)["loss"]
 
     assert found == expected
     for kept, with_monitor in zip(weights_of(plain), weights_of(watched), strict=True):
         np.testing.assert_array_equal(with_monitor, kept)
+
+
+@pytest.fixture(scope="module")
+def child():
+    """What `deterministic_cnn.py` found in a process of its own."""
+    script = Path(__file__).with_name("deterministic_cnn.py")
+    run = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, check=True
+    )
+    return json.loads(run.stdout)
+
+
+def test_training_a_cnn_is_the_same_to_the_bit_with_deterministic_ops(child):
+    assert child["is_equal"] is True
+
+
+def test_the_gradient_is_summed_over_replicas(child, backend):
+    if backend != "tensorflow":  # the only backend whose replicas Keras runs apart
+        assert child["replicas"] is None
+        return
+    alone, together = child["replicas"]["alone"], child["replicas"]["together"]
+    assert together == pytest.approx(alone, rel=1e-5)
+    assert alone[0] == pytest.approx(math.hypot(*alone[2:]), rel=1e-5)
 
 
 def test_training_with_jit_is_the_same_to_rounding(make_model, data, backend):
@@ -369,17 +378,16 @@ def test_callbacks_listed_after_see_the_keys_and_none_is_of_validation(
 
 
 def test_nothing_is_left_on_the_model_after_fit(make_model, data):
-    model = compiled(make_model, "adam")
-    before = set(vars(model)), set(vars(model.optimizer))
+    watched, plain = compiled(make_model, "adam"), compiled(make_model, "adam")
 
-    fit(model, data, [GradientMonitor(), GradientMonitor()])
+    fit(watched, data, [GradientMonitor(), GradientMonitor()])
+    fit(plain, data)
 
-    assert hooks_on(model) == set()
-    assert set(vars(model)) - before[0] <= {"history", "_jax_state", "_callbacks"}
-    assert set(vars(model.optimizer)) - before[1] <= {
-        name for name in vars(model.optimizer) if not name.startswith("save")
-    }
-    assert "gradient_norm" not in fit(model, data)
+    assert hooks_on(watched) == set()
+    assert set(vars(watched)) == set(vars(plain))
+    assert set(vars(watched.optimizer)) == set(vars(plain.optimizer))
+    assert len(watched.optimizer.variables) == len(plain.optimizer.variables)
+    assert set(fit(watched, data)) == {"loss"}
 
 
 def test_one_monitor_serves_two_fits(make_model, data, reference_gradients):

@@ -13,7 +13,6 @@ from kerasmem.compression.distill.distiller import (
     TEMPERATURE,
     Distiller,
 )
-
 from kerasmem.errors import ConfigError
 from kerasmem.files.data import check_data, fit_arguments, sample_inputs
 from kerasmem.files.data.forms import first_samples

@@ -11,6 +11,7 @@ from kerasmem.compression.prune.math import global_masks, magnitude_mask
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.kernels import is_depthwise, is_kernel
 from kerasmem.graph.layers import Weight, weights
+from kerasmem.graph.values import to_numpy
 from kerasmem.records import WeightChange
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def masks_for(
     variables: Iterable[Any], choice: "Prune", sparsity: float
 ) -> list[np.ndarray]:
     """Return one bool mask per variable, False where it is to become zero."""
-    values = [keras.ops.convert_to_numpy(variable) for variable in variables]
+    values = [to_numpy(variable) for variable in variables]
     if choice.scope == "global":
         return global_masks(values, sparsity)
     return [magnitude_mask(value, sparsity) for value in values]
@@ -85,7 +86,7 @@ def masks_for(
 
 def zero_out(variable: Any, mask: np.ndarray) -> None:
     """Set a variable to zero where `mask` is False."""
-    value = keras.ops.convert_to_numpy(variable)
+    value = to_numpy(variable)
     variable.assign(np.where(mask, value, np.zeros((), value.dtype)))
 
 

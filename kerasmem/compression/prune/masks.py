@@ -9,6 +9,7 @@ import numpy as np
 
 from kerasmem.backends import current
 from kerasmem.compression.prune.apply import zero_out
+from kerasmem.graph.values import to_numpy
 
 
 class Masks:
@@ -62,7 +63,7 @@ def zeros_kept(model: Any, variables: Sequence[Any]) -> Iterator[None]:
     """Keep the entries of `variables` that are zero now at zero while `model` trains."""
     masks = Masks(model, variables)
     try:
-        masks.write([keras.ops.convert_to_numpy(v) != 0 for v in variables])
+        masks.write([to_numpy(v) != 0 for v in variables])
         model.train_function = None
         yield
         masks.enforce()

@@ -6,6 +6,7 @@ from typing import Any
 import keras
 
 from kerasmem.compression.quantize.math import quantize
+from kerasmem.graph.values import to_numpy
 
 
 class Int8Variable(keras.Variable):
@@ -58,7 +59,7 @@ class Int8Variable(keras.Variable):
     def assign(self, value: Any) -> Any:
         """Replace the weight by `value`, quantized anew (on the host)."""
         axes = tuple(i for i, n in enumerate(self.scales.shape) if n == 1)
-        codes, scales = quantize(keras.ops.convert_to_numpy(value), axes)
+        codes, scales = quantize(to_numpy(value), axes)
         self.codes.assign(codes)
         self.scales.assign(scales)
         return self.value
@@ -91,7 +92,7 @@ def replace_by_int8(
         The layers that kept the weight. Usually that is `owner` alone; a wrapper such
         as SpectralNormalization keeps the weight of the layer inside it as well.
     """
-    codes, scales = quantize(keras.ops.convert_to_numpy(kernel), axes)
+    codes, scales = quantize(to_numpy(kernel), axes)
     with ExitStack() as scopes:
         for part in kernel.path.split("/")[:-1]:
             scopes.enter_context(keras.name_scope(part))
@@ -134,9 +135,12 @@ def _track(layer: Any, variables: Any) -> None:
 
 
 def forget_float_weights(layers: list[Any]) -> None:
-    """Drop the references to replaced weights that enclosing layers keep."""
-    if keras.backend.backend() == "torch":
-        for layer in layers:
+    """Drop the references to replaced weights that the layers around them keep."""
+    if keras.backend.backend() != "torch":
+        return
+    modules = (module for layer in layers for module in layer.modules())
+    for module in {id(m): m for m in modules}.values():
+        if isinstance(module, keras.layers.Layer):
             # On torch every layer keeps a table of the parameters of all layers inside
             # it, made when it was built. This remakes the table.
-            layer._track_variables()
+            module._track_variables()

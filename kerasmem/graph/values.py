@@ -1,0 +1,12 @@
+"""The values of variables, on the host."""
+
+from typing import Any
+
+import keras
+import numpy as np
+
+
+def to_numpy(variable: Any) -> np.ndarray:
+    """Return the value of a `keras.Variable` or tensor as a NumPy array."""
+    # By way of a tensor: NumPy 2 deprecates how Keras hands it a variable.
+    return keras.ops.convert_to_numpy(keras.ops.convert_to_tensor(variable))

@@ -1,0 +1,23 @@
+"""The names that `import kerasmem` gives."""
+
+from kerasmem import callbacks, errors
+from kerasmem.compression.compress import compress
+from kerasmem.compression.distill import Distiller, distill
+from kerasmem.compression.prune import Prune
+from kerasmem.compression.quantize import Quantize
+from kerasmem.compression.result import CompressionResult
+from kerasmem.files import load_model, save_model
+
+__all__ = [
+    "CompressionResult",
+    "Distiller",
+    "Prune",
+    "Quantize",
+    "callbacks",
+    "compress",
+    "distill",
+    "errors",
+    "load_model",
+    "save_model",
+]
+

@@ -1,0 +1,143 @@
+"""What every adapter promises, on the backend that runs."""
+
+import sys
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from kerasmem import backends
+from kerasmem.errors import ConfigError
+
+# Keras's own conversion of a variable to NumPy, on TensorFlow and torch.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:__array__ implementation:DeprecationWarning"
+)
+
+
+@pytest.fixture
+def optimizer():
+    built = keras.optimizers.Adam()
+    built.build([keras.Variable(np.ones(3, "float32"))])
+    return built
+
+
+def test_the_adapter_is_that_of_the_running_backend(backend):
+    assert backends.current().name == backend
+    assert backends.current() is backends.current()
+
+
+def test_only_the_running_backend_is_imported(backend):
+    backends.current()
+    loaded = {n for n in sys.modules if n.startswith("kerasmem.backends._")}
+    assert loaded == {f"kerasmem.backends._{backend}"}
+
+
+def test_a_backend_without_an_adapter_is_refused(monkeypatch):
+    monkeypatch.setattr(keras.backend, "backend", lambda: "openvino")
+    with pytest.raises(ConfigError, match=r"Received: .*'openvino'\. Set KERAS_BACK"):
+        backends.current.__wrapped__()
+
+
+@pytest.mark.parametrize("sizes", [(1,), (5000, 3), (4096,), (4097, 2, 9)])
+def test_the_global_norm_is_that_of_numpy(sizes):
+    rng = np.random.default_rng(5)
+    arrays = [rng.normal(size=size).astype("float32") for size in sizes]
+    expected = np.linalg.norm(np.concatenate(arrays).astype("float64"))
+
+    norm = backends.current().global_norm([ops.convert_to_tensor(a) for a in arrays])
+
+    assert float(norm) == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_global_norm_of_many_entries_keeps_its_digits():
+    array = np.random.default_rng(5).normal(size=(4000, 1000)).astype("float32")
+    expected = np.linalg.norm(array.astype("float64"))
+
+    norm = backends.current().global_norm([ops.convert_to_tensor(array)])
+
+    assert float(norm) == pytest.approx(expected, rel=2e-6)
+
+
+def test_the_global_norm_of_half_precision_does_not_overflow():
+    halves = ops.convert_to_tensor(np.full(100, 1000, "float16"))
+    assert float(backends.current().global_norm([halves])) == pytest.approx(1e4)
+
+
+def test_a_dense_gradient_is_summed_already():
+    gradient = ops.convert_to_tensor(np.ones((2, 3), "float32"))
+    assert backends.current().summed(gradient) is gradient
+
+
+def test_a_state_starts_as_it_was_given_and_is_read_and_written(optimizer):
+    start = np.arange(6, dtype="float32").reshape(2, 3)
+    state = backends.current().step_state(optimizer, start, "state")
+
+    np.testing.assert_array_equal(state.read(), start)
+    before = state.read()
+    state.write(start + 1)
+    np.testing.assert_array_equal(state.read(), start + 1)
+    np.testing.assert_array_equal(before, start)
+
+
+def test_a_released_state_leaves_the_optimizer_as_it_was(optimizer):
+    variables, attributes = optimizer.variables, set(vars(optimizer))
+    states = [
+        backends.current().step_state(optimizer, np.ones(2, "float32"), name)
+        for name in ("first", "second")
+    ]
+
+    for state in states:  # not in the order of a stack
+        state.release()
+        state.release()
+
+    assert [id(v) for v in optimizer.variables] == [id(v) for v in variables]
+    assert set(vars(optimizer)) == attributes
+
+
+@pytest.mark.parametrize("is_scaled", [False, True])
+def test_a_checkpoint_does_not_hold_a_state(optimizer, is_scaled):
+    if is_scaled:
+        optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam())
+        optimizer.build([keras.Variable(np.ones(3, "float32"))])
+    plain, watched = {}, {}
+    optimizer.save_own_variables(plain)
+
+    state = backends.current().step_state(optimizer, np.ones(2, "float32"), "state")
+    optimizer.save_own_variables(watched)
+    optimizer.load_own_variables(plain)
+
+    assert sorted(watched) == sorted(plain)
+    np.testing.assert_array_equal(state.read(), [1, 1])
+
+
+def test_no_backward_pass_is_recorded_in_the_inference_scope(backend):
+    variable = keras.Variable(np.ones(2, "float32"))
+    with backends.current().inference():
+        doubled = variable * 2
+    assert not getattr(doubled, "requires_grad", False)
+
+
+def test_device_figures_are_whole_bytes_or_there_is_a_reason():
+    adapter = backends.current()
+    for reading in adapter.device_memory():
+        assert reading.peak_bytes >= reading.current_bytes >= 0
+        assert isinstance(reading.peak_bytes, int)
+    assert adapter.why_no_device_memory().endswith(".")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(
+    all(r.name.startswith("CPU") for r in backends.current().device_memory()),
+    reason="needs an accelerator",
+)
+def test_the_peak_of_a_gpu_holds_a_tensor_that_is_gone(backend):
+    adapter = backends.current()
+    was_reset = adapter.reset_device_peak()
+    before = adapter.device_memory()[0].peak_bytes
+    float(ops.sum(ops.ones((64, 1024, 1024))))
+    after = adapter.device_memory()[0]
+    assert was_reset is (backend != "jax")
+    assert after.peak_bytes - before >= 200 * 1024**2 or backend == "jax"
+    assert after.complete

@@ -1,0 +1,150 @@
+"""Bad input gets one clear line, exit code 2, and nothing half-written."""
+
+import errno
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+
+@pytest.fixture
+def broken(folder, samples):
+    """Files that are not what their names say."""
+    x, y = samples
+    Path("cut.keras").write_bytes(Path("model.keras").read_bytes()[:2000])
+    Path("text.keras").write_text("no model")
+    Path("notes.txt").write_text("no model")
+    np.savez("no_x.npz", images=x, y=y)
+    np.savez("unequal.npz", x=x, y=y[:-1])
+    np.savez("shape.npz", x=x[:, :4], y=y)
+    np.savez("classes.npz", x=x, y=y + 5)
+    np.savez("labels.npz", x=x, y=np.ones((len(x), 7), "float32"))
+    np.savez("unlabeled.npz", x=x)
+    Path("cut.npz").write_bytes(Path("data.npz").read_bytes()[:500])
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("inspect missing.keras", "There is no file 'missing.keras'."),
+        ("inspect cut.keras", "'cut.keras' is no .keras file"),
+        ("inspect text.keras", "'text.keras' is no .keras file"),
+        ("inspect notes.txt", "ends in .keras or .h5"),
+        ("inspect .", "is a folder"),
+        ("inspect model.keras --import no_such_module", "the module of --import"),
+        ("evaluate model.keras --data missing.npz", "There is no data file"),
+        ("evaluate model.keras --data cut.npz", "cut.npz is not a sound .npz file"),
+        ("evaluate model.keras --data no_x.npz", "no_x.npz holds no array x"),
+        ("evaluate model.keras --data unequal.npz", "x has 60, y has 59 samples"),
+        ("evaluate model.keras --data shape.npz", "takes shape (None, 6)"),
+        (
+            "evaluate model.keras --data classes.npz",
+            "go from 0 to 2. Received: y from 5",
+        ),
+        ("evaluate model.keras --data labels.npz", "The labels do not fit"),
+        ("evaluate model.keras --data unlabeled.npz", "The data has no labels"),
+        ("evaluate model.keras --data data.npz --loss no_loss", "no loss of this name"),
+        (
+            "evaluate model.keras --data data.npz --metric no_metric",
+            "no metric of this name. Received: --metric no_metric",
+        ),
+    ],
+)
+def test_reading_what_is_not_there_or_not_sound(broken, refused, line, message):
+    assert message in refused(line)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("-o out.keras --prune 1.0", "at least 0 and less than 1"),
+        ("-o out.keras --prune -0.1", "at least 0 and less than 1"),
+        ("-o out.keras --prune nan", "at least 0 and less than 1"),
+        ("-o out.keras --quantize int3", "scheme='int3'"),
+        ("-o out.keras", "There is nothing to do"),
+        ("-o out.txt --prune 0.5", "must end in .keras"),
+        ("-o none/out.keras --prune 0.5", "There is no folder 'none'"),
+        ("-o out.keras --prune 0.5 --report page.pdf", "must end in .html"),
+        ("-o out.keras --prune 0.5 --max-drop 0.1", "--max-drop takes data"),
+        ("-o out.keras --prune 0.5 --fine-tune-epochs 2", "--fine-tune-epochs takes"),
+        ("-o out.keras --prune 0.5 --data unequal.npz", "x has 60, y has 59"),
+        ("-o out.keras --prune 0.5 --data shape.npz", "takes shape (None, 6)"),
+    ],
+)
+def test_compressing_with_options_that_cannot_be(broken, refused, options, message):
+    assert message in refused(f"compress model.keras {options}")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("compress model.keras --prune 0.5", "required: -o/--output"),
+        ("compress model.keras -o a.keras --prune half", "invalid float value: 'half'"),
+        ("inspect model.keras --batch-size 0", "a whole number from 1, received '0'"),
+        ("inspect model.keras --batch 4", "unrecognized arguments: --batch 4"),
+        ("evaluate model.keras", "required: --data"),
+        ("shrink model.keras", "invalid choice: 'shrink'"),
+        ("", "required: COMMAND"),
+    ],
+)
+def test_a_command_line_that_cannot_be(folder, refused, line, message):
+    assert message in refused(line)
+
+
+def test_a_model_with_nothing_to_prune(folder, refused):
+    model = keras.Sequential([keras.Input((2,)), keras.layers.ReLU()])
+    model.save("empty.keras")
+    assert "prune" in refused("compress empty.keras -o out.keras --prune 0.5")
+
+
+def test_a_model_saved_without_a_loss(folder, refused, new_network):
+    new_network(compiled=False).save("bare.keras")
+    assert "without a loss. Next: name one with --loss" in refused(
+        "evaluate bare.keras --data data.npz"
+    )
+    assert "--metric without --loss" in refused(
+        "evaluate bare.keras --data data.npz --metric accuracy"
+    )
+
+
+def test_a_result_that_does_its_job_too_badly_is_not_written(
+    folder, refused, new_network
+):
+    # One unit for x and one for -x: the network answers every sample right.
+    signs = np.concatenate([np.eye(6, 3), -np.eye(6, 3)], axis=1)
+    model = new_network(units=6)
+    model.set_weights([signs, np.zeros(6), signs[:3].T, np.zeros(3)])
+    model.save("model.keras")
+    message = refused(
+        "compress model.keras -o out.keras --prune 0.95 --data data.npz "
+        "--max-drop 0.001"
+    )
+    assert "accuracy went from 1.0000 to 0." in message
+
+
+def test_a_full_disk(folder, refused, monkeypatch):
+    def no_space(*arguments, **options):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", no_space)
+    message = refused("compress model.keras -o model.keras --prune 0.5")
+    assert "No space left on device" in message
+
+
+def test_ctrl_c_during_the_save(folder, refused, monkeypatch):
+    def interrupted(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", interrupted)
+    assert "Interrupted." in refused("compress model.keras -o out.keras --prune 0.5")
+
+
+def test_a_mistake_of_ours_is_not_hidden(folder, kerasmem, monkeypatch):
+    def mistake(*arguments, **options):
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("kerasmem.files.load_model", mistake)
+    with pytest.raises(RuntimeError, match="a bug"):
+        kerasmem("inspect model.keras")

@@ -1,0 +1,233 @@
+"""Each command does its job, and `--json` is its result and nothing else."""
+
+import json
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+from kerasmem.demo.run import DemoRecord
+from kerasmem.records import ModelFigures
+
+TERSE = "--loss sparse_categorical_crossentropy --metric accuracy"
+
+
+def accuracy(path, x, y):
+    model = keras.models.load_model(path, compile=False)
+    return np.mean(keras.ops.convert_to_numpy(model(x)).argmax(axis=1) == y)
+
+
+def test_inspect_says_where_the_bytes_are(folder, kerasmem):
+    found = kerasmem("inspect model.keras --batch-size 4 --json").json
+    hidden = 6 * 32 + 32
+    assert found["parameters"] == hidden + 32 * 3 + 3
+    assert found["weight_bytes"] == 4 * found["parameters"]
+    assert found["file_bytes"] == Path("model.keras").stat().st_size
+    assert found["activation_peak_bytes"] == 4 * 4 * (6 + 32)
+    layer = next(layer for layer in found["layers"] if layer["name"] == "hidden")
+    assert (layer["parameters"], layer["output_shape"]) == (hidden, [4, 32])
+
+
+def test_inspect_shows_a_line_per_layer(folder, kerasmem):
+    call = kerasmem("inspect model.keras")
+    assert call.code == 0
+    for text in ("hidden", "Dense", "1 x 32", "activation peak of a batch of 1"):
+        assert text in call.out
+
+
+def test_evaluate_measures_on_the_test_split(folder, kerasmem, samples):
+    found = kerasmem("evaluate model.keras --data split.npz --json").json
+    x, y = samples
+    assert (found["split"], found["samples"]) == ("test", 10)
+    expected = accuracy("model.keras", x[:10], y[:10])
+    assert found["figures"]["metrics"]["accuracy"] == pytest.approx(expected)
+    assert found["figures"]["file_bytes"] == Path("model.keras").stat().st_size
+
+
+def test_evaluate_takes_a_loss_for_a_model_saved_without_one(
+    folder, kerasmem, new_network
+):
+    new_network(compiled=False).save("bare.keras")
+    found = kerasmem(f"evaluate bare.keras --data data.npz {TERSE} --json").json
+    assert set(found["figures"]["metrics"]) == {"loss", "accuracy"}
+    assert (found["split"], found["samples"]) == ("all", 60)
+
+
+def test_compress_writes_a_smaller_model_that_does_as_it_says(
+    folder, kerasmem, samples
+):
+    call = kerasmem(
+        "compress model.keras -o small.keras --prune 0.5 --quantize int8 "
+        "--data split.npz --report page.html --json"
+    )
+    report = call.json["report"]
+    x, y = samples
+    assert report["before"]["metrics"]["accuracy"] == pytest.approx(
+        accuracy("model.keras", x[:10], y[:10])
+    )
+    assert report["after"]["metrics"]["accuracy"] == pytest.approx(
+        accuracy("small.keras", x[:10], y[:10])
+    )
+    assert Path("small.keras").stat().st_size == report["after"]["file_bytes"]
+    assert call.json["file_ratio"] > 1
+    kernels = [c for c in call.json["changes"] if c["weight"].endswith("kernel")]
+    assert {(c["technique"], c["changed"]) for c in kernels} == {
+        ("prune", True),
+        ("quantize", True),
+    }
+    assert "kerasmem compress model.keras" in Path("page.html").read_text()
+
+
+def test_compress_sets_the_share_of_weights_to_zero_that_it_was_told(folder, kerasmem):
+    found = kerasmem("compress model.keras -o small.keras --prune 0.75 --json").json
+    assert found["report"]["after"]["metrics"] == {}
+    model = keras.models.load_model("small.keras")
+    kernel = keras.ops.convert_to_numpy(model.get_layer("hidden").kernel)
+    assert np.mean(kernel == 0) == 0.75
+
+
+def test_compress_may_replace_its_own_input(folder, kerasmem):
+    before = Path("model.keras").stat().st_size
+    assert kerasmem("compress model.keras -o model.keras --quantize int8").code == 0
+    assert Path("model.keras").stat().st_size < before
+    assert [p.name for p in folder.iterdir() if p.name.startswith(".")] == []
+
+
+def test_fine_tuning_shows_its_epochs_and_holds_samples_out(folder, kerasmem):
+    call = kerasmem(
+        "compress model.keras -o small.keras --prune 0.5 --data data.npz "
+        "--fine-tune-epochs 2 --seed 1 --json"
+    )
+    assert "the last tenth is held out" in call.err
+    assert "fine-tuning, epoch 1/2: accuracy" in call.err
+    assert "fine-tuning, epoch 2/2: accuracy" in call.err
+    assert call.json["report"]["samples"] == 6
+
+
+def test_distill_writes_the_student(folder, kerasmem, samples, new_network):
+    new_network(units=4, compiled=False).save("student.keras")
+    call = kerasmem(
+        f"distill model.keras student.keras -o taught.keras --data split.npz {TERSE} "
+        "--epochs 1 --json"
+    )
+    x, y = samples
+    measured = call.json["figures"]["student"]["metrics"]["accuracy"]
+    assert measured == pytest.approx(accuracy("taught.keras", x[:10], y[:10]))
+    assert "distilling, epoch 1/1" in call.err
+
+
+OWN_LAYER = """
+import keras
+
+@keras.saving.register_keras_serializable("mine")
+class Twice(keras.layers.Layer):
+    def call(self, x):
+        return 2 * x
+
+print("loaded on stdout")
+"""
+
+
+@pytest.fixture
+def file_with_own_layer(folder, monkeypatch):
+    """A file whose layer is known to nobody until my_layers.py is imported."""
+    known = keras.saving.get_custom_objects()
+    Path("my_layers.py").write_text(OWN_LAYER)
+    twice = runpy.run_path("my_layers.py")["Twice"]
+    keras.Sequential([keras.Input((2,)), twice(name="twice")]).save("own.keras")
+    known.pop("mine>Twice")
+    yield "own.keras"
+    known.pop("mine>Twice", None)
+    sys.modules.pop("my_layers", None)
+
+
+def test_a_custom_layer_is_known_after_an_import(file_with_own_layer, kerasmem):
+    path = list(sys.path)
+    unknown = kerasmem(f"inspect {file_with_own_layer}")
+    assert unknown.code == 2
+    assert "--import my.module" in unknown.err
+    call = kerasmem(f"inspect {file_with_own_layer} --import my_layers --json")
+    assert call.json["layers"][-1]["class_name"] == "Twice"
+    assert "loaded on stdout" in call.err
+    assert sys.path == path
+
+
+def test_several_inputs_come_by_name(folder, kerasmem):
+    a, b = keras.Input((2,), name="a"), keras.Input((3,), name="b")
+    output = keras.layers.Dense(2)(keras.layers.Concatenate()([a, b]))
+    model = keras.Model({"a": a, "b": b}, output)
+    model.compile("sgd", "mse", jit_compile=False)
+    model.save("two.keras")
+    np.savez("two.npz", x_a=np.ones((9, 2)), x_b=np.ones((9, 3)), y=np.zeros((9, 2)))
+    found = kerasmem("evaluate two.keras --data two.npz --json").json
+    inputs = {"a": np.ones((1, 2)), "b": np.ones((1, 3))}
+    expected = np.mean(np.square(keras.ops.convert_to_numpy(model(inputs))))
+    assert found["figures"]["metrics"]["loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_demo_shows_the_models_side_by_side_and_where_the_files_are(
+    folder, kerasmem, monkeypatch
+):
+    asked = []
+
+    def run_demo(out, data, *, console):
+        asked.append((str(out), data))
+        models = {
+            "original": ModelFigures(2048, 1024, 256, 256),
+            "student": ModelFigures(512, 256, 64, 64),
+        }
+        return DemoRecord(models, ("here/original.keras",), {"training": 1.5}, 2000)
+
+    monkeypatch.setattr("kerasmem.demo.run.run_demo", run_demo)
+    shown = kerasmem("demo")
+    assert "4.00x" in shown.out
+    assert "here/original.keras" in shown.out
+    found = kerasmem("demo --out here --data own.npz --json").json
+    assert found["models"]["student"]["file_bytes"] == 512
+    assert asked == [("kerasmem-demo", None), ("here", "own.npz")]
+
+
+def test_a_metric_that_is_no_number_is_null_in_json(folder, kerasmem, new_network):
+    model = new_network()
+    model.set_weights([np.full_like(w, np.nan) for w in model.get_weights()])
+    model.save("broken.keras")
+    found = kerasmem("evaluate broken.keras --data data.npz --json").json
+    assert found["figures"]["metrics"]["loss"] is None
+
+
+def test_the_program_writes_json_alone_to_stdout(folder):
+    done = run("inspect", "model.keras", "--json")
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["model"] == "model.keras"
+    assert done.stderr == ""
+
+
+def test_the_program_fails_with_one_line_and_code_2():
+    done = run("inspect", "model.keras", "--batch-size", "0")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "kerasmem inspect: error: argument --batch-size: expected a whole number from "
+        "1, received '0'. See: kerasmem inspect --help\n"
+    )
+
+
+def test_help_lists_what_there_is(kerasmem):
+    assert kerasmem("--version").out.split()[0] == "kerasmem"
+    commands = ("demo", "inspect", "compress", "distill", "evaluate")
+    assert all(command in kerasmem("--help").out for command in commands)
+    assert all(kerasmem(f"{command} --help").code == 0 for command in commands)
+
+
+def run(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "kerasmem", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={k: v for k, v in os.environ.items() if k != "TF_CPP_MIN_LOG_LEVEL"},
+    )

@@ -1,0 +1,114 @@
+"""Pruning a model at once."""
+
+import keras
+import numpy as np
+import pytest
+
+from kerasmem.compression.prune import Prune
+from kerasmem.compression.techniques import TECHNIQUES, from_json
+from kerasmem.errors import ConfigError, ModelError
+from kerasmem.graph.kernels import is_depthwise, is_kernel
+from kerasmem.graph.layers import weights
+from kerasmem.graph.values import to_numpy
+from tests.models import KINDS, L, chain
+
+ALL = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
+
+
+def zeros(variable):
+    return int((to_numpy(variable) == 0).sum())
+
+
+@ALL
+def test_every_kernel_loses_its_smallest_entries_and_nothing_else_changes(kind):
+    model = kind.make()
+    before = {w.path: to_numpy(w.variable) for w in weights(model)}
+    Prune(0.5).apply(model)
+    for weight in weights(model):
+        old, new = before[weight.path], to_numpy(weight.variable)
+        if is_kernel(weight) and not is_depthwise(weight):
+            assert zeros(weight.variable) == old.size // 2
+            np.testing.assert_array_equal(new[new != 0], old[new != 0])
+            assert np.abs(old[new == 0]).max() <= np.abs(new[new != 0]).min()
+        else:
+            np.testing.assert_array_equal(new, old)
+
+
+def test_global_pruning_takes_more_where_weights_matter_less():
+    model = chain((20,), L.Dense(30), L.Dense(20))
+    kernels = [layer.kernel for layer in model.layers[1:]]
+    flat = np.full((20, 30), 1.0, "float32")
+    peaked = np.where(np.arange(600).reshape(30, 20) % 10 == 0, 10.0, 0.01)
+    kernels[0].assign(flat)
+    kernels[1].assign(peaked)
+    Prune(0.45, scope="global").apply(model)
+    assert [zeros(kernel) for kernel in kernels] == [0, 540]
+
+
+def test_depthwise_and_excluded_weights_are_left_alone_and_that_is_said():
+    model = chain((6, 6, 3), L.DepthwiseConv2D(3), L.Conv2D(4, 1, name="head"))
+    changes = Prune(0.5).apply(model)
+    details = {c.weight: c.detail for c in changes}
+    assert details["head/kernel"] == "50.0% zero"
+    assert "each one matters" in next(d for p, d in details.items() if "depthwise" in p)
+    with pytest.raises(ModelError, match="nothing to prune: none of its 4 weights"):
+        Prune(0.5, exclude="head").apply(model)
+
+
+def test_an_exclude_that_matches_nothing_is_an_error():
+    model = chain((4,), L.Dense(3))
+    with pytest.raises(ConfigError, match="path that matches. Received: exclude='haed'"):
+        Prune(0.5, exclude=("haed",)).apply(model)
+
+
+def test_ram_is_not_claimed_to_shrink():
+    model = chain((4,), L.Dense(3))
+    (kernel, bias) = Prune(0.5).apply(model)
+    assert (kernel.before_bytes, kernel.after_bytes) == (48, 48)
+    assert (bias.changed, bias.detail) == (False, "is no kernel or embedding table")
+
+
+@pytest.mark.parametrize("sparsity", [-0.1, 1, 1.5, float("nan"), "0.5", True, None])
+def test_a_sparsity_outside_of_0_to_1_is_an_error(sparsity):
+    with pytest.raises(ConfigError, match="at least 0 and less than 1. Received: spars"):
+        Prune(sparsity)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"scope": "model"}, "one of layer, global. Received: scope='model'"),
+        ({"begin": 0.6, "end": 0.5}, "begin=0.6, end=0.5"),
+        ({"end": 1.1}, "0 <= begin <= end <= 1"),
+        ({"exclude": ["("]}, r"Received: '\(', which is none"),
+    ],
+)
+def test_bad_arguments_are_errors(arguments, text):
+    with pytest.raises(ConfigError, match=text):
+        Prune(0.5, **arguments)
+
+
+@pytest.mark.parametrize("name", TECHNIQUES)
+def test_every_technique_is_frozen_and_goes_to_json_and_back(name):
+    arguments = {"prune": {"sparsity": 0.3, "exclude": ["head"]}, "quantize": {}}[name]
+    technique = from_json({"technique": name, **arguments})
+    assert from_json(technique.to_json()) == technique
+    field = next(iter(technique.to_json().keys() - {"technique"}))
+    with pytest.raises(AttributeError):
+        setattr(technique, field, None)
+
+
+def test_unknown_techniques_and_arguments_are_errors():
+    with pytest.raises(ConfigError, match="prune, quantize. Received: technique='melt'"):
+        from_json({"technique": "melt"})
+    with pytest.raises(ConfigError, match="Wrong arguments for 'prune'.*'sparsty'"):
+        from_json({"technique": "prune", "sparsty": 0.3})
+
+
+def test_half_precision_weights_are_pruned_in_their_own_dtype():
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, L.Dense(6, dtype="bfloat16")(inputs))
+    Prune(0.5).apply(model)
+    kernel = model.layers[-1].kernel
+    assert kernel.dtype == "bfloat16"
+    assert (to_numpy(keras.ops.cast(kernel, "float32")) == 0).sum() == 12

@@ -1,0 +1,92 @@
+"""The peak of the process, from the kernel and from a sampling thread."""
+
+import mmap
+import time
+
+import pytest
+
+from kerasmem.memory import host
+from kerasmem.units import MIB
+
+SPIKE = 100 * MIB
+
+
+def spike(seconds=0.0):
+    with mmap.mmap(-1, SPIKE) as block:
+        block.write(bytes(SPIKE))
+        time.sleep(seconds)
+
+
+@pytest.fixture(params=["kernel", "sampled"])
+def peak(request):
+    if request.param == "kernel":
+        measured = host.KernelPeak()
+    else:
+        measured = host.SampledPeak(lambda: True)
+    yield measured
+    measured.close()
+
+
+def test_the_peak_holds_a_spike_until_it_is_reset(peak):
+    peak.reset()
+    before = peak.read().peak_bytes
+    spike(seconds=0.1)
+
+    held = peak.read()
+    peak.reset()
+    forgotten = peak.read()
+
+    assert held.peak_bytes - before > 0.9 * SPIKE
+    assert held.peak_bytes - held.rss_bytes > 0.9 * SPIKE
+    assert held.peak_bytes - forgotten.peak_bytes > 0.9 * SPIKE
+
+
+def test_the_peak_is_never_below_what_is_resident(peak):
+    peak.reset()
+    with mmap.mmap(-1, SPIKE) as block:
+        block.write(bytes(SPIKE))
+        reading = peak.read()
+    assert reading.peak_bytes >= reading.rss_bytes
+
+
+def test_a_reading_says_where_the_peak_comes_from():
+    sampled = host.SampledPeak(lambda: True)
+    sampled.close()
+    assert sampled.read().peak_source == "sampled"
+    assert host.KernelPeak().read().peak_source == "kernel"
+
+
+def test_closing_ends_the_sampling_thread():
+    peak = host.SampledPeak(lambda: True)
+    peak.close()
+    peak.close()
+    assert not peak._thread.is_alive()
+
+
+def test_the_sampling_thread_ends_when_it_is_not_needed():
+    peak = host.SampledPeak(lambda: False)
+    peak._thread.join(timeout=10)
+    assert not peak._thread.is_alive()
+
+
+def test_a_kernel_that_refuses_the_reset_is_not_used(monkeypatch, tmp_path):
+    monkeypatch.setattr(host, "CLEAR_REFS", tmp_path / "missing" / "clear_refs")
+    monkeypatch.setattr(host, "kernel_peak_works", host.kernel_peak_works.__wrapped__)
+
+    peak = host.host_peak(lambda: True)
+    peak.close()
+
+    assert isinstance(peak, host.SampledPeak)
+
+
+def test_a_kernel_that_ignores_the_reset_is_not_used(monkeypatch, tmp_path):
+    monkeypatch.setattr(host, "CLEAR_REFS", tmp_path / "clear_refs")
+
+    assert host.kernel_peak_works.__wrapped__() is False
+
+
+def test_a_system_without_a_high_water_mark_is_not_used(monkeypatch, tmp_path):
+    (tmp_path / "status").write_text("Name: python\n")
+    monkeypatch.setattr(host, "STATUS", tmp_path / "status")
+
+    assert host.kernel_peak_works.__wrapped__() is False

@@ -1,0 +1,154 @@
+"""The page holds what was measured, needs no network and can be read aloud."""
+
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from kerasmem.errors import OutputError
+from kerasmem.records import (
+    DeviceReading,
+    GradientRecord,
+    HostReading,
+    MemoryRecord,
+    ModelFigures,
+    WeightChange,
+)
+from kerasmem.report.page import Page, render_page, write_page
+from kerasmem.report.plots import gradient_figure, memory_figure
+from kerasmem.units import MIB
+
+MODELS = {
+    "before": ModelFigures(4096, 2000, 500, 480),
+    "after": ModelFigures(1024, 500, 500, 96),
+}
+CHANGES = (
+    WeightChange("a", "a/kernel", "prune", True, "<script>alert(1)</script>", 400, 40),
+    WeightChange("a", "a/bias", "prune", False, "a bias", 40, 40),
+)
+MEMORY = tuple(
+    MemoryRecord(
+        epoch,
+        None,
+        (DeviceReading("GPU:0", 5 * MIB, peak * MIB, True),),
+        HostReading(7 * MIB, 9 * MIB, "kernel"),
+    )
+    for epoch, peak in enumerate((64, 96))
+)
+GRADIENTS = (GradientRecord(0, 10, 2.5, 8.0, 0), GradientRecord(1, 10, 1.25, 4.0, 0))
+
+
+@pytest.fixture(scope="module")
+def full():
+    return render_page(
+        Page("A run", MODELS, CHANGES, MEMORY, GRADIENTS, {"command": "x", "seed": 7})
+    )
+
+
+class Tags(HTMLParser):
+    """Every opening tag with its attributes, and those that were never closed."""
+
+    VOID = ("meta", "br", "wbr", "img", "hr")
+
+    def __init__(self, html):
+        super().__init__()
+        self.found, self.open = [], []
+        self.feed(html)
+
+    def handle_starttag(self, tag, attributes):
+        self.found.append((tag, dict(attributes)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def attributes(self, tag):
+        return [attributes for name, attributes in self.found if name == tag]
+
+
+def test_every_figure_stands_in_the_table(full):
+    cells = re.findall(r"<td[^>]*>([^<]*)</td>", full)
+    for text in ("4.00 KiB", "1.00 KiB", "4.00x", "480", "96", "5.00x", "measured"):
+        assert text in cells
+
+
+def test_every_weight_is_listed_and_counted(full):
+    assert "1 changed, 1 left alone" in full
+    assert "a/<wbr>kernel" in full
+    assert "skipped: a bias" in full
+
+
+def test_text_from_outside_is_escaped(full):
+    assert "<script" not in full
+    assert "&lt;script&gt;alert(1)" in full
+
+
+def test_the_page_needs_nothing_from_the_network(full):
+    tags = Tags(full)
+    loading = [a for _, a in tags.found if "src" in a or a.get("rel") == "stylesheet"]
+    assert loading == []
+    assert not re.search(r"url\((?!#)|@import", full)
+    links = [a["xlink:href"] for a in tags.attributes("use")]
+    assert all(link.startswith("#") for link in links)
+
+
+def test_the_page_is_well_formed_and_can_be_read_aloud(full):
+    tags = Tags(full)
+    assert tags.open == []
+    assert tags.attributes("html") == [{"lang": "en"}]
+    assert all("scope" in attributes for attributes in tags.attributes("th"))
+    images = [a for a in tags.attributes("div") if a.get("role") == "img"]
+    assert len(images) == len(tags.attributes("svg")) == 2
+    assert "GPU:0 peak: from 64 in epoch 1 to 96 in epoch 2." in images[0]["aria-label"]
+    ids = [a["id"] for _, a in tags.found if "id" in a]
+    assert len(ids) == len(set(ids))
+
+
+def test_the_page_says_how_to_do_it_again(full):
+    for text in ("command", "seed", "<dd>7</dd>", "keras", "backend"):
+        assert text in full
+
+
+def test_the_same_page_is_the_same_bytes(full):
+    page = Page(
+        "A run", MODELS, CHANGES, MEMORY, GRADIENTS, {"command": "x", "seed": 7}
+    )
+    assert render_page(page) == full
+
+
+def test_what_is_empty_is_left_out():
+    html = render_page(Page("Nothing"))
+    assert "<table" not in html
+    assert "<svg" not in html
+
+
+def test_the_memory_figure_shows_the_ends_of_epochs_only():
+    within = MemoryRecord(0, 3, (), HostReading(1, 1, "kernel"))
+    assert memory_figure([within]) is None
+    assert memory_figure([within, *MEMORY]).description == (
+        "GPU:0 peak: from 64 in epoch 1 to 96 in epoch 2. "
+        "process peak: from 9 in epoch 1 to 9 in epoch 2."
+    )
+
+
+def test_the_gradient_figure_says_its_norms():
+    assert gradient_figure([]) is None
+    assert (
+        "mean norm: from 2.5 in epoch 1 to 1.25"
+        in gradient_figure(GRADIENTS).description
+    )
+
+
+def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
+    path = tmp_path / "page.html"
+    path.write_text("old")
+
+    def no_space(*arguments, **options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(type(path), "write_text", no_space)
+    with pytest.raises(OutputError, match="No space left on device"):
+        write_page(path, Page("New"))
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]

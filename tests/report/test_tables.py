@@ -1,0 +1,95 @@
+"""Tables say what was measured, and how it stands to the first model."""
+
+import io
+
+import keras
+import pytest
+from rich.console import Console
+
+from kerasmem.memory.activations import layer_activations
+from kerasmem.records import ModelFigures, WeightChange
+from kerasmem.report.comparison import comparison_rows
+from kerasmem.report.tables import changes_table, comparison_table, layer_table
+
+BEFORE = ModelFigures(4096, 2000, 500, 480, 800, 2.0, 32, {"accuracy": 0.9, "auc": 0.5})
+AFTER = ModelFigures(1024, 500, 500, 96, 800, 4.0, 32, {"accuracy": 0.885})
+
+
+def rows(**models):
+    return {row.label: row for row in comparison_rows(models)}
+
+
+def printed(table):
+    text = io.StringIO()
+    Console(file=text, width=150).print(table)
+    return text.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("label", "before", "after", "against"),
+    [
+        ("file", "4.00 KiB", "1.00 KiB", "4.00x"),
+        ("weights in RAM", "1.95 KiB", "500 B", "4.00x"),
+        ("parameters", "500", "500", "1.00x"),
+        ("nonzero parameters", "480", "96", "5.00x"),
+        ("activation peak, 1 sample", "800 B", "800 B", "1.00x"),
+        ("latency, batch of 32", "2.00 ms", "4.00 ms", "0.50x"),
+        ("accuracy", "0.9000", "0.8850", "-0.0150"),
+        ("auc", "0.5000", "-", ""),
+    ],
+)
+def test_a_figure_stands_beside_the_first_models(label, before, after, against):
+    first, second = rows(before=BEFORE, after=AFTER)[label].cells
+    assert (first.value, first.against_first) == (before, "")
+    assert (second.value, second.against_first) == (after, against)
+
+
+def test_a_figure_that_no_model_has_is_left_out():
+    assert list(rows(only=ModelFigures(9, 9, 9, 9))) == [
+        "file",
+        "weights in RAM",
+        "parameters",
+        "nonzero parameters",
+    ]
+
+
+def test_a_size_of_zero_has_no_ratio():
+    cells = rows(a=ModelFigures(1, 0, 0, 0), b=ModelFigures(1, 0, 0, 0))
+    assert cells["parameters"].cells[1].against_first == ""
+
+
+def test_what_is_estimated_is_called_so():
+    sources = {label: row.source for label, row in rows(before=BEFORE).items()}
+    assert sources["activation peak, 1 sample"] == "estimated"
+    assert sources["latency, batch of 32"] == sources["accuracy"] == "measured"
+
+
+def test_the_table_has_a_column_of_ratios_for_every_later_model():
+    text = printed(comparison_table({"old": BEFORE, "new": AFTER, "student": AFTER}))
+    header, file = (
+        line for line in text.splitlines() if "old" in line or "file" in line
+    )
+    assert header.count("vs old") == 2
+    assert file.count("4.00x") == 2
+
+
+def test_the_layer_table_ends_with_the_sum():
+    model = keras.Sequential(
+        [keras.Input((4,)), keras.layers.Dense(256, name="wide"), keras.layers.Dense(1)]
+    )
+    lines = printed(layer_table(layer_activations(model, 2))).splitlines()
+    wide = next(line for line in lines if "wide" in line)
+    total = next(line for line in lines if " all " in line)
+    assert "2 x 256" in wide
+    assert "2.00 KiB" in wide
+    assert f"{4 * 256 + 256 + 256 + 1:,}" in total
+
+
+def test_the_changes_say_why_a_weight_was_skipped():
+    changes = [
+        WeightChange("a", "a/kernel", "prune", True, "80 % set to zero", 400, 400),
+        WeightChange("a", "a/bias", "prune", False, "a bias", 40, 40),
+    ]
+    text = printed(changes_table(changes))
+    assert "80 % set to zero" in text
+    assert "skipped: a bias" in text

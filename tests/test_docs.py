@@ -1,0 +1,52 @@
+"""Every code block of the documentation runs, and every example in a docstring holds."""
+
+import ast
+import doctest
+import importlib
+import pkgutil
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import kerasmem
+
+ROOT = Path(__file__).parents[1]
+PAGES = [
+    page
+    for page in [ROOT / "README.md", *sorted((ROOT / "kerasmem").rglob("*.md"))]
+    if "```python" in page.read_text()
+]
+MODULES = [
+    module.name
+    for module in pkgutil.walk_packages(kerasmem.__path__, "kerasmem.")
+    if not module.name.startswith("kerasmem.backends._")
+    and module.name != "kerasmem.__main__"
+]
+
+
+@pytest.mark.filterwarnings("ignore::kerasmem.errors.KerasMemWarning")
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_the_code_blocks_of_a_page_run_one_after_the_other(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text, names = page.read_text(), {}
+    for block in re.finditer(r"```python\n(.*?)```", text, re.DOTALL):
+        line = text[: block.start(1)].count("\n")
+        code = ast.increment_lineno(ast.parse(block[1]), line)
+        exec(compile(code, page, "exec"), names)
+    assert names["km"] is kerasmem
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_examples_in_docstrings_hold(name):
+    module = importlib.import_module(name)
+    names = {**vars(module), "np": np}
+    assert doctest.testmod(module, extraglobs=names).failed == 0
+
+
+def test_readme_names_every_command_and_no_other():
+    from kerasmem.cli.main import build_parser
+
+    commands = set(re.findall(r"\| `kerasmem (\w+)", (ROOT / "README.md").read_text()))
+    assert commands == set(build_parser()._subparsers._group_actions[0].choices)

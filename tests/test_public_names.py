@@ -1,0 +1,48 @@
+"""The names and keywords that users rely on."""
+
+import inspect
+
+import pytest
+
+import kerasmem as km
+
+
+def parameters(function):
+    return list(inspect.signature(function).parameters)
+
+
+def test_the_public_names_are_these_and_all_of_them_are_there():
+    assert sorted(km.__all__) == km.__all__ == [
+        "CompressionResult",
+        "Distiller",
+        "Prune",
+        "Quantize",
+        "callbacks",
+        "compress",
+        "distill",
+        "errors",
+        "load_model",
+        "save_model",
+    ]
+    assert all(hasattr(km, name) for name in km.__all__)
+    assert km.callbacks.__all__ == ["GradientMonitor", "MemoryMonitor", "Pruning"]
+
+
+@pytest.mark.parametrize(
+    ("function", "names"),
+    [
+        (km.callbacks.MemoryMonitor, ["every", "host", "log_dir"]),
+        (km.callbacks.GradientMonitor, ["every", "per_variable", "log_dir"]),
+        (
+            km.compress,
+            [
+                *["model_or_path", "steps", "data", "validation_data"],
+                *["fine_tune_epochs", "target", "max_drop", "loss", "metrics"],
+                *["custom_objects", "seed"],
+            ],
+        ),
+        (km.distill, ["teacher", "student", "data", "epochs"]),
+    ],
+)
+def test_the_keywords_of_the_contract_come_first_and_in_order(function, names):
+    assert parameters(function)[: len(names)] == names
