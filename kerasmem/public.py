@@ -20,4 +20,3 @@ __all__ = [
     "load_model",
     "save_model",
 ]
-

@@ -142,9 +142,7 @@ KINDS = {
     "stacked_cells": Kind(
         lambda: chain((5, 6), L.RNN([L.LSTMCell(4), L.GRUCell(3)])), 4, (5, 6)
     ),
-    "conv_lstm": Kind(
-        lambda: chain((3, 5, 5, 2), L.ConvLSTM2D(3, 3)), 2, (3, 5, 5, 2)
-    ),
+    "conv_lstm": Kind(lambda: chain((3, 5, 5, 2), L.ConvLSTM2D(3, 3)), 2, (3, 5, 5, 2)),
     "time_distributed": Kind(
         lambda: chain((5, 6), L.TimeDistributed(L.Dense(4, activation="relu"))),
         1,

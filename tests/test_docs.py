@@ -1,4 +1,4 @@
-"""Every code block of the documentation runs, and every example in a docstring holds."""
+"""Every code block of the documentation runs, every example in a docstring holds."""
 
 import ast
 import doctest

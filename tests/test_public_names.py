@@ -12,18 +12,22 @@ def parameters(function):
 
 
 def test_the_public_names_are_these_and_all_of_them_are_there():
-    assert sorted(km.__all__) == km.__all__ == [
-        "CompressionResult",
-        "Distiller",
-        "Prune",
-        "Quantize",
-        "callbacks",
-        "compress",
-        "distill",
-        "errors",
-        "load_model",
-        "save_model",
-    ]
+    assert (
+        sorted(km.__all__)
+        == km.__all__
+        == [
+            "CompressionResult",
+            "Distiller",
+            "Prune",
+            "Quantize",
+            "callbacks",
+            "compress",
+            "distill",
+            "errors",
+            "load_model",
+            "save_model",
+        ]
+    )
     assert all(hasattr(km, name) for name in km.__all__)
     assert km.callbacks.__all__ == ["GradientMonitor", "MemoryMonitor", "Pruning"]
 

@@ -36,7 +36,11 @@ class GradientMonitor(keras.callbacks.Callback):
     `val_` twin for every key, Keras's own too, if there is no validation.
 
     Cost: one pass over the gradients per update, and about three more in every
-    `every`-th. Under a `tf.distribute` strategy one more reduction over the replicas.
+    `every`-th. On two CPU cores with Adam an epoch of a small CNN took up to 1.1
+    times as long, of a network of dense layers 1.1 times on TensorFlow and JAX and
+    1.3 times on torch. On a torch GPU an interval other than 1 waits for the device
+    in every update. Under a `tf.distribute` strategy there is one more reduction over
+    the replicas.
 
     Limits: only `model.optimizer` is watched, in `fit`. Of a `MultiOptimizer` whose
     parts accumulate gradients the gradient of each batch is seen. The optimizer has

@@ -68,8 +68,8 @@ class Pruning(keras.callbacks.Callback):
         self.detach()
         if not model.built:
             raise ModelError(
-                f"The model {model.name!r} has no weights to prune yet. Build it before "
-                "fit: call it on a batch, or give it an Input."
+                f"The model {model.name!r} has no weights to prune yet. Build it "
+                "before fit: call it on a batch, or give it an Input."
             )
         self.sparsity = 0.0
         self._variables = [w.variable for w in prunable(model, self.prune)]
@@ -101,9 +101,9 @@ class Pruning(keras.callbacks.Callback):
             self._masks.enforce()
         if self.sparsity < self.prune.sparsity:
             warnings.warn(
-                f"Training ended before pruning did: the sparsity is {self.sparsity:.3f} "
-                f"instead of {self.prune.sparsity:.3f}. Train longer, or set end= of "
-                "Prune to an earlier part of the training.",
+                "Training ended before pruning did: the sparsity is "
+                f"{self.sparsity:.3f} instead of {self.prune.sparsity:.3f}. Train "
+                "longer, or set end= of Prune to an earlier part of the training.",
                 KerasMemWarning,
                 stacklevel=2,
             )

@@ -90,9 +90,7 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
     return CompressionResult(result, report, tuple(changes))
 
 
-def _check(
-    steps: tuple[Technique, ...], data: Any, epochs: int, target: Any
-) -> None:
+def _check(steps: tuple[Technique, ...], data: Any, epochs: int, target: Any) -> None:
     if target is not None:
         raise ConfigError(
             "Searching for a target is not in this version of kerasmem. Give the "

@@ -14,8 +14,8 @@ import numpy as np
 from kerasmem.compression.quantize.layer import int8_variables
 from kerasmem.files.data import fit_arguments, sample_inputs
 from kerasmem.files.save import save_model, save_stored
-from kerasmem.memory.activations import peak_activation_bytes
 from kerasmem.graph.values import to_numpy
+from kerasmem.memory.activations import peak_activation_bytes
 from kerasmem.records import ModelFigures
 
 _WARM_UPS, _RUNS, _SECONDS = 2, 20, 3.0
@@ -64,7 +64,7 @@ def figures(
 
 
 def evaluate(model: Any, data: Any, batch_size: int = 32) -> dict[str, float]:
-    """Return the loss and metrics of `model` on `data`, empty if there are no labels."""
+    """Return the loss and metrics of `model` on `data`, empty without labels."""
     if data is None or not model.compiled:
         return {}
     arguments = fit_arguments(data, batch_size)
@@ -104,7 +104,9 @@ def _some_inputs(model: Any, data: Any, batch_size: int) -> Any:
     if not inputs or any(None in tensor.shape[1:] for tensor in inputs):
         return None
     arrays = {
-        t.name: np.zeros((batch_size, *t.shape[1:]), keras.backend.standardize_dtype(t.dtype))
+        t.name: np.zeros(
+            (batch_size, *t.shape[1:]), keras.backend.standardize_dtype(t.dtype)
+        )
         for t in inputs
     }
     return arrays if len(arrays) > 1 else next(iter(arrays.values()))

@@ -25,7 +25,8 @@ def from_json(config: dict[str, Any]) -> Technique:
     name = arguments.pop("technique", None)
     if name not in TECHNIQUES:
         raise ConfigError(
-            f"A technique is one of {', '.join(TECHNIQUES)}. Received: technique={name!r}."
+            f"A technique is one of {', '.join(TECHNIQUES)}. "
+            f"Received: technique={name!r}."
         )
     try:
         return TECHNIQUES[name](**arguments)

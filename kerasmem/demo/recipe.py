@@ -30,7 +30,7 @@ class Recipe:
     """
 
     widths: tuple[int, ...] = TEACHER_WIDTHS
-    dropout: float = 0.3
+    dropout: float = 0.5
     epochs: int = 5
     fine_tune_epochs: int = 4
     student_widths: tuple[int, ...] = STUDENT_WIDTHS

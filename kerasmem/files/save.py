@@ -16,7 +16,9 @@ from kerasmem.errors import ConfigError
 from kerasmem.files.atomic import replacing, scratch_folder
 
 
-def save_model(model: Any, path: str | Path, *, include_optimizer: bool = False) -> None:
+def save_model(
+    model: Any, path: str | Path, *, include_optimizer: bool = False
+) -> None:
     """Save `model` as a deflated `.keras` file, whole or not at all.
 
     Args:
@@ -33,7 +35,8 @@ def save_model(model: Any, path: str | Path, *, include_optimizer: bool = False)
     path = Path(path)
     if path.suffix != ".keras":
         raise ConfigError(
-            f"A model is saved as a file that ends in .keras. Received: path={str(path)!r}."
+            "A model is saved as a file that ends in .keras. "
+            f"Received: path={str(path)!r}."
         )
     with replacing(path) as deflated, scratch_folder(path.parent) as folder:
         stored = folder / path.name
@@ -62,10 +65,11 @@ def deflate(source: Path, target: Path) -> None:
         zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as deflated,
     ):
         for member in stored.infolist():
-            info = zipfile.ZipInfo(member.filename, member.date_time)
-            info.compress_type = zipfile.ZIP_DEFLATED
-            info._compresslevel = 9
-            with stored.open(member) as reader, deflated.open(info, "w") as writer:
+            large = member.file_size >= 1 << 31
+            with (
+                stored.open(member) as reader,
+                deflated.open(member.filename, "w", force_zip64=large) as writer,
+            ):
                 shutil.copyfileobj(reader, writer, 1 << 20)
 
 

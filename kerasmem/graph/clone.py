@@ -22,8 +22,8 @@ def clone(model: Any) -> Any:
     """
     if not model.built:
         raise ModelError(
-            f"The model {model.name!r} has no weights yet. Build it first: call it on a "
-            "batch, or give it an Input."
+            f"The model {model.name!r} has no weights yet. Build it first: call it on "
+            "a batch, or give it an Input."
         )
     with keras.saving.custom_object_scope(live_objects(model)):
         copy = _rebuild(model)
@@ -66,7 +66,10 @@ def _parts(model: Any) -> Iterator[Any]:
         # The metrics as `compile` got them: before the first batch the live list is
         # empty, and nothing public gives the functions among them.
         yield from keras.tree.flatten(
-            [model._compile_config.config.get(k) for k in ("metrics", "weighted_metrics")]
+            [
+                model._compile_config.config.get(k)
+                for k in ("metrics", "weighted_metrics")
+            ]
         )
 
 
@@ -89,8 +92,8 @@ def _rebuild(model: Any) -> Any:
         ) from error
     if len(copy.weights) != len(model.weights):
         raise ModelError(
-            f"A copy of the model {model.name!r} has {len(copy.weights)} weights instead "
-            f"of {len(model.weights)}: a custom layer creates weights that its config "
-            "does not tell. Give it a `build` method that creates them."
+            f"A copy of the model {model.name!r} has {len(copy.weights)} weights "
+            f"instead of {len(model.weights)}: a custom layer creates weights that its "
+            "config does not tell. Give it a `build` method that creates them."
         )
     return copy

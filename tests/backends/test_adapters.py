@@ -10,11 +10,6 @@ from keras import ops
 from kerasmem import backends
 from kerasmem.errors import ConfigError
 
-# Keras's own conversion of a variable to NumPy, on TensorFlow and torch.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:__array__ implementation:DeprecationWarning"
-)
-
 
 @pytest.fixture
 def optimizer():

@@ -14,11 +14,6 @@ from kerasmem.memory.host import SampledPeak
 from kerasmem.records import DeviceReading, HostReading, MemoryRecord
 from kerasmem.units import MIB
 
-# Keras's own conversion of a variable to NumPy, on TensorFlow and torch.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:__array__ implementation:DeprecationWarning"
-)
-
 
 class FakeDevices:
     """A backend with two devices whose figures are known."""

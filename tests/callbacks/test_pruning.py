@@ -120,9 +120,7 @@ def test_data_of_unknown_length_is_pruned_at_the_ends_of_epochs():
     made = model()
     batches = ((X[i : i + 16], Y[i : i + 16]) for i in range(0, 64, 16))
     pruning = km.callbacks.Pruning(km.Prune(0.5))
-    history = made.fit(
-        batches, verbose=0, shuffle=False, callbacks=[pruning]
-    ).history
+    history = made.fit(batches, verbose=0, shuffle=False, callbacks=[pruning]).history
     assert history["sparsity"] == [0.5]
     assert min(shares(made)) == 0.5
 

@@ -105,7 +105,7 @@ def test_the_same_seed_gives_the_same_weights(trained, digits):
 
 
 def test_a_seed_leaves_the_generators_where_they_were(trained, digits):
-    np.random.seed(11)  # noqa: NPY002 - the legacy generator is the one Keras seeds
+    np.random.seed(11)
     expected = np.random.rand()
     np.random.seed(11)
     km.compress(trained, km.Prune(0.7), data=digits[0], fine_tune_epochs=1, seed=3)
@@ -139,7 +139,10 @@ def test_several_inputs_and_outputs_by_name(tmp_path):
     model = keras.Model({"a": a, "b": b}, outputs)
     model.compile("adam", {"sum": "mse", "sign": "mse"})
     random = np.random.default_rng(0)
-    inputs = {n: random.normal(size=(40, k)).astype("float32") for n, k in (("a", 4), ("b", 3))}
+    inputs = {
+        n: random.normal(size=(40, k)).astype("float32")
+        for n, k in (("a", 4), ("b", 3))
+    }
     labels = {"sum": inputs["a"][:, :1], "sign": inputs["b"][:, :2]}
     result = km.compress(
         model,
@@ -171,10 +174,10 @@ def test_custom_layers_losses_and_metrics_are_taken_along(digits):
 
 
 def test_a_drop_of_the_metric_is_an_error(trained, digits):
-    with pytest.raises(AccuracyDropError, match=r"accuracy went from .* max_drop=0.005"):
-        km.compress(
-            trained, km.Prune(0.999), validation_data=digits[1], max_drop=0.005
-        )
+    with pytest.raises(
+        AccuracyDropError, match=r"accuracy went from .* max_drop=0.005"
+    ):
+        km.compress(trained, km.Prune(0.999), validation_data=digits[1], max_drop=0.005)
     kept = km.compress(trained, km.Quantize(), validation_data=digits[1], max_drop=0.02)
     assert kept.model is not None
 
@@ -207,7 +210,9 @@ def test_pruning_after_int8_is_an_error(trained):
 
 
 def test_something_that_is_no_model_is_an_error():
-    with pytest.raises(ConfigError, match=r"keras.Model or the path .* model_or_path=3"):
+    with pytest.raises(
+        ConfigError, match=r"keras.Model or the path .* model_or_path=3"
+    ):
         km.compress(3, km.Prune(0.5))
 
 

@@ -57,7 +57,9 @@ def test_depthwise_and_excluded_weights_are_left_alone_and_that_is_said():
 
 def test_an_exclude_that_matches_nothing_is_an_error():
     model = chain((4,), L.Dense(3))
-    with pytest.raises(ConfigError, match="path that matches. Received: exclude='haed'"):
+    with pytest.raises(
+        ConfigError, match="path that matches. Received: exclude='haed'"
+    ):
         Prune(0.5, exclude=("haed",)).apply(model)
 
 
@@ -70,7 +72,9 @@ def test_ram_is_not_claimed_to_shrink():
 
 @pytest.mark.parametrize("sparsity", [-0.1, 1, 1.5, float("nan"), "0.5", True, None])
 def test_a_sparsity_outside_of_0_to_1_is_an_error(sparsity):
-    with pytest.raises(ConfigError, match="at least 0 and less than 1. Received: spars"):
+    with pytest.raises(
+        ConfigError, match="at least 0 and less than 1. Received: spars"
+    ):
         Prune(sparsity)
 
 
@@ -99,7 +103,9 @@ def test_every_technique_is_frozen_and_goes_to_json_and_back(name):
 
 
 def test_unknown_techniques_and_arguments_are_errors():
-    with pytest.raises(ConfigError, match="prune, quantize. Received: technique='melt'"):
+    with pytest.raises(
+        ConfigError, match="prune, quantize. Received: technique='melt'"
+    ):
         from_json({"technique": "melt"})
     with pytest.raises(ConfigError, match="Wrong arguments for 'prune'.*'sparsty'"):
         from_json({"technique": "prune", "sparsty": 0.3})

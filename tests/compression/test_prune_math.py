@@ -80,6 +80,8 @@ def test_nan_is_kept_rather_than_hidden():
     assert mask.tolist() == [True, False, False, True]
 
 
-@pytest.mark.parametrize(("progress", "expected"), [(0, 0), (0.5, 0.7), (1, 0.8), (7, 0.8)])
+@pytest.mark.parametrize(
+    ("progress", "expected"), [(0, 0), (0.5, 0.7), (1, 0.8), (7, 0.8)]
+)
 def test_the_cubic_schedule_has_the_values_of_the_paper(progress, expected):
     assert cubic_sparsity(progress, 0.8) == pytest.approx(expected)

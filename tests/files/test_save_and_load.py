@@ -77,10 +77,12 @@ def test_an_h5_file_is_loaded(tmp_path):
 def test_custom_layers_come_by_name(tmp_path):
     model = KINDS["custom"].make()
     km.save_model(model, tmp_path / "m.keras")
-    unknown = {k: v for k, v in keras.saving.get_custom_objects().items()}
+    unknown = dict(keras.saving.get_custom_objects())
     keras.saving.get_custom_objects().clear()
     try:
-        with pytest.raises(ModelFileError, match=r"needs the class 'LazyBlock'.*--import"):
+        with pytest.raises(
+            ModelFileError, match=r"needs the class 'LazyBlock'.*--import"
+        ):
             km.load_model(tmp_path / "m.keras")
         loaded = km.load_model(tmp_path / "m.keras", {"tests>LazyBlock": LazyBlock})
     finally:
@@ -116,7 +118,9 @@ def damaged(tmp_path, name):
         "empty": b"",
         "text": b"no model at all",
         "other_zip": None,
-        "flipped": whole[:2000] + bytes(b ^ 255 for b in whole[2000:2600]) + whole[2600:],
+        "flipped": whole[:2000]
+        + bytes(b ^ 255 for b in whole[2000:2600])
+        + whole[2600:],
     }
     if name == "other_zip":
         with zipfile.ZipFile(path, "w") as archive:
@@ -166,7 +170,7 @@ def test_a_folder_that_is_not_there_is_one_clear_line(model, tmp_path):
 
 def test_a_full_disk_is_one_clear_line_and_the_old_file_stays(tmp_path):
     # A limit on the size of files is what an unprivileged test can have of a full disk.
-    script = f"""
+    script = """
         import keras, resource, signal
         import kerasmem as km
         model = keras.Sequential([keras.Input((200,)), keras.layers.Dense(500)])
@@ -207,5 +211,3 @@ def test_ctrl_c_while_saving_leaves_the_old_file_and_nothing_else(
     assert path.read_bytes() == before
     assert os.listdir(tmp_path) == ["m.keras"]
     assert model.optimizer is trained
-
-

@@ -80,7 +80,9 @@ def test_a_scale_belongs_to_what_one_output_channel_sums_over(layer, shape, expe
     assert {w.variable.name: reduced_axes(w) for w in found} == expected
     # The sums are over exactly as many entries as the layer has inputs per output.
     for weight in found:
-        assert all(0 <= axis < len(weight.variable.shape) for axis in reduced_axes(weight))
+        assert all(
+            0 <= axis < len(weight.variable.shape) for axis in reduced_axes(weight)
+        )
 
 
 def test_depthwise_kernels_are_told_apart():
@@ -114,7 +116,10 @@ def test_a_layer_without_a_config_cannot_be_copied():
 def test_the_settings_of_compile_are_kept():
     model = chain((4,), L.Dense(2))
     model.compile(
-        keras.optimizers.SGD(0.25, momentum=0.5), "mae", metrics=["mse"], jit_compile=False
+        keras.optimizers.SGD(0.25, momentum=0.5),
+        "mae",
+        metrics=["mse"],
+        jit_compile=False,
     )
     model.fit(np.ones((4, 4)), np.ones((4, 2)), verbose=0)
     copy = clone(model)

@@ -60,7 +60,7 @@ class Masks:
 
 @contextmanager
 def zeros_kept(model: Any, variables: Sequence[Any]) -> Iterator[None]:
-    """Keep the entries of `variables` that are zero now at zero while `model` trains."""
+    """Keep the entries of `variables` that are zero now at zero in training."""
     masks = Masks(model, variables)
     try:
         masks.write([to_numpy(v) != 0 for v in variables])

@@ -1,8 +1,8 @@
 """Magnitude pruning on NumPy arrays: which entries stay.
 
 Source: Han, Pool, Tran and Dally, "Learning both Weights and Connections for Efficient
-Neural Networks", 2015; the cubic schedule is that of Zhu and Gupta, "To prune, or not to
-prune: exploring the efficacy of pruning for model compression", 2017.
+Neural Networks", 2015; the cubic schedule is that of Zhu and Gupta, "To prune, or not
+to prune: exploring the efficacy of pruning for model compression", 2017.
 """
 
 import math

@@ -91,8 +91,8 @@ class Int8Block(keras.layers.Layer):
         _replace_kernels(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the layer, which may build it; then replace kernels that are new."""
         outputs = super().__call__(*args, **kwargs)
-        # A layer that builds its parts in its first call has its kernels only now.
         if self._missing:
             _replace_kernels(self)
         return outputs
@@ -116,7 +116,7 @@ def to_int8(block: Any, places: list[Place]) -> None:
 def _become_block(layer: Any, form: dict[str, Any], places: list[Place]) -> None:
     _set(layer, "_float_form", form)
     _set(layer, "_places", places)
-    _set(layer, "_missing", True)
+    _set(layer, "_missing", value=True)
     _change_class(layer, Int8Block)
 
 
@@ -136,7 +136,7 @@ def _replace_kernels(block: Any) -> None:
     for layer in layers:
         if isinstance(layer, keras.layers.RNN) and int8_variables(layer):
             _change_class(layer, Int8Recurrent)
-    _set(block, "_missing", missing)
+    _set(block, "_missing", value=missing)
 
 
 def int8_variables(layer: Any) -> list[Int8Variable]:

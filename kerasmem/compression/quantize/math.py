@@ -12,7 +12,9 @@ LIMIT = 127
 """Codes lie in [-127, 127]: -128 stays unused, so that negation is exact."""
 
 
-def quantize(values: np.ndarray, axes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+def quantize(
+    values: np.ndarray, axes: tuple[int, ...]
+) -> tuple[np.ndarray, np.ndarray]:
     """Return int8 codes and float32 scales with `codes * scales` near `values`.
 
     Args:

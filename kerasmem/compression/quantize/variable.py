@@ -24,7 +24,9 @@ class Int8Variable(keras.Variable):
         compute_dtype: dtype that the layer computes in.
     """
 
-    def __init__(self, codes: Any, scales: Any, origin: Any, compute_dtype: str) -> None:
+    def __init__(
+        self, codes: Any, scales: Any, origin: Any, compute_dtype: str
+    ) -> None:
         self.codes = codes
         self.scales = scales
         self._hoisted = None
@@ -69,9 +71,9 @@ class Int8Variable(keras.Variable):
     shape = property(lambda self: self._int8_shape)
     ndim = property(lambda self: len(self._int8_shape))
     dtype = property(lambda self: self._int8_dtype)
-    trainable = property(lambda self: False)
-    regularizer = property(lambda self: None)
-    constraint = property(lambda self: None)
+    trainable = property(lambda _: False)
+    regularizer = property(lambda _: None)
+    constraint = property(lambda _: None)
 
     def __repr__(self) -> str:
         return f"<Int8Variable path={self.path}, shape={self.shape}>"
