@@ -32,3 +32,16 @@ def backend():
     import keras
 
     return keras.backend.backend()
+
+
+MOST_SKIPPED = 1
+"""The tests that need a GPU; a suite that skips more has stopped testing something."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session):
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    skipped = len(reporter.stats.get("skipped", [])) if reporter else 0
+    if skipped > MOST_SKIPPED and session.exitstatus == pytest.ExitCode.OK:
+        reporter.write_line(f"{skipped} tests were skipped, {MOST_SKIPPED} may be.")
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
