@@ -116,6 +116,7 @@ def test_after_an_exception_the_next_fit_trains_every_weight_again():
     assert made.layers[1].kernel.constraint is None
 
 
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
 def test_data_of_unknown_length_is_pruned_at_the_ends_of_epochs():
     made = model()
     batches = ((X[i : i + 16], Y[i : i + 16]) for i in range(0, 64, 16))
