@@ -11,7 +11,7 @@ import keras
 from keras import layers
 
 TEACHER_WIDTHS = (16, 32, 64, 160)
-STUDENT_WIDTHS = (10, 10, 20, 50)  # a tenth of the teacher's parameters
+STUDENT_WIDTHS = (10, 10, 20, 40)  # less than a tenth of the parameters
 
 # The default, 0.99, needs more steps than the demo has to learn the statistics.
 _STATISTICS_MOMENTUM = 0.9

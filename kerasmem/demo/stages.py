@@ -110,7 +110,7 @@ def shrink(shop: Workshop) -> CompressionResult:
 
 
 def teach(shop: Workshop, teacher: Any) -> Any:
-    """Distill the network into a student of a tenth of its parameters."""
+    """Distill the network into a student with less than a tenth of its parameters."""
     recipe, images = shop.recipe, shop.images
     student = residual_network(images.shape, images.classes, recipe.student_widths)
     with shop.stage("distilling") as progress:

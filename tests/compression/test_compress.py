@@ -232,3 +232,13 @@ def test_a_model_saved_without_a_loss_needs_one_to_fine_tune(digits, tmp_path):
     expected = result.model.evaluate(*digits[1], verbose=0, return_dict=True)
     assert result.report.after.metrics == pytest.approx(expected)
     assert expected.keys() == {"accuracy", "loss"}
+
+
+def test_a_dense_network_pruned_to_95_percent_and_int8_is_30_times_smaller(tmp_path):
+    model = chain((784,), L.Dense(1024), L.Dense(512), L.Dense(10))
+    model.save(tmp_path / "stock.keras")
+    km.compress(model, [km.Prune(0.95), km.Quantize()]).save(tmp_path / "small.keras")
+    stock, small = (
+        (tmp_path / f"{name}.keras").stat().st_size for name in ("stock", "small")
+    )
+    assert stock / small >= 30

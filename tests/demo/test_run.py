@@ -80,12 +80,12 @@ def test_the_network_takes_images_with_and_without_channels(shape):
     assert network(np.zeros((2, *shape), "uint8")).shape == (2, 10)
 
 
-def test_the_student_has_a_tenth_of_the_parameters():
+def test_the_student_has_less_than_a_tenth_of_the_parameters():
     def kernels(widths):
         """Parameters of the 3x3 convolutions, which are nearly all."""
         return sum(9 * out * (into + out) for into, out in pairwise(widths))
 
-    assert 9 < kernels(TEACHER_WIDTHS) / kernels(STUDENT_WIDTHS) < 11
+    assert 10 < kernels(TEACHER_WIDTHS) / kernels(STUDENT_WIDTHS) < 15
 
 
 def test_the_parameters_of_the_network_are_as_counted_by_hand():
