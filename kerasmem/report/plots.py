@@ -39,7 +39,8 @@ def memory_figure(records: Sequence[MemoryRecord]) -> Figure | None:
     series: dict[str, list[tuple[int, float]]] = {}
     for record in ends:
         for device in record.devices:
-            points = series.setdefault(f"{device.name} peak", [])
+            partly = "" if device.complete else " (requests from 256 KiB)"
+            points = series.setdefault(f"{device.name} peak{partly}", [])
             points.append((record.epoch, to_mib(device.peak_bytes)))
         if record.host is not None:
             points = series.setdefault("process peak", [])

@@ -9,8 +9,6 @@ same images, in the same order, for as many steps: once on the labels, once by
 `km.distill`. Both are judged on the demo's 2,000 test images.
 """
 
-# ruff: noqa: T201  (a benchmark prints)
-
 import argparse
 import os
 import statistics
