@@ -1,4 +1,4 @@
-"""A stretch of code whose random numbers can be repeated."""
+"""A stretch of code whose random numbers can be repeated, and nothing left of it."""
 
 import contextlib
 import random
@@ -7,21 +7,52 @@ from collections.abc import Iterator
 import keras
 import numpy as np
 
+_UNSEEDED = 87654321
+"""What `tf.compat.v1.get_seed` returns as global seed where there is none."""
+
 
 @contextlib.contextmanager
 def seeded(seed: int | None) -> Iterator[None]:
     """Run a block on random numbers that `seed` decides; None leaves chance alone.
 
-    Afterwards the generators of Python and NumPy go on where they were. Those of
-    TensorFlow and torch cannot be read by way of Keras: they go on from the block.
+    Afterwards the generators of Python, NumPy and torch go on where they were.
+    TensorFlow's global seed is what it was; if it was set, its sequence starts anew.
+    `keras.utils.set_random_seed` would leave its seed in Keras for good.
     """
     if seed is None:
         yield
         return
     python, array = random.getstate(), np.random.get_state()
-    keras.utils.set_random_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
     try:
-        yield
+        with _tensorflow_seeded(seed), _torch_seeded(seed):
+            yield
     finally:
         random.setstate(python)
         np.random.set_state(array)
+
+
+@contextlib.contextmanager
+def _tensorflow_seeded(seed: int) -> Iterator[None]:
+    # On every backend: Keras shuffles arrays with tf.data.
+    import tensorflow as tf
+
+    before, _ = tf.compat.v1.get_seed(1)
+    tf.random.set_seed(seed)
+    try:
+        yield
+    finally:
+        tf.random.set_seed(None if before == _UNSEEDED else before)
+
+
+@contextlib.contextmanager
+def _torch_seeded(seed: int) -> Iterator[None]:
+    if keras.backend.backend() != "torch":
+        yield
+        return
+    import torch
+
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        yield

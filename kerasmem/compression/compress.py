@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from kerasmem.backends.seeding import seeded
-from kerasmem.compression.judge import check_drop
+from kerasmem.compression.judge import check_drop, check_max_drop
 from kerasmem.compression.measure import figures, latencies_ms
 from kerasmem.compression.result import CompressionResult
 from kerasmem.compression.technique import Technique
@@ -70,22 +70,23 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
     """
     chosen = as_steps(steps)
     _check(chosen, data, fine_tune_epochs, target)
-    original = _open(model_or_path, custom_objects)
-    for samples in (data, validation_data):
-        if samples is not None:
-            check_data(original, samples)
-    _compile(original, loss, metrics)
-    result = clone(original)
+    check_max_drop(max_drop, validation_data)
     fit = None
     if fine_tune_epochs:
         fit = {**fit_arguments(data, batch_size), "epochs": fine_tune_epochs}
         fit |= {"callbacks": list(callbacks or ()), "verbose": 0}
     with seeded(seed):
+        original = _open(model_or_path, custom_objects)
+        for samples in (data, validation_data):
+            if samples is not None:
+                check_data(original, samples)
+        _compile(original, loss, metrics)
+        result = clone(original)
         changes = _apply(result, chosen, fit)
-    # Anew: the weights are others now, and the slots of the old ones are in the way.
-    if original.compiled:
-        result.compile(**(compile_settings(original) or {}))
-    report = _report(original, result, chosen, (validation_data, batch_size))
+        # Anew: the weights are others now, the slots of the old ones are in the way.
+        if original.compiled:
+            result.compile(**(compile_settings(original) or {}))
+        report = _report(original, result, chosen, (validation_data, batch_size))
     check_drop(report, max_drop)
     return CompressionResult(result, report, tuple(changes))
 

@@ -1,9 +1,31 @@
 """Whether a compressed model still does its job."""
 
+from typing import Any
+
 from kerasmem.errors import AccuracyDropError, ConfigError
 from kerasmem.records import CompressionReport, ModelFigures
 
+_NEEDS = (
+    "max_drop needs samples with labels to judge by (validation_data, --data) and a "
+    "model with a loss or metrics (loss=, --loss)."
+)
 _BETTER_IF_HIGHER = ("acc", "auc", "precision", "recall", "f1", "iou", "r2", "score")
+
+
+def check_max_drop(max_drop: float | None, validation_data: Any) -> None:
+    """Raise before any work if `max_drop` cannot be judged.
+
+    Raises:
+        ConfigError: if it is negative, or there are no samples to judge by.
+    """
+    if max_drop is None:
+        return
+    if not max_drop >= 0:
+        raise ConfigError(
+            f"max_drop is a difference of 0 or more. Received: max_drop={max_drop}."
+        )
+    if validation_data is None:
+        raise ConfigError(f"{_NEEDS} Received: max_drop={max_drop}.")
 
 
 def check_drop(report: CompressionReport, max_drop: float | None) -> None:
@@ -15,21 +37,13 @@ def check_drop(report: CompressionReport, max_drop: float | None) -> None:
 
     Raises:
         AccuracyDropError: if it got worse by more.
-        ConfigError: if no metric was measured, or `max_drop` is negative.
+        ConfigError: if no metric was measured.
     """
     if max_drop is None:
         return
-    if max_drop < 0:
-        raise ConfigError(
-            f"max_drop is a difference of 0 or more. Received: max_drop={max_drop}."
-        )
     name = first_metric(report.before)
     if name is None:
-        raise ConfigError(
-            "max_drop needs samples with labels to judge by (validation_data, --data) "
-            "and a model with a loss or metrics (loss=, --loss). "
-            f"Received: max_drop={max_drop}."
-        )
+        raise ConfigError(f"{_NEEDS} Received: max_drop={max_drop}.")
     before, after = report.before.metrics[name], report.after.metrics[name]
     drop = before - after if is_better_if_higher(name) else after - before
     # Written so that a metric of NaN is a drop.
