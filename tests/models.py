@@ -28,6 +28,14 @@ class LazyBlock(L.Layer):
 
 
 @keras.saving.register_keras_serializable("tests")
+class ScaledEmbedding(L.Embedding):
+    """A table that does more with its rows than to look them up."""
+
+    def call(self, inputs):
+        return 8.0 * super().call(inputs)
+
+
+@keras.saving.register_keras_serializable("tests")
 class Subclassed(keras.Model):
     """A model without a graph."""
 
@@ -63,6 +71,12 @@ def shared():
 def nested():
     inner = keras.Sequential([keras.Input((6, 6, 3)), L.Conv2D(4, 3)])
     return chain((6, 6, 3), inner, L.GlobalAveragePooling2D(), L.Dense(3))
+
+
+def tied():
+    inputs = keras.Input((5,), dtype="int32")
+    table = L.ReversibleEmbedding(11, 8)
+    return keras.Model(inputs, table(table(inputs), reverse=True))
 
 
 def subclassed():
@@ -136,6 +150,13 @@ KINDS = {
         (5,),
         integers=True,
     ),
+    "embedding_subclass": Kind(
+        lambda: chain((5,), ScaledEmbedding(11, 6), dtype="int32"),
+        1,
+        (5,),
+        integers=True,
+    ),
+    "tied_embedding": Kind(tied, 1, (5,), integers=True),
     "bidirectional": Kind(
         lambda: chain((5, 6), L.Bidirectional(L.LSTM(4, dropout=0.2))), 4, (5, 6)
     ),

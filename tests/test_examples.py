@@ -1,20 +1,74 @@
 """Every example runs and prints what it promises."""
 
+import re
 import runpy
 from pathlib import Path
 
 import pytest
 
-EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
+FOLDER = Path(__file__).parents[1] / "examples"
+NUMBER = r"([\d.,]+)"
 
 
-def test_there_are_three_examples():
-    assert len(EXAMPLES) == 3
+@pytest.fixture
+def printed(tmp_path, monkeypatch, capsys):
+    def run(name):
+        monkeypatch.chdir(tmp_path)
+        runpy.run_path(str(FOLDER / name))["main"]()
+        assert list(tmp_path.iterdir()) == []
+        return capsys.readouterr().out
+
+    return run
+
+
+def numbers(pattern, text):
+    """Return the numbers in the only place that the pattern matches."""
+    (match,) = re.finditer(pattern, text)
+    return [float(group.replace(",", "")) for group in match.groups()]
+
+
+def test_these_are_all_examples():
+    assert {path.name for path in FOLDER.glob("*.py")} == {
+        "callbacks_in_fit.py",
+        "compress_a_saved_model.py",
+        "teacher_to_student.py",
+    }
 
 
 @pytest.mark.filterwarnings("ignore::kerasmem.errors.KerasMemWarning")
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_an_example_runs_and_prints_figures(path, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    runpy.run_path(str(path))["main"]()
-    assert any(character.isdigit() for character in capsys.readouterr().out)
+def test_the_monitors_write_columns_and_three_epochs_of_figures(printed):
+    text = printed("callbacks_in_fit.py")
+    (columns,) = re.findall(r"columns of the CSV: (.*)", text)
+    ours = {"gradient_norm", "gradient_norm_max", "gradient_nonfinite"}
+    assert {*ours, "host_peak_mib", "loss", "val_loss"} <= set(columns.split(","))
+    series = {
+        name: numbers(rf"(?m)^{name}: {', '.join([NUMBER] * 3)}$", text)
+        for name in ("loss", "gradient_norm", "gradient_norm_max", "host_peak_mib")
+    }
+    assert series["loss"][2] < series["loss"][0]
+    pairs = zip(series["gradient_norm"], series["gradient_norm_max"], strict=True)
+    assert all(0 < mean <= largest for mean, largest in pairs)
+    assert series["host_peak_mib"] == sorted(series["host_peak_mib"])
+    (norm,) = numbers(rf"largest gradient in the last epoch: \S+, norm {NUMBER}", text)
+    assert 0 < norm < series["gradient_norm_max"][2]
+
+
+def test_the_saved_model_is_eight_times_smaller_and_as_good_when_reloaded(printed):
+    text = printed("compress_a_saved_model.py")
+    (ratio,) = numbers(rf"(?m)^│ file  .*│ +{NUMBER}x │ measured +│$", text)
+    assert ratio >= 8
+    before, after = numbers(rf"(?m)^│ accuracy +│ +{NUMBER} │ +{NUMBER} │", text)
+    assert after > before - 0.05
+    (reloaded,) = numbers(rf"loaded by stock Keras: {NUMBER}", text)
+    assert reloaded == pytest.approx(after, abs=2e-3)  # two images of a thousand
+    assert len(re.findall(r"int8 with \d+ scales", text)) == 2
+
+
+def test_the_student_is_a_tenth_of_its_teacher_and_has_learned(printed):
+    text = printed("teacher_to_student.py")
+    figures = rf"{NUMBER} parameters, {NUMBER}"
+    teacher, taught = numbers(f"teacher: {figures}", text)
+    student, learned = numbers(f"student: {figures}", text)
+    assert student < teacher / 10
+    assert taught > 0.7
+    assert learned > taught - 0.1

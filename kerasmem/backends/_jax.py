@@ -1,7 +1,7 @@
 """JAX."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import jax
@@ -120,8 +120,19 @@ class OptimizerState:
         self._optimizer._untrack_variable(self.variable)
 
     def _without(self, original: Any, store: Any) -> Any:
-        with _left_out(_tracked(self._optimizer), self.variable):
+        variables = _tracked(self._optimizer)
+        place = _place(variables, self.variable)
+        if place is None:
+            # Released a moment ago, or left out already: a loss scaling optimizer
+            # saves the one inside of it.
             return original(store)
+        _remove(variables, self.variable)
+        try:
+            return original(store)
+        finally:
+            # Not the list of before: an attachment may release states in `original`.
+            if self._undo:
+                variables[place:place] = [self.variable]
 
 
 def _tracked(optimizer: Any) -> list[Any]:
@@ -130,19 +141,13 @@ def _tracked(optimizer: Any) -> list[Any]:
     return optimizer._variables
 
 
+# By identity: `list.index` and `list.remove` would compare the values of JAX arrays.
+def _place(variables: list[Any], variable: Any) -> int | None:
+    return next((i for i, kept in enumerate(variables) if kept is variable), None)
+
+
 def _remove(variables: list[Any], variable: Any) -> None:
-    # By identity: `list.remove` would compare the values of JAX arrays.
     variables[:] = [kept for kept in variables if kept is not variable]
-
-
-@contextmanager
-def _left_out(variables: list[Any], variable: Any) -> Iterator[None]:
-    everything = variables[:]
-    _remove(variables, variable)
-    try:
-        yield
-    finally:
-        variables[:] = everything
 
 
 ADAPTER: Backend = JaxBackend()

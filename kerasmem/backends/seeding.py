@@ -3,6 +3,7 @@
 import contextlib
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import keras
 import numpy as np
@@ -39,11 +40,12 @@ def _tensorflow_seeded(seed: int) -> Iterator[None]:
     import tensorflow as tf
 
     before, _ = tf.compat.v1.get_seed(1)
+    unseeded: Any = None  # what `set_seed` takes it for, though its type does not say
     tf.random.set_seed(seed)
     try:
         yield
     finally:
-        tf.random.set_seed(None if before == _UNSEEDED else before)
+        tf.random.set_seed(unseeded if before == _UNSEEDED else before)
 
 
 @contextlib.contextmanager

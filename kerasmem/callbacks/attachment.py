@@ -12,7 +12,7 @@ class Attachment:
 
     Keras calls `on_train_end` only after a `fit` that ends well. After an exception
     or Ctrl-C the attachment undoes itself when the model is next fitted (with or
-    without callbacks), trained on a batch, or saved with its optimizer.
+    without callbacks), trained on a batch, or saved.
 
     Args:
         model: the model of the running `fit`.
@@ -25,6 +25,9 @@ class Attachment:
         self._undo = [
             undo,
             shadow(model, "make_train_function", self._at_next_training),
+            # Twice: `save` of the model may find another optimizer in it for the
+            # moment, and `keras.saving.save_model` does not call it.
+            shadow(model, "save", self._at_save),
             shadow(model.optimizer, "save_own_variables", self._at_save),
         ]
 
@@ -41,10 +44,10 @@ class Attachment:
             self.release()
         return original(*args, **kwargs)
 
-    def _at_save(self, original: Any, store: Any) -> Any:
+    def _at_save(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         if not is_fitting(self._model):  # a ModelCheckpoint may save all the time
             self.release()
-        return original(store)
+        return original(*args, **kwargs)
 
 
 def retrace(model: Any) -> None:

@@ -52,8 +52,8 @@ class GradientMonitor(keras.callbacks.Callback):
 
     After `fit` nothing is left on the model or its optimizer. After an exception or
     Ctrl-C in `fit` what is left does nothing but count, and goes at the model's next
-    `fit`, when it is saved with its optimizer, or with `detach()`. A checkpoint
-    written in the meantime is as if there were no monitor.
+    `fit`, when it is saved, or with `detach()`. A checkpoint written in the meantime
+    is as if there were no monitor.
 
     Args:
         every: number of updates from one with per-variable statistics to the next;

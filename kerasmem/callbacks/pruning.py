@@ -23,6 +23,10 @@ class Pruning(keras.callbacks.Callback):
     `prune.end`, in at most 50 steps, fast at first (Zhu and Gupta, "To prune, or not to
     prune", 2017). After `fit` nothing is left on the model but its zeros.
 
+    List it last, behind callbacks that set weights: `EarlyStopping` with
+    `restore_best_weights=True`, listed after it, brings back the weights of an epoch
+    that may have been less sparse, and nobody is left to prune them.
+
     | key in `logs` | what it is |
     |---|---|
     | `sparsity` | share of zeros aimed at in the pruned weights, 0 to 1 |

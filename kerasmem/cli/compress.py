@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from kerasmem.cli.options import (
+    add_batch_size,
     add_command,
     add_data,
     add_imports,
     add_output,
     at_least,
     check_output,
+    not_negative,
 )
 from kerasmem.cli.outcome import Outcome, progress_console, say
 from kerasmem.errors import ConfigError
@@ -42,10 +44,11 @@ def add_to(commands: Any) -> None:
     )
     parser.add_argument(
         "--max-drop",
-        type=float,
+        type=not_negative,
         metavar="0.005",
         help="write nothing if the metric falls by more",
     )
+    add_batch_size(parser, default=32)
     parser.add_argument("--seed", type=at_least(0), metavar="N")
     parser.add_argument(
         "--report", type=Path, metavar="FILE.html", help="write a page of it too"
@@ -71,11 +74,14 @@ def run(options: Namespace) -> Outcome:
             fine_tune_epochs=options.fine_tune_epochs,
             max_drop=options.max_drop,
             seed=options.seed,
+            batch_size=options.batch_size,
             callbacks=[progress],
         )
-    result.save(options.output)
+    # The page first: a command that fails leaves no model behind. If the model cannot
+    # be written then, the page stays; what it tells was measured all the same.
     if options.report:
         _write_page(options, result)
+    result.save(options.output)
     return _outcome(options, result)
 
 
@@ -110,9 +116,9 @@ def _check(options: Namespace) -> None:
 
 def _load(options: Namespace) -> tuple[Any, Any, Any]:
     """Return the model, the data to train on and the data to judge by, checked."""
-    from kerasmem.cli.judging import check_judging, compile_for
+    from kerasmem.cli.judging import check_judging, compile_for, split_to_judge
     from kerasmem.files import load_model
-    from kerasmem.files.data import hold_out, load_data
+    from kerasmem.files.data import load_data
 
     model = load_model(options.model)
     if not options.data:
@@ -122,8 +128,7 @@ def _load(options: Namespace) -> tuple[Any, Any, Any]:
     compile_for(model, options.loss, options.metrics)
     check_judging(model, train)
     if test is None and options.fine_tune_epochs:
-        say("The data has no test split: the last tenth is held out to judge by.")
-        train, test = hold_out(train)
+        train, test = split_to_judge(train)
     test = train if test is None else test
     check_judging(model, test)
     return model, train, test
@@ -155,10 +160,11 @@ def _outcome(options: Namespace, result: Any) -> Outcome:
         "report": asdict(report),
         "changes": [asdict(change) for change in changes],
     }
-    changed = sum(change.changed for change in changes)
-    skipped = len(changes) - changed
+    changed = {change.weight for change in changes if change.changed}
+    left_alone = {change.weight for change in changes} - changed
     summary = (
-        f"weights changed: {changed}, left alone: {skipped} (why: --json, --report)"
+        f"weights changed: {len(changed)}, left alone: {len(left_alone)} (why: --json, "
+        "--report). Files are without optimizer state, the first as Keras saves it."
     )
     table = comparison_table(before_and_after(report), str(options.output))
     return Outcome(data, (table, summary))

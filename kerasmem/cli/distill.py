@@ -58,18 +58,21 @@ def run(options: Namespace) -> Outcome:
 
 def _load(options: Namespace) -> tuple[Any, Any, Any, Any]:
     """Return teacher, student, training data and data to judge by, checked."""
-    from kerasmem.cli.judging import check_judging, compile_for
+    from kerasmem.cli.judging import check_judging, compile_for, split_to_judge
     from kerasmem.files import load_model
     from kerasmem.files.data import load_data
 
     teacher, student = load_model(options.teacher), load_model(options.student)
     loaded = load_data(options.data)
-    test = loaded.train if loaded.test is None else loaded.test
+    train, test = loaded.train, loaded.test
     for model in (teacher, student):
         compile_for(model, options.loss, options.metrics)
-        for data in (loaded.train, test):
-            check_judging(model, data)
-    return teacher, student, loaded.train, test
+        check_judging(model, train)
+    if test is None:
+        train, test = split_to_judge(train)
+    for model in (teacher, student):
+        check_judging(model, test)
+    return teacher, student, train, test
 
 
 def _outcome(options: Namespace, models: dict[str, Any], test: Any) -> Outcome:
@@ -78,7 +81,7 @@ def _outcome(options: Namespace, models: dict[str, Any], test: Any) -> Outcome:
 
     say("measuring teacher and student")
     figures = {
-        name: measure(model, test, batch_size=options.batch_size)
+        name: measure(model, test, options.batch_size, stored=name == "teacher")
         for name, model in models.items()
     }
     data = {

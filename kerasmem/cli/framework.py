@@ -6,33 +6,63 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
 
 from kerasmem.errors import ConfigError
 
 
-def start_keras(modules: Sequence[str]) -> None:
-    """Import Keras, our own layers, and the user's modules with theirs.
+def start_keras(modules: Sequence[str]) -> dict[str, Any]:
+    """Import Keras and our own layers; return the user's, from modules of theirs.
 
     Args:
-        modules: names of modules to import for the custom objects that they register.
+        modules: names of modules to import for their custom objects, registered with
+            Keras or not.
+
+    Returns:
+        The classes and functions that the modules define, by name.
 
     Raises:
-        ConfigError: if there is no such module.
+        ConfigError: if Keras cannot start on the backend that is set, or a module
+            cannot be imported, whatever it raises.
     """
     # TensorFlow reads this once, when it is imported: errors only.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     if "keras" not in sys.modules:
-        with _native_stderr_closed():
-            importlib.import_module("keras")
+        _import_keras()
     importlib.import_module("kerasmem.compression.quantize")
+    objects: dict[str, Any] = {}
     for name in modules:
         try:
-            importlib.import_module(name)
-        except ImportError as error:
+            objects |= _defined_in(importlib.import_module(name))
+        except Exception as error:
             raise ConfigError(
-                f"Cannot import the module of --import: {error}. Expected: a module in "
-                f"this folder or installed. Received: {name!r}."
+                "Cannot import the module of --import: "
+                f"{type(error).__name__}: {error}. Expected: a module in this folder "
+                f"or installed. Received: {name!r}."
             ) from error
+    return objects
+
+
+def _defined_in(module: ModuleType) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if isinstance(value, type | FunctionType)
+        and value.__module__ == module.__name__
+    }
+
+
+def _import_keras() -> None:
+    try:
+        with _native_stderr_closed():
+            importlib.import_module("keras")
+    except Exception as error:
+        raise ConfigError(
+            f"Keras cannot start: {type(error).__name__}: {error}. Expected: the "
+            "backend tensorflow, jax or torch, installed. Received: KERAS_BACKEND="
+            f"{os.environ.get('KERAS_BACKEND')!r}."
+        ) from error
 
 
 @contextmanager

@@ -5,8 +5,14 @@ from typing import Any
 
 import keras
 
+from kerasmem.cli.outcome import say
 from kerasmem.errors import ConfigError, DataError
-from kerasmem.files.data import check_data, fit_arguments
+from kerasmem.files.data import (
+    check_data,
+    fit_arguments,
+    hold_out,
+    is_array_data,
+)
 from kerasmem.files.data.forms import first_samples
 
 
@@ -30,6 +36,15 @@ def compile_for(model: Any, loss: str | None, metrics: Sequence[str]) -> None:
         loss=loss or model.loss,
         metrics=list(metrics) or None,
     )
+
+
+def split_to_judge(train: Any) -> tuple[Any, Any]:
+    """Return samples to train on and samples to judge by, and say how they were had."""
+    if is_array_data(train):
+        say("The data has no test split: the last tenth is held out to judge by.")
+        return hold_out(train)
+    say("The data has no test split: it is judged by what it was trained on.")
+    return train, train
 
 
 def check_judging(model: Any, data: Any) -> None:

@@ -60,8 +60,11 @@ def build_parser() -> Parser:
 
 def _run(options: Namespace) -> Outcome:
     with importable_from_here():
-        start_keras(options.imports)
-        return options.run(options)
+        objects = start_keras(options.imports)
+        import keras
+
+        with keras.saving.custom_object_scope(objects):
+            return options.run(options)
 
 
 def _show(outcome: Outcome, options: Namespace, stdout: TextIO) -> None:

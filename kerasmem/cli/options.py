@@ -99,6 +99,19 @@ def at_least(least: int) -> Callable[[str], int]:
     return whole_number
 
 
+def not_negative(text: str) -> float:
+    """Return the number that an argument stands for; an argparse type."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not number >= 0:  # written so that nan is refused
+        raise argparse.ArgumentTypeError(
+            f"expected a number of 0 or more, received {text!r}"
+        )
+    return number
+
+
 def check_output(path: Path, suffix: str) -> None:
     """Raise unless a file can be made at `path`; long work should not end in this.
 

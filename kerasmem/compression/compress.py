@@ -9,12 +9,12 @@ import keras
 
 from kerasmem.backends.seeding import seeded
 from kerasmem.compression.judge import check_drop, check_max_drop
-from kerasmem.compression.measure import figures, latencies_ms
+from kerasmem.compression.measure import figures, latencies
 from kerasmem.compression.result import CompressionResult
 from kerasmem.compression.technique import Technique
 from kerasmem.compression.techniques import as_steps
-from kerasmem.errors import ConfigError
-from kerasmem.files.data import check_data, fit_arguments, sample_count
+from kerasmem.errors import ConfigError, DataError
+from kerasmem.files.data import check_data, fit_arguments, is_array_data, sample_count
 from kerasmem.files.load import load_model
 from kerasmem.graph.clone import clone, compile_settings
 from kerasmem.records import CompressionReport, WeightChange
@@ -74,13 +74,15 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
     fit = None
     if fine_tune_epochs:
         fit = {**fit_arguments(data, batch_size), "epochs": fine_tune_epochs}
+        if is_array_data(data) and fit.get("y") is None:
+            raise DataError("Fine-tuning needs labels: give data=(x, y).")
         fit |= {"callbacks": list(callbacks or ()), "verbose": 0}
     with seeded(seed):
         original = _open(model_or_path, custom_objects)
+        _compile(original, loss, metrics)
         for samples in (data, validation_data):
             if samples is not None:
                 check_data(original, samples)
-        _compile(original, loss, metrics)
         result = clone(original)
         changes = _apply(result, chosen, fit)
         # Anew: the weights are others now, the slots of the old ones are in the way.
@@ -137,8 +139,7 @@ def _compile(model: Any, loss: Any, metrics: Any) -> None:
         model.compile(**{"optimizer": "adam", **settings})
     elif metrics is not None:
         raise ConfigError(
-            f"The model {model.name!r} was saved without a loss. Give loss= beside "
-            "metrics=."
+            f"The model {model.name!r} has no loss. Give loss= beside metrics=."
         )
 
 
@@ -148,8 +149,8 @@ def _apply(
     """Apply `steps` to `model` in place, with a `fit` after those that allow it."""
     if fit and not model.compiled:
         raise ConfigError(
-            f"The model {model.name!r} was saved without a loss, so it cannot be "
-            "fine-tuned. Give loss= (--loss on the command line)."
+            f"The model {model.name!r} has no loss, so it cannot be fine-tuned. Give "
+            "loss= (--loss on the command line)."
         )
     changes = []
     for done, step in enumerate(steps, start=1):
@@ -169,7 +170,7 @@ def _report(
     judge: tuple[Any, int],
 ) -> CompressionReport:
     data, batch_size = judge
-    before, after = latencies_ms([original, result], data, batch_size)
+    before, after = latencies([original, result], data, batch_size)
     count = None if data is None else sample_count(data)
     return CompressionReport(
         before=figures(original, data, batch_size, before, stored=True),

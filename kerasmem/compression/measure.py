@@ -5,18 +5,29 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 
-from kerasmem.compression.quantize.layer import int8_variables
+from kerasmem.errors import OutputError
 from kerasmem.files.data import fit_arguments, sample_inputs
 from kerasmem.files.save import save_model, save_stored
+from kerasmem.graph.kernels import is_scale
 from kerasmem.graph.values import to_numpy
 from kerasmem.memory.activations import peak_activation_bytes
 from kerasmem.records import ModelFigures
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Median time of one forward pass, and the samples in its batch."""
+
+    milliseconds: float
+    batch_size: int
+
 
 _WARM_UPS, _RUNS, _SECONDS = 2, 20, 3.0
 
@@ -37,7 +48,7 @@ def measure(
         stored: True for the size of the file as Keras itself writes it, False for
             the deflated file of `km.save_model`.
     """
-    (latency,) = latencies_ms([model], validation_data, batch_size)
+    (latency,) = latencies([model], validation_data, batch_size)
     return figures(model, validation_data, batch_size, latency, stored=stored)
 
 
@@ -45,20 +56,20 @@ def figures(
     model: Any,
     validation_data: Any,
     batch_size: int,
-    latency_ms: float | None,
+    latency: Latency | None,
     *,
     stored: bool = False,
 ) -> ModelFigures:
     """Return the figures of `model` with a latency that was measured already."""
-    counted = _logical_weights(model)
+    counted = [variable for variable in model.weights if not is_scale(variable)]
     return ModelFigures(
         file_bytes=_file_bytes(model, save_stored if stored else save_model),
         weight_bytes=sum(_nbytes(variable) for variable in model.weights),
         parameters=sum(math.prod(variable.shape) for variable in counted),
         nonzero=sum(_nonzero(variable) for variable in counted),
         activation_peak_bytes=peak_activation_bytes(model),
-        latency_ms=latency_ms,
-        latency_batch_size=None if latency_ms is None else batch_size,
+        latency_ms=latency.milliseconds if latency else None,
+        latency_batch_size=latency.batch_size if latency else None,
         metrics=evaluate(model, validation_data, batch_size),
     )
 
@@ -74,10 +85,10 @@ def evaluate(model: Any, data: Any, batch_size: int = 32) -> dict[str, float]:
     return {name: float(value) for name, value in found.items()}
 
 
-def latencies_ms(
+def latencies(
     models: Sequence[Any], data: Any = None, batch_size: int = 32
-) -> list[float | None]:
-    """Return the median time of one batch through each of `models`, in milliseconds.
+) -> list[Latency | None]:
+    """Return the median time of one batch through each of `models`.
 
     The models take turns, so that a machine that changes its speed does so for all.
     None where a model's input has no fixed shape and no data tells one.
@@ -94,35 +105,37 @@ def latencies_ms(
                 found.append(1e3 * (time.perf_counter() - begin))
         if sum(map(sum, times)) > 1e3 * _SECONDS * len(models) and run >= 2:
             break
-    return [statistics.median(found) for found in times]
+    samples = len(keras.tree.flatten(inputs)[0])
+    return [Latency(statistics.median(found), samples) for found in times]
 
 
 def _some_inputs(model: Any, data: Any, batch_size: int) -> Any:
     if data is not None:
         return sample_inputs(data, batch_size)
     inputs = getattr(model, "inputs", None)
-    if not inputs or any(None in tensor.shape[1:] for tensor in inputs):
+    if not inputs or any(None in t.shape[1:] or t.dtype == "string" for t in inputs):
         return None
     arrays = {
-        t.name: np.zeros(
-            (batch_size, *t.shape[1:]), keras.backend.standardize_dtype(t.dtype)
+        tensor.name: np.zeros(
+            (tensor.shape[0] or batch_size, *tensor.shape[1:]),
+            keras.backend.standardize_dtype(tensor.dtype),
         )
-        for t in inputs
+        for tensor in inputs
     }
     return arrays if len(arrays) > 1 else next(iter(arrays.values()))
 
 
 def _file_bytes(model: Any, save: Callable[..., None]) -> int:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "model.keras"
-        save(model, path)
-        return path.stat().st_size
-
-
-def _logical_weights(model: Any) -> list[Any]:
-    """Return the weights without the scales that int8 codes come with."""
-    scales = {id(variable.scales) for variable in int8_variables(model)}
-    return [variable for variable in model.weights if id(variable) not in scales]
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "model.keras"
+            save(model, path)
+            return path.stat().st_size
+    except OSError as error:
+        raise OutputError(
+            "Could not write a temporary file to measure its size, in "
+            f"{tempfile.gettempdir()!r}: {error}"
+        ) from error
 
 
 def _nonzero(variable: Any) -> int:

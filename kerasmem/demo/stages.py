@@ -13,7 +13,8 @@ from rich.console import Console
 from kerasmem.callbacks import GradientMonitor, MemoryMonitor
 from kerasmem.compression.compress import compress
 from kerasmem.compression.distill import distill
-from kerasmem.compression.measure import figures, latencies_ms
+from kerasmem.compression.measure import figures
+from kerasmem.compression.measure import latencies as latencies_of
 from kerasmem.compression.prune import Prune
 from kerasmem.compression.quantize import Quantize
 from kerasmem.compression.result import CompressionResult
@@ -137,7 +138,7 @@ def compare(shop: Workshop, models: dict[str, Any]) -> dict[str, ModelFigures]:
     """Return the figures of the models, each saved as its name with `.keras`."""
     shop.console.print("measuring", highlight=False)
     test = shop.images.test
-    latencies = latencies_ms(list(models.values()), test, _LATENCY_BATCH)
+    latencies = latencies_of(list(models.values()), test, _LATENCY_BATCH)
     found = {}
     for (name, model), latency in zip(models.items(), latencies, strict=True):
         measured = figures(model, test, _LATENCY_BATCH, latency)

@@ -2,9 +2,10 @@
 
 import os
 import secrets
+import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from kerasmem.errors import OutputError
@@ -14,8 +15,9 @@ from kerasmem.errors import OutputError
 def replacing(path: str | Path) -> Iterator[Path]:
     """Give a temporary path beside `path` that takes its place at the end.
 
-    The temporary file has the same suffix. On any exception, also Ctrl-C, it is gone
-    and whatever was at `path` is untouched.
+    The temporary file has the same suffix; the file that takes the place of another
+    has its permissions. On any exception, also Ctrl-C, the temporary file is gone and
+    whatever was at `path` is untouched. A symbolic link stays one.
 
     Raises:
         OutputError: if the file cannot be written, such as on a full disk.
@@ -28,19 +30,22 @@ def replacing(path: str | Path) -> Iterator[Path]:
         >>> [p.name for p in folder.iterdir()]
         ['a.txt']
     """
-    path = Path(path)
-    temporary = path.with_name(f".{path.stem}-{secrets.token_hex(4)}{path.suffix}")
+    target = Path(path).resolve()
+    temporary = target.with_name(f".{secrets.token_hex(4)}{target.suffix}")
     try:
         yield temporary
         _flush(temporary)
-        temporary.replace(path)
+        if target.exists():
+            shutil.copymode(target, temporary)
+        temporary.replace(target)
     except OSError as error:
         raise OutputError(
             f"Could not write {str(path)!r}: {error.strerror or error}. Nothing was "
             "written, and what was there before is untouched."
         ) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # where there cannot be a file there is none to remove
+            temporary.unlink(missing_ok=True)
 
 
 @contextmanager

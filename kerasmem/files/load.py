@@ -82,8 +82,15 @@ def _reason(error: Exception) -> str:
     unknown = text.rpartition("Could not locate ")[2].partition(".")[0]
     if "Could not locate " in text:
         return (
-            f"it needs the {unknown}, which is not known here. Import the module that "
-            "defines it: --import my.module, or custom_objects= in Python."
+            f"it needs the {unknown}, which is not known here. Name the module that "
+            "defines it with --import, or give custom_objects= in Python."
         )
+    if "Python lambda" in text:
+        return (
+            "it holds a Python lambda, which is code, and code in a file is never run. "
+            "Make it a named function and save the model anew."
+        )
+    if "no item named" in text:
+        return "it is a zip archive, but no Keras model."
     lines = [line for line in text.splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0] if lines else ''}".rstrip(": ")

@@ -7,13 +7,15 @@ as well, bit for bit.
 
 import shutil
 import zipfile
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import keras
+
 from kerasmem.errors import ConfigError
 from kerasmem.files.atomic import replacing, scratch_folder
+from kerasmem.graph.optimizer import fresh_optimizer
 
 
 def save_model(
@@ -29,10 +31,13 @@ def save_model(
             Adam) is not.
 
     Raises:
-        ConfigError: if `path` does not end in `.keras`.
+        ConfigError: if `path` does not end in `.keras`, or `model` is no model.
+        ModelError: if the optimizer cannot be made anew.
         OutputError: if the file cannot be written.
     """
     path = Path(path)
+    if not isinstance(model, keras.Model):
+        raise ConfigError(f"Expected a keras.Model. Received: model={model!r}.")
     if path.suffix != ".keras":
         raise ConfigError(
             "A model is saved as a file that ends in .keras. "
@@ -44,7 +49,7 @@ def save_model(
             if not include_optimizer:
                 # Built all the same: stock Keras warns about a file whose optimizer
                 # has no slots, and slots of zeros deflate to next to nothing.
-                scope.enter_context(_fresh_optimizer(model, built=True))
+                scope.enter_context(fresh_optimizer(model, built=True))
             model.save(stored)
         deflate(stored, deflated)
 
@@ -54,7 +59,7 @@ def save_stored(model: Any, path: str | Path) -> None:
 
     Its size is what a smaller file is fairly compared with.
     """
-    with _fresh_optimizer(model, built=False):
+    with fresh_optimizer(model, built=False):
         model.save(path)
 
 
@@ -71,21 +76,3 @@ def deflate(source: Path, target: Path) -> None:
                 deflated.open(member.filename, "w", force_zip64=large) as writer,
             ):
                 shutil.copyfileobj(reader, writer, 1 << 20)
-
-
-@contextmanager
-def _fresh_optimizer(model: Any, *, built: bool) -> Iterator[None]:
-    """Let `model` have, for a moment, its optimizer as it was before the first step."""
-    trained = model.optimizer if model.compiled else None
-    if trained is None:
-        yield
-        return
-    fresh = type(trained).from_config(trained.get_config())
-    if built:
-        fresh.build(model.trainable_variables)
-    # Not `setattr`: that would make Keras track the stand-in.
-    object.__setattr__(model, "optimizer", fresh)
-    try:
-        yield
-    finally:
-        object.__setattr__(model, "optimizer", trained)

@@ -1,21 +1,26 @@
 """An independent copy of a model, so that nothing handed in is modified."""
 
+import tempfile
+import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import keras
 
 from kerasmem.errors import ModelError
 from kerasmem.graph.layers import sublayers
+from kerasmem.graph.optimizer import fresh_optimizer
 
 _NOT_THE_USERS = ("keras", "kerasmem", "tensorflow", "jax", "torch", "builtins", "abc")
 
 
 def clone(model: Any) -> Any:
-    """Return an independent copy of `model` with equal weights, freshly compiled.
+    """Return an independent copy of `model` with equal state, freshly compiled.
 
-    The optimizer starts anew (no slots, iteration 0) with the same settings; loss,
-    metrics and the choice of jit are the same.
+    All that Keras saves is copied: weights, statistics, vocabularies. The optimizer
+    starts anew (no slots, iteration 0) with the same settings; loss, metrics and the
+    choice of jit are the same.
 
     Raises:
         ModelError: if the model has no weights yet, or its config does not describe it.
@@ -25,10 +30,16 @@ def clone(model: Any) -> Any:
             f"The model {model.name!r} has no weights yet. Build it first: call it on "
             "a batch, or give it an Input."
         )
-    with keras.saving.custom_object_scope(live_objects(model)):
-        copy = _rebuild(model)
+    with warnings.catch_warnings():
+        # A lambda of the caller's own may be in what never leaves this function.
+        warnings.filterwarnings("ignore", message=".*includes a `lambda`")
+        # Through a file: only what a layer saves itself is all of its state.
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            fresh_optimizer(model, built=False),
+        ):
+            copy = _reloaded(model, Path(folder) / "model.keras")
         settings = compile_settings(model)
-    copy.set_weights(model.get_weights())
     if settings is not None:
         copy.compile(**settings)
     return copy
@@ -40,7 +51,8 @@ def compile_settings(model: Any) -> dict[str, Any] | None:
         config = model.get_compile_config() if model.compiled else None
         if not config:
             return None
-        return dict(keras.saving.deserialize_keras_object(config))
+        # The config comes from a live object, never from a file.
+        return dict(keras.saving.deserialize_keras_object(config, safe_mode=False))
 
 
 def live_objects(model: Any) -> dict[str, Any]:
@@ -48,8 +60,16 @@ def live_objects(model: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for item in _parts(model):
         for named in (item,) if _is_function(item) else type(item).__mro__:
-            if named.__module__.partition(".")[0] not in _NOT_THE_USERS:
-                found.setdefault(named.__name__, named)
+            if named.__module__.partition(".")[0] in _NOT_THE_USERS:
+                continue
+            if named.__name__ == "<lambda>":  # saved as code, not by name
+                continue
+            if found.setdefault(named.__name__, named) is not named:
+                raise ModelError(
+                    f"The model {model.name!r} has two different parts of one name, "
+                    "which its config cannot tell apart. Received: "
+                    f"{named.__name__!r}. Rename one."
+                )
     return found
 
 
@@ -77,23 +97,26 @@ def _is_function(value: Any) -> bool:
     return callable(value) and hasattr(value, "__name__")
 
 
-def _rebuild(model: Any) -> Any:
+def _reloaded(model: Any, path: Path) -> Any:
+    objects = live_objects(model)
     try:
-        config = keras.saving.serialize_keras_object(model)
-        config.pop("compile_config", None)
-        # The config comes from a live object, never from a file: a lambda in it is the
-        # caller's own.
-        copy = keras.saving.deserialize_keras_object(config, safe_mode=False)
+        model.save(path)
+        # The file is our own, made of a live object: a lambda in it is the caller's.
+        copy = keras.models.load_model(
+            path, custom_objects=objects, compile=False, safe_mode=False
+        )
     except (TypeError, ValueError, NotImplementedError) as error:
+        cause = " ".join(str(error).split()).rpartition("Exception encountered: ")[2]
         raise ModelError(
-            f"The model {model.name!r} cannot be copied, because its config does not "
-            "describe it. Give its custom layers a `get_config` and register them. "
-            f"Received: {' '.join(str(error).split())[:300]}"
+            f"The model {model.name!r} cannot be copied, because Keras cannot save and "
+            "load it. Give its own parts a `get_config`, and use named functions in "
+            f"place of lambdas. Received: {cause.partition(': {')[0][:300]}"
         ) from error
     if len(copy.weights) != len(model.weights):
         raise ModelError(
             f"A copy of the model {model.name!r} has {len(copy.weights)} weights "
-            f"instead of {len(model.weights)}: a custom layer creates weights that its "
-            "config does not tell. Give it a `build` method that creates them."
+            f"instead of {len(model.weights)}: its config does not tell all of it. "
+            "Either layers share a weight in a way that Keras does not save, or a "
+            "custom layer creates weights outside of its `build`."
         )
     return copy

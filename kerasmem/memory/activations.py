@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from kerasmem.graph.kernels import is_scale
 from kerasmem.graph.layers import blocks
 from kerasmem.graph.nodes import trace
 
@@ -27,7 +28,8 @@ class LayerActivations:
             is shared; None if the model has no graph.
         output_bytes: bytes of all its outputs, over all its calls; None if unknown.
         calls: how often one forward pass calls it, 0 if the model has no graph.
-        parameters: number of its weights' entries, each weight counted at one layer.
+        parameters: number of its weights' entries, each weight counted at one layer;
+            the scales of int8 weights are none.
         weight_bytes: bytes of those weights in RAM.
     """
 
@@ -111,7 +113,7 @@ def _record(
         if calls
         else None,
         calls=len(calls),
-        parameters=sum(math.prod(weight.shape) for weight in weights),
+        parameters=sum(math.prod(w.shape) for w in weights if not is_scale(w)),
         weight_bytes=sum(_tensor_bytes(weight) or 0 for weight in weights),
     )
 

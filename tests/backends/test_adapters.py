@@ -107,6 +107,33 @@ def test_a_checkpoint_does_not_hold_a_state(optimizer, is_scaled):
     np.testing.assert_array_equal(state.read(), [1, 1])
 
 
+def ids(variables):
+    return [id(variable) for variable in variables]
+
+
+@pytest.mark.parametrize("released", [0, 1])
+def test_a_state_released_by_the_saving_itself_does_not_come_back(optimizer, released):
+    plain, plain_variables = {}, ids(optimizer.variables)
+    optimizer.save_own_variables(plain)
+    saved, value = {}, np.ones(2, "float32")
+
+    def release(original, store):
+        states[released].release()
+        return original(store)
+
+    states = [backends.current().step_state(optimizer, value, "first")]
+    backends.shadow(optimizer, "save_own_variables", release)
+    states.append(backends.current().step_state(optimizer, value, "second"))
+    riding = ids(optimizer.variables)
+    optimizer.save_own_variables(saved)
+
+    assert sorted(saved) == sorted(plain)
+    gone = id(states[released].variable)
+    assert ids(optimizer.variables) == [kept for kept in riding if kept != gone]
+    states[1 - released].release()
+    assert ids(optimizer.variables) == plain_variables
+
+
 def test_no_backward_pass_is_recorded_in_the_inference_scope(backend):
     variable = keras.Variable(np.ones(2, "float32"))
     with backends.current().inference():

@@ -12,8 +12,9 @@ import keras
 import numpy as np
 import pytest
 
+import kerasmem as km
 from kerasmem import backends
-from kerasmem.callbacks import GradientMonitor, MemoryMonitor
+from kerasmem.callbacks import GradientMonitor, MemoryMonitor, Pruning
 from kerasmem.errors import ConfigError, KerasMemWarning
 from kerasmem.records import GradientRecord
 
@@ -469,14 +470,55 @@ def test_what_a_broken_fit_leaves_goes_with_a_fit_under_another_monitor(
     assert (len(monitor.records), len(another.records)) == (2, 1)
 
 
-def test_what_a_broken_fit_leaves_goes_with_saving(broken_off, tmp_path):
-    model, _ = broken_off
+SAVING = {
+    "by the model": lambda model, path: model.save(path),
+    "by Keras": keras.saving.save_model,
+    "by kerasmem": lambda model, path: km.save_model(
+        model, path, include_optimizer=True
+    ),
+}
 
-    model.save(tmp_path / "model.keras")
+
+@pytest.mark.parametrize("saving", SAVING)
+@pytest.mark.parametrize("beside", [GradientMonitor, lambda: Pruning(km.Prune(0.5))])
+def test_what_a_broken_fit_leaves_goes_with_saving(
+    make_model, data, tmp_path, saving, beside
+):
+    model, path = compiled(make_model, "adam"), tmp_path / "model.keras"
+    with pytest.raises(KeyboardInterrupt):
+        fit(model, data, [GradientMonitor(), beside(), BreakOff()], epochs=3)
+
+    SAVING[saving](model, path)
 
     assert hooks_on(model) == set()
-    restored = keras.models.load_model(tmp_path / "model.keras")
+    assert {v.constraint for v in model.trainable_variables} == {None}
+    restored = keras.models.load_model(path)
     assert optimizer_state(restored) == optimizer_state(model)
+
+
+def test_what_a_broken_fit_leaves_goes_with_saving_without_the_optimizer(
+    broken_off, tmp_path
+):
+    model, _ = broken_off
+
+    km.save_model(model, tmp_path / "model.keras")
+
+    assert hooks_on(model) == set()
+
+
+def test_saving_in_a_running_fit_leaves_the_monitor_where_it_is(
+    make_model, data, tmp_path
+):
+    class Save(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            km.save_model(self.model, tmp_path / "model.keras")
+
+    monitor = GradientMonitor()
+    fit(compiled(make_model, "adam"), data, [monitor, Save()])
+
+    assert monitor.records[0].steps == 4
+    restored = keras.models.load_model(tmp_path / "model.keras")
+    assert len(restored.optimizer.variables) == 2 + 2 * 4
 
 
 def test_what_a_broken_fit_leaves_changes_no_training(broken_off, make_model, data):

@@ -116,6 +116,31 @@ def test_after_an_exception_the_next_fit_trains_every_weight_again():
     assert made.layers[1].kernel.constraint is None
 
 
+def test_two_prunings_leave_nothing_behind_either():
+    made, unpruned = model("adam"), model("adam")
+    unpruned.fit(X, Y, epochs=1, verbose=0)
+    own = [variable.constraint for variable in made.trainable_variables]
+    prunings = [km.callbacks.Pruning(km.Prune(share)) for share in (0.3, 0.5)]
+    made.fit(X, Y, epochs=2, verbose=0, callbacks=prunings)
+    assert shares(made)[1] == 0.5  # in the other, non_neg makes zeros of its own
+    assert [variable.constraint for variable in made.trainable_variables] == own
+    assert len(made.optimizer.variables) == len(unpruned.optimizer.variables)
+
+
+def test_listed_last_pruning_has_the_last_word_on_weights_that_are_restored():
+    made = model()
+    # The first epoch, in which nothing is pruned, is the best: mode="max" of the loss.
+    stop = keras.callbacks.EarlyStopping(
+        "loss", mode="max", patience=9, restore_best_weights=True
+    )
+    pruning = km.callbacks.Pruning(km.Prune(0.5, begin=0.5, end=0.5))
+    made.fit(X, Y, epochs=4, verbose=0, callbacks=[stop, pruning])
+    assert stop.best_epoch == 0
+    assert shares(made)[1] == np.mean(stop.best_weights[2] == 0) + 0.5 == 0.5
+    kept = to_numpy(made.layers[1].kernel)
+    np.testing.assert_array_equal(kept[kept != 0], stop.best_weights[2][kept != 0])
+
+
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 def test_data_of_unknown_length_is_pruned_at_the_ends_of_epochs():
     made = model()

@@ -1,6 +1,7 @@
 """Bad input gets one clear line, exit code 2, and nothing half-written."""
 
 import errno
+import sys
 from pathlib import Path
 
 import keras
@@ -23,6 +24,65 @@ def broken(folder, samples):
     np.savez("unlabeled.npz", x=x)
     Path("cut.npz").write_bytes(Path("data.npz").read_bytes()[:500])
     return folder
+
+
+@pytest.fixture
+def modules(folder, monkeypatch):
+    """Modules of a user's with mistakes in them."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    Path("raising.py").write_text("{}['key']")
+    Path("unfinished.py").write_text("def samples(:")
+    Path("my_samples.py").write_text(
+        "def bad():\n    raise RuntimeError('no\\nsamples')\n\ndef none():\n    pass\n"
+    )
+    yield folder
+    sys.modules.pop("my_samples", None)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (
+            "inspect model.keras --import raising",
+            "the module of --import: KeyError: 'key'. Expected",
+        ),
+        (
+            "inspect model.keras --import unfinished",
+            "the module of --import: SyntaxError: invalid syntax (unfinished.py, line",
+        ),
+        (
+            "evaluate model.keras --data unfinished:samples",
+            "Cannot import the data function 'unfinished:samples': SyntaxError: inv",
+        ),
+        (
+            "evaluate model.keras --data my_samples:bad",
+            "The data function 'my_samples:bad' raised RuntimeError: no samples.",
+        ),
+        (
+            "evaluate model.keras --data my_samples:none",
+            "The data function 'my_samples:none' returned no samples. Data is x,",
+        ),
+    ],
+)
+def test_a_module_of_the_users_with_a_mistake(modules, refused, line, message):
+    assert message in refused(line)
+
+
+def test_labels_that_name_other_outputs_than_the_models(folder, refused, samples):
+    x, y = samples
+    features = keras.Input((6,))
+    outputs = [keras.layers.Dense(1, name=name)(features) for name in "pq"]
+    model = keras.Model(features, outputs)
+    model.compile("sgd", "mse")
+    model.save("two.keras")
+    np.savez("one.npz", x=x, y_p=y)
+    assert "the model has the outputs p, q; the data has the labels p." in refused(
+        "evaluate two.keras --data one.npz"
+    )
+    np.savez("named.npz", x=x, y_classes=y)
+    assert "has one output, so its labels are one array" in refused(
+        "evaluate model.keras --data named.npz"
+    )
 
 
 @pytest.mark.parametrize(
@@ -83,6 +143,22 @@ def test_compressing_with_options_that_cannot_be(broken, refused, options, messa
         ("compress model.keras --prune 0.5", "required: -o/--output"),
         ("compress model.keras -o a.keras --prune half", "invalid float value: 'half'"),
         ("inspect model.keras --batch-size 0", "a whole number from 1, received '0'"),
+        (
+            "compress model.keras -o a.keras --prune 0.5 --batch-size 0",
+            "--batch-size: expected a whole number from 1, received '0'",
+        ),
+        (
+            "compress model.keras -o a.keras --prune 0.5 --max-drop nan",
+            "--max-drop: expected a number of 0 or more, received 'nan'",
+        ),
+        (
+            "compress model.keras -o a.keras --prune 0.5 --max-drop=-0.1",
+            "--max-drop: expected a number of 0 or more, received '-0.1'",
+        ),
+        (
+            "compress model.keras -o a.keras --prune 0.5 --max-drop small",
+            "--max-drop: expected a number of 0 or more, received 'small'",
+        ),
         ("inspect model.keras --batch 4", "unrecognized arguments: --batch 4"),
         ("evaluate model.keras", "required: --data"),
         ("shrink model.keras", "invalid choice: 'shrink'"),
@@ -131,6 +207,35 @@ def test_a_full_disk(folder, refused, monkeypatch):
     monkeypatch.setattr(Path, "replace", no_space)
     message = refused("compress model.keras -o model.keras --prune 0.5")
     assert "No space left on device" in message
+
+
+def full_for(name, monkeypatch):
+    """Let the disk be full for one file."""
+    replace = Path.replace
+
+    def no_space(self, target):
+        if Path(target).name == name:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", no_space)
+
+
+COMPRESS = "compress model.keras -o out.keras --prune 0.5 --report page.html"
+
+
+def test_a_page_that_cannot_be_written_leaves_no_model(folder, refused, monkeypatch):
+    full_for("page.html", monkeypatch)
+    assert "Could not write 'page.html': No space left" in refused(COMPRESS)
+
+
+def test_a_model_that_cannot_be_written_leaves_the_page(folder, kerasmem, monkeypatch):
+    full_for("out.keras", monkeypatch)
+    call = kerasmem(COMPRESS)
+    assert call.code == 2
+    assert "Could not write 'out.keras': No space left" in call.err
+    assert not Path("out.keras").exists()
+    assert Path("page.html").exists()
 
 
 def test_ctrl_c_during_the_save(folder, refused, monkeypatch):

@@ -1,9 +1,6 @@
 """Each command does its job, and `--json` is its result and nothing else."""
 
-import json
-import os
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
@@ -83,6 +80,32 @@ def test_compress_writes_a_smaller_model_that_does_as_it_says(
     assert "kerasmem compress model.keras" in Path("page.html").read_text()
 
 
+def test_compress_measures_in_batches_of_the_size_it_was_told(folder, kerasmem):
+    line = "compress model.keras -o small.keras --prune 0.5 --data data.npz --json"
+    sizes = {
+        kerasmem(f"{line} {option}").json["report"]["after"]["latency_batch_size"]
+        for option in ("", "--batch-size 7")
+    }
+    assert sizes == {32, 7}
+
+
+def test_compress_fine_tunes_in_batches_of_the_size_it_was_told(
+    folder, kerasmem, monkeypatch
+):
+    sizes = []
+    fit = keras.Model.fit
+    monkeypatch.setattr(
+        keras.Model,
+        "fit",
+        lambda self, **given: sizes.append(given["batch_size"]) or fit(self, **given),
+    )
+    kerasmem(
+        "compress model.keras -o small.keras --prune 0.5 --data split.npz "
+        "--fine-tune-epochs 1 --batch-size 25"
+    )
+    assert sizes == [25]
+
+
 def test_compress_sets_the_share_of_weights_to_zero_that_it_was_told(folder, kerasmem):
     found = kerasmem("compress model.keras -o small.keras --prune 0.75 --json").json
     assert found["report"]["after"]["metrics"] == {}
@@ -150,11 +173,44 @@ def test_a_custom_layer_is_known_after_an_import(file_with_own_layer, kerasmem):
     path = list(sys.path)
     unknown = kerasmem(f"inspect {file_with_own_layer}")
     assert unknown.code == 2
-    assert "--import my.module" in unknown.err
+    assert "Name the module that defines it with --import" in unknown.err
     call = kerasmem(f"inspect {file_with_own_layer} --import my_layers --json")
     assert call.json["layers"][-1]["class_name"] == "Twice"
     assert "loaded on stdout" in call.err
     assert sys.path == path
+
+
+def test_a_layer_that_nobody_registered_is_known_after_an_import(folder, kerasmem):
+    Path("plain_layers.py").write_text(
+        OWN_LAYER.replace('@keras.saving.register_keras_serializable("mine")', "")
+    )
+    thrice = runpy.run_path("plain_layers.py")["Twice"]
+    dense = keras.layers.Dense(3)
+    keras.Sequential([keras.Input((2,)), dense, thrice()]).save("plain.keras")
+    try:
+        call = kerasmem(
+            "compress plain.keras -o out.keras --quantize int8 --import plain_layers "
+            "--json"
+        )
+        assert call.json["report"]["after"]["parameters"] == 9
+        assert kerasmem("inspect out.keras").code == 2
+    finally:
+        sys.modules.pop("plain_layers", None)
+
+
+def test_distill_holds_samples_out_where_there_is_no_test_split(
+    folder, kerasmem, samples, new_network
+):
+    new_network(units=4, compiled=False).save("student.keras")
+    x, y = samples
+    np.savez("only.npz", x=x, y=y)
+    call = kerasmem(
+        f"distill model.keras student.keras -o taught.keras --data only.npz {TERSE} "
+        "--epochs 1 --json"
+    )
+    assert "the last tenth is held out" in call.err
+    measured = call.json["figures"]["student"]["metrics"]["accuracy"]
+    assert measured == pytest.approx(accuracy("taught.keras", x[54:], y[54:]))
 
 
 def test_several_inputs_come_by_name(folder, kerasmem):
@@ -200,34 +256,8 @@ def test_a_metric_that_is_no_number_is_null_in_json(folder, kerasmem, new_networ
     assert found["figures"]["metrics"]["loss"] is None
 
 
-def test_the_program_writes_json_alone_to_stdout(folder):
-    done = run("inspect", "model.keras", "--json")
-    assert done.returncode == 0
-    assert json.loads(done.stdout)["model"] == "model.keras"
-    assert done.stderr == ""
-
-
-def test_the_program_fails_with_one_line_and_code_2():
-    done = run("inspect", "model.keras", "--batch-size", "0")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == (
-        "kerasmem inspect: error: argument --batch-size: expected a whole number from "
-        "1, received '0'. See: kerasmem inspect --help\n"
-    )
-
-
 def test_help_lists_what_there_is(kerasmem):
     assert kerasmem("--version").out.split()[0] == "kerasmem"
     commands = ("demo", "inspect", "compress", "distill", "evaluate")
     assert all(command in kerasmem("--help").out for command in commands)
     assert all(kerasmem(f"{command} --help").code == 0 for command in commands)
-
-
-def run(*arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "kerasmem", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={k: v for k, v in os.environ.items() if k != "TF_CPP_MIN_LOG_LEVEL"},
-    )

@@ -81,6 +81,24 @@ def test_the_report_measures_the_file_that_keras_writes_without_slots(
     assert result.report.before.metrics == pytest.approx(expected, rel=1e-5)
 
 
+def test_a_model_with_a_fixed_batch_or_words_for_input_is_measured_as_far_as_it_can_be(
+    tmp_path,
+):
+    inputs = keras.Input(batch_shape=(3, 5, 6))
+    stateful = keras.Model(inputs, L.LSTM(4, stateful=True)(inputs))
+    report = km.compress(stateful, km.Prune(0.5)).report
+    assert report.after.latency_batch_size == 3
+    words = keras.Input((), dtype="string")
+    vocabulary = L.StringLookup(vocabulary=["a", "b"])(words)
+    model = keras.Model(words, L.Embedding(3, 40)(vocabulary))
+    assert km.compress(model, km.Quantize()).report.after.latency_ms is None
+
+
+def test_fine_tuning_without_labels_is_an_error(trained, digits):
+    with pytest.raises(DataError, match="needs labels"):
+        km.compress(trained, km.Prune(0.5), data=digits[0][0], fine_tune_epochs=1)
+
+
 def test_what_was_pruned_stays_zero_while_fine_tuning(trained, digits):
     result = km.compress(
         trained, km.Prune(0.7), data=digits[0], fine_tune_epochs=2, seed=1
@@ -233,7 +251,7 @@ def test_a_model_saved_without_a_loss_needs_one_to_fine_tune(digits, tmp_path):
     model = chain((20,), L.Dense(3))
     model.save(tmp_path / "bare.keras")
     steps = {"steps": km.Prune(0.5), "data": digits[0], "fine_tune_epochs": 1}
-    with pytest.raises(ConfigError, match="saved without a loss"):
+    with pytest.raises(ConfigError, match="has no loss"):
         km.compress(tmp_path / "bare.keras", **steps)
     result = km.compress(
         tmp_path / "bare.keras",

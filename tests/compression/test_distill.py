@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy.special import expit, rel_entr, softmax
 
+from kerasmem.callbacks import Pruning
 from kerasmem.compression.distill import Distiller, distill
 from kerasmem.compression.distill.losses import CategoricalDivergence
 from kerasmem.compression.distill.outputs import Form
+from kerasmem.compression.prune import Prune
 from kerasmem.errors import ConfigError, DataError, ModelError
 
 SAMPLES, FEATURES, CLASSES = 24, 5, 3
@@ -337,6 +339,32 @@ def classifier_of(model):
     return teacher
 
 
+def test_a_student_is_pruned_while_it_learns(data):
+    pruning = Pruning(Prune(0.5))
+    trained = distill(
+        classifier(8), classifier(), data, epochs=2, callbacks=[pruning], verbose=0
+    )
+    kernels = [layer.kernel for layer in trained.layers]
+    zeros = [np.mean(keras.ops.convert_to_numpy(kernel) == 0) for kernel in kernels]
+    assert zeros == [0.5, 0.5]
+    assert [v.constraint for v in trained.variables] == [None] * 4
+
+
+def test_what_a_layer_knows_besides_its_weights_is_the_students_too(data):
+    x, y = data
+    x = 3 * x + 5
+    normalization = keras.layers.Normalization()
+    normalization.adapt(x)
+    student = keras.Sequential(
+        [keras.Input((FEATURES,)), normalization, keras.layers.Dense(CLASSES)]
+    )
+    student.compile("sgd", LOGITS)
+    trained = distill(
+        classifier(8), student, (x, y), optimizer=keras.optimizers.SGD(0.0), verbose=0
+    )
+    np.testing.assert_array_equal(predict(trained, x), predict(student, x))
+
+
 def test_a_loss_and_an_optimizer_given_replace_the_students_own(data):
     student = classifier(loss=None)
     optimizer = keras.optimizers.SGD(0.05)
@@ -425,3 +453,17 @@ def test_a_distiller_wants_two_models_and_a_teacher_with_weights(data):
     unbuilt = keras.Sequential([keras.layers.Dense(CLASSES)])
     with pytest.raises(ModelError, match="has no weights yet"):
         Distiller(unbuilt, model)
+
+
+def test_labels_are_those_of_the_student_the_teacher_may_name_its_outputs_otherwise():
+    def two_headed(*names):
+        inputs = keras.Input((4,))
+        heads = [keras.layers.Dense(3, name=name)(inputs) for name in names]
+        return keras.Model(inputs, heads)
+
+    teacher, student = two_headed("p", "q"), two_headed("r", "s")
+    student.compile("sgd", {"r": "mse", "s": "mse"})
+    x = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
+    labels = {"r": x[:, :3], "s": x[:, 1:]}
+    taught = distill(teacher, student, (x, labels), verbose=0)
+    assert len(taught.history.history["student_loss"]) == 1

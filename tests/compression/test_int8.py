@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 
+from kerasmem.compression.measure import measure
 from kerasmem.compression.quantize import Quantize
 from kerasmem.compression.quantize.layer import int8_variables
 from kerasmem.errors import ConfigError, ModelError
@@ -14,6 +15,7 @@ from kerasmem.graph.clone import clone
 from kerasmem.graph.kernels import is_kernel, reduced_axes
 from kerasmem.graph.layers import weights
 from kerasmem.graph.values import to_numpy
+from kerasmem.memory.activations import layer_activations
 from tests.models import KINDS, L, chain
 
 ALL = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
@@ -133,6 +135,34 @@ def test_jit_and_graph_predict_as_eager_does():
         )
 
 
+def test_a_frozen_inner_layer_stays_frozen_when_it_is_loaded(tmp_path):
+    model = chain((5, 6), L.Bidirectional(L.LSTM(4)))
+    model.layers[-1].forward_layer.trainable = False
+    Quantize("int8").apply(model)
+    assert len(model.trainable_variables) == 1
+    model.save(tmp_path / "m.keras")
+    loaded = keras.models.load_model(tmp_path / "m.keras")
+    trainable = [v.path.split("/")[-3:] for v in loaded.trainable_variables]
+    assert len(trainable) <= 1, trainable
+
+
+def test_a_stateful_layer_goes_on_where_it_was():
+    inputs = keras.Input(batch_shape=(3, 5, 6))
+    model = keras.Model(inputs, L.LSTM(4, stateful=True)(inputs))
+    x = np.random.default_rng(0).normal(size=(3, 5, 6)).astype("float32")
+    expected = [outputs(model, x) for _ in range(2)]
+    model.layers[-1].reset_states()
+    Quantize("int8").apply(model)
+    found = [outputs(model, x) for _ in range(2)]
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, atol=0.02)
+    assert np.abs(found[0] - found[1]).max() > 0.005
+
+
+def inspected(model):
+    return sum(layer.parameters for layer in layer_activations(model))
+
+
 def test_every_weight_is_accounted_for():
     model = chain((6, 6, 3), L.Conv2D(4, 3), L.BatchNormalization())
     changes = Quantize("int8").apply(model)
@@ -145,6 +175,8 @@ def test_every_weight_is_accounted_for():
         ("moving_variance", False, "is no kernel or embedding table"),
     ]
     assert (changes[0].before_bytes, changes[0].after_bytes) == (432, 108 + 16)
+    (parameters,) = {measure(model).parameters, inspected(model)}
+    assert parameters == 108 + 4 + 4 * 4
 
 
 def test_a_model_without_float_kernels_is_an_error():

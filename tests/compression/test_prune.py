@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from kerasmem.compression.prune import Prune
+from kerasmem.compression.prune.masks import Masks
 from kerasmem.compression.techniques import TECHNIQUES, from_json
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.kernels import is_depthwise, is_kernel
@@ -43,6 +44,29 @@ def test_global_pruning_takes_more_where_weights_matter_less():
     kernels[1].assign(peaked)
     Prune(0.45, scope="global").apply(model)
     assert [zeros(kernel) for kernel in kernels] == [0, 540]
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_masks_on_one_variable_come_off_in_any_order(order):
+    model = chain((4,), L.Dense(1, use_bias=False, kernel_constraint="non_neg"))
+    model.compile("adam", "mse")
+    kernel = model.layers[1].kernel
+    own = kernel.constraint
+    kept = np.array(
+        [[[True], [True], [False], [True]], [[True], [True]] + [[False]] * 2]
+    )
+    masks = [Masks(model, [kernel]) for _ in kept]
+    for each, mask in zip(masks, kept, strict=True):
+        each.write([mask])
+
+    values = np.array([[-1.0], [1.0], [1.0], [1.0]], "float32")
+    left = [0, 1]
+    for index in order:
+        expected = np.where(kept[left].all(axis=0), values.clip(0), 0)
+        np.testing.assert_array_equal(to_numpy(kernel.constraint(values)), expected)
+        masks[index].release()
+        left.remove(index)
+    assert kernel.constraint is own
 
 
 def test_depthwise_and_excluded_weights_are_left_alone_and_that_is_said():

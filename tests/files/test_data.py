@@ -145,6 +145,8 @@ def functions(monkeypatch):
     module.loaded = lambda: LoadedData((X, Y))
     module.batches = Batches
     module.number = lambda: 3
+    module.forgetful = lambda: None
+    module.failing = lambda: {}[7]
     monkeypatch.setitem(sys.modules, "my_data", module)
 
 
@@ -166,7 +168,9 @@ def test_a_function_may_return_a_dataset(functions):
     [
         ("my_data:nothing", "Module 'my_data' has no function 'nothing'"),
         ("no_such_module_here:f", "Cannot import the data function 'no_such_module"),
-        ("my_data:number", "Data is x.*Received: data=3 of type int"),
+        ("my_data:number", "'my_data:number' returned no samples. Data is x.*data=3"),
+        ("my_data:forgetful", "'my_data:forgetful' returned no samples.*data=None"),
+        ("my_data:failing", "function 'my_data:failing' raised KeyError: 7"),
     ],
 )
 def test_a_function_that_gives_no_data_is_refused(functions, spec, message):
@@ -286,6 +290,9 @@ def test_a_missing_last_axis_of_one_fits_as_in_keras():
         (X.astype(str), "takes numbers .float32.. Received: x of dtype <U"),
         ([X, X], r"has 1 inputs, \['x'\]. Received: 2 arrays"),
         ({"z": X}, r"inputs are named \['x'\]. Received: data named \['z'\]"),
+        (([[0.5, 1.0]], Y), r"x_0.0 = 0.5.* make a list of values a NumPy array"),
+        ((X, [1, 2]), r"y_0 = 1, which has no rows.* make a list of values a NumPy"),
+        ((X, {"x": Y}), "has one output, so its labels are one array.*labels named x"),
     ],
 )
 def test_data_that_does_not_fit_is_refused_in_one_line(data, message):
@@ -302,6 +309,55 @@ def test_each_named_input_is_checked_by_its_name():
         check_data(model, {"left": np.zeros((4, 2)), "right": np.zeros((4, 2))})
     with pytest.raises(DataError, match=r"\['right'\] missing"):
         check_data(model, ({"left": X}, Y))
+
+
+def test_a_dataset_without_batches_is_refused():
+    with pytest.raises(DataError, match=r"y = .*no rows. Next: batch the dataset"):
+        check_data(dense(x=(2,)), tf_dataset().unbatch())
+
+
+@pytest.fixture(params=["list", "dict"])
+def two_outputs(request):
+    """A model with the outputs p and q, whose dict has other names than its layers."""
+    x = keras.Input((2,))
+    named = request.param == "dict"
+    p, q = (keras.layers.Dense(1, name=n)(x) for n in (("a", "b") if named else "pq"))
+    return keras.Model(x, {"p": p, "q": q} if named else [p, q])
+
+
+@pytest.mark.parametrize("names", ["p", "pz", "pqz", "ab"])
+def test_labels_with_other_names_than_the_outputs_are_refused(two_outputs, names):
+    two_outputs.compile("sgd", "mse")
+    message = f"has the outputs p, q; the data has the labels {', '.join(names)}."
+    with pytest.raises(DataError, match=message):
+        check_data(two_outputs, (X, dict.fromkeys(names, Y)))
+
+
+def test_labels_named_after_the_outputs_pass_in_any_order(two_outputs):
+    two_outputs.compile("sgd", "mse", jit_compile=False)
+    labels = {"q": Y, "p": Y}
+    check_data(two_outputs, (X, labels))
+    assert two_outputs.evaluate(X, labels, verbose=0)[0] > 0
+
+
+def test_labels_may_be_missing_only_for_an_output_without_a_loss(two_outputs):
+    two_outputs.compile("sgd", {"p": "mse", "q": None}, jit_compile=False)
+    check_data(two_outputs, (X, {"p": Y}))
+    # Keras would take these for the labels of p.
+    with pytest.raises(DataError, match="the data has the labels q"):
+        check_data(two_outputs, (X, {"q": Y}))
+
+
+def test_a_sequential_takes_no_named_labels():
+    with pytest.raises(DataError, match="one array. Received: labels named a, b"):
+        check_data(
+            keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]),
+            (X, {"a": Y, "b": Y}),
+        )
+
+
+def test_a_model_that_is_not_compiled_may_get_its_loss_later(two_outputs):
+    check_data(two_outputs, (X, {"p": Y}))
 
 
 def test_an_empty_dataset_is_refused():

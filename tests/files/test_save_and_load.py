@@ -105,7 +105,7 @@ def test_a_model_whose_loss_is_unknown_is_loaded_without_it(tmp_path):
 def test_code_in_a_file_is_never_run(tmp_path):
     model = chain((6,), L.Lambda(lambda x: x + 1))
     model.save(tmp_path / "m.keras")
-    with pytest.raises(ModelFileError, match="could not be loaded"):
+    with pytest.raises(ModelFileError, match="code in a file is never run"):
         km.load_model(tmp_path / "m.keras")
 
 
@@ -161,6 +161,31 @@ def test_a_broken_write_leaves_the_old_file_and_nothing_else(error, tmp_path):
         raise error
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["a.txt"]
+
+
+def test_permissions_and_links_are_kept(tmp_path):
+    path, link = tmp_path / "a.txt", tmp_path / "link.txt"
+    path.write_text("old")
+    path.chmod(0o640)
+    link.symlink_to(path)
+    with replacing(link) as temporary:
+        temporary.write_text("new")
+    assert path.read_text() == "new"
+    assert link.is_symlink()
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert sorted(os.listdir(tmp_path)) == ["a.txt", "link.txt"]
+
+
+def test_a_long_name_is_written(tmp_path):
+    path = tmp_path / ("x" * 249 + ".keras")
+    with replacing(path) as temporary:
+        temporary.write_text("whole")
+    assert path.read_text() == "whole"
+
+
+def test_something_that_is_no_model_is_not_saved(tmp_path):
+    with pytest.raises(ConfigError, match="Expected a keras.Model. Received"):
+        km.save_model(L.Dense(3), tmp_path / "m.keras")
 
 
 def test_a_folder_that_is_not_there_is_one_clear_line(model, tmp_path):

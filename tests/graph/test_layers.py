@@ -40,6 +40,71 @@ def test_a_copy_has_equal_outputs_and_shares_nothing(kind):
     assert copy.loss == "mse"
 
 
+class Remembering(L.Layer):
+    """A layer with state that is no weight."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.offset = 0.0
+
+    def call(self, x):
+        return x + self.offset
+
+    def save_own_variables(self, store):
+        store["offset"] = np.array(self.offset)
+
+    def load_own_variables(self, store):
+        self.offset = float(np.array(store["offset"]))
+
+
+def test_state_that_is_no_weight_is_copied_too():
+    normalization = L.Normalization()
+    x = np.random.default_rng(0).normal(5, 3, (50, 4)).astype("float32")
+    normalization.adapt(x)
+    remembering = Remembering()
+    model = chain((4,), normalization, remembering, L.Dense(2))
+    remembering.offset = 5.0
+    copy = clone(model)
+    np.testing.assert_array_equal(to_numpy(copy(x)), to_numpy(model(x)))
+    assert copy.layers[-2].offset == 5.0
+
+
+def test_two_classes_of_one_name_are_told():
+    def twice(factor):
+        class Times(L.Layer):
+            def call(self, x):
+                return factor * x
+
+        return Times()
+
+    with pytest.raises(ModelError, match="two different parts of one name.*'Times'"):
+        clone(chain((4,), L.Dense(2), twice(2), twice(3)))
+
+
+def test_a_lambda_of_the_callers_own_is_copied():
+    model = chain((4,), L.Dense(2), L.Lambda(lambda x: 2 * x))
+    model.compile("sgd", lambda y_true, y_pred: y_true - y_pred)
+    x = np.ones((3, 4), "float32")
+    np.testing.assert_array_equal(to_numpy(clone(model)(x)), to_numpy(model(x)))
+
+
+def test_a_lambda_that_keras_cannot_load_is_one_clear_error():
+    model = chain((4,), L.Dense(2, activation=lambda x: 2 * x))
+    with pytest.raises(ModelError, match="in place of lambdas. Received: Could not"):
+        clone(model)
+
+
+def test_an_optimizer_without_a_config_is_one_clear_error():
+    class Mine(keras.optimizers.SGD):
+        def __init__(self, rate):
+            super().__init__(rate)
+
+    model = chain((4,), L.Dense(2))
+    model.compile(Mine(0.1), "mse")
+    with pytest.raises(ModelError, match="optimizer Mine cannot be made anew.*get_con"):
+        clone(model)
+
+
 def test_nested_models_are_opened_and_subclassed_ones_are_one_block():
     names = [block.name for block in blocks(KINDS["nested"].make())]
     assert [name.rstrip("_0123456789") for name in names] == [
@@ -109,7 +174,9 @@ def test_a_layer_without_a_config_cannot_be_copied():
 
     inputs = keras.Input((3,))
     model = keras.Model(inputs, Secret(3, object())(inputs))
-    with pytest.raises(ModelError, match="cannot be copied.*`get_config`"):
+    with pytest.raises(
+        ModelError, match=r"own parts a `get_config`.*Received: Object Secret"
+    ):
         clone(model)
 
 

@@ -66,6 +66,8 @@ class Distiller(keras.Model):
         self._teacher_state = self._frozen.step_state()
         self._student_loss = keras.metrics.Mean(name="student_loss")
         self._distillation_loss = keras.metrics.Mean(name="distillation_loss")
+        # Its weights are the student's, so callbacks find them before the first step.
+        self.built = student.built
 
     @property
     def teacher(self) -> Any:

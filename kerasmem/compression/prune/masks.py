@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import keras
 import numpy as np
+from keras import ops
 
 from kerasmem.backends import current
 from kerasmem.compression.prune.apply import zero_out
@@ -72,20 +72,33 @@ def zeros_kept(model: Any, variables: Sequence[Any]) -> Iterator[None]:
         model.train_function = None
 
 
-def _constrain(variable: Any, mask: Any) -> Callable[[], None]:
-    """Mask a variable after its own constraint; return the undo."""
-    own = variable.constraint
+class _Masked:
+    """A variable's own constraint, or None, with masks behind it."""
 
-    def masked(value: Any) -> Any:
-        value = keras.ops.convert_to_tensor(value if own is None else own(value))
-        kept = keras.ops.convert_to_tensor(mask)
-        return keras.ops.where(kept, value, keras.ops.zeros_like(value))
+    def __init__(self, own: Any) -> None:
+        self.own = own
+        self.masks: list[Any] = []
+
+    def __call__(self, value: Any) -> Any:
+        value = ops.convert_to_tensor(value if self.own is None else self.own(value))
+        for mask in self.masks:
+            kept = ops.convert_to_tensor(mask)
+            value = ops.where(kept, value, ops.zeros_like(value))
+        return value
+
+
+def _constrain(variable: Any, mask: Any) -> Callable[[], None]:
+    """Mask a variable after its own constraint; return the undo, for any order."""
+    constraint = variable.constraint
+    masked = constraint if isinstance(constraint, _Masked) else _Masked(constraint)
+    masked.masks.append(mask)
+    variable.constraint = masked
 
     def undo() -> None:
-        if variable.constraint is masked:
-            variable.constraint = own
+        masked.masks[:] = [kept for kept in masked.masks if kept is not mask]
+        if not masked.masks and variable.constraint is masked:
+            variable.constraint = masked.own
 
-    variable.constraint = masked
     return undo
 
 

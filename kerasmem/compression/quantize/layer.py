@@ -80,7 +80,8 @@ class Int8Block(keras.layers.Layer):
         form = copy.deepcopy(config["layer"])
         layer = keras.saving.deserialize_keras_object(form)
         layer.name = config["name"]
-        layer.trainable = config["trainable"]
+        if layer.trainable != config["trainable"]:  # it would reach the inner layers
+            layer.trainable = config["trainable"]
         places = [(i, name, tuple(axes)) for i, name, axes in config["kernels"]]
         _become_block(layer, config["layer"], places)
         return layer
@@ -131,12 +132,20 @@ def _replace_kernels(block: Any) -> None:
             missing = True
         elif not isinstance(kernel, Int8Variable):
             for holder in replace_by_int8(kernel, owner, layers, axes):
-                embedding = isinstance(holder, keras.layers.Embedding)
-                _change_class(holder, Int8Embedding if embedding else Int8Owner)
+                _become_owner(holder)
     for layer in layers:
         if isinstance(layer, keras.layers.RNN) and int8_variables(layer):
             _change_class(layer, Int8Recurrent)
     _set(block, "_missing", value=missing)
+
+
+def _become_owner(layer: Any) -> None:
+    cls = type(layer)
+    if cls.call is keras.layers.Embedding.call:
+        _change_class(layer, Int8Embedding)
+    elif cls.save_own_variables.__module__.startswith("keras."):
+        # A layer that saves itself in a way of its own goes on doing so.
+        _change_class(layer, Int8Owner)
 
 
 def int8_variables(layer: Any) -> list[Int8Variable]:

@@ -12,10 +12,11 @@ _NUMERIC = re.compile(r"int|float|bool|complex")  # in the dtype names of any fr
 
 
 def check_data(model: Any, data: Any) -> None:
-    """Raise unless the samples are numbers of equal count that fit the model's inputs.
+    """Raise unless the samples are numbers of equal count that fit the model.
 
-    Batched data is judged by its first batch. A subclassed model names no inputs, so
-    its shapes are not checked.
+    Shapes are compared with the model's inputs, the names of labels with its outputs.
+    Batched data is judged by its first batch. A subclassed model names no inputs and no
+    outputs, so only the counts are checked.
 
     Args:
         model: a `keras.Model`.
@@ -37,6 +38,8 @@ def check_data(model: Any, data: Any) -> None:
         for tensor, array in _by_input(model, parts["x"]):
             if array is not None:  # an optional input
                 _check_input(tensor, array)
+        if isinstance(parts.get("y"), dict):
+            _check_label_names(model, list(named_leaves(parts["y"])))
 
 
 def check_lengths(arrays: dict[str, Any]) -> None:
@@ -46,11 +49,7 @@ def check_lengths(arrays: dict[str, Any]) -> None:
         DataError: with every array's length.
     """
     for name, array in arrays.items():
-        if not np.shape(array):
-            raise DataError(
-                f"An array of samples has one row per sample. Received: {name} "
-                f"= {array!r}, which has no rows."
-            )
+        _check_rows(name, array)
     lengths = {name: len(array) for name, array in arrays.items()}
     received = ", ".join(f"{name} has {length}" for name, length in lengths.items())
     if len(set(lengths.values())) > 1:
@@ -60,6 +59,49 @@ def check_lengths(arrays: dict[str, Any]) -> None:
         )
     if 0 in lengths.values():
         raise DataError(f"The data is empty. Received: {received} samples.")
+
+
+def _check_rows(name: str, array: Any) -> None:
+    # A tuple, because TensorFlow's shape of a scalar is true.
+    if tuple(np.shape(array)):
+        return
+    advice = (
+        "batch the dataset, and store an array"
+        if hasattr(array, "shape")
+        else "make a list of values a NumPy array"
+    )
+    raise DataError(
+        f"An array of samples has one row per sample. Received: {name} = {array!r}, "
+        f"which has no rows. Next: {advice}."
+    )
+
+
+def _check_label_names(model: Any, given: list[str]) -> None:
+    """Raise unless every label is named after an output, and no output lacks one."""
+    outputs = getattr(model, "output", None)  # a Sequential has one and no such name
+    if isinstance(outputs, dict):
+        wanted = list(named_leaves(outputs))
+    elif isinstance(outputs, (list, tuple)):
+        wanted = list(model.output_names)
+    else:
+        raise DataError(
+            "The model has one output, so its labels are one array. Received: labels "
+            f"named {', '.join(given)}."
+        )
+    if not _outputs_with_loss(model, wanted) <= set(given) <= set(wanted):
+        raise DataError(
+            "Labels are named after the outputs. Received: the model has the outputs "
+            f"{', '.join(wanted)}; the data has the labels {', '.join(given)}."
+        )
+
+
+def _outputs_with_loss(model: Any, names: list[str]) -> set[str]:
+    """Return the names of the outputs that surely have a loss, and so need labels."""
+    loss = model.loss if model.compiled else None
+    if isinstance(loss, dict):
+        return {name for name in names if loss.get(name) is not None}
+    # Losses in a list belong to outputs in an order that is for Keras to know.
+    return set() if loss is None or isinstance(loss, (list, tuple)) else set(names)
 
 
 def _by_input(model: Any, x: Any) -> list[tuple[Any, Any]]:

@@ -4,6 +4,7 @@ import importlib
 import re
 import zipfile
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,8 @@ def load_data(spec: str | Path) -> LoadedData:
         spec: path of an `.npz` file, or `"package.module:function"`.
 
     Raises:
-        DataError: if there is no such file or function, or it does not hold samples.
+        DataError: if there is no such file or function, if it does not hold samples,
+            or if the function or its module raises anything.
     """
     path = Path(spec)
     if not path.exists() and _FUNCTION.fullmatch(str(spec)):
@@ -62,24 +64,39 @@ def _from_function(spec: str) -> LoadedData:
     module_name, name = spec.split(":")
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
+    except Exception as error:
         raise DataError(
-            f"Cannot import the data function {spec!r}: {error}."
+            f"Cannot import the data function {spec!r}: {type(error).__name__}: "
+            f"{error}."
         ) from error
     function = getattr(module, name, None)
     if not callable(function):
         raise DataError(
             f"Module {module_name!r} has no function {name!r}. Received: data={spec!r}."
         )
-    return _split(function())
+    return _split(_call(function, spec), spec)
 
 
-def _split(data: Any) -> LoadedData:
+def _call(function: Callable[[], Any], spec: str) -> Any:
+    try:
+        return function()
+    except Exception as error:
+        raise DataError(
+            f"The data function {spec!r} raised {type(error).__name__}: {error}."
+        ) from error
+
+
+def _split(data: Any, spec: str) -> LoadedData:
     if isinstance(data, LoadedData):
         return data
     if isinstance(data, tuple) and len(data) == 2 and all(map(_is_whole, data)):
         return LoadedData(*data)
-    is_array_data(data)  # raises for anything that is no data at all
+    try:
+        is_array_data(data)
+    except DataError as error:
+        raise DataError(
+            f"The data function {spec!r} returned no samples. {error}"
+        ) from error
     return LoadedData(data)
 
 

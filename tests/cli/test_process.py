@@ -1,0 +1,132 @@
+"""What only a process of its own shows: streams, imports, and the demo as it is run."""
+
+import importlib.metadata
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[2]
+VERSION = importlib.metadata.version("kerasmem")
+
+
+def python(*arguments, **environment):
+    inherited = {k: v for k, v in os.environ.items() if k != "TF_CPP_MIN_LOG_LEVEL"}
+    return subprocess.run(
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=inherited | environment,
+    )
+
+
+def run(*arguments, **environment):
+    return python("-m", "kerasmem", *arguments, **environment)
+
+
+def test_the_program_writes_json_alone_to_stdout(folder):
+    done = run("inspect", "model.keras", "--json")
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["model"] == "model.keras"
+    assert done.stderr == ""
+
+
+def test_the_program_fails_with_one_line_and_code_2():
+    done = run("inspect", "model.keras", "--batch-size", "0")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "kerasmem inspect: error: argument --batch-size: expected a whole number from "
+        "1, received '0'. See: kerasmem inspect --help\n"
+    )
+
+
+def test_a_backend_that_keras_does_not_know_is_one_line():
+    done = run("inspect", "model.keras", KERAS_BACKEND="foo")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "kerasmem: error: Keras cannot start: ValueError: Unable to import backend : "
+        "foo. Expected: the backend tensorflow, jax or torch, installed. Received: "
+        "KERAS_BACKEND='foo'.\n"
+    )
+
+
+def test_the_version_is_printed_and_nothing_else():
+    done = run("--version")
+    assert (done.returncode, done.stdout, done.stderr) == (
+        0,
+        f"kerasmem {VERSION}\n",
+        "",
+    )
+
+
+def test_keras_opens_an_int8_file_after_an_import_of_kerasmem(folder, kerasmem):
+    assert kerasmem("compress model.keras -o int8.keras --quantize int8").code == 0
+    answer = keras.models.load_model("int8.keras")(np.ones((1, 6), "float32"))
+    done = python(
+        "-c",
+        "import kerasmem, keras, numpy\n"
+        "model = keras.models.load_model('int8.keras')\n"
+        "answer = model(numpy.ones((1, 6), 'float32'))\n"
+        "print(keras.ops.convert_to_numpy(answer).tolist())",
+    )
+    assert done.returncode == 0, done.stderr
+    expected = keras.ops.convert_to_numpy(answer)
+    np.testing.assert_allclose(json.loads(done.stdout), expected, rtol=1e-5)
+
+
+def test_the_readme_starts_with_an_install_and_the_demo_in_one_line():
+    blocks = re.findall(
+        r"```bash\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL
+    )
+    (line,) = [
+        line for b in blocks for line in b.splitlines() if "kerasmem demo" in line
+    ]
+    assert line == (
+        "python3 -m venv .demo && .demo/bin/pip install -q . && .demo/bin/kerasmem demo"
+    )
+    (script,) = importlib.metadata.entry_points(
+        group="console_scripts", name="kerasmem"
+    )
+    assert script.value == "kerasmem.cli:main"
+
+
+# The recipe that the demo is tuned for takes half a minute even on a few images.
+DEMO = """
+import functools, sys
+import kerasmem.demo.run
+from kerasmem.cli import main
+
+kerasmem.demo.run.Recipe = functools.partial(
+    kerasmem.demo.run.Recipe, widths=(4, 4), student_widths=(2,), epochs=1,
+    fine_tune_epochs=1, student_epochs=1, batch_size=32, student_batch_size=32,
+)
+sys.exit(main())
+"""
+
+
+@pytest.fixture
+def images(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    y = np.arange(40) % 2
+    x = np.random.default_rng(0).integers(0, 60, (40, 8, 8))
+    x[y == 0, :4] += 180
+    np.savez("images.npz", x=x.astype("uint8"), y=y)
+    return "images.npz"
+
+
+def test_the_demo_runs_from_the_command_line_to_its_last_file(images):
+    done = python("-c", DEMO, "demo", "--data", images, "--out", "here", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert list(found["models"]) == ["original", "compressed", "student"]
+    for name, figures in found["models"].items():
+        assert figures["file_bytes"] == Path(f"here/{name}.keras").stat().st_size
+    assert sorted(map(Path, found["files"])) == sorted(Path("here").iterdir())
+    assert "Traceback" not in done.stderr
