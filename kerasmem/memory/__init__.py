@@ -1,1 +1,1 @@
-"""..."""
+"""What memory is used for: of the process, of the activations."""
