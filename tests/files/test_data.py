@@ -263,8 +263,10 @@ def test_what_cannot_be_split_is_refused(data, message):
 
 
 @pytest.mark.parametrize("data", [(X, Y), X, Batches(), tf_dataset(), {"x": X}, [X]])
-def test_data_that_fits_passes(data):
+def test_data_fits_the_model_that_takes_its_shape_and_no_other(data):
     check_data(dense(x=(2,)), data)
+    with pytest.raises(DataError, match=r"takes shape \(None, 3\)"):
+        check_data(dense(x=(3,)), data)
 
 
 def test_a_sequential_is_checked_like_any_other():
@@ -358,6 +360,8 @@ def test_a_sequential_takes_no_named_labels():
 
 def test_a_model_that_is_not_compiled_may_get_its_loss_later(two_outputs):
     check_data(two_outputs, (X, {"p": Y}))
+    with pytest.raises(DataError, match="p"):
+        check_data(two_outputs, (X, {"r": Y}))
 
 
 def test_an_empty_dataset_is_refused():
