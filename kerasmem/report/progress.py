@@ -2,6 +2,7 @@
 
 # ruff: noqa: ARG002 - Keras fixes the signatures of the hooks.
 
+import threading
 from typing import Any
 
 import keras
@@ -39,6 +40,8 @@ class FitProgress(keras.callbacks.Callback):
             disable=not self._console.is_terminal,
         )
         self._task: Any = None
+        self._done = 0
+        self._lock = threading.Lock()  # Keras may call batch hooks in several threads
 
     def __enter__(self) -> "FitProgress":
         return self
@@ -52,19 +55,22 @@ class FitProgress(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Start the epoch's bar."""
+        self._done = 0
         self._task = self._bar.add_task(
             self._title(epoch), total=self._parameter("steps"), figures=""
         )
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Move the epoch's bar."""
-        self._bar.update(self._task, completed=batch + 1)
+        with self._lock:
+            self._done = max(self._done, batch + 1)  # they may come out of order
+            self._bar.update(self._task, completed=self._done)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Put the epoch's figures beside its bar, or print them on a line."""
         figures = ", ".join(f"{k} {v:.4g}" for k, v in sorted((logs or {}).items()))
-        done = self._bar.tasks[self._task].completed  # a generator tells no total
-        self._bar.update(self._task, total=done, figures=figures)
+        # A generator tells no total before its end.
+        self._bar.update(self._task, total=self._done, figures=figures)
         if not self._console.is_terminal:
             line = f"{self._title(epoch)}: {figures}"
             self._console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -36,6 +36,18 @@ def test_on_a_terminal_every_epoch_ends_with_a_full_bar_and_its_figures():
     assert f"loss {history['loss'][-1]:.4g}" in last
 
 
+def test_batches_that_come_out_of_order_do_not_move_the_bar_back():
+    text = io.StringIO()
+    with FitProgress("training", Console(file=text, force_terminal=True)) as progress:
+        progress.set_params({"epochs": 1, "steps": 4})
+        progress.on_train_begin()
+        progress.on_epoch_begin(0)
+        for batch in (0, 3, 2, 1):
+            progress.on_train_batch_end(batch)
+        progress.on_epoch_end(0, {"loss": 0.5})
+    assert "4/4" in text.getvalue().rpartition("epoch 1/1")[2]
+
+
 def test_an_exception_leaves_the_terminal_in_order():
     class Stop(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):
