@@ -9,7 +9,7 @@ import keras
 
 from kerasmem.backends.seeding import seeded
 from kerasmem.compression.judge import check_drop, check_max_drop
-from kerasmem.compression.measure import figures, latencies
+from kerasmem.compression.measure import figures, file_bytes, latencies
 from kerasmem.compression.result import CompressionResult
 from kerasmem.compression.technique import Technique
 from kerasmem.compression.techniques import as_steps
@@ -173,8 +173,10 @@ def _report(
     before, after = latencies([original, result], data, batch_size)
     count = None if data is None else sample_count(data)
     return CompressionReport(
-        before=figures(original, data, batch_size, before, stored=True),
-        after=figures(result, data, batch_size, after),
+        before=figures(
+            original, data, batch_size, before, file_bytes(original, stored=True)
+        ),
+        after=figures(result, data, batch_size, after, file_bytes(result)),
         steps=tuple(step.to_json() for step in steps),
         samples=count or 0,
     )

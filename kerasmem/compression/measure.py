@@ -4,7 +4,7 @@ import math
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from kerasmem.errors import OutputError
 from kerasmem.files.data import fit_arguments, sample_inputs
 from kerasmem.files.save import save_model, save_stored
 from kerasmem.graph.kernels import is_scale
-from kerasmem.graph.values import to_numpy
+from kerasmem.graph.values import nbytes, to_numpy
 from kerasmem.memory.activations import peak_activation_bytes
 from kerasmem.records import ModelFigures
 
@@ -49,7 +49,8 @@ def measure(
             the deflated file of `km.save_model`.
     """
     (latency,) = latencies([model], validation_data, batch_size)
-    return figures(model, validation_data, batch_size, latency, stored=stored)
+    size = file_bytes(model, stored=stored)
+    return figures(model, validation_data, batch_size, latency, size)
 
 
 def figures(
@@ -57,14 +58,13 @@ def figures(
     validation_data: Any,
     batch_size: int,
     latency: Latency | None,
-    *,
-    stored: bool = False,
+    file_bytes: int,
 ) -> ModelFigures:
-    """Return the figures of `model` with a latency that was measured already."""
+    """Return the figures of `model` whose latency and file were measured already."""
     counted = [variable for variable in model.weights if not is_scale(variable)]
     return ModelFigures(
-        file_bytes=_file_bytes(model, save_stored if stored else save_model),
-        weight_bytes=sum(_nbytes(variable) for variable in model.weights),
+        file_bytes=file_bytes,
+        weight_bytes=sum(nbytes(variable) for variable in model.weights),
         parameters=sum(math.prod(variable.shape) for variable in counted),
         nonzero=sum(_nonzero(variable) for variable in counted),
         activation_peak_bytes=peak_activation_bytes(model),
@@ -125,7 +125,17 @@ def _some_inputs(model: Any, data: Any, batch_size: int) -> Any:
     return arrays if len(arrays) > 1 else next(iter(arrays.values()))
 
 
-def _file_bytes(model: Any, save: Callable[..., None]) -> int:
+def file_bytes(model: Any, *, stored: bool = False) -> int:
+    """Return the size of the file that `model` makes, without optimizer state.
+
+    Args:
+        model: a built model.
+        stored: True for the file as Keras itself writes it, False for the deflated one.
+
+    Raises:
+        OutputError: if there is no room for a temporary file.
+    """
+    save = save_stored if stored else save_model
     try:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.keras"
@@ -140,8 +150,3 @@ def _file_bytes(model: Any, save: Callable[..., None]) -> int:
 
 def _nonzero(variable: Any) -> int:
     return int(np.count_nonzero(to_numpy(variable)))
-
-
-def _nbytes(variable: Any) -> int:
-    dtype = np.dtype(keras.backend.standardize_dtype(variable.dtype))
-    return math.prod(variable.shape) * dtype.itemsize

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,7 @@ from rich.console import Console
 from kerasmem.callbacks import GradientMonitor, MemoryMonitor
 from kerasmem.compression.compress import compress
 from kerasmem.compression.distill import distill
-from kerasmem.compression.measure import figures
-from kerasmem.compression.measure import latencies as latencies_of
+from kerasmem.compression.measure import figures, latencies
 from kerasmem.compression.prune import Prune
 from kerasmem.compression.quantize import Quantize
 from kerasmem.compression.result import CompressionResult
@@ -138,10 +137,9 @@ def compare(shop: Workshop, models: dict[str, Any]) -> dict[str, ModelFigures]:
     """Return the figures of the models, each saved as its name with `.keras`."""
     shop.console.print("measuring", highlight=False)
     test = shop.images.test
-    latencies = latencies_of(list(models.values()), test, _LATENCY_BATCH)
+    times = latencies(list(models.values()), test, _LATENCY_BATCH)
     found = {}
-    for (name, model), latency in zip(models.items(), latencies, strict=True):
-        measured = figures(model, test, _LATENCY_BATCH, latency)
+    for (name, model), latency in zip(models.items(), times, strict=True):
         size = (shop.out / f"{name}.keras").stat().st_size
-        found[name] = replace(measured, file_bytes=size)
+        found[name] = figures(model, test, _LATENCY_BATCH, latency, size)
     return found

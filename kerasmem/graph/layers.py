@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import keras
-import numpy as np
+
+from kerasmem.graph.values import nbytes
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,7 @@ class Weight:
     @property
     def nbytes(self) -> int:
         """Bytes in RAM."""
-        dtype = keras.backend.standardize_dtype(self.variable.dtype)
-        return self.size * np.dtype(dtype).itemsize
+        return nbytes(self.variable)
 
 
 def has_graph(layer: Any) -> bool:

@@ -1,5 +1,6 @@
-"""The values of variables, on the host."""
+"""The values of variables on the host, and their bytes."""
 
+import math
 from typing import Any
 
 import keras
@@ -10,3 +11,9 @@ def to_numpy(variable: Any) -> np.ndarray:
     """Return the value of a `keras.Variable` or tensor as a NumPy array."""
     # By way of a tensor: NumPy 2 deprecates how Keras hands it a variable.
     return keras.ops.convert_to_numpy(keras.ops.convert_to_tensor(variable))
+
+
+def nbytes(variable: Any) -> int:
+    """Return the bytes of a variable in RAM."""
+    dtype = np.dtype(keras.backend.standardize_dtype(variable.dtype))
+    return math.prod(variable.shape) * dtype.itemsize

@@ -8,6 +8,7 @@ import numpy as np
 from keras import ops
 
 from kerasmem.backends import current
+from kerasmem.backends.gradients import innermost
 from kerasmem.compression.prune.apply import zero_out
 from kerasmem.graph.values import to_numpy
 
@@ -104,7 +105,7 @@ def _constrain(variable: Any, mask: Any) -> Callable[[], None]:
 
 def _moving_averages(optimizer: Any) -> dict[str, Any]:
     """Return the averages that an optimizer with `use_ema` keeps, by variable path."""
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    inner = innermost(optimizer)
     if not getattr(inner, "use_ema", False) or not inner.built:
         return {}
     # Private: Keras gives no public way to the averages, only writes them back.
