@@ -2,16 +2,25 @@
 
 from kerasmem.records.change import WeightChange
 from kerasmem.records.figures import CompressionReport, ModelFigures
+from kerasmem.records.finding import Finding
 from kerasmem.records.gradient import GradientRecord, VariableGradient
 from kerasmem.records.memory import DeviceReading, HostReading, MemoryRecord
+from kerasmem.records.run import RunInfo
+from kerasmem.records.timeline import CATEGORIES, PHASES, Block, Timeline
 
 __all__ = [
+    "CATEGORIES",
+    "PHASES",
+    "Block",
     "CompressionReport",
     "DeviceReading",
+    "Finding",
     "GradientRecord",
     "HostReading",
     "MemoryRecord",
     "ModelFigures",
+    "RunInfo",
+    "Timeline",
     "VariableGradient",
     "WeightChange",
 ]

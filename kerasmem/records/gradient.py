@@ -14,9 +14,15 @@ class VariableGradient:
         path: path of the variable, such as `"dense/kernel"`.
         steps: number of sampled steps.
         norm: mean of the L2 norm over the sampled steps, of the finite entries.
+        norm_max: largest of these norms.
+        norm_last: the norm in the last sampled step.
         max_abs: largest finite absolute value seen.
         zero_fraction: mean share of entries that are exactly zero, 0 to 1.
         nonfinite: number of NaN or infinite entries seen.
+        update_ratio: mean over the sampled steps of the L2 norm of the update over
+            that of the variable; of a large variable over evenly spaced entries. None
+            if unknown.
+        gradient_bytes: bytes of its gradient, as the backend holds it.
     """
 
     path: str
@@ -25,6 +31,10 @@ class VariableGradient:
     max_abs: float
     zero_fraction: float
     nonfinite: int
+    norm_max: float = math.nan
+    norm_last: float = math.nan
+    update_ratio: float | None = None
+    gradient_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -41,6 +51,12 @@ class GradientRecord:
         nonfinite_steps: number of steps whose gradient held NaN or infinity, those
             that loss scaling skipped included.
         variables: per-variable statistics; empty with `per_variable=False`.
+        norm_last: global L2 norm of the last update, NaN if it was not finite.
+        sampled_steps: numbers of the updates with per-variable statistics, from 0 at
+            the epoch's begin.
+        gradient_bytes: bytes of all gradients of one step together.
+        own_bytes: bytes that the monitor's own state takes on the device.
+        time: seconds since 1970 (UTC).
     """
 
     epoch: int
@@ -49,19 +65,37 @@ class GradientRecord:
     norm_max: float
     nonfinite_steps: int
     variables: tuple[VariableGradient, ...] = ()
+    norm_last: float = math.nan
+    sampled_steps: tuple[int, ...] = ()
+    gradient_bytes: int = 0
+    own_bytes: int = 0
+    time: float = 0.0
 
     def to_json(self) -> str:
         """Return the record as one line of JSON, with null for NaN."""
-        fields = asdict(self)
-        for name in ("norm", "norm_max"):
-            fields[name] = None if math.isnan(fields[name]) else fields[name]
-        return json.dumps(fields)
+        return json.dumps(_without_nan(asdict(self)), allow_nan=False)
 
     @classmethod
     def from_json(cls, line: str) -> "GradientRecord":
         """Return the record that `to_json` made `line` of."""
         fields: dict[str, Any] = json.loads(line)
-        for name in ("norm", "norm_max"):
-            fields[name] = math.nan if fields[name] is None else fields[name]
-        variables = tuple(VariableGradient(**row) for row in fields.pop("variables"))
-        return cls(**fields, variables=variables)
+        variables = fields.pop("variables")
+        fields["sampled_steps"] = tuple(fields.get("sampled_steps", ()))
+        return cls(
+            **_with_nan(fields),
+            variables=tuple(VariableGradient(**_with_nan(row)) for row in variables),
+        )
+
+
+_NORMS = ("norm", "norm_max", "norm_last")  # NaN where there is none; JSON has no NaN
+
+
+def _without_nan(fields: dict[str, Any]) -> dict[str, Any]:
+    rows = {"variables": [_without_nan(row) for row in fields.get("variables", ())]}
+    missing = {name: None for name in _NORMS if math.isnan(fields[name])}
+    return fields | missing | (rows if "variables" in fields else {})
+
+
+def _with_nan(fields: dict[str, Any]) -> dict[str, Any]:
+    missing = {name: math.nan for name in _NORMS if fields.get(name, 0) is None}
+    return fields | missing

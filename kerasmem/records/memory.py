@@ -16,6 +16,15 @@ class DeviceReading:
         peak_was_reset: False where the backend cannot reset the peak: then
             `peak_bytes` is the peak of the whole process.
         complete: False where the allocator leaves small requests out.
+        first_step_peak_bytes: peak of the first step of the fit, in which a backend
+            may try out algorithms; None in every other epoch.
+        later_peak_bytes: peak of the epoch without the first step; None where
+            `first_step_peak_bytes` is.
+        reserved_bytes: bytes of the allocator's pool, in use or not; None if unknown.
+        largest_free_bytes: largest free block in the pool; None if unknown.
+        card_used_bytes: bytes in use on the whole card, by every process; None
+            without NVML.
+        card_total_bytes: bytes of the card; None without NVML.
     """
 
     name: str
@@ -23,6 +32,20 @@ class DeviceReading:
     peak_bytes: int
     peak_was_reset: bool
     complete: bool = True
+    first_step_peak_bytes: int | None = None
+    later_peak_bytes: int | None = None
+    reserved_bytes: int | None = None
+    largest_free_bytes: int | None = None
+    card_used_bytes: int | None = None
+    card_total_bytes: int | None = None
+
+    @property
+    def fragmentation(self) -> float | None:
+        """Share of the pool's free bytes outside of its largest free block, 0 to 1."""
+        if self.reserved_bytes is None or self.largest_free_bytes is None:
+            return None
+        free = self.reserved_bytes - self.current_bytes
+        return (free - self.largest_free_bytes) / free if free > 0 else 0.0
 
 
 @dataclass(frozen=True)
@@ -34,11 +57,15 @@ class HostReading:
         peak_bytes: most resident bytes since the peak was last reset.
         peak_source: `"kernel"` where the kernel keeps a peak that can be reset,
             `"sampled"` where a thread looked every few milliseconds.
+        input_bytes: bytes that the framework's host allocator has in use while a
+            device trains, nearly all of them the input pipeline's; None where it
+            cannot be told.
     """
 
     rss_bytes: int
     peak_bytes: int
     peak_source: str
+    input_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -50,12 +77,19 @@ class MemoryRecord:
         batch: index of the batch within the epoch, None for the epoch's end.
         devices: one reading per device; empty where the backend gives none.
         host: the process's own memory, None with `host=False`.
+        phase: `"train"`, `"validation"` (inside of a fit), `"evaluate"` or
+            `"predict"`.
+        process: index of the process, 0 unless several train together.
+        time: seconds since 1970 (UTC).
     """
 
     epoch: int
     batch: int | None
     devices: tuple[DeviceReading, ...]
     host: HostReading | None
+    phase: str = "train"
+    process: int = 0
+    time: float = 0.0
 
     def to_json(self) -> str:
         """Return the record as one line of JSON."""
@@ -65,10 +99,9 @@ class MemoryRecord:
     def from_json(cls, line: str) -> "MemoryRecord":
         """Return the record that `to_json` made `line` of."""
         fields: dict[str, Any] = json.loads(line)
-        host = fields["host"]
+        host, devices = fields.pop("host"), fields.pop("devices")
         return cls(
-            epoch=fields["epoch"],
-            batch=fields["batch"],
-            devices=tuple(DeviceReading(**device) for device in fields["devices"]),
+            **fields,
+            devices=tuple(DeviceReading(**device) for device in devices),
             host=HostReading(**host) if host else None,
         )
