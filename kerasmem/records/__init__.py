@@ -5,7 +5,7 @@ from kerasmem.records.figures import CompressionReport, ModelFigures
 from kerasmem.records.finding import Finding
 from kerasmem.records.gradient import GradientRecord, VariableGradient
 from kerasmem.records.memory import DeviceReading, HostReading, MemoryRecord
-from kerasmem.records.run import RunInfo
+from kerasmem.records.run import Run, RunInfo
 from kerasmem.records.timeline import CATEGORIES, PHASES, Block, Timeline
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "HostReading",
     "MemoryRecord",
     "ModelFigures",
+    "Run",
     "RunInfo",
     "Timeline",
     "VariableGradient",

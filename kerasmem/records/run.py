@@ -1,7 +1,12 @@
-"""What was run: the head of a run's report."""
+"""What was run, and all that its monitors recorded."""
 
 import json
 from dataclasses import asdict, dataclass
+
+from kerasmem.records.finding import Finding
+from kerasmem.records.gradient import GradientRecord
+from kerasmem.records.memory import MemoryRecord
+from kerasmem.records.timeline import Timeline
 
 
 @dataclass(frozen=True)
@@ -34,3 +39,25 @@ class RunInfo:
     def from_json(cls, text: str) -> "RunInfo":
         """Return the record that `to_json` made `text` of."""
         return cls(**json.loads(text))
+
+
+@dataclass(frozen=True)
+class Run:
+    """All that the monitors of one run recorded; what is empty was not watched.
+
+    Args:
+        info: what was run, None if nobody said.
+        memory: readings of every process, in the order in which each took them.
+        gradients: one record per epoch, of the first process: the gradients that reach
+            the update are the same in all.
+        findings: what the monitors of every process noticed.
+        timelines: one per allocator and window of steps.
+        notes: what could not be read, in words.
+    """
+
+    info: RunInfo | None = None
+    memory: tuple[MemoryRecord, ...] = ()
+    gradients: tuple[GradientRecord, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    timelines: tuple[Timeline, ...] = ()
+    notes: tuple[str, ...] = ()

@@ -64,8 +64,8 @@ class Timeline:
     Args:
         allocator: the framework's name of the allocator or device, such as
             `"GPU_0_bfc"`.
-        source: `"profiler"` (TensorFlow), `"snapshot"` (torch) or
-            `"buffer assignment"` (XLA's plan for a compiled step).
+        source: `"profiler"` (TensorFlow), `"snapshot"` (torch), `"buffer assignment"`
+            (XLA's plan for a compiled step) or `"simulation"`.
         first_step: number of the first step in the window, from 0 over the whole
             fit.
         steps: number of steps in the window.

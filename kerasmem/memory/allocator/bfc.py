@@ -1,0 +1,257 @@
+"""A simulator of TensorFlow's BFC (best fit with coalescing) allocator.
+
+It follows `tsl::BFCAllocator` as shipped in TensorFlow 2.21, the allocator of a GPU
+(`GPU_0_bfc`), rule by rule; a test runs both on the same random requests and compares
+every address. Left out: the wait for another thread to free something, and chunks
+whose reuse is put off (timestamps), which only virtual devices have.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from kerasmem.errors import ConfigError
+from kerasmem.memory.allocator.bins import (
+    ROUNDING,
+    WHOLE_CHUNK_WASTE,
+    Chunk,
+    FreeChunks,
+    rounded,
+)
+from kerasmem.units import MIB
+
+__all__ = ["BFCAllocator", "Chunk", "PoolPolicy"]
+
+_FIRST_REGION = 2 * MIB
+_BACK_OFF = np.float32(0.9)  # single precision, as in TensorFlow: it shows in sizes
+_GAP = ROUNDING  # between regions, which never merge
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolPolicy:
+    """How the allocator gets memory from the device.
+
+    Args:
+        limit_bytes: most bytes that the pool may take, from 256.
+        growth: whether the pool starts small and grows by doubling regions; False
+            takes the whole limit at the first request (TensorFlow's default on GPUs).
+        garbage_collection: whether regions without a chunk in use are given back when
+            a request would fail otherwise (on for GPUs).
+        fragmentation_fraction: share of the limit from which on a chunk that is too
+            long is split; 0 for 128 MiB.
+        device_bytes: bytes that the device can give at all, None for the limit: less
+            where other processes use it too.
+
+    Raises:
+        ConfigError: if a figure is out of its range.
+    """
+
+    limit_bytes: int
+    growth: bool = True
+    garbage_collection: bool = True
+    fragmentation_fraction: float = 0.0
+    device_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.limit_bytes < ROUNDING:
+            raise ConfigError(
+                f"A pool takes at least {ROUNDING} bytes. Received: "
+                f"limit_bytes={self.limit_bytes}."
+            )
+        if not 0 <= self.fragmentation_fraction <= 1:
+            raise ConfigError(
+                "`fragmentation_fraction` is a share from 0 to 1. Received: "
+                f"fragmentation_fraction={self.fragmentation_fraction}."
+            )
+
+
+@dataclass(eq=False)
+class _Region:
+    address: int
+    size: int
+    first: Chunk
+
+    def chunks(self) -> Iterator[Chunk]:
+        chunk: Chunk | None = self.first
+        while chunk is not None:
+            yield chunk
+            chunk = chunk.next
+
+
+class BFCAllocator:
+    """Gives out addresses as TensorFlow's allocator would; no memory is touched.
+
+    Args:
+        policy: the pool's limit and how it grows.
+
+    Attributes:
+        in_use_bytes: bytes of the chunks in use, rounding and waste included.
+        peak_bytes: most of them since the beginning or the last `clear_peak()`.
+        pool_bytes: bytes taken from the device.
+
+    Example:
+        >>> allocator = BFCAllocator(PoolPolicy(limit_bytes=4 << 20))
+        >>> address = allocator.allocate(1000)
+        >>> allocator.in_use_bytes, allocator.pool_bytes
+        (1024, 2097152)
+        >>> allocator.free(address)
+        >>> allocator.in_use_bytes, allocator.peak_bytes
+        (0, 1024)
+    """
+
+    def __init__(self, policy: PoolPolicy) -> None:
+        self.policy = policy
+        self.in_use_bytes = 0
+        self.peak_bytes = 0
+        self.pool_bytes = 0
+        first = min(policy.limit_bytes, _FIRST_REGION)
+        self._region_bytes = rounded(first if policy.growth else policy.limit_bytes)
+        self._next_address = _GAP
+        self._regions: list[_Region] = []
+        self._in_use: dict[int, Chunk] = {}
+        self._free = FreeChunks()
+
+    def allocate(self, size: int) -> int | None:
+        """Return the address of `size` bytes, None if they are not to be had.
+
+        Args:
+            size: bytes, from 1.
+
+        Raises:
+            ConfigError: if `size` is below 1.
+        """
+        if size < 1:
+            raise ConfigError(f"A request is at least 1 byte. Received: size={size}.")
+        need = rounded(size)
+        for attempt in (self._nothing, self._extend, self._collect_and_extend):
+            chunk = self._free.smallest(need) if attempt(need) else None
+            if chunk is not None:
+                return self._take(chunk, size, need)
+        return None
+
+    def free(self, address: int) -> None:
+        """Give a chunk back.
+
+        Raises:
+            ConfigError: if no chunk in use begins at `address`.
+        """
+        chunk = self._in_use.pop(address, None)
+        if chunk is None:
+            raise ConfigError(f"No chunk in use begins there. Received: {address=}.")
+        self.in_use_bytes -= chunk.size
+        chunk.requested = 0
+        self._free.add(self._merged(chunk))
+
+    def clear_peak(self) -> None:
+        """Start a new peak at what is in use now."""
+        self.peak_bytes = self.in_use_bytes
+
+    def chunk_at(self, address: int) -> Chunk:
+        """Return the chunk in use that begins at `address`."""
+        return self._in_use[address]
+
+    def chunks(self) -> Iterator[Chunk]:
+        """Yield every chunk, in use or free, region by region."""
+        for region in self._regions:
+            yield from region.chunks()
+
+    @property
+    def largest_free_bytes(self) -> int:
+        """Bytes of the largest free chunk in the pool."""
+        return self._free.largest_bytes
+
+    @property
+    def fragmentation(self) -> float:
+        """Share of the pool's free bytes outside of its largest free chunk, 0 to 1."""
+        free = self.pool_bytes - self.in_use_bytes
+        return (free - self.largest_free_bytes) / free if free else 0.0
+
+    def _nothing(self, need: int) -> bool:  # noqa: ARG002 - an attempt like the others
+        return True
+
+    def _take(self, chunk: Chunk, size: int, need: int) -> int:
+        self._free.remove(chunk)
+        if chunk.size >= 2 * need or chunk.size - need >= self._most_waste():
+            self._free.add(_split(chunk, need))
+        chunk.requested = size
+        self._in_use[chunk.address] = chunk
+        self.in_use_bytes += chunk.size
+        self.peak_bytes = max(self.peak_bytes, self.in_use_bytes)
+        return chunk.address
+
+    def _most_waste(self) -> int:
+        share = self.policy.fragmentation_fraction
+        return int(share * self.policy.limit_bytes) if share else WHOLE_CHUNK_WASTE
+
+    def _merged(self, chunk: Chunk) -> Chunk:
+        if chunk.next is not None and chunk.next.is_free:
+            self._free.remove(chunk.next)
+            _absorb_next(chunk)
+        before = chunk.previous
+        if before is not None and before.is_free:
+            self._free.remove(before)
+            _absorb_next(before)
+            return before
+        return chunk
+
+    def _extend(self, need: int) -> bool:
+        available = (self.policy.limit_bytes - self.pool_bytes) // ROUNDING * ROUNDING
+        if need > available:
+            return False
+        has_doubled = need > self._region_bytes
+        while need > self._region_bytes:
+            self._region_bytes *= 2
+        size = self._granted(min(self._region_bytes, available), need)
+        if size is None:
+            return False
+        if not has_doubled:
+            self._region_bytes *= 2
+        chunk = Chunk(self._next_address, size)
+        self._regions.append(_Region(chunk.address, size, chunk))
+        self._next_address += size + _GAP
+        self.pool_bytes += size
+        self._free.add(chunk)
+        return True
+
+    def _granted(self, size: int, need: int) -> int | None:
+        device = self.policy.device_bytes
+        while device is not None and self.pool_bytes + size > device:
+            size = rounded(int(np.float32(size) * _BACK_OFF))
+            if size < need:
+                return None
+        return size
+
+    def _collect_and_extend(self, need: int) -> bool:
+        if not self.policy.garbage_collection:
+            return False
+        idle = [r for r in self._regions if all(c.is_free for c in r.chunks())]
+        idle_bytes = sum(region.size for region in idle)
+        if not idle or need > self.policy.limit_bytes - self.pool_bytes + idle_bytes:
+            return False
+        for region in idle:
+            self._free.remove(region.first)
+        self._regions = [r for r in self._regions if r not in idle]
+        self.pool_bytes -= idle_bytes
+        return self._extend(need)
+
+
+def _split(chunk: Chunk, size: int) -> Chunk:
+    """Cut `chunk` down to `size` and return the free rest behind it."""
+    rest = Chunk(
+        chunk.address + size, chunk.size - size, previous=chunk, next=chunk.next
+    )
+    if chunk.next is not None:
+        chunk.next.previous = rest
+    chunk.size, chunk.next = size, rest
+    return rest
+
+
+def _absorb_next(chunk: Chunk) -> None:
+    absorbed = chunk.next
+    if absorbed is None:
+        return
+    chunk.size += absorbed.size
+    chunk.next = absorbed.next
+    if absorbed.next is not None:
+        absorbed.next.previous = chunk
