@@ -14,6 +14,7 @@ import numpy as np
 from kerasmem.errors import DataError
 from kerasmem.files.data.check import check_lengths
 from kerasmem.files.data.forms import is_array_data
+from kerasmem.files.data.mapped import map_arrays
 
 _KEY = re.compile(r"(x|y|sample_weight)(?:_(train|test))?(?:_(.+))?")
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -36,7 +37,7 @@ class LoadedData:
     test: Any = None
 
 
-def load_data(spec: str | Path) -> LoadedData:
+def load_data(spec: str | Path, *, mapped: bool = False) -> LoadedData:
     """Return the samples that a path or a function's name stands for.
 
     An `.npz` file holds `x`, and if wanted `y` and `sample_weight`. A train and a test
@@ -49,6 +50,8 @@ def load_data(spec: str | Path) -> LoadedData:
 
     Args:
         spec: path of an `.npz` file, or `"package.module:function"`.
+        mapped: whether the arrays of a file are mapped into memory, read-only, instead
+            of loaded; the file has to be uncompressed, and may be an `.npy` then.
 
     Raises:
         DataError: if there is no such file or function, if it does not hold samples,
@@ -57,7 +60,7 @@ def load_data(spec: str | Path) -> LoadedData:
     path = Path(spec)
     if not path.exists() and _FUNCTION.fullmatch(str(spec)):
         return _from_function(str(spec))
-    return _from_npz(path)
+    return _grouped(path, map_arrays(path) if mapped else _read_npz(path))
 
 
 def _from_function(spec: str) -> LoadedData:
@@ -105,9 +108,9 @@ def _is_whole(part: Any) -> bool:
     return isinstance(part, tuple) or (part is not None and not is_array_data(part))
 
 
-def _from_npz(path: Path) -> LoadedData:
+def _grouped(path: Path, arrays_by_key: dict[str, np.ndarray]) -> LoadedData:
     splits: dict[str, dict[str, dict[str, np.ndarray]]] = {}
-    for key, array in _read_npz(path).items():
+    for key, array in arrays_by_key.items():
         match = _KEY.fullmatch(key)
         if match is None:
             continue

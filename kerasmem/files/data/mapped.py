@@ -1,0 +1,96 @@
+"""Arrays of an `.npz` or `.npy` file, mapped into memory instead of read."""
+
+import io
+import mmap
+import struct
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kerasmem.errors import DataError
+
+_LOCAL_HEADER = struct.Struct("<26xHH")  # ends with the lengths of name and extra
+
+
+def map_arrays(path: Path) -> dict[str, np.ndarray]:
+    """Return the arrays of a file, mapped read-only; nothing is loaded.
+
+    A page is read when it is first looked at, and `release_pages` gives it back.
+
+    Args:
+        path: an `.npz` written with `numpy.savez`, or an `.npy`, whose one array comes
+            under the name `x`.
+
+    Raises:
+        DataError: if there is no such file, if it is not sound, if an array in it is
+            compressed, or holds Python objects.
+    """
+    if not path.is_file():
+        raise DataError(f"There is no data file {str(path)!r}. Expected: an .npz file.")
+    try:
+        with path.open("rb") as file:
+            mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        if path.suffix == ".npy":
+            return {"x": _array(mapping, 0)}
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+        return {
+            member.filename.removesuffix(".npy"): _array(mapping, _start(path, member))
+            for member in members
+        }
+    except (ValueError, EOFError, zipfile.BadZipFile, struct.error) as error:
+        raise DataError(
+            f"{path} cannot be mapped: {error}. Expected: an .npz written with "
+            "numpy.savez, or an .npy file."
+        ) from error
+
+
+def mapping_of(array: Any) -> mmap.mmap | None:
+    """Return the memory map that an array, or what it is a view of, lies in."""
+    while array is not None and not isinstance(array, mmap.mmap):
+        array = array.obj if isinstance(array, memoryview) else _base(array)
+    return array
+
+
+def release_pages(mapping: mmap.mmap) -> None:
+    """Give the resident pages of a map back; they are read again when looked at."""
+    if hasattr(mapping, "madvise"):  # not on Windows, where they stay until needed
+        mapping.madvise(mmap.MADV_DONTNEED)
+
+
+def _base(array: Any) -> Any:
+    return getattr(array, "base", None)
+
+
+def _start(path: Path, member: zipfile.ZipInfo) -> int:
+    """Return where a member's bytes begin in the archive."""
+    if member.compress_type != zipfile.ZIP_STORED:
+        raise DataError(
+            f"The array {member.filename.removesuffix('.npy')!r} of {path} is "
+            "compressed, so it cannot be mapped. Next: write the file once more with "
+            "numpy.savez instead of numpy.savez_compressed."
+        )
+    with path.open("rb") as file:
+        file.seek(member.header_offset)
+        name_length, extra_length = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
+    return member.header_offset + _LOCAL_HEADER.size + name_length + extra_length
+
+
+def _array(mapping: mmap.mmap, start: int) -> np.ndarray:
+    head = io.BytesIO(mapping[start : start + 2**16])
+    version = np.lib.format.read_magic(head)
+    if version == (1, 0):
+        shape, in_columns, dtype = np.lib.format.read_array_header_1_0(head)
+    else:
+        shape, in_columns, dtype = np.lib.format.read_array_header_2_0(head)
+    if dtype.hasobject:
+        raise ValueError("it holds Python objects, which are never unpickled")
+    return np.ndarray(
+        shape,
+        dtype,
+        buffer=mapping,
+        offset=start + head.tell(),
+        order="F" if in_columns else "C",
+    )

@@ -1,0 +1,132 @@
+"""Training from files that are larger than the memory."""
+
+import math
+import mmap
+import os
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from kerasmem.errors import ConfigError, DataError
+from kerasmem.files.data import fit_arguments, is_array_data, load_data, sample_count
+from kerasmem.files.data.mapped import mapping_of, release_pages
+from kerasmem.units import MIB
+
+_ROLES = ("x", "y", "sample_weight")
+# The kernel maps up to 16 pages around each one that is looked at: 64 MiB at most.
+_RELEASE_AFTER_BYTES = 4 * MIB
+
+
+class Stream(keras.utils.PyDataset):
+    """Batches of arrays on disk, read as they are needed.
+
+    Made by `stream()`. It goes wherever data goes: `fit`, `evaluate`, `compress`,
+    `distill`. The samples come in a new order every epoch.
+
+    Attributes:
+        samples: number of samples.
+        batch_size: samples per batch; the last batch may be smaller.
+    """
+
+    def __init__(
+        self, parts: dict[str, Any], batch_size: int, *, shuffle: bool, seed: int | None
+    ) -> None:
+        super().__init__()
+        self.samples = len(keras.tree.flatten(parts["x"])[0])
+        self.batch_size = batch_size
+        self._parts = [parts[role] for role in _ROLES if role in parts]
+        self._arrays = keras.tree.flatten(self._parts)
+        self._order = np.random.default_rng(seed) if shuffle else None
+        self._indices = np.arange(self.samples)
+        self._shuffle()
+        maps = [mapping_of(array) for array in self._arrays]
+        self._maps: list[mmap.mmap] = [m for m in maps if m is not None]
+        self._looked_at = 0
+
+    def __len__(self) -> int:
+        """Return the number of batches in an epoch."""
+        return math.ceil(self.samples / self.batch_size)
+
+    def __getitem__(self, index: int) -> tuple[Any, ...]:
+        """Return batch `index` as `(x,)`, `(x, y)` or `(x, y, sample_weight)`."""
+        start = index * self.batch_size
+        # In the order of the file: neighbors share pages.
+        rows = np.sort(self._indices[start : start + self.batch_size])
+        batch = keras.tree.map_structure(lambda array: array[rows], self._parts)
+        self._give_back(sum(part.nbytes for part in keras.tree.flatten(batch)))
+        return tuple(batch)
+
+    def on_epoch_end(self) -> None:
+        """Put the samples into a new order."""
+        self._shuffle()
+
+    def _shuffle(self) -> None:
+        if self._order is not None:
+            self._order.shuffle(self._indices)
+
+    def _give_back(self, newly: int) -> None:
+        self._looked_at += newly
+        if self._looked_at >= _RELEASE_AFTER_BYTES:
+            self._looked_at = 0
+            for mapping in self._maps:
+                release_pages(mapping)
+
+
+def stream(
+    data: Any,
+    batch_size: int = 32,
+    *,
+    split: str = "train",
+    shuffle: bool = True,
+    seed: int | None = None,
+) -> Stream:
+    """Return a dataset that trains from arrays on disk without loading them.
+
+    The files are mapped into memory; at most about 64 MiB of them stay resident. A
+    sample that lies in memory already is taken from there.
+
+    Args:
+        data: path of an `.npz` written with `numpy.savez` (arrays named as in every
+            other data argument) or of an `.npy`; or `x`, `(x, y)` or
+            `(x, y, sample_weight)` with arrays such as `numpy.memmap`.
+        batch_size: samples per batch, from 1.
+        split: `"train"` or `"test"`, of a file.
+        shuffle: whether the samples come in a new order every epoch.
+        seed: makes that order the same in every run.
+
+    Raises:
+        ConfigError: if `batch_size` is below 1 or `split` is another.
+        DataError: if the file cannot be mapped, or `data` is no arrays.
+
+    Example:
+        >>> import numpy as np, tempfile, pathlib
+        >>> folder = pathlib.Path(tempfile.mkdtemp())
+        >>> np.savez(folder / "train.npz", x=np.zeros((100, 4)), y=np.zeros(100))
+        >>> len(stream(folder / "train.npz", batch_size=32))
+        4
+    """
+    if isinstance(batch_size, bool) or batch_size < 1:
+        raise ConfigError(
+            f"`batch_size` is a number of samples from 1. Received: {batch_size=}."
+        )
+    if isinstance(data, (str, os.PathLike)):
+        data = _split_of(Path(data), split)
+    if not is_array_data(data) or not sample_count(data):
+        raise DataError(
+            "Only arrays can be streamed: a path, x, (x, y) or (x, y, sample_weight), "
+            f"of at least one sample. Received: {type(data).__name__}."
+        )
+    parts = fit_arguments(data)
+    del parts["batch_size"]
+    return Stream(parts, batch_size, shuffle=shuffle, seed=seed)
+
+
+def _split_of(path: Path, split: str) -> tuple[Any, ...]:
+    if split not in {"train", "test"}:
+        raise ConfigError(f"`split` is 'train' or 'test'. Received: {split=}.")
+    data = getattr(load_data(path, mapped=True), split)
+    if data is None:
+        raise DataError(f"{path} holds no test split. Expected: the array x_test.")
+    return data
