@@ -5,6 +5,7 @@ from kerasmem.records.figures import CompressionReport, ModelFigures
 from kerasmem.records.finding import Finding
 from kerasmem.records.gradient import GradientRecord, VariableGradient
 from kerasmem.records.memory import DeviceReading, HostReading, MemoryRecord
+from kerasmem.records.pipeline import DataMemory, PipelineStage
 from kerasmem.records.run import Run, RunInfo
 from kerasmem.records.timeline import CATEGORIES, PHASES, Block, Timeline
 
@@ -13,6 +14,7 @@ __all__ = [
     "PHASES",
     "Block",
     "CompressionReport",
+    "DataMemory",
     "DeviceReading",
     "Finding",
     "GradientRecord",
@@ -20,6 +22,7 @@ __all__ = [
     "MemoryRecord",
     "ModelFigures",
     "Run",
+    "PipelineStage",
     "RunInfo",
     "Timeline",
     "VariableGradient",

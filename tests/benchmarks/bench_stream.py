@@ -44,7 +44,7 @@ def measure(path, way):
     import keras
     import psutil
 
-    from kerasmem.memory.stream import stream
+    from kerasmem.memory.pipeline import stream
 
     layers = keras.layers
     model = keras.Sequential(

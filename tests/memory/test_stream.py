@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kerasmem.errors import ConfigError, DataError
 from kerasmem.files.data import load_data
 from kerasmem.files.data.mapped import map_arrays, mapping_of
-from kerasmem.memory.stream import stream
+from kerasmem.memory.pipeline import stream
 from kerasmem.units import MIB
 
 

@@ -1,0 +1,99 @@
+"""What a `tf.data.Dataset` is made of. TensorFlow is imported on the first call.
+
+A module of its own, not a method of an adapter: such a dataset feeds any backend.
+"""
+
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+AUTOTUNE = -1
+
+
+@dataclass(frozen=True)
+class DatasetStage:
+    """One transformation.
+
+    Args:
+        kind: its class without underscores and "Dataset", such as `"Shuffle"`.
+        element_bytes: bytes of one element that it puts out; None if unknown.
+        elements: number of elements that it puts out; None if unknown or infinite.
+        size: its buffer, parallel calls or cycle length; `AUTOTUNE` if TensorFlow
+            chooses, None if it has none.
+        file: file that a cache is kept in, `""` for memory.
+    """
+
+    kind: str
+    element_bytes: int | None
+    elements: int | None
+    size: int | None
+    file: str = ""
+
+
+def is_dataset(data: Any) -> bool:
+    """Return True for a `tf.data.Dataset`, without importing TensorFlow for others."""
+    names = (f"{c.__module__}.{c.__name__}" for c in type(data).__mro__)
+    return any(name.endswith("dataset_ops.DatasetV2") for name in names)
+
+
+def stages(dataset: Any) -> Iterator[DatasetStage]:
+    """Yield the transformations of a dataset, from its sources on."""
+    for source in _sources(dataset):
+        yield from stages(source)
+    sizes = [_number(dataset, name) for name in _SIZES]
+    filename = getattr(dataset, "_filename", None)
+    yield DatasetStage(
+        kind=type(dataset).__name__.strip("_").removesuffix("Dataset"),
+        element_bytes=_element_bytes(dataset),
+        elements=_elements(dataset),
+        size=next((size for size in sizes if size is not None), None),
+        file=filename.numpy().decode() if filename is not None else "",
+    )
+
+
+# Private, for want of a public way to look into a dataset: the buffers are set by its
+# author, and what is in force is not in `options()`.
+_SIZES = ("_buffer_size", "_cycle_length", "_num_parallel_calls", "_batch_size")
+
+
+def _sources(dataset: Any) -> list[Any]:
+    return dataset._inputs()
+
+
+def _number(dataset: Any, name: str) -> int | None:
+    value = getattr(dataset, name, None)
+    return None if value is None else int(value)
+
+
+def _elements(dataset: Any) -> int | None:
+    count = int(dataset.cardinality())
+    return count if count >= 0 else None  # -1 is infinite, -2 unknown
+
+
+def _element_bytes(dataset: Any) -> int | None:
+    import tensorflow as tf
+
+    batch = _number(dataset, "_batch_size")
+    if batch is not None:
+        (source,) = _sources(dataset)
+        size = _element_bytes(source)
+        return None if size is None else batch * size
+    specs = tf.nest.flatten(dataset.element_spec)
+    if all(isinstance(s, tf.TensorSpec) and s.shape.is_fully_defined() for s in specs):
+        return sum(math.prod(s.shape) * s.dtype.size for s in specs)
+    sources = _sources(dataset)
+    if len(sources) == 1 and type(dataset).__name__.strip("_") in _KEEP_ELEMENTS:
+        return _element_bytes(sources[0])
+    return None
+
+
+_KEEP_ELEMENTS = frozenset(
+    f"{kind}Dataset" for kind in ("Prefetch", "Shuffle", "Cache", "Repeat", "Take")
+)
+
+
+def processors() -> int:
+    """Return the number of processors that TensorFlow may run parallel calls on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1

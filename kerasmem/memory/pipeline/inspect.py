@@ -1,0 +1,95 @@
+"""What data keeps in the memory of the host: estimated, then measured."""
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import keras
+import numpy as np
+
+from kerasmem.errors import ConfigError
+from kerasmem.files.data import fit_arguments, is_array_data, sample_count
+from kerasmem.files.data.forms import first_samples
+from kerasmem.memory.host import host_peak, resident_bytes
+from kerasmem.memory.pipeline.stages import leaf_bytes, stages
+from kerasmem.records import DataMemory
+
+
+def inspect_data(data: Any, batch_size: int = 32, *, batches: int = 8) -> DataMemory:
+    """Return the host bytes that `data` takes when a model is fitted with it.
+
+    Nothing is trained: the first batches go through a model that does nothing. Data
+    that can be read only once, a generator, is not read at all.
+
+    Args:
+        data: what `fit` takes: arrays, a `tf.data.Dataset`, a `PyDataset`, a generator.
+        batch_size: samples per batch, from 1; of arrays only.
+        batches: number of batches to measure over; 0 measures nothing.
+
+    Raises:
+        ConfigError: if `batch_size` or `batches` is out of its range.
+        DataError: if `data` is none of the forms.
+
+    Example:
+        >>> import numpy as np
+        >>> figures = inspect_data((np.zeros((64, 4)), np.zeros(64)), batches=0)
+        >>> figures.stages[0].nbytes, figures.batch_bytes
+        (2048, 1280)
+    """
+    if batch_size < 1 or batches < 0:
+        raise ConfigError(
+            "`batch_size` is a number from 1, `batches` from 0. Received: "
+            f"{batch_size=}, {batches=}."
+        )
+    once = isinstance(data, Iterator) and not is_array_data(data)
+    measured = None if once or not batches else _measure(data, batch_size, batches)
+    return DataMemory(
+        stages=tuple(stages(data)),
+        batch_size=batch_size,
+        batch_bytes=None if once else _batch_bytes(data, batch_size),
+        measured_bytes=measured,
+        measured_batches=0 if measured is None else batches,
+    )
+
+
+def _batch_bytes(data: Any, batch_size: int) -> int:
+    first = first_samples(data)
+    if not is_array_data(data):
+        return leaf_bytes(first)
+    count = sample_count(data) or 1
+    return leaf_bytes(first) * min(batch_size, count) // count
+
+
+def _measure(data: Any, batch_size: int, batches: int) -> int:
+    arguments = fit_arguments(data, batch_size)
+    if is_array_data(data):
+        del arguments["batch_size"]
+        arguments = {"x": arguments, "batch_size": batch_size}
+    nothing = _Nothing(name="nothing")
+    nothing.predict(np.zeros((2, 1)), verbose=0)  # what the framework needs itself
+    _trim_heap()
+    peak = host_peak(lambda: True)
+    try:
+        peak.reset()
+        before = resident_bytes()
+        nothing.predict(**arguments, steps=batches, verbose=0)
+        return max(0, peak.read().peak_bytes - before)
+    finally:
+        peak.close()
+
+
+class _Nothing(keras.Model):
+    """Takes any batch and does nothing with it."""
+
+    def call(self, inputs: Any) -> Any:
+        """Return a zero per sample."""
+        first = keras.tree.flatten(inputs)[0]
+        return keras.ops.zeros((keras.ops.shape(first)[0], 1))
+
+
+def _trim_heap() -> None:
+    # What was freed before and kept by the C library would serve new requests, and
+    # these would not show. Other systems than Linux with glibc have no such call.
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)

@@ -1,0 +1,56 @@
+"""What the data of a run keeps in the memory of the host."""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class PipelineStage:
+    """One part of an input pipeline.
+
+    Args:
+        name: what it is, such as `"shuffle buffer"`.
+        nbytes: most bytes that it holds, estimated; None if unknown or unbounded.
+        advice: what to bound and how; None if there is nothing to gain.
+    """
+
+    name: str
+    nbytes: int | None
+    advice: str | None = None
+
+
+@dataclass(frozen=True)
+class DataMemory:
+    """What `inspect_data` found out.
+
+    Args:
+        stages: the parts of the pipeline, from the source on.
+        batch_size: samples per batch.
+        batch_bytes: bytes of the first batch; None if the data can be read only once.
+        measured_bytes: most resident bytes that came on top while the first batches
+            were read; None if none were.
+        measured_batches: number of batches that were read for it.
+    """
+
+    stages: tuple[PipelineStage, ...]
+    batch_size: int
+    batch_bytes: int | None
+    measured_bytes: int | None
+    measured_batches: int
+
+    @property
+    def estimated_bytes(self) -> int:
+        """Sum over the stages whose bytes are known."""
+        return sum(stage.nbytes or 0 for stage in self.stages)
+
+    def to_json(self) -> str:
+        """Return the record as JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "DataMemory":
+        """Return the record that `to_json` made `text` of."""
+        fields: dict[str, Any] = json.loads(text)
+        stages = tuple(PipelineStage(**stage) for stage in fields.pop("stages"))
+        return cls(**fields, stages=stages)

@@ -1,0 +1,164 @@
+"""What data holds in memory: by arithmetic, and as measured."""
+
+import json
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from kerasmem.errors import ConfigError
+from kerasmem.memory.pipeline import inspect_data, stream
+from kerasmem.records import DataMemory
+from kerasmem.units import MIB
+
+ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
+
+
+def sizes(data, **arguments):
+    figures = inspect_data(data, batches=0, **arguments)
+    return {stage.name: stage.nbytes for stage in figures.stages}
+
+
+def advice(data):
+    figures = inspect_data(data, batches=0)
+    return {stage.name: stage.advice for stage in figures.stages}
+
+
+def test_arrays_count_in_full_and_once_more_where_fit_copies_them():
+    data = (np.zeros((100, 8), "float32"), np.zeros(100, "int64"))
+    expected = {"x": 3200, "y": 800}
+    if ON_TENSORFLOW:
+        expected["copies that TensorFlow makes"] = 8000
+    assert sizes(data) == expected
+    assert inspect_data(data, 10, batches=0).batch_bytes == 400
+
+
+def test_doubles_are_cast_to_what_keras_trains_in():
+    data = np.zeros((1024, 8))
+    assert sizes(data)["copy in float32"] == 32 * 1024
+    assert advice(data)["x"] == (
+        "Keras trains in float32: casting float64 before saves 32.0 KiB."
+    )
+    assert advice(data.astype("float32"))["x"] is None
+    assert "copy in float32" not in sizes(data.astype("float32"))
+
+
+def test_every_stage_of_a_dataset_is_counted_by_its_elements():
+    x, y = np.zeros((1000, 28, 28), "float32"), np.zeros(1000, "int64")
+    one = 28 * 28 * 4 + 8
+    data = tf.data.Dataset.from_tensor_slices((x, y))
+    data = data.cache().shuffle(300).map(lambda a, b: (a, b), num_parallel_calls=3)
+    data = data.batch(50).prefetch(4)
+    assert sizes(data) == {
+        "tensors made of arrays": 1000 * one,
+        "cache in memory": 1000 * one,
+        "shuffle buffer": 300 * one,
+        "3 parallel calls": 3 * one,
+        "batch": 50 * one,
+        "prefetch of 4": 4 * 50 * one,
+    }
+    assert inspect_data(data, batches=0).batch_bytes == 50 * one
+
+
+def test_a_shuffle_buffer_is_never_larger_than_what_goes_in():
+    data = tf.data.Dataset.from_tensor_slices(np.zeros((10, 4), "float32"))
+    assert sizes(data.shuffle(10_000))["shuffle buffer"] == 160
+
+
+def test_what_grows_by_itself_gets_advice(tmp_path):
+    data = tf.data.Dataset.from_tensor_slices(np.zeros((10, 4), "float32"))
+    tuned = advice(data.prefetch(tf.data.AUTOTUNE))
+    assert tuned["prefetch, tuned by TensorFlow"] == "May grow; prefetch(2) bounds it."
+    in_file = str(tmp_path / "cache")
+    assert sizes(data.cache(in_file))[f"cache in the file {in_file}"] == 0
+
+
+def test_shapes_that_nobody_knows_are_unknown_and_not_zero():
+    data = tf.data.Dataset.from_generator(
+        lambda: iter([[1.0], [1.0, 2.0]]),
+        output_signature=tf.TensorSpec([None], tf.float32),
+    )
+    assert sizes(data.shuffle(5))["shuffle buffer"] is None
+
+
+class Batches(keras.utils.PyDataset):
+    def __init__(self, **settings):
+        super().__init__(**settings)
+        self.images = np.ones((64, 10), "float32")
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        part = self.images[8 * index : 8 * index + 8]
+        return part, part[:, 0]
+
+
+def test_a_py_dataset_is_its_arrays_and_its_queue():
+    batch = 8 * 11 * 4
+    assert sizes(Batches(workers=1, max_queue_size=10)) == {
+        "images": 64 * 10 * 4,
+        "queue of 10 batches": 10 * batch,
+    }
+    processes = Batches(workers=3, use_multiprocessing=True, max_queue_size=2)
+    assert sizes(processes)["3 worker processes"] == 3 * (64 * 10 * 4 + batch)
+
+
+def test_a_stream_holds_its_order_and_its_queue(tmp_path):
+    np.save(tmp_path / "x.npy", np.zeros((640, 4), "float32"))
+    assert sizes(stream(tmp_path / "x.npy", 64)) == {
+        "indices": 640 * 8,
+        "queue of 10 batches": 10240,
+    }
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    assert sizes(mapped)["x, on disk"] == 0
+
+
+def test_what_can_be_read_once_is_not_read():
+    batches = iter([(np.zeros((2, 2)), np.zeros(2))])
+    figures = inspect_data(batches)
+    assert (figures.measured_bytes, figures.batch_bytes) == (None, None)
+    assert next(batches)[0].shape == (2, 2)
+
+
+MEASURE = """
+import sys, numpy, tensorflow as tf
+from kerasmem.memory.pipeline import inspect_data
+if sys.argv[1] == "cache":
+    # 96 elements of a megabyte each, made while they are read, all kept.
+    one = lambda n: tf.random.normal([2**18])
+    data = tf.data.Dataset.range(96).map(one).cache().batch(4)
+else:
+    data = numpy.ones((8192, 1024), sys.argv[1])
+figures = inspect_data(data, 64, batches=24)
+print([stage.nbytes for stage in figures.stages], figures.measured_bytes)
+"""
+
+
+@pytest.mark.parametrize("data", ["float64", "cache"])
+def test_what_is_estimated_is_what_is_measured(data):
+    # In a process of its own: in this one, what other tests have freed is used again.
+    finished = subprocess.run(
+        [sys.executable, "-c", MEASURE, data],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    sizes, measured = finished.stdout.splitlines()[-1].rsplit(" ", 1)
+    # Within 40 MiB: where TensorFlow only feeds the data, its start counts too.
+    first, *rest = json.loads(sizes)
+    expected = first if data == "cache" else sum(rest)
+    assert int(measured) == pytest.approx(expected, abs=40 * MIB)
+
+
+def test_the_figures_survive_json():
+    figures = inspect_data(np.zeros((9, 3)), batches=0)
+    assert DataMemory.from_json(figures.to_json()) == figures
+
+
+def test_figures_out_of_range_are_refused():
+    with pytest.raises(ConfigError, match="Received: batch_size=0, batches=8"):
+        inspect_data(np.zeros(3), 0)
