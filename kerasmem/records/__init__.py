@@ -8,6 +8,7 @@ from kerasmem.records.memory import DeviceReading, HostReading, MemoryRecord
 from kerasmem.records.pipeline import DataMemory, PipelineStage
 from kerasmem.records.run import Run, RunInfo
 from kerasmem.records.timeline import CATEGORIES, PHASES, Block, Timeline
+from kerasmem.records.wide_type import WideType
 
 __all__ = [
     "CATEGORIES",
@@ -27,4 +28,5 @@ __all__ = [
     "Timeline",
     "VariableGradient",
     "WeightChange",
+    "WideType",
 ]
