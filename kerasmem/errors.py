@@ -6,6 +6,7 @@ KerasMemError
 │   ├── DataError                 samples, labels, an .npz file
 │   ├── ModelError                a model that this cannot be done to
 │   └── ModelFileError            a file that is missing, damaged or no model
+├── ProfilerUnavailableError      no profile of the memory can be taken here
 ├── AccuracyDropError             the result does its job worse than allowed
 └── OutputError (OSError)         a result that could not be written
 
@@ -35,6 +36,10 @@ class ModelError(InputError):
 
 class ModelFileError(InputError):
     """A file is missing, damaged or holds no model."""
+
+
+class ProfilerUnavailableError(KerasMemError):
+    """No profile of the memory can be taken here; the message says what to do."""
 
 
 class AccuracyDropError(KerasMemError):

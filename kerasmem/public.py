@@ -7,6 +7,7 @@ from kerasmem.compression.prune import Prune
 from kerasmem.compression.quantize import Quantize
 from kerasmem.compression.result import CompressionResult
 from kerasmem.files import load_model, save_model
+from kerasmem.memory.estimate import estimate_memory
 
 __all__ = [
     "CompressionResult",
@@ -17,6 +18,7 @@ __all__ = [
     "compress",
     "distill",
     "errors",
+    "estimate_memory",
     "load_model",
     "save_model",
 ]

@@ -15,7 +15,11 @@ import kerasmem
 ROOT = Path(__file__).parents[1]
 PAGES = [
     page
-    for page in [ROOT / "README.md", *sorted((ROOT / "kerasmem").rglob("*.md"))]
+    for page in [
+        ROOT / "README.md",
+        *sorted((ROOT / "docs").glob("*.md")),
+        *sorted((ROOT / "kerasmem").rglob("*.md")),
+    ]
     if "```python" in page.read_text()
 ]
 MODULES = [

@@ -24,12 +24,18 @@ def test_the_public_names_are_these_and_all_of_them_are_there():
             "compress",
             "distill",
             "errors",
+            "estimate_memory",
             "load_model",
             "save_model",
         ]
     )
     assert all(hasattr(km, name) for name in km.__all__)
-    assert km.callbacks.__all__ == ["GradientMonitor", "MemoryMonitor", "Pruning"]
+    assert km.callbacks.__all__ == [
+        "GradientMonitor",
+        "MemoryMonitor",
+        "MemoryTimeline",
+        "Pruning",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -46,6 +52,13 @@ def test_the_public_names_are_these_and_all_of_them_are_there():
             ],
         ),
         (km.distill, ["teacher", "student", "data", "epochs"]),
+        (
+            km.estimate_memory,
+            [
+                *["model", "batch_size", "optimizer", "dtype_policy", "jit_compile"],
+                *["backend", "training", "device", "method"],
+            ],
+        ),
     ],
 )
 def test_the_keywords_of_the_contract_come_first_and_in_order(function, names):

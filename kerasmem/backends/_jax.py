@@ -10,8 +10,11 @@ import keras
 import numpy as np
 
 from kerasmem.backends import gradients as hooks
+from kerasmem.backends._jax_profile import JaxProfiler
+from kerasmem.backends.profile import Followed, MemoryProfiler
 from kerasmem.backends.protocol import Backend, StepState
 from kerasmem.backends.shadow import shadow
+from kerasmem.backends.tracing import count_traces
 from kerasmem.records import DeviceReading
 
 
@@ -23,16 +26,7 @@ class JaxBackend:
     def device_memory(self) -> tuple[DeviceReading, ...]:
         """Return a reading per local device; a CPU device gives none."""
         figures = [(d, d.memory_stats()) for d in jax.local_devices()]
-        return tuple(
-            DeviceReading(
-                name=f"{device.platform}:{device.id}",
-                current_bytes=stats["bytes_in_use"],
-                peak_bytes=stats["peak_bytes_in_use"],
-                peak_was_reset=False,
-            )
-            for device, stats in figures
-            if stats
-        )
+        return tuple(_reading(device, stats) for device, stats in figures if stats)
 
     def reset_device_peak(self) -> bool:
         """Return False: JAX keeps one peak for the whole process."""
@@ -41,6 +35,34 @@ class JaxBackend:
     def why_no_device_memory(self) -> str:
         """Return one plain sentence for a user who gets no device figures."""
         return "JAX counts no memory on a CPU device, so there is no device series."
+
+    def input_bytes(self) -> int | None:
+        """Return None: JAX counts no memory of the host."""
+        return None
+
+    def cuda_ordinals(self) -> dict[str, int]:
+        """Return CUDA's number of the card below each local device."""
+        return {
+            _name(device): device.local_hardware_id
+            for device in jax.local_devices()
+            if device.platform == "gpu"
+        }
+
+    def processes(
+        self,
+        model: Any,  # noqa: ARG002 - another backend needs it
+    ) -> tuple[int, int]:
+        """Return the index of this process and the number that train together."""
+        return jax.process_index(), jax.process_count()
+
+    def traces(self, model: Any) -> int | None:
+        """Return how many traces the training step has, None before the first."""
+        # Private, for want of a public count: the entries of the compiled step's cache.
+        return count_traces(model, "_cache_size")
+
+    def memory_profiler(self, followed: Followed) -> MemoryProfiler:
+        """Return what reads XLA's plan for the memory of a step."""
+        return JaxProfiler(followed)
 
     def step_state(self, optimizer: Any, value: np.ndarray, name: str) -> StepState:
         """Return a variable that rides among the optimizer's own."""
@@ -133,6 +155,22 @@ class OptimizerState:
             # Not the list of before: an attachment may release states in `original`.
             if self._undo:
                 variables[place:place] = [self.variable]
+
+
+def _name(device: Any) -> str:
+    return f"{device.platform}:{device.id}"
+
+
+def _reading(device: Any, stats: dict[str, int]) -> DeviceReading:
+    return DeviceReading(
+        name=_name(device),
+        current_bytes=stats["bytes_in_use"],
+        peak_bytes=stats["peak_bytes_in_use"],
+        peak_was_reset=False,
+        # Zero where the allocator has the entry but does not fill it.
+        reserved_bytes=stats.get("pool_bytes") or None,
+        largest_free_bytes=stats.get("largest_free_block_bytes") or None,
+    )
 
 
 def _tracked(optimizer: Any) -> list[Any]:

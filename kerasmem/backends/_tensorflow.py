@@ -1,6 +1,5 @@
 """TensorFlow."""
 
-import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -8,9 +7,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from kerasmem.backends import _tensorflow_memory as memory
 from kerasmem.backends import gradients as hooks
+from kerasmem.backends._tensorflow_profile import TensorFlowProfiler
+from kerasmem.backends.profile import Followed, MemoryProfiler
 from kerasmem.backends.protocol import Backend, StepState
 from kerasmem.backends.state import VariableState, hidden_variable
+from kerasmem.backends.tracing import count_traces
 from kerasmem.records import DeviceReading
 
 
@@ -21,13 +24,11 @@ class TensorFlowBackend:
 
     def device_memory(self) -> tuple[DeviceReading, ...]:
         """Return a reading per GPU, or of the CPU allocator where there is none."""
-        return tuple(_reading(device) for device in _counted_devices())
+        return memory.device_memory()
 
     def reset_device_peak(self) -> bool:
         """Set every peak to what is in use now; False if no device is counted."""
-        for device in _counted_devices():
-            tf.config.experimental.reset_memory_stats(device)
-        return bool(_counted_devices())
+        return memory.reset_device_peak()
 
     def why_no_device_memory(self) -> str:
         """Return one plain sentence for a user who gets no device figures."""
@@ -36,6 +37,26 @@ class TensorFlowBackend:
             "no device series; set TF_CPU_ALLOCATOR_USE_BFC=1 before TensorFlow is "
             "imported to have it count."
         )
+
+    def input_bytes(self) -> int | None:
+        """Return what the CPU allocator has in use while a GPU trains."""
+        return memory.input_bytes()
+
+    def cuda_ordinals(self) -> dict[str, int]:
+        """Return CUDA's number of the card below each logical GPU."""
+        return memory.cuda_ordinals()
+
+    def processes(self, model: Any) -> tuple[int, int]:
+        """Return the index of this process and the number that train together."""
+        return memory.processes(model)
+
+    def traces(self, model: Any) -> int | None:
+        """Return how many traces the training step has, None before the first."""
+        return count_traces(model, "experimental_get_tracing_count")
+
+    def memory_profiler(self, followed: Followed) -> MemoryProfiler:
+        """Return what records every allocation and free."""
+        return TensorFlowProfiler(followed, memory.device_memory)
 
     def step_state(
         self,
@@ -105,39 +126,6 @@ def _all_reduced(gradients: Sequence[Any]) -> Sequence[Any]:
     if replica is None or replica.num_replicas_in_sync == 1:
         return gradients
     return replica.all_reduce(tf.distribute.ReduceOp.SUM, list(gradients))
-
-
-def _counted_devices() -> tuple[str, ...]:
-    gpus = tf.config.list_logical_devices("GPU")
-    if gpus:
-        return tuple(gpu.name.removeprefix("/device:") for gpu in gpus)
-    try:
-        tf.config.experimental.get_memory_info("CPU:0")
-    except ValueError:  # TensorFlow's way to say that this allocator does not count
-        return ()
-    return ("CPU:0",)
-
-
-def _reading(device: str) -> DeviceReading:
-    figures = tf.config.experimental.get_memory_info(device)
-    return DeviceReading(
-        name=device,
-        current_bytes=figures["current"],
-        peak_bytes=figures["peak"],
-        peak_was_reset=True,
-        complete=not device.startswith("CPU") or _counts_small_requests(),
-    )
-
-
-@functools.cache
-def _counts_small_requests() -> bool:
-    # Tried out, because the environment variable that switches the CPU allocator
-    # counts only if it was set before TensorFlow was imported.
-    before = tf.config.experimental.get_memory_info("CPU:0")["current"]
-    with tf.device("CPU:0"):
-        small = tf.fill([100], 1.0)
-    after = tf.config.experimental.get_memory_info("CPU:0")["current"]
-    return after - before >= small.dtype.size * 100
 
 
 ADAPTER: Backend = TensorFlowBackend()

@@ -1,5 +1,6 @@
 """Torch."""
 
+import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -8,6 +9,8 @@ import numpy as np
 import torch
 
 from kerasmem.backends import gradients as hooks
+from kerasmem.backends._torch_profile import TorchProfiler
+from kerasmem.backends.profile import Followed, MemoryProfiler
 from kerasmem.backends.protocol import Backend, StepState
 from kerasmem.backends.state import VariableState, hidden_variable
 from kerasmem.records import DeviceReading
@@ -35,6 +38,39 @@ class TorchBackend:
     def why_no_device_memory(self) -> str:
         """Return one plain sentence for a user who gets no device figures."""
         return "torch counts no memory on a CPU device, so there is no device series."
+
+    def input_bytes(self) -> int | None:
+        """Return the pinned bytes in use, from which batches go to a CUDA device."""
+        if not torch.cuda.is_initialized():
+            return None
+        return torch.cuda.host_memory_stats().get("active_bytes.current")
+
+    def cuda_ordinals(self) -> dict[str, int]:
+        """Return CUDA's number of the card below each device."""
+        return {_name(index): index for index in range(torch.cuda.device_count())}
+
+    def processes(
+        self,
+        model: Any,  # noqa: ARG002 - another backend needs it
+    ) -> tuple[int, int]:
+        """Return the index of this process and the number that train together."""
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            return torch.distributed.get_rank(), torch.distributed.get_world_size()
+        return (
+            int(os.environ.get("RANK", "0")),
+            int(os.environ.get("WORLD_SIZE", "1")),
+        )
+
+    def traces(
+        self,
+        model: Any,  # noqa: ARG002 - the other backends need it
+    ) -> int | None:
+        """Return None: torch runs the step itself, or counts its traces nowhere."""
+        return None
+
+    def memory_profiler(self, followed: Followed) -> MemoryProfiler:
+        """Return what records every allocation and free."""
+        return TorchProfiler(followed)
 
     def step_state(
         self,
@@ -87,13 +123,19 @@ def _squared_norm(gradient: torch.Tensor) -> torch.Tensor:
     return rows.square().sum() + rest.square()
 
 
+def _name(index: int) -> str:
+    return f"cuda:{index}"
+
+
 def _reading(index: int) -> DeviceReading:
     stats = torch.cuda.memory_stats(index)
     return DeviceReading(
-        name=f"cuda:{index}",
+        name=_name(index),
         current_bytes=stats.get("allocated_bytes.all.current", 0),
         peak_bytes=stats.get("allocated_bytes.all.peak", 0),
         peak_was_reset=True,
+        # The largest free block takes a walk over the whole pool: too dear a reading.
+        reserved_bytes=stats.get("reserved_bytes.all.current"),
     )
 
 

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from kerasmem.backends.profile import Followed, MemoryProfiler
 from kerasmem.records import DeviceReading
 
 
@@ -49,6 +50,32 @@ class Backend(Protocol):
 
     def why_no_device_memory(self) -> str:
         """Return one plain sentence for a user who gets no device figures."""
+        ...
+
+    def input_bytes(self) -> int | None:
+        """Return the bytes that the host holds ready for a device that trains.
+
+        None where the framework does not count them, or no device but the CPU trains.
+        """
+        ...
+
+    def cuda_ordinals(self) -> dict[str, int]:
+        """Return CUDA's number, from 0 among the visible, of each device's card."""
+        ...
+
+    def processes(self, model: Any) -> tuple[int, int]:
+        """Return the index of this process and the number that train together."""
+        ...
+
+    def traces(self, model: Any) -> int | None:
+        """Return how many times the training step of `model` was traced so far.
+
+        None before the first step, and where the framework does not count.
+        """
+        ...
+
+    def memory_profiler(self, followed: Followed) -> MemoryProfiler:
+        """Return what records every allocation and free while a model trains."""
         ...
 
     def step_state(self, optimizer: Any, value: np.ndarray, name: str) -> StepState:

@@ -2,6 +2,7 @@
 
 from kerasmem.callbacks.gradient_monitor import GradientMonitor
 from kerasmem.callbacks.memory_monitor import MemoryMonitor
+from kerasmem.callbacks.memory_timeline import MemoryTimeline
 from kerasmem.callbacks.pruning import Pruning
 
-__all__ = ["GradientMonitor", "MemoryMonitor", "Pruning"]
+__all__ = ["GradientMonitor", "MemoryMonitor", "MemoryTimeline", "Pruning"]

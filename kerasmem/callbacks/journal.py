@@ -14,6 +14,7 @@ class Journal:
 
     def __init__(self, log_dir: str | os.PathLike[str] | None, name: str) -> None:
         self._path = None if log_dir is None else Path(log_dir) / name
+        self._may_be_cut_off = True
 
     def append(self, line: str) -> None:
         """Write one line through to the file.
@@ -24,5 +25,17 @@ class Journal:
         if self._path is None:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
+        begin = "\n" if self._may_be_cut_off and _is_cut_off(self._path) else ""
+        self._may_be_cut_off = True
         with self._path.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+            file.write(begin + line + "\n")
+        self._may_be_cut_off = False
+
+
+def _is_cut_off(path: Path) -> bool:
+    """Return True if the file ends within a line: of a killed run, or a full disk."""
+    if not path.is_file() or not path.stat().st_size:
+        return False
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read() != b"\n"

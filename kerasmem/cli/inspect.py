@@ -1,12 +1,15 @@
 """`kerasmem inspect`: where the bytes of a model are."""
 
 from argparse import Namespace
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from kerasmem.cli.options import add_batch_size, add_command, add_imports
 from kerasmem.cli.outcome import Outcome
+
+_ORDERS = ("model", "weights", "outputs")
 
 
 def add_to(commands: Any) -> None:
@@ -19,34 +22,58 @@ def add_to(commands: Any) -> None:
     )
     parser.add_argument("model", metavar="MODEL", help="a .keras or .h5 file")
     add_batch_size(parser, default=1)
+    parser.add_argument(
+        "--sort",
+        choices=_ORDERS,
+        default=_ORDERS[0],
+        help="layers in the order of the model, or those with most bytes first",
+    )
     add_imports(parser)
 
 
 def run(options: Namespace) -> Outcome:
     """Return the model's layers with their shapes, parameters and bytes."""
     from kerasmem.files import load_model
+    from kerasmem.files.optimizer_state import optimizer_state
     from kerasmem.memory.activations import layer_activations, peak_activation_bytes
     from kerasmem.report.tables import layer_table
-    from kerasmem.units import format_bytes
 
     model = load_model(options.model)
-    layers = layer_activations(model, options.batch_size)
-    peak = peak_activation_bytes(model, options.batch_size)
-    file_bytes = Path(options.model).stat().st_size
+    layers = _sorted(layer_activations(model, options.batch_size), options.sort)
+    state = optimizer_state(options.model)
+    outputs = [layer.output_bytes for layer in layers]
     data = {
         "model": options.model,
         "batch_size": options.batch_size,
-        "file_bytes": file_bytes,
+        "file_bytes": Path(options.model).stat().st_size,
         "weight_bytes": sum(layer.weight_bytes for layer in layers),
         "parameters": sum(layer.parameters for layer in layers),
-        "activation_peak_bytes": peak,
+        "optimizer_bytes": state.bytes if state else None,
+        "output_bytes": None if None in outputs else sum(outputs),
+        "activation_peak_bytes": peak_activation_bytes(model, options.batch_size),
         "layers": [asdict(layer) for layer in layers],
     }
-    peak_text = "unknown: the model has no graph, or axes of unknown length"
-    summary = (
-        f"file: {format_bytes(file_bytes)}, with optimizer state if it was saved\n"
-        f"activation peak of a batch of {options.batch_size}, estimated: "
-        f"{peak_text if peak is None else format_bytes(peak)}"
-    )
     title = f"{options.model}, batch of {options.batch_size}"
-    return Outcome(data, (layer_table(layers, title), summary))
+    return Outcome(data, (layer_table(layers, title), _summary(data)))
+
+
+def _sorted(layers: Sequence[Any], order: str) -> list[Any]:
+    if order == "weights":
+        return sorted(layers, key=lambda layer: -layer.weight_bytes)
+    if order == "outputs":
+        return sorted(layers, key=lambda layer: -(layer.output_bytes or 0))
+    return list(layers)
+
+
+def _summary(data: dict[str, Any]) -> str:
+    from kerasmem.units import format_bytes
+
+    peak, state = data["activation_peak_bytes"], data["optimizer_bytes"]
+    unknown = "unknown: the model has no graph, or axes of unknown length"
+    none = "none in the file" if state == 0 else "unknown: the file keeps it elsewhere"
+    return (
+        f"file: {format_bytes(data['file_bytes'])}\n"
+        f"optimizer state: {format_bytes(state) if state else none}\n"
+        f"activation peak of a batch of {data['batch_size']}, estimated: "
+        f"{unknown if peak is None else format_bytes(peak)}"
+    )

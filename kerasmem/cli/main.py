@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from contextlib import redirect_stdout
 from typing import TextIO
 
-from kerasmem.cli import compress, demo, distill, evaluate, inspect
+from kerasmem.cli import compress, demo, distill, estimate, evaluate, inspect, report
+from kerasmem.cli import run as run_command
 from kerasmem.cli.framework import importable_from_here, start_keras
 from kerasmem.cli.options import Parser
 from kerasmem.cli.outcome import Outcome
 from kerasmem.errors import KerasMemError, KerasMemWarning
 
-_COMMANDS = (demo, inspect, compress, distill, evaluate)
+_COMMANDS = (demo, inspect, estimate, compress, distill, evaluate, report, run_command)
 _FAILED = 2
 
 
@@ -38,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail("Interrupted. Nothing was left half-written.")
     except (KerasMemError, OSError) as error:
         return _fail(str(error))
-    return 0
+    return outcome.exit_code
 
 
 def build_parser() -> Parser:
@@ -59,6 +60,8 @@ def build_parser() -> Parser:
 
 
 def _run(options: Namespace) -> Outcome:
+    if not options.starts_keras:
+        return options.run(options)
     with importable_from_here():
         objects = start_keras(options.imports)
         import keras

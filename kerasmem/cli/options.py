@@ -32,7 +32,7 @@ def add_command(commands: Any, name: str, run: Callable, summary: str) -> Parser
     parser.add_argument(
         "--json", action="store_true", help="write the result to stdout as JSON"
     )
-    parser.set_defaults(run=run, imports=[])
+    parser.set_defaults(run=run, imports=[], starts_keras=True)
     return parser
 
 

@@ -18,10 +18,12 @@ class Outcome:
     Args:
         data: plain data for `--json`.
         tables: what a person reads instead: rich renderables and lines of text.
+        exit_code: of the command.
     """
 
     data: Mapping[str, Any]
     tables: tuple[Any, ...]
+    exit_code: int = 0
 
     def to_json(self) -> str:
         """Return the data as JSON; NaN and infinity, which JSON lacks, become null."""

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import keras
 
@@ -58,8 +59,18 @@ def has_graph(layer: Any) -> bool:
         return True
     if not isinstance(layer, keras.Model):
         return False
+    if layer not in _LISTS_LAYERS:
+        # A large model takes a good part of a second to write its config.
+        _LISTS_LAYERS[layer] = _lists_layers(layer)
+    return _LISTS_LAYERS[layer]
+
+
+_LISTS_LAYERS: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+
+
+def _lists_layers(model: Any) -> bool:
     try:
-        return "input_layers" in layer.get_config()
+        return "input_layers" in model.get_config()
     except NotImplementedError:
         return False
 

@@ -1,11 +1,15 @@
 """The calls that one forward pass of a model makes, in order, with their tensors."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import keras
 
+from kerasmem.graph.inside import graph_inside
 from kerasmem.graph.layers import has_graph
+
+Opens = Callable[[Any], bool]
 
 
 @dataclass(frozen=True)
@@ -16,11 +20,15 @@ class Call:
         operation: the layer, or the `keras.Operation` of a call such as `a + b`.
         inputs: the `KerasTensor`s that went in; empty for an input of the model.
         outputs: the `KerasTensor`s that came out.
+        variables: the `keras.Variable`s that went in as arguments.
+        owner: the layer in whose `call` it happens, None in the model's own graph.
     """
 
     operation: Any
     inputs: tuple[Any, ...]
     outputs: tuple[Any, ...]
+    variables: tuple[Any, ...] = ()
+    owner: Any = None
 
 
 @dataclass(frozen=True)
@@ -31,46 +39,72 @@ class Trace:
     outputs: tuple[Any, ...]
 
 
-def trace(model: Any, batch_size: int) -> Trace | None:
+def trace(
+    model: Any,
+    batch_size: int,
+    shapes: Sequence[Sequence[int]] | None = None,
+    opens: Opens = lambda _: False,
+) -> Trace | None:
     """Return the calls of one forward pass, or None for a model without a graph.
 
     Nested models are opened: their layers' calls stand where the model was called.
     Nothing is computed; the tensors are symbolic, their shapes those of a batch of
     `batch_size`.
+
+    Args:
+        model: a built `keras.Model`.
+        batch_size: length of the batch axis, from 1.
+        shapes: shapes of the inputs with the batch axis, for a model that leaves
+            lengths open; None for the model's own.
+        opens: says of a layer whether the calls within its own `call` are wanted in
+            its place; it is left whole if that is not made of layers and `keras.ops`.
     """
     graph = _graph(model)
     if graph is None:
         return None
-    inputs = [_with_batch(tensor, batch_size) for tensor in graph.inputs]
+    own = [tensor.shape for tensor in graph.inputs] if shapes is None else shapes
+    inputs = [
+        _with_batch(tensor, shape, batch_size)
+        for tensor, shape in zip(graph.inputs, own, strict=True)
+    ]
     layers = [tensor._keras_history.operation for tensor in graph.inputs]
     calls = [Call(op, (), (x,)) for op, x in zip(layers, inputs, strict=True)]
-    inner = _trace_graph(graph, inputs)
+    inner = _trace_graph(graph, inputs, opens)
     return Trace((*calls, *inner.calls), inner.outputs)
 
 
-def _trace_graph(graph: Any, inputs: list[Any]) -> Trace:
+def _trace_graph(
+    graph: Any, inputs: Sequence[Any], opens: Opens, owner: Any = None
+) -> Trace:
     known = {id(tensor): x for tensor, x in zip(graph.inputs, inputs, strict=True)}
     calls: list[Call] = []
     for node in _nodes(graph):
         args, kwargs = node.arguments.fill_in(known)
-        opened = _open(node.operation, args, kwargs)
+        opened = _open(node.operation, args, kwargs, opens, owner)
         calls.extend(opened.calls)
         known.update(zip(map(id, node.outputs), opened.outputs, strict=True))
     return Trace(tuple(calls), tuple(known[id(tensor)] for tensor in graph.outputs))
 
 
-def _open(operation: Any, args: tuple, kwargs: dict[str, Any]) -> Trace:
+def _open(
+    operation: Any, args: tuple, kwargs: dict[str, Any], opens: Opens, owner: Any
+) -> Trace:
     graph = _graph(operation)
     if graph is not None:
-        return _trace_graph(graph, keras.tree.flatten(args[0]))
+        return _trace_graph(graph, keras.tree.flatten(args[0]), opens, owner)
     given = keras.tree.flatten((args, kwargs))
     tensors = tuple(x for x in given if isinstance(x, keras.KerasTensor))
-    outputs = keras.tree.flatten(operation.compute_output_spec(*args, **kwargs))
-    return Trace((Call(operation, tensors, tuple(outputs)),), tuple(outputs))
+    if isinstance(operation, keras.layers.Layer) and opens(operation):
+        with graph_inside(operation, args, kwargs) as inside:
+            if inside is not None:
+                return _trace_graph(inside, tensors, opens, operation)
+    variables = tuple(x for x in given if isinstance(x, keras.Variable))
+    outputs = tuple(keras.tree.flatten(operation.compute_output_spec(*args, **kwargs)))
+    return Trace((Call(operation, tensors, outputs, variables, owner),), outputs)
 
 
-def _with_batch(tensor: Any, batch_size: int) -> Any:
-    first, *rest = tensor.shape
+def _with_batch(tensor: Any, shape: Sequence[int | None], batch_size: int) -> Any:
+    first, *rest = shape
     shape = (batch_size if first is None else first, *rest)
     return keras.KerasTensor(shape, dtype=tensor.dtype, sparse=tensor.sparse)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kerasmem.graph.kernels import is_scale
-from kerasmem.graph.layers import blocks
+from kerasmem.graph.layers import blocks, weights
 from kerasmem.graph.nodes import trace
 
 _DTYPE = re.compile(r"(?:bfloat|float|uint|int|complex)(\d+)")
@@ -22,7 +22,8 @@ class LayerActivations:
     """What one layer puts out and holds.
 
     Args:
-        name: name of the layer, or of an operation such as `a + b`.
+        name: name of the layer, or of an operation such as `a + b`; its path in a
+            model without a graph.
         class_name: its class.
         output_shape: shape of its output with the batch axis, of its first call if it
             is shared; None if the model has no graph.
@@ -45,18 +46,28 @@ class LayerActivations:
 def layer_activations(model: Any, batch_size: int = 1) -> list[LayerActivations]:
     """Return one record per layer, nested models opened, shared layers once.
 
+    Of a model without a graph there is one record per layer that holds weights, under
+    its path; what they put out is unknown.
+
     Args:
         model: a built `keras.Model`.
         batch_size: samples in the batch that goes through, from 1.
     """
-    outputs: dict[Any, list[tuple[Any, ...]]] = {}
     traced = trace(model, batch_size)
-    for call in traced.calls if traced else ():
+    if traced is None:
+        return _holders(model)
+    outputs: dict[Any, list[tuple[Any, ...]]] = {}
+    for call in traced.calls:
         outputs.setdefault(call.operation, []).append(call.outputs)
     for layer in blocks(model):
         outputs.setdefault(layer, [])
     seen: set[int] = set()
-    return [_record(op, calls, seen) for op, calls in outputs.items()]
+    records: list[LayerActivations] = []
+    for operation, calls in outputs.items():
+        own = [w for w in getattr(operation, "weights", ()) if id(w) not in seen]
+        seen.update(map(id, own))
+        records.append(_record(operation, operation.name, own, calls))
+    return records
 
 
 def peak_activation_bytes(model: Any, batch_size: int = 1) -> int | None:
@@ -100,21 +111,27 @@ def _peak(
     return peak
 
 
+def _holders(model: Any) -> list[LayerActivations]:
+    """Return a record of each layer in `model` that created weights itself."""
+    held: dict[Any, list[Any]] = {}
+    for weight in weights(model):
+        held.setdefault(weight.owner, []).append(weight.variable)
+    return [_record(owner, owner.path, own, []) for owner, own in held.items()]
+
+
 def _record(
-    layer: Any, calls: list[tuple[Any, ...]], seen: set[int]
+    layer: Any, name: str, own: list[Any], calls: list[tuple[Any, ...]]
 ) -> LayerActivations:
-    weights = [w for w in getattr(layer, "weights", ()) if id(w) not in seen]
-    seen.update(map(id, weights))
     return LayerActivations(
-        name=layer.name,
+        name=name,
         class_name=type(layer).__name__,
         output_shape=tuple(calls[0][0].shape) if calls and calls[0] else None,
         output_bytes=_sum(_tensor_bytes(t) for call in calls for t in call)
         if calls
         else None,
         calls=len(calls),
-        parameters=sum(math.prod(w.shape) for w in weights if not is_scale(w)),
-        weight_bytes=sum(_tensor_bytes(weight) or 0 for weight in weights),
+        parameters=sum(math.prod(w.shape) for w in own if not is_scale(w)),
+        weight_bytes=sum(_tensor_bytes(weight) or 0 for weight in own),
     )
 
 

@@ -2,6 +2,7 @@
 
 import functools
 import mmap
+import os
 import re
 import threading
 from collections.abc import Callable
@@ -38,7 +39,7 @@ class HostPeak(Protocol):
 
 def resident_bytes() -> int:
     """Return the resident bytes of this process."""
-    return psutil.Process().memory_info().rss
+    return _process(os.getpid()).memory_info().rss
 
 
 def host_peak(is_needed: Callable[[], bool]) -> HostPeak:
@@ -124,6 +125,11 @@ def kernel_peak_works() -> bool:
     except (OSError, ValueError):
         return False
     return before - after >= _PROBE_BYTES // 2
+
+
+@functools.cache
+def _process(pid: int) -> psutil.Process:
+    return psutil.Process(pid)
 
 
 def _high_water_bytes() -> int:

@@ -67,7 +67,7 @@ def _narrowed(config: Any, dtype: str) -> Any:
     narrowed = {key: _narrowed(value, dtype) for key, value in config.items()}
     if config.get("dtype") == "float64":
         narrowed["dtype"] = dtype
-    policy = config.get("config") if config.get("class_name") == "DTypePolicy" else {}
-    if policy.get("name") == "float64":
-        narrowed["config"] = {**policy, "name": dtype}
+    is_policy = config.get("class_name") == "DTypePolicy"
+    if is_policy and config["config"].get("name") == "float64":
+        narrowed["config"] = {**config["config"], "name": dtype}
     return narrowed

@@ -1,6 +1,11 @@
 """Frozen data that the rest of kerasmem passes around and reports read."""
 
 from kerasmem.records.change import WeightChange
+from kerasmem.records.estimate import (
+    ESTIMATE_CATEGORIES,
+    EstimatePart,
+    MemoryEstimate,
+)
 from kerasmem.records.figures import CompressionReport, ModelFigures
 from kerasmem.records.finding import Finding
 from kerasmem.records.gradient import GradientRecord, VariableGradient
@@ -12,18 +17,21 @@ from kerasmem.records.wide_type import WideType
 
 __all__ = [
     "CATEGORIES",
+    "ESTIMATE_CATEGORIES",
     "PHASES",
     "Block",
     "CompressionReport",
     "DataMemory",
     "DeviceReading",
+    "EstimatePart",
     "Finding",
     "GradientRecord",
     "HostReading",
+    "MemoryEstimate",
     "MemoryRecord",
     "ModelFigures",
-    "Run",
     "PipelineStage",
+    "Run",
     "RunInfo",
     "Timeline",
     "VariableGradient",

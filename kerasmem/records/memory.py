@@ -1,7 +1,7 @@
 """What was in use, on the devices and on the host, at one moment of a run."""
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -25,6 +25,8 @@ class DeviceReading:
         card_used_bytes: bytes in use on the whole card, by every process; None
             without NVML.
         card_total_bytes: bytes of the card; None without NVML.
+        shares_with: name of the device whose allocator this one shares, so that both
+            readings are of the same bytes; None for an allocator of its own.
     """
 
     name: str
@@ -38,6 +40,7 @@ class DeviceReading:
     largest_free_bytes: int | None = None
     card_used_bytes: int | None = None
     card_total_bytes: int | None = None
+    shares_with: str | None = None
 
     @property
     def fragmentation(self) -> float | None:
@@ -93,7 +96,8 @@ class MemoryRecord:
 
     def to_json(self) -> str:
         """Return the record as one line of JSON."""
-        return json.dumps(asdict(self))
+        # Not by `asdict`, which copies deeply: this is part of what watching costs.
+        return json.dumps(vars(self), default=vars)
 
     @classmethod
     def from_json(cls, line: str) -> "MemoryRecord":

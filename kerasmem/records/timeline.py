@@ -6,7 +6,7 @@ allocation or the free of exactly one block.
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 CATEGORIES = (
@@ -80,6 +80,8 @@ class Timeline:
         blocks: every block.
         folded: number of blocks that were put together with others of the same layer,
             phase and category to keep the file small; 0 if every block is here.
+        lost_events: number of events that the profiler told of but that are left out,
+            because others between them and the rest are missing; 0 if none is.
     """
 
     allocator: str
@@ -93,6 +95,7 @@ class Timeline:
     fragmentation: tuple[float, ...]
     blocks: tuple[Block, ...]
     folded: int = 0
+    lost_events: int = 0
 
     @property
     def peak_event(self) -> int | None:
@@ -119,7 +122,7 @@ class Timeline:
 
     def to_json(self) -> str:
         """Return the timeline as JSON: texts once each, blocks by column."""
-        content = asdict(self)
+        content: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
         texts: dict[str | None, int] = {}
         content["blocks"] = {
             field.name: [

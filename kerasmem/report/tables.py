@@ -32,32 +32,48 @@ def comparison_table(models: Mapping[str, ModelFigures], title: str = "") -> Tab
 
 
 def layer_table(layers: Sequence[LayerActivations], title: str = "") -> Table:
-    """Return where a model's bytes are, one line per layer and one for the sum."""
+    """Return where a model's bytes are, one line per layer and one for the sum.
+
+    Shares are of all weights, and of all outputs whose size is known.
+    """
     table = Table(title=title or None, title_justify="left")
     for name in ("layer", "class"):
         table.add_column(name, overflow="fold")
-    for name in ("output shape", "output (est.)", "parameters", "weights in RAM"):
+    for name in ("output shape", "output (est.)", "share", "parameters"):
         table.add_column(name, justify="right")
+    for name in ("weights in RAM", "share"):
+        table.add_column(name, justify="right")
+    weights = sum(layer.weight_bytes for layer in layers)
+    known = [size for layer in layers if (size := layer.output_bytes) is not None]
     for layer in layers:
+        size = layer.output_bytes
         table.add_row(
             layer.name,
             layer.class_name,
             _shape(layer.output_shape),
-            MISSING if layer.output_bytes is None else format_bytes(layer.output_bytes),
+            MISSING if size is None else format_bytes(size),
+            MISSING if size is None else _share(size, sum(known)),
             f"{layer.parameters:,}",
             format_bytes(layer.weight_bytes),
+            _share(layer.weight_bytes, weights),
         )
     table.add_section()
     table.add_row(
         "all",
         f"{len(layers)} layers",
         "",
+        format_bytes(sum(known)) if known else MISSING,
         "",
         f"{sum(layer.parameters for layer in layers):,}",
-        format_bytes(sum(layer.weight_bytes for layer in layers)),
+        format_bytes(weights),
+        "",
         style="bold",
     )
     return table
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.1f} %" if whole else MISSING
 
 
 def changes_table(changes: Sequence[WeightChange], title: str = "") -> Table:

@@ -1,5 +1,6 @@
 """What every adapter promises, on the backend that runs."""
 
+import json
 import sys
 
 import keras
@@ -9,6 +10,7 @@ from keras import ops
 
 from kerasmem import backends
 from kerasmem.errors import ConfigError
+from kerasmem.memory.card import read_card
 
 
 @pytest.fixture
@@ -26,7 +28,7 @@ def test_the_adapter_is_that_of_the_running_backend(backend):
 def test_only_the_running_backend_is_imported(backend):
     backends.current()
     loaded = {n for n in sys.modules if n.startswith("kerasmem.backends._")}
-    assert loaded == {f"kerasmem.backends._{backend}"}
+    assert {n.split("_")[1] for n in loaded} == {backend}
 
 
 def test_a_backend_without_an_adapter_is_refused(monkeypatch):
@@ -149,6 +151,65 @@ def test_device_figures_are_whole_bytes_or_there_is_a_reason():
     assert adapter.why_no_device_memory().endswith(".")
 
 
+@pytest.fixture
+def fitted():
+    """Return a function of a batch's number of rows: a model fitted on one such."""
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    model.compile("sgd", "mse")
+
+    def fit(rows):
+        model.fit(np.ones((rows, 3)), np.ones((rows, 2)), batch_size=rows, verbose=0)
+        return model
+
+    return fit
+
+
+def test_traces_of_the_training_step_are_counted(fitted, backend):
+    adapter = backends.current()
+    assert adapter.traces(keras.Sequential()) is None
+
+    counts = [adapter.traces(fitted(rows)) for rows in (4, 4, 5, 6)]
+
+    # TensorFlow makes a second shape any shape.
+    expected = {"tensorflow": [1, 1, 2, 2], "jax": [1, 1, 2, 3], "torch": [None] * 4}
+    assert counts == expected[backend]
+
+
+def test_alone_this_is_process_0_of_1(fitted):
+    assert backends.current().processes(fitted(4)) == (0, 1)
+
+
+def test_the_process_is_the_one_that_the_launcher_names(fitted, backend, monkeypatch):
+    # JAX is told by `jax.distributed.initialize`: tests/callbacks/test_memory_on_jax.py
+    cluster = {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]}
+    task = {"type": "worker", "index": 1}
+    config = json.dumps({"cluster": cluster, "task": task})
+    launched = {"TF_CONFIG": config, "RANK": "2", "WORLD_SIZE": "3"}
+    for name, value in launched.items():
+        monkeypatch.setenv(name, value)
+
+    expected = (0, 1) if backend == "jax" else (2, 3)
+    assert backends.current().processes(fitted(4)) == expected
+
+
+def test_a_process_that_does_not_train_is_not_counted(fitted, monkeypatch):
+    task = {"type": "evaluator", "index": 0}
+    config = json.dumps({"cluster": {"worker": ["b:1", "c:1"]}, "task": task})
+    monkeypatch.setenv("TF_CONFIG", config)
+    assert backends.current().processes(fitted(4)) == (0, 1)
+
+
+def test_without_an_accelerator_there_is_no_card_and_no_input_apart():
+    adapter = backends.current()
+    has_card = bool(adapter.cuda_ordinals())
+    assert has_card is any("gpu" in n or "cuda" in n for n in names(adapter))
+    assert has_card or adapter.input_bytes() is None
+
+
+def names(adapter):
+    return [reading.name.lower() for reading in adapter.device_memory()]
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(
     all(r.name.startswith("CPU") for r in backends.current().device_memory()),
@@ -163,3 +224,6 @@ def test_the_peak_of_a_gpu_holds_a_tensor_that_is_gone(backend):
     assert was_reset is (backend != "jax")
     assert after.peak_bytes - before >= 200 * 1024**2 or backend == "jax"
     assert after.complete
+    assert after.reserved_bytes is None or after.reserved_bytes >= after.current_bytes
+    card = read_card(adapter.cuda_ordinals()[after.name])
+    assert card.total_bytes >= card.used_bytes >= after.current_bytes

@@ -1,8 +1,13 @@
 """A network small enough to recompute, and gradients from the frameworks themselves."""
 
+import os
+import socket
+
 import keras
 import numpy as np
 import pytest
+
+from kerasmem import backends
 
 
 def _mean_squared_error(prediction, y):
@@ -139,3 +144,50 @@ def dense_model():
 def make_model():
     """Return a function that makes the same network every time."""
     return dense_model
+
+
+@pytest.fixture
+def devices(monkeypatch):
+    """Return a function that puts a fake backend in place of the running one."""
+
+    def use(fake):
+        monkeypatch.setattr(backends, "current", lambda: fake)
+        return fake
+
+    return use
+
+
+@pytest.fixture
+def fit(make_model, data):
+    """Return a function that fits a small network and returns its history."""
+
+    def run(*callbacks, **arguments):
+        model = make_model()
+        model.compile("sgd", loss="mse")
+        options = {"batch_size": 2, "verbose": 0} | arguments
+        return model.fit(*data, callbacks=list(callbacks), **options).history
+
+    return run
+
+
+@pytest.fixture
+def unused_ports():
+    """Return a function of n: n ports of this machine that nobody listens on."""
+
+    def find(number):
+        sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
+        ports = [each.getsockname()[1] for each in sockets]
+        for each in sockets:
+            each.close()
+        return ports
+
+    return find
+
+
+# What is about one framework runs where the suite runs on it, and is no skipped test
+# elsewhere.
+collect_ignore = [
+    f"test_memory_on_{name}.py"
+    for name in ("tensorflow", "jax")
+    if name != os.environ.get("KERAS_BACKEND")
+]

@@ -258,6 +258,7 @@ def test_a_metric_that_is_no_number_is_null_in_json(folder, kerasmem, new_networ
 
 def test_help_lists_what_there_is(kerasmem):
     assert kerasmem("--version").out.split()[0] == "kerasmem"
-    commands = ("demo", "inspect", "compress", "distill", "evaluate")
+    commands = ("demo", "inspect", "estimate", "compress", "distill", "evaluate")
+    commands += ("run", "report")
     assert all(command in kerasmem("--help").out for command in commands)
     assert all(kerasmem(f"{command} --help").code == 0 for command in commands)

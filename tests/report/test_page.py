@@ -48,7 +48,7 @@ def full():
 class Tags(HTMLParser):
     """Every opening tag with its attributes, and those that were never closed."""
 
-    VOID = ("meta", "br", "wbr", "img", "hr")
+    VOID = ("meta", "link", "br", "wbr", "img", "hr")
 
     def __init__(self, html):
         super().__init__()

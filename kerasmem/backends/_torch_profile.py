@@ -1,0 +1,178 @@
+"""Torch's profiler, for what it says of memory."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from kerasmem.backends._torch_scopes import follow
+from kerasmem.backends.profile import (
+    AllocatorTrace,
+    Followed,
+    MemoryEvent,
+    Profile,
+    Storage,
+)
+from kerasmem.backends.torch_snapshot import with_requests
+from kerasmem.errors import ProfilerUnavailableError
+
+_MARK = "kerasmem|"
+_CUDA_ROUNDING_BYTES = 512
+
+
+class TorchProfiler:
+    """A `MemoryProfiler`.
+
+    Args:
+        followed: the model.
+    """
+
+    names = "given"
+
+    def __init__(self, followed: Followed) -> None:
+        self._followed = followed
+        self._opening: list[Storage] = []
+        self._profile: Any = None
+        self._records = False
+        self._unfollow: Callable[[], None] = lambda: None
+
+    def start(self) -> None:
+        """Begin.
+
+        Raises:
+            ProfilerUnavailableError: if another profile is being taken.
+        """
+        profile = torch.profiler.profile(
+            activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+        )
+        try:
+            profile.start()
+        except RuntimeError as error:
+            raise ProfilerUnavailableError(
+                "Another profile is being taken, and torch takes one at a time, so "
+                "there is no timeline. Take them in different runs."
+            ) from error
+        self._profile, self._opening = profile, self._storages()
+        # Somebody else's recording tells the same, and is left on.
+        if torch.cuda.is_initialized() and not torch._C._cuda_isHistoryEnabled():
+            torch.cuda.memory._record_memory_history(stacks="python", context=None)
+            self._records = True
+        # What a compiled step does cannot be followed from Python.
+        if not self._followed.model.jit_compile:
+            self._unfollow = follow(self._followed, _mark)
+
+    def stop(self) -> Profile:
+        """End, take off every hook, and return what happened per device."""
+        profile, self._profile = self._profile, None
+        if profile is None:
+            return Profile([])
+        self._unfollow()
+        profile.stop()
+        found: dict[str, list[MemoryEvent]] = {}
+        for device, event in _events(profile):
+            found.setdefault(device, []).append(event)
+        return Profile([*self._traces(found)], self._opening, self._storages())
+
+    def _traces(self, found: dict[str, list[MemoryEvent]]) -> Iterator[AllocatorTrace]:
+        snapshot = None
+        if torch.cuda.is_initialized():
+            snapshot = torch.cuda.memory._snapshot()
+        if self._records:
+            torch.cuda.memory._record_memory_history(enabled=None)
+            self._records = False
+        for device, events in found.items():
+            if device.startswith("cuda") and snapshot is not None:
+                asked = with_requests(events, snapshot, int(device.partition(":")[2]))
+                yield AllocatorTrace(
+                    device, device, "snapshot", asked, _CUDA_ROUNDING_BYTES
+                )
+            else:
+                counted = _counted(events, self._held(device))
+                yield AllocatorTrace(device, device, "profiler", counted)
+
+    def _held(self, device: str) -> dict[int, int]:
+        return {s.address or 0: s.nbytes for s in self._opening if s.device == device}
+
+    def _storages(self) -> list[Storage]:
+        """Return where the variables lie."""
+        return [
+            Storage(
+                variable=index,
+                device=str(variable.value.device),
+                address=variable.value.data_ptr(),
+                nbytes=variable.value.nbytes,
+            )
+            for index, variable in enumerate(self._followed.variables)
+            if variable.value.nbytes
+        ]
+
+
+def _counted(events: list[MemoryEvent], held: dict[int, int]) -> list[MemoryEvent]:
+    """Return the events with all in their count that is known to have been there.
+
+    On a CPU torch counts only what it allocated since a profile was first taken.
+
+    Args:
+        events: of a CPU.
+        held: bytes of the variables by address.
+    """
+    before = dict(held)
+    made: set[int] = set()
+    for event in events:
+        if event.is_allocation:
+            made.add(event.address)
+        elif event.address in made:
+            made.remove(event.address)
+        else:
+            before.setdefault(event.address, event.given_bytes)
+    first = events[0]
+    change = first.given_bytes if first.is_allocation else -first.given_bytes
+    missing = sum(before.values()) - (first.in_use_bytes - change)
+    return [replace(e, in_use_bytes=e.in_use_bytes + missing) for e in events]
+
+
+def _mark(phase: str, layer: str | None) -> None:
+    with torch.profiler.record_function(f"{_MARK}{phase}|{layer or ''}"):
+        pass
+
+
+def _events(profile: Any) -> Iterator[tuple[str, MemoryEvent]]:
+    # Private: the public events of a profile leave the addresses out.
+    roots = profile.profiler.kineto_results.experimental_event_tree()
+    nodes = sorted(_walk(roots), key=lambda pair: pair[0].start_time_ns)
+    phase, layer = "input", None
+    for node, inside in nodes:
+        if node.name.startswith(_MARK):
+            _, phase, layer = node.name.split("|")
+        elif node.tag.name == "Allocation" and node.extra_fields.alloc_size:
+            device, event = _event(node, inside, phase, layer or None)
+            yield device, event
+
+
+def _walk(roots: Sequence[Any]) -> Iterator[tuple[Any, str]]:
+    """Yield every node with the name of the one that it is in."""
+    waiting = [(root, "") for root in roots]
+    while waiting:
+        node, inside = waiting.pop()
+        yield node, inside
+        waiting += [(child, node.name) for child in node.children]
+
+
+def _event(
+    node: Any, operation: str, phase: str, layer: str | None
+) -> tuple[str, MemoryEvent]:
+    fields = node.extra_fields
+    return str(fields.device), MemoryEvent(
+        time_ns=node.start_time_ns,
+        is_allocation=fields.alloc_size > 0,
+        address=fields.ptr,
+        requested_bytes=abs(fields.alloc_size),
+        given_bytes=abs(fields.alloc_size),
+        in_use_bytes=fields.total_allocated,
+        reserved_bytes=fields.total_reserved or None,
+        operation=operation if fields.alloc_size > 0 else "",
+        layer=layer,
+        phase=phase,
+        thread=node.start_tid,
+    )

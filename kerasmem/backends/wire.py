@@ -1,0 +1,68 @@
+"""Protocol buffers, read field by field: enough for a big file or an unknown class."""
+
+from collections.abc import Iterator
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+
+
+def fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
+    """Yield the number and the value of every field, in the order of the message.
+
+    A value is an int for a number (floats come as their bits), else a view of the
+    bytes of a text or of an inner message.
+
+    Raises:
+        ValueError: if `message` is no protocol buffer.
+
+    Example:
+        >>> list(fields(memoryview(bytes([8, 150, 1]))))
+        [(1, 150)]
+    """
+    at = 0
+    while at < len(message):
+        key, at = _varint(message, at)
+        kind = key & 7
+        if kind == _VARINT:
+            value, at = _varint(message, at)
+        else:
+            size, at = _size(kind, message, at)
+            content = message[at : at + size]
+            if len(content) < size:
+                raise ValueError(f"A protocol buffer is cut off. Received: {size=}.")
+            value = content if kind == _BYTES else int.from_bytes(content, "little")
+            at += size
+        yield key >> 3, value
+
+
+def packed(content: memoryview) -> list[int]:
+    """Return the numbers of a packed repeated field.
+
+    Example:
+        >>> packed(memoryview(bytes([1, 150, 1])))
+        [1, 150]
+    """
+    numbers, at = [], 0
+    while at < len(content):
+        number, at = _varint(content, at)
+        numbers.append(number)
+    return numbers
+
+
+def _size(kind: int, message: memoryview, at: int) -> tuple[int, int]:
+    if kind == _BYTES:
+        return _varint(message, at)
+    if kind == _FIXED64:
+        return 8, at
+    if kind == _FIXED32:
+        return 4, at
+    raise ValueError(f"No protocol buffer. Received: a field of kind {kind}.")
+
+
+def _varint(message: memoryview, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = message[at]
+        value |= (byte & 127) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 128:
+            return value, at

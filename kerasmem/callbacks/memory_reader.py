@@ -1,0 +1,87 @@
+"""Makes the records of a run out of what the devices, cards and the host tell."""
+
+import time
+from dataclasses import replace
+from typing import Literal
+
+from kerasmem import backends
+from kerasmem.memory.card import read_card
+from kerasmem.memory.host import HostPeak
+from kerasmem.memory.peaks import Peaks
+from kerasmem.records import DeviceReading, MemoryRecord
+
+Phase = Literal["train", "validation", "evaluate", "predict"]
+
+_LATER = "later"
+
+
+class MemoryReader:
+    """Reads the memory in use, with the peaks of an epoch and of what lies in it.
+
+    Args:
+        host: the process's own peak, None to leave it out; closed with the reader.
+        process: index of this process.
+    """
+
+    def __init__(self, host: HostPeak | None, process: int) -> None:
+        backend = backends.current()
+        self._backend = backend
+        self._peaks = Peaks(backend.device_memory, backend.reset_device_peak, host)
+        self._process = process
+        self._ordinals = backend.cuda_ordinals()
+        self._first_step_peaks: dict[str, int] = {}
+
+    def begin(self, phase: Phase) -> None:
+        """Start the peaks of a phase; of `"train"` at every epoch's begin."""
+        if phase == "train":
+            self._first_step_peaks = {}
+            self._peaks.end(_LATER)
+        self._peaks.begin(phase)
+
+    def end(self, phase: Phase) -> None:
+        """Forget a phase."""
+        self._peaks.end(phase)
+
+    def end_first_step(self) -> None:
+        """Keep the peaks so far apart from those of the epoch's later steps."""
+        devices, _ = self._peaks.read("train")
+        self._peaks.begin(_LATER)
+        self._first_step_peaks = {device.name: device.peak_bytes for device in devices}
+
+    def record(self, epoch: int, batch: int | None, phase: Phase) -> MemoryRecord:
+        """Return what is in use now, and the peaks since the phase began."""
+        devices, host = self._peaks.read(phase)
+        if phase == "train" and self._first_step_peaks:
+            later, _ = self._peaks.read(_LATER)
+            devices = tuple(map(self._apart, devices, later))
+        if host:
+            host = replace(host, input_bytes=self._backend.input_bytes())
+        return MemoryRecord(
+            epoch=epoch,
+            batch=batch,
+            devices=tuple(map(self._with_card, devices)),
+            host=host,
+            phase=phase,
+            process=self._process,
+            time=time.time(),
+        )
+
+    def close(self) -> None:
+        """End the measurement."""
+        self._peaks.close()
+
+    def _apart(self, device: DeviceReading, later: DeviceReading) -> DeviceReading:
+        return replace(
+            device,
+            first_step_peak_bytes=self._first_step_peaks.get(device.name),
+            later_peak_bytes=later.peak_bytes if later.peak_was_reset else None,
+        )
+
+    def _with_card(self, device: DeviceReading) -> DeviceReading:
+        ordinal = self._ordinals.get(device.name)
+        card = None if ordinal is None else read_card(ordinal)
+        if card is None:
+            return device
+        return replace(
+            device, card_used_bytes=card.used_bytes, card_total_bytes=card.total_bytes
+        )

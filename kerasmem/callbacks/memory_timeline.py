@@ -1,0 +1,227 @@
+"""Where every byte goes during a few steps of a training."""
+
+import os
+import weakref
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from kerasmem import backends
+from kerasmem.callbacks.guard import Guard
+from kerasmem.callbacks.run_folder import begin_run
+from kerasmem.errors import ConfigError, ProfilerUnavailableError
+from kerasmem.files.timelines import add_timelines
+from kerasmem.memory.timeline import timelines, watched
+from kerasmem.records import Run, Timeline
+from kerasmem.report.run import notebook_html, write_run_page
+
+
+class MemoryTimeline(keras.callbacks.Callback):
+    """Records every block of memory of a few training steps.
+
+    Each block has its bytes (asked for and given), its operation, the Keras layer,
+    the phase of the step (forward, backward, optimizer, input) and a category
+    (parameter, gradient, optimizer state, activation, temporary, input, unknown).
+    The window ends with its epoch at the latest, and before a validation.
+
+    | backend | where it comes from |
+    |---|---|
+    | TensorFlow | its profiler; under jit XLA's plan for the compiled step too |
+    | torch | its profiler, and on CUDA its memory snapshot |
+    | JAX | XLA's plan for the compiled step; only with jit, Keras's default |
+
+    On a CPU, TensorFlow tells nothing unless `TF_CPU_ALLOCATOR_USE_BFC=1` and
+    `TF_ENABLE_ONEDNN_OPTS=0` are set before it is imported, as `kerasmem run
+    --timeline SCRIPT.py` does. Under jit its allocator sees a step as one block without
+    layers; what is in that block is a timeline of its own, XLA's plan as on JAX. With
+    `run_eagerly=True` operations have no layers. On a CPU torch does not tell of what
+    was there before but for the variables. A plan is that of one step; the time is the
+    number of the instruction. The gradient of an Embedding comes as the rows that were
+    looked up; the tables that TensorFlow's optimizer makes of them hold other things
+    (its square, its part of a momentum) and are temporary.
+
+    Cost: nothing outside of the window but a comparison per step. In the window
+    TensorFlow writes some 50 KB a step into a temporary folder, which is deleted; at
+    its end training waits until the profile is read, and an event takes about 1 KB of
+    memory for that moment. Nothing is compiled for a plan: TensorFlow's profile brings
+    it with it, and JAX remembers it. Training itself is the same, bit for bit.
+
+    Args:
+        steps: the steps to record, numbered from 0 over the whole `fit`. The first
+            ones are unlike the others: slots are made, kernels are tuned.
+        log_dir: folder in which the window becomes `timeline-0000.json.gz` (or the
+            next number that is free), of 5 MB at most, and when the fit has ended
+            `timeline-0000.html`, the page of it.
+
+    Attributes:
+        timelines: one `Timeline` per allocator and plan, fullest first; of the latest
+            `fit`.
+
+    Raises:
+        ConfigError: if `steps` is no range of consecutive steps.
+
+    Example:
+        >>> timeline = MemoryTimeline(steps=range(10, 12))
+        >>> timeline.timelines
+        []
+    """
+
+    async_safe = True  # it has no hook at the end of a batch
+
+    def __init__(
+        self,
+        *,
+        steps: range = range(2, 5),
+        log_dir: str | os.PathLike[str] | None = None,
+    ) -> None:
+        super().__init__()
+        _check(steps)
+        self.timelines: list[Timeline] = []
+        self._steps = steps
+        self._log_dir = log_dir
+        self._guard = Guard("MemoryTimeline")
+        self._fitted: Any = None
+        self._window: _Window | None = None
+        self._is_waiting = False
+        self._written: Path | None = None
+        self._seen = self._before_epoch = 0
+
+    def _repr_html_(self) -> str:
+        """Return the page of the window, for a notebook."""
+        return notebook_html(Run(timelines=tuple(self.timelines)))
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Wait for the window."""
+        self._drop()
+        self._fitted = self.model
+        self._seen = 0
+        self._is_waiting = True
+        with self._guard("write into log_dir"):
+            begin_run(self._log_dir, self._fitted)
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Count the steps over all epochs."""
+        self._before_epoch = self._seen
+
+    def on_train_batch_begin(
+        self, batch: int, logs: dict[str, Any] | None = None
+    ) -> None:
+        """Open or close the window."""
+        if not self._is_waiting and self._window is None:
+            return
+        step = self._before_epoch + batch
+        # Not `self.model`, which fetches all weights on JAX.
+        self._seen = step + self._fitted.steps_per_execution
+        if self._window is not None and step >= self._steps.stop:
+            self._close(step)
+        elif self._is_waiting and self._seen > self._steps.start:
+            self._open(step)
+
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Close the window: a validation is no training step."""
+        self._close(self._seen)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Close the window."""
+        self._close(self._seen)
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Say so if there was no such step."""
+        self._close(self._seen)
+        if self._is_waiting:
+            self._guard.warn(
+                f"MemoryTimeline saw no step of its window: there were {self._seen} "
+                "steps. Give it earlier ones, such as steps=range(0, 1)."
+            )
+        self._write_page()
+        self._drop()
+
+    def _write_page(self) -> None:
+        written, self._written = self._written, None
+        if written is not None:
+            with self._guard("write the page of the timeline"):
+                page = written.with_name(written.name.removesuffix(".json.gz"))
+                run = Run(timelines=tuple(self.timelines))
+                write_run_page(run, page.with_suffix(".html"))
+
+    def _open(self, step: int) -> None:
+        self._is_waiting = False
+        with self._guard("take a profile"):
+            try:
+                self._window = _Window(self, self._fitted, step)
+            except ProfilerUnavailableError as error:
+                self._guard.warn(f"{error} Training goes on.")
+
+    def _close(self, step: int) -> None:
+        window, self._window = self._window, None
+        if window is None:
+            return
+        with self._guard("read the profile"):
+            self.timelines, problems = window.close(step)
+            if problems:
+                self._guard.warn(" ".join(problems))
+        if self.timelines and self._log_dir is not None:
+            with self._guard("write the timeline"):
+                process, _ = backends.current().processes(self._fitted)
+                folder = Path(self._log_dir)
+                self._written = add_timelines(folder, self.timelines, process)
+
+    def _drop(self) -> None:
+        if self._window is not None:
+            self._window.drop()
+        self._window = self._fitted = None
+        self._is_waiting = False
+
+
+class _Window:
+    """A profile that is being taken.
+
+    Args:
+        owner: whatever lives as long as the window can be closed: a `fit` that is
+            broken off tells nobody.
+        model: the model that is being fitted.
+        step: number of the first step.
+    """
+
+    def __init__(self, owner: object, model: Any, step: int) -> None:
+        self._first = step
+        self._model, followed = watched(model)
+        self._profiler = backends.current().memory_profiler(followed)
+        try:
+            self._profiler.start()
+        except BaseException:
+            self._profiler.stop()  # it may have come half the way
+            raise
+        self._at_end = weakref.finalize(owner, self._profiler.stop)
+        self._at_end.atexit = False  # then there is nothing to keep clean
+
+    def close(self, step: int) -> tuple[list[Timeline], list[str]]:
+        """Return what happened until `step`, this one left out, and what is missing."""
+        self._at_end.detach()
+        profile = self._profiler.stop()
+        steps = range(self._first, step)
+        made = timelines(profile, self._model, self._profiler.names, steps)
+        problems = [profile.problem] if profile.problem else []
+        return made, problems + [_gap(one) for one in made if one.lost_events]
+
+    def drop(self) -> None:
+        """Stop, and forget what was seen."""
+        self._at_end()
+
+
+def _gap(timeline: Timeline) -> str:
+    events = timeline.lost_events + len(timeline.times_ns)
+    return (
+        f"The profiler left out events of {timeline.allocator}. Its timeline is the "
+        f"longest run without a gap; {timeline.lost_events:,} of the {events:,} events "
+        "that were told are not in it. A window of fewer steps loses fewer."
+    )
+
+
+def _check(steps: range) -> None:
+    if not isinstance(steps, range) or steps.step != 1 or not steps or steps[0] < 0:
+        raise ConfigError(
+            "`steps` is a range of training steps, counted from 0 over the whole fit, "
+            f"such as range(2, 5). Received: steps={steps!r}."
+        )

@@ -1,0 +1,149 @@
+"""What a memory monitor has read and noticed: kept, written down, summed up."""
+
+import os
+import threading
+import warnings
+from typing import Any
+
+from kerasmem import backends
+from kerasmem.callbacks.guard import Guard
+from kerasmem.callbacks.journal import Journal
+from kerasmem.callbacks.leak_watch import LeakWatch, figures
+from kerasmem.callbacks.memory_reader import MemoryReader, Phase
+from kerasmem.callbacks.run_folder import begin_run
+from kerasmem.callbacks.running import is_running
+from kerasmem.errors import KerasMemWarning
+from kerasmem.files.run_dir import file_name
+from kerasmem.memory.host import host_peak
+from kerasmem.memory.series import series
+from kerasmem.memory.workers import RunFolderReader, WorkerReader
+from kerasmem.records import Finding, MemoryRecord
+
+
+class MemoryWatch:
+    """Reads on demand; whatever goes wrong is one warning and no exception.
+
+    Args:
+        monitor: class name of the callback, for warnings and findings.
+        log_dir: the run's folder, None for none.
+        host: whether to read the resident memory of the process too.
+    """
+
+    def __init__(
+        self, monitor: str, log_dir: str | os.PathLike[str] | None, *, host: bool
+    ) -> None:
+        self.records: list[MemoryRecord] = []
+        self.findings: list[Finding] = []
+        self.unavailable: str | None = None
+        self._log_dir = log_dir
+        self._watch_host = host
+        self._guard = Guard(monitor)
+        self._leaks = LeakWatch(monitor)
+        self._lock = threading.Lock()  # Keras may call batch hooks in several threads
+        self._reader: MemoryReader | None = None
+        self._workers: WorkerReader | None = None
+        self._process = 0
+        self._open_journals()
+
+    def open(self, model: Any, workers: WorkerReader | None) -> None:
+        """Find out what can be read.
+
+        Args:
+            model: the model that is about to run.
+            workers: reads the other processes; None to look into the run's folder.
+        """
+        self.close()
+        with self._guard("find out what memory can be read"):
+            self._process, processes = backends.current().processes(model)
+            self._open_journals()
+            if workers is None and self._log_dir is not None and processes > 1:
+                workers = RunFolderReader(self._log_dir, self._process, processes)
+            self._workers = None if self._process else workers
+            self._reader = self._new_reader(model)
+            self._say_if_unavailable()
+        with self._guard("write run.json"):
+            begin_run(self._log_dir, model)
+
+    def begin(self, phase: Phase) -> None:
+        """Start the peaks of a phase."""
+        with self._lock, self._guard("read the memory"):
+            if self._reader:
+                self._reader.begin(phase)
+
+    def end(self, phase: Phase) -> None:
+        """Forget the peaks of a phase."""
+        with self._lock:
+            if self._reader:
+                self._reader.end(phase)
+
+    def end_first_step(self) -> None:
+        """Keep the peaks of the first step apart."""
+        with self._lock, self._guard("read the memory"):
+            if self._reader:
+                self._reader.end_first_step()
+
+    def read(self, epoch: int, batch: int | None, phase: Phase) -> MemoryRecord | None:
+        """Keep a record and return it; None if nothing could be read."""
+        record = None
+        with self._lock, self._guard("read the memory"):
+            if self._reader:
+                record = self._reader.record(epoch, batch, phase)
+                self.records.append(record)
+        if record:
+            with self._lock, self._guard("write memory.jsonl"):
+                self._memory_journal.append(record.to_json())
+        return record
+
+    def series(self, record: MemoryRecord) -> dict[str, float]:
+        """Return what `logs` get: `record` and, in process 0, the others' newest."""
+        records: dict[int, MemoryRecord | None] = {self._process: record}
+        with self._guard("read the memory of the other processes"):
+            if self._workers:
+                records |= self._workers.newest()
+        with self._guard("sum up the memory"):
+            return series(records)
+        return {}
+
+    def tell_leaks(self, model: Any, epoch: int) -> None:
+        """Keep, write and warn of what has been rising from epoch to epoch."""
+        found: list[Finding] = []
+        with self._guard("look for leaks"):
+            found = self._leaks.after_epoch(
+                epoch, lambda: figures(model, host=self._watch_host)
+            )
+            self.findings += found
+            for finding in found:
+                self._findings_journal.append(finding.to_json())
+        for finding in found:
+            warnings.warn(finding.text, KerasMemWarning, stacklevel=2)
+
+    def close(self) -> None:
+        """End the measurement."""
+        with self._lock, self._guard("end the measurement"):
+            reader, self._reader = self._reader, None
+            if reader:
+                reader.close()
+
+    def _new_reader(self, model: Any) -> MemoryReader:
+        thread = threading.get_ident()
+        host = (
+            host_peak(lambda: is_running(model, thread)) if self._watch_host else None
+        )
+        return MemoryReader(host, self._process)
+
+    def _open_journals(self) -> None:
+        names = [file_name(stem, ".jsonl", self._process) for stem in _STEMS]
+        self._memory_journal, self._findings_journal = (
+            Journal(self._log_dir, name) for name in names
+        )
+
+    def _say_if_unavailable(self) -> None:
+        backend = backends.current()
+        before, self.unavailable = self.unavailable, None
+        if not backend.device_memory():
+            self.unavailable = backend.why_no_device_memory()
+            if before is None:
+                warnings.warn(self.unavailable, KerasMemWarning, stacklevel=2)
+
+
+_STEMS = ("memory", "findings")

@@ -1,0 +1,81 @@
+"""`kerasmem run`: a user's own script, watched."""
+
+import argparse
+import os
+import subprocess
+import sys
+from argparse import Namespace
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from kerasmem.cli.options import add_command
+from kerasmem.cli.outcome import Outcome, say
+from kerasmem.errors import ConfigError
+
+_CHILD = Path(__file__).with_name("watched_script.py")
+# TensorFlow reads them once, when it is imported: its CPU allocator then tells of
+# every allocation.
+_COUNTING_ALLOCATOR = {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_ENABLE_ONEDNN_OPTS": "0"}
+
+
+def add_to(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = add_command(
+        commands,
+        "run",
+        run,
+        "Run a training script with MemoryMonitor and GradientMonitor in every fit.",
+    )
+    parser.add_argument(
+        "--timeline",
+        action="store_true",
+        help="add MemoryTimeline, and have TensorFlow's CPU allocator count for it",
+    )
+    parser.add_argument(
+        "--log-dir",
+        type=Path,
+        metavar="RUN_DIR",
+        help="folder for what is recorded; runs/SCRIPT-DATE-TIME by default",
+    )
+    parser.add_argument("script", metavar="SCRIPT.py", type=Path)
+    parser.add_argument(
+        "arguments",
+        nargs=argparse.REMAINDER,
+        metavar="...",
+        help="arguments of the script",
+    )
+    parser.set_defaults(starts_keras=False)
+
+
+def run(options: Namespace) -> Outcome:
+    """Run the script in a process of its own; its exit code becomes that of `run`."""
+    script: Path = options.script
+    if not script.is_file():
+        raise ConfigError(f"There is no such script. Received: {str(script)!r}.")
+    now = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
+    log_dir: Path = options.log_dir or Path("runs") / f"{script.stem}-{now}"
+    # -P: with our folder on its path `import inspect` would find our `inspect.py`.
+    command = [sys.executable, "-P", str(_CHILD), str(log_dir.resolve())]
+    command += ["timeline" if options.timeline else "", str(script), *options.arguments]
+    done = subprocess.run(
+        command,
+        check=False,
+        env=_environment(os.environ, counting=options.timeline),
+        # With --json stdout is for the result alone.
+        stdout=sys.stderr.fileno() if options.json else None,
+    )
+    code = done.returncode if done.returncode >= 0 else 128 - done.returncode
+    if not log_dir.is_dir():
+        say(f"{script} called no fit, so nothing was recorded.")
+    elif not options.json:
+        say(f"Recorded in {log_dir}. Next: kerasmem report {log_dir} -o page.html")
+    recorded = sorted(p.name for p in log_dir.iterdir()) if log_dir.is_dir() else []
+    data = {"script": str(script), "exit_code": code, "log_dir": str(log_dir)}
+    return Outcome(data | {"files": recorded}, (), exit_code=code)
+
+
+def _environment(inherited: Mapping[str, str], *, counting: bool) -> dict[str, str]:
+    """Return the environment of the script; what the user has set stays."""
+    return (_COUNTING_ALLOCATOR if counting else {}) | dict(inherited)

@@ -1,0 +1,87 @@
+"""Runs a script as `__main__` and puts monitors into every `fit` that it calls.
+
+`kerasmem run` starts this file in a process of its own:
+
+    python -P watched_script.py RUN_DIR timeline|"" SCRIPT.py [arguments]
+
+Nothing of Keras or kerasmem is imported before the script does so: the script may set
+environment variables first. Once Keras is there, `keras.Model.fit` is replaced, in
+this process only, by one that adds the monitors behind the callbacks it was given.
+"""
+
+import functools
+import importlib.abc
+import importlib.util
+import inspect
+import runpy
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+
+def main() -> None:
+    """Run the script named on the command line."""
+    _, log_dir, timeline, script, *arguments = sys.argv
+    sys.meta_path.insert(0, _KerasFinder(log_dir, with_timeline=bool(timeline)))
+    # As for `python SCRIPT.py`.
+    sys.argv = [script, *arguments]
+    sys.path.insert(0, str(Path(script).resolve().parent))
+    runpy.run_path(script, run_name="__main__")
+
+
+class _KerasFinder(importlib.abc.MetaPathFinder):
+    """Finds Keras as the other finders do, and watches its models once it is loaded."""
+
+    def __init__(self, log_dir: str, *, with_timeline: bool) -> None:
+        self._log_dir = log_dir
+        self._with_timeline = with_timeline
+
+    def find_spec(self, fullname: str, *_: Any) -> Any:
+        """Return the spec of Keras with a loader that calls back; None for others."""
+        if fullname != "keras":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is None or spec.loader is None:
+            return None
+        load = spec.loader.exec_module
+
+        def load_and_watch(module: ModuleType) -> None:
+            load(module)
+            _watch(module, self._log_dir, with_timeline=self._with_timeline)
+
+        spec.loader.exec_module = load_and_watch
+        return spec
+
+
+def _watch(keras: Any, log_dir: str, *, with_timeline: bool) -> None:
+    original = keras.Model.fit
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def fit(*args: Any, **kwargs: Any) -> Any:
+        call = signature.bind(*args, **kwargs)
+        monitors = _monitors(log_dir, with_timeline=with_timeline)
+        given: Any = call.arguments.get("callbacks")
+        if isinstance(given, keras.callbacks.CallbackList):
+            given.callbacks.extend(monitors)
+        else:
+            call.arguments["callbacks"] = [*keras.tree.flatten(given or []), *monitors]
+        return original(*call.args, **call.kwargs)
+
+    keras.Model.fit = fit
+
+
+def _monitors(log_dir: str, *, with_timeline: bool) -> list[Any]:
+    from kerasmem.callbacks import GradientMonitor, MemoryMonitor, MemoryTimeline
+
+    monitors: list[Any] = [MemoryMonitor(log_dir=log_dir)]
+    monitors.append(GradientMonitor(log_dir=log_dir))
+    if with_timeline:
+        monitors.append(MemoryTimeline(log_dir=log_dir))
+    return monitors
+
+
+if __name__ == "__main__":
+    main()

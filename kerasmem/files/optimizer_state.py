@@ -1,0 +1,57 @@
+"""What a model file holds of its optimizer, read from the file itself."""
+
+import io
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import h5py
+
+_GROUPS = ("optimizer", "optimizer_weights")  # in a .keras file and in an .h5 file
+
+
+@dataclass(frozen=True)
+class OptimizerState:
+    """The variables of an optimizer: its slots, its step counter, its learning rate.
+
+    Args:
+        entries: number of their entries, 0 if the file holds none.
+        bytes: what they take in RAM.
+    """
+
+    entries: int
+    bytes: int
+
+
+def optimizer_state(path: str | Path) -> OptimizerState | None:
+    """Return what the file of a model holds of its optimizer.
+
+    Returns:
+        The state, or None for a file whose weights lie elsewhere than usual.
+    """
+    if h5py.is_hdf5(path):
+        with h5py.File(path, "r") as file:
+            return _count(file)
+    with zipfile.ZipFile(path) as archive:
+        if "model.weights.h5" not in archive.namelist():
+            return None
+        content = io.BytesIO(archive.read("model.weights.h5"))
+    with h5py.File(content, "r") as file:
+        return _count(file)
+
+
+def _count(file: h5py.File) -> OptimizerState:
+    arrays: list[h5py.Dataset] = []
+
+    def keep(_: str, item: object) -> None:
+        if isinstance(item, h5py.Dataset):
+            arrays.append(item)
+
+    for name in _GROUPS:
+        group = file.get(name)
+        if isinstance(group, h5py.Group):
+            group.visititems(keep)
+    return OptimizerState(
+        entries=sum(array.size for array in arrays),
+        bytes=sum(array.nbytes for array in arrays),
+    )

@@ -1,0 +1,52 @@
+"""The graph inside of one layer, from its own `call`."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+
+from kerasmem.graph.layers import sublayers
+
+
+@contextmanager
+def graph_inside(
+    layer: Any, args: tuple, kwargs: dict[str, Any]
+) -> Iterator[keras.Function | None]:
+    """Yield what `layer` does with its arguments as a graph, or None if it cannot tell.
+
+    Its `call` is run on symbols, so it must be made of layers and of `keras.ops`. The
+    layer is as before once the context is left; the graph must not be used after it.
+
+    Args:
+        layer: a built layer.
+        args: its arguments, `KerasTensor`s among them.
+        kwargs: likewise.
+    """
+    inner = sublayers(layer)
+    # Keras notes every symbolic call at the layer that is called, and forgets none.
+    counts = [len(one._inbound_nodes) for one in inner]
+    try:
+        yield _symbolic(layer, args, kwargs)
+    finally:
+        for one, count in zip(inner, counts, strict=True):
+            del one._inbound_nodes[count:]
+
+
+def _symbolic(layer: Any, args: tuple, kwargs: dict[str, Any]) -> Any | None:
+    inputs: list[Any] = []
+
+    def renewed(x: Any) -> Any:
+        if isinstance(x, keras.KerasTensor):
+            x = keras.Input(batch_shape=x.shape, dtype=x.dtype)
+            inputs.append(x)
+        return x
+
+    new_args, new_kwargs = keras.tree.map_structure(renewed, (args, kwargs))
+    try:
+        # Whatever it assigns, such as the state of random numbers, stays in the scope.
+        with keras.StatelessScope():
+            outputs = layer.call(*new_args, **new_kwargs)
+        return keras.Function(inputs, outputs)
+    except Exception:  # noqa: BLE001 - a user's `call` may raise anything on symbols
+        return None

@@ -1,0 +1,143 @@
+"""The one function that says which batch size fits."""
+
+import importlib
+from typing import Any
+
+import keras
+
+from kerasmem.errors import ConfigError, ModelError
+from kerasmem.memory.batch_size.limit import (
+    check_limit,
+    device_kind,
+    environment,
+    limit_in_bytes,
+)
+from kerasmem.memory.batch_size.predict import predictor
+from kerasmem.memory.batch_size.result import BatchSize, CurvePoint
+from kerasmem.memory.batch_size.search import Search
+from kerasmem.memory.batch_size.trial import attempt
+from kerasmem.memory.estimate.checks import (
+    check_batch_size,
+    check_model,
+    checked_optimizer,
+    compiles,
+)
+from kerasmem.memory.estimate.inputs import checked_inputs
+from kerasmem.memory.estimate.persistent import persistent_parts
+from kerasmem.memory.estimate.request import Request
+from kerasmem.memory.estimate.step.batch import with_batch_size
+from kerasmem.units import format_bytes
+
+
+def find_batch_size(
+    model: Any,
+    memory_limit: int | str | None = None,
+    *,
+    optimizer: Any | None = None,
+    training: bool = True,
+    input_shape: Any | None = None,
+    largest: int = 8192,
+) -> BatchSize:
+    """Return the largest batch size that fits: estimated, then tried for real.
+
+    The trials run a few steps on zeros in processes of their own, on the device of the
+    running backend, so that one that runs out of memory hurts nobody; at most two do.
+    The model stays as it is. TensorFlow's allocator, and torch's on a GPU, keep to the
+    limit as they would in training; elsewhere the bytes that a step needs are counted
+    and compared with it.
+
+    Args:
+        model: a built `keras.Model`.
+        memory_limit: bytes or a text such as `"8GiB"`; None for what the device has
+            free.
+        optimizer: an optimizer or its name; None for the compiled one.
+        training: True for training, False for `predict`.
+        input_shape: shape of the input without the batch axis, if the model leaves
+            lengths open, as in `estimate_memory`.
+        largest: no larger batch is tried, from 1.
+
+    Returns:
+        An int, with `limit_bytes`, `curve` (the peak by batch size, predicted and
+        measured) and `trials`.
+
+    Raises:
+        ConfigError: if the limit is below what one sample needs, or another argument
+            is wrong.
+        ModelError: if the model is not built, its batch size is fixed, its input shape
+            is not known, or it cannot go to another process.
+    """
+    check_model(model)
+    check_batch_size(largest)
+    _check_free_batch(model)
+    device = device_kind()
+    limit = limit_in_bytes(memory_limit, device)
+    backend = keras.backend.backend()
+    request = Request(
+        model=model,
+        inputs=checked_inputs(model, 1, input_shape),
+        batch_size=1,
+        optimizer=checked_optimizer(model, optimizer) if training else None,
+        dtype_policy=None,
+        jit_compile=compiles(model, backend, device, asked=None),
+        backend=backend,
+        training=training,
+        device=device,
+    )
+    fixed = sum(part.nbytes for part in persistent_parts(request))
+    check_limit(limit, fixed)
+    return _found(_search(request, limit, fixed, largest))
+
+
+def _search(request: Request, limit: int, fixed: int, largest: int) -> Search:
+    kept = environment(limit, request.backend, request.device)
+    search = Search(
+        predict=predictor(request, _estimated, largest),
+        attempt=lambda size: attempt(with_batch_size(request, size), limit, kept),
+        limit_bytes=limit,
+        fixed_bytes=fixed,
+        largest=largest,
+    )
+    search.run()
+    return search
+
+
+def _found(search: Search) -> BatchSize:
+    found = max((t.batch_size for t in search.trials if t.fits), default=0)
+    if not found:
+        smallest = min(search.trials, key=lambda trial: trial.batch_size)
+        raise ConfigError(
+            "No batch size fits into the limit that was tried, down to "
+            f"{smallest.batch_size}: {smallest.reason}. Expected: a limit above "
+            f"{format_bytes(search.predict(1))}, estimated for one sample. Received: "
+            f"memory_limit={format_bytes(search.limit_bytes)}."
+        )
+    measured = {trial.batch_size: trial.peak_bytes for trial in search.trials}
+    powers = {1 << power for power in range((2 * found).bit_length())}
+    curve = tuple(
+        CurvePoint(size, search.corrected(size), measured.get(size))
+        for size in sorted(powers | set(measured))
+    )
+    return BatchSize(
+        found,
+        limit_bytes=search.limit_bytes,
+        curve=curve,
+        trials=tuple(search.trials),
+    )
+
+
+def _estimated(request: Request) -> int:
+    method = "analytic" if request.has_graph else "traced"
+    module = importlib.import_module(f"kerasmem.memory.estimate.{method}")
+    return module.estimate(request).peak_bytes
+
+
+def _check_free_batch(model: Any) -> None:
+    inputs = model.inputs if isinstance(getattr(model, "inputs", None), list) else []
+    fixed = [x for x in inputs if x.shape and x.shape[0] is not None]
+    if fixed:
+        raise ModelError(
+            f"The model {model.name!r} takes batches of one size only. Expected: an "
+            "input whose batch axis is None. Received: input "
+            f"{fixed[0].name!r} of shape {tuple(fixed[0].shape)}. Next: make the "
+            "model with keras.Input(shape) without batch_size."
+        )

@@ -1,0 +1,68 @@
+"""The memory that there is, and how a child is kept to a part of it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import psutil
+
+from kerasmem import backends
+from kerasmem.backends.trace import tracer
+from kerasmem.errors import ConfigError
+from kerasmem.memory.card import read_card
+from kerasmem.memory.child import ON_THE_CPU
+from kerasmem.memory.estimate.step import COUNTING_ALLOCATOR
+from kerasmem.units import MIB, format_bytes, parse_bytes
+
+
+def device_kind() -> str:
+    """Return `"gpu"` if the running backend has one, else `"cpu"`."""
+    return "gpu" if backends.current().cuda_ordinals() else "cpu"
+
+
+def limit_in_bytes(memory_limit: Any, device: str) -> int:
+    """Return the limit: the one given, or what the device has free.
+
+    Raises:
+        ConfigError: if it is no size, or nobody tells how large the device is.
+    """
+    if memory_limit is not None:
+        return parse_bytes(memory_limit)
+    if device == "cpu":
+        return psutil.virtual_memory().available
+    card = read_card(next(iter(backends.current().cuda_ordinals().values())))
+    if card is None:
+        raise ConfigError(
+            "NVIDIA's driver does not tell how much memory the GPU has. Expected: a "
+            "limit. Received: memory_limit=None. Next: pass memory_limit='8GiB'."
+        )
+    return card.total_bytes - card.used_bytes
+
+
+def check_limit(limit_bytes: int, needed_bytes: int) -> None:
+    """Raise unless the weights and one sample can be within the limit.
+
+    Raises:
+        ConfigError: if they cannot.
+    """
+    if limit_bytes <= needed_bytes:
+        raise ConfigError(
+            "The limit is below what the model's variables take whatever the batch "
+            f"size. Expected: more than {format_bytes(needed_bytes)}. Received: "
+            f"memory_limit={format_bytes(limit_bytes)}."
+        )
+
+
+def environment(limit_bytes: int, backend: str, device: str) -> Mapping[str, str]:
+    """Return the environment in which a child keeps to the limit, where one can."""
+    if device == "gpu":
+        return {}
+    limited = {"TF_CPU_BFC_MEM_LIMIT_IN_MB": str(max(limit_bytes // MIB, 1))}
+    more = {**COUNTING_ALLOCATOR, **limited} if backend == "tensorflow" else {}
+    return {**ON_THE_CPU, **more}
+
+
+def set_limit(limit_bytes: int, device: str) -> None:
+    """Keep this process to the limit, where its environment does not yet."""
+    if device == "gpu" and keras.backend.backend() in {"tensorflow", "torch"}:
+        tracer("limit").set_limit(limit_bytes)

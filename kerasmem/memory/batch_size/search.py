@@ -1,0 +1,101 @@
+"""The largest batch that fits, with few trials and at most two that fail."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from kerasmem.memory.batch_size.result import Trial
+
+TOLERANCE = 1.15
+"""The search ends when this multiple of the batch that fits is known not to."""
+
+_CAUTION = 1.2  # the first trial fits even if the estimate is so much too low
+_PROBE = 1.07
+_MOST_FAILURES = 2
+_MOST_TRIALS = 12
+
+
+@dataclass
+class Search:
+    """Looks for the largest batch that fits.
+
+    Args:
+        predict: returns the estimated peak of a batch size, in bytes; it grows.
+        attempt: tries a batch size for real.
+        limit_bytes: the memory limit.
+        fixed_bytes: bytes in use whatever the batch size.
+        largest: no batch above this is asked for.
+    """
+
+    predict: Callable[[int], int]
+    attempt: Callable[[int], Trial]
+    limit_bytes: int
+    fixed_bytes: int
+    largest: int
+    trials: list[Trial] = field(default_factory=list)
+
+    def run(self) -> int:
+        """Return the largest batch size that was seen to fit, 0 if none was."""
+        while not self._is_done():
+            self.trials.append(self.attempt(self._next()))
+        return self._fits
+
+    def corrected(self, batch_size: int) -> int:
+        """Return the estimated peak, corrected by the last measured one."""
+        measured = [t for t in self.trials if t.peak_bytes is not None]
+        if not measured:
+            return self.predict(batch_size)
+        last = max(measured, key=lambda trial: trial.batch_size)
+        said = max(self.predict(last.batch_size) - self.fixed_bytes, 1)
+        was = max((last.peak_bytes or 0) - self.fixed_bytes, 1)
+        step = self.predict(batch_size) - self.fixed_bytes
+        return self.fixed_bytes + round(step * was / said)
+
+    @property
+    def _fits(self) -> int:
+        return max((t.batch_size for t in self.trials if t.fits), default=0)
+
+    @property
+    def _fails(self) -> int | None:
+        return min((t.batch_size for t in self.trials if not t.fits), default=None)
+
+    @property
+    def _failures(self) -> int:
+        return sum(not trial.fits for trial in self.trials)
+
+    def _is_done(self) -> bool:
+        fails, fits = self._fails, self._fits
+        if self._failures >= _MOST_FAILURES or len(self.trials) >= _MOST_TRIALS:
+            return True
+        if fails is None:
+            return fits >= self.largest
+        return fails <= max(fits + 1, int(TOLERANCE * fits))
+
+    def _next(self) -> int:
+        fits, fails = self._fits, self._fails
+        if not self.trials:
+            return self._most(lambda size: self.predict(size) * _CAUTION)
+        if fails is None:
+            probe = max(fits + 1, round(_PROBE * fits))
+            return min(max(self._most(self.corrected), probe), self.largest)
+        if not fits:
+            return max(fails // 2, 1)
+        # If this one fails too, what fits is near enough, if it is that close.
+        close = max(fits + 1, int(TOLERANCE * fits))
+        middle = min(self._most(self.corrected), (fits + fails) // 2)
+        is_last_failure = self._failures == _MOST_FAILURES - 1
+        return min(close if is_last_failure else max(close, middle), fails - 1)
+
+    def _most(self, peak: Callable[[int], float]) -> int:
+        """Return the largest batch size, from 1, whose `peak` is within the limit."""
+        low, high = 1, 2
+        while high < self.largest and peak(high) <= self.limit_bytes:
+            low, high = high, min(2 * high, self.largest)
+        if high == self.largest and peak(high) <= self.limit_bytes:
+            return high
+        while high - low > 1:
+            middle = (low + high) // 2
+            if peak(middle) <= self.limit_bytes:
+                low = middle
+            else:
+                high = middle
+        return low

@@ -1,0 +1,84 @@
+"""One batch size tried for real, in a process that may die of it."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from kerasmem import backends
+from kerasmem.backends.exhaustion import is_out_of_memory
+from kerasmem.memory.batch_size.limit import set_limit
+from kerasmem.memory.batch_size.result import Trial
+from kerasmem.memory.child import ChildDiedError, run_in_child
+from kerasmem.memory.estimate.child import job_of, request_of
+from kerasmem.memory.estimate.request import Request
+from kerasmem.memory.estimate.step.batch import run_once, zeros
+from kerasmem.memory.estimate.step.small import peak_of
+from kerasmem.memory.estimate.traced.on_torch import later_step
+from kerasmem.memory.estimate.xla.here import estimate_here
+from kerasmem.units import format_bytes
+
+_STEPS = 3
+
+
+def attempt(
+    request: Request, limit_bytes: int, environment: Mapping[str, str]
+) -> Trial:
+    """Return whether steps of `request`'s batch run within the limit.
+
+    Args:
+        request: the model and the batch.
+        limit_bytes: the memory limit.
+        environment: with which the child keeps to the limit.
+    """
+    job = {**job_of(request), "limit_bytes": limit_bytes}
+    try:
+        answer = run_in_child(
+            f"{__name__}:answer",
+            job,
+            backend=request.backend,
+            environment=environment,
+        )
+    except ChildDiedError as error:  # an allocator that fails may end the process
+        return Trial(request.batch_size, fits=False, reason=str(error))
+    return Trial(**answer)
+
+
+def answer(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Run the steps; this happens in the child."""
+    set_limit(job["limit_bytes"], job["device"])
+    try:
+        request = request_of(job)
+        peak = _peak(request)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        words = " ".join(str(error).split())[:200]
+        return asdict(Trial(job["batch_size"], fits=False, reason=words))
+    over = peak is not None and peak > job["limit_bytes"]
+    reason = f"needs {format_bytes(peak or 0)}" if over else ""
+    return asdict(Trial(job["batch_size"], not over, peak, reason))
+
+
+def _peak(request: Request) -> int | None:
+    """Return the measured peak of the later steps, None if nobody tells."""
+    if request.device == "cpu" and request.backend != "tensorflow":
+        return _peak_without_allocator(request)
+    batch = zeros(request)
+    run_once(request, batch)
+    backends.current().reset_device_peak()
+    for _ in range(_STEPS - 1):
+        run_once(request, batch)
+    readings = backends.current().device_memory()
+    return max((reading.peak_bytes for reading in readings), default=None)
+
+
+def _peak_without_allocator(request: Request) -> int:
+    """Run a step, and return its peak by the sizes of its tensors.
+
+    Neither torch nor JAX has an allocator on the CPU that counts or keeps to a limit.
+    """
+    if request.backend == "torch":
+        return peak_of(later_step(request))
+    planned = estimate_here(request).peak_bytes
+    run_once(request, zeros(request))
+    return planned

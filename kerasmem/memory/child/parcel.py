@@ -1,0 +1,102 @@
+"""A model without its weights, as JSON, from one process to another."""
+
+import importlib
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import keras
+
+from kerasmem.errors import ModelError
+from kerasmem.graph.clone import live_objects
+
+_DEFAULT_LOSS = "mean_squared_error"
+
+
+def pack(model: Any, optimizer: Any | None, dtype_policy: str | None) -> dict[str, Any]:
+    """Return what `unpack` makes an equal model of, with weights of its own.
+
+    Args:
+        model: a built model.
+        optimizer: the optimizer to compile it with, None for none.
+        dtype_policy: policy for every layer that has the model's own, None for the
+            layers' own.
+
+    Raises:
+        ModelError: if a part of the model is defined in the running script, or its
+            config does not describe it.
+    """
+    modules = _modules(live_objects(model).values(), model)
+    try:
+        config = keras.saving.serialize_keras_object(model)
+        settings = model.get_compile_config() if model.compiled else None
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise ModelError(
+            f"The model {model.name!r} cannot go to another process, because its "
+            f"config does not describe it: {error}. Expected: a `get_config` in every "
+            "part of your own. Next: add it, or use method='analytic'."
+        ) from error
+    if dtype_policy is not None:
+        config = _with_policy(config, model.dtype_policy.name, dtype_policy)
+    return {
+        "config": config,
+        "compile": settings or {"loss": _DEFAULT_LOSS},
+        "optimizer": optimizer and keras.optimizers.serialize(optimizer),
+        "modules": modules,
+        "parameters": sum(math.prod(w.shape) for w in model.weights),
+    }
+
+
+def unpack(parcel: Mapping[str, Any], *, jit_compile: bool) -> Any:
+    """Return the model, compiled if an optimizer came with it.
+
+    Raises:
+        ModelError: if the config does not describe it.
+    """
+    objects: dict[str, Any] = {}
+    for name in parcel["modules"]:
+        objects |= vars(importlib.import_module(name))
+    with keras.saving.custom_object_scope(objects):
+        # The config comes from a live object of the parent, never from a file.
+        load = keras.saving.deserialize_keras_object
+        try:
+            model = load(parcel["config"], safe_mode=False)
+        except (TypeError, ValueError) as error:
+            raise ModelError(
+                "The model cannot be made from its config in another process: "
+                f"{str(error)[:300]}. Expected: a `get_config` that tells all of it."
+            ) from error
+        if sum(math.prod(w.shape) for w in model.weights) != parcel["parameters"]:
+            raise ModelError(
+                f"The model {model.name!r} is not the same when it is made from its "
+                "config: weights are missing. Expected: a config that tells all of "
+                "it, and a `build` that makes every weight. Next: method='analytic'."
+            )
+        if parcel["optimizer"] is not None:
+            settings = dict(load(parcel["compile"], safe_mode=False))
+            settings["optimizer"] = keras.optimizers.deserialize(parcel["optimizer"])
+            model.compile(**settings | {"jit_compile": jit_compile})
+    return model
+
+
+def _modules(objects: Iterable[Any], model: Any) -> list[str]:
+    modules = sorted({item.__module__ for item in objects})
+    if "__main__" in modules:
+        raise ModelError(
+            f"The model {model.name!r} has parts that are defined in the running "
+            "script, which another process cannot import. Expected: parts from a "
+            "module. Next: move them to a module, or use method='analytic'."
+        )
+    return modules
+
+
+def _with_policy(config: Any, old: str, new: str) -> Any:
+    """Return the config with one dtype policy in the place of another."""
+    if isinstance(config, list):
+        return [_with_policy(item, old, new) for item in config]
+    if not isinstance(config, dict):
+        return config
+    is_policy = config.get("class_name") == "DTypePolicy"
+    if is_policy and config.get("config", {}).get("name") == old:
+        return {**config, "config": {**config["config"], "name": new}}
+    return {key: _with_policy(value, old, new) for key, value in config.items()}

@@ -1,0 +1,6 @@
+"""What a model will need, before it runs."""
+
+from kerasmem.memory.estimate.estimate import METHODS, estimate_memory
+from kerasmem.memory.estimate.request import Input, Request
+
+__all__ = ["METHODS", "Input", "Request", "estimate_memory"]

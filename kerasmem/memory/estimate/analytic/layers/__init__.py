@@ -1,0 +1,1 @@
+"""What each layer runs, per framework: tables from the class name to a function."""

@@ -1,0 +1,95 @@
+"""Activations in TensorFlow."""
+
+from typing import Any
+
+from kerasmem.memory.estimate.analytic import primitives as p
+from kerasmem.memory.estimate.analytic.layers.names import activation_name
+from kerasmem.memory.estimate.analytic.site import Site
+from kerasmem.memory.estimate.analytic.tape import Tape
+from kerasmem.memory.estimate.analytic.tensor import Tensor
+
+_KEEP_OUTPUT = ("relu", "relu6", "selu", "elu", "sigmoid", "tanh", "exponential", "exp")
+
+
+def activated(t: Tape, function: Any, x: Tensor) -> Tensor:
+    """Return the activation of `x` by a Keras function, a layer or a name."""
+    name = activation_name(function)
+    if name == "linear":
+        return x
+    if name in _KEEP_OUTPUT:
+        return p.of_output(t, name, x)
+    composed = _COMPOSED.get(name)
+    return composed(t, x) if composed else p.of_input(t, name, x)
+
+
+def activation(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+    """Activation, and layers that are one, such as `ReLU`."""
+    return activated(t, getattr(s.layer, "activation", s.layer), xs[0])
+
+
+def softmax(t: Tape, x: Tensor, *, scale_follows: bool = False) -> Tensor:
+    """Return the softmax; the kernel takes twice its output as scratch space.
+
+    Args:
+        t: the tape.
+        x: the scores.
+        scale_follows: whether the gradient is multiplied by a constant next. Then the
+            graph optimizer multiplies the result of the forward pass with it, and
+            keeps the product as well.
+    """
+    y = t.new(x.shape, x.width)
+    t.op("softmax", (x,), y, over=(x,), workspace=2 * y.nbytes)
+    factor = y
+    if scale_follows and t.training:
+        factor = t.new(x.shape, x.width)
+        t.op("scale", (y,), factor, fusible=True)
+
+    def pullback(dy: Tensor) -> list[Tensor | None]:
+        weighted, dx = t.new(y.shape, y.width), t.new(y.shape, y.width)
+        t.op("softmax gradient", (dy, y), weighted, fusible=True)
+        reads = (dy, factor, weighted)
+        t.op("softmax gradient", reads, dx, over=(dy, weighted), fusible=True)
+        return [dx]
+
+    t.pull((x,), y, pullback)
+    return y
+
+
+def _silu(t: Tape, x: Tensor) -> Tensor:
+    """X sigmoid(x): the gradient computes the sigmoid again, so only `x` is kept."""
+    gate, y = t.new(x.shape, x.width), t.new(x.shape, x.width)
+    t.op("sigmoid", (x,), gate, fusible=True)
+    t.op("silu", (x, gate), y, over=(gate,), fusible=True)
+
+    def pullback(dy: Tensor) -> list[Tensor | None]:
+        again, slope, dx = (t.new(x.shape, x.width) for _ in range(3))
+        t.op("sigmoid", (x, dy), again, fusible=True)
+        t.op("silu slope", (x, again), slope, fusible=True)
+        t.op("silu gradient", (dy, slope, again), dx, over=(dy, slope), fusible=True)
+        return [dx]
+
+    t.pull((x,), y, pullback)
+    return y
+
+
+def _gelu(t: Tape, x: Tensor) -> Tensor:
+    """0.5 x erfc(-x / sqrt 2): three factors are kept beside the result."""
+    inner = p.pointwise(t, "scale", x, needs=((),), free=True)
+    # Too costly to be computed again where it is read.
+    erfc = p.pointwise(t, "erfc", inner, needs=((inner,),), fusible=False)
+    return p.multiply(t, p.scaled(t, x), erfc)
+
+
+def _hard_silu(t: Tape, x: Tensor) -> Tensor:
+    """X relu6(x + 3) / 6."""
+    shifted = p.pointwise(t, "shift", x, needs=((),), free=True)
+    return p.multiply(t, x, p.scaled(t, p.of_output(t, "relu6", shifted)))
+
+
+_COMPOSED = {
+    "silu": _silu,
+    "gelu": _gelu,
+    "softmax": softmax,
+    "log_softmax": softmax,
+    "hard_silu": _hard_silu,
+}

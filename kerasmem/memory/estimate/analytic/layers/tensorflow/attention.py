@@ -1,0 +1,50 @@
+"""Attention and dropout in TensorFlow: the scores of every head are written out."""
+
+from kerasmem.memory.estimate.analytic import primitives as p
+from kerasmem.memory.estimate.analytic.layers.parts import (
+    FLOAT,
+    Heads,
+    noise_shape,
+    projected,
+)
+from kerasmem.memory.estimate.analytic.layers.tensorflow.activations import softmax
+from kerasmem.memory.estimate.analytic.site import Site
+from kerasmem.memory.estimate.analytic.tape import Tape
+from kerasmem.memory.estimate.analytic.tensor import Tensor
+
+
+def attended(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+    """MultiHeadAttention and GroupedQueryAttention."""
+    heads = Heads.of(t, s, xs)
+    return projected(t, s, s.layer._output_dense, _mixed(t, s, heads), s.shape)
+
+
+def _mixed(t: Tape, s: Site, heads: Heads) -> Tensor:
+    q, k, v = heads.query, heads.key, heads.value
+    turned = q.nbytes + k.nbytes
+    scores = p.product(t, "scores", q, k, heads.scores, workspace=turned)
+    scores = p.converted(t, scores, max(FLOAT, s.width))
+    scores = p.pointwise(t, "scale", scores, needs=(None,))
+    weights = softmax(t, scores, scale_follows=True)
+    if heads.dropout:
+        weights = dropout(t, weights, weights.shape)
+    weights = p.converted(t, weights, s.width)
+    return p.product(t, "mix", weights, v, heads.mixed, workspace=2 * v.nbytes)
+
+
+def dropped(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+    """Dropout of all kinds."""
+    if not t.training or not s.layer.rate:
+        return xs[0]
+    return dropout(t, xs[0], noise_shape(s.layer, xs[0]))
+
+
+def dropout(t: Tape, x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Return `x` with entries dropped; a mask of one byte an entry is kept."""
+    if not t.training:
+        return x
+    random = t.new(shape, FLOAT, differentiable=False)
+    t.op("random", (x,), random)
+    mask = t.new(shape, 1, differentiable=False)
+    t.op("compare", (random,), mask)
+    return p.pointwise(t, "dropout", x, mask, needs=((mask,), None))

@@ -1,0 +1,185 @@
+"""The operations that layers are made of, each with its gradient.
+
+Each function records one operation of the forward pass on a tape and says what its
+gradient reads: that is what the framework keeps for the backward pass.
+"""
+
+import math
+from collections.abc import Sequence
+
+from kerasmem.memory.estimate.analytic.tape import Tape
+from kerasmem.memory.estimate.analytic.tensor import Shape, Tensor
+
+
+def pointwise(
+    t: Tape,
+    name: str,
+    *xs: Tensor,
+    needs: Sequence[Sequence[Tensor] | None] | None = None,
+    needs_output: bool = False,
+    free: bool = False,
+    fusible: bool = True,
+) -> Tensor:
+    """Return the result of an operation that works entry by entry, with broadcasting.
+
+    Args:
+        t: the tape.
+        name: what it does.
+        *xs: its operands.
+        needs: for each operand the tensors that its gradient reads beside that of the
+            output, or None if the gradient is that of the output itself.
+        needs_output: whether every gradient reads the output too.
+        free: whether the result may not be written over an operand.
+        fusible: whether a compiler computes it where it is read.
+    """
+    shape = broadcast(*(x.shape for x in xs))
+    y = t.new(shape, xs[0].width, layout=_layout(xs))
+    t.op(name, xs, y, over=() if free else xs, fusible=fusible)
+    each = needs if needs is not None else [()] * len(xs)
+    kept = (y,) if needs_output else ()
+
+    def pullback(dy: Tensor) -> list[Tensor | None]:
+        return [
+            _gradient(t, name, dy, x, None if read is None else (*read, *kept))
+            for x, read in zip(xs, each, strict=True)
+        ]
+
+    t.pull(xs, y, pullback)
+    return y
+
+
+def _gradient(
+    t: Tape, name: str, dy: Tensor, x: Tensor, reads: Sequence[Tensor] | None
+) -> Tensor | None:
+    if not x.differentiable:
+        return None
+    dx = dy
+    if reads is not None:
+        shape = broadcast(dy.shape, *(r.shape for r in reads))
+        dx = t.new(shape, dy.width, layout=dy.layout)
+        t.op(f"{name} gradient", (dy, *reads), dx, over=(dy, *reads), fusible=True)
+    if math.prod(dx.shape) != math.prod(x.shape):
+        dx = reduced(t, dx, x.shape)
+    return dx if dx.width == x.width else converted(t, dx, x.width)
+
+
+def broadcast(*shapes: Shape) -> Shape:
+    """Return the shape that the shapes broadcast to."""
+    rank = max(map(len, shapes))
+    padded = [(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes]
+    return tuple(max(sizes) for sizes in zip(*padded, strict=True))
+
+
+def _layout(xs: Sequence[Tensor]) -> str:
+    return max(xs, key=lambda x: x.nbytes).layout
+
+
+def converted(t: Tape, x: Tensor, width: int) -> Tensor:
+    """Return `x` in another type, itself if it has it; its gradient converts back."""
+    if x.width == width:
+        return x
+    y = t.new(x.shape, width, layout=x.layout)
+    t.op("cast", (x,), y, fusible=True)
+    t.pull((x,), y, lambda dy: [converted(t, dy, x.width)])
+    return y
+
+
+def reduced(t: Tape, x: Tensor, shape: Sequence[int], name: str = "sum") -> Tensor:
+    """Return a sum or mean; its gradient is spread over the shape of `x` again."""
+    y = t.new(shape, x.width)
+    t.op(name, (x,), y, reduces=True)
+    t.pull((x,), y, lambda dy: [spread(t, dy, x)])
+    return y
+
+
+def spread(t: Tape, x: Tensor, like: Tensor) -> Tensor:
+    """Return `x` repeated to the shape of `like`, in memory of its own."""
+    y = t.new(like.shape, like.width, layout=like.layout)
+    t.op("spread", (x,), y, fusible=True)
+    t.pull((x,), y, lambda dy: [reduced(t, dy, x.shape)])
+    return y
+
+
+def copied(
+    t: Tape, x: Tensor, shape: Sequence[int], name: str, layout: str | None = None
+) -> Tensor:
+    """Return entries of `x` in memory of their own, in another order or number."""
+    y = t.new(shape, x.width, layout=layout or x.layout)
+    t.op(name, (x,), y, fusible=True)
+
+    def pullback(dy: Tensor) -> list[Tensor | None]:
+        dx = t.new(x.shape, dy.width, layout=x.layout)
+        t.op(f"{name} gradient", (dy,), dx, fusible=True)
+        return [dx]
+
+    t.pull((x,), y, pullback)
+    return y
+
+
+def product(
+    t: Tape, name: str, x: Tensor, w: Tensor, shape: Sequence[int], workspace: int = 0
+) -> Tensor:
+    """Return a matrix product or its like, which keeps both of its operands."""
+    y = t.new(shape, x.width)
+    t.op(name, (x, w), y, workspace=workspace)
+
+    def pullback(dy: Tensor) -> list[Tensor | None]:
+        return [
+            _product_gradient(t, name, dy, w, x, workspace),
+            _product_gradient(t, name, dy, x, w, workspace),
+        ]
+
+    t.pull((x, w), y, pullback)
+    return y
+
+
+def _product_gradient(
+    t: Tape, name: str, dy: Tensor, other: Tensor, x: Tensor, workspace: int
+) -> Tensor | None:
+    if not x.differentiable:
+        return None
+    dx = t.new(x.shape, x.width)
+    t.op(f"{name} gradient", (dy, other), dx, workspace=workspace)
+    return dx
+
+
+def joined(t: Tape, xs: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
+    """Return the concatenation of tensors; its gradient is cut into copies."""
+    y = t.new(shape, xs[0].width, layout=xs[0].layout)
+    t.op("concatenate", xs, y, fusible=True)
+
+    def pullback(dy: Tensor) -> list[Tensor | None]:
+        pieces = [t.new(x.shape, x.width, layout=x.layout) for x in xs]
+        for piece in pieces:
+            t.op("slice", (dy,), piece, fusible=True)
+        return list(pieces)
+
+    t.pull(xs, y, pullback)
+    return y
+
+
+def add(t: Tape, a: Tensor, b: Tensor) -> Tensor:
+    """Return `a + b`; nothing is kept."""
+    return pointwise(t, "add", a, b, needs=(None, None))
+
+
+def multiply(t: Tape, a: Tensor, b: Tensor) -> Tensor:
+    """Return `a * b`; each operand is kept for the gradient of the other."""
+    needs_a = (b,) if a.differentiable else ()
+    needs_b = (a,) if b.differentiable else ()
+    return pointwise(t, "multiply", a, b, needs=(needs_a, needs_b))
+
+
+def scaled(t: Tape, x: Tensor) -> Tensor:
+    """Return `x` times or plus a number; nothing is kept."""
+    return pointwise(t, "scale", x, needs=((),))
+
+
+def of_input(t: Tape, name: str, x: Tensor) -> Tensor:
+    """Return a function of `x` entry by entry whose gradient reads `x`."""
+    return pointwise(t, name, x, needs=((x,),))
+
+
+def of_output(t: Tape, name: str, x: Tensor) -> Tensor:
+    """Return a function of `x` entry by entry whose gradient reads the result."""
+    return pointwise(t, name, x, needs=((),), needs_output=True)

@@ -1,0 +1,134 @@
+"""The analytic method: a model's graph, written out as operations and allocated."""
+
+import warnings
+from dataclasses import dataclass, replace
+
+from kerasmem.errors import KerasMemWarning, ModelError
+from kerasmem.graph.nodes import trace
+from kerasmem.memory.estimate.analytic.doubt import first_interval, interval
+from kerasmem.memory.estimate.analytic.framework import Framework, framework
+from kerasmem.memory.estimate.analytic.liveness import plan
+from kerasmem.memory.estimate.analytic.parts import kept_for_backward, parts_of
+from kerasmem.memory.estimate.analytic.pool import Peak, peak_of, pool_bytes
+from kerasmem.memory.estimate.analytic.step import Step, record, with_gradients_before
+from kerasmem.memory.estimate.analytic.tensor import Op, Tensor
+from kerasmem.memory.estimate.persistent import persistent_parts
+from kerasmem.memory.estimate.request import Request
+from kerasmem.records import EstimatePart, MemoryEstimate
+
+
+def estimate(request: Request) -> MemoryEstimate:
+    """Return the estimate of a model with a graph; nothing is run.
+
+    Raises:
+        ModelError: if the model has no graph.
+    """
+    how = framework(request)
+    traced = trace(
+        request.model,
+        request.batch_size,
+        request.input_shapes,
+        opens=lambda layer: type(layer).__name__ not in how.handlers,
+    )
+    if traced is None:
+        raise ModelError(
+            "The analytic method reads a model's graph. Expected: a Sequential or "
+            f"Functional model. Received: model={request.model.name!r}, of class "
+            f"{type(request.model).__name__}, which has none. Next: pass "
+            "method='traced', or method='step' to run a small step on the CPU."
+        )
+    stored = persistent_parts(request)
+    first = record(request, traced, how)
+    if first.unknown:
+        warnings.warn(
+            "Layers in no table of the analytic method count as if they kept their "
+            f"inputs and outputs and nothing else: {', '.join(sorted(first.unknown))}. "
+            "The interval is wider; method='traced' sees what they do.",
+            KerasMemWarning,
+            stacklevel=3,
+        )
+    later = with_gradients_before(first)
+    blocks = [part.nbytes for part in stored]
+    blocks.append(how.held(training=request.training))
+    found = _find(how, blocks, first, later)
+    return _result(request, how, stored, later, found)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """Bytes of the first and of later steps; what is kept for the backward pass."""
+
+    first_bytes: int
+    peak: Peak
+    peak_bytes: int
+    pool_bytes: int
+    kept: set[Tensor]
+
+
+def _find(how: Framework, stored: list[int], first: Step, later: Step) -> _Found:
+    planned = plan(later.ops, later.kept, in_place=how.in_place)
+    tried = first if how.one_block else replace(first, ops=_with_trials(first.ops))
+    steps = [
+        plan(tried.ops, tried.kept, in_place=how.in_place).requests,
+        planned.requests,
+    ]
+    peak_first, peak = (peak_of(step, how.rounding) for step in steps)
+    known = sum(stored)
+    peak_bytes, first_bytes = (
+        known + round(found.nbytes * (1 + how.waste)) for found in (peak, peak_first)
+    )
+    if how.one_block:
+        # Algorithms are tried out while compiling, before anything of a step is there.
+        trials = [op.trial + _operands(op) for op in first.ops if op.trial]
+        first_bytes = max(first_bytes, known + max(trials, default=0))
+        pool = peak_bytes
+    else:
+        pool = pool_bytes(how.allocator, stored, steps)
+    kept = kept_for_backward(later.ops, planned.owner)
+    return _Found(first_bytes, peak, peak_bytes, pool, kept)
+
+
+def _with_trials(ops: tuple[Op, ...]) -> tuple[Op, ...]:
+    return tuple(replace(op, workspace=max(op.workspace, op.trial)) for op in ops)
+
+
+def _operands(op: Op) -> int:
+    return sum(x.nbytes for x in (*op.reads, *op.writes))
+
+
+def _result(
+    request: Request,
+    how: Framework,
+    stored: list[EstimatePart],
+    step: Step,
+    found: _Found,
+) -> MemoryEstimate:
+    held = how.held(training=request.training)
+    asked = sum(part.nbytes for part in stored) + held
+    asked += sum(size for _, size in found.peak.uses)
+    extra = {
+        "workspace": held,
+        "rounding": found.peak_bytes - asked,
+        "pool": max(0, found.pool_bytes - found.peak_bytes),
+    }
+    low, high = interval(how, step, stored, found.peak_bytes)
+    tries = any(op.trial for op in step.ops)
+    first = first_interval(low, high, found.peak_bytes, found.first_bytes, tries=tries)
+    if not request.training:
+        # Every batch of a new length is a first one.
+        high = first[1]
+    return MemoryEstimate(
+        peak_bytes=found.peak_bytes,
+        low_bytes=low,
+        high_bytes=high,
+        parts=parts_of(stored, found.peak, found.kept, extra),
+        batch_size=request.batch_size,
+        backend=request.backend,
+        jit_compile=request.jit_compile,
+        device=request.device,
+        training=request.training,
+        method="analytic",
+        first_step_bytes=found.first_bytes,
+        first_step_low_bytes=first[0],
+        first_step_high_bytes=first[1],
+    )

@@ -1,0 +1,131 @@
+"""The arguments of `estimate_memory`, checked: one clear error each."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from kerasmem.errors import ConfigError, ModelError
+from kerasmem.graph.layers import sublayers
+
+BACKENDS = ("tensorflow", "jax", "torch")
+DEVICES = ("gpu", "cpu")
+
+
+def check_model(model: Any) -> None:
+    """Raise unless `model` is a built Keras model.
+
+    Raises:
+        ModelError: if it is not.
+    """
+    if not isinstance(model, keras.Model):
+        raise ModelError(
+            "The memory of a Keras model is estimated. Expected: a keras.Model. "
+            f"Received: model={model!r}."
+        )
+    if not model.built:
+        raise ModelError(
+            "The model has no weights yet, so their bytes are unknown. Expected: a "
+            f"built model. Received: model={model.name!r}, not built. Next: call "
+            "model.build(input_shape), or the model once on a batch."
+        )
+
+
+def check_batch_size(batch_size: Any) -> None:
+    """Raise unless `batch_size` is a whole number from 1.
+
+    Raises:
+        ConfigError: if it is not.
+    """
+    whole = isinstance(batch_size, int) and not isinstance(batch_size, bool)
+    if not whole or batch_size < 1:
+        raise ConfigError(
+            "A batch has at least one sample. Expected: a whole number from 1. "
+            f"Received: batch_size={batch_size!r}."
+        )
+
+
+def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
+    """Raise unless `value` is one of `choices`.
+
+    Raises:
+        ConfigError: if it is not.
+    """
+    if value not in choices:
+        raise ConfigError(
+            f"There is no {name} of this name. Expected: one of {', '.join(choices)}. "
+            f"Received: {name}={value!r}."
+        )
+
+
+def checked_optimizer(model: Any, optimizer: Any) -> Any:
+    """Return the optimizer that is meant: the one given, or the compiled one.
+
+    Raises:
+        ConfigError: if Keras knows no optimizer of that name.
+        ModelError: if none was given and the model has none.
+    """
+    if optimizer is None:
+        optimizer = getattr(model, "optimizer", None) if model.compiled else None
+        if optimizer is None:
+            raise ModelError(
+                "Training needs an optimizer, and its slots need memory. Expected: a "
+                f"compiled model or an optimizer. Received: model={model.name!r}, not "
+                "compiled, and optimizer=None. Next: pass optimizer='adam', or "
+                "training=False."
+            )
+    try:
+        return keras.optimizers.get(optimizer)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(
+            "Keras has no such optimizer. Expected: a keras.optimizers.Optimizer or "
+            f"the name of one. Received: optimizer={optimizer!r}."
+        ) from error
+
+
+def checked_policy(dtype_policy: Any) -> str | None:
+    """Return the name of a dtype policy, None for None.
+
+    Raises:
+        ConfigError: if Keras knows no such policy.
+    """
+    if dtype_policy is None:
+        return None
+    try:
+        return keras.dtype_policies.get(dtype_policy).name
+    except (ValueError, TypeError) as error:
+        raise ConfigError(
+            "Keras has no such dtype policy. Expected: a name such as 'float32' or "
+            f"'mixed_bfloat16'. Received: dtype_policy={dtype_policy!r}."
+        ) from error
+
+
+def compiles(model: Any, backend: str, device: str, *, asked: bool | None) -> bool:
+    """Return whether Keras compiles the step on `backend` and `device`.
+
+    Args:
+        model: a built model.
+        backend: one of `BACKENDS`.
+        device: one of `DEVICES`.
+        asked: what was asked for; None for what the model was compiled with where that
+            is not what Keras chooses on this machine, else for what it chooses there.
+    """
+    if asked is None:
+        # Keras keeps no word about whether the choice was the user's.
+        here = model._resolve_auto_jit_compile()
+        chosen = model.compiled and model.jit_compile != here
+        asked = model.jit_compile if chosen else _default(backend, device)
+    on_gpu = backend == "tensorflow" and device == "gpu"
+    return bool(asked) and not any(
+        not layer.supports_jit or (on_gpu and _in_cudnn(layer))
+        for layer in sublayers(model)
+    )
+
+
+def _default(backend: str, device: str) -> bool:
+    return backend == "jax" or (backend == "tensorflow" and device == "gpu")
+
+
+def _in_cudnn(layer: Any) -> bool:
+    """Return whether TensorFlow gives the layer to cuDNN, which XLA cannot compile."""
+    return getattr(layer, "use_cudnn", False) in (True, "auto")

@@ -1,0 +1,93 @@
+"""The one function that says what a model will need."""
+
+import importlib
+from typing import Any
+
+import keras
+
+from kerasmem.memory.estimate.checks import (
+    BACKENDS,
+    DEVICES,
+    check_batch_size,
+    check_choice,
+    check_model,
+    checked_optimizer,
+    checked_policy,
+    compiles,
+)
+from kerasmem.memory.estimate.inputs import checked_inputs
+from kerasmem.memory.estimate.request import Request
+from kerasmem.records import MemoryEstimate
+
+METHODS = ("analytic", "traced", "xla", "step")
+"""Cheapest first. Each is a module of this room with `estimate(request)`."""
+
+
+def estimate_memory(  # noqa: PLR0913 - the public entry point
+    model: Any,
+    batch_size: int,
+    *,
+    optimizer: Any | None = None,
+    dtype_policy: Any | None = None,
+    jit_compile: bool | None = None,
+    backend: str | None = None,
+    training: bool = True,
+    device: str = "gpu",
+    method: str = "auto",
+    input_shape: Any | None = None,
+) -> MemoryEstimate:
+    """Return the memory that `model` is estimated to need, and what fills it.
+
+    Nothing runs on the device, and the model stays as it is.
+
+    Args:
+        model: a built `keras.Model`.
+        batch_size: samples in the batch, from 1.
+        optimizer: an optimizer or its name; None for the compiled one.
+        dtype_policy: a dtype policy or its name, assumed for the whole model; None for
+            the layers' own.
+        jit_compile: whether the step is compiled; None for what Keras would choose.
+        backend: `"tensorflow"`, `"jax"` or `"torch"`; None for the running one.
+        training: True for a training step, False for `predict`.
+        device: `"gpu"` or `"cpu"`.
+        method: `"analytic"` (from the model's graph, under two seconds), `"traced"`,
+            `"xla"`, `"step"` (a real step on the CPU, in a child process), or `"auto"`:
+            analytic where the model has a graph, else traced.
+        input_shape: shape of the input without the batch axis, if the model leaves
+            lengths open; one per input, by name or in order, if there are several.
+
+    Raises:
+        ModelError: if the model is not built, its input shape is not known, or the
+            method cannot do this model.
+        ConfigError: if another argument is wrong.
+
+    Example:
+        >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+        >>> estimate = estimate_memory(model, batch_size=8, optimizer="sgd")
+        >>> estimate.by_category()["parameter"]
+        40
+    """
+    check_model(model)
+    check_batch_size(batch_size)
+    backend = keras.backend.backend() if backend is None else backend
+    check_choice("backend", backend, BACKENDS)
+    check_choice("device", device, DEVICES)
+    check_choice("method", method, ("auto", *METHODS))
+    request = Request(
+        model=model,
+        inputs=checked_inputs(model, batch_size, input_shape),
+        batch_size=batch_size,
+        optimizer=checked_optimizer(model, optimizer) if training else None,
+        dtype_policy=checked_policy(dtype_policy),
+        jit_compile=compiles(model, backend, device, asked=jit_compile),
+        backend=backend,
+        training=training,
+        device=device,
+    )
+    return _method(method, request).estimate(request)
+
+
+def _method(method: str, request: Request) -> Any:
+    if method == "auto":
+        method = "analytic" if request.has_graph else "traced"
+    return importlib.import_module(f"kerasmem.memory.estimate.{method}")

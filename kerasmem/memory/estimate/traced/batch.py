@@ -1,0 +1,52 @@
+"""A batch of the shapes that a model takes and is compared with."""
+
+from typing import Any
+
+import keras
+
+from kerasmem.memory.estimate.request import Input, Request
+
+
+def symbolic_batch(request: Request) -> tuple[Any, ...]:
+    """Return what a step gets: `(x, y)` of `keras.KerasTensor`s, `(x,)` in predict."""
+    x = _like_inputs(request.model, [_tensor(one) for one in request.inputs])
+    if not request.training:
+        return (x,)
+    return x, _targets(request.model, x)
+
+
+def _tensor(one: Input) -> Any:
+    return keras.KerasTensor(one.shape, dtype=one.dtype)
+
+
+def _like_inputs(model: Any, tensors: list[Any]) -> Any:
+    structure = getattr(model, "_inputs_struct", None)
+    if isinstance(model, keras.Sequential) or structure is None:
+        return tensors[0] if len(tensors) == 1 else tensors
+    # Private: whether a model takes a list or a dict, and of which names.
+    if isinstance(structure, dict):
+        by_name = {
+            tensor.name: one for tensor, one in zip(model.inputs, tensors, strict=True)
+        }
+        return {key: by_name[tensor.name] for key, tensor in structure.items()}
+    return keras.tree.pack_sequence_as(structure, tensors)
+
+
+def _targets(model: Any, x: Any) -> Any:
+    """Return targets of the shapes that the model's losses compare with."""
+    outputs = keras.tree.map_structure(
+        lambda spec: spec, model.compute_output_spec(x, training=False)
+    )
+    losses = keras.tree.flatten(model.loss)
+    found = keras.tree.flatten(outputs)
+    losses *= len(found) if len(losses) == 1 else 1
+    targets = [_target(out, loss) for out, loss in zip(found, losses, strict=False)]
+    return keras.tree.pack_sequence_as(outputs, targets)
+
+
+def _target(output: Any, loss: Any) -> Any:
+    name = loss if isinstance(loss, str) else getattr(loss, "name", None)
+    name = name or getattr(loss, "__name__", type(loss).__name__)
+    if "sparse" in name.lower():
+        return keras.KerasTensor(output.shape[:-1], dtype="int32")
+    return keras.KerasTensor(output.shape, dtype=keras.backend.floatx())

@@ -1,0 +1,6 @@
+"""From the events of an allocator to blocks that have a layer, a phase, a category."""
+
+from kerasmem.memory.timeline.assemble import timelines
+from kerasmem.memory.timeline.watched import Watched, watched
+
+__all__ = ["Watched", "timelines", "watched"]

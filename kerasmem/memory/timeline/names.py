@@ -1,0 +1,112 @@
+"""From the framework's name of an operation to a layer and a phase."""
+
+import re
+from dataclasses import dataclass
+
+from kerasmem.memory.timeline.watched import LayerNode, Watched
+
+_UNIQUE = re.compile(r"_\d+$")
+_INPUT = re.compile(
+    r"^(optional|Optional\w*|_EagerConst|MemcpyHtoD|\w*Recv\w*)$|Iterator|Dataset"
+)
+_WRAPPED = re.compile(r"^(transpose|jvp|vmap|checkpoint)\((.*)\)$")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where an operation comes from.
+
+    Args:
+        layer: path of the layer, None if there is none.
+        phase: one of `records.PHASES`.
+        place: for an operation of the optimizer, its number among those of the same
+            kind, such as 5 for `adam/Square_5`; None for the others.
+    """
+
+    layer: str | None
+    phase: str
+    place: int | None = None
+
+
+class Names:
+    """Reads the names of operations.
+
+    Args:
+        model: whose layers and optimizers are looked for.
+        style: `"tensorflow"` (`gradient_tape/outer_1/dense_1_2/MatMul`) or `"xla"`
+            (`jit(step)/transpose(jvp(outer))/dense_1/dot_general`).
+    """
+
+    def __init__(self, model: Watched, style: str) -> None:
+        self._root = model.root
+        self._model = model.name
+        self._optimizers = frozenset(model.optimizers)
+        self._style = style
+        self._known: dict[str, Origin] = {}
+
+    def origin(self, operation: str) -> Origin:
+        """Return where an operation comes from, as far as its name tells."""
+        if operation not in self._known:
+            self._known[operation] = self._read(operation)
+        return self._known[operation]
+
+    def _read(self, operation: str) -> Origin:
+        tokens, is_backward = _tokens(operation, self._style)
+        layer = self._layer(tokens)
+        if is_backward:
+            return Origin(layer, "backward")
+        for token in tokens[:-1]:
+            if token == "gradient_tape":
+                return Origin(layer, "backward")
+            if self._matches(token, self._optimizers):
+                return Origin(None, "optimizer", _place(tokens[-1]))
+            if token in {"compile_loss", "compile_metrics"}:
+                return Origin(None, "forward")
+            if self._step(self._root, token):
+                return Origin(layer, "forward")
+        return Origin(None, "input" if _INPUT.search(operation) else "unknown")
+
+    def _layer(self, tokens: list[str]) -> str | None:
+        node: LayerNode = self._root
+        for token in tokens[:-1]:
+            # A loop repeats the whole path: `lstm/while/body/model/lstm/while/cell`.
+            node = self._step(node, token) or self._step(self._root, token) or node
+        return None if node is self._root else node.path
+
+    def _step(self, node: LayerNode, token: str) -> LayerNode | None:
+        for name in self._candidates(token):
+            if name in node.inside:
+                return node.inside[name]
+            if node is self._root and name == self._model:
+                return self._root
+        return None
+
+    def _matches(self, token: str, names: frozenset[str]) -> bool:
+        return any(name in names for name in self._candidates(token))
+
+    def _candidates(self, token: str) -> tuple[str, ...]:
+        if self._style != "tensorflow":
+            return (token,)
+        # TensorFlow makes names unique. Keras enters the scope of a layer twice per
+        # call, so that the one in which it computes always has a number behind it:
+        # `dense_1` is the layer `dense`, also where there is a layer `dense_1`.
+        return (_UNIQUE.sub("", token), token)
+
+
+def _tokens(operation: str, style: str) -> tuple[list[str], bool]:
+    tokens = operation.split("/")
+    if style == "tensorflow":
+        return tokens, False
+    is_backward = "transpose(" in operation
+    return [_unwrapped(token) for token in tokens], is_backward
+
+
+def _unwrapped(token: str) -> str:
+    while match := _WRAPPED.match(token):
+        token = match[2]
+    return token
+
+
+def _place(last: str) -> int:
+    number = _UNIQUE.search(last)
+    return int(number[0][1:]) if number else 0

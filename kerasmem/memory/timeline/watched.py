@@ -1,0 +1,178 @@
+"""What a timeline has to know of a model, as plain data."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import numpy as np
+
+from kerasmem.backends.profile import Followed
+from kerasmem.graph.layers import own_variables, sublayers
+
+
+@dataclass(frozen=True)
+class LayerNode:
+    """A layer and the layers directly inside of it, by name."""
+
+    path: str
+    inside: dict[str, "LayerNode"] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class KnownVariable:
+    """A variable of the model or of its optimizer.
+
+    Args:
+        layer: path of the layer that it belongs to, None for the optimizer's own
+            counters.
+        name: its path.
+        category: `"parameter"` or `"optimizer_state"`.
+        shape: such as `"[64,128]"`.
+        dtype: such as `"float32"`.
+        nbytes: bytes of its value.
+        is_trained: whether it has a gradient.
+    """
+
+    layer: str | None
+    name: str
+    category: str
+    shape: str
+    dtype: str
+    nbytes: int
+    is_trained: bool = False
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A model's layers, variables and the names in its step.
+
+    Args:
+        name: of the model.
+        root: the model as a tree of layers.
+        variables: every variable; those that are trained come in the optimizer's
+            order.
+        optimizers: names of the optimizer and of those inside of it.
+    """
+
+    name: str
+    root: LayerNode
+    variables: tuple[KnownVariable, ...]
+    optimizers: tuple[str, ...]
+
+
+def watched(model: Any) -> tuple[Watched, Followed]:
+    """Return what a timeline has to know of a built and compiled model."""
+    known = list(_known_variables(model))
+    layers: dict[int, tuple[Any, str]] = {id(model): (model, "")}
+    data = Watched(
+        name=model.name,
+        root=_node(model, model.name, layers),
+        variables=tuple(plain for plain, _ in known),
+        optimizers=tuple(optimizer.name for optimizer in _optimizers(model)),
+    )
+    variables = [variable for _, variable in known]
+    return data, Followed(model, [*layers.values()], variables)
+
+
+def shape_text(shape: Any) -> str:
+    """Return a shape as timelines write it.
+
+    Example:
+        >>> shape_text((64, 128)), shape_text(())
+        ('[64,128]', '[]')
+    """
+    return f"[{','.join(str(size) for size in shape)}]"
+
+
+def _known_variables(model: Any) -> Iterator[tuple[KnownVariable, Any]]:
+    layer_of = {
+        id(variable): layer.path or layer.name
+        for layer in sublayers(model)
+        for variable in own_variables(layer)
+    }
+    trained = {id(variable) for variable in model.trainable_variables}
+    seen: set[int] = set()
+    for variable in (*model.trainable_variables, *model.variables):
+        if id(variable) not in seen:
+            seen.add(id(variable))
+            layer = layer_of.get(id(variable), _owner(variable.path))
+            is_trained = id(variable) in trained
+            yield _known(variable, layer, "parameter", is_trained=is_trained), variable
+    for variable in model.optimizer.variables if model.optimizer else ():
+        if id(variable) not in seen:
+            seen.add(id(variable))
+            layer = _layer_of_slot(variable, model.trainable_variables, layer_of)
+            yield _known(variable, layer, "optimizer_state"), variable
+
+
+def _known(
+    variable: Any, layer: str | None, category: str, *, is_trained: bool = False
+) -> KnownVariable:
+    dtype = keras.backend.standardize_dtype(variable.dtype)
+    return KnownVariable(
+        layer=layer,
+        name=variable.path,
+        category=category,
+        shape=shape_text(variable.shape),
+        dtype=dtype,
+        nbytes=math.prod(variable.shape) * _itemsize(dtype),
+        is_trained=is_trained,
+    )
+
+
+def _itemsize(dtype: str) -> int:
+    # NumPy knows bfloat16 only where ml_dtypes is imported.
+    return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
+
+
+def _owner(path: str) -> str | None:
+    return path.rpartition("/")[0] or None
+
+
+def _layer_of_slot(
+    slot: Any, trained: list[Any], layer_of: dict[int, str]
+) -> str | None:
+    # Keras names a slot `adam/sequential_dense_kernel_momentum` for the variable
+    # `sequential/dense/kernel`; the longest name that fits is the one.
+    name = slot.path.rpartition("/")[2]
+    fitting = [
+        variable
+        for variable in trained
+        if name.startswith(variable.path.replace("/", "_") + "_")
+        and tuple(variable.shape) == tuple(slot.shape)
+    ]
+    if not fitting:
+        return None
+    longest = max(fitting, key=lambda variable: len(variable.path))
+    return layer_of.get(id(longest))
+
+
+def _optimizers(model: Any) -> Iterator[Any]:
+    inner = model.optimizer
+    while inner is not None:
+        yield inner
+        yield from getattr(inner, "optimizers", ())
+        inner = getattr(inner, "inner_optimizer", None)
+
+
+def _node(layer: Any, path: str, layers: dict[int, tuple[Any, str]]) -> LayerNode:
+    """Return the tree below `layer`, and note every layer in `layers`."""
+    layers.setdefault(id(layer), (layer, path))
+    # Keras offers no public walk of the layers directly inside of any layer.
+    direct = list(layer._flatten_layers(include_self=False, recursive=False))
+    prefix = _prefix(direct, path)
+    inside: dict[str, LayerNode] = {}
+    for inner in direct:
+        node = _node(inner, inner.path or f"{prefix}{inner.name}", layers)
+        inside.setdefault(inner.name, node)
+    return LayerNode(path, inside)
+
+
+def _prefix(siblings: list[Any], parent: str) -> str:
+    """Return what comes before the name of a layer that has no path of its own."""
+    for layer in siblings:
+        if layer.path and layer.path.endswith(layer.name):
+            return layer.path.removesuffix(layer.name)
+    return f"{parent}/"

@@ -1,0 +1,136 @@
+"""What a model is expected to need on a device. Every figure in here is estimated."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
+
+from kerasmem.records.timeline import CATEGORIES
+from kerasmem.units import format_bytes
+
+_Key = TypeVar("_Key", str, str | None)
+
+ESTIMATE_CATEGORIES = (*CATEGORIES, "workspace", "rounding", "pool")
+"""What bytes are for: those of a timeline, and three that only an allocator knows.
+
+`"workspace"` is scratch space of a kernel, `"rounding"` what the allocator gives beyond
+the request, `"pool"` what it holds of the device and nobody uses at the peak.
+"""
+
+
+@dataclass(frozen=True)
+class EstimatePart:
+    """Bytes in use at the peak, of one category and one layer.
+
+    Args:
+        category: one of `ESTIMATE_CATEGORIES`.
+        layer: path of the layer they belong to, None if they belong to none.
+        nbytes: the bytes.
+    """
+
+    category: str
+    layer: str | None
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """The memory that a model is estimated to need.
+
+    Args:
+        peak_bytes: most bytes in use at once: while training in a step after the
+            first, else in `predict`. Nine times in ten the truth lies between
+            `low_bytes` and `high_bytes`.
+        low_bytes: lower end of that interval.
+        high_bytes: upper end of that interval.
+        first_step_bytes: peak of the first step, in which a backend may try out
+            algorithms; None if the method cannot tell.
+        first_step_low_bytes: lower end of its interval; None with it.
+        first_step_high_bytes: upper end of its interval; None with it.
+        parts: what is in use at the peak. They add up to `peak_bytes`, those of the
+            category `"pool"` apart, which stand beside it.
+        batch_size: samples in the batch.
+        backend: `"tensorflow"`, `"jax"` or `"torch"`.
+        jit_compile: whether the step is compiled.
+        device: `"gpu"` or `"cpu"`.
+        training: True for a training step, False for `predict`.
+        method: how it was found: `"analytic"`, `"traced"`, `"xla"` or `"step"`.
+    """
+
+    peak_bytes: int
+    low_bytes: int
+    high_bytes: int
+    parts: tuple[EstimatePart, ...]
+    batch_size: int
+    backend: str
+    jit_compile: bool
+    device: str
+    training: bool
+    method: str
+    first_step_bytes: int | None = None
+    first_step_low_bytes: int | None = None
+    first_step_high_bytes: int | None = None
+
+    def by_category(self) -> dict[str, int]:
+        """Return the bytes of each category that has any, most first."""
+        return _largest_first((part.category, part.nbytes) for part in self.parts)
+
+    def by_layer(self) -> dict[str | None, int]:
+        """Return the bytes of each layer, most first; None stands for no layer."""
+        used = (part for part in self.parts if part.category != "pool")
+        return _largest_first((part.layer, part.nbytes) for part in used)
+
+    def verdict(self, memory_limit: int) -> str:
+        """Return whether it fits into `memory_limit` bytes, in words.
+
+        The answer is `"fits"`, `"does not fit"`, or `"too close to call"` if the limit
+        lies within the interval. The first step does not count: an algorithm for which
+        there is no room is not tried out.
+        """
+        if self.high_bytes <= memory_limit:
+            return "fits"
+        return "does not fit" if self.low_bytes > memory_limit else "too close to call"
+
+    def table(self, layers: int = 10) -> str:
+        """Return the estimate as text: the peak, its categories, its largest layers.
+
+        Args:
+            layers: number of layers to list, from 0.
+        """
+        doing = "training" if self.training else "predict"
+        compiled = "compiled" if self.jit_compile else "not compiled"
+        lines = [
+            f"estimated peak, {doing}, batch of {self.batch_size}, {self.backend} "
+            f"({compiled}), {self.device}, method {self.method}:",
+            f"  {format_bytes(self.peak_bytes)}, between "
+            f"{format_bytes(self.low_bytes)} and {format_bytes(self.high_bytes)}",
+        ]
+        if self.first_step_bytes is not None:
+            lines.append(f"  first step: {format_bytes(self.first_step_bytes)}")
+        lines += ["by category:", *_rows(self.by_category())]
+        largest = list(self.by_layer().items())[:layers]
+        named = {layer or "(no layer)": nbytes for layer, nbytes in largest}
+        return "\n".join([*lines, "by layer:", *_rows(named)] if named else lines)
+
+    def to_json(self) -> str:
+        """Return the estimate as JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "MemoryEstimate":
+        """Return the estimate that `to_json` made `text` of."""
+        content: dict[str, Any] = json.loads(text)
+        parts = tuple(EstimatePart(**part) for part in content.pop("parts"))
+        return cls(**content, parts=parts)
+
+
+def _largest_first(items: Iterable[tuple[_Key, int]]) -> dict[_Key, int]:
+    sums: dict[_Key, int] = {}
+    for key, nbytes in items:
+        sums[key] = sums.get(key, 0) + nbytes
+    return dict(sorted(sums.items(), key=lambda item: -item[1]))
+
+
+def _rows(sizes: dict[str, int]) -> list[str]:
+    width = max(map(len, sizes), default=0)
+    return [f"  {name:<{width}}  {format_bytes(n):>10}" for name, n in sizes.items()]

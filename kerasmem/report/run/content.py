@@ -1,0 +1,76 @@
+"""What the page's template and its scripts are given of a run."""
+
+from typing import Any
+
+from kerasmem.records import MemoryRecord, Run
+from kerasmem.report.run.gradient_tables import norm_table, variable_table
+from kerasmem.report.run.gradients import MEASURES, GradientFlow, gradient_flow
+from kerasmem.report.run.memory import memory_panels
+from kerasmem.report.run.memory_tables import memory_tables
+from kerasmem.report.run.packing import Packer
+from kerasmem.report.run.panels import Panel, thinned
+from kerasmem.report.run.timeline_tables import course_table, peak_table
+from kerasmem.report.run.timelines import chosen, timeline_columns, timeline_title
+
+
+def page_content(run: Run) -> dict[str, Any]:
+    """Return the variables of the template; `packed` is what the scripts read."""
+    panels = memory_panels(run.memory)
+    flow = gradient_flow(run.gradients)
+    timelines, timelines_note = chosen(run.timelines)
+    packer = Packer()
+    packed = packer.pack(
+        {
+            "memory": [_panel(panel, packer) for panel in panels],
+            "gradients": _gradients(run, flow, packer),
+            "timelines": [timeline_columns(t, packer) for t in timelines],
+        }
+    )
+    return {
+        "packed": packed,
+        "panels": panels,
+        "memory_tables": memory_tables(run.memory),
+        "batches": sum(_is_batch(record) for record in run.memory),
+        "flow": flow,
+        "gradient_tables": [norm_table(run.gradients, flow), variable_table(flow)],
+        "timelines": [
+            (timeline_title(t), t, [peak_table(t), course_table(t)]) for t in timelines
+        ],
+        "timelines_note": timelines_note,
+    }
+
+
+def _is_batch(record: MemoryRecord) -> bool:
+    return record.batch is not None
+
+
+def _panel(panel: Panel, packer: Packer) -> dict[str, Any]:
+    lines = [thinned(line) for line in panel.lines]
+    return {
+        "title": panel.title,
+        "lines": [
+            {
+                "name": line.name,
+                "style": line.style,
+                "x": packer.place(line.x),
+                "y": packer.whole(line.y),
+            }
+            for line in lines
+        ],
+    }
+
+
+def _gradients(run: Run, flow: GradientFlow, packer: Packer) -> dict[str, Any]:
+    def column(name: str) -> dict[str, int]:
+        return packer.real([getattr(record, name) for record in run.gradients])
+
+    return {
+        "epochs": packer.whole(flow.epochs),
+        "norm": column("norm"),
+        "norm_max": column("norm_max"),
+        "nonfinite_steps": column("nonfinite_steps"),
+        "paths": flow.paths,
+        "columns": packer.whole(flow.columns),
+        "merged": flow.merged,
+        "measures": {name: packer.real(flow.measures[name]) for name in MEASURES},
+    }

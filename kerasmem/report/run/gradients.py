@@ -1,0 +1,78 @@
+"""Gradient flow: the global norm, and every variable's, over the epochs."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kerasmem.records import GradientRecord
+from kerasmem.report.run.epochs import continued
+
+_MOST_CELLS = 150_000
+MEASURES = ("norm", "norm_max", "update_ratio", "zero_fraction", "max_abs", "nonfinite")
+
+
+@dataclass(frozen=True)
+class GradientFlow:
+    """Gradients by epoch, and by variable and epoch.
+
+    Args:
+        epochs: numbers of the epochs, from 1.
+        paths: paths of the variables, in the order of the model.
+        measures: an array of shape (variables, columns) by name of the measure; NaN
+            where there is none.
+        columns: numbers of the epochs of those columns, from 1.
+        merged: number of epochs that one column stands for.
+    """
+
+    epochs: tuple[int, ...]
+    paths: tuple[str, ...]
+    measures: dict[str, np.ndarray]
+    columns: tuple[int, ...]
+    merged: int
+
+
+def gradient_flow(records: Sequence[GradientRecord]) -> GradientFlow:
+    """Return what a run's gradients did; many epochs become fewer columns.
+
+    A column that stands for several epochs has the mean of their norms, ratios and
+    shares, their largest maximum and the sum of their nonfinite entries.
+    """
+    epochs = [epoch + 1 for epoch in continued(r.epoch for r in records)]
+    detailed = [i for i, record in enumerate(records) if record.variables]
+    paths = dict.fromkeys(v.path for i in detailed for v in records[i].variables)
+    rows = {path: row for row, path in enumerate(paths)}
+    shape = (len(paths), len(detailed))
+    measures = {name: np.full(shape, np.nan) for name in MEASURES}
+    for column, i in enumerate(detailed):
+        for variable in records[i].variables:
+            for name, array in measures.items():
+                value = getattr(variable, name)
+                if value is not None:
+                    array[rows[variable.path], column] = value
+    merged = max(1, math.ceil(len(paths) * len(detailed) / _MOST_CELLS))
+    return GradientFlow(
+        tuple(epochs),
+        tuple(paths),
+        {name: _merge(name, array, merged) for name, array in measures.items()},
+        tuple(epochs[i] for i in detailed[::merged]),
+        merged,
+    )
+
+
+def _merge(name: str, array: np.ndarray, merged: int) -> np.ndarray:
+    if merged == 1:
+        return array
+    padding = -array.shape[1] % merged
+    padded = np.pad(array, ((0, 0), (0, padding)), constant_values=np.nan)
+    groups = padded.reshape(len(array), -1, merged)
+    known = ~np.isnan(groups)
+    sums = np.where(known, groups, 0).sum(axis=2)
+    if name == "nonfinite":
+        return sums
+    if name in {"norm_max", "max_abs"}:
+        largest = np.where(known, groups, -np.inf).max(axis=2)
+        return np.where(known.any(axis=2), largest, np.nan)
+    count = known.sum(axis=2)
+    return np.where(count > 0, sums / np.maximum(count, 1), np.nan)

@@ -1,0 +1,75 @@
+"""The few figures that a run's page begins with."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kerasmem.records import Run
+from kerasmem.report.run.epochs import IN_FIT
+from kerasmem.units import format_bytes
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure of the headline.
+
+    Args:
+        label: what it is.
+        value: the figure as text.
+        detail: where and when, or what it is part of.
+    """
+
+    label: str
+    value: str
+    detail: str = ""
+
+
+def headline(run: Run) -> list[Figure]:
+    """Return the figures that a reader wants first; those that are known."""
+    return [*_model(run), *_memory(run), *_timeline(run), *_gradients(run)]
+
+
+def title(run: Run) -> str:
+    """Return what the page is about."""
+    return run.info.model if run.info and run.info.model else "A watched run"
+
+
+def _model(run: Run) -> Iterator[Figure]:
+    if run.info and run.info.parameters:
+        size = format_bytes(run.info.weight_bytes)
+        yield Figure("Parameters", f"{run.info.parameters:,}", f"weights take {size}")
+
+
+def _memory(run: Run) -> Iterator[Figure]:
+    inside = [record for record in run.memory if record.phase in IN_FIT]
+    peaks = [
+        (device.peak_bytes, device.name, record)
+        for record in inside
+        for device in record.devices
+    ]
+    if peaks:
+        size, name, record = max(peaks, key=lambda peak: peak[0])
+        where = f"{name}, epoch {record.epoch + 1}"
+        process = f", process {record.process}" if record.process else ""
+        yield Figure("Device peak", format_bytes(size), where + process)
+    hosts = [(r.host.peak_bytes, r) for r in inside if r.host is not None]
+    if hosts:
+        size, record = max(hosts, key=lambda peak: peak[0])
+        yield Figure("Host peak", format_bytes(size), f"epoch {record.epoch + 1}")
+
+
+def _timeline(run: Run) -> Iterator[Figure]:
+    if run.timelines:
+        highest = max(run.timelines, key=lambda timeline: timeline.peak_bytes)
+        detail = f"{highest.allocator}, of {len(highest.blocks):,} blocks"
+        yield Figure("Timeline peak", format_bytes(highest.peak_bytes), detail)
+
+
+def _gradients(run: Run) -> Iterator[Figure]:
+    norms = [r.norm for r in run.gradients if math.isfinite(r.norm)]
+    if norms:
+        yield Figure("Gradient norm, last", f"{norms[-1]:.3g}", f"first {norms[0]:.3g}")
+    bad = sum(record.nonfinite_steps for record in run.gradients)
+    if bad:
+        steps = sum(record.steps for record in run.gradients)
+        yield Figure("Nonfinite gradients", f"{bad:,}", f"of {steps:,} steps")

@@ -1,0 +1,23 @@
+// Brings the page to life, once all of it is there.
+
+async function start() {
+  document.documentElement.classList.add("scripted");
+  startTheme();
+  const { memory, gradients, timelines } = await unpack(document.getElementById("packed").textContent);
+  document.querySelectorAll("[data-panel]").forEach((host) => {
+    if (memory[host.dataset.panel].lines.length) lineChart(host, memory[host.dataset.panel].lines);
+  });
+  if (timelines.length) timelineSection(document.getElementById("timeline-view"), timelines);
+  if (gradients.epochs.length) showGradients(gradients);
+  document.documentElement.dataset.ready = "true";
+}
+
+function showGradients({ epochs, norm, norm_max: largest, nonfinite_steps: bad, ...flow }) {
+  const lines = [{ name: "mean", style: "peak", x: epochs, y: norm },
+    { name: "largest", style: "largest", x: epochs, y: largest }];
+  const marks = [...epochs].filter((_, i) => bad[i] > 0);
+  lineChart(document.getElementById("norm-chart"), lines, { logarithmic: true, marks });
+  if (flow.paths.length) heatmap(document.getElementById("heatmap"), flow);
+}
+
+start();

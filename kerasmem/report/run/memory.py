@@ -1,0 +1,112 @@
+"""Memory per epoch: one panel per device and process, and one for each host."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from kerasmem.records import DeviceReading, MemoryRecord
+from kerasmem.report.run.epochs import placed
+from kerasmem.report.run.panels import Line, Lines, Panel
+from kerasmem.units import format_bytes
+
+_FAR_ABOVE = 3  # a pool so many times the peak would flatten every other line
+
+
+def memory_panels(records: Sequence[MemoryRecord]) -> list[Panel]:
+    """Return the charts of a run's memory, process by process, devices first."""
+    panels: list[Panel] = []
+    processes = sorted({record.process for record in records})
+    for process in processes:
+        own = [record for record in records if record.process == process]
+        owner = f"process {process}" if len(processes) > 1 else ""
+        panels += [*_device_panels(own, owner), *_host_panels(own, owner)]
+    return panels
+
+
+def _device_panels(records: Sequence[MemoryRecord], owner: str) -> Iterator[Panel]:
+    readings: dict[str, list[tuple[float, MemoryRecord, DeviceReading]]] = {}
+    shared: dict[str, dict[str, None]] = {}
+    for x, record in placed(records):
+        for device in record.devices:
+            readings.setdefault(device.name, []).append((x, record, device))
+            if device.shares_with:
+                shared.setdefault(device.shares_with, {})[device.name] = None
+    for name, own in readings.items():
+        if any(name in sharing for sharing in shared.values()):
+            continue  # the same bytes have a panel already
+        lines = Lines()
+        for x, record, device in own:
+            _add_device(lines, x, record, device)
+        devices = [device for _, _, device in own]
+        shown, notes = _without_far_above(lines.filled())
+        notes += _device_notes(devices)
+        if name in shared:
+            notes.append(f"{', '.join(shared[name])} and it share one allocator.")
+        yield Panel(_title(name, owner), shown, tuple(notes))
+
+
+def _add_device(
+    lines: "Lines", x: float, record: MemoryRecord, device: DeviceReading
+) -> None:
+    if record.batch is not None:
+        lines.add("by batch", "within", x, device.current_bytes)
+        return
+    if record.phase == "validation":
+        lines.add("validation peak", "validation", x, device.peak_bytes)
+        return
+    later = device.later_peak_bytes
+    lines.add("peak", "peak", x, device.peak_bytes if later is None else later)
+    lines.add("in use", "current", x, device.current_bytes)
+    lines.add("first step", "first", x, device.first_step_peak_bytes)
+    lines.add("pool", "pool", x, device.reserved_bytes)
+    lines.add("whole card", "card", x, device.card_used_bytes)
+
+
+def _host_panels(records: Sequence[MemoryRecord], owner: str) -> Iterator[Panel]:
+    lines = Lines()
+    source = ""
+    for x, record in placed(records):
+        if (host := record.host) is None:
+            continue
+        source = host.peak_source
+        if record.batch is not None:
+            lines.add("by batch", "within", x, host.rss_bytes)
+        elif record.phase == "validation":
+            lines.add("validation peak", "validation", x, host.peak_bytes)
+        else:
+            lines.add("peak", "peak", x, host.peak_bytes)
+            lines.add("resident", "current", x, host.rss_bytes)
+            lines.add("input pipeline", "pool", x, host.input_bytes)
+    if lines.filled():
+        sampled = ("The peak was sampled every few milliseconds.",)
+        notes = sampled if source == "sampled" else ()
+        yield Panel(_title("Host memory", owner), lines.filled(), notes)
+
+
+def _title(name: str, owner: str) -> str:
+    return f"{name}, {owner}" if owner else name
+
+
+def _without_far_above(lines: tuple[Line, ...]) -> tuple[tuple[Line, ...], list[str]]:
+    """Leave out what would flatten all the rest, and say so."""
+    background = ("pool", "card", "first")
+    top = max(max(line.y) for line in lines if line.style not in background)
+    far = [
+        line
+        for line in lines
+        if line.style in background and max(line.y) > _FAR_ABOVE * top
+    ]
+    notes = [
+        f"Far above, and not drawn: {line.name}, {format_bytes(max(line.y))}."
+        for line in far
+    ]
+    return tuple(line for line in lines if line not in far), notes
+
+
+def _device_notes(devices: Iterable[DeviceReading]) -> Iterator[str]:
+    said: dict[str, Callable[[DeviceReading], bool]] = {
+        "The allocator leaves small requests out.": lambda d: not d.complete,
+        "The peak cannot be reset here: it is that of the whole process so far.": (
+            lambda d: not d.peak_was_reset
+        ),
+    }
+    devices = list(devices)
+    return (text for text, holds in said.items() if any(map(holds, devices)))

@@ -1,0 +1,99 @@
+"""A run's figures as TensorBoard scalars: per device, per batch and per variable."""
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from pathlib import Path
+
+from kerasmem.backends.tensorboard import Scalar, write_events
+from kerasmem.errors import OutputError
+from kerasmem.files.atomic import replacing
+from kerasmem.records import DeviceReading, HostReading, MemoryRecord, Run
+from kerasmem.report.run.epochs import continued, placed
+from kerasmem.report.run.gradients import MEASURES
+from kerasmem.units import to_mib
+
+
+def write_tensorboard(run: Run, folder: str | Path) -> int:
+    """Write a run's figures as TensorBoard scalars; return how many there are.
+
+    The first process's lie in `folder`, those of process 1 in `folder/process-1`, and
+    so on. Sizes are MiB. The step of an epoch's figure is the epoch, from 0; that of
+    a batch's is the number of batches before it.
+
+    Args:
+        run: what was recorded.
+        folder: made if it is not there.
+
+    Raises:
+        OutputError: if it cannot be written.
+    """
+    written = 0
+    for process, scalars in run_scalars(run).items():
+        target = Path(folder) / f"process-{process}" if process else Path(folder)
+        name = f"events.out.tfevents.{int(time.time())}.kerasmem"
+        try:
+            target.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutputError(
+                f"There can be no folder {str(target)!r}: {error.strerror or error}."
+            ) from error
+        with replacing(target / name) as temporary:
+            write_events(temporary, scalars)
+        written += len(scalars)
+    return written
+
+
+def run_scalars(run: Run) -> dict[int, list[Scalar]]:
+    """Return the scalars of every process, process 0 with the gradients."""
+    found = {0: list(_gradient_scalars(run))}
+    for process in {record.process for record in run.memory}:
+        own = [record for record in run.memory if record.process == process]
+        found[process] = [*found.get(process, []), *_memory_scalars(own)]
+    return found
+
+
+def _memory_scalars(records: Sequence[MemoryRecord]) -> Iterator[Scalar]:
+    batches = 1 + max((r.batch for r in records if r.batch is not None), default=0)
+    for place, record in placed(records):
+        if record.batch is None:
+            yield from _reading_scalars(record, "memory", round(place) - 1)
+        else:
+            step = round(place * batches) - 1
+            yield from _reading_scalars(record, "memory_by_batch", step)
+    outside = [r for r in records if r.phase in {"evaluate", "predict"}]
+    for step, record in enumerate(outside):
+        yield from _reading_scalars(record, "memory", step)
+
+
+def _reading_scalars(record: MemoryRecord, room: str, step: int) -> Iterator[Scalar]:
+    phase = "" if record.phase == "train" else f"{record.phase}/"
+    readings: dict[str, DeviceReading | HostReading] = {
+        device.name: device for device in record.devices
+    }
+    if record.host is not None:
+        readings["host"] = record.host
+    for name, reading in readings.items():
+        for field in fields(reading):
+            value = getattr(reading, field.name)
+            if field.name.endswith("_bytes") and value is not None:
+                tag = f"{room}/{phase}{name}/{field.name.removesuffix('_bytes')}_mib"
+                yield Scalar(tag, step, record.time, to_mib(value))
+
+
+def _gradient_scalars(run: Run) -> Iterator[Scalar]:
+    steps = continued(record.epoch for record in run.gradients)
+    for step, record in zip(steps, run.gradients, strict=True):
+        figures = {
+            f"gradients/{name}": getattr(record, name)
+            for name in ("norm", "norm_max", "norm_last", "nonfinite_steps")
+        }
+        for variable in record.variables:
+            figures |= {
+                f"gradients/{variable.path}/{name}": getattr(variable, name)
+                for name in MEASURES
+            }
+        for tag, value in figures.items():
+            if value is not None and math.isfinite(value):
+                yield Scalar(tag, step, record.time, value)

@@ -1,0 +1,43 @@
+// Numbers as text; bytes as `kerasmem.units.format_bytes` writes them.
+
+function bytesText(size) {
+  if (Math.abs(size) < 1024) return `${size} B`;
+  let value = size;
+  let unit = "";
+  for (unit of ["KiB", "MiB", "GiB", "TiB"]) {
+    value /= 1024;
+    if (Math.abs(value) < 999.5) break;
+  }
+  const digits = Math.abs(value) < 9.995 ? 2 : Math.abs(value) < 99.95 ? 1 : 0;
+  return `${value.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits })} ${unit}`;
+}
+
+// For an axis, whose steps are powers of two: no digits that say nothing.
+function roundBytesText(size) {
+  return bytesText(size).replace(/\.0+ /, " ").replace(/(\.\d*?)0+ /, "$1 ");
+}
+
+function countText(count) {
+  return Math.round(count).toLocaleString("en-US");
+}
+
+function numberText(value) {
+  if (!Number.isFinite(value)) return "-";
+  if (value === 0) return "0";
+  const size = Math.abs(value);
+  return size < 1e-3 || size >= 1e5 ? value.toExponential(2) : String(Number(value.toPrecision(3)));
+}
+
+function percentText(share) {
+  return Number.isFinite(share) ? `${(100 * share).toFixed(1)} %` : "-";
+}
+
+function timeText(nanoseconds) {
+  const units = [[1e9, "s"], [1e6, "ms"], [1e3, "µs"]];
+  const [factor, unit] = units.find(([size]) => nanoseconds >= size) || [1, "ns"];
+  return `${Number((nanoseconds / factor).toPrecision(4))} ${unit}`;
+}
+
+function wordsOf(name) {
+  return name.replaceAll("_", " ");
+}

@@ -1,0 +1,78 @@
+// Light or dark: as the system has it, until the reader says otherwise.
+
+const drawings = new Set();
+const systemDark = window.matchMedia("(prefers-color-scheme: dark)");
+const probe = element("span", { hidden: true });
+document.body.append(probe);
+let resolved = new Map();
+
+// A color of the style sheet as a canvas understands it.
+function color(name) {
+  if (!resolved.has(name)) {
+    probe.style.color = `var(--${name})`;
+    resolved.set(name, getComputedStyle(probe).color);
+  }
+  return resolved.get(name);
+}
+
+// The same as one pixel of an image.
+function pixel(name) {
+  const [red, green, blue] = color(name).match(/[\d.]+/g).map(Number);
+  return new Uint32Array(Uint8Array.of(red, green, blue, 255).buffer)[0];
+}
+
+// Draws into `host` now, and whenever the theme or the width of the page changes.
+function keepDrawn(host, draw) {
+  drawings.add({ host, draw });
+  draw();
+}
+
+function drawAll() {
+  resolved = new Map();
+  for (const drawing of drawings) {
+    if (!drawing.host.isConnected) drawings.delete(drawing);
+    else if (drawing.host.clientWidth) drawing.draw();
+  }
+}
+
+function isDark() {
+  const chosen = document.documentElement.dataset.theme;
+  return chosen ? chosen === "dark" : systemDark.matches;
+}
+
+function startTheme() {
+  const button = document.getElementById("theme");
+  const say = () => { button.textContent = isDark() ? "Light theme" : "Dark theme"; };
+  const use = (theme) => {
+    document.documentElement.dataset.theme = theme;
+    say();
+    drawAll();
+  };
+  button.hidden = false;
+  button.addEventListener("click", () => use(isDark() ? "light" : "dark"));
+  systemDark.addEventListener("change", () => { say(); drawAll(); });
+  say();
+  let width = window.innerWidth;
+  window.addEventListener("resize", () => {
+    if (window.innerWidth !== width) requestAnimationFrame(drawAll);
+    width = window.innerWidth;
+  });
+  startPrinting();
+}
+
+// Paper is white, and nothing on it can be opened.
+function startPrinting() {
+  let before = null;
+  window.addEventListener("beforeprint", () => {
+    before = { theme: document.documentElement.dataset.theme, closed: [...document.querySelectorAll("details:not([open])")] };
+    document.documentElement.dataset.theme = "light";
+    before.closed.forEach((details) => { details.open = true; });
+    drawAll();
+  });
+  window.addEventListener("afterprint", () => {
+    if (before.theme) document.documentElement.dataset.theme = before.theme;
+    else delete document.documentElement.dataset.theme;
+    before.closed.forEach((details) => { details.open = false; });
+    drawAll();
+  });
+}

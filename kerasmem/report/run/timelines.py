@@ -1,0 +1,84 @@
+"""A memory timeline by column, for `timeline.js`.
+
+A moment is the state between two events: moment 0 is the opening of the window,
+moment `n + 1` that after event `n`. A block is alive from its `start` to before its
+`end`.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from kerasmem.records import CATEGORIES, PHASES, Block, Timeline
+from kerasmem.report.run.packing import Packer
+
+MOST_BLOCKS = 300_000
+
+
+def chosen(timelines: Sequence[Timeline]) -> tuple[list[Timeline], str]:
+    """Return the timelines that fit on a page, and a note on those that do not.
+
+    Those with the highest peaks stay, in the order in which they were recorded.
+    """
+    ranked = sorted(range(len(timelines)), key=lambda i: -timelines[i].peak_bytes)
+    kept: list[int] = []
+    blocks = 0
+    for index in ranked:
+        blocks += len(timelines[index].blocks)
+        if kept and blocks > MOST_BLOCKS:
+            break
+        kept.append(index)
+    note = (
+        f"Shown are the {len(kept)} of {len(timelines)} windows with the highest peaks."
+    )
+    return [timelines[i] for i in sorted(kept)], note * (len(kept) < len(timelines))
+
+
+def timeline_title(timeline: Timeline) -> str:
+    """Return whose memory it is, and over which steps."""
+    first, last = timeline.first_step + 1, timeline.first_step + timeline.steps
+    steps = f"step {first}" if first == last else f"steps {first} to {last}"
+    return f"{timeline.allocator}, {steps}"
+
+
+def timeline_columns(timeline: Timeline, packer: Packer) -> dict[str, Any]:
+    """Return a timeline for the browser, its numbers in the packer."""
+    blocks = timeline.blocks
+    starts, ends = lives(timeline)
+    kinds: dict[tuple[str, ...], int] = {}
+    kind = [kinds.setdefault(_kind(block), len(kinds)) for block in blocks]
+    lowest = min((block.address for block in blocks), default=0)
+    opening, times = timeline.opening_bytes, timeline.times_ns
+    return {
+        "title": timeline_title(timeline),
+        "source": timeline.source,
+        "folded": timeline.folded,
+        "categories": CATEGORIES,
+        "phases": PHASES,
+        "kinds": list(kinds),
+        "kind": packer.whole(kind),
+        "start": packer.whole(starts, rising=True),
+        "life": packer.whole([e - s for s, e in zip(starts, ends, strict=True)]),
+        "given": packer.whole([block.given_bytes for block in blocks]),
+        "requested": packer.whole([block.requested_bytes for block in blocks]),
+        "address": packer.whole([block.address - lowest for block in blocks]),
+        "time": packer.whole([0, *times], rising=True),
+        "total": packer.whole([opening, *timeline.in_use_bytes], rising=True),
+        "reserved": packer.whole(timeline.reserved_bytes, rising=True),
+        "fragmentation": packer.real(timeline.fragmentation),
+    }
+
+
+def _kind(block: Block) -> tuple[str, ...]:
+    layer = block.layer or ""
+    texts = (block.operation, layer, block.phase, block.category)
+    return (*texts, block.shape, block.dtype)
+
+
+def lives(timeline: Timeline) -> tuple[list[int], list[int]]:
+    """Return the first moment of every block, and the first without it."""
+    after = len(timeline.in_use_bytes) + 1
+    starts = [
+        0 if b.allocated_at is None else b.allocated_at + 1 for b in timeline.blocks
+    ]
+    ends = [after if b.freed_at is None else b.freed_at + 1 for b in timeline.blocks]
+    return starts, ends

@@ -1,0 +1,88 @@
+"""Leaks in a real `fit` are told; a healthy one, garbage and all, tells nothing."""
+
+import keras
+import numpy as np
+import pytest
+
+from kerasmem.callbacks import MemoryMonitor
+from kerasmem.errors import KerasMemWarning
+from kerasmem.records import Finding
+from kerasmem.units import MIB
+from tests.callbacks.fakes import FakeDevices
+
+EPOCHS = 12
+
+
+class Item:
+    """Something that a callback forgets to let go: one block of memory."""
+
+    __slots__ = ("other",)
+
+
+class Keep(keras.callbacks.Callback):
+    """Keeps 20,000 objects and 8 MiB more with every epoch."""
+
+    def __init__(self):
+        super().__init__()
+        self.kept = []
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.kept.append([Item() for _ in range(20_000)])
+        self.kept.append(np.ones(MIB))
+
+
+class Litter(keras.callbacks.Callback):
+    """Makes objects that hold each other, which only the garbage collector frees."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        for _ in range(2000):
+            first, second = Item(), Item()
+            first.other, second.other = second, first
+
+
+@pytest.fixture
+def watched_fit(fit, devices):
+    """Return a function that fits with a monitor and returns the monitor."""
+
+    def run(*callbacks, **options):
+        devices(FakeDevices())
+        monitor = MemoryMonitor(**options)
+        fit(monitor, *callbacks, epochs=EPOCHS)
+        return monitor
+
+    return run
+
+
+def test_objects_that_are_kept_are_told_once_each_with_their_slope(
+    watched_fit, tmp_path
+):
+    with pytest.warns(KerasMemWarning) as caught:
+        monitor = watched_fit(Keep(), log_dir=tmp_path)
+
+    objects, host = sorted(monitor.findings, key=lambda finding: finding.text)
+    assert objects.text.startswith("The number of blocks of Python objects rises by ")
+    rate = float(objects.text.split(" rises by ")[1].split()[0].replace(",", ""))
+    assert rate == pytest.approx(20_000, rel=0.1)
+    assert f"grew most: {Item.__module__}.Item (+" in objects.text
+    assert host.text.startswith("The resident memory of the process rises by ")
+    rate = float(host.text.split(" rises by ")[1].split()[0])
+    assert rate == pytest.approx(8 + 20_000 * 56 / MIB, rel=0.2)
+
+    texts = [str(w.message) for w in caught if w.category is KerasMemWarning]
+    assert sorted(texts) == [objects.text, host.text]
+    lines = (tmp_path / "findings.jsonl").read_text().splitlines()
+    assert [Finding.from_json(line) for line in lines] == monitor.findings
+
+
+def test_a_healthy_fit_tells_nothing(watched_fit):
+    assert watched_fit().findings == []
+
+
+def test_garbage_is_no_leak(watched_fit):
+    assert watched_fit(Litter()).findings == []
+
+
+def test_without_the_host_its_memory_is_not_watched(watched_fit):
+    with pytest.warns(KerasMemWarning, match="Python objects"):
+        monitor = watched_fit(Keep(), host=False)
+    assert len(monitor.findings) == 1

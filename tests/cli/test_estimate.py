@@ -1,0 +1,69 @@
+"""`kerasmem estimate`: the memory a saved model will need, and whether it fits."""
+
+import pytest
+
+from kerasmem.records import MemoryEstimate
+
+
+def test_it_tells_categories_layers_and_the_verdict(folder, kerasmem):
+    call = kerasmem("estimate model.keras --batch-size 64 --memory-limit 8GiB")
+    assert call.code == 0
+    for text in ("optimizer state", "hidden", "peak:", "nine times in ten between"):
+        assert text in call.out
+    assert "fits: limit 8.00 GiB, estimated need" in call.out
+
+
+def test_json_holds_the_estimate_and_the_verdict(folder, kerasmem):
+    found = kerasmem("estimate model.keras --memory-limit 1KiB --json").json
+    assert found["verdict"] == "does not fit"
+    assert found["memory_limit_bytes"] == 1024
+    assert found["batch_size"] == 32
+    parameters = sum(
+        part["nbytes"] for part in found["parts"] if part["category"] == "parameter"
+    )
+    assert parameters == 4 * (6 * 32 + 32 + 32 * 3 + 3)
+    assert set(found) - {"model", "verdict", "memory_limit_bytes"} == set(
+        MemoryEstimate.__dataclass_fields__
+    )
+
+
+def test_a_limit_within_the_interval_is_too_close_to_call(folder, kerasmem):
+    found = kerasmem("estimate model.keras --json").json
+    limit = (found["low_bytes"] + found["high_bytes"]) // 2
+    again = kerasmem(f"estimate model.keras --memory-limit {limit} --json").json
+    assert again["verdict"] == "too close to call"
+
+
+def test_predict_needs_less_than_training_and_no_optimizer(
+    folder, kerasmem, new_network
+):
+    new_network(compiled=False).save("plain.keras")
+    predict = kerasmem("estimate plain.keras --predict --json").json
+    training = kerasmem("estimate plain.keras --optimizer adam --json").json
+    assert predict["peak_bytes"] < training["peak_bytes"]
+
+
+def test_it_answers_for_another_backend_and_device(folder, kerasmem):
+    found = kerasmem("estimate model.keras --backend torch --device cpu --json").json
+    assert (found["backend"], found["device"]) == ("torch", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ("plain.keras", "saved without one. Next: pass --optimizer adam, or --predict"),
+        ("model.keras --memory-limit lots", "such as '8GiB'"),
+        ("model.keras --batch-size 0", "whole number from 1"),
+        ("model.keras --method guess", "one of auto, analytic, traced, xla, step"),
+        ("model.keras --backend numpy", "Received: backend='numpy'"),
+        ("missing.keras", "missing.keras"),
+    ],
+)
+def test_wrong_input_is_one_line_and_code_two(
+    folder, kerasmem, new_network, options, text
+):
+    new_network(compiled=False).save("plain.keras")
+    call = kerasmem(f"estimate {options}")
+    assert call.code == 2
+    assert text in call.err
+    assert call.err.count("\n") == 1

@@ -1,0 +1,74 @@
+"""`kerasmem report` makes a page of what a run left behind."""
+
+from pathlib import Path
+
+import keras
+import pytest
+
+import kerasmem as km
+from tests.report.packed import packed
+from tests.report.runs import small_run
+
+
+@pytest.fixture
+def run_dir(tmp_path, monkeypatch):
+    """A real run's folder, in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "run"
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, name="only")])
+    model.compile("sgd", "mse", jit_compile=False)
+    watch = km.callbacks.MemoryMonitor(log_dir=folder)
+    flow = km.callbacks.GradientMonitor(every=1, log_dir=folder)
+    x, y = keras.ops.ones((8, 3)), keras.ops.zeros((8, 2))
+    model.fit(x, y, batch_size=4, epochs=2, callbacks=[watch, flow], verbose=0)
+    return watch, flow
+
+
+# Not every backend has a device series on a CPU; a monitor says so.
+@pytest.mark.filterwarnings("ignore:.*no device series")
+def test_a_real_run_becomes_a_page(run_dir, kerasmem):
+    watch, flow = run_dir
+    found = kerasmem("report run -o page.html --json").json
+    assert (found["memory_readings"], found["gradient_epochs"]) == (2, 2)
+    page = Path("page.html").read_text(encoding="utf-8")
+    assert found["page_bytes"] == len(page.encode())
+    shown = packed(page)
+    panel = next(p for p in shown["memory"] if p["title"] == "Host memory")
+    peak = next(line for line in panel["lines"] if line["name"] == "peak")
+    assert peak["y"] == [record.host.peak_bytes for record in watch.records]
+    norms = [record.norm for record in flow.records]
+    assert shown["gradients"]["norm"] == pytest.approx(norms, rel=2e-4)
+    assert shown["gradients"]["paths"] == [v.path for v in flow.records[0].variables]
+
+
+def test_the_headline_is_told_in_the_terminal(tmp_path, monkeypatch, kerasmem):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
+    run = small_run()
+    (tmp_path / "run" / "findings.jsonl").write_text(run.findings[0].to_json() + "\n")
+    (tmp_path / "run" / "memory.jsonl").write_text(
+        "".join(f"{record.to_json()}\n" for record in run.memory) + '{"epo'
+    )
+    call = kerasmem("report run -o page.html --tensorboard board")
+    assert call.code == 0
+    for text in ("Device peak", "1.27 GiB", "leak", "page: page.html", "TensorBoard:"):
+        assert text in call.out
+    assert "The last line of memory.jsonl is cut off" in call.err
+    assert len(list((tmp_path / "board").iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("report missing -o page.html", "There is no folder here"),
+        ("report . -o page.html", "nothing here that a monitor recorded"),
+        ("report . -o page.txt", "must end in .html"),
+        ("report . -o nowhere/page.html", "There is no folder 'nowhere'"),
+        ("report .", "required: -o/--output"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(
+    tmp_path, monkeypatch, refused, line, message
+):
+    monkeypatch.chdir(tmp_path)
+    assert message in refused(line)

@@ -1,0 +1,86 @@
+"""`kerasmem run`: a script of the user's, in a process of its own."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from kerasmem.files.read_run import read_run
+from tests.timelines import assert_adds_up
+
+SCRIPT = """
+import sys
+import keras, numpy as np
+from beside import ROWS
+
+class Note(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        print("keys", len(logs))
+
+if __name__ == "__main__":
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    model.compile("adam", "mse")
+    x, y = np.ones((ROWS, 4), "float32"), np.ones((ROWS, 2), "float32")
+    model.fit(x, y, 2, 2, 0, [Note()])
+    print("arguments", sys.argv[1:])
+    sys.exit(int(sys.argv[1]))
+"""
+
+
+@pytest.fixture
+def here(tmp_path):
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "beside.py").write_text("ROWS = 12\n")
+    return tmp_path
+
+
+def run(folder, *arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "kerasmem", "run", *arguments],
+        cwd=folder,
+        env=os.environ | {"PYTHONWARNINGS": "ignore"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_every_fit_of_a_script_is_watched(here, backend):
+    done = run(here, "--timeline", "--log-dir", "seen", "train.py", "7", "--flag")
+    assert done.returncode == 7, done.stderr
+    printed = done.stdout.splitlines()
+    # The script's own callbacks see what they see without us: loss alone.
+    assert printed == ["keys 1", "keys 1", "arguments ['7', '--flag']"]
+    assert "Recorded in seen. Next: kerasmem report seen -o page.html" in done.stderr
+    seen = read_run(here / "seen")
+    assert seen.info.backend == backend
+    assert [record.epoch for record in seen.memory if record.batch is None] == [0, 1]
+    assert [record.epoch for record in seen.gradients] == [0, 1]
+    (timeline,) = seen.timelines
+    assert timeline.first_step == 2
+    assert_adds_up(timeline)
+    layers = {block.layer for block in timeline.blocks}
+    assert "sequential/dense" in layers
+
+
+def test_json_is_alone_on_stdout(here):
+    (here / "idle.py").write_text("print('no fit here')\n")
+    done = run(here, "--json", "--log-dir", "seen", "idle.py")
+    assert json.loads(done.stdout) == {
+        "script": "idle.py",
+        "exit_code": 0,
+        "log_dir": "seen",
+        "files": [],
+    }
+    assert "no fit here" in done.stderr
+    assert "idle.py called no fit, so nothing was recorded." in done.stderr
+
+
+def test_a_script_that_is_not_there_is_one_line(here):
+    done = run(here, "missing.py")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "kerasmem: error: There is no such script. Received: 'missing.py'.\n"
+    )

@@ -1,0 +1,101 @@
+"""A run's folder is read back whole, and as far as it goes where it was cut off."""
+
+import re
+
+import pytest
+
+from kerasmem.errors import InputError
+from kerasmem.files.read_run import read_run
+from kerasmem.files.timelines import add_timelines
+from kerasmem.records import Run
+from tests.report.runs import countable_timeline, memory_records, small_run
+
+
+def write_lines(path, records):
+    path.write_text("".join(f"{record.to_json()}\n" for record in records))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    run = small_run()
+    (tmp_path / "run.json").write_text(run.info.to_json())
+    write_lines(tmp_path / "memory.jsonl", run.memory)
+    write_lines(tmp_path / "gradients.jsonl", run.gradients)
+    write_lines(tmp_path / "findings.jsonl", run.findings)
+    add_timelines(tmp_path, run.timelines)
+    return tmp_path
+
+
+def without_nan(run):
+    return re.sub(r"\bnan\b", "'none'", repr(run))
+
+
+def test_what_was_written_comes_back(folder):
+    expected = Run(**{**vars(small_run()), "notes": ()})
+    assert without_nan(read_run(folder)) == without_nan(expected)
+
+
+def test_a_half_last_line_is_left_out_and_said(folder):
+    file = folder / "memory.jsonl"
+    file.write_text(file.read_text()[:-30])
+    run = read_run(folder)
+    assert run.memory == memory_records(4)[:3]
+    assert run.notes == ("The last line of memory.jsonl is cut off and was left out.",)
+
+
+def test_lines_that_are_none_of_ours_are_counted(folder):
+    file = folder / "findings.jsonl"
+    file.write_text('[1]\n{"kind": "leak"}\n' + file.read_text())
+    run = read_run(folder)
+    assert len(run.findings) == 1
+    assert run.notes == ("2 of 3 lines of findings.jsonl are damaged.",)
+
+
+def test_a_line_of_an_older_version_is_read(tmp_path):
+    line = (
+        '{"epoch": 0, "batch": null, "host": null, "devices": [{"name": "GPU:0", '
+        '"current_bytes": 1, "peak_bytes": 2, "peak_was_reset": true}]}'
+    )
+    (tmp_path / "memory.jsonl").write_text(line)
+    (record,) = read_run(tmp_path).memory
+    assert (record.phase, record.devices[0].reserved_bytes) == ("train", None)
+
+
+def test_every_process_is_read(folder):
+    write_lines(folder / "memory-p1.jsonl", memory_records(2, process=1))
+    add_timelines(folder, [countable_timeline()], process=1)
+    run = read_run(folder)
+    assert [record.process for record in run.memory] == [0, 0, 0, 0, 1, 1]
+    assert [timeline.allocator for timeline in run.timelines] == [
+        "GPU_0_bfc",
+        "cpu",
+        "GPU_0_bfc of process 1",
+    ]
+
+
+def test_a_damaged_window_leaves_the_others(folder):
+    file = folder / "timeline-0000.json.gz"
+    (folder / "timeline-0001.json.gz").write_bytes(file.read_bytes()[:-40])
+    run = read_run(folder)
+    assert len(run.timelines) == 2
+    assert run.notes == ("timeline-0001.json.gz is damaged and was left out.",)
+
+
+@pytest.mark.parametrize("content", [None, "{half"])
+def test_a_run_without_its_head_is_a_run(folder, content):
+    head = folder / "run.json"
+    head.unlink() if content is None else head.write_text(content)
+    run = read_run(folder)
+    assert run.info is None
+    assert len(run.memory) == 4
+
+
+def test_a_folder_with_nothing_of_ours_is_refused(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(InputError, match="nothing here that a monitor recorded.*log_d"):
+        read_run(tmp_path)
+
+
+def test_a_folder_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(InputError, match="There is no folder here. Received: path="):
+        read_run(tmp_path / "missing")

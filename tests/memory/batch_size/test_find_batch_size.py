@@ -1,0 +1,96 @@
+"""Trials that really run, and what is refused before one does."""
+
+import keras
+import pytest
+from keras import layers
+
+from kerasmem import errors
+from kerasmem.memory.batch_size import BatchSize, CurvePoint, Trial, find_batch_size
+from kerasmem.memory.batch_size.limit import environment
+from kerasmem.memory.batch_size.trial import attempt
+from kerasmem.memory.estimate.request import Input, Request
+from kerasmem.units import MIB
+
+WIDTH = 1024
+LIMIT = 24 * MIB
+
+
+@pytest.fixture
+def wide():
+    """2 MiB of weights; 12 KiB of activations for a sample."""
+    model = keras.Sequential(
+        [
+            keras.Input((256,)),
+            layers.Dense(WIDTH, activation="relu"),
+            layers.Dense(256),
+            layers.Dense(WIDTH, activation="relu"),
+            layers.Dense(1),
+        ]
+    )
+    model.compile("sgd", "mse")
+    return model
+
+
+def trial(model, batch_size):
+    backend = keras.backend.backend()
+    request = Request(
+        model=model,
+        inputs=(Input("x", (batch_size, 256), "float32"),),
+        batch_size=batch_size,
+        optimizer=model.optimizer,
+        dtype_policy=None,
+        jit_compile=backend == "jax",
+        backend=backend,
+        training=True,
+        device="cpu",
+    )
+    return attempt(request, LIMIT, environment(LIMIT, backend, "cpu"))
+
+
+def test_a_batch_that_fits_runs_and_is_measured(wide):
+    found = trial(wide, 64)
+    assert found.fits
+    assert 3 * MIB < found.peak_bytes < LIMIT
+
+
+def test_a_batch_that_does_not_fit_hurts_nobody(wide):
+    found = trial(wide, 8192)  # 64 MiB for the widest activations alone
+    assert not found.fits
+    assert found.reason
+    assert wide.predict(keras.ops.zeros((1, 256)), verbose=0).shape == (1, 1)
+
+
+def test_a_batch_size_is_an_int_that_knows_its_story():
+    curve = (CurvePoint(8, 100, 110),)
+    found = BatchSize(8, limit_bytes=120, curve=curve, trials=(Trial(8, fits=True),))
+    assert found == 8
+    assert list(range(16))[::found] == [0, 8]
+    assert (found.limit_bytes, found.curve) == (120, curve)
+
+
+def test_a_limit_below_the_weights_is_refused(wide):
+    with pytest.raises(errors.ConfigError, match=r"below what the model's variables"):
+        find_batch_size(wide, "1MiB")
+
+
+def test_a_limit_that_is_no_size_is_refused(wide):
+    with pytest.raises(errors.ConfigError, match=r"A size is a number of bytes"):
+        find_batch_size(wide, "a lot")
+
+
+def test_a_model_without_weights_is_refused():
+    with pytest.raises(errors.ModelError, match=r"has no weights yet"):
+        find_batch_size(keras.Sequential([layers.Dense(2)]), "1GiB")
+
+
+def test_a_fixed_batch_axis_is_refused():
+    inputs = keras.Input(batch_shape=(4, 8))
+    model = keras.Model(inputs, layers.Dense(1)(inputs))
+    with pytest.raises(errors.ModelError, match=r"batches of one size only"):
+        find_batch_size(model, "1GiB", optimizer="sgd")
+
+
+def test_training_needs_an_optimizer():
+    model = keras.Sequential([keras.Input((2,)), layers.Dense(1)])
+    with pytest.raises(errors.ModelError, match=r"Training needs an optimizer"):
+        find_batch_size(model, "1GiB")

@@ -1,0 +1,63 @@
+"""The search for a batch size, against devices that are made up."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kerasmem.memory.batch_size.result import Trial
+from kerasmem.memory.batch_size.search import TOLERANCE, Search
+
+FIXED = 1000
+LARGEST = 4096
+
+
+def search(limit, per_sample, *, said, tells=True):
+    """Return a search on a device that needs `per_sample`, estimated as `said`."""
+
+    def attempt(size):
+        peak = FIXED + per_sample * size
+        return Trial(size, peak <= limit, peak if tells and peak <= limit else None)
+
+    return Search(
+        predict=lambda size: FIXED + said * size,
+        attempt=attempt,
+        limit_bytes=limit,
+        fixed_bytes=FIXED,
+        largest=LARGEST,
+    )
+
+
+@settings(max_examples=200, derandomize=True)
+@given(
+    fitting=st.integers(1, LARGEST - 1),
+    per_sample=st.integers(50, 5000),
+    error=st.floats(0.85, 1.5),
+    tells=st.booleans(),
+)
+def test_the_batch_found_runs_and_a_little_more_does_not(
+    fitting, per_sample, error, tells
+):
+    limit = FIXED + per_sample * fitting + per_sample // 2
+    said = max(round(per_sample * error), 1)
+    look = search(limit, per_sample, said=said, tells=tells)
+    found = look.run()
+    assert found <= fitting
+    assert max(found + 1, int(TOLERANCE * found)) > fitting
+    assert sum(not trial.fits for trial in look.trials) <= 2
+
+
+def test_an_exact_estimate_takes_three_trials():
+    look = search(FIXED + 100 * 640, 100, said=100)
+    assert look.run() == 640
+    assert [trial.fits for trial in look.trials] == [True, True, False]
+
+
+def test_two_failures_end_the_search_even_if_nothing_fits():
+    look = search(FIXED + 100 * 10, 100, said=1)
+    assert look.run() == 0
+    assert [trial.fits for trial in look.trials] == [False, False]
+
+
+def test_no_batch_above_the_largest_is_tried():
+    look = search(FIXED + 10**9, 1, said=1)
+    assert look.run() == LARGEST
+    assert max(trial.batch_size for trial in look.trials) == LARGEST

@@ -1,0 +1,53 @@
+"""The rules of torch's caching allocator, each on requests small enough to follow."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kerasmem.memory.estimate.analytic.torch_pool import TorchAllocator
+from kerasmem.units import MIB
+
+
+def test_small_requests_share_a_segment_of_two_mib():
+    allocator = TorchAllocator()
+    first, second = allocator.allocate(100), allocator.allocate(MIB)
+    assert second - first == 512
+    assert allocator.in_use_bytes == 512 + MIB
+    assert allocator.pool_bytes == 2 * MIB
+
+
+def test_medium_requests_come_out_of_twenty_mib():
+    allocator = TorchAllocator()
+    allocator.allocate(3 * MIB)
+    assert (allocator.in_use_bytes, allocator.pool_bytes) == (3 * MIB, 20 * MIB)
+
+
+def test_large_requests_have_segments_of_their_own_in_steps_of_two_mib():
+    allocator = TorchAllocator()
+    allocator.allocate(11 * MIB)
+    # One MiB is left: not enough to split a large block.
+    assert (allocator.in_use_bytes, allocator.pool_bytes) == (12 * MIB, 12 * MIB)
+
+
+def test_a_freed_block_is_used_again_and_merges_with_its_neighbors():
+    allocator = TorchAllocator()
+    low, high = allocator.allocate(4 * MIB), allocator.allocate(4 * MIB)
+    allocator.free(low)
+    allocator.free(high)
+    assert allocator.allocate(19 * MIB) == low
+    assert allocator.pool_bytes == 20 * MIB
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(st.lists(st.integers(1, 30 * MIB), min_size=1, max_size=40))
+def test_what_is_all_given_back_leaves_nothing_in_use(sizes):
+    allocator = TorchAllocator()
+    blocks = [allocator.allocate(size) for size in sizes]
+    assert len(set(blocks)) == len(blocks)
+    assert sum(sizes) <= allocator.in_use_bytes <= allocator.pool_bytes
+    for block in blocks[::2] + blocks[1::2]:
+        allocator.free(block)
+    held = allocator.pool_bytes
+    assert allocator.in_use_bytes == 0
+    for size in sizes:
+        allocator.allocate(size)
+    assert allocator.pool_bytes == held

@@ -1,0 +1,35 @@
+"""A task in a process of its own."""
+
+import os
+
+import keras
+import pytest
+
+from kerasmem.errors import DataError
+from kerasmem.memory.child import ChildDiedError, run_in_child
+
+
+def complain(job):
+    """Runs in the child."""
+    given = os.environ["GIVEN"]
+    raise DataError(f"{keras.backend.backend()} was told {job['word']!r}, {given}.")
+
+
+def die(job):
+    """Runs in the child."""
+    os._exit(3)
+
+
+def ask(task, **options):
+    return run_in_child(f"{__name__}:{task}", {"word": "a"}, backend="torch", **options)
+
+
+def test_a_childs_error_comes_back_as_it_was_raised():
+    with pytest.raises(DataError, match=r"^torch was told 'a', and set\.$"):
+        ask("complain", environment={"GIVEN": "and set"})
+    assert "GIVEN" not in os.environ
+
+
+def test_a_child_that_dies_is_told_from_one_that_complains():
+    with pytest.raises(ChildDiedError, match="ended by an error"):
+        ask("die")

@@ -1,0 +1,228 @@
+"""The numbers that the page's charts and tables are made of are those recorded."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kerasmem.records import GradientRecord, HostReading, MemoryRecord, Timeline
+from kerasmem.report.run.epochs import continued, placed
+from kerasmem.report.run.gradients import gradient_flow
+from kerasmem.report.run.memory import memory_panels
+from kerasmem.report.run.packing import Packer
+from kerasmem.report.run.panels import Line, thinned
+from kerasmem.report.run.timeline_tables import course_table, peak_table
+from kerasmem.report.run.timelines import MOST_BLOCKS, chosen, timeline_columns
+from kerasmem.units import MIB, format_bytes
+from tests.report.packed import unpacked
+from tests.report.runs import countable_timeline, gradient_records, memory_records
+
+few = settings(derandomize=True, max_examples=25, deadline=None)
+
+
+@few
+@given(st.lists(st.integers(-(2**53), 2**53)), st.booleans())
+def test_whole_numbers_come_back_as_they_were(values, rising):
+    steps = np.diff(values, prepend=0) if values else []
+    if rising and np.abs(steps).max(initial=0) > 2**53:
+        return  # a step that no float holds; bytes and events are far smaller
+    packer = Packer()
+    reference = packer.whole(values, rising=rising)
+    assert unpacked(packer.pack({"x": reference}))["x"] == values
+
+
+@few
+@given(st.lists(st.floats(-(2.0**99), 2.0**99, width=32)))
+def test_other_numbers_keep_four_digits(values):
+    packer = Packer()
+    found = unpacked(packer.pack({"x": packer.real(values)}))["x"]
+    assert found == pytest.approx(values, rel=1.3e-4, abs=1e-37)
+
+
+def test_what_is_no_number_stays_none():
+    packer = Packer()
+    found = unpacked(packer.pack({"x": packer.real([float("nan"), float("inf")])}))
+    assert np.isnan(found["x"][0])
+    assert found["x"][1] == float("inf")
+
+
+def test_bytes_take_no_more_room_than_they_need():
+    packer = Packer()
+    packer.whole([0, 255])
+    packer.whole([2**40, 2**40 + 1], rising=True)
+    packer.whole(range(10**6, 10**6 + 300), rising=True)
+    assert [column["type"] for column in packer._columns] == [
+        "uint8",
+        "float64",
+        "uint32",
+    ]
+
+
+def test_a_second_fit_goes_on_where_the_first_ended():
+    assert continued([0, 1, 2, 0, 1]) == [0, 1, 2, 3, 4]
+    assert continued([3, 4, 5]) == [3, 4, 5]
+
+
+def reading(epoch, batch=None, phase="train", size=1):
+    return MemoryRecord(epoch, batch, (), HostReading(size, size, "kernel"), phase)
+
+
+def test_a_batch_lies_inside_of_its_epoch():
+    records = [
+        reading(0, 1),
+        reading(0, 3),
+        reading(0, None, "validation"),
+        reading(0),
+        reading(1, 1),
+        reading(1),
+        reading(0, 1),
+        reading(0),
+        reading(5, None, "predict"),
+    ]
+    assert [x for x, _ in placed(records)] == [0.5, 1, 1, 1, 1.5, 2, 2.5, 3]
+
+
+def test_a_panel_has_the_bytes_of_every_epoch():
+    gpu, host = memory_panels(memory_records(3))
+    lines = {line.name: line for line in gpu.lines}
+    assert lines["peak"].y == [156 * MIB, 157 * MIB, 158 * MIB]
+    assert lines["in use"].y == [8 * MIB] * 3
+    assert lines["pool"].y == [320 * MIB] * 3
+    assert lines["peak"].x == [1, 2, 3]
+    assert {line.name: line.y[-1] for line in host.lines} == {
+        "peak": 1104 * MIB,
+        "resident": 904 * MIB,
+    }
+    assert "peak: from 156 MiB to 158 MiB, at most 158 MiB." in gpu.words
+
+
+def test_a_first_step_far_above_is_told_and_does_not_flatten_the_rest():
+    gpu, _ = memory_panels(memory_records(3))
+    assert "first step" not in {line.name for line in gpu.lines}
+    assert gpu.notes[0] == "Far above, and not drawn: first step, 1.27 GiB."
+
+
+def test_every_device_of_every_process_has_a_panel():
+    records = [
+        *memory_records(2, process=0, devices=("GPU:0", "GPU:1")),
+        *memory_records(2, process=1),
+    ]
+    assert [panel.title for panel in memory_panels(records)] == [
+        "GPU:0, process 0",
+        "GPU:1, process 0",
+        "Host memory, process 0",
+        "GPU:0, process 1",
+        "Host memory, process 1",
+    ]
+
+
+def test_devices_on_one_allocator_share_a_panel():
+    first, second = memory_records(1, devices=("CPU:0", "CPU:1"))[0].devices
+    shared = (first, replace(second, shares_with="CPU:0"))
+    panels = memory_panels([MemoryRecord(0, None, shared, None)])
+    assert [panel.title for panel in panels] == ["CPU:0"]
+    assert "CPU:1 and it share one allocator." in panels[0].notes
+
+
+def test_validation_has_a_line_of_its_own():
+    (panel,) = memory_panels([reading(0, None, "validation", 7), reading(0, size=5)])
+    lines = {line.name: line.y for line in panel.lines}
+    assert lines == {"validation peak": [7], "peak": [5], "resident": [5]}
+
+
+def test_a_long_line_keeps_its_lows_and_highs():
+    y = list(range(100_000))
+    y[12_345], y[54_321] = 10**6, -(10**6)
+    short = thinned(Line("in use", "within", [float(i) for i in y], y))
+    assert len(short.y) <= 5000
+    assert (max(short.y), min(short.y)) == (10**6, -(10**6))
+    assert short.y[-1] == 99_999
+
+
+def test_a_gradient_keeps_its_place():
+    records = gradient_records(5, 4)
+    flow = gradient_flow(records)
+    assert flow.columns == flow.epochs == (1, 2, 3, 4, 5)
+    for row, path in enumerate(flow.paths):
+        for column, record in enumerate(records):
+            variable = next(v for v in record.variables if v.path == path)
+            assert flow.measures["norm"][row, column] == variable.norm
+    assert np.isnan(flow.measures["update_ratio"][:, 0]).all()
+
+
+def test_an_epoch_without_variables_is_no_column():
+    first, _, third = gradient_records(3, 2)
+    flow = gradient_flow([first, GradientRecord(1, 100, 1.0, 2.0, 0), third])
+    assert flow.epochs == (1, 2, 3)
+    assert flow.columns == (1, 3)
+
+
+def test_more_cells_than_a_page_bears_are_merged_and_it_says_so(monkeypatch):
+    monkeypatch.setattr("kerasmem.report.run.gradients._MOST_CELLS", 8)
+    records = gradient_records(5, 4)
+    flow = gradient_flow(records)
+    assert (flow.merged, flow.columns) == (3, (1, 4))
+    of_first = [r.variables[0] for r in records]
+    assert flow.measures["norm"][0] == pytest.approx(
+        [
+            np.mean([v.norm for v in of_first[:3]]),
+            np.mean([v.norm for v in of_first[3:]]),
+        ]
+    )
+    assert flow.measures["norm_max"][0, 0] == max(v.norm_max for v in of_first[:3])
+    ratios = [v.update_ratio for v in of_first[1:3]]  # the first epoch has none
+    assert flow.measures["update_ratio"][0, 0] == pytest.approx(np.mean(ratios))
+
+
+def test_the_peak_table_has_the_bytes_of_the_peak():
+    table = peak_table(countable_timeline())
+    assert table.title == "in use at the peak, 2.04 KiB in all"  # 2092 bytes
+    assert table.rows[0] == ("dense", "gradient", "1.00 KiB", "1000 B", "1", "48.9 %")
+    assert {row[:3] for row in table.rows} == {
+        ("dense", "gradient", "1.00 KiB"),
+        ("relu", "activation", "512 B"),
+        ("dense", "parameter", "300 B"),
+        ("dense", "activation", "256 B"),
+    }
+
+
+def test_the_course_table_follows_every_event():
+    rows = course_table(countable_timeline()).rows
+    in_use = [300, 556, 684, 556, 1068, 2092, 1068, 812, 300]
+    assert [row[2] for row in rows] == [format_bytes(size) for size in in_use]
+    assert rows[5][0] == "5 (peak)"
+    activation = [0, 256, 256, 256, 768, 768, 768, 512, 0]
+    assert [row[6] for row in rows] == [format_bytes(size) for size in activation]
+
+
+def test_the_browser_gets_every_block_and_every_event():
+    timeline = countable_timeline()
+    packer = Packer()
+    found = unpacked(packer.pack(timeline_columns(timeline, packer)))
+    assert found["given"] == [block.given_bytes for block in timeline.blocks]
+    assert found["requested"] == [block.requested_bytes for block in timeline.blocks]
+    assert found["start"] == [0, 1, 2, 4, 5]
+    assert found["life"] == [9, 6, 1, 4, 1]
+    assert found["total"] == [timeline.opening_bytes, *timeline.in_use_bytes]
+    assert found["time"] == [0, *timeline.times_ns]
+    kinds = [found["kinds"][i] for i in found["kind"]]
+    assert kinds[1] == ["MatMul", "dense", "forward", "activation", "[50]", ""]
+
+
+def test_a_window_without_an_event_is_still_shown():
+    empty = Timeline("cpu", "profiler", 0, 1, 0, (), (), (), (), ())
+    assert peak_table(empty).rows == ()
+    assert len(course_table(empty).rows) == 1
+
+
+def test_windows_that_do_not_fit_are_left_out_and_counted():
+    small = countable_timeline()
+    large = replace(
+        small, opening_bytes=5000, blocks=small.blocks[:1] * (MOST_BLOCKS - 3)
+    )
+    kept, note = chosen([small, large, small])
+    assert kept == [large]
+    assert note == "Shown are the 1 of 3 windows with the highest peaks."
+    assert chosen([small, small])[1] == ""

@@ -1,0 +1,342 @@
+"""The page of a run in a real browser: it answers, sends nothing, and is quick."""
+
+import re
+import statistics
+import time
+
+import pytest
+
+from kerasmem.report.run import notebook_html, write_run_page
+from tests.report.browser import chromium, opened, playwright
+from tests.report.runs import EVIL, large_run, small_run
+
+pytestmark = pytest.mark.browser
+start, program = playwright(), chromium()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with start() as api:
+        # Inside of a container there is no other sandbox, and nothing else is opened.
+        running = api.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield running
+        running.close()
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    path = tmp_path_factory.mktemp("small") / "page.html"
+    write_run_page(small_run(), path)
+    return path
+
+
+@pytest.fixture
+def page(browser, small):
+    with opened(browser, small) as page:
+        yield page
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    path = tmp_path_factory.mktemp("large") / "page.html"
+    write_run_page(large_run(), path)
+    return path
+
+
+def plot(page):
+    """The timeline, scrolled into sight, and the box of its inside."""
+    found = page.locator(".plot")
+    found.scroll_into_view_if_needed()
+    page.wait_for_timeout(50)  # scrolling closes the tooltip
+    box = found.bounding_box()
+    left = 62  # of the axis
+    return found, box["x"] + left, box["y"] + 8, box["width"] - left, box["height"] - 30
+
+
+def hover(page, across, up):
+    """Go to a share of the timeline's width, and of its height from below."""
+    _, x, y, width, height = plot(page)
+    page.mouse.move(x + across * width, y + (1 - up) * height)
+    return page.locator(".tooltip").inner_text()
+
+
+def caption(page):
+    return page.locator(".readout caption").inner_text()
+
+
+def rows(page):
+    return page.locator(".readout tbody tr").all_inner_texts()
+
+
+def legend(page):
+    texts = page.locator(".stage .legend li").all_inner_texts()
+    return dict(text.strip().split("\n") for text in texts)
+
+
+def pinned(page):
+    """The event that the table is about."""
+    return int(re.search(r"event ([\d,]*\d)", caption(page))[1].replace(",", ""))
+
+
+def events_at_the_ends(page):
+    """The first and the last event in sight: those that a click there pins."""
+    ends = []
+    _, x, y, width, height = plot(page)
+    for place in (x + 1, x + width - 2):
+        page.mouse.click(place, y + height / 2)
+        ends.append(pinned(page))
+    return ends
+
+
+def test_a_wicked_name_is_text_and_nothing_else(page):
+    page.get_by_label("Window", exact=True).select_option(index=1)
+    assert any(EVIL in text for text in rows(page))
+    assert page.locator("img").count() == 0
+    assert page.title().startswith("tower")
+
+
+def test_a_block_tells_of_itself_under_the_pointer(page):
+    # Moment 5 of 9 is the peak: 300 parameter, 1024 gradient, then 768 activation.
+    text = hover(page, 5.5 / 9, (300 + 1024 + 128) / (1.08 * 1.25 * 2092))
+    assert text.startswith("MatMul\n")
+    for line in ("dense", "activation, forward", "[50]", "200 B", "256 B", "2.04 KiB"):
+        assert line in text
+    assert "event 1 to event 7" in text
+    assert legend(page)["in use"] == "2.04 KiB"
+
+
+def test_the_legend_follows_the_pointer(page):
+    hover(page, 0.5 / 9, 0.9)
+    assert legend(page) == {
+        "in use": "300 B",
+        "pool": "2.55 KiB",
+        "activation": "0 B",
+        "temporary": "0 B",
+        "gradient": "0 B",
+        "parameter": "300 B",
+    }
+
+
+def test_the_address_map_finds_the_block_at_an_address(page):
+    page.get_by_role("button", name="Address", exact=True).click()
+    text = hover(page, 5.5 / 9, (684 + 256) / 2220)
+    assert text.startswith("Relu\n")
+    assert hover(page, 2.5 / 9, (684 + 256) / 2220).startswith("Free\n")
+
+
+def test_the_stack_can_be_by_layer(page):
+    page.get_by_role("button", name="Layer", exact=True).click()
+    hover(page, 5.5 / 9, 0.1)
+    assert legend(page) == {
+        "in use": "2.04 KiB",
+        "pool": "2.55 KiB",
+        "dense": "1.54 KiB",
+        "relu": "512 B",
+        "all others": "0 B",
+    }
+
+
+def test_a_click_pins_a_moment_for_the_table(page):
+    assert caption(page).startswith("In use at the peak, after event 5")
+    _, x, y, width, height = plot(page)
+    page.mouse.click(x + 1.5 / 9 * width, y + height / 2)
+    assert caption(page).startswith("In use at the pinned moment, after event 1")
+    assert len(rows(page)) == 2
+    page.get_by_role("button", name="Back to the peak").click()
+    assert caption(page).startswith("In use at the peak")
+
+
+def test_the_wheel_zooms_about_the_pointer_and_a_drag_pans(browser, large):
+    with opened(browser, large) as page:
+        whole = events_at_the_ends(page)
+        assert whole[1] - whole[0] > 190_000
+        _, x, y, width, height = plot(page)
+        page.mouse.move(x + width / 2, y + height / 2)
+        page.mouse.wheel(0, -240)
+        near = events_at_the_ends(page)
+        assert near[1] - near[0] == pytest.approx(
+            (whole[1] - whole[0]) / 2.718, rel=0.1
+        )
+        assert sum(near) / 2 == pytest.approx(sum(whole) / 2, rel=0.05)
+        page.mouse.move(x + width / 2, y + height / 2)
+        page.mouse.down()
+        page.mouse.move(x + width / 4, y + height / 2, steps=4)
+        page.mouse.up()
+        panned = events_at_the_ends(page)
+        quarter = (near[1] - near[0]) / 4
+        assert panned[0] - near[0] == pytest.approx(quarter, rel=0.1)
+
+
+def test_the_wheel_scrolls_the_page_where_there_is_nothing_to_zoom_out_of(page):
+    _, x, y, width, height = plot(page)
+    before = page.evaluate("scrollY")
+    page.mouse.move(x + width / 2, y + height / 2)
+    page.mouse.wheel(0, 120)
+    deadline = time.perf_counter() + 5
+    while page.evaluate("scrollY") == before and time.perf_counter() < deadline:
+        page.wait_for_timeout(20)
+    assert page.evaluate("scrollY") > before
+
+
+def test_the_keyboard_zooms_pans_pins_and_says_so(browser, large):
+    with opened(browser, large) as page:
+        found, *_ = plot(page)
+        found.focus()
+        for key in ("+", "+", "ArrowLeft"):
+            page.keyboard.press(key)
+        begin, end = events_at_the_ends(page)
+        span = end - begin
+        assert span == pytest.approx(200_000 * 0.49, rel=0.02)
+        assert begin == pytest.approx(100_000 - span / 2 - 0.15 * span, rel=0.05)
+        page.keyboard.press("p")
+        assert caption(page).startswith("In use at the peak")
+        peak = pinned(page)
+        page.keyboard.press("Shift+ArrowRight")
+        assert pinned(page) == peak + 1
+        assert page.get_by_role("status").inner_text().startswith("at the pinned")
+        page.keyboard.press("0")
+        begin, end = events_at_the_ends(page)
+        assert end - begin > 190_000
+
+
+def test_the_table_sorts_at_a_click_and_at_enter(page):
+    heads = page.locator(".readout thead th")
+    layer = heads.filter(has_text="layer")
+    assert heads.filter(has_text="given").get_attribute("aria-sort") == "descending"
+    first = [text.split("\t")[2] for text in rows(page)]
+    assert first == ["1.00 KiB", "512 B", "300 B", "256 B"]
+    layer.get_by_role("button").click()
+    assert layer.get_attribute("aria-sort") == "ascending"
+    assert [text.split("\t")[0] for text in rows(page)] == ["dense"] * 3 + ["relu"]
+    layer.get_by_role("button").focus()
+    page.keyboard.press("Enter")
+    assert layer.get_attribute("aria-sort") == "descending"
+    assert rows(page)[0].startswith("relu")
+
+
+@pytest.mark.parametrize(
+    ("by", "first", "count"),
+    [("layer", "dense", 2), ("category", "gradient", 3), ("block", "MatMul_1", 4)],
+)
+def test_the_table_can_be_by_layer_category_or_block(page, by, first, count):
+    page.get_by_label("Rows by", exact=True).select_option(by)
+    assert rows(page)[0].startswith(first)
+    assert len(rows(page)) == count
+
+
+def test_lines_and_the_heatmap_tell_numbers_to_pointer_and_keyboard(page):
+    page.locator("[data-panel='0']").focus()
+    page.keyboard.press("Home")
+    page.keyboard.press("ArrowRight")
+    said = page.get_by_role("status").inner_text()
+    assert said.startswith("epoch 2: peak 157 MiB, in use 8.00 MiB")
+    assert "pool 320 MiB" in page.locator(".tooltip").inner_text().replace("\n", " ")
+    heat = page.locator(".heatmap")
+    heat.focus()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowDown")
+    said = page.get_by_role("status").inner_text()
+    assert said.startswith("block_1, epoch 1: L2 norm")
+    assert "zeros" in said
+    page.keyboard.press("Escape")
+    assert page.locator(".tooltip").is_hidden()
+
+
+def test_the_theme_is_the_systems_until_the_reader_changes_it(browser, small):
+    ground = "getComputedStyle(document.body).backgroundColor"
+    with opened(browser, small, color_scheme="dark") as page:
+        dark = page.evaluate(ground)
+        button = page.locator("#theme")
+        assert button.inner_text() == "Light theme"
+        button.click()
+        assert button.inner_text() == "Dark theme"
+        assert page.evaluate(ground) != dark
+
+
+def test_the_keyboard_reaches_everything_in_the_order_of_the_page(page):
+    reached = []
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        reached.append(
+            page.evaluate(
+                "(document.activeElement.getAttribute('aria-label') || "
+                "document.activeElement.textContent).slice(0, 24).trim()"
+            )
+        )
+    places = [
+        next(i for i, text in enumerate(reached) if text.startswith(name))
+        for name in ("To the content", "Dark theme", "Table: devices", "Category",
+                     "Zoom out", "Bytes in use", "layer", "Layers", "Gradient flow")
+    ]  # fmt: skip
+    assert places == sorted(places)
+
+
+def test_everything_that_can_be_used_has_a_name(page):
+    nameless = page.evaluate(
+        """() => [...document.querySelectorAll('button, select, [role]')]
+            .filter((node) => node.getAttribute('role') !== 'status' &&
+            !node.getAttribute('aria-label') && !node.getAttribute('aria-labelledby')
+            && !node.textContent.trim()).map((node) => node.outerHTML)"""
+    )
+    assert nameless == []
+
+
+def test_a_narrow_screen_does_not_scroll_sideways(browser, small):
+    with opened(browser, small) as page:
+        page.set_viewport_size({"width": 400, "height": 800})
+        page.wait_for_timeout(100)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 400
+
+
+def test_a_print_has_every_table_open_and_is_light(browser, small):
+    with opened(browser, small, color_scheme="dark") as page:
+        page.evaluate("dispatchEvent(new Event('beforeprint'))")
+        assert page.locator("details:not([open])").count() == 0
+        assert page.evaluate("document.documentElement.dataset.theme") == "light"
+        page.evaluate("dispatchEvent(new Event('afterprint'))")
+        assert page.locator("details[open]").count() == 0
+        assert page.evaluate("'theme' in document.documentElement.dataset") is False
+
+
+def test_the_page_lives_in_a_notebooks_frame(browser, tmp_path):
+    notebook = tmp_path / "notebook.html"
+    notebook.write_text(
+        f"<!DOCTYPE html><html data-ready>{notebook_html(small_run())}</html>"
+    )
+    with opened(browser, notebook) as page:
+        frame = page.frame_locator("iframe")
+        frame.locator(".plot").wait_for()
+        assert frame.locator("h1").inner_text() == "tower"
+
+
+REDRAWS = """async (count) => {
+  const plot = document.querySelector('.plot');
+  const box = plot.getBoundingClientRect();
+  const frame = () => new Promise((done) =>
+    requestAnimationFrame(() => done(performance.now())));
+  const times = [];
+  for (let i = 0; i < count; i++) {
+    await frame();
+    const before = frame();  // is called before the page's own drawing, the next after
+    plot.dispatchEvent(new WheelEvent('wheel', { deltaY: i % 20 < 10 ? -120 : 120,
+      clientX: box.left + box.width * 0.6, clientY: box.top + 100, cancelable: true }));
+    const after = frame();
+    times.push(-(await before) + (await after));
+  }
+  return times;
+}"""
+
+
+def test_a_large_run_is_small_and_quick(browser, large):
+    assert large.stat().st_size < 10_000_000
+    seconds = []
+    for _ in range(2):  # the better of two, for a machine that has other work
+        begin = time.perf_counter()
+        with opened(browser, large):
+            seconds.append(time.perf_counter() - begin)
+    assert min(seconds) < 3
+    with opened(browser, large) as page:
+        plot(page)
+        for look in ("Category", "Layer", "Address"):
+            page.get_by_role("button", name=look, exact=True).click()
+            assert statistics.median(page.evaluate(REDRAWS, 20)) < 50
