@@ -1,6 +1,6 @@
 """The names that `import kerasmem` gives."""
 
-from kerasmem import callbacks, errors
+from kerasmem import callbacks, errors, memory
 from kerasmem.compression.compress import compress
 from kerasmem.compression.distill import Distiller, distill
 from kerasmem.compression.prune import Prune
@@ -20,5 +20,6 @@ __all__ = [
     "errors",
     "estimate_memory",
     "load_model",
+    "memory",
     "save_model",
 ]

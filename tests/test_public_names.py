@@ -26,6 +26,7 @@ def test_the_public_names_are_these_and_all_of_them_are_there():
             "errors",
             "estimate_memory",
             "load_model",
+            "memory",
             "save_model",
         ]
     )
@@ -36,6 +37,16 @@ def test_the_public_names_are_these_and_all_of_them_are_there():
         "MemoryTimeline",
         "Pruning",
     ]
+    assert km.memory.__all__ == [
+        "allocator",
+        "configure",
+        "find_wide_types",
+        "inspect_data",
+        "narrow_weights",
+        "status",
+        "stream",
+    ]
+    assert all(hasattr(km.memory, name) for name in km.memory.__all__)
 
 
 @pytest.mark.parametrize(
@@ -51,6 +62,11 @@ def test_the_public_names_are_these_and_all_of_them_are_there():
                 *["custom_objects", "seed"],
             ],
         ),
+        (
+            km.memory.configure,
+            ["limit", "growth", "devices", "preallocate", "allocator"],
+        ),
+        (km.memory.status, []),
         (km.distill, ["teacher", "student", "data", "epochs"]),
         (
             km.estimate_memory,

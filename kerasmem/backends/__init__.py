@@ -9,11 +9,11 @@ import importlib
 
 import keras
 
-from kerasmem.backends.protocol import Backend, StepState
+from kerasmem.backends.protocol import Backend, GradientMeter, StepState
 from kerasmem.backends.shadow import shadow
 from kerasmem.errors import ConfigError
 
-__all__ = ["Backend", "StepState", "current", "shadow"]
+__all__ = ["Backend", "GradientMeter", "StepState", "current", "shadow"]
 
 _ADAPTERS = {
     "tensorflow": "kerasmem.backends._tensorflow",

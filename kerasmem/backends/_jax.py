@@ -1,18 +1,20 @@
 """JAX."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import keras
 import numpy as np
 
 from kerasmem.backends import gradients as hooks
+from kerasmem.backends._jax_gradients import JaxMeter
 from kerasmem.backends._jax_profile import JaxProfiler
+from kerasmem.backends._jax_settings import JaxSettings
 from kerasmem.backends.profile import Followed, MemoryProfiler
-from kerasmem.backends.protocol import Backend, StepState
+from kerasmem.backends.protocol import Backend, GradientMeter, StepState
+from kerasmem.backends.settings import DeviceSettings
 from kerasmem.backends.shadow import shadow
 from kerasmem.backends.tracing import count_traces
 from kerasmem.records import DeviceReading
@@ -22,6 +24,7 @@ class JaxBackend:
     """What kerasmem asks of JAX."""
 
     name = "jax"
+    runs_eagerly = False
 
     def device_memory(self) -> tuple[DeviceReading, ...]:
         """Return a reading per local device; a CPU device gives none."""
@@ -48,6 +51,10 @@ class JaxBackend:
             if device.platform == "gpu"
         }
 
+    def settings(self) -> DeviceSettings:
+        """Return what sets and tells how JAX takes its cards."""
+        return JaxSettings()
+
     def processes(
         self,
         model: Any,  # noqa: ARG002 - another backend needs it
@@ -69,7 +76,7 @@ class JaxBackend:
         return OptimizerState(optimizer, value, name)
 
     def observe_gradients(
-        self, optimizer: Any, observer: Callable[[Sequence[Any], Sequence[Any]], None]
+        self, optimizer: Any, observer: hooks.Observer
     ) -> Callable[[], None]:
         """Call `observer(gradients, variables)` in every update; return the undo."""
         return hooks.observe_updates(optimizer, observer)
@@ -94,15 +101,13 @@ class JaxBackend:
 
         return shadow(optimizer, "stateless_apply", apply)
 
-    def global_norm(self, gradients: Sequence[Any]) -> jax.Array:
-        """Return the L2 norm of all gradients together, a float32 scalar."""
-        flat = [jnp.ravel(gradient).astype("float32") for gradient in gradients]
-        highest = jax.lax.Precision.HIGHEST
-        return jnp.sqrt(sum(jnp.vdot(g, g, precision=highest) for g in flat))
-
-    def summed(self, gradient: Any) -> Any:
-        """Return the gradient as it is: JAX has dense ones here."""
-        return gradient
+    def gradient_meter(
+        self,
+        *,
+        compiled: bool,  # noqa: ARG002 - another backend needs it
+    ) -> GradientMeter:
+        """Return what measures gradients in a step."""
+        return JaxMeter()
 
     def inference(self) -> AbstractContextManager[Any]:
         """Return a scope that does nothing: JAX records only inside `jax.grad`."""

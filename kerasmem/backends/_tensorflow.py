@@ -9,9 +9,12 @@ import tensorflow as tf
 
 from kerasmem.backends import _tensorflow_memory as memory
 from kerasmem.backends import gradients as hooks
+from kerasmem.backends._tensorflow_gradients import CompiledMeter, GraphMeter
 from kerasmem.backends._tensorflow_profile import TensorFlowProfiler
+from kerasmem.backends._tensorflow_settings import TensorFlowSettings
 from kerasmem.backends.profile import Followed, MemoryProfiler
-from kerasmem.backends.protocol import Backend, StepState
+from kerasmem.backends.protocol import Backend, GradientMeter, StepState
+from kerasmem.backends.settings import DeviceSettings
 from kerasmem.backends.state import VariableState, hidden_variable
 from kerasmem.backends.tracing import count_traces
 from kerasmem.records import DeviceReading
@@ -21,6 +24,7 @@ class TensorFlowBackend:
     """What kerasmem asks of TensorFlow."""
 
     name = "tensorflow"
+    runs_eagerly = False
 
     def device_memory(self) -> tuple[DeviceReading, ...]:
         """Return a reading per GPU, or of the CPU allocator where there is none."""
@@ -45,6 +49,10 @@ class TensorFlowBackend:
     def cuda_ordinals(self) -> dict[str, int]:
         """Return CUDA's number of the card below each logical GPU."""
         return memory.cuda_ordinals()
+
+    def settings(self) -> DeviceSettings:
+        """Return what sets and tells how TensorFlow takes its cards."""
+        return TensorFlowSettings()
 
     def processes(self, model: Any) -> tuple[int, int]:
         """Return the index of this process and the number that train together."""
@@ -71,7 +79,7 @@ class TensorFlowBackend:
             return VariableState(hidden_variable(value, name), lambda v: v.numpy())
 
     def observe_gradients(
-        self, optimizer: Any, observer: Callable[[Sequence[Any], Sequence[Any]], None]
+        self, optimizer: Any, observer: hooks.Observer
     ) -> Callable[[], None]:
         """Call `observer(gradients, variables)` in every update; return the undo."""
         return hooks.observe_updates(
@@ -87,36 +95,13 @@ class TensorFlowBackend:
             return hooks.nothing_to_undo
         return hooks.observe_finiteness(optimizer, observer)
 
-    def global_norm(self, gradients: Sequence[Any]) -> tf.Tensor:
-        """Return the L2 norm of all gradients together, a float32 scalar."""
-        halves = [
-            tf.nn.l2_loss(tf.cast(self.summed(gradient), tf.float32))
-            for gradient in gradients
-        ]
-        return tf.sqrt(2.0 * tf.add_n(halves))
-
-    def summed(self, gradient: Any) -> tf.Tensor:
-        """Return a gradient as one tensor, the rows of one index summed."""
-        if not isinstance(gradient, tf.IndexedSlices):
-            return gradient
-        return _sum_rows(gradient.values, gradient.indices)
+    def gradient_meter(self, *, compiled: bool) -> GradientMeter:
+        """Return what measures gradients in a step, which XLA compiles or does not."""
+        return CompiledMeter() if compiled else GraphMeter()
 
     def inference(self) -> AbstractContextManager[Any]:
         """Return a scope that does nothing: a tape records only where one is open."""
         return nullcontext()
-
-
-def _sum_rows(rows: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:
-    # By sorting, not by tf.unique, which has no XLA kernel: neighbors of one index
-    # fall into one segment, and the segments left over stay zero.
-    indices = tf.reshape(indices, [-1])
-    order = tf.argsort(indices, stable=True)
-    ordered = tf.gather(indices, order)
-    starts = tf.cast(ordered[1:] != ordered[:-1], tf.int32)
-    segments = tf.concat([[0], tf.cumsum(starts)], axis=0)
-    return tf.math.unsorted_segment_sum(
-        tf.gather(rows, order), segments, tf.size(indices)
-    )
 
 
 def _all_reduced(gradients: Sequence[Any]) -> Sequence[Any]:

@@ -9,19 +9,21 @@ import numpy as np
 import torch
 
 from kerasmem.backends import gradients as hooks
+from kerasmem.backends._torch_gradients import TorchMeter
 from kerasmem.backends._torch_profile import TorchProfiler
+from kerasmem.backends._torch_settings import TorchSettings
 from kerasmem.backends.profile import Followed, MemoryProfiler
-from kerasmem.backends.protocol import Backend, StepState
+from kerasmem.backends.protocol import Backend, GradientMeter, StepState
+from kerasmem.backends.settings import DeviceSettings
 from kerasmem.backends.state import VariableState, hidden_variable
 from kerasmem.records import DeviceReading
-
-_ROW = 4096
 
 
 class TorchBackend:
     """What kerasmem asks of torch."""
 
     name = "torch"
+    runs_eagerly = True
 
     def device_memory(self) -> tuple[DeviceReading, ...]:
         """Return a reading per CUDA device; other devices give none."""
@@ -48,6 +50,10 @@ class TorchBackend:
     def cuda_ordinals(self) -> dict[str, int]:
         """Return CUDA's number of the card below each device."""
         return {_name(index): index for index in range(torch.cuda.device_count())}
+
+    def settings(self) -> DeviceSettings:
+        """Return what sets and tells how torch takes its cards."""
+        return TorchSettings()
 
     def processes(
         self,
@@ -82,10 +88,10 @@ class TorchBackend:
         return VariableState(hidden_variable(value, name), _to_numpy)
 
     def observe_gradients(
-        self, optimizer: Any, observer: Callable[[Sequence[Any], Sequence[Any]], None]
+        self, optimizer: Any, observer: hooks.Observer
     ) -> Callable[[], None]:
         """Call `observer(gradients, variables)` in every update; return the undo."""
-        return hooks.observe_updates(optimizer, observer)
+        return hooks.observe_updates(optimizer, _uncompiled(observer))
 
     def observe_loss_scaling(
         self, optimizer: Any, observer: Callable[[Any], None]
@@ -95,14 +101,13 @@ class TorchBackend:
             return hooks.nothing_to_undo
         return hooks.observe_finiteness(optimizer, observer)
 
-    def global_norm(self, gradients: Sequence[Any]) -> torch.Tensor:
-        """Return the L2 norm of all gradients together, a float32 scalar."""
-        squares = [_squared_norm(gradient) for gradient in gradients]
-        return torch.stack(squares).sum().sqrt()
-
-    def summed(self, gradient: Any) -> Any:
-        """Return the gradient as it is: Keras has dense ones on torch."""
-        return gradient
+    def gradient_meter(
+        self,
+        *,
+        compiled: bool,  # noqa: ARG002 - another backend needs it
+    ) -> GradientMeter:
+        """Return what measures gradients in a step."""
+        return TorchMeter()
 
     def inference(self) -> AbstractContextManager[Any]:
         """Return the scope in which torch records no backward pass."""
@@ -113,14 +118,18 @@ def _to_numpy(parameter: torch.Tensor) -> np.ndarray:
     return parameter.detach().cpu().numpy()
 
 
-def _squared_norm(gradient: torch.Tensor) -> torch.Tensor:
-    # In short rows: on a CPU torch adds up a long vector so plainly that the norm of
-    # 20 million float32 entries is off by 1e-3.
-    flat = gradient.reshape(-1).float()
-    whole = flat.numel() // _ROW * _ROW
-    rows = torch.linalg.vector_norm(flat[:whole].view(-1, _ROW), dim=1)
-    rest = torch.linalg.vector_norm(flat[whole:])
-    return rows.square().sum() + rest.square()
+def _uncompiled(observer: hooks.Observer) -> hooks.Observer:
+    # An observer counts steps in Python: what torch.compile makes of that would hold
+    # for one count only.
+    disable: Any = torch.compiler.disable
+
+    def observe(
+        gradients: Sequence[Any], variables: Sequence[Any]
+    ) -> Callable[[], None] | None:
+        finish = observer(gradients, variables)
+        return None if finish is None else disable(finish)
+
+    return disable(observe)
 
 
 def _name(index: int) -> str:

@@ -1,5 +1,6 @@
 """Where in a Keras optimizer the gradient stands that reaches the update."""
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -7,7 +8,8 @@ import keras
 
 from kerasmem.backends.shadow import shadow
 
-Observer = Callable[[Sequence[Any], Sequence[Any]], None]
+Observer = Callable[[Sequence[Any], Sequence[Any]], Callable[[], None] | None]
+"""Called with gradients and variables; what it returns is called after the update."""
 
 
 def innermost(optimizer: Any) -> Any:
@@ -18,7 +20,11 @@ def innermost(optimizer: Any) -> Any:
 
 
 def observe_updates(optimizer: Any, observer: Observer) -> Callable[[], None]:
-    """Call `observer(gradients, variables)` in every update; return the undo."""
+    """Call `observer(gradients, variables)` in every update; return the undo.
+
+    What the observer returns, if it is not None, is called when the variables have
+    been updated, before any constraint.
+    """
     optimizer = innermost(optimizer)
     if isinstance(optimizer, keras.optimizers.MultiOptimizer):
         return _observe_apply(optimizer, observer)
@@ -29,24 +35,34 @@ def _observe_clipping(optimizer: Any, observer: Observer) -> Callable[[], None]:
     # Private, for want of a public place: `apply` still has scaled gradients of
     # micro-batches, and `update_step` has clipped ones. `_clip_gradients` gets them
     # unscaled and accumulated, `_backend_apply_gradients` around it knows whose
-    # they are. With accumulation JAX runs this code in every step, and takes the
-    # assignments of a step without an update back.
-    being_applied: list[Any] = []
+    # they are, and after `_backend_update_step` these have moved. With accumulation
+    # JAX runs this code in every step, and takes the assignments of a step without
+    # an update back. A strategy runs every replica in a thread of its own.
+    step = threading.local()
 
     def remember(original: Any, gradients: Any, variables: Any) -> Any:
-        being_applied[:] = variables
+        step.variables = tuple(variables)
         return original(gradients, variables)
 
     def observe(original: Any, gradients: Any) -> Any:
-        observer(gradients, tuple(being_applied))
+        step.finish = observer(gradients, step.variables)
         return original(gradients)
 
-    undo_remember = shadow(optimizer, "_backend_apply_gradients", remember)
-    undo_observe = shadow(optimizer, "_clip_gradients", observe)
+    def finish(original: Any, *arguments: Any) -> Any:
+        updated = original(*arguments)
+        if step.finish is not None:
+            step.finish()
+        return updated
+
+    undos = [
+        shadow(optimizer, "_backend_apply_gradients", remember),
+        shadow(optimizer, "_clip_gradients", observe),
+        shadow(optimizer, "_backend_update_step", finish),
+    ]
 
     def undo() -> None:
-        undo_observe()
-        undo_remember()
+        while undos:
+            undos.pop()()
 
     return undo
 
@@ -62,8 +78,11 @@ def _observe_apply(optimizer: Any, observer: Observer) -> Callable[[], None]:
             if gradient is not None
             and not getattr(variable, "overwrite_with_gradient", False)
         ]
-        observer([pair[0] for pair in pairs], [pair[1] for pair in pairs])
-        return original(gradients, trainable_variables)
+        finish = observer([pair[0] for pair in pairs], [pair[1] for pair in pairs])
+        updated = original(gradients, trainable_variables)
+        if finish is not None:
+            finish()
+        return updated
 
     return shadow(optimizer, "apply", observe)
 

@@ -88,12 +88,13 @@ class Followed:
     Args:
         model: the compiled model.
         layers: every layer with its path; the model's own is empty.
-        variables: its `keras.Variable`s and the optimizer's.
+        variables: its `keras.Variable`s and the optimizer's; those that the first step
+            makes are added before the profiler stops.
     """
 
     model: Any
     layers: Sequence[tuple[Any, str]]
-    variables: Sequence[Any]
+    variables: list[Any]
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from kerasmem.backends.gradients import Observer
 from kerasmem.backends.profile import Followed, MemoryProfiler
+from kerasmem.backends.settings import DeviceSettings
 from kerasmem.records import DeviceReading
 
 
@@ -34,11 +36,48 @@ class StepState(Protocol):
         ...
 
 
+class GradientMeter(Protocol):
+    """Measures gradients inside of a training step, in as few passes as it takes.
+
+    A sparse gradient is never made dense: its rows of one index are summed first.
+    """
+
+    def squared_norms(self, gradients: Sequence[Any]) -> Any:
+        """Return the square of the L2 norm of each, a float32 vector."""
+        ...
+
+    def statistics(self, gradients: Sequence[Any], squared_norms: Any) -> Any:
+        """Return a row of four figures per gradient, a float32 matrix.
+
+        They are the L2 norm and the largest absolute value of the finite entries, the
+        number of entries that are not zero, and that of those that are not finite.
+
+        Args:
+            gradients: as they reached the update.
+            squared_norms: what `squared_norms` gave for them.
+        """
+        ...
+
+    def spaced_rows(self, matrix: Any, count: int, step: int) -> Any:
+        """Return the first of every `step` rows of a matrix, `count` of them."""
+        ...
+
+    def size_bytes(self, gradient: Any) -> Any:
+        """Return the bytes that hold the gradient: an int if it is dense.
+
+        Of a sparse gradient it is a float32 scalar tensor: values and indices.
+        """
+        ...
+
+
 class Backend(Protocol):
     """One adapter per framework, reached through `kerasmem.backends.current()`."""
 
     name: str
     """The name Keras gives the backend, such as `"jax"`."""
+
+    runs_eagerly: bool
+    """Whether an observer runs as plain Python in every step, not once in a trace."""
 
     def device_memory(self) -> tuple[DeviceReading, ...]:
         """Return one reading per device, empty where the framework gives none."""
@@ -61,6 +100,10 @@ class Backend(Protocol):
 
     def cuda_ordinals(self) -> dict[str, int]:
         """Return CUDA's number, from 0 among the visible, of each device's card."""
+        ...
+
+    def settings(self) -> DeviceSettings:
+        """Return what sets and tells how the framework takes its cards."""
         ...
 
     def processes(self, model: Any) -> tuple[int, int]:
@@ -86,13 +129,14 @@ class Backend(Protocol):
         ...
 
     def observe_gradients(
-        self, optimizer: Any, observer: Callable[[Sequence[Any], Sequence[Any]], None]
+        self, optimizer: Any, observer: Observer
     ) -> Callable[[], None]:
         """Call `observer(gradients, variables)` in every update; return the undo.
 
         The gradients are those that reach the update: unscaled, unclipped,
         accumulated, summed over replicas. The call happens inside the compiled
-        step, so the observer sees tensors and may assign a `StepState`.
+        step, so the observer sees tensors and may assign a `StepState`. What it
+        returns, if it is not None, is called when the variables have been updated.
         """
         ...
 
@@ -106,16 +150,8 @@ class Backend(Protocol):
         """
         ...
 
-    def global_norm(self, gradients: Sequence[Any]) -> Any:
-        """Return the L2 norm of all gradients together, a float32 scalar tensor."""
-        ...
-
-    def summed(self, gradient: Any) -> Any:
-        """Return the nonzero part of a gradient as one tensor.
-
-        A sparse gradient comes back as its rows, those of one index summed, padded
-        with rows of zeros; every other gradient comes back as it is.
-        """
+    def gradient_meter(self, *, compiled: bool) -> GradientMeter:
+        """Return what measures gradients in a step, which XLA compiles or does not."""
         ...
 
     def inference(self) -> AbstractContextManager[Any]:

@@ -1,7 +1,8 @@
 """What the gradients look like, epoch by epoch, without a second backward pass."""
 
 import os
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -9,11 +10,16 @@ import keras
 
 from kerasmem import backends
 from kerasmem.callbacks.attachment import Attachment
+from kerasmem.callbacks.gradient_findings import GradientFindings
+from kerasmem.callbacks.gradient_reading import GradientReading
 from kerasmem.callbacks.gradient_tally import GradientTally
 from kerasmem.callbacks.guard import Guard
 from kerasmem.callbacks.journal import Journal
-from kerasmem.errors import ConfigError
-from kerasmem.records import GradientRecord
+from kerasmem.callbacks.run_folder import begin_run
+from kerasmem.errors import ConfigError, KerasMemWarning
+from kerasmem.files.run_dir import file_name
+from kerasmem.records import Finding, GradientRecord, Run
+from kerasmem.report.run import notebook_html
 
 
 class GradientMonitor(keras.callbacks.Callback):
@@ -90,11 +96,20 @@ class GradientMonitor(keras.callbacks.Callback):
                 f"no per-variable statistics. Received: every={every!r}."
             )
         self.records: list[GradientRecord] = []
+        self.findings: list[Finding] = []
         self._every = every if per_variable else 0
-        self._journal = Journal(log_dir, "gradients.jsonl")
+        self._log_dir = log_dir
         self._guard = Guard("GradientMonitor")
+        self._rules = GradientFindings("GradientMonitor")
+        self._open_journals(process=0)
         self._tally: GradientTally | None = None
         self._attachment: Attachment | None = None
+
+    def _repr_html_(self) -> str:
+        """Return the page of what was recorded, for a notebook."""
+        return notebook_html(
+            Run(gradients=tuple(self.records), findings=tuple(self.findings))
+        )
 
     def detach(self) -> None:
         """Take everything off the model; a second call is a no-op."""
@@ -106,7 +121,10 @@ class GradientMonitor(keras.callbacks.Callback):
         """Hook into the optimizer."""
         self.detach()
         with self._guard("hook into the optimizer"):
+            self._open_journals(backends.current().processes(self.model)[0])
             self._attach(self.model)
+        with self._guard("write run.json"):
+            begin_run(self._log_dir, self.model)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Forget the epoch before."""
@@ -115,31 +133,62 @@ class GradientMonitor(keras.callbacks.Callback):
                 self._tally.clear()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Keep a record and write it into `logs`."""
+        """Keep a record, write it into `logs`, and tell what is wrong."""
+        found: list[Finding] = []
         with self._guard("read the gradients"):
-            record = self._tally.record(epoch) if self._tally else None
-            if record is None:
+            reading = self._tally.read(epoch) if self._tally else None
+            if reading is None:
                 self._guard.warn(
                     "GradientMonitor saw no update of model.optimizer in this epoch, "
                     "so its keys are absent from the logs."
                 )
                 return
             if logs is not None:
-                logs.update(_series(record))
-            self.records.append(record)
-            self._journal.append(record.to_json())
+                logs.update(_series(reading.record))
+            self.records.append(reading.record)
+            found = self._look(reading)
+            self._journal.append(reading.record.to_json())
+            for finding in found:
+                self._findings_journal.append(finding.to_json())
+        for finding in found:
+            if finding.kind == "nonfinite gradient":
+                warnings.warn(finding.text, KerasMemWarning, stacklevel=2)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Leave no trace."""
         self.detach()
 
+    def _open_journals(self, process: int) -> None:
+        self._journal, self._findings_journal = (
+            Journal(self._log_dir, file_name(stem, ".jsonl", process))
+            for stem in ("gradients", "findings")
+        )
+
+    def _look(self, reading: GradientReading) -> list[Finding]:
+        found = self._rules.after_epoch(
+            reading.record,
+            reading.nonfinite_paths,
+            reading.first_nonfinite,
+            reading.skipped_steps,
+        )
+        self.findings += found
+        return found
+
     def _attach(self, model: Any) -> None:
         tally = GradientTally(model, self._every)
         backend = backends.current()
 
-        def observe(gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+        def observe(
+            gradients: Sequence[Any], variables: Sequence[Any]
+        ) -> Callable[[], None] | None:
             with self._guard("read a gradient"):
-                tally.observe(gradients, variables)
+                finish = tally.observe(gradients, variables)
+                return None if finish is None else lambda: guarded(finish)
+            return None
+
+        def guarded(finish: Callable[[], None]) -> None:
+            with self._guard("see how far an update went"):
+                finish()
 
         def observe_finite(finite: Any) -> None:
             with self._guard("see whether a step was skipped"):

@@ -17,8 +17,9 @@ from kerasmem.report.run import notebook_html
 class MemoryMonitor(keras.callbacks.Callback):
     """Writes the memory in use, and its peak, into `logs` at the end of every epoch.
 
-    List it before the callbacks that shall see its keys: `EarlyStopping`,
-    `CSVLogger`, `TensorBoard`. `History` and the progress bar see them anyway.
+    List it before the callbacks that shall see its keys: `EarlyStopping` (with
+    `mode="min"`, which Keras cannot guess), `CSVLogger`, `TensorBoard`. `History` and
+    the progress bar see them anyway.
 
     | key in `logs` | what it is, in MiB |
     |---|---|
@@ -30,11 +31,12 @@ class MemoryMonitor(keras.callbacks.Callback):
     at every epoch's begin, on JAX at the process's begin; it takes in the validation
     of the epoch, which has a record of its own besides. Of the first epoch of a fit
     the records tell the peak of the first step apart from the later ones (not on
-    JAX). TensorFlow's CPU allocator leaves requests under 256 KiB out unless
-    `TF_CPU_ALLOCATOR_USE_BFC=1` is set before TensorFlow is imported; JAX and torch
-    give no figures on a CPU. Then the device keys are absent and `unavailable` says
-    why. `CSVLogger` writes an empty `val_` twin for every key, Keras's own too, if
-    there is no validation.
+    JAX; on torch the second step may have begun). On JAX and torch, records of batches
+    may come out of order. TensorFlow's CPU allocator leaves requests under 256 KiB
+    out unless `TF_CPU_ALLOCATOR_USE_BFC=1` is set before TensorFlow is imported; JAX
+    and torch give no figures on a CPU. Then the device keys are absent and
+    `unavailable` says why. `CSVLogger` writes an empty `val_` twin for every key,
+    Keras's own too, if there is no validation.
 
     Given to `evaluate` or `predict` it keeps records of them.
 
@@ -140,7 +142,7 @@ class MemoryMonitor(keras.callbacks.Callback):
         record = self._watch.read(epoch, None, "train")
         if record is not None and logs is not None:
             logs.update(self._watch.series(record))
-        self._watch.tell_leaks(self.model, epoch)
+        self._watch.end_epoch(self.model, epoch)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Stop sampling."""

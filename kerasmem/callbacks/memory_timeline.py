@@ -9,10 +9,11 @@ import keras
 
 from kerasmem import backends
 from kerasmem.callbacks.guard import Guard
-from kerasmem.callbacks.run_folder import begin_run
+from kerasmem.callbacks.run_folder import begin_run, complete_run
+from kerasmem.callbacks.running import is_fitting
 from kerasmem.errors import ConfigError, ProfilerUnavailableError
 from kerasmem.files.timelines import add_timelines
-from kerasmem.memory.timeline import timelines, watched
+from kerasmem.memory.timeline import timelines, watched, watched_again
 from kerasmem.records import Run, Timeline
 from kerasmem.report.run import notebook_html, write_run_page
 
@@ -134,6 +135,8 @@ class MemoryTimeline(keras.callbacks.Callback):
                 f"MemoryTimeline saw no step of its window: there were {self._seen} "
                 "steps. Give it earlier ones, such as steps=range(0, 1)."
             )
+        with self._guard("write into log_dir"):
+            complete_run(self._log_dir, self._fitted)
         self._write_page()
         self._drop()
 
@@ -147,6 +150,7 @@ class MemoryTimeline(keras.callbacks.Callback):
 
     def _open(self, step: int) -> None:
         self._is_waiting = False
+        _drop_abandoned()
         with self._guard("take a profile"):
             try:
                 self._window = _Window(self, self._fitted, step)
@@ -186,28 +190,50 @@ class _Window:
 
     def __init__(self, owner: object, model: Any, step: int) -> None:
         self._first = step
-        self._model, followed = watched(model)
-        self._profiler = backends.current().memory_profiler(followed)
+        self._model, self._followed = watched(model)
+        self._profiler = backends.current().memory_profiler(self._followed)
         try:
             self._profiler.start()
         except BaseException:
             self._profiler.stop()  # it may have come half the way
             raise
+        self._fitted = model
         self._at_end = weakref.finalize(owner, self._profiler.stop)
         self._at_end.atexit = False  # then there is nothing to keep clean
+        _open_windows.add(self)
 
     def close(self, step: int) -> tuple[list[Timeline], list[str]]:
         """Return what happened until `step`, this one left out, and what is missing."""
+        try:
+            model = watched_again(self._model, self._followed)
+        except BaseException:
+            self.drop()
+            raise
         self._at_end.detach()
         profile = self._profiler.stop()
         steps = range(self._first, step)
-        made = timelines(profile, self._model, self._profiler.names, steps)
+        made = timelines(profile, model, self._profiler.names, steps)
         problems = [profile.problem] if profile.problem else []
         return made, problems + [_gap(one) for one in made if one.lost_events]
 
     def drop(self) -> None:
         """Stop, and forget what was seen."""
         self._at_end()
+
+    def is_abandoned(self) -> bool:
+        """Return True if the fit was broken off: Keras tells nobody."""
+        return self._at_end.alive and not is_fitting(self._fitted)
+
+
+_open_windows: "weakref.WeakSet[_Window]" = weakref.WeakSet()
+
+
+def _drop_abandoned() -> None:
+    # There can be but one profile at a time, and the callback that took this one may
+    # live as long as it likes.
+    for window in list(_open_windows):
+        if window.is_abandoned():
+            window.drop()
 
 
 def _gap(timeline: Timeline) -> str:

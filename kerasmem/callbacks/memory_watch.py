@@ -10,7 +10,7 @@ from kerasmem.callbacks.guard import Guard
 from kerasmem.callbacks.journal import Journal
 from kerasmem.callbacks.leak_watch import LeakWatch, figures
 from kerasmem.callbacks.memory_reader import MemoryReader, Phase
-from kerasmem.callbacks.run_folder import begin_run
+from kerasmem.callbacks.run_folder import begin_run, complete_run
 from kerasmem.callbacks.running import is_running
 from kerasmem.errors import KerasMemWarning
 from kerasmem.files.run_dir import file_name
@@ -43,7 +43,17 @@ class MemoryWatch:
         self._reader: MemoryReader | None = None
         self._workers: WorkerReader | None = None
         self._process = 0
+        self._is_size_unknown = False
         self._open_journals()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy keeps: Keras Tuner copies callbacks for every trial."""
+        return vars(self) | {"_lock": None, "_reader": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Become a copy that measures nothing yet."""
+        vars(self).update(state)
+        self._lock = threading.Lock()
 
     def open(self, model: Any, workers: WorkerReader | None) -> None:
         """Find out what can be read.
@@ -63,6 +73,7 @@ class MemoryWatch:
             self._say_if_unavailable()
         with self._guard("write run.json"):
             begin_run(self._log_dir, model)
+        self._is_size_unknown = not model.built
 
     def begin(self, phase: Phase) -> None:
         """Start the peaks of a phase."""
@@ -104,8 +115,12 @@ class MemoryWatch:
             return series(records)
         return {}
 
-    def tell_leaks(self, model: Any, epoch: int) -> None:
+    def end_epoch(self, model: Any, epoch: int) -> None:
         """Keep, write and warn of what has been rising from epoch to epoch."""
+        if self._is_size_unknown:
+            self._is_size_unknown = False
+            with self._guard("write run.json"):
+                complete_run(self._log_dir, model)
         found: list[Finding] = []
         with self._guard("look for leaks"):
             found = self._leaks.after_epoch(

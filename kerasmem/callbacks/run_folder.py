@@ -1,6 +1,7 @@
 """The head of a run's folder, whichever monitor comes first."""
 
 import os
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -38,12 +39,41 @@ def begin_run(log_dir: str | os.PathLike[str] | None, model: Any) -> None:
         temporary.write_text(_info(model, processes).to_json(), encoding="utf-8")
 
 
+def complete_run(log_dir: str | os.PathLike[str] | None, model: Any) -> None:
+    """Write the size of the model into `run.json`, if it was not built at the begin.
+
+    TensorFlow builds a model without an `Input` only in its first step.
+
+    Args:
+        log_dir: the folder, None for no folder.
+        model: the model that `begin_run` was given.
+
+    Raises:
+        OSError: if it cannot be read or written.
+    """
+    if log_dir is None or not model.built or backends.current().processes(model)[0]:
+        return
+    path = Path(log_dir) / file_name("run", ".json")
+    info = RunInfo.from_json(path.read_text(encoding="utf-8"))
+    if info.parameters or info.model != model.name:
+        return  # of another fit that wrote into the same folder
+    with replacing(path) as temporary:
+        complete = replace(info, **_size(model))
+        temporary.write_text(complete.to_json(), encoding="utf-8")
+
+
+def _size(model: Any) -> dict[str, int]:
+    return {
+        "parameters": model.count_params() if model.built else 0,
+        "weight_bytes": sum(nbytes(variable) for variable in model.weights),
+    }
+
+
 def _info(model: Any, processes: int) -> RunInfo:
     backend = keras.backend.backend()
     return RunInfo(
         model=model.name,
-        parameters=model.count_params() if model.built else 0,
-        weight_bytes=sum(nbytes(variable) for variable in model.weights),
+        **_size(model),
         backend=backend,
         versions={name: version(name) for name in ("keras", backend, "kerasmem")},
         started=datetime.now(UTC).astimezone().isoformat(timespec="seconds"),

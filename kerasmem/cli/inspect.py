@@ -33,12 +33,19 @@ def add_to(commands: Any) -> None:
 
 def run(options: Namespace) -> Outcome:
     """Return the model's layers with their shapes, parameters and bytes."""
+    from kerasmem.errors import InputError
     from kerasmem.files import load_model
     from kerasmem.files.optimizer_state import optimizer_state
     from kerasmem.memory.activations import layer_activations, peak_activation_bytes
     from kerasmem.report.tables import layer_table
 
     model = load_model(options.model)
+    if not model.built:
+        raise InputError(
+            "The model in the file has no weights yet, so there is nothing to show. "
+            "Before it is saved, call it on a batch or give it an Input. "
+            f"Received: {options.model!r}."
+        )
     layers = _sorted(layer_activations(model, options.batch_size), options.sort)
     state = optimizer_state(options.model)
     outputs = [layer.output_bytes for layer in layers]

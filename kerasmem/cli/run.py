@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 from argparse import Namespace
@@ -59,21 +60,41 @@ def run(options: Namespace) -> Outcome:
     # -P: with our folder on its path `import inspect` would find our `inspect.py`.
     command = [sys.executable, "-P", str(_CHILD), str(log_dir.resolve())]
     command += ["timeline" if options.timeline else "", str(script), *options.arguments]
-    done = subprocess.run(
+    child = subprocess.Popen(
         command,
-        check=False,
         env=_environment(os.environ, counting=options.timeline),
         # With --json stdout is for the result alone.
         stdout=sys.stderr.fileno() if options.json else None,
     )
-    code = done.returncode if done.returncode >= 0 else 128 - done.returncode
-    if not log_dir.is_dir():
-        say(f"{script} called no fit, so nothing was recorded.")
+    returned = _wait_for(child)
+    code = returned if returned >= 0 else 128 - returned
+    recorded = sorted(p.name for p in log_dir.iterdir()) if log_dir.is_dir() else []
+    if not recorded:
+        say(
+            f"Nothing was recorded in {log_dir}: {script} called no fit, or the folder "
+            "could not be written."
+        )
     elif not options.json:
         say(f"Recorded in {log_dir}. Next: kerasmem report {log_dir} -o page.html")
-    recorded = sorted(p.name for p in log_dir.iterdir()) if log_dir.is_dir() else []
     data = {"script": str(script), "exit_code": code, "log_dir": str(log_dir)}
     return Outcome(data | {"files": recorded}, (), exit_code=code)
+
+
+def _wait_for(child: "subprocess.Popen[bytes]") -> int:
+    """Return the exit code of the script, which decides itself when it ends."""
+    # The terminal sends Ctrl-C to the script too, and it may want to save something.
+    # `subprocess.run` would kill it a quarter of a second later. SIGTERM comes to us
+    # alone, and the script would go on without anybody who knows of it.
+    handlers: dict[int, Any] = {
+        signal.SIGINT: lambda *_: None,
+        signal.SIGTERM: lambda number, _: child.send_signal(number),
+    }
+    before = {number: signal.signal(number, do) for number, do in handlers.items()}
+    try:
+        return child.wait()
+    finally:
+        for number, do in before.items():
+            signal.signal(number, signal.SIG_DFL if do is None else do)
 
 
 def _environment(inherited: Mapping[str, str], *, counting: bool) -> dict[str, str]:

@@ -1,1 +1,17 @@
-"""What memory is used for: of the process, of the activations."""
+"""What memory is used for, and how the framework and the data take it."""
+
+from kerasmem.memory import allocator
+from kerasmem.memory.narrow import narrow_weights
+from kerasmem.memory.pipeline import inspect_data, stream
+from kerasmem.memory.settings import configure, status
+from kerasmem.memory.wide_types import find_wide_types
+
+__all__ = [
+    "allocator",
+    "configure",
+    "find_wide_types",
+    "inspect_data",
+    "narrow_weights",
+    "status",
+    "stream",
+]

@@ -1,6 +1,7 @@
 """What is in use on a whole NVIDIA card, by every process, as its driver tells."""
 
 import functools
+import itertools
 import os
 from typing import Any, NamedTuple
 
@@ -32,6 +33,28 @@ def read_card(ordinal: int) -> CardReading | None:
     except pynvml.NVMLError:  # a card that keeps it to itself
         return None
     return CardReading(int(memory.used), int(memory.total))
+
+
+def count_cards() -> int:
+    """Return how many cards `CUDA_VISIBLE_DEVICES` leaves, 0 without a driver."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return next(n for n in itertools.count() if _handle(n, visible) is None)
+
+
+def own_bytes(ordinal: int) -> int | None:
+    """Return what this process has of a card, all that lies in its pools included.
+
+    None where the driver does not tell, as in a container with processes of its own.
+    """
+    handle = _handle(ordinal, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    if handle is None:
+        return None
+    try:
+        processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    except pynvml.NVMLError:  # see `read_card`
+        return None
+    own = [p.usedGpuMemory for p in processes if p.pid == os.getpid()]
+    return own[0] if own else None
 
 
 @functools.cache

@@ -1,6 +1,7 @@
 """Frozen data that the rest of kerasmem passes around and reports read."""
 
 from kerasmem.records.change import WeightChange
+from kerasmem.records.device_settings import CardStatus, DeviceStatus
 from kerasmem.records.estimate import (
     ESTIMATE_CATEGORIES,
     EstimatePart,
@@ -20,9 +21,11 @@ __all__ = [
     "ESTIMATE_CATEGORIES",
     "PHASES",
     "Block",
+    "CardStatus",
     "CompressionReport",
     "DataMemory",
     "DeviceReading",
+    "DeviceStatus",
     "EstimatePart",
     "Finding",
     "GradientRecord",

@@ -34,7 +34,8 @@ def comparison_table(models: Mapping[str, ModelFigures], title: str = "") -> Tab
 def layer_table(layers: Sequence[LayerActivations], title: str = "") -> Table:
     """Return where a model's bytes are, one line per layer and one for the sum.
 
-    Shares are of all weights, and of all outputs whose size is known.
+    Shares are of all weights and of all outputs. Where the size of an output is
+    unknown, the sum is what there is at least, and no output has a share.
     """
     table = Table(title=title or None, title_justify="left")
     for name in ("layer", "class"):
@@ -45,6 +46,7 @@ def layer_table(layers: Sequence[LayerActivations], title: str = "") -> Table:
         table.add_column(name, justify="right")
     weights = sum(layer.weight_bytes for layer in layers)
     known = [size for layer in layers if (size := layer.output_bytes) is not None]
+    is_complete = len(known) == len(layers)
     for layer in layers:
         size = layer.output_bytes
         table.add_row(
@@ -52,7 +54,7 @@ def layer_table(layers: Sequence[LayerActivations], title: str = "") -> Table:
             layer.class_name,
             _shape(layer.output_shape),
             MISSING if size is None else format_bytes(size),
-            MISSING if size is None else _share(size, sum(known)),
+            _share(size, sum(known)) if is_complete and size is not None else MISSING,
             f"{layer.parameters:,}",
             format_bytes(layer.weight_bytes),
             _share(layer.weight_bytes, weights),
@@ -62,7 +64,7 @@ def layer_table(layers: Sequence[LayerActivations], title: str = "") -> Table:
         "all",
         f"{len(layers)} layers",
         "",
-        format_bytes(sum(known)) if known else MISSING,
+        _sum_text(known, is_complete=is_complete),
         "",
         f"{sum(layer.parameters for layer in layers):,}",
         format_bytes(weights),
@@ -70,6 +72,12 @@ def layer_table(layers: Sequence[LayerActivations], title: str = "") -> Table:
         style="bold",
     )
     return table
+
+
+def _sum_text(known: Sequence[int], *, is_complete: bool) -> str:
+    if not known:
+        return MISSING
+    return f"{'' if is_complete else 'at least '}{format_bytes(sum(known))}"
 
 
 def _share(part: int, whole: int) -> str:

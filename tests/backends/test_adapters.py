@@ -37,36 +37,6 @@ def test_a_backend_without_an_adapter_is_refused(monkeypatch):
         backends.current.__wrapped__()
 
 
-@pytest.mark.parametrize("sizes", [(1,), (5000, 3), (4096,), (4097, 2, 9)])
-def test_the_global_norm_is_that_of_numpy(sizes):
-    rng = np.random.default_rng(5)
-    arrays = [rng.normal(size=size).astype("float32") for size in sizes]
-    expected = np.linalg.norm(np.concatenate(arrays).astype("float64"))
-
-    norm = backends.current().global_norm([ops.convert_to_tensor(a) for a in arrays])
-
-    assert float(norm) == pytest.approx(expected, rel=1e-6)
-
-
-def test_the_global_norm_of_many_entries_keeps_its_digits():
-    array = np.random.default_rng(5).normal(size=(4000, 1000)).astype("float32")
-    expected = np.linalg.norm(array.astype("float64"))
-
-    norm = backends.current().global_norm([ops.convert_to_tensor(array)])
-
-    assert float(norm) == pytest.approx(expected, rel=2e-6)
-
-
-def test_the_global_norm_of_half_precision_does_not_overflow():
-    halves = ops.convert_to_tensor(np.full(100, 1000, "float16"))
-    assert float(backends.current().global_norm([halves])) == pytest.approx(1e4)
-
-
-def test_a_dense_gradient_is_summed_already():
-    gradient = ops.convert_to_tensor(np.ones((2, 3), "float32"))
-    assert backends.current().summed(gradient) is gradient
-
-
 def test_a_state_starts_as_it_was_given_and_is_read_and_written(optimizer):
     start = np.arange(6, dtype="float32").reshape(2, 3)
     state = backends.current().step_state(optimizer, start, "state")

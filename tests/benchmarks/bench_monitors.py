@@ -94,6 +94,30 @@ def network(name):
 SHAPES = {"cnn": ((16, 16, 3), 32, 20), "mlp": ((784,), 128, 40)}
 
 
+def borders(turns):
+    """Return the callbacks that begin and end one way's turn."""
+    import keras
+
+    class Begin(keras.callbacks.Callback):
+        async_safe = True
+
+        def __init__(self, way):
+            super().__init__()
+            self.way = way
+
+        def on_epoch_begin(self, epoch, logs=None):
+            turns.wait(self.way)
+
+    class End(Begin):
+        def on_epoch_begin(self, epoch, logs=None):
+            pass
+
+        def on_epoch_end(self, epoch, logs=None):
+            turns.pass_on(self.way)
+
+    return Begin, End
+
+
 def run_case(name, jit, rounds):
     import keras
     import numpy as np
@@ -115,22 +139,7 @@ def run_case(name, jit, rounds):
     y = rng.integers(0, 10, batch_size * steps)
     turns = Turns(list(ways))
 
-    class Begin(keras.callbacks.Callback):
-        async_safe = True
-
-        def __init__(self, way):
-            super().__init__()
-            self.way = way
-
-        def on_epoch_begin(self, epoch, logs=None):
-            turns.wait(self.way)
-
-    class End(Begin):
-        def on_epoch_begin(self, epoch, logs=None):
-            pass
-
-        def on_epoch_end(self, epoch, logs=None):
-            turns.pass_on(self.way)
+    begin, end = borders(turns)
 
     def fit(way):
         keras.utils.set_random_seed(1)
@@ -144,7 +153,7 @@ def run_case(name, jit, rounds):
             epochs=rounds + WARM_UP,
             verbose=0,
             shuffle=False,
-            callbacks=[Begin(way), *ways[way](), End(way)],
+            callbacks=[begin(way), *ways[way](), end(way)],
         )
 
     threads = [threading.Thread(target=fit, args=[way]) for way in ways]

@@ -1,5 +1,6 @@
 """MemoryMonitor: the first step, validation, evaluate and predict, each by itself."""
 
+import copy
 import time
 
 import keras
@@ -199,6 +200,39 @@ def test_the_head_of_the_run_tells_what_was_run(make_model, devices, data, tmp_p
     assert (info.model, info.processes) == (model.name, 1)
     assert info.backend == keras.backend.backend()
     assert info.versions["keras"] == keras.__version__
+
+
+def test_a_model_that_the_first_step_builds_has_its_size_told(devices, data, tmp_path):
+    devices(FakeDevices())
+    model = keras.Sequential([keras.layers.Dense(3)])
+    model.compile("sgd", "mse")
+
+    model.fit(*data, verbose=0, callbacks=[MemoryMonitor(log_dir=tmp_path)])
+
+    info = RunInfo.from_json((tmp_path / "run.json").read_text())
+    assert (info.parameters, info.weight_bytes) == (21, 84)
+
+
+def test_another_model_does_not_complete_the_head_of_a_run(devices, data, tmp_path):
+    devices(FakeDevices())
+    head = RunInfo("first", 0, 0, "torch", {}, "2026-11-20T12:00:00+00:00", 1)
+    (tmp_path / "run.json").write_text(head.to_json())
+    model = keras.Sequential([keras.layers.Dense(3)], name="second")
+    model.compile("sgd", "mse")
+
+    model.fit(*data, verbose=0, callbacks=[MemoryMonitor(log_dir=tmp_path)])
+
+    assert RunInfo.from_json((tmp_path / "run.json").read_text()) == head
+
+
+def test_a_copy_for_another_trial_is_a_monitor_of_its_own(fit, devices):
+    # Keras Tuner copies the callbacks that it is given.
+    devices(FakeDevices())
+    monitor = MemoryMonitor()
+    copied = copy.deepcopy(monitor)
+    fit(copied, epochs=2)
+
+    assert (len(copied.records), monitor.records) == (2, [])
 
 
 def test_the_head_of_a_run_is_written_once(fit, devices, tmp_path):

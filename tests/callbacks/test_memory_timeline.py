@@ -101,6 +101,21 @@ def test_gradients_are_counted_to_the_byte(seen, model, backend):
     }
 
 
+def test_what_the_first_step_makes_is_known_in_it(seen, backend):
+    timeline = seen["from the first step"]["timelines"][0]
+    trained = seen["from the first step"]["trained"]
+    assert_adds_up(timeline)
+    found = requested_by_layer(timeline.blocks, "gradient")
+    assert {layer: found.get(layer) for layer in trained} == trained
+    if backend == "tensorflow":
+        last = list(timeline.alive(len(timeline.times_ns) - 1))
+        slots = requested_by_layer(last, "optimizer_state")
+        assert requested_by_layer(last, "parameter") == trained
+        assert {layer: slots[layer] for layer in trained} == {
+            layer: 2 * size for layer, size in trained.items()
+        }
+
+
 def test_activations_are_counted_to_the_byte(seen, backend):
     timeline = seen["mlp"]["timelines"][0]
     found = requested_by_layer(timeline.blocks, "activation")
@@ -221,12 +236,12 @@ def test_no_event_of_these_small_windows_is_lost(seen, model):
     assert [timeline.lost_events for timeline in seen[model]["timelines"]] == [0]
 
 
-def small_fit(monitor, epochs=1, fails_at=None):
+def small_fit(monitor, epochs=1, others=()):
     keras.utils.set_random_seed(3)
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
     model.compile("sgd", "mse")
     x, y = np.ones((12, 4), "float32"), np.ones((12, 2), "float32")
-    callbacks = [monitor] if monitor else []
+    callbacks = [monitor, *others] if monitor else []
     model.fit(x, y, batch_size=2, epochs=epochs, verbose=0, callbacks=callbacks)
     return [weight.tobytes() for weight in model.get_weights()]
 
@@ -342,3 +357,38 @@ def test_the_window_counts_over_epochs_and_ends_with_its_epoch(tmp_path, backend
 def test_steps_are_a_range_of_consecutive_steps(steps):
     with pytest.raises(ConfigError, match="such as range\\(2, 5\\). Received: steps="):
         MemoryTimeline(steps=steps)
+
+
+class OnlyOne(TwoEventsOfThree):
+    """A profiler that, like the real ones, cannot run twice at a time."""
+
+    names = ()
+    running = False
+
+    def start(self):
+        if OnlyOne.running:
+            raise RuntimeError("a profile is being taken")
+        OnlyOne.running = True
+
+    def stop(self):
+        OnlyOne.running = False
+        return super().stop()
+
+
+def test_a_window_of_a_broken_off_fit_does_not_stand_in_the_way(monkeypatch):
+    adapter = type(backends.current())
+    monkeypatch.setattr(adapter, "memory_profiler", lambda *_: OnlyOne())
+
+    class Break(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            if batch == 1:
+                raise KeyboardInterrupt
+
+    abandoned = MemoryTimeline(steps=range(3))
+    with pytest.raises(KeyboardInterrupt):
+        small_fit(abandoned, others=[Break()])
+    assert OnlyOne.running
+    monitor = MemoryTimeline(steps=range(1))
+    quiet(monitor)
+    assert monitor.timelines
+    assert not OnlyOne.running

@@ -111,6 +111,18 @@ def watch(build, **how):
     }
 
 
+def from_first_step():
+    """Return the window of the step that builds model and slots, and its weights."""
+    keras.utils.clear_session()
+    model = keras.Sequential([L.Dense(50, name="first"), L.Dense(3, name="last")])
+    model.compile("adam", "mse")
+    monitor = MemoryTimeline(steps=range(1))
+    x, y = np.ones((BATCH, 20), "float32"), np.ones((BATCH, 3), "float32")
+    model.fit(x, y, batch_size=BATCH, verbose=0, callbacks=[monitor])
+    trained = bytes_by_layer(model.trainable_variables)
+    return {"timelines": monitor.timelines, "trained": trained}
+
+
 class BreakOff(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch, logs=None):
         if batch == 4:
@@ -153,6 +165,7 @@ def main(folder):
     seen: dict[str, Any] = {"mlp": watch(mlp), "sequence": watch(sequence)}
     bare = train(mlp, callbacks=[])
     seen["mlp, bare"] = [weight.tobytes() for weight in bare.get_weights()]
+    seen["from the first step"] = from_first_step()
     seen["nested, sgd"] = watch(nested, optimizer="sgd")
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf

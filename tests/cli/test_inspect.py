@@ -128,3 +128,11 @@ def test_a_model_without_a_graph_says_what_is_unknown(kerasmem):
     assert found["activation_peak_bytes"] is None
     text = kerasmem("inspect own.keras").out
     assert "unknown: the model has no graph" in text
+
+
+def test_a_model_that_was_never_built_is_an_error_and_no_empty_table(kerasmem):
+    with pytest.warns(UserWarning, match="has not yet been built"):
+        keras.Sequential([layers.Dense(3)]).save("model.keras")
+    done = kerasmem("inspect model.keras")
+    assert (done.code, done.out) == (2, "")
+    assert "has no weights yet, so there is nothing to show" in done.err

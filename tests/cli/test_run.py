@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -75,7 +77,7 @@ def test_json_is_alone_on_stdout(here):
         "files": [],
     }
     assert "no fit here" in done.stderr
-    assert "idle.py called no fit, so nothing was recorded." in done.stderr
+    assert "idle.py called no fit, or the folder could not be written" in done.stderr
 
 
 def test_a_script_that_is_not_there_is_one_line(here):
@@ -84,3 +86,44 @@ def test_a_script_that_is_not_there_is_one_line(here):
     assert done.stderr == (
         "kerasmem: error: There is no such script. Received: 'missing.py'.\n"
     )
+
+
+ENDED = """
+import pathlib, sys, time
+
+try:
+    print("running", flush=True)
+    time.sleep(60)
+except KeyboardInterrupt:
+    time.sleep(1)  # longer than `subprocess.run` would wait
+    pathlib.Path("saved").touch()
+    sys.exit(5)
+"""
+
+
+@pytest.fixture
+def started(here):
+    """Return a run of a script that waits, in a process group of its own."""
+    (here / "waits.py").write_text(ENDED)
+    command = [sys.executable, "-m", "kerasmem", "run", "--log-dir", "seen", "waits.py"]
+    with subprocess.Popen(
+        command, cwd=here, stdout=subprocess.PIPE, start_new_session=True, text=True
+    ) as process:
+        assert process.stdout.readline() == "running\n"
+        time.sleep(0.1)
+        yield process
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_a_script_may_save_something_at_ctrl_c(started, here):
+    os.killpg(started.pid, signal.SIGINT)  # as a terminal does
+    assert started.wait(timeout=30) == 5
+    assert (here / "saved").exists()
+
+
+def test_a_script_does_not_outlive_a_run_that_is_terminated(started):
+    started.terminate()
+    assert started.wait(timeout=30) == 128 + signal.SIGTERM
+    # Whoever held the other end of the pipe is gone.
+    assert started.stdout.read() == ""

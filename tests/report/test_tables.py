@@ -93,3 +93,19 @@ def test_the_changes_say_why_a_weight_was_skipped():
     text = printed(changes_table(changes))
     assert "80 % set to zero" in text
     assert "skipped: a bias" in text
+
+
+def test_a_sum_of_which_a_part_is_unknown_is_a_lower_bound_without_shares():
+    inputs = keras.Input((None,), dtype="int32")
+    embedded = keras.layers.Embedding(10, 4, name="embedding")(inputs)
+    pooled = keras.layers.GlobalMaxPooling1D(name="pool")(embedded)
+    layers = layer_activations(keras.Model(inputs, pooled), 10)
+    lines = printed(layer_table(layers)).splitlines()
+
+    def cells(name):
+        row = next(line for line in lines if f" {name} " in line)
+        return [cell.strip() for cell in row.strip("│").split("│")]
+
+    assert cells("embedding")[3:5] == ["-", "-"]
+    assert cells("pool")[3:5] == ["160 B", "-"]
+    assert cells("all")[3] == "at least 160 B"

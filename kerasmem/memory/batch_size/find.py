@@ -7,6 +7,7 @@ import keras
 
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.memory.batch_size.limit import (
+    Limit,
     check_limit,
     device_kind,
     environment,
@@ -28,6 +29,8 @@ from kerasmem.memory.estimate.request import Request
 from kerasmem.memory.estimate.step.batch import with_batch_size
 from kerasmem.units import format_bytes
 
+_USABLE = 0.95  # of what variables leave
+
 
 def find_batch_size(
     model: Any,
@@ -42,9 +45,10 @@ def find_batch_size(
 
     The trials run a few steps on zeros in processes of their own, on the device of the
     running backend, so that one that runs out of memory hurts nobody; at most two do.
-    The model stays as it is. TensorFlow's allocator, and torch's on a GPU, keep to the
-    limit as they would in training; elsewhere the bytes that a step needs are counted
-    and compared with it.
+    What is found leaves a twentieth of the memory for the batch free, because near a
+    limit one step may run and the next may not. TensorFlow's allocator, and torch's on
+    a GPU, keep to the limit as they would in training; elsewhere the bytes that a step
+    needs are counted and compared with it. The model stays as it is.
 
     Args:
         model: a built `keras.Model`.
@@ -85,15 +89,18 @@ def find_batch_size(
     )
     fixed = sum(part.nbytes for part in persistent_parts(request))
     check_limit(limit, fixed)
-    return _found(_search(request, limit, fixed, largest))
+    return _found(_search(request, limit, fixed, largest), limit)
 
 
 def _search(request: Request, limit: int, fixed: int, largest: int) -> Search:
     kept = environment(limit, request.backend, request.device)
+    usable = fixed + round(_USABLE * (limit - fixed))
     search = Search(
         predict=predictor(request, _estimated, largest),
-        attempt=lambda size: attempt(with_batch_size(request, size), limit, kept),
-        limit_bytes=limit,
+        attempt=lambda size: attempt(
+            with_batch_size(request, size), Limit(limit, usable), kept
+        ),
+        limit_bytes=usable,
         fixed_bytes=fixed,
         largest=largest,
     )
@@ -101,7 +108,7 @@ def _search(request: Request, limit: int, fixed: int, largest: int) -> Search:
     return search
 
 
-def _found(search: Search) -> BatchSize:
+def _found(search: Search, limit: int) -> BatchSize:
     found = max((t.batch_size for t in search.trials if t.fits), default=0)
     if not found:
         smallest = min(search.trials, key=lambda trial: trial.batch_size)
@@ -109,7 +116,7 @@ def _found(search: Search) -> BatchSize:
             "No batch size fits into the limit that was tried, down to "
             f"{smallest.batch_size}: {smallest.reason}. Expected: a limit above "
             f"{format_bytes(search.predict(1))}, estimated for one sample. Received: "
-            f"memory_limit={format_bytes(search.limit_bytes)}."
+            f"memory_limit={format_bytes(limit)}."
         )
     measured = {trial.batch_size: trial.peak_bytes for trial in search.trials}
     powers = {1 << power for power in range((2 * found).bit_length())}
@@ -119,7 +126,7 @@ def _found(search: Search) -> BatchSize:
     )
     return BatchSize(
         found,
-        limit_bytes=search.limit_bytes,
+        limit_bytes=limit,
         curve=curve,
         trials=tuple(search.trials),
     )

@@ -1,6 +1,7 @@
 """The memory that there is, and how a child is kept to a part of it."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -13,6 +14,19 @@ from kerasmem.memory.card import read_card
 from kerasmem.memory.child import ON_THE_CPU
 from kerasmem.memory.estimate.step import COUNTING_ALLOCATOR
 from kerasmem.units import MIB, format_bytes, parse_bytes
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A memory limit.
+
+    Args:
+        nbytes: no more can be had.
+        usable_bytes: a batch that needs more is too near to it.
+    """
+
+    nbytes: int
+    usable_bytes: int
 
 
 def device_kind() -> str:

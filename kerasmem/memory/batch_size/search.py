@@ -5,13 +5,14 @@ from dataclasses import dataclass, field
 
 from kerasmem.memory.batch_size.result import Trial
 
-TOLERANCE = 1.15
+TOLERANCE = 1.06
 """The search ends when this multiple of the batch that fits is known not to."""
 
 _CAUTION = 1.2  # the first trial fits even if the estimate is so much too low
-_PROBE = 1.07
+_PROBE = 1.05
+_BOLDNESS = 0.7
 _MOST_FAILURES = 2
-_MOST_TRIALS = 12
+_MOST_TRIALS = 16
 
 
 @dataclass
@@ -81,9 +82,10 @@ class Search:
             return max(fails // 2, 1)
         # If this one fails too, what fits is near enough, if it is that close.
         close = max(fits + 1, int(TOLERANCE * fits))
-        middle = min(self._most(self.corrected), (fits + fails) // 2)
-        is_last_failure = self._failures == _MOST_FAILURES - 1
-        return min(close if is_last_failure else max(close, middle), fails - 1)
+        if any(trial.peak_bytes is not None for trial in self.trials):
+            target = min(self._most(self.corrected), fails)
+            close = max(close, fits + int(_BOLDNESS * (target - fits)))
+        return min(close, fails - 1)
 
     def _most(self, peak: Callable[[int], float]) -> int:
         """Return the largest batch size, from 1, whose `peak` is within the limit."""

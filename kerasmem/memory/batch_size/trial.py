@@ -6,7 +6,7 @@ from typing import Any
 
 from kerasmem import backends
 from kerasmem.backends.exhaustion import is_out_of_memory
-from kerasmem.memory.batch_size.limit import set_limit
+from kerasmem.memory.batch_size.limit import Limit, set_limit
 from kerasmem.memory.batch_size.result import Trial
 from kerasmem.memory.child import ChildDiedError, run_in_child
 from kerasmem.memory.estimate.child import job_of, request_of
@@ -17,20 +17,18 @@ from kerasmem.memory.estimate.traced.on_torch import later_step
 from kerasmem.memory.estimate.xla.here import estimate_here
 from kerasmem.units import format_bytes
 
-_STEPS = 3
+_STEPS = 5  # near the limit threads decide: one step may run and the next may not
 
 
-def attempt(
-    request: Request, limit_bytes: int, environment: Mapping[str, str]
-) -> Trial:
+def attempt(request: Request, limit: Limit, environment: Mapping[str, str]) -> Trial:
     """Return whether steps of `request`'s batch run within the limit.
 
     Args:
         request: the model and the batch.
-        limit_bytes: the memory limit.
+        limit: the memory limit.
         environment: with which the child keeps to the limit.
     """
-    job = {**job_of(request), "limit_bytes": limit_bytes}
+    job = {**job_of(request), "limit": limit.nbytes, "usable": limit.usable_bytes}
     try:
         answer = run_in_child(
             f"{__name__}:answer",
@@ -45,7 +43,7 @@ def attempt(
 
 def answer(job: Mapping[str, Any]) -> dict[str, Any]:
     """Run the steps; this happens in the child."""
-    set_limit(job["limit_bytes"], job["device"])
+    set_limit(job["limit"], job["device"])
     try:
         request = request_of(job)
         peak = _peak(request)
@@ -54,9 +52,9 @@ def answer(job: Mapping[str, Any]) -> dict[str, Any]:
             raise
         words = " ".join(str(error).split())[:200]
         return asdict(Trial(job["batch_size"], fits=False, reason=words))
-    over = peak is not None and peak > job["limit_bytes"]
-    reason = f"needs {format_bytes(peak or 0)}" if over else ""
-    return asdict(Trial(job["batch_size"], not over, peak, reason))
+    over = peak is not None and peak > job["usable"]
+    reason = f"{format_bytes(peak or 0)} is too near to the limit, or above it"
+    return asdict(Trial(job["batch_size"], not over, peak, reason if over else ""))
 
 
 def _peak(request: Request) -> int | None:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import keras
@@ -74,6 +74,24 @@ def watched(model: Any) -> tuple[Watched, Followed]:
     )
     variables = [variable for _, variable in known]
     return data, Followed(model, [*layers.values()], variables)
+
+
+def watched_again(before: Watched, followed: Followed) -> Watched:
+    """Return what there is to know of the model now, where the window closes.
+
+    TensorFlow makes slots, and the weights of a model without an `Input`, only in the
+    first step. They are added to `followed`, behind what was there.
+
+    Args:
+        before: what `watched` returned.
+        followed: what it returned beside that.
+    """
+    after, now = watched(followed.model)
+    plain = dict(zip(map(id, followed.variables), before.variables, strict=True))
+    new = [variable for variable in now.variables if id(variable) not in plain]
+    plain |= zip(map(id, now.variables), after.variables, strict=True)
+    followed.variables.extend(new)
+    return replace(after, variables=tuple(plain[id(v)] for v in followed.variables))
 
 
 def shape_text(shape: Any) -> str:

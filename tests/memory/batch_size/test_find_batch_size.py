@@ -6,7 +6,7 @@ from keras import layers
 
 from kerasmem import errors
 from kerasmem.memory.batch_size import BatchSize, CurvePoint, Trial, find_batch_size
-from kerasmem.memory.batch_size.limit import environment
+from kerasmem.memory.batch_size.limit import Limit, environment
 from kerasmem.memory.batch_size.trial import attempt
 from kerasmem.memory.estimate.request import Input, Request
 from kerasmem.units import MIB
@@ -44,7 +44,8 @@ def trial(model, batch_size):
         training=True,
         device="cpu",
     )
-    return attempt(request, LIMIT, environment(LIMIT, backend, "cpu"))
+    limit = Limit(LIMIT, LIMIT)
+    return attempt(request, limit, environment(LIMIT, backend, "cpu"))
 
 
 def test_a_batch_that_fits_runs_and_is_measured(wide):

@@ -10,12 +10,12 @@ FIXED = 1000
 LARGEST = 4096
 
 
-def search(limit, per_sample, *, said, tells=True):
+def search(limit, per_sample, *, said):
     """Return a search on a device that needs `per_sample`, estimated as `said`."""
 
     def attempt(size):
         peak = FIXED + per_sample * size
-        return Trial(size, peak <= limit, peak if tells and peak <= limit else None)
+        return Trial(size, peak <= limit, peak if peak <= limit else None)
 
     return Search(
         predict=lambda size: FIXED + said * size,
@@ -31,14 +31,11 @@ def search(limit, per_sample, *, said, tells=True):
     fitting=st.integers(1, LARGEST - 1),
     per_sample=st.integers(50, 5000),
     error=st.floats(0.85, 1.5),
-    tells=st.booleans(),
 )
-def test_the_batch_found_runs_and_a_little_more_does_not(
-    fitting, per_sample, error, tells
-):
+def test_the_batch_found_runs_and_a_little_more_does_not(fitting, per_sample, error):
     limit = FIXED + per_sample * fitting + per_sample // 2
     said = max(round(per_sample * error), 1)
-    look = search(limit, per_sample, said=said, tells=tells)
+    look = search(limit, per_sample, said=said)
     found = look.run()
     assert found <= fitting
     assert max(found + 1, int(TOLERANCE * found)) > fitting

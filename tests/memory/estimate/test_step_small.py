@@ -60,7 +60,7 @@ def test_the_order_in_which_threads_allocate_does_not_matter():
 def test_a_pool_rounds_what_it_gives():
     events = step(("+", "a", 300))
     assert peak_of(events) == BEFORE + 300
-    assert peak_in_pool(events) == 1024 + 512
+    assert peak_in_pool(events) == BEFORE + 512
 
 
 def test_a_small_batch_runs_itself():

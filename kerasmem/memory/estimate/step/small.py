@@ -66,14 +66,16 @@ def peak_of(events: Sequence[MemoryEvent]) -> int:
 def peak_in_pool(events: Sequence[MemoryEvent]) -> int:
     """Return the most bytes in use in a pool of TensorFlow's, its waste included."""
     pool = BFCAllocator(PoolPolicy(limit_bytes=_LIMIT))
-    pool.allocate(max(_before(events), 1))
+    before = _before(events)
+    pool.allocate(max(before, 1))
+    waste = pool.in_use_bytes - before  # of standing for many blocks
     blocks: dict[int, int | None] = {}
     for event in events:
         if event.is_allocation:
             blocks[event.address] = pool.allocate(max(event.requested_bytes, 1))
         elif (address := blocks.pop(event.address, None)) is not None:
             pool.free(address)
-    return pool.peak_bytes
+    return pool.peak_bytes - waste
 
 
 def _before(events: Sequence[MemoryEvent]) -> int:

@@ -44,14 +44,22 @@ class Stored:
     sources: Sequence[frozenset[int]]
 
 
-def stored(program: Flat) -> Stored:
-    """Return which values of `program` are stored."""
+def stored(program: Flat, *, fused: bool = True) -> Stored:
+    """Return which values of `program` are stored.
+
+    Args:
+        program: the program.
+        fused: False if every operation is a kernel of its own.
+    """
     users = _users(program)
     is_stored: list[bool] = []
     sources: list[frozenset[int]] = []
     for number, value in enumerate(program.values):
         found = frozenset().union(*(sources[o] for o in value.operands))
-        keep = _is_stored(program, users, number, found)
+        if fused:
+            keep = _is_stored(program, users, number, found)
+        else:
+            keep = value.opcode not in _SAME | {"constant", "parameter"}
         is_stored.append(keep)
         is_source = keep or value.opcode == "parameter"
         sources.append(frozenset([number]) if is_source else found)

@@ -18,7 +18,8 @@ from kerasmem.memory.timeline import Watched, watched
 from kerasmem.memory.timeline.names import Names
 from kerasmem.records import EstimatePart, MemoryEstimate
 
-_LOW, _HIGH = 0.8, 1.3
+# Between these multiples of the estimate lay what was measured on a GPU.
+_COMPILED, _NOT_COMPILED = (0.8, 1.3), (0.5, 1.75)
 
 
 def estimate_here(request: Request, method: str = "xla") -> MemoryEstimate:
@@ -47,7 +48,7 @@ def _imitated(
     request: Request, model: Watched, program: Flat, method: str
 ) -> MemoryEstimate:
     """Return the estimate from the program before XLA compiles it for a GPU."""
-    found = temporary(program)
+    found = temporary(program, fused=request.jit_compile)
     sums = _beside(model, 0)
     for parameter in _batch(program, model):
         sums["input", None] += parameter
@@ -133,12 +134,13 @@ def _estimate(
     first = max(in_use, persistent + trial_bytes)
     # JAX cannot set its peak back, so what it tells later is that of the first step.
     peak = first if request.backend == "jax" else in_use
+    low, high = _COMPILED if request.jit_compile else _NOT_COMPILED
     sums["workspace", None] += max(peak - in_use, 0)
     sums["rounding", None] += in_use - persistent - planned
     return MemoryEstimate(
         peak_bytes=peak,
-        low_bytes=round(_LOW * peak),
-        high_bytes=round(_HIGH * peak),
+        low_bytes=round(low * peak),
+        high_bytes=round(high * peak),
         first_step_bytes=first,
         parts=tuple(
             EstimatePart(category, layer, size)

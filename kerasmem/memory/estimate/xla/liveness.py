@@ -24,15 +24,20 @@ class Temporary:
     scratch_bytes: int
 
 
-def temporary(program: Flat) -> Temporary:
+def temporary(program: Flat, *, fused: bool = True) -> Temporary:
     """Return the temporary memory of a step on a GPU.
 
     Weights are updated as soon as their gradient is there and nobody needs the old
     ones: XLA orders a program so that it needs little memory.
+
+    Args:
+        program: the program.
+        fused: False if it runs operation by operation: then all is stored, and the
+            updated weights stand beside the old ones to the end.
     """
-    what = stored(program)
+    what = stored(program, fused=fused)
     frees = defaultdict(list)
-    for number, last in enumerate(_last_uses(program, what)):
+    for number, last in enumerate(_last_uses(program, what, in_place=fused)):
         if what.is_stored[number]:
             frees[max(last, number)].append(number)
     alive: dict[int, int] = {}
@@ -49,8 +54,14 @@ def temporary(program: Flat) -> Temporary:
     return best
 
 
-def _last_uses(program: Flat, what: Stored) -> list[int]:
-    """Return the last use of every value, through what is computed again."""
+def _last_uses(program: Flat, what: Stored, *, in_place: bool) -> list[int]:
+    """Return the last use of every value, through what is computed again.
+
+    Args:
+        program: the program.
+        what: which values are stored.
+        in_place: whether results are written over what they replace.
+    """
     last = [-1] * len(program.values)
     for number, value in enumerate(program.values):
         if what.is_stored[number]:
@@ -60,6 +71,7 @@ def _last_uses(program: Flat, what: Stored) -> list[int]:
     for result in program.results:
         sources = what.sources[result]
         when = max((_ready(program, last, source) for source in sources), default=0)
+        when = when if in_place else len(program.values)
         for source in sources:
             last[source] = max(last[source], when)
     return last

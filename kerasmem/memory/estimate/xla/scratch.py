@@ -77,7 +77,7 @@ def _fourier(value: Value, left: Value, right: Value) -> int:
         return 0
     height = _padded(left.shape[1] + right.shape[0] - 1)
     width = _padded(left.shape[2] + right.shape[1] - 1)
-    plane = height * (width // 2 + 1) * 8
+    plane = height * (width // 2 + 1) * 2 * value.itemsize
     images = left.shape[0] * (left.shape[3] + value.shape[3])
     kernels = 2 * right.shape[2] * right.shape[3]
     return (images + kernels) * plane

@@ -1,0 +1,125 @@
+"""Measuring gradients on TensorFlow: few operations in a graph, wide loops in XLA."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from kerasmem.backends import folding
+from kerasmem.backends._tensorflow_packing import Packed, packed
+
+Gradient = tf.Tensor | tf.IndexedSlices
+
+
+class GraphMeter:
+    """Measures with one operation a pass, whose loop uses all cores.
+
+    Of a small network's step the number of operations is what costs, so short
+    gradients are measured together.
+    """
+
+    def squared_norms(self, gradients: Sequence[Gradient]) -> tf.Tensor:
+        """Return the square of the L2 norm of each, a float32 vector."""
+        return packed([_values(gradient) for gradient in gradients]).each(_square)
+
+    def statistics(
+        self, gradients: Sequence[Gradient], squared_norms: tf.Tensor
+    ) -> tf.Tensor:
+        """Return a row per gradient: norm, largest, numbers of nonzero, nonfinite."""
+        values = packed([_values(gradient) for gradient in gradients])
+
+        def of_finite() -> tf.Tensor:
+            figures = tf.sqrt(squared_norms), _largest(values), values.each(_nonzero)
+            return tf.stack([*figures, tf.zeros_like(squared_norms)], axis=1)
+
+        def of_any() -> tf.Tensor:
+            finite = values.map(_finite)
+            figures = tf.sqrt(finite.each(_square)), _largest(finite)
+            counts = values.each(_nonzero), values.each(_nonfinite)
+            return tf.stack([*figures, *counts], axis=1)
+
+        are_finite = tf.reduce_all(tf.math.is_finite(squared_norms))
+        return tf.cond(are_finite, of_finite, of_any)
+
+    def spaced_rows(self, matrix: tf.Tensor, count: int, step: int) -> tf.Tensor:
+        """Return the first of every `step` rows of a matrix, `count` of them."""
+        # By their numbers: a slice with a step takes several times as long.
+        return tf.gather(matrix, np.arange(count) * step)
+
+    def size_bytes(self, gradient: Gradient) -> int | tf.Tensor:
+        """Return the bytes that hold the gradient, a tensor if it is sparse."""
+        if not isinstance(gradient, tf.IndexedSlices):
+            return gradient.shape.num_elements() * gradient.dtype.size
+        parts = (gradient.values, gradient.indices)
+        return tf.add_n([tf.cast(tf.size(p) * p.dtype.size, tf.float32) for p in parts])
+
+
+class CompiledMeter(GraphMeter):
+    """Measures in loops that XLA makes vector instructions of."""
+
+    def squared_norms(self, gradients: Sequence[Gradient]) -> tf.Tensor:
+        """Return the square of the L2 norm of each, a float32 vector."""
+        return tf.stack([folding.squared_norm(_values(g)) for g in gradients])
+
+    def statistics(
+        self,
+        gradients: Sequence[Gradient],
+        squared_norms: tf.Tensor,  # noqa: ARG002 - another meter needs it
+    ) -> tf.Tensor:
+        """Return a row per gradient: norm, largest, numbers of nonzero, nonfinite."""
+        return tf.stack([folding.statistics(_values(g)) for g in gradients])
+
+    def spaced_rows(self, matrix: tf.Tensor, count: int, step: int) -> tf.Tensor:
+        """Return the first of every `step` rows of a matrix, `count` of them."""
+        return matrix[: count * step : step]
+
+
+def _values(gradient: Gradient) -> tf.Tensor:
+    if isinstance(gradient, tf.IndexedSlices):
+        gradient = _sum_rows(gradient.values, gradient.indices)
+    return tf.cast(gradient, tf.float32)
+
+
+def _sum_rows(rows: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:
+    # By sorting, not by tf.unique, which has no XLA kernel: neighbors of one index
+    # fall into one segment, and the segments left over stay zero.
+    indices = tf.reshape(indices, [-1])
+    order = tf.argsort(indices, stable=True)
+    ordered = tf.gather(indices, order)
+    starts = tf.cast(ordered[1:] != ordered[:-1], tf.int32)
+    segments = tf.concat([[0], tf.cumsum(starts)], axis=0)
+    return tf.math.unsorted_segment_sum(
+        tf.gather(rows, order), segments, tf.size(indices)
+    )
+
+
+def _square(values: tf.Tensor, axis: int | None) -> tf.Tensor:
+    if axis is None:
+        return 2.0 * tf.nn.l2_loss(values)
+    return tf.reduce_sum(tf.square(values), axis)
+
+
+def _largest(gradients: Packed) -> tf.Tensor:
+    # Not of the absolute values: those would be one more gradient in memory.
+    return tf.maximum(gradients.each(tf.reduce_max), -gradients.each(tf.reduce_min))
+
+
+def _nonzero(values: tf.Tensor, axis: int | None) -> tf.Tensor:
+    # In whole numbers: float32 stops counting at 16 million.
+    return tf.cast(tf.reduce_sum(_is_nonzero(values), axis), tf.float32)
+
+
+def _nonfinite(values: tf.Tensor, axis: int | None) -> tf.Tensor:
+    return tf.cast(tf.reduce_sum(_is_nonfinite(values), axis), tf.float32)
+
+
+def _finite(values: tf.Tensor) -> tf.Tensor:
+    return tf.where(tf.math.is_finite(values), values, 0.0)
+
+
+def _is_nonzero(values: tf.Tensor) -> tf.Tensor:
+    return tf.cast(tf.not_equal(values, 0.0), tf.int32)
+
+
+def _is_nonfinite(values: tf.Tensor) -> tf.Tensor:
+    return tf.cast(tf.logical_not(tf.math.is_finite(values)), tf.int32)

@@ -1,0 +1,113 @@
+"""A fixed, evenly spaced part of each variable, to see how far an update moves it."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+from keras import ops
+
+from kerasmem.backends import GradientMeter
+
+MOST_ENTRIES = 65_536
+"""Of one variable; all entries of a smaller one are taken."""
+LEAST_ENTRIES = 16_384
+"""Of all variables together, before any is taken in part."""
+FEWEST_ROWS = 16
+"""Of a variable that is not taken as a whole, if it has that many."""
+
+
+class UpdateSample:
+    """Takes the same entries of some variables, time and again.
+
+    All together they are no more than half of what the largest variable has, or
+    `LEAST_ENTRIES` if that is more: next to the gradients they take little memory.
+
+    Args:
+        variables: the variables.
+        meter: what takes rows of them.
+    """
+
+    def __init__(self, variables: Sequence[Any], meter: GradientMeter) -> None:
+        sizes = [math.prod(variable.shape) for variable in variables]
+        budget = max([LEAST_ENTRIES, *(size // 2 for size in sizes)])
+        limit = min(MOST_ENTRIES, _share(sizes, budget))
+        self._variables = variables
+        self._meter = meter
+        self._parts = [spaced_part(variable.shape, limit) for variable in variables]
+        self._sizes = [
+            size if part is None else part.size
+            for size, part in zip(sizes, self._parts, strict=True)
+        ]
+
+    def take(self, group: range) -> Any:
+        """Return a float32 copy of the entries of some variables, one vector."""
+        entries = [ops.cast(self._entries(index), "float32") for index in group]
+        return ops.concatenate([ops.reshape(each, (-1,)) for each in entries])
+
+    def split(self, group: range, entries: Any) -> list[Any]:
+        """Return the vectors, one per variable, that `take` made one of."""
+        ends = list(accumulate(self._sizes[index] for index in group[:-1]))
+        return ops.split(entries, ends) if ends else [entries]
+
+    def size(self, group: range) -> int:
+        """Return the number of entries that `take` takes."""
+        return sum(self._sizes[index] for index in group)
+
+    def _entries(self, index: int) -> Any:
+        value, part = self._variables[index].value, self._parts[index]
+        if part is None:
+            return ops.convert_to_tensor(value)
+        matrix = ops.reshape(value, (-1, value.shape[-1]))
+        rows = self._meter.spaced_rows(matrix, part.rows, part.row_step)
+        return rows if part.column_step == 1 else rows[:, :: part.column_step]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some entries of a variable, whose last axis makes the columns of a matrix.
+
+    Args:
+        rows: number of rows that are taken.
+        row_step: rows from one that is taken to the next.
+        column_step: columns from one that is taken to the next.
+        size: number of entries that are taken.
+    """
+
+    rows: int
+    row_step: int
+    column_step: int
+    size: int
+
+
+def spaced_part(shape: Sequence[int], limit: int) -> Part | None:
+    """Return which entries to take, `limit` at most; None if those are all.
+
+    Example:
+        >>> spaced_part((1024, 1024), 65_536)
+        Part(rows=64, row_step=16, column_step=1, size=65536)
+        >>> spaced_part((3, 2), limit=6)
+    """
+    size = math.prod(shape)
+    if size <= limit:
+        return None
+    # Whole rows, because they are quick to take, but not too few of them.
+    height, width = size // shape[-1], shape[-1]
+    fewest = min(height, FEWEST_ROWS, limit)
+    column_step = -(-width // (limit // fewest))
+    columns = -(-width // column_step)
+    row_step = -(-height // (limit // columns))
+    rows = -(-height // row_step)
+    return Part(rows, row_step, column_step, rows * columns)
+
+
+def _share(sizes: Sequence[int], budget: int) -> int:
+    """Return the largest limit so that the sizes, limited, add up to the budget."""
+    remaining = budget
+    for index, size in enumerate(sorted(sizes)):
+        share = remaining // (len(sizes) - index)
+        if size > share:
+            return max(share, 1)
+        remaining -= size
+    return budget

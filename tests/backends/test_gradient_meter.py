@@ -1,0 +1,117 @@
+"""What is measured of gradients, against NumPy, on the backend that runs."""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from kerasmem import backends
+
+SIZES = [(), (1,), (7,), (1025, 3), (4096,), (4097, 2, 9), (70_001,)]
+
+
+@pytest.fixture(params=[False, True], ids=["run as it is", "compiled by XLA"])
+def meter(request):
+    return backends.current().gradient_meter(compiled=request.param)
+
+
+def random_arrays(sizes=SIZES, seed=5):
+    rng = np.random.default_rng(seed)
+    return [np.asarray(rng.normal(size=size), "float32") for size in sizes]
+
+
+def measured(meter, arrays):
+    def both(gradients):
+        squares = meter.squared_norms(gradients)
+        return squares, meter.statistics(gradients, squares)
+
+    if keras.backend.backend() == "jax":  # one by one its operations take seconds
+        import jax
+
+        both = jax.jit(both)
+    found = both([ops.convert_to_tensor(array) for array in arrays])
+    return [ops.convert_to_numpy(figures) for figures in found]
+
+
+def expected_row(array):
+    wide = array.astype("float64")
+    finite = wide[np.isfinite(wide)]
+    return [
+        np.linalg.norm(finite),
+        np.max(np.abs(finite), initial=0.0),
+        np.count_nonzero(array),
+        np.count_nonzero(~np.isfinite(array)),
+    ]
+
+
+def test_the_figures_are_those_of_numpy(meter):
+    arrays = random_arrays()
+    for array in arrays[2:]:
+        array[np.abs(array) < 0.5] = 0.0
+
+    squares, rows = measured(meter, arrays)
+
+    expected = [expected_row(array) for array in arrays]
+    np.testing.assert_allclose(rows, expected, rtol=1e-6)
+    np.testing.assert_allclose(np.sqrt(squares), np.transpose(expected)[0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_is_counted_and_left_out_of_the_rest(meter, bad):
+    arrays = random_arrays()
+    arrays[1][:] = bad
+    arrays[3][5, 1] = bad
+    arrays[6][::7] = bad
+
+    squares, rows = measured(meter, arrays)
+
+    np.testing.assert_allclose(rows, [expected_row(a) for a in arrays], rtol=1e-6)
+    bad_ones = [not np.isfinite(array).all() for array in arrays]
+    assert [not np.isfinite(square) for square in squares] == bad_ones
+
+
+def test_a_norm_of_many_entries_keeps_its_digits(meter):
+    (array,) = random_arrays([(4000, 1000)])
+
+    squares, rows = measured(meter, [array])
+
+    norm = np.linalg.norm(array.astype("float64"))
+    assert np.sqrt(squares[0]) == pytest.approx(norm, rel=2e-6)
+    assert rows[0, 0] == pytest.approx(norm, rel=2e-6)
+    assert rows[0, 2] == np.count_nonzero(array)
+
+
+def test_half_precision_does_not_overflow(meter):
+    squares, rows = measured(meter, [np.full(100, 1000, "float16")])
+
+    assert squares[0] == pytest.approx(1e8)
+    assert rows[0].tolist() == pytest.approx([1e4, 1e3, 100, 0])
+
+
+def test_a_dense_gradient_is_as_large_as_its_entries(meter):
+    gradient = ops.convert_to_tensor(np.ones((2, 3), "float32"))
+    assert meter.size_bytes(gradient) == 24
+
+
+def test_every_so_many_rows_are_taken(meter):
+    matrix = ops.convert_to_tensor(np.arange(14.0).reshape(7, 2))
+    rows = meter.spaced_rows(matrix, 3, 2)
+    assert ops.convert_to_numpy(rows).tolist() == [[0, 1], [4, 5], [8, 9]]
+
+
+def test_a_sparse_gradient_has_the_figures_of_the_dense_one(meter, backend):
+    if backend != "tensorflow":  # the only backend on which Keras has sparse ones
+        assert keras.backend.backend() in {"jax", "torch"}
+        return
+    import tensorflow as tf
+
+    values = np.random.default_rng(3).normal(size=(5, 4)).astype("float32")
+    indices = tf.constant([7, 2, 7, 0, 2], tf.int64)
+    sparse = tf.IndexedSlices(tf.constant(values), indices, (50, 4))
+    dense = tf.convert_to_tensor(sparse).numpy()
+
+    squares = meter.squared_norms([sparse])
+    row = meter.statistics([sparse], squares)[0].numpy()
+
+    assert row.tolist() == pytest.approx(expected_row(dense), rel=1e-6)
+    assert float(meter.size_bytes(sparse)) == 5 * 4 * 4 + 5 * 8
