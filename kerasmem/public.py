@@ -7,6 +7,7 @@ from kerasmem.compression.prune import Prune
 from kerasmem.compression.quantize import Quantize
 from kerasmem.compression.result import CompressionResult
 from kerasmem.files import load_model, save_model
+from kerasmem.memory.batch_size import find_batch_size
 from kerasmem.memory.estimate import estimate_memory
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "distill",
     "errors",
     "estimate_memory",
+    "find_batch_size",
     "load_model",
     "memory",
     "save_model",

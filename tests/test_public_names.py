@@ -25,6 +25,7 @@ def test_the_public_names_are_these_and_all_of_them_are_there():
             "distill",
             "errors",
             "estimate_memory",
+            "find_batch_size",
             "load_model",
             "memory",
             "save_model",
@@ -67,6 +68,7 @@ def test_the_public_names_are_these_and_all_of_them_are_there():
             ["limit", "growth", "devices", "preallocate", "allocator"],
         ),
         (km.memory.status, []),
+        (km.find_batch_size, ["model", "memory_limit"]),
         (km.distill, ["teacher", "student", "data", "epochs"]),
         (
             km.estimate_memory,

@@ -3,6 +3,7 @@
 import os
 import threading
 import warnings
+from contextlib import suppress
 from typing import Any
 
 from kerasmem import backends
@@ -63,6 +64,7 @@ class MemoryWatch:
             workers: reads the other processes; None to look into the run's folder.
         """
         self.close()
+        told, self.unavailable = self.unavailable, None
         with self._guard("find out what memory can be read"):
             self._process, processes = backends.current().processes(model)
             self._open_journals()
@@ -70,7 +72,11 @@ class MemoryWatch:
                 workers = RunFolderReader(self._log_dir, self._process, processes)
             self._workers = None if self._process else workers
             self._reader = self._new_reader(model)
-            self._say_if_unavailable()
+            self.unavailable = _why_unavailable()
+        if self.unavailable and not told:
+            # Nothing is wrong, so it may not end a run that has warnings as errors.
+            with suppress(KerasMemWarning):
+                warnings.warn(self.unavailable, KerasMemWarning, stacklevel=2)
         with self._guard("write run.json"):
             begin_run(self._log_dir, model)
         self._is_size_unknown = not model.built
@@ -96,13 +102,14 @@ class MemoryWatch:
     def read(self, epoch: int, batch: int | None, phase: Phase) -> MemoryRecord | None:
         """Keep a record and return it; None if nothing could be read."""
         record = None
-        with self._lock, self._guard("read the memory"):
-            if self._reader:
-                record = self._reader.record(epoch, batch, phase)
-                self.records.append(record)
-        if record:
-            with self._lock, self._guard("write memory.jsonl"):
-                self._memory_journal.append(record.to_json())
+        with self._lock:  # for both, so that lines stand in the order of the records
+            with self._guard("read the memory"):
+                if self._reader:
+                    record = self._reader.record(epoch, batch, phase)
+                    self.records.append(record)
+            if record:
+                with self._guard("write memory.jsonl"):
+                    self._memory_journal.append(record.to_json())
         return record
 
     def series(self, record: MemoryRecord) -> dict[str, float]:
@@ -152,13 +159,10 @@ class MemoryWatch:
             Journal(self._log_dir, name) for name in names
         )
 
-    def _say_if_unavailable(self) -> None:
-        backend = backends.current()
-        before, self.unavailable = self.unavailable, None
-        if not backend.device_memory():
-            self.unavailable = backend.why_no_device_memory()
-            if before is None:
-                warnings.warn(self.unavailable, KerasMemWarning, stacklevel=2)
-
 
 _STEMS = ("memory", "findings")
+
+
+def _why_unavailable() -> str | None:
+    backend = backends.current()
+    return None if backend.device_memory() else backend.why_no_device_memory()

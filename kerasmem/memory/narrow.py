@@ -29,8 +29,7 @@ def narrow_weights(model: Any, dtype: str = "float32") -> Any:
 
     Example:
         >>> import keras
-        >>> layer = keras.layers.Dense(2, dtype="float64")
-        >>> model = keras.Sequential([keras.Input((3,), dtype="float64"), layer])
+        >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
         >>> narrow_weights(model).layers[0].kernel.dtype
         'float32'
     """

@@ -29,7 +29,7 @@ from kerasmem.memory.estimate.request import Request
 from kerasmem.memory.estimate.step.batch import with_batch_size
 from kerasmem.units import format_bytes
 
-_USABLE = 0.95  # of what variables leave
+_USABLE = 0.98  # of what variables leave
 
 
 def find_batch_size(
@@ -45,10 +45,11 @@ def find_batch_size(
 
     The trials run a few steps on zeros in processes of their own, on the device of the
     running backend, so that one that runs out of memory hurts nobody; at most two do.
-    What is found leaves a twentieth of the memory for the batch free, because near a
+    What is found leaves a fiftieth of the memory for the batch free, because near a
     limit one step may run and the next may not. TensorFlow's allocator, and torch's on
     a GPU, keep to the limit as they would in training; elsewhere the bytes that a step
-    needs are counted and compared with it. The model stays as it is.
+    needs are counted and compared with it. On a CPU TensorFlow runs the trials in one
+    thread. The model stays as it is.
 
     Args:
         model: a built `keras.Model`.

@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 
+from kerasmem.memory.batch_size.limit import ONE_THREAD
 from kerasmem.memory.child import ON_THE_CPU, run_in_child
 from kerasmem.memory.estimate.child import job_of, request_of
 from kerasmem.memory.estimate.request import Request
@@ -35,7 +36,7 @@ def predictor(
         f"{__name__}:answer",
         {**job_of(request), "sizes": sizes},
         backend=request.backend,
-        environment={**ON_THE_CPU, **COUNTING_ALLOCATOR},
+        environment={**ON_THE_CPU, **COUNTING_ALLOCATOR, **ONE_THREAD},
     )
     return functools.partial(_between, sizes, answered["peaks"])
 
