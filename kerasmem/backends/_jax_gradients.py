@@ -20,7 +20,7 @@ class JaxMeter:
         gradients: Sequence[jax.Array],
         squared_norms: jax.Array,  # noqa: ARG002 - another meter needs it
     ) -> jax.Array:
-        """Return a row per gradient: norm, largest, numbers of nonzero, nonfinite."""
+        """Return a row per gradient: largest, numbers of nonzero and nonfinite."""
         return jnp.stack([folding.statistics(_standing(g)) for g in gradients])
 
     def spaced_rows(self, matrix: jax.Array, count: int, step: int) -> jax.Array:

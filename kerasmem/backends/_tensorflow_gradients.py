@@ -6,9 +6,11 @@ import numpy as np
 import tensorflow as tf
 
 from kerasmem.backends import folding
-from kerasmem.backends._tensorflow_packing import Packed, packed
+from kerasmem.backends._tensorflow_packing import packed
 
 Gradient = tf.Tensor | tf.IndexedSlices
+
+_BYTE_SUM = 64  # ones that an int8 can add up
 
 
 class GraphMeter:
@@ -23,23 +25,20 @@ class GraphMeter:
         return packed([_values(gradient) for gradient in gradients]).each(_square)
 
     def statistics(
-        self, gradients: Sequence[Gradient], squared_norms: tf.Tensor
+        self,
+        gradients: Sequence[Gradient],
+        squared_norms: tf.Tensor,  # noqa: ARG002 - another meter needs it
     ) -> tf.Tensor:
-        """Return a row per gradient: norm, largest, numbers of nonzero, nonfinite."""
+        """Return a row per gradient: largest, numbers of nonzero and nonfinite.
+
+        No figure waits for another one, not even to see whether it is needed: a
+        gradient that waits stays in memory.
+        """
         values = packed([_values(gradient) for gradient in gradients])
-
-        def of_finite() -> tf.Tensor:
-            figures = tf.sqrt(squared_norms), _largest(values), values.each(_nonzero)
-            return tf.stack([*figures, tf.zeros_like(squared_norms)], axis=1)
-
-        def of_any() -> tf.Tensor:
-            finite = values.map(_finite)
-            figures = tf.sqrt(finite.each(_square)), _largest(finite)
-            counts = values.each(_nonzero), values.each(_nonfinite)
-            return tf.stack([*figures, *counts], axis=1)
-
-        are_finite = tf.reduce_all(tf.math.is_finite(squared_norms))
-        return tf.cond(are_finite, of_finite, of_any)
+        # Not of the absolute values: those would be one more gradient in memory.
+        largest = tf.maximum(values.each(tf.reduce_max), -values.each(tf.reduce_min))
+        counts = values.each(_nonzero), values.each(_nonfinite)
+        return tf.stack([largest, *counts], axis=1)
 
     def spaced_rows(self, matrix: tf.Tensor, count: int, step: int) -> tf.Tensor:
         """Return the first of every `step` rows of a matrix, `count` of them."""
@@ -66,7 +65,7 @@ class CompiledMeter(GraphMeter):
         gradients: Sequence[Gradient],
         squared_norms: tf.Tensor,  # noqa: ARG002 - another meter needs it
     ) -> tf.Tensor:
-        """Return a row per gradient: norm, largest, numbers of nonzero, nonfinite."""
+        """Return a row per gradient: largest, numbers of nonzero and nonfinite."""
         return tf.stack([folding.statistics(_values(g)) for g in gradients])
 
     def spaced_rows(self, matrix: tf.Tensor, count: int, step: int) -> tf.Tensor:
@@ -99,27 +98,23 @@ def _square(values: tf.Tensor, axis: int | None) -> tf.Tensor:
     return tf.reduce_sum(tf.square(values), axis)
 
 
-def _largest(gradients: Packed) -> tf.Tensor:
-    # Not of the absolute values: those would be one more gradient in memory.
-    return tf.maximum(gradients.each(tf.reduce_max), -gradients.each(tf.reduce_min))
-
-
 def _nonzero(values: tf.Tensor, axis: int | None) -> tf.Tensor:
-    # In whole numbers: float32 stops counting at 16 million.
-    return tf.cast(tf.reduce_sum(_is_nonzero(values), axis), tf.float32)
+    return _count(tf.not_equal(values, 0.0), axis)
 
 
 def _nonfinite(values: tf.Tensor, axis: int | None) -> tf.Tensor:
-    return tf.cast(tf.reduce_sum(_is_nonfinite(values), axis), tf.float32)
+    return _count(tf.logical_not(tf.math.is_finite(values)), axis)
 
 
-def _finite(values: tf.Tensor) -> tf.Tensor:
-    return tf.where(tf.math.is_finite(values), values, 0.0)
-
-
-def _is_nonzero(values: tf.Tensor) -> tf.Tensor:
-    return tf.cast(tf.not_equal(values, 0.0), tf.int32)
-
-
-def _is_nonfinite(values: tf.Tensor) -> tf.Tensor:
-    return tf.cast(tf.logical_not(tf.math.is_finite(values)), tf.int32)
+def _count(mask: tf.Tensor, axis: int | None) -> tf.Tensor:
+    # In whole numbers, because float32 stops counting at 16 million; and as long as
+    # they are small in single bytes, or they would be one more gradient in memory.
+    size = mask.shape.num_elements()
+    if axis is not None or size is None:
+        return tf.cast(tf.reduce_sum(tf.cast(mask, tf.int32), axis), tf.float32)
+    ones = tf.reshape(tf.cast(mask, tf.int8), [-1])
+    whole = size // _BYTE_SUM * _BYTE_SUM
+    sums = [tf.reduce_sum(tf.reshape(ones[:whole], [-1, _BYTE_SUM]), axis=1)]
+    if whole < size:
+        sums.append(ones[whole:])
+    return tf.cast(tf.reduce_sum(tf.cast(tf.concat(sums, 0), tf.int32)), tf.float32)

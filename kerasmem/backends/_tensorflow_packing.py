@@ -29,10 +29,6 @@ class Packed:
         self._order = order
         self._rows = rows
 
-    def map(self, change: Callable[[tf.Tensor], tf.Tensor]) -> "Packed":
-        """Return the tensors after `change`, which has to leave zeros as they are."""
-        return Packed([change(each) for each in self._whole], self._order, self._rows)
-
     def each(self, figure: Figure) -> tf.Tensor:
         """Return a figure of each tensor, to which zeros add nothing; a vector."""
         if not self._rows:

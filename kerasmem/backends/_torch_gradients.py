@@ -22,11 +22,15 @@ class TorchMeter:
     def statistics(
         self, gradients: Sequence[torch.Tensor], squared_norms: torch.Tensor
     ) -> torch.Tensor:
-        """Return a row per gradient: norm, largest, numbers of nonzero, nonfinite."""
+        """Return a row per gradient: largest, numbers of nonzero and nonfinite."""
+        lowest, highest = zip(*map(torch.aminmax, gradients), strict=True)
+        largest = torch.maximum(torch.stack(highest), -torch.stack(lowest))
+        nonzero = torch.stack([torch.count_nonzero(each) for each in gradients])
+        nonfinite = torch.zeros_like(nonzero)
         # Only a CPU may be asked: a GPU would have to be waited for.
-        if gradients[0].device.type == "cpu" and bool(squared_norms.isfinite().all()):
-            return _of_finite(gradients, squared_norms)
-        return torch.stack([_row(gradient) for gradient in gradients])
+        if largest.device.type != "cpu" or not bool(squared_norms.isfinite().all()):
+            nonfinite = torch.stack([_nonfinite(gradient) for gradient in gradients])
+        return torch.stack([largest.float(), nonzero, nonfinite], dim=1)
 
     def spaced_rows(self, matrix: torch.Tensor, count: int, step: int) -> torch.Tensor:
         """Return the first of every `step` rows of a matrix, `count` of them."""
@@ -37,24 +41,8 @@ class TorchMeter:
         return gradient.numel() * gradient.element_size()
 
 
-def _of_finite(
-    gradients: Sequence[torch.Tensor], squared_norms: torch.Tensor
-) -> torch.Tensor:
-    lowest, highest = zip(*map(torch.aminmax, gradients), strict=True)
-    largest = torch.maximum(torch.stack(highest), -torch.stack(lowest)).float()
-    nonzero = torch.stack([torch.count_nonzero(gradient) for gradient in gradients])
-    nonfinite = torch.zeros_like(squared_norms)
-    return torch.stack([squared_norms.sqrt(), largest, nonzero, nonfinite], dim=1)
-
-
-def _row(gradient: torch.Tensor) -> torch.Tensor:
-    values = gradient.reshape(-1).float()
-    nonzero = torch.count_nonzero(values)
-    nonfinite = values.numel() - torch.count_nonzero(values.isfinite())
-    finite = values.nan_to_num(0.0, 0.0, 0.0)
-    lowest, highest = torch.aminmax(finite)
-    largest = torch.maximum(highest, -lowest)
-    return torch.stack([_long_norm(finite), largest, nonzero, nonfinite])
+def _nonfinite(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient.numel() - torch.count_nonzero(gradient.isfinite())
 
 
 def _norms(short: list[torch.Tensor]) -> Sequence[torch.Tensor]:

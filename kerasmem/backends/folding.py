@@ -43,18 +43,13 @@ def squared_norm(values: Any) -> Any:
 
 
 def statistics(values: Any) -> Any:
-    """Return norm, largest absolute value, numbers of nonzero and of nonfinite."""
-    square = ops.sum(fold(values, lambda part: ops.square(_finite(part)), ops.add))
-    largest = ops.max(fold(values, lambda part: ops.abs(_finite(part)), ops.maximum))
+    """Return the largest absolute value, the numbers of nonzero and of nonfinite."""
+    largest = ops.max(fold(values, ops.abs, ops.maximum))
     counts = [
         ops.cast(ops.sum(fold(values, counted, ops.add)), "float32")
         for counted in (_is_nonzero, _is_nonfinite)
     ]
-    return ops.stack([ops.sqrt(square), largest, *counts])
-
-
-def _finite(values: Any) -> Any:
-    return ops.where(ops.isfinite(values), values, 0.0)
+    return ops.stack([largest, *counts])
 
 
 def _is_nonzero(values: Any) -> Any:

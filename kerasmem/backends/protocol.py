@@ -47,10 +47,11 @@ class GradientMeter(Protocol):
         ...
 
     def statistics(self, gradients: Sequence[Any], squared_norms: Any) -> Any:
-        """Return a row of four figures per gradient, a float32 matrix.
+        """Return a row of three figures per gradient, a float32 matrix.
 
-        They are the L2 norm and the largest absolute value of the finite entries, the
-        number of entries that are not zero, and that of those that are not finite.
+        They are the largest absolute value, the number of entries that are not zero,
+        and that of those that are not finite. If there are any of these, the first
+        figure may be anything.
 
         Args:
             gradients: as they reached the update.

@@ -18,10 +18,11 @@ from kerasmem.records import VariableGradient
 NORM, NONFINITE, STEPS, SKIPPED, LARGEST, LAST, HEAD = range(7)
 _SUMS = LARGEST  # what stands before is a sum over the steps
 
-_SUMMED = ("norm", "max_abs", "nonzero", "nonfinite", "steps", "ratio", "ratios")
-_LARGEST = ("largest_norm", "largest_entry")  # of the first two of the summed
+_FIGURES = ("norm", "entry", "nonzero", "nonfinite", "finite", "steps")
+_SUMMED = (*_FIGURES, "ratio", "ratios")
+_LARGEST = ("largest_norm", "largest_entry")
 _COLUMNS = (*_SUMMED, *_LARGEST, "last_norm")
-STATISTICS = _SUMMED.index("ratio")
+STATISTICS = len(_FIGURES)
 """Number of figures per variable that are known before the update."""
 
 
@@ -76,13 +77,28 @@ def with_skipped(vector: Any, finite: Any) -> Any:
     return vector + skipped * ops.convert_to_tensor(only_skipped)
 
 
+def statistics_of(squared_norms: Any, figures: Any) -> Any:
+    """Return what a sampled step tells of some gradients, `STATISTICS` figures each.
+
+    Args:
+        squared_norms: the square of the L2 norm of each.
+        figures: what `GradientMeter.statistics` returned.
+    """
+    is_finite = ops.isfinite(squared_norms)
+    one = ops.ones_like(squared_norms)[:, None]
+    measured = ops.stack([ops.sqrt(squared_norms), figures[:, 0]], axis=1)
+    kept = ops.where(is_finite[:, None], measured, 0.0)
+    finite = ops.cast(is_finite, "float32")[:, None]
+    return ops.concatenate([kept, figures[:, 1:], finite, one], axis=1)
+
+
 def with_rows(rows: Any, statistics: Any, changes: Any) -> Any:
     """Return the rows with those of one more step.
 
     Args:
         rows: as they were.
-        statistics: a row of `STATISTICS` per variable: those of a `GradientMeter`, and
-            1; zeros if there was no gradient, or the step is not sampled.
+        statistics: a row per variable of what `statistics_of` returned; zeros if there
+            was no gradient, or the step is not sampled.
         changes: per variable the L2 norm of its change, and that of itself before.
             Where the latter is 0, or one is not finite, no ratio is counted.
     """
@@ -92,11 +108,13 @@ def with_rows(rows: Any, statistics: Any, changes: Any) -> Any:
     is_known = ops.isfinite(ratio)
     ratios = [ops.where(is_known, ratio, 0.0), ops.cast(is_known, "float32")]
     is_seen = ops.not_equal(statistics[:, -1:], 0.0)
+    is_finite = ops.not_equal(statistics[:, -2:-1], 0.0)
+    newest = ops.where(is_finite, statistics[:, :1], np.nan)
     return ops.concatenate(
         [
             summed + ops.concatenate([statistics, *ratios], axis=1),
             ops.maximum(largest, statistics[:, : len(_LARGEST)]),
-            ops.where(is_seen, statistics[:, :1], last),
+            ops.where(is_seen, newest, last),
         ],
         axis=1,
     )
@@ -114,23 +132,19 @@ def variable_record(
         row: its figures.
     """
     figures = dict(zip(_COLUMNS, row, strict=True))
-    steps, ratios = figures["steps"], figures["ratios"]
+    steps, finite, ratios = (figures[name] for name in ("steps", "finite", "ratios"))
     if not steps:
         return None
     zero_fraction = 1.0 - figures["nonzero"] / steps / size
     return VariableGradient(
         path=path,
         steps=round(steps),
-        norm=_finite(figures["norm"] / steps),
+        norm=figures["norm"] / finite if finite else math.nan,
         max_abs=figures["largest_entry"],
         zero_fraction=min(1.0, max(0.0, zero_fraction)),  # rounding goes beyond
         nonfinite=round(figures["nonfinite"]),
-        norm_max=_finite(figures["largest_norm"]),
-        norm_last=_finite(figures["last_norm"]),
+        norm_max=figures["largest_norm"] if finite else math.nan,
+        norm_last=figures["last_norm"],
         update_ratio=figures["ratio"] / ratios if ratios else None,
         gradient_bytes=gradient_bytes,
     )
-
-
-def _finite(norm: float) -> float:
-    return norm if math.isfinite(norm) else math.nan  # finite entries, too large a norm

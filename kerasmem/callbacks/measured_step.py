@@ -85,8 +85,7 @@ class MeasuredStep:
 
     def _figures(self, gradients: Sequence[Any], squared_norms: Any) -> Any:
         figures = self._meter.statistics(gradients, squared_norms)
-        is_seen = ops.ones((len(gradients), 1), "float32")
-        return ops.concatenate([figures, is_seen], axis=1)
+        return sums.statistics_of(squared_norms, figures)
 
     def _change(self, group: range, before: Any, after: Any) -> Any:
         squares = [
@@ -108,11 +107,12 @@ def _if_due(
 
 
 def _groups(sizes: Sequence[int]) -> list[range]:
-    """Return neighbors together that are at most as large as the largest of all."""
+    """Return neighbors together that are little larger than the largest of all."""
+    limit = 1.25 * max(sizes)  # room for a bias beside each of many equal kernels
     groups: list[range] = []
     start, total = 0, 0
     for index, size in enumerate(sizes):
-        if index > start and total + size > max(sizes):
+        if index > start and total + size > limit:
             groups.append(range(start, index))
             start, total = index, 0
         total += size

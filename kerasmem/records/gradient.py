@@ -13,10 +13,11 @@ class VariableGradient:
     Args:
         path: path of the variable, such as `"dense/kernel"`.
         steps: number of sampled steps.
-        norm: mean of the L2 norm over the sampled steps, of the finite entries.
-        norm_max: largest of these norms.
-        norm_last: the norm in the last sampled step.
-        max_abs: largest finite absolute value seen.
+        norm: mean of the L2 norm over the sampled steps with a finite one; NaN if there
+            is none.
+        norm_max: largest of these norms, NaN if there is none.
+        norm_last: the norm in the last sampled step, NaN if it was not finite.
+        max_abs: largest absolute value in the sampled steps with a finite norm.
         zero_fraction: mean share of entries that are exactly zero, 0 to 1.
         nonfinite: number of NaN or infinite entries seen.
         update_ratio: mean over the sampled steps of the L2 norm of the update over

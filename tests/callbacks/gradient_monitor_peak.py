@@ -1,13 +1,15 @@
-"""Run by a test in a process of its own: prints peaks of training, as JSON.
+"""Run by a test in processes of its own: prints peaks of training, as JSON.
 
-With one thread, because with more the peak depends on who comes first.
+    python gradient_monitor_peak.py EVERY
+
+EVERY is 0 for training without a monitor. With one thread, because with more the peak
+depends on who comes first.
 """
 
 import gc
 import json
 import statistics
 import sys
-from itertools import pairwise
 
 import keras
 import numpy as np
@@ -17,13 +19,8 @@ from kerasmem.callbacks import GradientMonitor
 
 BATCH_SIZE = 16
 STEPS = 4
-EPOCHS = 15
-WIDTHS = {"stacked": [256] * 12, "wide": [512, 2048, 16]}
-WAYS = {
-    "bare": list,
-    "every=1": lambda: [GradientMonitor(every=1)],
-    "every=10": lambda: [GradientMonitor()],
-}
+EPOCHS = 9
+WIDTHS = ([512] * 6, [512, 2048, 16])
 
 
 def network(widths):
@@ -71,16 +68,9 @@ def peak(widths, callbacks):
 def main():
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
-    found = {}
-    for name, widths in WIDTHS.items():
-        peak(widths, [])  # what the first one allocates for good
-        peak(widths, [])  # what the first one allocates for good
-        found[name] = {
-            "largest_gradient": 4 * max(a * b for a, b in pairwise([256, *widths]))
-        }
-        for way, monitors in WAYS.items():
-            found[name][way] = peak(widths, monitors())
-    json.dump(found, sys.stdout)
+    every = int(sys.argv[1])
+    monitors = [GradientMonitor(every=every)] if every else []
+    json.dump([peak(widths, monitors) for widths in WIDTHS], sys.stdout)
 
 
 if __name__ == "__main__":

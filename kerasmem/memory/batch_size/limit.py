@@ -15,7 +15,6 @@ from kerasmem.memory.child import ON_THE_CPU
 from kerasmem.memory.estimate.step import COUNTING_ALLOCATOR
 from kerasmem.units import MIB, format_bytes, parse_bytes
 
-
 ONE_THREAD = {"TF_NUM_INTEROP_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1"}
 """Environment in which TensorFlow starts operations one by one, as it does on a GPU.
 
