@@ -25,6 +25,7 @@ class JaxBackend:
 
     name = "jax"
     runs_eagerly = False
+    ops: Any = keras.ops
 
     def device_memory(self) -> tuple[DeviceReading, ...]:
         """Return a reading per local device; a CPU device gives none."""

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -25,6 +26,7 @@ class TensorFlowBackend:
 
     name = "tensorflow"
     runs_eagerly = False
+    ops: Any = keras.ops
 
     def device_memory(self) -> tuple[DeviceReading, ...]:
         """Return a reading per GPU, or of the CPU allocator where there is none."""

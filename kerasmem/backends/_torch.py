@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from kerasmem.backends import _torch_ops
 from kerasmem.backends import gradients as hooks
 from kerasmem.backends._torch_gradients import TorchMeter
 from kerasmem.backends._torch_profile import TorchProfiler
@@ -24,6 +25,7 @@ class TorchBackend:
 
     name = "torch"
     runs_eagerly = True
+    ops: Any = _torch_ops
 
     def device_memory(self) -> tuple[DeviceReading, ...]:
         """Return a reading per CUDA device; other devices give none."""

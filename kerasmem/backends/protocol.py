@@ -80,6 +80,9 @@ class Backend(Protocol):
     runs_eagerly: bool
     """Whether an observer runs as plain Python in every step, not once in a trace."""
 
+    ops: Any
+    """Some functions of `keras.ops` by their names, quick enough for every step."""
+
     def device_memory(self) -> tuple[DeviceReading, ...]:
         """Return one reading per device, empty where the framework gives none."""
         ...

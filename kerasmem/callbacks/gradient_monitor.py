@@ -1,7 +1,6 @@
 """What the gradients look like, epoch by epoch, without a second backward pass."""
 
 import os
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -13,10 +12,10 @@ from kerasmem.callbacks.attachment import Attachment
 from kerasmem.callbacks.gradient_findings import GradientFindings
 from kerasmem.callbacks.gradient_reading import GradientReading
 from kerasmem.callbacks.gradient_tally import GradientTally
-from kerasmem.callbacks.guard import Guard
+from kerasmem.callbacks.guard import Guard, tell
 from kerasmem.callbacks.journal import Journal
-from kerasmem.callbacks.run_folder import begin_run
-from kerasmem.errors import ConfigError, KerasMemWarning
+from kerasmem.callbacks.run_folder import begin_run, complete_run
+from kerasmem.errors import ConfigError
 from kerasmem.files.run_dir import file_name
 from kerasmem.records import Finding, GradientRecord, Run
 from kerasmem.report.run import notebook_html
@@ -65,11 +64,13 @@ class GradientMonitor(keras.callbacks.Callback):
         every: number of updates from one with per-variable statistics to the next;
             the first update of an epoch always has them.
         per_variable: whether to take per-variable statistics at all.
-        log_dir: folder in which `gradients.jsonl` gets a line per epoch as it comes;
-            an existing file is appended to.
+        log_dir: folder in which `gradients.jsonl` gets a line per epoch as it comes
+            and `findings.jsonl` one per finding; existing files are appended to.
 
     Attributes:
         records: a `GradientRecord` per epoch, over all fits.
+        findings: a `Finding` per thing that is wrong: gradients that are not finite,
+            vanish or explode, layers that get none, updates as large as the weights.
 
     Raises:
         ConfigError: if `every` is not a whole number from 1.
@@ -152,11 +153,13 @@ class GradientMonitor(keras.callbacks.Callback):
                 self._findings_journal.append(finding.to_json())
         for finding in found:
             if finding.kind == "nonfinite gradient":
-                warnings.warn(finding.text, KerasMemWarning, stacklevel=2)
+                tell(finding.text)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Leave no trace."""
         self.detach()
+        with self._guard("write run.json"):
+            complete_run(self._log_dir, self.model)
 
     def _open_journals(self, process: int) -> None:
         self._journal, self._findings_journal = (

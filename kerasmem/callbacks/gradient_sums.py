@@ -1,9 +1,10 @@
 """The running figures of an epoch, and how a step adds to them.
 
 Two small float32 arrays ride in the step. One is a vector with figures of the whole
-gradient, then two of each variable: the number of the first update, from 1, whose
-gradient was not finite, and the bytes of the largest sparse gradient. The other has a
-row of figures per variable, of sampled steps only.
+gradient and whether the latest update was sampled, then two of each variable: the
+number of the first update, from 1, whose gradient was not finite, and the bytes of the
+largest sparse gradient. The other has a row of figures per variable, of sampled steps
+only.
 """
 
 import math
@@ -11,24 +12,31 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from keras import ops
 
+from kerasmem import backends
 from kerasmem.records import VariableGradient
 
-NORM, NONFINITE, STEPS, SKIPPED, LARGEST, LAST, HEAD = range(7)
+NORM, NONFINITE, STEPS, SKIPPED, LARGEST, LAST, SAMPLED, HEAD = range(8)
 _SUMS = LARGEST  # what stands before is a sum over the steps
 
 _FIGURES = ("norm", "entry", "nonzero", "nonfinite", "finite", "steps")
-_SUMMED = (*_FIGURES, "ratio", "ratios")
+_RATIOS = ("ratio", "ratios")
 _LARGEST = ("largest_norm", "largest_entry")
-_COLUMNS = (*_SUMMED, *_LARGEST, "last_norm")
+_COLUMNS = (*_FIGURES, *_RATIOS, *_LARGEST, "last_norm")
 STATISTICS = len(_FIGURES)
 """Number of figures per variable that are known before the update."""
 
 
-def no_steps(variables: int) -> np.ndarray:
-    """Return the vector of an epoch that begins."""
-    return np.zeros(HEAD + 2 * variables, "float32")
+def no_steps(variables: int, *, sampled: float) -> np.ndarray:
+    """Return the vector of an epoch that begins.
+
+    Args:
+        variables: number of variables.
+        sampled: 1.0 if the sampled entries are those of the variables as they are.
+    """
+    vector = np.zeros(HEAD + 2 * variables, "float32")
+    vector[SAMPLED] = sampled
+    return vector
 
 
 def no_rows(variables: int) -> np.ndarray:
@@ -36,45 +44,42 @@ def no_rows(variables: int) -> np.ndarray:
     return np.zeros((variables, len(_COLUMNS)), "float32")
 
 
-def with_step(vector: Any, squared_norms: Any, sparse_bytes: Any) -> Any:
+def with_step(vector: Any, squared_norms: Any, sparse_bytes: Any, sampled: Any) -> Any:
     """Return the vector with one more update.
 
     Args:
         vector: as it was.
         squared_norms: the square of the L2 norm of each variable's gradient.
-        sparse_bytes: bytes of each gradient that is sparse, else 0.
+        sparse_bytes: bytes of each gradient that is sparse, else 0; None if none is.
+        sampled: 1.0 if the update is sampled, else 0.0.
     """
-    variables = squared_norms.shape[0]
-    summed, largest, _, first, most = ops.split(
-        vector, np.cumsum([_SUMS, 1, 1, variables]).tolist()
-    )
-    norm = ops.sqrt(ops.sum(squared_norms))[None]
+    ops = backends.current().ops
+    ends = np.cumsum([_SUMS, 1, 2, squared_norms.shape[0]])
+    summed, largest, _, first, most = ops.split(vector, ends.tolist())
+    norm = ops.reshape(ops.sqrt(ops.sum(squared_norms)), (1,))
     is_finite = ops.isfinite(norm)
-    kept = ops.where(is_finite, norm, 0.0)
-    one = ops.ones_like(norm)
+    kept, one = ops.where(is_finite, norm, 0.0), ops.ones_like(norm)
     nonfinite = one - ops.cast(is_finite, "float32")
-    added = ops.concatenate([kept, nonfinite, one, one - one])
-    is_first = ops.logical_and(
-        ops.logical_not(ops.isfinite(squared_norms)), ops.equal(first, 0.0)
-    )
-    number = summed[STEPS] + 1.0
+    added = ops.concatenate([kept, nonfinite, one, ops.zeros_like(one)])
+    is_first = ~ops.isfinite(squared_norms) & (first == 0.0)
     return ops.concatenate(
         [
             summed + added,
             ops.maximum(largest, kept),
             norm,
-            ops.where(is_first, number, first),
-            ops.maximum(most, sparse_bytes),
+            one * sampled,
+            ops.where(is_first, summed[STEPS] + 1.0, first),
+            most if sparse_bytes is None else ops.maximum(most, sparse_bytes),
         ]
     )
 
 
 def with_skipped(vector: Any, finite: Any) -> Any:
     """Return the vector with a step that was skipped unless `finite`."""
-    only_skipped = np.zeros(vector.shape, "float32")
-    only_skipped[SKIPPED] = 1.0
-    skipped = 1.0 - ops.cast(finite, "float32")
-    return vector + skipped * ops.convert_to_tensor(only_skipped)
+    ops = backends.current().ops
+    before, skipped, after = ops.split(vector, [SKIPPED, SKIPPED + 1])
+    one_more = ops.reshape(1.0 - ops.cast(finite, "float32"), (1,))
+    return ops.concatenate([before, skipped + one_more, after])
 
 
 def statistics_of(squared_norms: Any, figures: Any) -> Any:
@@ -84,40 +89,55 @@ def statistics_of(squared_norms: Any, figures: Any) -> Any:
         squared_norms: the square of the L2 norm of each.
         figures: what `GradientMeter.statistics` returned.
     """
-    is_finite = ops.isfinite(squared_norms)
-    one = ops.ones_like(squared_norms)[:, None]
-    measured = ops.stack([ops.sqrt(squared_norms), figures[:, 0]], axis=1)
-    kept = ops.where(is_finite[:, None], measured, 0.0)
-    finite = ops.cast(is_finite, "float32")[:, None]
-    return ops.concatenate([kept, figures[:, 1:], finite, one], axis=1)
+    ops = backends.current().ops
+    squares = ops.reshape(squared_norms, (-1, 1))
+    is_finite = ops.isfinite(squares)
+    measured = ops.concatenate([ops.sqrt(squares), figures[:, :1]], axis=1)
+    kept = ops.where(is_finite, measured, 0.0)
+    counts = [ops.cast(is_finite, "float32"), ops.ones_like(squares)]
+    return ops.concatenate([kept, figures[:, 1:], *counts], axis=1)
 
 
-def with_rows(rows: Any, statistics: Any, changes: Any) -> Any:
-    """Return the rows with those of one more step.
+def with_statistics(rows: Any, statistics: Any) -> Any:
+    """Return the rows with those of one more sampled step.
 
     Args:
         rows: as they were.
         statistics: a row per variable of what `statistics_of` returned; zeros if there
-            was no gradient, or the step is not sampled.
-        changes: per variable the L2 norm of its change, and that of itself before.
-            Where the latter is 0, or one is not finite, no ratio is counted.
+            was no gradient.
     """
-    count = len(_SUMMED)
-    summed, largest, last = ops.split(rows, [count, count + len(_LARGEST)], axis=1)
-    ratio = changes[:, :1] / changes[:, 1:]
-    is_known = ops.isfinite(ratio)
-    ratios = [ops.where(is_known, ratio, 0.0), ops.cast(is_known, "float32")]
-    is_seen = ops.not_equal(statistics[:, -1:], 0.0)
-    is_finite = ops.not_equal(statistics[:, -2:-1], 0.0)
-    newest = ops.where(is_finite, statistics[:, :1], np.nan)
+    ops = backends.current().ops
+    ends = np.cumsum([STATISTICS, len(_RATIOS), len(_LARGEST)]).tolist()
+    summed, ratios, largest, last = ops.split(rows, ends, axis=1)
+    is_finite, is_seen = statistics[:, -2:-1] != 0.0, statistics[:, -1:] != 0.0
+    newest = ops.where(is_finite, statistics[:, :1], math.nan)
     return ops.concatenate(
         [
-            summed + ops.concatenate([statistics, *ratios], axis=1),
+            summed + statistics,
+            ratios,
             ops.maximum(largest, statistics[:, : len(_LARGEST)]),
             ops.where(is_seen, newest, last),
         ],
         axis=1,
     )
+
+
+def with_changes(rows: Any, changes: Any) -> Any:
+    """Return the rows with how far one update moved the variables.
+
+    Args:
+        rows: as they were.
+        changes: per variable the L2 norm of its change, and that of itself before.
+            Where the latter is 0, or one is not finite, no ratio is counted.
+    """
+    ops = backends.current().ops
+    ends = [STATISTICS, STATISTICS + len(_RATIOS)]
+    before, ratios, after = ops.split(rows, ends, axis=1)
+    ratio = changes[:, :1] / changes[:, 1:]
+    is_known = ops.isfinite(ratio)
+    kept, one = ops.where(is_known, ratio, 0.0), ops.cast(is_known, "float32")
+    more = ratios + ops.concatenate([kept, one], axis=1)
+    return ops.concatenate([before, more, after], axis=1)
 
 
 def variable_record(

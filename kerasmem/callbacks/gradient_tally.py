@@ -7,10 +7,14 @@ from keras import ops
 
 from kerasmem import backends
 from kerasmem.callbacks.gradient_reading import GradientReading, read_epoch
-from kerasmem.callbacks.gradient_state import GradientState, placing
-from kerasmem.callbacks.measured_step import MeasuredStep, Plan
+from kerasmem.callbacks.gradient_state import Due, GradientState, placing
+from kerasmem.callbacks.lean_step import LeanStep
+from kerasmem.callbacks.measured_step import MeasuredStep, neighbors
 
-Placing = Callable[[Any], Any]
+_LEAST_LEAN = 2
+"""Interval up to which every step measures something."""
+
+_Plan = tuple[list[range], list[int], Callable[[Any], Any]]
 
 
 class GradientTally:
@@ -28,11 +32,16 @@ class GradientTally:
         self._backend = backends.current()
         self._meter = self._backend.gradient_meter(compiled=model.jit_compile is True)
         self._state: GradientState | None = None
-        self._updates = 0  # counted where the step runs eagerly
-        self._plans: dict[tuple[int, ...], tuple[Plan, list[int], Placing]] = {}
+        # Of steps that run eagerly; in a trace the state tells.
+        self._updates, self._was_sampled = 0, model.built
+        self._plans: dict[tuple[int, ...], _Plan] = {}
         self._dense_bytes: list[int] = []
+        self._is_lean = False
+        self._lean_step: LeanStep | None = None
+        if self._every > _LEAST_LEAN and not self._backend.runs_eagerly:
+            self._lean_step = LeanStep(model, self._without_rows, every)
         if model.built:
-            self._prepare()
+            self._prepare(in_step=False)
 
     def observe(
         self, gradients: Sequence[Any], variables: Sequence[Any]
@@ -42,30 +51,35 @@ class GradientTally:
         Called while the step is traced, or in it where it runs eagerly.
         """
         with self._backend.inference():
-            state = self._prepare()
-            is_due = self._is_due(state)
-            plan, order, place = self._planned(state, variables)
-            step = MeasuredStep(gradients, plan)
+            state = self._prepare(in_step=True)
+            due = self._due(state)
+            groups, order, place = self._planned(state, variables)
+            step = MeasuredStep(gradients, self._meter, groups)
             sparse_bytes = self._sparse_bytes(gradients, order)
-            state.add_step(place(step.squared_norms()), sparse_bytes)
-            if is_due is False:
+            squares = place(step.squared_norms())
+            sampled = _as_number(due.statistics)
+            state.add_step(squares, sparse_bytes, sampled)
+            if not due.any():
                 return None
-            statistics = place(step.statistics(is_due))
+            step.look(due.statistics)
+        is_updated = [index < len(gradients) for index in order]
 
         def finish() -> None:
             with self._backend.inference():
-                state.add_rows(statistics, place(step.changes(is_due)))
+                state.add_rows(due, lambda: place(step.statistics()), is_updated)
 
         return finish
 
     def observe_finite(self, finite: Any) -> None:
         """Count one step as skipped if its gradient was not finite."""
         with self._backend.inference():
-            self._prepare().add_skipped(finite)
+            self._prepare(in_step=True).add_skipped(finite)
 
     def clear(self) -> None:
         """Start a new epoch."""
         self._updates = 0
+        if self._lean_step is not None:
+            self._lean_step.start_epoch()
         if self._state is not None:
             self._state.clear()
 
@@ -82,40 +96,56 @@ class GradientTally:
         if self._state is not None:
             self._state.release()
 
-    def _prepare(self) -> GradientState:
+    def _without_rows(self, step: Callable[[], Any]) -> Any:
+        # A step is traced when it is first called.
+        self._is_lean = True
+        try:
+            return step()
+        finally:
+            self._is_lean = False
+
+    def _prepare(self, *, in_step: bool) -> GradientState:
         # A subclassed model has no variables before its first step on TensorFlow.
         if self._state is None:
             self._state = GradientState(
                 self._model.optimizer,
                 self._model.trainable_variables,
-                with_rows=self._every > 0,
+                self._meter if self._every else None,
+                in_step=in_step,
             )
         return self._state
 
-    def _is_due(self, state: GradientState) -> Any:
-        if not self._every:
-            return False
-        if self._backend.runs_eagerly:
-            self._updates += 1
-            return (self._updates - 1) % self._every == 0
-        return ops.equal(ops.mod(state.steps, self._every), 0)
+    def _due(self, state: GradientState) -> Due:
+        if not self._every or self._is_lean:
+            return Due(statistics=False, changes=False)
+        if not self._backend.runs_eagerly:
+            return state.due(self._every)
+        due = Due(self._updates % self._every == 0, self._was_sampled)
+        self._updates += 1
+        self._was_sampled = due.statistics
+        return due
 
-    def _planned(
-        self, state: GradientState, variables: Sequence[Any]
-    ) -> tuple[Plan, list[int], Placing]:
+    def _planned(self, state: GradientState, variables: Sequence[Any]) -> _Plan:
         key = tuple(map(id, variables))
         if key not in self._plans:
-            plan = Plan(variables, self._meter, in_one=self._backend.runs_eagerly)
+            in_one = self._backend.runs_eagerly  # there are no branches
+            groups = [range(len(variables))] if in_one else neighbors(variables)
             order = state.order(variables)
-            self._plans[key] = plan, order, placing(order)
+            self._plans[key] = groups, order, placing(order)
         return self._plans[key]
 
     def _sparse_bytes(self, gradients: Sequence[Any], order: Sequence[int]) -> Any:
-        """Return the bytes of each sparse gradient; note those of the dense ones."""
+        """Return the bytes of each sparse gradient, or None; note those of the rest."""
         sizes = [*map(self._meter.size_bytes, gradients), 0]
         sizes = [sizes[index] for index in order]
         self._dense_bytes = [size if isinstance(size, int) else 0 for size in sizes]
         if all(isinstance(size, int) for size in sizes):
-            return ops.zeros((len(sizes),), "float32")
+            return None
         zero = ops.zeros((), "float32")
         return ops.stack([zero if isinstance(size, int) else size for size in sizes])
+
+
+def _as_number(condition: Any) -> Any:
+    if isinstance(condition, bool):
+        return float(condition)
+    return ops.cast(condition, "float32")

@@ -1,10 +1,19 @@
 """A monitor never breaks the training that it watches."""
 
+import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from kerasmem.errors import KerasMemWarning
+
+
+def tell(text: str) -> None:
+    """Warn with `text`; where warnings are errors, log it and go on."""
+    try:
+        warnings.warn(text, KerasMemWarning, stacklevel=3)
+    except KerasMemWarning:
+        logging.getLogger("kerasmem").warning(text)
 
 
 class Guard:
@@ -36,4 +45,4 @@ class Guard:
         """Warn with `text`, unless this guard has warned before."""
         if not self._has_warned:
             self._has_warned = True
-            warnings.warn(text, KerasMemWarning, stacklevel=2)
+            tell(text)

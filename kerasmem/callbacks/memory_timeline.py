@@ -24,7 +24,8 @@ class MemoryTimeline(keras.callbacks.Callback):
     Each block has its bytes (asked for and given), its operation, the Keras layer,
     the phase of the step (forward, backward, optimizer, input) and a category
     (parameter, gradient, optimizer state, activation, temporary, input, unknown).
-    The window ends with its epoch at the latest, and before a validation.
+    The window ends with its epoch at the latest, and before a validation. If `fit` is
+    broken off inside of it, as by out-of-memory, `finish()` reads what there is.
 
     | backend | where it comes from |
     |---|---|
@@ -128,8 +129,7 @@ class MemoryTimeline(keras.callbacks.Callback):
         self._close(self._seen)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Say so if there was no such step."""
-        self._close(self._seen)
+        """Close the window, or say so if there was no such step."""
         if self._is_waiting:
             self._guard.warn(
                 f"MemoryTimeline saw no step of its window: there were {self._seen} "
@@ -137,6 +137,15 @@ class MemoryTimeline(keras.callbacks.Callback):
             )
         with self._guard("write into log_dir"):
             complete_run(self._log_dir, self._fitted)
+        self.finish()
+
+    def finish(self) -> None:
+        """Close the window, read it and write it down; a second call is a no-op.
+
+        Needed only where `fit` was broken off inside of the window, as by
+        out-of-memory: Keras tells a callback nothing of that.
+        """
+        self._close(self._seen)
         self._write_page()
         self._drop()
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from kerasmem import backends
-from kerasmem.callbacks.guard import Guard
+from kerasmem.callbacks.guard import Guard, tell
 from kerasmem.callbacks.journal import Journal
 from kerasmem.callbacks.leak_watch import LeakWatch, figures
 from kerasmem.callbacks.memory_reader import MemoryReader, Phase
@@ -137,7 +137,7 @@ class MemoryWatch:
             for finding in found:
                 self._findings_journal.append(finding.to_json())
         for finding in found:
-            warnings.warn(finding.text, KerasMemWarning, stacklevel=2)
+            tell(finding.text)
 
     def close(self) -> None:
         """End the measurement."""

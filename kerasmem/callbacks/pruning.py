@@ -1,16 +1,16 @@
 """Pruning on a schedule inside the user's own `fit`."""
 
-import warnings
 from typing import Any
 
 import keras
 
 from kerasmem.callbacks.attachment import Attachment
+from kerasmem.callbacks.guard import tell
 from kerasmem.compression.prune.apply import masks_for, prunable
 from kerasmem.compression.prune.config import Prune
 from kerasmem.compression.prune.masks import Masks
 from kerasmem.compression.prune.math import cubic_sparsity
-from kerasmem.errors import ConfigError, KerasMemWarning, ModelError
+from kerasmem.errors import ConfigError, ModelError
 
 _UPDATES = 50
 
@@ -104,12 +104,10 @@ class Pruning(keras.callbacks.Callback):
         if self._attachment is not None:
             self._masks.enforce()
         if self.sparsity < self.prune.sparsity:
-            warnings.warn(
+            tell(
                 "Training ended before pruning did: the sparsity is "
                 f"{self.sparsity:.3f} instead of {self.prune.sparsity:.3f}. Train "
-                "longer, or set end= of Prune to an earlier part of the training.",
-                KerasMemWarning,
-                stacklevel=2,
+                "longer, or set end= of Prune to an earlier part of the training."
             )
         self.detach()
 

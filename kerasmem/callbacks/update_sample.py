@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from keras import ops
-
+from kerasmem import backends
 from kerasmem.backends import GradientMeter
 
-MOST_ENTRIES = 65_536
+MOST_ENTRIES = 16_384
 """Of one variable; all entries of a smaller one are taken."""
 LEAST_ENTRIES = 16_384
 """Of all variables together, before any is taken in part."""
@@ -21,45 +20,62 @@ FEWEST_ROWS = 16
 class UpdateSample:
     """Takes the same entries of some variables, time and again.
 
-    All together they are no more than half of what the largest variable has, or
+    All together they are no more than a quarter of what the largest variable has, or
     `LEAST_ENTRIES` if that is more: next to the gradients they take little memory.
 
     Args:
         variables: the variables.
-        meter: what takes rows of them.
+        meter: what takes rows of them, and measures.
+
+    Attributes:
+        size: number of entries that are taken.
     """
 
     def __init__(self, variables: Sequence[Any], meter: GradientMeter) -> None:
         sizes = [math.prod(variable.shape) for variable in variables]
-        budget = max([LEAST_ENTRIES, *(size // 2 for size in sizes)])
+        budget = max([LEAST_ENTRIES, *(size // 4 for size in sizes)])
         limit = min(MOST_ENTRIES, _share(sizes, budget))
         self._variables = variables
         self._meter = meter
         self._parts = [spaced_part(variable.shape, limit) for variable in variables]
-        self._sizes = [
+        taken = [
             size if part is None else part.size
             for size, part in zip(sizes, self._parts, strict=True)
         ]
+        self.size = sum(taken)
+        self._ends = list(accumulate(taken[:-1]))
 
-    def take(self, group: range) -> Any:
-        """Return a float32 copy of the entries of some variables, one vector."""
-        entries = [ops.cast(self._entries(index), "float32") for index in group]
-        return ops.concatenate([ops.reshape(each, (-1,)) for each in entries])
+    def take(self) -> Any:
+        """Return a float32 copy of the entries, a vector of `size`."""
+        ops = backends.current().ops
+        pairs = zip(self._variables, self._parts, strict=True)
+        entries = [
+            ops.reshape(self._entries(v.value, part), (-1,)) for v, part in pairs
+        ]
+        return ops.concatenate([ops.cast(each, "float32") for each in entries])
 
-    def split(self, group: range, entries: Any) -> list[Any]:
-        """Return the vectors, one per variable, that `take` made one of."""
-        ends = list(accumulate(self._sizes[index] for index in group[:-1]))
-        return ops.split(entries, ends) if ends else [entries]
+    def changes(self, before: Any, after: Any) -> Any:
+        """Return two L2 norms per variable: of its change, and of itself before.
 
-    def size(self, group: range) -> int:
-        """Return the number of entries that `take` takes."""
-        return sum(self._sizes[index] for index in group)
+        Args:
+            before: what `take` returned then.
+            after: what it returned later.
+        """
+        ops = backends.current().ops
+        squares = [
+            self._meter.squared_norms(self._split(entries))
+            for entries in (after - before, before)
+        ]
+        return ops.sqrt(ops.stack(squares, axis=1))
 
-    def _entries(self, index: int) -> Any:
-        value, part = self._variables[index].value, self._parts[index]
+    def _split(self, entries: Any) -> list[Any]:
+        ends = self._ends
+        return backends.current().ops.split(entries, ends) if ends else [entries]
+
+    def _entries(self, value: Any, part: "Part | None") -> Any:
         if part is None:
-            return ops.convert_to_tensor(value)
-        matrix = ops.reshape(value, (-1, value.shape[-1]))
+            return value
+        matrix = backends.current().ops.reshape(value, (-1, value.shape[-1]))
         rows = self._meter.spaced_rows(matrix, part.rows, part.row_step)
         return rows if part.column_step == 1 else rows[:, :: part.column_step]
 
@@ -85,8 +101,8 @@ def spaced_part(shape: Sequence[int], limit: int) -> Part | None:
     """Return which entries to take, `limit` at most; None if those are all.
 
     Example:
-        >>> spaced_part((1024, 1024), 65_536)
-        Part(rows=64, row_step=16, column_step=1, size=65536)
+        >>> spaced_part((1024, 1024), 16_384)
+        Part(rows=16, row_step=64, column_step=1, size=16384)
         >>> spaced_part((3, 2), limit=6)
     """
     size = math.prod(shape)

@@ -68,7 +68,12 @@ def _watch(keras: Any, log_dir: str, *, with_timeline: bool) -> None:
             given.callbacks.extend(monitors)
         else:
             call.arguments["callbacks"] = [*keras.tree.flatten(given or []), *monitors]
-        return original(*call.args, **call.kwargs)
+        try:
+            return original(*call.args, **call.kwargs)
+        except BaseException:
+            if with_timeline:
+                monitors[-1].finish()  # what is in memory at an OOM
+            raise
 
     keras.Model.fit = fit
 

@@ -20,9 +20,9 @@ class VariableGradient:
         max_abs: largest absolute value in the sampled steps with a finite norm.
         zero_fraction: mean share of entries that are exactly zero, 0 to 1.
         nonfinite: number of NaN or infinite entries seen.
-        update_ratio: mean over the sampled steps of the L2 norm of the update over
-            that of the variable; of a large variable over evenly spaced entries. None
-            if unknown.
+        update_ratio: mean of the L2 norm of an update over that of the variable before
+            it, over the updates that follow a sampled one, and the first of a fit; of a
+            large variable over evenly spaced entries. None if unknown.
         gradient_bytes: bytes of its gradient, as the backend holds it.
     """
 

@@ -1,5 +1,6 @@
 """A network small enough to recompute, and gradients from the frameworks themselves."""
 
+import logging
 import os
 import socket
 
@@ -118,6 +119,23 @@ class TorchStep(OwnStep):
 def own_step(backend):
     """Return the class of a model around another, with a `train_step` of its own."""
     return {"tensorflow": TensorFlowStep, "jax": JaxStep, "torch": TorchStep}[backend]
+
+
+@pytest.fixture(autouse=True)
+def _no_word_is_missed(request):
+    """Let no test pass over a warning that a monitor logs, because warnings are errors.
+
+    One that expects it takes `caplog`.
+    """
+    told = []
+    handler = logging.Handler()
+    handler.emit = lambda record: told.append(record.getMessage())
+    logger = logging.getLogger("kerasmem")
+    logger.addHandler(handler)
+    yield
+    logger.removeHandler(handler)
+    if "caplog" not in request.fixturenames:
+        assert told == []
 
 
 @pytest.fixture

@@ -1,13 +1,11 @@
-"""Run by a test in processes of its own: prints peaks of training, as JSON.
+"""Run by a test in processes of its own: prints the peak of training, in bytes.
 
-    python gradient_monitor_peak.py EVERY
+    python gradient_monitor_peak.py EVERY WIDTH...
 
 EVERY is 0 for training without a monitor. With one thread, because with more the peak
 depends on who comes first.
 """
 
-import gc
-import json
 import statistics
 import sys
 
@@ -20,7 +18,6 @@ from kerasmem.callbacks import GradientMonitor
 BATCH_SIZE = 16
 STEPS = 4
 EPOCHS = 9
-WIDTHS = ([512] * 6, [512, 2048, 16])
 
 
 def network(widths):
@@ -48,29 +45,19 @@ def in_use():
     return tf.config.experimental.get_memory_info("CPU:0")
 
 
-def peak(widths, callbacks):
-    """Return the most bytes that an epoch takes beside what is there already.
-
-    The median over epochs, because input pipelines come and go as they like.
-    """
-    keras.utils.clear_session()
-    gc.collect()
-    before = in_use()["current"]
+def main():
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    every, *widths = map(int, sys.argv[1:])
     model, peaks = network(widths), Peaks()
     x = np.ones((BATCH_SIZE * STEPS, 256), "float32")
     y = np.ones((BATCH_SIZE * STEPS, widths[-1]), "float32")
     model.compile("adam", "mse", jit_compile=False)
-    callbacks = [*callbacks, peaks]
-    model.fit(x, y, BATCH_SIZE, epochs=1 + EPOCHS, verbose=0, callbacks=callbacks)
-    return statistics.median(peaks.bytes) - before
-
-
-def main():
-    tf.config.threading.set_intra_op_parallelism_threads(1)
-    tf.config.threading.set_inter_op_parallelism_threads(1)
-    every = int(sys.argv[1])
     monitors = [GradientMonitor(every=every)] if every else []
-    json.dump([peak(widths, monitors) for widths in WIDTHS], sys.stdout)
+    callbacks = [*monitors, peaks]
+    model.fit(x, y, BATCH_SIZE, epochs=1 + EPOCHS, verbose=0, callbacks=callbacks)
+    # Input pipelines come and go as they like.
+    sys.stdout.write(str(statistics.median(peaks.bytes)))
 
 
 if __name__ == "__main__":

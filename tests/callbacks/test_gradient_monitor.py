@@ -1,11 +1,13 @@
 """GradientMonitor: figures against independent gradients, and not a trace left."""
 
+import copy
 import csv
 import json
 import math
 import os
 import subprocess
 import sys
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +19,7 @@ import kerasmem as km
 from kerasmem import backends
 from kerasmem.callbacks import GradientMonitor, MemoryMonitor, Pruning
 from kerasmem.errors import ConfigError, KerasMemWarning
-from kerasmem.records import GradientRecord
+from kerasmem.records import GradientRecord, RunInfo
 
 pytestmark = [
     pytest.mark.filterwarnings(
@@ -416,6 +418,14 @@ def test_one_monitor_serves_two_fits(make_model, data, reference_gradients):
     assert [r.norm for r in monitor.records] == pytest.approx(means, rel=1e-5)
 
 
+def test_a_copy_watches_on_its_own(make_model, data):
+    """Keras Tuner copies callbacks for every trial."""
+    monitor = GradientMonitor()
+    copied = copy.deepcopy(monitor)
+    fit(compiled(make_model), data, [copied])
+    assert (monitor.records, len(copied.records)) == ([], 1)
+
+
 def test_two_monitors_see_the_same(make_model, data):
     first, second = GradientMonitor(every=1), GradientMonitor(every=1)
 
@@ -651,6 +661,23 @@ def test_a_full_disk_is_one_warning_and_the_keys_stay(make_model, data, tmp_path
         history = fit(compiled(make_model), data, [monitor], epochs=2)
 
     assert len(history["gradient_norm"]) == len(monitor.records) == 2
+
+
+def test_where_warnings_are_errors_training_goes_on(make_model, data, caplog):
+    x, y = data
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", KerasMemWarning)
+        history = fit(compiled(make_model), (x * np.nan, y), [GradientMonitor()])
+    assert history["gradient_nonfinite"] == [len(x) / 4]
+    assert "NaN" in caplog.text
+
+
+def test_a_model_without_an_input_gets_its_size_into_the_run(data, tmp_path):
+    model = keras.Sequential([keras.layers.Dense(3)])
+    model.compile("sgd", "mse")
+    fit(model, data, [GradientMonitor(log_dir=tmp_path)])
+    info = RunInfo.from_json((tmp_path / "run.json").read_text())
+    assert info.parameters == 21
 
 
 def test_every_epoch_adds_a_line_that_reads_back(make_model, data, tmp_path):

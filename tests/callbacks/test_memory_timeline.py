@@ -1,5 +1,6 @@
 """`MemoryTimeline` in `fit`, on every backend's CPU."""
 
+import copy
 import os
 import pickle
 import subprocess
@@ -68,6 +69,14 @@ def test_live_blocks_are_the_allocators_figure_at_every_event(seen, model):
 @pytest.mark.parametrize("model", MODELS)
 def test_almost_every_byte_has_a_layer_or_a_category(seen, model):
     timeline = seen[model]["timelines"][0]
+    assert share_known(made_in_window(timeline)) > 0.99
+
+
+def test_a_window_of_a_broken_off_fit_can_be_read(seen, backend):
+    (timeline,) = seen["broken off"]
+    assert timeline.first_step == 2
+    assert timeline.steps == (1 if backend == "jax" else 3)  # the last one torn
+    assert_adds_up(timeline)
     assert share_known(made_in_window(timeline)) > 0.99
 
 
@@ -351,6 +360,17 @@ def test_the_window_counts_over_epochs_and_ends_with_its_epoch(tmp_path, backend
     assert timeline.first_step == 10
     assert timeline.steps == (1 if backend == "jax" else 2)
     assert read_timelines(tmp_path / "timeline-0000.json.gz") == [timeline]
+
+
+def test_a_copy_watches_on_its_own(monkeypatch):
+    """Keras Tuner copies callbacks for every trial."""
+    adapter = type(backends.current())
+    monkeypatch.setattr(adapter, "memory_profiler", lambda *_: OnlyOne())
+    monitor = MemoryTimeline(steps=range(1))
+    copied = copy.deepcopy(monitor)
+    quiet(copied)
+    assert copied.timelines
+    assert not monitor.timelines
 
 
 @pytest.mark.parametrize("steps", [3, (1, 2), range(0), range(0, 4, 2), range(-1, 2)])

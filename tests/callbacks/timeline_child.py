@@ -135,6 +135,16 @@ def break_off():
     gc.collect()
 
 
+def broken_off():
+    """Return the window of a `fit` that an exception ended inside of it."""
+    monitor = MemoryTimeline()
+    with contextlib.suppress(ValueError):
+        train(mlp, callbacks=[monitor, BreakOff()])
+    monitor.finish()
+    monitor.finish()
+    return monitor.timelines
+
+
 def told(**how):
     """Return the warnings of a small `fit`, and where its timelines come from."""
     monitor = MemoryTimeline()
@@ -163,6 +173,7 @@ def without_plan():
 def main(folder):
     break_off()
     seen: dict[str, Any] = {"mlp": watch(mlp), "sequence": watch(sequence)}
+    seen["broken off"] = broken_off()
     bare = train(mlp, callbacks=[])
     seen["mlp, bare"] = [weight.tobytes() for weight in bare.get_weights()]
     seen["from the first step"] = from_first_step()

@@ -30,6 +30,13 @@ if __name__ == "__main__":
     sys.exit(int(sys.argv[1]))
 """
 
+BREAK_OFF = """
+    def on_train_batch_begin(self, batch, logs=None):
+        if batch == 4:
+            raise MemoryError("no more")
+
+"""
+
 
 @pytest.fixture
 def here(tmp_path):
@@ -65,6 +72,17 @@ def test_every_fit_of_a_script_is_watched(here, backend):
     assert_adds_up(timeline)
     layers = {block.layer for block in timeline.blocks}
     assert "sequential/dense" in layers
+
+
+def test_a_fit_that_is_broken_off_leaves_its_window(here):
+    begin = "    def on_epoch_end"
+    (here / "train.py").write_text(SCRIPT.replace(begin, BREAK_OFF + begin))
+    done = run(here, "--timeline", "--log-dir", "seen", "train.py", "0")
+    assert "MemoryError: no more" in done.stderr
+    assert done.returncode == 1
+    (timeline,) = read_run(here / "seen").timelines
+    assert timeline.first_step == 2
+    assert_adds_up(timeline)
 
 
 def test_json_is_alone_on_stdout(here):

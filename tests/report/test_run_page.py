@@ -5,6 +5,7 @@ import hashlib
 import html
 import itertools
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -156,6 +157,15 @@ def test_what_was_not_watched_is_left_out():
     assert 'id="memory"' in html
     assert 'id="timeline"' not in html
     assert 'id="gradients"' not in html
+
+
+def test_what_is_missing_of_a_timeline_is_told():
+    (timeline, *_) = small_run().timelines
+    assert "left out events" not in run_page_html(Run(timelines=(timeline,)))
+    gapped = replace(timeline, lost_events=1234)
+    assert "the profiler left out events, so 1,234 that it told of" in run_page_html(
+        Run(timelines=(gapped,))
+    )
 
 
 def test_a_notebook_gets_the_page_in_a_frame_that_cannot_reach_it(page):

@@ -1,0 +1,81 @@
+"""Two versions of a training step: one that measures, one for the steps between."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from kerasmem.backends import shadow
+from kerasmem.backends.gradients import scales_loss
+
+
+class LeanStep:
+    """Stands in for a compiled training step; most calls run one without branches.
+
+    A branch that is not taken costs too: what it reads stays in memory, and a GPU is
+    waited for to know that it is not. The version without branches is compiled when it
+    is first needed.
+
+    Args:
+        model: the model of the running `fit`.
+        without: called with a step, runs it as one that has nothing to measure.
+        every: number of calls from one that measures to the next.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        without: Callable[[Callable[[], Any]], Any],
+        every: int,
+    ) -> None:
+        self._model = model
+        self._without = without
+        self._every = every
+        self._whole: Any = None
+        self._lean: Any = None
+        self._calls = 0
+
+    def start_epoch(self) -> None:
+        """Take the model's training step over; the first call of an epoch measures."""
+        self._calls = 0
+        model = self._model
+        whole = model.train_function
+        if whole is self or not _has_one_update(model):
+            return
+        try:
+            self._lean = _another(model)
+        finally:
+            model.train_function = whole
+        self._whole, model.train_function = whole, self
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Run one training step."""
+        place, self._calls = self._calls % self._every, self._calls + 1
+        # After a step that measures comes one that sees how far the update went.
+        if place < 2:
+            return self._whole(*arguments)
+        return self._without(lambda: self._lean(*arguments))
+
+
+def _another(model: Any) -> Any:
+    """Return one more training step of the model, to be traced when it is called."""
+    model.train_function = None
+    # Of a function of its own: JAX remembers what it traced by the method it is given.
+    undo = shadow(model, "train_step", lambda original, *a: original(*a))
+    try:
+        type(model).make_train_function(model)
+        return model.train_function
+    finally:
+        undo()
+
+
+def _has_one_update(model: Any) -> bool:
+    """Return True if it is sure that each call of the step is one update."""
+    return (
+        type(model).train_step is keras.Model.train_step
+        and model.steps_per_execution == 1
+        and not model.run_eagerly
+        and not model.optimizer.gradient_accumulation_steps
+        and not scales_loss(model.optimizer)
+        and not isinstance(model.optimizer, keras.optimizers.MultiOptimizer)
+    )
