@@ -31,6 +31,7 @@ def test_these_are_all_examples():
     assert {path.name for path in FOLDER.glob("*.py")} == {
         "callbacks_in_fit.py",
         "compress_a_saved_model.py",
+        "stream_with_pca.py",
         "teacher_to_student.py",
     }
 
@@ -72,3 +73,14 @@ def test_the_student_is_a_tenth_of_its_teacher_and_has_learned(printed):
     assert student < teacher / 10
     assert taught > 0.7
     assert learned > taught - 0.1
+
+
+def test_what_was_reduced_on_disk_is_a_fraction_and_still_learned_from(printed):
+    text = printed("stream_with_pca.py")
+    features, kept = numbers(rf"{NUMBER} features keep {NUMBER} of the variance", text)
+    assert features == 32
+    assert kept > 0.7
+    before, after = numbers(rf"on disk: {NUMBER} bytes, reduced {NUMBER}", text)
+    assert before / after > 20  # 784 features are 24.5 times 32
+    (learned,) = numbers(rf"(?m)^accuracy by epoch: .*, {NUMBER}$", text)
+    assert learned > 0.6

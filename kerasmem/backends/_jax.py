@@ -25,6 +25,7 @@ class JaxBackend:
 
     name = "jax"
     runs_eagerly = False
+    branches_cost = True
     ops: Any = keras.ops
 
     def device_memory(self) -> tuple[DeviceReading, ...]:

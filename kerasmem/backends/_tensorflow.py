@@ -26,6 +26,7 @@ class TensorFlowBackend:
 
     name = "tensorflow"
     runs_eagerly = False
+    branches_cost = False
     ops: Any = keras.ops
 
     def device_memory(self) -> tuple[DeviceReading, ...]:

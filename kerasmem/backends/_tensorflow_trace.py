@@ -17,7 +17,7 @@ from tensorflow.core.protobuf import (
 from kerasmem.backends.profile import Followed
 from kerasmem.backends.trace import Graph, Operation, Output
 
-_ATTRIBUTES = ("equation", "data_format")
+_ATTRIBUTES = ("equation", "data_format", "rnn_mode")
 _ON_THE_HOST = 16  # int32 tensors of so few entries, such as shapes, stay there
 _CPU = "/job:localhost/replica:0/task:0/device:CPU:0"
 _GPU = "/job:localhost/replica:0/task:0/device:GPU:0"

@@ -25,6 +25,7 @@ class TorchBackend:
 
     name = "torch"
     runs_eagerly = True
+    branches_cost = False
     ops: Any = _torch_ops
 
     def device_memory(self) -> tuple[DeviceReading, ...]:

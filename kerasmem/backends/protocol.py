@@ -80,6 +80,9 @@ class Backend(Protocol):
     runs_eagerly: bool
     """Whether an observer runs as plain Python in every step, not once in a trace."""
 
+    branches_cost: bool
+    """Whether a compiled step without branches is worth a second compilation."""
+
     ops: Any
     """Some functions of `keras.ops` by their names, quick enough for every step."""
 

@@ -81,12 +81,20 @@ def _element_bytes(dataset: Any) -> int | None:
         size = _element_bytes(source)
         return None if size is None else batch * size
     specs = tf.nest.flatten(dataset.element_spec)
-    if all(isinstance(s, tf.TensorSpec) and s.shape.is_fully_defined() for s in specs):
+    if all(map(_has_size, specs)):
         return sum(math.prod(s.shape) * s.dtype.size for s in specs)
     sources = _sources(dataset)
     if len(sources) == 1 and type(dataset).__name__.strip("_") in _KEEP_ELEMENTS:
         return _element_bytes(sources[0])
     return None
+
+
+def _has_size(spec: Any) -> bool:
+    import tensorflow as tf
+
+    # A text or a handle has as many bytes as it happens to have.
+    is_tensor = isinstance(spec, tf.TensorSpec) and spec.dtype.size > 0
+    return is_tensor and spec.shape.is_fully_defined()
 
 
 _KEEP_ELEMENTS = frozenset(

@@ -33,9 +33,11 @@ def _compiled(function: Any, counter: str, seen: set[int]) -> list[Callable[...,
     # its closure. Keras has no public way to them.
     if hasattr(function, counter):
         return [function]
+    inside = [c.cell_contents for c in getattr(function, "__closure__", None) or ()]
+    inside += getattr(function, "versions", ())  # of a monitor's own step
     found: list[Callable[..., Any]] = []
-    for cell in getattr(function, "__closure__", None) or ():
-        if callable(cell.cell_contents) and id(cell.cell_contents) not in seen:
-            seen.add(id(cell.cell_contents))
-            found += _compiled(cell.cell_contents, counter, seen)
+    for each in inside:
+        if callable(each) and id(each) not in seen:
+            seen.add(id(each))
+            found += _compiled(each, counter, seen)
     return found

@@ -16,7 +16,7 @@ TOO_LARGE_UPDATE = 1.0
 """Update-to-weight ratio from which a layer is overwritten rather than trained."""
 
 LEAST_SAMPLES = 3
-"""Sampled updates of an epoch below which nothing is said of a single layer."""
+"""Sampled updates, of epochs in a row, below which nothing is said of one layer."""
 
 _LEAST_EPOCHS = 3
 _KERNELS = ("kernel", "embeddings")
@@ -47,6 +47,7 @@ class GradientFindings:
         self._monitor = monitor
         self._norms: list[float] = []
         self._told: set[tuple[str, str | None]] = set()
+        self._samples: dict[tuple[str, str], int] = {}
 
     def after_epoch(
         self,
@@ -65,13 +66,13 @@ class GradientFindings:
             skipped_steps: number of steps that loss scaling skipped for that reason.
         """
         kernels = [v for v in record.variables if v.path.endswith(_KERNELS)]
-        kernels = [v for v in kernels if v.steps >= LEAST_SAMPLES]
+        of_layers = [*_dead(record.variables), *_vanishing(kernels)]
+        if self._norms:
+            of_layers += _too_large(kernels)
         found = [
             *_nonfinite(record, nonfinite_paths, first_nonfinite, skipped_steps),
-            *_dead(record.variables),
-            *_vanishing(kernels),
+            *self._lasting(of_layers),
             *self._exploding(record, kernels),
-            *(_too_large(kernels) if self._norms else ()),
         ]
         if math.isfinite(record.norm):
             self._norms.append(record.norm)
@@ -85,6 +86,17 @@ class GradientFindings:
         is_new = (kind, layer) not in self._told
         self._told.add((kind, layer))
         return is_new
+
+    def _lasting(
+        self, found: Sequence[tuple[str, str, str, int]]
+    ) -> Iterator[tuple[str, str, str]]:
+        """Yield what has been so in enough sampled updates, over epochs in a row."""
+        before, self._samples = self._samples, {}
+        for kind, layer, text, samples in found:
+            seen = before.get((kind, layer), 0) + samples
+            self._samples[kind, layer] = seen
+            if seen >= LEAST_SAMPLES:
+                yield kind, layer, text
 
     def _exploding(
         self, record: GradientRecord, kernels: Sequence[VariableGradient]
@@ -139,19 +151,20 @@ def _nonfinite(
 
 def _dead(
     variables: Sequence[VariableGradient],
-) -> Iterator[tuple[str, str | None, str]]:
+) -> Iterator[tuple[str, str, str, int]]:
     by_layer: dict[str, list[VariableGradient]] = {}
     for variable in variables:
         by_layer.setdefault(layer_of(variable.path), []).append(variable)
     for layer, own in by_layer.items():
         samples = min(variable.steps for variable in own)
-        if samples >= LEAST_SAMPLES and all(map(_is_zero, own)):
+        if all(map(_is_zero, own)):
             yield (
                 "dead layer",
                 layer,
                 f"Every gradient of {layer} was exactly zero in all {samples} sampled "
-                "updates: it does not learn. Its output may be cut off behind it, as "
-                "by a ReLU that no input passes.",
+                "updates of the epoch: it does not learn. Its output may be cut off "
+                "behind it, as by a ReLU that no input passes.",
+                samples,
             )
 
 
@@ -161,7 +174,7 @@ def _is_zero(variable: VariableGradient) -> bool:
 
 def _vanishing(
     kernels: Sequence[VariableGradient],
-) -> Iterator[tuple[str, str | None, str]]:
+) -> Iterator[tuple[str, str, str, int]]:
     largest = max(kernels, key=lambda v: v.norm, default=None)
     for kernel in kernels:
         if largest and 0 < kernel.norm < VANISHED * largest.norm:
@@ -172,12 +185,13 @@ def _vanishing(
                 f"The gradient of {layer} has a norm of {kernel.norm:.2g}, that of "
                 f"{layer_of(largest.path)} one of {largest.norm:.2g}: {layer} hardly "
                 "learns. Other activations, normalization or skip connections help.",
+                kernel.steps,
             )
 
 
 def _too_large(
     kernels: Sequence[VariableGradient],
-) -> Iterator[tuple[str, str | None, str]]:
+) -> Iterator[tuple[str, str, str, int]]:
     for kernel in kernels:
         if kernel.update_ratio is not None and kernel.update_ratio > TOO_LARGE_UPDATE:
             layer = layer_of(kernel.path)
@@ -187,4 +201,5 @@ def _too_large(
                 f"An update of {layer} is {kernel.update_ratio:.1f} times as large as "
                 "its weights: it is overwritten rather than trained. A lower learning "
                 "rate helps.",
+                kernel.steps,
             )

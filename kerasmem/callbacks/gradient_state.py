@@ -59,6 +59,7 @@ class GradientState:
         self.paths = [variable.path for variable in variables]
         self.sizes = [math.prod(variable.shape) for variable in variables]
         self._place_of = {id(variable): i for i, variable in enumerate(variables)}
+        self._is_first_epoch = not in_step
         start = sums.no_steps(len(variables), sampled=float(not in_step))
         self._vector = step_state(optimizer, start, "kerasmem_gradient_steps")
         self.own_bytes = start.nbytes
@@ -146,7 +147,8 @@ class GradientState:
 
     def clear(self) -> None:
         """Start a new epoch."""
-        sampled = self.read_vector()[sums.SAMPLED]
+        # Between epochs anybody may change the weights.
+        sampled, self._is_first_epoch = float(self._is_first_epoch), False
         self._vector.write(sums.no_steps(len(self.paths), sampled=sampled))
         if self._rows is not None:
             self._rows.write(sums.no_rows(len(self.paths)))

@@ -38,7 +38,7 @@ class GradientTally:
         self._dense_bytes: list[int] = []
         self._is_lean = False
         self._lean_step: LeanStep | None = None
-        if self._every > _LEAST_LEAN and not self._backend.runs_eagerly:
+        if self._every > _LEAST_LEAN and self._backend.branches_cost:
             self._lean_step = LeanStep(model, self._without_rows, every)
         if model.built:
             self._prepare(in_step=False)
@@ -77,11 +77,12 @@ class GradientTally:
 
     def clear(self) -> None:
         """Start a new epoch."""
+        self._was_sampled = self._was_sampled and not self._updates
         self._updates = 0
-        if self._lean_step is not None:
-            self._lean_step.start_epoch()
         if self._state is not None:
             self._state.clear()
+        if self._lean_step is not None:
+            self._lean_step.start_epoch()
 
     def read(self, epoch: int) -> GradientReading | None:
         """Return the figures since `clear()`, None if no step was seen."""

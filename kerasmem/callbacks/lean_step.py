@@ -10,16 +10,23 @@ from kerasmem.backends.gradients import scales_loss
 
 
 class LeanStep:
-    """Stands in for a compiled training step; most calls run one without branches.
+    """Stands in for JAX's compiled step; most calls run one without branches.
 
-    A branch that is not taken costs too: what it reads stays in memory, and a GPU is
-    waited for to know that it is not. The version without branches is compiled when it
+    A branch that is not taken costs too: XLA keeps in memory what it reads, and waits
+    for a GPU to know that it is not. The version without branches is compiled when it
     is first needed.
+
+    Not for TensorFlow: a layer that draws from a generator of its graph, as
+    `tf.random.normal` does, would draw from two.
 
     Args:
         model: the model of the running `fit`.
         without: called with a step, runs it as one that has nothing to measure.
         every: number of calls from one that measures to the next.
+
+    Attributes:
+        versions: the two compiled steps.
+        latest: that of them that ran last.
     """
 
     def __init__(
@@ -31,8 +38,8 @@ class LeanStep:
         self._model = model
         self._without = without
         self._every = every
-        self._whole: Any = None
-        self._lean: Any = None
+        self.versions: tuple[Any, ...] = ()
+        self.latest: Any = None
         self._calls = 0
 
     def start_epoch(self) -> None:
@@ -40,21 +47,24 @@ class LeanStep:
         self._calls = 0
         model = self._model
         whole = model.train_function
-        if whole is self or not _has_one_update(model):
+        # One of another monitor counts for itself; then this one keeps its branches.
+        if isinstance(whole, LeanStep) or not _has_one_update(model):
             return
         try:
-            self._lean = _another(model)
+            self.versions = whole, _another(model)
         finally:
             model.train_function = whole
-        self._whole, model.train_function = whole, self
+        self.latest, model.train_function = whole, self
 
     def __call__(self, *arguments: Any) -> Any:
         """Run one training step."""
         place, self._calls = self._calls % self._every, self._calls + 1
         # After a step that measures comes one that sees how far the update went.
         if place < 2:
-            return self._whole(*arguments)
-        return self._without(lambda: self._lean(*arguments))
+            self.latest = self.versions[0]
+            return self.latest(*arguments)
+        self.latest = self.versions[1]
+        return self._without(lambda: self.latest(*arguments))
 
 
 def _another(model: Any) -> Any:

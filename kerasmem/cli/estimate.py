@@ -4,7 +4,13 @@ import json
 from argparse import ArgumentTypeError, Namespace
 from typing import Any
 
-from kerasmem.cli.options import add_batch_size, add_command, add_imports, at_least
+from kerasmem.cli.options import (
+    add_batch_size,
+    add_command,
+    add_imports,
+    add_input_shape,
+    at_least,
+)
 from kerasmem.cli.outcome import Outcome
 from kerasmem.errors import ConfigError
 from kerasmem.units import parse_bytes
@@ -41,6 +47,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument(
         "--predict", action="store_true", help="inference instead of training"
     )
+    add_input_shape(parser)
     parser.add_argument(
         "--layers", type=at_least(0), default=10, help="how many to list (10)"
     )
@@ -69,6 +76,7 @@ def run(options: Namespace) -> Outcome:
         training=not options.predict,
         device=options.device,
         method=options.method,
+        input_shape=options.input_shapes,
     )
     data = json.loads(estimate.to_json()) | {"model": options.model}
     what = "predict" if options.predict else "training"

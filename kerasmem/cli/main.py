@@ -7,14 +7,33 @@ from collections.abc import Sequence
 from contextlib import redirect_stdout
 from typing import TextIO
 
-from kerasmem.cli import compress, demo, distill, estimate, evaluate, inspect, report
+from kerasmem.cli import (
+    compress,
+    demo,
+    distill,
+    estimate,
+    evaluate,
+    inspect,
+    report,
+    tune,
+)
 from kerasmem.cli import run as run_command
 from kerasmem.cli.framework import importable_from_here, start_keras
 from kerasmem.cli.options import Parser
 from kerasmem.cli.outcome import Outcome
 from kerasmem.errors import KerasMemError, KerasMemWarning
 
-_COMMANDS = (demo, inspect, estimate, compress, distill, evaluate, report, run_command)
+_COMMANDS = (
+    demo,
+    inspect,
+    estimate,
+    tune,
+    compress,
+    distill,
+    evaluate,
+    report,
+    run_command,
+)
 _FAILED = 2
 
 

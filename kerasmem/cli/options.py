@@ -70,6 +70,19 @@ def add_batch_size(parser: Parser, default: int) -> None:
     )
 
 
+def add_input_shape(parser: Parser) -> None:
+    """Add `--input-shape`, a list of tuples or None, as `input_shapes`."""
+    parser.add_argument(
+        "--input-shape",
+        dest="input_shapes",
+        type=_shape,
+        action="append",
+        metavar="LENGTHS",
+        help="lengths of an input without the batch axis, such as 128,64, if the model "
+        "leaves one open; once per input",
+    )
+
+
 def add_output(parser: Parser) -> None:
     """Add `-o`, the model file to write."""
     parser.add_argument(
@@ -127,3 +140,12 @@ def check_output(path: Path, suffix: str) -> None:
         )
     if path.is_dir():
         raise ConfigError(f"The output is a folder. Received: {str(path)!r}.")
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(length) for length in text.split(","))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(
+            f"expected whole numbers, such as 128,64; received {text!r}"
+        ) from error

@@ -2,6 +2,7 @@
 
 import json
 import tempfile
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -42,10 +43,13 @@ def narrow_weights(model: Any, dtype: str = "float32") -> Any:
         path = Path(folder) / "model.keras"
         original.save(path)
         _rewrite_config(path, dtype)
-        # A file of our own, made of a live object a moment ago.
-        return keras.models.load_model(
-            path, custom_objects=live_objects(model), safe_mode=False
-        )
+        with warnings.catch_warnings():
+            # The optimizer's slots are not in the file, so that it starts afresh.
+            warnings.filterwarnings("ignore", message="Skipping variable loading for")
+            # A file of our own, made of a live object a moment ago.
+            return keras.models.load_model(
+                path, custom_objects=live_objects(model), safe_mode=False
+            )
 
 
 def _rewrite_config(path: Path, dtype: str) -> None:

@@ -1,13 +1,14 @@
 """Types that are wider than they need to be."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 
 from kerasmem.errors import ConfigError, DataError, ModelError
-from kerasmem.files.data import is_array_data
+from kerasmem.files.data import is_array_data, load_data
 from kerasmem.files.data.forms import first_samples, named_leaves
 from kerasmem.graph.kernels import is_embedding
 from kerasmem.graph.layers import weights
@@ -32,7 +33,8 @@ def find_wide_types(model: Any = None, data: Any = None) -> list[WideType]:
 
     Args:
         model: a built `keras.Model`, or None.
-        data: samples in any form that `fit` takes, or None.
+        data: samples in any form that `fit` takes, or a path as in every data
+            argument, or None.
 
     Raises:
         ConfigError: if neither is given.
@@ -46,6 +48,8 @@ def find_wide_types(model: Any = None, data: Any = None) -> list[WideType]:
     """
     if model is None and data is None:
         raise ConfigError("Give a model, data, or both. Received: neither.")
+    if isinstance(data, (str, Path)):
+        data = load_data(data).train
     found = list(_of_weights(model)) if model is not None else []
     found += _of_inputs(model) if model is not None else []
     return found + (list(_of_data(data)) if data is not None else [])
@@ -121,8 +125,9 @@ def _enough(array: np.ndarray) -> tuple[str, str] | None:
                 "All are steps of 1/255: keep uint8 and let a Rescaling(1 / 255) layer "
                 "divide."
             )
-        if array.dtype == "float64":
-            return "float32", "Keras trains in float32: astype('float32')."
+        floatx = keras.config.floatx()
+        if np.dtype(floatx).itemsize < array.dtype.itemsize:
+            return floatx, f"Keras trains in {floatx}: astype({floatx!r})."
         return None
     if integers is not None and np.dtype(integers).itemsize < array.dtype.itemsize:
         return integers, f"All fit: astype({integers!r})."

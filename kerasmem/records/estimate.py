@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 from kerasmem.records.timeline import CATEGORIES
-from kerasmem.units import format_bytes
+from kerasmem.units import format_bytes, parse_bytes
 
 _Key = TypeVar("_Key", str, str | None)
 
@@ -80,16 +80,20 @@ class MemoryEstimate:
         used = (part for part in self.parts if part.category != "pool")
         return _largest_first((part.layer, part.nbytes) for part in used)
 
-    def verdict(self, memory_limit: int) -> str:
-        """Return whether it fits into `memory_limit` bytes, in words.
+    def verdict(self, memory_limit: int | str) -> str:
+        """Return whether it fits into a limit, in words.
 
         The answer is `"fits"`, `"does not fit"`, or `"too close to call"` if the limit
         lies within the interval. The first step does not count: an algorithm for which
         there is no room is not tried out.
+
+        Args:
+            memory_limit: bytes, or a text such as `"8GiB"`.
         """
-        if self.high_bytes <= memory_limit:
+        limit = parse_bytes(memory_limit)
+        if self.high_bytes <= limit:
             return "fits"
-        return "does not fit" if self.low_bytes > memory_limit else "too close to call"
+        return "does not fit" if self.low_bytes > limit else "too close to call"
 
     def table(self, layers: int = 10) -> str:
         """Return the estimate as text: the peak, its categories, its largest layers.

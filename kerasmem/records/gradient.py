@@ -21,8 +21,9 @@ class VariableGradient:
         zero_fraction: mean share of entries that are exactly zero, 0 to 1.
         nonfinite: number of NaN or infinite entries seen.
         update_ratio: mean of the L2 norm of an update over that of the variable before
-            it, over the updates that follow a sampled one, and the first of a fit; of a
-            large variable over evenly spaced entries. None if unknown.
+            it, over the updates of the epoch that follow a sampled one, and a fit's
+            first. Of a large variable evenly spaced entries are looked at, which the
+            sparse updates of an embedding may miss. None if unknown.
         gradient_bytes: bytes of its gradient, as the backend holds it.
     """
 

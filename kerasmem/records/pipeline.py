@@ -4,6 +4,8 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from kerasmem.units import format_bytes
+
 
 @dataclass(frozen=True)
 class PipelineStage:
@@ -44,6 +46,24 @@ class DataMemory:
         """Sum over the stages whose bytes are known."""
         return sum(stage.nbytes or 0 for stage in self.stages)
 
+    def table(self) -> str:
+        """Return the figures as text, with what to bound and how."""
+        rows = [(stage.name, stage.nbytes) for stage in self.stages]
+        rows.append(("all of these, where known", self.estimated_bytes))
+        if self.batch_bytes is not None:
+            rows.append(("one batch", self.batch_bytes))
+        width = max(len(name) for name, _ in rows)
+        lines = ["host memory of the data, estimated:"]
+        lines += [f"  {name:<{width}}  {_told(size):>10}" for name, size in rows]
+        if self.measured_bytes is not None:
+            came = format_bytes(self.measured_bytes)
+            lines.append(
+                f"measured over {self.measured_batches} batches, on top of what was "
+                f"there: {came}"
+            )
+        advice = [f"  {s.name}: {s.advice}" for s in self.stages if s.advice]
+        return "\n".join([*lines, "what to bound:", *advice] if advice else lines)
+
     def to_json(self) -> str:
         """Return the record as JSON."""
         return json.dumps(asdict(self))
@@ -54,3 +74,7 @@ class DataMemory:
         fields: dict[str, Any] = json.loads(text)
         stages = tuple(PipelineStage(**stage) for stage in fields.pop("stages"))
         return cls(**fields, stages=stages)
+
+
+def _told(nbytes: int | None) -> str:
+    return "unknown" if nbytes is None else format_bytes(nbytes)

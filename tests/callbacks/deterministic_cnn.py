@@ -4,8 +4,12 @@ TensorFlow's deterministic ops and logical devices cannot be switched off again.
 """
 
 import json
+import os
 import sys
 import warnings
+
+if os.environ["KERAS_BACKEND"] == "jax":
+    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
 
 import keras
 import numpy as np
@@ -44,29 +48,51 @@ def bit_equal():
     return trained([MemoryMonitor(), GradientMonitor(every=2)]) == plain
 
 
+def norms():
+    """Return figures of a `fit` of eight steps, and of one of one step, clipped."""
+    return [*figures(every=3, steps=8), *figures(every=1, steps=1, clipnorm=0.01)]
+
+
+def figures(every, steps, clipnorm=None):
+    """Return the norm, the number of steps, and some of every variable."""
+    rng = np.random.default_rng(3)
+    x, y = (rng.normal(size=(8 * steps, n)).astype("float32") for n in (6, 3))
+    keras.utils.set_random_seed(11)
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+    optimizer = keras.optimizers.SGD(0.1, global_clipnorm=clipnorm)
+    compiled = keras.backend.backend() == "jax"
+    model.compile(optimizer, loss="mse", jit_compile=compiled)
+    monitor = GradientMonitor(every=every)
+    model.fit(x, y, batch_size=8, shuffle=False, verbose=0, callbacks=[monitor])
+    (record,) = monitor.records
+    found = [record.norm, record.steps]
+    for row in record.variables:
+        found += [row.steps, row.norm]
+        # Under a strategy Keras clips what each replica has: a larger update.
+        found += [] if clipnorm else [row.update_ratio or 0.0]
+    return found
+
+
+def two_devices():
+    """Return the norms of a `fit` on one device and on two, of JAX."""
+    devices = keras.distribution.list_devices("cpu")
+    alone = norms()
+    both = keras.distribution.DataParallel(devices=devices)
+    with both.scope():
+        together = norms()
+    return {"alone": alone, "together": together, "devices": len(devices)}
+
+
 def two_replicas():
     import tensorflow as tf
 
     cpu = tf.config.list_physical_devices("CPU")[0]
     halves = [tf.config.LogicalDeviceConfiguration()] * 2
     tf.config.set_logical_device_configuration(cpu, halves)
-    x = np.random.default_rng(3).normal(size=(8, 6)).astype("float32")
-    y = np.random.default_rng(4).normal(size=(8, 3)).astype("float32")
-
-    def norms():
-        keras.utils.set_random_seed(11)
-        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
-        optimizer = keras.optimizers.SGD(0.1, global_clipnorm=0.01)
-        model.compile(optimizer, loss="mse", jit_compile=False)
-        monitor = GradientMonitor(every=1)
-        model.fit(x, y, batch_size=8, verbose=0, callbacks=[monitor])
-        record = monitor.records[0]
-        return [record.norm, record.steps, *(row.norm for row in record.variables)]
-
     alone = norms()
     with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
         together = norms()
-    return {"alone": alone, "together": together}
+    return {"alone": alone, "together": together, "devices": 2}
 
 
 if __name__ == "__main__":
@@ -76,7 +102,7 @@ if __name__ == "__main__":
         replicas = two_replicas()
         tf.config.experimental.enable_op_determinism()
     else:
-        replicas = None
+        replicas = two_devices() if keras.backend.backend() == "jax" else None
     complete = [reading.complete for reading in backends.current().device_memory()]
     found = {"is_equal": bit_equal(), "replicas": replicas, "complete": complete}
     json.dump(found, sys.stdout)

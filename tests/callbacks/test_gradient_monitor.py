@@ -340,12 +340,13 @@ def test_the_cpu_figures_are_complete_if_the_allocator_counts_all(child, backend
 
 
 def test_the_gradient_is_summed_over_replicas(child, backend):
-    if backend != "tensorflow":  # the only backend whose replicas Keras runs apart
+    if backend == "torch":  # Keras trains on one device there
         assert child["replicas"] is None
         return
     alone, together = child["replicas"]["alone"], child["replicas"]["together"]
-    assert together == pytest.approx(alone, rel=1e-5)
-    assert alone[0] == pytest.approx(math.hypot(*alone[2:]), rel=1e-5)
+    assert child["replicas"]["devices"] == 2
+    assert together == pytest.approx(alone, rel=1e-4)
+    assert alone[1:3] == [8, 3]  # steps, and those that were sampled
 
 
 def test_training_with_jit_is_the_same_to_rounding(make_model, data, backend):

@@ -80,6 +80,18 @@ def test_a_window_of_a_broken_off_fit_can_be_read(seen, backend):
     assert share_known(made_in_window(timeline)) > 0.99
 
 
+def test_a_gradient_monitor_beside_it_hides_nothing(seen, backend):
+    cases = {"beside gradients": 1, "beside gradients, jit": 2}
+    for case in cases if backend == "tensorflow" else ["beside gradients"]:
+        timelines, traces = seen[case]
+        assert len(timelines) == cases[case]
+        for timeline in timelines:
+            assert timeline.first_step == 2
+            assert_adds_up(timeline)
+        # As without it: TensorFlow traces a function twice that makes variables.
+        assert traces == {"tensorflow": 2, "jax": 1, "torch": None}[backend]
+
+
 def test_of_a_model_of_some_size_so_has_what_was_there_before(seen):
     assert share_known(seen["resnet, mixed_float16"]["timelines"][0].blocks) > 0.99
 

@@ -21,7 +21,8 @@ if os.environ["KERAS_BACKEND"] == "tensorflow":
 import keras
 import numpy as np
 
-from kerasmem.callbacks import MemoryTimeline
+from kerasmem import backends
+from kerasmem.callbacks import GradientMonitor, MemoryTimeline
 from kerasmem.errors import KerasMemWarning
 
 L = keras.layers
@@ -145,6 +146,20 @@ def broken_off():
     return monitor.timelines
 
 
+def beside_gradients(**how):
+    """Return the windows of a `fit` under both monitors, and the steps traced."""
+    monitor = MemoryTimeline()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", KerasMemWarning)
+        model = train(mlp, callbacks=[GradientMonitor(), Traces(), monitor], **how)
+    return monitor.timelines, model.traces_seen
+
+
+class Traces(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.traces_seen = backends.current().traces(self.model)
+
+
 def told(**how):
     """Return the warnings of a small `fit`, and where its timelines come from."""
     monitor = MemoryTimeline()
@@ -174,6 +189,7 @@ def main(folder):
     break_off()
     seen: dict[str, Any] = {"mlp": watch(mlp), "sequence": watch(sequence)}
     seen["broken off"] = broken_off()
+    seen["beside gradients"] = beside_gradients()
     bare = train(mlp, callbacks=[])
     seen["mlp, bare"] = [weight.tobytes() for weight in bare.get_weights()]
     seen["from the first step"] = from_first_step()
@@ -185,6 +201,7 @@ def main(folder):
         seen["busy"] = while_busy(folder)
         seen["without plan"] = without_plan()
         seen["mlp, two replicas"] = watch(mlp, scope=both.scope())
+        seen["beside gradients, jit"] = beside_gradients(jit_compile=True)
         seen["mlp, jit"] = watch(mlp, jit_compile=True)
         seen["resnet, jit"] = watch(resnet, jit_compile=True)
     keras.config.set_dtype_policy("mixed_float16")

@@ -1,5 +1,6 @@
 """`kerasmem estimate`: the memory a saved model will need, and whether it fits."""
 
+import keras
 import pytest
 
 from kerasmem.records import MemoryEstimate
@@ -67,3 +68,18 @@ def test_wrong_input_is_one_line_and_code_two(
     assert call.code == 2
     assert text in call.err
     assert call.err.count("\n") == 1
+
+
+def test_a_length_that_the_model_leaves_open_can_be_given(folder, kerasmem):
+    inputs = keras.Input((None, 8))
+    keras.Model(inputs, keras.layers.Dense(4)(inputs)).save("open.keras")
+    options = "open.keras --optimizer adam --json"
+    short, long = (
+        kerasmem(f"estimate {options} --input-shape {length},8").json["peak_bytes"]
+        for length in (64, 640)
+    )
+    assert long > short
+    call = kerasmem(f"estimate {options}")
+    assert (call.code, "--input-shape" in call.err) == (2, True)
+    call = kerasmem(f"estimate {options} --input-shape 8x")
+    assert (call.code, "such as 128,64" in call.err) == (2, True)

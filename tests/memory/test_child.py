@@ -5,7 +5,7 @@ import os
 import keras
 import pytest
 
-from kerasmem.errors import DataError
+from kerasmem.errors import ConfigError, DataError
 from kerasmem.memory.child import ChildDiedError, run_in_child
 
 
@@ -21,15 +21,21 @@ def die(job):
 
 
 def ask(task, **options):
-    return run_in_child(f"{__name__}:{task}", {"word": "a"}, backend="torch", **options)
+    backend = options.pop("backend", keras.backend.backend())
+    return run_in_child(f"{__name__}:{task}", {"word": "a"}, backend=backend, **options)
 
 
 def test_a_childs_error_comes_back_as_it_was_raised():
-    with pytest.raises(DataError, match=r"^torch was told 'a', and set\.$"):
-        ask("complain", environment={"GIVEN": "and set"})
+    with pytest.raises(DataError, match=r"^tensorflow was told 'a', and set\.$"):
+        ask("complain", backend="tensorflow", environment={"GIVEN": "and set"})
     assert "GIVEN" not in os.environ
 
 
 def test_a_child_that_dies_is_told_from_one_that_complains():
     with pytest.raises(ChildDiedError, match="ended by an error"):
         ask("die")
+
+
+def test_a_backend_that_is_not_installed_is_named():
+    with pytest.raises(ConfigError, match="Received: no module 'mxnet'"):
+        ask("die", backend="mxnet")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from kerasmem.errors import ConfigError
+from kerasmem.errors import ConfigError, DataError
 from kerasmem.memory.pipeline import inspect_data, stream
 from kerasmem.records import DataMemory
 from kerasmem.units import MIB
@@ -110,11 +110,100 @@ def test_a_py_dataset_is_its_arrays_and_its_queue():
 def test_a_stream_holds_its_order_and_its_queue(tmp_path):
     np.save(tmp_path / "x.npy", np.zeros((640, 4), "float32"))
     assert sizes(stream(tmp_path / "x.npy", 64)) == {
-        "indices": 640 * 8,
+        "order of the samples": 640 * 8,
+        "pages of the files, at most": 640 * 16,
         "queue of 10 batches": 10240,
     }
     mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
     assert sizes(mapped)["x, on disk"] == 0
+
+
+def test_a_stream_of_arrays_in_memory_says_so():
+    x = np.zeros((MIB, 1), "float32")
+    assert sizes(stream(x, 64))["arrays in memory"] == 4 * MIB
+    assert sizes(stream(x, 64))["pages of the files, at most"] == 0
+
+
+def numbers():
+    held = np.zeros((50, 4), "float32")
+    while True:
+        yield held[:2], held[:2, 0]
+
+
+def test_a_generator_is_told_by_the_function_that_makes_it():
+    figures = inspect_data(numbers, batches=3)
+    held, rest = figures.stages
+    assert (held.name, held.nbytes, rest.nbytes) == ("held", 800, None)
+    assert figures.batch_bytes == 2 * 5 * 4
+    assert figures.measured_batches == 3
+    assert figures.measured_bytes is not None
+
+
+def test_a_generator_that_has_begun_shows_its_arrays():
+    began = numbers()
+    next(began)
+    assert sizes(began)["held"] == 800
+
+
+def test_a_path_stands_for_the_samples_in_it(tmp_path):
+    np.savez(tmp_path / "d.npz", x=np.zeros((6, 4), "uint8"), y=np.zeros(6, "int32"))
+    found = sizes(tmp_path / "d.npz")
+    assert (found["x"], found["y"]) == (24, 24)
+
+
+def test_datasets_inside_of_datasets_are_unknown():
+    inner = tf.data.Dataset.from_tensor_slices(np.zeros((4, 2), "float32"))
+    data = tf.data.Dataset.range(9).interleave(lambda number: inner, cycle_length=3)
+    assert sizes(data.batch(2)) == {"3 datasets read in turn": None, "batch": 16}
+    made = tf.data.Dataset.from_generator(
+        numbers,
+        output_signature=(tf.TensorSpec((2, 4)), tf.TensorSpec((2,))),
+    )
+    assert sizes(made)["datasets or batches that a function makes"] is None
+
+
+def test_texts_have_no_known_size():
+    data = tf.data.Dataset.from_tensor_slices(["a", "bc"])
+    assert sizes(data.shuffle(2))["shuffle buffer"] is None
+
+
+if keras.backend.backend() == "torch":
+
+    def test_a_loader_is_its_tensors_its_queue_and_its_processes():
+        import torch
+        from torch.utils.data import DataLoader, TensorDataset
+
+        data = TensorDataset(torch.zeros(64, 4), torch.zeros(64))
+        assert sizes(DataLoader(data, batch_size=8)) == {
+            "tensors, 2 arrays": 64 * 20,
+            "a batch on its way": 160,
+        }
+
+
+def test_the_table_has_every_stage_and_what_to_bound():
+    data = tf.data.Dataset.from_tensor_slices(np.zeros((1000, 512), "float32"))
+    figures = inspect_data(data.shuffle(600).batch(10).prefetch(2), batches=0)
+    assert (
+        figures.table()
+        == """\
+host memory of the data, estimated:
+  tensors made of arrays       1.95 MiB
+  shuffle buffer               1.17 MiB
+  batch                        20.0 KiB
+  prefetch of 2                40.0 KiB
+  all of these, where known    3.18 MiB
+  one batch                    20.0 KiB
+what to bound:
+  tensors made of arrays: A copy of the arrays; km.memory.stream reads them from disk \
+instead.
+  shuffle buffer: Holds 600 elements of 2.00 KiB: shuffle before what makes them \
+larger (decode, batch), or fewer of them."""
+    )
+
+
+def test_numbers_that_are_no_arrays_are_refused():
+    with pytest.raises(DataError, match=r"Received: int 1\. Next: numpy.asarray"):
+        inspect_data([1, 2, 3])
 
 
 def test_what_can_be_read_once_is_not_read():
@@ -160,5 +249,7 @@ def test_the_figures_survive_json():
 
 
 def test_figures_out_of_range_are_refused():
-    with pytest.raises(ConfigError, match="Received: batch_size=0, batches=8"):
+    with pytest.raises(ConfigError, match="Received: batch_size=0"):
         inspect_data(np.zeros(3), 0)
+    with pytest.raises(ConfigError, match=r"Received: batch_size=2\.5"):
+        inspect_data(np.zeros(3), 2.5)

@@ -12,6 +12,7 @@ from kerasmem import memory
 from kerasmem.backends import current
 from kerasmem.errors import ConfigError, KerasMemWarning
 from kerasmem.memory import card
+from kerasmem.memory.batch_size.limit import set_limit
 from kerasmem.memory.child import ON_THE_CPU, run_in_child
 from kerasmem.records import CardStatus, DeviceStatus
 from kerasmem.units import GIB
@@ -274,6 +275,13 @@ def test_a_limit_holds_for_every_card(cards, backend):
         assert {k: v for k, v in os.environ.items() if k not in before} == {
             "XLA_CLIENT_MEM_FRACTION": "0.25"
         }
+
+
+def test_a_trial_of_a_batch_keeps_to_its_limit_on_a_gpu(cards, backend):
+    if backend == "jax":  # whose trials are held to the limit by what they counted
+        return
+    set_limit(4 * GIB, "gpu")
+    assert [c.limit_bytes for c in memory.status().cards] == [4 * GIB, 4 * GIB]
 
 
 def test_one_card_of_two_is_used(cards, backend):

@@ -47,6 +47,20 @@ def test_floats_that_are_no_integers_stay_floats():
     assert found(data=np.full((3, 2), np.inf, "float32")) == {}
 
 
+def test_doubles_are_no_wider_than_the_model_where_keras_trains_in_them():
+    x = np.random.default_rng(0).normal(size=(10, 4))
+    keras.config.set_floatx("float64")
+    try:
+        assert found(data=x) == {}
+    finally:
+        keras.config.set_floatx("float32")
+
+
+def test_a_path_stands_for_the_samples_in_it(tmp_path):
+    np.savez(tmp_path / "d.npz", x=np.full((4, 3), 0.3), y=np.ones(4, "uint8"))
+    assert found(data=tmp_path / "d.npz") == {"data x": ("float64", "float32", 48)}
+
+
 @given(
     numpy_strategies.arrays(
         st.sampled_from(["int32", "int64", "uint64", "float32", "float64"]),
@@ -110,6 +124,8 @@ if keras.backend.backend() != "jax":  # which makes float32 of float64
 
     def test_narrowed_weights_compute_the_same_to_single_precision():
         model = wide_model()
+        model.compile("adam", "mse")  # whose slots stay behind
+        model.optimizer.build(model.trainable_variables)
         narrowed = narrow_weights(model)
         x = np.random.default_rng(0).normal(size=(5, 3))
         assert {str(w.dtype) for w in narrowed.weights} == {"float32"}

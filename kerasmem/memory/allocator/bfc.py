@@ -19,51 +19,12 @@ from kerasmem.memory.allocator.bins import (
     FreeChunks,
     rounded,
 )
+from kerasmem.memory.allocator.policy import PoolPolicy
 from kerasmem.units import MIB
-
-__all__ = ["BFCAllocator", "Chunk", "PoolPolicy"]
 
 _FIRST_REGION = 2 * MIB
 _BACK_OFF = np.float32(0.9)  # single precision, as in TensorFlow: it shows in sizes
 _GAP = ROUNDING  # between regions, which never merge
-
-
-@dataclass(frozen=True, kw_only=True)
-class PoolPolicy:
-    """How the allocator gets memory from the device.
-
-    Args:
-        limit_bytes: most bytes that the pool may take, from 256.
-        growth: whether the pool starts small and grows by doubling regions; False
-            takes the whole limit at the first request (TensorFlow's default on GPUs).
-        garbage_collection: whether regions without a chunk in use are given back when
-            a request would fail otherwise (on for GPUs).
-        fragmentation_fraction: share of the limit from which on a chunk that is too
-            long is split; 0 for 128 MiB.
-        device_bytes: bytes that the device can give at all, None for the limit: less
-            where other processes use it too.
-
-    Raises:
-        ConfigError: if a figure is out of its range.
-    """
-
-    limit_bytes: int
-    growth: bool = True
-    garbage_collection: bool = True
-    fragmentation_fraction: float = 0.0
-    device_bytes: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.limit_bytes < ROUNDING:
-            raise ConfigError(
-                f"A pool takes at least {ROUNDING} bytes. Received: "
-                f"limit_bytes={self.limit_bytes}."
-            )
-        if not 0 <= self.fragmentation_fraction <= 1:
-            raise ConfigError(
-                "`fragmentation_fraction` is a share from 0 to 1. Received: "
-                f"fragmentation_fraction={self.fragmentation_fraction}."
-            )
 
 
 @dataclass(eq=False)
@@ -162,6 +123,22 @@ class BFCAllocator:
         return self._free.largest_bytes
 
     @property
+    def obtainable_bytes(self) -> int:
+        """Most bytes in one piece that a request would get now.
+
+        Exact unless the device can give less than the limit.
+        """
+        idle = self._idle_regions() if self.policy.garbage_collection else []
+        taken = self.pool_bytes - sum(region.size for region in idle)
+        room = (self.policy.most_bytes - taken) // ROUNDING * ROUNDING
+        return max(self.largest_free_bytes, room)
+
+    @property
+    def wasted_bytes(self) -> int:
+        """Bytes in use that nobody asked for: rounding, and chunks not split."""
+        return sum(chunk.size - chunk.requested for chunk in self._in_use.values())
+
+    @property
     def fragmentation(self) -> float:
         """Share of the pool's free bytes outside of its largest free chunk, 0 to 1."""
         free = self.pool_bytes - self.in_use_bytes
@@ -225,7 +202,7 @@ class BFCAllocator:
     def _collect_and_extend(self, need: int) -> bool:
         if not self.policy.garbage_collection:
             return False
-        idle = [r for r in self._regions if all(c.is_free for c in r.chunks())]
+        idle = self._idle_regions()
         idle_bytes = sum(region.size for region in idle)
         if not idle or need > self.policy.limit_bytes - self.pool_bytes + idle_bytes:
             return False
@@ -234,6 +211,9 @@ class BFCAllocator:
         self._regions = [r for r in self._regions if r not in idle]
         self.pool_bytes -= idle_bytes
         return self._extend(need)
+
+    def _idle_regions(self) -> list[_Region]:
+        return [r for r in self._regions if all(c.is_free for c in r.chunks())]
 
 
 def _split(chunk: Chunk, size: int) -> Chunk:

@@ -1,10 +1,16 @@
 """A recorded timeline once more, under another limit or another way to grow."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
-from kerasmem.memory.allocator.bfc import BFCAllocator, PoolPolicy
+from kerasmem.errors import ConfigError
+from kerasmem.memory.allocator.advice import cause_of
+from kerasmem.memory.allocator.bfc import BFCAllocator
+from kerasmem.memory.allocator.bins import rounded
+from kerasmem.memory.allocator.policy import PoolPolicy
 from kerasmem.memory.allocator.watcher import MemoryWatcher
 from kerasmem.records import Block, Timeline
+from kerasmem.units import format_bytes, parse_bytes
 
 
 @dataclass(frozen=True)
@@ -15,7 +21,8 @@ class Replay:
         timeline: what the simulated allocator did, the blocks in use at the opening
             allocated first; up to the refusal if there was one.
         refused: the block that was not to be had, None if all were.
-        refusal: why it was not, in words; None if nothing was refused.
+        refusal: why it was not and what would help, in words; None if nothing was
+            refused.
     """
 
     timeline: Timeline
@@ -38,7 +45,7 @@ class Replay:
         return max(self.timeline.reserved_bytes, default=0)
 
 
-def replay(timeline: Timeline, policy: PoolPolicy) -> Replay:
+def replay(timeline: Timeline, policy: PoolPolicy | int | str) -> Replay:
     """Return what `timeline`'s requests come to under another policy.
 
     The order of requests is the recorded one. A real run that is short of memory may
@@ -47,9 +54,36 @@ def replay(timeline: Timeline, policy: PoolPolicy) -> Replay:
 
     Args:
         timeline: a window that was recorded with every block (`folded` is 0).
-        policy: limit and growth of the allocator to simulate.
+        policy: limit and growth of the allocator to simulate; or the limit alone, in
+            bytes or as a text such as `"8GiB"`, of a pool that grows.
+
+    Raises:
+        ConfigError: if blocks of the timeline were put together.
     """
+    if timeline.folded:
+        raise ConfigError(
+            "Blocks of this timeline were put together to keep its file small, so they "
+            "cannot be replayed. Expected: folded=0. Received: folded="
+            f"{timeline.folded}. Next: record fewer steps."
+        )
+    if not isinstance(policy, PoolPolicy):
+        policy = PoolPolicy(limit_bytes=parse_bytes(policy))
     watcher = MemoryWatcher(BFCAllocator(policy))
+    refused = _run(timeline, watcher)
+    done = replace(
+        watcher.timeline(),
+        allocator=f"{timeline.allocator}, in {format_bytes(policy.limit_bytes)}",
+        first_step=timeline.first_step,
+        steps=timeline.steps,
+    )
+    if refused is None:
+        return Replay(done, None, None)
+    cause = cause_of(watcher.allocator, refused.requested_bytes)
+    return Replay(done, refused, f"{cause} {_remedy(timeline, policy)}")
+
+
+def _run(timeline: Timeline, watcher: MemoryWatcher) -> Block | None:
+    """Run the requests; return the block that was refused."""
     addresses: dict[int, int] = {}
     for is_allocation, number in _operations(timeline.blocks):
         block = timeline.blocks[number]
@@ -57,22 +91,49 @@ def replay(timeline: Timeline, policy: PoolPolicy) -> Replay:
             watcher.free(addresses.pop(number))
             continue
         address = watcher.allocate(
-            block.requested_bytes,
+            max(block.requested_bytes, 1),
             holder=block.layer,
             category=block.category,
             phase=block.phase,
             operation=block.operation,
         )
         if address is None:
-            return Replay(watcher.timeline(), block, watcher.refusal)
+            return block
         addresses[number] = address
-    return Replay(watcher.timeline(), None, None)
+    return None
 
 
-def _operations(blocks: tuple[Block, ...]) -> list[tuple[bool, int]]:
-    """Return `(is_allocation, number of the block)` in the order of events."""
+def _remedy(timeline: Timeline, policy: PoolPolicy) -> str:
+    """Return what would help; that preallocation does was tried."""
+    if policy.growth and replay(timeline, replace(policy, growth=False)).fits:
+        return "Preallocated (growth=False) everything fits."
+    blocks = format_bytes(_peak_of_requests(timeline))
+    if _peak_of_requests(timeline) <= policy.most_bytes:
+        return (
+            f"The blocks themselves take at most {blocks} at once: the allocator "
+            "cuda_malloc_async, which leaves fewer gaps, may fit them."
+        )
+    return (
+        f"The blocks themselves take {blocks} at once, which no allocator fits in: "
+        "make the batch smaller."
+    )
+
+
+def _peak_of_requests(timeline: Timeline) -> int:
+    most = now = 0
+    for is_allocation, number in _operations(timeline.blocks):
+        size = rounded(timeline.blocks[number].requested_bytes)
+        now += size if is_allocation else -size
+        most = max(most, now)
+    return most
+
+
+def _operations(blocks: tuple[Block, ...]) -> Iterator[tuple[bool, int]]:
+    """Yield `(is_allocation, number of the block)` in the order of events."""
+    for number, block in enumerate(blocks):
+        if block.allocated_at is None:
+            yield True, number
     events = [(b.allocated_at, True, n) for n, b in enumerate(blocks)]
     events += [(b.freed_at, False, n) for n, b in enumerate(blocks)]
-    opening = [(yes, n) for at, yes, n in events if at is None and yes]
-    later = sorted((at, yes, n) for at, yes, n in events if at is not None)
-    return opening + [(yes, n) for _, yes, n in later]
+    for _, is_allocation, number in sorted(e for e in events if e[0] is not None):
+        yield is_allocation, number

@@ -18,7 +18,6 @@ from kerasmem.memory.batch_size.result import BatchSize, CurvePoint
 from kerasmem.memory.batch_size.search import Search
 from kerasmem.memory.batch_size.trial import attempt
 from kerasmem.memory.estimate.checks import (
-    check_batch_size,
     check_model,
     checked_optimizer,
     compiles,
@@ -72,7 +71,10 @@ def find_batch_size(
             is not known, or it cannot go to another process.
     """
     check_model(model)
-    check_batch_size(largest)
+    if type(largest) is not int or largest < 1:
+        raise ConfigError(
+            f"`largest` is a number of samples from 1. Received: {largest=}."
+        )
     _check_free_batch(model)
     device = device_kind()
     limit = limit_in_bytes(memory_limit, device)

@@ -8,11 +8,11 @@ import keras
 import psutil
 
 from kerasmem import backends
-from kerasmem.backends.trace import tracer
 from kerasmem.errors import ConfigError
 from kerasmem.memory.card import read_card
 from kerasmem.memory.child import ON_THE_CPU
 from kerasmem.memory.estimate.step import COUNTING_ALLOCATOR
+from kerasmem.memory.settings import configure
 from kerasmem.units import MIB, format_bytes, parse_bytes
 
 ONE_THREAD = {"TF_NUM_INTEROP_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1"}
@@ -21,6 +21,13 @@ ONE_THREAD = {"TF_NUM_INTEROP_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1"}
 With more threads the same step needs up to a tenth more or less from one time to the
 next, and a limit decides by chance.
 """
+
+
+ONLY_WHAT_IT_NEEDS = {
+    "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+    "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+}
+"""Environment in which a process takes no more of a card than it needs."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +84,7 @@ def check_limit(limit_bytes: int, needed_bytes: int) -> None:
 def environment(limit_bytes: int, backend: str, device: str) -> Mapping[str, str]:
     """Return the environment in which a child keeps to the limit, where one can."""
     if device == "gpu":
-        return {}
+        return ONLY_WHAT_IT_NEEDS
     if backend != "tensorflow":
         return ON_THE_CPU
     limited = {"TF_CPU_BFC_MEM_LIMIT_IN_MB": str(max(limit_bytes // MIB, 1))}
@@ -87,4 +94,4 @@ def environment(limit_bytes: int, backend: str, device: str) -> Mapping[str, str
 def set_limit(limit_bytes: int, device: str) -> None:
     """Keep this process to the limit, where its environment does not yet."""
     if device == "gpu" and keras.backend.backend() in {"tensorflow", "torch"}:
-        tracer("limit").set_limit(limit_bytes)
+        configure(limit=limit_bytes)

@@ -27,6 +27,9 @@ def attempt(request: Request, limit: Limit, environment: Mapping[str, str]) -> T
         request: the model and the batch.
         limit: the memory limit.
         environment: with which the child keeps to the limit.
+
+    Raises:
+        ChildDiedError: if the step fails for another reason than memory.
     """
     job = {**job_of(request), "limit": limit.nbytes, "usable": limit.usable_bytes}
     try:
@@ -36,9 +39,16 @@ def attempt(request: Request, limit: Limit, environment: Mapping[str, str]) -> T
             backend=request.backend,
             environment=environment,
         )
-    except ChildDiedError as error:  # an allocator that fails may end the process
+    except ChildDiedError as error:
+        # An allocator that fails may end the process; what else ends it is no answer.
+        if not (_is_crash(error) or is_out_of_memory(error)):
+            raise
         return Trial(request.batch_size, fits=False, reason=str(error))
     return Trial(**answer)
+
+
+def _is_crash(error: ChildDiedError) -> bool:
+    return "ended by signal" in str(error)
 
 
 def answer(job: Mapping[str, Any]) -> dict[str, Any]:

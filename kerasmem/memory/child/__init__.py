@@ -1,6 +1,7 @@
 """A task in a process of its own: another backend, another allocator, a real crash."""
 
 import importlib
+import importlib.util
 import json
 import os
 import subprocess
@@ -13,7 +14,7 @@ from typing import Any
 import keras
 
 from kerasmem import errors
-from kerasmem.errors import KerasMemError
+from kerasmem.errors import ConfigError, KerasMemError
 
 _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
 ON_THE_CPU = {"CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"}
@@ -40,9 +41,15 @@ def run_in_child(
         environment: more environment variables for it.
 
     Raises:
+        ConfigError: if that backend is not installed.
         KerasMemError: of the same class as in the child, if the task raised one.
         ChildDiedError: if it ended in any other way.
     """
+    if importlib.util.find_spec(backend) is None:
+        raise ConfigError(
+            f"This asks for Keras's {backend} backend. Expected: the package is "
+            f"installed (pip install {backend}). Received: no module {backend!r}."
+        )
     with tempfile.TemporaryDirectory(prefix="kerasmem-child-") as folder:
         order, answer = Path(folder, "order.json"), Path(folder, "answer.json")
         settings = {

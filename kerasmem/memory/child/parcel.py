@@ -9,6 +9,7 @@ import keras
 
 from kerasmem.errors import ModelError
 from kerasmem.graph.clone import live_objects
+from kerasmem.graph.layers import has_graph
 
 _DEFAULT_LOSS = "mean_squared_error"
 
@@ -34,7 +35,7 @@ def pack(model: Any, optimizer: Any | None, dtype_policy: str | None) -> dict[st
         raise ModelError(
             f"The model {model.name!r} cannot go to another process, because its "
             f"config does not describe it: {error}. Expected: a `get_config` in every "
-            "part of your own. Next: add it, or use method='analytic'."
+            f"part of your own. Next: add it{_or_analytic(model)}."
         ) from error
     if dtype_policy is not None:
         config = _with_policy(config, model.dtype_policy.name, dtype_policy)
@@ -70,7 +71,8 @@ def unpack(parcel: Mapping[str, Any], *, jit_compile: bool) -> Any:
             raise ModelError(
                 f"The model {model.name!r} is not the same when it is made from its "
                 "config: weights are missing. Expected: a config that tells all of "
-                "it, and a `build` that makes every weight. Next: method='analytic'."
+                "it, and a `build` that makes every weight. Next: complete them"
+                f"{_or_analytic(model)}."
             )
         if parcel["optimizer"] is not None:
             settings = dict(load(parcel["compile"], safe_mode=False))
@@ -85,9 +87,14 @@ def _modules(objects: Iterable[Any], model: Any) -> list[str]:
         raise ModelError(
             f"The model {model.name!r} has parts that are defined in the running "
             "script, which another process cannot import. Expected: parts from a "
-            "module. Next: move them to a module, or use method='analytic'."
+            f"module. Next: move them to a module{_or_analytic(model)}."
         )
     return modules
+
+
+def _or_analytic(model: Any) -> str:
+    """Return the other way out, which only a model with a graph has."""
+    return ", or use method='analytic'" if has_graph(model) else ""
 
 
 def _with_policy(config: Any, old: str, new: str) -> Any:

@@ -7,6 +7,7 @@ import keras
 
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.layers import sublayers
+from kerasmem.memory.estimate.slots import made_anew
 
 BACKENDS = ("tensorflow", "jax", "torch")
 DEVICES = ("gpu", "cpu")
@@ -40,7 +41,7 @@ def check_batch_size(batch_size: Any) -> None:
     whole = isinstance(batch_size, int) and not isinstance(batch_size, bool)
     if not whole or batch_size < 1:
         raise ConfigError(
-            "A batch has at least one sample. Expected: a whole number from 1. "
+            "A batch has at least one sample. Expected: an int from 1. "
             f"Received: batch_size={batch_size!r}."
         )
 
@@ -54,6 +55,19 @@ def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
     if value not in choices:
         raise ConfigError(
             f"There is no {name} of this name. Expected: one of {', '.join(choices)}. "
+            f"Received: {name}={value!r}."
+        )
+
+
+def check_flag(name: str, value: Any) -> None:
+    """Raise unless `value` is True or False.
+
+    Raises:
+        ConfigError: if it is not.
+    """
+    if not isinstance(value, bool):
+        raise ConfigError(
+            f"This is a choice of two. Expected: {name}=True or {name}=False. "
             f"Received: {name}={value!r}."
         )
 
@@ -81,6 +95,26 @@ def checked_optimizer(model: Any, optimizer: Any) -> Any:
             "Keras has no such optimizer. Expected: a keras.optimizers.Optimizer or "
             f"the name of one. Received: optimizer={optimizer!r}."
         ) from error
+
+
+def scaled_if_half(model: Any, optimizer: Any, policy: str | None) -> Any:
+    """Return the optimizer as `model.compile` would take it up.
+
+    With `"mixed_float16"` Keras puts it into one that scales the loss, which holds back
+    every update until it has seen all gradients. The one handed in stays as it is.
+
+    Args:
+        model: the model.
+        optimizer: a checked optimizer.
+        policy: name of an assumed dtype policy, None for the model's own.
+    """
+    kinds = keras.optimizers
+    taken = isinstance(optimizer, (kinds.LossScaleOptimizer, kinds.MultiOptimizer))
+    as_it_was = policy is None and optimizer is getattr(model, "optimizer", None)
+    half = (policy or model.dtype_policy.name) == "mixed_float16"
+    if taken or as_it_was or not half:
+        return optimizer
+    return kinds.LossScaleOptimizer(made_anew(optimizer))
 
 
 def checked_policy(dtype_policy: Any) -> str | None:

@@ -10,10 +10,12 @@ from kerasmem.memory.estimate.checks import (
     DEVICES,
     check_batch_size,
     check_choice,
+    check_flag,
     check_model,
     checked_optimizer,
     checked_policy,
     compiles,
+    scaled_if_half,
 )
 from kerasmem.memory.estimate.inputs import checked_inputs
 from kerasmem.memory.estimate.request import Request
@@ -72,13 +74,20 @@ def estimate_memory(  # noqa: PLR0913 - the public entry point
     backend = keras.backend.backend() if backend is None else backend
     check_choice("backend", backend, BACKENDS)
     check_choice("device", device, DEVICES)
+    check_flag("training", training)
+    if jit_compile is not None:
+        check_flag("jit_compile", jit_compile)
     check_choice("method", method, ("auto", *METHODS))
+    policy = checked_policy(dtype_policy)
+    if training:
+        optimizer = checked_optimizer(model, optimizer)
+        optimizer = scaled_if_half(model, optimizer, policy)
     request = Request(
         model=model,
         inputs=checked_inputs(model, batch_size, input_shape),
         batch_size=batch_size,
-        optimizer=checked_optimizer(model, optimizer) if training else None,
-        dtype_policy=checked_policy(dtype_policy),
+        optimizer=optimizer if training else None,
+        dtype_policy=policy,
         jit_compile=compiles(model, backend, device, asked=jit_compile),
         backend=backend,
         training=training,

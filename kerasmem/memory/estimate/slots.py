@@ -55,6 +55,22 @@ def optimizer_slots(
     return ledger.slots
 
 
+def made_anew(optimizer: Any) -> Any:
+    """Return an unbuilt copy of an optimizer.
+
+    Raises:
+        ModelError: if the optimizer's config does not describe it.
+    """
+    try:
+        return type(optimizer).from_config(optimizer.get_config())
+    except (TypeError, ValueError) as error:
+        raise ModelError(
+            f"The optimizer {type(optimizer).__name__} cannot be made anew from its "
+            f"config: {error}. Expected: a `get_config` that tells its arguments. "
+            f"Received: optimizer={optimizer!r}. Next: write one."
+        ) from error
+
+
 @dataclass
 class _Ledger:
     backend: str
@@ -99,13 +115,7 @@ def _shell(optimizer: Any, ledger: _Ledger) -> Any:
     """Return an unbuilt copy that writes its slots into `ledger`."""
     if isinstance(optimizer, keras.optimizers.MultiOptimizer):
         return _shell_of_many(optimizer, ledger)
-    try:
-        shell = type(optimizer).from_config(optimizer.get_config())
-    except (TypeError, ValueError) as error:
-        raise ModelError(
-            f"The optimizer {type(optimizer).__name__} cannot be made anew from its "
-            f"config: {error}. Give it a `get_config` that tells its arguments."
-        ) from error
+    shell = made_anew(optimizer)
     for part in (shell, getattr(shell, "inner_optimizer", None)):
         if part is not None:
             _record_slots(part, ledger)

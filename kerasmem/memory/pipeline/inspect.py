@@ -1,31 +1,46 @@
 """What data keeps in the memory of the host: estimated, then measured."""
 
 import ctypes
+import inspect
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 
 from kerasmem.errors import ConfigError
-from kerasmem.files.data import fit_arguments, is_array_data, sample_count
+from kerasmem.files.data import (
+    fit_arguments,
+    is_array_data,
+    load_data,
+    sample_count,
+)
 from kerasmem.files.data.forms import first_samples
+from kerasmem.memory.estimate.checks import check_batch_size
 from kerasmem.memory.host import host_peak, resident_bytes
-from kerasmem.memory.pipeline.stages import leaf_bytes, stages
+from kerasmem.memory.pipeline.array_stages import leaf_bytes
+from kerasmem.memory.pipeline.stages import stages
 from kerasmem.records import DataMemory
 
 
 def inspect_data(data: Any, batch_size: int = 32, *, batches: int = 8) -> DataMemory:
     """Return the host bytes that `data` takes when a model is fitted with it.
 
-    Nothing is trained: the first batches go through a model that does nothing. Data
-    that can be read only once, a generator, is not read at all.
+    Nothing is trained: the first batches go through a model that does nothing. A
+    generator, which can be read only once, is not read at all; the function that makes
+    it can be called again, so its batches are measured.
 
     Args:
-        data: what `fit` takes: arrays, a `tf.data.Dataset`, a `PyDataset`, a generator.
+        data: what `fit` takes: arrays, a `tf.data.Dataset`, a `PyDataset`, a torch
+            `DataLoader`, a generator; or a function without arguments that returns
+            one; or a path as in every data argument, whose samples are loaded.
         batch_size: samples per batch, from 1; of arrays only.
         batches: number of batches to measure over; 0 measures nothing.
+
+    Returns:
+        The figures; `.table()` tells them, and what to bound and how.
 
     Raises:
         ConfigError: if `batch_size` or `batches` is out of its range.
@@ -37,17 +52,29 @@ def inspect_data(data: Any, batch_size: int = 32, *, batches: int = 8) -> DataMe
         >>> figures.stages[0].nbytes, figures.batch_bytes
         (2048, 1280)
     """
-    if batch_size < 1 or batches < 0:
-        raise ConfigError(
-            "`batch_size` is a number from 1, `batches` from 0. Received: "
-            f"{batch_size=}, {batches=}."
-        )
-    once = isinstance(data, Iterator) and not is_array_data(data)
-    measured = None if once or not batches else _measure(data, batch_size, batches)
+    check_batch_size(batch_size)
+    if not isinstance(batches, int) or batches < 0:
+        raise ConfigError(f"`batches` is a whole number from 0. Received: {batches=}.")
+    make = data if callable(data) and inspect.isroutine(data) else None
+    if make:
+        data = make()
+    elif isinstance(data, (str, Path)):
+        data = load_data(data).train
+    if isinstance(data, Iterator) and not is_array_data(data):
+        # A generator has its variables once it has begun.
+        first = next(data, None) if make else None
+        parts = tuple(stages(data))
+        size = None if first is None else leaf_bytes(first)
+        data = make() if make else None
+    else:
+        parts, size = tuple(stages(data)), _batch_bytes(data, batch_size)
+    measured = None
+    if batches and data is not None:
+        measured = _measure(data, batch_size, batches)
     return DataMemory(
-        stages=tuple(stages(data)),
+        stages=parts,
         batch_size=batch_size,
-        batch_bytes=None if once else _batch_bytes(data, batch_size),
+        batch_bytes=size,
         measured_bytes=measured,
         measured_batches=0 if measured is None else batches,
     )

@@ -1,109 +1,103 @@
 """The parts that data is made of, and the host bytes that each may hold."""
 
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
 import keras
-import numpy as np
 
 from kerasmem.backends import tf_data
 from kerasmem.files.data import is_array_data
-from kerasmem.files.data.forms import first_samples, named_leaves
-from kerasmem.files.data.mapped import mapping_of
+from kerasmem.files.data.forms import first_samples
+from kerasmem.memory.pipeline.array_stages import array_stages, held_stages, leaf_bytes
+from kerasmem.memory.pipeline.stream import Stream
 from kerasmem.memory.pipeline.tf_stages import dataset_stages
 from kerasmem.records import PipelineStage
-from kerasmem.units import format_bytes
+from kerasmem.units import MIB, format_bytes
 
 
 def stages(data: Any) -> Iterator[PipelineStage]:
     """Yield the parts of `data`, from the source on."""
     if is_array_data(data):
-        yield from _array_stages(data)
+        yield from array_stages(data)
     elif tf_data.is_dataset(data):
         yield from dataset_stages(data)
     elif isinstance(data, keras.utils.PyDataset):
         yield from _py_dataset_stages(data)
+    elif _is_loader(data):
+        yield from _loader_stages(data)
     else:
-        yield PipelineStage(
-            f"{type(data).__name__} that is iterated over",
-            None,
-            "What it holds cannot be seen from outside; a keras.utils.PyDataset can "
-            "be read twice, and so be measured.",
-        )
-
-
-def _array_stages(data: Any) -> Iterator[PipelineStage]:
-    cast = copied = 0
-    for role, part in first_samples(data).items():
-        for name, array in named_leaves(part).items():
-            yield _array_stage(f"{role} {name}".strip(), array)
-            size = _in_floatx(array)
-            copied += size
-            cast += size if size != _bytes(array) else 0
-    if cast:
-        yield PipelineStage(f"copy in {keras.config.floatx()}", cast)
-    if keras.backend.backend() == "tensorflow":
-        yield PipelineStage(
-            "copies that TensorFlow makes",
-            2 * copied,
-            "One while fit begins, one until it ends; km.memory.stream makes none.",
-        )
-
-
-def _array_stage(label: str, array: Any) -> PipelineStage:
-    if mapping_of(array) is not None:
-        advice = (
-            "Its pages count as resident once looked at; km.memory.stream frees them."
-        )
-        return PipelineStage(f"{label}, on disk", 0, advice)
-    advice, saved = None, _bytes(array) - _in_floatx(array)
-    if saved > 0:
-        advice = (
-            f"Keras trains in {keras.config.floatx()}: casting {array.dtype} before "
-            f"saves {format_bytes(saved)}."
-        )
-    return PipelineStage(label, _bytes(array), advice)
+        yield from _iterable_stages(data)
 
 
 def _py_dataset_stages(data: Any) -> Iterator[PipelineStage]:
-    arrays = {
-        name: value
-        for name, value in vars(data).items()
-        if isinstance(value, np.ndarray)
-    }
-    for name, array in arrays.items():
-        yield _array_stage(name.strip("_"), array)
+    held = list(
+        _stream_stages(data) if isinstance(data, Stream) else held_stages(vars(data))
+    )
+    yield from held
     size = leaf_bytes(first_samples(data))
     queue = data.max_queue_size if data.workers else 1
-    yield PipelineStage(
-        f"queue of {queue} batches",
-        queue * size,
-        f"max_queue_size=2 would hold {format_bytes(2 * size)}." if queue > 2 else None,
-    )
+    yield _queue(queue, size, f"max_queue_size=2 would hold {format_bytes(2 * size)}.")
     if data.workers > 1 and data.use_multiprocessing:
-        held = sum(map(_bytes, arrays.values()))
         yield PipelineStage(
             f"{data.workers} worker processes",
-            data.workers * (held + size),
+            data.workers * (sum(stage.nbytes or 0 for stage in held) + size),
             "Every process may end up with its own copy; use_multiprocessing=False "
             "shares one.",
         )
 
 
-def leaf_bytes(parts: Any) -> int:
-    """Return the bytes of all arrays in a structure."""
-    leaves = [leaf for leaf in keras.tree.flatten(parts) if leaf is not None]
-    return sum(map(_bytes, leaves))
+def _stream_stages(data: Stream) -> Iterator[PipelineStage]:
+    yield PipelineStage("order of the samples", data.order_bytes)
+    yield PipelineStage("pages of the files, at most", data.most_mapped_bytes)
+    if data.loaded_bytes:
+        yield PipelineStage(
+            "arrays in memory",
+            data.loaded_bytes,
+            "numpy.save writes them, numpy.load(path, mmap_mode='r') maps them.",
+        )
 
 
-def _bytes(array: Any) -> int:
-    return array.nbytes if hasattr(array, "nbytes") else np.asarray(array).nbytes
+def _is_loader(data: Any) -> bool:
+    # By name, so that torch is not imported for data that is none of it.
+    names = (f"{c.__module__}.{c.__name__}" for c in type(data).__mro__)
+    return "torch.utils.data.dataloader.DataLoader" in names
 
 
-def _in_floatx(array: Any) -> int:
-    # Keras casts every float to the type it trains in.
-    is_float = str(array.dtype).startswith("float")
-    size = (
-        np.dtype(keras.config.floatx()).itemsize if is_float else array.dtype.itemsize
+def _loader_stages(data: Any) -> Iterator[PipelineStage]:
+    held = list(held_stages(_attributes(data.dataset)))
+    yield from held
+    size, workers = leaf_bytes(first_samples(data)), data.num_workers
+    less = f"prefetch_factor=1 would hold {format_bytes(max(workers, 1) * size)}."
+    yield _queue(max(workers * (data.prefetch_factor or 0), 1), size, less)
+    if workers:
+        yield PipelineStage(
+            f"{workers} worker processes",
+            workers * sum(stage.nbytes or 0 for stage in held),
+            "Every process may end up with its own copy; num_workers=0 makes none.",
+        )
+    if data.pin_memory:
+        yield PipelineStage("a batch in pinned memory", size)
+
+
+def _iterable_stages(data: Any) -> Iterator[PipelineStage]:
+    is_generator = inspect.isgenerator(data)
+    yield from held_stages(
+        inspect.getgeneratorlocals(data) if is_generator else _attributes(data)
     )
-    return int(np.prod(array.shape)) * size
+    yield PipelineStage(
+        f"{type(data).__name__} that is iterated over",
+        None,
+        "What else it holds shows only in what is measured: hand in the function that "
+        "makes it, or a keras.utils.PyDataset.",
+    )
+
+
+def _attributes(thing: Any) -> dict[str, Any]:
+    return getattr(thing, "__dict__", {})  # what has slots has none
+
+
+def _queue(batches: int, batch_bytes: int, less: str) -> PipelineStage:
+    name = f"queue of {batches} batches" if batches > 1 else "a batch on its way"
+    size = batches * batch_bytes
+    return PipelineStage(name, size, less if batches > 2 and size >= MIB else None)

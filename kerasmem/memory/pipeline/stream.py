@@ -12,11 +12,12 @@ import numpy as np
 from kerasmem.errors import ConfigError, DataError
 from kerasmem.files.data import fit_arguments, is_array_data, load_data, sample_count
 from kerasmem.files.data.mapped import mapping_of, release_pages
+from kerasmem.memory.estimate.checks import check_batch_size
 from kerasmem.units import MIB
 
 _ROLES = ("x", "y", "sample_weight")
-# The kernel maps up to 16 pages around each one that is looked at: 64 MiB at most.
 _RELEASE_AFTER_BYTES = 4 * MIB
+_MAPPED_AROUND = 16  # pages that the kernel maps around each one that is looked at
 
 
 class Stream(keras.utils.PyDataset):
@@ -57,6 +58,22 @@ class Stream(keras.utils.PyDataset):
         batch = keras.tree.map_structure(lambda array: array[rows], self._parts)
         self._give_back(sum(part.nbytes for part in keras.tree.flatten(batch)))
         return tuple(batch)
+
+    @property
+    def order_bytes(self) -> int:
+        """Bytes of the order in which the samples come."""
+        return self._indices.nbytes
+
+    @property
+    def loaded_bytes(self) -> int:
+        """Bytes of the arrays that lie in memory anyway."""
+        return sum(a.nbytes for a in self._arrays if mapping_of(a) is None)
+
+    @property
+    def most_mapped_bytes(self) -> int:
+        """Most bytes of the files that are resident at once."""
+        on_disk = sum(a.nbytes for a in self._arrays) - self.loaded_bytes
+        return min(on_disk, _MAPPED_AROUND * _RELEASE_AFTER_BYTES)
 
     def on_epoch_end(self) -> None:
         """Put the samples into a new order."""
@@ -107,10 +124,7 @@ def stream(
         >>> len(stream(folder / "train.npz", batch_size=32))
         4
     """
-    if isinstance(batch_size, bool) or batch_size < 1:
-        raise ConfigError(
-            f"`batch_size` is a number of samples from 1. Received: {batch_size=}."
-        )
+    check_batch_size(batch_size)
     if isinstance(data, (str, os.PathLike)):
         data = _split_of(Path(data), split)
     if not is_array_data(data) or not sample_count(data):

@@ -48,10 +48,16 @@ def trial(model, batch_size):
     return attempt(request, limit, environment(LIMIT, backend, "cpu"))
 
 
-def test_a_batch_that_fits_runs_and_is_measured(wide):
-    found = trial(wide, 64)
-    assert found.fits
-    assert 3 * MIB < found.peak_bytes < LIMIT
+def test_the_batch_found_has_run_and_was_measured(wide):
+    found = find_batch_size(wide, LIMIT, largest=64)
+    (tried,) = found.trials
+    assert found == tried.batch_size == 64
+    assert tried.fits
+    assert 3 * MIB < tried.peak_bytes < LIMIT
+    assert [point.batch_size for point in found.curve] == [2**n for n in range(8)]
+    assert found.curve[6].predicted_bytes == found.curve[6].measured_bytes
+    predicted = [point.predicted_bytes for point in found.curve]
+    assert predicted == sorted(predicted)
 
 
 def test_a_batch_that_does_not_fit_hurts_nobody(wide):
@@ -59,6 +65,20 @@ def test_a_batch_that_does_not_fit_hurts_nobody(wide):
     assert not found.fits
     assert found.reason
     assert wide.predict(keras.ops.zeros((1, 256)), verbose=0).shape == (1, 1)
+
+
+class Broken(layers.Layer):
+    def call(self, inputs):
+        if len(inputs.shape) and inputs.shape[0] == 7:
+            raise RuntimeError("not seven")
+        return inputs
+
+
+def test_a_step_that_fails_for_another_reason_is_no_batch_that_does_not_fit():
+    model = keras.Sequential([keras.Input((256,)), Broken(), layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with pytest.raises(errors.KerasMemError, match="Received: .*not seven"):
+        trial(model, 7)
 
 
 def test_a_batch_size_is_an_int_that_knows_its_story():
@@ -82,6 +102,11 @@ def test_a_limit_that_is_no_size_is_refused(wide):
 def test_a_model_without_weights_is_refused():
     with pytest.raises(errors.ModelError, match=r"has no weights yet"):
         find_batch_size(keras.Sequential([layers.Dense(2)]), "1GiB")
+
+
+def test_a_largest_batch_of_nothing_is_refused(wide):
+    with pytest.raises(errors.ConfigError, match=r"from 1\. Received: largest=0"):
+        find_batch_size(wide, "1GiB", largest=0)
 
 
 def test_a_fixed_batch_axis_is_refused():

@@ -52,11 +52,12 @@ def test_torch_keeps_every_output_and_writes_nothing_in_place():
 def test_tensorflow_writes_over_what_nobody_needs():
     found = estimate(backend="tensorflow").by_category()
     # At the kernel gradient of the last layer: its output is gone, two are kept, the
-    # gradient comes in where the loss was, and goes out in memory of its own.
+    # gradient comes in where the loss was, and goes out in memory of its own beside
+    # that of the bias.
     assert found["activation"] == 3 * TENSOR
     assert found["temporary"] == TENSOR
     assert found["input"] == TENSOR
-    assert found["gradient"] == UNITS * UNITS * 4
+    assert found["gradient"] == (UNITS * UNITS + UNITS) * 4
     assert found["parameter"] == WEIGHTS
     assert found["optimizer_state"] == COUNTERS["tensorflow"]
 
@@ -201,6 +202,7 @@ def test_the_verdict_is_open_only_within_the_interval():
     assert found.verdict(found.high_bytes - 1) == "too close to call"
     assert found.verdict(found.low_bytes) == "too close to call"
     assert found.verdict(found.low_bytes - 1) == "does not fit"
+    assert found.verdict("1GiB") == "fits"
 
 
 def test_the_table_names_categories_and_layers():
@@ -236,6 +238,11 @@ def open_length():
     return keras.Model(inputs, layers.Dense(4)(inputs))
 
 
+def four_at_a_time():
+    inputs = keras.Input(batch_shape=(4, 8))
+    return keras.Model(inputs, layers.Dense(4)(inputs))
+
+
 @pytest.mark.parametrize(
     ("make", "options", "error", "text"),
     [
@@ -243,13 +250,20 @@ def open_length():
         (lambda: "resnet", {}, ModelError, r"keras\.Model.*Received: model='resnet'"),
         (chain, {"batch_size": 0}, ConfigError, r"from 1.*Received: batch_size=0"),
         (chain, {"batch_size": 2.5}, ConfigError, r"Received: batch_size=2\.5"),
+        (four_at_a_time, {"batch_size": 8}, ConfigError, r"Expected: 4\..*size=8"),
+        (chain, {"training": "no"}, ConfigError, r"training=False\..*training='no'"),
+        (chain, {"jit_compile": 1}, ConfigError, r"Received: jit_compile=1"),
         (chain, {"backend": "numpy"}, ConfigError, r"tensorflow, jax, torch.*'numpy'"),
         (chain, {"device": "tpu"}, ConfigError, r"gpu, cpu.*Received: device='tpu'"),
         (chain, {"method": "guess"}, ConfigError, r"auto, analytic.*method='guess'"),
         (chain, {"optimizer": "adm"}, ConfigError, r"Received: optimizer='adm'"),
         (chain, {"optimizer": None}, ModelError, r"pass optimizer='adam'"),
         (chain, {"dtype_policy": "f32"}, ConfigError, r"Received: dtype_policy='f32'"),
-        (open_length, {}, ModelError, r"length of every axis.*pass input_shape="),
+        (open_length, {}, ModelError, r"of every axis.*None, 8\).*pass input_shape="),
+        (open_length, {"input_shape": (0, 8)}, ConfigError, r"lengths from 1.*\(0, 8"),
+        (open_length, {"input_shape": (-1, 8)}, ConfigError, r"lengths from 1.*-1"),
+        (open_length, {"input_shape": 10}, ConfigError, r"Received: input_shape=10"),
+        (open_length, {"input_shape": [(3, 8), (3, 8)]}, ConfigError, r"one per input"),
         (open_length, {"input_shape": (3, 9)}, ConfigError, r"\(None, 8\).*\(3, 9\)"),
         (open_length, {"input_shape": "3x8"}, ConfigError, r"input_shape='3x8'"),
     ],

@@ -6,6 +6,12 @@ import keras
 import numpy as np
 import pytest
 
+from kerasmem.errors import ModelError
+from kerasmem.graph.nodes import trace
+from kerasmem.memory.estimate import Input, Request, estimate_memory
+from kerasmem.memory.estimate.analytic.framework import framework
+from kerasmem.memory.estimate.analytic.step import record
+from kerasmem.memory.estimate.persistent import persistent_parts
 from kerasmem.memory.estimate.slots import optimizer_slots
 
 OPTIMIZERS = keras.optimizers
@@ -34,14 +40,41 @@ CASES = {
     "Adafactor that accumulates": lambda: OPTIMIZERS.Adafactor(
         gradient_accumulation_steps=4
     ),
+    "AdamW with all": lambda: OPTIMIZERS.AdamW(
+        amsgrad=True, use_ema=True, gradient_accumulation_steps=2
+    ),
+    "Muon with averaged weights": lambda: OPTIMIZERS.Muon(use_ema=True),
+    "Muon that leaves kernels to Adam": lambda: OPTIMIZERS.Muon(
+        exclude_layers=["conv2d"]
+    ),
+    "Lion with averaged weights": lambda: OPTIMIZERS.Lion(use_ema=True),
+    "RMSprop, centered": lambda: OPTIMIZERS.RMSprop(centered=True),
     "RMSprop with all": lambda: OPTIMIZERS.RMSprop(centered=True, momentum=0.9),
     "SGD with momentum": lambda: OPTIMIZERS.SGD(momentum=0.9),
+    "SGD with Nesterov's": lambda: OPTIMIZERS.SGD(momentum=0.9, nesterov=True),
+    "SGD on a schedule": lambda: OPTIMIZERS.SGD(
+        OPTIMIZERS.schedules.ExponentialDecay(0.1, 10, 0.9)
+    ),
     "LossScaleOptimizer": lambda: OPTIMIZERS.LossScaleOptimizer(
         OPTIMIZERS.Adam(use_ema=True)
+    ),
+    "LossScaleOptimizer that accumulates": lambda: OPTIMIZERS.LossScaleOptimizer(
+        OPTIMIZERS.SGD(momentum=0.9, gradient_accumulation_steps=2)
     ),
     "MultiOptimizer": several,
     "MultiOptimizer, one each": lambda: OPTIMIZERS.MultiOptimizer(by_kind),
 }
+
+
+def test_every_optimizer_of_keras_is_in_the_cases():
+    known = {
+        name
+        for name, item in vars(OPTIMIZERS).items()
+        if isinstance(item, type) and issubclass(item, OPTIMIZERS.Optimizer)
+    }
+    assert known - {"Optimizer"} <= {
+        name.partition(" ")[0].strip(",") for name in CASES
+    }
 
 
 def a_model():
@@ -54,6 +87,21 @@ def a_model():
             keras.layers.Flatten(),
             keras.layers.Dense(7),
         ]
+    )
+
+
+def question(model, optimizer):
+    """Return a question for torch, where gradients stay."""
+    return Request(
+        model=model,
+        inputs=(Input("x", (4, 6, 6, 3), "float32"),),
+        batch_size=4,
+        optimizer=optimizer,
+        dtype_policy=None,
+        jit_compile=False,
+        backend="torch",
+        training=True,
+        device="gpu",
     )
 
 
@@ -75,6 +123,48 @@ def test_the_slots_are_to_the_byte_those_of_the_optimizer_once_it_is_built(make)
     built.build(model.trainable_variables)
     assert sorted(slot.nbytes for slot in slots) == nbytes(built.variables)
     assert not optimizer.built
+
+
+def test_an_optimizer_without_a_config_of_its_own_is_refused():
+    class Mine(OPTIMIZERS.SGD):
+        def __init__(self, needed):
+            super().__init__()
+
+    with pytest.raises(ModelError, match=r"Mine cannot be made anew.*get_config"):
+        optimizer_slots(Mine(1), a_model().trainable_variables)
+
+
+def test_half_precision_counts_the_optimizer_that_scales_the_loss():
+    model, adam = a_model(), OPTIMIZERS.Adam(loss_scale_factor=2.0)
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        half = a_model()
+    finally:
+        keras.config.set_dtype_policy("float32")
+    half.compile("adam", "mse", jit_compile=False)
+    half.optimizer.build(half.trainable_variables)
+
+    found = estimate_memory(
+        model, 4, optimizer=adam, dtype_policy="mixed_float16", method="analytic"
+    )
+
+    slots = found.by_category()["optimizer_state"]
+    assert slots == sum(nbytes(half.optimizer.variables))
+    assert adam.loss_scale_factor == 2.0
+
+
+@pytest.mark.parametrize("make", CASES.values(), ids=CASES)
+def test_parameters_and_gradients_are_to_the_byte_those_of_the_model(make):
+    model = a_model()
+    asked = question(model, make())
+
+    parts = persistent_parts(asked)
+    step = record(asked, trace(model, 4, asked.input_shapes), framework(asked))
+
+    parameters = [part.nbytes for part in parts if part.category == "parameter"]
+    gradients = [x.nbytes for x in step.kept if x.root.kind == "gradient"]
+    assert sorted(parameters) == nbytes(model.variables)
+    assert sorted(gradients) == nbytes(model.trainable_variables)
 
 
 def test_a_slot_tells_the_variable_it_belongs_to():

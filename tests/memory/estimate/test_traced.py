@@ -83,9 +83,12 @@ def test_predict_needs_less_than_training(cnn, found):
 
 
 def test_another_backend_is_traced_in_a_process_of_its_own(cnn):
-    found = estimate_memory(cnn, 64, backend="torch", method="traced")
-    assert found.peak_bytes == pytest.approx(860.7 * MIB, rel=0.05)
-    assert (found.backend, found.method) == ("torch", "traced")
+    # TensorFlow, because it is always there; in its own suite it is no other.
+    options = {"backend": "tensorflow", "jit_compile": False, "method": "traced"}
+    found = estimate_memory(cnn, 64, **options)
+    measured, tolerance = MEASURED["tensorflow"]
+    assert found.peak_bytes == pytest.approx(measured * MIB, rel=tolerance)
+    assert (found.backend, found.method) == ("tensorflow", "traced")
 
 
 def test_a_part_that_another_process_cannot_import_is_refused(backend):

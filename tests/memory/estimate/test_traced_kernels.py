@@ -1,9 +1,13 @@
 """Scratch memory against what an H200 took in recorded steps (batch 32 and 16)."""
 
+import os
+
 import pytest
 
 from kerasmem.backends.trace import Operation, Output
-from kerasmem.memory.estimate.traced.kernels import scratch_bytes
+from kerasmem.memory.estimate.traced.kernels import output_bytes, scratch_bytes
+from kerasmem.memory.estimate.unrolled import unrolled_bytes
+from kerasmem.units import MIB
 
 
 def floats(*shape):
@@ -46,6 +50,42 @@ def test_a_convolution_takes_what_was_recorded(kind, inputs, output, recorded):
 def test_a_convolution_with_channels_last_transposes_its_kernel_only():
     taken = scratch("Conv2D", (IMAGE, KERNEL), WIDER, data_format="NHWC")
     assert taken == [KERNEL.nbytes]
+
+
+@pytest.mark.parametrize(
+    ("image", "kernel", "to_kernel", "to_input"),
+    [  # MiB recorded on 2 threads; the images fill the cache, however small the batch
+        ((64, 64, 32), (3, 3, 3, 32), 13.92, 0.42),
+        ((32, 32, 32), (3, 3, 32, 32), 27.0, 1.125),
+        ((16, 16, 64), (3, 3, 32, 64), 20.53, 20.53),
+        ((8, 8, 64), (3, 3, 64, 64), 14.34, 14.34),
+        ((24, 24, 24), (1, 1, 144, 24), 25.0, 25.0),
+    ],
+)
+def test_a_convolution_on_a_cpu_takes_what_was_recorded(
+    image, kernel, to_kernel, to_input, monkeypatch
+):
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    found = [size / MIB for size in unrolled_bytes(image, kernel, 8, 4)]
+    assert found == pytest.approx([to_kernel, to_input], abs=0.01)
+    gradient, weights = floats(8, *image), floats(*kernel)
+    taken = [floats(4), weights, gradient]
+    operation = Operation("name", "Conv2DBackpropInput", (), (), (floats(8),), {})
+    assert scratch_bytes(operation, taken, "cpu") == [round(found[1] * MIB)]
+
+
+@pytest.mark.parametrize(("mode", "kept", "gates"), [("lstm", 5, 4), ("gru", 6, 3)])
+def test_cudnn_keeps_gates_and_cell_and_works_on_products_and_copies(mode, kept, gates):
+    batch, time, features, units, weights = 64, 128, 256, 512, 10_000
+    state = floats(batch, 1, units)
+    taken = [floats(batch, time, features), state, state, floats(weights)]
+    output = floats(batch, time, units)
+    made = (output, state, state, Output(None, 4), Output(None, 1))
+    operation = Operation("name", "CudnnRNNV3", (), (), made, {"rnn_mode": mode})
+
+    reads = 4 * (batch * time * features + 2 * weights)
+    assert output_bytes(operation, 3, taken) == kept * output.nbytes
+    assert scratch_bytes(operation, taken) == [(gates + 1) * output.nbytes + reads]
 
 
 def test_softmax_takes_what_was_recorded():

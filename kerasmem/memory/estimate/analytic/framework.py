@@ -77,6 +77,9 @@ _WHOLE_CHUNKS = 0.08
 traces. The figure of one step hangs on all steps before it, and a larger batch may even
 waste less, so the mean stands here and not a simulation."""
 
+_THREADS = (0.3, 0.3)
+"""Doubt where several threads run what is ready, never twice in the same order."""
+
 _TENSORFLOW = Framework(handlers=TENSORFLOW, ordered=as_ready, waste=_WHOLE_CHUNKS)
 _COMPILED = Framework(
     handlers=COMPILED,
@@ -125,8 +128,7 @@ def framework(request: Request) -> Framework:
     if request.device == "gpu":
         return _on_gpu(chosen, request)
     if chosen is _TENSORFLOW:
-        # A thread goes on with what it has just made ready.
-        return replace(chosen, ordered=as_written, scratch=unrolled_images)
+        return replace(chosen, scratch=unrolled_images, doubt=_THREADS)
     return chosen
 
 

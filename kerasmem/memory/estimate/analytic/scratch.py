@@ -9,13 +9,12 @@ the frequency domain.
 import math
 
 from kerasmem.memory.estimate.analytic.tensor import Scratch, Tensor
+from kerasmem.memory.estimate.unrolled import threads, unrolled_bytes
 
 _TENSOR_CORE_LAYOUT_IS_LAST = 4
 """From this width on (float32) frameworks run convolutions with the channels first, and
 the kernels of tensor cores want them last."""
 _LARGEST_TRANSFORM = 256
-_CACHE = 32 << 20
-"""Bytes of the last cache of a common processor."""
 _TILE = 32
 _MOST_TRIED = 4 << 30
 """TensorFlow's and XLA's own limit for the scratch space of a convolution."""
@@ -27,15 +26,13 @@ def no_scratch(_x: Tensor, _y: Tensor, _kernel: Tensor) -> Scratch:
 
 
 def unrolled_images(x: Tensor, y: Tensor, kernel: Tensor) -> Scratch:
-    """Return the space that TensorFlow's convolutions take on a CPU.
+    """Return the space that TensorFlow's convolutions take on this machine's CPU.
 
-    Going backward, as many images as fit into the cache, at least one, are written out
-    with every patch under the kernel in a row.
+    Both gradients are ready at once, and two threads run both.
     """
-    patch = math.prod(kernel.shape[:-1])
-    image = math.prod(y.shape[1:-1]) * patch * x.width
-    images = min(x.shape[0], max(1, _CACHE // max(1, image)))
-    return Scratch(backward=images * image)
+    image = y.shape[1:]
+    to_kernel, to_input = unrolled_bytes(image, kernel.shape, x.shape[0], x.width)
+    return Scratch(to_kernel=to_kernel, to_input=to_input, at_once=threads() > 1)
 
 
 def turned_operands(x: Tensor, y: Tensor, kernel: Tensor) -> Scratch:
@@ -49,7 +46,7 @@ def turned_operands(x: Tensor, y: Tensor, kernel: Tensor) -> Scratch:
         return Scratch(trial=trial)
     forward = x.nbytes + kernel.nbytes
     backward = 2 * x.nbytes + y.nbytes + kernel.nbytes
-    return Scratch(forward, backward, max(trial, backward))
+    return Scratch(forward, backward, backward, max(trial, backward))
 
 
 def searched(x: Tensor, y: Tensor, kernel: Tensor) -> Scratch:
@@ -60,7 +57,8 @@ def searched(x: Tensor, y: Tensor, kernel: Tensor) -> Scratch:
     def between(size: int) -> int:
         return max(size, round(math.sqrt(size * most)))
 
-    return Scratch(between(least.forward), between(least.backward), least.trial)
+    backward = between(least.to_kernel)
+    return Scratch(between(least.forward), backward, backward, least.trial)
 
 
 def transformed(x: Tensor, y: Tensor, kernel: Tensor) -> int:

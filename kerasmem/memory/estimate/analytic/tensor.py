@@ -75,10 +75,14 @@ class Scratch:
 
     Args:
         forward: of the convolution itself.
-        backward: of each of its gradients.
+        to_kernel: of the gradient of its kernel.
+        to_input: of the gradient of its input.
         trial: the most that is tried out in the first step.
+        at_once: whether both gradients are made at the same time.
     """
 
     forward: int = 0
-    backward: int = 0
+    to_kernel: int = 0
+    to_input: int = 0
     trial: int = 0
+    at_once: bool = False

@@ -49,20 +49,22 @@ class _Block:
     variable: int | None = None
 
 
-def execute(graph: Graph, *, scratch: bool = True) -> list[Step]:
+def execute(graph: Graph, scratch: str | None = "gpu") -> list[Step]:
     """Return what happens in one step.
 
     Args:
         graph: the graph.
-        scratch: whether kernels take the scratch memory that they take on a GPU.
+        scratch: the device, `"gpu"` or `"cpu"`, whose kernels' scratch memory is taken;
+            None for none.
     """
-    return list(_Execution(graph, scratch=scratch).run())
+    return list(_Execution(graph, scratch).run())
 
 
 class _Execution:
-    def __init__(self, graph: Graph, *, scratch: bool) -> None:
+    def __init__(self, graph: Graph, scratch: str | None) -> None:
         self._operations = graph.operations
         self._scratch = scratch
+        self._beside: list[Step] = []  # scratch of what another thread still runs
         self._blocks: dict[tuple[int, int], _Block | None] = {}
         self._variables: dict[int, _Block] = {}
         self._reads = _reads(graph)
@@ -78,12 +80,13 @@ class _Execution:
                 waiting[follower] -= 1
                 if waiting[follower] == 0:
                     ready.append(follower)
+        yield from self._beside
 
     def _run(self, number: int, operation: Operation) -> Iterator[Step]:
         inputs = [self._operations[i].outputs[k] for i, k in operation.inputs]
         taken = []
-        if self._scratch and operation.kind not in NOT_ALLOCATING:
-            for size in scratch_bytes(operation, inputs):
+        if self._scratch is not None and operation.kind not in NOT_ALLOCATING:
+            for size in scratch_bytes(operation, inputs, self._scratch):
                 block = self._new(size, operation)
                 yield _scratch(block, operation, comes=True)
                 taken.append(block)
@@ -91,9 +94,20 @@ class _Execution:
         for place, block in enumerate(self._outputs(number, operation, inputs, made)):
             self._hold((number, place), block)
         yield from made
-        for block in taken:
-            yield _scratch(block, operation, comes=False)
+        yield from self._given_back(
+            [_scratch(block, operation, comes=False) for block in taken]
+        )
         yield from self._release(number, operation)
+
+    def _given_back(self, scratch: list[Step]) -> list[Step]:
+        """Return the scratch that goes: on a CPU that of the operation before.
+
+        Two threads run the two gradients of a convolution at once.
+        """
+        if self._scratch != "cpu" or not scratch:
+            return scratch
+        gone, self._beside = self._beside, scratch
+        return gone
 
     def _outputs(
         self,

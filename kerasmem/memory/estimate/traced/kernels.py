@@ -7,6 +7,7 @@ of a transformer (TensorFlow 2.21, H200).
 from collections.abc import Callable, Sequence
 
 from kerasmem.backends.trace import Operation, Output
+from kerasmem.memory.estimate.unrolled import unrolled_bytes
 
 NOT_ALLOCATING = frozenset({"Const", "NoOp", "Placeholder", "VarHandleOp", "_Arg"})
 """Kinds whose outputs are there before the step, or weigh nothing."""
@@ -38,10 +39,14 @@ _WRITES_OVER: dict[str, tuple[int, ...]] = {
     "Select": (1, 2),
     "SelectV2": (1, 2),
 }
+_FLOAT = 4
 _FEW_CHANNELS = 4
 _SPLITS = 15
-# Of a layer with one gate's worth of numbers per sample, time and unit.
-_RNN_RESERVE, _RNN_FORWARD, _RNN_BACKWARD = 8, 5, 4
+_RNN_GATES = {"lstm": 4, "gru": 3}
+_RNN_KEPT = {"lstm": 5, "gru": 6}
+"""What cuDNN keeps for the gradient, in numbers per sample, time and unit: of an LSTM
+the gates and the cell. Its own answers for a net of four layers, in PyTorch's issue
+2895, come to these."""
 
 
 def writes_over(operation: Operation) -> Sequence[int]:
@@ -60,28 +65,67 @@ def output_bytes(operation: Operation, number: int, inputs: Sequence[Output]) ->
         operation.kind.startswith("CudnnRNN")
         and operation.outputs[number].shape is None
     ):
-        return _RNN_RESERVE * _rnn_numbers(inputs) if number == 3 else 0
+        return _rnn_reserve(operation, inputs) if number == 3 else 0
     return operation.outputs[number].nbytes
 
 
-def scratch_bytes(operation: Operation, inputs: Sequence[Output]) -> list[int]:
-    """Return the sizes of what the kernel takes on a GPU while it runs.
+def scratch_bytes(
+    operation: Operation, inputs: Sequence[Output], device: str = "gpu"
+) -> list[int]:
+    """Return the sizes of what the kernel takes while it runs.
 
     Args:
         operation: the operation.
         inputs: the tensors that it takes.
+        device: `"gpu"` or `"cpu"`.
     """
+    if device == "cpu":
+        return _unrolled(operation, inputs)
     if operation.kind.startswith("CudnnRNN"):
-        is_backward = "Backprop" in operation.kind
-        return [(_RNN_BACKWARD if is_backward else _RNN_FORWARD) * _rnn_numbers(inputs)]
+        return [_rnn_scratch(operation, inputs)]
     rule = _SCRATCH.get(operation.kind)
     return [size for size in rule(operation, inputs) if size] if rule else []
 
 
-def _rnn_numbers(inputs: Sequence[Output]) -> int:
+def _unrolled(operation: Operation, inputs: Sequence[Output]) -> list[int]:
+    if operation.kind == "Conv2DBackpropFilter":
+        gradient, kernel = inputs[2], operation.outputs[0]
+        place = 0
+    elif operation.kind == "Conv2DBackpropInput":
+        gradient, kernel = inputs[2], inputs[1]
+        place = 1
+    else:
+        return []
+    if not gradient.shape or not kernel.shape:
+        return []
+    batch, *image = gradient.shape
+    return [unrolled_bytes(image, kernel.shape, batch, gradient.itemsize)[place]]
+
+
+def _rnn_reserve(operation: Operation, inputs: Sequence[Output]) -> int:
+    return _RNN_KEPT[_rnn_mode(operation)] * _rnn_sequence(inputs)
+
+
+def _rnn_scratch(operation: Operation, inputs: Sequence[Output]) -> int:
+    """Return what cuDNN takes for samples of several lengths, which Keras lets it see.
+
+    The input and the output packed, every gate's product with the input, and the
+    weights twice, in float32 whatever goes in.
+    """
+    gates = _RNN_GATES[_rnn_mode(operation)]
+    taken, weights = inputs[0].entries, inputs[3].entries
+    return (gates + 1) * _rnn_sequence(inputs) + (taken + 2 * weights) * _FLOAT
+
+
+def _rnn_mode(operation: Operation) -> str:
+    mode = operation.attributes.get("rnn_mode", "lstm")
+    return mode if mode in _RNN_GATES else "lstm"
+
+
+def _rnn_sequence(inputs: Sequence[Output]) -> int:
     """Return the bytes of one float32 per sample, time step and unit."""
     sequence, state = inputs[0].shape or (0, 0), inputs[1].shape or (0,)
-    return sequence[0] * sequence[1] * state[-1] * 4
+    return sequence[0] * sequence[1] * state[-1] * _FLOAT
 
 
 def _softmax(operation: Operation, _: Sequence[Output]) -> list[int]:

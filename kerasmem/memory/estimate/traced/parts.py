@@ -21,6 +21,8 @@ class Figures:
             workspace of a library.
         pool_bytes: bytes of the allocator's pool; 0 if unknown.
         held: category and layer of blocks that the step did not make, by address.
+        constant_bytes: bytes of constants, which are there before the step and which
+            the timeline does not know.
     """
 
     low_bytes: int
@@ -29,6 +31,7 @@ class Figures:
     beside_bytes: int = 0
     pool_bytes: int = 0
     held: Mapping[int, tuple[str, str | None]] = field(default_factory=dict)
+    constant_bytes: int = 0
 
 
 def to_estimate(
@@ -53,6 +56,8 @@ def to_estimate(
         sums[_place(block, events, figures)] += block.requested_bytes
         sums["rounding", None] += block.given_bytes - block.requested_bytes
     sums["workspace", None] += figures.beside_bytes
+    sums["rounding", None] -= figures.constant_bytes
+    sums["temporary", None] += figures.constant_bytes
     sums["pool", None] += max(figures.pool_bytes - timeline.peak_bytes, 0)
     return MemoryEstimate(
         peak_bytes=peak,

@@ -41,6 +41,7 @@ def live(
     steps: Sequence[Step],
     batch: Sequence[int],
     numbers: dict[int, int],
+    constants: Sequence[int] = (),
 ) -> Life:
     """Return what becomes of the allocator over a few equal steps.
 
@@ -50,8 +51,11 @@ def live(
         steps: what one step does.
         batch: bytes of each tensor of a batch, on the device while a step runs.
         numbers: number of a variable by that of its handle in the graph.
+        constants: bytes of each constant of the graph, on the device from the first
+            step on.
     """
     pool = _Pool(variables, slots_from, numbers)
+    pool.keep(constants)
     pool.step([*_with_trials(steps)], batch)
     first = pool.allocator.peak_bytes
     for _ in range(_LATER_STEPS):
@@ -59,7 +63,7 @@ def live(
     return Life(
         last=pool.profile(),
         first_step_bytes=first,
-        requested_bytes=sum(variables) + _requested(steps) + sum(batch),
+        requested_bytes=sum((*variables, *constants, *batch)) + _requested(steps),
         pool_bytes=pool.allocator.pool_bytes,
     )
 
@@ -100,6 +104,11 @@ class _Pool:
         self._blocks: dict[int, int] = {}
         self._events: list[MemoryEvent] = []
         self._opening: list[Storage] = []
+
+    def keep(self, sizes: Sequence[int]) -> None:
+        """Take blocks that stay."""
+        for size in sizes:
+            self._take(size)
 
     def step(self, steps: Sequence[Step], batch: Sequence[int]) -> None:
         """Let one step happen."""

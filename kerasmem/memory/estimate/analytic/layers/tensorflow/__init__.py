@@ -4,6 +4,8 @@ Read in the Keras backend, and in the allocations of real steps on a GPU: names 
 operations, sizes, lifetimes.
 """
 
+from functools import partial
+
 from kerasmem.memory.estimate.analytic.layers.common import COMMON, dense, rows
 from kerasmem.memory.estimate.analytic.layers.names import (
     ACTIVATIONS,
@@ -13,7 +15,12 @@ from kerasmem.memory.estimate.analytic.layers.names import (
     MAX_POOLING,
     TRANSPOSED,
 )
-from kerasmem.memory.estimate.analytic.layers.recurrent import RECURRENT
+from kerasmem.memory.estimate.analytic.layers.recurrent import (
+    IN_FLIGHT,
+    LOOPS,
+    RECURRENT,
+    recurrent,
+)
 from kerasmem.memory.estimate.analytic.layers.tensorflow.activations import (
     activated,
     activation,
@@ -52,6 +59,7 @@ def _looked_up(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
 TENSORFLOW: dict[str, Handler] = {
     **COMMON,
     **RECURRENT,
+    **dict.fromkeys(LOOPS, partial(recurrent, in_flight=IN_FLIGHT)),
     **dict.fromkeys(["Dense", "EinsumDense"], _dense),
     "Embedding": _looked_up,
     **dict.fromkeys(ACTIVATIONS, activation),

@@ -37,12 +37,15 @@ def convolution(t: Tape, x: Tensor, kernel: Tensor, shape: Shape) -> Tensor:
     t.op("convolution", (x, kernel), y, workspace=scratch.forward, trial=trial)
 
     def pullback(dy: Tensor) -> list[Tensor | None]:
-        space, trial = scratch.backward, scratch.trial
         dk, dx = t.new(kernel.shape, kernel.width), None
-        t.op("kernel gradient", (dy, x), dk, workspace=space, trial=trial)
+        made, space = [dk], scratch.to_kernel
         if x.differentiable:
             dx = t.new(x.shape, x.width)
-            reads = (dy, kernel)
+            if scratch.at_once:
+                made, space = [dk, dx], space + scratch.to_input
+        t.op("kernel gradient", (dy, x), *made, workspace=space, trial=trial)
+        if dx is not None and not scratch.at_once:
+            reads, space = (dy, kernel), scratch.to_input
             t.op("convolution gradient", reads, dx, workspace=space, trial=trial)
         return [dx, dk]
 

@@ -1,0 +1,185 @@
+"""What to do, from the figures. A difference within their spread is none."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from kerasmem.records.tuning import MEASURED, VariantFigures
+from kerasmem.units import format_bytes
+
+_LEAST_TIME = 0.05
+_LEAST_MEMORY, _LEAST_ESTIMATED = 0.05, 0.10
+"""Smaller gains are not worth a change, nor is an estimate good for them."""
+
+
+def both(first: VariantFigures, second: VariantFigures) -> VariantFigures:
+    """Return two runs of the same variant as one whose spread covers both."""
+    if first.reason or second.reason:
+        return second if first.reason else first
+    step_ms = (_number(first.step_ms) + _number(second.step_ms)) / 2
+    samples = first.batch_size * first.steps_per_update
+    peaks = [p for p in (first.peak_bytes, second.peak_bytes) if p is not None]
+    lows = [p for p in (first.peak_low_bytes, second.peak_low_bytes) if p is not None]
+    return replace(
+        first,
+        peak_bytes=max(peaks, default=None),
+        peak_low_bytes=min(lows, default=None),
+        step_ms=step_ms,
+        step_low_ms=min(_number(first.step_low_ms), _number(second.step_low_ms)),
+        step_high_ms=max(_number(first.step_high_ms), _number(second.step_high_ms)),
+        steps=first.steps + second.steps,
+        samples_per_second=1e3 * samples / step_ms,
+    )
+
+
+def noise(first: VariantFigures, second: VariantFigures) -> float | None:
+    """Return by how much the step times of two runs differ, 0.05 for 5 %."""
+    if first.step_ms is None or second.step_ms is None:
+        return None
+    return max(first.step_ms, second.step_ms) / min(first.step_ms, second.step_ms) - 1
+
+
+def fastest(
+    variants: Sequence[VariantFigures], noise: float | None
+) -> VariantFigures | None:
+    """Return the run that is clearly faster than the first, None if none is.
+
+    One that needs more memory is so only if all that are faster do.
+
+    Args:
+        variants: the runs; the first is as compiled.
+        noise: how far two runs of that were apart, None if there were not two.
+    """
+    base, *others = variants
+    if base.reason:
+        return None
+    compare = _Comparison(base, noise or 0.0)
+    found = [v for v in others if not v.reason and compare.is_faster(v)]
+    found = [v for v in found if not compare.is_fatter(v)] or found
+    return min(found, key=lambda v: _number(v.step_ms), default=None)
+
+
+def recommendation(variants: Sequence[VariantFigures], noise: float | None) -> str:
+    """Return one or two sentences that say which variant to use, and what it costs.
+
+    Args:
+        variants: the runs; the first is as compiled.
+        noise: how far two runs of that were apart, None if there were not two.
+    """
+    base, *others = variants
+    ran = [variant for variant in others if not variant.reason]
+    if base.reason:
+        return _without_base(base, ran)
+    compare = _Comparison(base, noise or 0.0)
+    faster = fastest(variants, noise)
+    leaner = _leanest(compare, ran)
+    said = [_about_time(compare, faster)]
+    if leaner is not None and leaner is not faster:
+        said.append(_about_memory(compare, leaner))
+    elif leaner is None:
+        said.append("Nothing here needs clearly less memory.")
+    return " ".join(said)
+
+
+class _Comparison:
+    """Says what is clearly different from the first run."""
+
+    def __init__(self, base: VariantFigures, noise: float) -> None:
+        self.base = base
+        self._noise = noise
+
+    def is_faster(self, other: VariantFigures) -> bool:
+        """Return whether a step takes clearly less time."""
+        return self._is_less(other, self.base)
+
+    def is_slower(self, other: VariantFigures) -> bool:
+        """Return whether a step takes clearly more time."""
+        return self._is_less(self.base, other)
+
+    def is_leaner(self, other: VariantFigures) -> bool:
+        """Return whether the peak is clearly lower."""
+        return _needs_less(other, self.base)
+
+    def is_fatter(self, other: VariantFigures) -> bool:
+        """Return whether the peak is clearly higher."""
+        return _needs_less(self.base, other)
+
+    def _is_less(self, one: VariantFigures, other: VariantFigures) -> bool:
+        apart = _number(one.step_high_ms) * (1 + self._noise)
+        enough = _number(one.step_ms) * (1 + _LEAST_TIME) <= _number(other.step_ms)
+        return enough and apart < _number(other.step_low_ms)
+
+
+def _needs_less(one: VariantFigures, other: VariantFigures) -> bool:
+    if one.peak_source is None or one.peak_source != other.peak_source:
+        return False  # what one counts, the other may leave out
+    least = _LEAST_MEMORY if one.peak_source == MEASURED else _LEAST_ESTIMATED
+    return _number(one.peak_bytes) <= (1 - least) * _number(other.peak_low_bytes)
+
+
+def _leanest(
+    compare: _Comparison, ran: Sequence[VariantFigures]
+) -> VariantFigures | None:
+    found = [variant for variant in ran if compare.is_leaner(variant)]
+    return min(found, key=lambda v: _number(v.peak_bytes), default=None)
+
+
+def _about_time(compare: _Comparison, faster: VariantFigures | None) -> str:
+    base = compare.base
+    if faster is None:
+        return (
+            "Leave it as compiled: no option is faster beyond the spread of the times."
+        )
+    room, memory = "", "with about as much memory"
+    if compare.is_leaner(faster):
+        memory = f"with a peak of {_peak(faster)} instead of {_peak(base)}"
+    elif compare.is_fatter(faster):
+        room = " if there is room"
+        memory = f"for a peak of {_peak(faster)} instead of {_peak(base)}"
+    elif faster.peak_source is None or faster.peak_source != base.peak_source:
+        memory = "but its memory could not be compared"
+    speed = _speed(faster, base)
+    return f"Use {faster.name} ({faster.how}){room}: {speed}, {memory}."
+
+
+def _about_memory(compare: _Comparison, leaner: VariantFigures) -> str:
+    if compare.is_slower(leaner):
+        ratio = _number(leaner.step_ms) / _number(compare.base.step_ms)
+        price = f"at {ratio:.2g} times the time a step"
+    elif compare.is_faster(leaner):
+        price = f"and it is faster too: {_speed(leaner, compare.base)}"
+    else:
+        price = "with no clear difference in time"
+    return (
+        f"If memory is short, use {leaner.name} ({leaner.how}): a peak of "
+        f"{_peak(leaner)} instead of {_peak(compare.base)}, {price}."
+    )
+
+
+def _without_base(base: VariantFigures, ran: Sequence[VariantFigures]) -> str:
+    if not ran:
+        return f"Nothing ran. As compiled: {base.reason}"
+    best = min(ran, key=lambda v: v.peak_bytes or float("inf"))
+    return (
+        f"As compiled it does not run: {base.reason}. Use {best.name} ({best.how}), "
+        f"which does: a peak of {_peak(best)}, {_number(best.step_ms):.3g} ms a step."
+    )
+
+
+def _speed(one: VariantFigures, base: VariantFigures) -> str:
+    ratio = _number(base.step_ms) / _number(one.step_ms)
+    return (
+        f"{ratio:.2g} times as fast ({_number(one.step_ms):.3g} instead of "
+        f"{_number(base.step_ms):.3g} ms a step)"
+    )
+
+
+def _peak(variant: VariantFigures) -> str:
+    if variant.peak_bytes is None:
+        return "unknown size"
+    size = format_bytes(variant.peak_bytes)
+    return size if variant.peak_source == MEASURED else f"{size} (estimated)"
+
+
+def _number(value: float | None) -> float:
+    """Return a figure of a run that gave figures."""
+    return 0.0 if value is None else value

@@ -1,0 +1,166 @@
+"""What training costs under each option: what `kerasmem tune` found."""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+MEASURED = "measured"
+
+
+@dataclass(frozen=True, kw_only=True)
+class VariantFigures:
+    """One way to train the same batch, tried in a process of its own.
+
+    None of the figures is there if the run failed; `reason` says why.
+
+    Args:
+        name: what is changed, such as `"jit on"`; `"as compiled"` if nothing is.
+        batch_size: samples that go through the model at a time.
+        how: what to write to train like this; `""` for as compiled.
+        steps_per_update: such batches whose gradients make one update. What is called
+            a step below is one update, with the samples of all of them.
+        peak_bytes: most bytes in use in a step after the first; None if nobody knows,
+            as with torch's compiler on a CPU.
+        peak_low_bytes: the smallest peak of such a step; `peak_bytes` is the largest.
+        peak_source: `"measured"` by the framework's allocator, or the method by which
+            it was estimated, such as `"xla"`.
+        first_step_ms: time of the first step, which traces and compiles.
+        step_ms: median time of a later step.
+        step_low_ms: nine in ten steps took longer.
+        step_high_ms: nine in ten steps took less.
+        steps: number of the later steps.
+        samples_per_second: samples of a step by its median time.
+        on_front: no other run whose peak was found in the same way needs less of memory
+            or time and no more of the other.
+        reason: why it did not run, `""` if it did.
+    """
+
+    name: str
+    batch_size: int
+    how: str = ""
+    steps_per_update: int = 1
+    peak_bytes: int | None = None
+    peak_low_bytes: int | None = None
+    peak_source: str | None = None
+    first_step_ms: float | None = None
+    step_ms: float | None = None
+    step_low_ms: float | None = None
+    step_high_ms: float | None = None
+    steps: int = 0
+    samples_per_second: float | None = None
+    on_front: bool = False
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class TracedStep:
+    """A step of a short `fit` whose last batch is smaller.
+
+    Args:
+        epoch: from 0.
+        batch: its number in the epoch, from 0.
+        samples: in the batch.
+        traces: how many times the step was traced so far, None where nobody counts.
+        step_ms: time of the step.
+    """
+
+    epoch: int
+    batch: int
+    samples: int
+    traces: int | None
+    step_ms: float
+
+
+@dataclass(frozen=True)
+class Retrace:
+    """A step after the first for which the framework traced or compiled again.
+
+    Args:
+        epoch: from 0.
+        batch: its number in the epoch, from 0.
+        cause: what was different, and what to do about it.
+        cost_ms: how much longer it took than the same step an epoch later.
+    """
+
+    epoch: int
+    batch: int
+    cause: str
+    cost_ms: float
+
+
+@dataclass(frozen=True)
+class OddSize:
+    """A size with which tensor cores are less than fully used.
+
+    Args:
+        layer: path of the layer, or the name of an input; `""` for the batch.
+        dimension: what the size is called, such as `"units"`.
+        size: as it is.
+        next_16_bit: the next size for float16 and bfloat16.
+        next_tf32: the next size for TF32, in which a GPU multiplies float32; `size`
+            itself if that fits.
+    """
+
+    layer: str
+    dimension: str
+    size: int
+    next_16_bit: int
+    next_tf32: int
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What a training step costs under each option.
+
+    Args:
+        batch_size: samples of an update.
+        backend: `"tensorflow"`, `"jax"` or `"torch"`.
+        device: `"gpu"` or `"cpu"`.
+        jit_compile: whether the step as compiled is compiled with jit.
+        dtype_policy: the model's own.
+        variants: the runs; the first is as compiled.
+        noise: how much longer the slower of two runs as compiled took, 0.05 for 5 %;
+            None if it did not run twice.
+        traced_steps: the steps in which retracing was counted.
+        retraces: those for which the step was traced again, and why.
+        not_counted: why retracing was not counted, `""` if it was.
+        open_inputs: inputs with axes of open length, if the step is compiled, which it
+            then is for every length anew.
+        odd_sizes: sizes that miss the tensor cores.
+        recommendation: what follows from the figures, in words.
+    """
+
+    batch_size: int
+    backend: str
+    device: str
+    jit_compile: bool
+    dtype_policy: str
+    variants: tuple[VariantFigures, ...]
+    noise: float | None
+    traced_steps: tuple[TracedStep, ...]
+    retraces: tuple[Retrace, ...]
+    not_counted: str
+    open_inputs: tuple[str, ...]
+    odd_sizes: tuple[OddSize, ...]
+    recommendation: str
+
+    def to_json(self) -> str:
+        """Return the record as JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "Tuning":
+        """Return the record that `to_json` made `text` of."""
+        content: dict[str, Any] = json.loads(text)
+        for name, kind in _PARTS.items():
+            content[name] = tuple(kind(**part) for part in content[name])
+        content["open_inputs"] = tuple(content["open_inputs"])
+        return cls(**content)
+
+
+_PARTS: dict[str, type] = {
+    "variants": VariantFigures,
+    "traced_steps": TracedStep,
+    "retraces": Retrace,
+    "odd_sizes": OddSize,
+}

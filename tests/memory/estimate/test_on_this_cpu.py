@@ -1,0 +1,134 @@
+"""Estimates for a CPU against what TensorFlow's allocator says of real steps on it."""
+
+import gc
+import os
+import statistics
+
+import keras
+import pytest
+from keras import layers
+
+import kerasmem as km
+from kerasmem.memory.batch_size.limit import ONE_THREAD
+from kerasmem.memory.child import ON_THE_CPU, run_in_child
+from kerasmem.memory.estimate import Input, Request
+from kerasmem.memory.estimate.step import COUNTING_ALLOCATOR
+from kerasmem.memory.estimate.step.batch import run_once, zeros
+from kerasmem.memory.estimate.step.here import estimate_here
+
+BATCH = 32  # more than runs: a step of so many is extended from two small ones
+STEPS = 3
+
+
+def dense():
+    inputs = x = layers.Input((256,))
+    for _ in range(2):
+        x = layers.Dense(512, activation="relu")(x)
+    return keras.Model(inputs, layers.Dense(10)(x))
+
+
+def convolutions():
+    inputs = x = layers.Input((32, 32, 3))
+    for filters in (16, 32):
+        x = layers.Conv2D(filters, 3, padding="same", activation="relu")(x)
+        x = layers.BatchNormalization()(x)
+    return keras.Model(inputs, layers.Dense(10)(layers.Flatten()(x)))
+
+
+def attention():
+    inputs = x = layers.Input((64, 64))
+    x = layers.LayerNormalization()(x + layers.MultiHeadAttention(2, 32)(x, x))
+    x = x + layers.Dense(64)(layers.Dense(256, activation="gelu")(x))
+    return keras.Model(inputs, layers.Dense(10)(layers.GlobalAveragePooling1D()(x)))
+
+
+NETWORKS = {  # smallest first: what a pool was made for, it wastes on less
+    "dense": dense,
+    "attention": attention,
+    "convolutions": convolutions,
+}
+STEPPED = ("dense", "convolutions")
+
+
+def compiled(name):
+    model = NETWORKS[name]()
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("adam", loss, jit_compile=False)
+    return model
+
+
+def measure(job):
+    """Return bytes per network, real and estimated from small steps; in a child."""
+    return {name: _measured(name) for name in job["names"]}
+
+
+def _measured(name):
+    import tensorflow as tf
+
+    memory = tf.config.experimental
+    before = memory.get_memory_info("CPU:0")["current"]
+    model = compiled(name)
+    model.optimizer.build(model.trainable_variables)
+    asked = Request(
+        model=model,
+        inputs=(Input("x", (BATCH, *model.inputs[0].shape[1:]), "float32"),),
+        batch_size=BATCH,
+        optimizer=model.optimizer,
+        dtype_policy=None,
+        jit_compile=False,
+        backend="tensorflow",
+        training=True,
+        device="cpu",
+    )
+    found = {}
+    if name in STEPPED:
+        found["step"] = estimate_here(asked).peak_bytes - before
+    batch = zeros(asked)
+    run_once(asked, batch)
+    memory.reset_memory_stats("CPU:0")
+    for _ in range(STEPS):
+        run_once(asked, batch)
+    found["real"] = memory.get_memory_info("CPU:0")["peak"] - before
+    del model, asked
+    keras.backend.clear_session()
+    gc.collect()
+    return found
+
+
+def analytic(name):
+    return km.estimate_memory(
+        compiled(name),
+        BATCH,
+        backend="tensorflow",
+        device="cpu",
+        method="analytic",
+        jit_compile=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def measured():
+    return run_in_child(
+        f"{__name__}:measure",
+        {"names": list(NETWORKS)},
+        backend="tensorflow",
+        # With more threads no two steps need the same.
+        environment={**ON_THE_CPU, **COUNTING_ALLOCATOR, **ONE_THREAD},
+    )
+
+
+def errors(found, measured):
+    return [abs(found[name] / measured[name]["real"] - 1) for name in found]
+
+
+def test_steps_of_small_batches_tell_a_larger_one(measured):
+    found = {name: measured[name]["step"] for name in STEPPED}
+    assert max(errors(found, measured)) <= 0.2
+
+
+def test_the_analytic_estimate_is_near_the_allocators_figure(measured, monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    found = {name: analytic(name).peak_bytes for name in NETWORKS}
+    # The real figure itself moves by a tenth; the benchmark has twelve models.
+    assert statistics.median(errors(found, measured)) <= 0.15
+    assert max(errors(found, measured)) <= 0.3

@@ -1,0 +1,23 @@
+"""A process that leaves the card to its children."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from kerasmem.memory.tune import cards
+
+
+@pytest.mark.parametrize(
+    ("count", "started", "asked"),
+    [(1, False, [{"growth": True}]), (1, True, []), (0, False, [])],
+)
+def test_memory_is_taken_as_it_is_needed_if_there_is_a_card_and_time(
+    monkeypatch, count, started, asked
+):
+    settings = SimpleNamespace(cards=lambda _: count, started=lambda: started)
+    backend = SimpleNamespace(settings=lambda: settings)
+    calls = []
+    monkeypatch.setattr(cards, "backends", SimpleNamespace(current=lambda: backend))
+    monkeypatch.setattr(cards, "configure", lambda **given: calls.append(given))
+    cards.leave_room()
+    assert calls == asked
