@@ -70,7 +70,9 @@ class GradientState:
             self._sample = UpdateSample(variables, meter)
             entries = np.zeros(self._sample.size, "float32")
             if not in_step:
-                entries = keras.ops.convert_to_numpy(self._sample.take())
+                entries = keras.ops.convert_to_numpy(
+                    self._sample.join(self._sample.parts())
+                )
             self._entries = step_state(optimizer, entries, "kerasmem_gradient_entries")
             self.own_bytes += start.nbytes + entries.nbytes
 
@@ -122,9 +124,11 @@ class GradientState:
             lambda: old,
         )
 
-        # Not in a branch: until it is over TensorFlow would keep what the update of a
-        # variable needs, two and a half times its size.
-        after = self._sample.take()
+        # Outside of the branch: for one that reads variables TensorFlow would keep what
+        # their update needs, two and a half times their size.
+        parts = self._sample.parts()
+        is_wanted = due.statistics | due.changes
+        after = if_due(is_wanted, lambda: self._sample.join(parts), lambda: before)
 
         def with_changes() -> Any:
             changes = self._sample.changes(before, after)

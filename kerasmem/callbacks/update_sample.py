@@ -20,7 +20,7 @@ FEWEST_ROWS = 16
 class UpdateSample:
     """Takes the same entries of some variables, time and again.
 
-    All together they are no more than a quarter of what the largest variable has, or
+    All together they are no more than an eighth of what the largest variable has, or
     `LEAST_ENTRIES` if that is more: next to the gradients they take little memory.
 
     Args:
@@ -33,7 +33,7 @@ class UpdateSample:
 
     def __init__(self, variables: Sequence[Any], meter: GradientMeter) -> None:
         sizes = [math.prod(variable.shape) for variable in variables]
-        budget = max([LEAST_ENTRIES, *(size // 4 for size in sizes)])
+        budget = max([LEAST_ENTRIES, *(size // 8 for size in sizes)])
         limit = min(MOST_ENTRIES, _share(sizes, budget))
         self._variables = variables
         self._meter = meter
@@ -45,20 +45,22 @@ class UpdateSample:
         self.size = sum(taken)
         self._ends = list(accumulate(taken[:-1]))
 
-    def take(self) -> Any:
-        """Return a float32 copy of the entries, a vector of `size`."""
-        ops = backends.current().ops
+    def parts(self) -> list[Any]:
+        """Return of each variable what is sampled, of a small one all of it."""
         pairs = zip(self._variables, self._parts, strict=True)
-        entries = [
-            ops.reshape(self._entries(v.value, part), (-1,)) for v, part in pairs
-        ]
+        return [self._entries(variable.value, part) for variable, part in pairs]
+
+    def join(self, parts: Sequence[Any]) -> Any:
+        """Return a float32 copy of what `parts` returned, a vector of `size`."""
+        ops = backends.current().ops
+        entries = [ops.reshape(part, (-1,)) for part in parts]
         return ops.concatenate([ops.cast(each, "float32") for each in entries])
 
     def changes(self, before: Any, after: Any) -> Any:
         """Return two L2 norms per variable: of its change, and of itself before.
 
         Args:
-            before: what `take` returned then.
+            before: what `join` returned then.
             after: what it returned later.
         """
         ops = backends.current().ops

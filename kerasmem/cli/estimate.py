@@ -15,6 +15,8 @@ from kerasmem.cli.outcome import Outcome
 from kerasmem.errors import ConfigError
 from kerasmem.units import parse_bytes
 
+_JIT = {"on": True, "off": False}
+
 
 def add_to(commands: Any) -> None:
     """Add the command to the parser."""
@@ -45,6 +47,10 @@ def add_to(commands: Any) -> None:
     )
     parser.add_argument("--dtype-policy", help="assume one, such as mixed_bfloat16")
     parser.add_argument(
+        "--jit", choices=_JIT, help="compiled by XLA or not; as the model is by default"
+    )
+    parser.add_argument("--loss", help="for a model saved without one: its Keras name")
+    parser.add_argument(
         "--predict", action="store_true", help="inference instead of training"
     )
     add_input_shape(parser)
@@ -56,6 +62,7 @@ def add_to(commands: Any) -> None:
 
 def run(options: Namespace) -> Outcome:
     """Return the estimate: per category, the largest layers, and whether it fits."""
+    from kerasmem.cli.judging import compile_for
     from kerasmem.files import load_model
     from kerasmem.memory.estimate import estimate_memory
     from kerasmem.report.estimate import (
@@ -66,12 +73,14 @@ def run(options: Namespace) -> Outcome:
     )
 
     model = load_model(options.model)
+    compile_for(model, options.loss, ())
     _check_optimizer(model, options)
     estimate = estimate_memory(
         model,
         options.batch_size,
         optimizer=options.optimizer,
         dtype_policy=options.dtype_policy,
+        jit_compile=_JIT.get(options.jit),
         backend=options.backend,
         training=not options.predict,
         device=options.device,

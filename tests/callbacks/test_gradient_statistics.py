@@ -180,6 +180,21 @@ def test_the_peak_grows_by_no_more_than_two_gradients(backend, widths):
     if backend != "tensorflow":  # the only backend that counts on a CPU
         assert backend in {"jax", "torch"}
         return
+    largest = 4 * max(a * b for a, b in pairwise([256, *widths]))
+    least = [math.inf] * 3
+    # In which order TensorFlow runs what is ready is chance, once per process: one in
+    # eight needs a tenth more, watched or not. Of a few runs the least is compared.
+    for _ in range(4):
+        least = [*map(min, least, peaks_in_processes(widths))]
+        bare, *watched = least
+        if max(watched) - bare <= 2 * largest + 0.02 * bare:
+            break
+    else:
+        pytest.fail(f"{least=}, {largest=}")
+
+
+def peaks_in_processes(widths):
+    """Return the peaks without a monitor, with `every=1` and with `every=10`."""
     script = Path(__file__).with_name("gradient_monitor_peak.py")
     environment = os.environ | {
         "TF_CPU_ALLOCATOR_USE_BFC": "1",
@@ -193,7 +208,4 @@ def test_the_peak_grows_by_no_more_than_two_gradients(backend, widths):
         )
         for every in ("0", "1", "10")
     ]
-    bare, *watched = [int(float(run.communicate()[0])) for run in runs]
-
-    largest = 4 * max(a * b for a, b in pairwise([256, *widths]))
-    assert max(watched) - bare <= 2 * largest + 0.02 * bare
+    return [float(run.communicate()[0]) for run in runs]

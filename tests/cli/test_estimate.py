@@ -28,6 +28,18 @@ def test_json_holds_the_estimate_and_the_verdict(folder, kerasmem):
     )
 
 
+def test_a_step_is_compiled_if_asked_for(folder, kerasmem):
+    command = "estimate model.keras --backend tensorflow --device gpu --json --jit"
+    for word, expected in {"on": True, "off": False}.items():
+        assert kerasmem(f"{command} {word}").json["jit_compile"] is expected
+
+
+def test_a_loss_that_keras_does_not_know_is_refused(folder, kerasmem):
+    call = kerasmem("estimate model.keras --loss nothing")
+    assert (call.code, call.out) == (2, "")
+    assert "nothing" in call.err
+
+
 def test_a_limit_within_the_interval_is_too_close_to_call(folder, kerasmem):
     found = kerasmem("estimate model.keras --json").json
     limit = (found["low_bytes"] + found["high_bytes"]) // 2

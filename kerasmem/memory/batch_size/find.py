@@ -21,6 +21,7 @@ from kerasmem.memory.estimate.checks import (
     check_model,
     checked_optimizer,
     compiles,
+    scaled_if_half,
 )
 from kerasmem.memory.estimate.inputs import checked_inputs
 from kerasmem.memory.estimate.persistent import persistent_parts
@@ -83,7 +84,7 @@ def find_batch_size(
         model=model,
         inputs=checked_inputs(model, 1, input_shape),
         batch_size=1,
-        optimizer=checked_optimizer(model, optimizer) if training else None,
+        optimizer=_optimizer(model, optimizer) if training else None,
         dtype_policy=None,
         jit_compile=compiles(model, backend, device, asked=None),
         backend=backend,
@@ -93,6 +94,10 @@ def find_batch_size(
     fixed = sum(part.nbytes for part in persistent_parts(request))
     check_limit(limit, fixed)
     return _found(_search(request, limit, fixed, largest), limit)
+
+
+def _optimizer(model: Any, optimizer: Any | None) -> Any:
+    return scaled_if_half(model, checked_optimizer(model, optimizer), None)
 
 
 def _search(request: Request, limit: int, fixed: int, largest: int) -> Search:

@@ -56,8 +56,11 @@ def _accumulating(request: Request, count: int) -> Request:
         )
     optimizer: Any = request.optimizer
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        inner = _accumulator(optimizer.inner_optimizer, count)
-        optimizer = keras.optimizers.LossScaleOptimizer(inner)
+        optimizer = keras.optimizers.LossScaleOptimizer(
+            _accumulator(optimizer.inner_optimizer, count),
+            initial_scale=optimizer.initial_scale,
+            dynamic_growth_steps=optimizer.dynamic_growth_steps,
+        )
     else:
         optimizer = _accumulator(optimizer, count)
     smaller = with_batch_size(request, request.batch_size // count)
