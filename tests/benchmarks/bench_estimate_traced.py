@@ -9,7 +9,7 @@ python -m tests.benchmarks.bench_estimate_traced cpu METHODS [MODEL...]
 python -m tests.benchmarks.bench_estimate_traced xla
     method "xla" against get_memory_info on this machine (KERAS_BACKEND=tensorflow)
 python -m tests.benchmarks.bench_estimate_traced batch [MODEL...]
-    find_batch_size on three models with an artificial limit
+    find_batch_size on four models with an artificial limit
 """
 
 import importlib
@@ -165,7 +165,12 @@ MODELS = {
 }
 
 
-LIMITS = {"dense": "160MiB", "convolutions": "128MiB", "attention": "256MiB"}
+LIMITS = {
+    "dense": "160MiB",
+    "convolutions": "128MiB",
+    "attention": "256MiB",
+    "mobilenetv3": "384MiB",
+}
 
 
 def measure(job):
