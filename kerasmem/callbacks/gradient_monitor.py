@@ -41,8 +41,8 @@ class GradientMonitor(keras.callbacks.Callback):
     `val_` twin for every key, Keras's own too, if there is no validation.
 
     Cost: one pass over the gradients per update, and about three more in every
-    `every`-th. On two CPU cores with Adam that was 1.00 to 1.06 of the time of a step
-    by default and 1.03 to 1.16 with `every=1`, of a small CNN and of dense layers. The
+    `every`-th. On two CPU cores with Adam a step took 1.00 to 1.08 times as long by
+    default and 1.02 to 1.18 with `every=1`, of a small CNN and of dense layers. The
     peak of memory rises by no more than twice the largest gradient and 2 %, beside the
     `own_bytes` of a record. On JAX, where a branch that is not taken costs too, the
     step has a version for the updates between and is compiled twice; not with a
