@@ -8,11 +8,8 @@ from keras import ops
 from kerasmem import backends
 from kerasmem.callbacks.gradient_reading import GradientReading, read_epoch
 from kerasmem.callbacks.gradient_state import Due, GradientState, placing
-from kerasmem.callbacks.lean_step import LeanStep
+from kerasmem.callbacks.lean_step import MEASURING_STEPS, LeanStep
 from kerasmem.callbacks.measured_step import MeasuredStep, neighbors
-
-_LEAST_LEAN = 2
-"""Interval up to which every step measures something."""
 
 _Plan = tuple[list[range], list[int], Callable[[Any], Any]]
 
@@ -38,7 +35,7 @@ class GradientTally:
         self._dense_bytes: list[int] = []
         self._is_lean = False
         self._lean_step: LeanStep | None = None
-        if self._every > _LEAST_LEAN and self._backend.branches_cost:
+        if self._every > MEASURING_STEPS and self._backend.branches_cost:
             self._lean_step = LeanStep(model, self._without_rows, every)
         if model.built:
             self._prepare(in_step=False)

@@ -8,6 +8,9 @@ import keras
 from kerasmem.backends import shadow
 from kerasmem.backends.gradients import scales_loss
 
+MEASURING_STEPS = 2
+"""Behind a step that measures comes one that sees how far the update went."""
+
 
 class LeanStep:
     """Stands in for JAX's compiled step; most calls run one without branches.
@@ -59,8 +62,7 @@ class LeanStep:
     def __call__(self, *arguments: Any) -> Any:
         """Run one training step."""
         place, self._calls = self._calls % self._every, self._calls + 1
-        # After a step that measures comes one that sees how far the update went.
-        if place < 2:
+        if place < MEASURING_STEPS:
             self.latest = self.versions[0]
             return self.latest(*arguments)
         self.latest = self.versions[1]

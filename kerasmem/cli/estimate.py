@@ -9,6 +9,7 @@ from kerasmem.cli.options import (
     add_command,
     add_imports,
     add_input_shape,
+    add_loss,
     at_least,
 )
 from kerasmem.cli.outcome import Outcome
@@ -49,7 +50,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument(
         "--jit", choices=_JIT, help="compiled by XLA or not; as the model is by default"
     )
-    parser.add_argument("--loss", help="for a model saved without one: its Keras name")
+    add_loss(parser)
     parser.add_argument(
         "--predict", action="store_true", help="inference instead of training"
     )

@@ -57,10 +57,15 @@ def add_data(parser: Parser, *, required: bool) -> None:
         help="an .npz with x and y, or x_train, y_train, x_test, y_test; or "
         "package.module:function",
     )
-    parser.add_argument("--loss", help="for a model saved without one: its Keras name")
+    add_loss(parser)
     parser.add_argument(
         "--metric", dest="metrics", action="append", default=[], help="repeatable"
     )
+
+
+def add_loss(parser: Parser) -> None:
+    """Add `--loss`."""
+    parser.add_argument("--loss", help="for a model saved without one: its Keras name")
 
 
 def add_batch_size(parser: Parser, default: int) -> None:

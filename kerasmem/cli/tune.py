@@ -9,6 +9,7 @@ from kerasmem.cli.options import (
     add_command,
     add_imports,
     add_input_shape,
+    add_loss,
 )
 from kerasmem.cli.outcome import Outcome, say
 from kerasmem.errors import ConfigError
@@ -24,7 +25,7 @@ def add_to(commands: Any) -> None:
     )
     parser.add_argument("model", metavar="MODEL", help="a .keras or .h5 file")
     add_batch_size(parser, default=32)
-    parser.add_argument("--loss", help="for a model saved without one: its Keras name")
+    add_loss(parser)
     parser.add_argument(
         "--optimizer", help="its Keras name; the one in the file by default"
     )

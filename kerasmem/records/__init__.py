@@ -14,11 +14,20 @@ from kerasmem.records.memory import DeviceReading, HostReading, MemoryRecord
 from kerasmem.records.pipeline import DataMemory, PipelineStage
 from kerasmem.records.run import Run, RunInfo
 from kerasmem.records.timeline import CATEGORIES, PHASES, Block, Timeline
+from kerasmem.records.tuning import (
+    MEASURED,
+    OddSize,
+    Retrace,
+    TracedStep,
+    Tuning,
+    VariantFigures,
+)
 from kerasmem.records.wide_type import WideType
 
 __all__ = [
     "CATEGORIES",
     "ESTIMATE_CATEGORIES",
+    "MEASURED",
     "PHASES",
     "Block",
     "CardStatus",
@@ -33,11 +42,16 @@ __all__ = [
     "MemoryEstimate",
     "MemoryRecord",
     "ModelFigures",
+    "OddSize",
     "PipelineStage",
+    "Retrace",
     "Run",
     "RunInfo",
     "Timeline",
+    "TracedStep",
+    "Tuning",
     "VariableGradient",
+    "VariantFigures",
     "WeightChange",
     "WideType",
 ]

@@ -2,7 +2,7 @@
 
 from rich.table import Table
 
-from kerasmem.records.tuning import MEASURED, Tuning, VariantFigures
+from kerasmem.records import MEASURED, Tuning, VariantFigures
 from kerasmem.units import format_bytes
 
 _BUSY = 0.2

@@ -3,7 +3,7 @@
 import pytest
 
 from kerasmem.memory.tune import trial
-from kerasmem.records.tuning import Tuning, VariantFigures
+from kerasmem.records import Tuning, VariantFigures
 
 FIGURES = {
     "peak_bytes": 3 << 20,

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from kerasmem.records.tuning import Retrace, TracedStep, Tuning, VariantFigures
+from kerasmem.records import Retrace, TracedStep, Tuning, VariantFigures
 from kerasmem.report.tuning import (
     failure_lines,
     retracing_lines,

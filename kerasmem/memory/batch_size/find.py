@@ -45,7 +45,7 @@ def find_batch_size(
 
     The trials run a few steps on zeros in processes of their own, on the device of the
     running backend, so that one that runs out of memory hurts nobody; at most two do.
-    What is found leaves a fiftieth of the memory for the batch free, because near a
+    What is found leaves a twenty-fifth of the memory for the batch free, because near a
     limit one step may run and the next may not. TensorFlow's allocator, and torch's on
     a GPU, keep to the limit as they would in training; elsewhere the bytes that a step
     needs are counted and compared with it. On a CPU TensorFlow runs the trials in one

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from kerasmem.records.tuning import MEASURED, VariantFigures
+from kerasmem.records import MEASURED, VariantFigures
 from kerasmem.units import format_bytes
 
 _LEAST_TIME = 0.05

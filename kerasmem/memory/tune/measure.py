@@ -13,8 +13,7 @@ from kerasmem.memory.estimate.step.here import estimate_here as by_step
 from kerasmem.memory.estimate.traced.here import estimate_here as by_trace
 from kerasmem.memory.estimate.xla.here import estimate_here as by_xla
 from kerasmem.memory.tune.stopwatch import MOST_STEPS, WARM_UPS, Stopwatch, spread
-from kerasmem.records import MemoryEstimate
-from kerasmem.records.tuning import MEASURED
+from kerasmem.records import MEASURED, MemoryEstimate
 
 
 def measure(request: Request, every: int) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from kerasmem.graph.kernels import is_depthwise, is_embedding, is_kernel
 from kerasmem.graph.layers import Weight, has_graph, weights
-from kerasmem.records.tuning import OddSize
+from kerasmem.records import OddSize
 
 _OF_16_BITS, _OF_TF32 = 8, 4
 _SET_BY_USER = ("units", "filters", "output_dim")

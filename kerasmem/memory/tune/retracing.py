@@ -10,7 +10,7 @@ import keras
 from kerasmem import backends
 from kerasmem.memory.estimate.request import Request
 from kerasmem.memory.estimate.step.batch import with_batch_size, zeros
-from kerasmem.records.tuning import Retrace, TracedStep
+from kerasmem.records import Retrace, TracedStep
 
 _FULL_BATCHES = 2
 _COMPILES_MS, _COMPILES_TIMES = 50.0, 5.0

@@ -18,7 +18,7 @@ from kerasmem.memory.tune.change import changed
 from kerasmem.memory.tune.measure import measure
 from kerasmem.memory.tune.retracing import traced_steps
 from kerasmem.memory.tune.variants import Variant
-from kerasmem.records.tuning import TracedStep, VariantFigures
+from kerasmem.records import TracedStep, VariantFigures
 
 _COUNTING = {"TF_CPU_ALLOCATOR_USE_BFC": COUNTING_ALLOCATOR["TF_CPU_ALLOCATOR_USE_BFC"]}
 """TensorFlow's allocator counts, but kernels are those the user trains with."""

@@ -24,7 +24,7 @@ from kerasmem.memory.tune.odd_sizes import odd_sizes
 from kerasmem.memory.tune.retracing import retraces
 from kerasmem.memory.tune.trial import Trial, attempt
 from kerasmem.memory.tune.variants import AS_COMPILED, Variant, variants
-from kerasmem.records.tuning import Tuning, VariantFigures
+from kerasmem.records import Tuning, VariantFigures
 
 
 def tune(

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kerasmem.memory.tune.advice import both, noise, recommendation
-from kerasmem.records.tuning import VariantFigures
+from kerasmem.records import VariantFigures
 from kerasmem.units import MIB
 
 

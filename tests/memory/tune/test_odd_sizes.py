@@ -4,7 +4,7 @@ import keras
 from keras import layers
 
 from kerasmem.memory.tune.odd_sizes import odd_sizes
-from kerasmem.records.tuning import OddSize
+from kerasmem.records import OddSize
 
 
 def test_each_odd_size_is_told_with_the_next_even_one():

@@ -5,7 +5,7 @@ import pytest
 from keras import layers
 
 from kerasmem.memory.tune.retracing import last_batch, retraces, traced_steps
-from kerasmem.records.tuning import TracedStep
+from kerasmem.records import TracedStep
 
 
 def steps(*rows):

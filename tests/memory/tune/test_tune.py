@@ -6,7 +6,7 @@ from keras import layers
 
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.memory.tune import trial, tune
-from kerasmem.records.tuning import Tuning
+from kerasmem.records import Tuning
 from kerasmem.report.tuning import retracing_lines
 
 
