@@ -22,7 +22,11 @@ if _is_command():
     def __getattr__(name: str) -> Any:
         """Return a public name; the module of `--import` may ask for one."""
         import importlib
+        import importlib.util
 
+        # A module, wanted by another one while the public names are still on the way.
+        if importlib.util.find_spec(f"kerasmem.{name}") is not None:
+            return importlib.import_module(f"kerasmem.{name}")
         return getattr(importlib.import_module("kerasmem.public"), name)
 
 else:

@@ -8,10 +8,17 @@ KerasMemError
 │   └── ModelFileError            a file that is missing, damaged or no model
 ├── ProfilerUnavailableError      no profile of the memory can be taken here
 ├── AccuracyDropError             the result does its job worse than allowed
-└── OutputError (OSError)         a result that could not be written
+├── OutputError (OSError)         a result that could not be written
+└── OutOfMemoryError (MemoryError)      memory ran out; carries the post-mortem
+    ├── DeviceOutOfMemoryError          of the device: smaller micro-batches help
+    │   └── FragmentationError          enough of it is free, but not in one piece
+    ├── InputPipelineOutOfMemoryError   of the host, while data was made: they do not
+    └── TornStateError                  and the model is not as before the step
 
 KerasMemWarning (UserWarning)
 """
+
+from typing import Any
 
 
 class KerasMemError(Exception):
@@ -48,6 +55,36 @@ class AccuracyDropError(KerasMemError):
 
 class OutputError(KerasMemError, OSError):
     """A result could not be written; what was there before is untouched."""
+
+
+class OutOfMemoryError(KerasMemError, MemoryError):
+    """Memory ran out, and nothing that was tried made it suffice.
+
+    Args:
+        message: what happened and what to do next.
+        post_mortem: the `kerasmem.records.PostMortem`; None where there is none, as in
+            an error that came out of another process.
+    """
+
+    def __init__(self, message: str = "", post_mortem: Any = None) -> None:
+        super().__init__(message)
+        self.post_mortem = post_mortem
+
+
+class DeviceOutOfMemoryError(OutOfMemoryError):
+    """A device has too little memory for the step."""
+
+
+class FragmentationError(DeviceOutOfMemoryError):
+    """A device has enough free memory, but not in one piece."""
+
+
+class InputPipelineOutOfMemoryError(OutOfMemoryError):
+    """The host's memory ran out while data was made: the model has no part in it."""
+
+
+class TornStateError(OutOfMemoryError):
+    """Memory ran out within an update, and what that changed cannot be taken back."""
 
 
 class KerasMemWarning(UserWarning):

@@ -1,6 +1,7 @@
 """The names that `import kerasmem` gives."""
 
-from kerasmem import callbacks, errors, memory
+from kerasmem import callbacks, errors, memory, optimizers
+from kerasmem.compression.channels import PruneChannels
 from kerasmem.compression.compress import compress
 from kerasmem.compression.distill import Distiller, distill
 from kerasmem.compression.prune import Prune
@@ -8,20 +9,28 @@ from kerasmem.compression.quantize import Quantize
 from kerasmem.compression.result import CompressionResult
 from kerasmem.files import load_model, save_model
 from kerasmem.memory.batch_size import find_batch_size
+from kerasmem.memory.compress_activations import compress_activations
 from kerasmem.memory.estimate import estimate_memory
+from kerasmem.memory.fit import fit
+from kerasmem.memory.rematerialize import rematerialize
 
 __all__ = [
     "CompressionResult",
     "Distiller",
     "Prune",
+    "PruneChannels",
     "Quantize",
     "callbacks",
     "compress",
+    "compress_activations",
     "distill",
     "errors",
     "estimate_memory",
     "find_batch_size",
+    "fit",
     "load_model",
     "memory",
+    "optimizers",
+    "rematerialize",
     "save_model",
 ]

@@ -11,7 +11,10 @@ import numpy as np
 from kerasmem.backends import gradients as hooks
 from kerasmem.backends._jax_gradients import JaxMeter
 from kerasmem.backends._jax_profile import JaxProfiler
+from kerasmem.backends._jax_recompute import recomputed
 from kerasmem.backends._jax_settings import JaxSettings
+from kerasmem.backends._jax_training import JaxEvaluation, JaxTraining
+from kerasmem.backends.plain import PlainBackend
 from kerasmem.backends.profile import Followed, MemoryProfiler
 from kerasmem.backends.protocol import Backend, GradientMeter, StepState
 from kerasmem.backends.settings import DeviceSettings
@@ -20,13 +23,13 @@ from kerasmem.backends.tracing import count_traces
 from kerasmem.records import DeviceReading
 
 
-class JaxBackend:
+class JaxBackend(PlainBackend):
     """What kerasmem asks of JAX."""
 
     name = "jax"
     runs_eagerly = False
-    branches_cost = True
     ops: Any = keras.ops
+    _recomputed = staticmethod(recomputed)
 
     def device_memory(self) -> tuple[DeviceReading, ...]:
         """Return a reading per local device; a CPU device gives none."""
@@ -73,9 +76,19 @@ class JaxBackend:
         """Return what reads XLA's plan for the memory of a step."""
         return JaxProfiler(followed)
 
-    def step_state(self, optimizer: Any, value: np.ndarray, name: str) -> StepState:
+    def step_state(
+        self, optimizer: Any, value: np.ndarray, name: str, like: Any = None
+    ) -> StepState:
         """Return a variable that rides among the optimizer's own."""
-        return OptimizerState(optimizer, value, name)
+        return OptimizerState(optimizer, value, name, like)
+
+    def training(self, model: Any) -> JaxTraining:
+        """Return how `fit` trains a compiled model, and what a step changes."""
+        return JaxTraining(model)
+
+    def evaluation(self, model: Any) -> JaxEvaluation:
+        """Return how a compiled model is evaluated, and what a step changes."""
+        return JaxEvaluation(model)
 
     def observe_gradients(
         self, optimizer: Any, observer: hooks.Observer
@@ -103,6 +116,14 @@ class JaxBackend:
 
         return shadow(optimizer, "stateless_apply", apply)
 
+    def branches_cost(self, *, compiled: bool) -> bool:  # noqa: ARG002
+        """Return True: XLA keeps in memory what a branch reads."""
+        return True
+
+    def draws_in_trace(self) -> bool:
+        """Return False: every draw on JAX has its key."""
+        return False
+
     def gradient_meter(
         self,
         *,
@@ -110,6 +131,10 @@ class JaxBackend:
     ) -> GradientMeter:
         """Return what measures gradients in a step."""
         return JaxMeter()
+
+    def uncompiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function: what is compiled is a graph, not Python code."""
+        return function
 
     def inference(self) -> AbstractContextManager[Any]:
         """Return a scope that does nothing: JAX records only inside `jax.grad`."""
@@ -119,12 +144,18 @@ class JaxBackend:
 class OptimizerState:
     """A `StepState` among the optimizer's variables, hidden from checkpoints."""
 
-    def __init__(self, optimizer: Any, value: np.ndarray, name: str) -> None:
+    def __init__(
+        self, optimizer: Any, value: np.ndarray, name: str, like: Any = None
+    ) -> None:
         # A loss scaling optimizer takes its own variables from before the update,
         # so the state rides in the optimizer that updates.
         self._optimizer = hooks.innermost(optimizer)
         self.variable = self._optimizer.add_variable(
-            shape=value.shape, dtype=str(value.dtype), name=name
+            shape=value.shape,
+            dtype=str(value.dtype),
+            # Private: as Keras itself lays out what an optimizer keeps of a variable.
+            layout=getattr(like, "_layout", None),
+            name=name,
         )
         self.variable.assign(value)
         self._undo = [

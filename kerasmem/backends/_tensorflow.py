@@ -9,12 +9,21 @@ import numpy as np
 import tensorflow as tf
 
 from kerasmem.backends import _tensorflow_memory as memory
+from kerasmem.backends import _tensorflow_recompute as recompute
+from kerasmem.backends import _tensorflow_refusals, _tensorflow_turns
 from kerasmem.backends import gradients as hooks
+from kerasmem.backends._tensorflow_draws import draws
 from kerasmem.backends._tensorflow_gradients import CompiledMeter, GraphMeter
 from kerasmem.backends._tensorflow_profile import TensorFlowProfiler
 from kerasmem.backends._tensorflow_settings import TensorFlowSettings
+from kerasmem.backends._tensorflow_training import (
+    TensorFlowEvaluation,
+    TensorFlowTraining,
+)
 from kerasmem.backends.profile import Followed, MemoryProfiler
 from kerasmem.backends.protocol import Backend, GradientMeter, StepState
+from kerasmem.backends.recompute import Function, Store
+from kerasmem.backends.refusals import RefusalLog
 from kerasmem.backends.settings import DeviceSettings
 from kerasmem.backends.state import VariableState, hidden_variable
 from kerasmem.backends.tracing import count_traces
@@ -26,7 +35,6 @@ class TensorFlowBackend:
 
     name = "tensorflow"
     runs_eagerly = False
-    branches_cost = False
     ops: Any = keras.ops
 
     def device_memory(self) -> tuple[DeviceReading, ...]:
@@ -48,6 +56,14 @@ class TensorFlowBackend:
     def input_bytes(self) -> int | None:
         """Return what the CPU allocator has in use while a GPU trains."""
         return memory.input_bytes()
+
+    def refusals(self) -> AbstractContextManager[RefusalLog]:
+        """Return a scope in which the BFC allocators note what they refuse."""
+        return _tensorflow_refusals.refusals()
+
+    def cpu_limit_bytes(self) -> int | None:
+        """Return the limit of the CPU's BFC allocator, None where there is none."""
+        return _tensorflow_refusals.cpu_limit_bytes()
 
     def cuda_ordinals(self) -> dict[str, int]:
         """Return CUDA's number of the card below each logical GPU."""
@@ -71,15 +87,24 @@ class TensorFlowBackend:
 
     def step_state(
         self,
-        optimizer: Any,  # noqa: ARG002 - the other backends need it
+        optimizer: Any,  # noqa: ARG002 - another backend needs it
         value: np.ndarray,
         name: str,
+        like: Any = None,  # noqa: ARG002
     ) -> StepState:
         """Return a variable outside of the model, also while a step is traced."""
         # init_scope lifts the variable out of the graph that is being traced. Under
         # a distribution strategy Keras calls fit inside of its scope.
         with tf.init_scope():
             return VariableState(hidden_variable(value, name), lambda v: v.numpy())
+
+    def training(self, model: Any) -> TensorFlowTraining:
+        """Return how `fit` trains a compiled model, and what a step changes."""
+        return TensorFlowTraining(model)
+
+    def evaluation(self, model: Any) -> TensorFlowEvaluation:
+        """Return how a compiled model is evaluated, and what a step changes."""
+        return TensorFlowEvaluation(model)
 
     def observe_gradients(
         self, optimizer: Any, observer: hooks.Observer
@@ -98,9 +123,37 @@ class TensorFlowBackend:
             return hooks.nothing_to_undo
         return hooks.observe_finiteness(optimizer, observer)
 
+    def branches_cost(self, *, compiled: bool) -> bool:
+        """Return True for XLA, which keeps in memory what a branch reads."""
+        return compiled
+
+    def draws_in_trace(self) -> bool:
+        """Return whether the graph being traced draws as `tf.random.normal` does."""
+        return draws(tf.compat.v1.get_default_graph())
+
     def gradient_meter(self, *, compiled: bool) -> GradientMeter:
         """Return what measures gradients in a step, which XLA compiles or does not."""
         return CompiledMeter() if compiled else GraphMeter()
+
+    def recomputed(
+        self, function: Function, store: Store | None = None, *, compiled: bool = False
+    ) -> Function:
+        """Return `function` with a backward pass that keeps only the arguments."""
+        return recompute.recomputed(function, store, compiled=compiled)
+
+    def dense(self, gradient: Any) -> tf.Tensor:
+        """Return a gradient as a tensor, the rows of a sparse one summed up."""
+        return tf.convert_to_tensor(gradient)
+
+    def uncompiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function: what is compiled is a graph, not Python code."""
+        return function
+
+    def in_turn(
+        self, gradient: tf.Tensor, variable: Any
+    ) -> AbstractContextManager[Callable[[Sequence[tf.Tensor]], None]]:
+        """Return a scope that waits for the gradient and for the scope before."""
+        return _tensorflow_turns.in_turn(gradient, variable)
 
     def inference(self) -> AbstractContextManager[Any]:
         """Return a scope that does nothing: a tape records only where one is open."""

@@ -12,7 +12,10 @@ from kerasmem.backends import _torch_ops
 from kerasmem.backends import gradients as hooks
 from kerasmem.backends._torch_gradients import TorchMeter
 from kerasmem.backends._torch_profile import TorchProfiler
+from kerasmem.backends._torch_recompute import recomputed
 from kerasmem.backends._torch_settings import TorchSettings
+from kerasmem.backends._torch_training import TorchEvaluation, TorchTraining
+from kerasmem.backends.plain import PlainBackend
 from kerasmem.backends.profile import Followed, MemoryProfiler
 from kerasmem.backends.protocol import Backend, GradientMeter, StepState
 from kerasmem.backends.settings import DeviceSettings
@@ -20,13 +23,13 @@ from kerasmem.backends.state import VariableState, hidden_variable
 from kerasmem.records import DeviceReading
 
 
-class TorchBackend:
+class TorchBackend(PlainBackend):
     """What kerasmem asks of torch."""
 
     name = "torch"
     runs_eagerly = True
-    branches_cost = False
     ops: Any = _torch_ops
+    _recomputed = staticmethod(recomputed)
 
     def device_memory(self) -> tuple[DeviceReading, ...]:
         """Return a reading per CUDA device; other devices give none."""
@@ -83,12 +86,21 @@ class TorchBackend:
 
     def step_state(
         self,
-        optimizer: Any,  # noqa: ARG002 - the other backends need it
+        optimizer: Any,  # noqa: ARG002 - another backend needs it
         value: np.ndarray,
         name: str,
+        like: Any = None,  # noqa: ARG002
     ) -> StepState:
         """Return a variable outside of the model."""
         return VariableState(hidden_variable(value, name), _to_numpy)
+
+    def training(self, model: Any) -> TorchTraining:
+        """Return how `fit` trains a compiled model, and what a step changes."""
+        return TorchTraining(model)
+
+    def evaluation(self, model: Any) -> TorchEvaluation:
+        """Return how a compiled model is evaluated, and what a step changes."""
+        return TorchEvaluation(model)
 
     def observe_gradients(
         self, optimizer: Any, observer: hooks.Observer
@@ -104,6 +116,14 @@ class TorchBackend:
             return hooks.nothing_to_undo
         return hooks.observe_finiteness(optimizer, observer)
 
+    def branches_cost(self, *, compiled: bool) -> bool:  # noqa: ARG002
+        """Return False: the step is no graph."""
+        return False
+
+    def draws_in_trace(self) -> bool:
+        """Return False: nothing is traced."""
+        return False
+
     def gradient_meter(
         self,
         *,
@@ -111,6 +131,11 @@ class TorchBackend:
     ) -> GradientMeter:
         """Return what measures gradients in a step."""
         return TorchMeter()
+
+    def uncompiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function with an end put before it to what Dynamo compiles."""
+        disable: Any = torch.compiler.disable
+        return disable(function)
 
     def inference(self) -> AbstractContextManager[Any]:
         """Return the scope in which torch records no backward pass."""

@@ -1,13 +1,25 @@
-"""Telling an error of too little memory from any other."""
+"""What a framework says when memory runs out, in one form for all of them."""
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kerasmem.units import parse_bytes
 
 _NAMES = frozenset({"OutOfMemoryError", "ResourceExhaustedError"})
 _WORDS = (
     "RESOURCE_EXHAUSTED",
     "Resource exhausted",
     "out of memory",
+    "Out of memory",
     "can't allocate memory",
+    "not enough memory: you tried to allocate",
     "OOM when allocating",
     "alloc failed",
+    "STATUS_ALLOC_FAILED",
 )
 
 
@@ -25,3 +37,167 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError) or type(error).__name__ in _NAMES:
         return True
     return any(word in str(error) for word in _WORDS)
+
+
+def complaint(text: str) -> str:
+    """Return the part of an error's text that is about memory, in one line.
+
+    TensorFlow tells first how the operation came about, at length.
+    """
+    lines = text.splitlines()
+    about = (n for n, line in enumerate(lines) if any(word in line for word in _WORDS))
+    return " ".join(_HINT.sub("", "\n".join(lines[next(about, 0) :])).split())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """A request that was refused, as the text of the error tells of it.
+
+    What the text does not tell is None or `""`.
+
+    Args:
+        requested_bytes: bytes asked for; rounded where the text rounds.
+        shape: of the tensor, such as `"[64,128]"`.
+        dtype: type of its entries, by the framework's name.
+        operation: the framework's name of the operation that asked.
+        device: name of the device, as in `DeviceReading`.
+        limit_bytes: most bytes that could be had of the device.
+        in_use_bytes: bytes in use.
+        free_bytes: bytes not in use, in whatever pieces.
+        is_tensor: whether one tensor was asked for; a compiled step asks for all of its
+            memory at once.
+        in_pipeline: whether it was the input pipeline that asked.
+    """
+
+    requested_bytes: int | None = None
+    shape: str = ""
+    dtype: str = ""
+    operation: str = ""
+    device: str | None = None
+    limit_bytes: int | None = None
+    in_use_bytes: int | None = None
+    free_bytes: int | None = None
+    is_tensor: bool = False
+    in_pipeline: bool = False
+
+
+def read_refusal(text: str) -> Refusal:
+    """Return what the text of an error tells, of any of the frameworks and NumPy.
+
+    Example:
+        >>> read_refusal("OOM when allocating tensor with shape[64,8] and type float "
+        ...     "on /job:localhost/replica:0/task:0/device:GPU:0 by allocator GPU_0_bfc"
+        ... ).requested_bytes
+        2048
+    """
+    tensor = _TENSOR.search(text) or _ARRAY.search(text)
+    operation = _operation(text)
+    return Refusal(
+        requested_bytes=_tensor_bytes(tensor) if tensor else _asked(text),
+        shape=f"[{tensor['shape'].replace(' ', '').rstrip(',')}]" if tensor else "",
+        dtype=tensor["dtype"] if tensor else "",
+        operation=operation,
+        device=_device(text),
+        is_tensor=tensor is not None or bool(_OF_TORCH.search(text)),
+        in_pipeline=bool(_PIPELINE.search(text)) or operation in _PYTHON_IN_PIPELINE,
+        **_of_cuda(text),
+    )
+
+
+_HINT = re.compile(r"Hint: If you want to see a list of allocated tensors.*")
+_AMOUNT = r"(\d[\d.]* ?(?:[KMGT]iB|B|bytes))"
+_TENSOR = re.compile(
+    r"allocating tensor with shape\[(?P<shape>[\d,]*)\] and type (?P<dtype>\w+)"
+)
+_ARRAY = re.compile(
+    r"array with shape \((?P<shape>[\d, ]*)\) and data type (?P<dtype>\w+)"
+)
+_ASKED = (
+    re.compile(r"\((\d+B)\)"),  # XLA writes the whole number behind a rounded one
+    re.compile(rf"(?:allocating|allocate|request for) {_AMOUNT}"),
+)
+_NODE = re.compile(r"Detected at node (\S+) defined|\[\[\{?\{?node ([^\s}\]]+)")
+_EAGER = re.compile(r"\[Op:(?!_)(\w+)")
+_STEP = re.compile(r"trying to allocate.*\[Op:__inference_")
+_OF_TORCH = re.compile(r"CUDA out of memory|DefaultCPUAllocator")
+_PIPELINE = re.compile(
+    r"passed to \w+Dataset|\[Op:(?:IteratorGetNext|MakeIterator)|"
+    r"node (?:\S+/)?(?:IteratorGetNext|MakeIterator)|"
+    r"Failed to allocate memory for the batch of component"
+)
+_PYTHON_IN_PIPELINE = frozenset({"PyFunc", "EagerPyFunc"})
+_TENSORFLOW_DEVICE = re.compile(r"device:(\w+:\d+)")
+_CUDA_DEVICE = re.compile(r"\bGPU (\d+)\b")
+_XLA_DEVICE = re.compile(r"device ordinal (\d+)")
+_FIGURES = {
+    "capacity": re.compile(rf"total capacity of {_AMOUNT}|{_AMOUNT} total capacity"),
+    "allowed": re.compile(rf"{_AMOUNT} allowed"),
+    "free": re.compile(rf"of which {_AMOUNT} is free|{_AMOUNT} free;"),
+    "used": re.compile(rf"{_AMOUNT} (?:is|already) allocated"),
+    "unused": re.compile(rf"{_AMOUNT} is reserved by PyTorch but"),
+}
+_DTYPES = {"float": "float32", "double": "float64", "half": "float16"}
+_NARROW = re.compile(r"bfloat(16)|float(8)")
+
+
+def _tensor_bytes(tensor: re.Match[str]) -> int | None:
+    """Return the bytes of a tensor, None for a type that NumPy has no name for."""
+    name = tensor["dtype"]
+    entries = math.prod(int(n) for n in re.findall(r"\d+", tensor["shape"]))
+    narrow = _NARROW.match(name)
+    if narrow:
+        return entries * int(narrow[1] or narrow[2]) // 8
+    try:
+        return entries * np.dtype(_DTYPES.get(name, name)).itemsize
+    except TypeError:
+        return None
+
+
+def _asked(text: str) -> int | None:
+    found = next(filter(None, (one.search(text) for one in _ASKED)), None)
+    return _bytes(found) if found else None
+
+
+def _bytes(found: re.Match[str]) -> int:
+    amount = next(filter(None, found.groups()))
+    return parse_bytes(amount.replace("bytes", "B"))
+
+
+def _operation(text: str) -> str:
+    node = _NODE.search(text)
+    if node:
+        return node[1] or node[2]
+    if _STEP.search(text):
+        return "compiled step"
+    eager = _EAGER.search(text)
+    return eager[1] if eager else ""
+
+
+def _device(text: str) -> str | None:
+    if "DefaultCPUAllocator" in text:
+        return "cpu"
+    for pattern, name in (
+        (_TENSORFLOW_DEVICE, "{}"),
+        (_XLA_DEVICE, "gpu:{}"),
+        (_CUDA_DEVICE, "cuda:{}"),
+    ):
+        if found := pattern.search(text):
+            return name.format(found[1])
+    return None
+
+
+def _of_cuda(text: str) -> dict[str, Any]:
+    """Return the figures that torch tells of a CUDA device."""
+    found = {name: one.search(text) for name, one in _FIGURES.items()}
+    known = {name: _bytes(match) for name, match in found.items() if match}
+    if "capacity" not in known or "used" not in known:
+        return {}
+    unused = known.get("unused", 0)
+    free = known.get("free", 0)
+    if "allowed" in known:
+        free = min(free, max(known["allowed"] - known["used"] - unused, 0))
+    return {
+        "limit_bytes": known.get("allowed", known["capacity"]),
+        "in_use_bytes": known["used"],
+        "free_bytes": free + unused,
+    }

@@ -8,32 +8,12 @@ import numpy as np
 
 from kerasmem.backends.gradients import Observer
 from kerasmem.backends.profile import Followed, MemoryProfiler
+from kerasmem.backends.recompute import Function, Store
+from kerasmem.backends.refusals import RefusalLog
 from kerasmem.backends.settings import DeviceSettings
+from kerasmem.backends.state import StepState
+from kerasmem.backends.training import Steps, Training
 from kerasmem.records import DeviceReading
-
-
-class StepState(Protocol):
-    """A variable that a compiled training step may read and assign.
-
-    On JAX a step is a pure function: only what rides among the optimizer's
-    variables survives it. On the other backends any variable will do. The state
-    never reaches a checkpoint.
-    """
-
-    variable: Any
-    """The `keras.Variable` to read and assign inside the step."""
-
-    def read(self) -> np.ndarray:
-        """Return the current value; call it between epochs only."""
-        ...
-
-    def write(self, value: np.ndarray) -> None:
-        """Set the value; call it between epochs only."""
-        ...
-
-    def release(self) -> None:
-        """Take the variable out of the optimizer again; a second call is a no-op."""
-        ...
 
 
 class GradientMeter(Protocol):
@@ -80,9 +60,6 @@ class Backend(Protocol):
     runs_eagerly: bool
     """Whether an observer runs as plain Python in every step, not once in a trace."""
 
-    branches_cost: bool
-    """Whether a compiled step without branches is worth a second compilation."""
-
     ops: Any
     """Some functions of `keras.ops` by their names, quick enough for every step."""
 
@@ -103,6 +80,14 @@ class Backend(Protocol):
 
         None where the framework does not count them, or no device but the CPU trains.
         """
+        ...
+
+    def refusals(self) -> AbstractContextManager[RefusalLog]:
+        """Return a scope in which what an allocator refuses is noted."""
+        ...
+
+    def cpu_limit_bytes(self) -> int | None:
+        """Return the most bytes the CPU allocator hands out, None without a limit."""
         ...
 
     def cuda_ordinals(self) -> dict[str, int]:
@@ -128,11 +113,28 @@ class Backend(Protocol):
         """Return what records every allocation and free while a model trains."""
         ...
 
-    def step_state(self, optimizer: Any, value: np.ndarray, name: str) -> StepState:
+    def step_state(
+        self, optimizer: Any, value: np.ndarray, name: str, like: Any = None
+    ) -> StepState:
         """Return a state that starts as `value` and rides in compiled steps.
 
         On JAX call it before the step is traced; elsewhere also while it is.
+
+        Args:
+            optimizer: the optimizer that the steps update with.
+            value: its first value.
+            name: its name.
+            like: a variable that it is laid out as over several devices; None for a
+                copy on each.
         """
+        ...
+
+    def training(self, model: Any) -> Training:
+        """Return how `fit` trains a compiled model, and what a step changes."""
+        ...
+
+    def evaluation(self, model: Any) -> Steps:
+        """Return how a compiled model is evaluated, and what a step changes."""
         ...
 
     def observe_gradients(
@@ -157,8 +159,58 @@ class Backend(Protocol):
         """
         ...
 
+    def branches_cost(self, *, compiled: bool) -> bool:
+        """Return whether a step without branches is worth a second compilation.
+
+        Args:
+            compiled: whether XLA compiles the step.
+        """
+        ...
+
+    def draws_in_trace(self) -> bool:
+        """Return whether the step being traced draws from generators of its own.
+
+        Two versions of such a step would draw other numbers than one.
+        """
+        ...
+
     def gradient_meter(self, *, compiled: bool) -> GradientMeter:
         """Return what measures gradients in a step, which XLA compiles or does not."""
+        ...
+
+    def recomputed(
+        self, function: Function, store: Store | None = None, *, compiled: bool = False
+    ) -> Function:
+        """Return `function` with a backward pass that keeps only the arguments.
+
+        The values are the same. When the gradient of the outputs is known, the rest is
+        computed again from what was kept of the arguments.
+
+        Args:
+            function: takes tensors and returns a tuple of tensors; it is pure, so that
+                every variable goes in and comes out as a tensor.
+            store: how the arguments are kept; None for as they are.
+            compiled: whether XLA compiles the step, where the backend must know.
+        """
+        ...
+
+    def dense(self, gradient: Any) -> Any:
+        """Return a gradient as a tensor of its variable's shape, also one of rows."""
+        ...
+
+    def uncompiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `function` so that no compiler of Python code looks into it."""
+        ...
+
+    def in_turn(
+        self, gradient: Any, variable: Any
+    ) -> AbstractContextManager[Callable[[Sequence[Any]], None]]:
+        """Return a scope for the update of one variable, which waits for its turn.
+
+        Where a graph would run all updates at once, what is made in the scope is made
+        when the gradient is there and the update before is done. The scope gives what
+        to call in it with the last tensors that are made.
+        """
         ...
 
     def inference(self) -> AbstractContextManager[Any]:

@@ -1,10 +1,34 @@
-"""The state of a step where a step may assign any variable."""
+"""What rides in a training step, and how where a step may assign any variable."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import keras
 import numpy as np
+
+
+class StepState(Protocol):
+    """A variable that a compiled training step may read and assign.
+
+    On JAX a step is a pure function: only what rides among the optimizer's
+    variables survives it. On the other backends any variable will do. The state
+    never reaches a checkpoint.
+    """
+
+    variable: Any
+    """The `keras.Variable` to read and assign inside the step."""
+
+    def read(self) -> np.ndarray:
+        """Return the current value; call it between epochs only."""
+        ...
+
+    def write(self, value: np.ndarray) -> None:
+        """Set the value; call it between epochs only."""
+        ...
+
+    def release(self) -> None:
+        """Take the variable out of the optimizer again; a second call is a no-op."""
+        ...
 
 
 class VariableState:

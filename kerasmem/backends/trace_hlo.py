@@ -8,6 +8,7 @@ from typing import Any
 from kerasmem.backends.hlo import Instruction, read_program
 from kerasmem.backends.wire import fields
 
+_BARRIERS = ("opt-barrier", "optimization-barrier")
 _WIDTHS = {"bool": 1, "bfloat16": 2, "complex64": 8, "complex128": 16}
 
 
@@ -79,6 +80,8 @@ class _Flattening:
             return self._open(one.called[0], operands)
         if one.opcode == "tuple":
             return operands
+        if one.opcode in _BARRIERS:
+            return operands[0]  # what goes in comes out, each for itself
         if one.opcode == "get-tuple-element" and isinstance(operands[0], list):
             return operands[0][element]
         self._values.append(_value(one, tuple(_leaves(operands))))

@@ -157,6 +157,22 @@ class GradientState:
         if self._rows is not None:
             self._rows.write(sums.no_rows(len(self.paths)))
 
+    def keep(self) -> Callable[[], None]:
+        """Return what puts the figures back to what they are now.
+
+        Call it between steps, and not on JAX, where they are the optimizer's.
+        """
+        states = [self._vector]
+        if self._rows is not None:
+            states += [self._rows, self._entries]
+        values = [state.read() for state in states]
+
+        def put_back() -> None:
+            for state, value in zip(states, values, strict=True):
+                state.write(value)
+
+        return put_back
+
     def release(self) -> None:
         """Take it out of the optimizer."""
         self._vector.release()

@@ -6,6 +6,7 @@ from typing import Any
 from keras import ops
 
 from kerasmem import backends
+from kerasmem.backends.riders import ride
 from kerasmem.callbacks.gradient_reading import GradientReading, read_epoch
 from kerasmem.callbacks.gradient_state import Due, GradientState, placing
 from kerasmem.callbacks.lean_step import MEASURING_STEPS, LeanStep
@@ -35,10 +36,13 @@ class GradientTally:
         self._dense_bytes: list[int] = []
         self._is_lean = False
         self._lean_step: LeanStep | None = None
-        if self._every > MEASURING_STEPS and self._backend.branches_cost:
+        if self._every > MEASURING_STEPS and self._backend.branches_cost(
+            compiled=model.jit_compile is True
+        ):
             self._lean_step = LeanStep(model, self._without_rows, every)
         if model.built:
             self._prepare(in_step=False)
+        self._get_off = ride(model.optimizer, self.keep)
 
     def observe(
         self, gradients: Sequence[Any], variables: Sequence[Any]
@@ -47,6 +51,8 @@ class GradientTally:
 
         Called while the step is traced, or in it where it runs eagerly.
         """
+        if self._lean_step is not None and self._backend.draws_in_trace():
+            self._lean_step.keep_to_one()
         with self._backend.inference():
             state = self._prepare(in_step=True)
             due = self._due(state)
@@ -89,8 +95,28 @@ class GradientTally:
         dense_bytes = self._dense_bytes or [0] * len(self._state.paths)
         return read_epoch(epoch, self._state, self._every, dense_bytes)
 
+    def keep(self) -> Callable[[], None]:
+        """Return what takes all back that is counted from now on."""
+        counts, state, lean = (
+            (self._updates, self._was_sampled),
+            self._state and self._state.keep(),
+            self._lean_step and self._lean_step.keep(),
+        )
+
+        def take_back() -> None:
+            self._updates, self._was_sampled = counts
+            if state is not None:
+                state()
+            elif self._state is not None:  # it came since
+                self._state.clear()
+            if lean is not None:
+                lean()
+
+        return take_back
+
     def release(self) -> None:
         """Take the state out of the optimizer."""
+        self._get_off()
         if self._state is not None:
             self._state.release()
 

@@ -1,6 +1,7 @@
 """Two versions of a training step: one that measures, one for the steps between."""
 
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import keras
@@ -13,14 +14,11 @@ MEASURING_STEPS = 2
 
 
 class LeanStep:
-    """Stands in for JAX's compiled step; most calls run one without branches.
+    """Stands in for a step that XLA compiles; most calls run one without branches.
 
     A branch that is not taken costs too: XLA keeps in memory what it reads, and waits
     for a GPU to know that it is not. The version without branches is compiled when it
     is first needed.
-
-    Not for TensorFlow: a layer that draws from a generator of its graph, as
-    `tf.random.normal` does, would draw from two.
 
     Args:
         model: the model of the running `fit`.
@@ -44,14 +42,16 @@ class LeanStep:
         self.versions: tuple[Any, ...] = ()
         self.latest: Any = None
         self._calls = 0
+        self._is_one = False
 
     def start_epoch(self) -> None:
         """Take the model's training step over; the first call of an epoch measures."""
         self._calls = 0
         model = self._model
         whole = model.train_function
-        # One of another monitor counts for itself; then this one keeps its branches.
-        if isinstance(whole, LeanStep) or not _has_one_update(model):
+        # One of another monitor counts for itself, and `kerasmem.fit` may run parts of
+        # batches; then this one keeps its branches.
+        if not isinstance(whole, FunctionType) or not _has_one_update(model):
             return
         try:
             self.versions = whole, _another(model)
@@ -59,10 +59,23 @@ class LeanStep:
             model.train_function = whole
         self.latest, model.train_function = whole, self
 
+    def keep(self) -> Callable[[], None]:
+        """Return what sets the count of calls back to what it is now."""
+        calls = self._calls
+
+        def put_back() -> None:
+            self._calls = calls
+
+        return put_back
+
+    def keep_to_one(self) -> None:
+        """Run the step that measures only: from two, its draws would be others."""
+        self._is_one = True
+
     def __call__(self, *arguments: Any) -> Any:
         """Run one training step."""
         place, self._calls = self._calls % self._every, self._calls + 1
-        if place < MEASURING_STEPS:
+        if place < MEASURING_STEPS or self._is_one:
             self.latest = self.versions[0]
             return self.latest(*arguments)
         self.latest = self.versions[1]

@@ -12,9 +12,11 @@ from kerasmem.callbacks.guard import Guard
 from kerasmem.callbacks.run_folder import begin_run, complete_run
 from kerasmem.callbacks.running import is_fitting
 from kerasmem.errors import ConfigError, ProfilerUnavailableError
+from kerasmem.files.journal import Journal
+from kerasmem.files.run_dir import file_name
 from kerasmem.files.timelines import add_timelines
 from kerasmem.memory.timeline import timelines, watched, watched_again
-from kerasmem.records import Run, Timeline
+from kerasmem.records import Finding, Run, Timeline
 from kerasmem.report.run import notebook_html, write_run_page
 
 
@@ -54,7 +56,8 @@ class MemoryTimeline(keras.callbacks.Callback):
             ones are unlike the others: slots are made, kernels are tuned.
         log_dir: folder in which the window becomes `timeline-0000.json.gz` (or the
             next number that is free), of 5 MB at most, and when the fit has ended
-            `timeline-0000.html`, the page of it.
+            `timeline-0000.html`, the page of it. Where there can be none, the reason
+            becomes a finding in `findings.jsonl`.
 
     Attributes:
         timelines: one `Timeline` per allocator and plan, fullest first; of the latest
@@ -87,7 +90,7 @@ class MemoryTimeline(keras.callbacks.Callback):
         self._window: _Window | None = None
         self._is_waiting = False
         self._written: Path | None = None
-        self._seen = self._before_epoch = 0
+        self._seen = self._before_epoch = self._epoch = 0
 
     def _repr_html_(self) -> str:
         """Return the page of the window, for a notebook."""
@@ -104,6 +107,7 @@ class MemoryTimeline(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Count the steps over all epochs."""
+        self._epoch = epoch
         self._before_epoch = self._seen
 
     def on_train_batch_begin(
@@ -131,7 +135,7 @@ class MemoryTimeline(keras.callbacks.Callback):
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Close the window, or say so if there was no such step."""
         if self._is_waiting:
-            self._guard.warn(
+            self._tell_why_missing(
                 f"MemoryTimeline saw no step of its window: there were {self._seen} "
                 "steps. Give it earlier ones, such as steps=range(0, 1)."
             )
@@ -164,7 +168,7 @@ class MemoryTimeline(keras.callbacks.Callback):
             try:
                 self._window = _Window(self, self._fitted, step)
             except ProfilerUnavailableError as error:
-                self._guard.warn(f"{error} Training goes on.")
+                self._tell_why_missing(f"{error} Training goes on.")
 
     def _close(self, step: int) -> None:
         window, self._window = self._window, None
@@ -179,6 +183,17 @@ class MemoryTimeline(keras.callbacks.Callback):
                 process, _ = backends.current().processes(self._fitted)
                 folder = Path(self._log_dir)
                 self._written = add_timelines(folder, self.timelines, process)
+
+    def _tell_why_missing(self, reason: str) -> None:
+        """Warn, and write down for the page why it has no timeline."""
+        self._guard.warn(reason)
+        with self._guard("write findings.jsonl"):
+            process, _ = backends.current().processes(self._fitted)
+            name = file_name("findings", ".jsonl", process)
+            finding = Finding(
+                "no timeline", reason, self._epoch, None, "MemoryTimeline"
+            )
+            Journal(self._log_dir, name).append(finding.to_json())
 
     def _drop(self) -> None:
         if self._window is not None:

@@ -8,12 +8,12 @@ from typing import Any
 
 from kerasmem import backends
 from kerasmem.callbacks.guard import Guard, tell
-from kerasmem.callbacks.journal import Journal
 from kerasmem.callbacks.leak_watch import LeakWatch, figures
 from kerasmem.callbacks.memory_reader import MemoryReader, Phase
 from kerasmem.callbacks.run_folder import begin_run, complete_run
 from kerasmem.callbacks.running import is_running
 from kerasmem.errors import KerasMemWarning
+from kerasmem.files.journal import Journal
 from kerasmem.files.run_dir import file_name
 from kerasmem.memory.host import host_peak
 from kerasmem.memory.series import series

@@ -1,44 +1,57 @@
 """Pruning on a schedule inside the user's own `fit`."""
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
 
+from kerasmem.backends import shadow
 from kerasmem.callbacks.attachment import Attachment
 from kerasmem.callbacks.guard import tell
-from kerasmem.compression.prune.apply import masks_for, prunable
+from kerasmem.callbacks.pruning_places import Places
 from kerasmem.compression.prune.config import Prune
-from kerasmem.compression.prune.masks import Masks
-from kerasmem.compression.prune.math import cubic_sparsity
+from kerasmem.compression.prune.gradual import Gradual
+from kerasmem.compression.prune.scores import CRITERIA, INPUTS
 from kerasmem.errors import ConfigError, ModelError
+from kerasmem.records import WeightChange
 
-_UPDATES = 50
+_RANKING_STEPS = 20
+"""One ranking of the weights serves at most so many steps."""
 
 
 class Pruning(keras.callbacks.Callback):
     """Prunes the model while it trains; it stays a plain Keras model throughout.
 
-    Weights are sparse after every update, so in every checkpoint too. The sparsity
-    rises from 0 to `prune.sparsity` over the part of the training from `prune.begin` to
-    `prune.end`, in at most 50 steps, fast at first (Zhu and Gupta, "To prune, or not to
-    prune", 2017). After `fit` nothing is left on the model but its zeros.
+    Weights are sparse after every update, so in every checkpoint too, wherever among
+    the callbacks this one is listed. By default the sparsity rises from 0 to
+    `prune.sparsity` over the first half of the training, in at most 50 steps, fast at
+    first (Zhu and Gupta, "To prune, or not to prune", 2017). After `fit` nothing is
+    left on the model but its zeros.
 
-    List it last, behind callbacks that set weights: `EarlyStopping` with
-    `restore_best_weights=True`, listed after it, brings back the weights of an epoch
-    that may have been less sparse, and nobody is left to prune them.
+    What is zero when `fit` begins stays zero, so that a training that was interrupted
+    goes on from its checkpoint: with `initial_epoch=`, or a schedule in steps, which
+    are those of `optimizer.iterations`.
 
     | key in `logs` | what it is |
     |---|---|
     | `sparsity` | share of zeros aimed at in the pruned weights, 0 to 1 |
+    | `model_sparsity` | share of pruned entries in all parameters of the model |
 
-    Cost: one bool per pruned weight; one multiplication per update. On JAX each of the
-    50 steps costs one synchronization of the model's state.
+    Cost: one bit per pruned weight where XLA compiles the step and one byte elsewhere;
+    one pass over them per update. Criteria that look at gradients take a float32 per
+    weight, splicing another one.
 
     Args:
         prune: what to prune and when.
+        data: samples, for the criterion `"wanda"`; others need none.
+
+    Attributes:
+        changes: every weight of the model after the last `fit`: how sparse it is, or
+            why it was left alone.
 
     Raises:
-        ConfigError: if `prune` is no `Prune`.
+        ConfigError: if `prune` is no `Prune`, or needs `data`; at the start of `fit`,
+            if nothing would ever be pruned in it.
         ModelError: at the start of `fit`, if the model has no weights yet, or none to
             prune.
 
@@ -46,25 +59,37 @@ class Pruning(keras.callbacks.Callback):
         >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(5)])
         >>> model.compile("sgd", "mse")
         >>> x, y = keras.ops.ones((8, 4)), keras.ops.ones((8, 5))
-        >>> history = model.fit(x, y, verbose=0, callbacks=[Pruning(Prune(0.5))])
+        >>> pruning = Pruning(Prune(0.5, include="kernel"))
+        >>> history = model.fit(x, y, verbose=0, callbacks=[pruning])
         >>> int((keras.ops.convert_to_numpy(model.layers[0].kernel) == 0).sum())
         10
     """
 
     async_safe = True
 
-    def __init__(self, prune: Prune) -> None:
+    def __init__(self, prune: Prune, *, data: Any = None) -> None:
         super().__init__()
         if not isinstance(prune, Prune):
             raise ConfigError(
                 f"Pruning takes a Prune, such as Prune(0.8). Received: prune={prune!r}."
             )
+        if CRITERIA[prune.criterion] == INPUTS and data is None:
+            raise ConfigError(
+                f"The criterion {prune.criterion!r} looks at what goes into layers: "
+                "give samples as data=. Received: data=None."
+            )
         self.prune = prune
-        self.sparsity = 0.0
+        self.changes: list[WeightChange] = []
+        self._data = data
         self._attachment: Attachment | None = None
-        self._masks: Any = None
-        self._variables: list[Any] = []
-        self._epoch = 0
+        self._gradual: Gradual | None = None
+        self._places: Places | None = None
+        self._latest: float | None = None
+
+    @property
+    def sparsity(self) -> float:
+        """Return the share of zeros that is aimed at by now."""
+        return 0.0 if self._gradual is None else self._gradual.sparsity
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Put masks on the weights that are to be pruned."""
@@ -75,41 +100,57 @@ class Pruning(keras.callbacks.Callback):
                 f"The model {model.name!r} has no weights to prune yet. Build it "
                 "before fit: call it on a batch, or give it an Input."
             )
-        self.sparsity = 0.0
-        self._variables = [w.variable for w in prunable(model, self.prune)]
-        self._masks = Masks(model, self._variables)
-        self._attachment = Attachment(model, self._masks.release)
+        self._places = self._latest = None
+        # On JAX `self.model` fetches the weights from the running epoch, which takes
+        # a while; not in every batch.
+        self._gradual = Gradual(model, self.prune, self._data, lambda: self.model)
+        self._attachment = Attachment(model, self._gradual.release)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Note the epoch, and prune where the number of its steps is not known."""
-        self._epoch = epoch
-        if not self._steps:
-            self._raise_to(epoch / self._epochs)
+        """Note the epoch; before the first one take what is zero as pruned."""
+        if self._places is None:
+            # Not earlier: a callback behind this one may have restored a checkpoint.
+            self._places = Places(self.model.optimizer, self.params)
+            self._places.start_epoch(epoch)
+            self._check(self._places)
+            if self._gradual is not None:
+                self._gradual.keep_zeros()
+        self._places.start_epoch(epoch)
+        self._go_on()
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Prune further if it is time."""
-        if self._steps:
-            done = self._epoch * self._steps + batch
-            self._raise_to(done / (self._epochs * self._steps))
+        if self._places is not None:
+            self._places.start_batch(batch)
+            self._go_on()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Write the sparsity into `logs`."""
-        if epoch + 1 == self._epochs:
-            self._raise_to(1.0)
+        if self._places is None or self._gradual is None:
+            return
+        self._places.end_epoch(None)
+        if epoch + 1 == self.params["epochs"]:
+            self._go_on(at_end=True)
         if logs is not None:
             logs["sparsity"] = self.sparsity
+            logs["model_sparsity"] = self._gradual.model_sparsity()
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Mask once more what an average of the weights may have written; let go."""
-        if self._attachment is not None:
-            self._masks.enforce()
-        if self.sparsity < self.prune.sparsity:
-            tell(
-                "Training ended before pruning did: the sparsity is "
-                f"{self.sparsity:.3f} instead of {self.prune.sparsity:.3f}. Train "
-                "longer, or set end= of Prune to an earlier part of the training."
-            )
-        self.detach()
+        """Let go, when all other callbacks have had their last word on the weights."""
+        history = getattr(self.model, "history", None)
+        if history is None:
+            self._finish()
+            return
+        # Keras lists its History behind the user's callbacks, one of which may still
+        # bring back the weights of an earlier epoch.
+        undo: list[Callable[[], None]] = []
+
+        def finish(original: Any, *args: Any) -> Any:
+            undo.pop()()
+            self._finish()
+            return original(*args)
+
+        undo.append(shadow(history, "on_train_end", finish))
 
     def detach(self) -> None:
         """Take the masks off the model now; the weights keep their zeros."""
@@ -117,30 +158,66 @@ class Pruning(keras.callbacks.Callback):
             self._attachment.release()
             self._attachment = None
 
-    @property
-    def _epochs(self) -> int:
-        return self.params["epochs"]
+    def _finish(self) -> None:
+        gradual = self._gradual
+        if gradual is not None and self._attachment is not None:
+            gradual.enforce()
+            self.changes = gradual.changes()
+            if gradual.sparsity < gradual.final_sparsity - 1e-9:
+                tell(
+                    "Training ended before pruning did: the sparsity is "
+                    f"{gradual.sparsity:.3f} instead of {gradual.final_sparsity:.3f}. "
+                    "Train longer, or let the schedule of Prune end earlier."
+                )
+        self.detach()
 
-    @property
-    def _steps(self) -> int | None:
-        return self.params.get("steps")
-
-    def _raise_to(self, progress: float) -> None:
-        """Prune as far as is due when `progress` (0 to 1) of the training is done."""
-        sparsity = self._due(progress)
-        if sparsity <= self.sparsity:
+    def _go_on(self, *, at_end: bool = False) -> None:
+        gradual, schedule, places = self._gradual, self.prune.schedule, self._places
+        if places is None or gradual is None:
             return
-        # On JAX this fetches the weights from the running epoch; not in every batch.
-        _ = self.model
-        masks = masks_for(self._variables, self.prune, sparsity)
-        self._masks.write(masks)
-        self.sparsity = sparsity
+        if gradual.waits_for_gradients and not places.has_updated:
+            return
+        unit = schedule.unit
+        place = places.last(unit) if at_end else places.now(unit)
+        due = None if place is None else schedule.due(self._latest, place)
+        if due is None:
+            return
+        gradual.go_on(due, None if at_end else self._until(due))
+        self._latest = due
 
-    def _due(self, progress: float) -> float:
-        begin, end = self.prune.begin, self.prune.end
-        if progress < begin:
-            return 0.0
-        if progress >= end:
-            return self.prune.sparsity
-        part = int(_UPDATES * (progress - begin) / (end - begin)) / _UPDATES
-        return cubic_sparsity(part, self.prune.sparsity)
+    def _until(self, due: float) -> float | None:
+        """Return the place up to which one ranking serves, None if for this one alone.
+
+        Where something is removed in nearly every step, ranking all weights each time
+        would take longer than the step.
+        """
+        unit, schedule = self.prune.schedule.unit, self.prune.schedule
+        place = self._places.now(unit, _RANKING_STEPS) if self._places else None
+        if place is None or schedule.due(due, place) is None:
+            return None
+        return place
+
+    def _check(self, places: Places) -> None:
+        """Raise an error if the schedule does nothing in the training that begins."""
+        schedule, unit = self.prune.schedule, self.prune.schedule.unit
+        last = places.last(unit)
+        if last is not None and schedule.begin > last:
+            raise ConfigError(
+                "The schedule of Prune never prunes in this training, which ends at "
+                f"{unit} {last:g}. Let it begin earlier, or train longer. Received: "
+                f"begin={schedule.begin:g}."
+            )
+        over = schedule.end is not None and places.first_step > schedule.end
+        if unit == "step" and over and self._is_dense():
+            raise ConfigError(
+                "The schedule of Prune is over before this training begins: its steps "
+                "are those of optimizer.iterations. Compile the model anew to count "
+                f"from 0, or add {places.first_step} to begin and end. Received: "
+                f"end={schedule.end:g}, iterations={places.first_step}."
+            )
+
+    def _is_dense(self) -> bool:
+        gradual = self._gradual
+        if gradual is None:
+            return False
+        return gradual.share_of_zeros() < gradual.final_sparsity / 2

@@ -34,8 +34,12 @@ def add_to(commands: Any) -> None:
     parser.add_argument(
         "--prune", type=float, metavar="0.8", help="share of weights to set to zero"
     )
+    _add_pruning(parser)
     parser.add_argument(
-        "--prune-scope", choices=("layer", "global"), default="layer", help="(layer)"
+        "--prune-channels",
+        type=float,
+        metavar="0.5",
+        help="share of channels to remove, before all else",
     )
     parser.add_argument("--quantize", metavar="int8", help="number format of kernels")
     add_data(parser, required=False)
@@ -54,6 +58,35 @@ def add_to(commands: Any) -> None:
         "--report", type=Path, metavar="FILE.html", help="write a page of it too"
     )
     add_imports(parser)
+
+
+def _add_pruning(parser: Any) -> None:
+    parser.add_argument(
+        "--prune-scope",
+        choices=("layer", "global", "erdos_renyi", "erdos_renyi_kernel"),
+        default="layer",
+        help="what the share is of (layer)",
+    )
+    parser.add_argument(
+        "--prune-criterion", metavar="NAME", help="what matters (magnitude/rms)"
+    )
+    parser.add_argument(
+        "--prune-pattern", metavar="2:4", help="what goes together, such as 4x4"
+    )
+    parser.add_argument(
+        "--prune-include",
+        action="append",
+        default=[],
+        metavar="REGEX",
+        help="prune this weight too, such as one of the output layer; repeatable",
+    )
+    parser.add_argument(
+        "--prune-exclude",
+        action="append",
+        default=[],
+        metavar="REGEX",
+        help="leave this weight alone; repeatable",
+    )
 
 
 def run(options: Namespace) -> Outcome:
@@ -86,17 +119,35 @@ def run(options: Namespace) -> Outcome:
 
 
 def _steps(options: Namespace) -> list[Any]:
+    from kerasmem.compression.channels import PruneChannels
     from kerasmem.compression.prune import Prune
     from kerasmem.compression.quantize import Quantize
 
     steps: list[Any] = []
+    if options.prune_channels is not None:
+        steps.append(PruneChannels(options.prune_channels))
     if options.prune is not None:
-        steps.append(Prune(options.prune, scope=options.prune_scope))
+        steps.append(Prune(options.prune, **_pruning(options)))
     if options.quantize is not None:
         steps.append(Quantize(options.quantize))
     if not steps:
-        raise ConfigError("There is nothing to do. Next: add --prune or --quantize.")
+        raise ConfigError(
+            "There is nothing to do. Next: add --prune, --prune-channels or --quantize."
+        )
     return steps
+
+
+def _pruning(options: Namespace) -> dict[str, Any]:
+    named = {
+        "criterion": options.prune_criterion,
+        "pattern": options.prune_pattern,
+    }
+    return {
+        "scope": options.prune_scope,
+        "include": options.prune_include,
+        "exclude": options.prune_exclude,
+        **{name: value for name, value in named.items() if value is not None},
+    }
 
 
 def _check(options: Namespace) -> None:

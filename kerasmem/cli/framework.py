@@ -13,7 +13,7 @@ from kerasmem.errors import ConfigError
 
 
 def start_keras(modules: Sequence[str]) -> dict[str, Any]:
-    """Import Keras and our own layers; return the user's, from modules of theirs.
+    """Import Keras and what we register with it; return the user's, from their modules.
 
     Args:
         modules: names of modules to import for their custom objects, registered with
@@ -31,6 +31,7 @@ def start_keras(modules: Sequence[str]) -> dict[str, Any]:
     if "keras" not in sys.modules:
         _import_keras()
     importlib.import_module("kerasmem.compression.quantize")
+    importlib.import_module("kerasmem.optimizers")
     objects: dict[str, Any] = {}
     for name in modules:
         try:

@@ -16,7 +16,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Exit with code 2 and one line on stderr."""
-        self.exit(2, f"{self.prog}: error: {message}. See: {self.prog} --help\n")
+        words = message.removesuffix(".")
+        self.exit(2, f"{self.prog}: error: {words}. See: {self.prog} --help\n")
 
 
 def add_command(commands: Any, name: str, run: Callable, summary: str) -> Parser:

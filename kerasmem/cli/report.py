@@ -45,7 +45,11 @@ def run(options: Namespace) -> Outcome:
     from kerasmem.report.run import write_run_page
     from kerasmem.report.run.headline import headline, title
     from kerasmem.report.run.tensorboard import write_tensorboard
-    from kerasmem.report.run.terminal import finding_table, headline_table
+    from kerasmem.report.run.terminal import (
+        finding_table,
+        headline_table,
+        post_mortem_table,
+    )
     from kerasmem.units import format_bytes
 
     check_output(options.output, ".html")
@@ -64,6 +68,7 @@ def run(options: Namespace) -> Outcome:
         "page_bytes": size,
         "headline": [asdict(figure) for figure in figures],
         "findings": [asdict(finding) for finding in recorded.findings],
+        "post_mortems": [asdict(found) for found in recorded.post_mortems],
         "notes": list(recorded.notes),
         "memory_readings": len(recorded.memory),
         "gradient_epochs": len(recorded.gradients),
@@ -74,6 +79,8 @@ def run(options: Namespace) -> Outcome:
     if options.tensorboard:
         written.append(f"TensorBoard: {scalars:,} scalars in {options.tensorboard}")
     tables = [headline_table(figures, title(recorded))]
+    if recorded.post_mortems:
+        tables.append(post_mortem_table(recorded.post_mortems))
     if recorded.findings:
         tables.append(finding_table(recorded.findings))
     return Outcome(data, (*tables, "\n".join(written)))

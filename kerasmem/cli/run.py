@@ -7,6 +7,7 @@ import subprocess
 import sys
 from argparse import Namespace
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,12 @@ from typing import Any
 from kerasmem.cli.options import add_command
 from kerasmem.cli.outcome import Outcome, say
 from kerasmem.errors import ConfigError
+from kerasmem.records import PostMortem
+from kerasmem.records.post_mortem_words import (
+    cause_sentence,
+    fitting_sentence,
+    moment_words,
+)
 
 _CHILD = Path(__file__).with_name("watched_script.py")
 # TensorFlow reads them once, when it is imported: its CPU allocator then tells of
@@ -55,8 +62,10 @@ def run(options: Namespace) -> Outcome:
     script: Path = options.script
     if not script.is_file():
         raise ConfigError(f"There is no such script. Received: {str(script)!r}.")
-    now = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
-    log_dir: Path = options.log_dir or Path("runs") / f"{script.stem}-{now}"
+    now = datetime.now().astimezone()
+    log_dir: Path = (
+        options.log_dir or Path("runs") / f"{script.stem}-{now:%Y%m%d-%H%M%S}"
+    )
     # -P: with our folder on its path `import inspect` would find our `inspect.py`.
     command = [sys.executable, "-P", str(_CHILD), str(log_dir.resolve())]
     command += ["timeline" if options.timeline else "", str(script), *options.arguments]
@@ -68,6 +77,8 @@ def run(options: Namespace) -> Outcome:
     )
     returned = _wait_for(child)
     code = returned if returned >= 0 else 128 - returned
+    for found in _post_mortems(log_dir, since=now.timestamp()):
+        say(_told(found))
     recorded = sorted(p.name for p in log_dir.iterdir()) if log_dir.is_dir() else []
     if not recorded:
         say(
@@ -78,6 +89,25 @@ def run(options: Namespace) -> Outcome:
         say(f"Recorded in {log_dir}. Next: kerasmem report {log_dir} -o page.html")
     data = {"script": str(script), "exit_code": code, "log_dir": str(log_dir)}
     return Outcome(data | {"files": recorded}, (), exit_code=code)
+
+
+def _post_mortems(log_dir: Path, since: float) -> list[PostMortem]:
+    """Return what was written since then on why memory ran out."""
+    lines = [
+        line
+        for file in sorted(log_dir.glob("post_mortems*.jsonl"))
+        for line in file.read_text("utf-8").splitlines()
+    ]
+    found: list[PostMortem] = []
+    for line in lines:
+        with suppress(ValueError, KeyError, TypeError):  # cut off: `report` says so
+            found.append(PostMortem.from_json(line))
+    return [one for one in found if one.time >= since]
+
+
+def _told(found: PostMortem) -> str:
+    sentences = (cause_sentence(found.cause), fitting_sentence(found))
+    return f"Out of memory, {moment_words(found)}: {' '.join(sentences).strip()}"
 
 
 def _wait_for(child: "subprocess.Popen[bytes]") -> int:

@@ -6,7 +6,8 @@
 
 Nothing of Keras or kerasmem is imported before the script does so: the script may set
 environment variables first. Once Keras is there, `keras.Model.fit` is replaced, in
-this process only, by one that adds the monitors behind the callbacks it was given.
+this process only, by one that adds the monitors behind the callbacks it was given, and
+in front of them what counts the steps until memory runs out.
 """
 
 import functools
@@ -61,28 +62,43 @@ def _watch(keras: Any, log_dir: str, *, with_timeline: bool) -> None:
 
     @functools.wraps(original)
     def fit(*args: Any, **kwargs: Any) -> Any:
+        from kerasmem.memory.oom import noting_refusals
+
         call = signature.bind(*args, **kwargs)
-        monitors = _monitors(log_dir, with_timeline=with_timeline)
+        failures, *monitors = _monitors(log_dir, with_timeline=with_timeline)
         given: Any = call.arguments.get("callbacks")
         if isinstance(given, keras.callbacks.CallbackList):
-            given.callbacks.extend(monitors)
+            given.callbacks[:] = [failures, *given.callbacks, *monitors]
         else:
-            call.arguments["callbacks"] = [*keras.tree.flatten(given or []), *monitors]
-        try:
-            return original(*call.args, **call.kwargs)
-        except BaseException:
-            if with_timeline:
-                monitors[-1].finish()  # what is in memory at an OOM
-            raise
+            own = keras.tree.flatten(given or [])
+            call.arguments["callbacks"] = [failures, *own, *monitors]
+        with noting_refusals() as refusals:
+            try:
+                return original(*call.args, **call.kwargs)
+            except BaseException as error:
+                timelines = _finished(monitors)
+                model = call.arguments["self"]
+                failures.examine(model, error, call.arguments, refusals, timelines)
+                raise
 
     keras.Model.fit = fit
 
 
+def _finished(monitors: list[Any]) -> list[Any]:
+    """Return the timelines of what is in memory at an OOM, if they are recorded."""
+    for monitor in monitors:
+        if hasattr(monitor, "timelines"):
+            monitor.finish()
+            return monitor.timelines
+    return []
+
+
 def _monitors(log_dir: str, *, with_timeline: bool) -> list[Any]:
     from kerasmem.callbacks import GradientMonitor, MemoryMonitor, MemoryTimeline
+    from kerasmem.callbacks.post_mortems import FailureWatch
 
-    monitors: list[Any] = [MemoryMonitor(log_dir=log_dir)]
-    monitors.append(GradientMonitor(log_dir=log_dir))
+    monitors: list[Any] = [FailureWatch(log_dir)]
+    monitors += [MemoryMonitor(log_dir=log_dir), GradientMonitor(log_dir=log_dir)]
     if with_timeline:
         monitors.append(MemoryTimeline(log_dir=log_dir))
     return monitors

@@ -83,8 +83,7 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
         for samples in (data, validation_data):
             if samples is not None:
                 check_data(original, samples)
-        result = clone(original)
-        changes = _apply(result, chosen, fit)
+        result, changes = _apply(clone(original), chosen, fit, data)
         # Anew: the weights are others now, the slots of the old ones are in the way.
         if original.compiled:
             result.compile(**(compile_settings(original) or {}))
@@ -144,9 +143,9 @@ def _compile(model: Any, loss: Any, metrics: Any) -> None:
 
 
 def _apply(
-    model: Any, steps: tuple[Technique, ...], fit: dict[str, Any] | None
-) -> list[WeightChange]:
-    """Apply `steps` to `model` in place, with a `fit` after those that allow it."""
+    model: Any, steps: tuple[Technique, ...], fit: dict[str, Any] | None, data: Any
+) -> tuple[Any, list[WeightChange]]:
+    """Apply `steps` to `model`, with a `fit` after those that allow it."""
     if fit and not model.compiled:
         raise ConfigError(
             f"The model {model.name!r} has no loss, so it cannot be fine-tuned. Give "
@@ -154,13 +153,14 @@ def _apply(
         )
     changes = []
     for done, step in enumerate(steps, start=1):
-        changes += step.apply(model)
+        model, changed = step.applied(model, data)
+        changes += changed
         if fit and step.trains_on:
             with ExitStack() as scopes:
                 for earlier in steps[:done]:
                     scopes.enter_context(earlier.preserved(model))
                 model.fit(**fit)
-    return changes
+    return model, changes
 
 
 def _report(

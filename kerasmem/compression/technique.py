@@ -20,12 +20,25 @@ class Technique(abc.ABC):
     trains_on: ClassVar[bool]
 
     @abc.abstractmethod
-    def apply(self, model: Any) -> list[WeightChange]:
+    def apply(self, model: Any, data: Any = None) -> list[WeightChange]:
         """Change `model` in place and account for every weight.
+
+        Args:
+            model: a built model.
+            data: samples in any form that `kerasmem.files.data` lists, for a technique
+                that looks at some; None if there are none.
 
         Raises:
             ModelError: if there is nothing in the model to apply this to.
         """
+
+    def applied(self, model: Any, data: Any = None) -> tuple[Any, list[WeightChange]]:
+        """Return the model with this applied, and an account of every weight.
+
+        It is `model` itself, changed in place, unless the technique makes a new one.
+        Takes and raises what `apply` does.
+        """
+        return model, self.apply(model, data)
 
     def preserved(self, model: Any) -> AbstractContextManager[None]:
         """Return a scope in which training keeps what `apply` did to `model`."""

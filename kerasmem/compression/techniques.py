@@ -3,12 +3,17 @@
 from collections.abc import Sequence
 from typing import Any
 
+from kerasmem.compression.channels import PruneChannels
 from kerasmem.compression.prune import Prune
 from kerasmem.compression.quantize import Quantize
 from kerasmem.compression.technique import Technique
 from kerasmem.errors import ConfigError
 
-TECHNIQUES: dict[str, type[Technique]] = {"prune": Prune, "quantize": Quantize}
+TECHNIQUES: dict[str, type[Technique]] = {
+    "prune": Prune,
+    "prune_channels": PruneChannels,
+    "quantize": Quantize,
+}
 
 
 def from_json(config: dict[str, Any]) -> Technique:

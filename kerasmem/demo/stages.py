@@ -97,7 +97,10 @@ def shrink(shop: Workshop) -> CompressionResult:
     with shop.stage("fine-tuning") as progress:
         result = compress(
             shop.out / "original.keras",
-            [Prune(0.8, scope="global"), Quantize("int8")],
+            [
+                Prune(0.8, scope="global", include=("logits",)),
+                Quantize("int8"),
+            ],
             data=images.train,
             validation_data=images.test,
             fine_tune_epochs=recipe.fine_tune_epochs,

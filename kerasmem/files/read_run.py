@@ -14,6 +14,7 @@ from kerasmem.records import (
     Finding,
     GradientRecord,
     MemoryRecord,
+    PostMortem,
     Run,
     RunInfo,
     Timeline,
@@ -48,6 +49,9 @@ def read_run(path: str | Path) -> Run:
         gradients=next(iter(gradients.values()), ()),
         findings=_all(_records(folder, "findings", Finding.from_json, notes)),
         timelines=_timelines(folder, notes),
+        post_mortems=_all(
+            _records(folder, "post_mortems", PostMortem.from_json, notes)
+        ),
         notes=tuple(notes),
     )
     if run == Run(info=run.info, notes=run.notes):

@@ -6,6 +6,7 @@
 | `memory.jsonl` | a `MemoryRecord` per line |
 | `gradients.jsonl` | a `GradientRecord` per line |
 | `findings.jsonl` | a `Finding` per line |
+| `post_mortems.jsonl` | a `PostMortem` per line |
 | `timeline-0000.json.gz` | the `Timeline`s of one window, one per line |
 
 Process 0 of a run writes these; process 1 writes `memory-p1.jsonl` and so on.

@@ -17,6 +17,8 @@ from kerasmem.errors import ConfigError
 from kerasmem.files.atomic import replacing, scratch_folder
 from kerasmem.graph.optimizer import fresh_optimizer
 
+_DATED = "metadata.json"
+
 
 def save_model(
     model: Any, path: str | Path, *, include_optimizer: bool = False
@@ -70,6 +72,11 @@ def deflate(source: Path, target: Path) -> None:
         zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as deflated,
     ):
         for member in stored.infolist():
+            if member.filename == _DATED:
+                # As it is: deflated, its size would change with the second.
+                text = stored.read(member)
+                deflated.writestr(member.filename, text, zipfile.ZIP_STORED)
+                continue
             large = member.file_size >= 1 << 31
             with (
                 stored.open(member) as reader,

@@ -11,6 +11,7 @@ import keras
 from kerasmem.errors import ModelError
 from kerasmem.graph.layers import sublayers
 from kerasmem.graph.optimizer import fresh_optimizer
+from kerasmem.graph.values import to_numpy
 
 _NOT_THE_USERS = ("keras", "kerasmem", "tensorflow", "jax", "torch", "builtins", "abc")
 
@@ -45,6 +46,14 @@ def clone(model: Any) -> Any:
     return copy
 
 
+def same_draws(copy: Any, model: Any) -> Any:
+    """Return `copy`, which from now on draws the random numbers that `model` would."""
+    # A layer without a seed of its own saves no state of its random numbers.
+    for own, other in zip(copy.variables, model.variables, strict=True):
+        own.assign(to_numpy(other))
+    return copy
+
+
 def compile_settings(model: Any) -> dict[str, Any] | None:
     """Return fresh keyword arguments for `compile` as `model` has them, or None."""
     with keras.saving.custom_object_scope(live_objects(model)):
@@ -76,7 +85,13 @@ def live_objects(model: Any) -> dict[str, Any]:
 def _parts(model: Any) -> Iterator[Any]:
     for layer in sublayers(model):
         yield layer
-        yield from (v for v in vars(layer).values() if _is_function(v))
+        # Keras puts a wrapper of its own before the `build` of every layer: what a
+        # class has under the same name is no part of the layer's.
+        yield from (
+            value
+            for name, value in vars(layer).items()
+            if _is_function(value) and not hasattr(type(layer), name)
+        )
     if model.compiled:
         yield model.optimizer
         yield from keras.tree.flatten(model.loss)

@@ -1,7 +1,7 @@
 """The calls that one forward pass of a model makes, in order, with their tensors."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
@@ -22,6 +22,8 @@ class Call:
         outputs: the `KerasTensor`s that came out.
         variables: the `keras.Variable`s that went in as arguments.
         owner: the layer in whose `call` it happens, None in the model's own graph.
+        nodes: the nodes of graphs that it happens in, outermost first; empty for an
+            input of the model.
     """
 
     operation: Any
@@ -29,6 +31,7 @@ class Call:
     outputs: tuple[Any, ...]
     variables: tuple[Any, ...] = ()
     owner: Any = None
+    nodes: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ def trace(
         opens: says of a layer whether the calls within its own `call` are wanted in
             its place; it is left whole if that is not made of layers and `keras.ops`.
     """
-    graph = _graph(model)
+    graph = own_graph(model)
     if graph is None:
         return None
     own = [tensor.shape for tensor in graph.inputs] if shapes is None else shapes
@@ -78,10 +81,10 @@ def _trace_graph(
 ) -> Trace:
     known = {id(tensor): x for tensor, x in zip(graph.inputs, inputs, strict=True)}
     calls: list[Call] = []
-    for node in _nodes(graph):
+    for node in nodes_in_order(graph):
         args, kwargs = node.arguments.fill_in(known)
         opened = _open(node.operation, args, kwargs, opens, owner)
-        calls.extend(opened.calls)
+        calls.extend(replace(c, nodes=(node, *c.nodes)) for c in opened.calls)
         known.update(zip(map(id, node.outputs), opened.outputs, strict=True))
     return Trace(tuple(calls), tuple(known[id(tensor)] for tensor in graph.outputs))
 
@@ -89,7 +92,7 @@ def _trace_graph(
 def _open(
     operation: Any, args: tuple, kwargs: dict[str, Any], opens: Opens, owner: Any
 ) -> Trace:
-    graph = _graph(operation)
+    graph = own_graph(operation)
     if graph is not None:
         return _trace_graph(graph, keras.tree.flatten(args[0]), opens, owner)
     given = keras.tree.flatten((args, kwargs))
@@ -109,16 +112,18 @@ def _with_batch(tensor: Any, shape: Sequence[int | None], batch_size: int) -> An
     return keras.KerasTensor(shape, dtype=tensor.dtype, sparse=tensor.sparse)
 
 
-def _graph(model: Any) -> Any | None:
+def own_graph(model: Any) -> Any:
+    """Return the Functional model that a model with a graph runs, None without one."""
     # A Sequential keeps its graph in a model of its own, which nothing public returns.
     if isinstance(model, keras.Sequential):
         return model._functional
     return model if has_graph(model) else None
 
 
-def _nodes(graph: Any) -> list[Any]:
-    # The order in which Keras runs a graph, by decreasing depth. Public Keras lists
-    # the operations, but not which call of a shared one takes which tensors.
+def nodes_in_order(graph: Any) -> list[Any]:
+    """Return the calls of a Functional model in the order in which Keras runs them."""
+    # By decreasing depth. Public Keras lists the operations, but not which call of a
+    # shared one takes which tensors.
     depths = sorted(graph._nodes_by_depth, reverse=True)
     nodes = [node for depth in depths for node in graph._nodes_by_depth[depth]]
     return [node for node in nodes if not node.is_input]

@@ -17,3 +17,10 @@ def nbytes(variable: Any) -> int:
     """Return the bytes of a variable in RAM."""
     dtype = np.dtype(keras.backend.standardize_dtype(variable.dtype))
     return math.prod(variable.shape) * dtype.itemsize
+
+
+def held_bytes(model: Any) -> int:
+    """Return the bytes of the variables of a model and of its optimizer, if any."""
+    optimizer = model.optimizer if model.compiled else None
+    held = [*model.variables, *(optimizer.variables if optimizer else ())]
+    return sum(map(nbytes, {id(variable): variable for variable in held}.values()))

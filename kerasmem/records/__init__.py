@@ -12,6 +12,7 @@ from kerasmem.records.finding import Finding
 from kerasmem.records.gradient import GradientRecord, VariableGradient
 from kerasmem.records.memory import DeviceReading, HostReading, MemoryRecord
 from kerasmem.records.pipeline import DataMemory, PipelineStage
+from kerasmem.records.post_mortem import CAUSES, Cause, PostMortem, Remedy
 from kerasmem.records.run import Run, RunInfo
 from kerasmem.records.timeline import CATEGORIES, PHASES, Block, Timeline
 from kerasmem.records.tuning import (
@@ -26,11 +27,13 @@ from kerasmem.records.wide_type import WideType
 
 __all__ = [
     "CATEGORIES",
+    "CAUSES",
     "ESTIMATE_CATEGORIES",
     "MEASURED",
     "PHASES",
     "Block",
     "CardStatus",
+    "Cause",
     "CompressionReport",
     "DataMemory",
     "DeviceReading",
@@ -44,6 +47,8 @@ __all__ = [
     "ModelFigures",
     "OddSize",
     "PipelineStage",
+    "PostMortem",
+    "Remedy",
     "Retrace",
     "Run",
     "RunInfo",

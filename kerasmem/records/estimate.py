@@ -73,12 +73,12 @@ class MemoryEstimate:
 
     def by_category(self) -> dict[str, int]:
         """Return the bytes of each category that has any, most first."""
-        return _largest_first((part.category, part.nbytes) for part in self.parts)
+        return largest_first((part.category, part.nbytes) for part in self.parts)
 
     def by_layer(self) -> dict[str | None, int]:
         """Return the bytes of each layer, most first; None stands for no layer."""
         used = (part for part in self.parts if part.category != "pool")
-        return _largest_first((part.layer, part.nbytes) for part in used)
+        return largest_first((part.layer, part.nbytes) for part in used)
 
     def verdict(self, memory_limit: int | str) -> str:
         """Return whether it fits into a limit, in words.
@@ -128,7 +128,8 @@ class MemoryEstimate:
         return cls(**content, parts=parts)
 
 
-def _largest_first(items: Iterable[tuple[_Key, int]]) -> dict[_Key, int]:
+def largest_first(items: Iterable[tuple[_Key, int]]) -> dict[_Key, int]:
+    """Return the sum of the sizes of each key, most first."""
     sums: dict[_Key, int] = {}
     for key, nbytes in items:
         sums[key] = sums.get(key, 0) + nbytes

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from kerasmem.records.finding import Finding
 from kerasmem.records.gradient import GradientRecord
 from kerasmem.records.memory import MemoryRecord
+from kerasmem.records.post_mortem import PostMortem
 from kerasmem.records.timeline import Timeline
 
 
@@ -52,6 +53,7 @@ class Run:
             the update are the same in all.
         findings: what the monitors of every process noticed.
         timelines: one per allocator and window of steps.
+        post_mortems: one per time that memory ran out, of every process.
         notes: what could not be read, in words.
     """
 
@@ -60,4 +62,5 @@ class Run:
     gradients: tuple[GradientRecord, ...] = ()
     findings: tuple[Finding, ...] = ()
     timelines: tuple[Timeline, ...] = ()
+    post_mortems: tuple[PostMortem, ...] = ()
     notes: tuple[str, ...] = ()

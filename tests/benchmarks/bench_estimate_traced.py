@@ -5,7 +5,7 @@ python -m tests.benchmarks.bench_estimate_traced gpu METHOD FACTS [MODEL...]
     "traced" or "step" (with TF_CPU_ALLOCATOR_USE_BFC=1 TF_ENABLE_ONEDNN_OPTS=0)
 python -m tests.benchmarks.bench_estimate_traced cpu METHODS [MODEL...]
     methods, such as "analytic,step", against get_memory_info on this machine
-    (KERAS_BACKEND=tensorflow)
+    (KERAS_BACKEND=tensorflow TF_ENABLE_ONEDNN_OPTS=0)
 python -m tests.benchmarks.bench_estimate_traced xla
     method "xla" against get_memory_info on this machine (KERAS_BACKEND=tensorflow)
 python -m tests.benchmarks.bench_estimate_traced batch [MODEL...]

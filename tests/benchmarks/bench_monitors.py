@@ -1,14 +1,17 @@
 """What the monitors cost: time against the bare `fit` of the same model.
 
-Run by hand, about 3 minutes a backend on 2 cores:
+Run by hand, on an idle machine, about 3 minutes a case on 2 cores:
 
-    python tests/benchmarks/bench_monitors.py [--backend torch] [--rounds 20]
+    python tests/benchmarks/bench_monitors.py [--backend torch] [--case cnn]
 
-Every case runs in a process of its own. In it one `fit` per way of watching, and two
-of none, run in threads that take turns epoch by epoch: what disturbs the machine
-disturbs them all. A ratio is the median over the rounds of an epoch's time over that of
-the bare epoch beside it, once of the clock, once of the processor time. What
-"bare again" is off 1 is the noise.
+One `fit` per way of watching, and two of none, run in threads of one process that take
+turns of ten steps: what disturbs the machine disturbs them all, and each turn has one
+sampled step of `every=10`. A ratio is the median over the turns of their time over that
+of the bare turn beside it, once of the clock, once of the processor time. Where a
+model's memory happens to lie moves its speed by a few percent for as long as the
+process lives; so there are several processes, in each of which another way comes first,
+and what is printed is the median, lowest and highest of their ratios. What "bare again"
+is off 1 is the noise. Then how long the monitors' own hooks took, per epoch.
 """
 
 import argparse
@@ -28,11 +31,11 @@ CASES = [  # name, backend, jit; JAX without jit runs op by op, torch.compile as
     for name in ("cnn", "mlp")
     for jit in {"tensorflow": (False, True), "jax": (True,), "torch": (False,)}[backend]
 ]
-WARM_UP = 2
+STEPS, TURNS, WARM_UP = 10, 60, 3  # of a turn; of a fit; turns that do not count
 
 
 class Turns:
-    """Lets the threads of several fits run one epoch each, in turn."""
+    """Lets the threads of several fits run some steps each, in turn."""
 
     def __init__(self, names):
         self.names = names
@@ -91,35 +94,56 @@ def network(name):
     )
 
 
-SHAPES = {"cnn": ((16, 16, 3), 32, 20), "mlp": ((784,), 128, 40)}
+SHAPES = {"cnn": ((16, 16, 3), 32), "mlp": ((784,), 128)}
 
 
-def borders(turns):
-    """Return the callbacks that begin and end one way's turn."""
+def turn_callback(turns, way):
+    """Return the callback that begins and ends one way's turns."""
     import keras
 
-    class Begin(keras.callbacks.Callback):
-        async_safe = True
+    class Turn(keras.callbacks.Callback):
+        # Not async_safe: Keras waits for the step before it calls.
+        def on_train_batch_begin(self, batch, logs=None):
+            if batch % STEPS == 0:
+                turns.wait(way)
 
-        def __init__(self, way):
-            super().__init__()
-            self.way = way
+        def on_train_batch_end(self, batch, logs=None):
+            if batch % STEPS == STEPS - 1:
+                turns.pass_on(way)
 
-        def on_epoch_begin(self, epoch, logs=None):
-            turns.wait(self.way)
-
-    class End(Begin):
-        def on_epoch_begin(self, epoch, logs=None):
-            pass
-
-        def on_epoch_end(self, epoch, logs=None):
-            turns.pass_on(self.way)
-
-    return Begin, End
+    return Turn()
 
 
-def run_case(name, jit, rounds):
+def timed(callback):
+    """Have the callback note how long its hooks take, in `milliseconds`."""
+    callback.milliseconds = []
+
+    def watch(name):
+        original = getattr(callback, name)
+
+        def hook(*arguments, **keywords):
+            start = time.perf_counter()
+            original(*arguments, **keywords)
+            callback.milliseconds.append(1e3 * (time.perf_counter() - start))
+
+        setattr(callback, name, hook)
+
+    watch("on_epoch_begin")
+    watch("on_epoch_end")
+    return callback
+
+
+def compiled_network(case, jit):
     import keras
+
+    keras.utils.set_random_seed(1)
+    model = network(case)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("adam", loss, jit_compile=jit)
+    return model
+
+
+def run_case(case, jit, first):
     import numpy as np
 
     from kerasmem.callbacks import GradientMonitor, MemoryMonitor
@@ -128,52 +152,53 @@ def run_case(name, jit, rounds):
     ways = {
         "bare": list,
         "bare again": list,
-        "memory": lambda: [MemoryMonitor()],
         "norm only": lambda: [GradientMonitor(per_variable=False)],
         "every=10": lambda: [GradientMonitor()],
         "every=1": lambda: [GradientMonitor(every=1)],
     }
-    shape, batch_size, steps = SHAPES[name]
+    names = list(ways)
+    names = names[first % len(names) :] + names[: first % len(names)]
+    shape, batch_size = SHAPES[case]
     rng = np.random.default_rng(0)
-    x = rng.normal(size=(batch_size * steps, *shape)).astype("float32")
-    y = rng.integers(0, 10, batch_size * steps)
-    turns = Turns(list(ways))
-
-    begin, end = borders(turns)
+    samples = batch_size * STEPS * TURNS
+    x = rng.normal(size=(samples, *shape)).astype("float32")
+    y = rng.integers(0, 10, samples)
+    turns = Turns(names)
 
     def fit(way):
-        keras.utils.set_random_seed(1)
-        model = network(name)
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile("adam", loss, jit_compile=jit)
-        model.fit(
+        compiled_network(case, jit).fit(
             x,
             y,
             batch_size=batch_size,
-            epochs=rounds + WARM_UP,
             verbose=0,
             shuffle=False,
-            callbacks=[begin(way), *ways[way](), end(way)],
+            callbacks=[*ways[way](), turn_callback(turns, way)],
         )
 
-    threads = [threading.Thread(target=fit, args=[way]) for way in ways]
+    threads = [threading.Thread(target=fit, args=[way]) for way in names]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     bare = statistics.median(turns.seconds["bare"][WARM_UP:])
-    found = {"step_ms": 1e3 * bare / steps, "epoch_ms": 1e3 * bare}
+    found = {"step_ms": 1e3 * bare / STEPS, "ratios": {}, "hooks": {}}
     for way in list(ways)[1:]:
-        found[way] = [
+        found["ratios"][way] = [
             ratio(figures[way], figures["bare"])
             for figures in (turns.seconds, turns.processor)
         ]
-        differences = [
-            a - b
-            for a, b in zip(turns.seconds[way], turns.seconds["bare"], strict=True)
-        ]
-        found[way].append(1e3 * statistics.median(differences[WARM_UP:]))
-    return found
+    # Epoch by epoch: beginning and end together.
+    few = {"x": x[: 2 * batch_size], "y": y[: 2 * batch_size]}
+    for monitor in (MemoryMonitor(), GradientMonitor()):
+        model = compiled_network(case, jit)
+        callbacks = [timed(monitor)]
+        model.fit(
+            **few, batch_size=batch_size, epochs=20, verbose=0, callbacks=callbacks
+        )
+        hooks = zip(monitor.milliseconds[::2], monitor.milliseconds[1::2], strict=True)
+        name = type(monitor).__name__
+        found["hooks"][name] = statistics.median(map(sum, hooks))
+    print(json.dumps(found))
 
 
 def ratio(figures, bare):
@@ -181,43 +206,50 @@ def ratio(figures, bare):
     return statistics.median(ratios[WARM_UP:])
 
 
+def spread(figures):
+    low, high = min(figures), max(figures)
+    return f"{statistics.median(figures):.3f} ({low:.3f} to {high:.3f})"
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--backend", choices=BACKENDS)
     parser.add_argument("--case", choices=SHAPES)
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--jit", type=int)
+    parser.add_argument("--processes", type=int, default=5)
+    parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.child:
-        print(json.dumps(run_case(options.case, bool(options.jit), options.rounds)))
+    if options.child is not None:
+        run_case(options.case, bool(options.jit), options.child)
         return
-    for name, backend, jit in CASES:
+    for case, backend, jit in CASES:
         if options.backend not in (None, backend):
             continue
-        if options.case not in (None, name):
+        if options.case not in (None, case):
             continue
         if options.jit not in (None, int(jit)):
             continue
-        command = [sys.executable, __file__, "--child", "--case", name]
-        command += ["--jit", str(int(jit)), "--rounds", str(options.rounds)]
-        environment = os.environ | {
-            "KERAS_BACKEND": backend,
-            "TF_CPP_MIN_LOG_LEVEL": "3",
-        }
-        run = subprocess.run(
-            command, env=environment, stdout=subprocess.PIPE, text=True, check=True
-        )
-        found = json.loads(run.stdout)
-        print(f"{backend} {name} jit={jit}: bare step {found['step_ms']:.1f} ms")
-        for way, figures in found.items():
-            if isinstance(figures, list):
-                clock, cpu, more = figures
-                print(
-                    f"  {way:12} x{clock:.3f} (processor x{cpu:.3f}), "
-                    f"{more:+.1f} ms an epoch",
-                    flush=True,
-                )
+        found = [child(case, backend, jit, i) for i in range(options.processes)]
+        step = spread([each["step_ms"] for each in found])
+        print(f"{backend} {case} jit={jit}: bare step {step} ms")
+        for way in found[0]["ratios"]:
+            clock, processor = (
+                spread([each["ratios"][way][i] for each in found]) for i in (0, 1)
+            )
+            print(f"  {way:12} x{clock}, processor x{processor}")
+        for name in found[0]["hooks"]:
+            hooks = spread([each["hooks"][name] for each in found])
+            print(f"  {name}: {hooks} ms an epoch", flush=True)
+
+
+def child(case, backend, jit, first):
+    command = [sys.executable, __file__, "--child", str(first), "--case", case]
+    command += ["--jit", str(int(jit))]
+    environment = os.environ | {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    run = subprocess.run(
+        command, env=environment, stdout=subprocess.PIPE, text=True, check=True
+    )
+    return json.loads(run.stdout)
 
 
 if __name__ == "__main__":

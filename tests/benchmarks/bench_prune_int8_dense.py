@@ -31,7 +31,7 @@ def main():
     model.fit(*data.train, epochs=8, batch_size=64, verbose=0)
     report = km.compress(
         model,
-        [km.Prune(0.95), km.Quantize("int8")],
+        [km.Prune(0.95, include="kernel"), km.Quantize("int8")],
         data=data.train,
         validation_data=data.test,
         fine_tune_epochs=8,

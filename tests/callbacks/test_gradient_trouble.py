@@ -1,6 +1,7 @@
 """Networks with a fault each, and healthy ones: what a monitor says of them."""
 
 import json
+import warnings
 
 import keras
 import numpy as np
@@ -196,3 +197,18 @@ def test_the_layers_are_named_without_per_variable_statistics_too():
 
     with pytest.warns(KerasMemWarning, match=r"step 1 of the epoch in .*dense"):
         watched(model, (x, y), keras.optimizers.SGD(0.1), per_variable=False)
+
+
+def test_a_model_without_trainable_weights_is_said_to_have_nothing_to_watch():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.trainable = False
+    model.compile("sgd", "mse")
+    monitor = GradientMonitor()
+    x = np.ones((4, 2), "float32")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        model.fit(x, x[:, :1], verbose=0, callbacks=[monitor])
+    ours = [str(w.message) for w in told if w.category is KerasMemWarning]
+    assert [text for text in ours if "no trainable weights" in text] == ours[:1]
+    assert len(ours) == 1
+    assert monitor.records == []

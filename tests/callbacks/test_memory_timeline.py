@@ -16,7 +16,9 @@ from kerasmem import backends
 from kerasmem.backends.profile import AllocatorTrace, MemoryEvent, Profile
 from kerasmem.callbacks import MemoryTimeline
 from kerasmem.errors import ConfigError, KerasMemWarning
+from kerasmem.files.read_run import read_run
 from kerasmem.files.timelines import read_timelines
+from kerasmem.records import Finding
 from tests.timelines import (
     assert_adds_up,
     held_before,
@@ -355,12 +357,14 @@ def test_a_folder_that_cannot_be_written_warns_once(tmp_path):
     assert weights == small_fit(None)
 
 
-def test_a_window_that_never_comes_is_told():
-    _, told = quiet(MemoryTimeline(steps=range(100, 101)))
+def test_a_window_that_never_comes_is_told_and_written_down(tmp_path):
+    _, told = quiet(MemoryTimeline(steps=range(100, 101), log_dir=tmp_path), epochs=2)
     assert told == [
-        "MemoryTimeline saw no step of its window: there were 6 steps. Give it "
+        "MemoryTimeline saw no step of its window: there were 12 steps. Give it "
         "earlier ones, such as steps=range(0, 1)."
     ]
+    (finding,) = read_run(tmp_path).findings
+    assert finding == Finding("no timeline", told[0], 1, None, "MemoryTimeline")
 
 
 def test_the_window_counts_over_epochs_and_ends_with_its_epoch(tmp_path, backend):

@@ -25,6 +25,11 @@ def model(optimizer="sgd", **compile_arguments):
     return made
 
 
+def prune(*arguments, **keywords):
+    """Return a choice of every kernel, also that of the output layer."""
+    return km.Prune(*arguments, include="kernel", **keywords)
+
+
 def shares(made):
     return [float((to_numpy(layer.kernel) == 0).mean()) for layer in made.layers]
 
@@ -58,7 +63,7 @@ def test_the_sparsity_rises_to_its_end_and_nothing_is_left_behind(optimizer):
     unpruned = model(optimizer())
     unpruned.fit(X, Y, epochs=1, verbose=0)
     look = Look()
-    pruning = km.callbacks.Pruning(km.Prune(0.75))
+    pruning = km.callbacks.Pruning(prune(0.75))
     history = made.fit(
         X, Y, epochs=4, batch_size=16, verbose=0, callbacks=[pruning, look]
     ).history
@@ -77,7 +82,7 @@ def test_the_sparsity_rises_to_its_end_and_nothing_is_left_behind(optimizer):
 def test_jit_and_several_steps_at_once(backend):
     several = {} if backend == "torch" else {"steps_per_execution": 2}
     made = model(jit_compile=backend != "torch", **several)
-    pruning = km.callbacks.Pruning(km.Prune(0.6, end=0.8))
+    pruning = km.callbacks.Pruning(prune(0.6, end=0.8))
     made.fit(X, Y, epochs=3, batch_size=8, verbose=0, callbacks=[pruning])
     assert shares(made) == [0.6, 0.6]
 
@@ -92,7 +97,7 @@ def test_a_checkpoint_written_meanwhile_is_sparse_and_plain(tmp_path):
         verbose=0,
         callbacks=[
             keras.callbacks.ModelCheckpoint(path),
-            km.callbacks.Pruning(km.Prune(0.75, end=0.0)),
+            km.callbacks.Pruning(prune(0.75, end=0.0)),
         ],
     )
     first = keras.models.load_model(tmp_path / "1.keras")
@@ -107,7 +112,7 @@ def test_after_an_exception_the_next_fit_trains_every_weight_again():
         def on_epoch_end(self, epoch, logs=None):
             raise KeyboardInterrupt
 
-    pruning = km.callbacks.Pruning(km.Prune(0.75, end=0.0))
+    pruning = km.callbacks.Pruning(prune(0.75, end=0.0))
     with pytest.raises(KeyboardInterrupt):
         made.fit(X, Y, epochs=2, verbose=0, callbacks=[pruning, Stop()])
     assert shares(made)[1] == 0.75
@@ -120,7 +125,7 @@ def test_two_prunings_leave_nothing_behind_either():
     made, unpruned = model("adam"), model("adam")
     unpruned.fit(X, Y, epochs=1, verbose=0)
     own = [variable.constraint for variable in made.trainable_variables]
-    prunings = [km.callbacks.Pruning(km.Prune(share)) for share in (0.3, 0.5)]
+    prunings = [km.callbacks.Pruning(prune(share)) for share in (0.3, 0.5)]
     made.fit(X, Y, epochs=2, verbose=0, callbacks=prunings)
     assert shares(made)[1] == 0.5  # in the other, non_neg makes zeros of its own
     assert [variable.constraint for variable in made.trainable_variables] == own
@@ -133,7 +138,7 @@ def test_listed_last_pruning_has_the_last_word_on_weights_that_are_restored():
     stop = keras.callbacks.EarlyStopping(
         "loss", mode="max", patience=9, restore_best_weights=True
     )
-    pruning = km.callbacks.Pruning(km.Prune(0.5, begin=0.5, end=0.5))
+    pruning = km.callbacks.Pruning(prune(0.5, begin=0.5, end=0.5))
     made.fit(X, Y, epochs=4, verbose=0, callbacks=[stop, pruning])
     assert stop.best_epoch == 0
     assert shares(made)[1] == np.mean(stop.best_weights[2] == 0) + 0.5 == 0.5
@@ -145,7 +150,7 @@ def test_listed_last_pruning_has_the_last_word_on_weights_that_are_restored():
 def test_data_of_unknown_length_is_pruned_at_the_ends_of_epochs():
     made = model()
     batches = ((X[i : i + 16], Y[i : i + 16]) for i in range(0, 64, 16))
-    pruning = km.callbacks.Pruning(km.Prune(0.5))
+    pruning = km.callbacks.Pruning(prune(0.5))
     history = made.fit(batches, verbose=0, shuffle=False, callbacks=[pruning]).history
     assert history["sparsity"] == [0.5]
     assert min(shares(made)) == 0.5
@@ -156,14 +161,14 @@ def test_a_training_that_ends_too_early_is_said():
     stop = keras.callbacks.LambdaCallback(
         on_epoch_end=lambda epoch, logs: setattr(made, "stop_training", True)
     )
-    pruning = km.callbacks.Pruning(km.Prune(0.75, begin=0.5, end=0.9))
+    pruning = km.callbacks.Pruning(prune(0.75, begin=0.5, end=0.9))
     with pytest.warns(KerasMemWarning, match="sparsity is 0.000 instead of 0.750"):
         made.fit(X, Y, epochs=4, verbose=0, callbacks=[pruning, stop])
     assert shares(made)[1] == 0
 
 
 def test_a_model_without_weights_is_an_error():
-    pruning = km.callbacks.Pruning(km.Prune(0.5))
+    pruning = km.callbacks.Pruning(prune(0.5))
     pruning.set_model(Subclassed())
     with pytest.raises(ModelError, match="no weights to prune yet"):
         pruning.on_train_begin()

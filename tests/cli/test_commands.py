@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from kerasmem.demo.run import DemoRecord
+from kerasmem.files import load_model
 from kerasmem.records import ModelFigures
 
 TERSE = "--loss sparse_categorical_crossentropy --metric accuracy"
@@ -59,8 +60,8 @@ def test_compress_writes_a_smaller_model_that_does_as_it_says(
     folder, kerasmem, samples
 ):
     call = kerasmem(
-        "compress model.keras -o small.keras --prune 0.5 --quantize int8 "
-        "--data split.npz --report page.html --json"
+        "compress model.keras -o small.keras --prune 0.5 --prune-include kernel "
+        "--quantize int8 --data split.npz --report page.html --json"
     )
     report = call.json["report"]
     x, y = samples
@@ -78,6 +79,16 @@ def test_compress_writes_a_smaller_model_that_does_as_it_says(
         ("quantize", True),
     }
     assert "kerasmem compress model.keras" in Path("page.html").read_text()
+
+
+def test_compress_removes_channels_and_stock_keras_opens_the_file(folder, kerasmem):
+    report = kerasmem(
+        "compress model.keras -o small.keras --prune-channels 0.5 --json"
+    ).json["report"]
+    small = keras.models.load_model("small.keras")
+    assert small.count_params() == report["after"]["parameters"]
+    assert report["after"]["parameters"] < 0.6 * report["before"]["parameters"]
+    assert small.output_shape == load_model("model.keras").output_shape
 
 
 def test_compress_measures_in_batches_of_the_size_it_was_told(folder, kerasmem):

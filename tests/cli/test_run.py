@@ -123,7 +123,9 @@ except KeyboardInterrupt:
 def started(here):
     """Return a run of a script that waits, in a process group of its own."""
     (here / "waits.py").write_text(ENDED)
-    command = [sys.executable, "-m", "kerasmem", "run", "--log-dir", "seen", "waits.py"]
+    # What a shell starts in the background ignores Ctrl-C, and so would its children.
+    command = ["env", "--default-signal=INT", sys.executable, "-m", "kerasmem", "run"]
+    command += ["--log-dir", "seen", "waits.py"]
     with subprocess.Popen(
         command, cwd=here, stdout=subprocess.PIPE, start_new_session=True, text=True
     ) as process:
@@ -136,12 +138,12 @@ def started(here):
 
 def test_a_script_may_save_something_at_ctrl_c(started, here):
     os.killpg(started.pid, signal.SIGINT)  # as a terminal does
-    assert started.wait(timeout=30) == 5
+    assert started.wait(timeout=120) == 5
     assert (here / "saved").exists()
 
 
 def test_a_script_does_not_outlive_a_run_that_is_terminated(started):
     started.terminate()
-    assert started.wait(timeout=30) == 128 + signal.SIGTERM
+    assert started.wait(timeout=120) == 128 + signal.SIGTERM
     # Whoever held the other end of the pipe is gone.
     assert started.stdout.read() == ""

@@ -42,7 +42,7 @@ def test_pruned_fine_tuned_and_int8(trained, digits, tmp_path):
     before = trained.get_weights()
     result = km.compress(
         trained,
-        [km.Prune(0.8), km.Quantize("int8")],
+        [km.Prune(0.8, include="kernel"), km.Quantize("int8")],
         data=train,
         validation_data=test,
         fine_tune_epochs=3,
@@ -160,7 +160,9 @@ def test_a_pruned_model_is_plain_keras(trained, tmp_path):
     km.compress(trained, km.Prune(0.9)).save(tmp_path / "pruned.keras")
     with zipfile.ZipFile(tmp_path / "pruned.keras") as archive:
         assert b"kerasmem" not in archive.read("config.json")
-        assert {m.compress_type for m in archive.infolist()} == {zipfile.ZIP_DEFLATED}
+        stored = [m.filename for m in archive.infolist() if m.compress_type == zipfile.ZIP_STORED]
+    # The date in it would else change the size of the file.
+    assert stored == ["metadata.json"]
 
 
 def test_several_inputs_and_outputs_by_name(tmp_path):

@@ -340,7 +340,7 @@ def classifier_of(model):
 
 
 def test_a_student_is_pruned_while_it_learns(data):
-    pruning = Pruning(Prune(0.5))
+    pruning = Pruning(Prune(0.5, include="kernel"))
     trained = distill(
         classifier(8), classifier(), data, epochs=2, callbacks=[pruning], verbose=0
     )

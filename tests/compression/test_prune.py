@@ -24,10 +24,10 @@ def zeros(variable):
 def test_every_kernel_loses_its_smallest_entries_and_nothing_else_changes(kind):
     model = kind.make()
     before = {w.path: to_numpy(w.variable) for w in weights(model)}
-    Prune(0.5).apply(model)
+    Prune(0.5, include="kernel|embeddings").apply(model)
     for weight in weights(model):
         old, new = before[weight.path], to_numpy(weight.variable)
-        if is_kernel(weight) and not is_depthwise(weight):
+        if is_kernel(weight):
             assert zeros(weight.variable) == old.size // 2
             np.testing.assert_array_equal(new[new != 0], old[new != 0])
             assert np.abs(old[new == 0]).max() <= np.abs(new[new != 0]).min()
@@ -42,7 +42,7 @@ def test_global_pruning_takes_more_where_weights_matter_less():
     peaked = np.where(np.arange(600).reshape(30, 20) % 10 == 0, 10.0, 0.01)
     kernels[0].assign(flat)
     kernels[1].assign(peaked)
-    Prune(0.45, scope="global").apply(model)
+    Prune(0.45, scope="global", include="kernel").apply(model)
     assert [zeros(kernel) for kernel in kernels] == [0, 540]
 
 
@@ -69,14 +69,22 @@ def test_masks_on_one_variable_come_off_in_any_order(order):
     assert kernel.constraint is own
 
 
-def test_depthwise_and_excluded_weights_are_left_alone_and_that_is_said():
-    model = chain((6, 6, 3), L.DepthwiseConv2D(3), L.Conv2D(4, 1, name="head"))
-    changes = Prune(0.5).apply(model)
-    details = {c.weight: c.detail for c in changes}
-    assert details["head/kernel"] == "50.0% zero"
-    assert "each one matters" in next(d for p, d in details.items() if "depthwise" in p)
-    with pytest.raises(ModelError, match="nothing to prune: none of its 4 weights"):
-        Prune(0.5, exclude="head").apply(model)
+def test_depthwise_output_and_excluded_weights_are_left_alone_and_that_is_said():
+    layers = [L.DepthwiseConv2D(3, name="wide"), L.Conv2D(4, 1, name="middle")]
+
+    def make():
+        return chain((6, 6, 3), *layers, L.Conv2D(2, 1, name="last"), L.ReLU())
+
+    details = {c.weight: c.detail for c in Prune(0.5).apply(make())}
+    assert details["middle/kernel"] == "50.0% zero"
+    assert details["wide/kernel"] == "is depthwise: few weights, each one matters"
+    assert details["last/kernel"] == "is of the output layer"
+    assert details["last/bias"] == "is no kernel or embedding table"
+    named = Prune(0.5, include=["wide/k", "last"]).apply(make())
+    zero = {"wide/kernel": "48.1% zero", "last/kernel": "50.0% zero"}
+    assert {c.weight: c.detail for c in named if c.weight in zero} == zero
+    with pytest.raises(ModelError, match="nothing to prune: none of its 6 weights"):
+        Prune(0.5, exclude="middle").apply(make())
 
 
 def test_an_exclude_that_matches_nothing_is_an_error():
@@ -89,7 +97,7 @@ def test_an_exclude_that_matches_nothing_is_an_error():
 
 def test_ram_is_not_claimed_to_shrink():
     model = chain((4,), L.Dense(3))
-    (kernel, bias) = Prune(0.5).apply(model)
+    (kernel, bias) = Prune(0.5, include="kernel|embeddings").apply(model)
     assert (kernel.before_bytes, kernel.after_bytes) == (48, 48)
     assert (bias.changed, bias.detail) == (False, "is no kernel or embedding table")
 
@@ -105,7 +113,7 @@ def test_a_sparsity_outside_of_0_to_1_is_an_error(sparsity):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"scope": "model"}, "one of layer, global. Received: scope='model'"),
+        ({"scope": "model"}, "one of layer, global, .* Received: scope='model'"),
         ({"begin": 0.6, "end": 0.5}, "begin=0.6, end=0.5"),
         ({"end": 1.1}, "0 <= begin <= end <= 1"),
         ({"exclude": ["("]}, r"Received: '\(', which is none"),
@@ -118,7 +126,11 @@ def test_bad_arguments_are_errors(arguments, text):
 
 @pytest.mark.parametrize("name", TECHNIQUES)
 def test_every_technique_is_frozen_and_goes_to_json_and_back(name):
-    arguments = {"prune": {"sparsity": 0.3, "exclude": ["head"]}, "quantize": {}}[name]
+    required = {
+        "prune": {"sparsity": 0.3, "exclude": ["head"]},
+        "prune_channels": {"ratio": 0.3},
+    }
+    arguments = required.get(name, {})
     technique = from_json({"technique": name, **arguments})
     assert from_json(technique.to_json()) == technique
     field = next(iter(technique.to_json().keys() - {"technique"}))
@@ -128,7 +140,7 @@ def test_every_technique_is_frozen_and_goes_to_json_and_back(name):
 
 def test_unknown_techniques_and_arguments_are_errors():
     with pytest.raises(
-        ConfigError, match="prune, quantize. Received: technique='melt'"
+        ConfigError, match="prune, .*quantize. Received: technique='melt'"
     ):
         from_json({"technique": "melt"})
     with pytest.raises(ConfigError, match="Wrong arguments for 'prune'.*'sparsty'"):
@@ -138,7 +150,26 @@ def test_unknown_techniques_and_arguments_are_errors():
 def test_half_precision_weights_are_pruned_in_their_own_dtype():
     inputs = keras.Input((4,))
     model = keras.Model(inputs, L.Dense(6, dtype="bfloat16")(inputs))
-    Prune(0.5).apply(model)
+    Prune(0.5, include="kernel|embeddings").apply(model)
     kernel = model.layers[-1].kernel
     assert kernel.dtype == "bfloat16"
     assert (to_numpy(keras.ops.cast(kernel, "float32")) == 0).sum() == 12
+
+
+@ALL
+def test_by_default_all_but_the_output_layer_is_pruned(kind):
+    model = kind.make()
+    changed = {c.weight for c in Prune(0.5).apply(model) if c.changed}
+    kernels = [w for w in weights(model) if is_kernel(w)]
+    left = [w.path for w in kernels if w.path not in changed and not is_depthwise(w)]
+    last = {
+        "conv1d": 1,
+        "conv2d": 1,
+        "conv3d": 1,
+        "recurrent": 2,
+        "nested": 1,
+        "subclassed": 1,
+    }
+    assert len(left) == last.get(next(k for k, v in KINDS.items() if v is kind), 0)
+    assert set(left).isdisjoint(changed)
+    assert changed

@@ -1,14 +1,21 @@
 """A run's folder is read back whole, and as far as it goes where it was cut off."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
 from kerasmem.errors import InputError
+from kerasmem.files.post_mortems import add_post_mortem
 from kerasmem.files.read_run import read_run
 from kerasmem.files.timelines import add_timelines
 from kerasmem.records import Run
-from tests.report.runs import countable_timeline, memory_records, small_run
+from tests.report.runs import (
+    countable_timeline,
+    memory_records,
+    post_mortems,
+    small_run,
+)
 
 
 def write_lines(path, records):
@@ -22,6 +29,7 @@ def folder(tmp_path):
     write_lines(tmp_path / "memory.jsonl", run.memory)
     write_lines(tmp_path / "gradients.jsonl", run.gradients)
     write_lines(tmp_path / "findings.jsonl", run.findings)
+    write_lines(tmp_path / "post_mortems.jsonl", run.post_mortems)
     add_timelines(tmp_path, run.timelines)
     return tmp_path
 
@@ -99,3 +107,18 @@ def test_a_folder_with_nothing_of_ours_is_refused(tmp_path):
 def test_a_folder_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(InputError, match="There is no folder here. Received: path="):
         read_run(tmp_path / "missing")
+
+
+def test_post_mortems_are_added_one_by_one_for_every_process(tmp_path):
+    device, pipeline = post_mortems()
+    add_post_mortem(tmp_path / "run", device)
+    add_post_mortem(tmp_path / "run", replace(device, process=1))
+    add_post_mortem(tmp_path / "run", pipeline)
+    found = read_run(tmp_path / "run").post_mortems
+    assert found == (device, pipeline, replace(device, process=1))
+
+
+def test_a_post_mortem_without_a_folder_is_written_nowhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    add_post_mortem(None, post_mortems()[0])
+    assert list(tmp_path.iterdir()) == []

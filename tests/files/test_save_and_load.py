@@ -35,7 +35,13 @@ def test_stock_keras_opens_a_deflated_file_bit_for_bit_and_without_a_warning(
     for a, b in zip(model.get_weights(), loaded.get_weights(), strict=True):
         np.testing.assert_array_equal(a, b)
     with zipfile.ZipFile(tmp_path / "m.keras") as archive:
-        assert {m.compress_type for m in archive.infolist()} == {zipfile.ZIP_DEFLATED}
+        stored = [
+            m.filename
+            for m in archive.infolist()
+            if m.compress_type != zipfile.ZIP_DEFLATED
+        ]
+    # The date is in it: deflated, the size of the file would change with the second.
+    assert stored == ["metadata.json"]
     assert loaded.evaluate(X, X[:, :2], verbose=0) == pytest.approx(
         model.evaluate(X, X[:, :2], verbose=0)
     )

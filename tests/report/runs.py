@@ -4,11 +4,15 @@ import numpy as np
 
 from kerasmem.records import (
     Block,
+    Cause,
     DeviceReading,
+    EstimatePart,
     Finding,
     GradientRecord,
     HostReading,
     MemoryRecord,
+    PostMortem,
+    Remedy,
     Run,
     RunInfo,
     Timeline,
@@ -181,6 +185,60 @@ def large_timeline(allocations, seed=1):
     return with_events((*parameters, *blocks), "GPU_0_bfc")
 
 
+def post_mortems():
+    """Return one of a device, by the estimate, and one of a pipeline, wicked."""
+    device = PostMortem(
+        cause=Cause(
+            kind="device",
+            error="ResourceExhaustedError",
+            message="OOM when allocating tensor with shape[512,1024] and type float",
+            requested_bytes=2 * MIB,
+            shape="[512,1024]",
+            dtype="float",
+            operation="tower_1/dense_1/MatMul",
+            layer="tower/dense",
+            phase="forward",
+            device="GPU:0",
+            limit_bytes=64 * MIB,
+            in_use_bytes=63 * MIB,
+            largest_free_bytes=MIB,
+        ),
+        model="tower",
+        backend="tensorflow",
+        batch_size=1024,
+        micro_batches=2,
+        epoch=0,
+        step=3,
+        peak_bytes=80 * MIB,
+        peak_source="analytic",
+        parts=(
+            EstimatePart("activation", "tower/dense", 40 * MIB),
+            EstimatePart("optimizer_state", "tower/dense", 20 * MIB),
+            EstimatePart("parameter", "tower/dense", 10 * MIB),
+            EstimatePart("gradient", "tower/head", 6 * MIB),
+            EstimatePart("rounding", None, 4 * MIB),
+        ),
+        variable_bytes=30 * MIB,
+        other_bytes=MIB,
+        fitting_micro_batches=4,
+        fitting_bytes=58 * MIB,
+        remedies=(
+            Remedy(name="mixed precision", how="keras.config", saves_bytes=22 * MIB),
+            Remedy(name="8-bit Adam", how="km.optimizers", saves_bytes=14 * MIB),
+        ),
+        time=1_772_366_401.0,
+    )
+    wicked = PostMortem(
+        cause=Cause(kind="input pipeline", error=EVIL, message=EVIL, operation=EVIL),
+        model=EVIL,
+        backend="tensorflow",
+        batch_size=8,
+        remedies=(Remedy(name=EVIL, how=EVIL),),
+        left_out=(EVIL,),
+    )
+    return device, wicked
+
+
 def small_run():
     """Return a run with one of everything, and a layer with a wicked name."""
     wicked = Block(256, 256, 2220, None, None, EVIL, EVIL, "unknown", "unknown")
@@ -193,6 +251,7 @@ def small_run():
             Finding("leak", f"Memory rises at {EVIL}.", 3, EVIL, "MemoryMonitor"),
         ),
         timelines=(timeline, with_events((wicked, *timeline.blocks), "cpu")),
+        post_mortems=post_mortems(),
         notes=("The last line of memory.jsonl is cut off and was left out.",),
     )
 

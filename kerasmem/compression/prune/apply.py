@@ -1,16 +1,15 @@
-"""Walking a model, choosing the weights to prune, setting the smallest to zero."""
+"""Walking a model, choosing the weights to prune, setting them to zero."""
 
-import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import keras
 import numpy as np
 
-from kerasmem.compression.prune.math import global_masks, magnitude_mask
-from kerasmem.errors import ConfigError, ModelError
-from kerasmem.graph.kernels import is_depthwise, is_kernel
-from kerasmem.graph.layers import Weight, weights
+from kerasmem.compression.prune.evidence import gather
+from kerasmem.compression.prune.patterns import parse_pattern
+from kerasmem.compression.prune.plan import Plan, make_plan
+from kerasmem.compression.prune.scores import scores
+from kerasmem.graph.layers import weights
 from kerasmem.graph.values import to_numpy
 from kerasmem.records import WeightChange
 
@@ -18,86 +17,81 @@ if TYPE_CHECKING:
     from kerasmem.compression.prune.config import Prune
 
 
-def prune_weights(model: Any, choice: "Prune") -> list[WeightChange]:
-    """Set the smallest weights of `model` to zero, in place.
+def prune_weights(model: Any, choice: "Prune", data: Any = None) -> list[WeightChange]:
+    """Set the weights of `model` that matter least to zero, in place.
 
     Returns:
         One change per weight of the model, changed or left alone and why.
 
     Raises:
-        ModelError: if the model has no kernel to prune.
-        ConfigError: if a pattern of `exclude` matches no weight.
+        ModelError: if the model has nothing to prune.
+        ConfigError: if a pattern matches no weight, or the criterion takes data.
     """
-    chosen = prunable(model, choice)
-    masks = masks_for([w.variable for w in chosen], choice, choice.sparsity)
-    for weight, mask in zip(chosen, masks, strict=True):
-        zero_out(weight.variable, mask)
-    zeros = {id(w.variable): 1 - m.mean() for w, m in zip(chosen, masks, strict=True)}
-    return [_change(w, choice, zeros.get(id(w.variable))) for w in weights(model)]
+    plan = make_plan(model, choice)
+    values = [to_numpy(variable) for variable in plan.variables]
+    evidence = gather(model, plan, choice.criterion, data)
+    matters = scores(plan.criterion(choice), values, evidence, choice.seed)
+    masks = choose_masks(plan, choice, matters, plan.sparsities)
+    for variable, mask in zip(plan.variables, masks, strict=True):
+        zero_out(variable, mask)
+    return changes(model, plan, [1 - mask.mean() for mask in masks])
 
 
-def prunable(model: Any, choice: "Prune") -> list[Weight]:
-    """Return the weights of `model` that `choice` is about.
+def changes(model: Any, plan: Plan, shares: Sequence[float]) -> list[WeightChange]:
+    """Return one change per weight of the model, with its share of zeros or why not.
 
-    Raises:
-        ModelError: if there are none.
-        ConfigError: if a pattern of `exclude` matches no weight.
+    Args:
+        model: the model.
+        plan: which of its weights are pruned.
+        shares: the share of zeros in each of them, 0 to 1.
     """
-    everything = list(weights(model))
-    for pattern in choice.exclude:
-        if not any(re.search(pattern, weight.path) for weight in everything):
-            raise ConfigError(
-                f"No weight of the model {model.name!r} has a path that matches. "
-                f"Received: exclude={pattern!r}."
-            )
-    chosen = [weight for weight in everything if why_not(weight, choice) is None]
-    if not chosen:
-        raise ModelError(
-            f"The model {model.name!r} has nothing to prune: none of its "
-            f"{len(everything)} weights is a float kernel or embedding table that is "
-            "not excluded. Prune before quantizing."
+    details = {id(weight.variable): reason for weight, reason in plan.left_alone}
+    for variable, share in zip(plan.variables, shares, strict=True):
+        details[id(variable)] = f"{share:.1%} zero"
+    pruned = set(map(id, plan.variables))
+    return [
+        WeightChange(
+            layer=weight.block.name,
+            weight=weight.path,
+            technique="prune",
+            changed=id(weight.variable) in pruned,
+            detail=details[id(weight.variable)],
+            before_bytes=weight.nbytes,
+            after_bytes=weight.nbytes,
         )
-    return chosen
+        for weight in weights(model)
+    ]
 
 
-def why_not(weight: Weight, choice: "Prune") -> str | None:
-    """Return why a weight is left alone, or None if it is pruned."""
-    dtype = keras.backend.standardize_dtype(weight.variable.dtype)
-    if not keras.backend.is_float_dtype(dtype):
-        return f"is {dtype} already"
-    if not is_kernel(weight):
-        return "is no kernel or embedding table"
-    if is_depthwise(weight):
-        return "is depthwise: few weights, each one matters"
-    if any(re.search(pattern, weight.path) for pattern in choice.exclude):
-        return "is excluded"
-    return None
-
-
-def masks_for(
-    variables: Iterable[Any], choice: "Prune", sparsity: float
+def choose_masks(
+    plan: Plan,
+    choice: "Prune",
+    matters: Sequence[np.ndarray],
+    sparsities: Sequence[float],
 ) -> list[np.ndarray]:
-    """Return one bool mask per variable, False where it is to become zero."""
-    values = [to_numpy(variable) for variable in variables]
-    if choice.scope == "global":
-        return global_masks(values, sparsity)
-    return [magnitude_mask(value, sparsity) for value in values]
+    """Return one bool mask per weight of a plan, False where it is to become zero.
+
+    Args:
+        plan: the weights and their groups.
+        choice: the pattern.
+        matters: how much each entry matters, an array per weight.
+        sparsities: the share to remove, per weight; the same within a group.
+    """
+    pattern = parse_pattern(choice.pattern)
+    axes = plan.axes
+    masks: list[Any] = [None] * len(matters)
+    for group in plan.groups:
+        found = pattern.masks(
+            [matters[index] for index in group],
+            sparsities[group[0]],
+            [axes[index] for index in group],
+        )
+        for index, mask in zip(group, found, strict=True):
+            masks[index] = mask
+    return masks
 
 
 def zero_out(variable: Any, mask: np.ndarray) -> None:
     """Set a variable to zero where `mask` is False."""
     value = to_numpy(variable)
     variable.assign(np.where(mask, value, np.zeros((), value.dtype)))
-
-
-def _change(weight: Weight, choice: "Prune", zeros: float | None) -> WeightChange:
-    pruned = zeros is not None
-    return WeightChange(
-        layer=weight.block.name,
-        weight=weight.path,
-        technique="prune",
-        changed=pruned,
-        detail=f"{zeros:.1%} zero" if pruned else str(why_not(weight, choice)),
-        before_bytes=weight.nbytes,
-        after_bytes=weight.nbytes,
-    )

@@ -10,6 +10,8 @@ from keras import ops
 from kerasmem.backends import current
 from kerasmem.backends.gradients import innermost
 from kerasmem.compression.prune.apply import zero_out
+from kerasmem.compression.prune.direct_writes import DirectWrites
+from kerasmem.compression.prune.mask_codes import decode, decode_in_step, encode
 from kerasmem.graph.values import to_numpy
 
 
@@ -19,44 +21,107 @@ class Masks:
     A mask is the variable's `constraint`, behind the user's own if there is one, so
     the optimizer applies it in the same step as the update: weights are sparse at
     every moment, in every checkpoint. Moving averages that the optimizer keeps of the
-    weights are masked too.
+    weights are masked in the same step. A mask takes one bit per entry where XLA
+    compiles the step, one byte elsewhere.
 
     Args:
         model: a built and compiled model.
         variables: the variables to mask; nothing is masked until `write`.
+        splicing: whether removed entries go on learning unseen, in a float32 per entry.
     """
 
-    def __init__(self, model: Any, variables: Sequence[Any]) -> None:
-        self._optimizer = model.optimizer
+    def __init__(
+        self, model: Any, variables: Sequence[Any], *, splicing: bool = False
+    ) -> None:
         self._variables = list(variables)
-        self._states, self._undo = [], []
+        # XLA unpacks bits in the same pass in which it masks; others take more of them.
+        self._packed = current().name == "jax" or model.jit_compile is True
+        self._links: list[_Link] = []
+        self._undo: list[Callable[[], None]] = []
+        self._direct: DirectWrites | None = None
+        if current().name == "jax":
+            self._direct = DirectWrites(model)
+            self._undo.append(self._direct.release)
         for index, variable in enumerate(self._variables):
-            everything = np.ones(tuple(variable.shape), bool)
-            name = f"kerasmem_mask_{index}"
-            state = current().step_state(model.optimizer, everything, name)
-            self._states.append(state)
-            self._undo.append(state.release)
-            self._undo.append(_constrain(variable, state.variable))
+            link = _Link(model.optimizer, variable)
+            shape = tuple(variable.shape)
+            link.mask = self._state(
+                link, self._encoded(np.ones(shape, bool)), f"mask_{index}"
+            )
+            if splicing:
+                value = to_numpy(variable).astype("float32")
+                link.unseen = self._state(link, value, f"unseen_{index}", variable)
+            self._links.append(link)
+            self._undo.append(_constrain(variable, link))
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes that the masks take."""
+        return sum(link.mask.read().nbytes for link in self._links)
+
+    def read(self) -> list[np.ndarray]:
+        """Return the masks as they are, bool arrays."""
+        return [
+            np.array(decode(link.mask.read(), tuple(variable.shape)))
+            for link, variable in zip(self._links, self._variables, strict=True)
+        ]
+
+    def values(self) -> list[np.ndarray]:
+        """Return the weights, with `splicing` also those that are removed."""
+        return [
+            to_numpy(variable) if link.unseen is None else link.unseen.read()
+            for link, variable in zip(self._links, self._variables, strict=True)
+        ]
 
     def write(self, masks: Sequence[np.ndarray]) -> None:
         """Set weights to zero where a mask is False, from now on."""
-        averages = _moving_averages(self._optimizer)
-        for variable, state, mask in zip(
-            self._variables, self._states, masks, strict=True
+        if self._direct is not None:
+            self._direct.forget()
+        for variable, link, mask in zip(
+            self._variables, self._links, masks, strict=True
         ):
-            state.write(mask)
+            link.mask.write(self._encoded(mask))
+            if link.unseen is not None:
+                # What comes back has the value that it would have.
+                back = np.where(to_numpy(variable) == 0, link.unseen.read(), 0)
+                variable.assign(to_numpy(variable) + back.astype(variable.dtype))
             zero_out(variable, mask)
-            if variable.path in averages:
-                zero_out(averages[variable.path], mask)
+            average = _moving_average(link.optimizer, variable)
+            if average is not None:
+                zero_out(average, mask)
+
+    def narrow(self, masks: dict[int, np.ndarray]) -> None:
+        """Have more entries become zero in the step that follows.
+
+        Args:
+            masks: those that changed, by the place of their variable.
+        """
+        for index, mask in masks.items():
+            state = self._links[index].mask
+            if self._direct is None:
+                state.write(self._encoded(mask))
+            else:
+                self._direct.write(state.variable, self._encoded(mask))
 
     def enforce(self) -> None:
         """Apply the masks once more, to weights that were set in another way."""
-        self.write([state.read() for state in self._states])
+        for variable, mask in zip(self._variables, self.read(), strict=True):
+            zero_out(variable, mask)
 
     def release(self) -> None:
         """Let the variables change freely again; a second call is a no-op."""
         while self._undo:
             self._undo.pop()()
+
+    def _encoded(self, mask: np.ndarray) -> np.ndarray:
+        return encode(mask, packed=self._packed)
+
+    def _state(
+        self, link: "_Link", value: np.ndarray, name: str, like: Any = None
+    ) -> Any:
+        state = current().step_state(link.optimizer, value, f"kerasmem_{name}", like)
+        self._undo.append(state.release)
+        return state
 
 
 @contextmanager
@@ -73,42 +138,66 @@ def zeros_kept(model: Any, variables: Sequence[Any]) -> Iterator[None]:
         model.train_function = None
 
 
+class _Link:
+    """One mask of one variable, as a step sees it."""
+
+    def __init__(self, optimizer: Any, variable: Any) -> None:
+        self.optimizer = optimizer
+        self.variable = variable
+        self.mask: Any = None
+        self.unseen: Any = None
+
+    def masked(self, value: Any) -> Any:
+        """Return an updated value of the variable, with zeros where it is removed."""
+        kept = decode_in_step(self.mask.variable, value.shape)
+        if self.unseen is not None:
+            # A removed entry was zero before the update, so its value is the update.
+            before = ops.where(kept, 0.0, ops.convert_to_tensor(self.unseen.variable))
+            self.unseen.variable.assign(before + ops.cast(value, "float32"))
+        average = _moving_average(self.optimizer, self.variable)
+        if average is not None:
+            # Keras averages what the update gave, before any constraint.
+            averaged = ops.convert_to_tensor(average)
+            average.assign(ops.where(kept, averaged, ops.zeros_like(averaged)))
+        # With zeros that are made of one number: half the time of an array of them.
+        return ops.where(kept, value, ops.zeros((), value.dtype))
+
+
 class _Masked:
     """A variable's own constraint, or None, with masks behind it."""
 
     def __init__(self, own: Any) -> None:
         self.own = own
-        self.masks: list[Any] = []
+        self.links: list[_Link] = []
 
     def __call__(self, value: Any) -> Any:
         value = ops.convert_to_tensor(value if self.own is None else self.own(value))
-        for mask in self.masks:
-            kept = ops.convert_to_tensor(mask)
-            value = ops.where(kept, value, ops.zeros_like(value))
+        for link in self.links:
+            value = link.masked(value)
         return value
 
 
-def _constrain(variable: Any, mask: Any) -> Callable[[], None]:
+def _constrain(variable: Any, link: _Link) -> Callable[[], None]:
     """Mask a variable after its own constraint; return the undo, for any order."""
     constraint = variable.constraint
     masked = constraint if isinstance(constraint, _Masked) else _Masked(constraint)
-    masked.masks.append(mask)
+    masked.links.append(link)
     variable.constraint = masked
 
     def undo() -> None:
-        masked.masks[:] = [kept for kept in masked.masks if kept is not mask]
-        if not masked.masks and variable.constraint is masked:
+        masked.links[:] = [kept for kept in masked.links if kept is not link]
+        if not masked.links and variable.constraint is masked:
             variable.constraint = masked.own
 
     return undo
 
 
-def _moving_averages(optimizer: Any) -> dict[str, Any]:
-    """Return the averages that an optimizer with `use_ema` keeps, by variable path."""
+def _moving_average(optimizer: Any, variable: Any) -> Any:
+    """Return the average that an optimizer with `use_ema` keeps, None without one."""
     inner = innermost(optimizer)
     if not getattr(inner, "use_ema", False) or not inner.built:
-        return {}
+        return None
     # Private: Keras gives no public way to the averages, only writes them back.
     averages = inner._model_variables_moving_average
-    paths = [variable.path for variable in inner._trainable_variables]
-    return {p: a for p, a in zip(paths, averages, strict=True) if a is not None}
+    pairs = zip(inner._trainable_variables, averages, strict=True)
+    return next((a for v, a in pairs if v.path == variable.path), None)

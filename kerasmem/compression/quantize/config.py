@@ -39,6 +39,7 @@ class Quantize(Technique):
                 f"Received: scheme={self.scheme!r}."
             )
 
-    def apply(self, model: Any) -> list[WeightChange]:
-        """Make the kernels of `model` int8, in place."""
+    def apply(self, model: Any, data: Any = None) -> list[WeightChange]:
+        """Make the kernels of `model` int8, in place; it takes no data."""
+        del data
         return quantize_weights(model)

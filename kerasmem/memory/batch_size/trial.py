@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from kerasmem import backends
-from kerasmem.backends.exhaustion import is_out_of_memory
+from kerasmem.backends.exhaustion import complaint, is_out_of_memory
 from kerasmem.memory.batch_size.limit import Limit, set_limit
 from kerasmem.memory.batch_size.result import Trial
 from kerasmem.memory.child import ChildDiedError, run_in_child
@@ -60,7 +60,7 @@ def answer(job: Mapping[str, Any]) -> dict[str, Any]:
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        words = " ".join(str(error).split())[:200]
+        words = complaint(str(error))[:200]
         return asdict(Trial(job["batch_size"], fits=False, reason=words))
     over = peak is not None and peak > job["usable"]
     reason = f"{format_bytes(peak or 0)} is too near to the limit, or above it"

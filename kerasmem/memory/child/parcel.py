@@ -10,6 +10,7 @@ import keras
 from kerasmem.errors import ModelError
 from kerasmem.graph.clone import live_objects
 from kerasmem.graph.layers import has_graph
+from kerasmem.memory.treated import told, treat_again
 
 _DEFAULT_LOSS = "mean_squared_error"
 
@@ -45,6 +46,7 @@ def pack(model: Any, optimizer: Any | None, dtype_policy: str | None) -> dict[st
         "optimizer": optimizer and keras.optimizers.serialize(optimizer),
         "modules": modules,
         "parameters": sum(math.prod(w.shape) for w in model.weights),
+        "treated": told(model),
     }
 
 
@@ -78,6 +80,7 @@ def unpack(parcel: Mapping[str, Any], *, jit_compile: bool) -> Any:
             settings = dict(load(parcel["compile"], safe_mode=False))
             settings["optimizer"] = keras.optimizers.deserialize(parcel["optimizer"])
             model.compile(**settings | {"jit_compile": jit_compile})
+    treat_again(model, parcel["treated"])
     return model
 
 

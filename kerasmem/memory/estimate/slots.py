@@ -45,7 +45,8 @@ def optimizer_slots(
     Raises:
         ModelError: if the optimizer's config does not describe it.
     """
-    ledger = _Ledger(backend or keras.backend.backend())
+    paths = tuple(variable.path for variable in variables)
+    ledger = _Ledger(backend or keras.backend.backend(), paths)
     shell = _shell(optimizer, ledger)
     shell.build([_StandIn.of(variable) for variable in variables])
     for variable in shell.variables:
@@ -74,6 +75,7 @@ def made_anew(optimizer: Any) -> Any:
 @dataclass
 class _Ledger:
     backend: str
+    paths: tuple[str, ...]
     slots: list[Slot] = field(default_factory=list[Slot])
 
     def add(
@@ -83,6 +85,16 @@ class _Ledger:
             dtype = "int64" if self.backend == "tensorflow" else "int32"
         width = np.dtype(keras.backend.standardize_dtype(dtype)).itemsize
         self.slots.append(Slot(name, variable, math.prod(shape) * width))
+
+    def owner(self, name: str) -> tuple[str, str | None]:
+        """Return the short name and the variable of a slot that is named after one."""
+        # As Keras names it: `dense_kernel_momentum` for the variable `dense/kernel`.
+        prefixes = {f"{path.replace('/', '_')}_": path for path in self.paths}
+        fitting = [prefix for prefix in prefixes if name.startswith(prefix)]
+        if not fitting:
+            return name, None
+        longest = max(fitting, key=len)
+        return name.removeprefix(longest), prefixes[longest]
 
 
 class _StandIn:
@@ -149,7 +161,7 @@ def _record_slots(shell: Any, ledger: _Ledger) -> None:
     def add_variable(
         shape: Sequence[int], *_: Any, dtype: Any = None, name: str = "", **__: Any
     ) -> _StandIn:
-        ledger.add(name, None, shape, dtype)
+        ledger.add(*ledger.owner(name), shape, dtype)
         return _StandIn(shape, keras.backend.standardize_dtype(dtype), name, name)
 
     def add_variable_from_reference(

@@ -159,11 +159,12 @@ def _layer_of_slot(
         variable
         for variable in trained
         if name.startswith(variable.path.replace("/", "_") + "_")
-        and tuple(variable.shape) == tuple(slot.shape)
     ]
     if not fitting:
         return None
-    longest = max(fitting, key=lambda variable: len(variable.path))
+    # Codes and factors have other shapes than their variable.
+    alike = [v for v in fitting if tuple(v.shape) == tuple(slot.shape)]
+    longest = max(alike or fitting, key=lambda variable: len(variable.path))
     return layer_of.get(id(longest))
 
 

@@ -9,6 +9,7 @@ from kerasmem.errors import ConfigError
 from kerasmem.memory.estimate.checks import compiles, scaled_if_half
 from kerasmem.memory.estimate.request import Request
 from kerasmem.memory.estimate.step.batch import with_batch_size
+from kerasmem.memory.rematerialize import rematerialize
 from kerasmem.memory.tune.variants import Variant
 
 
@@ -17,7 +18,10 @@ def changed(request: Request, variant: Variant) -> Request:
 
     Raises:
         ConfigError: if the model, its optimizer or its batch cannot do it.
+        ModelError: if the model has no graph, of which pieces could be computed again.
     """
+    if variant.rematerialized:
+        request = _rematerialized(request)
     if variant.jit_compile is not None:
         request = _with_jit(request, jit_compile=variant.jit_compile)
     if variant.dtype_policy is not None:
@@ -30,6 +34,15 @@ def changed(request: Request, variant: Variant) -> Request:
             "devices."
         )
     return request
+
+
+def _rematerialized(request: Request) -> Request:
+    # In order: a copy's inputs may have other names.
+    shapes = [x.shape[1:] for x in request.inputs]
+    lean = rematerialize(
+        request.model, batch_size=request.batch_size, input_shape=shapes
+    )
+    return replace(request, model=lean)
 
 
 def _with_jit(request: Request, *, jit_compile: bool) -> Request:

@@ -6,6 +6,7 @@ import keras
 
 from kerasmem.backends.trace import tracer
 from kerasmem.memory.estimate.request import Request
+from kerasmem.memory.treated import treatment_of
 
 _POLICIES = ("mixed_float16", "mixed_bfloat16")
 _ACCUMULATIONS = (2, 4)
@@ -21,6 +22,8 @@ class Variant:
         jit_compile: whether the step is compiled.
         dtype_policy: the policy of every layer that has the model's own.
         left_out: a pass of the graph optimizer that does not run.
+        rematerialized: whether activations are computed again, by the plan with the
+            lowest estimated peak.
         steps_per_update: into how many batches the batch is split.
         devices: over how many devices the batch is spread.
     """
@@ -30,6 +33,7 @@ class Variant:
     jit_compile: bool | None = None
     dtype_policy: str | None = None
     left_out: str | None = None
+    rematerialized: bool = False
     steps_per_update: int = 1
     devices: int = 1
 
@@ -48,6 +52,7 @@ def variants(request: Request, devices: int) -> tuple[Variant, ...]:
         _jit(not request.jit_compile),
         *_mixed(request),
         *_graph_passes(),
+        *_rematerialized(request),
         *_accumulated(request),
     ]
     # Keras on torch trains on several devices only with several processes.
@@ -78,6 +83,13 @@ def _graph_passes() -> list[Variant]:
         Variant(f"{name} off", how.format(key), left_out=name)
         for name, key in tracer("options").GRAPH_OPTIONS.items()
     ]
+
+
+def _rematerialized(request: Request) -> list[Variant]:
+    if treatment_of(request.model) is not None:
+        return []
+    how = f"km.rematerialize(model, batch_size={request.batch_size})"
+    return [Variant("rematerialized", how, rematerialized=True)]
 
 
 def _accumulated(request: Request) -> list[Variant]:

@@ -9,6 +9,7 @@ from kerasmem.report.run.memory import memory_panels
 from kerasmem.report.run.memory_tables import memory_tables
 from kerasmem.report.run.packing import Packer
 from kerasmem.report.run.panels import Panel, thinned
+from kerasmem.report.run.post_mortems import gain, shown
 from kerasmem.report.run.timeline_tables import course_table, peak_table
 from kerasmem.report.run.timelines import chosen, timeline_columns, timeline_title
 
@@ -18,6 +19,7 @@ def page_content(run: Run) -> dict[str, Any]:
     panels = memory_panels(run.memory)
     flow = gradient_flow(run.gradients)
     timelines, timelines_note = chosen(run.timelines)
+    post_mortems, post_mortems_note = shown(run.post_mortems)
     packer = Packer()
     packed = packer.pack(
         {
@@ -37,6 +39,9 @@ def page_content(run: Run) -> dict[str, Any]:
             (timeline_title(t), t, [peak_table(t), course_table(t)]) for t in timelines
         ],
         "timelines_note": timelines_note,
+        "post_mortems": post_mortems,
+        "post_mortems_note": post_mortems_note,
+        "gain": gain,
     }
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kerasmem.records import Run
+from kerasmem.records.post_mortem_words import moment_words
 from kerasmem.report.run.epochs import IN_FIT
 from kerasmem.units import format_bytes
 
@@ -26,12 +27,21 @@ class Figure:
 
 def headline(run: Run) -> list[Figure]:
     """Return the figures that a reader wants first; those that are known."""
-    return [*_model(run), *_memory(run), *_timeline(run), *_gradients(run)]
+    parts = (_out_of_memory, _model, _memory, _timeline, _gradients)
+    return [figure for part in parts for figure in part(run)]
 
 
 def title(run: Run) -> str:
     """Return what the page is about."""
     return run.info.model if run.info and run.info.model else "A watched run"
+
+
+def _out_of_memory(run: Run) -> Iterator[Figure]:
+    if run.post_mortems:
+        count = len(run.post_mortems)
+        first = moment_words(run.post_mortems[0])
+        times = "once" if count == 1 else f"{count:,} times"
+        yield Figure("Out of memory", times, f"{'first ' * (count > 1)}{first}")
 
 
 def _model(run: Run) -> Iterator[Figure]:

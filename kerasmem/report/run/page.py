@@ -14,7 +14,7 @@ from kerasmem.report.run.content import page_content
 from kerasmem.report.run.headline import headline, title
 
 _HERE = Path(__file__).parent
-STYLES = ("page.css", "charts.css", "print.css")
+STYLES = ("page.css", "charts.css", "post_mortems.css", "print.css")
 # One scope, in this order: each file uses only what stands above it.
 SCRIPTS = (
     "elements.js",

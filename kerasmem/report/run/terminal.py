@@ -1,11 +1,17 @@
-"""The headline and the findings of a run, for the terminal."""
+"""The headline, the post-mortems and the findings of a run, for the terminal."""
 
 from collections.abc import Sequence
 
 from rich.table import Table
 
-from kerasmem.records import Finding
+from kerasmem.records import Finding, PostMortem, Remedy
+from kerasmem.records.post_mortem_words import (
+    cause_sentence,
+    fitting_sentence,
+    moment_words,
+)
 from kerasmem.report.run.headline import Figure
+from kerasmem.units import format_bytes
 
 
 def headline_table(figures: Sequence[Figure], title: str) -> Table:
@@ -27,3 +33,29 @@ def finding_table(findings: Sequence[Finding]) -> Table:
     for finding in findings:
         table.add_row(finding.kind, f"{finding.text} (epoch {finding.epoch + 1})")
     return table
+
+
+def post_mortem_table(found: Sequence[PostMortem], most: int = 5) -> Table:
+    """Return why memory ran out, and what would help.
+
+    Args:
+        found: the post-mortems of a run.
+        most: number of them to list, the first ones.
+    """
+    table = Table(title="Out of memory", title_justify="left", show_lines=True)
+    for name in ("when", "why", "what would help"):
+        table.add_column(name, overflow="fold")
+    for one in found[:most]:
+        help_ = [fitting_sentence(one), *(_gain(remedy) for remedy in one.remedies)]
+        table.add_row(
+            moment_words(one), cause_sentence(one.cause), "\n".join(filter(None, help_))
+        )
+    if len(found) > most:
+        table.add_row(f"{len(found) - most:,} more", "", "they are on the page")
+    return table
+
+
+def _gain(remedy: Remedy) -> str:
+    saves = remedy.saves_bytes
+    gain = "" if saves is None else f", about {format_bytes(saves)} less (est.)"
+    return f"{remedy.name}{gain}"

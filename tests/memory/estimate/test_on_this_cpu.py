@@ -128,6 +128,7 @@ def test_steps_of_small_batches_tell_a_larger_one(measured):
 
 def test_the_analytic_estimate_is_near_the_allocators_figure(measured, monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")
     found = {name: analytic(name).peak_bytes for name in NETWORKS}
     # The real figure itself moves by a tenth; the benchmark has twelve models.
     assert statistics.median(errors(found, measured)) <= 0.15

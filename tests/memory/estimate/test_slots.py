@@ -13,6 +13,7 @@ from kerasmem.memory.estimate.analytic.framework import framework
 from kerasmem.memory.estimate.analytic.step import record
 from kerasmem.memory.estimate.persistent import persistent_parts
 from kerasmem.memory.estimate.slots import optimizer_slots
+from kerasmem.optimizers import Adafactor, Adam8bit
 
 OPTIMIZERS = keras.optimizers
 
@@ -61,6 +62,12 @@ CASES = {
     "LossScaleOptimizer that accumulates": lambda: OPTIMIZERS.LossScaleOptimizer(
         OPTIMIZERS.SGD(momentum=0.9, gradient_accumulation_steps=2)
     ),
+    "Adam8bit": Adam8bit,
+    "Adam8bit with codes": lambda: Adam8bit(min_quantized_size=100),
+    "Adam8bit with all": lambda: OPTIMIZERS.LossScaleOptimizer(
+        Adam8bit(use_ema=True, gradient_accumulation_steps=2, block_size=64)
+    ),
+    "Adafactor of kerasmem": Adafactor,
     "MultiOptimizer": several,
     "MultiOptimizer, one each": lambda: OPTIMIZERS.MultiOptimizer(by_kind),
 }

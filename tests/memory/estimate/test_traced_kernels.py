@@ -1,6 +1,7 @@
 """Scratch memory against what an H200 took in recorded steps (batch 32 and 16)."""
 
 import os
+import sys
 
 import pytest
 
@@ -66,12 +67,16 @@ def test_a_convolution_on_a_cpu_takes_what_was_recorded(
     image, kernel, to_kernel, to_input, monkeypatch
 ):
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")
     found = [size / MIB for size in unrolled_bytes(image, kernel, 8, 4)]
     assert found == pytest.approx([to_kernel, to_input], abs=0.01)
     gradient, weights = floats(8, *image), floats(*kernel)
     taken = [floats(4), weights, gradient]
     operation = Operation("name", "Conv2DBackpropInput", (), (), (floats(8),), {})
     assert scratch_bytes(operation, taken, "cpu") == [round(found[1] * MIB)]
+    monkeypatch.delenv("TF_ENABLE_ONEDNN_OPTS")
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert scratch_bytes(operation, taken, "cpu") == []  # oneDNN's kernel needs none
 
 
 @pytest.mark.parametrize(("mode", "kept", "gates"), [("lstm", 5, 4), ("gru", 6, 3)])

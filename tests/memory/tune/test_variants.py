@@ -20,6 +20,7 @@ def test_the_options_are_those_of_the_backend(deep, question, backend):
         "mixed_float16",
         "mixed_bfloat16",
         *(passes if backend == "tensorflow" else []),
+        "rematerialized",
         "accumulation, 2 batches",
         "accumulation, 4 batches",
     ]

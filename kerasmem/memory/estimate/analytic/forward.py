@@ -37,8 +37,8 @@ class Forward:
 
     def run(self, trace: Trace) -> list[Tensor]:
         """Record every call and return the model's outputs."""
-        for call in trace.calls:
-            with self.tape.inside(_path(call)):
+        for number, call in enumerate(trace.calls):
+            with self.tape.inside(_path(call), number):
                 self._call(call) if call.inputs else self._input(call)
         return [self._known[id(x)] for x in trace.outputs]
 

@@ -4,13 +4,17 @@ import warnings
 from dataclasses import dataclass, replace
 
 from kerasmem.errors import KerasMemWarning, ModelError
-from kerasmem.graph.nodes import trace
 from kerasmem.memory.estimate.analytic.doubt import first_interval, interval
 from kerasmem.memory.estimate.analytic.framework import Framework, framework
 from kerasmem.memory.estimate.analytic.liveness import plan
 from kerasmem.memory.estimate.analytic.parts import kept_for_backward, parts_of
 from kerasmem.memory.estimate.analytic.pool import Peak, peak_of, pool_bytes
-from kerasmem.memory.estimate.analytic.step import Step, record, with_gradients_before
+from kerasmem.memory.estimate.analytic.step import (
+    Step,
+    record,
+    traced_calls,
+    with_gradients_before,
+)
 from kerasmem.memory.estimate.analytic.tensor import Op, Tensor
 from kerasmem.memory.estimate.persistent import persistent_parts
 from kerasmem.memory.estimate.request import Request
@@ -24,12 +28,7 @@ def estimate(request: Request) -> MemoryEstimate:
         ModelError: if the model has no graph.
     """
     how = framework(request)
-    traced = trace(
-        request.model,
-        request.batch_size,
-        request.input_shapes,
-        opens=lambda layer: type(layer).__name__ not in how.handlers,
-    )
+    traced = traced_calls(request, how)
     if traced is None:
         raise ModelError(
             "The analytic method reads a model's graph. Expected: a Sequential or "

@@ -1,9 +1,11 @@
 """A whole step on a tape: input, forward pass, loss, backward pass, update."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from kerasmem.graph.nodes import Trace
+from kerasmem.graph.nodes import Trace, trace
 from kerasmem.memory.estimate.analytic import primitives as p
+from kerasmem.memory.estimate.analytic.again import RETURN, Run, computed_again
 from kerasmem.memory.estimate.analytic.forward import Forward
 from kerasmem.memory.estimate.analytic.framework import Framework
 from kerasmem.memory.estimate.analytic.layers.parts import FLOAT
@@ -17,6 +19,7 @@ from kerasmem.memory.estimate.analytic.updates import (
 )
 from kerasmem.memory.estimate.precision import Precision
 from kerasmem.memory.estimate.request import Request
+from kerasmem.memory.treated import Piece, treatment_of
 
 
 @dataclass(frozen=True)
@@ -34,8 +37,63 @@ class Step:
     unknown: frozenset[str]
 
 
+def traced_calls(request: Request, framework: Framework) -> Trace | None:
+    """Return the calls of the model's forward pass, as far as tables know them.
+
+    A layer of which no table knows is opened; None is returned for a model without a
+    graph.
+    """
+    return trace(
+        request.model,
+        request.batch_size,
+        request.input_shapes,
+        opens=lambda layer: type(layer).__name__ not in framework.handlers,
+    )
+
+
 def record(request: Request, trace: Trace, framework: Framework) -> Step:
     """Return the operations of the first step, before which there are no gradients.
+
+    Args:
+        request: what to estimate.
+        trace: the calls of the model.
+        framework: how the backend runs them.
+    """
+    runs = _runs(request, trace)
+    return in_order(written(request, trace, framework), framework, runs)
+
+
+def in_order(step: Step, framework: Framework, runs: Sequence[Run]) -> Step:
+    """Return the operations of a step in the order in which they run.
+
+    Args:
+        step: what `written` returned.
+        framework: how the backend runs them.
+        runs: the pieces that are computed again.
+    """
+    ops = computed_again(step.ops, runs) if runs else step.ops
+    return replace(step, ops=tuple(framework.ordered(ops, step.kept)))
+
+
+def _runs(request: Request, trace: Trace) -> list[Run]:
+    """Return the pieces of the model that are computed again, each time they run."""
+    treatment = treatment_of(request.model)
+    if treatment is None or not request.training:
+        return []
+    piece_of = {id(node): piece for piece in treatment.pieces for node in piece.nodes}
+    calls: dict[tuple[Piece, tuple[int, ...]], set[int]] = {}
+    for number, call in enumerate(trace.calls):
+        path = tuple(map(id, call.nodes))
+        for depth, node in enumerate(path):
+            if node in piece_of:
+                key = piece_of[node], path[:depth]
+                calls.setdefault(key, set()).add(number)
+                break
+    return [Run(frozenset(found), piece.kept) for (piece, _), found in calls.items()]
+
+
+def written(request: Request, trace: Trace, framework: Framework) -> Step:
+    """Return the operations of a step that keeps all, in the order of the model.
 
     Args:
         request: what to estimate.
@@ -52,15 +110,14 @@ def record(request: Request, trace: Trace, framework: Framework) -> Step:
     forward = Forward(tape, framework.handlers, precision)
     outputs = forward.run(trace)
     if framework.keeps_outputs:
-        tape.op("return", forward.made)
+        tape.op(RETURN, forward.made)
     kept = [*forward.inputs]
     if request.training:
         _train(tape, request, framework, outputs)
         kept += tape.gradients.values() if framework.keeps_gradients else []
     else:
         kept += outputs
-    ops = framework.ordered(tape.ops, kept)
-    return Step(tuple(ops), tuple(kept), frozenset(forward.unknown))
+    return Step(tuple(tape.ops), tuple(kept), frozenset(forward.unknown))
 
 
 def _train(

@@ -21,6 +21,7 @@ class _Step:
     output: Tensor
     pullback: Pullback
     layer: str | None
+    call: int | None
 
 
 @dataclass(eq=False)
@@ -40,18 +41,20 @@ class Tape:
     fused_recurrence: bool = False
     ops: list[Op] = field(default_factory=list[Op])
     layer: str | None = None
+    call: int | None = None
     phase: str = "forward"
     gradients: dict[Tensor, Tensor] = field(default_factory=dict[Tensor, Tensor])
     _steps: list[_Step] = field(default_factory=list[_Step])
 
     @contextmanager
-    def inside(self, layer: str | None) -> Iterator[None]:
-        """Record operations as belonging to `layer`."""
-        before, self.layer = self.layer, layer
+    def inside(self, layer: str | None, call: int | None = None) -> Iterator[None]:
+        """Record operations as belonging to `layer`, and to that call of the model."""
+        before = self.layer, self.call
+        self.layer, self.call = layer, call
         try:
             yield
         finally:
-            self.layer = before
+            self.layer, self.call = before
 
     def new(self, shape: Sequence[int], width: int, **more: Any) -> Tensor:
         """Return a new tensor of the current layer."""
@@ -78,7 +81,8 @@ class Tape:
     ) -> None:
         """Record an operation; `traits` are more fields of `Op`."""
         made = (tuple(reads), outputs, tuple(over))
-        self.ops.append(Op(name, self.layer, self.phase, *made, **traits))
+        told = {"call": self.call, **traits}
+        self.ops.append(Op(name, self.layer, self.phase, *made, **told))
 
     def pull(
         self, inputs: Sequence[Tensor], output: Tensor, pullback: Pullback
@@ -90,7 +94,9 @@ class Tape:
         """
         output.differentiable = any(x.differentiable for x in inputs)
         if self.training and self.phase == "forward" and output.differentiable:
-            self._steps.append(_Step(tuple(inputs), output, pullback, self.layer))
+            self._steps.append(
+                _Step(tuple(inputs), output, pullback, self.layer, self.call)
+            )
 
     def backward(
         self,
@@ -114,10 +120,11 @@ class Tape:
             parts.setdefault(x, []).append(dx)
         for step in reversed(self._steps):
             dy = self._sum(step.output, parts.pop(step.output, []))
-            with self.inside(step.layer):
+            with self.inside(step.layer, step.call):
                 made = (
                     step.pullback(dy) if dy is not None else [None] * len(step.inputs)
                 )
+            with self.inside(step.layer):
                 for x, dx in zip(step.inputs, made, strict=True):
                     if dx is not None and x.differentiable:
                         parts.setdefault(x, []).append(dx)

@@ -55,6 +55,7 @@ class Op:
         trial: bytes of scratch space that the first step tries out, where more.
         fusible: True for what XLA merges into its consumers: entry by entry.
         reduces: True for a reduction, which XLA merges with what it reads.
+        call: number of the model's call that it belongs to, None for none.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Op:
     trial: int = 0
     fusible: bool = False
     reduces: bool = False
+    call: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,7 +99,8 @@ def _unrolled(operation: Operation, inputs: Sequence[Output]) -> list[int]:
     if not gradient.shape or not kernel.shape:
         return []
     batch, *image = gradient.shape
-    return [unrolled_bytes(image, kernel.shape, batch, gradient.itemsize)[place]]
+    size = unrolled_bytes(image, kernel.shape, batch, gradient.itemsize)[place]
+    return [size] if size else []
 
 
 def _rnn_reserve(operation: Operation, inputs: Sequence[Output]) -> int:

@@ -1,0 +1,266 @@
+"""TensorFlow: a step is a graph that changes the variables."""
+
+import gc
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from kerasmem.backends import splitting
+from kerasmem.backends.shadow import shadow
+from kerasmem.backends.steps import InPlaceSteps
+from kerasmem.backends.training import (
+    Count,
+    GradientSum,
+    Part,
+    Step,
+    changed_by_evaluation,
+    changed_by_training,
+)
+
+
+class TensorFlowSteps(InPlaceSteps):
+    """Steps of a model, on each replica of its strategy.
+
+    Args:
+        model: the compiled model.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        self._strategy = model.distribute_strategy
+        # TensorFlow 2.21 frees the variables that a failed XLA step was given, and
+        # ends the process when they are written. They still can be read, for a while.
+        self.survives_failure = model.jit_compile is not True
+
+    @property
+    @abstractmethod
+    def step(self) -> Step:
+        """The model's own step."""
+
+    def run(self, function: Step, state: Any, batch: Any) -> tuple[Any, Any]:
+        """Return logs after `function` had one batch."""
+        return function(iter([batch])), state
+
+    def wait(self, logs: Any, state: Any) -> None:  # noqa: ARG002
+        """Wait until the device has done what it was told."""
+        for value in keras.tree.flatten(logs):
+            np.asarray(value)
+
+    def split(self, batch: Any, parts: int) -> list[Any]:
+        """Return a batch in so many parts, on each replica."""
+        pieces = [
+            splitting.split(local, parts, _cut) for local in self._on_replicas(batch)
+        ]
+        return [self._together(part) for part in zip(*pieces, strict=True)]
+
+    def size(self, batch: Any) -> int:
+        """Return the number of samples, 1 if the batch cannot be split."""
+        return min(map(splitting.splittable_length, self._on_replicas(batch)))
+
+    def weigh(
+        self, parts: Sequence[Any], valid: Sequence[Any] | None
+    ) -> list[tuple[Any, Any]]:
+        """Return each part with what it counts, see `splitting.weights`."""
+        local = [self._on_replicas(part) for part in parts]
+        counted = [self._on_replicas(each) for each in valid] if valid else None
+        by_replica = [
+            splitting.weights(
+                [splitting.length_of(part[replica]) for part in local],
+                [np.asarray(each[replica]) for each in counted] if counted else None,
+            )
+            for replica in range(self._replicas)
+        ]
+        return [
+            (part, self._together([tuple(map(tf.constant, each)) for each in own]))
+            for part, own in zip(parts, zip(*by_replica, strict=True), strict=True)
+        ]
+
+    def shape(self, batch: Any) -> tuple[int, ...]:
+        """Return the lengths of all axes of all arrays in a batch."""
+        local = map(splitting.axes_of, self._on_replicas(batch))
+        return tuple(length for axes in local for length in axes)
+
+    def counting(self, count: Count) -> Callable[[Any, Any], Any]:
+        """Return a function of state and batch that calls `count`, compiled."""
+        counted = partial(count, [])
+        if not self._model.run_eagerly:
+            # As Keras runs a step: nothing is read as source code.
+            counted = tf.function(counted, reduce_retracing=True, autograph=False)
+        return lambda _, batch: self._strategy.run(counted, args=(batch,))
+
+    def free(self) -> None:
+        """Drop what only cycles of references hold."""
+        gc.collect()
+
+    @property
+    def _replicas(self) -> int:
+        return self._strategy.num_replicas_in_sync
+
+    def _on_replicas(self, values: Any) -> list[Any]:
+        # As Keras itself does with what a dataset gives for None.
+        values = keras.tree.map_structure(
+            lambda x: None if isinstance(x, tf.experimental.Optional) else x, values
+        )
+        if self._replicas == 1:
+            return [values]
+        return [
+            keras.tree.map_structure(lambda leaf, i=i: _by_replica(leaf)[i], values)
+            for i in range(self._replicas)
+        ]
+
+    def _together(self, by_replica: Sequence[Any]) -> Any:
+        if self._replicas == 1:
+            return by_replica[0]
+        return self._strategy.experimental_distribute_values_from_function(
+            lambda context: by_replica[context.replica_id_in_sync_group]
+        )
+
+    def _to_host(self, variable: Any) -> np.ndarray:
+        return np.array(variable.numpy())
+
+    def _put_back(self, variable: Any, value: np.ndarray) -> None:
+        variable.assign(value)
+
+
+class TensorFlowEvaluation(TensorFlowSteps):
+    """A model that TensorFlow evaluates."""
+
+    @property
+    def step(self) -> Step:
+        """The model's own step."""
+        return self._model.test_step
+
+    def function_of(self, step: Step) -> Step:
+        """Return what Keras makes of a step: compiled and distributed."""
+        return _function_of(self._model, "test", step)
+
+    def _changed(self) -> list[Any]:
+        return _by_replicas(changed_by_evaluation(self._model))
+
+
+class TensorFlowTraining(TensorFlowSteps):
+    """A model that TensorFlow trains."""
+
+    @property
+    def step(self) -> Step:
+        """The model's own step."""
+        return self._model.train_step
+
+    def scope(self) -> AbstractContextManager[Any]:
+        """Return the scope of the model's strategy."""
+        return self._strategy.scope()
+
+    def function_of(self, step: Step) -> Step:
+        """Return what Keras makes of a step: compiled and distributed."""
+        return _function_of(self._model, "train", step)
+
+    def replace_update(
+        self, sums: Mapping[int, GradientSum], part: Callable[[], Part | None]
+    ) -> Callable[[], None]:
+        """Have the optimizer add up gradients in steps that run a part of a batch."""
+
+        def apply(
+            original: Any, gradients: Any, trainable_variables: Any = None
+        ) -> Any:
+            now, gradients = part(), list(gradients)
+            if now is None:
+                return original(gradients, trainable_variables)
+            variables = trainable_variables or self._model.trainable_variables
+            totals = [sums[id(variable)] for variable in variables]
+            scaled = self._scaled(gradients, now.share)
+            for total, more in zip(totals, scaled, strict=True):
+                total.is_reached |= more is not None
+            if not now.is_last:
+                for total, more in zip(totals, scaled, strict=True):
+                    if more is not None:
+                        total.variable.assign_add(more)
+                return None
+            whole = [
+                # The optimizer adds up over the replicas once more.
+                (total.value if more is None else total.value + more) / self._replicas
+                if total.is_reached
+                else None
+                for total, more in zip(totals, scaled, strict=True)
+            ]
+            original(_as_dtypes_of(variables, whole), variables)
+            for total in totals:
+                total.variable.assign(tf.zeros_like(total.value))
+            return None
+
+        return shadow(self._model.optimizer, "apply", apply)
+
+    def adopt(self, state: Any, variables: Sequence[Any]) -> Any:  # noqa: ARG002
+        """Return no state."""
+        return state
+
+    def _scaled(self, gradients: Sequence[Any], share: Any) -> list[Any]:
+        """Return dense gradients, scaled, in float32, summed over the replicas."""
+        present = [
+            share * tf.cast(tf.convert_to_tensor(gradient), tf.float32)
+            for gradient in gradients
+            if gradient is not None
+        ]
+        if self._replicas > 1:
+            replica = tf.distribute.get_replica_context()
+            present = replica.all_reduce(tf.distribute.ReduceOp.SUM, present)
+        rest = iter(present)
+        return [None if gradient is None else next(rest) for gradient in gradients]
+
+    def _changed(self) -> list[Any]:
+        return _by_replicas(changed_by_training(self._model))
+
+
+def _function_of(model: Any, kind: str, step: Step) -> Step:
+    """Return what Keras makes of a step: compiled, distributed, or as it is.
+
+    The model is left as it was.
+
+    Args:
+        model: a compiled model.
+        kind: "train" or "test".
+        step: takes and returns what the model's own step of this kind does.
+    """
+    method, function = f"{kind}_step", f"{kind}_function"
+    kept, own = getattr(model, function), vars(model).get(method)
+    setattr(model, function, None)
+    # Past Keras's and torch's __setattr__, which track what is set.
+    object.__setattr__(model, method, step)
+    try:
+        getattr(type(model), f"make_{kind}_function")(model)
+        return getattr(model, function)
+    finally:
+        if own is None:
+            object.__delattr__(model, method)
+        else:
+            object.__setattr__(model, method, own)
+        setattr(model, function, kept)
+
+
+def _by_replica(value: Any) -> Sequence[Any]:
+    return (
+        value.values if isinstance(value, tf.distribute.DistributedValues) else [value]
+    )
+
+
+def _cut(array: Any, begin: int, end: int) -> Any:
+    if isinstance(array, tf.SparseTensor):
+        start = [begin] + [0] * (array.shape.rank - 1)
+        return tf.sparse.slice(array, start, [end - begin, *array.shape[1:]])
+    return array[begin:end]
+
+
+def _by_replicas(variables: Sequence[Any]) -> list[Any]:
+    return [part for variable in variables for part in _by_replica(variable.value)]
+
+
+def _as_dtypes_of(variables: Sequence[Any], sums: Sequence[Any]) -> list[Any]:
+    return [
+        None if total is None else tf.cast(total, variable.dtype)
+        for variable, total in zip(variables, sums, strict=True)
+    ]

@@ -1,0 +1,74 @@
+"""Functions that torch computes a second time for their gradient."""
+
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import (
+    checkpoint,
+    get_device_states,
+    set_device_states,
+)
+
+from kerasmem.backends.recompute import Function, Store, kept
+
+
+def recomputed(function: Function, store: Store | None) -> Function:
+    """Return `function` with a backward pass that keeps only the arguments.
+
+    Args:
+        function: a pure function of tensors.
+        store: how the arguments are kept; None for as they are.
+    """
+    if store is None:
+        # Stops as soon as it has what the gradient reads.
+        return lambda *tensors: checkpoint(function, *tensors, use_reentrant=False)
+    return lambda *tensors: _Recomputed.apply(function, store, *tensors)
+
+
+class _Recomputed(torch.autograd.Function):
+    """A function with arguments that are kept in a store."""
+
+    @staticmethod
+    def forward(ctx: Any, function: Function, store: Store, *tensors: Any) -> Any:
+        # Keras's dropout without a seed draws from torch's own generators.
+        ctx.random = torch.get_rng_state(), *get_device_states(*tensors)
+        outputs = tuple(function(*tensors))
+        parts, ctx.restored = kept(store, tensors)
+        ctx.function = function
+        ctx.save_for_backward(*parts)
+        ctx.mark_non_differentiable(*(y for y in outputs if not y.is_floating_point()))
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Any) -> Any:
+        needed = ctx.needs_input_grad[2:]
+        arguments = [
+            x.detach().requires_grad_(need)
+            for x, need in zip(ctx.restored(ctx.saved_tensors), needed, strict=True)
+        ]
+        outputs = _again(ctx.function, arguments, *ctx.random)
+        pairs = [
+            (y, dy)
+            for y, dy in zip(outputs, upstream, strict=True)
+            if y.requires_grad and dy is not None
+        ]
+        sources = [x for x in arguments if x.requires_grad]
+        found = iter(
+            torch.autograd.grad(
+                [y for y, _ in pairs],
+                sources,
+                [dy for _, dy in pairs],
+                allow_unused=True,
+            )
+        )
+        return (None, None, *(next(found) if need else None for need in needed))
+
+
+def _again(
+    function: Function, arguments: Any, state: Any, devices: Any, states: Any
+) -> Any:
+    """Return what the function gives if it draws the same random numbers."""
+    with torch.random.fork_rng(devices), torch.enable_grad():
+        torch.set_rng_state(state)
+        set_device_states(devices, states)
+        return function(*arguments)

@@ -1,0 +1,45 @@
+"""What the adapters of JAX and torch have in common: what only TensorFlow needs."""
+
+from abc import ABC
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ClassVar
+
+from kerasmem.backends.recompute import Function, Store
+from kerasmem.backends.refusals import RefusalLog, nothing_noted
+
+
+class PlainBackend(ABC):
+    """A framework with dense gradients, one order of updates and an uncounted CPU."""
+
+    _recomputed: ClassVar[Callable[[Function, Store | None], Function]]
+
+    def refusals(self) -> AbstractContextManager[RefusalLog]:
+        """Return a scope in which nothing is noted."""
+        return nothing_noted()
+
+    def cpu_limit_bytes(self) -> int | None:
+        """Return None: on a CPU there is no limit."""
+        return None
+
+    def recomputed(
+        self,
+        function: Function,
+        store: Store | None = None,
+        *,
+        compiled: bool = False,  # noqa: ARG002 - another backend needs it
+    ) -> Function:
+        """Return `function` with a backward pass that keeps only the arguments."""
+        return type(self)._recomputed(function, store)
+
+    def dense(self, gradient: Any) -> Any:
+        """Return the gradient: none is sparse here."""
+        return gradient
+
+    def in_turn(
+        self,
+        gradient: Any,  # noqa: ARG002 - another backend needs it
+        variable: Any,  # noqa: ARG002
+    ) -> AbstractContextManager[Callable[[Sequence[Any]], None]]:
+        """Return a scope that does nothing: one update is made after the other."""
+        return nullcontext(lambda _: None)

@@ -1,0 +1,102 @@
+"""A post-mortem of a `fit` that ended because memory ran out."""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from kerasmem import backends
+from kerasmem.backends.refusals import RefusalLog
+from kerasmem.callbacks.guard import Guard
+from kerasmem.callbacks.run_folder import begin_run
+from kerasmem.errors import OutOfMemoryError
+from kerasmem.files.post_mortems import add_post_mortem
+from kerasmem.memory.oom import Moment, classify, post_mortem
+from kerasmem.memory.oom.samples import samples_per_batch
+from kerasmem.records import PostMortem, Timeline
+
+
+class FailureWatch(keras.callbacks.Callback):
+    """Knows the step of a `fit`, and writes down why it ended if memory ran out.
+
+    Keras tells a callback nothing of an exception: whoever calls `fit` catches it and
+    calls `examine`.
+
+    Args:
+        log_dir: the run's folder.
+    """
+
+    async_safe = True  # it has no hook at the end of a batch
+
+    def __init__(self, log_dir: str | os.PathLike[str]) -> None:
+        super().__init__()
+        self._log_dir = log_dir
+        self._guard = Guard("kerasmem")
+        self._epoch: int | None = None
+        self._step: int | None = None
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Note the epoch."""
+        self._epoch = epoch
+
+    def on_train_batch_begin(
+        self, batch: int, logs: dict[str, Any] | None = None
+    ) -> None:
+        """Count the steps."""
+        self._step = 0 if self._step is None else self._step + 1
+
+    def examine(
+        self,
+        model: Any,
+        error: BaseException,
+        arguments: dict[str, Any],
+        refusals: RefusalLog,
+        timelines: Sequence[Timeline] = (),
+    ) -> PostMortem | None:
+        """Return the post-mortem, and write it down; None if `error` is another.
+
+        Args:
+            model: the model that was fitted.
+            error: what `fit` raised, as yet with the tensors of the failed step.
+            arguments: the arguments of `fit` by name.
+            refusals: what the allocators noted meanwhile.
+            timelines: windows of steps of this `fit`.
+        """
+        with self._guard("write a post-mortem"):
+            if isinstance(error, OutOfMemoryError):
+                # Of `kerasmem.fit`, which may write into another folder, or none.
+                begin_run(self._log_dir, model)
+                add_post_mortem(self._log_dir, error.post_mortem)
+                return error.post_mortem
+            cause = classify(error, model, refusals=refusals)
+            if cause is None:
+                return None
+            found = post_mortem(model, cause, self._moment(model, arguments, timelines))
+            begin_run(self._log_dir, model)
+            add_post_mortem(self._log_dir, found)
+            return found
+        return None
+
+    def _moment(
+        self, model: Any, arguments: dict[str, Any], timelines: Sequence[Timeline]
+    ) -> Moment:
+        return Moment(
+            batch_size=_batch_size(arguments),
+            epoch=self._epoch,
+            step=self._step,
+            is_freed=False,
+            timelines=[one for one in timelines if self._is_seen_by(one)],
+            process=backends.current().processes(model)[0],
+        )
+
+    def _is_seen_by(self, timeline: Timeline) -> bool:
+        end = timeline.first_step + timeline.steps
+        return self._step is not None and timeline.first_step <= self._step <= end
+
+
+def _batch_size(arguments: dict[str, Any]) -> int:
+    try:
+        return samples_per_batch(arguments.get("x"), arguments.get("batch_size"))
+    except Exception:  # noqa: BLE001 - the data may be what ran out of memory
+        return 0

@@ -1,0 +1,5 @@
+"""Channels that disappear."""
+
+from kerasmem.compression.channels.config import PruneChannels
+
+__all__ = ["PruneChannels"]

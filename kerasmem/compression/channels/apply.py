@@ -1,0 +1,113 @@
+"""Labelling a model, choosing channels, making the smaller model, checking it."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kerasmem.compression.channels.choose import kept_channels
+from kerasmem.compression.channels.inline import with_graph
+from kerasmem.compression.channels.slots import take_along
+from kerasmem.compression.channels.verify import difference
+from kerasmem.errors import ModelError
+from kerasmem.graph.channels import Groups, LabelledModel, label_channels
+from kerasmem.graph.channels.groups import find_groups
+from kerasmem.graph.channels.labels import IN, OUT
+from kerasmem.graph.channels.rebuild import Rebuild, variable_pairs
+from kerasmem.graph.layers import Weight, weights
+from kerasmem.graph.values import nbytes
+from kerasmem.records import WeightChange
+
+if TYPE_CHECKING:
+    from kerasmem.compression.channels.config import PruneChannels
+
+
+@dataclass(frozen=True, eq=False)
+class Pruned:
+    """A model with fewer channels.
+
+    Args:
+        model: the smaller model, compiled as the original was.
+        changes: every weight of the original: changed, or left alone and why.
+        error: largest difference from the original with the same channels silenced,
+            relative to its largest output; None if that was not measured.
+        unknown: operations that nothing is known of, by name, with why: everything
+            next to them stays as it is.
+    """
+
+    model: Any
+    changes: list[WeightChange]
+    error: float | None
+    unknown: dict[str, str]
+
+
+def prune_channels(model: Any, choice: "PruneChannels", data: Any = None) -> Pruned:
+    """Return a model with fewer channels; the one handed in is not touched.
+
+    Args:
+        model: a built model.
+        choice: which channels go.
+        data: samples to check the result with; None for random numbers.
+
+    Raises:
+        ModelError: if nothing can be removed, or the check fails.
+        ConfigError: if a pattern matches no weight.
+    """
+    graph = with_graph(model)
+    found = label_channels(graph)
+    groups = find_groups(found.labels)
+    if not groups.members:
+        raise ModelError(
+            f"The model {model.name!r} has no channels that could be removed. "
+            f"{_first_reasons(found, groups)}"
+        )
+    kept = kept_channels(found, groups, choice)
+    rebuild = Rebuild(found, kept)
+    smaller = rebuild.run(graph)
+    error = difference(graph, smaller, kept, data) if choice.verify else None
+    pairs = variable_pairs(rebuild.pairs)
+    take_along(model, smaller, pairs, kept)
+    return Pruned(smaller, _changes(graph, pairs, found, groups), error, found.unknown)
+
+
+def _first_reasons(found: LabelledModel, groups: Groups) -> str:
+    reasons = [
+        f"{use.variable.path}: {why}"
+        for use in found.labels.uses
+        if use.role == OUT and (why := _reason(use.labels, groups))
+    ]
+    return f"Received: {'; '.join(reasons[:3]) or 'no layer with channels'}."
+
+
+def _reason(labels: np.ndarray, groups: Groups) -> str | None:
+    for name in np.unique(groups.classes[labels]).tolist():
+        if name in groups.reasons:
+            return groups.reasons[name]
+    return None
+
+
+def _changes(
+    model: Any, pairs: list[tuple[Any, Any]], found: LabelledModel, groups: Groups
+) -> list[WeightChange]:
+    new = {id(before): after for before, after in pairs}
+    why: dict[int, str] = {}
+    # What a weight makes comes before what it consumes.
+    for use in sorted(found.labels.uses, key=lambda use: use.role == IN):
+        reason = _reason(use.labels, groups)
+        if reason:
+            why.setdefault(id(use.variable), reason)
+    return [_change(w, new[id(w.variable)], why) for w in weights(model)]
+
+
+def _change(weight: Weight, after: Any, why: dict[int, str]) -> WeightChange:
+    old, new = tuple(weight.variable.shape), tuple(after.shape)
+    detail = why.get(id(weight.variable), "has no channels that go")
+    return WeightChange(
+        layer=weight.block.name,
+        weight=weight.path,
+        technique="prune_channels",
+        changed=old != new,
+        detail=f"{old} to {new}" if old != new else detail,
+        before_bytes=weight.nbytes,
+        after_bytes=nbytes(after),
+    )

@@ -1,0 +1,128 @@
+"""The choice of which channels disappear."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, ClassVar
+
+from kerasmem.compression.channels.apply import prune_channels
+from kerasmem.compression.channels.choose import COSTS
+from kerasmem.compression.channels.scores import CRITERIA
+from kerasmem.compression.regular_expressions import check_regular_expression
+from kerasmem.compression.technique import Technique
+from kerasmem.errors import ConfigError
+from kerasmem.records import WeightChange
+
+SCOPES = ("layer", "global")
+MEASURES = ("channels", *COSTS)
+
+
+@dataclass(frozen=True)
+class PruneChannels(Technique):
+    """Remove the channels, units and heads that matter least: layers become narrower.
+
+    The result is a plain Keras model with smaller layers; the optimizer's moments are
+    taken along. That it computes what the original does without these channels is
+    checked.
+
+    Args:
+        ratio: share that goes, in [0, 1).
+        of: what `ratio` is a share of: `"channels"`, or as many channels as it takes
+            to save this share of all `"parameters"` or `"multiplications"`.
+        criterion: how channels are ranked: `"l2"` and `"l1"` by the weights that make
+            them, `"group"` by all weights that touch them, `"batch_norm"` by their
+            scale, `"fpgm"` by the distance to the others, or `"random"`.
+        scope: `"layer"` removes this share from every layer; `"global"` ranks all
+            channels together, more go where they matter less.
+        round_to: what stays of a layer is a multiple of this.
+        min_channels: at least so many channels of a layer stay.
+        ignore: regular expressions; what a weight makes whose path holds one stays.
+        ratios: other ratios for some layers, as pairs of a regular expression for
+            paths of weights and a ratio; the first that matches counts.
+        verify: False to leave out the check, which runs both models once.
+        seed: for the random criterion.
+
+    Raises:
+        ConfigError: if a value is out of its range.
+
+    Example:
+        >>> PruneChannels(0.5, round_to=8).to_json()["round_to"]
+        8
+    """
+
+    ratio: float
+    _: KW_ONLY
+    of: str = "channels"
+    criterion: str = "l2"
+    scope: str = "layer"
+    round_to: int = 1
+    min_channels: int = 1
+    ignore: tuple[str, ...] = ()
+    ratios: tuple[tuple[str, float], ...] = ()
+    verify: bool = True
+    seed: int = 0
+
+    name: ClassVar[str] = "prune_channels"
+    trains_on: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _check_ratio("ratio", self.ratio)
+        allowed_values = {"of": MEASURES, "criterion": CRITERIA, "scope": SCOPES}
+        for field, allowed in allowed_values.items():
+            if getattr(self, field) not in allowed:
+                raise ConfigError(
+                    f"The {field} of PruneChannels must be one of "
+                    f"{', '.join(allowed)}. Received: {field}={getattr(self, field)!r}."
+                )
+        for field in ("round_to", "min_channels"):
+            value = getattr(self, field)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ConfigError(
+                    f"The {field} of PruneChannels is a whole number from 1. "
+                    f"Received: {field}={value!r}."
+                )
+        ignore = (self.ignore,) if isinstance(self.ignore, str) else tuple(self.ignore)
+        for pattern in ignore:
+            check_regular_expression("PruneChannels", "ignore", pattern)
+        object.__setattr__(self, "ignore", ignore)
+        object.__setattr__(self, "ratios", _ratios(self.ratios))
+
+    def apply(self, model: Any, data: Any = None) -> list[WeightChange]:
+        """Raise: a model cannot become narrower in place, see `applied`."""
+        raise ConfigError(
+            "PruneChannels makes a new model, it cannot change one in place. Next: use "
+            "km.compress, or `model, changes = PruneChannels(...).applied(model)`. "
+            f"Received: apply({model.name!r}, data={type(data).__name__})."
+        )
+
+    def applied(self, model: Any, data: Any = None) -> tuple[Any, list[WeightChange]]:
+        """Return a model with fewer channels, and what became of every weight.
+
+        The model that is handed in is not touched.
+
+        Raises:
+            ModelError: if nothing can be removed, or the check fails.
+        """
+        pruned = prune_channels(model, self, data)
+        return pruned.model, pruned.changes
+
+
+def _ratios(given: Any) -> tuple[tuple[str, float], ...]:
+    pairs = list(given.items()) if isinstance(given, Mapping) else list(given)
+    for pair in pairs:
+        if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
+            raise ConfigError(
+                "The ratios of PruneChannels are pairs of a regular expression and a "
+                f"ratio. Received: {pair!r}."
+            )
+        check_regular_expression("PruneChannels", "ratios", pair[0])
+        _check_ratio("ratios", pair[1])
+    return tuple((str(pattern), ratio) for pattern, ratio in pairs)
+
+
+def _check_ratio(field: str, ratio: Any) -> None:
+    is_number = isinstance(ratio, int | float) and not isinstance(ratio, bool)
+    if not is_number or not 0 <= ratio < 1:
+        raise ConfigError(
+            f"The {field} of PruneChannels: the share of channels that goes is at "
+            f"least 0 and less than 1. Received: {field}={ratio!r}."
+        )

@@ -1,0 +1,216 @@
+"""How much a model's metric suffers when one weight is pruned: sensitivity.
+
+Source: Han, Pool, Tran and Dally, "Learning both Weights and Connections for Efficient
+Neural Networks", 2015.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from kerasmem.compression.judge import is_better_if_higher
+from kerasmem.compression.prune.apply import choose_masks, zero_out
+from kerasmem.compression.prune.config import Prune
+from kerasmem.compression.prune.evidence import gather
+from kerasmem.compression.prune.plan import make_plan
+from kerasmem.compression.prune.schedules import check_sparsity
+from kerasmem.compression.prune.scores import scores
+from kerasmem.errors import ConfigError, ModelError
+from kerasmem.files.data import fit_arguments
+from kerasmem.graph.clone import clone
+from kerasmem.graph.layers import Weight
+from kerasmem.graph.values import to_numpy
+
+SPARSITIES = (0.5, 0.7, 0.8, 0.9, 0.95)
+_HALVINGS = 60
+
+
+@dataclass(frozen=True)
+class WeightSensitivity:
+    """What pruning one weight alone costs.
+
+    Args:
+        weight: path of the weight.
+        size: number of its entries.
+        values: the metric at each sparsity.
+    """
+
+    weight: str
+    size: int
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """The metric of a model against the sparsity of each weight.
+
+    Args:
+        metric: name of the metric.
+        baseline: its value before pruning.
+        sparsities: those that were tried, rising.
+        weights: what was measured of each weight.
+    """
+
+    metric: str
+    baseline: float
+    sparsities: tuple[float, ...]
+    weights: tuple[WeightSensitivity, ...]
+
+    def drops(self, weight: WeightSensitivity) -> np.ndarray:
+        """Return how much worse the metric is at each sparsity, at least as before."""
+        change = np.array(weight.values) - self.baseline
+        worse = -change if is_better_if_higher(self.metric) else change
+        # Chance may make a sparser weight look better; it is not.
+        return np.maximum.accumulate(np.maximum(np.nan_to_num(worse, nan=np.inf), 0.0))
+
+    def ratios(self, sparsity: float) -> dict[str, float]:
+        """Return a sparsity per weight, such that all cost the same, for `Prune`.
+
+        Between the sparsities that were measured the cost is taken for a straight line;
+        beyond the highest nothing is known, so no weight gets more.
+
+        Args:
+            sparsity: share of all entries of these weights that becomes zero.
+
+        Returns:
+            For `Prune(..., ratios=...)`: regular expressions that hold for one weight.
+
+        Raises:
+            ConfigError: if it is higher than any that was measured.
+        """
+        check_sparsity(sparsity, "sparsity")
+        if sparsity > self.sparsities[-1]:
+            raise ConfigError(
+                "Nothing is known of a sparsity higher than those measured, "
+                f"{self.sparsities[-1]:g} at most. Received: sparsity={sparsity!r}."
+            )
+        sizes = [weight.size for weight in self.weights]
+        low, high = 0.0, 1.0 + max(float(_finite(self.drops(w))) for w in self.weights)
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            found = np.average(
+                [self._at(w, middle) for w in self.weights], weights=sizes
+            )
+            low, high = (middle, high) if found < sparsity else (low, middle)
+        return {
+            # A copy of the model may have its own name before the path, or none.
+            f"(^|/){re.escape(weight.weight)}$": round(self._at(weight, high), 6)
+            for weight in self.weights
+        }
+
+    def table(self) -> str:
+        """Return the measurements as text, a line per weight."""
+        heads = "".join(f"{sparsity:>9.0%}" for sparsity in self.sparsities)
+        width = max(len("weight"), *(len(w.weight) for w in self.weights))
+        lines = [f"{self.metric}, {self.baseline:.4f} before pruning"]
+        lines += [f"{'weight':<{width}}{'entries':>12}{heads}"]
+        for weight in self.weights:
+            values = "".join(f"{value:>9.4f}" for value in weight.values)
+            lines.append(f"{weight.weight:<{width}}{weight.size:>12}{values}")
+        return "\n".join(lines)
+
+    def to_json(self) -> str:
+        """Return the measurements as JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "Sensitivity":
+        """Return the measurements that `to_json` made `text` of."""
+        content = json.loads(text)
+        weights = [
+            WeightSensitivity(each["weight"], each["size"], tuple(each["values"]))
+            for each in content["weights"]
+        ]
+        content |= {"weights": tuple(weights)}
+        return cls(**content | {"sparsities": tuple(content["sparsities"])})
+
+    def _at(self, weight: WeightSensitivity, cost: float) -> float:
+        """Return the highest sparsity of a weight that costs no more than `cost`."""
+        places = np.array([0.0, *self.sparsities])
+        drops = np.array([0.0, *self.drops(weight)])
+        index = int(np.searchsorted(drops, cost, side="right"))
+        if index == len(places):
+            return float(places[-1])
+        part = (cost - drops[index - 1]) / (drops[index] - drops[index - 1])
+        return float(places[index - 1] + part * (places[index] - places[index - 1]))
+
+
+def sensitivity(
+    model: Any,
+    data: Any,
+    *,
+    sparsities: Sequence[float] = SPARSITIES,
+    prune: Prune | None = None,
+    batch_size: int = 32,
+) -> Sensitivity:
+    """Return how the metric falls as each weight of `model` alone is pruned.
+
+    The model is not touched; every weight is tried at every sparsity, without any
+    training in between.
+
+    Args:
+        model: a built and compiled model.
+        data: samples with labels to judge by, in any form that `kerasmem.files.data`
+            lists; also for a criterion that looks at some.
+        sparsities: the shares of zeros to try, each in (0, 1).
+        prune: what is pruned and how; its own sparsity is not used. None for
+            magnitude.
+        batch_size: samples per batch.
+
+    Raises:
+        ConfigError: if a sparsity is out of its range.
+        ModelError: if the model is not compiled, or has nothing to prune.
+    """
+    tried = tuple(sorted(sparsities))
+    for each in tried:
+        check_sparsity(each, "sparsities")
+    if not tried or tried[0] == 0:
+        raise ConfigError(
+            "Sensitivity takes sparsities above 0. "
+            f"Received: sparsities={sparsities!r}."
+        )
+    if not model.compiled:
+        raise ModelError(
+            f"The model {model.name!r} is not compiled, so nothing can be judged. "
+            "Compile it with a loss and metrics."
+        )
+    choice = prune or Prune(tried[0])
+    copy = clone(model)
+    plan = make_plan(copy, choice)
+    before = [to_numpy(variable).copy() for variable in plan.variables]
+    evidence = gather(copy, plan, choice.criterion, data)
+    matters = scores(plan.criterion(choice), before, evidence, choice.seed)
+    metric, baseline = _judged(copy, data, batch_size)
+    measured: list[list[float]] = [[] for _ in before]
+    for sparsity in tried:
+        masks = choose_masks(plan, choice, matters, [sparsity] * len(before))
+        for index, variable in enumerate(plan.variables):
+            zero_out(variable, masks[index])
+            measured[index].append(_judged(copy, data, batch_size)[1])
+            variable.assign(before[index])
+    measurements = [
+        WeightSensitivity(_name(weight, model), weight.size, tuple(values))
+        for weight, values in zip(plan.chosen, measured, strict=True)
+    ]
+    return Sensitivity(metric, baseline, tried, tuple(measurements))
+
+
+def _name(weight: Weight, model: Any) -> str:
+    return weight.path.removeprefix(f"{model.name}/")
+
+
+def _judged(model: Any, data: Any, batch_size: int) -> tuple[str, float]:
+    """Return the name and value of the first metric, or of the loss without one."""
+    found = model.evaluate(
+        **fit_arguments(data, batch_size), verbose=0, return_dict=True
+    )
+    name = next((n for n in found if not n.endswith("loss")), "loss")
+    return name, float(found[name])
+
+
+def _finite(drops: np.ndarray) -> float:
+    return float(drops[np.isfinite(drops)].max(initial=0.0))

@@ -1,0 +1,237 @@
+"""Pruning a model that trains, a little more at every place of its schedule."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kerasmem.compression.prune.ahead import Ranked
+from kerasmem.compression.prune.apply import changes, choose_masks
+from kerasmem.compression.prune.evidence import GradientEvidence
+from kerasmem.compression.prune.inputs import input_norms
+from kerasmem.compression.prune.masks import Masks
+from kerasmem.compression.prune.patterns import UNSTRUCTURED
+from kerasmem.compression.prune.plan import make_plan
+from kerasmem.compression.prune.regrowth import RigL, exchange
+from kerasmem.compression.prune.scores import CRITERIA, GRADIENT, INPUTS, scores
+from kerasmem.compression.prune.selection import removed_count
+from kerasmem.graph.values import to_numpy
+from kerasmem.records import WeightChange
+
+if TYPE_CHECKING:
+    from kerasmem.compression.prune.config import Prune
+
+
+class Gradual:
+    """The masks of one training, drawn anew as its schedule goes on.
+
+    Args:
+        model: a built and compiled model.
+        choice: what to prune and when.
+        data: samples, for a criterion that looks at what goes into the layers.
+        fetch: called before the weights are read or set in a training that runs.
+
+    Attributes:
+        plan: which weights are pruned, and how far.
+        sparsity: the share of them that is aimed at by now.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        choice: "Prune",
+        data: Any = None,
+        fetch: Callable[[], Any] = lambda: None,
+    ) -> None:
+        self._model, self._choice, self._data = model, choice, data
+        self._fetch = fetch
+        self.plan = make_plan(model, choice)
+        self.sparsity = 0.0
+        self._undo: list[Callable[[], None]] = []
+        regrowth = choice.schedule.regrowth
+        self._masks = Masks(model, self.plan.variables, splicing=regrowth == "splicing")
+        self._undo.append(self._masks.release)
+        needs = CRITERIA[choice.criterion]
+        self._matters = self._watch(choice.criterion) if needs == GRADIENT else None
+        self._grows = self._watch("gradient") if regrowth == "gradient" else None
+        self._kept = self._masks.read()
+        self._ranked: dict[tuple[int, ...], Ranked] = {}
+
+    @property
+    def waits_for_gradients(self) -> bool:
+        """Return whether nothing can be chosen before an update was seen."""
+        return self._matters is not None or self._grows is not None
+
+    @property
+    def final_sparsity(self) -> float:
+        """Return the share of the pruned weights that is zero in the end."""
+        return self._weighed(self.plan.sparsities)
+
+    @property
+    def mask_bytes(self) -> int:
+        """Return the bytes that the masks take in the step."""
+        return self._masks.nbytes
+
+    def keep_zeros(self) -> None:
+        """Mask what is zero already: a training that goes on, a model that is sparse.
+
+        A weight with more zeros than it shall have in the end had them before.
+        """
+        values = [to_numpy(variable) for variable in self.plan.variables]
+        limits = self._limits()
+        masks = [
+            each != 0
+            if np.count_nonzero(each == 0) <= limit
+            else np.ones(each.shape, bool)
+            for each, limit in zip(values, limits, strict=True)
+        ]
+        if not all(mask.all() for mask in masks):
+            self._write(masks)
+
+    def share_of_zeros(self) -> float:
+        """Return the share of the weights to prune that is zero."""
+        values = [to_numpy(variable) for variable in self.plan.variables]
+        zeros = sum(np.count_nonzero(each == 0) for each in values)
+        return zeros / sum(each.size for each in values)
+
+    def go_on(self, place: float, until: float | None = None) -> None:
+        """Choose anew what is removed, as the schedule says for `place`.
+
+        Args:
+            place: where the training is, in the unit of the schedule.
+            until: a place shortly behind, up to which the ranking of now may serve;
+                None to rank anew at the next one in any case.
+        """
+        schedule = self._choice.schedule
+        sparsities = [schedule.sparsity(place, s) for s in self.plan.sparsities]
+        if until is not None and self._ranks_ahead:
+            self._remove_next(sparsities, until)
+        else:
+            self._ranked.clear()
+            self._write(self._chosen(place, sparsities))
+        self.sparsity = self._weighed(sparsities)
+
+    def enforce(self) -> None:
+        """Apply the masks once more, to weights that were set in another way."""
+        self._masks.enforce()
+
+    def changes(self) -> list[WeightChange]:
+        """Return every weight of the model: how sparse it is, or why it is not."""
+        shares = [1 - mask.mean() for mask in self._kept]
+        return changes(self._model, self.plan, shares)
+
+    def model_sparsity(self) -> float:
+        """Return the share of all parameters of the model that is masked."""
+        removed = sum(mask.size - np.count_nonzero(mask) for mask in self._kept)
+        return removed / self._model.count_params()
+
+    def release(self) -> None:
+        """Let the weights change freely again; a second call is a no-op."""
+        while self._undo:
+            self._undo.pop()()
+
+    @property
+    def _ranks_ahead(self) -> bool:
+        """Return whether entries go one by one, and none comes back."""
+        is_single = self._choice.pattern == UNSTRUCTURED
+        return is_single and self._choice.schedule.regrowth is None
+
+    def _remove_next(self, sparsities: Sequence[float], until: float) -> None:
+        """Remove a few more entries of each group, ranked once up to `until`.
+
+        They become zero in the step that follows.
+        """
+        due = {g: self._missing(g, sparsities[g[0]]) for g in self.plan.groups}
+        lacking = [g for g, n in due.items() if len(self._ranked.get(g, ())) < n]
+        if lacking:
+            matters = self._scores()
+            schedule = self._choice.schedule
+            for group in lacking:
+                final = self.plan.sparsities[group[0]]
+                count = self._missing(group, schedule.sparsity(until, final))
+                some = [matters[index] for index in group]
+                kept = [self._kept[index] for index in group]
+                self._ranked[group] = Ranked(some, kept, max(count, due[group]))
+        changed: dict[int, np.ndarray] = {}
+        for group, count in due.items():
+            if count:
+                kept = [self._kept[index] for index in group]
+                self._ranked[group].take(count, kept)
+                changed |= dict(zip(group, kept, strict=True))
+        self._masks.narrow(changed)
+
+    def _missing(self, group: tuple[int, ...], sparsity: float) -> int:
+        """Return how many entries of a group are still to be removed."""
+        masks = [self._kept[index] for index in group]
+        size = sum(mask.size for mask in masks)
+        there = sum(int(np.count_nonzero(mask)) for mask in masks)
+        return max(0, removed_count(size, sparsity) - (size - there))
+
+    def _chosen(self, place: float, sparsities: Sequence[float]) -> list[np.ndarray]:
+        schedule, matters = self._choice.schedule, self._scores()
+        if isinstance(schedule, RigL) and self.sparsity:
+            return self._exchanged(matters, schedule.exchanged(place))
+        if schedule.regrowth != "splicing":
+            matters = self._removed_first(matters)
+        return choose_masks(self.plan, self._choice, matters, sparsities)
+
+    def _scores(self) -> list[np.ndarray]:
+        self._fetch()
+        choice, values = self._choice, self._masks.values()
+        criterion = self.plan.criterion(choice)
+        return scores(criterion, values, self._evidence(), choice.seed)
+
+    def _watch(self, kind: str) -> GradientEvidence:
+        optimizer, variables = self._model.optimizer, self.plan.variables
+        evidence = GradientEvidence(optimizer, variables, kind)
+        self._undo.append(evidence.release)
+        return evidence
+
+    def _evidence(self) -> list[np.ndarray] | None:
+        if self._matters is not None:
+            found = self._matters.read()
+            if self._choice.criterion == "taylor":
+                self._matters.clear()
+            return found
+        if CRITERIA[self._choice.criterion] == INPUTS:
+            return input_norms(self._model, self._data, self.plan.chosen)
+        return None
+
+    def _exchanged(
+        self, matters: Sequence[np.ndarray], share: float
+    ) -> list[np.ndarray]:
+        gradients = matters
+        if self._grows is not None:
+            gradients = self._grows.read()
+            self._grows.clear()
+        return [
+            exchange(kept, size, gradient, share)
+            for kept, size, gradient in zip(self._kept, matters, gradients, strict=True)
+        ]
+
+    def _removed_first(self, matters: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Return the scores with what is removed already below all others."""
+        return [
+            each if kept.all() else np.where(kept, each, -np.inf)
+            for each, kept in zip(matters, self._kept, strict=True)
+        ]
+
+    def _limits(self) -> list[float]:
+        """Return the most zeros that each weight may have in the end."""
+        sizes = [kept.size for kept in self._kept]
+        limits: list[float] = [0.0] * len(sizes)
+        for group in self.plan.groups:
+            for index in group:
+                most = removed_count(sizes[index], self.plan.sparsities[index])
+                limits[index] = most if len(group) == 1 else sizes[index] - 1
+        return limits
+
+    def _weighed(self, sparsities: Sequence[float]) -> float:
+        sizes = [kept.size for kept in self._kept]
+        removed = sum(s * n for s, n in zip(sparsities, sizes, strict=True))
+        return removed / sum(sizes)
+
+    def _write(self, masks: list[np.ndarray]) -> None:
+        self._masks.write(masks)
+        # Copies of our own, to change in place.
+        self._kept = [np.array(mask) for mask in masks]

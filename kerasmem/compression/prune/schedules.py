@@ -1,0 +1,266 @@
+"""When pruning goes on in a training, and how far: the schedules.
+
+A place in a training is a share of it (0 to 1), a number of updates as
+`optimizer.iterations` counts them, or a number of epochs.
+
+Source: Zhu and Gupta, "To prune, or not to prune: exploring the efficacy of pruning for
+model compression", 2017 (the cubic rise).
+"""
+
+import abc
+import math
+from dataclasses import KW_ONLY, asdict, dataclass
+from typing import Any, ClassVar
+
+from kerasmem.errors import ConfigError
+
+UNITS = ("share", "step", "epoch")
+_UPDATES = 50  # where nothing else is asked for
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True)
+class Schedule(abc.ABC):
+    """Pruning goes on from one place in the training to another.
+
+    Args:
+        begin: place of the first pruning, from 0.
+        end: place of the last one, not before `begin`; None if there is no last.
+        every: distance from one pruning to the next; None for 50 of them from `begin`
+            to `end`.
+        unit: what places are counted in: `"share"` of the training, `"step"` as
+            `optimizer.iterations` counts them, or `"epoch"`.
+
+    Raises:
+        ConfigError: if a value is out of its range.
+    """
+
+    _: KW_ONLY
+    begin: float = 0.0
+    end: float | None = 0.5
+    every: float | None = None
+    unit: str = "share"
+
+    name: ClassVar[str]
+    regrowth: ClassVar[str | None] = None
+    """What may bring weights back: None, `"gradient"` or `"splicing"`."""
+
+    def __post_init__(self) -> None:
+        if self.unit not in UNITS:
+            raise ConfigError(
+                f"The unit of a schedule is one of {', '.join(UNITS)}. "
+                f"Received: unit={self.unit!r}."
+            )
+        numbers = (self.begin, *(() if self.end is None else (self.end,)))
+        most = 1 if self.unit == "share" else math.inf
+        if not all(map(is_number, numbers)) or not (
+            0 <= self.begin <= numbers[-1] <= most
+        ):
+            raise ConfigError(
+                "The begin and end of pruning are places in the training with "
+                f"0 <= begin <= end{' <= 1' if most == 1 else ''}. "
+                f"Received: begin={self.begin!r}, end={self.end!r}."
+            )
+        if self.every is not None and not (is_number(self.every) and self.every > 0):
+            raise ConfigError(
+                "`every` of a schedule is more than 0, or None for 50 prunings. "
+                f"Received: every={self.every!r}."
+            )
+
+    @abc.abstractmethod
+    def rise(self, progress: float, final: float) -> float:
+        """Return the sparsity at `progress` (0 to 1) from begin to end.
+
+        Args:
+            progress: share of the way from `begin` to `end`.
+            final: sparsity at the end, in [0, 1).
+        """
+
+    def sparsity(self, place: float, final: float) -> float:
+        """Return the sparsity that belongs to a place.
+
+        Args:
+            place: where in the training, counted in `unit`.
+            final: sparsity at the end, in [0, 1).
+        """
+        span = 0.0 if self.end is None else self.end - self.begin
+        behind = place - self.begin
+        progress = behind / span if span else float(behind >= 0)
+        return self.rise(min(max(progress, 0.0), 1.0), final)
+
+    def latest(self, place: float) -> float | None:
+        """Return the last place up to here at which pruning goes on, None before it."""
+        if place < self.begin:
+            return None
+        if self.end is not None and place >= self.end:
+            return self.end
+        spacing = self.spacing
+        if spacing is None:
+            return self.begin
+        turns = math.floor((place - self.begin) / spacing + _ROUNDING)
+        return self.begin + turns * spacing
+
+    def due(self, after: float | None, place: float) -> float | None:
+        """Return the last place behind `after`, up to here, at which to prune.
+
+        Args:
+            after: place of the last pruning, None if there was none yet.
+            place: where the training is.
+
+        Returns:
+            The place, or None if nothing is due.
+        """
+        latest = self.latest(place)
+        if latest is None or (after is not None and latest <= after):
+            return None
+        return latest
+
+    @property
+    def spacing(self) -> float | None:
+        """Return the distance from one pruning to the next, None if there is one."""
+        if self.every is not None or self.end is None or self.end == self.begin:
+            return self.every
+        spacing = (self.end - self.begin) / _UPDATES
+        return max(spacing, 1.0) if self.unit == "step" else spacing
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the schedule as plain data; `schedule_from_json` reads it back."""
+        return {"schedule": self.name, **asdict(self)}
+
+
+@dataclass(frozen=True)
+class Constant(Schedule):
+    """All at once (one-shot) at `begin`; `end` and `every` change nothing.
+
+    Example:
+        >>> Constant(begin=2, unit="epoch").sparsity(3, 0.8)
+        0.8
+    """
+
+    _: KW_ONLY
+    end: float | None = None
+    name: ClassVar[str] = "constant"
+
+    def rise(self, progress: float, final: float) -> float:  # noqa: ARG002
+        """Return the final sparsity."""
+        return final
+
+
+@dataclass(frozen=True)
+class Polynomial(Schedule):
+    """Fast at first, slow at the end: the cubic rise of Zhu and Gupta by default.
+
+    Args:
+        initial: sparsity at `begin`, in [0, 1).
+        power: 1 for a straight line; the higher, the faster at first.
+
+    Example:
+        >>> schedule = Polynomial(begin=100, end=110, initial=0.2, unit="step")
+        >>> [round(schedule.sparsity(s, 0.8), 4) for s in (100, 102, 105, 110)]
+        [0.2, 0.4928, 0.725, 0.8]
+    """
+
+    _: KW_ONLY
+    initial: float = 0.0
+    power: float = 3.0
+    name: ClassVar[str] = "polynomial"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _needs_end(self)
+        check_sparsity(self.initial, "initial")
+        if not (is_number(self.power) and self.power > 0):
+            raise ConfigError(
+                f"The power is more than 0. Received: power={self.power!r}."
+            )
+
+    def rise(self, progress: float, final: float) -> float:
+        """Return the sparsity at `progress`."""
+        return final + (self.initial - final) * (1.0 - progress) ** self.power
+
+
+@dataclass(frozen=True)
+class Cosine(Schedule):
+    """Slow at first and at the end, half a wave of a cosine.
+
+    Args:
+        initial: sparsity at `begin`, in [0, 1).
+
+    Example:
+        >>> round(Cosine(begin=0, end=1).sparsity(0.5, 0.8), 6)
+        0.4
+    """
+
+    _: KW_ONLY
+    initial: float = 0.0
+    name: ClassVar[str] = "cosine"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _needs_end(self)
+        check_sparsity(self.initial, "initial")
+
+    def rise(self, progress: float, final: float) -> float:
+        """Return the sparsity at `progress`."""
+        return final + (self.initial - final) * (1 + math.cos(math.pi * progress)) / 2
+
+
+@dataclass(frozen=True)
+class Iterative(Schedule):
+    """Rounds of pruning and training; each removes the same share of what is left.
+
+    Args:
+        rounds: number of prunings, from 1, the first at `begin`, the last at `end`.
+
+    Example:
+        >>> schedule = Iterative(rounds=3)
+        >>> [round(schedule.sparsity(s, 0.488), 3) for s in (0, 0.25, 0.5)]
+        [0.2, 0.36, 0.488]
+    """
+
+    _: KW_ONLY
+    rounds: int = 5
+    name: ClassVar[str] = "iterative"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _needs_end(self)
+        if not isinstance(self.rounds, int) or self.rounds < 1:
+            raise ConfigError(
+                "The rounds are a whole number from 1. "
+                f"Received: rounds={self.rounds!r}."
+            )
+
+    @property
+    def spacing(self) -> float | None:
+        """Return the distance from one round to the next."""
+        span = 0.0 if self.end is None else self.end - self.begin
+        return span / (self.rounds - 1) if self.rounds > 1 and span else None
+
+    def rise(self, progress: float, final: float) -> float:
+        """Return the sparsity after the round that `progress` falls into."""
+        done = math.floor(progress * (self.rounds - 1) + _ROUNDING) + 1
+        if done == self.rounds:
+            return final
+        return 1 - (1 - final) ** (done / self.rounds)
+
+
+def check_sparsity(value: Any, name: str) -> None:
+    """Raise a `ConfigError` unless `value` is a share in [0, 1)."""
+    if not is_number(value) or not 0 <= value < 1:
+        raise ConfigError(
+            "A sparsity is the share of weights that becomes zero, at least 0 and "
+            f"less than 1. Received: {name}={value!r}."
+        )
+
+
+def is_number(value: Any) -> bool:
+    """Return True for an int or float."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _needs_end(schedule: Schedule) -> None:
+    if schedule.end is None:
+        raise ConfigError(
+            f"A {schedule.name} schedule rises up to its end. Received: end=None."
+        )

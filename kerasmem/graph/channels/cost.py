@@ -1,0 +1,78 @@
+"""What a model costs with some of its channels: parameters and multiplications."""
+
+import math
+from typing import Any
+
+import keras
+
+from kerasmem.graph.channels.call import Call
+from kerasmem.graph.channels.kept import Kept
+from kerasmem.graph.channels.kind import kind
+from kerasmem.graph.channels.labels import OUT
+from kerasmem.graph.channels.walk import LabelledModel
+
+_BY_STEP = frozenset(
+    [
+        "layers.SimpleRNN",
+        "layers.GRU",
+        "layers.LSTM",
+        "layers.Bidirectional",
+        "layers.MultiHeadAttention",
+        "layers.GroupedQueryAttention",
+    ]
+)
+
+
+def parameters(found: LabelledModel, kept: Kept) -> int:
+    """Return the number of entries of all weights."""
+    return sum(math.prod(kept.weight_shape(v)) for v in _weights(found))
+
+
+def multiplications(found: LabelledModel, kept: Kept) -> int:
+    """Return the multiplications with kernels that one sample takes.
+
+    Axes that the model leaves open count as one place. Products of two tensors, as
+    between queries and keys, are not counted.
+    """
+    return sum(
+        math.prod(kept.weight_shape(variable)) * _places(found, call)
+        for call in found.calls.values()
+        for variable in _of_layer(call.operation)
+        if len(variable.shape) >= 2 and variable.name.endswith("kernel")
+    )
+
+
+def _weights(found: LabelledModel) -> list[Any]:
+    every = [v for call in found.calls.values() for v in _of_layer(call.operation)]
+    return list({id(v): v for v in every}.values())
+
+
+def _of_layer(operation: Any) -> list[Any]:
+    is_layer = isinstance(operation, keras.layers.Layer)
+    return operation.weights if is_layer and not _is_model(operation) else []
+
+
+def _is_model(layer: Any) -> bool:
+    return isinstance(layer, keras.Model)
+
+
+def _places(found: LabelledModel, call: Call) -> int:
+    """Return at how many places a layer applies its kernels."""
+    name = kind(call.operation) or ""
+    if name in _BY_STEP:
+        return call.x.shape[1] or 1
+    if name == "layers.EinsumDense":
+        made = sum(
+            use.labels.size
+            for use in found.labels.uses
+            if use.variable is call.operation.kernel and use.role == OUT
+        )
+        return _size(call.shape) // max(made, 1)
+    shape = list(call.x.shape if name.endswith("Transpose") else call.shape)
+    first = getattr(call.operation, "data_format", None) == "channels_first"
+    del shape[1 if first else -1]
+    return _size(tuple(shape))
+
+
+def _size(shape: tuple[int | None, ...]) -> int:
+    return math.prod(size or 1 for size in shape[1:])

@@ -1,0 +1,143 @@
+"""Attention: heads, and the dimensions within all of them, go one by one."""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from kerasmem.graph.channels.arrays import Tensor, axis_of
+from kerasmem.graph.channels.call import Call
+from kerasmem.graph.channels.families.reduction import contracted
+from kerasmem.graph.channels.kept import Kept
+from kerasmem.graph.channels.labels import CHANNEL, IN, OUT, Labels
+from kerasmem.graph.layers import sublayers
+
+
+def multi_head(call: Call) -> list[np.ndarray]:
+    """Label MultiHeadAttention."""
+    parts = _parts(call.operation)
+    heads, dims = parts["query"].kernel.shape[1:]
+    return _attended(call, parts, (heads, heads), dims)
+
+
+def grouped_query(call: Call) -> list[np.ndarray]:
+    """Label GroupQueryAttention: a head of keys goes with all that ask it."""
+    parts = _parts(call.operation)
+    heads, dims = parts["query"].kernel.shape[1:]
+    if dims == 1:
+        # Found by random graphs: the proof fails there, and why is not known.
+        return call.frozen(f"{call.operation.name!r} has heads of one dimension")
+    shared = parts["key"].kernel.shape[1]
+    output = parts["attention_output"].kernel
+    made = call.labels.made(output, output.shape[-1])
+    # What comes out has as many channels as the query, always.
+    call.labels.unite(made, call.labels.only_along(_arguments(call)[0], -1))
+    return _attended(call, parts, (heads, shared), dims)
+
+
+def _attended(
+    call: Call,
+    parts: dict[str, Any],
+    heads: tuple[int, int],
+    dims: int,
+) -> list[np.ndarray]:
+    layer, labels = call.operation, call.labels
+    query, value, key = _arguments(call)
+    output = parts["attention_output"]
+    rank = len(query.shape)
+    if rank != 3 or "gate" in parts or len(output.kernel.shape) != 3:
+        return call.frozen(f"{layer.name!r} is attention of an unknown form")
+    of_keys = labels.made(parts["key"].kernel, heads[1])
+    of_heads = np.repeat(of_keys, heads[0] // heads[1])
+    key_dims = labels.made(parts["query"].kernel, dims)
+    size = parts["value"].kernel.shape[2]
+    # Fused attention wants dimensions of one number, where they are now.
+    value_dims = key_dims if size == dims else labels.made(parts["value"].kernel, size)
+    _project(labels, parts["query"], query, (of_heads, key_dims), silenced=True)
+    _project(labels, parts["key"], key, (of_keys, key_dims))
+    _project(labels, parts["value"], value, (of_keys, value_dims))
+    labels.weigh_axis(output.kernel, IN, 0, of_heads)
+    labels.weigh_axis(output.kernel, IN, 1, value_dims)
+    made = labels.made(output.kernel, output.kernel.shape[2])
+    labels.weigh_axis(output.kernel, OUT, 2, made)
+    if output.bias is not None:
+        labels.weigh_axis(output.bias, CHANNEL, 0, made)
+    return [axis_of(made, -1, rank), axis_of(of_heads, 1, 4)][: len(call.shapes)]
+
+
+def _project(
+    labels: Labels,
+    dense: Any,
+    x: Tensor,
+    channels: tuple[np.ndarray, np.ndarray],
+    *,
+    silenced: bool = False,
+) -> None:
+    """Note the labels of a projection to heads and dimensions."""
+    labels.weigh_axis(dense.kernel, IN, 0, labels.only_along(x, -1))
+    for axis, vector in enumerate(channels):
+        # Without its query a dimension has no effect on the scores.
+        quiet = silenced and axis == 1
+        labels.weigh_axis(dense.kernel, OUT, axis + 1, vector, silenced=quiet)
+        if dense.bias is not None:
+            labels.weigh_axis(dense.bias, CHANNEL, axis, vector, silenced=quiet)
+
+
+def multi_head_config(call: Call, kept: Kept) -> dict[str, Any]:
+    """Return the new numbers of heads and dimensions."""
+    parts = _parts(call.operation)
+    _, heads, dims = kept.weight_shape(parts["query"].kernel)
+    config: dict[str, Any] = {
+        "num_heads": heads,
+        "key_dim": dims,
+        "value_dim": kept.weight_shape(parts["value"].kernel)[2],
+    }
+    kernel = parts["attention_output"].kernel
+    if len(kernel.shape) == 3:
+        made = kept.weight_shape(kernel)[2]
+        query = kept.shape(_arguments(call)[0])[-1]
+        if made != query or call.operation.get_config()["output_shape"]:
+            config["output_shape"] = (made,)
+    return config
+
+
+def grouped_query_config(call: Call, kept: Kept) -> dict[str, Any]:
+    """Return the new numbers of heads and dimensions."""
+    parts = _parts(call.operation)
+    _, heads, dims = kept.weight_shape(parts["query"].kernel)
+    shared = kept.weight_shape(parts["key"].kernel)[1]
+    return {"num_query_heads": heads, "num_key_value_heads": shared, "head_dim": dims}
+
+
+def rescaled_query(call: Call, kept: Kept) -> dict[int, float]:
+    """Return the factor that keeps scores as they were, for the query's weights.
+
+    Keras divides scores by the square root of the number of dimensions.
+    """
+    query = _parts(call.operation)["query"]
+    factor = math.sqrt(kept.weight_shape(query.kernel)[2] / query.kernel.shape[2])
+    return {id(variable): factor for variable in query.weights}
+
+
+def attention(call: Call) -> list[np.ndarray]:
+    """Label the layer Attention, without weights for its channels."""
+    query, value, *key = call.inputs
+    if len(call.shapes) > 1 or call.operation.score_mode != "dot":
+        return call.frozen(f"{call.operation.name!r} is attention of an unknown form")
+    keys = key[0] if key else value
+    scores = contracted(call.labels, [query, keys], ["bqc", "bkc"], "bqk")
+    weights = Tensor(scores, (query.shape[0], query.shape[1], keys.shape[1]))
+    return [contracted(call.labels, [weights, value], ["bqk", "bkv"], "bqv")]
+
+
+def _parts(layer: Any) -> dict[str, Any]:
+    """Return the layers inside by name: query, key, value, attention_output, ..."""
+    return {inner.name: inner for inner in sublayers(layer)}
+
+
+def _arguments(call: Call) -> tuple[Tensor, Tensor, Tensor]:
+    names = ("query", "value", "key")
+    given = dict(zip(names, call.args, strict=False)) | call.kwargs
+    query, value, key = (given.get(name) for name in names)
+    key = value if key is None else key
+    return query, value, key  # pyright: ignore[reportReturnType]

@@ -1,0 +1,102 @@
+"""Convolutions: plain, grouped, depthwise, separable, transposed; in 1, 2, 3 axes."""
+
+from typing import Any
+
+import numpy as np
+
+from kerasmem.graph.channels.arrays import axis_of
+from kerasmem.graph.channels.call import Call
+from kerasmem.graph.channels.families.elementwise import activated
+from kerasmem.graph.channels.kept import Kept
+from kerasmem.graph.channels.labels import CHANNEL, IN, OUT
+
+
+def channel_axis(layer: Any, rank: int) -> int:
+    """Return the axis of channels of what goes into a layer."""
+    return 1 if layer.data_format == "channels_first" else rank - 1
+
+
+def convolved(call: Call) -> list[np.ndarray]:
+    """Label a convolution; one with a filter or more per channel is depthwise."""
+    layer, labels = call.operation, call.labels
+    rank = len(layer.kernel.shape)
+    given = labels.only_along(call.x, channel_axis(layer, rank))
+    if layer.groups == 1:
+        labels.weigh_axis(layer.kernel, IN, rank - 2, given)
+        made = labels.made(layer.kernel, layer.filters)
+        labels.weigh_axis(layer.kernel, OUT, rank - 1, made)
+    elif len(given) == layer.groups:
+        made = np.repeat(given, layer.filters // layer.groups)
+        labels.weigh_axis(layer.kernel, CHANNEL, rank - 1, made)
+    else:
+        # Groups stay equal if each of them loses the same places.
+        why = f"{layer.name!r} has groups of one size"
+        given = labels.join(given.reshape(layer.groups, -1), [0], why).ravel()
+        labels.weigh_axis(layer.kernel, IN, rank - 2, given)
+        made = labels.made(layer.kernel, layer.groups, layer.filters // layer.groups)
+        labels.join(made, [0], why)
+        made = made.ravel()
+        labels.weigh_axis(layer.kernel, OUT, rank - 1, made)
+    return [_finished(call, made)]
+
+
+def convolution_config(call: Call, kept: Kept) -> dict[str, Any]:
+    """Return the new number of filters and groups."""
+    layer = call.operation
+    filters = kept.weight_shape(layer.kernel)[-1]
+    groups = layer.groups
+    if groups > 1 and layer.kernel.shape[-2] == 1:
+        groups = filters // (layer.filters // groups)
+    return {"filters": filters, "groups": groups}
+
+
+def transposed(call: Call) -> list[np.ndarray]:
+    """Label a transposed convolution, whose kernel ends with out, in."""
+    layer, labels = call.operation, call.labels
+    rank = len(layer.kernel.shape)
+    given = labels.only_along(call.x, channel_axis(layer, rank))
+    labels.weigh_axis(layer.kernel, IN, rank - 1, given)
+    made = labels.made(layer.kernel, layer.filters)
+    labels.weigh_axis(layer.kernel, OUT, rank - 2, made)
+    return [_finished(call, made)]
+
+
+def transposed_config(call: Call, kept: Kept) -> dict[str, Any]:
+    """Return the new number of filters."""
+    return {"filters": kept.weight_shape(call.operation.kernel)[-2]}
+
+
+def depthwise(call: Call) -> list[np.ndarray]:
+    """Label a depthwise convolution: kernel axes end with channels, multiplier."""
+    layer, labels = call.operation, call.labels
+    rank = len(layer.kernel.shape)
+    given = labels.only_along(call.x, channel_axis(layer, rank))
+    labels.weigh_axis(layer.kernel, CHANNEL, rank - 2, given)
+    return [_finished(call, np.repeat(given, layer.depth_multiplier))]
+
+
+def separable(call: Call) -> list[np.ndarray]:
+    """Label a depthwise convolution with a pointwise one behind it."""
+    layer, labels = call.operation, call.labels
+    rank = len(layer.depthwise_kernel.shape)
+    given = labels.only_along(call.x, channel_axis(layer, rank))
+    labels.weigh_axis(layer.depthwise_kernel, CHANNEL, rank - 2, given)
+    between = np.repeat(given, layer.depth_multiplier)
+    labels.weigh_axis(layer.pointwise_kernel, IN, rank - 2, between)
+    made = labels.made(layer.pointwise_kernel, layer.filters)
+    labels.weigh_axis(layer.pointwise_kernel, OUT, rank - 1, made)
+    return [_finished(call, made)]
+
+
+def separable_config(call: Call, kept: Kept) -> dict[str, Any]:
+    """Return the new number of filters."""
+    return {"filters": kept.weight_shape(call.operation.pointwise_kernel)[-1]}
+
+
+def _finished(call: Call, made: np.ndarray) -> np.ndarray:
+    """Note the bias, and return the labels of the output behind the activation."""
+    layer = call.operation
+    if layer.use_bias:
+        call.labels.weigh_axis(layer.bias, CHANNEL, 0, made)
+    array = axis_of(made, channel_axis(layer, call.rank), call.rank)
+    return activated(call.labels, array, layer.activation, layer.name)

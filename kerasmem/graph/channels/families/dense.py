@@ -1,0 +1,125 @@
+"""Matrix products with a weight: Dense, EinsumDense, Embedding."""
+
+from typing import Any
+
+import numpy as np
+
+from kerasmem.graph.channels.arrays import Tensor, axis_of
+from kerasmem.graph.channels.call import Call
+from kerasmem.graph.channels.families.elementwise import activated
+from kerasmem.graph.channels.kept import Kept
+from kerasmem.graph.channels.labels import CHANNEL, IN, OUT, Labels
+
+
+def dense(call: Call) -> list[np.ndarray]:
+    """Label a Dense layer, on the last axis of a tensor of any rank."""
+    layer, labels = call.operation, call.labels
+    given = labels.only_along(call.x, -1)
+    labels.weigh_axis(layer.kernel, IN, 0, given)
+    made = labels.made(layer.kernel, layer.units)
+    labels.weigh_axis(layer.kernel, OUT, 1, made)
+    if layer.use_bias:
+        labels.weigh_axis(layer.bias, CHANNEL, 0, made)
+    array = axis_of(made, -1, call.rank)
+    return [activated(labels, array, layer.activation, layer.name)]
+
+
+def dense_config(call: Call, kept: Kept) -> dict[str, Any]:
+    """Return the new number of units."""
+    return {"units": kept.weight_shape(call.operation.kernel)[1]}
+
+
+def embedding(call: Call) -> list[np.ndarray]:
+    """Label an embedding: what it looks up has the channels of its table."""
+    layer, labels = call.operation, call.labels
+    made = labels.made(layer.embeddings, layer.output_dim)
+    labels.weigh_axis(layer.embeddings, OUT, 1, made)
+    return [axis_of(made, -1, call.rank)]
+
+
+def embedding_config(call: Call, kept: Kept) -> dict[str, Any]:
+    """Return the new length of an embedding."""
+    return {"output_dim": kept.weight_shape(call.operation.embeddings)[1]}
+
+
+def einsum_dense(call: Call) -> list[np.ndarray]:
+    """Label an EinsumDense by the letters of its equation."""
+    layer = call.operation
+    letters = einsum_letters(layer.equation)
+    if letters is None:
+        return call.frozen(f"the equation {layer.equation!r} of {layer.name!r}")
+    array = projected(call.labels, layer, call.x, letters)
+    return [activated(call.labels, array, layer.activation, layer.name)]
+
+
+def einsum_dense_config(call: Call, kept: Kept) -> dict[str, Any]:
+    """Return the new shape of the output."""
+    layer = call.operation
+    letters = einsum_letters(layer.equation)
+    if letters is None:
+        return {}
+    _, kernel, output = letters
+    sizes = dict(zip(kernel, kept.weight_shape(layer.kernel), strict=True))
+    shape = [None, *_as_tuple(layer.partial_output_shape)]
+    old = dict(zip(kernel, layer.kernel.shape, strict=True))
+    new = [
+        size if size is None or old.get(letter) != size else sizes[letter]
+        for letter, size in zip(output, shape, strict=True)
+    ]
+    return {"output_shape": tuple(new[1:])}
+
+
+def einsum_letters(equation: str) -> tuple[str, str, str] | None:
+    """Return the letters of input, kernel, output; None where they are not plain.
+
+    Example:
+        >>> einsum_letters("...d,dh->...h") is None, einsum_letters("ab, bc -> ac")
+        (True, ('ab', 'bc', 'ac'))
+    """
+    inputs, _, output = equation.replace(" ", "").partition("->")
+    given, _, kernel = inputs.partition(",")
+    if not (given.isalpha() and kernel.isalpha() and output.isalpha()):
+        return None
+    repeated = any(len(set(part)) < len(part) for part in (given, kernel, output))
+    lost = set(given) - set(kernel) - set(output) | set(kernel) - set(given + output)
+    return None if repeated or lost else (given, kernel, output)
+
+
+def projected(
+    labels: Labels, layer: Any, x: Tensor, letters: tuple[str, str, str]
+) -> np.ndarray:
+    """Label an EinsumDense, and return the labels of its output.
+
+    Letters of the kernel are consumed (not in the output), made (not in the input) or
+    kept (in both: a matrix of its own for every place).
+    """
+    given, kernel, output = letters
+    shape = dict(zip(kernel, layer.kernel.shape, strict=True))
+    common = [a for a, c in enumerate(given) if c in kernel]
+    others = [a for a, c in enumerate(given) if c not in kernel]
+    shared = labels.join(x.array, others)
+    shared = shared.reshape([shared.shape[a] for a in common])
+    order = [given[a] for a in common]
+    consumed = _placed(shared, order, kernel)
+    labels.weigh(layer.kernel, IN, consumed)
+    new = [c for c in output if c in kernel and c not in given]
+    made = labels.made(layer.kernel, *(shape[c] for c in new))
+    labels.weigh(layer.kernel, OUT, _placed(made, new, kernel))
+    array = _placed(made, new, output)
+    if layer.bias is not None:
+        drop = array.ndim - len(layer.bias.shape)
+        labels.weigh(layer.bias, CHANNEL, array.reshape(array.shape[drop:]))
+    return array
+
+
+def _placed(array: np.ndarray, letters: list[str], wanted: str) -> np.ndarray:
+    """Return an array with axes as in `wanted`, size 1 where it has none."""
+    inside = [c for c in letters if c in wanted]
+    order = sorted(range(len(letters)), key=lambda a: wanted.index(letters[a]))
+    sizes = {c: array.shape[a] for a, c in enumerate(letters)}
+    shape = [sizes[c] if c in inside else 1 for c in wanted]
+    return array.transpose(order).reshape(shape)
+
+
+def _as_tuple(shape: Any) -> tuple[Any, ...]:
+    return (shape,) if isinstance(shape, int) else tuple(shape)

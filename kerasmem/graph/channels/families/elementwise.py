@@ -1,0 +1,173 @@
+"""Operations that treat every entry on its own, of one tensor or of several."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from kerasmem.graph.channels.arrays import Tensor, narrow, of_rank
+from kerasmem.graph.channels.call import Call
+from kerasmem.graph.channels.kept import Kept
+from kerasmem.graph.channels.kind import kind
+from kerasmem.graph.channels.labels import CHANNEL, Labels
+
+POINTWISE = frozenset(
+    [
+        "celu",
+        "elu",
+        "exponential",
+        "gelu",
+        "hard_shrink",
+        "hard_sigmoid",
+        "hard_silu",
+        "hard_tanh",
+        "leaky_relu",
+        "linear",
+        "log_sigmoid",
+        "mish",
+        "relu",
+        "relu6",
+        "selu",
+        "sigmoid",
+        "silu",
+        "soft_shrink",
+        "softplus",
+        "softsign",
+        "sparse_plus",
+        "sparse_sigmoid",
+        "squareplus",
+        "tanh",
+        "tanh_shrink",
+        "threshold",
+    ]
+)
+_OVER_CHANNELS = frozenset({"softmax", "log_softmax", "sparsemax"})
+_ACTIVATION_LAYERS = frozenset({"layers.ReLU", "layers.LeakyReLU", "layers.ELU"})
+
+
+def passed(call: Call) -> list[np.ndarray]:
+    """Label what treats every entry of one tensor on its own."""
+    return [call.x.array for _ in call.shapes]
+
+
+def combined(call: Call) -> list[np.ndarray]:
+    """Label what combines entries at the same place of several tensors."""
+    for constant in constants(call.args, call.kwargs):
+        if np.prod(constant.shape) > 1:
+            return call.frozen(
+                f"{call.operation.name!r} combines it with an array of numbers"
+            )
+    return [meet(call.labels, call.inputs, call.rank)]
+
+
+def merged(call: Call) -> list[np.ndarray]:
+    """Label a layer such as Add, which adds axes behind the first, not in front."""
+    if len({len(x.shape) for x in call.inputs}) > 1:
+        return call.frozen(f"{call.operation.name!r} merges tensors of several ranks")
+    return combined(call)
+
+
+def constants(args: Any, kwargs: Any) -> list[Any]:
+    """Return the arrays and variables among the arguments of a call."""
+    given = keras.tree.flatten((args, kwargs))
+    return [x for x in given if hasattr(x, "shape") and not isinstance(x, Tensor)]
+
+
+def meet(labels: Labels, tensors: Sequence[Tensor], rank: int) -> np.ndarray:
+    """Unite labels of tensors that are broadcast against each other; return theirs.
+
+    A tensor that is stretched along all axes on which others have channels is not
+    united with them: it has one entry for all of them, which stays.
+    """
+    aligned = [
+        (of_rank(x.array, rank), (1,) * (rank - len(x.shape)) + x.shape)
+        for x in tensors
+    ]
+    bound = [array for array, shape in aligned if not _stretched(array, shape, aligned)]
+    bound = bound or [array for array, _ in aligned]
+    labels.unite(*sorted(bound, key=lambda array: -array.size))
+    return narrow(np.broadcast_arrays(*bound)[_largest(bound)])
+
+
+def _largest(arrays: Sequence[np.ndarray]) -> int:
+    return max(range(len(arrays)), key=lambda number: arrays[number].size)
+
+
+def _stretched(
+    array: np.ndarray,
+    shape: tuple[int | None, ...],
+    everyone: Sequence[tuple[np.ndarray, tuple[int | None, ...]]],
+) -> bool:
+    """Return True for a tensor of one label that others are only multiplied by."""
+    if array.size > 1:
+        return False
+    axes = [
+        axis
+        for axis, size in enumerate(shape)
+        if any(other.shape[axis] > 1 for other, _ in everyone)
+        or (size == 1 and any(wide[axis] != 1 for _, wide in everyone))
+    ]
+    return bool(axes) and all(shape[axis] == 1 for axis in axes)
+
+
+def activated(
+    labels: Labels, array: np.ndarray, activation: Any, name: str
+) -> np.ndarray:
+    """Return labels behind the activation of a layer."""
+    if activation is None or _pointwise(activation):
+        return array
+    called = getattr(activation, "__name__", "")
+    if _is_keras(activation) and called in _OVER_CHANNELS:
+        return labels.join(array, [-1], f"{called} of {name!r} is over all channels")
+    return labels.freeze(array, f"the activation of {name!r} is not known")
+
+
+def _pointwise(activation: Any) -> bool:
+    if isinstance(activation, keras.layers.Layer):
+        return kind(activation) in _ACTIVATION_LAYERS
+    return _is_keras(activation) and activation.__name__ in POINTWISE
+
+
+def _is_keras(function: Any) -> bool:
+    known = getattr(keras.activations, getattr(function, "__name__", ""), None)
+    return known is function
+
+
+def activation_layer(call: Call) -> list[np.ndarray]:
+    """Label the layer Activation."""
+    name = call.operation.name
+    return [activated(call.labels, call.x.array, call.operation.activation, name)]
+
+
+def slopes(call: Call) -> list[np.ndarray]:
+    """Label the layer PReLU, which has a slope for every entry."""
+    alpha = call.operation.alpha
+    per_entry = call.x.array.reshape(call.x.array.shape[1:])
+    shared = [a for a, size in enumerate(alpha.shape) if size == 1]
+    if any(per_entry.shape[axis] > 1 for axis in shared):
+        per_entry = call.labels.join(
+            per_entry, shared, f"the slopes of {call.operation.name!r} are shared"
+        )
+    call.labels.weigh(alpha, CHANNEL, per_entry)
+    return [call.x.array]
+
+
+def scaled_by_weight(call: Call) -> list[np.ndarray]:
+    """Label the LayerScale of ConvNeXt: a weight per channel of the last axis."""
+    vector = call.labels.only_along(call.x, -1)
+    call.labels.weigh_axis(call.operation.gamma, CHANNEL, 0, vector)
+    return [call.x.array]
+
+
+def rescaled(call: Call) -> list[np.ndarray]:
+    """Label the layer Rescaling."""
+    layer = call.operation
+    if np.size(layer.scale) + np.size(layer.offset) > 2:
+        return call.frozen(f"{layer.name!r} has a number for each channel")
+    return passed(call)
+
+
+def scale_config(call: Call, kept: Kept) -> dict[str, Any]:
+    """Return the new number of channels of LayerScale."""
+    return {"projection_dim": kept.weight_shape(call.operation.gamma)[0]}

@@ -1,0 +1,122 @@
+"""Layers that run over time: SimpleRNN, GRU, LSTM, both ways, and TimeDistributed."""
+
+from typing import Any
+
+import keras
+import numpy as np
+
+from kerasmem.graph.channels.arrays import Tensor, axis_of
+from kerasmem.graph.channels.call import Call, Family
+from kerasmem.graph.channels.families.elementwise import activated
+from kerasmem.graph.channels.kept import Kept
+from kerasmem.graph.channels.kind import kind
+from kerasmem.graph.channels.labels import CHANNEL, IN, OUT, Labels
+
+_KINDS = frozenset({"layers.SimpleRNN", "layers.GRU", "layers.LSTM"})
+
+
+def recurrent(call: Call) -> list[np.ndarray]:
+    """Label a recurrent layer: outputs and states have the channels of its units."""
+    layer = call.operation
+    if layer.stateful:
+        return call.frozen(f"{layer.name!r} keeps its state")
+    made = _units(call.labels, layer, call.x)
+    for state in _states(call):
+        call.labels.unite(made, call.labels.only_along(state, -1))
+    return [axis_of(made, -1, len(shape)) for shape in call.shapes]
+
+
+def _states(call: Call) -> list[Tensor]:
+    given = call.args[1] if len(call.args) > 1 else call.kwargs.get("initial_state")
+    return [x for x in keras.tree.flatten(given) if isinstance(x, Tensor)]
+
+
+def _units(labels: Labels, layer: Any, x: Tensor) -> np.ndarray:
+    """Note the labels of the weights of a layer, and return those of its units."""
+    cell = layer.cell
+    gates = cell.kernel.shape[1] // cell.units
+    labels.weigh_axis(cell.kernel, IN, 0, labels.only_along(x, -1))
+    made = labels.made(cell.kernel, cell.units)
+    for name in ("activation", "recurrent_activation"):
+        function = getattr(cell, name, None)
+        activated(labels, made.reshape(1, -1), function, layer.name)
+    every_gate = np.tile(made, gates)
+    labels.weigh_axis(cell.kernel, OUT, 1, every_gate)
+    labels.weigh_axis(cell.recurrent_kernel, IN, 0, made)
+    labels.weigh_axis(cell.recurrent_kernel, OUT, 1, every_gate)
+    if cell.use_bias:
+        labels.weigh_axis(cell.bias, CHANNEL, len(cell.bias.shape) - 1, every_gate)
+    return made
+
+
+def recurrent_config(call: Call, kept: Kept) -> dict[str, Any]:
+    """Return the new number of units."""
+    return {"units": _unit_count(call.operation, kept)}
+
+
+def _unit_count(layer: Any, kept: Kept) -> int:
+    return kept.weight_shape(layer.cell.recurrent_kernel)[0]
+
+
+def both_ways(call: Call) -> list[np.ndarray]:
+    """Label Bidirectional, whose two layers have units of their own."""
+    layer = call.operation
+    parts = (layer.forward_layer, layer.backward_layer)
+    plain = all(kind(part) in _KINDS and not part.stateful for part in parts)
+    if not plain or _states(call) or layer.return_state:
+        return call.frozen(f"{layer.name!r} wraps a layer of an unknown kind")
+    ways = [_units(call.labels, part, call.x) for part in parts]
+    if layer.merge_mode is None:
+        return [axis_of(way, -1, call.rank) for way in ways]
+    if layer.merge_mode == "concat":
+        return [axis_of(np.concatenate(ways), -1, call.rank)]
+    call.labels.unite(*ways)
+    return [axis_of(ways[0], -1, call.rank)]
+
+
+def both_ways_config(call: Call, kept: Kept) -> dict[str, Any]:
+    """Return the configs of both layers with the new numbers of units."""
+    layer = call.operation
+    config = layer.get_config()
+    for name, part in (
+        ("layer", layer.forward_layer),
+        ("backward_layer", layer.backward_layer),
+    ):
+        if kind(part) in _KINDS:
+            config[name]["config"]["units"] = _unit_count(part, kept)
+            config[name].pop("build_config", None)
+    return {name: config[name] for name in ("layer", "backward_layer")}
+
+
+def at_every_step(inner: dict[str, Family]) -> Family:
+    """Return what is known of TimeDistributed around the kinds of layers in `inner`."""
+
+    def family(call: Call) -> Family | None:
+        return inner.get(kind(call.operation.layer) or "")
+
+    def label(call: Call) -> list[np.ndarray]:
+        found = family(call)
+        if found is None:
+            why = f"{call.operation.name!r} wraps a layer of an unknown kind"
+            return call.frozen(why)
+        return [array[:, None] for array in found.label(_step(call))]
+
+    def config(call: Call, kept: Kept) -> dict[str, Any]:
+        found = family(call)
+        if found is None:
+            return {}
+        made = keras.saving.serialize_keras_object(call.operation.layer)
+        made.pop("build_config", None)
+        made["config"].update(found.config(_step(call), kept))
+        return {"layer": made}
+
+    return Family(label, config)
+
+
+def _step(call: Call) -> Call:
+    """Return the call of the inner layer on one step."""
+    one = call.labels.join(call.x.array, [1])
+    shape = (call.x.shape[0], *call.x.shape[2:])
+    x = Tensor(one.reshape(one.shape[:1] + one.shape[2:]), shape)
+    shapes = tuple((s[0], *s[2:]) for s in call.shapes)
+    return Call(call.operation.layer, (x,), {}, shapes, call.labels)

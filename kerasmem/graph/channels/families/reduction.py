@@ -1,0 +1,122 @@
+"""Operations over whole axes: pooling, sums, softmax, products of two tensors."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from kerasmem.graph.channels.arrays import Tensor
+from kerasmem.graph.channels.call import Call
+from kerasmem.graph.channels.families.convolution import channel_axis
+from kerasmem.graph.channels.families.elementwise import constants, meet
+from kerasmem.graph.channels.labels import Labels
+
+
+def spatial(call: Call) -> list[np.ndarray]:
+    """Label what works on spatial axes, each channel alone: pooling, padding, ..."""
+    rank = len(call.x.shape)
+    axis = channel_axis(call.operation, rank)
+    return [call.labels.join(call.x.array, _others(rank, axis))]
+
+
+def spatial_last(call: Call) -> list[np.ndarray]:
+    """Label what works on the middle axis: UpSampling1D, Cropping1D, ..."""
+    rank = len(call.x.shape)
+    return [call.labels.join(call.x.array, _others(rank, rank - 1))]
+
+
+def pooled(call: Call) -> list[np.ndarray]:
+    """Label global pooling."""
+    rank = len(call.x.shape)
+    axis = channel_axis(call.operation, rank)
+    array = call.labels.join(call.x.array, _others(rank, axis))
+    return [array if call.rank == rank else array.reshape(1, -1)]
+
+
+def reduced(call: Call) -> list[np.ndarray]:
+    """Label a sum, mean, maximum, ... along some axes."""
+    rank = len(call.x.shape)
+    axis = call.operation.axis
+    axes = _axes(axis, rank)
+    why = f"{call.operation.name!r} is over all channels"
+    array = call.labels.join(call.x.array, axes, why)
+    if call.rank != rank:
+        array = array.reshape([s for a, s in enumerate(array.shape) if a not in axes])
+    return [array]
+
+
+def over_axis(call: Call) -> list[np.ndarray]:
+    """Label softmax and the like: entries along its axes stay together."""
+    axes = _axes(call.operation.axis, len(call.x.shape))
+    why = f"{call.operation.name!r} is over all channels"
+    return [call.labels.join(call.x.array, axes, why)]
+
+
+def matmul(call: Call) -> list[np.ndarray]:
+    """Label the product of two tensors of two axes or more."""
+    if constants(call.args, call.kwargs) or len(call.inputs) < 2:
+        return call.frozen(f"{call.operation.name!r} multiplies it with a constant")
+    x, y = call.inputs
+    if len(x.shape) < 2 or len(x.shape) != len(y.shape):
+        return call.frozen(f"{call.operation.name!r} has operands of several ranks")
+    batch = "abcdefgh"[: len(x.shape) - 2]
+    return [contracted(call.labels, [x, y], [batch + "xz", batch + "zy"], batch + "xy")]
+
+
+def einsum(call: Call) -> list[np.ndarray]:
+    """Label an einsum of tensors."""
+    op = call.operation
+    inputs, _, output = op.subscripts.replace(" ", "").partition("->")
+    terms = inputs.split(",")
+    plain = all(t.isalpha() and len(set(t)) == len(t) for t in [*terms, output])
+    if constants(call.args, call.kwargs) or not plain or len(terms) > len(call.inputs):
+        return call.frozen(f"the einsum {op.subscripts!r} of {op.name!r}")
+    return [contracted(call.labels, call.inputs, terms, output)]
+
+
+def contracted(
+    labels: Labels, tensors: Sequence[Tensor], terms: Sequence[str], output: str
+) -> np.ndarray:
+    """Label a sum of products; entries that are summed over stay together."""
+    placed = []
+    for x, term in zip(tensors, terms, strict=True):
+        gone = [axis for axis, letter in enumerate(term) if letter not in output]
+        array = labels.join(x.array, gone, "a product of two tensors sums over it")
+        sizes = dict(zip(term, x.shape, strict=True))
+        left = [letter for letter in term if letter in output]
+        array = array.reshape([array.shape[term.index(letter)] for letter in left])
+        order = sorted(range(len(left)), key=lambda axis: output.index(left[axis]))
+        array = array.transpose(order)
+        ordered = [left[axis] for axis in order]
+        inner = dict(zip(ordered, array.shape, strict=True))
+        array = array.reshape([inner.get(letter, 1) for letter in output])
+        placed.append(Tensor(array, tuple(sizes.get(letter, 1) for letter in output)))
+    return meet(labels, placed, len(output))
+
+
+def dotted(call: Call) -> list[np.ndarray]:
+    """Label the layer Dot."""
+    layer = call.operation
+    x, y = call.inputs
+    axes = [layer.axes] * 2 if isinstance(layer.axes, int) else list(layer.axes)
+    if layer.normalize:
+        why = f"{layer.name!r} normalizes all of its channels together"
+        return call.frozen(why)
+    first, second = (a % len(t.shape) for a, t in zip(axes, (x, y), strict=True))
+    left = "b" + "".join("cdef"[a] for a in range(len(x.shape) - 1))
+    right = "b" + "".join("ghij"[a] for a in range(len(y.shape) - 1))
+    right = right[:second] + left[first] + right[second + 1 :]
+    output = "".join(c for c in left + right[1:] if c != left[first])
+    if len(output) != call.rank:
+        output += "z" * (call.rank - len(output))
+    return [contracted(call.labels, [x, y], [left, right], output)]
+
+
+def _axes(axis: Any, rank: int) -> list[int]:
+    if axis is None:
+        return list(range(rank))
+    return [a % rank for a in ([axis] if isinstance(axis, int) else axis)]
+
+
+def _others(rank: int, axis: int) -> list[int]:
+    return [other for other in range(1, rank) if other != axis]

@@ -1,0 +1,84 @@
+"""The classes of labels that can be removed, in groups of equals.
+
+Classes of one group lie in the same tensors and weights. As long as one class of each
+group stays, nothing becomes empty.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kerasmem.graph.channels.arrays import varying
+from kerasmem.graph.channels.labels import OUT, Labels
+
+ALONE = "all of its channels would have to go together"
+
+
+@dataclass(frozen=True, eq=False)
+class Groups:
+    """What can be removed from a model.
+
+    Args:
+        classes: the class of every label.
+        members: one array of classes per group.
+        reasons: every class that must stay, with why.
+    """
+
+    classes: np.ndarray
+    members: tuple[np.ndarray, ...]
+    reasons: dict[int, str]
+
+
+def find_groups(labels: Labels) -> Groups:
+    """Return the classes of a model that can be removed, in groups."""
+    arrays = [x.array for x in labels.tensors] + [use.labels for use in labels.uses]
+    classes = _rectangular(labels, [a for a in arrays if a.size > 1])
+    reasons = labels.reasons(classes)
+    notes = labels.notes(classes)
+    distinct = [np.unique(classes[array]) for array in arrays]
+    for found in distinct:
+        if len(found) == 1:
+            name = int(found[0])
+            reasons.setdefault(name, notes.get(name, ALONE))
+    made = {
+        int(name)
+        for use in labels.uses
+        if use.role == OUT
+        for name in np.unique(classes[use.labels])
+    }
+    free = np.array(sorted(made - reasons.keys()), dtype=np.int64)
+    return Groups(classes, _equals(free, distinct, len(classes)), reasons)
+
+
+def _rectangular(labels: Labels, arrays: list[np.ndarray]) -> np.ndarray:
+    """Unite labels until every array loses whole slices along one axis; the classes.
+
+    Where classes change along several axes, the last one is the axis of channels.
+    """
+    classes = labels.classes()
+    # The shape of the arrays alone excludes most of them.
+    several = [a for a in arrays if sum(size > 1 for size in a.shape) > 1]
+    done = False
+    while not done:
+        done = True
+        for array in several:
+            axes = varying(classes[array])
+            if len(axes) > 1:
+                labels.join(array, axes[:-1])
+                classes = labels.classes()
+                done = False
+    return classes
+
+
+def _equals(
+    free: np.ndarray, arrays: list[np.ndarray], count: int
+) -> tuple[np.ndarray, ...]:
+    """Return the free classes, parted by the arrays that they are in."""
+    # The sum of random numbers of the arrays tells the sets of arrays apart.
+    numbers = np.random.default_rng(0).integers(1 << 62, size=len(arrays))
+    signature = np.zeros(count, np.int64)
+    for array, number in zip(arrays, numbers, strict=True):
+        signature[array] += number
+    _, group = np.unique(signature[free], return_inverse=True)
+    parts = [free[group == g] for g in range(group.max(initial=-1) + 1)]
+    return tuple(sorted(parts, key=lambda part: int(part[0])))

@@ -1,0 +1,178 @@
+"""Integer labels of channels, and which of them must live or die together.
+
+Every channel that a layer makes gets a label of its own. Operations pass labels on,
+move them, or unite them; at the end the labels fall into classes, and a class is what
+can be removed. Rules only collect pairs of labels: the classes are found once, for all
+of them together.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kerasmem.graph.channels.arrays import Tensor, along, axis_of
+
+IN, OUT, CHANNEL = "in", "out", "channel"
+"""How a weight has channels: it consumes them, makes them, or has one entry each."""
+
+
+@dataclass(frozen=True, eq=False)
+class Use:
+    """The labels along some axes of one weight.
+
+    Args:
+        variable: the `keras.Variable`.
+        role: `"in"`, `"out"` or `"channel"`.
+        labels: int array that broadcasts against the variable's shape.
+        silenced: True if a channel is without effect once these entries are zero.
+    """
+
+    variable: Any
+    role: str
+    labels: np.ndarray
+    silenced: bool
+
+
+class Labels:
+    """All labels of a model, with what the rules found out about them."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.uses: list[Use] = []
+        self.tensors: list[Tensor] = []
+        self._uses: dict[tuple[int, str, tuple[int, ...]], Use] = {}
+        self._made: dict[tuple[int, int], np.ndarray] = {}
+        self._pairs: list[tuple[np.ndarray, np.ndarray]] = []
+        self._frozen: list[tuple[np.ndarray, str]] = []
+        self._notes: list[tuple[np.ndarray, str]] = []
+
+    def fresh(self, *shape: int) -> np.ndarray:
+        """Return new labels in an array of this shape."""
+        first = self.count
+        self.count += int(np.prod(shape))
+        return np.arange(first, self.count).reshape(shape)
+
+    def made(self, variable: Any, *shape: int) -> np.ndarray:
+        """Return the labels that a variable makes: the same in every call."""
+        key = (id(variable), int(np.prod(shape)))
+        if key not in self._made:
+            self._made[key] = self.fresh(*shape)
+        return self._made[key].reshape(shape)
+
+    def unite(self, first: np.ndarray, *others: np.ndarray) -> None:
+        """Let labels at the same place live or die together; arrays are broadcast."""
+        for other in others:
+            a, b = np.broadcast_arrays(first, other)
+            different = a != b
+            if different.any():
+                self._pairs.append((a[different], b[different]))
+
+    def join(self, array: np.ndarray, axes: Sequence[int], why: str = "") -> np.ndarray:
+        """Unite labels along `axes`, and return one of each with these axes of size 1.
+
+        Args:
+            array: labels.
+            axes: axes along which they live or die together.
+            why: what a user is told if nothing of them can be removed for it.
+        """
+        one = array
+        for axis in axes:
+            one = one.take([0], axis % array.ndim)
+        self.unite(array, one)
+        if why:
+            self._notes.append((one, why))
+        return one
+
+    def only_along(self, x: Tensor, axis: int) -> np.ndarray:
+        """Return the labels along one axis, united over all other places."""
+        axis %= len(x.shape)
+        others = [other for other in range(len(x.shape)) if other != axis]
+        self.join(x.array, others)
+        return along(x, axis)
+
+    def freeze(self, array: np.ndarray, why: str) -> np.ndarray:
+        """Let labels stay whatever happens, and return them."""
+        self._frozen.append((np.unique(array), why))
+        return array
+
+    def frozen(self, rank: int, why: str) -> np.ndarray:
+        """Return the labels of a tensor that stays as it is."""
+        return self.freeze(self.fresh(*(1,) * rank), why)
+
+    def weigh(
+        self, variable: Any, role: str, array: np.ndarray, *, silenced: bool = False
+    ) -> None:
+        """Note the labels along some axes of a weight, once for each of its calls."""
+        before = self._uses.get((id(variable), role, array.shape))
+        if before is not None:
+            self.unite(before.labels, array)
+            return
+        use = Use(variable, role, array, silenced or role == IN)
+        self._uses[id(variable), role, array.shape] = use
+        self.uses.append(use)
+
+    def weigh_axis(
+        self,
+        variable: Any,
+        role: str,
+        axis: int,
+        vector: np.ndarray,
+        *,
+        silenced: bool = False,
+    ) -> None:
+        """Note labels along one axis of a weight."""
+        array = axis_of(vector, axis, len(variable.shape))
+        self.weigh(variable, role, array, silenced=silenced)
+
+    def classes(self) -> np.ndarray:
+        """Return the class of every label: the smallest label in it."""
+        found = np.arange(self.count)
+        if self._pairs:
+            a = np.concatenate([pair[0].ravel() for pair in self._pairs])
+            b = np.concatenate([pair[1].ravel() for pair in self._pairs])
+            found = components(self.count, a, b)
+        return found
+
+    def reasons(self, classes: np.ndarray) -> dict[int, str]:
+        """Return the frozen classes, and why each of them is."""
+        return _by_class(self._frozen, classes)
+
+    def notes(self, classes: np.ndarray) -> dict[int, str]:
+        """Return what ties classes together, to tell a user why one must stay."""
+        return _by_class(self._notes, classes)
+
+
+def _by_class(
+    told: Sequence[tuple[np.ndarray, str]], classes: np.ndarray
+) -> dict[int, str]:
+    found: dict[int, str] = {}
+    for labels, why in told:
+        for name in np.unique(classes[labels]).tolist():
+            found.setdefault(name, why)
+    return found
+
+
+def components(count: int, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return for each of `count` nodes the smallest one that edges connect it to.
+
+    Args:
+        count: number of nodes, from 0.
+        a: first ends of the edges, 1-D.
+        b: second ends, of the same length.
+
+    Example:
+        >>> components(5, np.array([4, 2]), np.array([1, 4])).tolist()
+        [0, 1, 1, 3, 1]
+    """
+    found = np.arange(count)
+    while True:
+        left, right = found[a], found[b]
+        apart = left != right
+        if not apart.any():
+            return found
+        a, b, left, right = a[apart], b[apart], left[apart], right[apart]
+        np.minimum.at(found, np.maximum(left, right), np.minimum(left, right))
+        while (further := found[found]).tobytes() != found.tobytes():
+            found = further

@@ -1,0 +1,118 @@
+"""A model's graph cut into segments, each of them a pure function while it trains.
+
+Keras runs a graph node by node, and layers assign variables on the way. Here several
+nodes become one function of tensors alone, so that a framework can be told to run it
+in another way: the tensors that go in, their masks, and the variables as values; out
+come tensors, masks, the losses that layers added, and the new values of variables. The
+model stays what it is: only the call of this one object is another one in training.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import keras
+
+from kerasmem import backends
+from kerasmem.backends.recompute import Function
+from kerasmem.graph.nodes import nodes_in_order, own_graph
+from kerasmem.graph.pure import Operator, PureRun, Segment, run_node
+
+Treatment = Callable[[Function], Function]
+"""Returns a function of the same values that runs in another way."""
+
+
+def cut(model: Any, starts: Sequence[int]) -> list[Segment]:
+    """Return the segments of a model with a graph.
+
+    Args:
+        model: a Sequential or Functional model.
+        starts: numbers of the calls before which to cut, ascending, from 1.
+    """
+    graph = own_graph(model)
+    nodes = nodes_in_order(graph)
+    edges = [0, *starts, len(nodes)]
+    last_use: dict[int, int] = {}
+    for number, node in enumerate(nodes):
+        last_use.update((id(x), number) for x in node.input_tensors)
+    last_use.update((id(x), len(nodes)) for x in graph.outputs)
+    return [
+        _segment(nodes[start:end], last_use, end)
+        for start, end in itertools.pairwise(edges)
+    ]
+
+
+def _segment(nodes: Sequence[Any], last_use: dict[int, int], end: int) -> Segment:
+    made = {id(y): y for node in nodes for y in node.outputs}
+    taken = {id(x): x for node in nodes for x in node.input_tensors}
+    return Segment(
+        nodes=tuple(nodes),
+        inputs=tuple(x for key, x in taken.items() if key not in made),
+        outputs=tuple(y for key, y in made.items() if last_use.get(key, -1) >= end),
+    )
+
+
+def treat(
+    model: Any, segments: Sequence[tuple[Segment, Treatment | None]]
+) -> Callable[[], None]:
+    """Run a model by segments in training; return the undo.
+
+    A treated function gets the tensors of `Segment.inputs` first, in this order, then
+    masks, then values of variables. In inference the model runs as ever; what it saves
+    and its config are those of the model as it was.
+
+    Args:
+        model: a Sequential or Functional model.
+        segments: all of its segments in order, as `cut` gives them, each with how to
+            run it; None for as ever.
+    """
+    graph = own_graph(model)
+
+    def in_segments(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with _running(graph, partial(_run, graph, segments)):
+            return original(*args, **kwargs)
+
+    in_segments = backends.current().uncompiled(in_segments)
+
+    def call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        run = in_segments if kwargs.get("training") else _as_ever
+        return run(original, *args, **kwargs)
+
+    return backends.shadow(graph, "call", call)
+
+
+def _as_ever(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return original(*args, **kwargs)
+
+
+@contextmanager
+def _running(graph: Any, run: Callable[..., Any]) -> Iterator[None]:
+    # Private: there is no public place between a graph's call, which checks its
+    # arguments, and the loop over its nodes.
+    undo = backends.shadow(graph, "_run_through_graph", run)
+    try:
+        yield
+    finally:
+        undo()
+
+
+def _run(
+    graph: Any,
+    segments: Sequence[tuple[Segment, Treatment | None]],
+    _original: Callable[..., Any],
+    inputs: Any,
+    operation_fn: Operator,
+) -> Any:
+    given = keras.tree.flatten(inputs)
+    known = {id(x): value for x, value in zip(graph.inputs, given, strict=True)}
+    for segment, treatment in segments:
+        if treatment is None:
+            for node in segment.nodes:
+                run_node(node, known, operation_fn)
+        else:
+            run = PureRun(segment, operation_fn)
+            known.update(run(known, treatment))
+    outputs = [known[id(y)] for y in graph.outputs]
+    return keras.tree.pack_sequence_as(graph._outputs_struct, outputs)

@@ -1,0 +1,134 @@
+"""`model.fit` that survives out-of-memory."""
+
+import os
+from typing import Any
+
+import keras
+
+from kerasmem import backends
+from kerasmem.errors import ConfigError, ModelError
+from kerasmem.memory.fit.foresight import limit_of_device
+from kerasmem.memory.fit.installation import Installation, installed
+from kerasmem.memory.fit.losses import LossFactors
+from kerasmem.memory.fit.surviving_evaluation import SurvivingEvaluation
+from kerasmem.memory.fit.surviving_step import Circumstances, Policy
+from kerasmem.memory.fit.surviving_training import SurvivingTraining
+from kerasmem.memory.fit.telling import Teller
+from kerasmem.memory.oom import noting_refusals
+from kerasmem.units import parse_bytes
+
+ON_OOM = ("split", "raise")
+
+
+def fit(  # noqa: PLR0913 - the public entry point
+    model: Any,
+    x: Any = None,
+    y: Any = None,
+    *,
+    batch_size: int | None = None,
+    memory_limit: int | str | None = None,
+    on_oom: str = "split",
+    log_dir: str | os.PathLike[str] | None = None,
+    **fit_arguments: Any,
+) -> Any:
+    """Return the `History` of `model.fit`, which goes on when memory runs out.
+
+    A batch that does not fit goes through the model in several parts, but makes one
+    update with the gradient of all of it: clipping, weight decay, averages of the
+    weights, schedules and `iterations` are as if it had fitted, and so are losses,
+    metrics, sample weights, masks and the calls of callbacks. How many parts it takes
+    is estimated before the first step where the limit of the device is known or given,
+    and found out where a step fails. Then all that training changes is put back to what
+    it was before the step, from a copy on the host, and the same batch is tried again
+    in smaller parts. Some epochs later larger ones are tried again. Steps of the
+    validation that fail go in parts likewise, with the same losses and metrics.
+
+    Not as with the whole batch: `BatchNormalization` sees the statistics of the parts,
+    of which a warning tells; dropout draws once per part; on TensorFlow the gradient of
+    an `Embedding` is summed up before the optimizer squares it. A `train_step` of your
+    own has to update through `model.optimizer`, once, and return metrics; the loss of a
+    model with a `compute_loss` of its own is taken for a mean over the samples. On
+    TensorFlow with `jit_compile` a step that has failed cannot be made good: there a
+    step near the limit is tried in a process of its own first.
+
+    Cost: a copy of the model's and the optimizer's variables in the host's memory. It
+    is made before the first steps of each shape, at the start of every epoch, and in
+    between as long as that takes no more than half a percent of the time. If a step
+    fails of which the like have run before, training goes on from the copy, and the
+    updates since are lost; a warning says how many. With masks every part goes through
+    the model once more, without gradients.
+
+    Args:
+        model: a compiled model.
+        x: as in `model.fit`.
+        y: as in `model.fit`.
+        batch_size: as in `model.fit`.
+        memory_limit: bytes or a text such as `"8GiB"`, to estimate for; None for what
+            the device has. A TensorFlow or torch process is kept to a limit by
+            `kerasmem.memory.configure`.
+        on_oom: `"split"` to go on in smaller parts; `"raise"` to split nothing, and to
+            raise with the model as it was before the step.
+        log_dir: a run's folder, in which every out-of-memory leaves a post-mortem in
+            `post_mortems.jsonl`, for `kerasmem report`.
+        fit_arguments: the other arguments of `model.fit`.
+
+    Raises:
+        OutOfMemoryError: if single samples do not fit, or memory ran out while a batch
+            was made. It carries the post-mortem.
+        TornStateError: if the model cannot be put back.
+        ConfigError: if an argument is wrong, or by the estimate not even one sample
+            fits into `memory_limit`.
+        ModelError: if the model is not compiled.
+
+    Example:
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        >>> model.compile("sgd", "mse")
+        >>> x, y = keras.ops.ones((8, 2)), keras.ops.ones((8, 1))
+        >>> sorted(fit(model, x, y, batch_size=4, verbose=0).history)
+        ['loss']
+    """
+    _check(model, on_oom)
+    limit = parse_bytes(memory_limit) if memory_limit is not None else limit_of_device()
+    policy = Policy(
+        limit_bytes=limit,
+        is_given=memory_limit is not None,
+        splits=on_oom == "split",
+    )
+    with noting_refusals() as refusals:
+        circumstances = Circumstances(
+            policy=policy,
+            teller=Teller(log_dir),
+            refusals=refusals,
+            factors=LossFactors(model),
+        )
+        backend = backends.current()
+        training = SurvivingTraining(model, backend.training(model), circumstances)
+        evaluation = SurvivingEvaluation(
+            model, backend.evaluation(model), circumstances
+        )
+        installation = Installation(training, evaluation)
+        callbacks = fit_arguments.pop("callbacks", None)
+        arguments = {"x": x, "y": y, "batch_size": batch_size, **fit_arguments}
+        try:
+            with installed(model, installation, callbacks) as watched:
+                return model.fit(**arguments, callbacks=watched)
+        except Exception as error:
+            # While the first batches are looked at, or in a callback.
+            told = training.error_of(error)
+            if told is None:
+                raise
+        raise told
+
+
+def _check(model: Any, on_oom: str) -> None:
+    if on_oom not in ON_OOM:
+        raise ConfigError(
+            f"`on_oom` says what to do when memory runs out. Expected: one of "
+            f"{ON_OOM}. Received: {on_oom=}."
+        )
+    if not isinstance(model, keras.Model) or not model.compiled:
+        raise ModelError(
+            "Only a compiled model can be trained. Expected: a keras.Model after "
+            "`model.compile(...)`. Received: "
+            f"{type(model).__name__} {getattr(model, 'name', '')!r}. Next: compile it."
+        )

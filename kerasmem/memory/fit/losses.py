@@ -1,0 +1,192 @@
+"""What the losses of a model are means of, and how one part of a batch counts."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+
+from kerasmem.backends import shadow
+
+Loss = Callable[..., Any]
+_MEANS_OF_ALL = {"sum_over_batch_size", "mean"}
+
+
+def are_means(model: Any) -> bool:
+    """Return whether every loss is a mean over the samples, if nothing is masked."""
+    return all(
+        getattr(loss, "reduction", "mean") in _MEANS_OF_ALL for loss in _losses(model)
+    )
+
+
+def is_counted(model: Any) -> bool:
+    """Return whether the model has losses of Keras to count."""
+    return bool(_losses(model))
+
+
+class LossFactors:
+    """Multiplies each loss of a model with a factor that the running step gives.
+
+    Of one thread: under a `tf.distribute` strategy every replica has its own.
+
+    Args:
+        model: a compiled model.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._now = threading.local()
+        self._entries: list[Any] = []
+        self._kept: list[Any] = []
+
+    def install(self) -> None:
+        """Put it into the losses that the model has now; a second call is a no-op.
+
+        The model has to be built.
+        """
+        entries = _entries(self._model)
+        if entries is self._entries:
+            return
+        self.remove()
+        self._entries, self._kept = entries, list(entries)
+        entries[:] = [
+            entry._replace(loss=ScaledLoss(entry.loss, place, self._now))
+            for place, entry in enumerate(self._kept)
+        ]
+
+    @contextmanager
+    def given(self, factors: Any) -> Iterator[None]:
+        """Use `factors`, a vector with one per loss; an empty one for none."""
+        self._now.factors = factors if factors.shape[0] else None
+        try:
+            yield
+        finally:
+            self._now.factors = None
+
+    def remove(self) -> None:
+        """Leave the losses as they were; a second call is a no-op."""
+        self._entries[:] = self._kept
+        self._entries, self._kept = [], []
+
+
+class ScaledLoss:
+    """A loss times the factor of the running step, if there is one.
+
+    Args:
+        loss: the loss.
+        place: its place among the losses.
+        now: what the step of this thread gives.
+    """
+
+    def __init__(self, loss: Any, place: int, now: threading.local) -> None:
+        self.loss = loss
+        self._place = place
+        self._now = now
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Return the value."""
+        value = self.loss(*arguments)
+        factors = getattr(self._now, "factors", None)
+        if factors is None:
+            return value
+        return value * keras.ops.cast(factors[self._place], value.dtype)
+
+
+def count_valid(model: Any, batch: Any, note_mask: Callable[[], None]) -> Any:
+    """Return what each loss divides its sum by: a vector, NaN where it does not.
+
+    The model is called as in inference, and changes nothing if the caller sees to it
+    that assignments go nowhere, as in a `keras.StatelessScope`.
+
+    Args:
+        model: a compiled model that has been built.
+        batch: what its `train_step` is given.
+        note_mask: called if anything is masked.
+    """
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+    counts: list[Any] = []
+
+    def counting(loss: Any) -> Loss:
+        def call(y_true: Any, y_pred: Any, weight: Any) -> Any:
+            count = _valid(loss, y_true, y_pred, weight, note_mask)
+            counts.append(count)
+            return count
+
+        return call
+
+    with _replaced(model, counting):
+        model._compile_loss(y, model(x, training=False), sample_weight)
+    return keras.ops.stack(counts)
+
+
+def _valid(
+    loss: Any, y_true: Any, y_pred: Any, weight: Any, note_mask: Callable[[], None]
+) -> Any:
+    """Return what a loss divides by: its own sum where every value is one."""
+    if loss.reduction in {"sum", "none", None}:
+        return keras.ops.convert_to_tensor(float("nan"), "float32")
+
+    def ones(original: Any, *arguments: Any) -> Any:
+        return Ones(note_mask)(original(*arguments))
+
+    Ones(note_mask)(y_pred)
+    reduction = loss.reduction
+    loss.reduction = "sum"
+    undo = shadow(loss, "call", ones)
+    try:
+        is_weighted = reduction == "mean_with_sample_weight"
+        return keras.ops.cast(
+            loss(y_true, y_pred, weight if is_weighted else None), "float32"
+        )
+    finally:
+        undo()
+        loss.reduction = reduction
+
+
+class Ones(keras.layers.Layer):
+    """Gives ones of its input's shape, masked as that is.
+
+    A layer, because only layers are told of a mask, and hand it on.
+
+    Args:
+        note_mask: called if there is one.
+    """
+
+    def __init__(self, note_mask: Callable[[], None]) -> None:
+        super().__init__(dtype="float32", autocast=False)
+        self.supports_masking = True
+        self._note_mask = note_mask
+
+    def call(self, inputs: Any, mask: Any = None) -> Any:
+        """Return the ones."""
+        if mask is not None:
+            self._note_mask()
+        return keras.ops.ones_like(inputs)
+
+
+def _losses(model: Any) -> list[Any]:
+    losses = [entry.loss for entry in _entries(model)]
+    return [loss.loss if isinstance(loss, ScaledLoss) else loss for loss in losses]
+
+
+@contextmanager
+def _replaced(model: Any, replace: Callable[[Any], Loss]) -> Iterator[None]:
+    entries, losses = _entries(model), _losses(model)
+    kept = list(entries)
+    entries[:] = [
+        entry._replace(loss=replace(loss))
+        for entry, loss in zip(kept, losses, strict=True)
+    ]
+    try:
+        yield
+    finally:
+        entries[:] = kept
+
+
+def _entries(model: Any) -> list[Any]:
+    # Private: where a compiled model keeps its losses, one per output that has one;
+    # `model.loss` is only what the user wrote. A model with a `compute_loss` of its
+    # own may have none.
+    compiled = model._compile_loss
+    return [] if compiled is None else compiled._flat_losses or []

@@ -1,0 +1,275 @@
+"""What stands in for a function of a model that Keras made, and survives a failure."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from kerasmem import backends
+from kerasmem.backends.refusals import RefusalLog
+from kerasmem.backends.training import Step, Steps
+from kerasmem.errors import OutOfMemoryError, TornStateError
+from kerasmem.memory.fit.losses import LossFactors
+from kerasmem.memory.fit.plan import Plan
+from kerasmem.memory.fit.rollback import Rollback
+from kerasmem.memory.fit.safe_shapes import SafeShapes
+from kerasmem.memory.fit.telling import Teller
+from kerasmem.memory.fit.whole_batches import smaller_batches
+from kerasmem.memory.oom import Moment, classify, out_of_memory_error, post_mortem
+from kerasmem.records import Cause, PostMortem
+
+_END = object()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """What a training shall do about memory.
+
+    Args:
+        limit_bytes: most bytes to use of the device, None if nobody tells.
+        is_given: whether the user gave the limit.
+        splits: whether batches may go in smaller parts.
+    """
+
+    limit_bytes: int | None
+    is_given: bool
+    splits: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Circumstances:
+    """What the steps of one `fit` share.
+
+    Args:
+        policy: what to do about memory.
+        teller: hears of what happens.
+        refusals: what the allocators noted.
+        factors: multiplies the losses of parts.
+    """
+
+    policy: Policy
+    teller: Teller
+    refusals: RefusalLog
+    factors: LossFactors
+
+
+class Parts(Protocol):
+    """What runs batches in parts while it is open."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether batches go in parts."""
+        ...
+
+    def open(self, state: Any) -> Any:
+        """Have batches go in parts; return the state to go on with."""
+        ...
+
+    def close(self, state: Any) -> Any:
+        """Have batches go as a whole; return the state to go on with."""
+        ...
+
+    def release(self) -> None:
+        """Give back what it took when there is no state any more."""
+        ...
+
+    def run(self, state: Any, batch: Any, count: int) -> tuple[Any, Any]:
+        """Return logs and state after one batch in so many parts."""
+        ...
+
+
+class SurvivingStep(ABC):
+    """Calls a function of a model with one batch at a time.
+
+    When a step runs out of memory, the model is put back to what it was before, and the
+    same batch is tried in smaller parts.
+
+    Args:
+        model: the compiled model.
+        steps: how its steps run.
+        circumstances: what they share with others of this `fit`.
+
+    Attributes:
+        whole: the function that Keras made; it has to be set.
+    """
+
+    def __init__(self, model: Any, steps: Steps, circumstances: Circumstances) -> None:
+        self.whole: Step = _not_set
+        self._model = model
+        self._steps = steps
+        self._policy = circumstances.policy
+        self._teller = circumstances.teller
+        self._refusals = circumstances.refusals
+        self._plan = Plan()
+        self._rollback = Rollback(steps)
+        self._parts: Parts | None = None
+        self._safe = SafeShapes()
+        self._process, self._processes = backends.current().processes(model)
+        self._largest = 0
+        self._epoch: int | None = None
+        self._step = 0
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Run as many steps as an execution has; return what Keras expects."""
+        state, batches = self._steps.unpack(arguments)
+        logs: Any = _END
+        for _ in range(self._model.steps_per_execution):
+            batch = self._next(batches, state)
+            if batch is _END:
+                break
+            logs, state = self._survived(state, batch)
+            self._step += 1
+        if logs is _END:
+            raise StopIteration
+        return self._steps.pack(logs, state)
+
+    @abstractmethod
+    def _meet(self, state: Any, batch: Any, size: int) -> None:
+        """Prepare for a batch that is larger than any before."""
+
+    @abstractmethod
+    def _made_parts(self) -> Parts:
+        """Return what runs batches in parts."""
+
+    @abstractmethod
+    def _moment(self, moment: Moment) -> Moment:
+        """Return the moment of a failure with all that is known of it."""
+
+    @abstractmethod
+    def _tell(self, found: PostMortem, parts: int, lost: int) -> None:
+        """Say that memory ran out, and what happens now."""
+
+    def _next(self, batches: Any, state: Any) -> Any:
+        try:
+            return next(batches, _END)
+        except Exception as error:
+            cause = self._cause(error, "input")
+            if cause is None:
+                raise
+        self._steps.give_up(state)
+        raise self._error(cause, state, self._largest or 1, 1)
+
+    def _survived(self, state: Any, batch: Any) -> tuple[Any, Any]:
+        size = self._steps.size(batch)
+        if size > self._largest:
+            self._largest = size
+            self._meet(state, batch, size)
+        shape = self._steps.shape(batch)
+        while True:
+            parts = self._plan.parts(size)
+            is_new = not self._safe.covers(parts, shape)
+            try:
+                state = self._arranged(state)
+                self._rollback.keep(state, now=is_new)
+                logs, changed = self._run(state, batch, parts)
+                if is_new:
+                    self._steps.wait(logs, changed)
+            except BaseException as error:
+                cause = self._cause(error, "unknown")
+                if cause is None:
+                    self._abandon(state)
+                    raise
+            else:
+                if is_new:
+                    self._safe.note(parts, shape)
+                return logs, changed
+            # Here the error and what its traceback held are gone.
+            state = self._recovered(cause, state, size, parts)
+
+    def _abandon(self, state: Any) -> None:
+        """Leave the model as well as can be where an error of any kind ends the fit."""
+        if state is not None and not self._steps.is_intact(state):
+            # On JAX, where the step was given the only copy there is but ours.
+            self._steps.give_up(self._rollback.back(state))
+
+    def _run(self, state: Any, batch: Any, parts: int) -> tuple[Any, Any]:
+        if self._parts is not None and self._parts.is_open:
+            return self._parts.run(state, batch, parts)
+        return self._steps.run(self.whole, state, batch)
+
+    def _arranged(self, state: Any) -> Any:
+        """Return the state with what parts need or without, as the plan wants it."""
+        is_split = self._plan.most is not None
+        if self._parts is None and is_split:
+            self._parts = self._made_parts()
+        if self._parts is None or self._parts.is_open == is_split:
+            return state
+        return self._parts.open(state) if is_split else self._parts.close(state)
+
+    def _recovered(self, cause: Cause, state: Any, size: int, parts: int) -> Any:
+        """Return the state to try the same batch with in smaller parts."""
+        self._steps.free()
+        if not self._steps.survives_failure:
+            raise self._error(cause, state, size, parts, TornStateError)
+        lost = 0
+        if not self._steps.is_intact(state):
+            lost = self._rollback.age
+            state = self._rollback.back(state)
+        if self._parts is not None and self._parts.is_open:
+            state = self._parts.close(state)
+        error = self._error(cause, state, size, parts)
+        if not self._can_split(cause, size, parts):
+            self._steps.give_up(state)
+            raise error
+        fewest = error.post_mortem.fitting_micro_batches or 0
+        more = min(size, fewest if fewest > parts else 2 * parts)
+        self._plan.fail(size, more)
+        self._tell(error.post_mortem, more, lost)
+        return state
+
+    def _can_split(self, cause: Cause, size: int, parts: int) -> bool:
+        return (
+            self._policy.splits
+            and parts < size
+            and cause.kind != "host"
+            # Of several processes the others know nothing of it, and wait for this one.
+            and self._processes == 1
+            and smaller_batches(self._model) is None
+        )
+
+    def _forget_parts(self) -> None:
+        """Begin anew, because the model's function is another one."""
+        if self._parts is not None:
+            self._parts.release()
+            self._parts = None
+            self._safe = SafeShapes()
+
+    def _cause(self, error: BaseException, phase: str) -> Cause | None:
+        return classify(error, self._model, phase=phase, refusals=self._refusals)
+
+    def _error(
+        self,
+        cause: Cause,
+        state: Any,
+        size: int,
+        parts: int,
+        kind: type[OutOfMemoryError] | None = None,
+    ) -> OutOfMemoryError:
+        moment = Moment(
+            batch_size=size,
+            micro_batches=parts,
+            epoch=self._epoch,
+            limit_bytes=self._policy.limit_bytes,
+            process=self._process,
+        )
+        with self._steps.values(state):
+            found = post_mortem(self._model, cause, self._moment(moment))
+        found = _as_a_whole(found, self._model)
+        self._teller.write(found)
+        return out_of_memory_error(found, kind)
+
+
+def _as_a_whole(found: PostMortem, model: Any) -> PostMortem:
+    """Return the post-mortem without micro-batches if the model takes none."""
+    remedy = smaller_batches(model)
+    if remedy is None:
+        return found
+    return replace(
+        found,
+        fitting_micro_batches=None,
+        fitting_bytes=None,
+        remedies=(remedy, *found.remedies),
+    )
+
+
+def _not_set(*_: Any) -> Any:
+    raise RuntimeError("SurvivingStep.whole is not set")

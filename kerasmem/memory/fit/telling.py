@@ -1,0 +1,121 @@
+"""What a training says when memory ran out, or would have."""
+
+import os
+import warnings
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import keras
+
+from kerasmem.errors import KerasMemWarning
+from kerasmem.files.post_mortems import add_post_mortem
+from kerasmem.graph.layers import sublayers
+from kerasmem.records import PostMortem
+
+_Found = TypeVar("_Found")
+
+
+class Teller:
+    """Warns once of each thing, and writes post-mortems into a run's folder.
+
+    Args:
+        log_dir: the folder; None for none.
+
+    Attributes:
+        was_at_a_loss: whether what `ask` was asked last could not be found.
+    """
+
+    def __init__(self, log_dir: str | os.PathLike[str] | None) -> None:
+        self._log_dir = log_dir
+        self._told: set[str] = set()
+        self.was_at_a_loss = False
+
+    def ask(self, find: Callable[[], _Found]) -> _Found | None:
+        """Return what `find` finds, or None and a warning if it cannot."""
+        self.was_at_a_loss = False
+        try:
+            return find()
+        except Exception as error:  # noqa: BLE001 - the training can go on without
+            self.was_at_a_loss = True
+            self._warn(
+                "Whether a batch will fit could not be estimated, so it is tried: "
+                f"{' '.join(str(error).split())[:300]}"
+            )
+            return None
+
+    def foreseen(self, model: Any, size: int, parts: int) -> None:
+        """Say that a batch will be trained in parts."""
+        self._warn(
+            f"By the estimate a batch of {size} does not fit into memory; it is "
+            f"trained in {parts} micro-batches, with one update as before."
+        )
+        self._warn_of_statistics(model)
+
+    def failed(self, model: Any, found: PostMortem, parts: int, lost: int) -> None:
+        """Say that memory ran out, and what happens now."""
+        back = (
+            "The model is as it was before the step."
+            if not lost
+            else f"The model is back at where it was {lost} updates ago: such steps "
+            "had run before, and of what has run copies are made only now and then."
+        )
+        self._warn(
+            f"Memory ran out in step {(found.step or 0) + 1} of the fit, with a batch "
+            f"of {found.batch_size} {_in_parts(found.micro_batches)}. {back} It is "
+            f"tried again in {parts} parts, with one update as before."
+        )
+        self._warn_of_statistics(model)
+
+    def failed_evaluation(self, found: PostMortem, parts: int, lost: int) -> None:
+        """Say that memory ran out in a validation, and what happens now."""
+        back = (
+            ""
+            if not lost
+            else f" The {lost} batches before it are missing in the metrics: such "
+            "steps had run before, and of what has run copies are made only now and "
+            "then."
+        )
+        self._warn(
+            f"Memory ran out in a validation, with a batch of {found.batch_size} "
+            f"{_in_parts(found.micro_batches)}. It is evaluated in {parts} parts, with "
+            f"the same result.{back}"
+        )
+
+    def tried_whole(self, size: int, layer: str) -> None:
+        """Say that a batch that will hardly fit is tried all the same."""
+        self._warn(
+            f"By the estimate a batch of {size} does not fit into memory. It is tried "
+            f"as a whole: the layer {layer!r} is stateful, with a row of its state for "
+            "each sample, so a batch cannot go in parts."
+        )
+
+    def write(self, found: PostMortem) -> None:
+        """Write a post-mortem down."""
+        try:
+            add_post_mortem(self._log_dir, found)
+        except OSError as error:
+            self._warn(f"The post-mortem could not be written: {error}.")
+
+    def _warn_of_statistics(self, model: Any) -> None:
+        if _has_batch_statistics(model):
+            self._warn(
+                "BatchNormalization sees one part of the batch at a time, so its "
+                "statistics are those of smaller batches: here the training is not "
+                "exactly that of the whole batch. Where that matters, use "
+                "GroupNormalization or LayerNormalization, or keep the batch whole "
+                "with kerasmem.rematerialize(model)."
+            )
+
+    def _warn(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            warnings.warn(text, KerasMemWarning, stacklevel=2)
+
+
+def _in_parts(parts: int) -> str:
+    return "as a whole" if parts == 1 else f"in {parts} parts"
+
+
+def _has_batch_statistics(model: Any) -> bool:
+    kind = keras.layers.BatchNormalization
+    return any(isinstance(layer, kind) for layer in sublayers(model))

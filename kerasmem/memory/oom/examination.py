@@ -1,0 +1,155 @@
+"""Everything that can be told of one time that memory ran out."""
+
+import functools
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import keras
+
+from kerasmem.errors import KerasMemWarning
+from kerasmem.graph.values import held_bytes, nbytes
+from kerasmem.memory.batch_size.limit import device_kind
+from kerasmem.memory.estimate import estimate_memory
+from kerasmem.memory.oom.alive import Alive, estimated, measured
+from kerasmem.memory.oom.device import figures_of
+from kerasmem.memory.oom.fitting import Fitting, Room, fewest_micro_batches
+from kerasmem.memory.oom.moment import Moment
+from kerasmem.memory.oom.remedies import remedies_for
+from kerasmem.memory.oom.savings import SAVINGS, FailedStep, worthwhile
+from kerasmem.records import Cause, MemoryEstimate, PostMortem, Remedy
+
+_Part = TypeVar("_Part")
+_OF_THE_DEVICE = ("device", "fragmentation", "one tensor")
+
+
+def post_mortem(model: Any, cause: Cause, moment: Moment) -> PostMortem:
+    """Return all that can be told of why memory ran out, and what would help.
+
+    It never raises: a part that cannot be found out is left out and said. Nothing runs
+    on the device, and what is returned holds no tensors. What was in use at the peak is
+    measured if `moment` has a timeline, else estimated for a step like the failed one.
+    Ask for it when the error is gone and its tensors are free: what is in use by then
+    is taken for what stays in use.
+
+    Args:
+        model: the model in training; it stays as it is.
+        cause: what `classify` made of the error.
+        moment: the step in which it happened.
+    """
+    return _Examination(model, cause, moment).report()
+
+
+class _Examination:
+    def __init__(self, model: Any, cause: Cause, moment: Moment) -> None:
+        self._model = model
+        self._cause = cause
+        self._moment = moment
+        self._estimates: dict[tuple[Any, ...], MemoryEstimate] = {}
+        self._left_out: list[str] = []
+
+    def report(self) -> PostMortem:
+        moment = self._moment
+        variables = self._try(
+            "the bytes of the variables", lambda: held_bytes(self._model)
+        )
+        other = self._try("what else is in use", lambda: self._other_bytes(variables))
+        alive = self._try("what was in use at the peak", self._alive)
+        fitting = self._try(
+            "how many micro-batches would fit", lambda: self._fitting(other or 0)
+        )
+        found = self._try("what would help", lambda: self._remedies(fitting))
+        return PostMortem(
+            cause=self._cause,
+            model=str(getattr(self._model, "name", type(self._model).__name__)),
+            backend=keras.backend.backend(),
+            batch_size=moment.batch_size,
+            micro_batches=moment.micro_batches,
+            epoch=moment.epoch,
+            step=moment.step,
+            peak_bytes=alive.peak_bytes if alive else None,
+            peak_source=alive.source if alive else None,
+            parts=alive.parts if alive else (),
+            variable_bytes=variables,
+            other_bytes=other,
+            fitting_micro_batches=fitting.micro_batches if fitting else None,
+            fitting_bytes=fitting.peak_bytes if fitting else None,
+            remedies=found or (),
+            left_out=tuple(dict.fromkeys(self._left_out)),
+            process=moment.process,
+            time=time.time(),
+        )
+
+    def _try(self, what: str, find: Callable[[], _Part]) -> _Part | None:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", KerasMemWarning)
+                return find()
+        except Exception as error:  # noqa: BLE001 - the training has its own trouble
+            reason = " ".join(str(error).split())[:300]
+            self._left_out.append(f"{what}: {type(error).__name__}: {reason}")
+            return None
+
+    def _other_bytes(self, variable_bytes: int | None) -> int | None:
+        now = figures_of(self._cause.device).current_bytes
+        if now is None or variable_bytes is None or not self._moment.is_freed:
+            return None
+        return max(now - variable_bytes, 0)
+
+    def _alive(self) -> Alive | None:
+        found = measured(self._moment.timelines)
+        if found is not None or self._cause.kind not in _OF_THE_DEVICE:
+            return found
+        return estimated(self._estimate(self._moment.micro_batch_size))
+
+    def _fitting(self, other_bytes: int) -> Fitting | None:
+        limits = (self._moment.limit_bytes, self._cause.limit_bytes)
+        limit = min((one for one in limits if one is not None), default=None)
+        if self._cause.kind not in _OF_THE_DEVICE or limit is None:
+            return None
+        trained = sum(map(nbytes, self._model.trainable_variables))
+        room = Room(
+            limit_bytes=limit,
+            other_bytes=other_bytes,
+            accumulator_bytes=trained if self._moment.accumulates else 0,
+        )
+        moment = self._moment
+        return fewest_micro_batches(
+            self._estimate, room, moment.batch_size, moment.micro_batches
+        )
+
+    def _remedies(self, fitting: Fitting | None) -> tuple[Remedy, ...]:
+        shrinks = fitting is not None and self._cause.kind == "one tensor"
+        special = () if shrinks else remedies_for(self._cause)
+        size = self._moment.micro_batch_size
+        if self._cause.kind not in _OF_THE_DEVICE:
+            return special
+        estimate = self._try("what others would save", lambda: self._estimate(size))
+        if estimate is None:
+            return special
+        step = FailedStep(
+            model=self._model,
+            size=size,
+            input_shape=self._moment.input_shape,
+            estimate=estimate,
+            estimated=functools.partial(self._estimate, size),
+        )
+        found = [
+            self._try(f"what {name} would save", functools.partial(find, step))
+            for name, find in SAVINGS.items()
+        ]
+        return (*special, *worthwhile(found, estimate))
+
+    def _estimate(self, size: int, **options: Any) -> MemoryEstimate:
+        key = (size, *sorted(options.items()))
+        if key not in self._estimates:
+            self._estimates[key] = estimate_memory(
+                self._model,
+                size,
+                training=self._moment.training,
+                device=device_kind(),
+                input_shape=self._moment.input_shape,
+                **options,
+            )
+        return self._estimates[key]

@@ -1,0 +1,6 @@
+"""Training that computes activations again instead of keeping them."""
+
+from kerasmem.memory.rematerialize.plan import Piece, Rematerialization
+from kerasmem.memory.rematerialize.rematerialize import plan_of, rematerialize
+
+__all__ = ["Piece", "Rematerialization", "plan_of", "rematerialize"]

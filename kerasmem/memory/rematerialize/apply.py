@@ -1,0 +1,47 @@
+"""A plan put into effect: the model is run in pieces, and some of them twice."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from kerasmem import backends
+from kerasmem.backends.recompute import Function
+from kerasmem.graph.segments import cut, treat
+from kerasmem.memory.rematerialize.part import Path, main_part
+from kerasmem.memory.rematerialize.search import Pieces
+from kerasmem.memory.treated import Kept, Piece, Treatment, note
+
+
+def apply(model: Any, path: Path, pieces: Pieces) -> None:
+    """Let a model run by a plan from now on.
+
+    Args:
+        model: the model.
+        path: where the model inside of it is that is cut.
+        pieces: ranges of that one's calls, each computed again as one.
+    """
+    part = main_part(model, path)
+    starts = sorted({place for piece in pieces for place in piece} - {0})
+    again = {start for start, _ in pieces}
+    at, treated, noted = 0, [], []
+    for segment in cut(part, starts):
+        recomputes = at in again
+        treated.append((segment, partial(_recomputed, model) if recomputes else None))
+        if recomputes:
+            noted.append(Piece(segment.nodes, Kept.AS_IT_IS))
+        at += len(segment.nodes)
+    treat(part, treated)
+    settings = {"path": list(path), "pieces": [list(piece) for piece in pieces]}
+    note(model, Treatment("rematerialize", settings, tuple(noted)))
+
+
+def treat_again(model: Any, settings: Mapping[str, Any]) -> None:
+    """Let a model that was made anew train as the one with this plan."""
+    pieces: Sequence[Sequence[int]] = settings["pieces"]
+    apply(model, tuple(settings["path"]), tuple((a, b) for a, b in pieces))
+
+
+def _recomputed(model: Any, function: Function) -> Function:
+    # Whether XLA compiles the step is known once it is traced.
+    compiled = model.compiled and bool(model.jit_compile)
+    return backends.current().recomputed(function, compiled=compiled)

@@ -1,0 +1,102 @@
+"""The one function that makes a model that keeps less for its backward pass."""
+
+from collections.abc import Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from kerasmem.errors import ConfigError, ModelError
+from kerasmem.graph.clone import clone, same_draws
+from kerasmem.memory.estimate.checks import check_batch_size, check_model
+from kerasmem.memory.rematerialize.apply import apply
+from kerasmem.memory.rematerialize.choose import by_limit, by_segments
+from kerasmem.memory.rematerialize.part import check_graph
+from kerasmem.memory.rematerialize.plan import Rematerialization
+from kerasmem.memory.rematerialize.setting import setting_of
+from kerasmem.memory.treated import check_untreated
+from kerasmem.units import parse_bytes
+
+_PLANS: WeakKeyDictionary[Any, Rematerialization] = WeakKeyDictionary()
+
+
+def rematerialize(
+    model: Any,
+    *,
+    memory_limit: int | str | None = None,
+    segments: int | Sequence[str] | None = None,
+    batch_size: int = 32,
+    input_shape: Any | None = None,
+) -> Any:
+    """Return a copy of `model` that trains to the same weights in less memory.
+
+    The activations of whole pieces of the model are not kept for the backward pass but
+    computed a second time when it gets there, from what entered the piece. The copy is
+    a plain Keras model: it saves and loads as the model would, and what is loaded
+    trains plainly again. Inference is as ever. The optimizer starts anew.
+
+    Without a limit and without segments the plan is the one with the lowest estimated
+    peak. `plan_of(copy)` tells what it is and what it is estimated to cost.
+
+    Args:
+        model: a built Sequential or Functional model; a nested model that holds most
+            of the activations is cut in its place.
+        memory_limit: bytes or a text such as `"8GiB"` that the estimated peak of a
+            step is to keep; the plan is the fastest that does. It needs a compiled
+            model.
+        segments: number of pieces from 2, of about the same size, or the names of the
+            layers that each begin another piece. The last piece keeps its activations:
+            they are needed at once.
+        batch_size: samples in the batch that the bytes are estimated for, from 1; 32
+            is what `fit` takes by default.
+        input_shape: shape of the input without the batch axis, if the model leaves
+            lengths open, as in `estimate_memory`.
+
+    Raises:
+        ConfigError: if no plan keeps the limit (the text says what could be had), or
+            an argument is wrong.
+        ModelError: if the model has no graph, is not built, cannot be copied, or was
+            made by `compress_activations`: there is one way or the other.
+
+    Example:
+        >>> import keras
+        >>> layers = [keras.layers.Dense(8, activation="relu") for _ in range(6)]
+        >>> model = keras.Sequential([keras.Input((8,)), *layers])
+        >>> model.compile("sgd", "mse")
+        >>> lean = rematerialize(model, segments=3)
+        >>> [len(piece.layers) for piece in plan_of(lean).pieces]
+        [2, 2, 2]
+    """
+    _check(model, memory_limit, segments, batch_size)
+    check_graph(model)
+    check_untreated(model, "rematerialize")
+    lean = same_draws(clone(model), model)
+    setting = setting_of(lean, batch_size, input_shape)
+    if segments is not None:
+        chosen = by_segments(setting, segments)
+    else:
+        limit = None if memory_limit is None else parse_bytes(memory_limit)
+        chosen = by_limit(setting, limit)
+    apply(lean, setting.path, chosen.pieces)
+    _PLANS[lean] = chosen.plan
+    return lean
+
+
+def plan_of(model: Any) -> Rematerialization | None:
+    """Return the plan of a model that `rematerialize` made, None of any other."""
+    return _PLANS.get(model)
+
+
+def _check(model: Any, memory_limit: Any, segments: Any, batch_size: Any) -> None:
+    check_model(model)
+    check_batch_size(batch_size)
+    if memory_limit is not None and segments is not None:
+        raise ConfigError(
+            "Either a limit or segments decide what is computed again. Expected: one "
+            f"of the two. Received: memory_limit={memory_limit!r} and "
+            f"segments={segments!r}."
+        )
+    if memory_limit is not None and not model.compiled:
+        raise ModelError(
+            "A limit is for a whole step, with the optimizer's state. Expected: a "
+            f"compiled model. Received: model={model.name!r}, not compiled. Next: "
+            "compile it, or pass segments=."
+        )

@@ -1,0 +1,125 @@
+"""Adafactor that keeps only its factors."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+from keras import ops
+
+from kerasmem import backends
+from kerasmem.optimizers import checks
+from kerasmem.optimizers.factors import Factored, Unfactored
+
+
+@keras.saving.register_keras_serializable(package="kerasmem")
+class Adafactor(keras.optimizers.Optimizer):
+    """Adafactor with the state that it is for: a row and a column per matrix.
+
+    The update is that of `keras.optimizers.Adafactor`, which makes the same factors and
+    besides keeps a slot of the variable's own size. Keras factors the last two axes.
+    Where these are not the two largest, as in the kernels of attention, that leaves
+    much more than a row and a column; such a variable is factored as a matrix here.
+
+    Args:
+        learning_rate: float, schedule or callable; the most that a step takes of a
+            variable's root mean square, besides the square root of the steps.
+        beta_2_decay: exponent of the step in the decay of the second moment.
+        epsilon_1: added to the square of the gradient.
+        epsilon_2: least root mean square of a variable that a step is taken of.
+        clip_threshold: largest root mean square of an update before the rate.
+        relative_step: as of Keras's; it changes nothing there either.
+        axes: `"auto"`, or `"last"` for the last two axes of every variable, as Keras.
+        **options: every other keyword of `keras.optimizers.Adafactor`: `weight_decay`,
+            `clipnorm`, `clipvalue`, `global_clipnorm`, `use_ema`, `ema_momentum`,
+            `ema_overwrite_frequency`, `loss_scale_factor`,
+            `gradient_accumulation_steps`, `name`.
+
+    Raises:
+        ConfigError: if `axes` is another one.
+
+    Source: Shazeer, Stern, "Adafactor: Adaptive Learning Rates with Sublinear Memory
+    Cost" (2018).
+
+    Example:
+        >>> Adafactor(1e-2).get_config()["axes"]
+        'auto'
+    """
+
+    def __init__(  # noqa: PLR0913 - Keras's keywords, and one of our own
+        self,
+        learning_rate: Any = 0.001,
+        beta_2_decay: float = -0.8,
+        epsilon_1: float = 1e-30,
+        epsilon_2: float = 1e-3,
+        clip_threshold: float = 1.0,
+        relative_step: bool = True,  # noqa: FBT001, FBT002 - its place in Keras's
+        *,
+        axes: str = "auto",
+        **options: Any,
+    ) -> None:
+        super().__init__(learning_rate=learning_rate, **options)
+        checks.check_axes(axes)
+        self.beta_2_decay = beta_2_decay
+        self.epsilon_1, self.epsilon_2 = epsilon_1, epsilon_2
+        self.clip_threshold, self.relative_step = clip_threshold, relative_step
+        self.axes = axes
+
+    def build(self, variables: Sequence[Any]) -> None:
+        """Make the slots of the variables to train."""
+        if self.built:
+            return
+        super().build(variables)
+        self._factors = [
+            # float8 training sets such a variable to its gradient.
+            None
+            if getattr(variable, "overwrite_with_gradient", False)
+            else self._factors_of(variable)
+            for variable in variables
+        ]
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        """Move one variable by one gradient of it."""
+        factors = self._factors[self._get_variable_index(variable)]
+        gradient = ops.cast(backends.current().dense(gradient), "float32")
+        step = ops.cast(self.iterations + 1, "float32")
+        kept = 1 - ops.power(step, self.beta_2_decay)
+        update, slots = factors.updated(gradient, kept, self.epsilon_1)
+        for slot, value in slots:
+            self.assign(slot, value)
+        excess = ops.maximum(1.0, _root_mean_square(update) / self.clip_threshold)
+        self.assign_sub(
+            variable, self._rate(learning_rate, step, variable) * (update / excess)
+        )
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments that make the same optimizer."""
+        return {
+            **super().get_config(),
+            "beta_2_decay": self.beta_2_decay,
+            "epsilon_1": self.epsilon_1,
+            "epsilon_2": self.epsilon_2,
+            "clip_threshold": self.clip_threshold,
+            "relative_step": self.relative_step,
+            "axes": self.axes,
+        }
+
+    def _factors_of(self, variable: Any) -> Factored | Unfactored:
+        def add_slot(name: str, shape: Sequence[int]) -> Any:
+            # Named as Keras names the slots of a variable; a bare tf.Variable has no
+            # path.
+            path = getattr(variable, "path", variable.name)
+            name = f"{path.replace('/', '_')}_{name}"
+            return self.add_variable(shape=shape, dtype="float32", name=name)
+
+        if len(variable.shape) < 2:
+            return Unfactored(variable, add_slot)
+        return Factored(variable, add_slot, self.axes)
+
+    def _rate(self, learning_rate: Any, step: Any, variable: Any) -> Any:
+        rate = ops.minimum(ops.cast(learning_rate, "float32"), 1 / ops.sqrt(step))
+        size = _root_mean_square(ops.cast(variable, "float32"))
+        return ops.maximum(self.epsilon_2, size) * rate
+
+
+def _root_mean_square(x: Any) -> Any:
+    return ops.sqrt(ops.mean(ops.square(x)))

@@ -1,0 +1,169 @@
+"""The times that memory ran out, for the page of a run."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kerasmem.records import PostMortem, Remedy
+from kerasmem.records.post_mortem_words import (
+    cause_sentence,
+    fitting_sentence,
+    moment_words,
+    peak_words,
+)
+from kerasmem.report.run.headline import Figure
+from kerasmem.report.run.table import MOST_ROWS, Table, share_text
+from kerasmem.units import format_bytes
+
+MOST_SHOWN = 12
+_NO_LAYER = "(no layer)"
+_LARGEST = 5
+_OWN_COLOR = frozenset(
+    ("parameter", "optimizer_state", "gradient", "activation", "temporary", "input")
+)
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """A part of a bar.
+
+    Args:
+        name: the category.
+        color: name of its color, see `charts.css`.
+        start: where it begins, 0 to 100.
+        width: how long it is, in the same unit.
+        words: its bytes and its share.
+    """
+
+    name: str
+    color: str
+    start: float
+    width: float
+    words: str
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A post-mortem as the page shows it.
+
+    Args:
+        title: when it happened, and in which process.
+        cause: why, in a sentence.
+        fitting: how many micro-batches would fit, in a sentence or `""`.
+        figures: the request and what was there; those that are known.
+        bar: what was in use at the peak by category.
+        bar_title: what the bar is about.
+        layers: the largest layers, in a sentence.
+        table: the same by layer and category.
+        record: all the rest.
+    """
+
+    title: str
+    cause: str
+    fitting: str
+    figures: list[Figure]
+    bar: list[Stretch]
+    bar_title: str
+    layers: str
+    table: Table
+    record: PostMortem
+
+
+def shown(found: Sequence[PostMortem]) -> tuple[list[Shown], str]:
+    """Return the post-mortems that go onto a page, and a note on those that do not."""
+    note = (
+        f"Shown are the first {MOST_SHOWN} of {len(found):,}; all of them are in "
+        "post_mortems.jsonl."
+    )
+    return [_shown(one) for one in found[:MOST_SHOWN]], note * (len(found) > MOST_SHOWN)
+
+
+def gain(remedy: Remedy) -> str:
+    """Return what a remedy takes off the peak, `""` where nobody can tell."""
+    if remedy.saves_bytes is None:
+        return ""
+    return f"about {format_bytes(remedy.saves_bytes)} less (estimated)"
+
+
+def _shown(found: PostMortem) -> Shown:
+    process = f", process {found.process}" if found.process else ""
+    words = moment_words(found)
+    return Shown(
+        title=f"{words[0].upper()}{words[1:]}{process}",
+        cause=cause_sentence(found.cause),
+        fitting=fitting_sentence(found),
+        figures=_figures(found),
+        bar=_bar(found),
+        bar_title=f"In use at the peak: {peak_words(found)}",
+        layers=_layers(found),
+        table=_table(found),
+        record=found,
+    )
+
+
+def _figures(found: PostMortem) -> list[Figure]:
+    cause = found.cause
+    tensor = " ".join(filter(None, (cause.dtype, cause.shape)))
+    known = (
+        ("Asked for", cause.requested_bytes, tensor),
+        ("Largest free piece", cause.largest_free_bytes, "when it was refused"),
+        ("In use", cause.in_use_bytes, "when it was refused"),
+        ("Limit", cause.limit_bytes, cause.device or ""),
+        ("Variables", found.variable_bytes, "of the model and the optimizer"),
+        ("In use beside them", found.other_bytes, "between steps"),
+    )
+    return [
+        Figure(label, format_bytes(size), detail)
+        for label, size, detail in known
+        if size is not None
+    ]
+
+
+def _bar(found: PostMortem) -> list[Stretch]:
+    sizes = found.by_category()
+    total, start, stretches = sum(sizes.values()), 0.0, list[Stretch]()
+    for name, size in sizes.items():
+        width = 100 * size / total
+        stretches.append(
+            Stretch(
+                name=name.replace("_", " "),
+                color=name if name in _OWN_COLOR else "unknown",
+                start=round(start, 3),
+                width=round(width, 3),
+                words=f"{format_bytes(size)}, {share_text(size / total)}",
+            )
+        )
+        start += width
+    return stretches
+
+
+def _layers(found: PostMortem) -> str:
+    sizes = list(found.by_layer().items())
+    named = [
+        f"{layer or _NO_LAYER} {format_bytes(size)}" for layer, size in sizes[:_LARGEST]
+    ]
+    rest = len(sizes) - len(named)
+    more = f", and {rest:,} smaller" if rest > 0 else ""
+    return f"By layer: {', '.join(named)}{more}."
+
+
+def _table(found: PostMortem) -> Table:
+    parts = sorted(found.parts, key=lambda part: -part.nbytes)
+    total = found.peak_bytes or 0
+    rows = [
+        (
+            part.layer or _NO_LAYER,
+            part.category.replace("_", " "),
+            format_bytes(part.nbytes),
+            share_text(part.nbytes / total if total else None),
+        )
+        for part in parts[:MOST_ROWS]
+    ]
+    smaller = len(parts) - len(rows)
+    how = "measured" if found.is_measured else "estimated"
+    return Table(
+        f"in use at the peak, by layer and category ({how})",
+        ("layer", "category", "bytes", "share"),
+        tuple(rows),
+        texts=2,
+        note=f"The {smaller:,} smallest rows are left out." if smaller else "",
+    )

@@ -1,0 +1,331 @@
+"""Channels that disappear from models of every kind."""
+
+import keras
+import numpy as np
+import pytest
+
+import kerasmem as km
+from kerasmem.compression.channels import verify
+from kerasmem.compression.channels.apply import prune_channels
+from kerasmem.compression.techniques import from_json
+from kerasmem.errors import ConfigError, ModelError
+from kerasmem.graph.values import to_numpy
+from tests.graph.channels.strategies import randomize
+from tests.models import KINDS, L, chain
+
+NOTHING = {
+    # One layer between input and output has no channels of its own.
+    *("dense", "einsum_dense", "depthwise_1d", "depthwise_2d", "bidirectional"),
+    *("time_distributed", "activation_layer_inside", "shared"),
+    # Layers that nothing is known of.
+    *("embedding_subclass", "tied_embedding", "stacked_cells", "conv_lstm"),
+    *("spectral_normalization", "custom"),
+}
+
+
+def convolutional():
+    model = chain(
+        (8, 8, 3),
+        L.Conv2D(8, 3, activation="relu", name="first"),
+        L.BatchNormalization(name="norm"),
+        L.Conv2D(6, 3, name="second"),
+        L.Flatten(),
+        L.Dense(4, name="head"),
+    )
+    randomize(model)
+    return model
+
+
+def shapes(model):
+    return {v.path: tuple(v.shape) for v in model.weights}
+
+
+@pytest.mark.parametrize("name", sorted(KINDS.keys() - NOTHING))
+def test_every_kind_of_model_becomes_narrower(name):
+    model = KINDS[name].make()
+    randomize(model)
+    before = model.get_weights()
+    found = prune_channels(model, km.PruneChannels(0.5))
+    assert found.error <= 1e-5
+    assert found.model.count_params() < model.count_params()
+    for old, now in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(old, now)
+
+
+@pytest.mark.parametrize("name", sorted(NOTHING))
+def test_a_model_without_channels_of_its_own_is_an_error(name):
+    with pytest.raises(ModelError, match="no channels that could be removed"):
+        prune_channels(KINDS[name].make(), km.PruneChannels(0.5))
+
+
+def test_the_channels_with_the_smallest_kernels_go_from_every_weight():
+    model = convolutional()
+    kernel = to_numpy(model.get_layer("first").kernel)
+    stay = np.sort(np.argsort(np.square(kernel).sum((0, 1, 2)))[4:])
+    small, _ = km.PruneChannels(0.5, ignore="second").applied(model)
+    expected = {
+        "first/kernel": kernel[..., stay],
+        "norm/moving_mean": to_numpy(model.get_layer("norm").moving_mean)[stay],
+        "second/kernel": to_numpy(model.get_layer("second").kernel)[:, :, stay],
+        "head/kernel": to_numpy(model.get_layer("head").kernel),
+    }
+    found = {v.path: to_numpy(v) for v in small.weights}
+    for path, value in expected.items():
+        np.testing.assert_array_equal(found[path], value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "filters"),
+    [
+        ({}, (4, 3)),
+        ({"round_to": 4}, (4, 4)),
+        ({"min_channels": 5}, (5, 5)),
+        ({"ignore": "first"}, (8, 3)),
+        ({"ratios": {"second": 0.2}}, (4, 5)),
+        ({"criterion": "l1"}, (4, 3)),
+        ({"criterion": "group"}, (4, 3)),
+        ({"criterion": "fpgm"}, (4, 3)),
+        ({"criterion": "batch_norm", "ignore": "second"}, (4, 6)),
+    ],
+)
+def test_how_many_channels_stay(arguments, filters):
+    found = prune_channels(convolutional(), km.PruneChannels(0.5, **arguments))
+    of = [found.model.get_layer(name).filters for name in ("first", "second")]
+    assert tuple(of) == filters
+
+
+def test_all_ranked_together_the_weak_layer_loses_more():
+    model = convolutional()
+    second = model.get_layer("second")
+    values = np.ones(second.kernel.shape, "float32")
+    values[..., :3] = 1e-3
+    second.kernel.assign(values)
+    model.get_layer("first").kernel.assign(np.ones((3, 3, 3, 8), "float32"))
+    small, _ = km.PruneChannels(0.2, scope="global").applied(model)
+    assert small.get_layer("first").filters == 8
+    assert small.get_layer("second").filters == 4
+
+
+def multiplications(model):
+    """Count by hand: kernel entries times the places it is applied at."""
+    total = 0
+    for layer in model.layers:
+        if hasattr(layer, "kernel"):
+            total += np.prod(layer.kernel.shape) * np.prod(layer.output.shape[1:-1])
+    return int(total)
+
+
+@pytest.mark.parametrize("scope", ["layer", "global"])
+def test_as_many_channels_go_as_it_takes(scope):
+    model = chain(
+        (12, 12, 3),
+        L.Conv2D(24, 3, activation="relu"),
+        L.DepthwiseConv2D(3, use_bias=False),
+        L.Conv2D(40, 3),
+        L.GlobalAveragePooling2D(),
+        L.Dense(5),
+    )
+    randomize(model)
+    for of, count in (
+        ("parameters", lambda m: m.count_params()),
+        ("multiplications", multiplications),
+    ):
+        small, _ = km.PruneChannels(0.6, of=of, scope=scope).applied(model)
+        assert 0.34 < count(small) / count(model) <= 0.4
+
+
+def test_the_optimizer_goes_on_with_the_moments_of_what_stays():
+    model = convolutional()
+    model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
+    x = np.random.default_rng(0).normal(size=(16, 8, 8, 3)).astype("float32")
+    y = np.zeros((16, 4), "float32")
+    model.fit(x, y, epochs=1, verbose=0)
+    small, _ = km.PruneChannels(0.5).applied(model)
+    assert int(small.optimizer.iterations) == int(model.optimizer.iterations) == 1
+    # After one step Adam's first moment is a tenth of the gradient, and a channel's
+    # entries are those of the original at the same place.
+    old = {v.name: to_numpy(v) for v in model.optimizer.variables}
+    new = {v.name: to_numpy(v) for v in small.optimizer.variables}
+    kernel = to_numpy(model.get_layer("first").kernel)
+    stay = [
+        next(i for i in range(8) if np.array_equal(kernel[..., i], one))
+        for one in np.moveaxis(to_numpy(small.get_layer("first").kernel), -1, 0)
+    ]
+    for slot in ("momentum", "velocity"):
+        name = f"first_kernel_{slot}"
+        np.testing.assert_array_equal(new[name], old[name][..., stay])
+    small.fit(x, y, epochs=1, verbose=0)
+    assert int(small.optimizer.iterations) == 2
+    assert small.evaluate(x, y, verbose=0, return_dict=True).keys() == {"loss", "mae"}
+
+
+def test_frozen_layers_stay_frozen():
+    model = convolutional()
+    model.get_layer("first").trainable = False
+    small, _ = km.PruneChannels(0.5).applied(model)
+    assert [layer.trainable for layer in small.layers] == [
+        layer.trainable for layer in model.layers
+    ]
+    model.trainable = False
+    small, _ = km.PruneChannels(0.5).applied(model)
+    assert small.trainable_variables == []
+
+
+def test_km_compress_removes_channels_fine_tunes_and_writes_a_plain_file(tmp_path):
+    model = convolutional()
+    model.compile("adam", "mse")
+    x = np.random.default_rng(0).normal(size=(32, 8, 8, 3)).astype("float32")
+    data = (x, x[:, 0, 0, :1].repeat(4, -1))
+    result = km.compress(
+        model,
+        [km.PruneChannels(0.5), km.Prune(0.5)],
+        data=data,
+        validation_data=data,
+        fine_tune_epochs=2,
+    )
+    assert result.report.after.parameters < 0.5 * result.report.before.parameters
+    assert result.report.after.metrics["loss"] < result.report.before.metrics["loss"]
+    assert {c.technique for c in result.changes} == {"prune", "prune_channels"}
+    result.save(tmp_path / "small.keras")
+    loaded = keras.models.load_model(tmp_path / "small.keras")
+    np.testing.assert_array_equal(to_numpy(loaded(x)), to_numpy(result.model(x)))
+
+
+def test_every_weight_is_told_of_with_the_reason_it_stays():
+    model = chain(
+        (6,),
+        L.Dense(8, name="wide"),
+        L.LayerNormalization(name="norm"),
+        L.Dense(6, name="inner"),
+        L.Lambda(lambda x: 2 * x, name="mystery"),
+        L.Dense(5, name="behind"),
+        L.Dense(2, name="head"),
+    )
+    found = prune_channels(model, km.PruneChannels(0.5))
+    details = {c.weight: c.detail for c in found.changes}
+    assert "normalizes all of its channels" in details["wide/kernel"]
+    assert "Lambda 'mystery' is not known" in details["inner/kernel"]
+    assert details["behind/kernel"] == "(6, 5) to (6, 3)"
+    assert details["head/bias"] == "reaches output 0 of the model"
+    assert found.unknown.keys() == {"mystery"}
+
+
+def test_a_wrong_surgery_is_found_out(monkeypatch):
+    model = convolutional()
+    found = prune_channels(model, km.PruneChannels(0.5))
+    monkeypatch.setattr(verify.Kept, "silence", lambda self, variable, value: value)
+    with pytest.raises(ModelError, match="is not what it should be"):
+        prune_channels(model, km.PruneChannels(0.5))
+    assert prune_channels(model, km.PruneChannels(0.5, verify=False)).error is None
+    assert found.error <= 1e-5
+
+
+def test_heads_and_their_dimensions_go_and_scores_stay_what_they_were():
+    x = keras.Input((5, 8))
+    attention = L.MultiHeadAttention(4, 6, name="attention")
+    model = keras.Model(x, L.Dense(2)(attention(x, x)))
+    randomize(model)
+    found = prune_channels(model, km.PruneChannels(0.5))
+    config = found.model.get_layer("attention").get_config()
+    assert (config["num_heads"], config["key_dim"], config["value_dim"]) == (2, 3, 3)
+    assert config["output_shape"] == (4,)
+    assert found.error <= 1e-5
+
+
+def test_a_shared_layer_and_a_nested_model_called_twice():
+    inner = keras.Sequential([keras.Input((6,)), L.Dense(8, "relu"), L.Dense(6)])
+    x = keras.Input((4,))
+    first, again = L.Dense(6), L.Dense(6)
+    shared = L.Dense(6)
+    y = shared(inner(first(x))) + shared(inner(again(x)))
+    model = keras.Model(x, L.Dense(2)(y))
+    randomize(model)
+    found = prune_channels(model, km.PruneChannels(0.5))
+    assert found.error <= 1e-5
+    assert sum(np.prod(s) for s in shapes(found.model).values()) == (
+        2 * (4 * 3 + 3) + (3 * 4 + 4) + (4 * 3 + 3) + (3 * 3 + 3) + 3 * 2 + 2
+    )
+
+
+def test_several_inputs_and_outputs_by_name():
+    a, b = keras.Input((4,), name="a"), keras.Input((3,), name="b")
+    x = L.Dense(16, activation="relu")(L.Concatenate()([a, b]))
+    outputs = {"sum": L.Dense(1, name="sum")(x), "sign": L.Dense(2, name="sign")(x)}
+    model = keras.Model({"a": a, "b": b}, outputs)
+    randomize(model)
+    found = prune_channels(model, km.PruneChannels(0.5))
+    assert found.error <= 1e-5
+    given = {"a": np.ones((2, 4), "float32"), "b": np.ones((2, 3), "float32")}
+    assert found.model(given).keys() == {"sum", "sign"}
+    assert found.model.count_params() == 7 * 8 + 8 + 8 + 1 + 16 + 2
+
+
+def test_a_model_whose_call_cannot_be_followed_is_an_error():
+    class Chooses(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = L.Dense(4)
+
+        def call(self, x):
+            return self.dense(x) if x[0, 0] > 0 else x
+
+    model = Chooses()
+    model(np.ones((2, 4), "float32"))
+    with pytest.raises(ModelError, match="subclassed model .* cannot be followed"):
+        prune_channels(model, km.PruneChannels(0.5))
+
+
+def test_half_precision_and_channels_first():
+    with keras.device("cpu"):
+        model = chain(
+            (3, 8, 8),
+            L.Permute((2, 3, 1)),
+            L.Conv2D(8, 3, dtype="mixed_bfloat16"),
+            L.Permute((3, 1, 2)),
+            L.BatchNormalization(axis=1),
+            L.GlobalAveragePooling2D(data_format="channels_first"),
+            L.Dense(2),
+        )
+    randomize(model)
+    found = prune_channels(model, km.PruneChannels(0.5))
+    assert found.model.layers[2].filters == 4
+    assert found.model.layers[2].dtype_policy.name == "mixed_bfloat16"
+
+
+@pytest.mark.parametrize("ratio", [-0.1, 1, float("nan"), "0.5", True, None])
+def test_a_ratio_outside_of_0_to_1_is_an_error(ratio):
+    with pytest.raises(ConfigError, match="less than 1. Received: ratio="):
+        km.PruneChannels(ratio)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"criterion": "luck"}, "Received: criterion='luck'"),
+        ({"of": "bytes"}, "parameters, multiplications. Received: of='bytes'"),
+        ({"scope": "model"}, "one of layer, global. Received: scope='model'"),
+        ({"round_to": 0}, "whole number from 1. Received: round_to=0"),
+        ({"min_channels": 1.5}, "Received: min_channels=1.5"),
+        ({"ignore": "("}, r"Received: '\(', which is none"),
+        ({"ratios": {"a": 2}}, "Received: ratios=2"),
+        ({"ratios": ["a"]}, "pairs of a regular expression and a ratio"),
+    ],
+)
+def test_bad_arguments_are_errors(arguments, text):
+    with pytest.raises(ConfigError, match=text):
+        km.PruneChannels(0.5, **arguments)
+
+
+def test_a_pattern_that_matches_nothing_is_an_error():
+    with pytest.raises(ConfigError, match="matches a pattern .* Received: 'haed'"):
+        prune_channels(convolutional(), km.PruneChannels(0.5, ignore="haed"))
+
+
+def test_the_choice_goes_to_json_and_back():
+    choice = km.PruneChannels(0.4, ratios={"head": 0.1}, ignore="first", round_to=8)
+    assert from_json(choice.to_json()) == choice
+
+
+def test_it_does_not_change_a_model_in_place():
+    with pytest.raises(ConfigError, match="cannot change one in place"):
+        km.PruneChannels(0.5).apply(convolutional())

@@ -1,0 +1,249 @@
+"""What a post-mortem tells, against the estimate it is made of; it never raises."""
+
+import pickle
+import sys
+from dataclasses import replace
+
+import keras
+import pytest
+
+from kerasmem import errors
+from kerasmem.memory.child import run_in_child
+from kerasmem.memory.estimate import estimate_memory
+from kerasmem.memory.oom import Moment, classify, out_of_memory_error, post_mortem
+from kerasmem.memory.oom.device import DeviceFigures
+from kerasmem.memory.oom.samples import samples_per_batch
+from kerasmem.memory.rematerialize.rematerialize import plan_of, rematerialize
+from kerasmem.records import Cause, EstimatePart, PostMortem, Remedy
+from kerasmem.units import MIB
+from tests.report.runs import countable_timeline
+
+CAUSE = Cause(
+    kind="device",
+    error="ResourceExhaustedError",
+    message="OOM when allocating tensor",
+    requested_bytes=2 * MIB,
+    device="CPU:0",
+    limit_bytes=8 * MIB,
+)
+
+
+@pytest.fixture(autouse=True)
+def nothing_else_in_use(monkeypatch):
+    """Other tests' models may be in use in this process."""
+    module = sys.modules[post_mortem.__module__]
+    monkeypatch.setattr(module, "figures_of", DeviceFigures)
+
+
+@pytest.fixture
+def found(model):
+    return post_mortem(model, CAUSE, Moment(batch_size=1024, micro_batches=2, step=3))
+
+
+def test_what_is_alive_is_that_of_the_estimate_and_adds_up(found, model):
+    expected = estimate_memory(model, 512, device="cpu")
+    assert found.peak_bytes == expected.peak_bytes
+    assert found.by_layer() == expected.by_layer()
+    categories = expected.by_category()
+    categories.pop("pool", None)  # there is a limit: nothing is held beside it
+    assert found.by_category() == categories
+    assert sum(categories.values()) == found.peak_bytes
+    assert sum(found.by_layer().values()) == found.peak_bytes
+    assert not found.is_measured
+    assert found.left_out == ()
+
+
+def test_the_number_that_fits_fits_by_the_estimate(found, model):
+    count, sums = found.fitting_micro_batches, 4 * model.count_params()
+    assert count > 2
+    size = -(-1024 // count)
+    assert estimate_memory(model, size, device="cpu").high_bytes + sums < 8 * MIB
+    assert found.fitting_bytes < 8 * MIB
+
+
+def test_a_limit_of_the_users_counts_if_it_is_lower(model):
+    tight = post_mortem(model, CAUSE, Moment(batch_size=1024, limit_bytes=4 * MIB))
+    loose = post_mortem(model, CAUSE, Moment(batch_size=1024, limit_bytes=99 * MIB))
+    wide = post_mortem(model, CAUSE, Moment(batch_size=1024))
+    assert tight.fitting_micro_batches > wide.fitting_micro_batches
+    assert loose.fitting_micro_batches == wide.fitting_micro_batches
+
+
+def test_a_timeline_is_measured_and_adds_up_too(model):
+    moment = Moment(batch_size=32, timelines=[countable_timeline()])
+    found = post_mortem(model, CAUSE, moment)
+    assert found.is_measured
+    assert found.peak_bytes == 2092
+    assert set(found.parts) == {
+        EstimatePart("gradient", "dense", 1024),
+        EstimatePart("activation", "relu", 512),
+        EstimatePart("parameter", "dense", 300),
+        EstimatePart("activation", "dense", 256),
+    }
+
+
+def test_remedies_come_with_what_they_save_most_first(found, model):
+    expected = estimate_memory(model, 512, device="cpu")
+    half = estimate_memory(
+        model, 512, device="cpu", dtype_policy="mixed_float16"
+    ).peak_bytes
+    saves = {remedy.name: remedy.saves_bytes for remedy in found.remedies}
+    assert saves["mixed precision"] == expected.peak_bytes - half
+    state = expected.by_category()["optimizer_state"]
+    # Codes of a byte instead of two floats, and a scale for every so many.
+    assert 0.73 * state <= saves["8-bit Adam"] <= 0.75 * state
+    plan = plan_of(rematerialize(model, batch_size=512))
+    assert saves.get("rematerialization", plan.saved_bytes) == plan.saved_bytes
+    assert list(saves.values()) == sorted(saves.values(), reverse=True)
+    assert all(size > 0.01 * expected.peak_bytes for size in saves.values())
+
+
+def test_nobody_is_told_to_take_what_is_there_already(model):
+    model.compile("sgd", "mse")
+    found = post_mortem(model, CAUSE, Moment(batch_size=512))
+    assert "8-bit Adam" not in {remedy.name for remedy in found.remedies}
+
+
+def test_a_pipeline_gets_its_own_advice_and_no_micro_batches(model):
+    cause = replace(CAUSE, kind="input pipeline")
+    found = post_mortem(model, cause, Moment(batch_size=512))
+    assert found.fitting_micro_batches is None
+    assert found.parts == ()
+    assert found.remedies[0].name == "a smaller shuffle buffer"
+    assert "smaller micro-batches do not help" in found.text()
+    assert "micro-batches of" not in found.text()
+
+
+def test_fragmentation_is_cured_by_its_own_means_first(model, backend):
+    cause = replace(CAUSE, kind="fragmentation", device="GPU:0")
+    found = post_mortem(model, cause, Moment(batch_size=512))
+    word = "expandable_segments" if backend == "torch" else "preallocate=True"
+    assert word in found.remedies[0].how
+
+
+def test_it_comes_back_from_json_whole(found):
+    assert PostMortem.from_json(found.to_json()) == found
+
+
+def test_it_holds_nothing_but_plain_data(found):
+    assert pickle.loads(pickle.dumps(found)) == found
+
+
+def test_the_text_has_the_figures(found):
+    text = found.text(layers=1)
+    assert "tower" in text
+    assert "step 4, batch of 1,024 in 2 micro-batches of 512" in text
+    assert "2.00 MiB were asked for in one piece; the limit is 8.00 MiB" in text
+    assert "(estimated, analytic)" in text
+    assert f"{found.fitting_micro_batches} micro-batches of" in text
+    largest, *others = found.by_layer()
+    assert f"\n  {largest}  " in text
+    assert not any(f"\n  {layer}  " in text for layer in others if layer)
+
+
+def test_the_model_stays_as_it_is(model):
+    before = [weight.copy() for weight in model.get_weights()]
+    built = model.optimizer.built
+    post_mortem(model, CAUSE, Moment(batch_size=64))
+    after = model.get_weights()
+    assert all((a == b).all() for a, b in zip(before, after, strict=True))
+    assert model.optimizer.built == built
+
+
+def unbuilt():
+    return keras.Sequential([keras.layers.Dense(1)])
+
+
+@pytest.mark.parametrize(
+    ("make", "batch_size", "words"),
+    [
+        (unbuilt, 8, "built model"),
+        (lambda: None, 8, "AttributeError"),
+        (None, 0, "at least one sample"),
+    ],
+    ids=["not built", "no model", "no batch"],
+)
+def test_what_cannot_be_found_out_is_left_out_and_said(make, batch_size, words, model):
+    examined = make() if make else model
+    found = post_mortem(examined, CAUSE, Moment(batch_size=batch_size))
+    assert found.peak_bytes is None
+    assert found.fitting_micro_batches is None
+    assert any(words in line for line in found.left_out)
+    assert "not found out:" in found.text()
+    assert PostMortem.from_json(found.to_json()) == found
+
+
+KINDS = {
+    "device": errors.DeviceOutOfMemoryError,
+    "one tensor": errors.DeviceOutOfMemoryError,
+    "fragmentation": errors.FragmentationError,
+    "input pipeline": errors.InputPipelineOutOfMemoryError,
+    "host": errors.OutOfMemoryError,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_cause_has_an_error_that_carries_its_post_mortem(kind, found):
+    one = replace(found, cause=replace(found.cause, kind=kind))
+    error = out_of_memory_error(one)
+    assert type(error) is KINDS[kind]
+    assert error.post_mortem is one
+    assert isinstance(error, MemoryError)
+    assert "Received: batch_size=1024" in str(error)
+    assert "Next: " in str(error)
+
+
+def test_a_torn_model_has_an_error_of_its_own(found):
+    error = out_of_memory_error(found, errors.TornStateError)
+    assert type(error) is errors.TornStateError
+    assert classify(error) is None
+
+
+def test_an_error_survives_a_pickle_with_its_post_mortem(found):
+    error = pickle.loads(pickle.dumps(out_of_memory_error(found)))
+    assert type(error) is errors.DeviceOutOfMemoryError
+    assert error.post_mortem == found
+
+
+def fail(job):
+    """Run out of memory; this happens in a child."""
+    raise errors.FragmentationError(job["message"])
+
+
+def test_an_error_survives_another_process(backend):
+    with pytest.raises(errors.FragmentationError, match="in pieces") as caught:
+        run_in_child(f"{__name__}:fail", {"message": "in pieces"}, backend=backend)
+    assert caught.value.post_mortem is None
+
+
+def test_samples_per_batch_are_those_of_fit():
+    import numpy as np
+
+    x = np.ones((50, 3), "float32")
+    assert samples_per_batch(x, 8) == 8
+    assert samples_per_batch(x, None) == 32
+    assert samples_per_batch([(x[:5], x[:5])].__iter__(), None) == 0
+
+    class Fives(keras.utils.PyDataset):
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, index):
+            return x[:5], x[:5]
+
+    assert samples_per_batch(Fives(), None) == 5
+
+
+def test_a_remedy_without_a_figure_has_none():
+    assert Remedy(name="a", how="b").saves_bytes is None
+
+
+def test_a_tensor_that_smaller_micro_batches_shrink_needs_no_smaller_layer(model):
+    cause = replace(CAUSE, kind="one tensor")
+    found = post_mortem(model, cause, Moment(batch_size=2048))
+    assert found.fitting_micro_batches is not None
+    assert "a smaller layer" not in {remedy.name for remedy in found.remedies}
+    tiny = replace(cause, limit_bytes=1000, layer="tower/wide")
+    first, *_ = post_mortem(model, tiny, Moment(batch_size=2048)).remedies
+    assert first.name == "a smaller layer"
+    assert "tower/wide" in first.how

@@ -1,0 +1,221 @@
+"""A model that computes activations again trains to the same weights."""
+
+import keras
+import numpy as np
+import pytest
+
+from kerasmem.errors import ConfigError, ModelError
+from kerasmem.graph.clone import clone
+from kerasmem.memory.compress_activations import compress_activations
+from kerasmem.memory.rematerialize import plan_of, rematerialize
+from tests.memory.rematerialize import models
+
+STEPS = 3
+
+
+def compiled(model, *, jit_compile=None):
+    # JAX runs eagerly what is not compiled, operation by operation.
+    jit = keras.backend.backend() == "jax" if jit_compile is None else jit_compile
+    model.compile(keras.optimizers.SGD(0.03), "mse", jit_compile=jit)
+    return model
+
+
+def trained(model, steps=STEPS):
+    x, y = models.batch(model)
+    return [float(np.sum(model.train_on_batch(x, y))) for _ in range(steps)]
+
+
+def values(model):
+    return [keras.ops.convert_to_numpy(v.value) for v in model.variables]
+
+
+def assert_trains_alike(model, lean, tolerance=1e-5):
+    plain = clone(model)
+    np.testing.assert_allclose(trained(lean), trained(plain), rtol=tolerance)
+    for one, other in zip(values(plain), values(lean), strict=True):
+        np.testing.assert_allclose(other, one, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("make", models.MAKERS, ids=lambda make: make.__name__)
+def test_a_model_of_any_kind_trains_to_the_same_weights(make):
+    model = compiled(make())
+    lean = rematerialize(model, segments=3)
+    assert any(piece.recomputed for piece in plan_of(lean).pieces)
+    assert_trains_alike(model, lean)
+
+
+def test_so_it_does_when_the_step_is_compiled_and_when_it_is_not(backend):
+    model = compiled(models.losses(), jit_compile=backend == "tensorflow")
+    assert_trains_alike(model, rematerialize(model, segments=3))
+
+
+def test_so_it_does_when_the_step_is_no_graph(backend):
+    model = models.losses() if backend != "jax" else models.mlp()
+    model.compile(keras.optimizers.SGD(0.03), "mse", run_eagerly=True)
+    assert_trains_alike(model, rematerialize(model, segments=3))
+
+
+def test_so_it_does_when_every_piece_is_one_layer():
+    model = compiled(models.frozen())
+    names = [layer.name for layer in model.layers[2:]]
+    lean = rematerialize(model, segments=names)
+    assert len(plan_of(lean).pieces) == len(names) + 1
+    assert_trains_alike(model, lean)
+
+
+def test_so_it_does_in_half_precision_with_a_last_layer_that_is_not():
+    with_half = keras.dtype_policies.DTypePolicy("mixed_bfloat16")
+    x = inputs = keras.Input((6,))
+    for _ in range(4):
+        x = keras.layers.Dense(6, "tanh", dtype=with_half)(x)
+        x = keras.layers.Dense(6, "tanh", dtype="float32")(x)
+    model = compiled(keras.Model(inputs, x), jit_compile=False)
+    assert_trains_alike(model, rematerialize(model, segments=3), 1e-4)
+    old = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        x = inputs = keras.Input((6,))
+        for _ in range(3):
+            x = keras.layers.Dense(6, "tanh")(x)
+            x = keras.layers.Dense(6, "tanh", dtype="float32")(x)
+        model = compiled(keras.Model(inputs, x), jit_compile=False)
+    finally:
+        keras.config.set_dtype_policy(old)
+    assert_trains_alike(model, rematerialize(model, segments=3), 1e-4)
+
+
+def test_what_is_saved_is_the_plain_model(tmp_path):
+    model = compiled(models.several())
+    lean = rematerialize(model, segments=3)
+    trained(lean)
+    assert lean.get_config() == clone(model).get_config()
+    paths = [w.path for w in clone(model).weights]
+    assert [w.path for w in lean.weights] == paths
+    lean.save(tmp_path / "lean.keras")
+    loaded = keras.models.load_model(tmp_path / "lean.keras")
+    assert plan_of(loaded) is None
+    x, _ = models.batch(model)
+    expected = lean.predict(x, verbose=0)
+    for key, y in loaded.predict(x, verbose=0).items():
+        np.testing.assert_array_equal(y, expected[key])
+    np.testing.assert_allclose(trained(loaded), trained(clone(lean)), rtol=1e-5)
+
+
+def test_the_model_handed_in_stays_as_it_is():
+    model = compiled(models.frozen())
+    before = values(model)
+    trained(rematerialize(model, segments=3))
+    for one, other in zip(before, values(model), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert plan_of(model) is None
+    assert "call" not in vars(model)
+
+
+def test_without_wishes_the_peak_is_the_lowest_of_all():
+    model = compiled(models.mlp())
+    lowest = plan_of(rematerialize(model, batch_size=512))
+    assert lowest.saved_bytes > 0
+    for count in (2, 3, 4):
+        plan = plan_of(rematerialize(model, segments=count, batch_size=512))
+        assert lowest.peak_bytes <= plan.peak_bytes
+        assert lowest.plain_peak_bytes == plan.plain_peak_bytes
+
+
+def test_a_lower_limit_costs_more_time():
+    model = compiled(models.mlp())
+    lowest = plan_of(rematerialize(model, batch_size=512))
+    between = (lowest.peak_bytes + lowest.plain_peak_bytes) // 2
+    plan = plan_of(rematerialize(model, memory_limit=between, batch_size=512))
+    assert lowest.peak_bytes <= plan.peak_bytes <= between
+    assert 0 < plan.extra_time <= lowest.extra_time
+    loose = plan_of(rematerialize(model, memory_limit="1GiB", batch_size=512))
+    assert loose.extra_time == 0
+    assert not any(piece.recomputed for piece in loose.pieces)
+
+
+def test_the_plan_says_what_is_computed_again():
+    model = compiled(models.mlp())
+    names = [layer.name for layer in model.layers]
+    lean = rematerialize(model, segments=[names[2], names[5]], batch_size=8)
+    plan = plan_of(lean)
+    assert [piece.layers for piece in plan.pieces] == [
+        tuple(names[:2]),
+        tuple(names[2:5]),
+        tuple(names[5:]),
+    ]
+    assert [piece.recomputed for piece in plan.pieces] == [True, True, False]
+    # Each Dense(6) with ReLU keeps its own output of 8 x 6 float32.
+    assert [piece.recomputed_bytes for piece in plan.pieces] == [384, 576, 0]
+    assert [piece.kept_bytes for piece in plan.pieces] == [192, 192, 192]
+    assert str(plan).splitlines()[1].endswith("computes 384 B again, keeps 192 B")
+
+
+def test_a_limit_below_every_plan_is_one_clear_error():
+    model = compiled(models.mlp())
+    with pytest.raises(
+        ConfigError,
+        match=r"No plan keeps the limit at batch size 32.*from [\d.]+ KiB, the lowest",
+    ):
+        rematerialize(model, memory_limit=1000)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"segments": 1}, "an int from 2 to 7. Received: segments=1"),
+        ({"segments": ["nothing"]}, "A piece begins at a layer of"),
+        ({"segments": 2, "memory_limit": "1GiB"}, "Either a limit or segments"),
+    ],
+)
+def test_wishes_that_cannot_be_met_are_told(arguments, text):
+    with pytest.raises(ConfigError, match=text):
+        rematerialize(compiled(models.mlp()), **arguments)
+
+
+def test_a_model_without_a_graph_is_told_which_parts_have_one():
+    class Own(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.body = models.mlp()
+
+        def call(self, x):
+            return self.body(x)
+
+    model = Own()
+    model(np.zeros((1, 6), "float32"))
+    with pytest.raises(ModelError, match=r"its parts \['sequential.*'\] have one"):
+        rematerialize(model)
+
+
+def test_a_limit_needs_an_optimizer():
+    with pytest.raises(ModelError, match="Expected: a compiled model"):
+        rematerialize(models.mlp(), memory_limit="1GiB")
+
+
+def test_random_numbers_of_nobody_cannot_be_drawn_again(backend):
+    class Global(keras.layers.Layer):
+        def call(self, x):
+            return x + keras.random.normal(keras.ops.shape(x))
+
+    if backend == "jax":
+        return  # Keras itself refuses them there
+    x = inputs = keras.Input((4,))
+    for _ in range(3):
+        x = keras.layers.Dense(4)(Global()(x))
+    lean = rematerialize(keras.Model(inputs, x), segments=3)
+    with pytest.raises(ModelError, match="assigns a variable that is not its own"):
+        lean(np.zeros((1, 4), "float32"), training=True)
+
+
+def test_a_model_keeps_less_in_one_way_only():
+    dense = [keras.layers.Dense(32, activation="relu") for _ in range(3)]
+    model = keras.Sequential([keras.Input((32,)), *dense])
+    lean, small = rematerialize(model, segments=2), compress_activations(model)
+    text = "made by `{}`. Next: call `{}` with the model that was given"
+    words = text.format("rematerialize", "compress_activations")
+    with pytest.raises(ModelError, match=words):
+        compress_activations(lean)
+    words = text.format("compress_activations", "rematerialize")
+    with pytest.raises(ModelError, match=words):
+        rematerialize(small, segments=2)
+    assert plan_of(rematerialize(lean, segments=3)) is not None

@@ -1,0 +1,55 @@
+"""A rematerialized model on two devices trains to the weights of the plain one."""
+
+import keras
+import numpy as np
+
+from kerasmem.memory.child import ON_THE_CPU, run_in_child
+from tests.memory.rematerialize import models
+
+TWO_DEVICES = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+
+
+def weights_on_two(_):
+    """Return the weights after three steps, plain and rematerialized; in a child."""
+    from kerasmem.memory.rematerialize import rematerialize
+
+    if keras.backend.backend() == "tensorflow":
+        scope = _two_of_tensorflow()
+    else:
+        scope = keras.distribution.DataParallel().scope
+    found = {}
+    for name in ("plain", "lean"):
+        with scope():
+            keras.utils.set_random_seed(7)
+            model = models.cnn()
+            model.compile(keras.optimizers.SGD(0.03), "mse")
+            if name == "lean":
+                model = rematerialize(model, segments=3)
+            x, y = models.batch(model, 8)
+            model.fit(x, y, batch_size=8, epochs=3, shuffle=False, verbose=0)
+            weights = [keras.ops.convert_to_numpy(v) for v in model.trainable_variables]
+            found[name] = [w.ravel().tolist() for w in weights]
+    return found | {"devices": len(keras.distribution.list_devices())}
+
+
+def _two_of_tensorflow():
+    import tensorflow as tf
+
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    halves = [tf.config.LogicalDeviceConfiguration() for _ in range(2)]
+    tf.config.set_logical_device_configuration(cpu, halves)
+    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope
+
+
+def test_on_two_devices_the_weights_are_those_of_the_plain_model(backend):
+    if backend == "torch":
+        return  # Keras needs several processes there
+    found = run_in_child(
+        f"{__name__}:weights_on_two",
+        {},
+        backend=backend,
+        environment={**ON_THE_CPU, **TWO_DEVICES},
+    )
+    assert found["devices"] == 2
+    for plain, lean in zip(found["plain"], found["lean"], strict=True):
+        np.testing.assert_allclose(lean, plain, rtol=1e-5, atol=1e-6)
