@@ -1,6 +1,5 @@
 """The figures of a model: its file, its weights, its speed, its metrics."""
 
-import math
 import statistics
 import tempfile
 import time
@@ -15,8 +14,7 @@ import numpy as np
 from kerasmem.errors import OutputError
 from kerasmem.files.data import fit_arguments, sample_inputs
 from kerasmem.files.save import save_model, save_stored
-from kerasmem.graph.kernels import is_scale
-from kerasmem.graph.values import nbytes, to_numpy
+from kerasmem.graph.values import nbytes, nonzero, parameters
 from kerasmem.memory.activations import peak_activation_bytes
 from kerasmem.records import ModelFigures
 
@@ -61,12 +59,11 @@ def figures(
     file_bytes: int,
 ) -> ModelFigures:
     """Return the figures of `model` whose latency and file were measured already."""
-    counted = [variable for variable in model.weights if not is_scale(variable)]
     return ModelFigures(
         file_bytes=file_bytes,
         weight_bytes=sum(nbytes(variable) for variable in model.weights),
-        parameters=sum(math.prod(variable.shape) for variable in counted),
-        nonzero=sum(_nonzero(variable) for variable in counted),
+        parameters=sum(map(parameters, model.weights)),
+        nonzero=sum(map(nonzero, model.weights)),
         activation_peak_bytes=peak_activation_bytes(model),
         latency_ms=latency.milliseconds if latency else None,
         latency_batch_size=latency.batch_size if latency else None,
@@ -147,6 +144,3 @@ def file_bytes(model: Any, *, stored: bool = False) -> int:
             f"{tempfile.gettempdir()!r}: {error}"
         ) from error
 
-
-def _nonzero(variable: Any) -> int:
-    return int(np.count_nonzero(to_numpy(variable)))

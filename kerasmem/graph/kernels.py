@@ -43,14 +43,6 @@ def is_depthwise(weight: Weight) -> bool:
     )
 
 
-def is_scale(variable: Any) -> bool:
-    """Return True for the scales of quantized weights, ours and Keras's own.
-
-    They take bytes, but are no parameters of the model.
-    """
-    return variable.name.endswith(("kernel_scale", "embeddings_scale"))
-
-
 def reduced_axes(weight: Weight) -> tuple[int, ...]:
     """Return the axes of a kernel that one output channel sums over.
 

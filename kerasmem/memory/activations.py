@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from kerasmem.graph.kernels import is_scale
 from kerasmem.graph.layers import blocks, weights
 from kerasmem.graph.nodes import trace
+from kerasmem.graph.values import parameters
 
 _DTYPE = re.compile(r"(?:bfloat|float|uint|int|complex)(\d+)")
 
@@ -130,7 +130,7 @@ def _record(
         if calls
         else None,
         calls=len(calls),
-        parameters=sum(math.prod(w.shape) for w in own if not is_scale(w)),
+        parameters=sum(map(parameters, own)),
         weight_bytes=sum(_tensor_bytes(weight) or 0 for weight in own),
     )
 

@@ -1,4 +1,4 @@
-"""Symmetric int8 with one scale per channel, on NumPy arrays.
+"""Rounding to few bits, with one scale per channel, group or array, on NumPy arrays.
 
 Source: Krishnamoorthi, "Quantizing deep convolutional networks for efficient inference:
 A whitepaper", 2018.
@@ -9,17 +9,18 @@ import numpy as np
 from kerasmem.errors import ModelError
 
 LIMIT = 127
-"""Codes lie in [-127, 127]: -128 stays unused, so that negation is exact."""
+"""Symmetric codes lie in [-127, 127]: -128 stays unused, so that negation is exact."""
 
 
 def quantize(
-    values: np.ndarray, axes: tuple[int, ...]
+    values: np.ndarray, axes: tuple[int, ...], bits: int = 8
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return int8 codes and float32 scales with `codes * scales` near `values`.
 
     Args:
         values: weights of any float dtype and shape.
         axes: axes that share a scale; the scales keep them with size 1.
+        bits: 8 for codes in [-127, 127], 4 for codes in [-7, 7].
 
     Returns:
         Codes, int8, of the shape of `values`; scales, float32, positive. No entry is
@@ -35,21 +36,112 @@ def quantize(
         >>> codes.tolist()
         [[127, -127], [64, 64]]
     """
-    if not np.isfinite(values).all():
-        raise ModelError(
-            "Weights with NaN or infinity cannot be quantized. Received: "
-            f"{np.count_nonzero(~np.isfinite(values))} such entries of {values.size}."
-        )
-    exact = values.astype(np.float64)
+    limit = LIMIT >> (8 - bits)
+    exact = finite(values).astype(np.float64)
     largest = np.abs(exact).max(axis=axes, keepdims=True, initial=0.0)
-    scales = (largest / LIMIT).astype(np.float32)
-    # An all-zero channel has any scale; one too small for float32 takes the smallest.
-    scales[largest == 0.0] = 1.0
-    scales = np.maximum(scales, np.finfo(np.float32).tiny)
-    codes = np.clip(np.rint(exact / scales), -LIMIT, LIMIT).astype(np.int8)
+    scales = _float32_scales(largest / limit)
+    codes = np.clip(np.rint(exact / scales), -limit, limit).astype(np.int8)
     return codes, scales
 
 
-def dequantize(codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """Return the float32 weights that int8 `codes` and their `scales` stand for."""
-    return codes.astype(np.float32) * scales
+def quantize_affine(
+    values: np.ndarray, axes: tuple[int, ...], bits: int = 8
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return codes, scales and zero points for `(codes - zero_points) * scales`.
+
+    All codes of the type are used: the smallest and the largest value get the ends.
+    Zero lies in the range and has a code of its own.
+
+    Args:
+        values: weights of any float dtype and shape.
+        axes: axes that share a scale; the scales keep them with size 1.
+        bits: 8 for codes in [-128, 127], 4 for codes in [-8, 7].
+
+    Returns:
+        Codes, int8; scales, float32, positive; zero points, int8. No entry is off by
+        more than half a scale.
+
+    Raises:
+        ModelError: if `values` holds NaN or infinity.
+
+    Example:
+        >>> codes, scales, zeros = quantize_affine(np.array([0.0, 1.0, 5.1]), (0,))
+        >>> codes.tolist(), zeros.tolist()
+        ([-128, -78, 127], [-128])
+    """
+    least, most = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
+    exact = finite(values).astype(np.float64)
+    low = exact.min(axis=axes, keepdims=True, initial=0.0)
+    high = exact.max(axis=axes, keepdims=True, initial=0.0)
+    scales = _float32_scales((high - low) / (most - least))
+    zeros = np.clip(np.rint(least - low / scales), least, most)
+    codes = np.clip(np.rint(exact / scales) + zeros, least, most)
+    return codes.astype(np.int8), scales, zeros.astype(np.int8)
+
+
+def dequantize(
+    codes: np.ndarray, scales: np.ndarray, zero_points: np.ndarray | None = None
+) -> np.ndarray:
+    """Return the float32 weights that `codes` and their `scales` stand for."""
+    exact = codes.astype(np.float32)
+    if zero_points is not None:
+        exact = exact - zero_points.astype(np.float32)
+    return exact * scales
+
+
+def pack_int4(codes: np.ndarray, axis: int) -> np.ndarray:
+    """Return two codes of [-8, 7] in every byte, the first of them in the low bits.
+
+    An odd number of codes is filled up with a zero.
+
+    Args:
+        codes: int8, of any shape.
+        axis: the axis along which neighbors share a byte.
+
+    Returns:
+        int8, half as long along `axis`, rounded up.
+
+    Example:
+        >>> pack_int4(np.array([1, -1, 3], np.int8), 0).tolist()
+        [-15, 3]
+    """
+    pairs = np.moveaxis(codes, axis, 0)
+    if len(pairs) % 2:
+        pairs = np.concatenate([pairs, np.zeros_like(pairs[:1])])
+    packed = (pairs[0::2] & 0x0F) | (pairs[1::2] << 4)
+    return np.ascontiguousarray(np.moveaxis(packed, 0, axis))
+
+
+def sqnr_db(values: np.ndarray, rounded: np.ndarray) -> float | None:
+    """Return the signal-to-quantization-noise ratio in dB, None without any noise.
+
+    Example:
+        >>> sqnr_db(np.array([10.0, 0.0]), np.array([9.0, 0.0]))
+        20.0
+    """
+    exact = values.astype(np.float64)
+    noise = float(np.square(exact - rounded).sum())
+    signal = float(np.square(exact).sum())
+    return 10 * float(np.log10(signal / noise)) if noise and signal else None
+
+
+def finite(values: np.ndarray) -> np.ndarray:
+    """Return `values`.
+
+    Raises:
+        ModelError: if they hold NaN or infinity.
+    """
+    good = np.isfinite(values.astype(np.float32))
+    if not good.all():
+        raise ModelError(
+            "Weights with NaN or infinity cannot be quantized. Received: "
+            f"{np.count_nonzero(~good)} such entries of {values.size}."
+        )
+    return values
+
+
+def _float32_scales(exact: np.ndarray) -> np.ndarray:
+    """Return positive scales: any for zeros, the smallest for what is too small."""
+    scales = exact.astype(np.float32)
+    scales[exact == 0.0] = 1.0
+    return np.maximum(scales, np.finfo(np.float32).tiny)

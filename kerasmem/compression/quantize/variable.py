@@ -1,46 +1,80 @@
-"""A weight that is int8 in RAM and float wherever a layer reads it."""
+"""A weight that is small in RAM and float wherever a layer reads it."""
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import keras
 
-from kerasmem.compression.quantize.math import quantize
-from kerasmem.graph.values import to_numpy
+from kerasmem import backends
+from kerasmem.compression.quantize.coding import Coded, Coding
+from kerasmem.graph.values import represents, to_numpy
+
+_SUFFIXES = ("", "_scale", "_zero_point")
 
 
-class Int8Variable(keras.Variable):
-    """Stands in the place of a float weight of a layer, holding int8 codes and scales.
+class QuantizedVariable(keras.Variable):
+    """Stands in the place of a float weight of a layer, holding codes and scales.
 
-    Any layer that reads the weight (`ops.matmul(x, self.kernel)`) gets
-    `codes * scales`, computed on the spot in the layer's compute dtype, so no layer
-    needs to know. `keras.Variable` is subclassed because that is what every backend
-    asks for when it turns a weight into a tensor; none of its own state is used.
+    Any layer that reads the weight (`ops.matmul(x, self.kernel)`) gets what the codes
+    stand for, computed on the spot in the layer's compute dtype, so no layer needs to
+    know. `keras.Variable` is subclassed because that is what every backend asks for
+    when it turns a weight into a tensor; none of its own state is used.
 
     Args:
-        codes: int8 `keras.Variable` of the weight's shape.
-        scales: float32 `keras.Variable` that broadcasts against `codes`.
+        coding: how the weight is stored.
+        coded: the `keras.Variable`s that hold it.
         origin: the float weight that is replaced.
         compute_dtype: dtype that the layer computes in.
     """
 
     def __init__(
-        self, codes: Any, scales: Any, origin: Any, compute_dtype: str
+        self, coding: Coding, coded: Coded, origin: Any, compute_dtype: str
     ) -> None:
-        self.codes = codes
-        self.scales = scales
+        self.coding = coding
+        self.coded = coded
+        self.block_count = 1
         self._hoisted = None
-        self._int8_name, self._int8_path = origin.name, origin.path
-        self._int8_shape = origin.shape
-        self._int8_dtype = compute_dtype
+        self._waits_for = None
+        self._own_name, self._own_path = origin.name, origin.path
+        self._own_shape = tuple(origin.shape)
+        self._own_dtype = compute_dtype
+        self._rows = coding.rows(self._own_shape)
+
+    @property
+    def codes(self) -> Any:
+        """The variable with the codes; see `Coded`."""
+        return self.coded.codes
+
+    @property
+    def scales(self) -> Any:
+        """The variable with the scales, None for 16 bits."""
+        return self.coded.scales
 
     @property
     def value(self) -> Any:
         """The float weight, a fresh tensor."""
         if self._hoisted is not None:
             return self._hoisted
-        exact = keras.ops.cast(self.codes.value, "float32") * self.scales.value
-        return keras.ops.cast(exact, self._int8_dtype)
+        if self._waits_for is None:
+            return self._decoded(self._tensors(), self._rows)
+        with backends.current().in_turn(self._waits_for, self.codes) as finish:
+            value = self._decoded(self._tensors(), self._rows)
+            finish([value])
+        return value
+
+    @contextmanager
+    def made_after(self, inputs: Any) -> Iterator[None]:
+        """Return a scope in which the float weight is not made before `inputs` is.
+
+        A graph runs whatever has its inputs: without this it would make all weights of
+        a model float when it begins.
+        """
+        before, self._waits_for = self._waits_for, inputs
+        try:
+            yield
+        finally:
+            self._waits_for = before
 
     def hoist(self) -> None:
         """Compute the float weight once and keep it until `drop`."""
@@ -51,64 +85,105 @@ class Int8Variable(keras.Variable):
         """Forget what `hoist` kept."""
         self._hoisted = None
 
-    def rows(self, indices: Any) -> Any:
+    def lookup(self, indices: Any) -> Any:
         """Return the float rows at `indices` of a table, without the other rows."""
-        codes = keras.ops.take(self.codes, indices, axis=0)
-        scales = keras.ops.take(self.scales, indices, axis=0)
-        exact = keras.ops.cast(codes, "float32") * scales
-        return keras.ops.cast(exact, self._int8_dtype)
+
+        def taken(part: Any) -> Any:
+            # One scale for all rows stays as it is.
+            return part if part.shape[0] == 1 else ops.take(part, flat, axis=0)
+
+        ops = keras.ops
+        flat = ops.reshape(indices, (-1,))
+        rows = None if self._rows is None else self._rows.narrowed(0, -1)
+        found = self._decoded(self._tensors().map(taken), rows)
+        return ops.reshape(found, (*ops.shape(indices), self._own_shape[1]))
+
+    def part(self, axis: int, start: int, stop: int) -> Any:
+        """Return a slice of the float weight, without the rest of it.
+
+        Args:
+            axis: one that is not summed over.
+            start: where it begins along this axis.
+            stop: where it ends.
+        """
+        rows = self._rows
+        place = axis if rows is None else rows.stored_axis(axis)
+        cut = (*(slice(None) for _ in range(place)), slice(start, stop))
+        coded = self._tensors().map(lambda x: x if x.shape[place] == 1 else x[cut])
+        return self._decoded(coded, rows and rows.narrowed(axis, stop - start))
 
     def assign(self, value: Any) -> Any:
         """Replace the weight by `value`, quantized anew (on the host)."""
-        axes = tuple(i for i, n in enumerate(self.scales.shape) if n == 1)
-        codes, scales = quantize(to_numpy(value), axes)
-        self.codes.assign(codes)
-        self.scales.assign(scales)
+        coded = self.coding.encode(to_numpy(value))
+        for variable, new in zip(self.coded.parts, coded.parts, strict=True):
+            variable.assign(new)
         return self.value
 
-    name = property(lambda self: self._int8_name)
-    path = property(lambda self: self._int8_path)
-    shape = property(lambda self: self._int8_shape)
-    ndim = property(lambda self: len(self._int8_shape))
-    dtype = property(lambda self: self._int8_dtype)
-    trainable = property(lambda _: False)
+    def _tensors(self) -> Coded:
+        return self.coded.map(lambda variable: variable.value)
+
+    def _decoded(self, coded: Coded, rows: Any) -> Any:
+        return self.coding.decode(coded, rows, self._own_dtype)
+
+    name = property(lambda self: self._own_name)
+    path = property(lambda self: self._own_path)
+    shape = property(lambda self: self._own_shape)
+    ndim = property(lambda self: len(self._own_shape))
+    dtype = property(lambda self: self._own_dtype)
+    # LoRA sets it, to False.
+    trainable = property(lambda _: False, lambda _, value: None)
     regularizer = property(lambda _: None)
     constraint = property(lambda _: None)
 
     def __repr__(self) -> str:
-        return f"<Int8Variable path={self.path}, shape={self.shape}>"
+        return (
+            f"<QuantizedVariable path={self.path}, shape={self.shape}, "
+            f"{self.coding.dtype}>"
+        )
 
 
-def replace_by_int8(
-    kernel: Any, owner: Any, layers: list[Any], axes: tuple[int, ...]
+def replace_weight(
+    weight: Any, owner: Any, layers: list[Any], coding: Coding
 ) -> list[Any]:
-    """Replace a float weight by an int8 one in every layer that keeps it.
+    """Replace a float weight by one in fewer bits in every layer that keeps it.
 
     Args:
-        kernel: the float weight.
+        weight: the float weight.
         owner: the layer that is to track the codes and scales.
         layers: the layers to look in, `owner` among them.
-        axes: axes that share a scale.
+        coding: how it is stored from now on.
 
     Returns:
         The layers that kept the weight. Usually that is `owner` alone; a wrapper such
         as SpectralNormalization keeps the weight of the layer inside it as well.
     """
-    codes, scales = quantize(to_numpy(kernel), axes)
+    coded = coding.encode(to_numpy(weight))
     with ExitStack() as scopes:
-        for part in kernel.path.split("/")[:-1]:
+        for part in weight.path.split("/")[:-1]:
             scopes.enter_context(keras.name_scope(part))
-        parts = (_fixed(codes, kernel.name), _fixed(scales, f"{kernel.name}_scale"))
-    stand_in = Int8Variable(*parts, kernel, owner.compute_dtype)
+        variables = Coded(
+            *(
+                None if value is None else _fixed(value, weight.name + suffix)
+                for value, suffix in zip(
+                    (coded.codes, coded.scales, coded.zero_points),
+                    _SUFFIXES,
+                    strict=True,
+                )
+            )
+        )
+    stand_in = QuantizedVariable(coding, variables, weight, owner.compute_dtype)
+    represents(variables.codes, stand_in)
+    for scale in variables.parts[1:]:
+        represents(scale, None)
     holders = [
         (layer, name)
         for layer in layers
         for name, value in vars(layer).items()
-        if value is kernel
+        if value is weight
     ]
     for layer, name in holders:
-        _exchange(layer, name, kernel, stand_in)
-    _track(owner, parts)
+        _exchange(layer, name, weight, stand_in)
+    _track(owner, variables.parts)
     return [layer for layer, _ in holders]
 
 
