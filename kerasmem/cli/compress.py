@@ -41,7 +41,11 @@ def add_to(commands: Any) -> None:
         metavar="0.5",
         help="share of channels to remove, before all else",
     )
-    parser.add_argument("--quantize", metavar="int8", help="number format of kernels")
+    parser.add_argument(
+        "--quantize",
+        metavar="SCHEME",
+        help="of kernels: int8, int8-dynamic, int4, float16 or bfloat16",
+    )
     add_data(parser, required=False)
     parser.add_argument(
         "--fine-tune-epochs", type=at_least(0), default=0, metavar="N", help="on DATA"

@@ -1,9 +1,18 @@
-"""The check of a regular expression that a technique was given."""
+"""Which weights the regular expressions mean that a technique was given.
+
+A regular expression means a weight if the weight's path holds it (`"dense_1/kernel"`,
+`"block3/"`), or if it is the name of the class of a layer around the weight, as a whole
+(`"Embedding"`, `"Conv.D"`); a subclass counts as what it is a subclass of.
+"""
 
 import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import keras
+
 from kerasmem.errors import ConfigError
+from kerasmem.graph.layers import Weight
 
 
 def check_regular_expression(technique: str, field: str, pattern: Any) -> None:
@@ -24,3 +33,56 @@ def check_regular_expression(technique: str, field: str, pattern: Any) -> None:
             f"The {field} of {technique} holds regular expressions. "
             f"Received: {pattern!r}, which is none: {error}."
         ) from error
+
+
+def regular_expressions(technique: str, field: str, given: Any) -> tuple[str, ...]:
+    """Return one or several regular expressions as a tuple.
+
+    Args:
+        technique: class name of the technique, for the text of the error.
+        field: the argument that they came in.
+        given: what was given.
+
+    Raises:
+        ConfigError: if one is none.
+    """
+    patterns = (given,) if isinstance(given, str) else tuple(given)
+    for pattern in patterns:
+        check_regular_expression(technique, field, pattern)
+    return patterns
+
+
+def means(patterns: Iterable[str], weight: Weight) -> bool:
+    """Return True if one of the regular expressions means the weight."""
+    return any(_means(pattern, weight) for pattern in patterns)
+
+
+def check_all_mean_one(
+    model: Any, everything: Sequence[Weight], by_field: Mapping[str, Iterable[str]]
+) -> None:
+    """Raise an error if a regular expression means no weight at all.
+
+    Args:
+        model: the model, for the text of the error.
+        everything: all of its weights.
+        by_field: regular expressions by the argument that they came in.
+
+    Raises:
+        ConfigError: if one means none.
+    """
+    for field, patterns in by_field.items():
+        for pattern in patterns:
+            if not any(_means(pattern, weight) for weight in everything):
+                raise ConfigError(
+                    f"No weight of the model {model.name!r} has a path that matches, "
+                    f"or a layer of this class. Received: {field}={pattern!r}."
+                )
+
+
+def _means(pattern: str, weight: Weight) -> bool:
+    if re.search(pattern, weight.path):
+        return True
+    classes = {*type(weight.owner).__mro__, *type(weight.block).__mro__}
+    layers = (c for c in classes if issubclass(c, keras.layers.Layer))
+    names = (cls.__name__ for cls in layers if cls is not keras.layers.Layer)
+    return any(re.fullmatch(pattern, name) for name in names)

@@ -23,8 +23,8 @@ def from_json(config: dict[str, Any]) -> Technique:
         ConfigError: if the technique or one of its arguments is unknown.
 
     Example:
-        >>> from_json({"technique": "quantize", "scheme": "int8"})
-        Quantize(scheme='int8')
+        >>> from_json({"technique": "quantize", "scheme": "int8"}).scheme
+        'int8'
     """
     arguments = dict(config)
     name = arguments.pop("technique", None)

@@ -15,6 +15,8 @@ class WeightChange:
         detail: what was done, or why nothing was.
         before_bytes: bytes of the weight in RAM before.
         after_bytes: bytes of the weight in RAM after.
+        sqnr_db: signal-to-quantization-noise ratio of the weight in dB; None if nothing
+            was rounded, or nothing was lost.
     """
 
     layer: str
@@ -24,3 +26,4 @@ class WeightChange:
     detail: str
     before_bytes: int
     after_bytes: int
+    sqnr_db: float | None = None

@@ -33,7 +33,7 @@ def calibrated(name, size=SIZE):
 
 def layer_errors(model, small, images):
     """Return relative L2 errors of int8 layers, each fed the float model's input."""
-    layers = [x for x in small.layers if type(x).__name__.startswith("Int8")]
+    layers = [x for x in small.layers if type(x).__name__.startswith("Quantized")]
     names = [layer.name for layer in layers]
     probe = keras.Model(model.inputs, [model.get_layer(n).input for n in names])
     errors = {}

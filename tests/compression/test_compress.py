@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import kerasmem as km
-from kerasmem.compression.quantize.layer import int8_variables
+from kerasmem.compression.quantize.owners import quantized_variables
 from kerasmem.errors import AccuracyDropError, ConfigError, DataError, ModelError
 from kerasmem.graph.values import to_numpy
 from tests.models import KINDS, L, chain
@@ -51,7 +51,7 @@ def test_pruned_fine_tuned_and_int8(trained, digits, tmp_path):
     for old, now in zip(before, trained.get_weights(), strict=True):
         np.testing.assert_array_equal(old, now)
     assert [int((k == 0).sum()) for k in kernels(result.model)] >= [1024, 153]
-    assert len(int8_variables(result.model)) == 2
+    assert len(quantized_variables(result.model)) == 2
     report = result.report
     assert (report.before.parameters, report.after.parameters) == (1539, 1539)
     assert report.before.weight_bytes == 4 * 1539
@@ -160,7 +160,11 @@ def test_a_pruned_model_is_plain_keras(trained, tmp_path):
     km.compress(trained, km.Prune(0.9)).save(tmp_path / "pruned.keras")
     with zipfile.ZipFile(tmp_path / "pruned.keras") as archive:
         assert b"kerasmem" not in archive.read("config.json")
-        stored = [m.filename for m in archive.infolist() if m.compress_type == zipfile.ZIP_STORED]
+        stored = [
+            m.filename
+            for m in archive.infolist()
+            if m.compress_type == zipfile.ZIP_STORED
+        ]
     # The date in it would else change the size of the file.
     assert stored == ["metadata.json"]
 

@@ -18,7 +18,7 @@ from kerasmem.compression.prune.plan import make_plan
 from kerasmem.compression.prune.schedule_forms import as_schedule, final_sparsity
 from kerasmem.compression.prune.schedules import Polynomial, Schedule, is_number
 from kerasmem.compression.prune.scores import CRITERIA
-from kerasmem.compression.regular_expressions import check_regular_expression
+from kerasmem.compression.regular_expressions import regular_expressions
 from kerasmem.compression.technique import Technique
 from kerasmem.errors import ConfigError
 from kerasmem.records import WeightChange
@@ -48,7 +48,8 @@ class Prune(Technique):
             axis that is summed over; lengths of a block, such as `(4, 4)`.
         schedule: when, in a training: a schedule of `kerasmem.compression.prune` or one
             of tfmot's; by default a cubic rise from `begin` to `end`.
-        include: regular expressions; a weight whose path holds one is pruned too.
+        include: regular expressions; a weight whose path holds one is pruned too, or
+            whose layer is of a class of that name.
         exclude: likewise; such a weight is left alone.
         ratios: regular expression to sparsity; a weight whose path holds it gets this
             sparsity of its own. The first that holds counts.
@@ -96,8 +97,8 @@ class Prune(Technique):
         self._set("schedule", self._schedule(begin, end))
         self._check_pattern()
         for name in ("include", "exclude"):
-            self._set(name, regular_expressions(name, getattr(self, name)))
-        regular_expressions("ratios", [key for key, _ in self.ratios])
+            self._set(name, regular_expressions("Prune", name, getattr(self, name)))
+        regular_expressions("Prune", "ratios", [key for key, _ in self.ratios])
 
     def apply(self, model: Any, data: Any = None) -> list[WeightChange]:
         """Set the weights of `model` to zero that matter least, in place and at once.
@@ -178,7 +179,7 @@ def _check_sparsity(name: str, value: Any) -> None:
 
 def _scope(scope: Any) -> Any:
     if not isinstance(scope, str):
-        return regular_expressions("scope", scope)
+        return regular_expressions("Prune", "scope", scope)
     if scope not in SCOPES:
         raise ConfigError(
             f"The scope of Prune must be one of {', '.join(SCOPES)}, or a list of "
@@ -193,15 +194,3 @@ def _check_criterion(criterion: Any) -> None:
             f"The criterion of Prune is one of {', '.join(CRITERIA)}. "
             f"Received: criterion={criterion!r}."
         )
-
-
-def regular_expressions(name: str, given: Any) -> tuple[str, ...]:
-    """Return one or several regular expressions as a tuple.
-
-    Raises:
-        ConfigError: if one is none.
-    """
-    patterns = (given,) if isinstance(given, str) else tuple(given)
-    for pattern in patterns:
-        check_regular_expression("Prune", name, pattern)
-    return patterns

@@ -1,6 +1,5 @@
 """Which weights are pruned, how far, and which are ranked together."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,8 @@ from kerasmem.compression.prune.inputs import why_no_inputs
 from kerasmem.compression.prune.output_layers import output_layers
 from kerasmem.compression.prune.patterns import parse_pattern
 from kerasmem.compression.prune.scores import CRITERIA, INPUTS
-from kerasmem.errors import ConfigError, ModelError
+from kerasmem.compression.regular_expressions import check_all_mean_one, means
+from kerasmem.errors import ModelError
 from kerasmem.graph.kernels import is_depthwise, is_kernel, reduced_axes
 from kerasmem.graph.layers import Weight, weights
 
@@ -67,13 +67,7 @@ def make_plan(model: Any, choice: "Prune") -> Plan:
         ConfigError: if a pattern of `include`, `exclude` or `ratios` matches no weight.
     """
     everything = list(weights(model))
-    for field, patterns in choice.patterns_by_field().items():
-        for pattern in patterns:
-            if not any(re.search(pattern, weight.path) for weight in everything):
-                raise ConfigError(
-                    f"No weight of the model {model.name!r} has a path that matches. "
-                    f"Received: {field}={pattern!r}."
-                )
+    check_all_mean_one(model, everything, choice.patterns_by_field())
     last = output_layers(model, everything)
     reasons = [(w, why_not(w, choice, id(w.owner) in last)) for w in everything]
     chosen = tuple(weight for weight, reason in reasons if reason is None)
@@ -97,9 +91,9 @@ def why_not(weight: Weight, choice: "Prune", is_output: bool) -> str | None:  # 
     dtype = keras.backend.standardize_dtype(weight.variable.dtype)
     if not keras.backend.is_float_dtype(dtype):
         return f"is {dtype} already"
-    if _matches(weight, choice.exclude):
+    if means(choice.exclude, weight):
         return "is excluded"
-    if not _matches(weight, (*choice.include, *(p for p, _ in choice.ratios))):
+    if not means((*choice.include, *(p for p, _ in choice.ratios)), weight):
         if not is_kernel(weight):
             return "is no kernel or embedding table"
         if is_depthwise(weight):
@@ -136,16 +130,12 @@ def _groups(chosen: Sequence[Weight], choice: "Prune") -> list[tuple[int, ...]]:
             if choice.scope == "global":
                 key = "global"
             elif isinstance(choice.scope, tuple):
-                matching = (p for p in choice.scope if re.search(p, weight.path))
+                matching = (p for p in choice.scope if means([p], weight))
                 key = next(matching, index)
         together.setdefault(key, []).append(index)
     return [tuple(indices) for indices in together.values()]
 
 
 def _ratio(weight: Weight, choice: "Prune") -> float | None:
-    matching = (r for p, r in choice.ratios if re.search(p, weight.path))
+    matching = (r for p, r in choice.ratios if means([p], weight))
     return next(matching, None)
-
-
-def _matches(weight: Weight, patterns: Sequence[str]) -> bool:
-    return any(re.search(pattern, weight.path) for pattern in patterns)

@@ -1,6 +1,6 @@
 """Weights in fewer bits."""
 
 from kerasmem.compression.quantize.config import Quantize
-from kerasmem.compression.quantize.layer import Int8Block
+from kerasmem.compression.quantize.layer import QuantizedBlock
 
-__all__ = ["Int8Block", "Quantize"]
+__all__ = ["Quantize", "QuantizedBlock"]

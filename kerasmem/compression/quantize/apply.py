@@ -1,75 +1,154 @@
-"""Walking a model and making its kernels int8."""
+"""Walking a model and storing its kernels in fewer bits."""
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 
-from kerasmem.compression.quantize.layer import Place, to_int8
-from kerasmem.compression.quantize.variable import forget_float_weights
+from kerasmem.compression.quantize.coding import Coding
+from kerasmem.compression.quantize.layer import Place, to_quantized
+from kerasmem.compression.quantize.math import sqnr_db
+from kerasmem.compression.quantize.owners import quantized_variables
+from kerasmem.compression.quantize.products import block_axes, is_product
+from kerasmem.compression.quantize.variable import (
+    QuantizedVariable,
+    forget_float_weights,
+)
+from kerasmem.compression.regular_expressions import check_all_mean_one, means
 from kerasmem.errors import ModelError
 from kerasmem.graph.kernels import is_kernel, reduced_axes
 from kerasmem.graph.layers import Weight, sublayers, weights
+from kerasmem.graph.values import nbytes, to_numpy
 from kerasmem.records import WeightChange
 
+if TYPE_CHECKING:
+    from kerasmem.compression.quantize.config import Quantize
 
-def quantize_weights(model: Any) -> list[WeightChange]:
-    """Make every kernel and embedding table of `model` int8, in place.
+_BLOCKS, _LEAST_BLOCK_BYTES = 16, 1 << 16
+
+
+def quantize_weights(model: Any, choice: "Quantize") -> list[WeightChange]:
+    """Store the kernels and embedding tables of `model` in fewer bits, in place.
 
     Returns:
         One change per weight of the model, changed or left alone and why.
 
     Raises:
-        ModelError: if the model has no kernel that is float, or one with NaN.
+        ModelError: if there is none that is float, or one with NaN or infinity.
+        ConfigError: if a regular expression means no weight.
     """
-    changes, places = [], {}
-    for weight in weights(model):
-        reason = _why_not(weight)
-        changes.append(_change(weight, reason))
-        if reason is None:
-            block, found = places.setdefault(id(weight.block), (weight.block, []))
-            found.append(_place(block, weight))
-    if not places:
+    everything = list(weights(model))
+    check_all_mean_one(
+        model, everything, {"include": choice.include, "exclude": choice.exclude}
+    )
+    stored = {id(v.codes): v for v in quantized_variables(model)}
+    reasons = [_why_not(w, choice, stored.get(id(w.variable))) for w in everything]
+    chosen = [w for w, reason in zip(everything, reasons, strict=True) if not reason]
+    if not chosen:
         raise ModelError(
             f"The model {model.name!r} has nothing to quantize: none of its "
-            f"{len(changes)} weights is a float kernel or embedding table."
+            f"{len(everything)} weights is a float kernel or embedding table that is "
+            "not excluded."
         )
-    for block, found in places.values():
-        to_int8(block, found)
+    places = {id(w): place_of(w, choice, largest_block(everything)) for w in chosen}
+    changes = [
+        _left_alone(weight, reason) if reason else _changed(weight, places[id(weight)])
+        for weight, reason in zip(everything, reasons, strict=True)
+    ]
+    by_block: dict[int, tuple[Any, list[Place]]] = {}
+    for weight in chosen:
+        _, found = by_block.setdefault(id(weight.block), (weight.block, []))
+        found.append(places[id(weight)])
+    for block, found in by_block.values():
+        to_quantized(block, found)
     forget_float_weights(sublayers(model))
     return changes
 
 
-def _why_not(weight: Weight) -> str | None:
+def _why_not(
+    weight: Weight, choice: "Quantize", stored: QuantizedVariable | None
+) -> str | None:
     dtype = keras.backend.standardize_dtype(weight.variable.dtype)
-    if not keras.backend.is_float_dtype(dtype):
+    if stored is not None:
+        return f"is {stored.coding.dtype} already"
+    if not keras.backend.is_float_dtype(dtype) or choice.dtype == dtype:
         return f"is {dtype} already"
-    if not is_kernel(weight):
-        return "is no kernel or embedding table"
-    if weight.attribute is None:
+    if weight.attribute is None and is_kernel(weight):
         return "is kept in a list, where no layer can be given another weight"
+    return _why_not_meant(weight, choice)
+
+
+def _why_not_meant(weight: Weight, choice: "Quantize") -> str | None:
+    if means(choice.exclude, weight):
+        return "is excluded"
+    if is_kernel(weight):
+        return None
+    if not means(choice.include, weight):
+        return "is no kernel or embedding table"
+    if weight.attribute is None or len(weight.variable.shape) < 2:
+        return "has fewer than two axes, or is kept in a list"
     return None
 
 
-def _place(block: Any, weight: Weight) -> Place:
-    layers = sublayers(block)
+def place_of(weight: Weight, choice: "Quantize", block_bytes: int) -> Place:
+    """Return where a weight is kept, and how it is to be stored.
+
+    Args:
+        weight: it.
+        choice: the scheme.
+        block_bytes: most bytes of it that are to be float at once.
+    """
+    layers = sublayers(weight.block)
     index = next(i for i, layer in enumerate(layers) if layer is weight.owner)
-    return index, str(weight.attribute), reduced_axes(weight)
+    axes = tuple(sorted(reduced_axes(weight)))
+    size = (choice.granularity, choice.group_size, choice.symmetric)
+    taken_apart = is_product(weight.owner) and weight.attribute == "_kernel"
+    blocks = 1
+    if taken_apart and (cut := block_axes(weight.owner)) is not None:
+        wanted = math.ceil(4 * weight.size / block_bytes)
+        blocks = min(wanted, weight.variable.shape[cut[0]])
+    dynamic = choice.is_dynamic and taken_apart
+    coding = Coding(choice.dtype, axes, *size)
+    return Place(index, str(weight.attribute), coding, blocks, dynamic)
 
 
-def _change(weight: Weight, reason: str | None) -> WeightChange:
-    after, detail = weight.nbytes, reason
-    if reason is None:
-        axes = reduced_axes(weight)
-        kept = [n for i, n in enumerate(weight.variable.shape) if i not in axes]
-        after = weight.size + 4 * math.prod(kept)
-        detail = f"int8 with {math.prod(kept)} scales"
+def largest_block(everything: list[Weight]) -> int:
+    """Return the most bytes of a weight that are to be float at once.
+
+    A layer that holds a large part of a model would else take, for a moment, more
+    memory than it saves.
+    """
+    total = 4 * sum(weight.size for weight in everything)
+    return max(total // _BLOCKS, _LEAST_BLOCK_BYTES)
+
+
+def _left_alone(weight: Weight, reason: str) -> WeightChange:
     return WeightChange(
         layer=weight.block.name,
         weight=weight.path,
         technique="quantize",
-        changed=reason is None,
-        detail=str(detail),
+        changed=False,
+        detail=reason,
         before_bytes=weight.nbytes,
-        after_bytes=after,
+        after_bytes=weight.nbytes,
+    )
+
+
+def _changed(weight: Weight, place: Place) -> WeightChange:
+    values = to_numpy(weight.variable)
+    coded = place.coding.encode(values)
+    detail = place.coding.describe(coded)
+    if not values.any():
+        detail += ", all zero"
+    elif place.dynamic:
+        detail += ", times int8"
+    return WeightChange(
+        layer=weight.block.name,
+        weight=weight.path,
+        technique="quantize",
+        changed=True,
+        detail=detail,
+        before_bytes=weight.nbytes,
+        after_bytes=sum(map(nbytes, coded.parts)),
+        sqnr_db=sqnr_db(values, place.coding.rounded(values)),
     )

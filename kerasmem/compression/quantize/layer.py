@@ -1,157 +1,153 @@
-"""Layers with int8 weights: any Keras layer, with the same call and the same name.
+"""Layers with weights in fewer bits: any Keras layer, with the same call and name.
 
-A layer becomes int8 by a change of class: its new class computes as the old one does,
-and differs in how it is saved. The block that a model's config knows is saved as
-`kerasmem>Int8Layer` with the float layer's config inside; loaded, it first becomes the
-float layer, is built as Keras builds it, and then has its kernels replaced. So one
-mechanism serves every layer with a kernel: those of Keras, composite ones (attention,
-Bidirectional, TimeDistributed), the user's own, subclassed models.
+A layer is quantized by a change of class: its new class computes as the old one does,
+and differs in when it makes its weights float and in how it is saved. The block that a
+model's config knows is saved as `kerasmem>QuantizedLayer` with the float layer's config
+inside; loaded, it first becomes the float layer, is built as Keras builds it, and then
+has its kernels replaced. So one mechanism serves every layer with a kernel: those of
+Keras, composite ones (attention, Bidirectional, TimeDistributed), the user's own,
+subclassed models.
 """
 
 import copy
 import functools
+from dataclasses import dataclass
 from typing import Any
 
 import keras
 
-from kerasmem.compression.quantize.variable import Int8Variable, replace_by_int8
+from kerasmem.compression.quantize.coding import Coding
+from kerasmem.compression.quantize.owners import (
+    OWNERS,
+    QuantizedRecurrent,
+    owner_form,
+    quantized_variables,
+)
+from kerasmem.compression.quantize.variable import QuantizedVariable, replace_weight
 from kerasmem.graph.layers import sublayers
 
-Place = tuple[int, str, tuple[int, ...]]
-"""Where a kernel is kept: index in `sublayers`, attribute, axes that share a scale."""
 
-_REGISTERED = {"package": "kerasmem", "name": "Int8Layer"}
+@dataclass(frozen=True)
+class Place:
+    """Where in a block a weight is kept, and how it is stored.
+
+    Args:
+        layer: index in `sublayers` of the block.
+        attribute: name under which that layer keeps it.
+        coding: how it is stored.
+        block_count: number of blocks in which it becomes float, where that matters.
+        dynamic: whether what it multiplies is quantized too, in every call.
+    """
+
+    layer: int
+    attribute: str
+    coding: Coding
+    block_count: int = 1
+    dynamic: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """Return this as plain data."""
+        return {**vars(self), "coding": self.coding.to_json()}
+
+    @classmethod
+    def from_json(cls, config: dict[str, Any]) -> "Place":
+        """Return what `to_json` told."""
+        return cls(**config | {"coding": Coding.from_json(config["coding"])})
 
 
-class Int8Owner(keras.layers.Layer):
-    """A layer some of whose own weights are int8."""
-
-    def save_own_variables(self, store: Any) -> None:
-        """Save all own variables in order: Dense and others look for float kernels."""
-        keras.layers.Layer.save_own_variables(self, store)
-
-    def load_own_variables(self, store: Any) -> None:
-        """Load what `save_own_variables` saved."""
-        keras.layers.Layer.load_own_variables(self, store)
-
-
-class Int8Embedding(Int8Owner):
-    """An Embedding that makes float only the rows that are looked up."""
-
-    def call(self, inputs: Any) -> Any:
-        """Return the rows at `inputs`, shape `(*inputs.shape, output_dim)`."""
-        if keras.backend.standardize_dtype(inputs.dtype) not in ("int32", "int64"):
-            inputs = keras.ops.cast(inputs, "int32")
-        return self._embeddings.rows(inputs)
-
-
-class Int8Recurrent(keras.layers.Layer):
-    """An RNN that makes its cell's kernels float once a call, not once a time step."""
-
-    def call(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the layer with the float kernels at hand."""
-        kernels = int8_variables(self)
-        for kernel in kernels:
-            kernel.hoist()
-        try:
-            return super().call(*args, **kwargs)
-        finally:
-            for kernel in kernels:
-                kernel.drop()
+_REGISTERED = {"package": "kerasmem", "name": "QuantizedLayer"}
+_LORA = ("lora_rank", "lora_alpha")
 
 
 @keras.saving.register_keras_serializable(**_REGISTERED)
-class Int8Block(keras.layers.Layer):
-    """A layer that a model's config knows, with int8 weights in it; see `to_int8`."""
+class QuantizedBlock(keras.layers.Layer):
+    """A layer of a model's config, with quantized weights; see `to_quantized`."""
 
     def get_config(self) -> dict[str, Any]:
         """Return the float layer's serialized form and the places of its kernels."""
+        form = copy.deepcopy(self._float_form)
+        # The only thing that is added to a layer after it was quantized.
+        lora = {key: vars(self)[key] for key in _LORA if vars(self).get(key)}
+        form["config"].update(lora)
         return {
             "name": self.name,
             "trainable": self.trainable,
-            "layer": copy.deepcopy(self._float_form),
-            "kernels": [[i, name, list(axes)] for i, name, axes in self._places],
+            "layer": form,
+            "weights": [place.to_json() for place in self._places],
         }
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:
-        """Return the float layer of a config, to become int8 as soon as it is built."""
+        """Return the float layer of a config, quantized as soon as it is built."""
         # Some layers take their config apart while they read it.
         form = copy.deepcopy(config["layer"])
         layer = keras.saving.deserialize_keras_object(form)
         layer.name = config["name"]
         if layer.trainable != config["trainable"]:  # it would reach the inner layers
             layer.trainable = config["trainable"]
-        places = [(i, name, tuple(axes)) for i, name, axes in config["kernels"]]
+        places = [Place.from_json(place) for place in config["weights"]]
         _become_block(layer, config["layer"], places)
         return layer
 
     def build_from_config(self, config: Any) -> None:
         """Build the float layer, then replace its kernels."""
         super().build_from_config(config)
-        _replace_kernels(self)
+        _replace_weights(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the layer, which may build it; then replace kernels that are new."""
         outputs = super().__call__(*args, **kwargs)
         if self._missing:
-            _replace_kernels(self)
+            _replace_weights(self)
         return outputs
 
 
-def to_int8(block: Any, places: list[Place]) -> None:
-    """Replace the kernels at `places` of a built layer by int8 ones, in place.
+def to_quantized(block: Any, places: list[Place]) -> None:
+    """Replace the weights at `places` of a built layer by quantized ones, in place.
 
     Args:
-        block: a layer that a model's config knows, or a subclassed model.
-        places: the kernels, at least one.
+        block: a layer that a model's config knows, or a subclassed model; some of its
+            weights may be quantized already.
+        places: the weights, at least one.
     """
-    form = keras.saving.serialize_keras_object(block)
-    # Both are told again by the int8 form itself.
-    form.pop("build_config", None)
-    form.pop("compile_config", None)
+    if isinstance(block, QuantizedBlock):
+        form, places = block._float_form, [*block._places, *places]
+    else:
+        form = keras.saving.serialize_keras_object(block)
+        # Both are told again by the quantized form itself.
+        form.pop("build_config", None)
+        form.pop("compile_config", None)
     _become_block(block, form, places)
-    _replace_kernels(block)
+    _replace_weights(block)
 
 
 def _become_block(layer: Any, form: dict[str, Any], places: list[Place]) -> None:
     _set(layer, "_float_form", form)
     _set(layer, "_places", places)
     _set(layer, "_missing", value=True)
-    _change_class(layer, Int8Block)
+    _change_class(layer, QuantizedBlock)
 
 
-def _replace_kernels(block: Any) -> None:
-    """Replace those kernels that are there and still float."""
+def _replace_weights(block: Any) -> None:
+    """Replace those weights that are there and still float."""
     layers = sublayers(block)
     missing = False
-    for index, attribute, axes in block._places:
-        owner = layers[index] if index < len(layers) else None
-        kernel = getattr(owner, attribute, None)
-        if kernel is None:
+    for place in block._places:
+        owner = layers[place.layer] if place.layer < len(layers) else None
+        # Not `getattr`: with LoRA the attribute `kernel` is more than the weight.
+        weight = vars(owner).get(place.attribute)
+        if weight is None:
             missing = True
-        elif not isinstance(kernel, Int8Variable):
-            for holder in replace_by_int8(kernel, owner, layers, axes):
-                _become_owner(holder)
+        elif not isinstance(weight, QuantizedVariable):
+            holders = replace_weight(weight, owner, layers, place.coding)
+            stand_in = vars(owner)[place.attribute]
+            stand_in.block_count, stand_in.dynamic = place.block_count, place.dynamic
+            for holder in holders:
+                _change_class(holder, owner_form(holder))
     for layer in layers:
-        if isinstance(layer, keras.layers.RNN) and int8_variables(layer):
-            _change_class(layer, Int8Recurrent)
+        if isinstance(layer, keras.layers.RNN) and quantized_variables(layer):
+            _change_class(layer, QuantizedRecurrent)
     _set(block, "_missing", value=missing)
-
-
-def _become_owner(layer: Any) -> None:
-    cls = type(layer)
-    if cls.call is keras.layers.Embedding.call:
-        _change_class(layer, Int8Embedding)
-    elif cls.save_own_variables.__module__.startswith("keras."):
-        # A layer that saves itself in a way of its own goes on doing so.
-        _change_class(layer, Int8Owner)
-
-
-def int8_variables(layer: Any) -> list[Int8Variable]:
-    """Return the int8 weights of a layer or model, each once."""
-    values = (v for inner in sublayers(layer) for v in vars(inner).values())
-    return list({id(v): v for v in values if isinstance(v, Int8Variable)}.values())
 
 
 def _change_class(layer: Any, form: type) -> None:
@@ -162,16 +158,14 @@ def _change_class(layer: Any, form: type) -> None:
 @functools.cache
 def _combined(form: type, cls: type) -> type:
     """Return a class that is `cls` and behaves as `form` where the two differ."""
-    name = cls.__name__ if issubclass(cls, _FORMS) else f"Int8{cls.__name__}"
+    known = (*OWNERS, QuantizedBlock)
+    name = cls.__name__ if issubclass(cls, known) else f"Quantized{cls.__name__}"
     combined = type(name, (form, cls), {"__module__": __name__})
-    # All are saved under the one name that `Int8Block.from_config` answers to.
+    # All are saved under the one name that `QuantizedBlock.from_config` answers to.
     register = keras.saving.register_keras_serializable(**_REGISTERED)
     register(combined)
-    register(Int8Block)
+    register(QuantizedBlock)
     return combined
-
-
-_FORMS = (Int8Block, Int8Owner, Int8Recurrent)
 
 
 def _set(layer: Any, name: str, value: Any) -> None:

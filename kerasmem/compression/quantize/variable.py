@@ -26,6 +26,10 @@ class QuantizedVariable(keras.Variable):
         coded: the `keras.Variable`s that hold it.
         origin: the float weight that is replaced.
         compute_dtype: dtype that the layer computes in.
+
+    Attributes:
+        block_count: number of blocks in which a layer may make the weight float.
+        dynamic: whether what the weight multiplies is to be rounded to int8 too.
     """
 
     def __init__(
@@ -34,12 +38,13 @@ class QuantizedVariable(keras.Variable):
         self.coding = coding
         self.coded = coded
         self.block_count = 1
+        self.dynamic = False
         self._hoisted = None
         self._waits_for = None
         self._own_name, self._own_path = origin.name, origin.path
-        self._own_shape = tuple(origin.shape)
+        self._own_shape = origin.shape
         self._own_dtype = compute_dtype
-        self._rows = coding.rows(self._own_shape)
+        self._rows = coding.rows(tuple(origin.shape))
 
     @property
     def codes(self) -> Any:
@@ -131,7 +136,7 @@ class QuantizedVariable(keras.Variable):
     ndim = property(lambda self: len(self._own_shape))
     dtype = property(lambda self: self._own_dtype)
     # LoRA sets it, to False.
-    trainable = property(lambda _: False, lambda _, value: None)
+    trainable = property(lambda _: False, lambda _, value: None)  # noqa: ARG005
     regularizer = property(lambda _: None)
     constraint = property(lambda _: None)
 

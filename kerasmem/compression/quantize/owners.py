@@ -1,0 +1,118 @@
+"""What a layer does differently once some of its own weights are in fewer bits."""
+
+from contextlib import ExitStack
+from typing import Any
+
+import keras
+
+from kerasmem.compression.quantize.dynamic import dynamic_product
+from kerasmem.compression.quantize.products import (
+    finished,
+    has_lora,
+    in_blocks,
+    is_product,
+)
+from kerasmem.compression.quantize.variable import QuantizedVariable
+from kerasmem.graph.layers import sublayers
+from kerasmem.graph.masks import with_mask
+
+
+class QuantizedReader(keras.layers.Layer):
+    """A layer that makes its weights float when its inputs are there, not before."""
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the layer."""
+        with ExitStack() as scopes:
+            for value in vars(self).values():
+                if isinstance(value, QuantizedVariable):
+                    scopes.enter_context(value.made_after(_first(args, kwargs)))
+            return super().call(*args, **kwargs)
+
+
+class QuantizedOwner(QuantizedReader):
+    """A reader whose weights Keras would look for under its own names."""
+
+    def save_own_variables(self, store: Any) -> None:
+        """Save all own variables in order: Dense and others look for float kernels."""
+        keras.layers.Layer.save_own_variables(self, store)
+
+    def load_own_variables(self, store: Any) -> None:
+        """Load what `save_own_variables` saved."""
+        keras.layers.Layer.load_own_variables(self, store)
+
+
+class QuantizedProduct(QuantizedOwner):
+    """A Dense, EinsumDense or convolution: in blocks, or integers by integers."""
+
+    def call(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Multiply block by block, or integers by integers; else as ever."""
+        kernel = vars(self).get("_kernel")
+        if isinstance(kernel, QuantizedVariable) and not has_lora(self):
+            if kernel.dynamic:
+                return finished(self, dynamic_product(self, inputs, kernel))
+            if kernel.block_count > 1:
+                return finished(self, in_blocks(self, inputs, kernel))
+        return super().call(inputs, *args, **kwargs)
+
+
+class QuantizedEmbedding(QuantizedOwner):
+    """An Embedding that makes float only the rows that are looked up."""
+
+    def call(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return the rows at `inputs`, shape `(*inputs.shape, output_dim)`."""
+        if args or kwargs.get("reverse") or has_lora(self):
+            return super().call(inputs, *args, **kwargs)
+        if keras.backend.standardize_dtype(inputs.dtype) not in ("int32", "int64"):
+            inputs = keras.ops.cast(inputs, "int32")
+        rows = self._embeddings.lookup(inputs)
+        mask = keras.layers.Embedding.compute_mask(self, inputs)
+        return rows if mask is None else with_mask(rows, mask)
+
+
+class QuantizedRecurrent(keras.layers.Layer):
+    """An RNN that makes its cell's kernels float once a call, not once a time step."""
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the layer with the float kernels at hand."""
+        kernels = quantized_variables(self)
+        for kernel in kernels:
+            with kernel.made_after(_first(args, kwargs)):
+                kernel.hoist()
+        try:
+            return super().call(*args, **kwargs)
+        finally:
+            for kernel in kernels:
+                kernel.drop()
+
+
+OWNERS = (QuantizedReader, QuantizedRecurrent)
+"""The forms that all others are made of."""
+
+_LOOKUPS = (keras.layers.Embedding.call, keras.layers.ReversibleEmbedding.call)
+
+
+def owner_form(layer: Any) -> type:
+    """Return what a layer becomes that keeps a quantized weight."""
+    if isinstance(layer, OWNERS):
+        return QuantizedReader
+    cls = type(layer)
+    if cls.call in _LOOKUPS:
+        return QuantizedEmbedding
+    if is_product(layer):
+        return QuantizedProduct
+    # A layer that saves itself in a way of its own goes on doing so.
+    saves_as_keras = cls.save_own_variables.__module__.startswith("keras.")
+    return QuantizedOwner if saves_as_keras else QuantizedReader
+
+
+def quantized_variables(layer: Any) -> list[QuantizedVariable]:
+    """Return the quantized weights of a layer or model, each once."""
+    values = (v for inner in sublayers(layer) for v in vars(inner).values())
+    found = {id(v): v for v in values if isinstance(v, QuantizedVariable)}
+    return list(found.values())
+
+
+def _first(args: tuple, kwargs: dict[str, Any]) -> Any | None:
+    """Return the first tensor among the arguments of a call."""
+    given = keras.tree.flatten((args, kwargs))
+    return next((x for x in given if keras.ops.is_tensor(x)), None)

@@ -1,0 +1,350 @@
+"""Every scheme in every kind of layer: what it stores, computes, saves and refuses."""
+
+import keras
+import numpy as np
+import pytest
+
+import kerasmem as km
+from kerasmem.compression.measure import measure
+from kerasmem.compression.quantize import Quantize
+from kerasmem.compression.quantize.owners import quantized_variables
+from kerasmem.errors import ConfigError, ModelError
+from kerasmem.graph.clone import clone
+from kerasmem.graph.kernels import is_kernel, reduced_axes
+from kerasmem.graph.layers import weights
+from kerasmem.graph.values import to_numpy
+from kerasmem.memory.activations import layer_activations
+from tests.models import KINDS, L, chain
+
+LAYOUTS = (
+    *("dense", "einsum_dense", "conv1d", "depthwise_2d", "recurrent", "tied_embedding"),
+    *("time_distributed", "grouped_attention", "spectral_normalization", "subclassed"),
+)
+
+
+def outputs(model, inputs):
+    return to_numpy(keras.ops.cast(model(inputs, training=False), "float32"))
+
+
+def reloaded(model, folder):
+    km.save_model(model, folder / "m.keras")
+    return keras.models.load_model(folder / "m.keras")
+
+
+def in_groups(kernel, axes, size):
+    """An independent affine int4, group by group."""
+    kept = [axis for axis in range(kernel.ndim) if axis not in axes]
+    channels = kernel.transpose(*kept, *axes).reshape(
+        -1, *[kernel.shape[a] for a in axes]
+    )
+    result = np.empty_like(channels)
+    for channel, new in zip(channels, result, strict=True):
+        flat, length = channel.ravel(), channel.size
+        step = -(-length // -(-length // size))
+        parts = [flat[i : i + step] for i in range(0, length, step)]
+        new[:] = np.concatenate([affine(part) for part in parts]).reshape(new.shape)
+    back = [kernel.shape[a] for a in (*kept, *axes)]
+    return result.reshape(back).transpose(np.argsort([*kept, *axes]))
+
+
+def affine(values):
+    low, high = min(0, values.min()), max(0, values.max())
+    scale = np.float32((np.float64(high) - low) / 15) or np.float32(1)
+    zero = np.clip(np.rint(-8 - low / np.float64(scale)), -8, 7)
+    codes = np.clip(np.rint(values / np.float64(scale)) + zero, -8, 7)
+    return (codes - zero).astype("float32") * scale
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_int4_in_groups_computes_what_rounded_weights_compute_and_reloads(
+    name, tmp_path
+):
+    kind = KINDS[name]
+    model, inputs = kind.make(), kind.inputs()
+    small, reference = clone(model), clone(model)
+    for weight in weights(reference):
+        if is_kernel(weight):
+            kernel = to_numpy(weight.variable)
+            groups = in_groups(kernel, reduced_axes(weight), 4)
+            weight.variable.assign(groups)
+    changes = Quantize(
+        "int4", granularity="group", group_size=4, symmetric=False
+    ).apply(small)
+    assert sum(change.changed for change in changes) == kind.kernels
+    found, expected = outputs(small, inputs), outputs(reference, inputs)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    again = reloaded(small, tmp_path)
+    np.testing.assert_array_equal(outputs(again, inputs), found)
+    assert len(quantized_variables(again)) == kind.kernels
+    assert measure(small).parameters == measure(model).parameters
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", ["conv2d", "recurrent", "attention", "subclassed"])
+def test_sixteen_bits_are_what_is_left_of_a_weight(name, dtype, tmp_path):
+    kind = KINDS[name]
+    model, inputs = kind.make(), kind.inputs()
+    small, reference = clone(model), clone(model)
+    for weight in weights(reference):
+        if is_kernel(weight):
+            halved = to_numpy(weight.variable).astype(np.dtype(dtype))
+            weight.variable.assign(halved.astype("float32"))
+    Quantize(dtype).apply(small)
+    found = outputs(small, inputs)
+    np.testing.assert_allclose(found, outputs(reference, inputs), rtol=1e-5, atol=1e-6)
+    again = reloaded(small, tmp_path)
+    np.testing.assert_array_equal(outputs(again, inputs), found)
+    assert {v.coding.dtype for v in quantized_variables(again)} == {dtype}
+    before, after = measure(model), measure(small)
+    kernels = sum(w.size for w in weights(model) if is_kernel(w))
+    assert before.weight_bytes - after.weight_bytes == 2 * kernels
+    assert (before.parameters, before.nonzero) == (after.parameters, after.nonzero)
+
+
+@pytest.mark.parametrize("granularity", ["channel", "tensor"])
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("scheme", ["int8", "int4"])
+def test_what_shares_a_scale_and_how_many_bytes_it_takes(
+    scheme, symmetric, granularity, tmp_path
+):
+    model = chain((5,), L.Embedding(9, 6), L.Conv1D(7, 3), dtype="int32")
+    inputs = np.array([[0, 8, 3, 3, 1]], "int32")
+    before = outputs(model, inputs)
+    changes = Quantize(scheme, granularity=granularity, symmetric=symmetric).apply(
+        model
+    )
+    table, kernel = [change for change in changes if change.changed]
+    scales = {"channel": (9, 7), "tensor": (1, 1)}[granularity]
+    each = 4 if symmetric else 5
+    halved = {"int8": 1, "int4": 2}[scheme]
+    assert table.after_bytes == 54 // halved + each * scales[0]
+    assert kernel.after_bytes == 7 * -(-18 // halved) + each * scales[1]
+    found = outputs(model, inputs)
+    assert np.abs(found - before).max() < (0.02 if scheme == "int8" else 0.3)
+    np.testing.assert_array_equal(outputs(reloaded(model, tmp_path), inputs), found)
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16", "float16"])
+@pytest.mark.parametrize("scheme", ["int4", "bfloat16", "int8-dynamic"])
+def test_the_compute_dtype_of_a_layer_is_kept(policy, scheme, tmp_path):
+    inputs = keras.Input((6,))
+    model = keras.Model(inputs, L.Dense(4, dtype=policy)(inputs))
+    x = np.random.default_rng(0).normal(size=(3, 6)).astype("float32")
+    expected = model(x)
+    Quantize(scheme).apply(model)
+    found = model(x)
+    assert found.dtype == expected.dtype
+    limit = 0.5 if scheme == "int4" else 0.1
+    assert (
+        np.abs(outputs(model, x) - to_numpy(keras.ops.cast(expected, "float32"))).max()
+        < limit
+    )
+    again = reloaded(model, tmp_path)(x)
+    assert keras.ops.all(again == found)
+
+
+def int8_by_hand(x, axes):
+    scale = np.abs(x).max(axis=axes, keepdims=True).astype("float32") / np.float32(127)
+    return np.rint(x / scale).astype("int32"), scale
+
+
+def test_a_dynamic_dense_multiplies_integers_exactly(tmp_path):
+    model = chain((40,), L.Dense(30, activation="relu"))
+    x = np.random.default_rng(0).normal(size=(17, 40)).astype("float32")
+    kernel, bias = model.layers[-1].get_weights()
+    codes, scales = int8_by_hand(kernel, 0)
+    inputs, each = int8_by_hand(x, 1)
+    expected = np.maximum((inputs @ codes) * (each * scales) + bias, 0)
+    changes = Quantize("int8-dynamic").apply(model)
+    assert changes[0].detail == "int8 with 30 scales, times int8"
+    np.testing.assert_allclose(outputs(model, x), expected, rtol=1e-6, atol=1e-6)
+    again = reloaded(model, tmp_path)
+    np.testing.assert_array_equal(outputs(again, x), outputs(model, x))
+
+
+def test_a_dynamic_dense_is_that_of_keras():
+    model = chain((40,), L.Dense(30))
+    x = np.random.default_rng(0).normal(size=(17, 40)).astype("float32")
+    theirs = clone(model)
+    theirs.layers[-1].quantize("int8")
+    Quantize("int8-dynamic").apply(model)
+    np.testing.assert_allclose(outputs(model, x), outputs(theirs, x), atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["einsum_dense", "conv1d", "conv2d", "conv3d"])
+def test_dynamic_products_stay_close_and_reload(name, tmp_path):
+    kind = KINDS[name]
+    model, inputs = kind.make(), kind.inputs()
+    expected = outputs(model, inputs)
+    changes = Quantize("int8-dynamic").apply(model)
+    assert changes[0].detail.endswith("times int8")
+    found = outputs(model, inputs)
+    assert 0 < np.linalg.norm(found - expected) < 0.03 * np.linalg.norm(expected)
+    np.testing.assert_array_equal(outputs(reloaded(model, tmp_path), inputs), found)
+
+
+def test_dynamic_attention_and_time_distributed_layers():
+    for name in ("attention", "time_distributed", "custom", "shared"):
+        kind = KINDS[name]
+        model, inputs = kind.make(), kind.inputs()
+        expected = outputs(model, inputs)
+        Quantize("int8-dynamic", granularity="tensor").apply(model)
+        error = np.linalg.norm(outputs(model, inputs) - expected)
+        assert 0 < error < 0.05 * np.linalg.norm(expected)
+        assert any(v.dynamic for v in quantized_variables(model))
+
+
+def test_samples_of_a_dynamic_layer_do_not_look_at_each_other():
+    model = chain((8, 8, 3), L.Conv2D(4, 3), L.Flatten(), L.Dense(3))
+    Quantize("int8-dynamic").apply(model)
+    x = np.random.default_rng(0).normal(size=(2, 8, 8, 3)).astype("float32")
+    x[1] *= 100
+    np.testing.assert_allclose(
+        outputs(model, x)[:1], outputs(model, x[:1]), rtol=1e-5, atol=1e-6
+    )
+    assert not np.isnan(outputs(model, np.zeros((1, 8, 8, 3), "float32"))).any()
+
+
+def test_weights_are_chosen_by_path_and_by_class():
+    def made():
+        return chain(
+            (6, 6, 2), L.Conv2D(3, 2, name="first"), L.Conv2DTranspose(3, 2, name="up"),
+            L.Flatten(), L.Dense(2, name="head"),
+        )  # fmt: skip
+
+    def left_alone(**choice):
+        changes = Quantize("int8", **choice).apply(made())
+        return [c.layer for c in changes if c.detail == "is excluded"]
+
+    assert left_alone(exclude="head") == ["head"] * 2
+    excluded = left_alone(exclude=["Conv2D", "head/kernel"])
+    assert excluded == ["first", "first", "head"]
+    assert left_alone(exclude="Conv2D.*|BaseConv.*") == [*["first"] * 2, *["up"] * 2]
+    assert left_alone(exclude="Dense") == ["head"] * 2
+    with pytest.raises(
+        ConfigError, match="path that matches, or a layer of this class"
+    ):
+        left_alone(exclude="LSTM")
+
+
+def test_a_weight_of_another_name_is_quantized_where_it_is_named():
+    model = chain((6,), L.Dense(5), L.PReLU(shared_axes=None), L.Reshape((5, 1)))
+    changes = Quantize("int8", include="PReLU").apply(model)
+    assert [c.detail for c in changes if "alpha" in c.weight] == [
+        "has fewer than two axes, or is kept in a list"
+    ]
+    model = chain((6, 4), L.PReLU())
+    changes = Quantize("int8", include="alpha").apply(model)
+    assert changes[0].detail == "int8 with 4 scales, all zero"
+
+
+def test_several_schemes_share_a_model(tmp_path):
+    kind = KINDS["attention"]
+    model, inputs = kind.make(), kind.inputs()
+    steps = [Quantize("int4", exclude="query"), Quantize("int8")]
+    result = km.compress(model, steps)
+    schemes = {
+        v.path.split("/")[-2]: v.coding.dtype for v in quantized_variables(result.model)
+    }
+    assert schemes == {
+        "query": "int8", "key": "int4", "value": "int4", "attention_output": "int4"
+    }  # fmt: skip
+    found = outputs(result.model, inputs)
+    np.testing.assert_array_equal(
+        outputs(reloaded(result.model, tmp_path), inputs), found
+    )
+
+
+def test_a_quantized_model_trains_on_through_lora(tmp_path):
+    model = chain((6,), L.Dense(16, activation="relu"), L.Dense(2))
+    Quantize("int4").apply(model)
+    for layer in model.layers[1:]:
+        layer.enable_lora(2)
+    model.compile(keras.optimizers.Adam(0.05), "mse")
+    x = np.random.default_rng(0).normal(size=(64, 6)).astype("float32")
+    history = model.fit(x, x[:, :2] * 2, epochs=8, verbose=0).history["loss"]
+    assert history[-1] < 0.5 * history[0]
+    again = reloaded(model, tmp_path)
+    np.testing.assert_allclose(outputs(again, x), outputs(model, x), atol=1e-6)
+
+
+def test_zeros_and_entries_are_those_of_the_weight():
+    model = chain((5,), L.Dense(3, use_bias=False))
+    kernel = np.arange(15.0).reshape(5, 3) * (np.arange(15).reshape(5, 3) % 2)
+    model.layers[-1].kernel.assign(kernel)
+    for scheme in ("int8", "int4", "float16"):
+        for symmetric in {True, scheme == "float16"}:
+            small = clone(model)
+            Quantize(scheme, symmetric=symmetric).apply(small)
+            figures = measure(small)
+            assert (figures.parameters, figures.nonzero) == (15, 7)
+            assert sum(x.parameters for x in layer_activations(small)) == 15
+
+
+def test_the_noise_of_a_weight_is_told():
+    model = chain((64,), L.Dense(64))
+    changes = {
+        scheme: Quantize(scheme).apply(clone(model))
+        for scheme in ("int4", "int8", "float16")
+    }
+    kernel = to_numpy(model.layers[-1].kernel).astype("float64")
+    noise = kernel - kernel.astype("float16")
+    expected = 10 * np.log10(np.square(kernel).sum() / np.square(noise).sum())
+    found = {scheme: each[0].sqnr_db for scheme, each in changes.items()}
+    assert found["float16"] == pytest.approx(expected, abs=1e-3)
+    # Six decibels a bit, less what the largest entry of a channel leaves unused.
+    assert 18 < found["int8"] - found["int4"] < 26
+    assert changes["int8"][1].sqnr_db is None
+
+
+@pytest.mark.parametrize(
+    ("value", "scheme", "message"),
+    [
+        (np.inf, "int4", "NaN or infinity cannot be quantized"),
+        (np.nan, "float16", "NaN or infinity cannot be quantized"),
+        (
+            1e5,
+            "float16",
+            r"1 of 6 weights are too large for float16.*scheme='bfloat16'",
+        ),
+    ],
+)
+def test_weights_that_do_not_fit_are_an_error_and_nothing_is_changed(
+    value, scheme, message
+):
+    model = chain((4,), L.Dense(3), L.Dense(2))
+    kernel = np.zeros((3, 2))
+    kernel[0, 0] = value
+    model.layers[-1].kernel.assign(kernel)
+    with pytest.raises(ModelError, match=message):
+        Quantize(scheme).apply(model)
+    assert not quantized_variables(model)
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int4", "int8-dynamic", "bfloat16"])
+def test_a_kernel_of_zeros_stays_one(scheme):
+    model = chain((4,), L.Dense(3, kernel_initializer="zeros"))
+    Quantize(scheme).apply(model)
+    assert outputs(model, np.ones((2, 4), "float32")).tolist() == [[0.0] * 3] * 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"granularity": "row"},
+            "one of channel, tensor, group. Received: granularity",
+        ),
+        ({"symmetric": "no"}, "symmetric of Quantize must be one of True, False"),
+        ({"group_size": 1}, "whole number from 2. Received: group_size=1"),
+        ({"exclude": "("}, "exclude of Quantize holds regular expressions"),
+        ({"scheme": "float16", "symmetric": False}, "'float16' has no scales"),
+        (
+            {"scheme": "int8-dynamic", "granularity": "group"},
+            "sums integers over a whole",
+        ),
+    ],
+)
+def test_bad_choices_are_errors(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        Quantize(**arguments)
