@@ -31,6 +31,7 @@ def test_these_are_all_examples():
     assert {path.name for path in FOLDER.glob("*.py")} == {
         "callbacks_in_fit.py",
         "compress_a_saved_model.py",
+        "prune_in_two_ways.py",
         "stream_with_pca.py",
         "teacher_to_student.py",
     }
@@ -84,3 +85,20 @@ def test_what_was_reduced_on_disk_is_a_fraction_and_still_learned_from(printed):
     assert before / after > 20  # 784 features are 24.5 times 32
     (learned,) = numbers(rf"(?m)^accuracy by epoch: .*, {NUMBER}$", text)
     assert learned > 0.6
+
+
+def test_both_ways_to_prune_keep_the_accuracy(printed):
+    text = printed("prune_in_two_ways.py")
+    left = {}
+    for name in ("zeros", "channels"):
+        parameters, whole, nonzero, file, before, after = numbers(
+            rf"(?m)^{name}: parameters {NUMBER} of {NUMBER}, not zero {NUMBER}, "
+            rf"file {NUMBER} times smaller, accuracy {NUMBER} to {NUMBER}$",
+            text,
+        )
+        left[name] = parameters / whole, nonzero / whole
+        assert file > 2
+        assert after > before - 0.03
+    assert left["zeros"][0] == 1
+    assert left["zeros"][1] < 0.25
+    assert left["channels"][0] < 0.4
