@@ -152,6 +152,7 @@ def _apply(
             "loss= (--loss on the command line)."
         )
     changes = []
+    steps = tuple(stage for step in steps for stage in step.stages())
     for done, step in enumerate(steps, start=1):
         model, changed = step.applied(model, data)
         changes += changed

@@ -40,6 +40,10 @@ class Technique(abc.ABC):
         """
         return model, self.apply(model, data)
 
+    def stages(self) -> "tuple[Technique, ...]":
+        """Return the steps that this consists of, with training between them."""
+        return (self,)
+
     def preserved(self, model: Any) -> AbstractContextManager[None]:
         """Return a scope in which training keeps what `apply` did to `model`."""
         del model

@@ -6,12 +6,12 @@ write it over its input, and the scratch space of a layer does not count at all.
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from kerasmem.graph.layers import blocks, weights
-from kerasmem.graph.nodes import trace
+from kerasmem.graph.nodes import Trace, trace
 from kerasmem.graph.values import parameters
 
 _DTYPE = re.compile(r"(?:bfloat|float|uint|int|complex)(\d+)")
@@ -85,10 +85,24 @@ def peak_activation_bytes(model: Any, batch_size: int = 1) -> int | None:
         The bytes, or None for a model without a graph or with axes of unknown length.
     """
     traced = trace(model, batch_size)
-    if traced is None:
-        return None
-    tensors = [t for call in traced.calls for t in call.outputs]
-    sizes = {id(tensor): _tensor_bytes(tensor) for tensor in tensors}
+    return None if traced is None else peak_of(traced, sizes_of(traced))
+
+
+def sizes_of(traced: Trace) -> dict[int, int | None]:
+    """Return the bytes of every tensor of a trace by its id, None if unknown."""
+    return {id(t): _tensor_bytes(t) for call in traced.calls for t in call.outputs}
+
+
+def peak_of(traced: Trace, sizes: Mapping[int, int | None]) -> int | None:
+    """Return the most bytes alive at once, as `peak_activation_bytes` counts them.
+
+    Args:
+        traced: the calls of a forward pass.
+        sizes: the bytes of every tensor by its id.
+
+    Returns:
+        The bytes, or None if one of the sizes is.
+    """
     known = {key: size for key, size in sizes.items() if size is not None}
     if len(known) < len(sizes):
         return None

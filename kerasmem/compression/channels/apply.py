@@ -7,6 +7,9 @@ import numpy as np
 
 from kerasmem.compression.channels.choose import kept_channels
 from kerasmem.compression.channels.inline import with_graph
+from kerasmem.compression.channels.ranking import Ranking
+from kerasmem.compression.channels.rounds import Round
+from kerasmem.compression.channels.scores import class_scores
 from kerasmem.compression.channels.slots import take_along
 from kerasmem.compression.channels.verify import difference
 from kerasmem.errors import ModelError
@@ -41,17 +44,25 @@ class Pruned:
     unknown: dict[str, str]
 
 
-def prune_channels(model: Any, choice: "PruneChannels", data: Any = None) -> Pruned:
+def prune_channels(
+    model: Any,
+    choice: "PruneChannels",
+    data: Any = None,
+    turn: Round | None = None,
+) -> Pruned:
     """Return a model with fewer channels; the one handed in is not touched.
 
     Args:
         model: a built model.
         choice: which channels go.
-        data: samples to check the result with; None for random numbers.
+        data: samples to check the result with, None for random numbers; some choices
+            look at samples, or at labels too.
+        turn: the round that this is, of several.
 
     Raises:
-        ModelError: if nothing can be removed, or the check fails.
-        ConfigError: if a pattern matches no weight.
+        ModelError: if nothing can be removed, or not as much as is asked for, or the
+            check fails.
+        ConfigError: if a pattern matches no weight, or data is missing.
     """
     graph = with_graph(model)
     found = label_channels(graph)
@@ -61,7 +72,10 @@ def prune_channels(model: Any, choice: "PruneChannels", data: Any = None) -> Pru
             f"The model {model.name!r} has no channels that could be removed. "
             f"{_first_reasons(found, groups)}"
         )
-    kept = kept_channels(found, groups, choice)
+    turn = turn or Round()
+    scores = class_scores((model, graph), found, groups.classes, choice, data)
+    ranking = Ranking(found, groups, scores, choice, turn)
+    kept = kept_channels(graph, found, ranking, choice, turn, data)
     rebuild = Rebuild(found, kept)
     smaller = rebuild.run(graph)
     error = difference(graph, smaller, kept, data) if choice.verify else None

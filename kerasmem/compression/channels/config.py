@@ -5,15 +5,16 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
 from kerasmem.compression.channels.apply import prune_channels
-from kerasmem.compression.channels.choose import COSTS
+from kerasmem.compression.channels.measures import MEASURES
+from kerasmem.compression.channels.ranking import SCOPES
+from kerasmem.compression.channels.rounds import Round
 from kerasmem.compression.channels.scores import CRITERIA
 from kerasmem.compression.regular_expressions import check_regular_expression
 from kerasmem.compression.technique import Technique
 from kerasmem.errors import ConfigError
 from kerasmem.records import WeightChange
 
-SCOPES = ("layer", "global")
-MEASURES = ("channels", *COSTS)
+COUNTED = ("channels", *MEASURES)
 
 
 @dataclass(frozen=True)
@@ -27,12 +28,19 @@ class PruneChannels(Technique):
     Args:
         ratio: share that goes, in [0, 1).
         of: what `ratio` is a share of: `"channels"`, or as many channels as it takes
-            to save this share of all `"parameters"` or `"multiplications"`.
+            to save this share of all `"parameters"` or `"multiplications"`, of the
+            bytes of `"memory"` that activations of one sample take in inference, by an
+            estimate, or of the `"latency"` of a batch, measured.
         criterion: how channels are ranked: `"l2"` and `"l1"` by the weights that make
             them, `"group"` by all weights that touch them, `"batch_norm"` by their
-            scale, `"fpgm"` by the distance to the others, or `"random"`.
+            scale, `"fpgm"` by the distance to the others, `"taylor"` by gradient x
+            weight (takes a loss, and `data` with labels), `"activation"` by what they
+            hand on (takes `data`), or `"random"`.
         scope: `"layer"` removes this share from every layer; `"global"` ranks all
-            channels together, more go where they matter less.
+            channels together, more go where they matter less; `"isomorphic"` ranks
+            together what is built alike, such as the inner layers of all blocks.
+        rounds: number of rounds in which they go, each the same share of what is left;
+            `km.compress` fine-tunes after each.
         round_to: what stays of a layer is a multiple of this.
         min_channels: at least so many channels of a layer stay.
         ignore: regular expressions; what a weight makes whose path holds one stays.
@@ -54,6 +62,7 @@ class PruneChannels(Technique):
     of: str = "channels"
     criterion: str = "l2"
     scope: str = "layer"
+    rounds: int = 1
     round_to: int = 1
     min_channels: int = 1
     ignore: tuple[str, ...] = ()
@@ -66,14 +75,14 @@ class PruneChannels(Technique):
 
     def __post_init__(self) -> None:
         _check_ratio("ratio", self.ratio)
-        allowed_values = {"of": MEASURES, "criterion": CRITERIA, "scope": SCOPES}
+        allowed_values = {"of": COUNTED, "criterion": CRITERIA, "scope": SCOPES}
         for field, allowed in allowed_values.items():
             if getattr(self, field) not in allowed:
                 raise ConfigError(
                     f"The {field} of PruneChannels must be one of "
                     f"{', '.join(allowed)}. Received: {field}={getattr(self, field)!r}."
                 )
-        for field in ("round_to", "min_channels"):
+        for field in ("rounds", "round_to", "min_channels"):
             value = getattr(self, field)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ConfigError(
@@ -100,9 +109,40 @@ class PruneChannels(Technique):
         The model that is handed in is not touched.
 
         Raises:
-            ModelError: if nothing can be removed, or the check fails.
+            ConfigError: if data is missing that the criterion takes.
+            ModelError: if nothing can be removed, or not as much as is asked for, or
+                the check fails.
         """
-        pruned = prune_channels(model, self, data)
+        changes = []
+        for stage in self.stages():
+            model, changed = stage.applied(model, data)
+            changes += changed
+        return model, changes
+
+    def stages(self) -> tuple[Technique, ...]:
+        """Return the rounds, one by one."""
+        sizes: dict[int, int] = {}
+        count = self.rounds
+        return tuple(
+            _Stage(self, Round(number, count, sizes)) for number in range(1, count + 1)
+        )
+
+
+@dataclass(frozen=True)
+class _Stage(Technique):
+    """One round of a choice."""
+
+    choice: PruneChannels
+    turn: Round
+
+    name: ClassVar[str] = PruneChannels.name
+    trains_on: ClassVar[bool] = True
+
+    def apply(self, model: Any, data: Any = None) -> list[WeightChange]:
+        return self.choice.apply(model, data)
+
+    def applied(self, model: Any, data: Any = None) -> tuple[Any, list[WeightChange]]:
+        pruned = prune_channels(model, self.choice, data, self.turn)
         return pruned.model, pruned.changes
 
 

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 
 from kerasmem.graph.channels.arrays import Tensor
-from kerasmem.graph.channels.labels import Labels
+from kerasmem.graph.channels.labels import CHANNEL, Labels
 
 if TYPE_CHECKING:
     from kerasmem.graph.channels.kept import Kept
@@ -56,9 +56,12 @@ class Call:
         return len(self.shapes[0])
 
     def frozen(self, why: str) -> list[np.ndarray]:
-        """Freeze what goes in, and return frozen labels for what comes out."""
+        """Freeze what goes in and its weights; return labels for what comes out."""
         for x in self.inputs:
             self.labels.freeze(x.array, why)
+        for variable in getattr(self.operation, "weights", ()):
+            own = self.labels.frozen(len(variable.shape), why)
+            self.labels.weigh(variable, CHANNEL, own)
         return [self.labels.frozen(len(shape), why) for shape in self.shapes]
 
 

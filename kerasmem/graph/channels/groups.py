@@ -21,11 +21,14 @@ class Groups:
     Args:
         classes: the class of every label.
         members: one array of classes per group.
+        keys: a number per group that tells which tensors and weights it lies in, by
+            their place in the model: equal in a smaller model of the same layers.
         reasons: every class that must stay, with why.
     """
 
     classes: np.ndarray
     members: tuple[np.ndarray, ...]
+    keys: tuple[int, ...]
     reasons: dict[int, str]
 
 
@@ -47,7 +50,10 @@ def find_groups(labels: Labels) -> Groups:
         for name in np.unique(classes[use.labels])
     }
     free = np.array(sorted(made - reasons.keys()), dtype=np.int64)
-    return Groups(classes, _equals(free, distinct, len(classes)), reasons)
+    signature = _signature(distinct, len(classes))
+    members = _equals(free, signature)
+    keys = tuple(int(signature[part[0]]) for part in members)
+    return Groups(classes, members, keys, reasons)
 
 
 def _rectangular(labels: Labels, arrays: list[np.ndarray]) -> np.ndarray:
@@ -70,15 +76,18 @@ def _rectangular(labels: Labels, arrays: list[np.ndarray]) -> np.ndarray:
     return classes
 
 
-def _equals(
-    free: np.ndarray, arrays: list[np.ndarray], count: int
-) -> tuple[np.ndarray, ...]:
-    """Return the free classes, parted by the arrays that they are in."""
-    # The sum of random numbers of the arrays tells the sets of arrays apart.
+def _signature(arrays: list[np.ndarray], count: int) -> np.ndarray:
+    """Return a number for each class that tells the arrays apart that it is in."""
+    # The sum of random numbers of the arrays: equal for equal sets of them.
     numbers = np.random.default_rng(0).integers(1 << 62, size=len(arrays))
     signature = np.zeros(count, np.int64)
     for array, number in zip(arrays, numbers, strict=True):
         signature[array] += number
+    return signature
+
+
+def _equals(free: np.ndarray, signature: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Return the free classes, parted by the arrays that they are in."""
     _, group = np.unique(signature[free], return_inverse=True)
     parts = [free[group == g] for g in range(group.max(initial=-1) + 1)]
     return tuple(sorted(parts, key=lambda part: int(part[0])))

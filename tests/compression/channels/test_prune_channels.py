@@ -232,6 +232,28 @@ def test_heads_and_their_dimensions_go_and_scores_stay_what_they_were():
     assert found.error <= 1e-5
 
 
+@pytest.mark.parametrize(
+    ("steps", "bias", "stays_on_tensorflow"),
+    [(5, True, False), (4, True, True), (3, True, True), (4, False, False)],
+)
+def test_heads_of_one_dimension_go_unless_keras_confuses_them_with_steps(
+    steps, bias, stays_on_tensorflow
+):
+    x = y = keras.Input((steps, 6))
+    for number in range(2):
+        layer = L.GroupQueryAttention(1, 4, 2, use_bias=bias, name=f"heads_{number}")
+        y = layer(y, y)
+    model = keras.Model(x, L.Dense(2)(L.Dense(5)(y)))
+    randomize(model)
+    found = prune_channels(model, km.PruneChannels(0.5))
+    assert found.error <= 1e-5
+    stays = stays_on_tensorflow and keras.backend.backend() == "tensorflow"
+    config = found.model.get_layer("heads_1").get_config()
+    assert config["num_query_heads"] == (4 if stays else 2)
+    reasons = [c.detail for c in found.changes if "heads_1/query" in c.weight]
+    assert any("may add the biases of" in reason for reason in reasons) == stays
+
+
 def test_a_shared_layer_and_a_nested_model_called_twice():
     inner = keras.Sequential([keras.Input((6,)), L.Dense(8, "relu"), L.Dense(6)])
     x = keras.Input((4,))
@@ -302,8 +324,12 @@ def test_a_ratio_outside_of_0_to_1_is_an_error(ratio):
     ("arguments", "text"),
     [
         ({"criterion": "luck"}, "Received: criterion='luck'"),
-        ({"of": "bytes"}, "parameters, multiplications. Received: of='bytes'"),
-        ({"scope": "model"}, "one of layer, global. Received: scope='model'"),
+        ({"of": "bytes"}, "multiplications, memory, latency. Received: of='bytes'"),
+        (
+            {"scope": "model"},
+            "one of layer, global, isomorphic. Received: scope='model'",
+        ),
+        ({"rounds": 0}, "whole number from 1. Received: rounds=0"),
         ({"round_to": 0}, "whole number from 1. Received: round_to=0"),
         ({"min_channels": 1.5}, "Received: min_channels=1.5"),
         ({"ignore": "("}, r"Received: '\(', which is none"),

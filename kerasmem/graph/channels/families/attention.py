@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import keras
 import numpy as np
 
 from kerasmem.graph.channels.arrays import Tensor, axis_of
@@ -24,9 +25,6 @@ def grouped_query(call: Call) -> list[np.ndarray]:
     """Label GroupQueryAttention: a head of keys goes with all that ask it."""
     parts = _parts(call.operation)
     heads, dims = parts["query"].kernel.shape[1:]
-    if dims == 1:
-        # Found by random graphs: the proof fails there, and why is not known.
-        return call.frozen(f"{call.operation.name!r} has heads of one dimension")
     shared = parts["key"].kernel.shape[1]
     output = parts["attention_output"].kernel
     made = call.labels.made(output, output.shape[-1])
@@ -47,6 +45,8 @@ def _attended(
     rank = len(query.shape)
     if rank != 3 or "gate" in parts or len(output.kernel.shape) != 3:
         return call.frozen(f"{layer.name!r} is attention of an unknown form")
+    if dims == 1 and _adds_biases_to_steps(parts, heads[0], [query, value, key]):
+        return call.frozen(f"Keras may add the biases of {layer.name!r} to its steps")
     of_keys = labels.made(parts["key"].kernel, heads[1])
     of_heads = np.repeat(of_keys, heads[0] // heads[1])
     key_dims = labels.made(parts["query"].kernel, dims)
@@ -63,6 +63,19 @@ def _attended(
     if output.bias is not None:
         labels.weigh_axis(output.bias, CHANNEL, 0, made)
     return [axis_of(made, -1, rank), axis_of(of_heads, 1, 4)][: len(call.shapes)]
+
+
+def _adds_biases_to_steps(
+    parts: dict[str, Any], heads: int, tensors: list[Tensor]
+) -> bool:
+    """Return True if a bias of fewer heads of one dimension may be added wrongly.
+
+    On TensorFlow `keras.ops.add` takes a bias of shape `(n, 1)` for one along the
+    second axis, whenever that has the length `n` (Keras 3.15).
+    """
+    if keras.backend.backend() != "tensorflow" or parts["query"].bias is None:
+        return False
+    return any((x.shape[1] or 0) <= heads for x in tensors)
 
 
 def _project(

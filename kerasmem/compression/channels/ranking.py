@@ -1,0 +1,140 @@
+"""The channels of a model in the order in which they go."""
+
+import re
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kerasmem.compression.channels.math import removable, shared_out, smallest
+from kerasmem.compression.channels.rounds import Round
+from kerasmem.errors import ConfigError
+from kerasmem.graph.channels import Groups, Kept, LabelledModel
+from kerasmem.graph.channels.labels import OUT, Use
+from kerasmem.graph.channels.structure import structures
+
+if TYPE_CHECKING:
+    from kerasmem.compression.channels.config import PruneChannels
+
+SCOPES = ("layer", "global", "isomorphic")
+
+
+class Ranking:
+    """The channels of a model in the order in which they go.
+
+    Args:
+        found: the labels of the model.
+        groups: what can be removed.
+        scores: how much each class matters.
+        choice: how to rank, and what to leave alone.
+        turn: the round that this is.
+
+    Raises:
+        ConfigError: if a pattern matches no weight.
+    """
+
+    def __init__(
+        self,
+        found: LabelledModel,
+        groups: Groups,
+        scores: np.ndarray,
+        choice: "PruneChannels",
+        turn: Round,
+    ) -> None:
+        _check_patterns(choice, found.labels.uses)
+        self._groups = groups
+        self._uses = found.labels.uses
+        self._choice = choice
+        self._turn = turn
+        self._scores = [scores[members] for members in groups.members]
+        makers = _makers(groups, self._uses)
+        self._own = [_own_ratio(paths, choice) for paths in makers]
+        self._pools = self._together(found)
+
+    def kept(self, ratio: float) -> Kept:
+        """Return the channels that stay if this share of them goes in this round."""
+        removed = [
+            members[smallest(scores, count)]
+            for members, scores, count in zip(
+                self._groups.members, self._scores, self._counts(ratio), strict=True
+            )
+        ]
+        everything = np.concatenate([np.zeros(0, np.int64), *removed])
+        return Kept(self._groups.classes, everything, self._uses)
+
+    def kept_as_asked(self) -> Kept:
+        """Return the channels that stay of the choice's own ratio."""
+        return self.kept(self._turn.share(self._choice.ratio))
+
+    def _together(self, found: LabelledModel) -> list[list[int]]:
+        """Return the groups that are ranked together, by their numbers."""
+        free = [n for n, own in enumerate(self._own) if own is None]
+        if self._choice.scope == "layer":
+            return []
+        if self._choice.scope == "global":
+            return [free] if free else []
+        alike: dict[Hashable, list[int]] = {}
+        every = structures(found, self._groups)
+        for n in free:
+            alike.setdefault(every[n], []).append(n)
+        return list(alike.values())
+
+    def _counts(self, ratio: float) -> list[int]:
+        limits = (self._choice.round_to, self._choice.min_channels)
+        counts = [self._count(n, ratio) for n in range(len(self._own))]
+        for pool in self._pools:
+            scores = [self._scores[n] for n in pool]
+            shared = shared_out(scores, ratio, *limits)
+            for n, count in zip(pool, shared, strict=True):
+                counts[n] = count
+        return counts
+
+    def _count(self, n: int, ratio: float) -> int:
+        """Return how many channels one group loses by itself."""
+        limits = (self._choice.round_to, self._choice.min_channels)
+        size, own = len(self._scores[n]), self._own[n]
+        if self._choice.of == "channels" and self._turn.count > 1:
+            whole = self._choice.ratio if own is None else own
+            return self._left_to_go(n, self._turn.so_far(whole))
+        share = ratio if own is None else self._turn.share(own)
+        return removable(size, share, *limits)
+
+    def _left_to_go(self, n: int, share: float) -> int:
+        """Return how many go until this share of a group's first size is gone."""
+        size, key = len(self._scores[n]), self._groups.keys[n]
+        if self._turn.number == 1:
+            self._turn.sizes[key] = size
+        first = self._turn.sizes.get(key, size)
+        limits = (self._choice.round_to, self._choice.min_channels)
+        return max(removable(first, share, *limits) - (first - size), 0)
+
+
+def _own_ratio(paths: Sequence[str], choice: "PruneChannels") -> float | None:
+    """Return the ratio of a group of its own, 0 if it stays, None if it has none."""
+    if any(re.search(p, path) for p in choice.ignore for path in paths):
+        return 0.0
+    for pattern, ratio in choice.ratios:
+        if any(re.search(pattern, path) for path in paths):
+            return ratio
+    return None
+
+
+def _makers(groups: Groups, uses: list[Use]) -> list[list[str]]:
+    """Return the paths of the weights that make the channels of each group."""
+    found: dict[int, list[str]] = {int(m[0]): [] for m in groups.members}
+    for use in uses:
+        if use.role == OUT:
+            for name in np.unique(groups.classes[use.labels]).tolist():
+                if name in found:
+                    found[name].append(use.variable.path)
+    return list(found.values())
+
+
+def _check_patterns(choice: "PruneChannels", uses: list[Use]) -> None:
+    paths = [use.variable.path for use in uses]
+    for pattern in (*choice.ignore, *(p for p, _ in choice.ratios)):
+        if not any(re.search(pattern, path) for path in paths):
+            raise ConfigError(
+                "No weight with channels has a path that matches a pattern of "
+                f"PruneChannels. Received: {pattern!r}."
+            )

@@ -1,0 +1,135 @@
+"""What the gradients of a training tell about each entry, added up inside its steps."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from kerasmem.backends import current
+from kerasmem.errors import ConfigError, ModelError
+from kerasmem.files.data import fit_arguments, is_array_data, sample_count
+from kerasmem.graph.clone import clone, compile_settings
+
+_BATCH_SIZE, _BATCHES = 32, 100
+
+
+def _taylor(weight: Any, gradient: Any) -> Any:
+    return keras.ops.square(weight * gradient)
+
+
+def _movement(weight: Any, gradient: Any) -> Any:
+    return -weight * gradient
+
+
+def _gradient(weight: Any, gradient: Any) -> Any:
+    del weight
+    return gradient
+
+
+_ADDED = {"taylor": _taylor, "movement": _movement, "gradient": _gradient}
+
+
+class GradientEvidence:
+    """Sums over the updates of a training, one float32 per entry.
+
+    Args:
+        optimizer: of the model that trains.
+        variables: the variables of interest.
+        kind: what is added: `"taylor"`, `"movement"` or `"gradient"` itself.
+    """
+
+    def __init__(self, optimizer: Any, variables: Sequence[Any], kind: str) -> None:
+        self._add = _ADDED[kind]
+        self._sums = {
+            variable.path: current().step_state(
+                optimizer,
+                np.zeros(variable.shape, "float32"),
+                f"kerasmem_{kind}_{i}",
+                like=variable,
+            )
+            for i, variable in enumerate(variables)
+        }
+        self._undo: list[Callable[[], None]] = [
+            current().observe_gradients(optimizer, self._observe),
+            *(state.release for state in self._sums.values()),
+        ]
+
+    def read(self) -> list[np.ndarray]:
+        """Return the sums so far."""
+        return [state.read() for state in self._sums.values()]
+
+    def clear(self) -> None:
+        """Start anew."""
+        for state in self._sums.values():
+            state.write(np.zeros(state.variable.shape, "float32"))
+
+    def release(self) -> None:
+        """Stop adding up; a second call is a no-op."""
+        while self._undo:
+            self._undo.pop()()
+
+    def _observe(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+        backend, ops = current(), keras.ops
+        with backend.inference():
+            for gradient, variable in zip(gradients, variables, strict=True):
+                state = self._sums.get(variable.path)
+                if state is None:
+                    continue
+                dense = ops.cast(backend.dense(gradient), "float32")
+                weight = ops.cast(ops.convert_to_tensor(variable), "float32")
+                total = ops.convert_to_tensor(state.variable)
+                state.variable.assign(total + self._add(weight, dense))
+
+
+def sums_over_samples(
+    model: Any, variables: Sequence[Any], kind: str, data: Any
+) -> list[np.ndarray]:
+    """Return sums over the batches of `data`, of gradients that change nothing.
+
+    Args:
+        model: a built model, compiled with a loss.
+        variables: the weights to tell of; the sums of one that is frozen are zero.
+        kind: what is added, see `GradientEvidence`.
+        data: samples with labels, in any form that `kerasmem.files.data` lists; the
+            first 100 batches count.
+
+    Raises:
+        ConfigError: if the data is missing, or has no labels.
+        ModelError: if the model has no loss.
+    """
+    if data is None or (is_array_data(data) and fit_arguments(data).get("y") is None):
+        given = "None" if data is None else "samples without labels"
+        raise ConfigError(
+            f"The criterion {kind!r} looks at gradients: give samples with labels as "
+            f"data=(x, y). Received: data={given}."
+        )
+    if not model.compiled:
+        raise ModelError(
+            f"The model {model.name!r} has no loss, so it has no gradients. Compile "
+            "it, or give loss=."
+        )
+    # A copy, whose statistics may move, and whose weights do not: the rate is 0.
+    copy = clone(model)
+    copy.compile(**{**(compile_settings(model) or {}), "optimizer": _idle()})
+    # By their place: a copy may give its weights other paths.
+    places = {id(variable): i for i, variable in enumerate(model.variables)}
+    copied = [copy.variables[places[id(v)]] for v in variables]
+    copy.optimizer.build(copy.trainable_variables)
+    evidence = GradientEvidence(copy.optimizer, copied, kind)
+    try:
+        copy.fit(**fit_arguments(data, _BATCH_SIZE), **_few(data), verbose=0)
+        return evidence.read()
+    finally:
+        evidence.release()
+
+
+def _idle() -> Any:
+    return keras.optimizers.SGD(0.0)
+
+
+def _few(data: Any) -> dict[str, Any]:
+    count = sample_count(data)
+    if count is None or count <= _BATCHES * _BATCH_SIZE:
+        return {"shuffle": False}
+    return {"shuffle": False, "steps_per_epoch": _BATCHES}
