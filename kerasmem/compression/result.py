@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kerasmem.compression.export import export
 from kerasmem.files.save import save_model
-from kerasmem.records import CompressionReport, WeightChange
+from kerasmem.records import CompressionReport, ExportReport, WeightChange
 
 
 @dataclass(frozen=True)
@@ -33,3 +34,40 @@ class CompressionResult:
             OutputError: if the file cannot be written.
         """
         save_model(self.model, path)
+
+    def export(
+        self,
+        path: str | Path,
+        *,
+        scheme: str | None = None,
+        batch_size: int | None = None,
+        samples: Any = None,
+        tolerance: float | None = None,
+    ) -> ExportReport:
+        """Write the model as a LiteRT file that was run back and compared with it.
+
+        Args:
+            path: where to; ends in `.tflite`.
+            scheme: `"float"`, or `"int8-dynamic"` (int8 weights, activations rounded
+                as they come); None for the one that suits the model's weights.
+            batch_size: length of the batch axis, from 1; None leaves it open, which
+                LiteRT's recurrent layers do not allow.
+            samples: inputs to compare on; None for random ones.
+            tolerance: largest difference allowed, as a share of the largest output;
+                None for 1e-5 with `"float"`, 0.1 with `"int8-dynamic"`.
+
+        Raises:
+            ConfigError: if an argument cannot be used, or `ai-edge-litert` is missing.
+            DataError: if the samples do not fit the model.
+            ModelError: if LiteRT lacks an operation of the model, or the file does not
+                give what the model gives.
+            OutputError: if the file cannot be written.
+        """
+        return export(
+            self.model,
+            path,
+            scheme=scheme,
+            batch_size=batch_size,
+            samples=samples,
+            tolerance=tolerance,
+        )

@@ -7,6 +7,7 @@ from kerasmem.records.estimate import (
     EstimatePart,
     MemoryEstimate,
 )
+from kerasmem.records.export import ExportReport
 from kerasmem.records.figures import CompressionReport, ModelFigures
 from kerasmem.records.finding import Finding
 from kerasmem.records.gradient import GradientRecord, VariableGradient
@@ -39,6 +40,7 @@ __all__ = [
     "DeviceReading",
     "DeviceStatus",
     "EstimatePart",
+    "ExportReport",
     "Finding",
     "GradientRecord",
     "HostReading",

@@ -1,0 +1,84 @@
+"""A Keras model through TensorFlow's converter to LiteRT."""
+
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout, suppress
+from io import StringIO
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from kerasmem.backends.litert import Argument
+from kerasmem.errors import ModelError
+
+_NEEDS_STATIC = "TensorListReserve"
+
+
+def converted(
+    call: Callable[..., Sequence[Any]],
+    model: Any,
+    arguments: Sequence[Argument],
+    *,
+    int8_weights: bool,
+) -> bytes:
+    """Return a LiteRT file; see `kerasmem.backends.litert.converted`."""
+
+    def outputs(*tensors: Any) -> dict[str, Any]:
+        return {f"output_{i}": out for i, out in enumerate(call(*tensors))}
+
+    signature = [tf.TensorSpec(a.shape, a.dtype, name=a.name) for a in arguments]
+    # By way of a SavedModel: made of a function, the file either has no names or, with
+    # the model given beside it, reads variables that nothing ever wrote.
+    with tempfile.TemporaryDirectory(prefix="kerasmem-") as folder, _quiet():
+        try:
+            archive = keras.export.ExportArchive()
+            archive.track(model)
+            archive.add_endpoint("serve", outputs, input_signature=signature)
+            archive.write_out(folder, verbose=False)
+            converter = tf.lite.TFLiteConverter.from_saved_model(folder)
+            if int8_weights:
+                converter.optimizations = [tf.lite.Optimize.DEFAULT]
+            return converter.convert()
+        except Exception as error:
+            raise ModelError(_why_not(model, str(error))) from error
+
+
+def _why_not(model: Any, text: str) -> str:
+    names = re.findall(r"'tf\.(\w+)' op|\btf\.(\w+)\(|'tf\.(\w+)' that was", text)
+    missing = sorted({name for found in names for name in found if name})
+    if _NEEDS_STATIC in missing:
+        return (
+            f"LiteRT runs the loop over time steps in {model.name!r} only for a batch "
+            f"of a fixed size ({', '.join(missing)}). Next: batch_size=1."
+        )
+    if missing:
+        return (
+            f"LiteRT has no kernel for {', '.join(missing)}, which the model "
+            f"{model.name!r} uses. Expected: operations that LiteRT has. Next: put "
+            "others in their place."
+        )
+    lines = [line for line in text.splitlines() if line.strip()]
+    return (
+        f"TensorFlow cannot convert the model {model.name!r} to LiteRT: "
+        f"{lines[0][:300] if lines else 'it does not say why'}"
+    )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep off the terminal what Keras and the converter's C++ write on it."""
+    with suppress(OSError, ValueError):
+        sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        with redirect_stdout(StringIO()):
+            yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)

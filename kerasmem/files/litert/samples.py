@@ -1,0 +1,65 @@
+"""The inputs that a file and its model are compared on."""
+
+from typing import Any
+
+import keras
+import numpy as np
+
+from kerasmem.backends.litert import Argument
+from kerasmem.errors import ConfigError
+from kerasmem.files.data import check_data, sample_inputs
+
+_OPEN_LENGTH = 32
+
+
+def random_samples(arguments: list[Argument], count: int) -> list[np.ndarray]:
+    """Return `count` random samples per input: normal floats, integers of 0 and 1.
+
+    Integers are most often indices, and these two any table has.
+    """
+    random = np.random.default_rng(0)
+    samples = []
+    for argument in arguments:
+        if argument.dtype == "string":
+            raise ConfigError(
+                f"LiteRT is run back on numbers. Received: input {argument.name!r} of "
+                "dtype string."
+            )
+        shape = [_OPEN_LENGTH if n is None else n for n in argument.shape[1:]]
+        if "float" in argument.dtype:
+            values = random.normal(size=(count, *shape))
+        else:
+            values = random.integers(0, 2, (count, *shape))
+        samples.append(values.astype(argument.dtype))
+    return samples
+
+
+def flat_samples(model: Any, data: Any, count: int) -> list[np.ndarray]:
+    """Return an array per input of `model`, in its order, of the first samples.
+
+    Args:
+        model: a `keras.Model`.
+        data: samples in any of the forms that `kerasmem.files.data` lists.
+        count: most samples to take.
+
+    Raises:
+        DataError: if the data does not fit the model.
+    """
+    check_data(model, data)
+    x = sample_inputs(data, count)
+    tensors = getattr(model, "inputs", None)
+    if not tensors:
+        return [np.asarray(array) for array in keras.tree.flatten(x)]
+    if isinstance(x, dict):
+        arrays = [x[tensor.name] for tensor in tensors]
+    else:
+        arrays = keras.tree.flatten(x)
+    return [_fitted(a, t) for a, t in zip(arrays, tensors, strict=True)]
+
+
+def _fitted(array: Any, tensor: Any) -> np.ndarray:
+    """Return the array in the dtype of an input, with the last axis of 1 Keras adds."""
+    array = np.asarray(array, dtype=tensor.dtype)
+    if array.ndim == len(tensor.shape) - 1:
+        return array[..., None]
+    return array[..., 0] if array.ndim == len(tensor.shape) + 1 else array

@@ -1,0 +1,181 @@
+"""A LiteRT file gives what its model gives, or there is no file."""
+
+import time
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+from kerasmem.compression.export import export
+from kerasmem.compression.quantize import Quantize
+from kerasmem.compression.result import CompressionResult
+from kerasmem.errors import ConfigError, DataError, ModelError, OutputError
+from kerasmem.files.litert import LiteRT
+from tests.models import KINDS, chain
+
+L = keras.layers
+ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
+# Elsewhere every export starts TensorFlow in a process of its own.
+FEW = ("conv2d", "nested", "attention", "custom", "tied_embedding", "shared")
+MODELS = FEW if ON_TENSORFLOW else ("custom",)
+RECURRENT = ("recurrent", "bidirectional") if ON_TENSORFLOW else ()
+
+
+@keras.saving.register_keras_serializable("tests")
+class LogDeterminant(L.Layer):
+    def call(self, x):
+        return keras.ops.slogdet(x)[1]
+
+
+@keras.saving.register_keras_serializable("tests")
+class Clock(L.Layer):
+    """Gives something else at any other time: no file can equal it."""
+
+    def call(self, x):
+        return x + time.perf_counter() % 1000
+
+
+def mixed_inputs():
+    """Two inputs in a dict, in another order than their names; two outputs."""
+    picture = keras.Input((8, 8, 3), name="picture")
+    index = keras.Input((4,), dtype="int32", name="index")
+    x = L.Flatten()(L.Conv2D(16, 3, strides=2, activation="relu")(picture))
+    table = L.Flatten()(L.Embedding(40, 8)(index))
+    both = L.Concatenate()([x, table])
+    outputs = {"label": L.Dense(5)(both), "amount": L.Dense(1)(x)}
+    return keras.Model({"picture": picture, "index": index}, outputs)
+
+
+def conv_net():
+    return keras.Sequential(
+        [
+            keras.Input((12, 12, 3)),
+            L.Conv2D(32, 3),
+            L.BatchNormalization(),
+            L.ReLU(),
+            L.Conv2D(32, 3, activation="relu"),
+            L.GlobalAveragePooling2D(),
+            L.Dense(100),
+        ]
+    )
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_the_float_file_equals_the_model_to_1e_5(kind, tmp_path):
+    path = tmp_path / "m.tflite"
+    model = KINDS[kind].make()
+    report = export(model, path, samples=KINDS[kind].inputs())
+    assert report.difference <= 1e-5
+    assert (report.scheme, report.samples) == ("float", 3)
+    assert report.file_bytes == path.stat().st_size
+    x = KINDS[kind].inputs(seed=5)
+    (output,) = LiteRT(path.read_bytes())({model.inputs[0].name: x})
+    expected = keras.ops.convert_to_numpy(model(x))
+    np.testing.assert_allclose(output, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_inputs_keep_their_names_and_outputs_their_order(tmp_path):
+    path = tmp_path / "m.tflite"
+    model = mixed_inputs()
+    report = export(model, path)
+    assert report.difference <= 1e-5
+    random = np.random.default_rng(3)
+    x = {
+        "picture": random.normal(size=(2, 8, 8, 3)).astype("float32"),
+        "index": random.integers(0, 40, (2, 4)).astype("int32"),
+    }
+    file = LiteRT(path.read_bytes(), kernels="reference")
+    assert set(file.inputs) == set(x)
+    outputs = keras.tree.flatten(model(x))
+    for output, expected in zip(file(x), outputs, strict=True):
+        array = keras.ops.convert_to_numpy(expected)
+        np.testing.assert_allclose(output, array, rtol=1e-5, atol=1e-5)
+
+
+QUANTIZED = ("int8", "int8-dynamic", "int4") if ON_TENSORFLOW else ("int4",)
+
+
+@pytest.mark.parametrize("scheme", QUANTIZED)
+def test_quantized_weights_are_exported_as_what_they_stand_for(scheme, tmp_path):
+    layers = [L.Conv2D(16, 3), L.Flatten(), L.Dense(5)]
+    model = chain((6, 6, 8), *layers)
+    Quantize(scheme).apply(model)
+    path = tmp_path / "m.tflite"
+    before = [keras.ops.convert_to_numpy(v) for v in model.variables]
+    assert export(model, path, scheme="float").difference <= 1e-5
+    if ON_TENSORFLOW:
+        assert export(model, path).scheme == "int8-dynamic"
+    for variable, value in zip(model.variables, before, strict=True):
+        assert np.array_equal(keras.ops.convert_to_numpy(variable), value)
+
+
+@pytest.mark.parametrize("kind", ["subclassed", *RECURRENT])
+def test_recurrent_layers_are_exported_for_a_fixed_batch(kind, tmp_path):
+    model, x = KINDS[kind].make(), KINDS[kind].inputs()
+    path = tmp_path / "m.tflite"
+    if ON_TENSORFLOW:
+        fixed = r"TensorListReserve\)\. Next: batch_size=1"
+        with pytest.raises(ModelError, match=fixed):
+            export(model, path, samples=x)
+        assert not path.exists()
+    report = export(model, path, samples=x, batch_size=2)
+    assert report.difference <= 1e-5
+    assert report.samples == 3
+
+
+def test_a_model_in_half_precision_is_exported_in_float32(tmp_path):
+    layers = [L.Conv2D(4, 3, activation="relu"), L.BatchNormalization(), L.Flatten()]
+    with_policy = [
+        type(x).from_config(x.get_config() | {"dtype": "mixed_bfloat16"})
+        for x in layers
+    ]
+    model = chain((6, 6, 2), *with_policy, L.Dense(3, dtype="mixed_bfloat16"))
+    report = export(model, tmp_path / "m.tflite")
+    assert report.difference <= 1e-5
+    assert {layer.compute_dtype for layer in model.layers[1:]} == {"bfloat16"}
+
+
+def test_operations_that_litert_lacks_are_named(tmp_path):
+    path = tmp_path / "m.tflite"
+    with pytest.raises(ModelError, match="no kernel for LogMatrixDeterminant, which"):
+        export(chain((4, 4), LogDeterminant()), path)
+    assert not path.exists()
+
+
+def test_bad_arguments_are_told_before_anything_is_converted(tmp_path):
+    model = KINDS["dense"].make()
+    with pytest.raises(ConfigError, match=r"ends in \.tflite.*m\.onnx"):
+        export(model, tmp_path / "m.onnx")
+    with pytest.raises(ConfigError, match="float, int8-dynamic.*scheme='int3'"):
+        export(model, tmp_path / "m.tflite", scheme="int3")
+    with pytest.raises(ConfigError, match="batch_size is 1 or more.*batch_size=0"):
+        export(model, tmp_path / "m.tflite", batch_size=0)
+    with pytest.raises(DataError, match=r"shape \(2, 9\)"):
+        export(model, tmp_path / "m.tflite", samples=np.zeros((2, 9)))
+    with pytest.raises(ConfigError, match="Expected: samples= with a few inputs"):
+        export(KINDS["subclassed"].make(), tmp_path / "m.tflite")
+
+
+if ON_TENSORFLOW:
+
+    def test_a_file_that_gives_something_else_is_not_written(tmp_path):
+        path = tmp_path / "m.tflite"
+        path.write_bytes(b"before")
+        with pytest.raises(ModelError, match="does not give what the model"):
+            export(chain((4,), Clock()), path)
+        assert path.read_bytes() == b"before"
+        assert list(tmp_path.iterdir()) == [path]
+
+    def test_what_cannot_be_written_is_an_error_of_output(tmp_path):
+        with pytest.raises(OutputError, match="Could not write"):
+            export(KINDS["dense"].make(), Path(tmp_path, "no", "m.tflite"))
+
+    def test_a_dynamic_int8_file_is_smaller_and_near(tmp_path):
+        path = tmp_path / "m.tflite"
+        model = conv_net()
+        report = CompressionResult(model, None, ()).export(path, scheme="int8-dynamic")
+        weights = sum(np.prod(v.shape) for v in model.weights if len(v.shape) > 1)
+        # One byte an entry, but the first kernel is too small to be rounded.
+        assert report.file_bytes < weights + 3 * 864 + 8000
+        assert 0 < report.difference < 0.02
