@@ -4,6 +4,7 @@ from kerasmem import callbacks, errors, memory, optimizers
 from kerasmem.compression.channels import PruneChannels
 from kerasmem.compression.compress import compress
 from kerasmem.compression.distill import Distiller, distill
+from kerasmem.compression.distill import names as distillation
 from kerasmem.compression.prune import Prune
 from kerasmem.compression.quantize import Quantize
 from kerasmem.compression.result import CompressionResult
@@ -24,6 +25,7 @@ __all__ = [
     "compress",
     "compress_activations",
     "distill",
+    "distillation",
     "errors",
     "estimate_memory",
     "find_batch_size",

@@ -25,6 +25,7 @@ def test_the_public_names_are_these_and_all_of_them_are_there():
             "compress",
             "compress_activations",
             "distill",
+            "distillation",
             "errors",
             "estimate_memory",
             "find_batch_size",

@@ -1,48 +1,67 @@
 """What `distill` refuses, each with one clear line."""
 
-import math
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 
+from kerasmem.compression.distill.schedules import is_number
 from kerasmem.errors import ConfigError, ModelError
 
 
-def check_models(teacher: Any, student: Any) -> None:
-    """Raise unless teacher and student are two Keras models.
+def check_models(teachers: Sequence[Any], student: Any) -> None:
+    """Raise unless teachers and student are Keras models.
 
     Raises:
-        ModelError: if one is no model, or both are the same.
+        ModelError: if one is no model, a teacher is the student, or there is none.
     """
-    for role, model in (("teacher", teacher), ("student", student)):
+    if not teachers:
+        raise ModelError("There must be a teacher. Received: an empty list.")
+    roles = [*(("teacher", teacher) for teacher in teachers), ("student", student)]
+    for role, model in roles:
         if not isinstance(model, keras.Model):
             raise ModelError(
                 f"The {role} must be a keras.Model. Received: {role}={model!r} of type "
                 f"{type(model).__name__}."
             )
-    if teacher is student:
+    if any(teacher is student for teacher in teachers):
         raise ModelError(
             "Teacher and student are one and the same model, which would change while "
-            f"it teaches. Received: {teacher.name!r} twice. Next: hand in a clone."
+            f"it teaches. Received: {student.name!r} twice. Next: hand in a clone."
         )
 
 
-def check_numbers(temperature: float, hard_weight: float) -> None:
-    """Raise unless the temperature is above 0 and the weight a share.
+def check_hard_weight(hard_weight: Any) -> None:
+    """Raise unless the weight of the labels is a share.
 
     Raises:
         ConfigError: with the value received.
     """
-    if not (math.isfinite(temperature) and temperature > 0):
-        raise ConfigError(
-            "The temperature must be a number above 0. Received: "
-            f"temperature={temperature!r}. Next: 2 to 8 suits most classifiers."
-        )
-    if not 0 <= hard_weight <= 1:
+    if not is_number(hard_weight) or not 0 <= hard_weight <= 1:
         raise ConfigError(
             "The weight of the labels must be in [0, 1]. Received: "
             f"hard_weight={hard_weight!r}."
         )
+
+
+def teacher_shares(teachers: list[Any], weights: Any) -> list[float]:
+    """Return the share of every teacher, the weights over their sum.
+
+    Args:
+        teachers: the teachers.
+        weights: one number from 0 for each, or None for equal shares.
+
+    Raises:
+        ConfigError: if they are not as many, or not such numbers.
+    """
+    given = [1.0] * len(teachers) if weights is None else list(weights)
+    fits = len(given) == len(teachers) and all(is_number(w) and w >= 0 for w in given)
+    if not fits or sum(given) <= 0:
+        raise ConfigError(
+            f"There is one weight for each of the {len(teachers)} teachers, at least "
+            f"0, and not all are 0. Received: teacher_weights={weights!r}."
+        )
+    return [weight / sum(given) for weight in given]
 
 
 def check_epochs(epochs: int) -> None:

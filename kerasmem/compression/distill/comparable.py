@@ -1,12 +1,8 @@
-"""How far the answers of a student are from those of its teacher.
+"""Two outputs of one meaning, in the numbers that losses take."""
 
-Geoffrey Hinton, Oriol Vinyals, Jeff Dean: Distilling the Knowledge in a Neural
-Network, 2015.
-"""
-
+from dataclasses import dataclass
 from typing import Any
 
-import keras
 from keras import ops
 
 from kerasmem.compression.distill.outputs import Form, Output, Task
@@ -16,70 +12,37 @@ _SMALLEST_PROBABILITY = 1e-30  # its reciprocal, a gradient, still fits a float3
 _BINARY_MARGIN = 1e-7  # the nearest to 1 that float32 tells from 1
 
 
-class CategoricalDivergence(keras.losses.Loss):
-    """T^2 KL(teacher || student) over the classes of the last axis.
-
-    Both distributions are softened by the temperature T; the factor T^2 keeps the
-    size of the gradient the same for every T.
+@dataclass(frozen=True)
+class Comparable:
+    """How one output of the teacher and one of the student become comparable.
 
     Args:
-        temperature: T, above 0.
-        teacher: form of the teacher's output, SOFTMAX or LINEAR.
-        student: form of the student's output.
+        task: what the outputs are for.
+        teacher: form of the teacher's numbers.
+        student: form of the student's.
     """
 
-    def __init__(self, temperature: float, teacher: Form, student: Form) -> None:
-        super().__init__(name="categorical_divergence", dtype="float32")
-        self.temperature = temperature
-        self.teacher = teacher
-        self.student = student
+    task: Task
+    teacher: Form
+    student: Form
 
-    def call(self, y_true: Any, y_pred: Any) -> Any:
-        """Return one value per distribution: the teacher's answer comes first."""
-        teacher = _class_logits(y_true, self.teacher) / self.temperature
-        student = _class_logits(y_pred, self.student) / self.temperature
-        log_ratio = ops.log_softmax(teacher) - ops.log_softmax(student)
-        divergence = ops.sum(ops.softmax(teacher) * log_ratio, axis=-1)
-        return self.temperature**2 * divergence
+    def values(self, taught: Any, learned: Any) -> tuple[Any, Any]:
+        """Return both as logits, or as they are where the task is no question."""
+        return _logits(taught, self.teacher), _logits(learned, self.student)
 
 
-class BinaryDivergence(keras.losses.Loss):
-    """T^2 KL(teacher || student) of independent yes-or-no answers, mean of last axis.
+def comparable(teacher: Output, student: Output) -> Comparable:
+    """Return how two outputs are compared.
 
-    Args:
-        temperature: T, above 0.
-        teacher: form of the teacher's output, SIGMOID or LINEAR.
-        student: form of the student's output.
-    """
-
-    def __init__(self, temperature: float, teacher: Form, student: Form) -> None:
-        super().__init__(name="binary_divergence", dtype="float32")
-        self.temperature = temperature
-        self.teacher = teacher
-        self.student = student
-
-    def call(self, y_true: Any, y_pred: Any) -> Any:
-        """Return one value per sample: the teacher's answer comes first."""
-        teacher = _log_odds(y_true, self.teacher) / self.temperature
-        student = _log_odds(y_pred, self.student) / self.temperature
-        yes = ops.log_sigmoid(teacher) - ops.log_sigmoid(student)
-        no = ops.log_sigmoid(-teacher) - ops.log_sigmoid(-student)
-        divergence = ops.sigmoid(teacher) * yes + ops.sigmoid(-teacher) * no
-        return self.temperature**2 * ops.mean(divergence, axis=-1)
-
-
-def soft_loss(teacher: Output, student: Output, temperature: float) -> Any:
-    """Return the `keras.losses.Loss` that compares one output of the two models.
-
-    Probabilities and the logits of a classifier are compared as distributions;
-    anything else by its mean squared error, which no temperature changes.
+    Probabilities and the logits of a classifier are compared as logits, anything else
+    as it is.
 
     Raises:
         ModelError: if the two outputs cannot mean the same.
     """
     task = _common_task(teacher, student)
     if task is Task.REGRESSION:
-        return keras.losses.MeanSquaredError(dtype="float32")
+        return Comparable(task, Form.LINEAR, Form.LINEAR)
     if teacher.form is Form.UNKNOWN or student.form is Form.UNKNOWN:
         who = "teacher" if teacher.form is Form.UNKNOWN else "student"
         raise ModelError(
@@ -87,8 +50,7 @@ def soft_loss(teacher: Output, student: Output, temperature: float) -> Any:
             f"or probabilities. Next: compile the {who} with the loss that it was "
             "trained with, from_logits=True or False."
         )
-    divergence = CategoricalDivergence if task is Task.CATEGORICAL else BinaryDivergence
-    return divergence(temperature, teacher.form, student.form)
+    return Comparable(task, teacher.form, student.form)
 
 
 def _common_task(teacher: Output, student: Output) -> Task:
@@ -107,15 +69,11 @@ def _common_task(teacher: Output, student: Output) -> Task:
     return known[0] if known else Task.REGRESSION
 
 
-def _class_logits(values: Any, form: Form) -> Any:
+def _logits(values: Any, form: Form) -> Any:
     """Return logits; the logarithm of a softmax is as good as what went into it."""
-    if form is Form.LINEAR:
-        return values
-    return ops.log(ops.maximum(values, _SMALLEST_PROBABILITY))
-
-
-def _log_odds(values: Any, form: Form) -> Any:
-    if form is Form.LINEAR:
-        return values
-    values = ops.clip(values, _BINARY_MARGIN, 1 - _BINARY_MARGIN)
-    return ops.log(values) - ops.log1p(-values)
+    if form is Form.SOFTMAX:
+        return ops.log(ops.maximum(values, _SMALLEST_PROBABILITY))
+    if form is Form.SIGMOID:
+        values = ops.clip(values, _BINARY_MARGIN, 1 - _BINARY_MARGIN)
+        return ops.log(values) - ops.log1p(-values)
+    return values

@@ -3,16 +3,13 @@
 from typing import Any
 
 from kerasmem.backends.seeding import seeded
-from kerasmem.compression.distill.check import (
-    check_epochs,
-    check_models,
-    check_numbers,
-)
+from kerasmem.compression.distill.check import check_epochs, check_models
 from kerasmem.compression.distill.distiller import (
     HARD_WEIGHT,
     TEMPERATURE,
     Distiller,
 )
+from kerasmem.compression.distill.schedules import Schedule
 from kerasmem.errors import ConfigError
 from kerasmem.files.data import check_data, fit_arguments, sample_inputs
 from kerasmem.files.data.forms import first_samples
@@ -26,8 +23,10 @@ def distill(  # noqa: PLR0913  (the public entry point of the contract)
     *,
     epochs: int = 1,
     batch_size: int = 32,
-    temperature: float = TEMPERATURE,
+    losses: Any = None,
+    temperature: float | Schedule = TEMPERATURE,
     hard_weight: float = HARD_WEIGHT,
+    teacher_weights: Any = None,
     validation_data: Any = None,
     loss: Any = None,
     optimizer: Any = None,
@@ -42,14 +41,18 @@ def distill(  # noqa: PLR0913  (the public entry point of the contract)
     are left as they are; a teacher without weights gets them from its first batch.
 
     Args:
-        teacher: a trained model.
+        teacher: a trained model, or a list of them.
         student: the model to train, from the weights that it has.
         data: `x` (then only the teacher teaches), `(x, y)`, `(x, y, sample_weight)`, a
             `tf.data.Dataset` or a `keras.utils.PyDataset`.
         epochs: passes over the data, at least 1.
         batch_size: samples per step, where the data is not batched already.
-        temperature: above 0; 2 to 8 suits most classifiers.
+        losses: what the student learns of the teacher: one or several losses of
+            `km.distillation`, as objects, names or plain data; None for `Logits` alone.
+        temperature: of `Logits` where no losses are given, above 0, a number or a
+            schedule; 2 to 8 suits most classifiers.
         hard_weight: share of the labels in the loss, in [0, 1].
+        teacher_weights: what each of several teachers counts; None for all the same.
         validation_data: data of the same forms, judged after every epoch.
         loss: the student's loss on the labels, instead of its compiled one.
         optimizer: instead of the student's compiled one; its name or a
@@ -71,17 +74,25 @@ def distill(  # noqa: PLR0913  (the public entry point of the contract)
     Example:
         >>> student = km.distill(teacher, student, (x, y), epochs=5)  # doctest: +SKIP
     """
-    check_models(teacher, student)
-    check_numbers(temperature, hard_weight)
+    teachers = list(teacher) if isinstance(teacher, (list, tuple)) else [teacher]
+    check_models(teachers, student)
     check_epochs(epochs)
     check_data(student, data)
-    check_data(teacher, (first_samples(data)["x"],))  # it is asked, not judged
-    if not teacher.built:
-        teacher(sample_inputs(data, 1))
+    sample = sample_inputs(data, 1)
+    for one in teachers:
+        check_data(one, (first_samples(data)["x"],))  # it is asked, not judged
+        if not one.built:
+            one(sample)
     with seeded(seed):
         trained = _copy(student, loss, optimizer)
         distiller = Distiller(
-            teacher, trained, temperature=temperature, hard_weight=hard_weight
+            teachers,
+            trained,
+            losses=losses,
+            temperature=temperature,
+            hard_weight=hard_weight,
+            teacher_weights=teacher_weights,
+            sample=sample,
         )
         distiller.compile(**_settings(trained, data))
         history = distiller.fit(

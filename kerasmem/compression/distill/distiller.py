@@ -1,33 +1,41 @@
 """The model that is trained while a student learns from a teacher."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 from keras import ops
 
+from kerasmem.compression.distill.cached_batch import split_answers
 from kerasmem.compression.distill.check import (
+    check_hard_weight,
     check_models,
-    check_numbers,
-    check_outputs,
+    teacher_shares,
 )
-from kerasmem.compression.distill.frozen import FrozenTeacher
-from kerasmem.compression.distill.losses import soft_loss
-from kerasmem.compression.distill.outputs import describe_outputs
+from kerasmem.compression.distill.dials import Dials, Turning
+from kerasmem.compression.distill.features import LastPass, Reader
+from kerasmem.compression.distill.lesson import Batch, Lesson
+from kerasmem.compression.distill.losses import (
+    DistillationLoss,
+    FeatureLoss,
+    Logits,
+    as_losses,
+)
+from kerasmem.compression.distill.probing import probe_models
+from kerasmem.compression.distill.schedules import Schedule
 
 TEMPERATURE = 4.0
 HARD_WEIGHT = 0.1
 
 
 class Distiller(keras.Model):
-    """Trains a student on labels and on the answers of a teacher.
+    """Trains a student on labels and on what a teacher knows.
 
     The loss of a batch is `hard_weight` times the student's own loss on the labels
-    plus `1 - hard_weight` times the distance to the teacher's answers, and, in full,
-    whatever the student's layers add (regularizers). Without labels, or compiled
-    without a loss, the teacher's answers count alone. Sample weights count in both.
-
-    Probabilities and logits of a classifier are compared as distributions softened by
-    `temperature` (losses.py); the outputs of a regression by their mean squared error.
+    plus `1 - hard_weight` times the distance to the teacher, and, in full, whatever
+    the student's layers add (regularizers). Without labels, or compiled without a
+    loss, the teacher counts alone. Sample weights count in both. The distance is the
+    sum of `losses`, each by its weight; with several teachers, by theirs.
 
     Compile and fit it like any model. The student given is the one that is trained;
     the teacher is only asked, once per step, in inference mode. What `fit` reports:
@@ -35,35 +43,51 @@ class Distiller(keras.Model):
     and `save_weights`, which callbacks use, write the student alone.
 
     Args:
-        teacher: a built model. It may differ from the student in everything but the
-            inputs that it takes and the shape of its outputs.
+        teacher: a built model, or a list of them. It may differ from the student in
+            everything but the inputs that it takes and the shape of its outputs.
         student: the model to train.
-        temperature: above 0; higher shows the student more of the small probabilities.
+        losses: one or several of `km.distillation`, as objects, names or plain data;
+            None for `Logits` alone.
+        temperature: of `Logits` where no losses are given, above 0: a number or a
+            schedule; higher shows the student more of the small probabilities.
         hard_weight: share of the labels in the loss, in [0, 1].
+        teacher_weights: what each of several teachers counts; None for all the same.
+        sample: some inputs, where layers are compared and a model does not tell the
+            shape of its inputs.
 
     Raises:
         ConfigError: if an argument has a value that cannot be used.
-        ModelError: if the teacher has no weights; at the first step, if the outputs of
-            the two models do not fit each other.
+        ModelError: if the teacher has no weights, or lacks a layer that a loss names;
+            at the first step, if the outputs of the models do not fit each other.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (named in the contract)
         self,
         teacher: Any,
         student: Any,
         *,
-        temperature: float = TEMPERATURE,
+        losses: Any = None,
+        temperature: float | Schedule = TEMPERATURE,
         hard_weight: float = HARD_WEIGHT,
+        teacher_weights: Any = None,
+        sample: Any = None,
         name: str = "distiller",
     ) -> None:
-        check_models(teacher, student)
-        check_numbers(temperature, hard_weight)
+        teachers = list(teacher) if isinstance(teacher, (list, tuple)) else [teacher]
+        check_models(teachers, student)
+        check_hard_weight(hard_weight)
         super().__init__(name=name, dtype=student.dtype_policy, autocast=False)
         self.student = student
-        self.temperature = temperature
         self.hard_weight = hard_weight
-        self._frozen = FrozenTeacher(teacher)
-        self._teacher_state = self._frozen.step_state()
+        self.distillation_losses = (
+            (Logits(temperature=temperature),) if losses is None else as_losses(losses)
+        )
+        self._shares = teacher_shares(teachers, teacher_weights)
+        self._lessons = _lessons(teachers, student, self.distillation_losses, sample)
+        taps = [tap for lesson in self._lessons for tap in lesson.student_taps]
+        self._reader = Reader(student, list(dict.fromkeys(taps)))
+        self._last_pass = LastPass()
+        self._dials = Dials(self.distillation_losses)
         self._student_loss = keras.metrics.Mean(name="student_loss")
         self._distillation_loss = keras.metrics.Mean(name="distillation_loss")
         # Its weights are the student's, so callbacks find them before the first step.
@@ -71,8 +95,13 @@ class Distiller(keras.Model):
 
     @property
     def teacher(self) -> Any:
-        """The model that is asked, as it was handed in."""
-        return self._frozen.model
+        """The model that is asked, the first of several."""
+        return self.teachers[0]
+
+    @property
+    def teachers(self) -> list[Any]:
+        """The models that are asked, as they were handed in."""
+        return [lesson.frozen.model for lesson in self._lessons]
 
     @property
     def output_names(self) -> list[str]:
@@ -85,9 +114,31 @@ class Distiller(keras.Model):
         found = super().metrics
         return found if self.loss else [m for m in found if m is not self._student_loss]
 
+    def fit(
+        self,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        epochs: int = 1,
+        verbose: Any = "auto",
+        callbacks: Any = None,
+        **options: Any,
+    ) -> Any:
+        """Train the student, as `keras.Model.fit` does."""
+        turning = Turning(self._dials)
+        if isinstance(callbacks, keras.callbacks.CallbackList):
+            callbacks.append(turning)
+        else:
+            callbacks = [turning, *keras.tree.flatten(callbacks or [])]
+        return super().fit(x, y, batch_size, epochs, verbose, callbacks, **options)
+
     def call(self, inputs: Any, training: bool | None = None) -> Any:  # noqa: FBT001
         """Return the student's outputs."""
-        return self.student(inputs, training=training)
+        x, _ = split_answers(inputs)
+        outputs, features = self._reader(x, training=training)
+        # For `compute_loss`, which Keras calls next with the same outputs.
+        self._last_pass.keep(outputs, features)
+        return outputs
 
     def compute_loss(
         self,
@@ -98,7 +149,7 @@ class Distiller(keras.Model):
         training: bool = True,  # noqa: FBT001, FBT002  (the signature is Keras's)
     ) -> Any:
         """Return the loss of one batch; `y_pred` are the student's outputs for `x`."""
-        soft = self._distance(x, y_pred, sample_weight)
+        soft = self._distance(x, y, y_pred, sample_weight, training)
         samples = ops.shape(keras.tree.flatten(y_pred)[0])[0]
         self._distillation_loss.update_state(soft, sample_weight=samples)
         soft += sum(ops.sum(loss) for loss in self.losses)
@@ -120,22 +171,41 @@ class Distiller(keras.Model):
         """Read the student's weights, as `keras.Model.load_weights` does."""
         self.student.load_weights(filepath, **options)
 
-    def _distance(self, x: Any, y_pred: Any, sample_weight: Any) -> Any:
-        """Return the distance between the outputs of the two models, summed."""
-        answers = self._frozen.answer(x, self._teacher_state)
-        check_outputs(answers, y_pred)
-        taught, learned = keras.tree.flatten(answers), keras.tree.flatten(y_pred)
-        weights = keras.tree.flatten(sample_weight)
-        if len(weights) != len(learned):
-            weights = [sample_weight] * len(learned)
-        losses = self._soft_losses(answers, y_pred)
-        terms = zip(losses, taught, learned, weights, strict=True)
-        return sum(loss(*values) for loss, *values in terms)
-
-    def _soft_losses(self, answers: Any, y_pred: Any) -> list[Any]:
-        pairs = zip(
-            describe_outputs(self.teacher, self.teacher.loss, answers),
-            describe_outputs(self.student, self.loss or self.student.loss, y_pred),
-            strict=True,
+    def _distance(
+        self, x: Any, y: Any, y_pred: Any, sample_weight: Any, training: Any
+    ) -> Any:
+        """Return the distance to all teachers, each by its share."""
+        x, answers = split_answers(x)
+        features = self._last_pass.take(y_pred)
+        if features is None and self._reader.taps:
+            # These outputs were not the last ones made here: Keras builds its metrics
+            # on symbols, for one.
+            _, features = self._reader(x, training=training)
+        loss = self.loss or self.student.loss
+        batch = Batch(None, y_pred, y, sample_weight, self.student, loss)
+        features = features or {}
+        given = answers or [None] * len(self._lessons)
+        return sum(
+            share * lesson.distance(x, batch, features, self._dials.current, kept)
+            for share, lesson, kept in zip(
+                self._shares, self._lessons, given, strict=True
+            )
         )
-        return [soft_loss(*pair, self.temperature) for pair in pairs]
+
+
+def _lessons(
+    teachers: list[Any],
+    student: Any,
+    losses: Sequence[DistillationLoss],
+    sample: Any,
+) -> list[Lesson]:
+    looks_inside = any(isinstance(loss, FeatureLoss) for loss in losses)
+    return [
+        Lesson(
+            teacher,
+            student,
+            losses,
+            probe_models(teacher, student, sample) if looks_inside else None,
+        )
+        for teacher in teachers
+    ]

@@ -7,6 +7,7 @@ import keras
 from keras import ops
 
 from kerasmem import backends
+from kerasmem.compression.distill.features import Reader, Tap
 from kerasmem.errors import ModelError
 
 
@@ -19,18 +20,21 @@ class FrozenTeacher:
 
     Args:
         model: a built `keras.Model`.
+        taps: features to read while it answers.
 
     Raises:
         ModelError: if the model has no weights yet.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, taps: list[Tap]) -> None:
         if not model.built:
             raise ModelError(
                 f"The teacher {model.name!r} has no weights yet. Next: call it on a "
                 "batch of data first."
             )
         self.model = model
+        self.taps = taps
+        self._read = Reader(model, taps)
 
     def step_state(self) -> list[Any]:
         """Return variables for whoever calls `answer` inside a compiled step.
@@ -46,8 +50,8 @@ class FrozenTeacher:
             for v in self.model.variables
         ]
 
-    def answer(self, x: Any, state: list[Any]) -> Any:
-        """Return the teacher's outputs for a batch, in inference mode.
+    def answer(self, x: Any, state: list[Any]) -> tuple[Any, dict[Tap, Any]]:
+        """Return the teacher's outputs for a batch and features, in inference mode.
 
         Args:
             x: inputs as `fit` gives them to a model.
@@ -58,5 +62,6 @@ class FrozenTeacher:
         ]
         scope = keras.StatelessScope(riding) if riding else contextlib.nullcontext()
         with backends.current().inference(), scope:
-            outputs = self.model(x, training=False)
-        return keras.tree.map_structure(ops.stop_gradient, outputs)
+            outputs, features = self._read(x, training=False)
+        outputs = keras.tree.map_structure(ops.stop_gradient, outputs)
+        return outputs, {t: ops.stop_gradient(f) for t, f in features.items()}

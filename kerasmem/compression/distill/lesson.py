@@ -1,0 +1,228 @@
+"""Everything that one teacher tells a student about a batch."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import keras
+from keras import ops
+
+from kerasmem.compression.distill.cache_forms import whole
+from kerasmem.compression.distill.check import check_outputs
+from kerasmem.compression.distill.comparable import Comparable, comparable
+from kerasmem.compression.distill.comparison import Comparison
+from kerasmem.compression.distill.features import Tap
+from kerasmem.compression.distill.frozen import FrozenTeacher
+from kerasmem.compression.distill.losses import (
+    Answers,
+    DistillationLoss,
+    FeatureLoss,
+    OutputLoss,
+)
+from kerasmem.compression.distill.outputs import describe_outputs
+from kerasmem.compression.distill.pairing import pair_layers
+from kerasmem.compression.distill.probing import Probe
+from kerasmem.compression.distill.reduced import Reduced
+from kerasmem.errors import ConfigError, ModelError
+
+Current = Callable[[DistillationLoss, str], Any]
+"""Returns what a scheduled field of a loss is in this epoch."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What teacher and student said of a batch, and what is known of it.
+
+    Args:
+        answers: the teacher's outputs.
+        predictions: the student's outputs.
+        labels: as the data has them, or None.
+        weight: sample weights, or None.
+        student: the student.
+        loss: what it is trained with on labels, or None.
+    """
+
+    answers: Any
+    predictions: Any
+    labels: Any
+    weight: Any
+    student: Any
+    loss: Any
+
+
+class Lesson(keras.layers.Layer):
+    """One teacher, what it is asked, and how the student is compared with it.
+
+    Args:
+        teacher: a built model.
+        student: the model that learns.
+        losses: what is compared.
+        probes: what the layers of both gave for a sample; None without features.
+    """
+
+    def __init__(
+        self,
+        teacher: Any,
+        student: Any,
+        losses: Sequence[DistillationLoss],
+        probes: tuple[Probe, Probe] | None,
+    ) -> None:
+        super().__init__(dtype=student.dtype_policy, autocast=False)
+        self.losses_on_outputs = [x for x in losses if isinstance(x, OutputLoss)]
+        self.comparisons: list[Comparison] = []
+        if probes is not None:
+            for loss in losses:
+                if isinstance(loss, FeatureLoss):
+                    self.comparisons += _comparisons(loss, (teacher, student), probes)
+        taps = dict.fromkeys(c.teacher_tap for c in self.comparisons)
+        self.frozen = FrozenTeacher(teacher, list(taps))
+        self.state = self.frozen.step_state()
+        self.built = True
+
+    @property
+    def student_taps(self) -> list[Tap]:
+        """What has to be read of the student, each once."""
+        return list(dict.fromkeys(c.student_tap for c in self.comparisons))
+
+    def distance(
+        self,
+        x: Any,
+        batch: Batch,
+        features: dict[Tap, Any],
+        current: Current,
+        given: list[Any] | None,
+    ) -> Any:
+        """Return the weighted sum of all losses for a batch.
+
+        Args:
+            x: inputs of the teacher.
+            batch: what is known besides.
+            features: those of the student.
+            current: tells scheduled numbers.
+            given: what the teacher said of the batch before, or None to ask it.
+        """
+        if given is None:
+            answers, taught = self.frozen.answer(x, self.state)
+        else:
+            answers, taught = self._unpacked(given, batch.predictions)
+        batch = replace(batch, answers=answers)
+        return self.on_outputs(batch, current) + self.on_features(
+            taught, features, batch.weight, current
+        )
+
+    def _unpacked(self, given: list[Any], like: Any) -> tuple[Any, dict[Tap, Any]]:
+        """Return kept answers as `FrozenTeacher.answer` would give them."""
+        leaves = keras.tree.flatten(like)
+        outputs = [
+            whole(kept, leaf.shape[-1])
+            for kept, leaf in zip(given, leaves, strict=False)
+        ]
+        features = given[len(leaves) :]
+        return (
+            keras.tree.pack_sequence_as(like, outputs),
+            dict(zip(self.frozen.taps, features, strict=True)),
+        )
+
+    def on_features(
+        self,
+        taught: dict[Tap, Any],
+        learned: dict[Tap, Any],
+        weight: Any,
+        current: Current,
+    ) -> Any:
+        """Return the weighted sum of all losses on features; those of one add up."""
+        total = 0.0
+        for comparison in self.comparisons:
+            pair = comparison.features(
+                taught[comparison.teacher_tap], learned[comparison.student_tap]
+            )
+            value = Reduced(comparison.loss.distances)(*pair, _per_sample(weight))
+            total += current(comparison.loss, "weight") * value
+        return total
+
+    def on_outputs(self, batch: Batch, current: Current) -> Any:
+        """Return the weighted sum of all losses on outputs; those of several add up."""
+        if not self.losses_on_outputs:
+            return 0.0
+        check_outputs(batch.answers, batch.predictions)
+        taught = keras.tree.flatten(batch.answers)
+        learned = keras.tree.flatten(batch.predictions)
+        ways = self._comparables(batch)
+        labels = _labels(batch, len(learned))
+        weights = keras.tree.flatten(batch.weight)
+        if len(weights) != len(learned):
+            weights = [batch.weight] * len(learned)
+        total = 0.0
+        for loss in self.losses_on_outputs:
+            factor = current(loss, "weight")
+            for way, label, *values in zip(
+                ways, labels, taught, learned, weights, strict=True
+            ):
+                total += factor * _soft(loss, way, label, current)(*values)
+        return total
+
+    def _comparables(self, batch: Batch) -> list[Comparable]:
+        teacher = self.frozen.model
+        pairs = zip(
+            describe_outputs(teacher, teacher.loss, batch.answers),
+            describe_outputs(batch.student, batch.loss, batch.predictions),
+            strict=True,
+        )
+        return [comparable(*pair) for pair in pairs]
+
+
+def _comparisons(
+    loss: FeatureLoss, models: tuple[Any, Any], probes: tuple[Probe, Probe]
+) -> list[Comparison]:
+    found = []
+    for teacher, student in pair_layers(loss, models, probes):
+        shapes = probes[0].shape(teacher), probes[1].shape(student)
+        policy = models[1].dtype_policy
+        found.append(Comparison(loss, (teacher, student), shapes, policy))
+    return found
+
+
+def _soft(
+    loss: OutputLoss, way: Comparable, labels: Any, current: Current
+) -> Callable[..., Any]:
+    """Return what compares one output of the two models.
+
+    Raises:
+        ModelError: if the loss is not for what the output is.
+        ConfigError: if it lacks labels.
+    """
+    if way.task not in loss.tasks:
+        raise ModelError(
+            f"{type(loss).__name__} compares the classes of a classifier. Received: an "
+            f"output that is {way.task.value}. Next: use Logits for it."
+        )
+    if loss.needs_labels and labels is None:
+        raise ConfigError(
+            f"{type(loss).__name__} takes labels, and the data has none. Next: hand in "
+            "(x, y), or use Logits."
+        )
+    temperature = current(loss, "temperature")
+
+    def distances(taught: Any, learned: Any) -> Any:
+        values = way.values(taught, learned)
+        return loss.distances(Answers(way.task, *values, temperature, labels))
+
+    return Reduced(distances)
+
+
+def _labels(batch: Batch, count: int) -> list[Any]:
+    """Return the labels of each output, None where there are none."""
+    labels = batch.labels
+    if isinstance(labels, dict) and not isinstance(batch.predictions, dict):
+        labels = [labels.get(name) for name in batch.student.output_names]
+    flat = keras.tree.flatten(labels)
+    return flat if len(flat) == count else [None] * count
+
+
+def _per_sample(weight: Any) -> Any:
+    """Return one weight per sample, of those of several outputs or time steps."""
+    given = [w for w in keras.tree.flatten(weight) if w is not None]
+    if not given:
+        return None
+    rows = [ops.reshape(w, (ops.shape(w)[0], -1)) for w in given]
+    return ops.mean(ops.concatenate(rows, axis=-1), axis=-1)

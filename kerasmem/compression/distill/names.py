@@ -1,0 +1,30 @@
+"""What `losses=` of `km.distill` takes: `km.distillation`."""
+
+from kerasmem.compression.distill.losses import (
+    DIST,
+    DKD,
+    AttentionTransfer,
+    Contrastive,
+    Correlation,
+    Features,
+    Logits,
+    ProbabilisticKnowledgeTransfer,
+    Relational,
+    SimilarityPreserving,
+)
+from kerasmem.compression.distill.schedules import Cosine, Linear
+
+__all__ = [
+    "DIST",
+    "DKD",
+    "AttentionTransfer",
+    "Contrastive",
+    "Correlation",
+    "Cosine",
+    "Features",
+    "Linear",
+    "Logits",
+    "ProbabilisticKnowledgeTransfer",
+    "Relational",
+    "SimilarityPreserving",
+]
