@@ -39,6 +39,7 @@ def test_the_public_names_are_these_and_all_of_them_are_there():
     )
     assert all(hasattr(km, name) for name in km.__all__)
     assert km.callbacks.__all__ == [
+        "ChannelSparsity",
         "GradientMonitor",
         "MemoryMonitor",
         "MemoryTimeline",

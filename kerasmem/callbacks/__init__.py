@@ -1,8 +1,15 @@
 """What goes into `model.fit(callbacks=[...])`."""
 
+from kerasmem.callbacks.channel_sparsity import ChannelSparsity
 from kerasmem.callbacks.gradient_monitor import GradientMonitor
 from kerasmem.callbacks.memory_monitor import MemoryMonitor
 from kerasmem.callbacks.memory_timeline import MemoryTimeline
 from kerasmem.callbacks.pruning import Pruning
 
-__all__ = ["GradientMonitor", "MemoryMonitor", "MemoryTimeline", "Pruning"]
+__all__ = [
+    "ChannelSparsity",
+    "GradientMonitor",
+    "MemoryMonitor",
+    "MemoryTimeline",
+    "Pruning",
+]

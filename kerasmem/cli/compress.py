@@ -41,6 +41,7 @@ def add_to(commands: Any) -> None:
         metavar="0.5",
         help="share of channels to remove, before all else",
     )
+    _add_channels(parser)
     parser.add_argument(
         "--quantize",
         metavar="SCHEME",
@@ -93,6 +94,31 @@ def _add_pruning(parser: Any) -> None:
     )
 
 
+def _add_channels(parser: Any) -> None:
+    parser.add_argument(
+        "--prune-channels-of",
+        metavar="NAME",
+        help="what that share is of: channels, parameters, multiplications, memory, "
+        "latency (channels)",
+    )
+    parser.add_argument(
+        "--prune-channels-criterion",
+        metavar="NAME",
+        help="what matters, such as taylor with --data (l2)",
+    )
+    parser.add_argument(
+        "--prune-channels-scope",
+        metavar="NAME",
+        help="what is ranked together: layer, global, isomorphic (layer)",
+    )
+    parser.add_argument(
+        "--prune-channels-rounds",
+        type=at_least(1),
+        metavar="N",
+        help="in so many rounds, with --fine-tune-epochs after each (1)",
+    )
+
+
 def run(options: Namespace) -> Outcome:
     """Compress the model, write it, and return it before and after."""
     from kerasmem.compression.compress import compress
@@ -128,8 +154,9 @@ def _steps(options: Namespace) -> list[Any]:
     from kerasmem.compression.quantize import Quantize
 
     steps: list[Any] = []
+    channels = _channels(options)
     if options.prune_channels is not None:
-        steps.append(PruneChannels(options.prune_channels))
+        steps.append(PruneChannels(options.prune_channels, **channels))
     if options.prune is not None:
         steps.append(Prune(options.prune, **_pruning(options)))
     if options.quantize is not None:
@@ -152,6 +179,16 @@ def _pruning(options: Namespace) -> dict[str, Any]:
         "exclude": options.prune_exclude,
         **{name: value for name, value in named.items() if value is not None},
     }
+
+
+def _channels(options: Namespace) -> dict[str, Any]:
+    fields = ("of", "criterion", "scope", "rounds")
+    named = {name: getattr(options, f"prune_channels_{name}") for name in fields}
+    given = {name: value for name, value in named.items() if value is not None}
+    if given and options.prune_channels is None:
+        flag = f"--prune-channels-{next(iter(given))}"
+        raise ConfigError(f"{flag} says how channels go. Next: add --prune-channels.")
+    return given
 
 
 def _check(options: Namespace) -> None:

@@ -91,6 +91,22 @@ def test_compress_removes_channels_and_stock_keras_opens_the_file(folder, kerasm
     assert small.output_shape == load_model("model.keras").output_shape
 
 
+def test_compress_removes_channels_as_it_was_told(folder, kerasmem):
+    line = (
+        "compress model.keras -o small.keras --prune-channels 0.5 --data data.npz "
+        "--prune-channels-of parameters --prune-channels-criterion taylor "
+        "--prune-channels-scope isomorphic --prune-channels-rounds 2 --json"
+    )
+    report = kerasmem(line).json["report"]
+    assert report["after"]["parameters"] <= 0.5 * report["before"]["parameters"]
+    (step,) = report["steps"]
+    told = {"of": "parameters", "criterion": "taylor", "scope": "isomorphic"}
+    assert step.items() >= (told | {"rounds": 2}).items()
+    call = kerasmem("compress model.keras -o b.keras --prune-channels-rounds 2")
+    assert call.code == 2
+    assert "Next: add --prune-channels." in call.err
+
+
 def test_compress_measures_in_batches_of_the_size_it_was_told(folder, kerasmem):
     line = "compress model.keras -o small.keras --prune 0.5 --data data.npz --json"
     sizes = {

@@ -1,0 +1,88 @@
+"""Training that makes whole channels small, before they are removed."""
+
+from typing import Any
+
+import keras
+
+from kerasmem.callbacks.attachment import Attachment
+from kerasmem.compression.channels.penalty import PENALTIES, ChannelPenalty
+from kerasmem.errors import ConfigError
+
+
+class ChannelSparsity(keras.callbacks.Callback):
+    """Adds a penalty to the loss that makes channels small which are not needed.
+
+    For the training before `km.PruneChannels`: what is small by then can go with little
+    harm. After `fit` the model's loss is what it was.
+
+    | key in `logs` | what it is |
+    |---|---|
+    | `channel_penalty` | the sum over channels, without `strength` |
+
+    Args:
+        strength: what the penalty is multiplied with before it is added to the loss;
+            1e-5 to 1e-3 is usual.
+        penalty: `"group_lasso"`: of every channel the L2 norm of all weights that make
+            it, in all layers that lose it together (Wen et al., "Learning Structured
+            Sparsity in Deep Neural Networks", 2016); `"batch_norm"`: the absolute
+            scale that BatchNormalization gives it (Liu et al., "Learning Efficient
+            Convolutional Networks through Network Slimming", 2017).
+
+    Raises:
+        ConfigError: if a value is out of its range.
+        ModelError: at the start of `fit`, if the model has no such channels.
+
+    Example:
+        >>> layers = [keras.layers.Dense(5), keras.layers.Dense(1)]
+        >>> model = keras.Sequential([keras.Input((4,)), *layers])
+        >>> model.compile("sgd", "mse")
+        >>> x, y = keras.ops.ones((8, 4)), keras.ops.ones((8, 1))
+        >>> sparse = ChannelSparsity(1e-3)
+        >>> history = model.fit(x, y, verbose=0, callbacks=[sparse]).history
+        >>> sorted(history)
+        ['channel_penalty', 'loss']
+    """
+
+    async_safe = True
+
+    def __init__(self, strength: float = 1e-4, *, penalty: str = "group_lasso") -> None:
+        super().__init__()
+        is_number = isinstance(strength, int | float) and not isinstance(strength, bool)
+        if not is_number or not 0 < strength < float("inf"):
+            raise ConfigError(
+                "The strength of ChannelSparsity is a number above 0. Received: "
+                f"strength={strength!r}."
+            )
+        if penalty not in PENALTIES:
+            raise ConfigError(
+                f"The penalty of ChannelSparsity is one of {', '.join(PENALTIES)}. "
+                f"Received: penalty={penalty!r}."
+            )
+        self._strength = strength
+        self._kind = penalty
+        self._penalty: ChannelPenalty | None = None
+        self._attachment: Attachment | None = None
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Add the penalty to the loss."""
+        self.detach()
+        self._penalty = ChannelPenalty(self.model, self._kind)
+        undo = self._penalty.added_to_loss(self._strength)
+        self._attachment = Attachment(self.model, undo)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Write the penalty into `logs`."""
+        if logs is not None and self._penalty is not None:
+            # Asking for the model brings its weights up to date on JAX.
+            _ = self.model
+            logs["channel_penalty"] = float(keras.ops.convert_to_numpy(self._penalty()))
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Take the penalty off again."""
+        self.detach()
+
+    def detach(self) -> None:
+        """Take the penalty off the loss now; a second call is a no-op."""
+        if self._attachment is not None:
+            self._attachment.release()
+            self._attachment = None
