@@ -1,5 +1,6 @@
 """Frozen data that the rest of kerasmem passes around and reports read."""
 
+from kerasmem.records.activation_range import ActivationRange
 from kerasmem.records.change import WeightChange
 from kerasmem.records.device_settings import CardStatus, DeviceStatus
 from kerasmem.records.estimate import (
@@ -32,6 +33,7 @@ __all__ = [
     "ESTIMATE_CATEGORIES",
     "MEASURED",
     "PHASES",
+    "ActivationRange",
     "Block",
     "CardStatus",
     "Cause",
