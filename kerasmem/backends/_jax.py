@@ -136,6 +136,15 @@ class JaxBackend(PlainBackend):
         """Return the function: what is compiled is a graph, not Python code."""
         return function
 
+    def after(self, value: Any, other: Any) -> Any:
+        """Return `value`, in a trace by a choice that needs `other` and is foregone."""
+        if not isinstance(other, jax.core.Tracer) or not other.size:
+            return value
+        # XLA drops its own barrier before it schedules for a CPU. It does not see that
+        # a truth value is never 2.
+        truth = jax.numpy.ravel(other)[0] != 0
+        return jax.numpy.where(truth.astype("int8") == 2, 0, value).astype(value.dtype)
+
     def inference(self) -> AbstractContextManager[Any]:
         """Return a scope that does nothing: JAX records only inside `jax.grad`."""
         return nullcontext()

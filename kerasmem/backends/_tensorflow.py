@@ -29,6 +29,12 @@ from kerasmem.backends.state import VariableState, hidden_variable
 from kerasmem.backends.tracing import count_traces
 from kerasmem.records import DeviceReading
 
+_MOVES = (
+    *("Cast", "ExpandDims", "Identity", "MirrorPad", "Pad", "PadV2"),
+    *("Reshape", "SpaceToBatchND", "Squeeze", "Transpose"),
+)
+"""Operations that may become one with the operation that takes what they give."""
+
 
 class TensorFlowBackend:
     """What kerasmem asks of TensorFlow."""
@@ -154,6 +160,17 @@ class TensorFlowBackend:
     ) -> AbstractContextManager[Callable[[Sequence[tf.Tensor]], None]]:
         """Return a scope that waits for the gradient and for the scope before."""
         return _tensorflow_turns.in_turn(gradient, variable)
+
+    def after(self, value: Any, other: Any) -> Any:
+        """Return `value`, held back in a graph until `other` is there."""
+        if tf.executing_eagerly():
+            return value
+        # oneDNN makes one operation of a convolution and the padding before it: what
+        # the convolution takes must not wait for the padding.
+        while other.op.type in _MOVES:
+            other = other.op.inputs[0]
+        with tf.control_dependencies([other]):
+            return tf.identity(value)
 
     def inference(self) -> AbstractContextManager[Any]:
         """Return a scope that does nothing: a tape records only where one is open."""

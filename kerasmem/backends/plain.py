@@ -36,6 +36,10 @@ class PlainBackend(ABC):
         """Return the gradient: none is sparse here."""
         return gradient
 
+    def after(self, value: Any, other: Any) -> Any:  # noqa: ARG002
+        """Return `value`: operations run one after the other."""
+        return value
+
     def in_turn(
         self,
         gradient: Any,  # noqa: ARG002 - another backend needs it

@@ -213,6 +213,15 @@ class Backend(Protocol):
         """
         ...
 
+    def after(self, value: Any, other: Any) -> Any:
+        """Return `value` as a tensor that nothing is made of before `other` is there.
+
+        A graph runs whatever has its inputs, and a compiler may put what needs little
+        before all else: this holds it back. Where operations run one after the other
+        as they are called, it is `value` itself.
+        """
+        ...
+
     def inference(self) -> AbstractContextManager[Any]:
         """Return a scope in which no backward pass is recorded."""
         ...

@@ -241,6 +241,7 @@ def _write_page(options: Namespace, result: Any) -> None:
 
 def _outcome(options: Namespace, result: Any) -> Outcome:
     from kerasmem.report.comparison import before_and_after
+    from kerasmem.report.quantization import noise_table, worst_first
     from kerasmem.report.tables import comparison_table
 
     report, changes = result.report, result.changes
@@ -259,4 +260,5 @@ def _outcome(options: Namespace, result: Any) -> Outcome:
         "--report). Files are without optimizer state, the first as Keras saves it."
     )
     table = comparison_table(before_and_after(report), str(options.output))
-    return Outcome(data, (table, summary))
+    noise = (noise_table(changes),) if worst_first(changes) else ()
+    return Outcome(data, (table, *noise, summary))

@@ -143,4 +143,3 @@ def file_bytes(model: Any, *, stored: bool = False) -> int:
             "Could not write a temporary file to measure its size, in "
             f"{tempfile.gettempdir()!r}: {error}"
         ) from error
-

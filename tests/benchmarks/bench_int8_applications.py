@@ -1,8 +1,9 @@
 """int8 of keras.applications: file, RAM, and the error of every quantized layer.
 
-Run by hand: python tests/benchmarks/bench_int8_applications.py
+Run by hand: python tests/benchmarks/bench_int8_applications.py [NET...]
 """
 
+import sys
 import tempfile
 from pathlib import Path
 
@@ -10,10 +11,15 @@ import keras
 import numpy as np
 
 import kerasmem as km
-from kerasmem.cli.main import main as kerasmem
-from kerasmem.graph.values import to_numpy
+from kerasmem.files.save import save_stored
+from kerasmem.graph.clone import clone
+from kerasmem.graph.values import nbytes, to_numpy
 
 SIZE = 96
+NETS = (
+    *("VGG16", "ResNet50", "InceptionV3", "Xception", "ConvNeXtTiny"),
+    *("MobileNetV2", "EfficientNetB0", "DenseNet121", "NASNetMobile"),
+)
 
 
 def calibrated(name, size=SIZE):
@@ -44,22 +50,31 @@ def layer_errors(model, small, images):
     return errors
 
 
+def ratios(model, small, folder):
+    """Return how many times smaller file and weights in RAM are."""
+    save_stored(model, Path(folder) / "float.keras")
+    km.save_model(small, Path(folder) / "int8.keras")
+    sizes = [(Path(folder) / f"{n}.keras").stat().st_size for n in ("float", "int8")]
+    weights = [sum(map(nbytes, each.weights)) for each in (model, small)]
+    return sizes[0] / sizes[1], weights[0] / weights[1]
+
+
 def main():
-    for name in ("ResNet50", "MobileNetV2"):
-        model, images = calibrated(name)
+    for name in sys.argv[1:] or NETS:
+        size = 128 if name == "NASNetMobile" else SIZE
+        model, images = calibrated(name, size)
+        small = clone(model)
+        km.Quantize("int8").apply(small)
         with tempfile.TemporaryDirectory() as folder:
-            path, out = Path(folder) / "float.keras", Path(folder) / "int8.keras"
-            model.save(path)
-            kerasmem(["compress", str(path), "-o", str(out), "--quantize", "int8"])
-            small = km.load_model(out)
-            ratio = path.stat().st_size / out.stat().st_size
-        ram = sum(a.nbytes for a in model.get_weights()) / sum(
-            a.nbytes for a in small.get_weights()
-        )
+            file_ratio, ram_ratio = ratios(model, small, folder)
         errors = layer_errors(model, small, images)
+        exact, found = (m.predict(images, verbose=0) for m in (model, small))
+        apart = np.linalg.norm(found - exact) / np.linalg.norm(exact)
         print(
-            f"{name}: file {ratio:.2f}x smaller, weights in RAM {ram:.2f}x, "
-            f"{len(errors)} int8 layers, worst relative L2 {max(errors.values()):.2%}"
+            f"{name}: file {file_ratio:.2f}x smaller, weights in RAM {ram_ratio:.2f}x, "
+            f"{len(errors)} int8 layers, worst relative L2 {max(errors.values()):.2%}, "
+            f"outputs {apart:.2%}",
+            flush=True,
         )
 
 

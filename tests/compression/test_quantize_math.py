@@ -1,13 +1,22 @@
 """The laws of int8."""
 
+import keras
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from kerasmem.compression.quantize.math import dequantize, quantize
+from kerasmem.compression.quantize.coding import unpack_int4
+from kerasmem.compression.quantize.math import (
+    dequantize,
+    pack_int4,
+    quantize,
+    quantize_affine,
+)
+from kerasmem.compression.quantize.rows import Rows
 from kerasmem.errors import ModelError
+from kerasmem.graph.values import to_numpy
 
 FINITE = st.floats(-(2.0**90), 2.0**90, width=32)
 WEIGHTS = arrays.arrays(
@@ -20,9 +29,9 @@ def axes_of(weights, last_is_channel):
 
 
 @settings(derandomize=True, max_examples=150, deadline=None)
-@given(WEIGHTS, st.booleans())
-def test_no_entry_is_off_by_more_than_half_a_scale(weights, last_is_channel):
-    codes, scales = quantize(weights, axes_of(weights, last_is_channel))
+@given(WEIGHTS, st.booleans(), st.sampled_from([4, 8]))
+def test_no_entry_is_off_by_more_than_half_a_scale(weights, last_is_channel, bits):
+    codes, scales = quantize(weights, axes_of(weights, last_is_channel), bits)
     exact = codes.astype(np.float64) * scales.astype(np.float64)
     slack = 1e-6 * np.abs(weights)  # the scale itself is rounded to float32
     assert (np.abs(exact - weights) <= scales / 2 + slack).all()
@@ -60,3 +69,74 @@ def test_a_channel_of_zeros_is_exact():
 def test_weights_that_are_not_finite_are_refused(bad):
     with pytest.raises(ModelError, match=r"NaN or infinity .* 1 such entries of 4"):
         quantize(np.array([[1.0, bad], [0.0, 2.0]]), (0,))
+
+
+@settings(derandomize=True, max_examples=150, deadline=None)
+@given(WEIGHTS, st.booleans(), st.sampled_from([4, 8]))
+def test_affine_codes_are_as_close_and_keep_zero(weights, last_is_channel, bits):
+    axes = axes_of(weights, last_is_channel)
+    codes, scales, zeros = quantize_affine(weights, axes, bits)
+    steps = codes.astype(np.float64) - zeros
+    exact = steps * scales.astype(np.float64)
+    slack = 1e-6 * np.abs(weights).max(axis=axes, keepdims=True, initial=0)
+    assert (np.abs(exact - weights) <= scales / 2 + slack).all()
+    assert (exact[weights == 0] == 0).all()
+    assert np.abs(codes + 0.5).max(initial=0) <= 2 ** (bits - 1) - 0.5
+
+
+@settings(derandomize=True, max_examples=60, deadline=None)
+@given(
+    arrays.arrays(
+        np.int8,
+        arrays.array_shapes(min_dims=1, max_dims=4, max_side=5),
+        elements=st.integers(-8, 7),
+    ),
+    st.data(),
+)
+def test_int4_codes_come_back_from_their_bytes_which_are_those_of_keras(codes, data):
+    axis = data.draw(st.integers(0, codes.ndim - 1))
+    packed = pack_int4(codes, axis)
+    theirs, *_ = keras.quantizers.pack_int4(codes, axis=axis)
+    np.testing.assert_array_equal(packed, to_numpy(theirs))
+    tensor = keras.ops.convert_to_tensor(packed)
+    back = to_numpy(unpack_int4(tensor, axis, codes.shape[axis]))
+    np.testing.assert_array_equal(back, codes)
+
+
+@settings(derandomize=True, max_examples=150, deadline=None)
+@given(WEIGHTS, st.data(), st.integers(2, 9))
+def test_a_layout_in_groups_loses_nothing(weights, data, size):
+    every = list(range(weights.ndim))
+    axes = sorted(data.draw(st.sets(st.sampled_from(every), min_size=1)))
+    rows = Rows(weights.shape, tuple(axes), size)
+    stored = rows.store(weights, np)
+    assert stored.shape == rows.stored_shape
+    assert stored.shape[rows.axis] <= size
+    np.testing.assert_array_equal(rows.restore(stored, np), weights)
+    assert stored.size - weights.size < rows.groups * weights.size
+    for axis in set(every) - set(axes):
+        assert stored.shape[rows.stored_axis(axis)] == weights.shape[axis]
+
+
+def test_rounded_weights_are_those_of_keras_fake_quantization():
+    weights = np.random.default_rng(0).normal(size=(40, 30)).astype("float32")
+    codes, scales = quantize(weights, (0,))
+    limits = np.abs(weights).max(axis=0)
+    theirs = keras.quantizers.fake_quant_with_min_max_vars(
+        weights, -limits, limits, num_bits=8, narrow_range=True, axis=1
+    )
+    np.testing.assert_allclose(dequantize(codes, scales), to_numpy(theirs), atol=1e-6)
+    same, _ = keras.quantizers.abs_max_quantize(weights, axis=0, to_numpy=True)
+    assert (np.asarray(same) == codes).mean() > 0.999
+
+
+def test_affine_weights_are_those_of_keras_fake_quantization():
+    weights = np.random.default_rng(0).uniform(-1, 3, (40, 30)).astype("float32")
+    rounded = dequantize(*quantize_affine(weights, (0,)))
+    theirs = keras.quantizers.fake_quant_with_min_max_vars(
+        weights, weights.min(0), weights.max(0), num_bits=8, axis=1
+    )
+    apart = np.abs(rounded - to_numpy(theirs))
+    # They move the ends of the range, and so where exactly halves are rounded to.
+    assert np.median(apart) < 1e-6
+    assert apart.max() < 4 / 255 + 1e-6

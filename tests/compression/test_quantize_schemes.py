@@ -348,3 +348,14 @@ def test_a_kernel_of_zeros_stays_one(scheme):
 def test_bad_choices_are_errors(arguments, message):
     with pytest.raises(ConfigError, match=message):
         Quantize(**arguments)
+
+
+def test_a_padding_before_a_convolution_may_become_one_with_it():
+    padded = [L.ZeroPadding2D(3), L.Conv2D(8, 7, strides=2), L.ReLU(), L.Flatten()]
+    model = chain((32, 32, 3), *padded, L.Dense(2))
+    Quantize("int8").apply(model)
+    x = np.random.default_rng(0).normal(size=(2, 32, 32, 3)).astype("float32")
+    model.compile()
+    np.testing.assert_allclose(
+        model.predict(x, verbose=0), outputs(model, x), rtol=1e-4, atol=1e-5
+    )

@@ -8,8 +8,10 @@ from typing import Any
 
 import keras
 
+from kerasmem.compression.quantize.coding import Coded
 from kerasmem.compression.quantize.math import LIMIT
-from kerasmem.compression.quantize.products import is_convolution, product
+from kerasmem.compression.quantize.products import in_blocks, is_convolution, product
+from kerasmem.compression.quantize.rows import Rows
 from kerasmem.compression.quantize.variable import QuantizedVariable
 
 
@@ -18,9 +20,9 @@ def dynamic_product(layer: Any, inputs: Any, kernel: QuantizedVariable) -> Any:
 
     What is summed up together shares a scale: in a Dense or EinsumDense each vector
     that the kernel multiplies has its own, in a convolution each sample. The products
-    of a Dense or EinsumDense are summed as int32, exactly. No backend convolves int8
-    on every device: there the integers are summed as float32, exactly too where a
-    channel sums over at most 1,040 products, beyond to the rounding of float32.
+    of a Dense or EinsumDense are summed as int32, exactly. In a convolution integers
+    are summed as float32, exactly too where a channel sums over at most 1,040 products,
+    beyond to the rounding of float32.
 
     Args:
         layer: one of which `is_product` is true.
@@ -32,19 +34,29 @@ def dynamic_product(layer: Any, inputs: Any, kernel: QuantizedVariable) -> Any:
     largest = ops.max(ops.abs(exact), axis=summed_axes(layer, exact), keepdims=True)
     scales = ops.where(largest == 0, ops.ones_like(largest), largest / LIMIT)
     codes = ops.round(exact / scales)
-    weight_codes, weight_scales = kernel.codes.value, kernel.scales.value
-    if is_convolution(layer):
-        total = product(layer, codes, ops.cast(weight_codes, "float32"))
-        if layer.data_format == "channels_first":
-            weight_scales = ops.reshape(weight_scales, (1, -1, *[1] * layer.rank))
-        both = scales * weight_scales
-    else:
-        total = product(layer, ops.cast(codes, "int8"), weight_codes)
-        # Scales have length 1 along what is summed over: a sum of one product.
-        axes = kernel.coding.axes
-        shape = [1 if axis in axes else n for axis, n in enumerate(kernel.shape)]
-        both = product(layer, scales, ops.broadcast_to(weight_scales, shape))
+    # No backend convolves int8 on every device.
+    dtype = "float32" if is_convolution(layer) else "int8"
+    codes = ops.cast(codes, dtype)
+
+    def multiply(coded: Coded, _: Rows | None) -> Any:
+        return product(layer, codes, ops.cast(coded.codes, dtype))
+
+    total = in_blocks(layer, codes, kernel, multiply)
+    both = _product_scales(layer, scales, kernel)
     return ops.cast(ops.cast(total, "float32") * both, layer.compute_dtype)
+
+
+def _product_scales(layer: Any, scales: Any, kernel: QuantizedVariable) -> Any:
+    """Return what the summed integers are multiplied by."""
+    own = kernel.scales.value
+    if is_convolution(layer):
+        if layer.data_format == "channels_first":
+            own = keras.ops.reshape(own, (1, -1, *[1] * layer.rank))
+        return scales * own
+    # Scales have length 1 along what is summed over: a sum of one product.
+    axes = kernel.coding.axes
+    shape = [1 if axis in axes else n for axis, n in enumerate(kernel.shape)]
+    return product(layer, scales, keras.ops.broadcast_to(own, shape))
 
 
 def summed_axes(layer: Any, inputs: Any) -> tuple[int, ...]:

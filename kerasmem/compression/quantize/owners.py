@@ -11,6 +11,7 @@ from kerasmem.compression.quantize.products import (
     has_lora,
     in_blocks,
     is_product,
+    product,
 )
 from kerasmem.compression.quantize.variable import QuantizedVariable
 from kerasmem.graph.layers import sublayers
@@ -51,7 +52,13 @@ class QuantizedProduct(QuantizedOwner):
             if kernel.dynamic:
                 return finished(self, dynamic_product(self, inputs, kernel))
             if kernel.block_count > 1:
-                return finished(self, in_blocks(self, inputs, kernel))
+                outputs = in_blocks(
+                    self,
+                    inputs,
+                    kernel,
+                    lambda *part: product(self, inputs, kernel.decoded(*part)),
+                )
+                return finished(self, outputs)
         return super().call(inputs, *args, **kwargs)
 
 

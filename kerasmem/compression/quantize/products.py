@@ -1,11 +1,12 @@
 """The layers that multiply by one kernel, taken apart: product, bias, activation."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
 
-from kerasmem import backends
+from kerasmem.compression.quantize.coding import Coded
+from kerasmem.compression.quantize.rows import Rows
 from kerasmem.compression.quantize.variable import QuantizedVariable
 
 _CONVOLUTIONS = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
@@ -80,22 +81,29 @@ def block_axes(layer: Any) -> tuple[int, int] | None:
     return max(axes, key=lambda pair: layer.kernel.shape[pair[0]], default=None)
 
 
-def in_blocks(layer: Any, inputs: Any, kernel: QuantizedVariable) -> Any:
-    """Return the layer's product with a kernel of which only a part is float at once.
+def in_blocks(
+    layer: Any,
+    inputs: Any,
+    kernel: QuantizedVariable,
+    multiply: Callable[[Coded, Rows | None], Any],
+) -> Any:
+    """Return the layer's product with a kernel, one block of output channels at a time.
 
     Args:
-        layer: one of which `block_axes` is known.
-        inputs: its inputs.
-        kernel: its kernel, in `block_count` blocks.
+        layer: one of which `is_product` is true.
+        inputs: its inputs; no block is begun before they are there.
+        kernel: its kernel.
+        multiply: returns the product with some output channels of the kernel, given as
+            tensors.
     """
     axes = block_axes(layer)
-    assert axes is not None  # noqa: S101 - the number of blocks came from here
+    if kernel.block_count == 1 or axes is None:
+        return multiply(*kernel.tensors(inputs))
     axis, place = axes
     outputs = []
     for start, stop in _cuts(kernel.shape[axis], kernel.block_count):
-        with backends.current().in_turn(inputs, kernel.codes) as finish:
-            outputs.append(product(layer, inputs, kernel.part(axis, start, stop)))
-            finish(outputs[-1:])
+        before = outputs[-1] if outputs else inputs
+        outputs.append(multiply(*kernel.tensors(before, (axis, start, stop))))
     return keras.ops.concatenate(outputs, axis=place)
 
 

@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import keras
 
 from kerasmem import backends
 from kerasmem.compression.quantize.coding import Coded, Coding
+from kerasmem.compression.quantize.rows import Rows
 from kerasmem.graph.values import represents, to_numpy
 
 _SUFFIXES = ("", "_scale", "_zero_point")
@@ -61,12 +63,7 @@ class QuantizedVariable(keras.Variable):
         """The float weight, a fresh tensor."""
         if self._hoisted is not None:
             return self._hoisted
-        if self._waits_for is None:
-            return self._decoded(self._tensors(), self._rows)
-        with backends.current().in_turn(self._waits_for, self.codes) as finish:
-            value = self._decoded(self._tensors(), self._rows)
-            finish([value])
-        return value
+        return self.decoded(*self.tensors(self._waits_for))
 
     @contextmanager
     def made_after(self, inputs: Any) -> Iterator[None]:
@@ -100,22 +97,34 @@ class QuantizedVariable(keras.Variable):
         ops = keras.ops
         flat = ops.reshape(indices, (-1,))
         rows = None if self._rows is None else self._rows.narrowed(0, -1)
-        found = self._decoded(self._tensors().map(taken), rows)
+        found = self.decoded(self.tensors()[0].map(taken), rows)
         return ops.reshape(found, (*ops.shape(indices), self._own_shape[1]))
 
-    def part(self, axis: int, start: int, stop: int) -> Any:
-        """Return a slice of the float weight, without the rest of it.
+    def tensors(
+        self, after: Any = None, part: tuple[int, int, int] | None = None
+    ) -> tuple[Coded, Rows | None]:
+        """Return tensors that stand for the weight, and how they are laid out.
 
         Args:
-            axis: one that is not summed over.
-            start: where it begins along this axis.
-            stop: where it ends.
+            after: a tensor that is to be there before anything is made of them.
+            part: an axis that is not summed over, where to begin along it and where to
+                end; None for the whole weight.
         """
-        rows = self._rows
-        place = axis if rows is None else rows.stored_axis(axis)
-        cut = (*(slice(None) for _ in range(place)), slice(start, stop))
-        coded = self._tensors().map(lambda x: x if x.shape[place] == 1 else x[cut])
-        return self._decoded(coded, rows and rows.narrowed(axis, stop - start))
+        coded, rows = self.coded.map(lambda variable: variable.value), self._rows
+        if part is not None:
+            axis, start, stop = part
+            place = axis if rows is None else rows.stored_axis(axis)
+            cut = (*(slice(None) for _ in range(place)), slice(start, stop))
+            coded = coded.map(lambda x: x if x.shape[place] == 1 else x[cut])
+            rows = rows and rows.narrowed(axis, stop - start)
+        if after is not None:
+            codes = backends.current().after(coded.codes, after)
+            coded = replace(coded, codes=codes)
+        return coded, rows
+
+    def decoded(self, coded: Coded, rows: Rows | None) -> Any:
+        """Return the float weight, or part of it, that tensors stand for."""
+        return self.coding.decode(coded, rows, self._own_dtype)
 
     def assign(self, value: Any) -> Any:
         """Replace the weight by `value`, quantized anew (on the host)."""
@@ -123,12 +132,6 @@ class QuantizedVariable(keras.Variable):
         for variable, new in zip(self.coded.parts, coded.parts, strict=True):
             variable.assign(new)
         return self.value
-
-    def _tensors(self) -> Coded:
-        return self.coded.map(lambda variable: variable.value)
-
-    def _decoded(self, coded: Coded, rows: Any) -> Any:
-        return self.coding.decode(coded, rows, self._own_dtype)
 
     name = property(lambda self: self._own_name)
     path = property(lambda self: self._own_path)

@@ -1,0 +1,33 @@
+"""The table and the plot of what quantized weights lost."""
+
+from dataclasses import replace
+
+from rich.console import Console
+
+from kerasmem.records import WeightChange
+from kerasmem.report.quantization import noise_table, plot_noise, worst_first
+
+GOOD = WeightChange("a", "a/kernel", "quantize", True, "int8", 400, 100, 41.25)
+BAD = replace(GOOD, weight="b/kernel", sqnr_db=17.5)
+EXACT = replace(GOOD, weight="c/bias", changed=False, sqnr_db=None)
+
+
+def printed(table):
+    console = Console(width=120)
+    with console.capture() as captured:
+        console.print(table)
+    return captured.get()
+
+
+def test_the_worst_weight_comes_first_and_exact_ones_are_left_out():
+    assert worst_first([GOOD, EXACT, BAD]) == [BAD, GOOD]
+    text = printed(noise_table([GOOD, EXACT, BAD]))
+    assert text.index("17.5 dB") < text.index("41.2 dB")
+    assert "c/bias" not in text
+    assert "(1 of 2)" in printed(noise_table([GOOD, BAD], most=1))
+
+
+def test_the_plot_names_every_weight(tmp_path):
+    plot_noise([GOOD, EXACT, BAD], tmp_path / "noise.svg")
+    text = (tmp_path / "noise.svg").read_text()
+    assert text.index("<!-- b/kernel -->") < text.index("<!-- a/kernel -->")
