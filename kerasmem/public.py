@@ -8,6 +8,7 @@ from kerasmem.compression.distill import names as distillation
 from kerasmem.compression.prune import Prune
 from kerasmem.compression.quantize import Quantize
 from kerasmem.compression.result import CompressionResult
+from kerasmem.compression.student import make_student
 from kerasmem.files import load_model, save_model
 from kerasmem.memory.batch_size import find_batch_size
 from kerasmem.memory.compress_activations import compress_activations
@@ -31,6 +32,7 @@ __all__ = [
     "find_batch_size",
     "fit",
     "load_model",
+    "make_student",
     "memory",
     "optimizers",
     "rematerialize",

@@ -31,6 +31,7 @@ def test_the_public_names_are_these_and_all_of_them_are_there():
             "find_batch_size",
             "fit",
             "load_model",
+            "make_student",
             "memory",
             "optimizers",
             "rematerialize",

@@ -14,6 +14,7 @@ from kerasmem.cli.options import (
     check_output,
 )
 from kerasmem.cli.outcome import Outcome, progress_console, say
+from kerasmem.errors import ConfigError
 
 
 def add_to(commands: Any) -> None:
@@ -22,11 +23,22 @@ def add_to(commands: Any) -> None:
         commands, "distill", run, "Train a small model on what a large one knows."
     )
     parser.add_argument("teacher", metavar="TEACHER", help="a trained model file")
-    parser.add_argument("student", metavar="STUDENT", help="the model file to train")
+    parser.add_argument(
+        "student", metavar="STUDENT", nargs="?", help="the model file to train"
+    )
+    parser.add_argument(
+        "--student-ratio",
+        type=float,
+        metavar="R",
+        help="in place of STUDENT: the teacher made narrower, to this share of it",
+    )
     add_output(parser)
     add_data(parser, required=True)
     parser.add_argument("--epochs", type=at_least(1), default=1, metavar="N")
     add_batch_size(parser, default=32)
+    parser.add_argument(
+        "--cache", metavar="DIR", help="keep what the teacher says there, for next time"
+    )
     parser.add_argument("--temperature", type=float, default=4.0, metavar="T")
     parser.add_argument("--seed", type=at_least(0), metavar="N")
     add_imports(parser)
@@ -39,6 +51,7 @@ def run(options: Namespace) -> Outcome:
     from kerasmem.report.progress import FitProgress
 
     check_output(options.output, ".keras")
+    _check_one_student(options)
     teacher, student, train, test = _load(options)
     with FitProgress("distilling", progress_console()) as progress:
         trained = distill(
@@ -48,6 +61,7 @@ def run(options: Namespace) -> Outcome:
             epochs=options.epochs,
             batch_size=options.batch_size,
             temperature=options.temperature,
+            cache=options.cache,
             callbacks=[progress],
             verbose=0,
             seed=options.seed,
@@ -62,7 +76,8 @@ def _load(options: Namespace) -> tuple[Any, Any, Any, Any]:
     from kerasmem.files import load_model
     from kerasmem.files.data import load_data
 
-    teacher, student = load_model(options.teacher), load_model(options.student)
+    teacher = load_model(options.teacher)
+    student = _student(options, teacher)
     loaded = load_data(options.data)
     train, test = loaded.train, loaded.test
     for model in (teacher, student):
@@ -73,6 +88,23 @@ def _load(options: Namespace) -> tuple[Any, Any, Any, Any]:
     for model in (teacher, student):
         check_judging(model, test)
     return teacher, student, train, test
+
+
+def _check_one_student(options: Namespace) -> None:
+    if (options.student is None) == (options.student_ratio is None):
+        raise ConfigError(
+            "The student is either a file or made of the teacher. Received: "
+            f"STUDENT={options.student!r}, --student-ratio={options.student_ratio!r}."
+        )
+
+
+def _student(options: Namespace, teacher: Any) -> Any:
+    from kerasmem.compression.student import make_student
+    from kerasmem.files import load_model
+
+    if options.student is not None:
+        return load_model(options.student)
+    return make_student(teacher, options.student_ratio)
 
 
 def _outcome(options: Namespace, models: dict[str, Any], test: Any) -> Outcome:

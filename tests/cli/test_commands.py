@@ -171,6 +171,26 @@ def test_distill_writes_the_student(folder, kerasmem, samples, new_network):
     assert "distilling, epoch 1/1" in call.err
 
 
+def test_distill_makes_the_student_of_the_teacher_and_keeps_what_that_says(
+    folder, kerasmem, samples
+):
+    call = kerasmem(
+        "distill model.keras --student-ratio 0.5 -o small.keras --data split.npz "
+        f"{TERSE} --epochs 1 --cache kept --json"
+    )
+    figures = call.json["figures"]
+    share = figures["student"]["parameters"] / figures["teacher"]["parameters"]
+    assert 0.3 < share <= 0.5
+    assert (folder / "kept" / "cache.json").exists()
+
+
+@pytest.mark.parametrize("student", ["", "model.keras --student-ratio 0.5"])
+def test_distill_takes_one_student(folder, kerasmem, student):
+    call = kerasmem(f"distill model.keras {student} -o a.keras --data split.npz")
+    assert call.code == 2
+    assert "either a file or made of the teacher" in call.err
+
+
 OWN_LAYER = """
 import keras
 

@@ -28,7 +28,11 @@ class Comparable:
 
     def values(self, taught: Any, learned: Any) -> tuple[Any, Any]:
         """Return both as logits, or as they are where the task is no question."""
-        return _logits(taught, self.teacher), _logits(learned, self.student)
+        return self.taught(taught), _logits(learned, self.student)
+
+    def taught(self, values: Any) -> Any:
+        """Return what the teacher gives as logits, or as it is."""
+        return _logits(values, self.teacher)
 
 
 def comparable(teacher: Output, student: Output) -> Comparable:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from kerasmem.backends.seeding import seeded
+from kerasmem.compression.distill.cache_config import as_cache
 from kerasmem.compression.distill.check import check_epochs, check_models
 from kerasmem.compression.distill.distiller import (
     HARD_WEIGHT,
@@ -27,6 +28,7 @@ def distill(  # noqa: PLR0913  (the public entry point of the contract)
     temperature: float | Schedule = TEMPERATURE,
     hard_weight: float = HARD_WEIGHT,
     teacher_weights: Any = None,
+    cache: Any = None,
     validation_data: Any = None,
     loss: Any = None,
     optimizer: Any = None,
@@ -53,6 +55,9 @@ def distill(  # noqa: PLR0913  (the public entry point of the contract)
             schedule; 2 to 8 suits most classifiers.
         hard_weight: share of the labels in the loss, in [0, 1].
         teacher_weights: what each of several teachers counts; None for all the same.
+        cache: a folder, or a `km.distillation.Cache`: what the teachers say is kept
+            there and asked for only once, over all epochs, students and runs. For
+            arrays and `PyDataset`s whose samples stay the same.
         validation_data: data of the same forms, judged after every epoch.
         loss: the student's loss on the labels, instead of its compiled one.
         optimizer: instead of the student's compiled one; its name or a
@@ -95,6 +100,9 @@ def distill(  # noqa: PLR0913  (the public entry point of the contract)
             sample=sample,
         )
         distiller.compile(**_settings(trained, data))
+        if cache is not None:
+            kept = as_cache(cache)
+            data, validation_data = distiller.answered(data, validation_data, kept)
         history = distiller.fit(
             **fit_arguments(data, batch_size),
             **_validation(validation_data, batch_size),

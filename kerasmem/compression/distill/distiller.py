@@ -7,6 +7,7 @@ import keras
 from keras import ops
 
 from kerasmem.compression.distill.cached_batch import split_answers
+from kerasmem.compression.distill.caching import answered, can_cache, check_can_cache
 from kerasmem.compression.distill.check import (
     check_hard_weight,
     check_models,
@@ -23,6 +24,7 @@ from kerasmem.compression.distill.losses import (
 )
 from kerasmem.compression.distill.probing import probe_models
 from kerasmem.compression.distill.schedules import Schedule
+from kerasmem.files.data import sample_inputs
 
 TEMPERATURE = 4.0
 HARD_WEIGHT = 0.1
@@ -131,6 +133,34 @@ class Distiller(keras.Model):
         else:
             callbacks = [turning, *keras.tree.flatten(callbacks or [])]
         return super().fit(x, y, batch_size, epochs, verbose, callbacks, **options)
+
+    def answered(self, data: Any, validation_data: Any, cache: Any) -> tuple[Any, Any]:
+        """Return data for `fit` with the teachers' answers beside the inputs.
+
+        Answers that the cache has not are asked for and kept. Validation data that
+        cannot be cached comes back as it is: the teachers are asked in every epoch.
+
+        Args:
+            data: arrays, or a `keras.utils.PyDataset`.
+            validation_data: of any form, or None.
+            cache: a `km.distillation.Cache`.
+
+        Raises:
+            ConfigError: if `data` is of another form.
+            DataError: if the cache is of another teacher, or of other data.
+        """
+
+        def with_answers(data: Any, part: str) -> Any:
+            predictions = self.student(sample_inputs(data, 1), training=False)
+            loss = self.loss or self.student.loss
+            batch = Batch(None, predictions, None, None, self.student, loss)
+            return answered(data, self._lessons, batch, cache, part)
+
+        check_can_cache(data)
+        data = with_answers(data, "")
+        if validation_data is not None and can_cache(validation_data):
+            validation_data = with_answers(validation_data, "validation")
+        return data, validation_data
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:  # noqa: FBT001
         """Return the student's outputs."""

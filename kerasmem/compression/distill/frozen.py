@@ -34,7 +34,7 @@ class FrozenTeacher:
             )
         self.model = model
         self.taps = taps
-        self._read = Reader(model, taps)
+        self.read = Reader(model, taps)
 
     def step_state(self) -> list[Any]:
         """Return variables for whoever calls `answer` inside a compiled step.
@@ -62,6 +62,6 @@ class FrozenTeacher:
         ]
         scope = keras.StatelessScope(riding) if riding else contextlib.nullcontext()
         with backends.current().inference(), scope:
-            outputs, features = self._read(x, training=False)
+            outputs, features = self.read(x, training=False)
         outputs = keras.tree.map_structure(ops.stop_gradient, outputs)
         return outputs, {t: ops.stop_gradient(f) for t, f in features.items()}

@@ -19,7 +19,7 @@ from kerasmem.compression.distill.losses import (
     FeatureLoss,
     OutputLoss,
 )
-from kerasmem.compression.distill.outputs import describe_outputs
+from kerasmem.compression.distill.outputs import Form, describe_outputs
 from kerasmem.compression.distill.pairing import pair_layers
 from kerasmem.compression.distill.probing import Probe
 from kerasmem.compression.distill.reduced import Reduced
@@ -34,12 +34,13 @@ class Batch:
     """What teacher and student said of a batch, and what is known of it.
 
     Args:
-        answers: the teacher's outputs.
+        answers: the teacher's outputs; None where no loss asks for them.
         predictions: the student's outputs.
         labels: as the data has them, or None.
         weight: sample weights, or None.
         student: the student.
         loss: what it is trained with on labels, or None.
+        kept: whether the answers come from a cache, where all are logits or values.
     """
 
     answers: Any
@@ -48,6 +49,7 @@ class Batch:
     weight: Any
     student: Any
     loss: Any
+    kept: bool = False
 
 
 class Lesson(keras.layers.Layer):
@@ -90,7 +92,7 @@ class Lesson(keras.layers.Layer):
         batch: Batch,
         features: dict[Tap, Any],
         current: Current,
-        given: list[Any] | None,
+        given: Sequence[Any] | None,
     ) -> Any:
         """Return the weighted sum of all losses for a batch.
 
@@ -105,23 +107,23 @@ class Lesson(keras.layers.Layer):
             answers, taught = self.frozen.answer(x, self.state)
         else:
             answers, taught = self._unpacked(given, batch.predictions)
-        batch = replace(batch, answers=answers)
+        batch = replace(batch, answers=answers, kept=given is not None)
         return self.on_outputs(batch, current) + self.on_features(
             taught, features, batch.weight, current
         )
 
-    def _unpacked(self, given: list[Any], like: Any) -> tuple[Any, dict[Tap, Any]]:
+    def _unpacked(self, given: Sequence[Any], like: Any) -> tuple[Any, dict[Tap, Any]]:
         """Return kept answers as `FrozenTeacher.answer` would give them."""
+        count = len(given) - len(self.frozen.taps)
+        features = dict(zip(self.frozen.taps, given[count:], strict=True))
+        if not count:
+            return None, features
         leaves = keras.tree.flatten(like)
         outputs = [
             whole(kept, leaf.shape[-1])
-            for kept, leaf in zip(given, leaves, strict=False)
+            for kept, leaf in zip(given[:count], leaves, strict=True)
         ]
-        features = given[len(leaves) :]
-        return (
-            keras.tree.pack_sequence_as(like, outputs),
-            dict(zip(self.frozen.taps, features, strict=True)),
-        )
+        return keras.tree.pack_sequence_as(like, outputs), features
 
     def on_features(
         self,
@@ -147,7 +149,7 @@ class Lesson(keras.layers.Layer):
         check_outputs(batch.answers, batch.predictions)
         taught = keras.tree.flatten(batch.answers)
         learned = keras.tree.flatten(batch.predictions)
-        ways = self._comparables(batch)
+        ways = self.comparables(batch)
         labels = _labels(batch, len(learned))
         weights = keras.tree.flatten(batch.weight)
         if len(weights) != len(learned):
@@ -161,14 +163,18 @@ class Lesson(keras.layers.Layer):
                 total += factor * _soft(loss, way, label, current)(*values)
         return total
 
-    def _comparables(self, batch: Batch) -> list[Comparable]:
+    def comparables(self, batch: Batch) -> list[Comparable]:
+        """Return how each output of the student is compared with the teacher's."""
         teacher = self.frozen.model
         pairs = zip(
             describe_outputs(teacher, teacher.loss, batch.answers),
             describe_outputs(batch.student, batch.loss, batch.predictions),
             strict=True,
         )
-        return [comparable(*pair) for pair in pairs]
+        ways = [comparable(*pair) for pair in pairs]
+        return (
+            [replace(way, teacher=Form.LINEAR) for way in ways] if batch.kept else ways
+        )
 
 
 def _comparisons(

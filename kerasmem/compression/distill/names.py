@@ -1,5 +1,6 @@
-"""What `losses=` of `km.distill` takes: `km.distillation`."""
+"""What `losses=` and `cache=` of `km.distill` take: `km.distillation`."""
 
+from kerasmem.compression.distill.cache_config import Cache
 from kerasmem.compression.distill.losses import (
     DIST,
     DKD,
@@ -18,6 +19,7 @@ __all__ = [
     "DIST",
     "DKD",
     "AttentionTransfer",
+    "Cache",
     "Contrastive",
     "Correlation",
     "Cosine",

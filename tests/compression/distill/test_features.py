@@ -215,7 +215,12 @@ def test_projections_are_trained_along_and_dropped(loss, data):
 def test_a_student_comes_nearer_to_the_features_of_its_teacher():
     x = np.random.default_rng(0).normal(size=(64, 5)).astype("float32")
     trained = distill(
-        vectors(8, 6), vectors(8, 4), x, losses=["features", "logits"], epochs=20, verbose=0
+        vectors(8, 6),
+        vectors(8, 4),
+        x,
+        losses=["features", "logits"],
+        epochs=20,
+        verbose=0,
     )
     history = trained.history.history["loss"]
     assert history[-1] < 0.7 * history[0]

@@ -1,0 +1,191 @@
+"""Data with the teachers' answers beside the inputs, asked for once, kept on disk."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from kerasmem.compression.distill.asking import Asking
+from kerasmem.compression.distill.cache_config import Cache
+from kerasmem.compression.distill.cached_batch import with_answers
+from kerasmem.compression.distill.fingerprint import (
+    sample_keys,
+    teacher_digest,
+    to_array,
+)
+from kerasmem.compression.distill.lesson import Batch, Lesson
+from kerasmem.compression.distill.store import Store
+from kerasmem.errors import ConfigError, DataError
+from kerasmem.files.data import is_array_data, sample_count, sample_inputs
+from kerasmem.files.data.forms import first_samples
+
+
+class Kept:
+    """The answers of one teacher to all samples of some data.
+
+    Args:
+        lesson: the teacher and what is compared.
+        batch: what the student says of the data's first sample.
+        data: arrays or a `keras.utils.PyDataset`.
+        cache: how and where answers are kept.
+        part: folder inside of the cache's.
+    """
+
+    def __init__(
+        self, lesson: Lesson, batch: Batch, data: Any, cache: Cache, part: str
+    ) -> None:
+        self._asking = Asking(lesson, batch, sample_inputs(data, 1), cache)
+        self._folder = Path(cache.folder) / part
+        teacher = lesson.frozen.model
+        taps = [f"{tap.path}:{tap.index}" for tap in lesson.frozen.taps]
+        digest = teacher_digest(teacher, taps)
+        self._store = Store(self._folder, digest, self._asking.columns)
+        self._fill(data, cache.batch_size)
+        self._arrays = self._store.arrays()
+
+    def rows(self, x: Any) -> list[Any]:
+        """Return the answers to a batch of inputs.
+
+        Raises:
+            DataError: if one of the samples was not among those that were asked about.
+        """
+        keys = sample_keys(x)
+        unknown = [key for key in keys if key not in self._store.rows]
+        if unknown:
+            raise self._unknown(len(unknown), len(keys))
+        numbers = np.array([self._store.rows[key] for key in keys])
+        whole = len(numbers) == len(self._store.rows)
+        in_order = whole and bool((numbers == np.arange(len(numbers))).all())
+        return self._asking.unpacked(
+            [array if in_order else array[numbers] for array in self._arrays]
+        )
+
+    def _fill(self, data: Any, batch_size: int) -> None:
+        if self._store.complete and not is_array_data(data):
+            return  # what is unknown shows when the batch is asked for
+        for x in _chunks(data, batch_size):
+            keys = sample_keys(x)
+            new = {k: i for i, k in enumerate(keys) if k not in self._store.rows}
+            if new and self._store.complete:
+                raise self._unknown(len(new), len(keys))
+            if new:
+                places = list(new.values())
+                part = keras.tree.map_structure(
+                    lambda array, places=places: array[places], x
+                )
+                self._store.append(list(new), self._asking(part))
+        self._store.finish()
+
+    def _unknown(self, count: int, of: int) -> DataError:
+        return DataError(
+            f"The cache in {str(self._folder)!r} is of other data: it has no answers "
+            f"to {count} of {of} samples. Augmentation at random changes samples as "
+            "well. Next: remove it, use another folder, or distill without cache=."
+        )
+
+
+class AnsweredBatches(keras.utils.PyDataset):
+    """Batches of a dataset with the answers that were kept.
+
+    Args:
+        dataset: the batches.
+        kept: of every teacher.
+    """
+
+    def __init__(self, dataset: keras.utils.PyDataset, kept: Sequence[Kept]) -> None:
+        super().__init__(workers=dataset.workers, max_queue_size=dataset.max_queue_size)
+        self._dataset = dataset
+        self._kept = kept
+
+    @property
+    def num_batches(self) -> int | None:
+        """Number of batches in an epoch."""
+        return self._dataset.num_batches
+
+    def __getitem__(self, index: int) -> tuple[Any, ...]:
+        """Return a batch, its answers beside its inputs."""
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(self._dataset[index])
+        x = with_answers(x, [kept.rows(x) for kept in self._kept])
+        return keras.utils.pack_x_y_sample_weight(x, y, weight)
+
+    def on_epoch_begin(self) -> None:
+        """Pass the event on."""
+        self._dataset.on_epoch_begin()
+
+    def on_epoch_end(self) -> None:
+        """Pass the event on."""
+        self._dataset.on_epoch_end()
+
+
+def answered(
+    data: Any, lessons: Sequence[Lesson], batch: Batch, cache: Cache, part: str = ""
+) -> Any:
+    """Return data whose inputs have the teachers' answers beside them.
+
+    Args:
+        data: arrays, or a `keras.utils.PyDataset`.
+        lessons: one per teacher.
+        batch: what the student says of the data's first sample.
+        cache: how and where answers are kept.
+        part: folder inside of the cache's.
+
+    Raises:
+        DataError: if the cache is of another teacher, or of other data.
+    """
+    parts = [f"{part}/teacher_{i}" for i in range(len(lessons))]
+    folders = [part] if len(lessons) == 1 else [p.lstrip("/") for p in parts]
+    kept = [
+        Kept(lesson, batch, data, cache, folder)
+        for lesson, folder in zip(lessons, folders, strict=True)
+    ]
+    if isinstance(data, keras.utils.PyDataset):
+        return AnsweredBatches(data, kept)
+    samples = first_samples(data)
+    x = with_answers(samples["x"], [one.rows(samples["x"]) for one in kept])
+    y, weight = samples.get("y"), samples.get("sample_weight")
+    return (x, y, weight) if weight is not None else (x,) if y is None else (x, y)
+
+
+def can_cache(data: Any) -> bool:
+    """Return True for data whose samples can be asked about once for all epochs."""
+    return isinstance(data, keras.utils.PyDataset) or is_array_data(data)
+
+
+def check_can_cache(data: Any) -> None:
+    """Raise unless the answers to the samples can be kept.
+
+    Raises:
+        ConfigError: if the data is neither arrays nor a `keras.utils.PyDataset`.
+    """
+    if not can_cache(data):
+        raise ConfigError(
+            "Answers are kept by sample, so a cache takes arrays or a "
+            f"keras.utils.PyDataset. Received: data of type {type(data).__name__}. "
+            "Next: distill without cache=."
+        )
+
+
+def _chunks(data: Any, size: int) -> Iterator[Any]:
+    """Yield inputs as NumPy arrays, at least `size` samples at a time."""
+    if not isinstance(data, keras.utils.PyDataset):
+        x = first_samples(data)["x"]
+        for start in range(0, sample_count(data) or 0, size):
+            yield keras.tree.map_structure(
+                lambda array, start=start: to_array(array[start : start + size]), x
+            )
+        return
+    waiting: list[Any] = []
+    for number in range(len(data)):
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(data[number])
+        waiting.append(keras.tree.map_structure(to_array, x))
+        if sum(len(keras.tree.flatten(x)[0]) for x in waiting) >= size:
+            yield _joined(waiting)
+            waiting = []
+    if waiting:
+        yield _joined(waiting)
+
+
+def _joined(batches: list[Any]) -> Any:
+    return keras.tree.map_structure(lambda *arrays: np.concatenate(arrays), *batches)

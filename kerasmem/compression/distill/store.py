@@ -1,0 +1,155 @@
+"""Rows of answers on disk, appended batch by batch and mapped into memory.
+
+One file per array and one of the samples' keys. The keys are written last: whatever a
+broken-off run left without its key is cut off when the store is opened again.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kerasmem.compression.distill.fingerprint import KEY_BYTES
+from kerasmem.errors import DataError
+from kerasmem.files.atomic import replacing
+
+_ABOUT, _KEYS = "cache.json", "keys.bin"
+
+
+@dataclass(frozen=True)
+class Column:
+    """One array that is kept.
+
+    Args:
+        name: of its file.
+        dtype: NumPy's name of its entries' type.
+        shape: of one sample's row.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        return int(np.dtype(self.dtype).itemsize * np.prod(self.shape, dtype=int))
+
+
+class Store:
+    """Answers by the key of their sample.
+
+    Args:
+        folder: where they are, or will be.
+        teacher: digest of who answers.
+        columns: what is kept of every sample.
+
+    Raises:
+        DataError: if the folder holds answers of another teacher, or others of it.
+    """
+
+    def __init__(self, folder: Path, teacher: str, columns: Sequence[Column]) -> None:
+        self._folder = folder
+        self._columns = tuple(columns)
+        self._about = {
+            "version": 1,
+            "teacher": teacher,
+            "columns": [asdict(column) for column in columns],
+            "complete": False,
+        }
+        folder.mkdir(parents=True, exist_ok=True)
+        if (folder / _ABOUT).exists():
+            self._check()
+        else:
+            self._write_about()
+        self.rows = self._opened()
+
+    @property
+    def complete(self) -> bool:
+        """Whether all samples of the data have been answered once."""
+        return bool(self._about["complete"])
+
+    def append(self, keys: Sequence[bytes], arrays: Sequence[np.ndarray]) -> None:
+        """Add rows; a broken-off call leaves none of them.
+
+        Args:
+            keys: of the samples.
+            arrays: one per column, as many rows as keys.
+        """
+        for column, array in zip(self._columns, arrays, strict=True):
+            rows = np.ascontiguousarray(array, dtype=column.dtype)
+            self._add(column.name, rows.tobytes())
+        self._add(_KEYS, b"".join(keys))
+        first = len(self.rows)
+        self.rows.update({key: first + i for i, key in enumerate(keys)})
+
+    def finish(self) -> None:
+        """Note that the answers are complete."""
+        self._about["complete"] = True
+        self._write_about()
+
+    def arrays(self) -> list[np.ndarray]:
+        """Return every column, mapped into memory read-only."""
+        return [
+            np.memmap(
+                self._folder / column.name,
+                dtype=column.dtype,
+                mode="r",
+                shape=(len(self.rows), *column.shape),
+            )
+            for column in self._columns
+        ]
+
+    def _check(self) -> None:
+        try:
+            about = json.loads((self._folder / _ABOUT).read_text())
+            found = {**about, "complete": bool(about["complete"])}
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(
+                f"{str(self._folder)!r} is no sound cache: {error}. Next: remove it."
+            ) from error
+        for field, whose in (("teacher", "another teacher"), ("columns", "other form")):
+            if found.get(field) != json.loads(json.dumps(self._about[field])):
+                raise DataError(
+                    f"The cache in {str(self._folder)!r} is of {whose}: its config, "
+                    "weights, compared layers, top_k or dtype differ. Next: remove it, "
+                    "or use another folder."
+                )
+        self._about["complete"] = found["complete"]
+
+    def _opened(self) -> dict[bytes, int]:
+        """Cut off what has no key, and return the number of every key's row."""
+        path = self._folder / _KEYS
+        path.touch()
+        keys = path.read_bytes()
+        sizes = [self._size(column) // column.row_bytes for column in self._columns]
+        count = min([len(keys) // KEY_BYTES, *sizes])
+        for name, size in [
+            *((column.name, column.row_bytes) for column in self._columns),
+            (_KEYS, KEY_BYTES),
+        ]:
+            if (self._folder / name).stat().st_size != count * size:
+                with (self._folder / name).open("rb+") as file:
+                    file.truncate(count * size)
+        return {keys[i * KEY_BYTES : (i + 1) * KEY_BYTES]: i for i in range(count)}
+
+    def _size(self, column: Column) -> int:
+        path = self._folder / column.name
+        path.touch()
+        return path.stat().st_size
+
+    def _add(self, name: str, content: bytes) -> None:
+        with (self._folder / name).open("ab") as file:
+            file.write(content)
+
+    def _write_about(self) -> None:
+        with replacing(self._folder / _ABOUT) as path:
+            path.write_text(json.dumps(self._about, indent=1))
+
+
+def described(name: str, array: Any) -> Column:
+    """Return the column that rows like this array's make."""
+    return Column(name, str(array.dtype), tuple(array.shape[1:]))
