@@ -373,3 +373,31 @@ def test_models_without_layers_in_common_are_told_so():
     )
     with pytest.raises(ModelError, match="fit each other by shape and depth"):
         Distiller(images(6), flat, losses=Features())
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_a_student_is_trained_with_everything_that_fit_offers(jit, backend):
+    if jit and backend == "torch":
+        jit = "auto"  # Keras leaves torch uncompiled unless told
+    x = np.random.default_rng(0).normal(size=(SAMPLES, 5)).astype("float32")
+    y = np.arange(SAMPLES) % CLASSES
+    losses = [Logits(temperature=Linear(4.0, 2.0)), Contrastive(dimension=4)]
+    model = Distiller(vectors(6), vectors(4), losses=losses)
+    steps = 1 if backend == "torch" else 2
+    model.compile("adam", LOGITS, jit_compile=jit, steps_per_execution=steps)
+    before = [value(w) for w in model.student.weights]
+    stopping = keras.callbacks.EarlyStopping(
+        "loss", mode="max", patience=1, restore_best_weights=True
+    )
+    history = model.fit(
+        x,
+        y,
+        batch_size=4,
+        epochs=5,
+        class_weight={0: 1.0, 1: 2.0, 2: 0.0},
+        callbacks=[stopping],
+        verbose=0,
+    ).history
+    assert len(history["loss"]) < 5
+    after = [value(w) for w in model.student.weights]
+    assert not any(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
