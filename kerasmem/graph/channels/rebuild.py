@@ -1,6 +1,8 @@
 """The model anew, with the channels that stay."""
 
-from collections.abc import Sequence
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -35,7 +37,8 @@ class Rebuild:
         Raises:
             ModelError: if a layer cannot be made from its config.
         """
-        with keras.saving.custom_object_scope(live_objects(model)):
+        scope = keras.saving.custom_object_scope(live_objects(model))
+        with scope, _no_garbage_collection():
             smaller = self._model(model)
         self._carry_over()
         return smaller
@@ -119,6 +122,18 @@ class Rebuild:
                 )
             factor = self._factors.get(id(before), 1.0)
             after.assign(value if factor == 1.0 else value * factor)
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Return a scope for making many objects that stay: to look for others is slow."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def variable_pairs(pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
