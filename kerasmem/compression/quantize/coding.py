@@ -69,7 +69,7 @@ class Coding:
     @classmethod
     def from_json(cls, config: dict[str, Any]) -> "Coding":
         """Return what `to_json` told."""
-        return cls(**config | {"axes": tuple(config["axes"])})
+        return cls(**{**config, "axes": tuple(config["axes"])})
 
     def to_json(self) -> dict[str, Any]:
         """Return this as plain data."""

@@ -52,7 +52,7 @@ class Place:
     @classmethod
     def from_json(cls, config: dict[str, Any]) -> "Place":
         """Return what `to_json` told."""
-        return cls(**config | {"coding": Coding.from_json(config["coding"])})
+        return cls(**{**config, "coding": Coding.from_json(config["coding"])})
 
 
 _REGISTERED = {"package": "kerasmem", "name": "QuantizedLayer"}
