@@ -158,8 +158,13 @@ class Distiller(keras.Model):
 
         check_can_cache(data)
         data = with_answers(data, "")
-        if validation_data is not None and can_cache(validation_data):
+        if validation_data is not None:
+            if not can_cache(validation_data):
+                return data, validation_data
             validation_data = with_answers(validation_data, "validation")
+        # Nobody asks the teachers in a step any more: their copies may go.
+        for lesson in self._lessons:
+            lesson.state.clear()
         return data, validation_data
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:  # noqa: FBT001

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import logsumexp, softmax
 
-from kerasmem.compression.distill import distill
+from kerasmem.compression.distill import Distiller, distill
 from kerasmem.compression.distill.cache_config import Cache, stored
 from kerasmem.compression.distill.cache_forms import top, whole
 from kerasmem.compression.distill.losses import DKD, Features, Logits
@@ -234,6 +234,15 @@ def test_a_student_learns_from_few_logits(data, tmp_path):
     assert_close(found, expected, 1e-3)
     names = {path.name for path in tmp_path.iterdir()}
     assert "answer_0_places.bin" in names
+
+
+def test_a_teacher_that_nobody_asks_takes_no_room_in_the_step(data, tmp_path):
+    model = Distiller(classifier(8), classifier(4))
+    model.compile("sgd", LOGITS)
+    kept, _ = model.answered(data, None, Cache(tmp_path))
+    assert model.non_trainable_variables == []
+    model.fit(*kept, verbose=0)
+    model.evaluate(*data, verbose=0)
 
 
 def test_several_teachers_have_a_folder_each(data, tmp_path):
