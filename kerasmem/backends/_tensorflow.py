@@ -163,7 +163,8 @@ class TensorFlowBackend:
 
     def after(self, value: Any, other: Any) -> Any:
         """Return `value`, held back in a graph until `other` is there."""
-        if tf.executing_eagerly():
+        # Keras runs a grouped convolution as a graph of its own, of eager tensors.
+        if not tf.is_symbolic_tensor(other):
             return value
         # oneDNN makes one operation of a convolution and the padding before it: what
         # the convolution takes must not wait for the padding.
