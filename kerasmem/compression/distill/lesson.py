@@ -138,7 +138,9 @@ class Lesson(keras.layers.Layer):
             pair = comparison.features(
                 taught[comparison.teacher_tap], learned[comparison.student_tap]
             )
-            value = Reduced(comparison.loss.distances)(*pair, _per_sample(weight))
+            # First the distances, so that no mask of time steps meets one per sample.
+            each = comparison.loss.distances(*(ops.cast(f, "float32") for f in pair))
+            value = Reduced(lambda _, same: same)(each, each, _per_sample(weight))
             total += current(comparison.loss, "weight") * value
         return total
 

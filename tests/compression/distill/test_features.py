@@ -257,6 +257,26 @@ def test_states_of_a_recurrent_layer_are_features_too():
     distill(teacher, reader(4), (x, np.zeros(SAMPLES)), losses=losses, verbose=0)
 
 
+def test_sequences_with_masks_teach_by_answers_and_by_features(tmp_path):
+    def tagger(width):
+        words = keras.Input((None,), dtype="int32")
+        hidden = layers.Embedding(9, width, mask_zero=True, name="words")(words)
+        hidden = layers.LSTM(width, return_sequences=True, name="lstm")(hidden)
+        return compiled(keras.Model(words, layers.Dense(CLASSES)(hidden)))
+
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 9, (SAMPLES, 4)), rng.integers(0, CLASSES, (SAMPLES, 4))
+    losses = ["logits", "dkd", "features", SimilarityPreserving(layers="words")]
+    options = {"losses": losses, "verbose": 0, "seed": 1, "batch_size": 8}
+    teacher, student = tagger(5), tagger(4)
+    asked, kept = (
+        distill(teacher, student, (x, y), cache=cache, **options).history.history
+        for cache in (None, tmp_path)
+    )
+    for name, values in asked.items():
+        np.testing.assert_allclose(kept[name], values, rtol=0.01, err_msg=name)
+
+
 def test_half_precision_and_statistics_of_a_student_hold(data):
     x, y = data
     teacher, student = images(6), images(4)
