@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kerasmem.compression.gradient_evidence import GradientEvidence
 from kerasmem.compression.prune.ahead import Ranked
 from kerasmem.compression.prune.apply import changes, choose_masks
-from kerasmem.compression.gradient_evidence import GradientEvidence
 from kerasmem.compression.prune.inputs import input_norms
 from kerasmem.compression.prune.masks import Masks
 from kerasmem.compression.prune.patterns import UNSTRUCTURED
