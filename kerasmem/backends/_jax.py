@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import keras
 import numpy as np
+from jax.core import Tracer
 
 from kerasmem.backends import gradients as hooks
 from kerasmem.backends._jax_gradients import JaxMeter
@@ -138,7 +139,7 @@ class JaxBackend(PlainBackend):
 
     def after(self, value: Any, other: Any) -> Any:
         """Return `value`, in a trace by a choice that needs `other` and is foregone."""
-        if not isinstance(other, jax.core.Tracer) or not other.size:
+        if not isinstance(other, Tracer) or not other.size:
             return value
         # XLA drops its own barrier before it schedules for a CPU. It does not see that
         # a truth value is never 2.
