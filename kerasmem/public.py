@@ -6,7 +6,7 @@ from kerasmem.compression.compress import compress
 from kerasmem.compression.distill import Distiller, distill
 from kerasmem.compression.distill import names as distillation
 from kerasmem.compression.prune import Prune
-from kerasmem.compression.quantize import Quantize
+from kerasmem.compression.quantize import Equalize, FoldBatchNorm, Quantize
 from kerasmem.compression.result import CompressionResult
 from kerasmem.compression.student import make_student
 from kerasmem.files import load_model, save_model
@@ -19,6 +19,8 @@ from kerasmem.memory.rematerialize import rematerialize
 __all__ = [
     "CompressionResult",
     "Distiller",
+    "Equalize",
+    "FoldBatchNorm",
     "Prune",
     "PruneChannels",
     "Quantize",

@@ -18,6 +18,8 @@ def test_the_public_names_are_these_and_all_of_them_are_there():
         == [
             "CompressionResult",
             "Distiller",
+            "Equalize",
+            "FoldBatchNorm",
             "Prune",
             "PruneChannels",
             "Quantize",

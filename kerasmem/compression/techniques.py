@@ -5,13 +5,15 @@ from typing import Any
 
 from kerasmem.compression.channels import PruneChannels
 from kerasmem.compression.prune import Prune
-from kerasmem.compression.quantize import Quantize
+from kerasmem.compression.quantize import Equalize, FoldBatchNorm, Quantize
 from kerasmem.compression.technique import Technique
 from kerasmem.errors import ConfigError
 
 TECHNIQUES: dict[str, type[Technique]] = {
     "prune": Prune,
     "prune_channels": PruneChannels,
+    "fold_batch_norm": FoldBatchNorm,
+    "equalize": Equalize,
     "quantize": Quantize,
 }
 
