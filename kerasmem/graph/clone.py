@@ -64,6 +64,13 @@ def compile_settings(model: Any) -> dict[str, Any] | None:
         return dict(keras.saving.deserialize_keras_object(config, safe_mode=False))
 
 
+def compile_as(made: Any, model: Any) -> None:
+    """Compile `made` as `model` is, with a fresh optimizer; or not, as `model`."""
+    settings = compile_settings(model)
+    if settings is not None:
+        made.compile(**settings)
+
+
 def live_objects(model: Any) -> dict[str, Any]:
     """Return the classes and functions of the user's own that `model` is made of."""
     found: dict[str, Any] = {}

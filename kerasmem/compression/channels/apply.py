@@ -16,8 +16,9 @@ from kerasmem.errors import ModelError
 from kerasmem.graph.channels import Groups, LabelledModel, label_channels
 from kerasmem.graph.channels.groups import find_groups
 from kerasmem.graph.channels.labels import IN, OUT
-from kerasmem.graph.channels.rebuild import Rebuild, variable_pairs
+from kerasmem.graph.channels.narrow import Narrow
 from kerasmem.graph.layers import Weight, weights
+from kerasmem.graph.rebuild import Rebuild, variable_pairs
 from kerasmem.graph.values import nbytes
 from kerasmem.records import WeightChange
 
@@ -76,7 +77,7 @@ def prune_channels(
     scores = class_scores((model, graph), found, groups.classes, choice, data)
     ranking = Ranking(found, groups, scores, choice, turn)
     kept = kept_channels(graph, found, ranking, choice, turn, data)
-    rebuild = Rebuild(found, kept)
+    rebuild = Rebuild(Narrow(found, kept))
     smaller = rebuild.run(graph)
     error = difference(graph, smaller, kept, data) if choice.verify else None
     pairs = variable_pairs(rebuild.pairs)

@@ -9,8 +9,9 @@ from kerasmem.compression.measure import latencies
 from kerasmem.errors import ConfigError
 from kerasmem.graph.channels import Kept, LabelledModel
 from kerasmem.graph.channels.cost import multiplications, parameters
-from kerasmem.graph.channels.rebuild import Rebuild
+from kerasmem.graph.channels.narrow import Narrow
 from kerasmem.graph.nodes import trace
+from kerasmem.graph.rebuild import Rebuild
 from kerasmem.memory.activations import peak_of, sizes_of
 
 Left = Callable[[Kept], float]
@@ -72,10 +73,10 @@ def latency_left(model: Any, found: LabelledModel, data: Any) -> Left:
     Raises:
         ConfigError: if the model has axes of unknown length and there is no data.
     """
-    whole = Rebuild(found, _all(found)).run(model)
+    whole = Rebuild(Narrow(found, _all(found))).run(model)
 
     def left(kept: Kept) -> float:
-        smaller = Rebuild(found, kept).run(model)
+        smaller = Rebuild(Narrow(found, kept)).run(model)
         before, after = latencies([whole, smaller], data)
         if before is None or after is None:
             raise ConfigError(

@@ -2,5 +2,6 @@
 
 from kerasmem.compression.quantize.config import Quantize
 from kerasmem.compression.quantize.layer import QuantizedBlock
+from kerasmem.compression.quantize.repair import Equalize, FoldBatchNorm
 
-__all__ = ["Quantize", "QuantizedBlock"]
+__all__ = ["Equalize", "FoldBatchNorm", "Quantize", "QuantizedBlock"]

@@ -14,7 +14,9 @@ from kerasmem.compression.measure import Latency
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.channels import Kept, label_channels
 from kerasmem.graph.channels.groups import find_groups
+from kerasmem.graph.channels.narrow import Narrow
 from kerasmem.graph.channels.structure import structures
+from kerasmem.graph.rebuild import Rebuild
 from kerasmem.graph.values import to_numpy
 from kerasmem.memory.activations import peak_activation_bytes
 from tests.graph.channels.strategies import PLANS, graph, randomize
@@ -96,7 +98,7 @@ def test_the_bytes_that_are_predicted_are_those_of_the_smaller_model(plan):
         random.permutation(members)[: len(members) // 2] for members in groups.members
     ]
     kept = Kept(groups.classes, np.concatenate(gone), found.labels.uses)
-    smaller = measures.Rebuild(found, kept).run(model)
+    smaller = Rebuild(Narrow(found, kept)).run(model)
     left = memory_left(model, found, None)
     assert left(kept) == peak_activation_bytes(smaller) / peak_activation_bytes(model)
 

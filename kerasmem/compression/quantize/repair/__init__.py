@@ -1,0 +1,6 @@
+"""What makes up for the harm that rounding does, before and after it."""
+
+from kerasmem.compression.quantize.repair.config import Equalize, FoldBatchNorm
+from kerasmem.compression.quantize.repair.fold import fold_batch_norm
+
+__all__ = ["Equalize", "FoldBatchNorm", "fold_batch_norm"]

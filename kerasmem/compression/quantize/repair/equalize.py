@@ -1,0 +1,180 @@
+"""Equalizing layers: channels that are small here and large there become alike.
+
+Between two layers with a ReLU, a channel may be divided by any positive number in the
+first and multiplied with it in the second. Rounding with one scale for a whole kernel
+then loses no channel.
+
+Source: Nagel, van Baalen, Blankevoort and Welling, "Data-free quantization through
+weight equalization and bias correction", 2019.
+"""
+
+from typing import Any
+
+import keras
+import numpy as np
+
+from kerasmem.compression.quantize.repair.balance import Link, Side, balance
+from kerasmem.compression.quantize.repair.homogeneous import without_bound
+from kerasmem.compression.quantize.repair.kernels import (
+    input_kernel,
+    input_places,
+    output_kernel,
+    output_places,
+)
+from kerasmem.compression.quantize.repair.pairs import Pair, find_pairs
+from kerasmem.errors import ModelError
+from kerasmem.graph.clone import compile_as
+from kerasmem.graph.layers import Weight, weights
+from kerasmem.graph.nodes import trace
+from kerasmem.graph.rebuild import Rebuild, Rewrite
+from kerasmem.graph.values import to_numpy
+from kerasmem.records import WeightChange
+
+NAME = "equalize"
+
+
+def equalize(model: Any) -> list[WeightChange]:
+    """Scale the channels of `model` in place; what it computes stays.
+
+    Returns:
+        Every weight, changed or left alone and why.
+
+    Raises:
+        ModelError: if no two layers can be equalized, or weights are not finite.
+    """
+    pairs, reasons = _pairs(model)
+    if not pairs:
+        raise ModelError(
+            f"The model {model.name!r} has no two layers to equalize. Next: fold its "
+            "BatchNormalization first; a ReLU6 is in the way unless it is replaced. "
+            f"Received: {_first(model, reasons)}."
+        )
+    factors = _factors(pairs)
+    values = [(variable, _scaled(variable, by)) for variable, by in factors.values()]
+    for variable, value in values:
+        variable.assign(value)
+    return [_told(weight, factors, reasons) for weight in weights(model)]
+
+
+def without_relu6(model: Any) -> Any:
+    """Return a model with a ReLU for each ReLU6 that is between layers to equalize.
+
+    It is `model` itself if there is none; else the one handed in is not touched.
+    """
+    pairs, _ = _pairs(model, relu6=True)
+    on_the_way = [op for pair in pairs for op in (pair.maker, *pair.between)]
+    bounded = {id(op) for op in on_the_way if without_bound(op) is not None}
+    if not bounded:
+        return model
+    made = Rebuild(_Unbounded(bounded)).run(model)
+    compile_as(made, model)
+    return made
+
+
+class _Unbounded(Rewrite):
+    """A ReLU in the place of some ReLU6."""
+
+    def __init__(self, bounded: set[int]) -> None:
+        self._bounded = bounded
+
+    def config(self, node: Any) -> dict[str, Any] | None:
+        operation = node.operation
+        return without_bound(operation) if id(operation) in self._bounded else None
+
+
+def _pairs(model: Any, *, relu6: bool = False) -> tuple[list[Pair], dict[int, str]]:
+    traced = trace(model, 1)
+    if traced is None:
+        raise ModelError(
+            f"The calls of the model {model.name!r} are not known: its layers cannot "
+            "be equalized. Expected: a Sequential or Functional model. Received: a "
+            "subclassed one."
+        )
+    return find_pairs(traced, relu6=relu6)
+
+
+def _factors(pairs: list[Pair]) -> dict[int, tuple[Any, np.ndarray]]:
+    """Return variables with what to multiply them with, by their id."""
+    peaks: dict[int, np.ndarray] = {}
+    links = [_link(pair, peaks) for pair in pairs]
+    found: dict[int, tuple[Any, np.ndarray]] = {}
+
+    def multiply(variable: Any, by: np.ndarray) -> None:
+        _, before = found.get(id(variable), (variable, np.ones(1)))
+        found[id(variable)] = (variable, before * by)
+
+    for pair, link, factor in zip(pairs, links, balance(links, peaks), strict=True):
+        multiply(output_kernel(pair.maker), 1 / factor[link.maker.places])
+        if pair.maker.bias is not None:
+            multiply(pair.maker.bias, 1 / factor)
+        for taker, side in zip(pair.takers, link.takers, strict=True):
+            multiply(input_kernel(taker.layer), factor[side.places])
+    return found
+
+
+def _link(pair: Pair, peaks: dict[int, np.ndarray]) -> Link:
+    places = output_places(pair.maker)
+    count = int(places.max()) + 1
+    takers = [
+        Side(_noted(input_kernel(t.layer), peaks), input_places(t.layer) % count)
+        for t in pair.takers
+    ]
+    return Link(
+        Side(_noted(output_kernel(pair.maker), peaks), places), tuple(takers), count
+    )
+
+
+def _noted(kernel: Any, peaks: dict[int, np.ndarray]) -> int:
+    """Note the largest values of a kernel; return its name."""
+    if id(kernel) not in peaks:
+        values = np.abs(to_numpy(kernel).astype(np.float64))
+        if not np.isfinite(values).all():
+            raise ModelError(
+                "Weights with NaN or infinity cannot be equalized. Received: "
+                f"{kernel.path!r} with such entries."
+            )
+        peaks[id(kernel)] = values.max(tuple(range(values.ndim - 2)))
+    return id(kernel)
+
+
+def _scaled(variable: Any, by: np.ndarray) -> np.ndarray:
+    dtype = np.dtype(keras.backend.standardize_dtype(variable.dtype))
+    with np.errstate(over="ignore"):  # it is looked for below
+        value = (to_numpy(variable).astype(np.float64) * by).astype(dtype)
+    if not np.isfinite(value.astype(np.float64)).all():
+        raise ModelError(
+            f"The weight {variable.path!r} cannot be equalized: it would be too large "
+            f"for {dtype.name}, or it is not finite already."
+        )
+    return value
+
+
+def _told(
+    weight: Weight, factors: dict[int, tuple[Any, np.ndarray]], reasons: dict[int, str]
+) -> WeightChange:
+    changed = id(weight.variable) in factors
+    if changed:
+        _, by = factors[id(weight.variable)]
+        detail = f"channels scaled by {by.min():.3g} to {by.max():.3g}"
+    else:
+        detail = reasons.get(
+            id(weight.owner), "is next to no layer to equalize it with"
+        )
+    return WeightChange(
+        layer=weight.block.name,
+        weight=weight.path,
+        technique=NAME,
+        changed=changed,
+        detail=detail,
+        before_bytes=weight.nbytes,
+        after_bytes=weight.nbytes,
+    )
+
+
+def _first(model: Any, reasons: dict[int, str]) -> str:
+    told = [
+        f"{weight.path} {reasons[id(weight.owner)]}"
+        for weight in weights(model)
+        if id(weight.owner) in reasons
+    ]
+    return "; ".join(told[:3]) or "no layer with a kernel"

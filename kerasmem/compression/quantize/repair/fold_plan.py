@@ -1,0 +1,184 @@
+"""Which BatchNormalizations a layer before them can take up, and why others stay."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import numpy as np
+
+from kerasmem.compression.quantize.repair.affine import (
+    Affine,
+    affine_of,
+    scaled_and_shifted,
+)
+from kerasmem.compression.quantize.repair.batch_norm import factors, is_sound
+from kerasmem.compression.quantize.repair.kernels import (
+    has_channels,
+    output_kernel,
+    per_output,
+)
+from kerasmem.graph.channels.kind import kind
+from kerasmem.graph.nodes import nodes_in_order, own_graph
+
+
+@dataclass(frozen=True, eq=False)
+class Taker:
+    """A layer that takes up what comes behind it.
+
+    Args:
+        layer: one of `has_channels`.
+        affine: what it multiplies with and adds then, in the type of its weights.
+        norms: the BatchNormalizations that it took up.
+    """
+
+    layer: Any
+    affine: Affine
+    norms: tuple[Any, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class FoldPlan:
+    """What is folded.
+
+    Args:
+        takers: the layers that take up others, by their id.
+        gone: ids of the calls of what they took up.
+        reasons: why a BatchNormalization stays, by its id.
+    """
+
+    takers: dict[int, Taker] = field(default_factory=dict)
+    gone: set[int] = field(default_factory=set)
+    reasons: dict[int, str] = field(default_factory=dict)
+
+
+def fold_plan(model: Any) -> FoldPlan:
+    """Return what can be folded in a model with a graph, and in the models in it."""
+    plan = FoldPlan()
+    graphs: dict[int, Graph] = {}
+    _gather(own_graph(model), graphs, trained=False)
+    calls = Counter(id(node.operation) for g in graphs.values() for node in g.nodes)
+    for graph in graphs.values():
+        before: dict[int, Any] = {}
+        for node in graph.nodes:
+            if has_channels(node.operation):
+                before[id(node.outputs[0])] = node.operation
+            elif isinstance(node.operation, keras.layers.BatchNormalization):
+                _decide(plan, graph, node, before, calls)
+    return plan
+
+
+@dataclass(eq=False)
+class Graph:
+    """The calls of one graph.
+
+    Args:
+        nodes: the calls.
+        uses: how often each tensor is taken, by its id.
+        trained: whether it is called with `training=True`.
+    """
+
+    nodes: list[Any]
+    uses: Counter[int]
+    trained: bool
+
+
+def _gather(graph: Any, graphs: dict[int, Graph], *, trained: bool) -> None:
+    if id(graph) in graphs:
+        graphs[id(graph)].trained |= trained
+    else:
+        nodes = nodes_in_order(graph)
+        uses = Counter(id(t) for node in nodes for t in node.arguments.keras_tensors)
+        uses.update(map(id, graph.outputs))
+        graphs[id(graph)] = Graph(nodes, uses, trained)
+    for node in graphs[id(graph)].nodes:
+        inner = own_graph(node.operation)
+        if inner is not None:
+            _gather(inner, graphs, trained=trained or is_trained(node))
+
+
+def is_trained(node: Any) -> bool:
+    """Return True for a call that asks for training whatever the model does."""
+    args, kwargs = node.arguments.args, node.arguments.kwargs
+    return bool(kwargs.get("training") or any(arg is True for arg in args[1:]))
+
+
+def _decide(
+    plan: FoldPlan,
+    graph: Graph,
+    node: Any,
+    before: dict[int, Any],
+    calls: Counter[int],
+) -> None:
+    """Fold one call, or note why not.
+
+    Args:
+        plan: what is folded so far.
+        graph: the graph of the call.
+        node: the call.
+        before: the layer that a tensor comes from, by the tensor's id.
+        calls: how often each operation is called, by its id.
+    """
+    norm, given = node.operation, node.arguments.keras_tensors[0]
+    layer = before.get(id(given))
+    reason = next(_hindrances(graph, node, layer, calls), None)
+    taken = None if reason else _taken(plan.takers.get(id(layer)), layer, node)
+    if taken is None:
+        plan.reasons[id(norm)] = reason or "would make the weights before it too large"
+    else:
+        plan.takers[id(layer)] = taken
+        plan.gone.add(id(node))
+        before[id(node.outputs[0])] = layer
+
+
+def _taken(now: Taker | None, layer: Any, node: Any) -> Taker | None:
+    """Return a layer that takes up one more call, None if its weights do not fit."""
+    norm, rank = node.operation, len(node.outputs[0].shape)
+    before = affine_of(layer) if now is None else now.affine
+    place = (norm.axis % rank, rank)
+    affine = _stored(layer, scaled_and_shifted(layer, before, factors(norm), place))
+    norms = () if now is None else now.norms
+    return None if affine is None else Taker(layer, affine, (*norms, norm))
+
+
+def _hindrances(
+    graph: Graph, node: Any, layer: Any, calls: Counter[int]
+) -> Iterator[str]:
+    norm = node.operation
+    if kind(norm) != "layers.BatchNormalization":
+        yield f"is of a class of its own, {type(norm).__name__}"
+    if layer is None:
+        yield "does not come right after a layer with a kernel"
+        return
+    if calls[id(norm)] > 1:
+        yield "is called in several places"
+    yield from _hindrances_before(graph, node, layer, calls)
+    if norm.trainable and (graph.trained or is_trained(node)):
+        yield "is called with training=True"
+    if not is_sound(norm):
+        yield "has statistics that are not finite, or a variance that is negative"
+
+
+def _hindrances_before(
+    graph: Graph, node: Any, layer: Any, calls: Counter[int]
+) -> Iterator[str]:
+    given, axis = node.arguments.keras_tensors[0], node.operation.axis
+    rank = len(given.shape)
+    if calls[id(layer)] > 1:
+        yield f"comes after {layer.name!r}, which is called in several places"
+    if graph.uses[id(given)] > 1:
+        yield f"is not alone in taking what {layer.name!r} makes"
+    if layer.activation not in (None, keras.activations.linear):
+        yield f"comes after {layer.name!r}, which has an activation"
+    if per_output(layer, np.ones(given.shape[axis]), axis % rank, rank) is None:
+        yield f"is along another axis than the channels of {layer.name!r}"
+
+
+def _stored(layer: Any, affine: Affine) -> Affine | None:
+    """Return numbers of the type of the layer's weights, None if some do not fit."""
+    dtype = np.dtype(keras.backend.standardize_dtype(output_kernel(layer).dtype))
+    with np.errstate(over="ignore"):
+        kernel, bias = affine.kernel.astype(dtype), affine.bias.astype(dtype)
+    good = all(np.isfinite(part.astype(np.float64)).all() for part in (kernel, bias))
+    return Affine(kernel, bias, affine.bias_axes) if good else None

@@ -1,0 +1,189 @@
+"""A model made anew from its graph, call by call, with what shall differ."""
+
+import gc
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import numpy as np
+
+from kerasmem.errors import ModelError
+from kerasmem.graph.clone import live_objects
+from kerasmem.graph.nodes import nodes_in_order, own_graph
+from kerasmem.graph.values import to_numpy
+
+
+class Rewrite:
+    """What is different in a model that is made anew: nothing, where this is not asked.
+
+    A subclass overrides what it changes. A node is one call of an operation.
+    """
+
+    def goes(self, node: Any) -> bool:
+        """Return True for a call that is left out: the first tensor in comes out."""
+        del node
+        return False
+
+    def config(self, node: Any) -> dict[str, Any] | None:
+        """Return the entries of the operation's config that change, None to copy it."""
+        del node
+        return None
+
+    def arguments(self, node: Any, args: Sequence[Any]) -> Sequence[Any]:
+        """Return the positional arguments of a call in the new graph.
+
+        Args:
+            node: the call.
+            args: what they would be, with tensors of the new graph.
+        """
+        del node
+        return args
+
+    def input_shape(self, tensor: Any) -> tuple[int | None, ...]:
+        """Return the shape of an input of the model or of one in it."""
+        return tuple(tensor.shape)
+
+    def values(self, old: Any, new: Any) -> Iterable[tuple[Any, Any]]:
+        """Return the variables of a new layer, each with its value.
+
+        Args:
+            old: the layer of the original; no model with a graph.
+            new: the one in its place.
+        """
+        pairs = zip(variables(old), variables(new), strict=True)
+        return [(after, to_numpy(before)) for before, after in pairs]
+
+
+class Rebuild:
+    """One pass over a model with a graph that makes another of it.
+
+    Args:
+        rewrite: what is different.
+
+    Attributes:
+        pairs: every operation that was made anew, with the new one.
+    """
+
+    def __init__(self, rewrite: Rewrite) -> None:
+        self._rewrite = rewrite
+        self._renewed: dict[int, Any] = {}
+        self.pairs: list[tuple[Any, Any]] = []
+
+    def run(self, model: Any) -> Any:
+        """Return the new model, not compiled; the one handed in is not touched.
+
+        Raises:
+            ModelError: if a layer cannot be made from its config.
+        """
+        scope = keras.saving.custom_object_scope(live_objects(model))
+        with scope, _no_garbage_collection():
+            made = self._model(model)
+        self._carry_over()
+        return made
+
+    def _model(self, model: Any) -> Any:
+        graph = own_graph(model)
+        known = {id(x): self._input(x) for x in graph.inputs}
+        for node in nodes_in_order(graph):
+            if self._rewrite.goes(node):
+                outputs = [known[id(node.arguments.keras_tensors[0])]]
+            else:
+                args, kwargs = node.arguments.fill_in(known)
+                args = self._rewrite.arguments(node, args)
+                outputs = keras.tree.flatten(self._operation(node)(*args, **kwargs))
+            known.update(zip(map(id, node.outputs), outputs, strict=True))
+        if isinstance(model, keras.Sequential):
+            made = self._sequential(model, graph)
+        else:
+            made = self._functional(model, graph, known)
+        if not model.trainable:
+            # Only then: setting True would thaw the layers that are frozen.
+            made.trainable = False
+        return made
+
+    def _functional(self, model: Any, graph: Any, known: dict[int, Any]) -> Any:
+        inputs, outputs = keras.tree.map_structure(
+            lambda x: known[id(x)], (graph.input, graph.output)
+        )
+        return type(model)(inputs=inputs, outputs=outputs, name=model.name)
+
+    def _sequential(self, model: Any, graph: Any) -> Any:
+        first = self._input(graph.inputs[0])
+        layers = [self._renewed.get(id(layer)) for layer in model.layers]
+        stay = [layer for layer in layers if layer is not None]
+        return keras.Sequential([first, *stay], name=model.name)
+
+    def _input(self, x: Any) -> Any:
+        config = x._keras_history.operation.get_config()
+        config["batch_shape"] = self._rewrite.input_shape(x)
+        return keras.layers.InputLayer.from_config(config).output
+
+    def _operation(self, node: Any) -> Any:
+        old = node.operation
+        if id(old) not in self._renewed:
+            new = self._model(old) if own_graph(old) is not None else self._made(node)
+            self._renewed[id(old)] = new
+            self.pairs.append((old, new))
+        return self._renewed[id(old)]
+
+    def _made(self, node: Any) -> Any:
+        old = node.operation
+        try:
+            changes = self._rewrite.config(node)
+            if changes is not None:
+                return type(old).from_config(old.get_config() | changes)
+            made = keras.saving.serialize_keras_object(old)
+            made.pop("build_config", None)
+            return keras.saving.deserialize_keras_object(made, safe_mode=False)
+        except (TypeError, ValueError, NotImplementedError) as error:
+            raise ModelError(
+                f"The layer {old.name!r} cannot be made anew from its config. Give it "
+                "a `get_config` that tells its arguments. Received: "
+                f"{' '.join(str(error).split())[:300]}"
+            ) from error
+
+    def _carry_over(self) -> None:
+        for old, new in self.pairs:
+            if own_graph(old) is not None:
+                continue
+            for variable, value in self._rewrite.values(old, new):
+                if np.shape(value) != tuple(variable.shape):
+                    raise ModelError(
+                        f"The weight {variable.path!r} would get a value of the shape "
+                        f"{np.shape(value)}, but it expects {tuple(variable.shape)}. "
+                        "Leave this layer out, and report it."
+                    )
+                variable.assign(value)
+            if isinstance(new, keras.layers.Normalization):
+                # It computes with copies of its statistics, made when they are final.
+                new.mean, new.variance = old.mean, old.variance
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Return a scope for making many objects that stay: to look for others is slow."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def variable_pairs(pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """Return every variable of the old layers with the new one in its place."""
+    return [
+        both
+        for old, new in pairs
+        if own_graph(old) is None
+        for both in zip(variables(old), variables(new), strict=True)
+    ]
+
+
+def variables(operation: Any) -> list[Any]:
+    """Return the variables of a layer; another operation has none."""
+    if not isinstance(operation, keras.layers.Layer):
+        return []
+    return list(operation.variables)
