@@ -3,7 +3,7 @@
 from kerasmem import callbacks, errors, memory, optimizers
 from kerasmem.compression.channels import PruneChannels
 from kerasmem.compression.compress import compress
-from kerasmem.compression.distill import Distiller, distill
+from kerasmem.compression.distill import Distill, Distiller, distill
 from kerasmem.compression.distill import names as distillation
 from kerasmem.compression.prune import Prune
 from kerasmem.compression.quantize import Equalize, FoldBatchNorm, Quantize
@@ -18,6 +18,7 @@ from kerasmem.memory.rematerialize import rematerialize
 
 __all__ = [
     "CompressionResult",
+    "Distill",
     "Distiller",
     "Equalize",
     "FoldBatchNorm",

@@ -17,6 +17,7 @@ def test_the_public_names_are_these_and_all_of_them_are_there():
         == km.__all__
         == [
             "CompressionResult",
+            "Distill",
             "Distiller",
             "Equalize",
             "FoldBatchNorm",

@@ -8,6 +8,7 @@ import jax
 import keras
 import numpy as np
 from jax.core import Tracer
+from keras import ops
 
 from kerasmem.backends import gradients as hooks
 from kerasmem.backends._jax_gradients import JaxMeter
@@ -120,6 +121,11 @@ class JaxBackend(PlainBackend):
     def branches_cost(self, *, compiled: bool) -> bool:  # noqa: ARG002
         """Return True: XLA keeps in memory what a branch reads."""
         return True
+
+    def masked(self, value: Any, kept: Any) -> Any:
+        """Return `value` with zeros where `kept` is False."""
+        # With zeros that are made of one number: half the time of an array of them.
+        return ops.where(kept, value, ops.zeros((), value.dtype))
 
     def draws_in_trace(self) -> bool:
         """Return False: every draw on JAX has its key."""

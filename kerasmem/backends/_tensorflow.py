@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from keras import ops
 
 from kerasmem.backends import _tensorflow_memory as memory
 from kerasmem.backends import _tensorflow_recompute as recompute
@@ -132,6 +133,11 @@ class TensorFlowBackend:
     def branches_cost(self, *, compiled: bool) -> bool:
         """Return True for XLA, which keeps in memory what a branch reads."""
         return compiled
+
+    def masked(self, value: Any, kept: Any) -> Any:
+        """Return `value` with zeros where `kept` is False."""
+        # With zeros that are made of one number: half the time of an array of them.
+        return ops.where(kept, value, ops.zeros((), value.dtype))
 
     def draws_in_trace(self) -> bool:
         """Return whether the graph being traced draws as `tf.random.normal` does."""

@@ -120,6 +120,13 @@ class TorchBackend(PlainBackend):
         """Return False: the step is no graph."""
         return False
 
+    def masked(self, value: Any, kept: Any) -> Any:
+        """Overwrite `value` with zeros where `kept` is False, and return it."""
+        # In place and as a product: a third of the time of a new tensor that the
+        # variable then copies.
+        with torch.no_grad():
+            return value.mul_(kept)
+
     def draws_in_trace(self) -> bool:
         """Return False: nothing is traced."""
         return False

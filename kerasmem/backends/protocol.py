@@ -167,6 +167,15 @@ class Backend(Protocol):
         """
         ...
 
+    def masked(self, value: Any, kept: Any) -> Any:
+        """Return what a variable becomes, with zeros where `kept` is False.
+
+        Args:
+            value: a float tensor, which may be overwritten.
+            kept: a bool tensor of its shape.
+        """
+        ...
+
     def draws_in_trace(self) -> bool:
         """Return whether the step being traced draws from generators of its own.
 

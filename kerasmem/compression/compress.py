@@ -1,7 +1,8 @@
 """The one verb: a model in, a smaller model and its report out."""
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from kerasmem.backends.seeding import seeded
 from kerasmem.compression.judge import check_drop, check_max_drop
 from kerasmem.compression.measure import figures, file_bytes, latencies
 from kerasmem.compression.result import CompressionResult
-from kerasmem.compression.technique import Technique
+from kerasmem.compression.technique import Technique, TrainingStep
 from kerasmem.compression.techniques import as_steps
 from kerasmem.errors import ConfigError, DataError
 from kerasmem.files.data import check_data, fit_arguments, is_array_data, sample_count
@@ -71,19 +72,17 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
     chosen = as_steps(steps)
     _check(chosen, data, fine_tune_epochs, target)
     check_max_drop(max_drop, validation_data)
-    fit = None
-    if fine_tune_epochs:
-        fit = {**fit_arguments(data, batch_size), "epochs": fine_tune_epochs}
-        if is_array_data(data) and fit.get("y") is None:
-            raise DataError("Fine-tuning needs labels: give data=(x, y).")
-        fit |= {"callbacks": list(callbacks or ()), "verbose": 0}
+    fit = {} if data is None else fit_arguments(data, batch_size)
+    if fine_tune_epochs and is_array_data(data) and fit.get("y") is None:
+        raise DataError("Fine-tuning needs labels: give data=(x, y).")
+    fit |= {"callbacks": list(callbacks or ()), "verbose": 0}
     with seeded(seed):
         original = _open(model_or_path, custom_objects)
         _compile(original, loss, metrics)
         for samples in (data, validation_data):
             if samples is not None:
                 check_data(original, samples)
-        result, changes = _apply(clone(original), chosen, fit, data)
+        result, changes = _apply(original, chosen, fit, fine_tune_epochs, data)
         # Anew: the weights are others now, the slots of the old ones are in the way.
         if original.compiled:
             result.compile(**(compile_settings(original) or {}))
@@ -113,6 +112,21 @@ def _check(steps: tuple[Technique, ...], data: Any, epochs: int, target: Any) ->
             f"fine-tune. Received: fine_tune_epochs={epochs}, steps="
             f"{[step.name for step in steps]}."
         )
+    _check_order(steps)
+
+
+def _check_order(steps: tuple[Technique, ...]) -> None:
+    """Raise if a step would train weights that one before it has fixed."""
+    fixed = None
+    for step in steps:
+        if not isinstance(step, TrainingStep):
+            fixed = fixed if step.trains_on else step
+        elif fixed is not None:
+            raise ConfigError(
+                f"After {fixed.name!r} the weights are not trained any more, and "
+                f"{step.name!r} trains them. Received: steps="
+                f"{[step.name for step in steps]}. Next: put {step.name!r} before it."
+            )
 
 
 def _open(model_or_path: Any, custom_objects: Any) -> Any:
@@ -143,25 +157,48 @@ def _compile(model: Any, loss: Any, metrics: Any) -> None:
 
 
 def _apply(
-    model: Any, steps: tuple[Technique, ...], fit: dict[str, Any] | None, data: Any
+    original: Any,
+    steps: tuple[Technique, ...],
+    fit: dict[str, Any],
+    epochs: int,
+    data: Any,
 ) -> tuple[Any, list[WeightChange]]:
-    """Apply `steps` to `model`, with a `fit` after those that allow it."""
-    if fit and not model.compiled:
+    """Return a copy of `original` after all steps, and what became of its weights.
+
+    Args:
+        original: the model.
+        steps: the techniques.
+        fit: arguments of the training, but for the epochs.
+        epochs: of training after each step that allows it.
+        data: for the steps.
+    """
+    if epochs and not original.compiled:
         raise ConfigError(
-            f"The model {model.name!r} has no loss, so it cannot be fine-tuned. Give "
-            "loss= (--loss on the command line)."
+            f"The model {original.name!r} has no loss, so it cannot be fine-tuned. "
+            "Give loss= (--loss on the command line)."
         )
-    changes = []
+    model, changes = clone(original), []
     steps = tuple(stage for step in steps for stage in step.stages())
     for done, step in enumerate(steps, start=1):
+        if isinstance(step, TrainingStep):
+            kept = partial(_kept, steps[: done - 1], model)
+            step.train(model, data, original, kept, **fit)
+            continue
         model, changed = step.applied(model, data)
         changes += changed
-        if fit and step.trains_on:
-            with ExitStack() as scopes:
-                for earlier in steps[:done]:
-                    scopes.enter_context(earlier.preserved(model))
-                model.fit(**fit)
+        if epochs and step.trains_on:
+            with _kept(steps[:done], model, model):
+                model.fit(**fit, epochs=epochs)
     return model, changes
+
+
+@contextmanager
+def _kept(steps: Sequence[Technique], model: Any, trainer: Any) -> Iterator[None]:
+    """Keep what `steps` did to `model` while `trainer` trains it."""
+    with ExitStack() as scopes:
+        for step in steps:
+            scopes.enter_context(step.preserved(model, trainer))
+        yield
 
 
 def _report(

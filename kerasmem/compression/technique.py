@@ -1,10 +1,12 @@
 """The shape that all techniques share: a frozen choice that is applied to a clone."""
 
 import abc
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
+from kerasmem.errors import ConfigError
 from kerasmem.records import WeightChange
 
 
@@ -44,11 +46,52 @@ class Technique(abc.ABC):
         """Return the steps that this consists of, with training between them."""
         return (self,)
 
-    def preserved(self, model: Any) -> AbstractContextManager[None]:
-        """Return a scope in which training keeps what `apply` did to `model`."""
-        del model
+    def preserved(self, model: Any, trainer: Any) -> AbstractContextManager[None]:
+        """Return a scope in which training keeps what `apply` did to `model`.
+
+        Args:
+            model: the model that this was applied to.
+            trainer: what `fit` is called on: `model`, or one that trains it.
+        """
+        del model, trainer
         return nullcontext()
 
     def to_json(self) -> dict[str, Any]:
         """Return the choice as plain data; `techniques.from_json` reads it back."""
         return {"technique": self.name, **asdict(self)}
+
+
+@dataclass(frozen=True)
+class TrainingStep(Technique):
+    """A step that trains what the steps before it left."""
+
+    def apply(self, model: Any, data: Any = None) -> list[WeightChange]:
+        """Raise: training takes more than a model, see `train`.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(
+            f"{type(self).__name__} is a step of km.compress, it cannot be applied by "
+            f"itself. Received: apply({model.name!r}, data={type(data).__name__})."
+        )
+
+    @abc.abstractmethod
+    def train(
+        self,
+        model: Any,
+        data: Any,
+        original: Any,
+        kept: Callable[[Any], AbstractContextManager[Any]],
+        **fit: Any,
+    ) -> None:
+        """Train `model` in place.
+
+        Args:
+            model: a built model, compiled if the original was.
+            data: samples in any form that `kerasmem.files.data` lists, or None.
+            original: the model before the first step, compiled likewise.
+            kept: takes what `fit` will be called on, and returns a scope in which
+                training keeps what earlier steps did.
+            **fit: arguments for `fit`, all but the epochs.
+        """

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kerasmem.compression.channels import PruneChannels
+from kerasmem.compression.distill import Distill
 from kerasmem.compression.prune import Prune
 from kerasmem.compression.quantize import Equalize, FoldBatchNorm, Quantize
 from kerasmem.compression.technique import Technique
@@ -15,6 +16,7 @@ TECHNIQUES: dict[str, type[Technique]] = {
     "fold_batch_norm": FoldBatchNorm,
     "equalize": Equalize,
     "quantize": Quantize,
+    "distill": Distill,
 }
 
 

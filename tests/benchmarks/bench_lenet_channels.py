@@ -35,10 +35,13 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("mnist")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--dtype-policy", default="float32")
     options = parser.parse_args()
+    keras.config.set_dtype_policy(options.dtype_policy)
     data = images(options.mnist)
     errors = {"dense": [], "pruned": [], "scratch": []}
     for seed in options.seeds:
+        keras.utils.clear_session()  # layers are named anew, as in LEFT
         dense = trained("lenet5", data, seed)
         small = narrowed(dense, data)
         alone = from_scratch(small, data, seed)

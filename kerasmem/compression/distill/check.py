@@ -5,6 +5,7 @@ from typing import Any
 
 import keras
 
+from kerasmem.compression.distill.confidence import BY_CONFIDENCE
 from kerasmem.compression.distill.schedules import is_number
 from kerasmem.errors import ConfigError, ModelError
 
@@ -44,16 +45,24 @@ def check_hard_weight(hard_weight: Any) -> None:
         )
 
 
-def teacher_shares(teachers: list[Any], weights: Any) -> list[float]:
+def teacher_shares(teachers: list[Any], weights: Any) -> list[float] | None:
     """Return the share of every teacher, the weights over their sum.
 
     Args:
         teachers: the teachers.
-        weights: one number from 0 for each, or None for equal shares.
+        weights: one number from 0 for each, None for equal shares, or "confidence" for
+            shares that differ by sample, for which None is returned.
 
     Raises:
         ConfigError: if they are not as many, or not such numbers.
     """
+    if isinstance(weights, str):
+        if weights == BY_CONFIDENCE and len(teachers) > 1:
+            return None
+        raise ConfigError(
+            f'Several teachers are weighted by numbers or by "{BY_CONFIDENCE}". '
+            f"Received: teacher_weights={weights!r} for {len(teachers)} of them."
+        )
     given = [1.0] * len(teachers) if weights is None else list(weights)
     fits = len(given) == len(teachers) and all(is_number(w) and w >= 0 for w in given)
     if not fits or sum(given) <= 0:

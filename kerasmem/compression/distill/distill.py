@@ -54,7 +54,8 @@ def distill(  # noqa: PLR0913  (the public entry point of the contract)
         temperature: of `Logits` where no losses are given, above 0, a number or a
             schedule; 2 to 8 suits most classifiers.
         hard_weight: share of the labels in the loss, in [0, 1].
-        teacher_weights: what each of several teachers counts; None for all the same.
+        teacher_weights: what each of several teachers counts; None for all the same;
+            `"confidence"` for less where its answer to a sample is more wrong.
         cache: a folder, or a `km.distillation.Cache`: what the teachers say is kept
             there and asked for only once, over all epochs, students and runs. For
             arrays and `PyDataset`s whose samples stay the same.
@@ -99,7 +100,7 @@ def distill(  # noqa: PLR0913  (the public entry point of the contract)
             teacher_weights=teacher_weights,
             sample=sample,
         )
-        distiller.compile(**_settings(trained, data))
+        distiller.compile(**student_settings(trained, data))
         if cache is not None:
             kept = as_cache(cache)
             data, validation_data = distiller.answered(data, validation_data, kept)
@@ -133,9 +134,9 @@ def _copy(student: Any, loss: Any, optimizer: Any) -> Any:
     return trained
 
 
-def _settings(trained: Any, data: Any) -> dict[str, Any]:
-    """Return what the distiller is compiled with: nothing that needs labels we lack."""
-    settings = compile_settings(trained) or {}
+def student_settings(student: Any, data: Any) -> dict[str, Any]:
+    """Return what a distiller is compiled with: nothing that needs labels we lack."""
+    settings = compile_settings(student) or {"optimizer": "adam"}
     if first_samples(data).get("y") is None:
         settings |= {"loss": None, "loss_weights": None}
         settings |= {"metrics": None, "weighted_metrics": None}

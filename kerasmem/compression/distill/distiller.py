@@ -1,6 +1,7 @@
 """The model that is trained while a student learns from a teacher."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -13,6 +14,7 @@ from kerasmem.compression.distill.check import (
     check_models,
     teacher_shares,
 )
+from kerasmem.compression.distill.confidence import confidences, weighted
 from kerasmem.compression.distill.dials import Dials, Turning
 from kerasmem.compression.distill.features import LastPass, Reader
 from kerasmem.compression.distill.lesson import Batch, Lesson
@@ -53,7 +55,8 @@ class Distiller(keras.Model):
         temperature: of `Logits` where no losses are given, above 0: a number or a
             schedule; higher shows the student more of the small probabilities.
         hard_weight: share of the labels in the loss, in [0, 1].
-        teacher_weights: what each of several teachers counts; None for all the same.
+        teacher_weights: what each of several teachers counts; None for all the same;
+            `"confidence"` for less where its answer to a sample is more wrong.
         sample: some inputs, where layers are compared and a model does not tell the
             shape of its inputs.
 
@@ -218,14 +221,31 @@ class Distiller(keras.Model):
             _, features = self._reader(x, training=training)
         loss = self.loss or self.student.loss
         batch = Batch(None, y_pred, y, sample_weight, self.student, loss)
-        features = features or {}
         given = answers or [None] * len(self._lessons)
+        told = [
+            lesson.told(x, batch, kept)
+            for lesson, kept in zip(self._lessons, given, strict=True)
+        ]
+        shares = self._shares
+        if shares is None:
+            told = self._by_confidence(told)
+            shares = [1.0] * len(told)
         return sum(
-            share * lesson.distance(x, batch, features, self._dials.current, kept)
-            for share, lesson, kept in zip(
-                self._shares, self._lessons, given, strict=True
-            )
+            share * lesson.distance(*heard, features or {}, self._dials.current)
+            for share, lesson, heard in zip(shares, self._lessons, told, strict=True)
         )
+
+    def _by_confidence(self, told: list[tuple[Batch, Any]]) -> list[tuple[Batch, Any]]:
+        """Return what teachers told, with the share of each in its sample weights."""
+        batches = [batch for batch, _ in told]
+        errors = [
+            lesson.error(batch)
+            for lesson, batch in zip(self._lessons, batches, strict=True)
+        ]
+        return [
+            (replace(batch, weight=weighted(batch.weight, share)), taught)
+            for (batch, taught), share in zip(told, confidences(errors), strict=True)
+        ]
 
 
 def _lessons(

@@ -11,6 +11,7 @@ from kerasmem.compression.distill.cache_forms import whole
 from kerasmem.compression.distill.check import check_outputs
 from kerasmem.compression.distill.comparable import Comparable, comparable
 from kerasmem.compression.distill.comparison import Comparison
+from kerasmem.compression.distill.confidence import cross_entropy
 from kerasmem.compression.distill.features import Tap
 from kerasmem.compression.distill.frozen import FrozenTeacher
 from kerasmem.compression.distill.losses import (
@@ -19,7 +20,7 @@ from kerasmem.compression.distill.losses import (
     FeatureLoss,
     OutputLoss,
 )
-from kerasmem.compression.distill.outputs import Form, describe_outputs
+from kerasmem.compression.distill.outputs import Form, Task, describe_outputs
 from kerasmem.compression.distill.pairing import pair_layers
 from kerasmem.compression.distill.probing import Probe
 from kerasmem.compression.distill.reduced import Reduced
@@ -86,31 +87,62 @@ class Lesson(keras.layers.Layer):
         """What has to be read of the student, each once."""
         return list(dict.fromkeys(c.student_tap for c in self.comparisons))
 
-    def distance(
-        self,
-        x: Any,
-        batch: Batch,
-        features: dict[Tap, Any],
-        current: Current,
-        given: Sequence[Any] | None,
-    ) -> Any:
-        """Return the weighted sum of all losses for a batch.
+    def told(
+        self, x: Any, batch: Batch, given: Sequence[Any] | None
+    ) -> tuple[Batch, dict[Tap, Any]]:
+        """Return a batch with the teacher's answers, and the teacher's features.
 
         Args:
             x: inputs of the teacher.
             batch: what is known besides.
-            features: those of the student.
-            current: tells scheduled numbers.
             given: what the teacher said of the batch before, or None to ask it.
         """
         if given is None:
             answers, taught = self.frozen.answer(x, self.state)
         else:
             answers, taught = self._unpacked(given, batch.predictions)
-        batch = replace(batch, answers=answers, kept=given is not None)
+        return replace(batch, answers=answers, kept=given is not None), taught
+
+    def distance(
+        self,
+        batch: Batch,
+        taught: dict[Tap, Any],
+        learned: dict[Tap, Any],
+        current: Current,
+    ) -> Any:
+        """Return the weighted sum of all losses for a batch.
+
+        Args:
+            batch: what `told` returned.
+            taught: likewise.
+            learned: features of the student.
+            current: tells scheduled numbers.
+        """
         return self.on_outputs(batch, current) + self.on_features(
-            taught, features, batch.weight, current
+            taught, learned, batch.weight, current
         )
+
+    def error(self, batch: Batch) -> Any:
+        """Return how wrong the teacher's answers to a batch are, (batch,).
+
+        Raises:
+            ConfigError: if the output is not that of one classifier with labels.
+        """
+        ways = self.comparables(batch)
+        if len(ways) > 1 or ways[0].task is not Task.CATEGORICAL:
+            raise ConfigError(
+                "Teachers are weighted by confidence where the only output tells one "
+                f"class of several. Received: {len(ways)} outputs, "
+                f"{', '.join(way.task.value for way in ways)}."
+            )
+        (label,) = _labels(batch, 1)
+        if label is None:
+            raise ConfigError(
+                "The confidence in a teacher is told by labels, and the data has none. "
+                "Next: hand in (x, y), or numbers as teacher_weights."
+            )
+        (answers,) = keras.tree.flatten(batch.answers)
+        return cross_entropy(ways[0].taught(ops.cast(answers, "float32")), label)
 
     def _unpacked(self, given: Sequence[Any], like: Any) -> tuple[Any, dict[Tap, Any]]:
         """Return kept answers as `FrozenTeacher.answer` would give them."""

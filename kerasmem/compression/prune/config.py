@@ -109,9 +109,9 @@ class Prune(Technique):
         """
         return prune_weights(model, self, data)
 
-    def preserved(self, model: Any) -> AbstractContextManager[None]:
+    def preserved(self, model: Any, trainer: Any) -> AbstractContextManager[None]:
         """Return a scope in which the zeros of `model` stay zero while it trains."""
-        return zeros_kept(model, make_plan(model, self).variables)
+        return zeros_kept(trainer, make_plan(model, self).variables)
 
     def patterns_by_field(self) -> dict[str, tuple[str, ...]]:
         """Return all regular expressions by the argument that they came in."""

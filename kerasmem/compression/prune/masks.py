@@ -125,17 +125,22 @@ class Masks:
 
 
 @contextmanager
-def zeros_kept(model: Any, variables: Sequence[Any]) -> Iterator[None]:
-    """Keep the entries of `variables` that are zero now at zero in training."""
-    masks = Masks(model, variables)
+def zeros_kept(trainer: Any, variables: Sequence[Any]) -> Iterator[None]:
+    """Keep the entries of `variables` that are zero now at zero in training.
+
+    Args:
+        trainer: the compiled model that `fit` is called on.
+        variables: weights that it trains.
+    """
+    masks = Masks(trainer, variables)
     try:
         masks.write([to_numpy(v) != 0 for v in variables])
-        model.train_function = None
+        trainer.train_function = None
         yield
         masks.enforce()
     finally:
         masks.release()
-        model.train_function = None
+        trainer.train_function = None
 
 
 class _Link:
@@ -159,8 +164,7 @@ class _Link:
             # Keras averages what the update gave, before any constraint.
             averaged = ops.convert_to_tensor(average)
             average.assign(ops.where(kept, averaged, ops.zeros_like(averaged)))
-        # With zeros that are made of one number: half the time of an array of them.
-        return ops.where(kept, value, ops.zeros((), value.dtype))
+        return current().masked(value, kept)
 
 
 class _Masked:

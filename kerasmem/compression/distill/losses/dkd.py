@@ -11,6 +11,7 @@ from keras import ops
 
 from kerasmem.compression.distill.losses.base import Answers, OutputLoss
 from kerasmem.compression.distill.losses.logits import categorical_divergence
+from kerasmem.compression.distill.losses.vectors import one_hot
 
 _OUT = 1e4  # taken off the right class's logit: its probability is 0 in float32
 
@@ -67,20 +68,10 @@ class DKD(OutputLoss):
 
     def distances(self, answers: Answers) -> Any:
         """Return one value per distribution."""
-        target = _one_hot(answers.labels, answers.student)
+        target = one_hot(answers.labels, answers.student)
         values = answers.teacher, answers.student, target, answers.temperature
         right, others = target_divergence(*values), other_divergence(*values)
         return self.alpha * right + self.beta * others
-
-
-def _one_hot(labels: Any, logits: Any) -> Any:
-    labels = ops.convert_to_tensor(labels)
-    classes = logits.shape[-1]
-    if labels.ndim == logits.ndim and labels.shape[-1] == classes:
-        return ops.one_hot(ops.argmax(labels, axis=-1), classes, dtype="float32")
-    if labels.ndim == logits.ndim:
-        labels = ops.squeeze(labels, axis=-1)
-    return ops.one_hot(ops.cast(labels, "int32"), classes, dtype="float32")
 
 
 def _log_target_and_rest(logits: Any, target: Any) -> tuple[Any, Any]:

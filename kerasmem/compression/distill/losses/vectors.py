@@ -1,4 +1,4 @@
-"""What several losses do with the features of a batch."""
+"""What several losses do with the features and the labels of a batch."""
 
 from typing import Any
 
@@ -40,3 +40,20 @@ def huber(difference: Any) -> Any:
     """Return half the square of a difference up to 1, beyond it a line."""
     size = ops.abs(difference)
     return ops.where(size <= 1, 0.5 * ops.square(difference), size - 0.5)
+
+
+def one_hot(labels: Any, logits: Any) -> Any:
+    """Return labels as float32 of the shape of logits, (..., classes).
+
+    Args:
+        labels: classes as numbers, with or without a last axis of 1, or probabilities,
+            of which the largest counts.
+        logits: of all classes.
+    """
+    labels = ops.convert_to_tensor(labels)
+    classes = logits.shape[-1]
+    if labels.ndim == logits.ndim and labels.shape[-1] == classes:
+        return ops.one_hot(ops.argmax(labels, axis=-1), classes, dtype="float32")
+    if labels.ndim == logits.ndim:
+        labels = ops.squeeze(labels, axis=-1)
+    return ops.one_hot(ops.cast(labels, "int32"), classes, dtype="float32")

@@ -1,0 +1,140 @@
+"""Parts of a graph that repeat each other, so that some of them could be left out.
+
+Residual blocks, encoder blocks, hidden layers of equal width: all that the graph
+computes flows through one tensor before such a part and through one behind it, and both
+are of one shape.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+
+from kerasmem.graph.nodes import nodes_in_order, own_graph
+from kerasmem.graph.rebuild import Rebuild, Rewrite
+
+Nodes = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class _Step:
+    """Calls between two tensors through which everything flows."""
+
+    nodes: Nodes
+    shape: tuple[Any, ...]  # of the tensor behind, with its dtype
+
+    @property
+    def looks(self) -> tuple[Any, ...]:
+        """What is equal in steps that are built alike."""
+        return tuple(
+            (type(node.operation), *(tuple(y.shape) for y in node.outputs))
+            for node in self.nodes
+        )
+
+
+def repeated(model: Any) -> list[list[Nodes]]:
+    """Return the calls of parts that could be left out, a list for each stage.
+
+    The parts of one stage follow each other and are built alike; any of them can go.
+
+    Args:
+        model: a Sequential or Functional model. Models nested in it are one call.
+    """
+    stages = map(_parts, _stages(own_graph(model)))
+    return [parts for parts in stages if parts]
+
+
+def without(model: Any, parts: Sequence[Nodes]) -> Any:
+    """Return a copy of `model` without some parts, with the weights of all others.
+
+    It is not compiled.
+
+    Raises:
+        ModelError: if a layer cannot be made from its config.
+    """
+    return Rebuild(_Shorter({id(node) for part in parts for node in part})).run(model)
+
+
+class _Shorter(Rewrite):
+    """Leaves calls out: what flows into a part comes out of each of its calls."""
+
+    def __init__(self, left_out: set[int]) -> None:
+        self._left_out = left_out
+
+    def goes(self, node: Any) -> bool:
+        return id(node) in self._left_out
+
+    def arguments(self, node: Any, args: Sequence[Any]) -> Sequence[Any]:
+        return keras.tree.flatten(args) if self.goes(node) else args
+
+
+def _stages(graph: Any) -> list[list[_Step]]:
+    """Return runs of steps that keep the shape, each behind the step that made it."""
+    stages: list[list[_Step]] = []
+    shape = None
+    for step in _steps(graph):
+        if step.shape != shape or not all(map(_can_go, step.nodes)):
+            stages.append([])
+        stages[-1].append(step)
+        shape = step.shape
+    return stages
+
+
+def _steps(graph: Any) -> list[_Step]:
+    """Return the graph cut wherever just one tensor is waited for."""
+    nodes = nodes_in_order(graph)
+    last_use = {
+        id(x): number for number, node in enumerate(nodes) for x in node.input_tensors
+    }
+    last_use |= {id(x): len(nodes) for x in graph.outputs}
+    waiting = {id(x) for x in graph.inputs}
+    steps, begun = [], 0
+    for number, node in enumerate(nodes):
+        waiting |= {id(y) for y in node.outputs}
+        waiting -= {key for key in waiting if last_use.get(key, -1) <= number}
+        (behind, *others) = node.outputs
+        if waiting == {id(behind)} and not others:
+            shape = (tuple(behind.shape), behind.dtype)
+            steps.append(_Step(tuple(nodes[begun : number + 1]), shape))
+            begun = number + 1
+    return steps
+
+
+def _can_go(node: Any) -> bool:
+    """Return whether a call hands on one tensor and takes its tensors by position."""
+    args = keras.tree.flatten(node.arguments.args)
+    given = [x for x in args if isinstance(x, keras.KerasTensor)]
+    return len(node.outputs) == 1 and len(given) == len(node.input_tensors)
+
+
+def _parts(stage: list[_Step]) -> list[Nodes]:
+    """Return the parts of the longest repetition; the first step has to stay."""
+    looks = [step.looks for step in stage]
+    begin, end, period = max(
+        (run for p in range(1, len(stage)) for run in _repetitions(looks, p)),
+        key=lambda run: (run[1] - run[0], -run[2]),
+        default=(0, 0, 1),
+    )
+    starts = range(begin, end - period + 1, period)
+    parts = [stage[start : start + period] for start in starts if start > 0]
+    calls = [tuple(itertools.chain(*(s.nodes for s in part))) for part in parts]
+    return [part for part in calls if any(map(_has_kernel, part))]
+
+
+def _repetitions(looks: list[Any], period: int) -> Iterator[tuple[int, int, int]]:
+    """Yield where `looks` repeats itself after a period: begin, end, and the period."""
+    alike = [a == b for a, b in zip(looks, looks[period:], strict=False)]
+    place = 0
+    for same, run in itertools.groupby(alike):
+        length = len(list(run))
+        if same:
+            yield place, place + length + period, period
+        place += length
+
+
+def _has_kernel(node: Any) -> bool:
+    """Return whether a call has learned more than vectors."""
+    weights = getattr(node.operation, "weights", ())
+    return any(len(variable.shape) > 1 for variable in weights)

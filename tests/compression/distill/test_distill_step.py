@@ -1,0 +1,133 @@
+"""A pruned model recovers by learning from the one that it was."""
+
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+
+import kerasmem as km
+from kerasmem.compression.techniques import from_json
+from kerasmem.errors import ConfigError, DataError, ModelError
+from kerasmem.graph.values import to_numpy
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(192, 6)).astype("float32")
+
+
+@pytest.fixture(scope="module")
+def teacher():
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential(
+        [
+            keras.Input((6,)),
+            keras.layers.Dense(24, activation="tanh"),
+            keras.layers.Dense(16, activation="tanh"),
+            keras.layers.Dense(3),
+        ]
+    )
+    model.compile(keras.optimizers.Adam(0.01), "mse")
+    return model
+
+
+def distance(model, teacher):
+    return float(np.square(predicted(model) - predicted(teacher)).mean())
+
+
+def predicted(model):
+    return to_numpy(model(X, training=False))
+
+
+@pytest.mark.parametrize(
+    "smaller", [km.Prune(0.7), km.PruneChannels(0.5, round_to=4)], ids=lambda s: s.name
+)
+def test_a_smaller_model_comes_near_to_what_it_was(teacher, smaller):
+    before = predicted(teacher)
+    alone = km.compress(teacher, smaller).model
+    # No labels: there is nobody but the teacher to learn from.
+    taught = km.compress(teacher, [smaller, km.Distill(epochs=6)], data=X, seed=0)
+    assert distance(taught.model, teacher) < 0.5 * distance(alone, teacher)
+    np.testing.assert_array_equal(predicted(teacher), before)
+    assert taught.model.count_params() == alone.count_params()
+    for weight, plain in zip(taught.model.weights, alone.weights, strict=True):
+        if smaller.name == "prune" and weight.name == "kernel":
+            removed = to_numpy(plain) == 0
+            assert not to_numpy(weight)[removed].any()
+            assert (to_numpy(weight) != to_numpy(plain)).any()
+
+
+def test_a_teacher_may_be_a_model_or_a_file(teacher, tmp_path):
+    teacher.save(tmp_path / "teacher.keras")
+    models = [
+        km.compress(
+            teacher, [km.Prune(0.7), km.Distill(given, epochs=2)], data=X, seed=3
+        ).model
+        for given in (teacher, str(tmp_path / "teacher.keras"), "original")
+    ]
+    for other in models[1:]:
+        np.testing.assert_allclose(predicted(other), predicted(models[0]), rtol=1e-5)
+
+
+def test_an_int8_model_can_teach(teacher):
+    small = km.compress(teacher, km.Quantize("int8")).model
+    student = keras.models.clone_model(teacher)
+    taught = km.distill(small, student, X, epochs=6, loss="mse", verbose=0, seed=0)
+    assert distance(taught, teacher) < 0.5 * distance(student, teacher)
+
+
+def test_a_choice_comes_back_from_plain_data():
+    choice = km.Distill(
+        epochs=3, losses=["logits", {"loss": "features"}], hard_weight=0.2
+    )
+    assert from_json(choice.to_json()) == choice
+    assert km.Distill(keras.Sequential(name="big")).to_json()["teacher"] == (
+        "<model big>"
+    )
+
+
+def test_a_student_opens_where_there_is_no_kerasmem(teacher, tmp_path):
+    student = km.make_student(teacher, 0.5)
+    taught = km.distill(teacher, student, X, verbose=0)
+    taught.save(tmp_path / "student.keras")
+    np.save(tmp_path / "x.npy", X)
+    np.save(tmp_path / "y.npy", predicted(taught))
+    program = """
+import sys
+sys.modules["kerasmem"] = None  # importing it is an error from here on
+import keras, numpy as np
+model = keras.models.load_model("student.keras")
+y = keras.ops.convert_to_numpy(model(np.load("x.npy"), training=False))
+np.testing.assert_allclose(y, np.load("y.npy"), rtol=1e-5, atol=1e-6)
+model.fit(np.load("x.npy"), np.load("y.npy"), verbose=0)
+"""
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"teacher": 3}, "the path of a saved model"),
+        ({"epochs": 0}, "at least one epoch"),
+        ({"hard_weight": 2}, r"in \[0, 1\]"),
+        ({"losses": "nonsense"}, "A distillation loss is one of"),
+    ],
+)
+def test_bad_values_are_refused(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        km.Distill(**arguments)
+
+
+def test_what_cannot_work_is_refused_before_it_begins(teacher):
+    with pytest.raises(DataError, match="learns from samples"):
+        km.compress(teacher, km.Distill())
+    with pytest.raises(ConfigError, match="put 'distill' before it"):
+        km.compress(teacher, [km.Quantize("int8"), km.Distill()], data=X)
+    with pytest.raises(ConfigError, match="is a step of km.compress"):
+        km.Distill().apply(teacher)
+    with pytest.raises(ModelError, match="outputs of the same shape"):
+        km.compress(
+            teacher,
+            km.Distill(keras.Sequential([keras.Input((6,)), keras.layers.Dense(2)])),
+            data=X,
+        )
