@@ -49,12 +49,14 @@ class CompressionResult:
         Args:
             path: where to; ends in `.tflite`.
             scheme: `"float"`, or `"int8-dynamic"` (int8 weights, activations rounded
-                as they come); None for the one that suits the model's weights.
+                as they come), or `"int8-static"`, for a model that it made; None for
+                the one that suits the model's weights.
             batch_size: length of the batch axis, from 1; None leaves it open, which
                 LiteRT's recurrent layers do not allow.
             samples: inputs to compare on; None for random ones.
             tolerance: largest difference allowed, as a share of the largest output;
-                None for 1e-5 with `"float"`, 0.1 with `"int8-dynamic"`.
+                None for 1e-5 with `"float"`, 0.1 with `"int8-dynamic"`, and two codes
+                of 127 with `"int8-static"`.
 
         Raises:
             ConfigError: if an argument cannot be used, or `ai-edge-litert` is missing.

@@ -10,7 +10,7 @@ class ExportReport:
     Args:
         path: the file.
         scheme: `"float"`, or `"int8-dynamic"`: int8 weights, activations that are
-            rounded as they come.
+            rounded as they come; `"int8-static"`: int8 codes from end to end.
         file_bytes: size of the file.
         samples: number of samples that both were run on.
         difference: largest absolute difference of an output, as a share of the

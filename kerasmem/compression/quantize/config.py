@@ -3,14 +3,16 @@
 from dataclasses import KW_ONLY, asdict, dataclass
 from typing import Any, ClassVar
 
+from kerasmem.compression.quantize.activations import METHODS
 from kerasmem.compression.quantize.apply import quantize_weights
+from kerasmem.compression.quantize.static import quantize_static
 from kerasmem.compression.regular_expressions import regular_expressions
 from kerasmem.compression.technique import Technique
 from kerasmem.errors import ConfigError
 from kerasmem.records import WeightChange
 
-DYNAMIC = "int8-dynamic"
-SCHEMES = ("int8", DYNAMIC, "int4", "float16", "bfloat16")
+DYNAMIC, STATIC = "int8-dynamic", "int8-static"
+SCHEMES = ("int8", DYNAMIC, STATIC, "int4", "float16", "bfloat16")
 GRANULARITIES = ("channel", "tensor", "group")
 
 
@@ -22,7 +24,10 @@ class Quantize(Technique):
         scheme: `"int8"` and `"int4"` store codes and scales, int4 two codes in a byte;
             `"float16"` and `"bfloat16"` store 16 bits. Layers compute with floats as
             before. In `"int8-dynamic"` Dense, EinsumDense and convolutions round their
-            inputs to int8 too, in every call, and multiply integers.
+            inputs to int8 too, in every call, and multiply integers. In `"int8-static"`
+            activations are int8 as well, in ranges that a calibration on `data` finds,
+            and what there is a form for is computed with integers, as LiteRT does;
+            BatchNormalization is folded before.
         granularity: what shares a scale: an output `"channel"` (a row of an embedding
             table), the whole `"tensor"`, or a `"group"` of entries of a channel.
         group_size: most entries in a group.
@@ -31,6 +36,9 @@ class Quantize(Technique):
         include: regular expressions; a weight of two axes or more whose path holds one
             is quantized too, or whose layer is of a class of that name.
         exclude: likewise; such a weight is left alone.
+        calibration: for `"int8-static"`, how ranges are found: `"min-max"`,
+            `"moving-average"`, `"percentile"`, `"mse"` or `"entropy"`.
+        calibration_samples: most samples to find them on, from 1.
 
     Raises:
         ConfigError: if the scheme is unknown, or does not know of an argument.
@@ -47,6 +55,8 @@ class Quantize(Technique):
     symmetric: bool = True
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
+    calibration: str = "min-max"
+    calibration_samples: int = 512
 
     name: ClassVar[str] = "quantize"
     trains_on: ClassVar[bool] = False
@@ -56,6 +66,7 @@ class Quantize(Technique):
             "scheme": SCHEMES,
             "granularity": GRANULARITIES,
             "symmetric": (True, False),
+            "calibration": METHODS,
         }.items():
             if getattr(self, field) not in allowed:
                 raise ConfigError(
@@ -63,21 +74,39 @@ class Quantize(Technique):
                     f"{', '.join(map(str, allowed))}. "
                     f"Received: {field}={getattr(self, field)!r}."
                 )
-        size = self.group_size
-        if not isinstance(size, int) or isinstance(size, bool) or size < 2:
-            raise ConfigError(
-                "The group_size of Quantize is a whole number from 2. "
-                f"Received: group_size={size!r}."
-            )
+        for field, least in {"group_size": 2, "calibration_samples": 1}.items():
+            size = getattr(self, field)
+            if not isinstance(size, int) or isinstance(size, bool) or size < least:
+                raise ConfigError(
+                    f"The {field} of Quantize is a whole number from {least}. "
+                    f"Received: {field}={size!r}."
+                )
         self._check_scheme()
         for field in ("include", "exclude"):
             patterns = regular_expressions("Quantize", field, getattr(self, field))
             object.__setattr__(self, field, patterns)
 
     def apply(self, model: Any, data: Any = None) -> list[WeightChange]:
-        """Store the kernels of `model` in fewer bits, in place; it takes no data."""
+        """Store the kernels of `model` in fewer bits, in place; it takes no data.
+
+        Raises:
+            ConfigError: for `"int8-static"`, which makes a new model.
+        """
         del data
+        if self.is_static:
+            raise ConfigError(
+                f"The scheme {self.scheme!r} makes a new model, it cannot change one "
+                "in place. Next: use km.compress, or `model, changes = "
+                f"Quantize({self.scheme!r}).applied(model, data)`. Received: "
+                f"apply({model.name!r})."
+            )
         return quantize_weights(model, self)
+
+    def applied(self, model: Any, data: Any = None) -> tuple[Any, list[WeightChange]]:
+        """Return the model in fewer bits; for `"int8-static"` it is a new one."""
+        if self.is_static:
+            return quantize_static(model, self, data)
+        return super().applied(model, data)
 
     def to_json(self) -> dict[str, Any]:
         """Return the choice as plain data; `techniques.from_json` reads it back."""
@@ -87,12 +116,17 @@ class Quantize(Technique):
     @property
     def dtype(self) -> str:
         """The type of the stored codes."""
-        return "int8" if self.is_dynamic else self.scheme
+        return self.scheme.partition("-")[0]
 
     @property
     def is_dynamic(self) -> bool:
         """Whether inputs are rounded too."""
         return self.scheme == DYNAMIC
+
+    @property
+    def is_static(self) -> bool:
+        """Whether activations have ranges of their own."""
+        return self.scheme == STATIC
 
     def _check_scheme(self) -> None:
         plain = self.granularity == "channel" and self.symmetric
@@ -101,9 +135,15 @@ class Quantize(Technique):
                 f"The scheme {self.scheme!r} has no scales. Received: "
                 f"granularity={self.granularity!r}, symmetric={self.symmetric!r}."
             )
-        if self.is_dynamic and (self.granularity == "group" or not self.symmetric):
+        integers = self.is_dynamic or self.is_static
+        if integers and (self.granularity == "group" or not self.symmetric):
             raise ConfigError(
                 f"The scheme {self.scheme!r} sums integers over a whole channel: it is "
                 "symmetric, per channel or per tensor. Received: "
                 f"granularity={self.granularity!r}, symmetric={self.symmetric!r}."
+            )
+        if self.is_static and self.include:
+            raise ConfigError(
+                f"The scheme {self.scheme!r} takes all that has a form in int8, and no "
+                f"more. Received: include={self.include!r}."
             )

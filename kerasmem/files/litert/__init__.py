@@ -4,9 +4,11 @@ from kerasmem.files.litert.arguments import arguments_of, call_flat
 from kerasmem.files.litert.compare import difference
 from kerasmem.files.litert.interpreter import LiteRT
 from kerasmem.files.litert.samples import flat_samples, random_samples
+from kerasmem.files.litert.writer import Writer
 
 __all__ = [
     "LiteRT",
+    "Writer",
     "arguments_of",
     "call_flat",
     "difference",

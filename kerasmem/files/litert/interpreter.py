@@ -1,12 +1,11 @@
 """A LiteRT file, run by LiteRT's own interpreter."""
 
-import importlib
-import importlib.util
 from typing import Any
 
 import numpy as np
 
-from kerasmem.errors import ConfigError, ModelError
+from kerasmem.errors import ModelError
+from kerasmem.files.litert.package import litert_module
 
 KERNELS = {
     "xnnpack": "AUTO",
@@ -32,7 +31,7 @@ class LiteRT:
     def __init__(
         self, content: bytes, kernels: str = "xnnpack", threads: int = 1
     ) -> None:
-        room = _room()
+        room = litert_module("interpreter")
         try:
             self._interpreter = room.Interpreter(
                 model_content=content,
@@ -67,17 +66,6 @@ class LiteRT:
             raise ModelError(f"LiteRT cannot run the file: {_line(error)}") from error
         # `output_10` comes after `output_9`.
         return [outputs[name] for name in sorted(outputs, key=lambda n: (len(n), n))]
-
-
-def _room() -> Any:
-    # Typed as a whole only where it is installed.
-    if importlib.util.find_spec("ai_edge_litert") is None:
-        raise ConfigError(
-            "A LiteRT file is run back before it is written. Expected: the package "
-            "ai-edge-litert is installed (pip install kerasmem[litert]). Received: no "
-            "module 'ai_edge_litert'."
-        )
-    return importlib.import_module("ai_edge_litert.interpreter")
 
 
 def _line(error: Exception) -> str:

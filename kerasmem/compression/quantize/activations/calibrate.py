@@ -9,6 +9,7 @@ import keras
 import numpy as np
 
 from kerasmem.backends import current
+from kerasmem.compression.quantize.activations.calls import Calls, flatten
 from kerasmem.compression.quantize.activations.histogram import Histogram
 from kerasmem.compression.quantize.activations.search import (
     best_range,
@@ -16,7 +17,7 @@ from kerasmem.compression.quantize.activations.search import (
     squared_error,
     with_zero,
 )
-from kerasmem.compression.quantize.activations.walk import walk
+from kerasmem.compression.quantize.activations.walk import walk_calls
 from kerasmem.errors import ConfigError, DataError, KerasMemWarning, ModelError
 from kerasmem.files.data import check_data, is_array_data
 from kerasmem.files.litert.samples import flat_samples
@@ -70,7 +71,11 @@ class Calibration:
 
 
 def calibrate(
-    model: Any, data: Any, choice: Calibration | None = None
+    model: Any,
+    data: Any,
+    choice: Calibration | None = None,
+    *,
+    calls: Calls | None = None,
 ) -> tuple[ActivationRange, ...]:
     """Return the range of every tensor of a forward pass, in the order of the calls.
 
@@ -81,6 +86,7 @@ def calibrate(
         model: a built model with a graph; models within it are opened.
         data: samples in any of the forms that `kerasmem.files.data` lists.
         choice: how the ranges are chosen; None for `Calibration()`.
+        calls: what to run in place of the calls of the model, which it comes from.
 
     Raises:
         DataError: if the data does not fit the model, or it or an activation holds NaN
@@ -98,6 +104,7 @@ def calibrate(
             "Sequential or Functional model. Received: a subclassed one."
         )
     check_data(model, data)
+    calls = flatten(model) if calls is None else calls
     seen: dict[str, _Seen] = {}
     count, alike = 0, _Alike()
 
@@ -114,7 +121,8 @@ def calibrate(
         for batch in _batches(model, data, choice):
             count += len(batch[0])
             alike.add(batch)
-            walk(model, [keras.ops.convert_to_tensor(array) for array in batch], see)
+            tensors = [keras.ops.convert_to_tensor(array) for array in batch]
+            walk_calls(calls, tensors, see)
     ranges = tuple(each.range(name) for name, each in seen.items())
     _warn(count, ranges, alike=alike.holds and count > 1)
     return ranges

@@ -1,0 +1,107 @@
+"""A model that computes with int8 codes as a LiteRT file, with the same integers."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from kerasmem.compression.export.operations import (
+    OPERATIONS,
+    SOFTMAX_CODES,
+    is_softmax,
+    write_softmax,
+)
+from kerasmem.compression.quantize.static import FromCodes, IntegerLayer, ToCodes
+from kerasmem.compression.quantize.static.codes import Codes
+from kerasmem.errors import ModelError
+from kerasmem.files.litert import Writer
+from kerasmem.graph.nodes import nodes_in_order, own_graph
+
+
+def is_integer(model: Any) -> bool:
+    """Return True for a model that computes with int8 codes, if only in parts."""
+    graph = own_graph(model)
+    return graph is not None and any(isinstance(x, IntegerLayer) for x in graph.layers)
+
+
+def integer_file(model: Any, batch_size: int | None = None) -> bytes:
+    """Return a LiteRT file of int8 codes in, int8 codes out.
+
+    Its codes, scales and biases are those of the model, so LiteRT's reference kernels
+    give the same integers. A softmax at the end is in the file, in steps of 1/256.
+
+    Args:
+        model: what `Quantize("int8-static")` made.
+        batch_size: length of the batch axis, from 1; None leaves it open.
+
+    Raises:
+        ConfigError: if `ai-edge-litert` is not installed.
+        ModelError: if a layer computes with floats; it is named.
+    """
+    graph = own_graph(model)
+    nodes, file = nodes_in_order(graph), _File(batch_size)
+    for tensor in graph.inputs:
+        used = [node for node in nodes if _takes(node, tensor)]
+        if len(used) != 1 or not isinstance(used[0].operation, ToCodes):
+            raise _computes_with_floats(model, [node.operation for node in used])
+        file.add(tensor, tensor.name, used[0].operation.output_codes)
+    left = [node.operation for node in nodes if not file.add_call(node)]
+    if left:
+        raise _computes_with_floats(model, left)
+    return file.writer.content(
+        {tensor.name: file.known[id(tensor)][0] for tensor in graph.inputs},
+        {f"output_{i}": file.known[id(t)][0] for i, t in enumerate(graph.outputs)},
+    )
+
+
+class _File:
+    """The tensors of a file by those of a model."""
+
+    def __init__(self, batch_size: int | None) -> None:
+        self.writer = Writer()
+        self.known: dict[int, tuple[int, Codes]] = {}
+        self._batch_size = batch_size
+
+    def add(self, tensor: Any, name: str, codes: Codes) -> int:
+        """Return the number of a new tensor."""
+        shape = (self._batch_size, *tensor.shape[1:])
+        number = self.writer.tensor(
+            name, shape, scales=[codes.scale], zero_point=codes.zero_point
+        )
+        self.known[id(tensor)] = number, codes
+        return number
+
+    def add_call(self, node: Any) -> bool:
+        """Add what a call does, and return whether LiteRT has it for codes."""
+        layer, tensors = node.operation, node.arguments.keras_tensors
+        if not all(id(tensor) in self.known for tensor in tensors):
+            return False
+        before = [self.known[id(tensor)] for tensor in tensors]
+        (output,) = node.outputs
+        if isinstance(layer, ToCodes | FromCodes):
+            self.known[id(output)] = before[0]
+            return True
+        write, codes = OPERATIONS.get(type(layer)), before[0][1]
+        if is_softmax(layer):
+            write, codes = write_softmax, SOFTMAX_CODES
+        if write is None:
+            return False
+        number = self.add(output, layer.name, getattr(layer, "output_codes", codes))
+        write(self.writer, layer, tensors, [number for number, _ in before], number)
+        return True
+
+
+def _takes(node: Any, tensor: Any) -> bool:
+    return any(tensor is taken for taken in node.arguments.keras_tensors)
+
+
+def _computes_with_floats(model: Any, operations: Sequence[Any]) -> ModelError:
+    # What only stands behind a float layer is none itself.
+    known = (IntegerLayer, *OPERATIONS)
+    floats = [x for x in operations if not isinstance(x, known)] or operations
+    named = [f"{x.name} ({type(x).__name__})" for x in floats]
+    some = ", ".join(named[:5]) + (", ..." if len(named) > 5 else "")
+    return ModelError(
+        f"The model {model.name!r} does not compute with int8 codes from end to end. "
+        f"Expected: no layer that computes with floats. Received: {some}. Next: put "
+        "layers in their place that int8-static knows, or export a model without "
+        "int8-static, with scheme='int8-dynamic'."
+    )

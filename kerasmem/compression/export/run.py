@@ -1,0 +1,54 @@
+"""A LiteRT file, run on samples in the form that it takes."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from kerasmem.backends.litert import Argument
+from kerasmem.files.litert import LiteRT
+
+
+def outputs_of(
+    file: LiteRT,
+    arguments: Sequence[Argument],
+    arrays: Sequence[np.ndarray],
+    batch_size: int | None,
+) -> list[np.ndarray]:
+    """Return the outputs of a file, run in batches of the size that it takes."""
+    names = [argument.name for argument in arguments]
+    size = batch_size or len(arrays[0])
+    parts = [
+        file(dict(zip(names, (_rows(a, start, size) for a in arrays), strict=True)))
+        for start in range(0, len(arrays[0]), size)
+    ]
+    joined = (np.concatenate(outputs) for outputs in zip(*parts, strict=True))
+    return [output[: len(arrays[0])] for output in joined]
+
+
+def _rows(array: np.ndarray, start: int, size: int) -> np.ndarray:
+    """Return `size` rows, the last one again where there are fewer."""
+    return array[np.minimum(np.arange(start, start + size), len(array) - 1)]
+
+
+def in_codes(
+    file: LiteRT, arguments: Sequence[Argument], arrays: Sequence[np.ndarray]
+) -> list[np.ndarray]:
+    """Return the int8 codes of samples."""
+    codes = []
+    for argument, array in zip(arguments, arrays, strict=True):
+        scale, zero = file.inputs[argument.name]["quantization"]
+        steps = np.rint(array / np.float32(scale)) + zero
+        codes.append(np.clip(steps, -128, 127).astype(np.int8))
+    return codes
+
+
+def in_steps(
+    file: LiteRT, codes: Sequence[np.ndarray], floats: Sequence[np.ndarray]
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Return int8 outputs and floats, both in steps of the scale of each output."""
+    steps, others = [], []
+    for number, (output, exact) in enumerate(zip(codes, floats, strict=True)):
+        scale, zero = file.outputs[f"output_{number}"]["quantization"]
+        steps.append(output.astype(np.float32) - zero)
+        others.append(np.rint(exact / np.float32(scale)))
+    return steps, others

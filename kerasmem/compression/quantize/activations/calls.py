@@ -1,0 +1,140 @@
+"""The calls of one forward pass with their names, models within a model opened."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+
+from kerasmem.graph.nodes import nodes_in_order, own_graph
+
+Split = Callable[[Any], Sequence[tuple[str, Any]] | None]
+"""Returns the layers, with what follows their names, that compute what one does."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One operation called once.
+
+    Args:
+        name: its name, with the models around it and the number of the call.
+        operation: what is called.
+        layer: the layer of the model that it belongs to, mostly itself.
+        inputs: numbers of the tensors that go in.
+        outputs: numbers of those that come out.
+        arguments: gives the arguments, of tensors by number.
+    """
+
+    name: str
+    operation: Any
+    layer: Any
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    arguments: Callable[[dict[int, Any]], tuple[tuple, dict[str, Any]]]
+
+    @property
+    def output_names(self) -> list[str]:
+        """A name for every output: `"split"`, `"split.1"`."""
+        numbers = range(len(self.outputs))
+        return [f"{self.name}.{number}" if number else self.name for number in numbers]
+
+
+@dataclass(frozen=True)
+class Calls:
+    """All calls, in order.
+
+    Args:
+        calls: them.
+        inputs: numbers of the model's inputs.
+        outputs: numbers of its outputs.
+        tensors: a `KerasTensor` for every number.
+        names: a name for every number.
+    """
+
+    calls: tuple[Call, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    tensors: tuple[Any, ...]
+    names: tuple[str, ...]
+
+
+def flatten(model: Any, split: Split = lambda _: None) -> Calls:
+    """Return the calls of a model with a graph.
+
+    Each call of a shared layer has a name of its own: `"dense"`, `"dense:1"`.
+
+    Args:
+        model: a built Sequential or Functional model.
+        split: may put several layers in the place of one.
+    """
+    graph = own_graph(model)
+    pass_ = _Pass(split)
+    inputs = [pass_.number(tensor, tensor.name) for tensor in graph.inputs]
+    outputs = pass_.graph(graph, inputs, "")
+    tensors, names = zip(*pass_.tensors, strict=True)
+    return Calls(tuple(pass_.calls), tuple(inputs), tuple(outputs), tensors, names)
+
+
+class _Pass:
+    def __init__(self, split: Split) -> None:
+        self._split = split
+        self.calls: list[Call] = []
+        self.tensors: list[tuple[Any, str]] = []
+
+    def number(self, tensor: Any, name: str) -> int:
+        self.tensors.append((tensor, name))
+        return len(self.tensors) - 1
+
+    def graph(self, graph: Any, inputs: Sequence[int], prefix: str) -> list[int]:
+        known = dict(zip(map(id, graph.inputs), inputs, strict=True))
+        counts: Counter[str] = Counter()
+        for node in nodes_in_order(graph):
+            name = f"{prefix}{node.operation.name}"
+            number, counts[name] = counts[name], counts[name] + 1
+            name = f"{name}:{number}" if number else name
+            outputs = self._node(node, name, known)
+            known.update(zip(map(id, node.outputs), outputs, strict=True))
+        return [known[id(tensor)] for tensor in graph.outputs]
+
+    def _node(self, node: Any, name: str, known: dict[int, int]) -> list[int]:
+        taken = tuple(known[id(tensor)] for tensor in node.arguments.keras_tensors)
+        inner = own_graph(node.operation)
+        if inner is not None:
+            return self.graph(inner, taken, f"{name}/")
+        parts = self._split(node.operation)
+        if parts is not None:
+            return self._parts(parts, node, name, taken)
+        places = dict(zip(map(id, node.arguments.keras_tensors), taken, strict=True))
+
+        def arguments(values: dict[int, Any]) -> tuple[tuple, dict[str, Any]]:
+            return node.arguments.fill_in({k: values[n] for k, n in places.items()})
+
+        outputs = keras.tree.flatten(node.outputs)
+        names = [f"{name}.{i}" if i else name for i in range(len(outputs))]
+        numbers = tuple(map(self.number, outputs, names))
+        self.calls.append(
+            Call(name, node.operation, node.operation, taken, numbers, arguments)
+        )
+        return list(numbers)
+
+    def _parts(
+        self,
+        parts: Sequence[tuple[str, Any]],
+        node: Any,
+        name: str,
+        taken: tuple[int, ...],
+    ) -> list[int]:
+        tensor = node.arguments.keras_tensors[0]
+        for suffix, layer in parts:
+            (before,) = taken
+            tensor = layer.compute_output_spec(tensor)
+            taken = (self.number(tensor, name + suffix),)
+
+            def arguments(values: dict[int, Any], number: int = before) -> Any:
+                return (values[number],), {}
+
+            self.calls.append(
+                Call(name + suffix, layer, node.operation, (before,), taken, arguments)
+            )
+        return list(taken)

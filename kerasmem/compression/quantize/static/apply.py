@@ -1,0 +1,105 @@
+"""A float model into one that computes with int8 codes."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from kerasmem.compression.quantize.activations import Calibration, calibrate
+from kerasmem.compression.quantize.activations.calls import flatten
+from kerasmem.compression.quantize.repair.fold import fold_batch_norm
+from kerasmem.compression.quantize.static.account import account
+from kerasmem.compression.quantize.static.build import Build
+from kerasmem.compression.quantize.static.planning import Stays, make_plan
+from kerasmem.compression.quantize.static.split import split
+from kerasmem.compression.regular_expressions import check_all_mean_one, means
+from kerasmem.errors import ConfigError, ModelError
+from kerasmem.graph.layers import weights
+from kerasmem.graph.nodes import own_graph
+from kerasmem.records import WeightChange
+
+if TYPE_CHECKING:
+    from kerasmem.compression.quantize.config import Quantize
+
+Ranges = Mapping[str, tuple[float, float]]
+"""Ends of what tensors take, by the names that `calibrate` gives them."""
+
+
+def quantize_static(
+    model: Any, choice: "Quantize", data: Any
+) -> tuple[Any, list[WeightChange]]:
+    """Return a model that computes with int8 codes, and what became of every weight.
+
+    BatchNormalization is folded first, then the ranges are taken from samples.
+
+    Args:
+        model: a built model with a graph; layers of it that stay float may be in the
+            new one.
+        choice: the scheme, and how to calibrate.
+        data: samples in any of the forms that `kerasmem.files.data` lists.
+
+    Raises:
+        ConfigError: if there is no data, or a regular expression means no weight.
+        DataError: if the data does not fit the model, or holds NaN or infinity.
+        ModelError: if the model has no graph, nothing to quantize, or NaN or infinity
+            in its weights.
+    """
+    if data is None:
+        raise ConfigError(
+            f"The scheme {choice.scheme!r} takes the ranges of activations from "
+            "samples: give data=x. Received: data=None."
+        )
+    _check_graph(model)
+    everything = list(weights(model))
+    check_all_mean_one(model, everything, {"exclude": choice.exclude})
+    excluded = {w.owner.name for w in everything if means(choice.exclude, w)}
+    folded, folds = fold_batch_norm(model)
+    how = Calibration(choice.calibration, samples=choice.calibration_samples)
+    seen = calibrate(folded, data, how, calls=flatten(folded, split))
+    made, changes = integer_model(
+        folded,
+        {each.tensor: (each.low, each.high) for each in seen},
+        choice.granularity,
+        lambda layer: "is excluded" if layer.name in excluded else None,
+    )
+    return made, [change for change in folds if change.changed] + changes
+
+
+def integer_model(
+    model: Any,
+    ranges: Ranges,
+    granularity: str = "channel",
+    stays: Stays = lambda _: None,
+) -> tuple[Any, list[WeightChange]]:
+    """Return a model that computes with int8 codes in given ranges.
+
+    Args:
+        model: a built model with a graph, best without BatchNormalization.
+        ranges: of all tensors that get codes; a wider name such as `"dense/linear"`
+            is that of what Dense gives before an activation other than ReLU.
+        granularity: `"channel"` or `"tensor"`, what shares a scale of a kernel.
+        stays: tells why a layer is to stay float, None if it need not.
+
+    Raises:
+        ConfigError: if a range is missing, or is none.
+        ModelError: if the model has no graph, nothing to quantize, or NaN or infinity
+            in its weights.
+    """
+    _check_graph(model)
+    calls = flatten(model, split)
+    plan = make_plan(calls, stays)
+    if not plan.steps:
+        raise ModelError(
+            f"The model {model.name!r} has nothing to quantize: none of its "
+            "layers has a form in int8, or all are excluded."
+        )
+    build = Build(model, plan, plan.codes(ranges), granularity)
+    made = build.run()
+    return made, account(model, plan, build.layers)
+
+
+def _check_graph(model: Any) -> None:
+    if own_graph(model) is None:
+        raise ModelError(
+            f"The calls of the model {model.name!r} are not known, so there are no "
+            "ranges for its activations. Expected: a Sequential or Functional model. "
+            "Received: a subclassed one. Next: Quantize('int8-dynamic')."
+        )

@@ -1,0 +1,224 @@
+"""Which of Keras's operations can be computed with codes, and by which layer."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+
+from kerasmem.compression.quantize.static import layers as ours
+from kerasmem.compression.quantize.static.base import RELU
+from kerasmem.compression.quantize.static.factors import affine_factors
+from kerasmem.compression.quantize.static.product import MOST_PRODUCTS
+from kerasmem.compression.quantize.static.split import activation_of
+from kerasmem.graph.channels.kind import kind
+from kerasmem.graph.values import to_numpy
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How an operation is computed with codes.
+
+    Args:
+        made: returns the layer, of the operation, the shape of its first input, and
+            the arguments that all integer layers have; None for the layer itself.
+        why_not: returns why an operation of this kind cannot be; None if it can.
+        keeps: whether the codes of its output are those of its inputs.
+        takes_relu: whether a ReLU behind it can be a part of it.
+        weights: returns the kernel and the bias, None without.
+    """
+
+    made: Callable[[Any, Any, dict[str, Any]], Any] | None
+    why_not: Callable[[Any, Sequence[Any]], str | None] = lambda *_: None
+    keeps: bool = False
+    takes_relu: bool = False
+    weights: Callable[[Any, int], tuple[np.ndarray, np.ndarray | None]] | None = None
+
+
+def kind_of(operation: Any) -> Kind | None:
+    """Return how an operation is computed with codes, None if it is not."""
+    return KINDS.get(kind(operation) or "")
+
+
+def is_identity(operation: Any) -> bool:
+    """Return True for what hands on its input in inference."""
+    if kind(operation) == "layers.Activation":
+        return activation_of(operation) is None
+    return kind(operation) in _IDENTITIES
+
+
+_IDENTITIES = {
+    "layers.ActivityRegularization",
+    "layers.AlphaDropout",
+    "layers.Dropout",
+    "layers.GaussianDropout",
+    "layers.GaussianNoise",
+    "layers.Identity",
+    "layers.SpatialDropout1D",
+    "layers.SpatialDropout2D",
+    "layers.SpatialDropout3D",
+}
+
+
+def _why_no_product(layer: Any, tensors: Sequence[Any]) -> str | None:
+    if getattr(layer, "lora_enabled", False):
+        return "has LoRA weights"
+    if keras.backend.standardize_dtype(layer.kernel.dtype) == "int8":
+        return "is quantized already"
+    return None if tensors else "has no input"
+
+
+def _why_no_pictures(layer: Any, tensors: Sequence[Any]) -> str | None:
+    if getattr(layer, "data_format", None) == "channels_first":
+        return "has channels first"
+    if None in tensors[0].shape[1:]:
+        return "takes pictures of an open size"
+    return None
+
+
+def _why_no_convolution(layer: Any, tensors: Sequence[Any]) -> str | None:
+    if layer.padding not in ("same", "valid"):
+        return f"has padding {layer.padding!r}"
+    if getattr(layer, "groups", 1) > 1:
+        return "has groups"
+    height, width = layer.kernel_size
+    if height * width > MOST_PRODUCTS:
+        return f"has a window of more than {MOST_PRODUCTS} pixels"
+    return _why_no_product(layer, tensors) or _why_no_pictures(layer, tensors)
+
+
+def _why_no_pair(_: Any, tensors: Sequence[Any]) -> str | None:
+    if len(tensors) != 2:
+        return f"takes {len(tensors)} tensors, LiteRT's takes two"
+    one, two = (tensor.shape for tensor in tensors)
+    return None if len(one) == len(two) else "takes tensors of two ranks"
+
+
+def _why_no_affine(layer: Any, tensors: Sequence[Any]) -> str | None:
+    rank = len(tensors[0].shape)
+    if getattr(layer, "axis", -1) not in (-1, rank - 1):
+        return "scales along another axis than the last"
+    if None in tensors[0].shape[1:]:
+        return "takes tensors of an open size"
+    channels = tensors[0].shape[-1]
+    factors = affine_factors(layer, channels)
+    return None if factors else "does not multiply by finite numbers per channel"
+
+
+def _convolution(made: type, axes: int) -> Callable[[Any, Any, dict[str, Any]], Any]:
+    def make(layer: Any, shape: Any, common: dict[str, Any]) -> Any:
+        del shape
+        kernel = tuple(layer.kernel.shape)
+        return made(
+            kernel_shape=kernel,
+            channels=int(np.prod(kernel[-axes:])),
+            strides=layer.strides,
+            padding=layer.padding,
+            dilation=layer.dilation_rate,
+            **common,
+        )
+
+    return make
+
+
+def _dense(layer: Any, shape: Any, common: dict[str, Any]) -> Any:
+    del shape
+    kernel = tuple(layer.kernel.shape)
+    return ours.IntegerDense(kernel_shape=kernel, channels=kernel[-1], **common)
+
+
+def _affine(layer: Any, shape: Any, common: dict[str, Any]) -> Any:
+    del layer
+    every = shape[-1]
+    return ours.IntegerAffine(kernel_shape=(every,), channels=every, **common)
+
+
+def _own_weights(layer: Any, channels: int) -> tuple[np.ndarray, np.ndarray | None]:
+    del channels
+    bias = None if layer.bias is None else to_numpy(layer.bias)
+    return to_numpy(layer.kernel), bias
+
+
+def _affine_weights(layer: Any, channels: int) -> tuple[np.ndarray, np.ndarray | None]:
+    return affine_factors(layer, channels) or (np.zeros(channels), None)
+
+
+def _pool(made: type) -> Callable[[Any, Any, dict[str, Any]], Any]:
+    def make(layer: Any, shape: Any, common: dict[str, Any]) -> Any:
+        del shape
+        window = {name: getattr(layer, name) for name in _WINDOW}
+        return made(**window, **common)
+
+    return make
+
+
+_WINDOW = ("pool_size", "strides", "padding")
+
+
+def _plain(made: type, *names: str) -> Callable[[Any, Any, dict[str, Any]], Any]:
+    def make(layer: Any, shape: Any, common: dict[str, Any]) -> Any:
+        del shape
+        return made(**{name: getattr(layer, name) for name in names}, **common)
+
+    return make
+
+
+_ADD = Kind(_plain(ours.IntegerAdd), _why_no_pair, takes_relu=True)
+_MULTIPLY = Kind(_plain(ours.IntegerMultiply), _why_no_pair, takes_relu=True)
+_AFFINE = Kind(_affine, _why_no_affine, takes_relu=True, weights=_affine_weights)
+_RELU = Kind(
+    _plain(ours.IntegerReLU),
+    lambda operation, _: None if activation_of(operation) in RELU else "is no ReLU",
+)
+_MOVES = Kind(None, keeps=True)
+
+KINDS = {
+    "layers.Conv2D": Kind(
+        _convolution(ours.IntegerConv2D, 1),
+        _why_no_convolution,
+        takes_relu=True,
+        weights=_own_weights,
+    ),
+    "layers.DepthwiseConv2D": Kind(
+        _convolution(ours.IntegerDepthwiseConv2D, 2),
+        _why_no_convolution,
+        takes_relu=True,
+        weights=_own_weights,
+    ),
+    "layers.Dense": Kind(
+        _dense, _why_no_product, takes_relu=True, weights=_own_weights
+    ),
+    "layers.BatchNormalization": _AFFINE,
+    "layers.Normalization": _AFFINE,
+    "layers.Rescaling": _AFFINE,
+    "layers.Add": _ADD,
+    "ops.Add": _ADD,
+    "layers.Multiply": _MULTIPLY,
+    "ops.Multiply": _MULTIPLY,
+    "layers.GlobalAveragePooling2D": Kind(
+        _plain(ours.IntegerMean, "keepdims"), _why_no_pictures
+    ),
+    "layers.MaxPooling2D": Kind(
+        _pool(ours.IntegerMaxPooling2D), _why_no_pictures, keeps=True
+    ),
+    "layers.AveragePooling2D": Kind(
+        _pool(ours.IntegerAveragePooling2D), _why_no_pictures, keeps=True
+    ),
+    "layers.ZeroPadding2D": Kind(
+        _plain(ours.IntegerZeroPadding2D, "padding"), _why_no_pictures, keeps=True
+    ),
+    "layers.Concatenate": _MOVES,
+    "layers.Flatten": _MOVES,
+    "layers.Reshape": _MOVES,
+    "layers.ReLU": _RELU,
+    "layers.Activation": _RELU,
+    "ops.Relu": _RELU,
+    "ops.Relu6": _RELU,
+}
+"""By what `kind` says of an operation."""
+
+
+def is_relu(operation: Any) -> bool:
+    """Return True for a ReLU or ReLU6 that is a layer or operation of its own."""
+    return kind_of(operation) is _RELU and activation_of(operation) in RELU

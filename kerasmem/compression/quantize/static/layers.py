@@ -1,0 +1,38 @@
+"""All layers that compute with int8 codes."""
+
+from kerasmem.compression.quantize.static.affine import IntegerAffine
+from kerasmem.compression.quantize.static.base import IntegerLayer
+from kerasmem.compression.quantize.static.boundary import FromCodes, ToCodes
+from kerasmem.compression.quantize.static.convolution import (
+    IntegerConv2D,
+    IntegerDepthwiseConv2D,
+)
+from kerasmem.compression.quantize.static.dense import IntegerDense
+from kerasmem.compression.quantize.static.elementwise import (
+    IntegerAdd,
+    IntegerMultiply,
+    IntegerReLU,
+)
+from kerasmem.compression.quantize.static.padding import IntegerZeroPadding2D
+from kerasmem.compression.quantize.static.pooling import (
+    IntegerAveragePooling2D,
+    IntegerMaxPooling2D,
+    IntegerMean,
+)
+
+__all__ = [
+    "FromCodes",
+    "IntegerAdd",
+    "IntegerAffine",
+    "IntegerAveragePooling2D",
+    "IntegerConv2D",
+    "IntegerDense",
+    "IntegerDepthwiseConv2D",
+    "IntegerLayer",
+    "IntegerMaxPooling2D",
+    "IntegerMean",
+    "IntegerMultiply",
+    "IntegerReLU",
+    "IntegerZeroPadding2D",
+    "ToCodes",
+]

@@ -1,0 +1,104 @@
+"""What of a model is computed with codes, and which tensors share their codes."""
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kerasmem.compression.quantize.activations.calls import Calls
+from kerasmem.compression.quantize.activations.search import with_zero
+from kerasmem.compression.quantize.static.codes import Codes
+from kerasmem.compression.quantize.static.kinds import Kind
+from kerasmem.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Step:
+    """One call that is computed with codes.
+
+    Args:
+        kind: how.
+        inputs: numbers of the tensors that go in, whose codes count.
+        output: number of the one that comes out, after the activation within it.
+        activation: None, `"relu"` or `"relu6"`.
+    """
+
+    kind: Kind
+    inputs: tuple[int, ...]
+    output: int
+    activation: str | None
+
+
+@dataclass
+class Plan:
+    """What becomes of every call.
+
+    Args:
+        calls: all of them.
+        same: numbers of tensors by those of their equals.
+        steps: the calls that are computed with codes, by name.
+        gone: names of those that others do.
+        reasons: why the others stay float, by name.
+        shared: numbers of tensors by those of tensors that have the same codes.
+    """
+
+    calls: Calls
+    same: dict[int, int] = field(default_factory=dict)
+    steps: dict[str, Step] = field(default_factory=dict)
+    gone: set[str] = field(default_factory=set)
+    reasons: dict[str, str] = field(default_factory=dict)
+    shared: dict[int, int] = field(default_factory=dict)
+
+    def number(self, tensor: int) -> int:
+        """Return the number of a tensor, or of the one that it is."""
+        return _root(self.same, tensor)
+
+    def codes(self, ranges: Mapping[str, tuple[float, float]]) -> dict[int, Codes]:
+        """Return the codes of every tensor that has some.
+
+        Args:
+            ranges: ends of what each tensor takes, by its name.
+
+        Raises:
+            ConfigError: if one is missing, or is none.
+        """
+        makers = {s.output for s in self.steps.values() if s.kind.keeps}
+        groups = defaultdict(list)
+        for step in self.steps.values():
+            for number in (*step.inputs, step.output):
+                groups[_root(self.shared, number)].append(number)
+        found = {}
+        for members in groups.values():
+            own = set(members) - makers or set(members)
+            ends = [_ends(ranges, self.calls.names[n]) for n in sorted(own)]
+            low, high = with_zero(min(e[0] for e in ends), max(e[1] for e in ends))
+            found |= dict.fromkeys(members, Codes.of_range(low, high))
+        return found
+
+
+def join(shared: dict[int, int], one: int, two: int) -> None:
+    """Make two tensors share their codes."""
+    one, two = _root(shared, one), _root(shared, two)
+    if one != two:
+        shared[one] = two
+
+
+def _root(links: Mapping[int, int], number: int) -> int:
+    while number in links:
+        number = links[number]
+    return number
+
+
+def _ends(ranges: Mapping[str, tuple[float, float]], name: str) -> tuple[float, float]:
+    if name not in ranges:
+        raise ConfigError(
+            "Every activation in int8 has a range. Expected: one of "
+            f"{name!r}. Received: ranges of {', '.join(map(repr, list(ranges)[:5]))}..."
+        )
+    low, high = map(float, ranges[name])
+    if not (math.isfinite(low) and math.isfinite(high) and low <= high):
+        raise ConfigError(
+            "A range has a lower and an upper end, both finite. "
+            f"Received: ranges[{name!r}]={ranges[name]!r}."
+        )
+    return low, high

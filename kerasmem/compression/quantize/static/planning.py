@@ -1,0 +1,98 @@
+"""Finding what of a model can be computed with codes."""
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from kerasmem.compression.quantize.activations.calls import Call, Calls
+from kerasmem.compression.quantize.static.kinds import (
+    Kind,
+    is_identity,
+    is_relu,
+    kind_of,
+)
+from kerasmem.compression.quantize.static.plan import Plan, Step, join
+from kerasmem.compression.quantize.static.split import activation_of
+
+Stays = Callable[[Any], str | None]
+"""Returns why a layer has to stay float, None if it need not."""
+
+
+def make_plan(calls: Calls, stays: Stays = lambda _: None) -> Plan:
+    """Return what of a model can be computed with codes.
+
+    A layer with a kernel can wherever it stands; others only behind one, or at the
+    beginning: codes are not made for their sake.
+
+    Args:
+        calls: those of the model.
+        stays: tells of layers that are to stay float.
+    """
+    plan = Plan(calls)
+    takers = _takers(plan)
+    coded = {number for number in calls.inputs if _is_float(calls, number)}
+    for call in calls.calls:
+        if call.name in plan.gone:
+            continue
+        found = kind_of(call.operation)
+        reason = _why_float(plan, call, coded) or stays(call.layer)
+        if found is None or reason is not None:
+            plan.reasons[call.name] = reason or ""
+            continue
+        step = _with_relu(plan, _step(plan, call, found), takers)
+        plan.steps[call.name] = step
+        coded.add(step.output)
+        if step.kind.keeps:
+            for number in step.inputs:
+                join(plan.shared, number, step.output)
+    return plan
+
+
+def _takers(plan: Plan) -> dict[int, list[Call]]:
+    """Return the calls that take each tensor, and note those that hand it on."""
+    takers: dict[int, list[Call]] = defaultdict(list)
+    for call in plan.calls.calls:
+        if is_identity(call.operation):
+            plan.same[call.outputs[0]] = call.inputs[0]
+            plan.gone.add(call.name)
+            continue
+        for number in call.inputs:
+            takers[plan.number(number)].append(call)
+    return takers
+
+
+def _why_float(plan: Plan, call: Call, coded: set[int]) -> str | None:
+    found = kind_of(call.operation)
+    if found is None:
+        return f"{type(call.operation).__name__} has no form in int8"
+    numbers = [plan.number(number) for number in call.inputs]
+    if not all(_is_float(plan.calls, number) for number in numbers):
+        return "takes what are no floats"
+    reason = found.why_not(call.operation, [plan.calls.tensors[n] for n in numbers])
+    if reason is None and found.weights is None and not coded & set(numbers):
+        return "stands behind layers that stay float"
+    return reason
+
+
+def _step(plan: Plan, call: Call, kind: Kind) -> Step:
+    inputs = tuple(plan.number(number) for number in call.inputs)
+    return Step(kind, inputs, call.outputs[0], activation_of(call.operation))
+
+
+def _with_relu(plan: Plan, step: Step, takers: dict[int, list[Call]]) -> Step:
+    """Return the step with the ReLU that is all that takes its output."""
+    after = takers[step.output]
+    kept = {plan.number(number) for number in plan.calls.outputs}
+    if not step.kind.takes_relu or step.activation or step.output in kept:
+        return step
+    if len(after) != 1 or not is_relu(after[0].operation):
+        return step
+    plan.gone.add(after[0].name)
+    activation = activation_of(after[0].operation)
+    return Step(step.kind, step.inputs, after[0].outputs[0], activation)
+
+
+def _is_float(calls: Calls, number: int) -> bool:
+    return keras.backend.is_float_dtype(calls.tensors[number].dtype)

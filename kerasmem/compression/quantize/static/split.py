@@ -1,0 +1,98 @@
+"""Layers that do several things, taken apart into layers that do one each."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from kerasmem.compression.quantize.static.base import RELU
+from kerasmem.graph.channels.kind import kind
+from kerasmem.graph.values import to_numpy
+
+L = keras.layers
+
+_RELU_OPERATIONS = {"ops.Relu": "relu", "ops.Relu6": "relu6"}
+
+
+def split(layer: Any) -> Sequence[tuple[str, Any]] | None:
+    """Return the layers that compute what one does, None for one that stays whole.
+
+    A convolution or Dense with an activation other than ReLU becomes one without and
+    the activation; a separable convolution its two convolutions.
+
+    Returns:
+        Pairs of what follows the name of the layer, and a layer; the new layers have
+        copies of its weights.
+    """
+    if type(layer) is L.SeparableConv2D:
+        return _separable(layer)
+    if type(layer) not in (L.Conv2D, L.DepthwiseConv2D, L.Dense):
+        return None
+    if activation_of(layer) in (None, *RELU):
+        return None
+    return [("/linear", _without_activation(layer)), ("", _activation(layer))]
+
+
+def activation_of(layer: Any) -> str | None:
+    """Return the name of a layer's activation, None for a linear one.
+
+    `"other"` is one that has no name that matters here.
+    """
+    function = getattr(layer, "activation", None)
+    if isinstance(layer, L.ReLU):
+        plain = not layer.negative_slope and not layer.threshold
+        names = {None: "relu", 6.0: "relu6"}
+        return names.get(layer.max_value, "other") if plain else "other"
+    operation = kind(layer) or ""
+    if operation in _RELU_OPERATIONS:
+        return _RELU_OPERATIONS[operation]
+    if function is None or function is keras.activations.linear:
+        return None
+    if isinstance(function, L.ReLU):
+        return activation_of(function)
+    known = {"relu": keras.activations.relu, "relu6": keras.activations.relu6}
+    return next((name for name, f in known.items() if f is function), "other")
+
+
+def _without_activation(layer: Any) -> Any:
+    made = type(layer).from_config({**layer.get_config(), "activation": None})
+    made.build(layer._build_shapes_dict["input_shape"])
+    for new, old in zip(made.weights, layer.weights, strict=True):
+        new.assign(to_numpy(old))
+    return made
+
+
+def _activation(layer: Any) -> Any:
+    function = layer.activation
+    if isinstance(function, L.Layer):
+        return function
+    return L.Activation(function, name=layer.name, dtype=layer.dtype_policy)
+
+
+def _separable(layer: Any) -> Sequence[tuple[str, Any]]:
+    shared = {"dtype": layer.dtype_policy, "data_format": layer.data_format}
+    first = L.DepthwiseConv2D(
+        layer.kernel_size,
+        strides=layer.strides,
+        padding=layer.padding,
+        dilation_rate=layer.dilation_rate,
+        depth_multiplier=layer.depth_multiplier,
+        use_bias=False,
+        **shared,
+    )
+    second = L.Conv2D(
+        layer.filters,
+        1,
+        use_bias=layer.use_bias,
+        activation=layer.activation,
+        **shared,
+    )
+    depthwise, pointwise, *bias = map(to_numpy, layer.weights)
+    first.build((None, None, None, depthwise.shape[2]))
+    second.build((None, None, None, pointwise.shape[2]))
+    first.kernel.assign(depthwise)
+    for new, old in zip(second.weights, [pointwise, *bias], strict=True):
+        new.assign(old)
+    parts = split(second)
+    after = [("", second)] if parts is None else parts
+    return [("/depthwise", first), *after]

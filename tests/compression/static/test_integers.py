@@ -1,0 +1,163 @@
+"""The integers of int8-static are those of LiteRT's reference kernels."""
+
+import keras
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kerasmem.compression.export.integer import integer_file
+from kerasmem.compression.quantize.activations import Calibration, calibrate
+from kerasmem.compression.quantize.activations.calls import flatten
+from kerasmem.compression.quantize.static import FromCodes, integer_model
+from kerasmem.compression.quantize.static.codes import Codes
+from kerasmem.compression.quantize.static.multiplier import fixed_point, times
+from kerasmem.compression.quantize.static.split import split
+from kerasmem.files.litert import LiteRT
+
+L = keras.layers
+int32 = st.integers(-(1 << 30), 1 << 30)
+factors = st.floats(2.0**-28, 0.999)
+
+
+def one(shape, *layers):
+    inputs = keras.Input(shape)
+    x = inputs
+    for layer in layers:
+        x = layer(x)
+    return keras.Model(inputs, x)
+
+
+def two(join):
+    inputs = [keras.Input((5, 5, 3), name="left"), keras.Input((5, 5, 3), name="right")]
+    return keras.Model(inputs, join(inputs))
+
+
+def normalization():
+    layer = L.BatchNormalization()
+    model = one((4, 4, 5), layer)
+    random = np.random.default_rng(1)
+    for weight in layer.weights:
+        weight.assign(random.uniform(0.2, 2, weight.shape))
+    return model
+
+
+OPERATIONS = {
+    "conv": lambda: one((6, 6, 3), L.Conv2D(5, 3, padding="same", strides=2)),
+    "conv_relu": lambda: one((6, 6, 3), L.Conv2D(5, (1, 3), activation="relu")),
+    "dilated_conv": lambda: one(
+        (7, 7, 3), L.Conv2D(4, 3, dilation_rate=2, padding="same"), L.ReLU(6.0)
+    ),
+    "wide_conv": lambda: one((3, 3, 300), L.Conv2D(2, 3, use_bias=False)),
+    "depthwise": lambda: one(
+        (6, 6, 4), L.DepthwiseConv2D(3, padding="same", activation="relu6")
+    ),
+    "depthwise_twice": lambda: one((6, 6, 3), L.DepthwiseConv2D(3, depth_multiplier=2)),
+    "dense": lambda: one((1500,), L.Dense(9)),
+    "dense_rows": lambda: one((3, 7), L.Dense(4, activation="relu")),
+    "dense_one": lambda: one((9,), L.Dense(1)),
+    "batch_norm": normalization,
+    "rescaling": lambda: one((5, 4), L.Rescaling(1 / 127.5, offset=-1)),
+    "add": lambda: two(L.Add()),
+    "add_relu": lambda: two(lambda pair: keras.ops.relu(pair[0] + pair[1])),
+    "multiply": lambda: two(L.Multiply()),
+    "concatenate": lambda: two(L.Concatenate(axis=-1)),
+    "mean": lambda: one((5, 7, 4), L.GlobalAveragePooling2D()),
+    "mean_kept": lambda: one((5, 4, 4), L.GlobalAveragePooling2D(keepdims=True)),
+    "max_pool": lambda: one((7, 7, 3), L.MaxPooling2D(3, 2, padding="same")),
+    "average_pool": lambda: one((7, 7, 3), L.AveragePooling2D(3, 2, padding="same")),
+    "relu": lambda: one((4, 3), L.ReLU()),
+    "relu6": lambda: one((4, 3), L.Activation("relu6")),
+    "pad": lambda: one((4, 4, 2), L.ZeroPadding2D(((1, 0), (2, 3)))),
+    "reshape": lambda: one((4, 3, 2), L.Reshape((2, 12)), L.Flatten()),
+}
+
+
+def inputs_of(model, count, seed=0):
+    random = np.random.default_rng(seed)
+    return [
+        (3 * random.normal(size=(count, *x.shape[1:])) + 0.5).astype("float32")
+        for x in model.inputs
+    ]
+
+
+def made(model, arrays, **kwargs):
+    """Return the model with codes, in ranges that NumPy finds."""
+    every = Calibration(samples=len(arrays[0]))
+    given = (tuple(arrays),) if len(arrays) > 1 else arrays[0]
+    ranges = calibrate(model, given, every, calls=flatten(model, split))
+    return integer_model(model, {r.tensor: (r.low, r.high) for r in ranges}, **kwargs)
+
+
+def called(model, arrays):
+    outputs = model(arrays if len(arrays) > 1 else arrays[0])
+    return keras.ops.convert_to_numpy(outputs)
+
+
+def codes_of(model, arrays):
+    """Return the codes that a model has before it makes floats of them."""
+    (last,) = [layer for layer in model.layers if isinstance(layer, FromCodes)]
+    return called(keras.Model(model.input, last.input), arrays)
+
+
+def litert_codes(content, model, arrays, kernels="reference"):
+    file = LiteRT(content, kernels=kernels)
+    given = {}
+    for tensor, array in zip(model.inputs, arrays, strict=True):
+        scale, zero = file.inputs[tensor.name]["quantization"]
+        steps = np.rint(array / np.float32(scale)) + zero
+        given[tensor.name] = np.clip(steps, -128, 127).astype("int8")
+    return file(given)[0]
+
+
+@settings(deadline=None)
+@given(int32, factors)
+def test_a_product_is_rounded_twice_as_in_64_bits(number, factor):
+    mantissa, exponent = (int(x) for x in fixed_point(np.array(factor)))
+    high = (number * mantissa + (1 << 30)) >> 31
+    bits = -exponent
+    remainder = high & ((1 << bits) - 1)
+    expected = (high >> bits) + (remainder > (((1 << bits) - 1) >> 1) + (high < 0))
+    got = times(
+        keras.ops.convert_to_tensor(np.array([number], "int32")), mantissa, exponent
+    )
+    assert keras.ops.convert_to_numpy(got).tolist() == [expected]
+
+
+@settings(deadline=None)
+@given(int32, factors)
+def test_a_product_is_rounded_once_as_in_64_bits(number, factor):
+    mantissa, exponent = (int(x) for x in fixed_point(np.array(factor)))
+    total = 31 - exponent
+    expected = (number * mantissa + (1 << (total - 1))) >> total
+    array = keras.ops.convert_to_tensor(np.array([number], "int32"))
+    got = times(array, mantissa, exponent, twice=False)
+    assert keras.ops.convert_to_numpy(got).tolist() == [expected]
+
+
+@given(st.floats(-100, 0), st.floats(0.01, 100))
+def test_zero_has_a_code_and_the_ends_of_a_range_are_near_one(low, high):
+    codes = Codes.of_range(low, high)
+    for value in (0.0, low, high):
+        near = codes.scale * (codes.of(value) - codes.zero_point)
+        assert abs(near - value) <= 1.001 * codes.scale
+    assert codes.of(0.0) == codes.zero_point
+
+
+@pytest.mark.filterwarnings("ignore::kerasmem.errors.KerasMemWarning")
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_one_operation_gives_the_integers_of_litert(name):
+    model = OPERATIONS[name]()
+    for layer in model.layers:
+        if getattr(layer, "bias", None) is not None:
+            layer.bias.assign(np.linspace(-1, 1, layer.bias.shape[0]))
+    arrays = inputs_of(model, 1000)
+    integers, _ = made(model, arrays)
+    ours = codes_of(integers, arrays)
+    theirs = litert_codes(integer_file(integers), integers, arrays)
+    gaps = np.abs(ours.astype(int) - theirs)
+    assert ours.shape == theirs.shape
+    assert gaps.max() <= 1
+    assert (gaps == 0).mean() >= 0.999
+    exact = called(model, arrays)
+    assert np.abs(called(integers, arrays) - exact).max() <= 0.05 * np.abs(exact).max()

@@ -1,0 +1,289 @@
+"""A model with weights and activations in int8: what is in it, and what it gives."""
+
+import keras
+import numpy as np
+import pytest
+
+import kerasmem as km
+from kerasmem.compression.quantize.static import IntegerLayer, ToCodes, integer_model
+from kerasmem.compression.result import CompressionResult
+from kerasmem.compression.techniques import from_json
+from kerasmem.errors import ConfigError, DataError, KerasMemWarning, ModelError
+from kerasmem.files.litert import LiteRT
+from tests.models import KINDS
+
+L = keras.layers
+STATIC = km.Quantize("int8-static")
+
+
+def net(shape=(12, 12, 3), top="softmax"):
+    """Two branches, a model within the model that is called twice, a join."""
+    inner = keras.Sequential(
+        [
+            keras.Input((6, 6, 8)),
+            L.Conv2D(8, 3, padding="same", use_bias=False),
+            L.BatchNormalization(),
+            L.ReLU(),
+            L.Dropout(0.3),
+        ],
+        name="inner",
+    )
+    inputs = keras.Input(shape, name="picture")
+    x = L.Conv2D(8, 3, strides=2, padding="same", name="stem")(inputs)
+    x = L.BatchNormalization(name="norm")(x)
+    x = L.ReLU(6.0)(x)
+    y = L.DepthwiseConv2D(3, padding="same", activation="relu")(inner(inner(x)))
+    x = keras.ops.relu(x + y)
+    x = L.Concatenate()([L.MaxPooling2D()(x), L.AveragePooling2D(2)(y)])
+    x = L.GlobalAveragePooling2D()(x)
+    model = keras.Model(inputs, L.Dense(5, activation=top, name="top")(x))
+    random = np.random.default_rng(3)
+    for weight in model.weights:
+        if weight.name in ("gamma", "moving_variance"):
+            weight.assign(random.uniform(0.5, 2, weight.shape))
+        if weight.name in ("beta", "moving_mean"):
+            weight.assign(0.3 * random.normal(size=weight.shape))
+    return model
+
+
+def pictures(count=64, shape=(12, 12, 3)):
+    return np.random.default_rng(1).normal(size=(count, *shape)).astype("float32")
+
+
+def static(model, x, **choice):
+    """Return the model with codes, and the result of a compression around it."""
+    made, changes = km.Quantize("int8-static", **choice).applied(model, x)
+    return CompressionResult(made, None, tuple(changes))
+
+
+def outputs(model, x):
+    return keras.ops.convert_to_numpy(model(x))
+
+
+def layers_of(model):
+    return {layer.name: type(layer).__name__ for layer in model.layers}
+
+
+def test_a_net_computes_with_integers_from_the_input_to_the_softmax(tmp_path):
+    model, x = net(), pictures()
+    result = static(model, x)
+    kinds = layers_of(result.model)
+    floats = [
+        layer.name
+        for layer in result.model.layers
+        if not isinstance(layer, IntegerLayer)
+    ]
+    assert floats[0] == "picture"
+    assert [kinds[name] for name in floats[1:]] == ["Concatenate", "Activation"]
+    assert list(kinds.values()).count("ToCodes") == 1
+    assert np.abs(outputs(result.model, x) - outputs(model, x)).max() < 0.03
+    result.save(tmp_path / "m.keras")
+    again = keras.models.load_model(tmp_path / "m.keras")
+    # Called as a whole, compiled, and layer by layer: integers are the same.
+    np.testing.assert_array_equal(again.predict(x, verbose=0), outputs(again, x))
+    np.testing.assert_array_equal(outputs(again, x), outputs(result.model, x))
+
+
+def test_what_shares_a_scale_is_what_litert_wants_to():
+    model = static(net(), pictures()).model
+    codes = {
+        layer.name: layer.output_codes
+        for layer in model.layers[1:-1]
+        if isinstance(layer, IntegerLayer)
+    }
+    pools = [name for name in codes if "pool" in name and "global" not in name]
+    assert len(pools) == 2
+    assert len({codes[name] for name in [*pools, "add"]}) == 1
+    assert codes["stem"] != codes["add"]
+    assert codes["stem"].scale <= 6 / 255 * 1.0001  # ReLU6, not the conv before it
+
+
+def test_every_weight_is_accounted_for():
+    model = net()
+    result = static(model, pictures())
+    told = {change.weight: change for change in result.changes}
+    assert {weight.path for weight in model.weights} <= set(told)
+    kernel = told["stem/kernel"]
+    assert kernel.changed
+    assert kernel.detail == "int8 with 8 scales, times int8"
+    assert kernel.after_bytes == 3 * 3 * 3 * 8 + 8 * (4 + 4 + 1)
+    assert 35 < kernel.sqnr_db < 60
+    assert told["norm/gamma"].detail == "folded into 'stem'"
+
+
+def test_layers_without_a_form_in_int8_stay_float_and_are_named():
+    inputs = keras.Input((8, 8, 3))
+    x = L.Conv2D(4, 3, name="conv")(inputs)
+    x = L.LayerNormalization(name="norm")(x)
+    x = L.Conv2D(4, 3, activation="gelu", name="second")(x)
+    x = L.Conv2D(4, 1, groups=2, name="grouped")(x)
+    model = keras.Model(inputs, L.Dense(2, name="top")(L.Flatten()(x)))
+    x = pictures(64, (8, 8, 3))
+    result = static(model, x, exclude="top")
+    reasons = {c.weight: c.detail for c in result.changes if not c.changed}
+    assert reasons["norm/gamma"] == (
+        "stays float: LayerNormalization has no form in int8"
+    )
+    assert reasons["grouped/kernel"] == "stays float: has groups"
+    assert reasons["top/kernel"] == "stays float: is excluded"
+    kinds = layers_of(result.model)
+    assert kinds["conv"] == kinds["second_linear"] == "IntegerConv2D"
+    assert kinds["norm"] == "LayerNormalization"
+    exact = outputs(model, x)
+    assert np.abs(outputs(result.model, x) - exact).max() < 0.05 * np.abs(exact).max()
+    with pytest.raises(ModelError, match=r"Received: norm \(LayerNormalization\)"):
+        result.export("m.tflite")
+
+
+def test_a_file_gives_the_integers_of_the_model(tmp_path):
+    path, x = tmp_path / "m.tflite", pictures()
+    result = static(net(), x)
+    report = result.export(path, samples=x)
+    assert (report.scheme, report.file_bytes) == ("int8-static", path.stat().st_size)
+    assert report.difference <= 0.01
+    file = LiteRT(path.read_bytes(), kernels="reference")
+    codes = next(y for y in result.model.layers if isinstance(y, ToCodes)).output_codes
+    assert file.inputs["picture"]["dtype"] == np.int8
+    scale, zero = file.inputs["picture"]["quantization"]
+    assert (scale, zero) == (np.float32(codes.scale), codes.zero_point)
+    given = np.clip(np.rint(x / np.float32(scale)) + zero, -128, 127).astype("int8")
+    (output,) = file({"picture": given})
+    np.testing.assert_allclose(
+        (output.astype(int) + 128) / 256, outputs(result.model, x), atol=1.01 / 256
+    )
+    assert result.export(path, batch_size=1, samples=x).difference <= 0.01
+
+
+def test_the_kind_of_file_is_that_of_the_model(tmp_path):
+    path, result = tmp_path / "m.tflite", static(net(), pictures())
+    with pytest.raises(ConfigError, match="and so does its file.*scheme='float'"):
+        result.export(path, scheme="float")
+    plain = CompressionResult(net(), None, ())
+    with pytest.raises(ConfigError, match="Only what Quantize.'int8-static'. made"):
+        plain.export(path, scheme="int8-static")
+
+
+def test_ranges_may_come_from_elsewhere():
+    model = keras.Sequential([keras.Input((4,)), L.Dense(3, name="dense")])
+    name = model.inputs[0].name
+    made, _ = integer_model(model, {name: (-1.0, 1.55), "dense": (0.0, 2.55)})
+    codes = [layer.output_codes for layer in made.layers[1:]]
+    assert codes[0].scale == np.float32(0.01)
+    assert (codes[1].scale, codes[1].zero_point) == (np.float32(0.01), -128)
+    with pytest.raises(ConfigError, match="one of 'dense'. Received: ranges of"):
+        integer_model(model, {name: (-1.0, 1.0)})
+    with pytest.raises(ConfigError, match=r"both finite.*\['dense'\]=\(0.0, nan\)"):
+        integer_model(model, {name: (-1.0, 1.0), "dense": (0.0, float("nan"))})
+
+
+def test_a_channel_of_zeros_and_a_large_bias_are_exact_to_a_step():
+    layer = L.Conv2D(3, 3)
+    model = keras.Sequential([keras.Input((5, 5, 2)), layer])
+    kernel = keras.ops.convert_to_numpy(layer.kernel).copy()
+    kernel[..., 0] = 0.0
+    kernel[..., 1] *= 1e-9
+    layer.kernel.assign(kernel)
+    layer.bias.assign([3.0, 50.0, 0.1])
+    x = pictures(64, (5, 5, 2))
+    made = static(model, x).model
+    assert np.abs(outputs(made, x) - outputs(model, x)).max() <= 50 / 255
+    assert np.abs(outputs(made, x)[..., 0] - 3.0).max() <= 50 / 255 / 2 + 1e-5
+
+
+@pytest.mark.filterwarnings("ignore::kerasmem.errors.KerasMemWarning")
+@pytest.mark.parametrize("value", [0.0, 2.5, -1e30])
+def test_an_activation_that_never_changes_has_codes(value):
+    model = keras.Sequential([keras.Input((6,)), L.Dense(4), L.Dense(2)])
+    made = static(model, np.full((64, 6), value, "float32")).model
+    got = outputs(made, np.full((2, 6), value, "float32"))
+    exact = outputs(model, np.full((2, 6), value, "float32"))
+    assert np.isfinite(got).all()
+    assert np.abs(got - exact).max() <= 0.02 * np.abs(exact).max() + 1e-6
+
+
+def test_bad_input_is_one_clear_error():
+    model = net()
+    with pytest.raises(ConfigError, match="give data=x. Received: data=None"):
+        km.compress(model, STATIC)
+    with pytest.raises(DataError, match=r"shape \(4, 9\)"):
+        km.compress(model, STATIC, data=np.zeros((4, 9)))
+    x = pictures()
+    x[3, 2, 2] = np.nan
+    with pytest.raises(DataError, match="NaN or infinity in 3 of .* of 'picture'"):
+        km.compress(model, STATIC, data=x)
+    with pytest.raises(ModelError, match="subclassed one. Next: Quantize.'int8-dyn"):
+        STATIC.applied(KINDS["subclassed"].make(), np.zeros((4, 5), "int32"))
+    with pytest.raises(ModelError, match="nothing to quantize"):
+        rows = keras.Sequential([keras.Input((4, 6)), L.LayerNormalization()])
+        km.compress(rows, STATIC, data=pictures(40, (4, 6)))
+    with pytest.raises(ConfigError, match="exclude='nowhere'"):
+        km.compress(model, km.Quantize("int8-static", exclude="nowhere"), data=x)
+    with pytest.raises(ConfigError, match="makes a new model"):
+        STATIC.apply(model)
+
+
+def test_infinite_weights_are_an_error_and_never_nan():
+    model = keras.Sequential([keras.Input((3,)), L.Dense(2, name="dense")])
+    model.layers[0].kernel.assign(np.full((3, 2), np.inf))
+    with pytest.raises((DataError, ModelError), match="NaN or infinity"):
+        km.compress(model, STATIC, data=pictures(64, (3,)))
+
+
+def test_compress_reports_what_it_saves():
+    model = keras.Sequential([keras.Input((64,)), L.Dense(64), L.Dense(64)])
+    report = km.compress(model, STATIC, data=pictures(64, (64,))).report
+    assert report.weight_ratio > 3
+    assert report.steps[0]["scheme"] == "int8-static"
+
+
+def test_few_samples_are_told():
+    with pytest.warns(KerasMemWarning, match="there are 8 samples"):
+        static(net(), pictures(8))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"calibration": "median"}, "calibration of Quantize must be one of min-max"),
+        ({"calibration_samples": 0}, "calibration_samples of Quantize is a whole"),
+        ({"granularity": "group"}, "per channel or per tensor"),
+        ({"symmetric": False}, "per channel or per tensor"),
+        ({"include": "PReLU"}, "and no more. Received: include="),
+    ],
+)
+def test_a_choice_that_does_not_fit_is_an_error(wrong, text):
+    with pytest.raises(ConfigError, match=text):
+        km.Quantize("int8-static", **wrong)
+
+
+def test_the_choice_is_plain_data():
+    choice = km.Quantize(
+        "int8-static", calibration="entropy", calibration_samples=99, exclude="top"
+    )
+    assert from_json(choice.to_json()) == choice
+
+
+def test_one_scale_for_a_kernel_is_coarser_than_one_for_a_channel():
+    model, x = net(), pictures()
+    noise = {}
+    for granularity in ("channel", "tensor"):
+        changes = static(model, x, granularity=granularity).changes
+        noise[granularity] = [c.sqnr_db for c in changes if c.sqnr_db is not None]
+    assert np.mean(noise["channel"]) > np.mean(noise["tensor"]) + 0.5
+
+
+def test_half_precision_around_it_changes_nothing_within():
+    policy = {"dtype": "mixed_bfloat16"}
+    model = keras.Sequential(
+        [
+            keras.Input((6, 6, 2)),
+            L.Conv2D(4, 3, activation="relu", **policy),
+            L.Flatten(**policy),
+            L.Dense(3, **policy),
+        ]
+    )
+    x = pictures(64, (6, 6, 2))
+    made = static(model, x).model
+    assert made(x[:1]).dtype == keras.ops.ones(1).dtype
+    exact = np.asarray(outputs(model, x), "float32")
+    assert np.abs(outputs(made, x) - exact).max() < 0.05 * np.abs(exact).max()
