@@ -110,9 +110,9 @@ def coded_kernel(
         ModelError: if the kernel holds NaN or infinity.
 
     Example:
-        >>> codes, scales = coded_kernel(np.array([[1.27, 0.0]]), np.zeros(2))
-        >>> codes.tolist(), scales.round(4).tolist()
-        ([[127, 0]], [0.01, 1.0])
+        >>> codes, scales = coded_kernel(np.array([[254.0, 0.0]]), np.zeros(2))
+        >>> codes.tolist(), scales.tolist()
+        ([[127, 0]], [2.0, 1.0])
     """
     _, scales = quantize(matrix, (0,) if granularity == "channel" else (0, 1))
     scales = np.broadcast_to(scales.reshape(-1), bias.shape)

@@ -1,0 +1,161 @@
+"""int8-static of two nets that were trained on Fashion-MNIST: what it costs and gives.
+
+Run by hand, about 20 minutes on 2 cores:
+
+    python tests/benchmarks/bench_static_int8.py [fashion_mnist.npz] [--epochs 3]
+
+It prints the accuracy of floats and of int8 after a calibration on 512 images, how many
+codes of the logits LiteRT's three sets of kernels give as the model does, on 1,000
+images, operation by operation too, and the latency of the files on one thread. Without
+a path the data comes from `keras.datasets`.
+"""
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+import numpy as np
+
+import kerasmem as km
+from kerasmem.compression.quantize.static import FromCodes
+from kerasmem.demo.network import residual_network
+from kerasmem.demo.recipe import compile_classifier, falling_rate
+from kerasmem.files.litert import LiteRT
+from kerasmem.files.litert.interpreter import KERNELS
+
+L = keras.layers
+CALIBRATION, COMPARED, RUNS = 512, 1000, 300
+
+
+def mobile_network(shape, classes):
+    """Return a classifier of inverted residuals, as in MobileNetV2."""
+
+    def normalized(x, activation=True):
+        x = L.BatchNormalization(momentum=0.9)(x)
+        return L.ReLU(6.0)(x) if activation else x
+
+    def block(x, width, strides):
+        before, inner = x, 4 * x.shape[-1]
+        x = normalized(L.Conv2D(inner, 1, use_bias=False)(x))
+        x = L.DepthwiseConv2D(3, strides=strides, padding="same", use_bias=False)(x)
+        x = L.Conv2D(width, 1, use_bias=False)(normalized(x))
+        x = normalized(x, activation=False)
+        return L.Add()([before, x]) if x.shape == before.shape else x
+
+    images = keras.Input(shape, name="images")
+    x = L.Rescaling(1 / 127.5, offset=-1)(images)
+    x = L.Conv2D(16, 3, strides=2, padding="same", use_bias=False)(x)
+    x = normalized(x)
+    for width, strides in ((16, 1), (24, 2), (24, 1), (32, 1), (32, 1)):
+        x = block(x, width, strides)
+    x = normalized(L.Conv2D(128, 1, use_bias=False)(x))
+    x = L.GlobalAveragePooling2D()(x)
+    return keras.Model(images, L.Dense(classes, name="logits")(x))
+
+
+def residual(shape, classes):
+    return residual_network(shape, classes, widths=(16, 16, 32, 64))
+
+
+NETS = {"resnet": residual, "mobilenet": mobile_network}
+
+
+def images(path):
+    if path:
+        found = np.load(path)
+        data = [(found[f"x_{s}"], found[f"y_{s}"]) for s in ("train", "test")]
+    else:
+        data = keras.datasets.fashion_mnist.load_data()
+    return [(x[..., None].astype("float32"), y) for x, y in data]
+
+
+def codes_of(file, name, x):
+    scale, zero = file.inputs[name]["quantization"]
+    codes = np.clip(np.rint(x / np.float32(scale)) + zero, -128, 127)
+    return codes.astype("int8")
+
+
+def agreement(model, content, x):
+    """Print how many codes of the last layer are those of each set of kernels."""
+    last = next(y for y in reversed(model.layers) if isinstance(y, FromCodes))
+    inner = keras.Model(model.input, last.input)
+    ours = inner.predict(x, batch_size=100, verbose=0).astype(int)
+    for kernels in KERNELS:
+        file = LiteRT(content, kernels=kernels)
+        (theirs,) = file({"images": codes_of(file, "images", x)})
+        gaps = np.abs(ours - theirs)
+        same = (gaps == 0).mean()
+        print(
+            f"  {kernels:9} {100 * same:.2f} % of the logits equal, off by {gaps.max()}"
+        )
+
+
+def latency(content, x):
+    """Return the median seconds of a call of a file, one image, one thread, XNNPACK."""
+    file = LiteRT(content)
+    name, detail = next(iter(file.inputs.items()))
+    x = x[:1]
+    if detail["dtype"] == np.int8:
+        x = codes_of(file, name, x)
+    taken = []
+    for _ in range(RUNS):
+        start = time.perf_counter()
+        file({name: x})
+        taken.append(time.perf_counter() - start)
+    return statistics.median(taken[RUNS // 10 :])
+
+
+def study(name, train, test, epochs):
+    keras.utils.set_random_seed(0)
+    model = NETS[name](train[0].shape[1:], 10)
+    compile_classifier(model, 2e-3)
+    rate = falling_rate(2e-3, epochs)
+    model.fit(*train, epochs=epochs, batch_size=128, callbacks=[rate], verbose=2)
+    accuracy = {"float": model.evaluate(*test, 500, verbose=0)[1]}
+    results = {}
+    for method in ("min-max", "percentile", "mse"):
+        choice = km.Quantize("int8-static", calibration=method)
+        results[method] = km.compress(model, choice, data=train[0][:CALIBRATION])
+        small = results[method].model
+        accuracy[method] = small.evaluate(*test, 500, verbose=0)[1]
+    print(name, {key: round(value, 4) for key, value in accuracy.items()})
+    result = results["min-max"]
+    with tempfile.TemporaryDirectory() as folder:
+        files = {}
+        for kind, made, scheme in (
+            ("float", km.CompressionResult(model, None, ()), "float"),
+            ("int8", result, None),
+        ):
+            path = Path(folder, f"{kind}.tflite")
+            made.export(path, scheme=scheme, batch_size=1, samples=test[0])
+            files[kind] = path.read_bytes()
+        path = Path(folder, "open.tflite")
+        result.export(path, samples=test[0])
+        agreement(result.model, path.read_bytes(), test[0][:COMPARED])
+    sizes = {kind: len(content) for kind, content in files.items()}
+    taken = {kind: latency(content, test[0]) for kind, content in files.items()}
+    print(
+        f"  files {sizes}; {taken['float'] * 1e6:.0f} us a call with floats, ", end=""
+    )
+    print(f"{taken['int8'] * 1e6:.0f} with int8: {taken['float'] / taken['int8']:.2f}x")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("path", nargs="?")
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--nets", nargs="+", default=list(NETS))
+    options = parser.parse_args()
+    train, test = images(options.path)
+    for name in options.nets:
+        study(name, train, test, options.epochs)
+
+
+if __name__ == "__main__":
+    main()
