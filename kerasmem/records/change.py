@@ -17,6 +17,7 @@ class WeightChange:
         after_bytes: bytes of the weight in RAM after.
         sqnr_db: signal-to-quantization-noise ratio of the weight in dB; None if nothing
             was rounded, or nothing was lost.
+        output_sqnr_db: the same of what the layer makes of samples; None without any.
     """
 
     layer: str
@@ -27,3 +28,4 @@ class WeightChange:
     before_bytes: int
     after_bytes: int
     sqnr_db: float | None = None
+    output_sqnr_db: float | None = None

@@ -10,9 +10,12 @@ from kerasmem.units import format_bytes
 
 
 def worst_first(changes: Sequence[WeightChange]) -> list[WeightChange]:
-    """Return the weights that lost something, the lowest ratio first."""
+    """Return the weights that lost something, the lowest ratio first.
+
+    It is that of what their layers make where that was measured, else their own.
+    """
     lossy = [change for change in changes if change.sqnr_db is not None]
-    return sorted(lossy, key=lambda change: change.sqnr_db or 0.0)
+    return sorted(lossy, key=_ratio)
 
 
 def noise_table(changes: Sequence[WeightChange], most: int = 10) -> Table:
@@ -23,19 +26,22 @@ def noise_table(changes: Sequence[WeightChange], most: int = 10) -> Table:
         most: number of lines.
     """
     worst = worst_first(changes)
-    title = "signal-to-noise ratio of quantized weights, the worst first"
+    measured = _measured(worst)
+    of = "quantized weights and of layers' outputs" if measured else "quantized weights"
+    title = f"signal-to-noise ratio of {of}, the worst first"
     if len(worst) > most:
         title += f" ({most} of {len(worst)})"
     table = Table(title=title, title_justify="left")
     for name in ("weight", "stored as"):
         table.add_column(name, overflow="fold")
-    for name in ("SQNR", "before", "after"):
+    for name in ("SQNR", *(["of outputs"] if measured else []), "before", "after"):
         table.add_column(name, justify="right")
     for change in worst[:most]:
         table.add_row(
             change.weight,
             change.detail,
-            f"{change.sqnr_db:.1f} dB",
+            _decibels(change.sqnr_db),
+            *([_decibels(change.output_sqnr_db)] if measured else []),
             format_bytes(change.before_bytes),
             format_bytes(change.after_bytes),
         )
@@ -47,6 +53,8 @@ def plot_noise(
 ) -> None:
     """Write a bar plot of the signal-to-quantization-noise ratios, the worst on top.
 
+    Beside the bar of a weight is that of what its layer makes, where it was measured.
+
     Args:
         changes: what `km.compress` did to every weight.
         path: of the file; its ending says the format, such as `.svg` or `.png`.
@@ -55,11 +63,35 @@ def plot_noise(
     from matplotlib.figure import Figure
 
     worst = worst_first(changes)[:most]
-    height = 1.5 + 0.25 * len(worst)
+    series = {"weight": [change.sqnr_db or 0.0 for change in worst]}
+    if _measured(worst):
+        series["output on data"] = [change.output_sqnr_db or 0.0 for change in worst]
+    height = 1.5 + 0.25 * len(worst) * len(series)
     figure = Figure(figsize=(8, height), layout="constrained")
     axes = figure.add_subplot()
-    axes.barh([c.weight for c in worst], [c.sqnr_db or 0.0 for c in worst])
+    thick = 0.8 / len(series)
+    for number, (name, values) in enumerate(series.items()):
+        places = [index + number * thick for index in range(len(worst))]
+        axes.barh(places, values, thick, label=name)
+    middle = thick * (len(series) - 1) / 2
+    places = [index + middle for index in range(len(worst))]
+    axes.set_yticks(places, [change.weight for change in worst])
     axes.invert_yaxis()
-    axes.set_xlabel("signal-to-quantization-noise ratio of the weight, dB")
+    axes.set_xlabel("signal-to-quantization-noise ratio, dB")
     axes.tick_params(axis="y", labelsize="small")
+    axes.legend()
     figure.savefig(path)
+
+
+def _ratio(change: WeightChange) -> float:
+    if change.output_sqnr_db is not None:
+        return change.output_sqnr_db
+    return change.sqnr_db or 0.0
+
+
+def _measured(changes: Sequence[WeightChange]) -> bool:
+    return any(change.output_sqnr_db is not None for change in changes)
+
+
+def _decibels(ratio: float | None) -> str:
+    return "" if ratio is None else f"{ratio:.1f} dB"

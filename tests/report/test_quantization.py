@@ -31,3 +31,14 @@ def test_the_plot_names_every_weight(tmp_path):
     plot_noise([GOOD, EXACT, BAD], tmp_path / "noise.svg")
     text = (tmp_path / "noise.svg").read_text()
     assert text.index("<!-- b/kernel -->") < text.index("<!-- a/kernel -->")
+
+
+def test_where_outputs_were_measured_they_say_which_is_the_worst(tmp_path):
+    seen = [replace(GOOD, output_sqnr_db=12.0), replace(BAD, output_sqnr_db=30.5)]
+    assert worst_first(seen) == seen
+    text = printed(noise_table(seen))
+    assert text.index("12.0 dB") < text.index("30.5 dB")
+    assert "of outputs" in text
+    assert "of outputs" not in printed(noise_table([GOOD, BAD]))
+    plot_noise([*seen, GOOD], tmp_path / "noise.svg")
+    assert "<!-- output on data -->" in (tmp_path / "noise.svg").read_text()

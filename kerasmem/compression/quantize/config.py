@@ -4,7 +4,7 @@ from dataclasses import KW_ONLY, asdict, dataclass
 from typing import Any, ClassVar
 
 from kerasmem.compression.quantize.activations import METHODS
-from kerasmem.compression.quantize.apply import quantize_weights
+from kerasmem.compression.quantize.repair.after import quantize_and_repair
 from kerasmem.compression.quantize.static import quantize_static
 from kerasmem.compression.regular_expressions import regular_expressions
 from kerasmem.compression.technique import Technique
@@ -36,6 +36,8 @@ class Quantize(Technique):
         include: regular expressions; a weight of two axes or more whose path holds one
             is quantized too, or whose layer is of a class of that name.
         exclude: likewise; such a weight is left alone.
+        bias_correction: True to add to biases what rounding takes from a layer's
+            outputs on average, on `data`; fold BatchNormalization first.
         calibration: for `"int8-static"`, how ranges are found: `"min-max"`,
             `"moving-average"`, `"percentile"`, `"mse"` or `"entropy"`.
         calibration_samples: most samples to find them on, from 1.
@@ -55,6 +57,7 @@ class Quantize(Technique):
     symmetric: bool = True
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
+    bias_correction: bool = False
     calibration: str = "min-max"
     calibration_samples: int = 512
 
@@ -66,6 +69,7 @@ class Quantize(Technique):
             "scheme": SCHEMES,
             "granularity": GRANULARITIES,
             "symmetric": (True, False),
+            "bias_correction": (True, False),
             "calibration": METHODS,
         }.items():
             if getattr(self, field) not in allowed:
@@ -87,12 +91,14 @@ class Quantize(Technique):
             object.__setattr__(self, field, patterns)
 
     def apply(self, model: Any, data: Any = None) -> list[WeightChange]:
-        """Store the kernels of `model` in fewer bits, in place; it takes no data.
+        """Store the kernels of `model` in fewer bits, in place.
+
+        With `data`, the account of the weights tells what layers lose in what they
+        make of it.
 
         Raises:
             ConfigError: for `"int8-static"`, which makes a new model.
         """
-        del data
         if self.is_static:
             raise ConfigError(
                 f"The scheme {self.scheme!r} makes a new model, it cannot change one "
@@ -100,7 +106,7 @@ class Quantize(Technique):
                 f"Quantize({self.scheme!r}).applied(model, data)`. Received: "
                 f"apply({model.name!r})."
             )
-        return quantize_weights(model, self)
+        return quantize_and_repair(model, self, data)
 
     def applied(self, model: Any, data: Any = None) -> tuple[Any, list[WeightChange]]:
         """Return the model in fewer bits; for `"int8-static"` it is a new one."""

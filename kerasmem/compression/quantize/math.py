@@ -37,10 +37,12 @@ def quantize(
         [[127, -127], [64, 64]]
     """
     limit = LIMIT >> (8 - bits)
-    exact = finite(values).astype(np.float64)
+    # In float32, and by factors: a compiler makes them of divisions, and a training
+    # step that sees the rounding would find other codes.
+    exact = finite(values).astype(np.float32)
     largest = np.abs(exact).max(axis=axes, keepdims=True, initial=0.0)
-    scales = _float32_scales(largest / limit)
-    codes = np.clip(np.rint(exact / scales), -limit, limit).astype(np.int8)
+    scales = _float32_scales(largest * np.float32(1 / limit))
+    codes = np.clip(np.rint(exact * (1 / scales)), -limit, limit).astype(np.int8)
     return codes, scales
 
 
@@ -70,12 +72,13 @@ def quantize_affine(
         ([-128, -78, 127], [-128])
     """
     least, most = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
-    exact = finite(values).astype(np.float64)
+    exact = finite(values).astype(np.float32)
     low = exact.min(axis=axes, keepdims=True, initial=0.0)
     high = exact.max(axis=axes, keepdims=True, initial=0.0)
-    scales = _float32_scales((high - low) / (most - least))
-    zeros = np.clip(np.rint(least - low / scales), least, most)
-    codes = np.clip(np.rint(exact / scales) + zeros, least, most)
+    scales = _float32_scales((high - low) * np.float32(1 / (most - least)))
+    inverse = 1 / scales
+    zeros = np.clip(np.rint(least - low * inverse), least, most)
+    codes = np.clip(np.rint(exact * inverse) + zeros, least, most)
     return codes.astype(np.int8), scales, zeros.astype(np.int8)
 
 
@@ -121,7 +124,11 @@ def sqnr_db(values: np.ndarray, rounded: np.ndarray) -> float | None:
     """
     exact = values.astype(np.float64)
     noise = float(np.square(exact - rounded).sum())
-    signal = float(np.square(exact).sum())
+    return decibels(float(np.square(exact).sum()), noise)
+
+
+def decibels(signal: float, noise: float) -> float | None:
+    """Return the ratio of two sums of squares in dB, None if one of them is zero."""
     return 10 * float(np.log10(signal / noise)) if noise and signal else None
 
 

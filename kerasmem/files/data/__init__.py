@@ -10,6 +10,7 @@ from kerasmem.files.data.check import check_data
 from kerasmem.files.data.forms import (
     fit_arguments,
     hold_out,
+    input_batches,
     is_array_data,
     sample_count,
     sample_inputs,
@@ -21,6 +22,7 @@ __all__ = [
     "check_data",
     "fit_arguments",
     "hold_out",
+    "input_batches",
     "is_array_data",
     "load_data",
     "sample_count",

@@ -69,6 +69,35 @@ def sample_inputs(data: Any, count: int) -> Any:
     )
 
 
+def input_batches(data: Any, count: int, batch_size: int) -> Iterator[Any]:
+    """Yield the inputs of the first samples batch by batch, as NumPy arrays.
+
+    The structure is that of `x`.
+
+    Args:
+        data: samples in any of the forms that `kerasmem.files.data` lists.
+        count: most samples to yield.
+        batch_size: samples in a batch; batched data keeps its own.
+
+    Raises:
+        DataError: if the data is empty, or is a generator, which can be read only once.
+    """
+    x = sample_inputs(data, count)
+    if is_array_data(data):
+        for start in range(0, len(_leaves(x)[0]), batch_size):
+            yield _rows(x, start, start + batch_size)
+        return
+    # A PyDataset has as many batches as it says; iterated over, it might go on.
+    indices = range(len(data)) if isinstance(data, keras.utils.PyDataset) else None
+    for batch in data if indices is None else (data[index] for index in indices):
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
+        x = _rows(x, 0, count)
+        yield x
+        count -= len(_leaves(x)[0])
+        if count <= 0:
+            return
+
+
 def hold_out(data: Any, fraction: float = 0.1) -> tuple[tuple, tuple]:
     """Return `(train, held_out)`, the last `fraction` of the samples held out.
 
@@ -107,6 +136,12 @@ def named_leaves(part: Any) -> dict[str, Any]:
     """Return the arrays of a structure by their path; `""` for a single array."""
     pairs = keras.tree.flatten_with_path(part)
     return {".".join(str(key) for key in path): leaf for path, leaf in pairs}
+
+
+def _rows(x: Any, start: int, end: int) -> Any:
+    return keras.tree.map_structure(
+        lambda array: keras.ops.convert_to_numpy(array[start:end]), x
+    )
 
 
 def _is_array(value: Any) -> bool:

@@ -101,4 +101,4 @@ def _step(link: Link, peaks: dict[int, np.ndarray]) -> np.ndarray:
         here = largest_by(taker.places, peaks[taker.kernel], link.count)
         taken = np.maximum(taken, here)
     both = (made > 0) & (taken > 0)
-    return np.sqrt(np.where(both, made, 1.0) / np.where(both, taken, 1.0))
+    return np.sqrt(np.where(both, made, 1.0)) / np.sqrt(np.where(both, taken, 1.0))

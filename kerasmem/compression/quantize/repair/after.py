@@ -1,0 +1,49 @@
+"""Quantizing weights, with what data can tell about it and mend."""
+
+from typing import TYPE_CHECKING, Any
+
+from kerasmem.compression.quantize.apply import quantize_weights
+from kerasmem.compression.quantize.repair.bias import correct_biases
+from kerasmem.compression.quantize.repair.output_error import with_output_error
+from kerasmem.errors import ConfigError
+from kerasmem.files.data import check_data
+from kerasmem.graph.clone import clone
+from kerasmem.records import WeightChange
+
+if TYPE_CHECKING:
+    from kerasmem.compression.quantize.config import Quantize
+
+
+def quantize_and_repair(
+    model: Any, choice: "Quantize", data: Any = None
+) -> list[WeightChange]:
+    """Store the weights of `model` in fewer bits, in place.
+
+    Args:
+        model: a built model.
+        choice: the scheme.
+        data: samples in any form that `kerasmem.files.data` lists, to correct biases
+            on and to measure what layers lose in what they make; None to do neither.
+
+    Returns:
+        One change per weight of the model, changed or left alone and why.
+
+    Raises:
+        ConfigError: if biases are to be corrected without data.
+        DataError: if the data does not fit the model, or a layer makes something of it
+            that is not finite.
+        ModelError: if there is nothing to quantize.
+    """
+    if data is None:
+        if choice.bias_correction:
+            raise ConfigError(
+                "Biases are corrected on samples: give data=. Received: "
+                "bias_correction=True, data=None."
+            )
+        return quantize_weights(model, choice)
+    check_data(model, data)
+    original = clone(model)
+    changes = quantize_weights(model, choice)
+    if choice.bias_correction:
+        changes = correct_biases(changes, original, model, data)
+    return with_output_error(changes, original, model, data)

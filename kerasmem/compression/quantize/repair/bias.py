@@ -1,0 +1,121 @@
+"""Bias correction: what rounding adds to a layer's outputs on average is taken off.
+
+Source: Nagel, van Baalen, Blankevoort and Welling, "Data-free quantization through
+weight equalization and bias correction", 2019; the empirical form, on data.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import keras
+import numpy as np
+
+from kerasmem.backends import current
+from kerasmem.backends.shadow import shadow
+from kerasmem.compression.quantize.repair.kernels import has_channels
+from kerasmem.compression.quantize.repair.side_by_side import (
+    BATCH_SIZE,
+    SAMPLES,
+    not_finite,
+    quantized_pairs,
+)
+from kerasmem.files.data import input_batches
+from kerasmem.graph.layers import weights
+from kerasmem.graph.values import to_numpy
+from kerasmem.records import WeightChange
+
+
+def correct_biases(
+    changes: list[WeightChange], original: Any, quantized: Any, data: Any
+) -> list[WeightChange]:
+    """Correct the biases of quantized layers in place; return changes that tell it.
+
+    To the bias is added what the float layer makes before its activation less what the
+    quantized one makes of the same inputs, as the mean over samples and places.
+
+    Args:
+        changes: one for every weight of `original`, in order.
+        original: a model.
+        quantized: a copy of it with quantized weights.
+        data: samples in any form that `kerasmem.files.data` lists; the first 128 are
+            taken, batch by batch.
+
+    Raises:
+        DataError: if what comes out of a layer is not finite.
+    """
+    means = _mean_shifts(original, quantized, data)
+    told: dict[int, str] = {}
+    for before, after in quantized_pairs(original, quantized):
+        if id(before) in means:
+            by = means[id(before)]
+            after.bias.assign(to_numpy(after.bias).astype(np.float64) + by)
+            told[id(before.bias)] = f"corrected by up to {np.abs(by).max():.2g}"
+    return [
+        replace(change, changed=True, detail=told[id(weight.variable)])
+        if id(weight.variable) in told
+        else change
+        for weight, change in zip(weights(original), changes, strict=True)
+    ]
+
+
+def _mean_shifts(original: Any, quantized: Any, data: Any) -> dict[int, np.ndarray]:
+    sums: dict[int, list[Any]] = {}
+
+    def see(layer: Any, shift: np.ndarray) -> None:
+        total, count = _summed(layer, shift)
+        if not np.isfinite(total).all():
+            raise not_finite(layer)
+        seen = sums.setdefault(id(layer), [0.0, 0])
+        seen[0], seen[1] = seen[0] + total, seen[1] + count
+
+    with ExitStack() as hooks:
+        for before, after in quantized_pairs(original, quantized):
+            if has_channels(before) and before.bias is not None:
+                wrapper = partial(_shifted, before, after, see)
+                hooks.callback(shadow(before, "call", wrapper))
+        hooks.enter_context(current().inference())
+        for batch in input_batches(data, SAMPLES, BATCH_SIZE):
+            original(batch, training=False)
+    return {layer: total / count for layer, (total, count) in sums.items()}
+
+
+def _shifted(
+    before: Any,
+    after: Any,
+    see: Callable[[Any, np.ndarray], None],
+    original: Callable[..., Any],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    with _linear(before), _linear(after):
+        exact, rounded = original(*args, **kwargs), after(*args, **kwargs)
+    see(before, to_numpy(exact).astype(np.float64) - to_numpy(rounded))
+    return exact if before.activation is None else before.activation(exact)
+
+
+@contextmanager
+def _linear(layer: Any) -> Iterator[None]:
+    """Return a scope in which a layer has no activation."""
+    activation = layer.activation
+    # Past Keras's own `__setattr__`, which would track an activation that is a layer.
+    object.__setattr__(layer, "activation", keras.activations.linear)
+    try:
+        yield
+    finally:
+        object.__setattr__(layer, "activation", activation)
+
+
+def _summed(layer: Any, values: np.ndarray) -> tuple[np.ndarray, int]:
+    """Return sums of the shape of a layer's bias, and of how many values each is."""
+    shape = tuple(layer.bias.shape)
+    if getattr(layer, "data_format", None) == "channels_first":
+        values = np.moveaxis(values, 1, -1)
+    outer = values.ndim - len(shape)
+    axes = [
+        axis for axis in range(values.ndim) if axis < outer or shape[axis - outer] == 1
+    ]
+    total = values.sum(tuple(axes)).reshape(shape)
+    return total, values.size // total.size

@@ -1,0 +1,196 @@
+"""What data tells about quantized layers, and what it mends: against NumPy."""
+
+import keras
+import numpy as np
+import pytest
+
+import kerasmem as km
+from kerasmem.compression.quantize import Quantize
+from kerasmem.compression.quantize.repair import side_by_side
+from kerasmem.errors import ConfigError, DataError
+from kerasmem.graph.clone import clone
+from kerasmem.graph.values import to_numpy
+from tests.compression.repair.test_fold_batch_norm import outputs
+from tests.graph.channels.strategies import randomize
+from tests.models import KINDS, L, chain
+
+
+def data(shape, count=70, seed=5):
+    random = np.random.default_rng(seed)
+    return (0.5 + random.normal(size=(count, *shape))).astype("float32")
+
+
+def decibels(exact, rounded):
+    noise = np.square(exact.astype("float64") - rounded).sum()
+    return 10 * np.log10(np.square(exact.astype("float64")).sum() / noise)
+
+
+def dense_net():
+    model = chain(
+        (6,), L.Dense(8, activation="relu", name="first"), L.Dense(3, name="second")
+    )
+    randomize(model)
+    return model
+
+
+def test_what_a_layer_loses_on_data_is_what_numpy_says():
+    model, x = dense_net(), data((6,))
+    w1, b1, w2, b2 = model.get_weights()
+    small = clone(model)
+    changes = Quantize("int4").apply(small, (x, x))
+    k1, k2 = (to_numpy(small.get_layer(n).kernel) for n in ("first", "second"))
+    hidden = np.maximum(x @ w1 + b1, 0)
+    expected = {
+        "first/kernel": decibels(hidden, np.maximum(x @ k1 + b1, 0)),
+        "second/kernel": decibels(hidden @ w2 + b2, hidden @ k2 + b2),
+    }
+    found = {c.weight: c.output_sqnr_db for c in changes if c.changed}
+    assert found == pytest.approx(expected, rel=1e-4)
+    assert all(c.output_sqnr_db is None for c in Quantize("int4").apply(dense_net()))
+    rows = km.compress(model, Quantize("int4"), data=x).changes
+    assert {c.weight: c.output_sqnr_db for c in rows if c.changed} == found
+
+
+class Batches(keras.utils.PyDataset):
+    """Four batches of 50 samples, without labels."""
+
+    def __init__(self):
+        super().__init__()
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return (data((6,), 50, index),)
+
+
+def test_at_most_so_many_samples_are_looked_at_in_batches(monkeypatch):
+    sizes = []
+    both = side_by_side._both
+
+    def counted(before, after, see, original, x, *args, **kwargs):
+        sizes.append(len(x))
+        return both(before, after, see, original, x, *args, **kwargs)
+
+    monkeypatch.setattr(side_by_side, "_both", counted)
+    Quantize().apply(dense_net(), data((6,), 200))
+    assert sizes == [size for size in (32, 32, 32, 32) for _ in range(2)]
+    sizes.clear()
+    Quantize().apply(dense_net(), Batches())
+    assert sizes == [size for size in (50, 50, 28) for _ in range(2)]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("recurrent", "attention", "time_distributed", "shared", "nested"),
+        *("subclassed", "tied_embedding", "custom", "conv_lstm"),
+    ],
+)
+def test_every_layer_with_a_quantized_weight_is_measured(name):
+    kind = KINDS[name]
+    model = kind.make()
+    changes = Quantize("int8").apply(model, kind.inputs())
+    seen = [c.output_sqnr_db for c in changes if c.changed]
+    assert len(seen) == kind.kernels
+    assert all(ratio is not None and 15 < ratio < 80 for ratio in seen)
+
+
+LAYERS = {
+    "dense": ((6,), lambda: L.Dense(5, activation="relu")),
+    "conv1d": ((9, 3), lambda: L.Conv1D(4, 3, activation="tanh")),
+    "conv2d": ((6, 6, 4), lambda: L.Conv2D(6, 3, groups=2)),
+    "depthwise": ((6, 6, 3), lambda: L.DepthwiseConv2D(3, activation=L.ReLU())),
+    "separable": ((6, 6, 3), lambda: L.SeparableConv2D(4, 3)),
+    "transposed": ((4, 4, 3), lambda: L.Conv2DTranspose(4, 3)),
+    "einsum": (
+        (5, 6),
+        lambda: L.EinsumDense("btc,chd->bthd", (5, 2, 3), bias_axes="h"),
+    ),
+}
+
+
+def before_activation(layer, x):
+    same = clone(keras.Sequential([keras.Input(x.shape[1:]), layer]))
+    # Not `setattr`: on torch an activation may be a module, which only one replaces.
+    object.__setattr__(same.layers[-1], "activation", keras.activations.linear)
+    return outputs(same, x).astype("float64")
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_corrected_biases_leave_no_mean_error(name):
+    shape, make = LAYERS[name]
+    model, x = chain(shape, make()), data(shape)
+    randomize(model)
+    small = clone(model)
+    changes = Quantize("int4", bias_correction=True).apply(small, x)
+    told = {c.weight.rpartition("/")[2]: c for c in changes}
+    assert told["bias"].changed
+    assert told["bias"].detail.startswith("corrected by up to")
+    bias = to_numpy(model.layers[-1].bias)
+    shift = to_numpy(small.layers[-1].bias) - bias
+    only_rounded = clone(model)
+    Quantize("int4").apply(only_rounded)
+    exact = before_activation(model.layers[-1], x)
+    off = exact - before_activation(only_rounded.layers[-1], x)
+    axes = tuple(
+        a for a in range(off.ndim) if a != (2 if name == "einsum" else off.ndim - 1)
+    )
+    np.testing.assert_allclose(shift.ravel(), off.mean(axes), rtol=1e-3, atol=1e-5)
+    assert np.abs(shift).max() > 1e-4
+    plain = Quantize("int4").apply(clone(model), x)
+    better = told["kernel" if "kernel" in told else "pointwise_kernel"].output_sqnr_db
+    assert better > min(c.output_sqnr_db for c in plain if c.changed)
+
+
+def test_what_cannot_be_corrected_is_left_alone():
+    model = chain((5, 8), L.Dense(4, use_bias=False), L.LSTM(3), L.Dense(2))
+    x = data((5, 8), 8)
+    changes = Quantize(bias_correction=True).apply(model, x)
+    biases = {c.layer: c.changed for c in changes if c.weight.endswith("bias")}
+    assert list(biases.values()) == [False, True]
+
+
+def test_a_corrected_model_is_saved_and_the_choice_too(tmp_path):
+    model, x = dense_net(), data((6,))
+    choice = km.Quantize("int8", bias_correction=True)
+    result = km.compress(model, choice, data=x)
+    result.save(tmp_path / "m.keras")
+    again = keras.models.load_model(tmp_path / "m.keras")
+    np.testing.assert_array_equal(outputs(again, x), outputs(result.model, x))
+    assert choice.to_json()["bias_correction"] is True
+    x_mean = outputs(model, x).mean(0)
+    np.testing.assert_allclose(outputs(result.model, x).mean(0), x_mean, atol=1e-3)
+
+
+def test_a_kernel_of_zeros_has_no_ratio_and_no_correction():
+    model = chain((4,), L.Dense(3, kernel_initializer="zeros"))
+    changes = Quantize(bias_correction=True).apply(model, data((4,)))
+    assert changes[0].output_sqnr_db is None
+    assert outputs(model, data((4,))).tolist() == [[0.0] * 3] * 70
+
+
+def test_in_mixed_precision_it_is_measured_too():
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        model = chain((6,), L.Dense(8, activation="relu"), L.Dense(3))
+    finally:
+        keras.config.set_dtype_policy("float32")
+    changes = Quantize("int4", bias_correction=True).apply(model, data((6,)))
+    assert all(5 < c.output_sqnr_db < 60 for c in changes if "kernel" in c.weight)
+
+
+def test_bad_data_and_bad_choices_are_errors():
+    with pytest.raises(ConfigError, match="corrected on samples: give data="):
+        Quantize(bias_correction=True).apply(dense_net())
+    with pytest.raises(ConfigError, match="bias_correction of Quantize must be one of"):
+        Quantize(bias_correction="yes")
+    x = data((6,))
+    x[3, 2] = np.nan
+    for corrected in (False, True):
+        with pytest.raises(DataError, match="layer 'first' makes NaN or infinity"):
+            Quantize(bias_correction=corrected).apply(dense_net(), x)
+    with pytest.raises(DataError):
+        Quantize().apply(dense_net(), data((7,)))
+    with pytest.raises(DataError, match="can be read only once"):
+        Quantize().apply(dense_net(), (data((6,)) for _ in range(2)))
