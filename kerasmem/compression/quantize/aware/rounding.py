@@ -1,0 +1,157 @@
+"""Rounding whose gradient is that of not rounding (the straight-through estimator).
+
+Sources: Bengio et al., "Estimating or Propagating Gradients Through Stochastic Neurons
+for Conditional Computation", 2013; Jacob et al., "Quantization and Training of Neural
+Networks for Efficient Integer-Arithmetic-Only Inference", 2018.
+"""
+
+from typing import Any
+
+import keras
+import numpy as np
+
+from kerasmem.compression.quantize.math import LIMIT
+
+
+def round_symmetric(x: Any, axes: tuple[int, ...], bits: int = 8) -> Any:
+    """Return float weights as `math.quantize` would store them, to the bit.
+
+    The scale is that of the largest entry, so no entry is cut off, and the gradient is
+    passed on whole.
+
+    Args:
+        x: float32.
+        axes: axes that share a scale.
+        bits: 8 for codes in [-127, 127], 4 for codes in [-7, 7].
+    """
+    ops, limit = keras.ops, LIMIT >> (8 - bits)
+
+    def forward(x: Any) -> Any:
+        largest = ops.max(ops.abs(x), axis=axes, keepdims=True)
+        scales = _scales(largest * float(np.float32(1 / limit)))
+        return ops.clip(ops.round(x * (1.0 / scales)), -limit, limit) * scales
+
+    return _straight_through(forward, x)
+
+
+def round_affine(x: Any, axes: tuple[int, ...], bits: int = 8) -> Any:
+    """Return float weights as `math.quantize_affine` would store them, to the bit.
+
+    Args:
+        x: float32.
+        axes: axes that share a scale and a zero point.
+        bits: 8 or 4.
+    """
+    ops = keras.ops
+    least, most = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
+
+    def forward(x: Any) -> Any:
+        low = ops.minimum(ops.min(x, axis=axes, keepdims=True), 0.0)
+        high = ops.maximum(ops.max(x, axis=axes, keepdims=True), 0.0)
+        scales = _scales((high - low) * float(np.float32(1 / (most - least))))
+        inverse = 1.0 / scales
+        zeros = ops.clip(ops.round(least - low * inverse), least, most)
+        codes = ops.clip(ops.round(x * inverse) + zeros, least, most)
+        return (codes - zeros) * scales
+
+    return _straight_through(forward, x)
+
+
+def round_to_type(x: Any, dtype: str) -> Any:
+    """Return float32 values as a smaller float type holds them."""
+    ops = keras.ops
+    return _straight_through(lambda x: ops.cast(ops.cast(x, dtype), "float32"), x)
+
+
+def round_to_range(
+    x: Any,
+    low: Any,
+    high: Any,
+    bits: int = 8,
+    *,
+    narrow_range: bool = False,
+    axis: int | None = None,
+) -> Any:
+    """Return floats cut off at a range and rounded to its codes.
+
+    The range is moved a little, so that zero gets a code of its own. What is inside of
+    it has gradient 1, what is outside 0. The figures are those of TensorFlow's
+    `fake_quant_with_min_max_vars` to the bit, on every backend.
+
+    Args:
+        x: of any float type and shape; the arithmetic is float32.
+        low: lower end, at most 0; a float32 scalar, or a vector with `axis`.
+        high: upper end, at least 0, likewise. Where both are 0 all becomes 0.
+        bits: 2 to 8.
+        narrow_range: whether the lowest code stays unused.
+        axis: the axis along which every place has a range of its own, if any.
+    """
+    ops = keras.ops
+    exact = ops.cast(x, "float32")
+    if keras.backend.backend() == "tensorflow":
+        # One operation of its own: quicker there than the dozen below.
+        rounded = keras.quantizers.fake_quant_with_min_max_vars(
+            exact, low, high, bits, narrow_range, axis
+        )
+        return ops.cast(rounded, x.dtype)
+    if axis is not None:
+        shape = [1] * len(x.shape)
+        shape[axis] = -1
+        low, high = ops.reshape(low, shape), ops.reshape(high, shape)
+    codes = _nudged(low, high, int(narrow_range), (1 << bits) - 1)
+    return ops.cast(_rounded_to_codes(exact, *codes), x.dtype)
+
+
+def divided(x: Any, number: float) -> Any:
+    """Return a tensor divided by a number, correctly rounded on every backend."""
+    # XLA makes a factor of the division by a constant, and a last bit may be another
+    # one; a zero that is known only at run time keeps it from that.
+    return x / (0.0 * x + number)
+
+
+def _nudged(low: Any, high: Any, first: int, last: int) -> tuple[Any, Any, Any]:
+    """Return the ends of a range with zero on a code, and the scale."""
+    ops = keras.ops
+    empty = ops.logical_and(low == 0, high == 0)
+    width = ops.where(empty, ops.ones_like(high), high - low)
+    scale = divided(width, last - first)
+    zero = ops.clip(first - low / scale, first, last)
+    whole = ops.floor(zero)
+    zero = whole + ops.cast(zero - whole >= 0.5, "float32")
+    none = ops.zeros_like(scale)
+    start = ops.where(empty, none, (first - zero) * scale)
+    return start, ops.where(empty, none, (last - zero) * scale), scale
+
+
+@keras.ops.custom_gradient
+def _rounded_to_codes(x: Any, start: Any, stop: Any, scale: Any) -> Any:
+    ops = keras.ops
+    zero = ops.floor(0.5 - start / scale)
+    inside = ops.minimum(ops.maximum(x, start), stop)
+    codes = ops.floor((inside - start) / scale - zero + 0.5)
+
+    def gradient(*values: Any, upstream: Any = None) -> Any:
+        upstream = values[0] if upstream is None else upstream
+        kept = ops.logical_and(x >= start, x <= stop)
+        none = (ops.zeros_like(each) for each in (start, stop, scale))
+        return (ops.where(kept, upstream, ops.zeros_like(upstream)), *none)
+
+    return codes * scale, gradient
+
+
+def _straight_through(forward: Any, x: Any) -> Any:
+    @keras.ops.custom_gradient
+    def rounded(x: Any) -> Any:
+        # Torch names what comes from above, the other backends give it alone.
+        return forward(
+            x
+        ), lambda *given, upstream=None: given[0] if upstream is None else upstream
+
+    return rounded(x)
+
+
+def _scales(exact: Any) -> Any:
+    """Return positive scales: any for zeros, the smallest for what is too small."""
+    ops = keras.ops
+    scales = ops.where(exact == 0, ops.ones_like(exact), exact)
+    return ops.maximum(scales, float(np.finfo(np.float32).tiny))
