@@ -2,11 +2,17 @@
 
 from kerasmem import callbacks, errors, memory, optimizers
 from kerasmem.compression.channels import PruneChannels
+from kerasmem.compression.cluster import Cluster
 from kerasmem.compression.compress import compress
 from kerasmem.compression.distill import Distill, Distiller, distill
 from kerasmem.compression.distill import names as distillation
 from kerasmem.compression.prune import Prune
-from kerasmem.compression.quantize import Equalize, FoldBatchNorm, Quantize
+from kerasmem.compression.quantize import (
+    Equalize,
+    FoldBatchNorm,
+    Quantize,
+    ReestimateBatchNorm,
+)
 from kerasmem.compression.result import CompressionResult
 from kerasmem.compression.student import make_student
 from kerasmem.files import load_model, save_model
@@ -17,6 +23,7 @@ from kerasmem.memory.fit import fit
 from kerasmem.memory.rematerialize import rematerialize
 
 __all__ = [
+    "Cluster",
     "CompressionResult",
     "Distill",
     "Distiller",
@@ -25,6 +32,7 @@ __all__ = [
     "Prune",
     "PruneChannels",
     "Quantize",
+    "ReestimateBatchNorm",
     "callbacks",
     "compress",
     "compress_activations",

@@ -16,6 +16,7 @@ def test_the_public_names_are_these_and_all_of_them_are_there():
         sorted(km.__all__)
         == km.__all__
         == [
+            "Cluster",
             "CompressionResult",
             "Distill",
             "Distiller",

@@ -4,9 +4,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from kerasmem.compression.channels import PruneChannels
+from kerasmem.compression.cluster import Cluster
 from kerasmem.compression.distill import Distill
 from kerasmem.compression.prune import Prune
-from kerasmem.compression.quantize import Equalize, FoldBatchNorm, Quantize
+from kerasmem.compression.quantize import (
+    Equalize,
+    FoldBatchNorm,
+    Quantize,
+    ReestimateBatchNorm,
+)
 from kerasmem.compression.technique import Technique
 from kerasmem.errors import ConfigError
 
@@ -15,7 +21,9 @@ TECHNIQUES: dict[str, type[Technique]] = {
     "prune_channels": PruneChannels,
     "fold_batch_norm": FoldBatchNorm,
     "equalize": Equalize,
+    "reestimate_batch_norm": ReestimateBatchNorm,
     "quantize": Quantize,
+    "cluster": Cluster,
     "distill": Distill,
 }
 

@@ -1,0 +1,78 @@
+"""k-means along a line, where sorting once makes every step cheap.
+
+Values that are sorted fall into runs: a centroid's members lie between the midpoints to
+its neighbors, and their mean is a difference of two sums that are known from the start.
+An iteration takes k binary searches, not a pass over the values.
+
+S. P. Lloyd: Least squares quantization in PCM, 1982. David Arthur, Sergei
+Vassilvitskii: k-means++: The Advantages of Careful Seeding, 2007.
+"""
+
+import numpy as np
+
+ITERATIONS = 100
+_SEEDING_SAMPLE = 20_000  # values that k-means++ looks at
+_TRIALS = 4  # centroids that it tries for each that it takes
+
+
+def centroids(
+    values: np.ndarray, count: int, start: str, rng: np.random.Generator
+) -> np.ndarray:
+    """Return the values that stand for all, ascending, float64, at most `count`.
+
+    Args:
+        values: finite numbers, of any shape, at least one.
+        count: how many may stay, from 1.
+        start: `"kmeans++"`; `"linear"` for even steps between the smallest and the
+            largest; `"density"` for as many values between each and the next.
+        rng: draws for k-means++.
+    """
+    line = np.sort(values, axis=None).astype("float64")
+    distinct = line[np.flatnonzero(np.diff(line, prepend=-np.inf))]
+    if len(distinct) <= count:
+        return distinct
+    sums = np.concatenate([[0.0], np.cumsum(line)])
+    found = _STARTS[start](line, count, rng)
+    for _ in range(ITERATIONS):
+        edges = np.searchsorted(line, (found[1:] + found[:-1]) / 2)
+        edges = np.concatenate([[0], edges, [len(line)]])
+        sizes = np.diff(edges)
+        # A centroid that nothing is nearest to stays where it is.
+        means = np.where(sizes > 0, np.diff(sums[edges]) / np.maximum(sizes, 1), found)
+        if np.array_equal(means, found):
+            break
+        found = means
+    return found
+
+
+def nearest(values: np.ndarray, of: np.ndarray) -> np.ndarray:
+    """Return for every value the place of the nearest of the ascending centroids."""
+    return np.searchsorted((of[1:] + of[:-1]) / 2, values)
+
+
+def _even(line: np.ndarray, count: int, _rng: np.random.Generator) -> np.ndarray:
+    return np.linspace(line[0], line[-1], count)
+
+
+def _quantiles(line: np.ndarray, count: int, _rng: np.random.Generator) -> np.ndarray:
+    places = (np.arange(count) + 0.5) * len(line) / count
+    return line[places.astype(int)]
+
+
+def _plus_plus(line: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+    """Return values, each drawn the likelier, the farther it is from those before."""
+    step = -(-len(line) // _SEEDING_SAMPLE)
+    sample = line[step // 2 :: step]
+    taken = [rng.choice(sample)]
+    away = np.square(sample - taken[0])
+    while len(taken) < count and away.sum() > 0:
+        tried = rng.choice(sample, _TRIALS, p=away / away.sum())
+        left = np.minimum(away, np.square(sample - tried[:, None]))
+        best = left.sum(axis=1).argmin()
+        taken.append(tried[best])
+        away = left[best]
+    return np.sort(taken)
+
+
+_STARTS = {"kmeans++": _plus_plus, "linear": _even, "density": _quantiles}
+STARTS = tuple(_STARTS)

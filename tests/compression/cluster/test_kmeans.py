@@ -1,0 +1,88 @@
+"""k-means along a line, against scikit-learn's and against its own laws."""
+
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from sklearn.cluster import KMeans
+
+from kerasmem.compression.cluster.codebook import make_codebook
+from kerasmem.compression.cluster.kmeans import STARTS, centroids, nearest
+
+FLOATS = st.floats(-10, 10, width=32)
+LINES = arrays(np.float32, st.integers(1, 60), elements=FLOATS)
+RNG = np.random.default_rng
+
+
+def loss(values, found):
+    return np.square(values - found[nearest(values, found)]).sum()
+
+
+@settings(max_examples=60, deadline=None)
+@given(LINES, st.integers(1, 8), st.sampled_from(STARTS))
+def test_every_centroid_is_the_mean_of_what_is_nearest_to_it(values, count, start):
+    found = centroids(values, count, start, RNG(0))
+    assert len(found) <= count
+    assert (np.diff(found) >= 0).all()
+    members = nearest(values, found)
+    distances = np.abs(values[:, None].astype("float64") - found)
+    np.testing.assert_allclose(
+        distances[np.arange(len(values)), members], distances.min(axis=1), atol=1e-12
+    )
+    for place in np.unique(members):
+        mean = values[members == place].astype("float64").mean()
+        np.testing.assert_allclose(found[place], mean, atol=1e-9)
+
+
+@settings(max_examples=30, deadline=None)
+@given(LINES, st.sampled_from(STARTS))
+def test_as_many_centroids_as_values_lose_nothing(values, start):
+    found = centroids(values, len(np.unique(values)), start, RNG(0))
+    np.testing.assert_array_equal(found, np.unique(values))
+
+
+@pytest.mark.parametrize("count", [4, 16])
+def test_it_fits_as_well_as_scikit_learn_does(count):
+    values = RNG(1).normal(size=3000).astype("float32")
+    ours = loss(values, centroids(values, count, "kmeans++", RNG(0)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        theirs = KMeans(count, n_init=1, random_state=0).fit(values[:, None]).inertia_
+    assert ours < 1.05 * theirs
+
+
+def test_from_one_start_it_ends_where_scikit_learn_does():
+    values = RNG(2).normal(size=500)
+    start = np.linspace(values.min(), values.max(), 6)
+    theirs = KMeans(6, init=start[:, None], n_init=1, tol=0, max_iter=1000)
+    theirs.fit(values[:, None])
+    ours = centroids(values, 6, "linear", RNG(0))
+    np.testing.assert_allclose(
+        ours, np.sort(theirs.cluster_centers_[:, 0]), rtol=1e-6, atol=1e-9
+    )
+
+
+SHAPES = st.tuples(st.integers(1, 6), st.integers(1, 5), st.integers(1, 4))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    SHAPES.flatmap(lambda shape: arrays(np.float32, shape, elements=FLOATS)),
+    st.integers(2, 6),
+    st.sampled_from([None, 0, 2]),
+    st.booleans(),
+)
+def test_a_codebook_has_few_values_and_zeros_stay(values, count, axis, zeros):
+    values[np.abs(values) < 2] = 0
+    book = make_codebook(
+        values, count, axis=axis, keep_zeros=zeros, rng=RNG(0), start="kmeans++"
+    )
+    decoded = book.decoded()
+    assert decoded.shape == values.shape
+    rows = [decoded] if axis is None else np.moveaxis(decoded, axis, 0)
+    assert all(len(np.unique(row)) <= count for row in rows)
+    if zeros:
+        assert not decoded[values == 0].any()
