@@ -3,12 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from kerasmem.compression.export.operations import (
-    OPERATIONS,
-    SOFTMAX_CODES,
-    is_softmax,
-    write_softmax,
-)
+from kerasmem.compression.export.operations import OPERATIONS, ending
 from kerasmem.compression.quantize.static import FromCodes, IntegerLayer, ToCodes
 from kerasmem.compression.quantize.static.codes import Codes
 from kerasmem.errors import ModelError
@@ -26,7 +21,8 @@ def integer_file(model: Any, batch_size: int | None = None) -> bytes:
     """Return a LiteRT file of int8 codes in, int8 codes out.
 
     Its codes, scales and biases are those of the model, so LiteRT's reference kernels
-    give the same integers. A softmax at the end is in the file, in steps of 1/256.
+    give the same integers. A softmax, sigmoid or tanh at the end
+    is in the file, in the codes that LiteRT has for it.
 
     Args:
         model: what `Quantize("int8-static")` made.
@@ -79,9 +75,8 @@ class _File:
         if isinstance(layer, ToCodes | FromCodes):
             self.known[id(output)] = before[0]
             return True
-        write, codes = OPERATIONS.get(type(layer)), before[0][1]
-        if is_softmax(layer):
-            write, codes = write_softmax, SOFTMAX_CODES
+        plain = OPERATIONS.get(type(layer)), before[0][1]
+        write, codes = ending(layer) or plain
         if write is None:
             return False
         number = self.add(output, layer.name, getattr(layer, "output_codes", codes))

@@ -8,13 +8,19 @@ import numpy as np
 
 from kerasmem.compression.quantize.static import layers as ours
 from kerasmem.compression.quantize.static.codes import Codes
+from kerasmem.compression.quantize.static.kinds import ACTIVATIONS
+from kerasmem.compression.quantize.static.split import activation_of
+from kerasmem.compression.quantize.static.table import FUNCTIONS
 from kerasmem.files.litert import Writer
+from kerasmem.graph.channels.kind import kind
 from kerasmem.graph.values import to_numpy
 
 L = keras.layers
 
-SOFTMAX_CODES = Codes(1 / 256, -128)
+_SOFTMAX_CODES = Codes(1 / 256, -128)
 """LiteRT's softmax gives no others."""
+
+_LOOKED_UP = {"sigmoid": "LOGISTIC", "tanh": "TANH"}
 
 _PADDING = {"same": 0, "valid": 1}
 _ACTIVATION = {None: 0, "relu": 1, "relu6": 3}
@@ -23,22 +29,44 @@ Write = Callable[[Writer, Any, Sequence[Any], Sequence[int], int], None]
 """Takes a writer, a layer, its `KerasTensor`s, their numbers, that of its output."""
 
 
-def is_softmax(layer: Any) -> bool:
-    """Return True for a softmax over the last axis."""
-    if isinstance(layer, L.Softmax):
-        return layer.axis == -1
-    return (
-        isinstance(layer, L.Activation)
-        and layer.activation is keras.activations.softmax
-    )
+def ending(layer: Any) -> tuple[Write, Codes] | None:
+    """Return what writes an activation that stays float at the end of a model.
+
+    None for any other layer.
+    """
+    name = kind(layer)
+    function = getattr(layer, "activation", None)
+    if name == "layers.Softmax" and layer.axis == -1:
+        return _softmax, _SOFTMAX_CODES
+    if name == "layers.Activation" and function is keras.activations.softmax:
+        return _softmax, _SOFTMAX_CODES
+    looked_up = activation_of(layer) or ""
+    if looked_up not in FUNCTIONS or name not in ACTIVATIONS:
+        return None
+    return _named(_LOOKED_UP[looked_up]), FUNCTIONS[looked_up][1]
 
 
-def write_softmax(
+def _softmax(
     writer: Writer, layer: Any, _: Sequence[Any], inputs: Sequence[int], output: int
 ) -> None:
-    """Add a softmax."""
     del layer
     writer.operation("SOFTMAX", inputs, output, "SoftmaxOptions", beta=1.0)
+
+
+def _named(name: str) -> Write:
+    def write(
+        writer: Writer, layer: Any, _: Sequence[Any], inputs: Sequence[int], output: int
+    ) -> None:
+        del layer
+        writer.operation(name, inputs, output)
+
+    return write
+
+
+def _table(
+    writer: Writer, layer: Any, _: Sequence[Any], inputs: Sequence[int], output: int
+) -> None:
+    writer.operation(_LOOKED_UP[layer.function], inputs, output)
 
 
 def _kernel_and_bias(
@@ -233,6 +261,7 @@ OPERATIONS: dict[type, Write] = {
     ours.IntegerMean: _mean,
     ours.IntegerMultiply: _elementwise("MUL", "MulOptions"),
     ours.IntegerReLU: _relu,
+    ours.IntegerTable: _table,
     ours.IntegerZeroPadding2D: _pad,
     L.Concatenate: _concatenate,
     L.Flatten: _reshape,

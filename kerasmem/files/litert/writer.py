@@ -15,6 +15,7 @@ VERSIONS = {
     "CONV_2D": 3,
     "DEPTHWISE_CONV_2D": 3,
     "FULLY_CONNECTED": 4,
+    "LOGISTIC": 2,
     "MAX_POOL_2D": 2,
     "MEAN": 2,
     "MUL": 2,
@@ -23,6 +24,7 @@ VERSIONS = {
     "RELU6": 2,
     "RESHAPE": 1,
     "SOFTMAX": 2,
+    "TANH": 2,
 }
 """The version of every operation that is the first to take int8, by its name."""
 

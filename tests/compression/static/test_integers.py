@@ -68,6 +68,8 @@ OPERATIONS = {
     "average_pool": lambda: one((7, 7, 3), L.AveragePooling2D(3, 2, padding="same")),
     "relu": lambda: one((4, 3), L.ReLU()),
     "relu6": lambda: one((4, 3), L.Activation("relu6")),
+    "sigmoid": lambda: one((4, 3), L.Activation("sigmoid"), L.Reshape((12,))),
+    "tanh": lambda: one((4, 3), keras.ops.tanh, L.Flatten()),
     "pad": lambda: one((4, 4, 2), L.ZeroPadding2D(((1, 0), (2, 3)))),
     "reshape": lambda: one((4, 3, 2), L.Reshape((2, 12)), L.Flatten()),
 }

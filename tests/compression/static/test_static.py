@@ -94,7 +94,6 @@ def test_what_shares_a_scale_is_what_litert_wants_to():
     pools = [name for name in codes if "pool" in name and "global" not in name]
     assert len(pools) == 2
     assert len({codes[name] for name in [*pools, "add"]}) == 1
-    assert codes["stem"] != codes["add"]
     assert codes["stem"].scale <= 6 / 255 * 1.0001  # ReLU6, not the conv before it
 
 
@@ -152,6 +151,24 @@ def test_a_file_gives_the_integers_of_the_model(tmp_path):
         (output.astype(int) + 128) / 256, outputs(result.model, x), atol=1.01 / 256
     )
     assert result.export(path, batch_size=1, samples=x).difference <= 0.01
+
+
+def test_a_sigmoid_gates_with_codes_and_ends_with_floats(tmp_path):
+    inputs = keras.Input((8, 8, 3), name="picture")
+    x = L.SeparableConv2D(6, 3, activation="relu", name="first")(inputs)
+    gate = L.GlobalAveragePooling2D(keepdims=True)(x)
+    gate = L.Conv2D(6, 1, activation="sigmoid", name="gate")(gate)
+    x = L.Flatten()(L.Multiply()([x, gate]))
+    model = keras.Model(inputs, L.Dense(1, activation="sigmoid", name="end")(x))
+    x = pictures(64, (8, 8, 3))
+    result = static(model, x)
+    kinds = layers_of(result.model)
+    assert kinds["gate"] == "IntegerTable"
+    assert kinds["first_depthwise"] == "IntegerDepthwiseConv2D"
+    assert kinds["end"] == "Activation"
+    assert list(kinds.values()).count("ToCodes") == 1
+    assert np.abs(outputs(result.model, x) - outputs(model, x)).max() < 0.02
+    assert result.export(tmp_path / "m.tflite", samples=x).difference <= 0.01
 
 
 def test_the_kind_of_file_is_that_of_the_model(tmp_path):

@@ -9,9 +9,11 @@ import numpy as np
 
 from kerasmem.compression.quantize.static import layers as ours
 from kerasmem.compression.quantize.static.base import RELU
+from kerasmem.compression.quantize.static.codes import Codes
 from kerasmem.compression.quantize.static.factors import affine_factors
 from kerasmem.compression.quantize.static.product import MOST_PRODUCTS
 from kerasmem.compression.quantize.static.split import activation_of
+from kerasmem.compression.quantize.static.table import FUNCTIONS
 from kerasmem.graph.channels.kind import kind
 from kerasmem.graph.values import to_numpy
 
@@ -27,6 +29,7 @@ class Kind:
         keeps: whether the codes of its output are those of its inputs.
         takes_relu: whether a ReLU behind it can be a part of it.
         weights: returns the kernel and the bias, None without.
+        codes: those of its output, where it can have no others.
     """
 
     made: Callable[[Any, Any, dict[str, Any]], Any] | None
@@ -34,11 +37,15 @@ class Kind:
     keeps: bool = False
     takes_relu: bool = False
     weights: Callable[[Any, int], tuple[np.ndarray, np.ndarray | None]] | None = None
+    codes: Codes | None = None
 
 
 def kind_of(operation: Any) -> Kind | None:
     """Return how an operation is computed with codes, None if it is not."""
-    return KINDS.get(kind(operation) or "")
+    name = kind(operation) or ""
+    if name in ACTIVATIONS and activation_of(operation) in FUNCTIONS:
+        return _TABLES[activation_of(operation) or ""]
+    return KINDS.get(name)
 
 
 def is_identity(operation: Any) -> bool:
@@ -172,6 +179,15 @@ _RELU = Kind(
     lambda operation, _: None if activation_of(operation) in RELU else "is no ReLU",
 )
 _MOVES = Kind(None, keeps=True)
+_TABLES = {
+    name: Kind(
+        lambda _, __, common, name=name: ours.IntegerTable(function=name, **common),
+        codes=codes,
+    )
+    for name, (_, codes) in FUNCTIONS.items()
+}
+ACTIVATIONS = ("layers.Activation", "ops.Sigmoid", "ops.Tanh")
+"""Operations that are nothing but an activation."""
 
 KINDS = {
     "layers.Conv2D": Kind(

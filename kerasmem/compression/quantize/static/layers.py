@@ -19,6 +19,7 @@ from kerasmem.compression.quantize.static.pooling import (
     IntegerMaxPooling2D,
     IntegerMean,
 )
+from kerasmem.compression.quantize.static.table import IntegerTable
 
 __all__ = [
     "FromCodes",
@@ -33,6 +34,7 @@ __all__ = [
     "IntegerMean",
     "IntegerMultiply",
     "IntegerReLU",
+    "IntegerTable",
     "IntegerZeroPadding2D",
     "ToCodes",
 ]

@@ -40,6 +40,7 @@ class Plan:
         gone: names of those that others do.
         reasons: why the others stay float, by name.
         shared: numbers of tensors by those of tensors that have the same codes.
+        fixed: codes of tensors that can have no others, by their numbers.
     """
 
     calls: Calls
@@ -48,10 +49,20 @@ class Plan:
     gone: set[str] = field(default_factory=set)
     reasons: dict[str, str] = field(default_factory=dict)
     shared: dict[int, int] = field(default_factory=dict)
+    fixed: dict[int, Codes] = field(default_factory=dict)
 
     def number(self, tensor: int) -> int:
         """Return the number of a tensor, or of the one that it is."""
         return _root(self.same, tensor)
+
+    def ends_in(self, tensor: int) -> bool:
+        """Return True for a tensor that the model returns."""
+        return tensor in map(self.number, self.calls.outputs)
+
+    def has_fixed_codes(self, tensor: int) -> bool:
+        """Return True for a tensor that shares its codes with one of `fixed`."""
+        root = _root(self.shared, tensor)
+        return any(_root(self.shared, number) == root for number in self.fixed)
 
     def codes(self, ranges: Mapping[str, tuple[float, float]]) -> dict[int, Codes]:
         """Return the codes of every tensor that has some.
@@ -69,6 +80,10 @@ class Plan:
                 groups[_root(self.shared, number)].append(number)
         found = {}
         for members in groups.values():
+            certain = [self.fixed[n] for n in members if n in self.fixed]
+            if certain:
+                found |= dict.fromkeys(members, certain[0])
+                continue
             own = set(members) - makers or set(members)
             ends = [_ends(ranges, self.calls.names[n]) for n in sorted(own)]
             low, high = with_zero(min(e[0] for e in ends), max(e[1] for e in ends))

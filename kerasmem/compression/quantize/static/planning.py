@@ -7,6 +7,7 @@ from typing import Any
 import keras
 
 from kerasmem.compression.quantize.activations.calls import Call, Calls
+from kerasmem.compression.quantize.static.base import RELU
 from kerasmem.compression.quantize.static.kinds import (
     Kind,
     is_identity,
@@ -44,6 +45,8 @@ def make_plan(calls: Calls, stays: Stays = lambda _: None) -> Plan:
         step = _with_relu(plan, _step(plan, call, found), takers)
         plan.steps[call.name] = step
         coded.add(step.output)
+        if step.kind.codes is not None:
+            plan.fixed[step.output] = step.kind.codes
         if step.kind.keeps:
             for number in step.inputs:
                 join(plan.shared, number, step.output)
@@ -73,19 +76,24 @@ def _why_float(plan: Plan, call: Call, coded: set[int]) -> str | None:
     reason = found.why_not(call.operation, [plan.calls.tensors[n] for n in numbers])
     if reason is None and found.weights is None and not coded & set(numbers):
         return "stands behind layers that stay float"
+    if found.codes is not None and plan.ends_in(call.outputs[0]):
+        return "is the end of the model"
+    if found.keeps and len(numbers) > 1 and any(map(plan.has_fixed_codes, numbers)):
+        return "joins what can have only codes of its own"
     return reason
 
 
 def _step(plan: Plan, call: Call, kind: Kind) -> Step:
     inputs = tuple(plan.number(number) for number in call.inputs)
-    return Step(kind, inputs, call.outputs[0], activation_of(call.operation))
+    activation = activation_of(call.operation)
+    within = activation if activation in RELU else None
+    return Step(kind, inputs, call.outputs[0], within)
 
 
 def _with_relu(plan: Plan, step: Step, takers: dict[int, list[Call]]) -> Step:
     """Return the step with the ReLU that is all that takes its output."""
     after = takers[step.output]
-    kept = {plan.number(number) for number in plan.calls.outputs}
-    if not step.kind.takes_relu or step.activation or step.output in kept:
+    if not step.kind.takes_relu or step.activation or plan.ends_in(step.output):
         return step
     if len(after) != 1 or not is_relu(after[0].operation):
         return step

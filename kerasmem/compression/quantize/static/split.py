@@ -11,7 +11,12 @@ from kerasmem.graph.values import to_numpy
 
 L = keras.layers
 
-_RELU_OPERATIONS = {"ops.Relu": "relu", "ops.Relu6": "relu6"}
+_OPERATIONS = {
+    "ops.Relu": "relu",
+    "ops.Relu6": "relu6",
+    "ops.Sigmoid": "sigmoid",
+    "ops.Tanh": "tanh",
+}
 
 
 def split(layer: Any) -> Sequence[tuple[str, Any]] | None:
@@ -34,7 +39,7 @@ def split(layer: Any) -> Sequence[tuple[str, Any]] | None:
 
 
 def activation_of(layer: Any) -> str | None:
-    """Return the name of a layer's activation, None for a linear one.
+    """Return the name of the activation of a layer or operation, None for a linear one.
 
     `"other"` is one that has no name that matters here.
     """
@@ -44,14 +49,15 @@ def activation_of(layer: Any) -> str | None:
         names = {None: "relu", 6.0: "relu6"}
         return names.get(layer.max_value, "other") if plain else "other"
     operation = kind(layer) or ""
-    if operation in _RELU_OPERATIONS:
-        return _RELU_OPERATIONS[operation]
+    if operation in _OPERATIONS:
+        return _OPERATIONS[operation]
     if function is None or function is keras.activations.linear:
         return None
     if isinstance(function, L.ReLU):
         return activation_of(function)
-    known = {"relu": keras.activations.relu, "relu6": keras.activations.relu6}
-    return next((name for name, f in known.items() if f is function), "other")
+    names = set(_OPERATIONS.values())
+    known = {getattr(keras.activations, name): name for name in names}
+    return known.get(function, "other")
 
 
 def _without_activation(layer: Any) -> Any:
