@@ -25,6 +25,7 @@ def test_the_public_names_are_these_and_all_of_them_are_there():
             "Prune",
             "PruneChannels",
             "Quantize",
+            "ReestimateBatchNorm",
             "callbacks",
             "compress",
             "compress_activations",

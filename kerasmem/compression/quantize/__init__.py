@@ -2,6 +2,16 @@
 
 from kerasmem.compression.quantize.config import Quantize
 from kerasmem.compression.quantize.layer import QuantizedBlock
-from kerasmem.compression.quantize.repair import Equalize, FoldBatchNorm
+from kerasmem.compression.quantize.repair import (
+    Equalize,
+    FoldBatchNorm,
+    ReestimateBatchNorm,
+)
 
-__all__ = ["Equalize", "FoldBatchNorm", "Quantize", "QuantizedBlock"]
+__all__ = [
+    "Equalize",
+    "FoldBatchNorm",
+    "Quantize",
+    "QuantizedBlock",
+    "ReestimateBatchNorm",
+]

@@ -143,6 +143,25 @@ def test_corrected_biases_leave_no_mean_error(name):
     assert better > min(c.output_sqnr_db for c in plain if c.changed)
 
 
+def test_in_static_int8_corrected_biases_leave_less_of_a_mean_error():
+    model, x = chain((6,), L.Dense(40)), data((6,), 128)
+    randomize(model)
+    kernel = to_numpy(model.layers[-1].kernel)
+    kernel[0, 0] = 30.0  # so that one scale for all is coarse
+    model.layers[-1].kernel.assign(kernel)
+    exact = outputs(model, x)
+
+    def mean_error(corrected):
+        choice = Quantize(
+            "int8-static", granularity="tensor", bias_correction=corrected
+        )
+        made, _ = choice.applied(model, x)
+        return np.abs((outputs(made, x) - exact).mean(0))[1:].mean()
+
+    assert mean_error(corrected=True) < 0.5 * mean_error(corrected=False)
+    np.testing.assert_array_equal(outputs(model, x), exact)
+
+
 def test_what_cannot_be_corrected_is_left_alone():
     model = chain((5, 8), L.Dense(4, use_bias=False), L.LSTM(3), L.Dense(2))
     x = data((5, 8), 8)

@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
 
 from kerasmem.backends import current
 from kerasmem.backends.shadow import shadow
+from kerasmem.compression.quantize.apply import quantize_weights
 from kerasmem.compression.quantize.repair.kernels import has_channels
 from kerasmem.compression.quantize.repair.side_by_side import (
     BATCH_SIZE,
@@ -23,9 +24,13 @@ from kerasmem.compression.quantize.repair.side_by_side import (
     quantized_pairs,
 )
 from kerasmem.files.data import input_batches
-from kerasmem.graph.layers import weights
+from kerasmem.graph.clone import clone
+from kerasmem.graph.layers import blocks, weights
 from kerasmem.graph.values import to_numpy
 from kerasmem.records import WeightChange
+
+if TYPE_CHECKING:
+    from kerasmem.compression.quantize.config import Quantize
 
 
 def correct_biases(
@@ -51,7 +56,7 @@ def correct_biases(
     for before, after in quantized_pairs(original, quantized):
         if id(before) in means:
             by = means[id(before)]
-            after.bias.assign(to_numpy(after.bias).astype(np.float64) + by)
+            _add(after.bias, by)
             told[id(before.bias)] = f"corrected by up to {np.abs(by).max():.2g}"
     return [
         replace(change, changed=True, detail=told[id(weight.variable)])
@@ -59,6 +64,31 @@ def correct_biases(
         else change
         for weight, change in zip(weights(original), changes, strict=True)
     ]
+
+
+def with_corrected_biases(model: Any, choice: "Quantize", data: Any) -> Any:
+    """Return a copy of a float model with biases for weights that are to be rounded.
+
+    Args:
+        model: a built model.
+        choice: how its weights are to be rounded.
+        data: samples in any form that `kerasmem.files.data` lists.
+
+    Raises:
+        DataError: if what comes out of a layer is not finite.
+        ModelError: if there is nothing to quantize.
+    """
+    rounded, made = clone(model), clone(model)
+    quantize_weights(rounded, choice)
+    means = _mean_shifts(model, rounded, data)
+    for before, after in zip(blocks(model), blocks(made), strict=True):
+        if id(before) in means:
+            _add(after.bias, means[id(before)])
+    return made
+
+
+def _add(bias: Any, by: np.ndarray) -> None:
+    bias.assign(to_numpy(bias).astype(np.float64) + by)
 
 
 def _mean_shifts(original: Any, quantized: Any, data: Any) -> dict[int, np.ndarray]:

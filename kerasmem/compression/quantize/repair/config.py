@@ -7,8 +7,11 @@ from kerasmem.compression.quantize.repair.equalize import NAME as EQUALIZE
 from kerasmem.compression.quantize.repair.equalize import equalize, without_relu6
 from kerasmem.compression.quantize.repair.fold import NAME as FOLD
 from kerasmem.compression.quantize.repair.fold import fold_batch_norm
+from kerasmem.compression.quantize.repair.reestimate import NAME as REESTIMATE
+from kerasmem.compression.quantize.repair.reestimate import reestimate
 from kerasmem.compression.technique import Technique
 from kerasmem.errors import ConfigError, ModelError
+from kerasmem.files.data import check_data
 from kerasmem.records import WeightChange
 
 
@@ -115,3 +118,51 @@ class Equalize(Technique):
         del data
         made = without_relu6(model) if self.replace_relu6 else model
         return made, equalize(made)
+
+
+@dataclass(frozen=True)
+class ReestimateBatchNorm(Technique):
+    """Gather the statistics of BatchNormalization anew, on the model as it is now.
+
+    After pruning, rounding or another step that changes what layers make; it takes
+    samples and no labels.
+
+    Args:
+        samples: most samples to look at, from 2.
+
+    Raises:
+        ConfigError: if there are too few samples.
+
+    Example:
+        >>> ReestimateBatchNorm(samples=256).to_json()
+        {'technique': 'reestimate_batch_norm', 'samples': 256}
+    """
+
+    _: KW_ONLY
+    samples: int = 512
+
+    name: ClassVar[str] = REESTIMATE
+    trains_on: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        count = self.samples
+        if not isinstance(count, int) or isinstance(count, bool) or count < 2:
+            raise ConfigError(
+                "The samples of ReestimateBatchNorm are a whole number from 2. "
+                f"Received: samples={count!r}."
+            )
+
+    def apply(self, model: Any, data: Any = None) -> list[WeightChange]:
+        """Gather the statistics of `model` on `data`, in place.
+
+        Raises:
+            ConfigError: if there is no data.
+            DataError: if the data does not fit the model, or something is not finite.
+            ModelError: if the model has no BatchNormalization.
+        """
+        if data is None:
+            raise ConfigError(
+                "Statistics are gathered on samples: give data=. Received: data=None."
+            )
+        check_data(model, data)
+        return reestimate(model, data, self.samples)

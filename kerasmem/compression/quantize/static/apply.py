@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from kerasmem.compression.quantize.activations import Calibration, calibrate
 from kerasmem.compression.quantize.activations.calls import flatten
+from kerasmem.compression.quantize.repair.bias import with_corrected_biases
 from kerasmem.compression.quantize.repair.fold import fold_batch_norm
 from kerasmem.compression.quantize.static.account import account
 from kerasmem.compression.quantize.static.build import Build
@@ -28,7 +29,8 @@ def quantize_static(
 ) -> tuple[Any, list[WeightChange]]:
     """Return a model that computes with int8 codes, and what became of every weight.
 
-    BatchNormalization is folded first, then the ranges are taken from samples.
+    BatchNormalization is folded first, biases are corrected if that is asked for, then
+    the ranges are taken from samples.
 
     Args:
         model: a built model with a graph; layers of it that stay float may be in the
@@ -52,6 +54,8 @@ def quantize_static(
     check_all_mean_one(model, everything, {"exclude": choice.exclude})
     excluded = {w.owner.name for w in everything if means(choice.exclude, w)}
     folded, folds = fold_batch_norm(model)
+    if choice.bias_correction:
+        folded = with_corrected_biases(folded, choice, data)
     how = Calibration(choice.calibration, samples=choice.calibration_samples)
     seen = calibrate(folded, data, how, calls=flatten(folded, split))
     made, changes = integer_model(
