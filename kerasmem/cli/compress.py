@@ -47,6 +47,12 @@ def add_to(commands: Any) -> None:
         metavar="SCHEME",
         help="of kernels: int8, int8-dynamic, int4, float16 or bfloat16",
     )
+    parser.add_argument(
+        "--recipe",
+        type=Path,
+        metavar="FILE",
+        help="steps from a JSON or YAML file, in place of the above",
+    )
     add_data(parser, required=False)
     parser.add_argument(
         "--fine-tune-epochs", type=at_least(0), default=0, metavar="N", help="on DATA"
@@ -126,7 +132,7 @@ def run(options: Namespace) -> Outcome:
 
     steps = _steps(options)
     _check(options)
-    model, train, test = _load(options)
+    model, train, test = _load(options, steps)
     say(f"compressing {options.model}, then measuring both models")
     with FitProgress("fine-tuning", progress_console()) as progress:
         result = compress(
@@ -152,6 +158,7 @@ def _steps(options: Namespace) -> list[Any]:
     from kerasmem.compression.channels import PruneChannels
     from kerasmem.compression.prune import Prune
     from kerasmem.compression.quantize import Quantize
+    from kerasmem.compression.recipe import read_recipe
 
     steps: list[Any] = []
     channels = _channels(options)
@@ -161,9 +168,17 @@ def _steps(options: Namespace) -> list[Any]:
         steps.append(Prune(options.prune, **_pruning(options)))
     if options.quantize is not None:
         steps.append(Quantize(options.quantize))
+    if options.recipe is not None:
+        if steps:
+            raise ConfigError(
+                "A recipe lists all steps. Received: --recipe beside "
+                f"{', '.join('--' + step.name.replace('_', '-') for step in steps)}."
+            )
+        return list(read_recipe(options.recipe))
     if not steps:
         raise ConfigError(
-            "There is nothing to do. Next: add --prune, --prune-channels or --quantize."
+            "There is nothing to do. Next: add --prune, --prune-channels, --quantize "
+            "or --recipe."
         )
     return steps
 
@@ -206,9 +221,10 @@ def _check(options: Namespace) -> None:
             raise ConfigError(f"{name} takes data. Next: add --data.")
 
 
-def _load(options: Namespace) -> tuple[Any, Any, Any]:
+def _load(options: Namespace, steps: list[Any]) -> tuple[Any, Any, Any]:
     """Return the model, the data to train on and the data to judge by, checked."""
     from kerasmem.cli.judging import check_judging, compile_for, split_to_judge
+    from kerasmem.compression.technique import TrainingStep
     from kerasmem.files import load_model
     from kerasmem.files.data import load_data
 
@@ -219,7 +235,8 @@ def _load(options: Namespace) -> tuple[Any, Any, Any]:
     train, test = loaded.train, loaded.test
     compile_for(model, options.loss, options.metrics)
     check_judging(model, train)
-    if test is None and options.fine_tune_epochs:
+    trains = any(isinstance(step, TrainingStep) for step in steps)
+    if test is None and (options.fine_tune_epochs or trains):
         train, test = split_to_judge(train)
     test = train if test is None else test
     check_judging(model, test)

@@ -11,9 +11,9 @@ import keras
 from kerasmem.backends.seeding import seeded
 from kerasmem.compression.judge import check_drop, check_max_drop
 from kerasmem.compression.measure import figures, file_bytes, latencies
+from kerasmem.compression.recipe import as_steps
 from kerasmem.compression.result import CompressionResult
 from kerasmem.compression.technique import Technique, TrainingStep
-from kerasmem.compression.techniques import as_steps
 from kerasmem.errors import ConfigError, DataError
 from kerasmem.files.data import check_data, fit_arguments, is_array_data, sample_count
 from kerasmem.files.load import load_model
@@ -25,7 +25,7 @@ BATCH_SIZE = 32
 
 def compress(  # noqa: PLR0913 - the public entry point, see the design
     model_or_path: Any,
-    steps: Technique | Sequence[Technique] | None = None,
+    steps: Technique | Sequence[Technique] | str | Path | None = None,
     *,
     data: Any = None,
     validation_data: Any = None,
@@ -45,7 +45,8 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
 
     Args:
         model_or_path: a built `keras.Model`, or the path of a `.keras` or `.h5` file.
-        steps: one technique or several.
+        steps: one technique or several, or the path of a recipe: a JSON or YAML file
+            that lists them, see `kerasmem.compression.recipe`.
         data: samples to fine-tune on: `(x, y)`, `(x, y, sample_weight)`, a
             `tf.data.Dataset`, a `keras.utils.PyDataset`.
         validation_data: samples to judge by; without them no metric is measured.

@@ -1,6 +1,5 @@
 """The one table of techniques, and their way to plain data and back."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from kerasmem.compression.channels import PruneChannels
@@ -49,19 +48,3 @@ def from_json(config: dict[str, Any]) -> Technique:
         return TECHNIQUES[name](**arguments)
     except TypeError as error:
         raise ConfigError(f"Wrong arguments for {name!r}: {error}.") from error
-
-
-def as_steps(steps: Technique | Sequence[Technique] | None) -> tuple[Technique, ...]:
-    """Return one or several techniques as a tuple.
-
-    Raises:
-        ConfigError: if there is none, or something else among them.
-    """
-    given = (steps,) if isinstance(steps, Technique) else tuple(steps or ())
-    wrong = [step for step in given if not isinstance(step, Technique)]
-    if wrong or not given:
-        raise ConfigError(
-            "The steps of compress are one or more techniques, such as "
-            f"[Prune(0.8), Quantize('int8')]. Received: steps={steps!r}."
-        )
-    return given

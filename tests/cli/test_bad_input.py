@@ -124,6 +124,8 @@ def test_reading_what_is_not_there_or_not_sound(broken, refused, line, message):
         ("-o out.keras --prune nan", "at least 0 and less than 1"),
         ("-o out.keras --quantize int3", "scheme='int3'"),
         ("-o out.keras", "There is nothing to do"),
+        ("-o out.keras --recipe none.yaml", "Cannot read the recipe 'none.yaml'"),
+        ("-o out.keras --recipe a.yaml --prune 0.5", "--recipe beside --prune"),
         ("-o out.txt --prune 0.5", "must end in .keras"),
         ("-o none/out.keras --prune 0.5", "There is no folder 'none'"),
         ("-o out.keras --prune 0.5 --report page.pdf", "must end in .html"),

@@ -107,6 +107,25 @@ def test_compress_removes_channels_as_it_was_told(folder, kerasmem):
     assert "Next: add --prune-channels." in call.err
 
 
+def test_compress_follows_a_recipe(folder, kerasmem):
+    Path("r.yaml").write_text(
+        "- {technique: prune, sparsity: 0.5}\n"
+        "- {technique: distill, epochs: 1}\n"
+        "- {technique: cluster, n: 8}\n"
+    )
+    call = kerasmem(
+        "compress model.keras -o small.keras --recipe r.yaml --data data.npz --json"
+    )
+    assert [step["technique"] for step in call.json["report"]["steps"]] == [
+        "prune",
+        "distill",
+        "cluster",
+    ]
+    kernel = keras.models.load_model("small.keras").get_layer("hidden").get_weights()[0]
+    assert len(np.unique(kernel)) <= 8
+    assert (kernel == 0).mean() >= 0.5
+
+
 def test_compress_measures_in_batches_of_the_size_it_was_told(folder, kerasmem):
     line = "compress model.keras -o small.keras --prune 0.5 --data data.npz --json"
     sizes = {

@@ -1,0 +1,99 @@
+"""Steps of a compression, given as techniques, as plain data or in a file."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from kerasmem.compression.technique import Technique
+from kerasmem.compression.techniques import from_json
+from kerasmem.errors import ConfigError
+
+_READERS = {".json": json.loads, ".yaml": yaml.safe_load, ".yml": yaml.safe_load}
+
+
+def as_steps(steps: Any) -> tuple[Technique, ...]:
+    """Return the techniques that `steps` means.
+
+    Args:
+        steps: a technique, a list of them, plain data in their place (a dict as
+            `Technique.to_json` gives it), or the path of a recipe.
+
+    Raises:
+        ConfigError: if there is none, or something else among them.
+    """
+    if isinstance(steps, (str, Path)):
+        return read_recipe(steps)
+    given = [steps] if isinstance(steps, (Technique, dict)) else steps
+    listed = isinstance(given, Sequence) and len(given) > 0
+    if not listed or not all(isinstance(step, (Technique, dict)) for step in given):
+        raise ConfigError(
+            "The steps of compress are one or more techniques, such as "
+            "[Prune(0.8), Quantize('int8')], or the path of a recipe. "
+            f"Received: steps={steps!r}."
+        )
+    return tuple(s if isinstance(s, Technique) else from_json(s) for s in given)
+
+
+def read_recipe(path: str | Path) -> tuple[Technique, ...]:
+    """Return the steps that a file lists.
+
+    The file is JSON or YAML: a list of steps, each the name of a `technique` with its
+    arguments, or the same under `steps`. Loading it runs nothing.
+
+    Raises:
+        ConfigError: if the file is not there or is no such list, with the number of a
+            step that is wrong.
+
+    Example:
+        A file `small.yaml`:
+
+            - {technique: prune, sparsity: 0.8}
+            - {technique: distill, epochs: 3}
+            - {technique: quantize, scheme: int8}
+    """
+    content = _content(Path(path))
+    if isinstance(content, dict) and set(content) == {"steps"}:
+        content = content["steps"]
+    if not isinstance(content, Sequence) or isinstance(content, str) or not content:
+        raise ConfigError(
+            "A recipe is a list of steps, such as {technique: prune, sparsity: 0.8}. "
+            f"Received: {str(path)!r} with {content!r}."
+        )
+    return tuple(_step(path, number, step) for number, step in enumerate(content, 1))
+
+
+def _content(path: Path) -> Any:
+    read = _READERS.get(path.suffix.lower())
+    if read is None:
+        raise ConfigError(
+            f"A recipe is a file that ends in {', '.join(_READERS)}. "
+            f"Received: {str(path)!r}."
+        )
+    try:
+        return read(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(
+            f"Cannot read the recipe {str(path)!r}: {error.strerror}."
+        ) from error
+    except (ValueError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(
+            f"The recipe {str(path)!r} is no {path.suffix[1:].upper()}: {reason}."
+        ) from error
+
+
+def _step(path: Any, number: int, step: Any) -> Technique:
+    if not isinstance(step, dict):
+        raise ConfigError(
+            f"Step {number} of the recipe {str(path)!r} names no technique. "
+            f"Received: {step!r}."
+        )
+    try:
+        return from_json(step)
+    except ConfigError as error:
+        raise ConfigError(
+            f"Step {number} of the recipe {str(path)!r}: {error}"
+        ) from error
