@@ -42,7 +42,7 @@ def mobile_net():
 
 
 def _normalized(x):
-    return L.ReLU()(L.BatchNormalization()(x))
+    return L.ReLU()(L.BatchNormalization(momentum=0.9)(x))
 
 
 def ill_scaled(model, seed):
