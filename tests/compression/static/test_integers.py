@@ -57,6 +57,9 @@ OPERATIONS = {
     "dense_rows": lambda: one((3, 7), L.Dense(4, activation="relu")),
     "dense_one": lambda: one((9,), L.Dense(1)),
     "batch_norm": normalization,
+    "normalization": lambda: one(
+        (4, 5, 3), L.Normalization(mean=[0.5, -1.0, 2.0], variance=[4.0, 0.5, 1.0])
+    ),
     "rescaling": lambda: one((5, 4), L.Rescaling(1 / 127.5, offset=-1)),
     "add": lambda: two(L.Add()),
     "add_relu": lambda: two(lambda pair: keras.ops.relu(pair[0] + pair[1])),
@@ -70,6 +73,8 @@ OPERATIONS = {
     "relu6": lambda: one((4, 3), L.Activation("relu6")),
     "sigmoid": lambda: one((4, 3), L.Activation("sigmoid"), L.Reshape((12,))),
     "tanh": lambda: one((4, 3), keras.ops.tanh, L.Flatten()),
+    "silu": lambda: one((7, 7, 3), L.Conv2D(4, 3, activation="silu")),
+    "silu_alone": lambda: one((4, 3), L.Activation("swish")),
     "pad": lambda: one((4, 4, 2), L.ZeroPadding2D(((1, 0), (2, 3)))),
     "reshape": lambda: one((4, 3, 2), L.Reshape((2, 12)), L.Flatten()),
 }

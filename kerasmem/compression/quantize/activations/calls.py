@@ -9,8 +9,12 @@ import keras
 
 from kerasmem.graph.nodes import nodes_in_order, own_graph
 
-Split = Callable[[Any], Sequence[tuple[str, Any]] | None]
-"""Returns the layers, with what follows their names, that compute what one does."""
+Part = tuple[str, Any, tuple[int, ...]]
+"""What follows a name, a layer, and what it takes: places in the list of the input and
+the outputs of the parts before it."""
+
+Split = Callable[[Any], Sequence[Part] | None]
+"""Returns the layers that compute what one does."""
 
 
 @dataclass(frozen=True)
@@ -119,22 +123,25 @@ class _Pass:
         return list(numbers)
 
     def _parts(
-        self,
-        parts: Sequence[tuple[str, Any]],
-        node: Any,
-        name: str,
-        taken: tuple[int, ...],
+        self, parts: Sequence[Part], node: Any, name: str, taken: tuple[int, ...]
     ) -> list[int]:
-        tensor = node.arguments.keras_tensors[0]
-        for suffix, layer in parts:
-            (before,) = taken
-            tensor = layer.compute_output_spec(tensor)
-            taken = (self.number(tensor, name + suffix),)
+        results = list(taken)
+        for suffix, layer, places in parts:
+            inputs = tuple(results[place] for place in places)
+            tensors = [self.tensors[number][0] for number in inputs]
+            tensor = layer.compute_output_spec(_one_or_all(tensors))
+            output = self.number(tensor, name + suffix)
 
-            def arguments(values: dict[int, Any], number: int = before) -> Any:
-                return (values[number],), {}
+            def arguments(values: dict[int, Any], numbers: tuple = inputs) -> Any:
+                return (_one_or_all([values[number] for number in numbers]),), {}
 
-            self.calls.append(
-                Call(name + suffix, layer, node.operation, (before,), taken, arguments)
+            made = Call(
+                name + suffix, layer, node.operation, inputs, (output,), arguments
             )
-        return list(taken)
+            self.calls.append(made)
+            results.append(output)
+        return results[-1:]
+
+
+def _one_or_all(tensors: list[Any]) -> Any:
+    return tensors[0] if len(tensors) == 1 else tensors

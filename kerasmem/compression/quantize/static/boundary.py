@@ -12,6 +12,11 @@ from kerasmem.compression.quantize.static.codes import LEAST, MOST
 class ToCodes(IntegerLayer):
     """Rounds floats to int8 codes."""
 
+    def compute_output_spec(self, inputs: Any) -> Any:
+        """Return the shape of the inputs, in int8."""
+        # Not by tracing: some operations of Keras say that they give sparse tensors.
+        return keras.KerasTensor(inputs.shape, dtype="int8")
+
     def call(self, inputs: Any) -> Any:
         """Return int8 codes of floats; what is outside of the range gets its end."""
         ops, codes = keras.ops, self.output_codes

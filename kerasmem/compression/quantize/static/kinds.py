@@ -104,7 +104,8 @@ def _why_no_pair(_: Any, tensors: Sequence[Any]) -> str | None:
 
 def _why_no_affine(layer: Any, tensors: Sequence[Any]) -> str | None:
     rank = len(tensors[0].shape)
-    if getattr(layer, "axis", -1) not in (-1, rank - 1):
+    axis = getattr(layer, "axis", -1)
+    if axis not in (-1, rank - 1, (-1,), (rank - 1,)):
         return "scales along another axis than the last"
     if None in tensors[0].shape[1:]:
         return "takes tensors of an open size"
@@ -176,7 +177,9 @@ _MULTIPLY = Kind(_plain(ours.IntegerMultiply), _why_no_pair, takes_relu=True)
 _AFFINE = Kind(_affine, _why_no_affine, takes_relu=True, weights=_affine_weights)
 _RELU = Kind(
     _plain(ours.IntegerReLU),
-    lambda operation, _: None if activation_of(operation) in RELU else "is no ReLU",
+    lambda operation, _: (
+        None if activation_of(operation) in RELU else "has no form in int8"
+    ),
 )
 _MOVES = Kind(None, keeps=True)
 _TABLES = {

@@ -1,10 +1,10 @@
 """Layers that do several things, taken apart into layers that do one each."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import keras
 
+from kerasmem.compression.quantize.activations.calls import Part
 from kerasmem.compression.quantize.static.base import RELU
 from kerasmem.graph.channels.kind import kind
 from kerasmem.graph.values import to_numpy
@@ -15,27 +15,30 @@ _OPERATIONS = {
     "ops.Relu": "relu",
     "ops.Relu6": "relu6",
     "ops.Sigmoid": "sigmoid",
+    "ops.Silu": "silu",
     "ops.Tanh": "tanh",
 }
 
 
-def split(layer: Any) -> Sequence[tuple[str, Any]] | None:
+def split(layer: Any) -> list[Part] | None:
     """Return the layers that compute what one does, None for one that stays whole.
 
     A convolution or Dense with an activation other than ReLU becomes one without and
-    the activation; a separable convolution its two convolutions.
-
-    Returns:
-        Pairs of what follows the name of the layer, and a layer; the new layers have
-        copies of its weights.
+    the activation; a separable convolution its two convolutions; SiLU the product of
+    its input and a sigmoid of it. New layers have copies of the weights.
     """
     if type(layer) is L.SeparableConv2D:
         return _separable(layer)
+    if kind(layer) in ("layers.Activation", "ops.Silu"):
+        return _silu(layer) if activation_of(layer) == "silu" else None
     if type(layer) not in (L.Conv2D, L.DepthwiseConv2D, L.Dense):
         return None
     if activation_of(layer) in (None, *RELU):
         return None
-    return [("/linear", _without_activation(layer)), ("", _activation(layer))]
+    linear = ("/linear", _without_activation(layer), (-1,))
+    if activation_of(layer) == "silu":
+        return [linear, *_silu(layer)]
+    return [linear, ("", _activation(layer), (-1,))]
 
 
 def activation_of(layer: Any) -> str | None:
@@ -75,7 +78,14 @@ def _activation(layer: Any) -> Any:
     return L.Activation(function, name=layer.name, dtype=layer.dtype_policy)
 
 
-def _separable(layer: Any) -> Sequence[tuple[str, Any]]:
+def _silu(layer: Any) -> list[Part]:
+    policy = {"dtype": layer.dtype_policy} if isinstance(layer, L.Layer) else {}
+    sigmoid = L.Activation("sigmoid", name=f"{layer.name}_sigmoid", **policy)
+    both = L.Multiply(name=layer.name, **policy)
+    return [("/sigmoid", sigmoid, (-1,)), ("", both, (-2, -1))]
+
+
+def _separable(layer: Any) -> list[Part]:
     shared = {"dtype": layer.dtype_policy, "data_format": layer.data_format}
     first = L.DepthwiseConv2D(
         layer.kernel_size,
@@ -100,5 +110,5 @@ def _separable(layer: Any) -> Sequence[tuple[str, Any]]:
     for new, old in zip(second.weights, [pointwise, *bias], strict=True):
         new.assign(old)
     parts = split(second)
-    after = [("", second)] if parts is None else parts
-    return [("/depthwise", first), *after]
+    after = [("", second, (-1,))] if parts is None else parts
+    return [("/depthwise", first, (-1,)), *after]
