@@ -162,6 +162,28 @@ def test_in_static_int8_corrected_biases_leave_less_of_a_mean_error():
     np.testing.assert_array_equal(outputs(model, x), exact)
 
 
+def test_in_static_int8_outputs_are_compared_with_those_of_the_float_model():
+    model = chain(
+        (6, 6, 2), L.Conv2D(3, 3, name="conv"), L.BatchNormalization(), L.ReLU(),
+        L.Flatten(), L.Dense(4, name="head"),
+    )  # fmt: skip
+    randomize(model)
+    x = data((6, 6, 2), 60)
+    made, changes = Quantize("int8-static").applied(model, x)
+    exact = outputs(model, x)
+    expected = decibels(exact, outputs(made, x))
+    found = {c.weight: c.output_sqnr_db for c in changes if c.technique == "quantize"}
+    assert found["head/kernel"] == pytest.approx(expected, rel=1e-3)
+    after_relu = keras.Model(model.inputs, model.get_layer(index=3).output)
+    rounded = keras.Model(made.inputs, made.get_layer("conv").output)
+    codes = made.get_layer("conv").output_codes
+    values = (outputs(rounded, x) - codes.zero_point) * codes.scale
+    assert found["conv/kernel"] == pytest.approx(
+        decibels(outputs(after_relu, x), values), rel=1e-3
+    )
+    assert expected > 20
+
+
 def test_what_cannot_be_corrected_is_left_alone():
     model = chain((5, 8), L.Dense(4, use_bias=False), L.LSTM(3), L.Dense(2))
     x = data((5, 8), 8)

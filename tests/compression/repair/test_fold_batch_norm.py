@@ -32,10 +32,12 @@ def with_statistics(model, seed=0):
     random = np.random.default_rng(seed)
     for norm in norms(model):
         count = norm.moving_mean.shape[0]
-        for variable in (norm.gamma, norm.moving_variance):
-            variable.assign(random.uniform(0.5, 1.5, count))
-        for variable in (norm.beta, norm.moving_mean):
-            variable.assign(0.3 * random.normal(size=count))
+        norm.moving_mean.assign(0.3 * random.normal(size=count))
+        norm.moving_variance.assign(random.uniform(0.5, 1.5, count))
+        if norm.scale:
+            norm.gamma.assign(random.uniform(0.5, 1.5, count))
+        if norm.center:
+            norm.beta.assign(0.3 * random.normal(size=count))
     return model
 
 

@@ -118,7 +118,7 @@ def calibrate(
         seen.setdefault(name, _Seen(choice)).add(values)
 
     with current().inference():
-        for batch in _batches(model, data, choice):
+        for batch in flat_batches(model, data, choice):
             count += len(batch[0])
             alike.add(batch)
             tensors = [keras.ops.convert_to_tensor(array) for array in batch]
@@ -180,7 +180,9 @@ class _Alike:
             self.holds = all(bool((array == first).all()) for array, first in pairs)
 
 
-def _batches(model: Any, data: Any, choice: Calibration) -> Iterator[list[np.ndarray]]:
+def flat_batches(
+    model: Any, data: Any, choice: Calibration
+) -> Iterator[list[np.ndarray]]:
     """Yield an array per input of the model, batch by batch."""
     left = choice.samples
     if is_array_data(data):

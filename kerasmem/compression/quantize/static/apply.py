@@ -9,6 +9,8 @@ from kerasmem.compression.quantize.repair.bias import with_corrected_biases
 from kerasmem.compression.quantize.repair.fold import fold_batch_norm
 from kerasmem.compression.quantize.static.account import account
 from kerasmem.compression.quantize.static.build import Build
+from kerasmem.compression.quantize.static.output_error import Pair
+from kerasmem.compression.quantize.static.plan import Plan
 from kerasmem.compression.quantize.static.planning import Stays, make_plan
 from kerasmem.compression.quantize.static.split import split
 from kerasmem.compression.regular_expressions import check_all_mean_one, means
@@ -58,12 +60,14 @@ def quantize_static(
         folded = with_corrected_biases(folded, choice, data)
     how = Calibration(choice.calibration, samples=choice.calibration_samples)
     seen = calibrate(folded, data, how, calls=flatten(folded, split))
-    made, changes = integer_model(
+    made, plan, layers = _built(
         folded,
         {each.tensor: (each.low, each.high) for each in seen},
         choice.granularity,
         lambda layer: "is excluded" if layer.name in excluded else None,
     )
+    pair = Pair(folded, plan, layers, made)
+    changes = pair.with_output_error(account(folded, plan, layers), data)
     return made, [change for change in folds if change.changed] + changes
 
 
@@ -87,6 +91,14 @@ def integer_model(
         ModelError: if the model has no graph, nothing to quantize, or NaN or infinity
             in its weights.
     """
+    made, plan, layers = _built(model, ranges, granularity, stays)
+    return made, account(model, plan, layers)
+
+
+def _built(
+    model: Any, ranges: Ranges, granularity: str, stays: Stays
+) -> tuple[Any, Plan, dict[str, Any]]:
+    """Return the new model, what became of the calls, and the layers by their names."""
     _check_graph(model)
     calls = flatten(model, split)
     plan = make_plan(calls, stays)
@@ -96,8 +108,7 @@ def integer_model(
             "layers has a form in int8, or all are excluded."
         )
     build = Build(model, plan, plan.codes(ranges), granularity)
-    made = build.run()
-    return made, account(model, plan, build.layers)
+    return build.run(), plan, build.layers
 
 
 def _check_graph(model: Any) -> None:

@@ -1,0 +1,110 @@
+"""How far integer layers are from the float ones, on data."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import keras
+import numpy as np
+
+from kerasmem.backends import current
+from kerasmem.backends.shadow import shadow
+from kerasmem.compression.quantize.activations import Calibration
+from kerasmem.compression.quantize.activations.calibrate import flat_batches
+from kerasmem.compression.quantize.activations.walk import walk_calls
+from kerasmem.compression.quantize.math import decibels
+from kerasmem.compression.quantize.static.plan import Plan
+from kerasmem.compression.quantize.static.product import IntegerProduct
+from kerasmem.graph.layers import weights
+from kerasmem.graph.nodes import own_graph
+from kerasmem.graph.values import to_numpy
+from kerasmem.records import WeightChange
+
+SAMPLES = Calibration(samples=128)
+"""What to look at, and how many at a time."""
+
+
+class Pair:
+    """A float model and the one of integers that was made of it.
+
+    Args:
+        model: the float model.
+        plan: what became of its calls.
+        layers: the new layers by the names of calls.
+        made: the new model.
+    """
+
+    def __init__(
+        self, model: Any, plan: Plan, layers: dict[str, Any], made: Any
+    ) -> None:
+        self._model, self._plan, self._made = model, plan, made
+        self._layers = {
+            name: layer
+            for name, layer in layers.items()
+            if isinstance(layer, IntegerProduct)
+        }
+        self._sums = {name: np.zeros(2) for name in self._layers}
+
+    def with_output_error(
+        self, changes: list[WeightChange], data: Any
+    ) -> list[WeightChange]:
+        """Return changes that tell what layers make of the samples, as a ratio in dB.
+
+        Both models are given the samples, so that the figure has in it what the layers
+        before lost.
+
+        Args:
+            changes: those of the weights of the float model come first, in order.
+            data: samples in any form that `kerasmem.files.data` lists; the first 128
+                are taken, batch by batch.
+        """
+        with current().inference():
+            for batch in flat_batches(self._model, data, SAMPLES):
+                self._compare([keras.ops.convert_to_tensor(x) for x in batch])
+        sums: dict[int, np.ndarray] = {}
+        for call in self._plan.calls.calls:
+            if call.name in self._sums:
+                before = sums.get(id(call.layer), np.zeros(2))
+                sums[id(call.layer)] = before + self._sums[call.name]
+        ratios = {layer: decibels(*both.tolist()) for layer, both in sums.items()}
+        measured = [
+            replace(change, output_sqnr_db=ratios.get(id(weight.block)))
+            if change.changed
+            else change
+            for weight, change in zip(weights(self._model), changes, strict=False)
+        ]
+        return measured + changes[len(measured) :]
+
+    def _compare(self, inputs: list[Any]) -> None:
+        codes: dict[str, np.ndarray] = {}
+        with ExitStack() as hooks:
+            for name, layer in self._layers.items():
+                hooks.callback(shadow(layer, "call", partial(_kept, codes, name)))
+            self._made(keras.tree.pack_sequence_as(own_graph(self._made).input, inputs))
+        names = self._plan.calls.names
+        wanted = {names[self._plan.steps[name].output]: name for name in codes}
+
+        def see(tensor: str, value: Any) -> None:
+            if tensor in wanted:
+                name = wanted[tensor]
+                exact = to_numpy(value).astype(np.float64)
+                of = self._layers[name].output_codes
+                steps = codes.pop(name).astype(np.float64) - of.zero_point
+                apart = exact - of.scale * steps
+                self._sums[name] += np.square(exact).sum(), np.square(apart).sum()
+
+        walk_calls(self._plan.calls, inputs, see)
+
+
+def _kept(
+    codes: dict[str, np.ndarray],
+    name: str,
+    original: Callable[..., Any],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    outputs = original(*args, **kwargs)
+    codes[name] = to_numpy(outputs)
+    return outputs
