@@ -6,6 +6,7 @@ from kerasmem.compression.cluster import Cluster
 from kerasmem.compression.compress import compress
 from kerasmem.compression.distill import Distill, Distiller, distill
 from kerasmem.compression.distill import names as distillation
+from kerasmem.compression.factorize import Factorize
 from kerasmem.compression.prune import Prune
 from kerasmem.compression.quantize import (
     Equalize,
@@ -28,6 +29,7 @@ __all__ = [
     "Distill",
     "Distiller",
     "Equalize",
+    "Factorize",
     "FoldBatchNorm",
     "Prune",
     "PruneChannels",

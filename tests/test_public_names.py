@@ -21,6 +21,7 @@ def test_the_public_names_are_these_and_all_of_them_are_there():
             "Distill",
             "Distiller",
             "Equalize",
+            "Factorize",
             "FoldBatchNorm",
             "Prune",
             "PruneChannels",

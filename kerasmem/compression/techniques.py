@@ -5,6 +5,7 @@ from typing import Any
 from kerasmem.compression.channels import PruneChannels
 from kerasmem.compression.cluster import Cluster
 from kerasmem.compression.distill import Distill
+from kerasmem.compression.factorize import Factorize
 from kerasmem.compression.prune import Prune
 from kerasmem.compression.quantize import (
     Equalize,
@@ -22,6 +23,7 @@ TECHNIQUES: dict[str, type[Technique]] = {
     "equalize": Equalize,
     "reestimate_batch_norm": ReestimateBatchNorm,
     "quantize": Quantize,
+    "factorize": Factorize,
     "cluster": Cluster,
     "distill": Distill,
 }

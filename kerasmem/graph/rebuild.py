@@ -30,6 +30,11 @@ class Rewrite:
         del node
         return None
 
+    def replacement(self, node: Any) -> Any | None:
+        """Return a new layer for the operation's place, None to make it anew."""
+        del node
+        return None
+
     def arguments(self, node: Any, args: Sequence[Any]) -> Sequence[Any]:
         """Return the positional arguments of a call in the new graph.
 
@@ -129,6 +134,9 @@ class Rebuild:
 
     def _made(self, node: Any) -> Any:
         old = node.operation
+        other = self._rewrite.replacement(node)
+        if other is not None:
+            return other
         try:
             changes = self._rewrite.config(node)
             if changes is not None:

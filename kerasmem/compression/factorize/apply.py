@@ -1,0 +1,126 @@
+"""The model anew, with chains of thin layers in the place of thick ones."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kerasmem.compression.factorize.chains import Chain, chain, why_not
+from kerasmem.compression.noise import decibels
+from kerasmem.compression.regular_expressions import check_all_mean_one, means
+from kerasmem.errors import ModelError
+from kerasmem.graph.clone import compile_as
+from kerasmem.graph.kernels import is_kernel
+from kerasmem.graph.layers import Weight, weights
+from kerasmem.graph.nodes import nodes_in_order, own_graph
+from kerasmem.graph.rebuild import Rebuild, Rewrite
+from kerasmem.graph.values import to_numpy
+from kerasmem.records import WeightChange
+
+if TYPE_CHECKING:
+    from kerasmem.compression.factorize.config import Factorize
+
+
+def factorize(model: Any, choice: "Factorize") -> tuple[Any, list[WeightChange]]:
+    """Return a model of thinner layers, and what became of every weight.
+
+    The model that is handed in is not touched.
+
+    Raises:
+        ModelError: if nothing in the model becomes smaller by it.
+        ConfigError: if a pattern matches no weight.
+    """
+    everything = list(weights(model))
+    patterns = {"include": choice.include, "exclude": choice.exclude}
+    check_all_mean_one(model, everything, patterns)
+    in_graph = {id(layer) for layer in _layers(model)}
+    chains: dict[int, Chain] = {}
+    reasons: dict[int, str] = {}
+    for weight in everything:
+        reason = _why_not(weight, choice, in_graph)
+        if reason is None:
+            found = chain(weight.owner, choice)
+            if found.size < weight.size:
+                chains[id(weight.owner)] = found
+                continue
+            reason = "would have as many weights or more"
+        reasons[id(weight.variable)] = reason
+    if not chains:
+        raise ModelError(
+            f"The model {model.name!r} has nothing to factorize: of its "
+            f"{len(everything)} weights none is a kernel in its graph that becomes "
+            f"smaller. Received: {choice.to_json()}. Next: keep less of the rank."
+        )
+    smaller = Rebuild(_Thinner(chains)).run(model)
+    compile_as(smaller, model)
+    return smaller, [_told(weight, chains, reasons) for weight in everything]
+
+
+class _Thinner(Rewrite):
+    """Chains in the place of layers."""
+
+    def __init__(self, chains: dict[int, Chain]) -> None:
+        self._chains = chains
+
+    def replacement(self, node: Any) -> Any | None:
+        found = self._chains.get(id(node.operation))
+        return None if found is None else found.layer(node.operation.name)
+
+    def values(self, old: Any, new: Any) -> Iterable[tuple[Any, Any]]:
+        found = self._chains.get(id(old))
+        if found is None:
+            return super().values(old, new)
+        values = [
+            (layer.kernel, kernel)
+            for layer, kernel in zip(new.layers, found.kernels, strict=True)
+        ]
+        if old.bias is not None:
+            values.append((new.layers[-1].bias, to_numpy(old.bias)))
+        return values
+
+
+def _layers(model: Any) -> list[Any]:
+    """Return the operations that graphs call, those of nested models among them."""
+    graph = own_graph(model)
+    if graph is None:
+        return []
+    called = [node.operation for node in nodes_in_order(graph)]
+    return [*called, *(inner for one in called for inner in _layers(one))]
+
+
+def _why_not(weight: Weight, choice: "Factorize", in_graph: set[int]) -> str | None:
+    if not is_kernel(weight):
+        return "is no kernel"
+    if id(weight.owner) not in in_graph:
+        return "is inside of a layer, which would need another layer in its place"
+    if means(choice.exclude, weight):
+        return "is excluded"
+    if choice.include and not means(choice.include, weight):
+        return "is not included"
+    if not np.isfinite(to_numpy(weight.variable)).all():
+        return "has entries that are NaN or infinite"
+    return why_not(weight.owner)
+
+
+def _told(
+    weight: Weight, chains: dict[int, Chain], reasons: dict[int, str]
+) -> WeightChange:
+    found = chains.get(id(weight.owner))
+    changed = found is not None and id(weight.variable) not in reasons
+    after, noise = weight.nbytes, None
+    detail = reasons.get(id(weight.variable), "")
+    if found is not None and changed:
+        shapes = [str(tuple(kernel.shape)) for kernel in found.kernels]
+        detail = f"now {' and '.join(shapes)}, {found.energy:.1%} of its energy"
+        after = weight.nbytes * found.size // weight.size
+        noise = decibels(1.0, 1.0 - found.energy)
+    return WeightChange(
+        layer=weight.block.name,
+        weight=weight.path,
+        technique="factorize",
+        changed=changed,
+        detail=detail,
+        before_bytes=weight.nbytes,
+        after_bytes=after,
+        sqnr_db=noise,
+    )

@@ -1,0 +1,224 @@
+"""The thin layers that take the place of one layer, and their kernels.
+
+Max Jaderberg, Andrea Vedaldi, Andrew Zisserman: Speeding up Convolutional Neural
+Networks with Low Rank Expansions, 2014 (rows, then columns). Yong-Deok Kim et al.:
+Compression of Deep Convolutional Neural Networks for Fast and Low Power Mobile
+Applications, 2016 (Tucker-2).
+"""
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+from keras import layers
+
+from kerasmem.compression.factorize.decompose import directions, factors, rank_for
+from kerasmem.graph.values import to_numpy
+
+if TYPE_CHECKING:
+    from kerasmem.compression.factorize.config import Factorize
+
+METHODS = ("spatial", "tucker", "channel")
+_CONVOLUTIONS = (layers.Conv1D, layers.Conv2D, layers.Conv3D)
+_POINTWISE = {
+    "kernel_size": 1,
+    "strides": 1,
+    "dilation_rate": 1,
+    "padding": "valid",
+}
+
+
+@dataclass(frozen=True)
+class Chain:
+    """What takes the place of a layer.
+
+    Args:
+        configs: of the new layers, the first to the last, which has the bias and the
+            activation; each beside its class.
+        kernels: one for each.
+        energy: share of the sum of squares of the layer's kernel that is in them.
+    """
+
+    configs: tuple[tuple[type, dict[str, Any]], ...]
+    kernels: tuple[np.ndarray, ...]
+    energy: float
+
+    @property
+    def size(self) -> int:
+        """Entries of all kernels."""
+        return sum(kernel.size for kernel in self.kernels)
+
+    def layer(self, name: str) -> Any:
+        """Return the layers as one, which its first call builds."""
+        made = [kind.from_config(config) for kind, config in self.configs]
+        return keras.Sequential(made, name=name)
+
+
+def why_not(layer: Any) -> str | None:
+    """Return why a layer has no factors, None if it may have."""
+    if type(layer) not in (layers.Dense, layers.EinsumDense, *_CONVOLUTIONS):
+        return "is not of a Dense, EinsumDense or Conv layer"
+    if not keras.backend.is_float_dtype(layer.kernel.dtype):
+        return f"is {layer.kernel.dtype} already"
+    if getattr(layer, "groups", 1) > 1:
+        return "is of a convolution in groups"
+    if type(layer) is layers.EinsumDense and _letters(layer) is None:
+        return "has axes that are neither summed over nor new in the output"
+    return None
+
+
+def chain(layer: Any, choice: "Factorize") -> Chain:
+    """Return the factors of a layer, of the ranks that were chosen."""
+    kernel = to_numpy(layer.kernel).astype("float64")
+    if type(layer) is layers.Dense:
+        return _dense(layer, kernel, choice)
+    if type(layer) is layers.EinsumDense:
+        return _einsum(layer, kernel, choice)
+    spatial = kernel.shape[:-2]
+    if choice.method == "spatial" and len(spatial) == 2 and max(spatial) > 1:
+        return _rows_and_columns(layer, kernel, choice)
+    if choice.method == "tucker" and max(spatial) > 1:
+        return _tucker(layer, kernel, choice)
+    return _channels(layer, kernel, choice)
+
+
+def _dense(layer: Any, kernel: np.ndarray, choice: "Factorize") -> Chain:
+    left, right, energy = _two(kernel, choice)
+    return Chain(
+        (
+            (layers.Dense, _first(layer, units=left.shape[1])),
+            (layers.Dense, _last(layer)),
+        ),
+        (left, right),
+        energy,
+    )
+
+
+def _einsum(layer: Any, kernel: np.ndarray, choice: "Factorize") -> Chain:
+    inputs, output, summed, new = _letters(layer) or ("", "", "", "")
+    names = layer.equation.replace(" ", "").split("->")[0].split(",")[1]
+    order = [names.index(letter) for letter in summed + new]
+    arranged = np.transpose(kernel, order)
+    shape, split = arranged.shape, len(summed)
+    left, right, energy = _two(arranged.reshape(math.prod(shape[:split]), -1), choice)
+    rank = left.shape[1]
+    rest = "".join(letter for letter in inputs if letter not in summed)
+    hidden = next(c for c in "zyxwvutsrqponm" if c not in layer.equation)
+    known = "." in rest
+    open_axes = [] if known else [None] * (len(rest) - 1)
+    first = _first(
+        layer,
+        equation=f"{inputs},{summed}{hidden}->{rest}{hidden}",
+        output_shape=(*open_axes, rank),
+        bias_axes=None,
+    )
+    last = _last(layer) | {"equation": f"{rest}{hidden},{hidden}{new}->{output}"}
+    return Chain(
+        ((layers.EinsumDense, first), (layers.EinsumDense, last)),
+        (
+            left.reshape(*shape[:split], rank),
+            right.reshape(rank, *shape[split:]),
+        ),
+        energy,
+    )
+
+
+def _letters(layer: Any) -> tuple[str, str, str, str] | None:
+    """Return the axes of input and output, and those summed over and new; or None."""
+    given, output = layer.equation.replace(" ", "").split("->")
+    inputs, kernel = given.split(",")
+    summed = "".join(c for c in kernel if c not in output)
+    new = "".join(c for c in kernel if c not in inputs)
+    whole = len(summed) + len(new) == len(kernel)
+    leads = "." not in inputs or inputs.startswith("...")
+    return (inputs, output, summed, new) if whole and leads and new else None
+
+
+def _rows_and_columns(layer: Any, kernel: np.ndarray, choice: "Factorize") -> Chain:
+    height, width, inputs, outputs = kernel.shape
+    matrix = kernel.transpose(0, 2, 1, 3).reshape(height * inputs, width * outputs)
+    left, right, energy = _two(matrix, choice)
+    rank = left.shape[1]
+    (row_step, column_step), (row_gap, column_gap) = layer.strides, layer.dilation_rate
+    first = _first(
+        layer,
+        filters=rank,
+        kernel_size=(height, 1),
+        strides=(row_step, 1),
+        dilation_rate=(row_gap, 1),
+    )
+    last = _last(layer) | {
+        "kernel_size": (1, width),
+        "strides": (1, column_step),
+        "dilation_rate": (1, column_gap),
+    }
+    return Chain(
+        ((layers.Conv2D, first), (layers.Conv2D, last)),
+        (
+            left.reshape(height, 1, inputs, rank),
+            right.reshape(rank, 1, width, outputs).transpose(1, 2, 0, 3),
+        ),
+        energy,
+    )
+
+
+def _channels(layer: Any, kernel: np.ndarray, choice: "Factorize") -> Chain:
+    *window, outputs = kernel.shape
+    left, right, energy = _two(kernel.reshape(-1, outputs), choice)
+    rank = left.shape[1]
+    first = _first(layer, filters=rank)
+    return Chain(
+        ((type(layer), first), (type(layer), _last(layer) | _POINTWISE)),
+        (left.reshape(*window, rank), _in_window(right, layer)),
+        energy,
+    )
+
+
+def _tucker(layer: Any, kernel: np.ndarray, choice: "Factorize") -> Chain:
+    inputs, outputs = kernel.shape[-2:]
+    by_input = np.moveaxis(kernel, -2, 0).reshape(inputs, -1)
+    by_output = np.moveaxis(kernel, -1, 0).reshape(outputs, -1)
+    entry, leave = (
+        directions(m, rank_for(m, choice.rank_ratio, choice.energy))
+        for m in (by_input, by_output)
+    )
+    core = np.einsum("...io,ir,os->...rs", kernel, entry, leave)
+    kind = type(layer)
+    reduce = _first(layer, filters=entry.shape[1]) | _POINTWISE
+    middle = _first(layer, filters=leave.shape[1]) | {"name": "middle"}
+    return Chain(
+        ((kind, reduce), (kind, middle), (kind, _last(layer) | _POINTWISE)),
+        (_in_window(entry, layer), core, _in_window(leave.T, layer)),
+        _share(np.square(core).sum(), kernel),
+    )
+
+
+def _two(
+    matrix: np.ndarray, choice: "Factorize"
+) -> tuple[np.ndarray, np.ndarray, float]:
+    left, right = factors(matrix, rank_for(matrix, choice.rank_ratio, choice.energy))
+    sizes = np.square(left).sum(axis=0)  # the singular values
+    return left, right, _share(np.square(sizes).sum(), matrix)
+
+
+def _share(kept: float, kernel: np.ndarray) -> float:
+    total = np.square(kernel).sum()
+    return float(min(1.0, kept / total)) if total else 1.0
+
+
+def _first(layer: Any, **changed: Any) -> dict[str, Any]:
+    """Return the config of a layer that only multiplies."""
+    plain = {"activation": None, "bias_regularizer": None, "bias_constraint": None}
+    has_flag = "use_bias" in layer.get_config()
+    no_bias = {"use_bias": False} if has_flag else {}
+    return layer.get_config() | plain | no_bias | {"name": "first"} | changed
+
+
+def _last(layer: Any) -> dict[str, Any]:
+    return layer.get_config() | {"name": "last"}
+
+
+def _in_window(matrix: np.ndarray, layer: Any) -> np.ndarray:
+    return matrix.reshape(*[1] * len(layer.kernel_size), *matrix.shape)

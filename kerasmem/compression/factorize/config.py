@@ -1,0 +1,93 @@
+"""The choice of how far kernels are factorized."""
+
+from dataclasses import KW_ONLY, asdict, dataclass
+from typing import Any, ClassVar
+
+from kerasmem.compression.factorize.apply import factorize
+from kerasmem.compression.factorize.chains import METHODS
+from kerasmem.compression.regular_expressions import regular_expressions
+from kerasmem.compression.technique import Technique
+from kerasmem.errors import ConfigError
+from kerasmem.records import WeightChange
+
+
+@dataclass(frozen=True)
+class Factorize(Technique):
+    """Put two or three small layers in the place of one with a large kernel.
+
+    The kernels' product is the nearest of its rank to the kernel that was. Fewer
+    weights, in the file and in RAM, and fewer multiplications; the result is plain
+    Keras. Dense, EinsumDense and convolutions of the model's graph are factorized
+    where that saves weights.
+
+    Args:
+        rank_ratio: share of the rank of every kernel that stays, in (0, 1].
+        energy: in place of it: share of a kernel's sum of squares that stays.
+        method: for convolutions: `"spatial"`, rows, then columns (2-D; others as by
+            channel); `"tucker"`, fewer channels in, fewer out; `"channel"`, fewer
+            channels out, then all of them at one place.
+        include: regular expressions; only a kernel whose path holds one is
+            factorized, or whose layer is of a class of that name.
+        exclude: likewise; such a kernel is left alone.
+
+    Raises:
+        ConfigError: if a value is out of its range.
+
+    Example:
+        >>> Factorize(0.25).to_json()["method"]
+        'spatial'
+    """
+
+    rank_ratio: float | None = None
+    _: KW_ONLY
+    energy: float | None = None
+    method: str = "spatial"
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+
+    name: ClassVar[str] = "factorize"
+    trains_on: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        given = [v for v in (self.rank_ratio, self.energy) if v is not None]
+        if len(given) != 1 or not _is_share(given[0]):
+            raise ConfigError(
+                "Factorize keeps a share of the rank or of the energy, above 0 and at "
+                f"most 1. Received: rank_ratio={self.rank_ratio!r}, "
+                f"energy={self.energy!r}."
+            )
+        if self.method not in METHODS:
+            raise ConfigError(
+                f"The method of Factorize must be one of {', '.join(METHODS)}. "
+                f"Received: method={self.method!r}."
+            )
+        for field in ("include", "exclude"):
+            patterns = regular_expressions("Factorize", field, getattr(self, field))
+            object.__setattr__(self, field, patterns)
+
+    def apply(self, model: Any, data: Any = None) -> list[WeightChange]:
+        """Raise: a model cannot get other layers in place, see `applied`."""
+        raise ConfigError(
+            "Factorize makes a new model, it cannot change one in place. Next: use "
+            "km.compress, or `model, changes = Factorize(...).applied(model)`. "
+            f"Received: apply({model.name!r}, data={type(data).__name__})."
+        )
+
+    def applied(self, model: Any, data: Any = None) -> tuple[Any, list[WeightChange]]:
+        """Return a model of thinner layers, and what became of every weight.
+
+        Raises:
+            ModelError: if nothing in the model becomes smaller by it.
+        """
+        del data
+        return factorize(model, self)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the choice as plain data; `techniques.from_json` reads it back."""
+        lists = {"include": list(self.include), "exclude": list(self.exclude)}
+        return {"technique": self.name, **asdict(self), **lists}
+
+
+def _is_share(value: Any) -> bool:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_number and 0 < value <= 1
