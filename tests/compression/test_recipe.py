@@ -1,6 +1,8 @@
 """Steps from a file are the steps that it lists."""
 
 import json
+import re
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -92,6 +94,15 @@ def test_a_file_that_is_not_there_is_refused(tmp_path):
 def test_what_are_no_steps_is_refused(steps):
     with pytest.raises(ConfigError, match="one or more techniques"):
         as_steps(steps)
+
+
+def test_the_recipe_of_the_readme_is_one(tmp_path):
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    blocks = re.findall(r"```yaml\n(.*?)```", readme, re.DOTALL)
+    assert blocks
+    for block in blocks:
+        (tmp_path / "readme.yaml").write_text(block)
+        assert read_recipe(tmp_path / "readme.yaml")
 
 
 def test_every_technique_has_a_name_in_recipes():
