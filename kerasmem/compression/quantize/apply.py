@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
+from kerasmem.compression.noise import sqnr_db
 from kerasmem.compression.quantize.coding import Coding
 from kerasmem.compression.quantize.layer import Place, to_quantized
-from kerasmem.compression.quantize.math import sqnr_db
 from kerasmem.compression.quantize.owners import quantized_variables
 from kerasmem.compression.quantize.products import block_axes, is_product
 from kerasmem.compression.quantize.variable import (

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from kerasmem.compression.quantize.math import decibels
+from kerasmem.compression.noise import decibels
 from kerasmem.compression.quantize.repair.side_by_side import run_side_by_side
 from kerasmem.graph.layers import weights
 from kerasmem.records import WeightChange

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from kerasmem.compression.quantize.math import sqnr_db
+from kerasmem.compression.noise import sqnr_db
 from kerasmem.compression.quantize.static.plan import Plan
 from kerasmem.compression.quantize.static.product import IntegerProduct
 from kerasmem.graph.layers import Weight, weights

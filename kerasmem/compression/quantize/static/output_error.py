@@ -11,10 +11,10 @@ import numpy as np
 
 from kerasmem.backends import current
 from kerasmem.backends.shadow import shadow
+from kerasmem.compression.noise import decibels
 from kerasmem.compression.quantize.activations import Calibration
 from kerasmem.compression.quantize.activations.calibrate import flat_batches
 from kerasmem.compression.quantize.activations.walk import walk_calls
-from kerasmem.compression.quantize.math import decibels
 from kerasmem.compression.quantize.static.plan import Plan
 from kerasmem.compression.quantize.static.product import IntegerProduct
 from kerasmem.graph.layers import weights
