@@ -45,7 +45,8 @@ def add_to(commands: Any) -> None:
     parser.add_argument(
         "--quantize",
         metavar="SCHEME",
-        help="of kernels: int8, int8-dynamic, int4, float16 or bfloat16",
+        help="of kernels: int8, int8-dynamic, int4, float16 or bfloat16; int8-static, "
+        "which takes --data, of activations too",
     )
     parser.add_argument(
         "--recipe",
