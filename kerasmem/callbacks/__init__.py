@@ -5,6 +5,7 @@ from kerasmem.callbacks.gradient_monitor import GradientMonitor
 from kerasmem.callbacks.memory_monitor import MemoryMonitor
 from kerasmem.callbacks.memory_timeline import MemoryTimeline
 from kerasmem.callbacks.pruning import Pruning
+from kerasmem.callbacks.quantization_aware import QuantizationAware
 
 __all__ = [
     "ChannelSparsity",
@@ -12,4 +13,5 @@ __all__ = [
     "MemoryMonitor",
     "MemoryTimeline",
     "Pruning",
+    "QuantizationAware",
 ]

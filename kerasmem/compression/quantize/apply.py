@@ -37,23 +37,13 @@ def quantize_weights(model: Any, choice: "Quantize") -> list[WeightChange]:
         ModelError: if there is none that is float, or one with NaN or infinity.
         ConfigError: if a regular expression means no weight.
     """
-    everything = list(weights(model))
-    check_all_mean_one(
-        model, everything, {"include": choice.include, "exclude": choice.exclude}
-    )
-    stored = {id(v.codes): v for v in quantized_variables(model)}
-    reasons = [_why_not(w, choice, stored.get(id(w.variable))) for w in everything]
-    chosen = [w for w, reason in zip(everything, reasons, strict=True) if not reason]
-    if not chosen:
-        raise ModelError(
-            f"The model {model.name!r} has nothing to quantize: none of its "
-            f"{len(everything)} weights is a float kernel or embedding table that is "
-            "not excluded."
-        )
+    reasons = choose(model, choice)
+    everything = [weight for weight, _ in reasons]
+    chosen = [weight for weight, reason in reasons if reason is None]
     places = {id(w): place_of(w, choice, largest_block(everything)) for w in chosen}
     changes = [
         _left_alone(weight, reason) if reason else _changed(weight, places[id(weight)])
-        for weight, reason in zip(everything, reasons, strict=True)
+        for weight, reason in reasons
     ]
     by_block: dict[int, tuple[Any, list[Place]]] = {}
     for weight in chosen:
@@ -63,6 +53,28 @@ def quantize_weights(model: Any, choice: "Quantize") -> list[WeightChange]:
         to_quantized(block, found)
     forget_float_weights(sublayers(model))
     return changes
+
+
+def choose(model: Any, choice: "Quantize") -> list[tuple[Weight, str | None]]:
+    """Return every weight of a model with why it is left alone, None if it is not.
+
+    Raises:
+        ModelError: if all are.
+        ConfigError: if a regular expression means no weight.
+    """
+    everything = list(weights(model))
+    check_all_mean_one(
+        model, everything, {"include": choice.include, "exclude": choice.exclude}
+    )
+    stored = {id(v.codes): v for v in quantized_variables(model)}
+    reasons = [_why_not(w, choice, stored.get(id(w.variable))) for w in everything]
+    if all(reasons):
+        raise ModelError(
+            f"The model {model.name!r} has nothing to quantize: none of its "
+            f"{len(everything)} weights is a float kernel or embedding table that is "
+            "not excluded."
+        )
+    return list(zip(everything, reasons, strict=True))
 
 
 def _why_not(

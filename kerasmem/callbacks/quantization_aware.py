@@ -1,0 +1,163 @@
+"""Training that sees what quantization will do, inside the user's own `fit`."""
+
+import threading
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+import keras
+
+from kerasmem.backends import shadow
+from kerasmem.callbacks.attachment import Attachment, retrace
+from kerasmem.callbacks.running import is_fitting
+from kerasmem.compression.quantize.aware.awareness import Awareness
+from kerasmem.compression.quantize.aware.batch_norm import freeze
+from kerasmem.compression.quantize.aware.quantizers import MovingAverage
+from kerasmem.compression.quantize.config import Quantize
+from kerasmem.errors import ConfigError, ModelError
+
+_NO_RANGES: Mapping[str, tuple[float, float]] = MappingProxyType({})
+
+
+class QuantizationAware(keras.callbacks.Callback):
+    """Lets a model train as if it were quantized; it stays a plain Keras model.
+
+    In every forward pass, also in validation, the weights are read as `quantize` would
+    store them, and gradients pass the rounding as if it were not there. What is trained
+    and saved are the float weights. After `fit` nothing is left on the model;
+    `km.compress(model, quantize)` then stores the very values that training has seen.
+
+    Args:
+        quantize: how the weights are to be stored, and which.
+        activations: whether what layers give each other is rounded to int8 too, in
+            ranges that follow what is seen; needs a model with a graph. None for
+            `"int8-static"` alone. In `"int8-dynamic"` the inputs of products are
+            rounded in any case.
+        decay: weight of what was before in the moving average of ranges, in [0, 1).
+        freeze_batch_norm: share of the epochs after which BatchNormalization trains
+            with its moving statistics, as inference will; 0 for at once, 1 for never.
+        ranges: ranges of activations to begin with, those of an earlier training.
+
+    Attributes:
+        ranges: of activations as they are after the latest epoch, a pair of ends by the
+            name of a tensor; zero is in each.
+
+    Raises:
+        ConfigError: if a value is out of its range.
+        ModelError: at the start of `fit`, if the model has no weights yet, none to
+            round, or no graph where its activations are to be rounded.
+
+    Example:
+        >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(5)])
+        >>> model.compile("sgd", "mse")
+        >>> x, y = keras.ops.ones((8, 4)), keras.ops.ones((8, 5))
+        >>> aware = QuantizationAware(Quantize("int8"), activations=True)
+        >>> history = model.fit(x, y, verbose=0, callbacks=[aware])
+        >>> list(aware.ranges.values())[0]
+        (0.0, 1.0)
+    """
+
+    async_safe = True
+
+    def __init__(
+        self,
+        quantize: Quantize,
+        *,
+        activations: bool | None = None,
+        decay: float = 0.99,
+        freeze_batch_norm: float = 0.5,
+        ranges: Mapping[str, tuple[float, float]] = _NO_RANGES,
+    ) -> None:
+        super().__init__()
+        if not isinstance(quantize, Quantize):
+            raise ConfigError(
+                "QuantizationAware takes a Quantize, such as Quantize('int8'). "
+                f"Received: quantize={quantize!r}."
+            )
+        for name, fits, expected in (
+            ("decay", 0 <= decay < 1, "at least 0 and below 1"),
+            ("freeze_batch_norm", 0 <= freeze_batch_norm <= 1, "from 0 to 1"),
+        ):
+            if not fits:
+                raise ConfigError(
+                    f"The {name} of QuantizationAware is {expected}. "
+                    f"Received: {name}={locals()[name]!r}."
+                )
+        self.quantize = quantize
+        self.ranges = dict(ranges)
+        rounds = quantize.is_static if activations is None else activations
+        self._quantizer = MovingAverage(decay=decay) if rounds else None
+        self._freeze_after = freeze_batch_norm
+        self._awareness: Awareness | None = None
+        self._undo: list[Callable[[], None]] = []
+        self._is_frozen = False
+        self._attachment: Attachment | None = None
+        self._thread = 0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Round what the model reads from now on."""
+        model = self.model
+        self.detach()
+        if not model.built:
+            raise ModelError(
+                f"The model {model.name!r} has no weights to round yet. Build it "
+                "before fit: call it on a batch, or give it an Input."
+            )
+        self._is_frozen = False
+        self._awareness = Awareness(model, self.quantize, self._quantizer, self.ranges)
+        self._thread = threading.get_ident()
+        self._undo = [
+            self._awareness.release,
+            *(
+                shadow(model, name, partial(self._outside_of_fit, name))
+                for name in ("call", "make_test_function", "make_predict_function")
+            ),
+        ]
+        self._attachment = Attachment(model, self._release)
+        _forget_functions(model)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Freeze BatchNormalization if it is time."""
+        is_due = epoch >= self._freeze_after * self.params["epochs"]
+        if is_due and not self._is_frozen and self._awareness is not None:
+            self._is_frozen = True
+            self._undo.append(freeze(self.model))
+            retrace(self.model)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Note the ranges."""
+        if self._awareness is not None:
+            # Asking for the model brings its variables up to date on JAX.
+            _ = self.model
+            self.ranges = self._awareness.ranges()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Let the model compute as ever again."""
+        self.detach()
+
+    def detach(self) -> None:
+        """Let the model compute as ever now; a second call is a no-op."""
+        if self._attachment is not None:
+            self._attachment.release()
+            self._attachment = self._awareness = None
+
+    def _release(self) -> None:
+        while self._undo:
+            self._undo.pop()()
+        # Those of validation were traced with the rounding.
+        _forget_functions(self._model)
+
+    def _outside_of_fit(
+        self, name: str, original: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Detach where `fit` was broken off: the model is used for something else."""
+        if threading.get_ident() == self._thread and not is_fitting(self._model):
+            self.detach()
+            return getattr(self._model, name)(*args, **kwargs)
+        return original(*args, **kwargs)
+
+
+def _forget_functions(model: Any) -> None:
+    """Have validation and prediction traced anew."""
+    model.test_function = model.predict_function = None

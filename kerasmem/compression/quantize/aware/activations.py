@@ -1,0 +1,172 @@
+"""Tensors of a forward pass rounded to ranges that training keeps up to date."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import numpy as np
+
+from kerasmem.backends import shadow
+from kerasmem.compression.quantize.activations.search import with_zero
+from kerasmem.compression.quantize.aware.passed_state import PassedState
+from kerasmem.compression.quantize.aware.places import Place, places
+from kerasmem.compression.quantize.aware.quantizers import Ends, FakeQuantizer
+from kerasmem.graph.masks import mask_of, with_mask
+from kerasmem.graph.nodes import nodes_in_order, own_graph
+
+
+class RoundedActivations:
+    """The ranges of a model's tensors, looked for and applied in its forward pass.
+
+    A range begins as that of the first batch. In inference it stays as it is.
+
+    Args:
+        model: a built model with a graph.
+        quantizer: how ranges follow what is seen.
+        begin: ranges to begin with, by the name of a tensor; others are ignored.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        quantizer: FakeQuantizer,
+        begin: Mapping[str, tuple[float, float]],
+    ) -> None:
+        self._quantizer = quantizer
+        self._places = places(model)
+        self._rows = {at: row for row, at in enumerate(self._places)}
+        unknown = (np.nan, np.nan)
+        ends = [begin.get(place.tensor, unknown) for place in self._places.values()]
+        self._state = PassedState(model, np.array(ends, "float32"), "ranges")
+        self._undo: list[Callable[[], None]] = [self._state.release]
+        self._graph = own_graph(model)
+        self._prefix, self._training = "", False
+        self._ends: list[Ends] | None = None
+        for graph in _graphs(self._graph):
+            # Private: there is no public place to see the calls of a graph one by one.
+            run = self._running(graph)
+            self._undo.append(shadow(graph, "_run_through_graph", run))
+
+    @contextmanager
+    def applied(self, *, training: bool) -> Iterator[None]:
+        """Return a scope in which the model's tensors are rounded.
+
+        Args:
+            training: whether the ranges follow what is seen.
+        """
+        ops = keras.ops
+        ends = ops.convert_to_tensor(self._state.variable.value)
+        self._ends = [(ends[i, 0], ends[i, 1]) for i in range(len(self._places))]
+        self._training, self._prefix = training, ""
+        try:
+            yield
+            if training:
+                self._state.variable.assign(ops.stack(list(map(ops.stack, self._ends))))
+        finally:
+            self._ends = None
+
+    def read(self) -> dict[str, tuple[float, float]]:
+        """Return the ranges found so far, with zero in each; between epochs only.
+
+        That of a BatchNormalization stands under the name of its product as well: what
+        this gives once it is folded.
+        """
+        ends = self._state.read().tolist()
+        found: dict[str, tuple[float, float]] = {}
+        for place, (low, high) in zip(self._places.values(), ends, strict=True):
+            if not np.isnan(low):
+                found[place.tensor] = with_zero(low, high)
+                if place.folded is not None:
+                    found[place.folded] = found[place.tensor]
+        return found
+
+    def release(self) -> None:
+        """Let the model run as ever; a second call is a no-op."""
+        while self._undo:
+            self._undo.pop()()
+
+    def _running(self, graph: Any) -> Callable[..., Any]:
+        """Return what stands for a graph's way through its calls."""
+
+        def run(original: Any, inputs: Any, operation_fn: Any, **options: Any) -> Any:
+            if self._ends is None:
+                return original(inputs, operation_fn, **options)
+            if graph is self._graph:
+                names = [tensor.name for tensor in graph.inputs]
+                inputs = self._rounded(names, keras.tree.flatten(inputs))
+            name_of = _namer(self._prefix)
+            return original(
+                inputs,
+                lambda operation: self._calling(
+                    operation_fn(operation), name_of(operation)
+                ),
+                **options,
+            )
+
+        return run
+
+    def _calling(self, call: Callable[..., Any], name: str) -> Callable[..., Any]:
+        """Return a call of an operation whose outputs are rounded."""
+
+        def rounded(*args: Any, **kwargs: Any) -> Any:
+            before, self._prefix = self._prefix, f"{name}/"
+            try:
+                outputs = call(*args, **kwargs)
+            finally:
+                self._prefix = before
+            flat = keras.tree.flatten(outputs)
+            names = [f"{name}.{i}" if i else name for i in range(len(flat))]
+            if self._rows.keys().isdisjoint(names):
+                return outputs
+            return keras.tree.pack_sequence_as(outputs, self._rounded(names, flat))
+
+        return rounded
+
+    def _rounded(self, names: list[str], tensors: list[Any]) -> list[Any]:
+        return [
+            self._rounded_at(name, x) if name in self._rows and x is not None else x
+            for name, x in zip(names, tensors, strict=True)
+        ]
+
+    def _rounded_at(self, at: str, x: Any) -> Any:
+        if self._ends is None:
+            return x
+        ends = self._now(self._ends[self._rows[at]], x, self._places[at])
+        self._ends[self._rows[at]] = ends
+        rounded, mask = self._quantizer.rounded(x, ends), mask_of(x)
+        return rounded if mask is None else with_mask(rounded, mask)
+
+    def _now(self, ends: Ends, x: Any, place: Place) -> Ends:
+        """Return the range of a tensor that was just made."""
+        ops = keras.ops
+        seen = self._quantizer.seen(x, never_negative=place.never_negative)
+        follow = self._quantizer.updated(ends, seen) if self._training else ends
+        is_first = ops.isnan(ends[0])
+        low, high = (
+            ops.where(is_first, new, old) for new, old in zip(seen, follow, strict=True)
+        )
+        return low, high
+
+
+def _graphs(graph: Any) -> list[Any]:
+    """Return a graph and those of the models within it, each once."""
+    found = {id(graph): graph}
+    for node in nodes_in_order(graph):
+        inner = own_graph(node.operation)
+        if inner is not None:
+            found.update((id(each), each) for each in _graphs(inner))
+    return list(found.values())
+
+
+def _namer(prefix: str) -> Callable[[Any], str]:
+    """Return what names the calls of one run of a graph, asked in their order."""
+    calls: Counter[str] = Counter()
+
+    def name(operation: Any) -> str:
+        own = f"{prefix}{operation.name}"
+        number, calls[own] = calls[own], calls[own] + 1
+        return f"{own}:{number}" if number else own
+
+    return name

@@ -1,0 +1,111 @@
+"""A model whose forward pass computes as the quantized one will."""
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import keras
+
+from kerasmem import backends
+from kerasmem.compression.quantize.apply import choose, largest_block, place_of
+from kerasmem.compression.quantize.aware.activations import RoundedActivations
+from kerasmem.compression.quantize.aware.quantizers import FakeQuantizer
+from kerasmem.compression.quantize.aware.rounding import round_symmetric
+from kerasmem.compression.quantize.aware.weights import RoundedWeights
+from kerasmem.compression.quantize.dynamic import summed_axes
+from kerasmem.compression.quantize.products import has_lora
+from kerasmem.errors import ModelError
+from kerasmem.graph.nodes import own_graph
+from kerasmem.memory.treated import treatment_of
+
+if TYPE_CHECKING:
+    from kerasmem.compression.quantize.config import Quantize
+
+
+class Awareness:
+    """Rounds, from now on, what a model reads and makes in its forward pass.
+
+    Weights are rounded as `choice` would store them, in training and in inference.
+
+    Args:
+        model: a built model.
+        choice: how weights are to be stored.
+        quantizer: how the ranges of activations are found; None leaves them as they
+            are, but for `"int8-dynamic"`, which rounds what goes into its products.
+        begin: ranges of activations to begin with.
+
+    Raises:
+        ModelError: if there is no weight to round, or the model's activations are to
+            be rounded and its graph is not known.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        choice: "Quantize",
+        quantizer: FakeQuantizer | None,
+        begin: Mapping[str, tuple[float, float]],
+    ) -> None:
+        if treatment_of(model) is not None:
+            raise ModelError(
+                f"The model {model.name!r} computes activations again in its backward "
+                "pass, which does not go together with rounding them. Next: train the "
+                "model that it was made of."
+            )
+        if quantizer is not None and own_graph(model) is None:
+            raise ModelError(
+                f"The activations of the model {model.name!r} are not known. Expected: "
+                "a Sequential or Functional model. Received: a subclassed one. Next: "
+                "pass activations=False."
+            )
+        reasons = choose(model, choice)
+        chosen = [weight for weight, reason in reasons if reason is None]
+        block = largest_block([weight for weight, _ in reasons])
+        places = [place_of(weight, choice, block) for weight in chosen]
+        self._undo: list[Callable[[], None]] = []
+        self._activations: RoundedActivations | None = None
+        if quantizer is not None:
+            self._activations = RoundedActivations(model, quantizer, begin)
+            self._undo.append(self._activations.release)
+        pairs = zip(chosen, places, strict=True)
+        self._weights = RoundedWeights([(w.variable, p.coding) for w, p in pairs])
+        self._undo.append(self._weights.release)
+        for weight, place in zip(chosen, places, strict=True):
+            if place.dynamic:
+                self._undo.append(_rounds_inputs(weight.owner))
+        call = backends.current().uncompiled(self._call)
+        self._undo.append(backends.shadow(model, "call", call))
+
+    def ranges(self) -> dict[str, tuple[float, float]]:
+        """Return the ranges of activations, by the name of a tensor."""
+        return {} if self._activations is None else self._activations.read()
+
+    def release(self) -> None:
+        """Let the model compute as ever; a second call is a no-op."""
+        while self._undo:
+            self._undo.pop()()
+
+    def _call(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        given = keras.tree.flatten((args, kwargs))
+        if any(isinstance(x, keras.KerasTensor) for x in given):
+            return original(*args, **kwargs)
+        with ExitStack() as scopes:
+            scopes.enter_context(self._weights.shown())
+            if self._activations is not None:
+                training = bool(kwargs.get("training"))
+                scopes.enter_context(self._activations.applied(training=training))
+            return original(*args, **kwargs)
+
+
+def _rounds_inputs(layer: Any) -> Callable[[], None]:
+    """Have a product round its inputs as `dynamic_product` does; return the undo."""
+
+    def call(original: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if has_lora(layer):
+            return original(inputs, *args, **kwargs)
+        ops = keras.ops
+        axes = tuple(axis % len(inputs.shape) for axis in summed_axes(layer, inputs))
+        exact = round_symmetric(ops.cast(inputs, "float32"), axes)
+        return original(ops.cast(exact, inputs.dtype), *args, **kwargs)
+
+    return backends.shadow(layer, "call", call)

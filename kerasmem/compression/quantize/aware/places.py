@@ -1,0 +1,146 @@
+"""Where a forward pass of integers rounds its tensors."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+
+from kerasmem.compression.quantize.activations.calls import Call, Calls, flatten
+
+_L = keras.layers
+_CONVOLUTIONS = (
+    *(_L.Conv1D, _L.Conv2D, _L.Conv3D, _L.DepthwiseConv1D, _L.DepthwiseConv2D),
+    *(_L.Conv1DTranspose, _L.Conv2DTranspose, _L.Conv3DTranspose),
+    *(_L.SeparableConv1D, _L.SeparableConv2D),
+)
+_PRODUCTS = (*_CONVOLUTIONS, _L.Dense, _L.EinsumDense)
+_MAX_POOLS = (_L.MaxPooling1D, _L.MaxPooling2D, _L.MaxPooling3D)
+_MOVES = (
+    *_MAX_POOLS,
+    *(_L.GlobalMaxPooling1D, _L.GlobalMaxPooling2D, _L.GlobalMaxPooling3D),
+    *(_L.Flatten, _L.Reshape, _L.Permute, _L.RepeatVector, _L.Identity, _L.Masking),
+    *(_L.Dropout, _L.SpatialDropout1D, _L.SpatialDropout2D, _L.SpatialDropout3D),
+    *(_L.ZeroPadding1D, _L.ZeroPadding2D, _L.ZeroPadding3D),
+    *(_L.Cropping1D, _L.Cropping2D, _L.Cropping3D, _L.UpSampling1D, _L.UpSampling3D),
+    _L.ActivityRegularization,
+)
+"""Layers that only move values, or leave some out: the codes pass through."""
+
+_MOVING_OPERATIONS = {
+    *("Reshape", "Transpose", "GetItem", "Squeeze", "ExpandDims", "Flip", "Identity"),
+    *("BroadcastTo", "Repeat", "Tile", "Roll", "Take", "MaxPool", "StopGradient"),
+    *("Swapaxes", "Moveaxis", "Ravel"),
+}
+_RECTIFIERS = {"relu", "relu6"}
+_NEVER_NEGATIVE = {
+    *(*_RECTIFIERS, "sigmoid", "hard_sigmoid", "softmax", "softplus", "exponential"),
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """What range belongs to a place.
+
+    Args:
+        tensor: the tensor whose range it is, named as by `walk`.
+        never_negative: whether its lower end is 0 by the nature of the call.
+        folded: the product whose output the tensor is once its BatchNormalization, the
+            call of this name, is folded; None for any other.
+    """
+
+    tensor: str
+    never_negative: bool = False
+    folded: str | None = None
+
+
+def places(model: Any) -> dict[str, Place]:
+    """Return by the name of a tensor where it is rounded, in the order of the calls.
+
+    They are the floats among the model's inputs and the outputs of its calls, without
+    those that integers never hold: a product before its BatchNormalization or
+    rectifier, which run as one with it, and what only moves values. Where all that
+    reads a tensor is a maximum pooling, its maxima are rounded: there are fewer, and
+    they are the same.
+
+    Args:
+        model: a model with a graph; models within it are opened.
+    """
+    calls = flatten(model)
+    found: dict[str, Place] = {}
+    for number in calls.inputs:
+        if _is_float(calls.tensors[number]):
+            found[calls.names[number]] = Place(calls.names[number])
+    folded: dict[str, str] = {}
+    for call in calls.calls:
+        reader = _only_reader(call, calls)
+        if reader and _runs_as_one(call, reader):
+            folded[reader.name] = call.name
+            continue
+        if _moves(call.operation):
+            continue
+        names = call.output_names
+        at = reader.output_names if reader and _is_max_pool(reader) else names
+        for place, name, number in zip(at, names, call.outputs, strict=True):
+            if _is_float(calls.tensors[number]):
+                product = None if _is_rectifier(call) else folded.get(call.name)
+                never = _never_negative(call.operation)
+                found[place] = Place(name, never, product)
+    return found
+
+
+def _only_reader(call: Call, calls: Calls) -> Call | None:
+    """Return the one call that reads what `call` makes, None if it is not one."""
+    if len(call.outputs) != 1 or call.outputs[0] in calls.outputs:
+        return None
+    readers = [c for c in calls.calls for i in c.inputs if i == call.outputs[0]]
+    return readers[0] if len(readers) == 1 else None
+
+
+def _moves(operation: Any) -> bool:
+    return isinstance(operation, _MOVES) or (
+        not isinstance(operation, _L.Layer)
+        and type(operation).__name__ in _MOVING_OPERATIONS
+    )
+
+
+def _is_max_pool(call: Call) -> bool:
+    operation = call.operation
+    return isinstance(operation, _MAX_POOLS) or type(operation).__name__ == "MaxPool"
+
+
+def _runs_as_one(call: Call, reader: Call) -> bool:
+    """Return whether integers run both calls without the tensor between them."""
+    if isinstance(reader.operation, _L.BatchNormalization):
+        is_product = isinstance(call.operation, _PRODUCTS)
+        return is_product and _activation(call.operation) == "linear"
+    return _is_rectifier(reader)
+
+
+def _is_rectifier(call: Call) -> bool:
+    return _function(call.operation) in _RECTIFIERS
+
+
+def _never_negative(operation: Any) -> bool:
+    is_product = isinstance(operation, _PRODUCTS)
+    name = _activation(operation) if is_product else _function(operation)
+    return name in _NEVER_NEGATIVE
+
+
+def _function(operation: Any) -> str:
+    """Return the name of the function of its input that an operation is."""
+    if isinstance(operation, _L.ReLU):
+        is_plain = not operation.negative_slope and not operation.threshold
+        return "relu" if is_plain else ""
+    if isinstance(operation, _L.Softmax):
+        return "softmax"
+    if isinstance(operation, _L.Activation):
+        return _activation(operation)
+    return "" if isinstance(operation, _L.Layer) else type(operation).__name__.lower()
+
+
+def _activation(layer: Any) -> str:
+    return getattr(layer.activation or keras.activations.linear, "__name__", "")
+
+
+def _is_float(tensor: Any) -> bool:
+    return keras.backend.is_float_dtype(keras.backend.standardize_dtype(tensor.dtype))

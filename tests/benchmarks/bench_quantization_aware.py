@@ -1,0 +1,146 @@
+"""What quantization-aware training costs: time against the bare `fit` of the model.
+
+Run by hand, on an idle machine, about 2 minutes a backend on 2 cores:
+
+    python tests/benchmarks/bench_quantization_aware.py [--backend torch] [--jit 1]
+
+The network has two blocks of convolution, BatchNormalization, ReLU and pooling and two
+Dense layers, 106,000 weights in all, on pictures of 28x28x1 in batches of 128. As in
+`bench_pruning.py` the fits run in threads of one process that take turns of ten steps;
+what "bare again" is off 1 is the noise. "weights" rounds those alone, "int8" also what
+the layers give each other.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import threading
+import warnings
+
+from bench_monitors import (
+    BACKENDS,
+    STEPS,
+    TURNS,
+    WARM_UP,
+    Turns,
+    ratio,
+    spread,
+    turn_callback,
+)
+
+WAYS = ("weights", "int8")
+JITS = {"tensorflow": (False, True), "jax": (True,), "torch": (False,)}
+BATCH = 128
+
+
+def network(jit):
+    import keras
+
+    keras.utils.set_random_seed(1)
+    layers = keras.layers
+    blocks = []
+    for width in (16, 32):
+        blocks += [
+            layers.Conv2D(width, 3, padding="same", use_bias=False),
+            layers.BatchNormalization(),
+            layers.ReLU(),
+            layers.MaxPooling2D(),
+        ]
+    head = [layers.Flatten(), layers.Dense(64, activation="relu"), layers.Dense(10)]
+    model = keras.Sequential([keras.Input((28, 28, 1)), *blocks, *head])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("adam", loss, jit_compile=jit)
+    return model
+
+
+def callbacks_of(way):
+    from kerasmem.callbacks import QuantizationAware
+    from kerasmem.compression.quantize import Quantize
+
+    if way not in WAYS:
+        return []
+    return [
+        QuantizationAware(
+            Quantize("int8"), activations=way == "int8", freeze_batch_norm=1
+        )
+    ]
+
+
+def run_case(jit, first):
+    import numpy as np
+
+    warnings.simplefilter("ignore")
+    names = ["bare", "bare again", *WAYS]
+    names = names[first % len(names) :] + names[: first % len(names)]
+    rng = np.random.default_rng(0)
+    samples = BATCH * STEPS * TURNS
+    x = rng.normal(size=(samples, 28, 28, 1)).astype("float32")
+    y = rng.integers(0, 10, samples)
+    turns = Turns(names)
+
+    def fit(name):
+        network(jit).fit(
+            x,
+            y,
+            batch_size=BATCH,
+            verbose=0,
+            shuffle=False,
+            callbacks=[*callbacks_of(name), turn_callback(turns, name)],
+        )
+
+    threads = [threading.Thread(target=fit, args=[name]) for name in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = {
+        name: [
+            ratio(figures[name], figures["bare"])
+            for figures in (turns.seconds, turns.processor)
+        ]
+        for name in ("bare again", *WAYS)
+    }
+    bare = statistics.median(turns.seconds["bare"][WARM_UP:])
+    print(json.dumps({"step_ms": 1e3 * bare / STEPS, "ratios": found}))
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--backend", choices=BACKENDS)
+    parser.add_argument("--jit", type=int)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child is not None:
+        run_case(bool(options.jit), options.child)
+        return
+    for backend in BACKENDS if options.backend is None else (options.backend,):
+        for jit in JITS[backend]:
+            if options.jit in (None, int(jit)):
+                show([child(backend, jit, i) for i in range(options.processes)])
+
+
+def child(backend, jit, first):
+    command = [sys.executable, __file__, "--child", str(first), "--jit", str(int(jit))]
+    environment = os.environ | {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    run = subprocess.run(
+        command, env=environment, stdout=subprocess.PIPE, text=True, check=True
+    )
+    return {"what": f"{backend} jit={jit}", **json.loads(run.stdout)}
+
+
+def show(found):
+    step = spread([each["step_ms"] for each in found])
+    print(f"{found[0]['what']}: bare step {step} ms")
+    for name in ("bare again", *WAYS):
+        clock, processor = (
+            spread([each["ratios"][name][i] for each in found]) for i in (0, 1)
+        )
+        print(f"  {name:10} x{clock}, processor x{processor}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
