@@ -255,6 +255,21 @@ def test_pruned_weights_stay_zero_in_any_order_of_callbacks(aware_first):
     assert (to_numpy(small.get_layer("side").kernel) == 0).mean() >= 0.5
 
 
+def test_clusters_and_zeros_stay_what_they_are():
+    steps = [km.Prune(0.5, include="kernel"), km.Cluster(8)]
+    model = compiled(km.compress(network(), steps).model, optimizer="adam")
+    before = to_numpy(model.get_layer("side").kernel)
+    choice = km.Quantize("int8", granularity="tensor")
+    with km.Cluster(8).preserved(model, model):
+        fit(model, aware(choice), epochs=2)
+    small = km.compress(model, choice).model
+    for each in (model, small):
+        kernel = to_numpy(each.get_layer("side").kernel)
+        assert len(np.unique(kernel)) <= 8
+        assert (kernel == 0).mean() >= 0.5
+    assert not np.array_equal(before, to_numpy(model.get_layer("side").kernel))
+
+
 @pytest.mark.parametrize(
     "name",
     [
