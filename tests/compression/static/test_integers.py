@@ -80,6 +80,28 @@ OPERATIONS = {
 }
 
 
+# JAX compiles every operation of every shape by itself.
+VARIANTS = [
+    "conv_relu",
+    "dilated_conv",
+    "dense_rows",
+    "dense_one",
+    "normalization",
+    "add_relu",
+    "mean_kept",
+    "depthwise_twice",
+    "concatenate",
+    "relu6",
+    "silu",
+    "silu_alone",
+    "tanh",
+    "reshape",
+    "pad",
+]
+ON_JAX = keras.backend.backend() == "jax"
+NAMES = [name for name in OPERATIONS if not (ON_JAX and name in VARIANTS)]
+
+
 def inputs_of(model, count, seed=0):
     random = np.random.default_rng(seed)
     return [
@@ -152,7 +174,7 @@ def test_zero_has_a_code_and_the_ends_of_a_range_are_near_one(low, high):
 
 
 @pytest.mark.filterwarnings("ignore::kerasmem.errors.KerasMemWarning")
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("name", NAMES)
 def test_one_operation_gives_the_integers_of_litert(name):
     model = OPERATIONS[name]()
     for layer in model.layers:
@@ -166,5 +188,7 @@ def test_one_operation_gives_the_integers_of_litert(name):
     assert ours.shape == theirs.shape
     assert gaps.max() <= 1
     assert (gaps == 0).mean() >= 0.999
-    exact = called(model, arrays)
-    assert np.abs(called(integers, arrays) - exact).max() <= 0.05 * np.abs(exact).max()
+    (last,) = [layer for layer in integers.layers if isinstance(layer, FromCodes)]
+    codes, exact = last.output_codes, called(model, arrays)
+    near = codes.scale * (ours.astype("float32") - codes.zero_point)
+    assert np.abs(near - exact).max() <= 0.05 * np.abs(exact).max()

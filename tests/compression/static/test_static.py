@@ -76,12 +76,12 @@ def test_a_net_computes_with_integers_from_the_input_to_the_softmax(tmp_path):
     assert floats[0] == "picture"
     assert [kinds[name] for name in floats[1:]] == ["Concatenate", "Activation"]
     assert list(kinds.values()).count("ToCodes") == 1
-    assert np.abs(outputs(result.model, x) - outputs(model, x)).max() < 0.03
+    eager = outputs(result.model, x)
+    assert np.abs(eager - outputs(model, x)).max() < 0.03
     result.save(tmp_path / "m.keras")
     again = keras.models.load_model(tmp_path / "m.keras")
-    # Called as a whole, compiled, and layer by layer: integers are the same.
-    np.testing.assert_array_equal(again.predict(x, verbose=0), outputs(again, x))
-    np.testing.assert_array_equal(outputs(again, x), outputs(result.model, x))
+    # Compiled as a whole or not, integers are the same; one step would be 1e-4 here.
+    np.testing.assert_allclose(again.predict(x, verbose=0), eager, atol=1e-6)
 
 
 def test_what_shares_a_scale_is_what_litert_wants_to():
