@@ -4,15 +4,17 @@ from dataclasses import KW_ONLY, asdict, dataclass
 from typing import Any, ClassVar
 
 from kerasmem.compression.quantize.activations import METHODS
+from kerasmem.compression.quantize.mixed import quantize_mixed
 from kerasmem.compression.quantize.repair.after import quantize_and_repair
 from kerasmem.compression.quantize.static import quantize_static
 from kerasmem.compression.regular_expressions import regular_expressions
 from kerasmem.compression.technique import Technique
 from kerasmem.errors import ConfigError
 from kerasmem.records import WeightChange
+from kerasmem.units import parse_bytes
 
-DYNAMIC, STATIC = "int8-dynamic", "int8-static"
-SCHEMES = ("int8", DYNAMIC, STATIC, "int4", "float16", "bfloat16")
+DYNAMIC, STATIC, MIXED = "int8-dynamic", "int8-static", "mixed"
+SCHEMES = ("int8", DYNAMIC, STATIC, "int4", "float16", "bfloat16", MIXED)
 GRANULARITIES = ("channel", "tensor", "group")
 
 
@@ -27,7 +29,9 @@ class Quantize(Technique):
             inputs to int8 too, in every call, and multiply integers. In `"int8-static"`
             activations are int8 as well, in ranges that a calibration on `data` finds,
             and what there is a form for is computed with integers, as LiteRT does;
-            BatchNormalization is folded before.
+            BatchNormalization is folded before. `"mixed"` chooses int4, int8 or float16
+            for each layer, so that all weights fit into `max_bytes` with least noise in
+            what layers make of `data`, or without data in weights.
         granularity: what shares a scale: an output `"channel"` (a row of an embedding
             table), the whole `"tensor"`, or a `"group"` of entries of a channel.
         group_size: most entries in a group.
@@ -38,6 +42,7 @@ class Quantize(Technique):
         exclude: likewise; such a weight is left alone.
         bias_correction: True to add to biases what rounding takes from a layer's
             outputs on average, on `data`; fold BatchNormalization first.
+        max_bytes: for `"mixed"`, most bytes of all weights in RAM, such as `"2MiB"`.
         calibration: for `"int8-static"`, how ranges are found: `"min-max"`,
             `"moving-average"`, `"percentile"`, `"mse"` or `"entropy"`.
         calibration_samples: most samples to find them on, from 1.
@@ -58,6 +63,7 @@ class Quantize(Technique):
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     bias_correction: bool = False
+    max_bytes: int | str | None = None
     calibration: str = "min-max"
     calibration_samples: int = 512
 
@@ -106,6 +112,8 @@ class Quantize(Technique):
                 f"Quantize({self.scheme!r}).applied(model, data)`. Received: "
                 f"apply({model.name!r})."
             )
+        if self.scheme == MIXED:
+            return quantize_mixed(model, self, data)
         return quantize_and_repair(model, self, data)
 
     def applied(self, model: Any, data: Any = None) -> tuple[Any, list[WeightChange]]:
@@ -135,6 +143,13 @@ class Quantize(Technique):
         return self.scheme == STATIC
 
     def _check_scheme(self) -> None:
+        if (self.scheme == MIXED) != (self.max_bytes is not None):
+            raise ConfigError(
+                f"The scheme {MIXED!r} takes max_bytes, and no other does. Received: "
+                f"scheme={self.scheme!r}, max_bytes={self.max_bytes!r}."
+            )
+        if self.max_bytes is not None:
+            parse_bytes(self.max_bytes)
         plain = self.granularity == "channel" and self.symmetric
         if self.scheme in ("float16", "bfloat16") and not plain:
             raise ConfigError(

@@ -1,0 +1,106 @@
+"""Fewer bits where they harm least: a scheme for each layer, under a budget."""
+
+import re
+from collections import defaultdict
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kerasmem.compression.quantize.budget import best_options
+from kerasmem.compression.quantize.repair.after import quantize_and_repair
+from kerasmem.errors import ModelError
+from kerasmem.graph.clone import clone
+from kerasmem.graph.layers import weights
+from kerasmem.records import WeightChange
+from kerasmem.units import format_bytes, parse_bytes
+
+if TYPE_CHECKING:
+    from kerasmem.compression.quantize.config import Quantize
+
+CANDIDATES = ("int4", "int8", "float16")
+
+
+def quantize_mixed(
+    model: Any, choice: "Quantize", data: Any = None
+) -> list[WeightChange]:
+    """Store the weights of `model` in as many bits as a budget allows, in place.
+
+    Every scheme is tried on every layer, one at a time. Layers get more bits in the
+    order of what that gains: noise taken off what the layer makes of `data`, or without
+    data off its weights, per byte.
+
+    Args:
+        model: a built model.
+        choice: the budget, and what the schemes share.
+        data: samples in any form that `kerasmem.files.data` lists, or None.
+
+    Returns:
+        One change per weight of the model, changed or left alone and why.
+
+    Raises:
+        ModelError: if the budget is too small, or there is nothing to quantize.
+    """
+    tried = {name: _choice(choice, name) for name in CANDIDATES}
+    told = {
+        name: quantize_and_repair(clone(model), each, data)
+        for name, each in tried.items()
+    }
+    rows: dict[int, list[int]] = defaultdict(list)
+    for index, weight in enumerate(weights(model)):
+        if any(changes[index].changed for changes in told.values()):
+            rows[id(weight.block)].append(index)
+    chosen = _chosen(model, choice, told, list(rows.values()))
+    by_row = {
+        index: name
+        for indices, name in zip(rows.values(), chosen, strict=True)
+        for index in indices
+    }
+    paths = {index: weight.path for index, weight in enumerate(weights(model))}
+    for number, name in enumerate(CANDIDATES):
+        # What was quantized already is left alone anyway.
+        later = CANDIDATES[number + 1 :]
+        others = [paths[i] for i, of in by_row.items() if of in later]
+        if name in by_row.values():
+            only = tuple(f"^{re.escape(path)}$" for path in others)
+            each = replace(tried[name], exclude=(*choice.exclude, *only))
+            quantize_and_repair(model, each, data if choice.bias_correction else None)
+    return [told[by_row.get(i, CANDIDATES[0])][i] for i in paths]
+
+
+def _choice(choice: "Quantize", name: str) -> "Quantize":
+    plain = {} if name != "float16" else {"granularity": "channel", "symmetric": True}
+    return replace(choice, scheme=name, max_bytes=None, **plain)
+
+
+def _chosen(
+    model: Any,
+    choice: "Quantize",
+    told: dict[str, list[WeightChange]],
+    rows: list[list[int]],
+) -> list[str]:
+    """Return the name of a scheme for each layer."""
+    first = told[CANDIDATES[0]]
+    inside = {index for indices in rows for index in indices}
+    fixed = sum(c.after_bytes for i, c in enumerate(first) if i not in inside)
+    options = [[[told[name][i] for i in each] for name in CANDIDATES] for each in rows]
+    sizes = np.array(
+        [[sum(c.after_bytes for c in o) for o in each] for each in options]
+    )
+    noise = np.array([[_noise(o) for o in each] for each in options])
+    budget = parse_bytes(choice.max_bytes or 0)
+    least = fixed + int(sizes.min(1).sum())
+    if least > budget:
+        raise ModelError(
+            f"The weights of the model {model.name!r} take at least "
+            f"{format_bytes(least)}, {format_bytes(fixed)} of them not quantized. "
+            f"Received: max_bytes={choice.max_bytes!r}."
+        )
+    return [CANDIDATES[n] for n in best_options(sizes, noise, budget - fixed)]
+
+
+def _noise(changes: list[WeightChange]) -> float:
+    """Return the noise that is added to a layer, as a share of the signal."""
+    outputs = [c.output_sqnr_db for c in changes if c.output_sqnr_db is not None]
+    ratios = outputs[:1] or [c.sqnr_db for c in changes if c.sqnr_db is not None]
+    return sum(10 ** (-ratio / 10) for ratio in ratios)
