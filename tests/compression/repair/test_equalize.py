@@ -28,7 +28,7 @@ from tests.graph.channels.strategies import PLANS, randomize
 from tests.models import L, Subclassed, chain
 
 few = settings(
-    max_examples=15,
+    max_examples=8,
     derandomize=True,
     deadline=None,
     suppress_health_check=list(HealthCheck),

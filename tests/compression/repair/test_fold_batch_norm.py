@@ -298,7 +298,7 @@ def stack(plan):
 
 
 @settings(
-    max_examples=15,
+    max_examples=8,
     derandomize=True,
     deadline=None,
     suppress_health_check=list(HealthCheck),
