@@ -120,9 +120,8 @@ def _check_order(steps: tuple[Technique, ...]) -> None:
     """Raise if a step would train weights that one before it has fixed."""
     fixed = None
     for step in steps:
-        if not isinstance(step, TrainingStep):
-            fixed = fixed if step.trains_on else step
-        elif fixed is not None:
+        fixed = step if step.freezes else fixed
+        if isinstance(step, TrainingStep) and fixed is not None:
             raise ConfigError(
                 f"After {fixed.name!r} the weights are not trained any more, and "
                 f"{step.name!r} trains them. Received: steps="

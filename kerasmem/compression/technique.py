@@ -14,12 +14,14 @@ from kerasmem.records import WeightChange
 class Technique(abc.ABC):
     """A frozen, self-checking choice of how to make a model smaller.
 
-    A subclass names itself in `name`, says with `trains_on` whether the model can be
-    fine-tuned after it, and implements `apply`.
+    A subclass names itself in `name`, says with `trains_on` whether a fine-tuning
+    follows it and with `freezes` whether its weights cannot be trained any more, and
+    implements `apply`.
     """
 
     name: ClassVar[str]
     trains_on: ClassVar[bool]
+    freezes: ClassVar[bool] = False
 
     @abc.abstractmethod
     def apply(self, model: Any, data: Any = None) -> list[WeightChange]:

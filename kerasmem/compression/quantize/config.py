@@ -69,6 +69,7 @@ class Quantize(Technique):
 
     name: ClassVar[str] = "quantize"
     trains_on: ClassVar[bool] = False
+    freezes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for field, allowed in {
