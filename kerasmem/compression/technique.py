@@ -64,6 +64,28 @@ class Technique(abc.ABC):
 
 
 @dataclass(frozen=True)
+class Remake(Technique):
+    """A technique that makes a new model of another form; it implements `applied`."""
+
+    def apply(self, model: Any, data: Any = None) -> list[WeightChange]:
+        """Raise: a model cannot change its form in place, see `applied`.
+
+        Raises:
+            ConfigError: always.
+        """
+        name = type(self).__name__
+        raise ConfigError(
+            f"{name} makes a new model, it cannot change one in place. Next: use "
+            f"km.compress, or `model, changes = {name}(...).applied(model)`. "
+            f"Received: apply({model.name!r}, data={type(data).__name__})."
+        )
+
+    @abc.abstractmethod
+    def applied(self, model: Any, data: Any = None) -> tuple[Any, list[WeightChange]]:
+        """Return a new model, and what became of every weight."""
+
+
+@dataclass(frozen=True)
 class TrainingStep(Technique):
     """A step that trains what the steps before it left."""
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kerasmem.compression.account import account
 from kerasmem.compression.channels.choose import kept_channels
 from kerasmem.compression.channels.inline import with_graph
 from kerasmem.compression.channels.ranking import Ranking
@@ -117,12 +118,10 @@ def _changes(
 def _change(weight: Weight, after: Any, why: dict[int, str]) -> WeightChange:
     old, new = tuple(weight.variable.shape), tuple(after.shape)
     detail = why.get(id(weight.variable), "has no channels that go")
-    return WeightChange(
-        layer=weight.block.name,
-        weight=weight.path,
-        technique="prune_channels",
+    return account(
+        weight,
+        "prune_channels",
+        f"{old} to {new}" if old != new else detail,
         changed=old != new,
-        detail=f"{old} to {new}" if old != new else detail,
-        before_bytes=weight.nbytes,
         after_bytes=nbytes(after),
     )

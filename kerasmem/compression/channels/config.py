@@ -10,7 +10,7 @@ from kerasmem.compression.channels.ranking import SCOPES
 from kerasmem.compression.channels.rounds import Round
 from kerasmem.compression.channels.scores import CRITERIA
 from kerasmem.compression.regular_expressions import check_regular_expression
-from kerasmem.compression.technique import Technique
+from kerasmem.compression.technique import Remake, Technique
 from kerasmem.errors import ConfigError
 from kerasmem.records import WeightChange
 
@@ -18,7 +18,7 @@ COUNTED = ("channels", *MEASURES)
 
 
 @dataclass(frozen=True)
-class PruneChannels(Technique):
+class PruneChannels(Remake):
     """Remove the channels, units and heads that matter least: layers become narrower.
 
     The result is a plain Keras model with smaller layers; the optimizer's moments are
@@ -94,14 +94,6 @@ class PruneChannels(Technique):
             check_regular_expression("PruneChannels", "ignore", pattern)
         object.__setattr__(self, "ignore", ignore)
         object.__setattr__(self, "ratios", _ratios(self.ratios))
-
-    def apply(self, model: Any, data: Any = None) -> list[WeightChange]:
-        """Raise: a model cannot become narrower in place, see `applied`."""
-        raise ConfigError(
-            "PruneChannels makes a new model, it cannot change one in place. Next: use "
-            "km.compress, or `model, changes = PruneChannels(...).applied(model)`. "
-            f"Received: apply({model.name!r}, data={type(data).__name__})."
-        )
 
     def applied(self, model: Any, data: Any = None) -> tuple[Any, list[WeightChange]]:
         """Return a model with fewer channels, and what became of every weight.

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
+from kerasmem.compression.account import account
 from kerasmem.compression.cluster.codebook import Codebook, make_codebook
 from kerasmem.compression.noise import sqnr_db
 from kerasmem.compression.regular_expressions import check_all_mean_one, means
@@ -16,6 +17,8 @@ from kerasmem.records import WeightChange
 
 if TYPE_CHECKING:
     from kerasmem.compression.cluster.config import Cluster
+
+NAME = "cluster"
 
 
 def cluster_weights(model: Any, choice: "Cluster") -> list[WeightChange]:
@@ -42,8 +45,12 @@ def cluster_weights(model: Any, choice: "Cluster") -> list[WeightChange]:
         weight.variable.assign(rounded)
         count = len(np.unique(rounded))
         noise = sqnr_db(value, rounded)
-        changes.append(_change(weight, f"{count} values", changed=True, sqnr=noise))
-    return changes + [_change(weight, why, changed=False) for weight, why in left_alone]
+        changes.append(
+            account(weight, NAME, f"{count} values", changed=True, sqnr_db=noise)
+        )
+    return changes + [
+        account(weight, NAME, why, changed=False) for weight, why in left_alone
+    ]
 
 
 def chosen(
@@ -100,18 +107,3 @@ def _why_not(weight: Weight, choice: "Cluster") -> str | None:
     if is_depthwise(weight):
         return "is depthwise: few weights, each one matters"
     return None
-
-
-def _change(
-    weight: Weight, detail: str, *, changed: bool, sqnr: float | None = None
-) -> WeightChange:
-    return WeightChange(
-        layer=weight.block.name,
-        weight=weight.path,
-        technique="cluster",
-        changed=changed,
-        detail=detail,
-        before_bytes=weight.nbytes,
-        after_bytes=weight.nbytes,
-        sqnr_db=sqnr,
-    )

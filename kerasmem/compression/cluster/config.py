@@ -4,7 +4,7 @@ from contextlib import AbstractContextManager
 from dataclasses import KW_ONLY, asdict, dataclass
 from typing import Any, ClassVar
 
-from kerasmem.compression.cluster.apply import chosen, cluster_weights
+from kerasmem.compression.cluster.apply import NAME, chosen, cluster_weights
 from kerasmem.compression.cluster.kmeans import STARTS
 from kerasmem.compression.cluster.training import clusters_kept
 from kerasmem.compression.regular_expressions import regular_expressions
@@ -53,7 +53,7 @@ class Cluster(Technique):
     exclude: tuple[str, ...] = ()
     seed: int = 0
 
-    name: ClassVar[str] = "cluster"
+    name: ClassVar[str] = NAME
     trains_on: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

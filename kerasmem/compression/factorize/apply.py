@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kerasmem.compression.account import account
 from kerasmem.compression.factorize.chains import Chain, chain, why_not
 from kerasmem.compression.noise import decibels
 from kerasmem.compression.regular_expressions import check_all_mean_one, means
@@ -19,6 +20,8 @@ from kerasmem.records import WeightChange
 
 if TYPE_CHECKING:
     from kerasmem.compression.factorize.config import Factorize
+
+NAME = "factorize"
 
 
 def factorize(model: Any, choice: "Factorize") -> tuple[Any, list[WeightChange]]:
@@ -106,21 +109,14 @@ def _told(
     weight: Weight, chains: dict[int, Chain], reasons: dict[int, str]
 ) -> WeightChange:
     found = chains.get(id(weight.owner))
-    changed = found is not None and id(weight.variable) not in reasons
-    after, noise = weight.nbytes, None
-    detail = reasons.get(id(weight.variable), "")
-    if found is not None and changed:
-        shapes = [str(tuple(kernel.shape)) for kernel in found.kernels]
-        detail = f"now {' and '.join(shapes)}, {found.energy:.1%} of its energy"
-        after = weight.nbytes * found.size // weight.size
-        noise = decibels(1.0, 1.0 - found.energy)
-    return WeightChange(
-        layer=weight.block.name,
-        weight=weight.path,
-        technique="factorize",
-        changed=changed,
-        detail=detail,
-        before_bytes=weight.nbytes,
-        after_bytes=after,
-        sqnr_db=noise,
+    if found is None or id(weight.variable) in reasons:
+        return account(weight, NAME, reasons[id(weight.variable)], changed=False)
+    shapes = [str(tuple(kernel.shape)) for kernel in found.kernels]
+    return account(
+        weight,
+        NAME,
+        f"now {' and '.join(shapes)}, {found.energy:.1%} of its energy",
+        changed=True,
+        after_bytes=weight.nbytes * found.size // weight.size,
+        sqnr_db=decibels(1.0, 1.0 - found.energy),
     )

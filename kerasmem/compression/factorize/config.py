@@ -3,16 +3,16 @@
 from dataclasses import KW_ONLY, asdict, dataclass
 from typing import Any, ClassVar
 
-from kerasmem.compression.factorize.apply import factorize
+from kerasmem.compression.factorize.apply import NAME, factorize
 from kerasmem.compression.factorize.chains import METHODS
 from kerasmem.compression.regular_expressions import regular_expressions
-from kerasmem.compression.technique import Technique
+from kerasmem.compression.technique import Remake
 from kerasmem.errors import ConfigError
 from kerasmem.records import WeightChange
 
 
 @dataclass(frozen=True)
-class Factorize(Technique):
+class Factorize(Remake):
     """Put two or three small layers in the place of one with a large kernel.
 
     The kernels' product is the nearest of its rank to the kernel that was. Fewer
@@ -45,7 +45,7 @@ class Factorize(Technique):
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
 
-    name: ClassVar[str] = "factorize"
+    name: ClassVar[str] = NAME
     trains_on: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -64,14 +64,6 @@ class Factorize(Technique):
         for field in ("include", "exclude"):
             patterns = regular_expressions("Factorize", field, getattr(self, field))
             object.__setattr__(self, field, patterns)
-
-    def apply(self, model: Any, data: Any = None) -> list[WeightChange]:
-        """Raise: a model cannot get other layers in place, see `applied`."""
-        raise ConfigError(
-            "Factorize makes a new model, it cannot change one in place. Next: use "
-            "km.compress, or `model, changes = Factorize(...).applied(model)`. "
-            f"Received: apply({model.name!r}, data={type(data).__name__})."
-        )
 
     def applied(self, model: Any, data: Any = None) -> tuple[Any, list[WeightChange]]:
         """Return a model of thinner layers, and what became of every weight.

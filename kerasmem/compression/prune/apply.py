@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kerasmem.compression.account import account
 from kerasmem.compression.prune.evidence import gather
 from kerasmem.compression.prune.patterns import parse_pattern
 from kerasmem.compression.prune.plan import Plan, make_plan
@@ -50,14 +51,11 @@ def changes(model: Any, plan: Plan, shares: Sequence[float]) -> list[WeightChang
         details[id(variable)] = f"{share:.1%} zero"
     pruned = set(map(id, plan.variables))
     return [
-        WeightChange(
-            layer=weight.block.name,
-            weight=weight.path,
-            technique="prune",
+        account(
+            weight,
+            "prune",
+            details[id(weight.variable)],
             changed=id(weight.variable) in pruned,
-            detail=details[id(weight.variable)],
-            before_bytes=weight.nbytes,
-            after_bytes=weight.nbytes,
         )
         for weight in weights(model)
     ]

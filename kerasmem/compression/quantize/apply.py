@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
+from kerasmem.compression.account import account
 from kerasmem.compression.noise import sqnr_db
 from kerasmem.compression.quantize.coding import Coding
 from kerasmem.compression.quantize.layer import Place, to_quantized
@@ -135,15 +136,7 @@ def largest_block(everything: list[Weight]) -> int:
 
 
 def _left_alone(weight: Weight, reason: str) -> WeightChange:
-    return WeightChange(
-        layer=weight.block.name,
-        weight=weight.path,
-        technique="quantize",
-        changed=False,
-        detail=reason,
-        before_bytes=weight.nbytes,
-        after_bytes=weight.nbytes,
-    )
+    return account(weight, "quantize", reason, changed=False)
 
 
 def _changed(weight: Weight, place: Place) -> WeightChange:
@@ -154,13 +147,11 @@ def _changed(weight: Weight, place: Place) -> WeightChange:
         detail += ", all zero"
     elif place.dynamic:
         detail += ", times int8"
-    return WeightChange(
-        layer=weight.block.name,
-        weight=weight.path,
-        technique="quantize",
+    return account(
+        weight,
+        "quantize",
+        detail,
         changed=True,
-        detail=detail,
-        before_bytes=weight.nbytes,
         after_bytes=sum(map(nbytes, coded.parts)),
         sqnr_db=sqnr_db(values, place.coding.rounded(values)),
     )

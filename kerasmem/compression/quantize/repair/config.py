@@ -9,14 +9,14 @@ from kerasmem.compression.quantize.repair.fold import NAME as FOLD
 from kerasmem.compression.quantize.repair.fold import fold_batch_norm
 from kerasmem.compression.quantize.repair.reestimate import NAME as REESTIMATE
 from kerasmem.compression.quantize.repair.reestimate import reestimate
-from kerasmem.compression.technique import Technique
+from kerasmem.compression.technique import Remake, Technique
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.files.data import check_data
 from kerasmem.records import WeightChange
 
 
 @dataclass(frozen=True)
-class FoldBatchNorm(Technique):
+class FoldBatchNorm(Remake):
     """Fold each BatchNormalization into the layer with a kernel right before it.
 
     The result computes in inference what the original does, with fewer layers. What
@@ -29,14 +29,6 @@ class FoldBatchNorm(Technique):
 
     name: ClassVar[str] = FOLD
     trains_on: ClassVar[bool] = False
-
-    def apply(self, model: Any, data: Any = None) -> list[WeightChange]:
-        """Raise: a model cannot lose layers in place, see `applied`."""
-        raise ConfigError(
-            "FoldBatchNorm makes a new model, it cannot change one in place. Next: use "
-            "km.compress, or `model, changes = FoldBatchNorm().applied(model)`. "
-            f"Received: apply({model.name!r}, data={type(data).__name__})."
-        )
 
     def applied(self, model: Any, data: Any = None) -> tuple[Any, list[WeightChange]]:
         """Return a model without what could be folded; the one given is not touched.

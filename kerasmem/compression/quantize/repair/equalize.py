@@ -13,6 +13,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from kerasmem.compression.account import account
 from kerasmem.compression.quantize.repair.balance import Link, Side, balance
 from kerasmem.compression.quantize.repair.homogeneous import without_bound
 from kerasmem.compression.quantize.repair.kernels import (
@@ -160,15 +161,7 @@ def _told(
         detail = reasons.get(
             id(weight.owner), "is next to no layer to equalize it with"
         )
-    return WeightChange(
-        layer=weight.block.name,
-        weight=weight.path,
-        technique=NAME,
-        changed=changed,
-        detail=detail,
-        before_bytes=weight.nbytes,
-        after_bytes=weight.nbytes,
-    )
+    return account(weight, NAME, detail, changed=changed)
 
 
 def _first(model: Any, reasons: dict[int, str]) -> str:

@@ -8,11 +8,11 @@ A whitepaper", 2018.
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
 import keras
 
+from kerasmem.compression.account import account
 from kerasmem.compression.quantize.repair.fold_plan import FoldPlan, fold_plan
 from kerasmem.compression.quantize.repair.kernels import is_separable, output_kernel
 from kerasmem.graph.clone import compile_as
@@ -79,21 +79,13 @@ class _Folded(Rewrite):
 def _told(weight: Weight, plan: FoldPlan) -> WeightChange:
     by_norm = {id(n): t.layer for t in plan.takers.values() for n in t.norms}
     taker, into = plan.takers.get(id(weight.owner)), by_norm.get(id(weight.owner))
-    change = WeightChange(
-        layer=weight.block.name,
-        weight=weight.path,
-        technique=NAME,
-        changed=True,
-        detail=_why_not(weight, plan),
-        before_bytes=weight.nbytes,
-        after_bytes=weight.nbytes,
-    )
     if into is not None:
-        return replace(change, detail=f"folded into {into.name!r}", after_bytes=0)
+        folded = f"folded into {into.name!r}"
+        return account(weight, NAME, folded, changed=True, after_bytes=0)
     if taker is not None and weight.variable.name != "depthwise_kernel":
         names = ", ".join(repr(norm.name) for norm in taker.norms)
-        return replace(change, detail=f"takes up {names}")
-    return replace(change, changed=False)
+        return account(weight, NAME, f"takes up {names}", changed=True)
+    return account(weight, NAME, _why_not(weight, plan), changed=False)
 
 
 def _why_not(weight: Weight, plan: FoldPlan) -> str:

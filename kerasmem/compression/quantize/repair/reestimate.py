@@ -17,6 +17,7 @@ import numpy as np
 
 from kerasmem.backends import current
 from kerasmem.backends.shadow import shadow
+from kerasmem.compression.account import account
 from kerasmem.compression.quantize.repair.side_by_side import BATCH_SIZE, not_finite
 from kerasmem.errors import ModelError
 from kerasmem.files.data import input_batches
@@ -25,6 +26,7 @@ from kerasmem.graph.values import to_numpy
 from kerasmem.records import WeightChange
 
 NAME = "reestimate_batch_norm"
+_NO_STATISTIC = "is no statistic of a BatchNormalization that is called"
 
 
 class _Moments:
@@ -89,17 +91,9 @@ def reestimate(model: Any, data: Any, samples: int) -> list[WeightChange]:
         norm.moving_variance.assign(moments.squares / moments.count)
     anew = {id(v) for n in called for v in (n.moving_mean, n.moving_variance)}
     return [
-        WeightChange(
-            layer=weight.block.name,
-            weight=weight.path,
-            technique=NAME,
-            changed=id(weight.variable) in anew,
-            detail="gathered anew"
-            if id(weight.variable) in anew
-            else "is no statistic of a BatchNormalization that is called",
-            before_bytes=weight.nbytes,
-            after_bytes=weight.nbytes,
-        )
+        account(weight, NAME, "gathered anew", changed=True)
+        if id(weight.variable) in anew
+        else account(weight, NAME, _NO_STATISTIC, changed=False)
         for weight in weights(model)
     ]
 

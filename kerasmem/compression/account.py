@@ -1,0 +1,35 @@
+"""What a technique did to a weight, told in one form."""
+
+from kerasmem.graph.layers import Weight
+from kerasmem.records import WeightChange
+
+
+def account(
+    weight: Weight,
+    technique: str,
+    detail: str,
+    *,
+    changed: bool,
+    after_bytes: int | None = None,
+    sqnr_db: float | None = None,
+) -> WeightChange:
+    """Return what was done to a weight, or why nothing was.
+
+    Args:
+        weight: the weight as it was.
+        technique: name of the technique.
+        detail: what was done, or why nothing was.
+        changed: whether anything was.
+        after_bytes: bytes in RAM now; None for as many as before.
+        sqnr_db: what is left of it beside the noise of rounding, in dB, or None.
+    """
+    return WeightChange(
+        layer=weight.block.name,
+        weight=weight.path,
+        technique=technique,
+        changed=changed,
+        detail=detail,
+        before_bytes=weight.nbytes,
+        after_bytes=weight.nbytes if after_bytes is None else after_bytes,
+        sqnr_db=sqnr_db,
+    )
