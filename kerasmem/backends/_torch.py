@@ -22,6 +22,8 @@ from kerasmem.backends.settings import DeviceSettings
 from kerasmem.backends.state import VariableState, hidden_variable
 from kerasmem.records import DeviceReading
 
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
 
 class TorchBackend(PlainBackend):
     """What kerasmem asks of torch."""
@@ -122,10 +124,11 @@ class TorchBackend(PlainBackend):
 
     def masked(self, value: Any, kept: Any) -> Any:
         """Overwrite `value` with zeros where `kept` is False, and return it."""
-        # In place and as a product: half the time of a new tensor that the variable
-        # then copies. The sum makes 0.0 of -0.0, for files that are compressed.
-        with torch.no_grad():
-            return value.mul_(kept).add_(0.0)
+        # In place: a new tensor that the variable then copies takes several times as
+        # long. By bits, because a product keeps NaN and makes -0.0.
+        bits = value.detach().view(_INTEGERS[value.element_size()])
+        bits.bitwise_and_(kept.view(torch.int8).neg())
+        return value
 
     def draws_in_trace(self) -> bool:
         """Return False: nothing is traced."""

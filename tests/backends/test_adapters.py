@@ -197,3 +197,14 @@ def test_the_peak_of_a_gpu_holds_a_tensor_that_is_gone(backend):
     assert after.reserved_bytes is None or after.reserved_bytes >= after.current_bytes
     card = read_card(adapter.cuda_ordinals()[after.name])
     assert card.total_bytes >= card.used_bytes >= after.current_bytes
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_what_is_masked_is_zero_whatever_it_was(dtype):
+    values = [float("nan"), -1.0, float("-inf"), 2.0]
+    value = ops.convert_to_tensor(values, dtype)
+    kept = ops.convert_to_tensor([False, False, False, True])
+    masked = backends.current().masked(value, kept)
+    found = np.array(ops.convert_to_numpy(ops.cast(masked, "float32")))
+    np.testing.assert_array_equal(found, [0, 0, 0, 2])
+    assert not np.signbit(found).any()
