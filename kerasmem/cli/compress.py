@@ -162,11 +162,11 @@ def _steps(options: Namespace) -> list[Any]:
     from kerasmem.compression.recipe import read_recipe
 
     steps: list[Any] = []
-    channels = _channels(options)
+    channels, pruning = _channels(options), _pruning(options)
     if options.prune_channels is not None:
         steps.append(PruneChannels(options.prune_channels, **channels))
     if options.prune is not None:
-        steps.append(Prune(options.prune, **_pruning(options)))
+        steps.append(Prune(options.prune, **pruning))
     if options.quantize is not None:
         steps.append(Quantize(options.quantize))
     if options.recipe is not None:
@@ -189,6 +189,10 @@ def _pruning(options: Namespace) -> dict[str, Any]:
         "criterion": options.prune_criterion,
         "pattern": options.prune_pattern,
     }
+    given = [name for name, value in named.items() if value is not None]
+    given += [n for n in ("include", "exclude") if getattr(options, f"prune_{n}")]
+    if given and options.prune is None:
+        raise ConfigError(f"--prune-{given[0]} says how weights go. Next: add --prune.")
     return {
         "scope": options.prune_scope,
         "include": options.prune_include,

@@ -83,7 +83,8 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
         for samples in (data, validation_data):
             if samples is not None:
                 check_data(original, samples)
-        result, changes = _apply(original, chosen, fit, fine_tune_epochs, data)
+        steps = _ready(chosen, original, data, custom_objects)
+        result, changes = _apply(original, steps, fit, fine_tune_epochs, data)
         # Anew: the weights are others now, the slots of the old ones are in the way.
         if original.compiled:
             result.compile(**(compile_settings(original) or {}))
@@ -98,9 +99,16 @@ def _check(steps: tuple[Technique, ...], data: Any, epochs: int, target: Any) ->
             "Searching for a target is not in this version of kerasmem. Give the "
             f"techniques as steps instead. Received: target={target!r}."
         )
-    if epochs < 0:
+    if not isinstance(epochs, int) or isinstance(epochs, bool) or epochs < 0:
         raise ConfigError(
-            f"fine_tune_epochs is 0 or more. Received: fine_tune_epochs={epochs}."
+            "fine_tune_epochs is a whole number from 0. Received: "
+            f"fine_tune_epochs={epochs!r}."
+        )
+    trains = [step.name for step in steps if isinstance(step, TrainingStep)]
+    if trains and data is None:
+        raise ConfigError(
+            f"The step {trains[0]!r} learns from samples: give data=x or data=(x, y) "
+            "(--data on the command line). Received: data=None."
         )
     if epochs and data is None:
         raise ConfigError(
@@ -117,9 +125,16 @@ def _check(steps: tuple[Technique, ...], data: Any, epochs: int, target: Any) ->
 
 
 def _check_order(steps: tuple[Technique, ...]) -> None:
-    """Raise if a step would train weights that one before it has fixed."""
+    """Raise if a step undoes one before it, or trains weights that one has fixed."""
     fixed = None
-    for step in steps:
+    for place, step in enumerate(steps):
+        undone = [s.name for s in steps[:place] if s.name in step.undoes]
+        if undone:
+            raise ConfigError(
+                f"Nothing would be left of {undone[0]!r} after {step.name!r}. "
+                f"Received: steps={[step.name for step in steps]}. Next: put "
+                f"{step.name!r} first."
+            )
         fixed = step if step.freezes else fixed
         if isinstance(step, TrainingStep) and fixed is not None:
             raise ConfigError(
@@ -178,11 +193,10 @@ def _apply(
             "Give loss= (--loss on the command line)."
         )
     model, changes = clone(original), []
-    steps = tuple(stage for step in steps for stage in step.stages())
     for done, step in enumerate(steps, start=1):
         if isinstance(step, TrainingStep):
             kept = partial(_kept, steps[: done - 1], model)
-            step.train(model, data, original, kept, **fit)
+            step.train(model, data, kept, **fit)
             continue
         model, changed = step.applied(model, data)
         changes += changed
@@ -190,6 +204,19 @@ def _apply(
             with _kept(steps[:done], model, model):
                 model.fit(**fit, epochs=epochs)
     return model, changes
+
+
+def _ready(
+    steps: tuple[Technique, ...], original: Any, data: Any, custom_objects: Any
+) -> tuple[Technique, ...]:
+    """Return the steps one by one, those that train with all that they need."""
+    stages = [stage for step in steps for stage in step.stages()]
+    return tuple(
+        stage.ready(original, data, custom_objects)
+        if isinstance(stage, TrainingStep)
+        else stage
+        for stage in stages
+    )
 
 
 @contextmanager

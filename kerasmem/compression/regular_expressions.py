@@ -46,6 +46,11 @@ def regular_expressions(technique: str, field: str, given: Any) -> tuple[str, ..
     Raises:
         ConfigError: if one is none.
     """
+    if not isinstance(given, Iterable):
+        raise ConfigError(
+            f"The {field} of {technique} is a list of regular expressions. "
+            f"Received: {field}={given!r}."
+        )
     patterns = (given,) if isinstance(given, str) else tuple(given)
     for pattern in patterns:
         check_regular_expression(technique, field, pattern)

@@ -5,7 +5,7 @@ from typing import Any
 from kerasmem.compression.channels import PruneChannels
 from kerasmem.compression.distill.schedules import is_number
 from kerasmem.errors import ConfigError, ModelError
-from kerasmem.graph.clone import clone, compile_settings
+from kerasmem.graph.clone import clone, compile_as
 from kerasmem.graph.nodes import own_graph
 from kerasmem.graph.repeats import repeated, without
 
@@ -53,10 +53,9 @@ def make_student(
         student = _less_deep(student, depth)
     if ratio is not None:
         student, _ = PruneChannels(1 - ratio, of=of).applied(student)
-    settings = compile_settings(teacher)
-    if settings is not None:
-        student.compile(**settings)
-    return clone(student)
+    student = clone(student) if student is teacher else student
+    compile_as(student, teacher)
+    return student
 
 
 def _less_deep(teacher: Any, depth: float) -> Any:

@@ -15,13 +15,14 @@ class Technique(abc.ABC):
     """A frozen, self-checking choice of how to make a model smaller.
 
     A subclass names itself in `name`, says with `trains_on` whether a fine-tuning
-    follows it and with `freezes` whether its weights cannot be trained any more, and
-    implements `apply`.
+    follows it, with `freezes` whether its weights cannot be trained any more, and with
+    `undoes` of which techniques nothing is left after it; and it implements `apply`.
     """
 
     name: ClassVar[str]
     trains_on: ClassVar[bool]
     freezes: ClassVar[bool] = False
+    undoes: ClassVar[tuple[str, ...]] = ()
 
     @abc.abstractmethod
     def apply(self, model: Any, data: Any = None) -> list[WeightChange]:
@@ -100,12 +101,24 @@ class TrainingStep(Technique):
             f"itself. Received: apply({model.name!r}, data={type(data).__name__})."
         )
 
+    def ready(self, original: Any, data: Any, custom_objects: Any) -> "TrainingStep":
+        """Return the step as it will train, with all that it needs at hand.
+
+        Called before the first step, so that nothing is found missing after hours.
+
+        Args:
+            original: the model before the first step.
+            data: samples in any form that `kerasmem.files.data` lists.
+            custom_objects: the user's own layers and functions by name.
+        """
+        del original, data, custom_objects
+        return self
+
     @abc.abstractmethod
     def train(
         self,
         model: Any,
         data: Any,
-        original: Any,
         kept: Callable[[Any], AbstractContextManager[Any]],
         **fit: Any,
     ) -> None:
@@ -113,8 +126,7 @@ class TrainingStep(Technique):
 
         Args:
             model: a built model, compiled if the original was.
-            data: samples in any form that `kerasmem.files.data` lists, or None.
-            original: the model before the first step, compiled likewise.
+            data: samples in any form that `kerasmem.files.data` lists.
             kept: takes what `fit` will be called on, and returns a scope in which
                 training keeps what earlier steps did.
             **fit: arguments for `fit`, all but the epochs.

@@ -41,7 +41,7 @@ def from_json(config: dict[str, Any]) -> Technique:
     """
     arguments = dict(config)
     name = arguments.pop("technique", None)
-    if name not in TECHNIQUES:
+    if not isinstance(name, str) or name not in TECHNIQUES:
         raise ConfigError(
             f"A technique is one of {', '.join(TECHNIQUES)}. "
             f"Received: technique={name!r}."

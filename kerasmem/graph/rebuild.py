@@ -30,10 +30,10 @@ class Rewrite:
         del node
         return None
 
-    def replacement(self, node: Any) -> Any | None:
-        """Return a new layer for the operation's place, None to make it anew."""
+    def replacement(self, node: Any) -> Sequence[Any]:
+        """Return new layers for the operation's place, none to make it anew."""
         del node
-        return None
+        return ()
 
     def arguments(self, node: Any, args: Sequence[Any]) -> Sequence[Any]:
         """Return the positional arguments of a call in the new graph.
@@ -58,6 +58,23 @@ class Rewrite:
         """
         pairs = zip(variables(old), variables(new), strict=True)
         return [(after, to_numpy(before)) for before, after in pairs]
+
+
+class InTurn:
+    """Several layers in the place of one operation.
+
+    Args:
+        layers: each takes what the one before it gives.
+    """
+
+    def __init__(self, layers: Sequence[Any]) -> None:
+        self.layers = list(layers)
+
+    def __call__(self, x: Any, **kwargs: Any) -> Any:
+        """Return what the last layer gives."""
+        for layer in self.layers:
+            x = layer(x, **kwargs)
+        return x
 
 
 class Rebuild:
@@ -115,9 +132,12 @@ class Rebuild:
 
     def _sequential(self, model: Any, graph: Any) -> Any:
         first = self._input(graph.inputs[0])
-        layers = [self._renewed.get(id(layer)) for layer in model.layers]
-        stay = [layer for layer in layers if layer is not None]
-        return keras.Sequential([first, *stay], name=model.name)
+        layers = [first]
+        for old in model.layers:
+            new = self._renewed.get(id(old))
+            if new is not None:
+                layers += new.layers if isinstance(new, InTurn) else [new]
+        return keras.Sequential(layers, name=model.name)
 
     def _input(self, x: Any) -> Any:
         config = x._keras_history.operation.get_config()
@@ -134,9 +154,9 @@ class Rebuild:
 
     def _made(self, node: Any) -> Any:
         old = node.operation
-        other = self._rewrite.replacement(node)
-        if other is not None:
-            return other
+        others = self._rewrite.replacement(node)
+        if others:
+            return InTurn(others)
         try:
             changes = self._rewrite.config(node)
             if changes is not None:

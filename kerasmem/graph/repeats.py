@@ -17,6 +17,8 @@ from kerasmem.graph.rebuild import Rebuild, Rewrite
 
 Nodes = tuple[Any, ...]
 
+_LENGTH = 128  # of axes that are open; a layer that strides makes less of it
+
 
 @dataclass(frozen=True)
 class _Step:
@@ -66,16 +68,14 @@ class _Shorter(Rewrite):
     def goes(self, node: Any) -> bool:
         return id(node) in self._left_out
 
-    def arguments(self, node: Any, args: Sequence[Any]) -> Sequence[Any]:
-        return keras.tree.flatten(args) if self.goes(node) else args
-
 
 def _stages(graph: Any) -> list[list[_Step]]:
     """Return runs of steps that keep the shape, each behind the step that made it."""
     stages: list[list[_Step]] = []
     shape = None
+    ends = {id(x) for x in graph.outputs}
     for step in _steps(graph):
-        if step.shape != shape or not all(map(_can_go, step.nodes)):
+        if step.shape != shape or not all(_can_go(n, ends) for n in step.nodes):
             stages.append([])
         stages[-1].append(step)
         shape = step.shape
@@ -90,23 +90,35 @@ def _steps(graph: Any) -> list[_Step]:
     }
     last_use |= {id(x): len(nodes) for x in graph.outputs}
     waiting = {id(x) for x in graph.inputs}
+    shapes = _shapes(graph)
     steps, begun = [], 0
     for number, node in enumerate(nodes):
         waiting |= {id(y) for y in node.outputs}
         waiting -= {key for key in waiting if last_use.get(key, -1) <= number}
         (behind, *others) = node.outputs
         if waiting == {id(behind)} and not others:
-            shape = (tuple(behind.shape), behind.dtype)
+            shape = (shapes[id(behind)], behind.dtype)
             steps.append(_Step(tuple(nodes[begun : number + 1]), shape))
             begun = number + 1
     return steps
 
 
-def _can_go(node: Any) -> bool:
-    """Return whether a call hands on one tensor and takes its tensors by position."""
-    args = keras.tree.flatten(node.arguments.args)
-    given = [x for x in args if isinstance(x, keras.KerasTensor)]
-    return len(node.outputs) == 1 and len(given) == len(node.input_tensors)
+def _can_go(node: Any, ends: set[int]) -> bool:
+    """Return whether a call hands on one tensor, which the model does not return."""
+    return len(node.outputs) == 1 and id(node.outputs[0]) not in ends
+
+
+def _shapes(graph: Any) -> dict[int, tuple[int, ...]]:
+    """Return the shape of every tensor, with lengths in the place of open axes."""
+    known = {
+        id(x): keras.KerasTensor([n or _LENGTH for n in x.shape], dtype=x.dtype)
+        for x in graph.inputs
+    }
+    for node in nodes_in_order(graph):
+        args, kwargs = node.arguments.fill_in(known)
+        made = keras.tree.flatten(node.operation.compute_output_spec(*args, **kwargs))
+        known.update(zip(map(id, node.outputs), made, strict=True))
+    return {key: tuple(tensor.shape) for key, tensor in known.items()}
 
 
 def _parts(stage: list[_Step]) -> list[Nodes]:

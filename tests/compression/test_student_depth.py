@@ -49,6 +49,12 @@ def encoder(count):
     return keras.Model(inputs, layers.Dense(3)(layers.GlobalAveragePooling1D()(x)))
 
 
+def strides(size):
+    body = [layers.Conv2D(4, 3, 2, padding="same") for _ in range(3)]
+    head = [layers.GlobalAveragePooling2D(), layers.Dense(2)]
+    return keras.Sequential([keras.Input((size, size, 4)), *body, *head])
+
+
 def kinds(model, kind):
     return [layer for layer in model.layers if isinstance(layer, kind)]
 
@@ -63,6 +69,9 @@ def kinds(model, kind):
         (lambda: residual(2), [1, 1]),
         (lambda: encoder(3), [3]),
         (lambda: perceptron(9, 7, 5), []),
+        (lambda: perceptron(3, 3, activation=False), [1]),  # and the outputs stay
+        (lambda: strides(None), []),
+        (lambda: strides(32), []),
     ],
 )
 def test_the_parts_that_repeat_each_other_are_found(model, expected):

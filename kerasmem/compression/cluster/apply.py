@@ -10,7 +10,7 @@ from kerasmem.compression.cluster.codebook import Codebook, make_codebook
 from kerasmem.compression.noise import sqnr_db
 from kerasmem.compression.regular_expressions import check_all_mean_one, means
 from kerasmem.errors import ModelError
-from kerasmem.graph.kernels import is_depthwise, is_kernel, reduced_axes
+from kerasmem.graph.kernels import is_depthwise, is_embedding, is_kernel, reduced_axes
 from kerasmem.graph.layers import Weight, weights
 from kerasmem.graph.values import to_numpy
 from kerasmem.records import WeightChange
@@ -46,7 +46,13 @@ def cluster_weights(model: Any, choice: "Cluster") -> list[WeightChange]:
         count = len(np.unique(rounded))
         noise = sqnr_db(value, rounded)
         changes.append(
-            account(weight, NAME, f"{count} values", changed=True, sqnr_db=noise)
+            account(
+                weight,
+                NAME,
+                f"{count} values",
+                changed=not np.array_equal(value, rounded),
+                sqnr_db=noise,
+            )
         )
     return changes + [
         account(weight, NAME, why, changed=False) for weight, why in left_alone
@@ -82,14 +88,20 @@ def codebook(weight: Weight, value: np.ndarray, choice: "Cluster") -> Codebook:
         value,
         choice.n,
         start=choice.start,
-        axis=channel_axis(weight) if choice.granularity == "channel" else None,
+        axis=book_axis(weight, choice),
         keep_zeros=choice.keep_zeros,
         rng=np.random.default_rng(choice.seed),
     )
 
 
-def channel_axis(weight: Weight) -> int:
-    """Return the last axis of a kernel that no output sums over."""
+def book_axis(weight: Weight, choice: "Cluster") -> int | None:
+    """Return the axis of the channels that have values of their own, None for one row.
+
+    Of a kernel it is the last axis that no output sums over. An embedding table has one
+    row for all: those of its words would be too short.
+    """
+    if choice.granularity == "tensor" or is_embedding(weight):
+        return None
     rank = len(weight.variable.shape)
     return max(set(range(rank)) - set(reduced_axes(weight)), default=rank - 1)
 

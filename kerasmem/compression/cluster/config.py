@@ -57,10 +57,14 @@ class Cluster(Technique):
     trains_on: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        whole = isinstance(self.n, int) and not isinstance(self.n, bool)
-        if not whole or not 2 <= self.n <= MOST:
+        if not _is_whole(self.n) or not 2 <= self.n <= MOST:
             raise ConfigError(
                 f"Cluster leaves 2 to {MOST} values. Received: n={self.n!r}."
+            )
+        if not _is_whole(self.seed) or self.seed < 0:
+            raise ConfigError(
+                "The seed of Cluster is a whole number from 0. "
+                f"Received: seed={self.seed!r}."
             )
         for field, allowed in {
             "start": STARTS,
@@ -91,3 +95,7 @@ class Cluster(Technique):
         """Return the choice as plain data; `techniques.from_json` reads it back."""
         lists = {"include": list(self.include), "exclude": list(self.exclude)}
         return {"technique": self.name, **asdict(self), **lists}
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

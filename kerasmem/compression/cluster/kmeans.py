@@ -28,9 +28,8 @@ def centroids(
         rng: draws for k-means++.
     """
     line = np.sort(values, axis=None).astype("float64")
-    distinct = line[np.flatnonzero(np.diff(line, prepend=-np.inf))]
-    if len(distinct) <= count:
-        return distinct
+    if np.count_nonzero(line[1:] != line[:-1]) < count:
+        return np.unique(line)
     sums = np.concatenate([[0.0], np.cumsum(line)])
     found = _STARTS[start](line, count, rng)
     for _ in range(ITERATIONS):
@@ -56,7 +55,13 @@ def _even(line: np.ndarray, count: int, _rng: np.random.Generator) -> np.ndarray
 
 def _quantiles(line: np.ndarray, count: int, _rng: np.random.Generator) -> np.ndarray:
     places = (np.arange(count) + 0.5) * len(line) / count
-    return line[places.astype(int)]
+    found = np.unique(line[places.astype(int)])
+    if len(found) < count:
+        # Many equal values: the other centroids are for what differs from these.
+        others = line[~np.isin(line, found)]
+        more = _quantiles(others, min(count - len(found), len(others)), _rng)
+        found = np.sort(np.concatenate([found, more]))
+    return found
 
 
 def _plus_plus(line: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:

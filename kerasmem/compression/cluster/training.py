@@ -14,7 +14,7 @@ import numpy as np
 from keras import ops
 
 from kerasmem.backends import current
-from kerasmem.compression.cluster.apply import channel_axis
+from kerasmem.compression.cluster.apply import book_axis
 from kerasmem.graph.layers import Weight
 from kerasmem.graph.values import to_numpy
 
@@ -33,12 +33,11 @@ def clusters_kept(
         weights: clustered weights that it trains.
         choice: how they were clustered.
     """
-    by_channel = choice.granularity == "channel"
-    ties = []
+    ties: list[_Tied] = []
     try:
         for number, weight in enumerate(weights):
-            axis = channel_axis(weight) if by_channel else None
-            ties.append(_Tied(trainer.optimizer, weight.variable, axis, choice, number))
+            name = f"kerasmem_codes_{number}"
+            ties.append(_Tied(trainer.optimizer, weight, choice, name))
         trainer.train_function = None
         yield
         for tie in ties:
@@ -53,33 +52,46 @@ class _Tied:
     """The constraint of one weight, behind its own if it has one."""
 
     def __init__(
-        self, optimizer: Any, variable: Any, axis: int | None, choice: "Cluster", n: int
+        self, optimizer: Any, weight: Weight, choice: "Cluster", name: str
     ) -> None:
-        codes, values = _numbered(to_numpy(variable), axis)
+        variable = weight.variable
+        codes, offsets, values = _numbered(
+            to_numpy(variable), book_axis(weight, choice)
+        )
+        whole = (codes + offsets).ravel()
         self._variable = variable
         self._own = variable.constraint
-        self._sizes = np.maximum(np.bincount(codes.ravel(), minlength=len(values)), 1)
+        self._offsets = offsets
+        self._sizes = np.maximum(np.bincount(whole, minlength=len(values)), 1)
+        self._first = np.zeros(len(values), int)  # an entry of each cluster
+        self._first[whole[::-1]] = np.arange(len(whole))[::-1]
         # What is zero stays zero, unless zeros are values like all others.
         self._moves = np.logical_or(values != 0, not choice.keep_zeros)
-        smallest = np.min_scalar_type(len(values))
+        smallest = np.min_scalar_type(max(int(codes.max()), 0))
         self._codes = current().step_state(
-            optimizer, codes.astype(smallest), f"kerasmem_codes_{n}", variable
+            optimizer, codes.astype(smallest), name, variable
         )
         variable.constraint = self
 
     def __call__(self, value: Any) -> Any:
         """Return an updated value of the weight with the mean in every cluster."""
         value = ops.convert_to_tensor(value if self._own is None else self._own(value))
-        codes = ops.cast(ops.reshape(self._codes.variable.value, (-1,)), "int32")
+        codes = ops.cast(self._codes.variable.value, "int32")
+        codes += ops.convert_to_tensor(self._offsets, "int32")
+        codes = ops.reshape(codes, (-1,))
         flat = ops.cast(ops.reshape(value, (-1,)), "float32")
-        sums = ops.segment_sum(flat, codes, num_segments=len(self._sizes))
-        factors = ops.convert_to_tensor(self._moves / self._sizes, "float32")
-        means = ops.cast(sums * factors, value.dtype)
-        return ops.reshape(ops.take(means, codes), value.shape)
+        # Sums of what differs from one entry: a float32 could not hold those of all.
+        one = ops.take(flat, ops.convert_to_tensor(self._first, "int32"))
+        away = ops.segment_sum(
+            flat - ops.take(one, codes), codes, num_segments=len(self._sizes)
+        )
+        means = one + away / ops.convert_to_tensor(self._sizes, "float32")
+        means *= ops.convert_to_tensor(self._moves, "float32")
+        return ops.reshape(ops.take(ops.cast(means, value.dtype), codes), value.shape)
 
     def enforce(self) -> None:
         """Move clusters to their means once more, where weights were set otherwise."""
-        codes = self._codes.read().ravel().astype(int)
+        codes = (self._codes.read().astype(int) + self._offsets).ravel()
         value = to_numpy(self._variable)
         sums = np.bincount(codes, value.ravel(), minlength=len(self._sizes))
         means = (sums * self._moves / self._sizes).astype(value.dtype)
@@ -92,15 +104,28 @@ class _Tied:
         self._codes.release()
 
 
-def _numbered(value: np.ndarray, axis: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """Return the number of each entry's value, and the values by their numbers."""
+def _numbered(
+    value: np.ndarray, axis: int | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return which value every entry has.
+
+    Args:
+        value: a clustered weight.
+        axis: the axis of channels with values of their own, None for one row of values.
+
+    Returns:
+        For every entry its place in its row; where each row begins, in a form that is
+        added to that; and all rows, one behind the other.
+    """
     if axis is None:
         values, codes = np.unique(value, return_inverse=True)
-        return codes.reshape(value.shape), values
-    codes, values, count = [], [], 0
+        return codes.reshape(value.shape), np.zeros(1, int), values
+    codes, rows = [], []
     for channel in np.moveaxis(value, axis, 0):
         found, places = np.unique(channel, return_inverse=True)
-        codes.append(count + places.reshape(channel.shape))
-        values.append(found)
-        count += len(found)
-    return np.stack(codes, axis), np.concatenate(values)
+        codes.append(places.reshape(channel.shape))
+        rows.append(found)
+    shape = [1] * value.ndim
+    shape[axis] = len(rows)
+    begins = np.cumsum([0, *map(len, rows[:-1])]).reshape(shape)
+    return np.stack(codes, axis), begins, np.concatenate(rows)

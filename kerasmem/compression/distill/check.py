@@ -79,7 +79,7 @@ def check_epochs(epochs: int) -> None:
     Raises:
         ConfigError: with the value received.
     """
-    if epochs < 1:
+    if not isinstance(epochs, int) or isinstance(epochs, bool) or epochs < 1:
         raise ConfigError(
             f"Distillation takes at least one epoch. Received: epochs={epochs!r}."
         )

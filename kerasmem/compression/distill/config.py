@@ -2,18 +2,22 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import keras
 
-from kerasmem.compression.distill.check import check_epochs, check_hard_weight
+from kerasmem.compression.distill.check import (
+    check_epochs,
+    check_hard_weight,
+    check_outputs,
+)
 from kerasmem.compression.distill.distill import student_settings
 from kerasmem.compression.distill.distiller import HARD_WEIGHT, Distiller
 from kerasmem.compression.distill.losses import Logits, as_losses
 from kerasmem.compression.technique import TrainingStep
-from kerasmem.errors import ConfigError, DataError
+from kerasmem.errors import ConfigError
 from kerasmem.files.data import check_data, sample_inputs
 from kerasmem.files.data.forms import first_samples
 from kerasmem.files.load import load_model
@@ -55,7 +59,8 @@ class Distill(TrainingStep):
     trains_on: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.teacher, (str, Path, keras.Model)):
+        told = isinstance(self.teacher, str) and self.teacher.startswith("<model ")
+        if told or not isinstance(self.teacher, (str, Path, keras.Model)):
             raise ConfigError(
                 'The teacher is "original", the path of a saved model, or a '
                 f"keras.Model. Received: teacher={self.teacher!r}."
@@ -65,26 +70,35 @@ class Distill(TrainingStep):
         losses = (Logits(),) if self.losses is None else as_losses(self.losses)
         object.__setattr__(self, "losses", losses)
 
+    def ready(self, original: Any, data: Any, custom_objects: Any) -> "Distill":
+        """Return the choice with its teacher loaded, which was asked once.
+
+        Raises:
+            DataError: if the data does not fit the teacher.
+            ModelError: if the outputs of teacher and student do not fit each other.
+            ModelFileError: if the teacher's file cannot be loaded.
+        """
+        teacher = self.teacher
+        if isinstance(teacher, (str, Path)):
+            is_original = teacher == ORIGINAL
+            teacher = original if is_original else load_model(teacher, custom_objects)
+        check_data(teacher, (first_samples(data)["x"],))  # it is asked, not judged
+        if teacher is not original:
+            sample = sample_inputs(data, 1)
+            given = (model(sample, training=False) for model in (teacher, original))
+            check_outputs(*given)
+        return replace(self, teacher=teacher)
+
     def train(
         self,
         model: Any,
         data: Any,
-        original: Any,
         kept: Callable[[Any], AbstractContextManager[Any]],
         **fit: Any,
     ) -> None:
-        """Train `model` in place; the report has no change of a weight of it.
-
-        Raises:
-            DataError: if there is no data, or it does not fit the teacher.
-            ModelError: if teacher and student do not fit each other.
-        """
-        if data is None:
-            raise DataError("Distill learns from samples: give data=x or data=(x, y).")
-        teacher = self._teacher(original)
-        check_data(teacher, (first_samples(data)["x"],))  # it is asked, not judged
+        """Train `model` in place; the report has no change of a weight of it."""
         distiller = Distiller(
-            teacher,
+            self.teacher,
             model,
             losses=self.losses,
             hard_weight=self.hard_weight,
@@ -108,8 +122,3 @@ class Distill(TrainingStep):
             "losses": [loss.to_json() for loss in self.losses],
             "hard_weight": self.hard_weight,
         }
-
-    def _teacher(self, original: Any) -> Any:
-        if isinstance(self.teacher, keras.Model):
-            return self.teacher
-        return original if self.teacher == ORIGINAL else load_model(self.teacher)

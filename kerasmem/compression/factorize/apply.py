@@ -1,6 +1,6 @@
 """The model anew, with chains of thin layers in the place of thick ones."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -65,9 +65,9 @@ class _Thinner(Rewrite):
     def __init__(self, chains: dict[int, Chain]) -> None:
         self._chains = chains
 
-    def replacement(self, node: Any) -> Any | None:
+    def replacement(self, node: Any) -> Sequence[Any]:
         found = self._chains.get(id(node.operation))
-        return None if found is None else found.layer(node.operation.name)
+        return () if found is None else found.layers()
 
     def values(self, old: Any, new: Any) -> Iterable[tuple[Any, Any]]:
         found = self._chains.get(id(old))

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
-from keras import layers
+from keras import layers, ops
 
 from kerasmem.compression.factorize.decompose import directions, factors, rank_for
-from kerasmem.graph.values import to_numpy
 
 if TYPE_CHECKING:
     from kerasmem.compression.factorize.config import Factorize
@@ -50,10 +49,9 @@ class Chain:
         """Entries of all kernels."""
         return sum(kernel.size for kernel in self.kernels)
 
-    def layer(self, name: str) -> Any:
-        """Return the layers as one, which its first call builds."""
-        made = [kind.from_config(config) for kind, config in self.configs]
-        return keras.Sequential(made, name=name)
+    def layers(self) -> list[Any]:
+        """Return the layers, not built yet."""
+        return [kind.from_config(config) for kind, config in self.configs]
 
 
 def why_not(layer: Any) -> str | None:
@@ -64,6 +62,8 @@ def why_not(layer: Any) -> str | None:
         return f"is {layer.kernel.dtype} already"
     if getattr(layer, "groups", 1) > 1:
         return "is of a convolution in groups"
+    if layer.kernel_constraint is not None:
+        return "has a constraint, which its factors would not keep"
     if type(layer) is layers.EinsumDense and _letters(layer) is None:
         return "has axes that are neither summed over nor new in the output"
     return None
@@ -71,7 +71,7 @@ def why_not(layer: Any) -> str | None:
 
 def chain(layer: Any, choice: "Factorize") -> Chain:
     """Return the factors of a layer, of the ranks that were chosen."""
-    kernel = to_numpy(layer.kernel).astype("float64")
+    kernel = np.asarray(ops.convert_to_numpy(layer.kernel)).astype("float64")
     if type(layer) is layers.Dense:
         return _dense(layer, kernel, choice)
     if type(layer) is layers.EinsumDense:
@@ -106,8 +106,8 @@ def _einsum(layer: Any, kernel: np.ndarray, choice: "Factorize") -> Chain:
     rank = left.shape[1]
     rest = "".join(letter for letter in inputs if letter not in summed)
     hidden = next(c for c in "zyxwvutsrqponm" if c not in layer.equation)
-    known = "." in rest
-    open_axes = [] if known else [None] * (len(rest) - 1)
+    # An output shape is without the batch axis, which is the first or in the ellipsis.
+    open_axes = [None] * (len(rest.replace("...", "")) - ("..." not in rest))
     first = _first(
         layer,
         equation=f"{inputs},{summed}{hidden}->{rest}{hidden}",
@@ -187,7 +187,7 @@ def _tucker(layer: Any, kernel: np.ndarray, choice: "Factorize") -> Chain:
     core = np.einsum("...io,ir,os->...rs", kernel, entry, leave)
     kind = type(layer)
     reduce = _first(layer, filters=entry.shape[1]) | _POINTWISE
-    middle = _first(layer, filters=leave.shape[1]) | {"name": "middle"}
+    middle = _first(layer, filters=leave.shape[1]) | {"name": f"{layer.name}_middle"}
     return Chain(
         ((kind, reduce), (kind, middle), (kind, _last(layer) | _POINTWISE)),
         (_in_window(entry, layer), core, _in_window(leave.T, layer)),
@@ -210,14 +210,25 @@ def _share(kept: float, kernel: np.ndarray) -> float:
 
 def _first(layer: Any, **changed: Any) -> dict[str, Any]:
     """Return the config of a layer that only multiplies."""
-    plain = {"activation": None, "bias_regularizer": None, "bias_constraint": None}
-    has_flag = "use_bias" in layer.get_config()
-    no_bias = {"use_bias": False} if has_flag else {}
-    return layer.get_config() | plain | no_bias | {"name": "first"} | changed
+    plain = {
+        "activation": None,
+        "activity_regularizer": None,
+        "bias_regularizer": None,
+        "bias_constraint": None,
+    }
+    config = _config(layer)
+    no_bias = {"use_bias": False} if "use_bias" in config else {}
+    return config | plain | no_bias | {"name": f"{layer.name}_first"} | changed
 
 
 def _last(layer: Any) -> dict[str, Any]:
-    return layer.get_config() | {"name": "last"}
+    return _config(layer) | {"name": f"{layer.name}_last"}
+
+
+def _config(layer: Any) -> dict[str, Any]:
+    """Return the config of a layer; LoRA's share is in its kernel already."""
+    config = layer.get_config()
+    return {k: v for k, v in config.items() if k not in ("lora_rank", "lora_alpha")}
 
 
 def _in_window(matrix: np.ndarray, layer: Any) -> np.ndarray:

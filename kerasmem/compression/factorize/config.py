@@ -46,6 +46,7 @@ class Factorize(Remake):
     exclude: tuple[str, ...] = ()
 
     name: ClassVar[str] = NAME
+    undoes: ClassVar[tuple[str, ...]] = ("prune", "cluster")
     trains_on: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

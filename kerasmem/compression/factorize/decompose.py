@@ -15,7 +15,7 @@ def factors(matrix: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray]:
         matrix: (m, n).
         rank: from 1 to min(m, n).
     """
-    left, sizes, right = np.linalg.svd(matrix.astype("float64"), full_matrices=False)
+    left, sizes, right = np.linalg.svd(matrix, full_matrices=False)
     root = np.sqrt(sizes[:rank])
     return left[:, :rank] * root, root[:, None] * right[:rank]
 
@@ -27,7 +27,7 @@ def directions(matrix: np.ndarray, rank: int) -> np.ndarray:
         matrix: (m, n).
         rank: from 1 to min(m, n).
     """
-    left, _, _ = np.linalg.svd(matrix.astype("float64"), full_matrices=False)
+    left, _, _ = np.linalg.svd(matrix, full_matrices=False)
     return left[:, :rank]
 
 
@@ -42,6 +42,6 @@ def rank_for(matrix: np.ndarray, ratio: float | None, energy: float | None) -> i
     full = min(matrix.shape)
     if ratio is not None:
         return max(1, round(ratio * full))
-    sizes = np.linalg.svd(matrix.astype("float64"), compute_uv=False)
+    sizes = np.linalg.svd(matrix, compute_uv=False)
     kept = np.cumsum(np.square(sizes))
     return min(full, int(np.searchsorted(kept, (energy or 1.0) * kept[-1])) + 1)

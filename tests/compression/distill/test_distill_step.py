@@ -9,7 +9,7 @@ import pytest
 
 import kerasmem as km
 from kerasmem.compression.techniques import from_json
-from kerasmem.errors import ConfigError, DataError, ModelError
+from kerasmem.errors import ConfigError, ModelError, ModelFileError
 from kerasmem.graph.values import to_numpy
 
 RNG = np.random.default_rng(0)
@@ -108,7 +108,9 @@ model.fit(np.load("x.npy"), np.load("y.npy"), verbose=0)
     ("arguments", "message"),
     [
         ({"teacher": 3}, "the path of a saved model"),
+        ({"teacher": "<model big>"}, "the path of a saved model"),
         ({"epochs": 0}, "at least one epoch"),
+        ({"epochs": 1.5}, "at least one epoch"),
         ({"hard_weight": 2}, r"in \[0, 1\]"),
         ({"losses": "nonsense"}, "A distillation loss is one of"),
     ],
@@ -119,8 +121,10 @@ def test_bad_values_are_refused(arguments, message):
 
 
 def test_what_cannot_work_is_refused_before_it_begins(teacher):
-    with pytest.raises(DataError, match="learns from samples"):
+    with pytest.raises(ConfigError, match="'distill' learns from samples"):
         km.compress(teacher, km.Distill())
+    with pytest.raises(ModelFileError):
+        km.compress(teacher, [km.Prune(0.5), km.Distill("none.keras")], data=X)
     with pytest.raises(ConfigError, match="put 'distill' before it"):
         km.compress(teacher, [km.Quantize("int8"), km.Distill()], data=X)
     with pytest.raises(ConfigError, match="is a step of km.compress"):

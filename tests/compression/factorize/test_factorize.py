@@ -82,6 +82,7 @@ def test_a_kernel_of_low_rank_loses_nothing(name, method, tmp_path):
         ("abc,cde->abde", (4, 12), (None, 7, 3)),
         ("abcd,cde->abe", (4, 6, 5), (None, 13)),
         ("...x,xy->...y", (4, 12), 14),
+        ("...ab,bc->...ac", (4, 12), (None, 14)),
     ],
 )
 def test_einsum_layers_are_factorized_by_their_equation(equation, shape, out):
@@ -152,8 +153,50 @@ def test_shared_and_nested_layers_are_factorized_once_and_train_on():
     }
     assert reasons["last"] == "is excluded"
     assert "Dense, EinsumDense or Conv" in reasons["depthwise"]
-    thin = result.model.get_layer("shared")
-    assert [layer.name for layer in thin.layers] == ["first", "last"]
+    names = [layer.name for layer in result.model.layers]
+    assert names.count("shared_first") == names.count("shared_last") == 1
+    assert "shared" not in names
+
+
+def test_masks_go_through_and_what_would_not_hold_is_left_alone():
+    inputs = keras.Input((5,))
+    x = layers.Embedding(9, 12, mask_zero=True)(inputs)
+    hidden = layers.Dense(20, activity_regularizer="l2", name="hidden")
+    bound = layers.Dense(20, kernel_constraint="non_neg", name="bound")
+    model = keras.Model(inputs, layers.LSTM(3)(bound(hidden(x))))
+    low_rank(hidden, 2)
+    result = km.compress(model, km.Factorize(energy=1 - 1e-9))
+    (change,) = (c for c in result.changes if c.changed)
+    assert change.layer == "hidden"
+    (kept,) = (c for c in result.changes if c.weight.endswith("bound/kernel"))
+    assert "constraint" in kept.detail
+    words = np.array([[1, 2, 3, 0, 0], [4, 5, 0, 0, 0]])
+    np.testing.assert_allclose(
+        to_numpy(result.model(words)), to_numpy(model(words)), atol=1e-5
+    )
+    thin = result.model.get_layer("hidden_first")
+    assert thin.activity_regularizer is None
+
+
+def test_a_layer_is_shared_by_inputs_of_other_sizes_and_ranks():
+    a, b = keras.Input((6, 6, 12)), keras.Input((4, 4, 12))
+    head = layers.Conv2D(16, 3, name="head")
+    dense = layers.Dense(20, name="dense")
+    flat = layers.GlobalAveragePooling2D()
+    model = keras.Model([a, b], [dense(head(a)), dense(flat(head(b)))])
+    low_rank(head, 2)
+    low_rank(dense, 2)
+    small = km.compress(model, km.Factorize(energy=1 - 1e-9)).model
+    assert small.count_params() < model.count_params()
+    data = [RNG.normal(size=(2, *x.shape[1:])).astype("float32") for x in (a, b)]
+    for one, other in zip(small(data), model(data), strict=True):
+        np.testing.assert_allclose(to_numpy(one), to_numpy(other), atol=1e-4)
+
+
+@pytest.mark.parametrize("earlier", [km.Prune(0.5), km.Cluster(8)])
+def test_steps_that_undo_others_are_refused_before_work_starts(earlier):
+    with pytest.raises(ConfigError, match="put 'factorize' first"):
+        km.compress(network(), [earlier, km.Factorize(0.5)])
 
 
 def test_a_choice_comes_back_from_plain_data():

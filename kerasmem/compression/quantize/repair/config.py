@@ -28,6 +28,7 @@ class FoldBatchNorm(Remake):
     """
 
     name: ClassVar[str] = FOLD
+    undoes: ClassVar[tuple[str, ...]] = ("cluster",)
     trains_on: ClassVar[bool] = False
 
     def applied(self, model: Any, data: Any = None) -> tuple[Any, list[WeightChange]]:
@@ -76,6 +77,7 @@ class Equalize(Technique):
     replace_relu6: bool = False
 
     name: ClassVar[str] = EQUALIZE
+    undoes: ClassVar[tuple[str, ...]] = ("cluster",)
     trains_on: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
