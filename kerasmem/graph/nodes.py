@@ -127,3 +127,9 @@ def nodes_in_order(graph: Any) -> list[Any]:
     depths = sorted(graph._nodes_by_depth, reverse=True)
     nodes = [node for depth in depths for node in graph._nodes_by_depth[depth]]
     return [node for node in nodes if not node.is_input]
+
+
+def is_trained(node: Any) -> bool:
+    """Return True for a call that asks for training whatever the model does."""
+    args, kwargs = node.arguments.args, node.arguments.kwargs
+    return bool(kwargs.get("training") or any(arg is True for arg in args[1:]))

@@ -33,7 +33,8 @@ def integer_file(model: Any, batch_size: int | None = None) -> bytes:
         ModelError: if a layer computes with floats; it is named.
     """
     graph = own_graph(model)
-    nodes, file = nodes_in_order(graph), _File(batch_size)
+    ends = {id(tensor) for tensor in graph.outputs}
+    nodes, file = nodes_in_order(graph), _File(batch_size, ends)
     for tensor in graph.inputs:
         used = [node for node in nodes if _takes(node, tensor)]
         if len(used) != 1 or not isinstance(used[0].operation, ToCodes):
@@ -51,10 +52,11 @@ def integer_file(model: Any, batch_size: int | None = None) -> bytes:
 class _File:
     """The tensors of a file by those of a model."""
 
-    def __init__(self, batch_size: int | None) -> None:
+    def __init__(self, batch_size: int | None, ends: set[int]) -> None:
         self.writer = Writer()
         self.known: dict[int, tuple[int, Codes]] = {}
         self._batch_size = batch_size
+        self._ends = ends
 
     def add(self, tensor: Any, name: str, codes: Codes) -> int:
         """Return the number of a new tensor."""
@@ -74,10 +76,12 @@ class _File:
         (output,) = node.outputs
         if isinstance(layer, ToCodes | FromCodes):
             self.known[id(output)] = before[0]
-            return True
+            return isinstance(layer, FromCodes) or layer.output_codes == before[0][1]
         plain = OPERATIONS.get(type(layer)), before[0][1]
-        write, codes = ending(layer) or plain
-        if write is None:
+        is_end = id(output) in self._ends
+        write, codes = (ending(layer) if is_end else None) or plain
+        unlike = any(codes_of != before[0][1] for _, codes_of in before)
+        if write is None or (unlike and not isinstance(layer, IntegerLayer)):
             return False
         number = self.add(output, layer.name, getattr(layer, "output_codes", codes))
         write(self.writer, layer, tensors, [number for number, _ in before], number)

@@ -307,3 +307,56 @@ def test_half_precision_around_it_changes_nothing_within():
     assert made(x[:1]).dtype == keras.ops.ones(1).dtype
     exact = np.asarray(outputs(model, x), "float32")
     assert np.abs(outputs(made, x) - exact).max() < 0.05 * np.abs(exact).max()
+
+
+def test_masks_reach_what_stands_behind_codes():
+    inputs = keras.Input((6,))
+    x = keras.layers.Embedding(9, 8, mask_zero=True)(inputs)
+    x = keras.layers.Dense(12, activation="relu")(x)
+    model = keras.Model(inputs, keras.layers.LSTM(4)(x))
+    words = np.random.default_rng(0).integers(1, 9, (32, 6))
+    words[:, 3:] = 0
+    small = km.compress(model, km.Quantize("int8-static"), data=words).model
+    assert any(isinstance(layer, IntegerLayer) for layer in small.layers)
+    np.testing.assert_allclose(
+        keras.ops.convert_to_numpy(small(words)),
+        keras.ops.convert_to_numpy(model(words)),
+        atol=0.02,
+    )
+
+
+def test_what_is_called_in_training_mode_stays_as_it_is():
+    inputs = keras.Input((8,))
+    x = keras.layers.Dense(8, activation="relu")(inputs)
+    x = keras.layers.Dropout(0.5, name="drop")(x, training=True)
+    model = keras.Model(inputs, keras.layers.Dense(3)(x))
+    x = np.random.default_rng(0).normal(size=(64, 8)).astype("float32")
+    small = km.compress(model, km.Quantize("int8-static"), data=x).model
+    assert small.get_layer("drop")
+    once, twice = (keras.ops.convert_to_numpy(small(x)) for _ in range(2))
+    assert (once != twice).any()
+
+
+def test_the_model_that_is_handed_in_keeps_its_layers():
+    model = keras.Sequential(
+        [
+            keras.Input((8,)),
+            keras.layers.Dense(8, activation="relu"),
+            keras.layers.Dense(3, activation="softmax", name="top"),
+        ]
+    )
+    x = np.random.default_rng(0).normal(size=(64, 8)).astype("float32")
+    small, _ = km.Quantize("int8-static").applied(model, x)
+    own = set(map(id, model.layers))
+    assert not own & set(map(id, small.layers))
+    assert not {id(v) for v in model.weights} & {id(v) for v in small.weights}
+
+
+def test_a_softmax_in_the_middle_is_no_end_of_a_file(tmp_path):
+    inputs = keras.Input((8,))
+    gates = keras.layers.Dense(6, activation="softmax")(inputs)
+    model = keras.Model(inputs, keras.layers.Dense(3)(gates))
+    x = np.random.default_rng(0).normal(size=(64, 8)).astype("float32")
+    result = km.compress(model, km.Quantize("int8-static"), data=x)
+    with pytest.raises(ModelError, match="does not compute with int8 codes"):
+        result.export(tmp_path / "m.tflite", samples=x[:4])

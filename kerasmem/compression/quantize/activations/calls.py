@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from kerasmem.graph.nodes import nodes_in_order, own_graph
+from kerasmem.graph.nodes import is_trained, nodes_in_order, own_graph
 
 Part = tuple[str, Any, tuple[int, ...]]
 """What follows a name, a layer, and what it takes: places in the list of the input and
@@ -28,6 +28,7 @@ class Call:
         inputs: numbers of the tensors that go in.
         outputs: numbers of those that come out.
         arguments: gives the arguments, of tensors by number.
+        is_trained: whether it is called with `training=True`, or a model around it.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Call:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     arguments: Callable[[dict[int, Any]], tuple[tuple, dict[str, Any]]]
+    is_trained: bool = False
 
     @property
     def output_names(self) -> list[str]:
@@ -90,22 +92,32 @@ class _Pass:
         self.tensors.append((tensor, name))
         return len(self.tensors) - 1
 
-    def graph(self, graph: Any, inputs: Sequence[int], prefix: str) -> list[int]:
+    def graph(
+        self,
+        graph: Any,
+        inputs: Sequence[int],
+        prefix: str,
+        *,
+        trained: bool = False,
+    ) -> list[int]:
         known = dict(zip(map(id, graph.inputs), inputs, strict=True))
         counts: Counter[str] = Counter()
         for node in nodes_in_order(graph):
             name = f"{prefix}{node.operation.name}"
             number, counts[name] = counts[name], counts[name] + 1
             name = f"{name}:{number}" if number else name
-            outputs = self._node(node, name, known)
+            now = trained or is_trained(node)
+            outputs = self._node(node, name, known, trained=now)
             known.update(zip(map(id, node.outputs), outputs, strict=True))
         return [known[id(tensor)] for tensor in graph.outputs]
 
-    def _node(self, node: Any, name: str, known: dict[int, int]) -> list[int]:
+    def _node(
+        self, node: Any, name: str, known: dict[int, int], *, trained: bool
+    ) -> list[int]:
         taken = tuple(known[id(tensor)] for tensor in node.arguments.keras_tensors)
         inner = own_graph(node.operation)
         if inner is not None:
-            return self.graph(inner, taken, f"{name}/")
+            return self.graph(inner, taken, f"{name}/", trained=trained)
         parts = self._split(node.operation)
         if parts is not None:
             return self._parts(parts, node, name, taken)
@@ -117,9 +129,8 @@ class _Pass:
         outputs = keras.tree.flatten(node.outputs)
         names = [f"{name}.{i}" if i else name for i in range(len(outputs))]
         numbers = tuple(map(self.number, outputs, names))
-        self.calls.append(
-            Call(name, node.operation, node.operation, taken, numbers, arguments)
-        )
+        layer = node.operation
+        self.calls.append(Call(name, layer, layer, taken, numbers, arguments, trained))
         return list(numbers)
 
     def _parts(

@@ -51,9 +51,9 @@ class RoundedWeights:
     @contextmanager
     def shown(self) -> Iterator[None]:
         """Return a scope in which whoever reads the variables gets rounded values."""
-        for variable in self._variables:
-            variable.show()
         try:
+            for variable in self._variables:
+                variable.show()
             yield
         finally:
             for variable in self._variables:

@@ -20,7 +20,7 @@ from kerasmem.compression.quantize.repair.kernels import (
     per_output,
 )
 from kerasmem.graph.channels.kind import kind
-from kerasmem.graph.nodes import nodes_in_order, own_graph
+from kerasmem.graph.nodes import is_trained, nodes_in_order, own_graph
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,12 +96,6 @@ def _gather(graph: Any, graphs: dict[int, Graph], *, trained: bool) -> None:
         inner = own_graph(node.operation)
         if inner is not None:
             _gather(inner, graphs, trained=trained or is_trained(node))
-
-
-def is_trained(node: Any) -> bool:
-    """Return True for a call that asks for training whatever the model does."""
-    args, kwargs = node.arguments.args, node.arguments.kwargs
-    return bool(kwargs.get("training") or any(arg is True for arg in args[1:]))
 
 
 def _decide(

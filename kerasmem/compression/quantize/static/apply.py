@@ -15,6 +15,7 @@ from kerasmem.compression.quantize.static.planning import Stays, make_plan
 from kerasmem.compression.quantize.static.split import split
 from kerasmem.compression.regular_expressions import check_all_mean_one, means
 from kerasmem.errors import ConfigError, ModelError
+from kerasmem.graph.clone import clone
 from kerasmem.graph.layers import weights
 from kerasmem.graph.nodes import own_graph
 from kerasmem.records import WeightChange
@@ -35,8 +36,7 @@ def quantize_static(
     the ranges are taken from samples.
 
     Args:
-        model: a built model with a graph; layers of it that stay float may be in the
-            new one.
+        model: a built model with a graph; it is not touched.
         choice: the scheme, and how to calibrate.
         data: samples in any of the forms that `kerasmem.files.data` lists.
 
@@ -56,6 +56,8 @@ def quantize_static(
     check_all_mean_one(model, everything, {"exclude": choice.exclude})
     excluded = {w.owner.name for w in everything if means(choice.exclude, w)}
     folded, folds = fold_batch_norm(model)
+    # Layers that stay float go into the new model.
+    folded = clone(model) if folded is model else folded
     if choice.bias_correction:
         folded = with_corrected_biases(folded, choice, data)
     how = Calibration(choice.calibration, samples=choice.calibration_samples)
@@ -91,15 +93,19 @@ def integer_model(
         ModelError: if the model has no graph, nothing to quantize, or NaN or infinity
             in its weights.
     """
-    made, plan, layers = _built(model, ranges, granularity, stays)
-    return made, account(model, plan, layers)
+    _check_graph(model)
+    own = clone(model)  # layers that stay float go into the new model
+    pairs = zip(own_graph(model).inputs, own_graph(own).inputs, strict=True)
+    names = {old.name: new.name for old, new in pairs}
+    given = {names.get(name, name): ends for name, ends in ranges.items()}
+    made, plan, layers = _built(own, given, granularity, stays)
+    return made, account(own, plan, layers)
 
 
 def _built(
     model: Any, ranges: Ranges, granularity: str, stays: Stays
 ) -> tuple[Any, Plan, dict[str, Any]]:
     """Return the new model, what became of the calls, and the layers by their names."""
-    _check_graph(model)
     calls = flatten(model, split)
     plan = make_plan(calls, stays)
     if not plan.steps:

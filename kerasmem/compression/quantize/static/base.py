@@ -28,6 +28,7 @@ class IntegerLayer(keras.layers.Layer):
     ) -> None:
         # Not the global policy: codes and scales do not fit half precision.
         super().__init__(**{"dtype": "float32", "trainable": False, **kwargs})
+        self.supports_masking = True
         self.input_codes = tuple(map(_codes, inputs))
         self.output_codes = _codes(output)
         self.activation = activation

@@ -57,7 +57,7 @@ def _takers(plan: Plan) -> dict[int, list[Call]]:
     """Return the calls that take each tensor, and note those that hand it on."""
     takers: dict[int, list[Call]] = defaultdict(list)
     for call in plan.calls.calls:
-        if is_identity(call.operation):
+        if is_identity(call.operation) and not call.is_trained:
             plan.same[call.outputs[0]] = call.inputs[0]
             plan.gone.add(call.name)
             continue
@@ -70,6 +70,8 @@ def _why_float(plan: Plan, call: Call, coded: set[int]) -> str | None:
     found = kind_of(call.operation)
     if found is None:
         return f"{type(call.operation).__name__} has no form in int8"
+    if call.is_trained:
+        return "is called with training=True"
     numbers = [plan.number(number) for number in call.inputs]
     if not all(_is_float(plan.calls, number) for number in numbers):
         return "takes what are no floats"
