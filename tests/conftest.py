@@ -12,9 +12,6 @@ hypothesis.settings.load_profile("kerasmem")
 BACKENDS = ("tensorflow", "jax", "torch")
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-if os.environ.get("KERAS_BACKEND") == "jax":
-    # The suite compiles much and runs each program a few times.
-    os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
 
 def pytest_configure(config):
