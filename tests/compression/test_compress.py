@@ -226,7 +226,7 @@ def test_a_drop_of_the_metric_is_an_error(trained, digits):
         ({"steps": ["int8"]}, ConfigError, r"Received: steps=\['int8'\]"),
         ({"target": {"file_bytes": 9}}, ConfigError, "not in this version"),
         ({"fine_tune_epochs": 1}, ConfigError, "give data="),
-        ({"fine_tune_epochs": -1}, ConfigError, "0 or more"),
+        ({"fine_tune_epochs": -1}, ConfigError, "whole number from 0"),
         ({"max_drop": 0.1}, ConfigError, "max_drop needs samples"),
         ({"data": np.ones((4, 7))}, DataError, "20"),
     ],
