@@ -1,7 +1,7 @@
 """The shape that all techniques share: a frozen choice that is applied to a clone."""
 
 import abc
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
@@ -61,7 +61,23 @@ class Technique(abc.ABC):
 
     def to_json(self) -> dict[str, Any]:
         """Return the choice as plain data; `techniques.from_json` reads it back."""
-        return {"technique": self.name, **asdict(self)}
+        plain = asdict(self).items()
+        lists = {k: list(v) if isinstance(v, tuple) else v for k, v in plain}
+        return {"technique": self.name, **lists}
+
+    def _check_allowed(self, allowed: Mapping[str, Collection[Any]]) -> None:
+        """Raise unless every field that is named has one of its values.
+
+        Raises:
+            ConfigError: with the values, and the one received.
+        """
+        for field, values in allowed.items():
+            if getattr(self, field) not in values:
+                raise ConfigError(
+                    f"The {field} of {type(self).__name__} must be one of "
+                    f"{', '.join(map(str, values))}. "
+                    f"Received: {field}={getattr(self, field)!r}."
+                )
 
 
 @dataclass(frozen=True)

@@ -75,13 +75,7 @@ class PruneChannels(Remake):
 
     def __post_init__(self) -> None:
         _check_ratio("ratio", self.ratio)
-        allowed_values = {"of": COUNTED, "criterion": CRITERIA, "scope": SCOPES}
-        for field, allowed in allowed_values.items():
-            if getattr(self, field) not in allowed:
-                raise ConfigError(
-                    f"The {field} of PruneChannels must be one of "
-                    f"{', '.join(allowed)}. Received: {field}={getattr(self, field)!r}."
-                )
+        self._check_allowed({"of": COUNTED, "criterion": CRITERIA, "scope": SCOPES})
         for field in ("rounds", "round_to", "min_channels"):
             value = getattr(self, field)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:

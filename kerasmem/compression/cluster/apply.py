@@ -6,7 +6,7 @@ import keras
 import numpy as np
 
 from kerasmem.compression.account import account
-from kerasmem.compression.cluster.codebook import Codebook, make_codebook
+from kerasmem.compression.cluster.codebook import few_values
 from kerasmem.compression.noise import sqnr_db
 from kerasmem.compression.regular_expressions import check_all_mean_one, means
 from kerasmem.errors import ModelError
@@ -41,7 +41,14 @@ def cluster_weights(model: Any, choice: "Cluster") -> list[WeightChange]:
             )
     changes = []
     for weight, value in zip(clustered, values, strict=True):
-        rounded = codebook(weight, value, choice).decoded().astype(value.dtype)
+        rounded = few_values(
+            value,
+            choice.n,
+            start=choice.start,
+            axis=channel_axis(weight, choice),
+            keep_zeros=choice.keep_zeros,
+            rng=np.random.default_rng(choice.seed),
+        )
         weight.variable.assign(rounded)
         count = len(np.unique(rounded))
         noise = sqnr_db(value, rounded)
@@ -82,23 +89,11 @@ def chosen(
     return clustered, [(weight, why) for weight, why in reasons if why is not None]
 
 
-def codebook(weight: Weight, value: np.ndarray, choice: "Cluster") -> Codebook:
-    """Return the values that stand for those of a weight."""
-    return make_codebook(
-        value,
-        choice.n,
-        start=choice.start,
-        axis=book_axis(weight, choice),
-        keep_zeros=choice.keep_zeros,
-        rng=np.random.default_rng(choice.seed),
-    )
+def channel_axis(weight: Weight, choice: "Cluster") -> int | None:
+    """Return the axis of the channels that have values of their own, None if none has.
 
-
-def book_axis(weight: Weight, choice: "Cluster") -> int | None:
-    """Return the axis of the channels that have values of their own, None for one row.
-
-    Of a kernel it is the last axis that no output sums over. An embedding table has one
-    row for all: those of its words would be too short.
+    Of a kernel it is the last axis that no output sums over. In an embedding table all
+    words have the same: theirs are too short for some of their own.
     """
     if choice.granularity == "tensor" or is_embedding(weight):
         return None

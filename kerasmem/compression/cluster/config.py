@@ -1,7 +1,7 @@
 """The choice of how many values a weight may take."""
 
 from contextlib import AbstractContextManager
-from dataclasses import KW_ONLY, asdict, dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
 from kerasmem.compression.cluster.apply import NAME, chosen, cluster_weights
@@ -66,17 +66,13 @@ class Cluster(Technique):
                 "The seed of Cluster is a whole number from 0. "
                 f"Received: seed={self.seed!r}."
             )
-        for field, allowed in {
-            "start": STARTS,
-            "granularity": ("tensor", "channel"),
-            "keep_zeros": (True, False),
-        }.items():
-            if getattr(self, field) not in allowed:
-                raise ConfigError(
-                    f"The {field} of Cluster must be one of "
-                    f"{', '.join(map(str, allowed))}. "
-                    f"Received: {field}={getattr(self, field)!r}."
-                )
+        self._check_allowed(
+            {
+                "start": STARTS,
+                "granularity": ("tensor", "channel"),
+                "keep_zeros": (True, False),
+            }
+        )
         for field in ("include", "exclude"):
             patterns = regular_expressions("Cluster", field, getattr(self, field))
             object.__setattr__(self, field, patterns)
@@ -90,11 +86,6 @@ class Cluster(Technique):
         """Return a scope in which entries of one value stay alike in training."""
         weights, _ = chosen(model, self)
         return clusters_kept(trainer, weights, self)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the choice as plain data; `techniques.from_json` reads it back."""
-        lists = {"include": list(self.include), "exclude": list(self.exclude)}
-        return {"technique": self.name, **asdict(self), **lists}
 
 
 def _is_whole(value: Any) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 from keras import ops
 
 from kerasmem.backends import current
-from kerasmem.compression.cluster.apply import book_axis
+from kerasmem.compression.cluster.apply import channel_axis
 from kerasmem.graph.layers import Weight
 from kerasmem.graph.values import to_numpy
 
@@ -56,7 +56,7 @@ class _Tied:
     ) -> None:
         variable = weight.variable
         codes, offsets, values = _numbered(
-            to_numpy(variable), book_axis(weight, choice)
+            to_numpy(variable), channel_axis(weight, choice)
         )
         whole = (codes + offsets).ravel()
         self._variable = variable

@@ -14,7 +14,7 @@ import keras
 import numpy as np
 from keras import layers, ops
 
-from kerasmem.compression.factorize.decompose import directions, factors, rank_for
+from kerasmem.compression.factorize.decompose import directions, factors
 
 if TYPE_CHECKING:
     from kerasmem.compression.factorize.config import Factorize
@@ -181,8 +181,7 @@ def _tucker(layer: Any, kernel: np.ndarray, choice: "Factorize") -> Chain:
     by_input = np.moveaxis(kernel, -2, 0).reshape(inputs, -1)
     by_output = np.moveaxis(kernel, -1, 0).reshape(outputs, -1)
     entry, leave = (
-        directions(m, rank_for(m, choice.rank_ratio, choice.energy))
-        for m in (by_input, by_output)
+        directions(m, choice.rank_ratio, choice.energy) for m in (by_input, by_output)
     )
     core = np.einsum("...io,ir,os->...rs", kernel, entry, leave)
     kind = type(layer)
@@ -198,7 +197,7 @@ def _tucker(layer: Any, kernel: np.ndarray, choice: "Factorize") -> Chain:
 def _two(
     matrix: np.ndarray, choice: "Factorize"
 ) -> tuple[np.ndarray, np.ndarray, float]:
-    left, right = factors(matrix, rank_for(matrix, choice.rank_ratio, choice.energy))
+    left, right = factors(matrix, choice.rank_ratio, choice.energy)
     sizes = np.square(left).sum(axis=0)  # the singular values
     return left, right, _share(np.square(sizes).sum(), matrix)
 

@@ -1,6 +1,6 @@
 """The choice of how far kernels are factorized."""
 
-from dataclasses import KW_ONLY, asdict, dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
 from kerasmem.compression.factorize.apply import NAME, factorize
@@ -57,11 +57,7 @@ class Factorize(Remake):
                 f"most 1. Received: rank_ratio={self.rank_ratio!r}, "
                 f"energy={self.energy!r}."
             )
-        if self.method not in METHODS:
-            raise ConfigError(
-                f"The method of Factorize must be one of {', '.join(METHODS)}. "
-                f"Received: method={self.method!r}."
-            )
+        self._check_allowed({"method": METHODS})
         for field in ("include", "exclude"):
             patterns = regular_expressions("Factorize", field, getattr(self, field))
             object.__setattr__(self, field, patterns)
@@ -74,11 +70,6 @@ class Factorize(Remake):
         """
         del data
         return factorize(model, self)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the choice as plain data; `techniques.from_json` reads it back."""
-        lists = {"include": list(self.include), "exclude": list(self.exclude)}
-        return {"technique": self.name, **asdict(self), **lists}
 
 
 def _is_share(value: Any) -> bool:

@@ -6,42 +6,38 @@ Carl Eckart, Gale Young: The approximation of one matrix by another of lower ran
 import numpy as np
 
 
-def factors(matrix: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the two matrices, (m, rank) and (rank, n), whose product is nearest.
+def factors(
+    matrix: np.ndarray, ratio: float | None, energy: float | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the matrices, (m, rank) and (rank, n), whose product is nearest.
 
     Both have columns or rows of the same lengths, so that training moves both alike.
 
     Args:
         matrix: (m, n).
-        rank: from 1 to min(m, n).
+        ratio: share of the full rank that is kept; None to go by energy.
+        energy: share of the sum of squares that has to stay.
     """
     left, sizes, right = np.linalg.svd(matrix, full_matrices=False)
+    rank = _rank(sizes, ratio, energy)
     root = np.sqrt(sizes[:rank])
     return left[:, :rank] * root, root[:, None] * right[:rank]
 
 
-def directions(matrix: np.ndarray, rank: int) -> np.ndarray:
+def directions(
+    matrix: np.ndarray, ratio: float | None, energy: float | None
+) -> np.ndarray:
     """Return an orthonormal basis, (m, rank), of what the columns have most of.
 
-    Args:
-        matrix: (m, n).
-        rank: from 1 to min(m, n).
+    Takes what `factors` does.
     """
-    left, _, _ = np.linalg.svd(matrix, full_matrices=False)
-    return left[:, :rank]
+    left, sizes, _ = np.linalg.svd(matrix, full_matrices=False)
+    return left[:, : _rank(sizes, ratio, energy)]
 
 
-def rank_for(matrix: np.ndarray, ratio: float | None, energy: float | None) -> int:
-    """Return the rank that is kept.
-
-    Args:
-        matrix: (m, n).
-        ratio: share of its full rank; None to go by energy.
-        energy: share of the sum of squares that has to stay.
-    """
-    full = min(matrix.shape)
+def _rank(sizes: np.ndarray, ratio: float | None, energy: float | None) -> int:
+    """Return how many of the descending singular values are kept."""
     if ratio is not None:
-        return max(1, round(ratio * full))
-    sizes = np.linalg.svd(matrix, compute_uv=False)
+        return max(1, round(ratio * len(sizes)))
     kept = np.cumsum(np.square(sizes))
-    return min(full, int(np.searchsorted(kept, (energy or 1.0) * kept[-1])) + 1)
+    return min(len(sizes), int(np.searchsorted(kept, (energy or 1.0) * kept[-1])) + 1)

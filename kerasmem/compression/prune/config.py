@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import KW_ONLY, InitVar, asdict, dataclass
+from dataclasses import KW_ONLY, InitVar, dataclass
 from typing import Any, ClassVar
 
 from kerasmem.compression.prune.allocation import ERDOS_RENYI, ERDOS_RENYI_KERNEL
@@ -126,10 +126,8 @@ class Prune(Technique):
 
     def to_json(self) -> dict[str, Any]:
         """Return the choice as plain data; `techniques.from_json` reads it back."""
-        plain = asdict(self)
-        lists = {k: list(v) for k, v in plain.items() if isinstance(v, tuple)}
         nested = {"schedule": self.schedule.to_json(), "ratios": dict(self.ratios)}
-        return {"technique": self.name, **plain, **lists, **nested}
+        return super().to_json() | nested
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)

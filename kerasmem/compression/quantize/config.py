@@ -1,6 +1,6 @@
 """The choice of a number format for the weights."""
 
-from dataclasses import KW_ONLY, asdict, dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
 from kerasmem.compression.quantize.activations import METHODS
@@ -72,19 +72,15 @@ class Quantize(Technique):
     freezes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        for field, allowed in {
-            "scheme": SCHEMES,
-            "granularity": GRANULARITIES,
-            "symmetric": (True, False),
-            "bias_correction": (True, False),
-            "calibration": METHODS,
-        }.items():
-            if getattr(self, field) not in allowed:
-                raise ConfigError(
-                    f"The {field} of Quantize must be one of "
-                    f"{', '.join(map(str, allowed))}. "
-                    f"Received: {field}={getattr(self, field)!r}."
-                )
+        self._check_allowed(
+            {
+                "scheme": SCHEMES,
+                "granularity": GRANULARITIES,
+                "symmetric": (True, False),
+                "bias_correction": (True, False),
+                "calibration": METHODS,
+            }
+        )
         for field, least in {"group_size": 2, "calibration_samples": 1}.items():
             size = getattr(self, field)
             if not isinstance(size, int) or isinstance(size, bool) or size < least:
@@ -122,11 +118,6 @@ class Quantize(Technique):
         if self.is_static:
             return quantize_static(model, self, data)
         return super().applied(model, data)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the choice as plain data; `techniques.from_json` reads it back."""
-        lists = {"include": list(self.include), "exclude": list(self.exclude)}
-        return {"technique": self.name, **asdict(self), **lists}
 
     @property
     def dtype(self) -> str:

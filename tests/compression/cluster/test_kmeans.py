@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from sklearn.cluster import KMeans
 
-from kerasmem.compression.cluster.codebook import make_codebook
+from kerasmem.compression.cluster.codebook import few_values
 from kerasmem.compression.cluster.kmeans import STARTS, centroids, nearest
 
 FLOATS = st.floats(-10, 10, width=32)
@@ -75,12 +75,11 @@ SHAPES = st.tuples(st.integers(1, 6), st.integers(1, 5), st.integers(1, 4))
     st.sampled_from([None, 0, 2]),
     st.booleans(),
 )
-def test_a_codebook_has_few_values_and_zeros_stay(values, count, axis, zeros):
+def test_a_weight_has_few_values_and_zeros_stay(values, count, axis, zeros):
     values[np.abs(values) < 2] = 0
-    book = make_codebook(
+    decoded = few_values(
         values, count, axis=axis, keep_zeros=zeros, rng=RNG(0), start="kmeans++"
     )
-    decoded = book.decoded()
     assert decoded.shape == values.shape
     rows = [decoded] if axis is None else np.moveaxis(decoded, axis, 0)
     assert all(len(np.unique(row)) <= count for row in rows)

@@ -5,8 +5,7 @@ import numpy as np
 
 import kerasmem as km
 from kerasmem.memory.child import ON_THE_CPU, run_in_child
-
-TWO_DEVICES = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+from tests.two_devices import TWO_DEVICES, two_devices
 
 
 def network(units):
@@ -38,24 +37,12 @@ def learned():
 
 def on_two(_):
     """Return what a student learned on one device and on two; in a child."""
-    if keras.backend.backend() == "tensorflow":
-        scope = _two_of_tensorflow()
-    else:
-        scope = keras.distribution.DataParallel().scope
+    scope = two_devices()
     alone = learned()
     with scope():
         together = learned()
     devices = len(keras.distribution.list_devices())
     return {"alone": alone, "together": together, "devices": devices}
-
-
-def _two_of_tensorflow():
-    import tensorflow as tf
-
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    halves = [tf.config.LogicalDeviceConfiguration() for _ in range(2)]
-    tf.config.set_logical_device_configuration(cpu, halves)
-    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope
 
 
 def test_on_two_devices_a_student_learns_what_it_would_on_one(backend):

@@ -9,7 +9,7 @@ from keras import layers
 from scipy.linalg import svdvals
 
 import kerasmem as km
-from kerasmem.compression.factorize.decompose import factors, rank_for
+from kerasmem.compression.factorize.decompose import factors
 from kerasmem.compression.techniques import from_json
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.values import to_numpy
@@ -111,9 +111,12 @@ def test_the_loss_is_that_of_the_singular_values_left_out(given_, share):
     rows, columns, seed = given_
     matrix = np.random.default_rng(seed).normal(size=(rows, columns))
     sizes = svdvals(matrix)
-    for rank in (rank_for(matrix, share, None), rank_for(matrix, None, share)):
-        left, right = factors(matrix, rank)
-        assert left.shape[1] == rank
+    for ratio, energy in ((share, None), (None, share)):
+        left, right = factors(matrix, ratio, energy)
+        rank = left.shape[1]
+        assert rank == right.shape[0]
+        if ratio is not None:
+            assert rank == max(1, round(ratio * min(matrix.shape)))
         lost = np.square(matrix - left @ right).sum()
         np.testing.assert_allclose(lost, np.square(sizes[rank:]).sum(), atol=1e-9)
     kept = np.square(sizes[:rank]).sum() / np.square(sizes).sum()

@@ -5,18 +5,14 @@ import numpy as np
 
 from kerasmem.memory.child import ON_THE_CPU, run_in_child
 from tests.memory.rematerialize import models
-
-TWO_DEVICES = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+from tests.two_devices import TWO_DEVICES, two_devices
 
 
 def weights_on_two(_):
     """Return the weights after three steps, plain and rematerialized; in a child."""
     from kerasmem.memory.rematerialize import rematerialize
 
-    if keras.backend.backend() == "tensorflow":
-        scope = _two_of_tensorflow()
-    else:
-        scope = keras.distribution.DataParallel().scope
+    scope = two_devices()
     found = {}
     for name in ("plain", "lean"):
         with scope():
@@ -30,15 +26,6 @@ def weights_on_two(_):
             weights = [keras.ops.convert_to_numpy(v) for v in model.trainable_variables]
             found[name] = [w.ravel().tolist() for w in weights]
     return found | {"devices": len(keras.distribution.list_devices())}
-
-
-def _two_of_tensorflow():
-    import tensorflow as tf
-
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    halves = [tf.config.LogicalDeviceConfiguration() for _ in range(2)]
-    tf.config.set_logical_device_configuration(cpu, halves)
-    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope
 
 
 def test_on_two_devices_the_weights_are_those_of_the_plain_model(backend):
