@@ -26,15 +26,15 @@ def few_values(
         rng: draws for k-means++.
     """
     found = np.empty_like(values)
-    columns = [...] if axis is None else np.ndindex(values.shape[axis])
-    by_channel = (values, found)
-    if axis is not None:
-        by_channel = tuple(np.moveaxis(array, axis, 0) for array in by_channel)
-    for column in columns:
-        entries = by_channel[0][column]
+    for entries, into in zip(_rows(values, axis), _rows(found, axis), strict=True):
         row = _row(entries.ravel(), count, start, keep_zeros, rng)
-        by_channel[1][column] = row[nearest(entries, row)]
+        into[...] = row[nearest(entries, row)]
     return found
+
+
+def _rows(array: np.ndarray, axis: int | None) -> np.ndarray:
+    """Return a view whose first axis is that of what has values of its own."""
+    return array[None] if axis is None else np.moveaxis(array, axis, 0)
 
 
 def _row(
