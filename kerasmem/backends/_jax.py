@@ -70,9 +70,13 @@ class JaxBackend(PlainBackend):
         return jax.process_index(), jax.process_count()
 
     def traces(self, model: Any) -> int | None:
-        """Return how many traces the training step has, None before the first."""
+        """Return how many traces the training step has, None where JAX does not tell.
+
+        It does not before the first step, nor for a step that found the 8,192 places
+        of the process full, in which JAX keeps what it has compiled for fast calls.
+        """
         # Private, for want of a public count: the entries of the compiled step's cache.
-        return count_traces(model, "_cache_size")
+        return count_traces(model, "_cache_size") or None
 
     def memory_profiler(self, followed: Followed) -> MemoryProfiler:
         """Return what reads XLA's plan for the memory of a step."""

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -134,6 +135,7 @@ def fitted():
     return fit
 
 
+@pytest.mark.usefixtures("counted_traces")
 def test_traces_of_the_training_step_are_counted(fitted, backend):
     adapter = backends.current()
     assert adapter.traces(keras.Sequential()) is None
@@ -143,6 +145,18 @@ def test_traces_of_the_training_step_are_counted(fitted, backend):
     # TensorFlow makes a second shape any shape.
     expected = {"tensorflow": [1, 1, 2, 2], "jax": [1, 1, 2, 3], "torch": [None] * 4}
     assert counts == expected[backend]
+
+
+def test_a_step_that_jax_could_not_keep_for_fast_calls_has_no_count():
+    class Compiled:
+        def _cache_size(self):
+            return 0
+
+        def __call__(self):
+            """Nothing."""
+
+    model = SimpleNamespace(train_function=Compiled())
+    assert backends.current().traces(model) is None
 
 
 def test_alone_this_is_process_0_of_1(fitted):

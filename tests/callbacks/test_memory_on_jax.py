@@ -106,6 +106,7 @@ def test_the_head_of_the_run_says_that_two_processes_train(run):
     assert json.loads((run[0] / "run.json").read_text())["processes"] == 2
 
 
+@pytest.mark.usefixtures("counted_traces")
 def test_batches_of_ever_new_shapes_are_told_as_traces_that_pile_up():
     class Growing(keras.utils.PyDataset):
         rows = 0

@@ -44,6 +44,7 @@ def test_a_slow_step_of_a_size_that_was_there_is_no_retrace():
     assert retraces(rows, compiled=True) == ()
 
 
+@pytest.mark.usefixtures("counted_traces")
 def test_a_fit_with_a_smaller_last_batch_is_counted(question, backend):
     model = keras.Sequential([keras.Input((4,)), layers.Dense(2)])
     model.compile("sgd", "mse", jit_compile=backend == "jax")
