@@ -67,6 +67,12 @@ def add_to(commands: Any) -> None:
     add_batch_size(parser, default=32)
     parser.add_argument("--seed", type=at_least(0), metavar="N")
     parser.add_argument(
+        "--coding",
+        choices=("deflate", "entropy"),
+        default="deflate",
+        help="of the file; entropy is smaller, and opens after `import kerasmem`",
+    )
+    parser.add_argument(
         "--report", type=Path, metavar="FILE.html", help="write a page of it too"
     )
     add_imports(parser)
@@ -146,6 +152,7 @@ def run(options: Namespace) -> Outcome:
             seed=options.seed,
             batch_size=options.batch_size,
             callbacks=[progress],
+            coding=options.coding,
         )
     # The page first: a command that fails leaves no model behind. If the model cannot
     # be written then, the page stays; what it tells was measured all the same.

@@ -17,6 +17,7 @@ from kerasmem.compression.technique import Technique, TrainingStep
 from kerasmem.errors import ConfigError, DataError
 from kerasmem.files.data import check_data, fit_arguments, is_array_data, sample_count
 from kerasmem.files.load import load_model
+from kerasmem.files.save import Coding, check_coding
 from kerasmem.graph.clone import clone, compile_settings
 from kerasmem.records import CompressionReport, WeightChange
 
@@ -38,6 +39,7 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
     seed: int | None = None,
     batch_size: int = BATCH_SIZE,
     callbacks: Sequence[Any] | None = None,
+    coding: Coding = "deflate",
 ) -> CompressionResult:
     """Return a smaller model, and what it costs and how well it does before and after.
 
@@ -62,6 +64,8 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
         seed: makes fine-tuning repeatable.
         batch_size: samples per batch, where `data` is not batched already.
         callbacks: Keras callbacks for the fine-tuning.
+        coding: of the file, as for `km.save_model`: `"entropy"` is smaller, and Keras
+            opens it after `import kerasmem`.
 
     Raises:
         ConfigError: if the arguments do not fit together.
@@ -73,6 +77,7 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
     chosen = as_steps(steps)
     _check(chosen, data, fine_tune_epochs, target)
     check_max_drop(max_drop, validation_data)
+    check_coding(coding)
     fit = {} if data is None else fit_arguments(data, batch_size)
     if fine_tune_epochs and is_array_data(data) and fit.get("y") is None:
         raise DataError("Fine-tuning needs labels: give data=(x, y).")
@@ -88,9 +93,11 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
         # Anew: the weights are others now, the slots of the old ones are in the way.
         if original.compiled:
             result.compile(**(compile_settings(original) or {}))
-        report = _report(original, result, chosen, (validation_data, batch_size))
+        report = _report(
+            original, result, chosen, (validation_data, batch_size), coding
+        )
     check_drop(report, max_drop)
-    return CompressionResult(result, report, tuple(changes))
+    return CompressionResult(result, report, tuple(changes), coding)
 
 
 def _check(steps: tuple[Technique, ...], data: Any, epochs: int, target: Any) -> None:
@@ -233,15 +240,17 @@ def _report(
     result: Any,
     steps: tuple[Technique, ...],
     judge: tuple[Any, int],
+    coding: Coding,
 ) -> CompressionReport:
     data, batch_size = judge
     before, after = latencies([original, result], data, batch_size)
+    size = file_bytes(result, coding=coding)
     count = None if data is None else sample_count(data)
     return CompressionReport(
         before=figures(
             original, data, batch_size, before, file_bytes(original, stored=True)
         ),
-        after=figures(result, data, batch_size, after, file_bytes(result)),
+        after=figures(result, data, batch_size, after, size),
         steps=tuple(step.to_json() for step in steps),
         samples=count or 0,
     )

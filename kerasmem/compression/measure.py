@@ -5,6 +5,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 
 from kerasmem.errors import OutputError
 from kerasmem.files.data import fit_arguments, sample_inputs
-from kerasmem.files.save import save_model, save_stored
+from kerasmem.files.save import Coding, save_model, save_stored
 from kerasmem.graph.values import nbytes, nonzero, parameters
 from kerasmem.memory.activations import peak_activation_bytes
 from kerasmem.records import ModelFigures
@@ -122,17 +123,18 @@ def _some_inputs(model: Any, data: Any, batch_size: int) -> Any:
     return arrays if len(arrays) > 1 else next(iter(arrays.values()))
 
 
-def file_bytes(model: Any, *, stored: bool = False) -> int:
+def file_bytes(model: Any, *, stored: bool = False, coding: Coding = "deflate") -> int:
     """Return the size of the file that `model` makes, without optimizer state.
 
     Args:
         model: a built model.
-        stored: True for the file as Keras itself writes it, False for the deflated one.
+        stored: True for the file as Keras itself writes it, False for a smaller one.
+        coding: of the smaller one, as for `km.save_model`.
 
     Raises:
         OutputError: if there is no room for a temporary file.
     """
-    save = save_stored if stored else save_model
+    save = save_stored if stored else partial(save_model, coding=coding)
     try:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.keras"

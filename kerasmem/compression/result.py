@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from kerasmem.compression.export import export
-from kerasmem.files.save import save_model
+from kerasmem.files.save import Coding, save_model
 from kerasmem.records import CompressionReport, ExportReport, WeightChange
 
 
@@ -17,23 +17,25 @@ class CompressionResult:
         model: the compressed `keras.Model`, compiled as the original was.
         report: figures of the original and of the result.
         changes: every weight after every technique: changed, or left alone and why.
+        coding: how its file is written, as for `km.save_model`.
     """
 
     model: Any
     report: CompressionReport
     changes: tuple[WeightChange, ...]
+    coding: Coding = "deflate"
 
     def save(self, path: str | Path) -> None:
-        """Write the model as a deflated `.keras` file, whole or not at all.
+        """Write the model as a smaller `.keras` file, whole or not at all.
 
-        A pruned model opens in stock `keras.models.load_model`; one with int8 weights
-        does after `import kerasmem`.
+        A pruned model opens in stock `keras.models.load_model`; one with int8 weights,
+        or one coded by its entropy, does after `import kerasmem`.
 
         Raises:
             ConfigError: if `path` does not end in `.keras`.
             OutputError: if the file cannot be written.
         """
-        save_model(self.model, path)
+        save_model(self.model, path, coding=self.coding)
 
     def export(
         self,

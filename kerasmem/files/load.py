@@ -9,6 +9,7 @@ import h5py
 import keras
 
 from kerasmem.errors import KerasMemWarning, ModelFileError
+from kerasmem.files.archive import check_archive
 
 
 def load_model(path: str | Path, custom_objects: dict[str, Any] | None = None) -> Any:
@@ -66,6 +67,7 @@ def _check(path: Path) -> None:
             raise ModelFileError(
                 f"{str(path)!r} is no .keras file, or only the beginning of one."
             )
+        check_archive(path)
     elif path.suffix in (".h5", ".hdf5"):
         if not h5py.is_hdf5(path):
             raise ModelFileError(f"{str(path)!r} is no HDF5 file.")
@@ -90,7 +92,7 @@ def _reason(error: Exception) -> str:
             "it holds a Python lambda, which is code, and code in a file is never run. "
             "Make it a named function and save the model anew."
         )
-    if "no item named" in text:
-        return "it is a zip archive, but no Keras model."
+    if "Example error message" in text:  # followed by it, after an empty line
+        return text.split("\n\n")[1]
     lines = [line for line in text.splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0] if lines else ''}".rstrip(": ")

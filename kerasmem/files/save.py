@@ -5,25 +5,30 @@ take their full size. Deflated members are read by stock `keras.models.load_mode
 as well, bit for bit.
 """
 
-import shutil
-import zipfile
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import keras
 
 from kerasmem.errors import ConfigError
 from kerasmem.files.atomic import replacing, scratch_folder
+from kerasmem.files.repack import repack
 from kerasmem.graph.optimizer import fresh_optimizer
 
-_DATED = "metadata.json"
+Coding = Literal["deflate", "entropy"]
 
 
 def save_model(
-    model: Any, path: str | Path, *, include_optimizer: bool = False
+    model: Any,
+    path: str | Path,
+    *,
+    include_optimizer: bool = False,
+    coding: Coding = "deflate",
 ) -> None:
-    """Save `model` as a deflated `.keras` file, whole or not at all.
+    """Save `model` as a smaller `.keras` file, whole or not at all.
+
+    What was written is read back and compared before it takes the place of a file.
 
     Args:
         model: a built Keras model.
@@ -31,9 +36,13 @@ def save_model(
         include_optimizer: False saves the optimizer as it was before the first step:
             its settings are kept, what it has learned (two floats per weight with
             Adam) is not.
+        coding: `"deflate"` for a file that stock Keras opens wherever it knows the
+            layers; `"entropy"` for a smaller one, each weight near its entropy, that
+            Keras opens after `import kerasmem`.
 
     Raises:
-        ConfigError: if `path` does not end in `.keras`, or `model` is no model.
+        ConfigError: if `path` does not end in `.keras`, `model` is no model, or the
+            coding is not known.
         ModelError: if the optimizer cannot be made anew.
         OutputError: if the file cannot be written.
     """
@@ -45,7 +54,8 @@ def save_model(
             "A model is saved as a file that ends in .keras. "
             f"Received: path={str(path)!r}."
         )
-    with replacing(path) as deflated, scratch_folder(path.parent) as folder:
+    check_coding(coding)
+    with replacing(path) as smaller, scratch_folder(path.parent) as folder:
         stored = folder / path.name
         with ExitStack() as scope:
             if not include_optimizer:
@@ -53,7 +63,15 @@ def save_model(
                 # has no slots, and slots of zeros deflate to next to nothing.
                 scope.enter_context(fresh_optimizer(model, built=True))
             model.save(stored)
-        deflate(stored, deflated)
+        repack(stored, smaller, folder, coded=coding == "entropy")
+
+
+def check_coding(coding: Any) -> None:
+    """Raise `ConfigError` if there is no such coding."""
+    if coding not in get_args(Coding):
+        raise ConfigError(
+            f"coding is one of {get_args(Coding)}. Received: coding={coding!r}."
+        )
 
 
 def save_stored(model: Any, path: str | Path) -> None:
@@ -63,23 +81,3 @@ def save_stored(model: Any, path: str | Path) -> None:
     """
     with fresh_optimizer(model, built=False):
         model.save(path)
-
-
-def deflate(source: Path, target: Path) -> None:
-    """Write the archive `source` to `target` with its members deflated."""
-    with (
-        zipfile.ZipFile(source) as stored,
-        zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as deflated,
-    ):
-        for member in stored.infolist():
-            if member.filename == _DATED:
-                # As it is: deflated, its size would change with the second.
-                text = stored.read(member)
-                deflated.writestr(member.filename, text, zipfile.ZIP_STORED)
-                continue
-            large = member.file_size >= 1 << 31
-            with (
-                stored.open(member) as reader,
-                deflated.open(member.filename, "w", force_zip64=large) as writer,
-            ):
-                shutil.copyfileobj(reader, writer, 1 << 20)

@@ -1,0 +1,128 @@
+"""An array as a few bytes, and back to the bit.
+
+The most frequent entry, a pruned weight's zero, may be left out; then the positions of
+the others come first. What is left is written as `values` does it.
+"""
+
+import math
+import zlib
+
+import numpy as np
+
+from kerasmem.files.coding import positions, values
+from kerasmem.files.coding.stream import Reader, Writer, damaged
+
+_MAGIC = b"KMC1"
+_ALL, _SOME, _ALIKE = range(3)
+"""All entries follow, or those unlike the most frequent one, or there are no others."""
+
+_LARGE_BYTES, _MOST_TIMES = 1 << 32, 1000
+"""An array so large that was so much smaller in the file was never a weight."""
+
+_MOST_AXES = 32
+_SAMPLE = 1 << 14
+
+
+def encode(array: np.ndarray) -> bytes:
+    """Return the bytes that `decode` makes the array of again, to the bit.
+
+    Args:
+        array: of any shape; an entry has 1, 2, 4 or 8 bytes.
+    """
+    entries = _as_integers(array)
+    out = Writer()
+    out.block(np.dtype(array.dtype.str).str.encode())  # bfloat16 is just two bytes
+    out.number(array.ndim)
+    for length in array.shape:
+        out.number(length)
+    _write(entries, array.shape, out)
+    content = out.content()
+    return _MAGIC + zlib.crc32(content).to_bytes(4, "little") + content
+
+
+def decode(content: bytes | memoryview) -> np.ndarray:
+    """Return the array that `encode` was given.
+
+    Raises:
+        ModelFileError: if the content is damaged.
+    """
+    content = memoryview(content)
+    if content[:4] != _MAGIC:
+        raise damaged("it does not begin as it should")
+    if zlib.crc32(content[8:]) != int.from_bytes(content[4:8], "little"):
+        raise damaged("its checksum does not fit")
+    source = Reader(content[8:])
+    dtype = _read_dtype(source)
+    shape = tuple(source.number() for _ in range(source.number()))
+    size = math.prod(shape) * dtype.itemsize
+    if len(shape) > _MOST_AXES or size > max(_LARGE_BYTES, _MOST_TIMES * len(content)):
+        raise damaged("it tells a size that cannot be")
+    entries = _read(source, _integers(dtype), shape)
+    source.finish()
+    return entries.view(dtype).reshape(shape)
+
+
+def _write(entries: np.ndarray, shape: tuple[int, ...], out: Writer) -> None:
+    common = _most_frequent(entries)
+    if common is None:
+        out.number(_ALL)
+        values.plan(entries).write(out)
+        return
+    full = entries != common
+    if not full.any():
+        out.number(_ALIKE)
+        out.raw(common.tobytes())
+        return
+    whole, where = values.plan(entries), positions.plan(full, shape)
+    rest = values.plan(entries[full])
+    if where.coded_bytes + rest.coded_bytes < whole.coded_bytes:
+        out.number(_SOME)
+        out.raw(common.tobytes())
+        where.write(out)
+        rest.write(out)
+    else:
+        out.number(_ALL)
+        whole.write(out)
+
+
+def _read(source: Reader, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
+    size = math.prod(shape)
+    how = source.number()
+    if how == _ALL:
+        return values.read(source, dtype, size)
+    entries = np.repeat(source.array(dtype, 1), size)
+    if how == _SOME:
+        full = positions.read(shape, source)
+        entries[full] = values.read(source, dtype, int(full.sum()))
+    elif how != _ALIKE:
+        raise damaged("its form is not known")
+    return entries
+
+
+def _most_frequent(entries: np.ndarray) -> np.generic | None:
+    """Return the entry that comes most often, None if none comes often."""
+    sample = entries[:: max(entries.size // _SAMPLE, 1)]
+    if not sample.size:
+        return None
+    different, counts = np.unique(sample, return_counts=True)
+    often = counts.max() > max(sample.size // 8, 1)
+    return different[counts.argmax()] if often else None
+
+
+def _read_dtype(source: Reader) -> np.dtype:
+    name = bytes(source.block())
+    try:
+        dtype = np.dtype(name.decode())
+    except (TypeError, ValueError) as error:
+        raise damaged("its type is not known") from error
+    if dtype.itemsize not in (1, 2, 4, 8) or dtype.str.encode() != name:
+        raise damaged("its type is not known")
+    return dtype
+
+
+def _integers(dtype: np.dtype) -> np.dtype:
+    return np.dtype(f"<u{dtype.itemsize}")
+
+
+def _as_integers(array: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(array).reshape(-1).view(_integers(array.dtype))

@@ -1,0 +1,137 @@
+"""Entries one by one, in whichever form is smallest by its entropy.
+
+- `_Raw`: the bytes as they are.
+- `_Bytes`: each byte of an entry apart; of a float, the one with the sign and the
+  exponent is worth coding.
+- `_Few`: the different entries that there are, and which one comes when.
+"""
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+
+from kerasmem.files.coding import symbols
+from kerasmem.files.coding.frequencies import MOST_SYMBOLS
+from kerasmem.files.coding.stream import Reader, Writer, damaged
+
+_SAMPLE = 1 << 14
+_WORTH_IT = 0.99
+
+
+def plan(entries: np.ndarray) -> "Values":
+    """Return the smallest form of entries.
+
+    Args:
+        entries: unsigned integers of the shape (entries,).
+    """
+    forms: list[Values] = [_Raw(entries)]
+    if entries.size:
+        forms.append(_Bytes(entries))
+        if (few := _Few.of(entries)) is not None:
+            forms.append(few)
+    return min(forms, key=lambda form: form.coded_bytes)
+
+
+def read(source: Reader, dtype: np.dtype, count: int) -> np.ndarray:
+    """Return the entries that a form wrote, of the shape (count,)."""
+    number = source.number()
+    if number >= len(_FORMS):
+        raise damaged("its form is not known")
+    return _FORMS[number].read(source, dtype, count)
+
+
+class Values(ABC):
+    """A form of entries.
+
+    Attributes:
+        coded_bytes: about how many bytes it takes.
+    """
+
+    coded_bytes: float
+
+    def write(self, out: Writer) -> None:
+        """Write the form and the entries."""
+        out.number(_FORMS.index(type(self)))
+        self._write(out)
+
+    @abstractmethod
+    def _write(self, out: Writer) -> None: ...
+
+    @classmethod
+    @abstractmethod
+    def read(cls, source: Reader, dtype: np.dtype, count: int) -> np.ndarray:
+        """Return the entries."""
+
+
+class _Raw(Values):
+    def __init__(self, entries: np.ndarray) -> None:
+        self._entries = entries
+        self.coded_bytes = entries.nbytes
+
+    def _write(self, out: Writer) -> None:
+        out.raw(self._entries.tobytes())
+
+    @classmethod
+    def read(cls, source: Reader, dtype: np.dtype, count: int) -> np.ndarray:
+        return source.array(dtype, count).copy()
+
+
+class _Bytes(Values):
+    def __init__(self, entries: np.ndarray) -> None:
+        planes = entries.view(np.uint8).reshape(entries.size, -1).T
+        self._planes = [symbols.Symbols(plane, 256) for plane in planes]
+        self._raw = planes
+        self.coded_bytes = sum(
+            min(plane.coded_bytes, entries.size) for plane in self._planes
+        )
+
+    def _write(self, out: Writer) -> None:
+        for plane, raw in zip(self._planes, self._raw, strict=True):
+            coded = plane.coded_bytes < _WORTH_IT * raw.size
+            out.number(int(coded))
+            if coded:
+                plane.write(out)
+            else:
+                out.raw(raw.tobytes())
+
+    @classmethod
+    def read(cls, source: Reader, dtype: np.dtype, count: int) -> np.ndarray:
+        planes = np.empty((count, dtype.itemsize), np.uint8)
+        for place in range(dtype.itemsize):
+            if source.number():
+                planes[:, place] = symbols.read(source, count, 256)
+            else:
+                planes[:, place] = source.array(np.dtype(np.uint8), count)
+        return planes.reshape(-1).view(dtype)
+
+
+class _Few(Values):
+    def __init__(self, different: np.ndarray, indices: np.ndarray) -> None:
+        self._different = different
+        self._symbols = symbols.Symbols(indices, different.size)
+        self.coded_bytes = self._symbols.coded_bytes + different.nbytes
+
+    @classmethod
+    def of(cls, entries: np.ndarray) -> "_Few | None":
+        """Return the form, None if too many entries are different."""
+        sample = entries[:: max(entries.size // _SAMPLE, 1)]
+        if np.unique(sample).size > MOST_SYMBOLS:
+            return None
+        different, indices = np.unique(entries, return_inverse=True)
+        return cls(different, indices) if different.size <= MOST_SYMBOLS else None
+
+    def _write(self, out: Writer) -> None:
+        out.number(self._different.size)
+        out.raw(self._different.tobytes())
+        self._symbols.write(out)
+
+    @classmethod
+    def read(cls, source: Reader, dtype: np.dtype, count: int) -> np.ndarray:
+        number = source.number()
+        if not 0 < number <= MOST_SYMBOLS:
+            raise damaged("it tells a number that cannot be")
+        different = source.array(dtype, number)
+        return different[symbols.read(source, count, number)]
+
+
+_FORMS: list[type[Values]] = [_Raw, _Bytes, _Few]
