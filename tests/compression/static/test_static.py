@@ -122,11 +122,15 @@ def test_layers_without_a_form_in_int8_stay_float_and_are_named():
     model = keras.Model(inputs, L.Dense(2, name="top")(L.Flatten()(x)))
     x = pictures(64, (8, 8, 3))
     result = static(model, x, exclude="top")
-    reasons = {c.weight: c.detail for c in result.changes if not c.changed}
+    told = {c.weight: c for c in result.changes}
+    reasons = {name: c.detail for name, c in told.items() if not c.changed}
     assert reasons["norm/gamma"] == (
         "stays float: LayerNormalization has no form in int8"
     )
-    assert reasons["grouped/kernel"] == "stays float: has groups"
+    grouped = told["grouped/kernel"]
+    assert grouped.detail == "int8 with 4 scales, computed with floats: has groups"
+    assert grouped.after_bytes == 4 * 2 + 4 * 4
+    assert reasons["grouped/bias"] == "stays float: has groups"
     assert reasons["top/kernel"] == "stays float: is excluded"
     kinds = layers_of(result.model)
     assert kinds["conv"] == kinds["second_linear"] == "IntegerConv2D"

@@ -26,17 +26,20 @@ class Kind:
         made: returns the layer, of the operation, the shape of its first input, and
             the arguments that all integer layers have; None for the layer itself.
         why_not: returns why an operation of this kind cannot be; None if it can.
+        gains: whether codes are made for its sake; others take those that are there.
         keeps: whether the codes of its output are those of its inputs.
         takes_relu: whether a ReLU behind it can be a part of it.
-        weights: returns the kernel and the bias, None without.
+        weights: returns the kernel and the bias of the operation, for an input of a
+            shape; None without.
         codes: those of its output, where it can have no others.
     """
 
     made: Callable[[Any, Any, dict[str, Any]], Any] | None
     why_not: Callable[[Any, Sequence[Any]], str | None] = lambda *_: None
+    gains: bool = False
     keeps: bool = False
     takes_relu: bool = False
-    weights: Callable[[Any, int], tuple[np.ndarray, np.ndarray | None]] | None = None
+    weights: Callable[[Any, Any], tuple[np.ndarray, np.ndarray | None]] | None = None
     codes: Codes | None = None
 
 
@@ -109,9 +112,19 @@ def _why_no_affine(layer: Any, tensors: Sequence[Any]) -> str | None:
         return "scales along another axis than the last"
     if None in tensors[0].shape[1:]:
         return "takes tensors of an open size"
-    channels = tensors[0].shape[-1]
-    factors = affine_factors(layer, channels)
-    return None if factors else "does not multiply by finite numbers per channel"
+    if affine_factors(layer, tensors[0].shape) is None:
+        return "does not multiply by finite numbers, one for each of the last axis"
+    return None
+
+
+def _why_no_move(layer: Any, tensors: Sequence[Any]) -> str | None:
+    shape = tensors[0].shape
+    if getattr(layer, "data_format", None) == "channels_first" and len(shape) > 2:
+        return "has channels first"
+    # A tensor in LiteRT has one open length at most, and the batch is one.
+    if None in layer.compute_output_shape(shape)[1:]:
+        return "gives tensors of an open size"
+    return None
 
 
 def _convolution(made: type, axes: int) -> Callable[[Any, Any, dict[str, Any]], Any]:
@@ -142,14 +155,14 @@ def _affine(layer: Any, shape: Any, common: dict[str, Any]) -> Any:
     return ours.IntegerAffine(kernel_shape=(every,), channels=every, **common)
 
 
-def _own_weights(layer: Any, channels: int) -> tuple[np.ndarray, np.ndarray | None]:
-    del channels
+def _own_weights(layer: Any, shape: Any) -> tuple[np.ndarray, np.ndarray | None]:
+    del shape
     bias = None if layer.bias is None else to_numpy(layer.bias)
     return to_numpy(layer.kernel), bias
 
 
-def _affine_weights(layer: Any, channels: int) -> tuple[np.ndarray, np.ndarray | None]:
-    return affine_factors(layer, channels) or (np.zeros(channels), None)
+def _affine_weights(layer: Any, shape: Any) -> tuple[np.ndarray, np.ndarray | None]:
+    return affine_factors(layer, shape) or (np.zeros(shape[-1]), None)
 
 
 def _pool(made: type) -> Callable[[Any, Any, dict[str, Any]], Any]:
@@ -182,6 +195,7 @@ _RELU = Kind(
     ),
 )
 _MOVES = Kind(None, keeps=True)
+_MOVES_ENTRIES = Kind(None, _why_no_move, keeps=True)
 _TABLES = {
     name: Kind(
         lambda _, __, common, name=name: ours.IntegerTable(function=name, **common),
@@ -196,17 +210,19 @@ KINDS = {
     "layers.Conv2D": Kind(
         _convolution(ours.IntegerConv2D, 1),
         _why_no_convolution,
+        gains=True,
         takes_relu=True,
         weights=_own_weights,
     ),
     "layers.DepthwiseConv2D": Kind(
         _convolution(ours.IntegerDepthwiseConv2D, 2),
         _why_no_convolution,
+        gains=True,
         takes_relu=True,
         weights=_own_weights,
     ),
     "layers.Dense": Kind(
-        _dense, _why_no_product, takes_relu=True, weights=_own_weights
+        _dense, _why_no_product, gains=True, takes_relu=True, weights=_own_weights
     ),
     "layers.BatchNormalization": _AFFINE,
     "layers.Normalization": _AFFINE,
@@ -228,8 +244,8 @@ KINDS = {
         _plain(ours.IntegerZeroPadding2D, "padding"), _why_no_pictures, keeps=True
     ),
     "layers.Concatenate": _MOVES,
-    "layers.Flatten": _MOVES,
-    "layers.Reshape": _MOVES,
+    "layers.Flatten": _MOVES_ENTRIES,
+    "layers.Reshape": _MOVES_ENTRIES,
     "layers.ReLU": _RELU,
     "layers.Activation": _RELU,
     "ops.Relu": _RELU,
@@ -241,3 +257,8 @@ KINDS = {
 def is_relu(operation: Any) -> bool:
     """Return True for a ReLU or ReLU6 that is a layer or operation of its own."""
     return kind_of(operation) is _RELU and activation_of(operation) in RELU
+
+
+def is_affine(operation: Any) -> bool:
+    """Return True for a normalization, which multiplies each channel and adds to it."""
+    return kind_of(operation) is _AFFINE
