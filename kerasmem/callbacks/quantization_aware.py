@@ -1,7 +1,8 @@
 """Training that sees what quantization will do, inside the user's own `fit`."""
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from contextlib import ExitStack
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -90,7 +91,7 @@ class QuantizationAware(keras.callbacks.Callback):
         self._quantizer = MovingAverage(decay=decay) if rounds else None
         self._freeze_after = freeze_batch_norm
         self._awareness: Awareness | None = None
-        self._undo: list[Callable[[], None]] = []
+        self._undo = ExitStack()
         self._is_frozen = False
         self._attachment: Attachment | None = None
         self._thread = 0
@@ -105,24 +106,25 @@ class QuantizationAware(keras.callbacks.Callback):
                 "before fit: call it on a batch, or give it an Input."
             )
         self._is_frozen = False
-        self._awareness = Awareness(model, self.quantize, self._quantizer, self.ranges)
-        self._thread = threading.get_ident()
-        self._undo = [
-            self._awareness.release,
-            *(
-                shadow(model, name, partial(self._outside_of_fit, name))
-                for name in ("call", "make_test_function", "make_predict_function")
-            ),
-        ]
-        self._attachment = Attachment(model, self._release)
-        _forget_functions(model)
+        with ExitStack() as undo:
+            # Those of validation were traced otherwise, and will be.
+            undo.callback(_forget_functions, model)
+            aware = Awareness(model, self.quantize, self._quantizer, self.ranges)
+            undo.callback(aware.release)
+            for name in ("call", "make_test_function", "make_predict_function"):
+                outside = partial(self._outside_of_fit, name)
+                undo.callback(shadow(model, name, outside))
+            _forget_functions(model)
+            self._attachment = Attachment(model, self._release)
+            self._undo = undo.pop_all()
+        self._awareness, self._thread = aware, threading.get_ident()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Freeze BatchNormalization if it is time."""
         is_due = epoch >= self._freeze_after * self.params["epochs"]
         if is_due and not self._is_frozen and self._awareness is not None:
             self._is_frozen = True
-            self._undo.append(freeze(self.model))
+            self._undo.callback(freeze(self.model))
             retrace(self.model)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -143,10 +145,7 @@ class QuantizationAware(keras.callbacks.Callback):
             self._attachment = self._awareness = None
 
     def _release(self) -> None:
-        while self._undo:
-            self._undo.pop()()
-        # Those of validation were traced with the rounding.
-        _forget_functions(self._model)
+        self._undo.close()
 
     def _outside_of_fit(
         self, name: str, original: Any, *args: Any, **kwargs: Any

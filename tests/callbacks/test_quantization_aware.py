@@ -1,5 +1,7 @@
 """Training that sees the rounding, and leaves no trace of it."""
 
+import pkgutil
+
 import keras
 import numpy as np
 import pytest
@@ -8,10 +10,12 @@ import kerasmem as km
 from kerasmem.compression.quantize.aware.awareness import Awareness
 from kerasmem.compression.quantize.aware.places import places
 from kerasmem.compression.quantize.aware.quantizers import MovingAverage
+from kerasmem.compression.quantize.math import dequantize, quantize
 from kerasmem.compression.quantize.repair.fold import fold_batch_norm
 from kerasmem.compression.quantize.static.apply import integer_model
 from kerasmem.errors import ConfigError, ModelError
-from kerasmem.graph.layers import sublayers
+from kerasmem.graph.kernels import reduced_axes
+from kerasmem.graph.layers import sublayers, weights
 from kerasmem.graph.values import to_numpy
 from tests.models import KINDS, L
 
@@ -32,6 +36,13 @@ def network(dtype=None, seed=0):
     x = L.MaxPooling2D(name="pool", dtype=dtype)(x + y)
     x = L.Flatten(name="flat", dtype=dtype)(x)
     return keras.Model(inputs, L.Dense(4, name="head", dtype="float32")(x))
+
+
+def nested():
+    """Return a network with a model in it."""
+    inner = keras.Sequential([keras.Input((8, 8, 3)), L.Conv2D(4, 3)], name="inner")
+    layers = [inner, L.ReLU(), L.Flatten(), L.Dense(4), L.Dense(4)]
+    return keras.Sequential([keras.Input((8, 8, 3)), *layers])
 
 
 def compiled(model, jit=None, optimizer="sgd", loss="mse"):
@@ -87,6 +98,47 @@ def test_a_step_sees_what_compress_makes_of_the_weights(scheme, jit):
     plain = model.evaluate(X, Y, verbose=0)
     assert abs(plain - loss) > 1e-6
     assert is_plain(model)
+
+
+@pytest.mark.parametrize("jit", JIT)
+def test_a_kernel_that_its_layer_normalizes_stays_float(jit):
+    """Its layer assigns it in the forward pass, what it makes of the float weights."""
+    kind, kernels = KINDS["spectral_normalization"], []
+    model = kind.make()
+    x, start = kind.inputs(), model.get_weights()
+    for callbacks in ([], [aware("int4")]):
+        model.set_weights(start)
+        compiled(model, jit, keras.optimizers.SGD(0.0))
+        model.fit(x, np.ones((3, 4)), epochs=2, verbose=0, callbacks=callbacks)
+        kernels.append(to_numpy(model.layers[-1].kernel))
+    np.testing.assert_allclose(kernels[1], kernels[0], rtol=1e-6)
+    model.set_weights(start)
+    awareness = Awareness(model, km.Quantize("int4"), None, {})
+    found = to_numpy(model(x, training=True))
+    awareness.release()
+    float_kernel = to_numpy(model.layers[-1].kernel)
+    kernel = dequantize(*quantize(float_kernel, (0,), 4))
+    np.testing.assert_allclose(found, x @ kernel, rtol=1e-5, atol=1e-6)
+    assert np.abs(found - x @ float_kernel).max() > 1e-2
+
+
+@keras.saving.register_keras_serializable("tests")
+class Decaying(L.Dense):
+    def call(self, x):
+        self.kernel.assign(0.9 * self.kernel)
+        return super().call(x)
+
+
+def test_another_layer_that_assigns_its_kernel_is_refused():
+    model = keras.Sequential([keras.Input((3,)), Decaying(2, name="decaying")])
+    x, before = np.ones((3, 3), "float32"), to_numpy(model.layers[0].kernel)
+    awareness = Awareness(model, km.Quantize("int8"), None, {})
+    with pytest.raises(ModelError, match="stays float.*decaying/kernel.*exclude"):
+        model(x, training=True)
+    awareness.release()
+    np.testing.assert_array_equal(to_numpy(model.layers[0].kernel), before)
+    with pytest.raises(ModelError, match="stays float"):
+        compiled(model, JIT[0]).fit(x, x[:, :2], verbose=0, callbacks=[aware()])
 
 
 @pytest.mark.parametrize("dtype", ["mixed_float16", "mixed_bfloat16"])
@@ -222,6 +274,48 @@ def test_nothing_is_left_after_a_fit_that_was_broken_off(use, tmp_path):
         )
 
 
+ROOM = "kerasmem.compression.quantize.aware"
+
+
+@pytest.mark.parametrize(
+    ("name", "works"),
+    [
+        (f"{ROOM}.activations.shadow", 1),
+        (f"{ROOM}.weights._become_rounded", 2),
+        (f"{ROOM}.awareness.normalize_floats", 0),
+        (f"{ROOM}.awareness._rounds_inputs", 1),
+        (f"{ROOM}.awareness.backends.shadow", 0),
+        ("kerasmem.callbacks.quantization_aware.shadow", 2),
+        ("kerasmem.callbacks.quantization_aware.Attachment", 0),
+    ],
+)
+def test_nothing_is_left_where_it_could_not_begin(name, works, monkeypatch):
+    """All but the first so many uses of a part fail."""
+    model = compiled(nested(), JIT[0])
+    callback = aware("int8-dynamic", activations=True)
+    expected = model.evaluate(X, Y, verbose=0)
+    done = []
+
+    def fail(*args):
+        done.append(args)
+        if len(done) > works:
+            raise RuntimeError("no more")
+        return original(*args)
+
+    module, _, part = name.rpartition(".")
+    original = pkgutil.resolve_name(name)
+    monkeypatch.setattr(pkgutil.resolve_name(module), part, fail)
+    with pytest.raises(RuntimeError, match="no more"):
+        fit(model, callback)
+    assert len(done) == works + 1
+    assert is_plain(model)
+    assert is_plain(model.get_layer("inner"))
+    monkeypatch.undo()
+    assert model.evaluate(X, Y, verbose=0) == expected
+    fit(model, callback)
+    assert is_plain(model)
+
+
 def test_a_checkpoint_in_the_middle_holds_floats_and_opens_in_plain_keras(tmp_path):
     model = compiled(network())
     path = tmp_path / "{epoch}.keras"
@@ -270,6 +364,44 @@ def test_clusters_and_zeros_stay_what_they_are():
     assert not np.array_equal(before, to_numpy(model.get_layer("side").kernel))
 
 
+def outputs(model, x):
+    return to_numpy(keras.ops.cast(model(x, training=False), "float32"))
+
+
+def rounded_by_itself(weight):
+    """Return the int4 values of a weight, found by NumPy."""
+    axes = tuple(sorted(reduced_axes(weight)))
+    return dequantize(*quantize(to_numpy(weight.variable), axes, 4))
+
+
+def check_each_weight_is_read_rounded(model, x):
+    """Compare with the float model whose weights all are replaced, and all but one."""
+    choice = km.Quantize("int4")
+    awareness = Awareness(model, choice, None, {})
+    found = outputs(model, x)
+    awareness.release()
+    changes = km.compress(model, choice).changes
+    pairs = zip(weights(model), changes, strict=True)
+    chosen = [weight for weight, change in pairs if change.changed]
+    floats = [to_numpy(weight.variable) for weight in chosen]
+    size = np.abs(found).max()
+    for weight in chosen:
+        weight.variable.assign(rounded_by_itself(weight))
+    np.testing.assert_allclose(outputs(model, x), found, rtol=1e-4, atol=1e-5 * size)
+    for weight, values in zip(chosen, floats, strict=True):
+        now = to_numpy(weight.variable)
+        weight.variable.assign(values)
+        far = np.abs(outputs(model, x) - found).max()
+        assert far > 1e-3 * size, f"{weight.variable.path} is not read rounded"
+        weight.variable.assign(now)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_kind_of_layer_reads_each_weight_rounded(name):
+    keras.utils.set_random_seed(0)
+    check_each_weight_is_read_rounded(KINDS[name].make(), KINDS[name].inputs())
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -312,11 +444,23 @@ def everything_tfmot_refuses():
     return keras.Model(inputs, L.Dense(2)(L.Bidirectional(L.LSTM(3))(x + y)))
 
 
+def test_one_model_with_all_that_tfmot_refuses_reads_each_weight_rounded():
+    keras.utils.set_random_seed(0)
+    x = np.random.default_rng(0).integers(1, 12, (16, 10)).astype("int32")
+    model = everything_tfmot_refuses()
+    check_each_weight_is_read_rounded(model, x)
+
+
 @pytest.mark.parametrize("jit", JIT)
 def test_one_model_with_all_that_tfmot_refuses(jit):
-    model = compiled(everything_tfmot_refuses(), jit, "adam")
+    model = everything_tfmot_refuses()
     x = np.random.default_rng(0).integers(1, 12, (16, 10)).astype("int32")
     y = np.random.default_rng(1).normal(size=(16, 2))
+    small = compiled(km.compress(model, km.Quantize("int4")).model, JIT[0])
+    compiled(model, jit, keras.optimizers.SGD(0.0))
+    seen = model.fit(x, y, verbose=0, callbacks=[aware("int4")]).history["loss"][0]
+    assert seen == pytest.approx(small.evaluate(x, y, verbose=0), rel=2e-5)
+    compiled(model, jit, "adam")
     callback = aware(activations=True)
     losses = model.fit(x, y, epochs=3, verbose=0, callbacks=[callback]).history["loss"]
     assert losses[-1] < losses[0]

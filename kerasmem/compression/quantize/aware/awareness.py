@@ -11,6 +11,7 @@ from kerasmem.compression.quantize.apply import choose, largest_block, place_of
 from kerasmem.compression.quantize.aware.activations import RoundedActivations
 from kerasmem.compression.quantize.aware.quantizers import FakeQuantizer
 from kerasmem.compression.quantize.aware.rounding import round_symmetric
+from kerasmem.compression.quantize.aware.spectral import normalize_floats
 from kerasmem.compression.quantize.aware.weights import RoundedWeights
 from kerasmem.compression.quantize.dynamic import summed_axes
 from kerasmem.compression.quantize.products import has_lora
@@ -62,19 +63,21 @@ class Awareness:
         chosen = [weight for weight, reason in reasons if reason is None]
         block = largest_block([weight for weight, _ in reasons])
         places = [place_of(weight, choice, block) for weight in chosen]
-        self._undo: list[Callable[[], None]] = []
         self._activations: RoundedActivations | None = None
-        if quantizer is not None:
-            self._activations = RoundedActivations(model, quantizer, begin)
-            self._undo.append(self._activations.release)
-        pairs = zip(chosen, places, strict=True)
-        self._weights = RoundedWeights([(w.variable, p.coding) for w, p in pairs])
-        self._undo.append(self._weights.release)
-        for weight, place in zip(chosen, places, strict=True):
-            if place.dynamic:
-                self._undo.append(_rounds_inputs(weight.owner))
-        call = backends.current().uncompiled(self._call)
-        self._undo.append(backends.shadow(model, "call", call))
+        with ExitStack() as undo:
+            if quantizer is not None:
+                self._activations = RoundedActivations(model, quantizer, begin)
+                undo.callback(self._activations.release)
+            pairs = zip(chosen, places, strict=True)
+            self._weights = RoundedWeights([(w.variable, p.coding) for w, p in pairs])
+            undo.callback(self._weights.release)
+            undo.callback(normalize_floats(model))
+            for weight, place in zip(chosen, places, strict=True):
+                if place.dynamic:
+                    undo.callback(_rounds_inputs(weight.owner))
+            call = backends.current().uncompiled(self._call)
+            undo.callback(backends.shadow(model, "call", call))
+            self._undo = undo.pop_all()
 
     def ranges(self) -> dict[str, tuple[float, float]]:
         """Return the ranges of activations, by the name of a tensor."""
@@ -82,8 +85,7 @@ class Awareness:
 
     def release(self) -> None:
         """Let the model compute as ever; a second call is a no-op."""
-        while self._undo:
-            self._undo.pop()()
+        self._undo.close()
 
     def _call(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         given = keras.tree.flatten((args, kwargs))
