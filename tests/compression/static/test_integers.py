@@ -13,6 +13,7 @@ from kerasmem.compression.quantize.static import FromCodes, integer_model
 from kerasmem.compression.quantize.static.codes import Codes
 from kerasmem.compression.quantize.static.multiplier import fixed_point, times
 from kerasmem.compression.quantize.static.split import split
+from kerasmem.errors import ModelError
 from kerasmem.files.litert import LiteRT
 
 L = keras.layers
@@ -192,3 +193,29 @@ def test_one_operation_gives_the_integers_of_litert(name):
     codes, exact = last.output_codes, called(model, arrays)
     near = codes.scale * (ours.astype("float32") - codes.zero_point)
     assert np.abs(near - exact).max() <= 0.05 * np.abs(exact).max()
+
+
+def test_a_mean_in_far_coarser_steps_is_zero():
+    model = one((16, 16, 2), L.GlobalAveragePooling2D(name="mean"))
+    # The scales are 2 ** 28 apart: a shift by more than the 32 bits of an integer.
+    ranges = {model.inputs[0].name: (0.0, 2.0**-28), "mean": (0.0, 1.0)}
+    integers, _ = integer_model(model, ranges)
+    arrays = [np.full((3, 16, 16, 2), 2.0**-28, "float32")]
+    ours = codes_of(integers, arrays)
+    assert (ours == -128).all()
+    assert (litert_codes(integer_file(integers), integers, arrays) == -128).all()
+
+
+@pytest.mark.filterwarnings("ignore::kerasmem.errors.KerasMemWarning")
+@pytest.mark.parametrize(("size", "coded"), [(128, True), (129, False)])
+def test_a_large_average_is_exact_or_stays_float(size, coded):
+    model = one((size, size, 1), L.AveragePooling2D(size, name="pool"), L.Flatten())
+    arrays = inputs_of(model, 4)
+    arrays[0][0], arrays[0][1, 0], arrays[0][2, :, 0] = 9.0, 1e-3, -9.0
+    if not coded:
+        with pytest.raises(ModelError, match="nothing to quantize"):
+            made(model, arrays)
+        return
+    integers, _ = made(model, arrays)
+    theirs = litert_codes(integer_file(integers), integers, arrays)
+    np.testing.assert_array_equal(codes_of(integers, arrays), theirs)

@@ -11,6 +11,7 @@ from kerasmem.compression.quantize.static import layers as ours
 from kerasmem.compression.quantize.static.base import RELU
 from kerasmem.compression.quantize.static.codes import Codes
 from kerasmem.compression.quantize.static.factors import affine_factors
+from kerasmem.compression.quantize.static.pooling import MOST_AVERAGED
 from kerasmem.compression.quantize.static.product import MOST_PRODUCTS
 from kerasmem.compression.quantize.static.split import activation_of
 from kerasmem.compression.quantize.static.table import FUNCTIONS
@@ -96,6 +97,12 @@ def _why_no_convolution(layer: Any, tensors: Sequence[Any]) -> str | None:
     if height * width > MOST_PRODUCTS:
         return f"has a window of more than {MOST_PRODUCTS} pixels"
     return _why_no_product(layer, tensors) or _why_no_pictures(layer, tensors)
+
+
+def _why_no_average(layer: Any, tensors: Sequence[Any]) -> str | None:
+    if int(np.prod(layer.pool_size)) > MOST_AVERAGED:
+        return f"has a window of more than {MOST_AVERAGED} pixels"
+    return _why_no_pictures(layer, tensors)
 
 
 def _why_no_pair(_: Any, tensors: Sequence[Any]) -> str | None:
@@ -238,7 +245,7 @@ KINDS = {
         _pool(ours.IntegerMaxPooling2D), _why_no_pictures, keeps=True
     ),
     "layers.AveragePooling2D": Kind(
-        _pool(ours.IntegerAveragePooling2D), _why_no_pictures, keeps=True
+        _pool(ours.IntegerAveragePooling2D), _why_no_average, keeps=True
     ),
     "layers.ZeroPadding2D": Kind(
         _plain(ours.IntegerZeroPadding2D, "padding"), _why_no_pictures, keeps=True

@@ -9,6 +9,9 @@ from kerasmem.compression.quantize.static.base import IntegerLayer, centered
 from kerasmem.compression.quantize.static.multiplier import fixed_point, times
 from kerasmem.compression.quantize.static.windows import padded
 
+MOST_AVERAGED = 1 << 14
+"""So many codes float32 averages without a doubt about the integer that they sum to."""
+
 
 @keras.saving.register_keras_serializable("kerasmem")
 class IntegerMean(IntegerLayer):
@@ -29,8 +32,9 @@ class IntegerMean(IntegerLayer):
         numbers = centered(inputs, codes.zero_point)
         total = keras.ops.sum(numbers, axis=(1, 2), keepdims=self.keepdims)
         mantissa, exponent = fixed_point(codes.scale / self.output_codes.scale)
-        # As LiteRT divides it: in the mantissa, which keeps as many bits as it can.
-        bits = count.bit_length() - 1
+        # As LiteRT divides it: in the mantissa, which keeps as many bits as it can, and
+        # no more than leave a shift of 31.
+        bits = min(count.bit_length() - 1, 32, 31 + int(exponent))
         divided = (int(mantissa) << bits) // count
         steps = times(
             total, np.array(divided, np.int32), np.array(exponent - bits, np.int32)
