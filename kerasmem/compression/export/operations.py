@@ -206,6 +206,20 @@ def _relu(
     writer.operation(layer.activation.upper(), inputs, output)
 
 
+def _leaky_relu(
+    writer: Writer, layer: Any, _: Sequence[Any], inputs: Sequence[int], output: int
+) -> None:
+    kind, slope = "LeakyReluOptions", layer.slope
+    writer.operation("LEAKY_RELU", inputs, output, kind, alpha=slope)
+
+
+def _hard_silu(
+    writer: Writer, layer: Any, _: Sequence[Any], inputs: Sequence[int], output: int
+) -> None:
+    del layer
+    writer.operation("HARD_SWISH", inputs, output, "HardSwishOptions")
+
+
 def _pool(name: str) -> Write:
     def write(
         writer: Writer, layer: Any, _: Sequence[Any], inputs: Sequence[int], output: int
@@ -257,6 +271,8 @@ OPERATIONS: dict[type, Write] = {
     ours.IntegerConv2D: _conv,
     ours.IntegerDense: _dense,
     ours.IntegerDepthwiseConv2D: _depthwise,
+    ours.IntegerHardSilu: _hard_silu,
+    ours.IntegerLeakyReLU: _leaky_relu,
     ours.IntegerMaxPooling2D: _pool("MAX_POOL_2D"),
     ours.IntegerMean: _mean,
     ours.IntegerMultiply: _elementwise("MUL", "MulOptions"),

@@ -74,6 +74,12 @@ OPERATIONS = {
     "relu6": lambda: one((4, 3), L.Activation("relu6")),
     "sigmoid": lambda: one((4, 3), L.Activation("sigmoid"), L.Reshape((12,))),
     "tanh": lambda: one((4, 3), keras.ops.tanh, L.Flatten()),
+    "leaky_relu": lambda: one((4, 3), L.LeakyReLU(0.3)),
+    "leaky_relu_within": lambda: one((4, 6), L.Dense(3, activation="leaky_relu")),
+    "leaky_relu_function": lambda: one((4, 3), lambda x: keras.ops.leaky_relu(x, 1.5)),
+    "hard_silu": lambda: one((4, 30), L.Activation("hard_swish")),
+    "hard_silu_within": lambda: one((7, 7, 3), L.Conv2D(4, 3, activation="hard_silu")),
+    "hard_silu_function": lambda: one((4, 30), keras.ops.hard_silu),
     "silu": lambda: one((7, 7, 3), L.Conv2D(4, 3, activation="silu")),
     "silu_alone": lambda: one((4, 3), L.Activation("swish")),
     "pad": lambda: one((4, 4, 2), L.ZeroPadding2D(((1, 0), (2, 3)))),
@@ -95,6 +101,10 @@ VARIANTS = [
     "relu6",
     "silu",
     "silu_alone",
+    "leaky_relu_function",
+    "leaky_relu_within",
+    "hard_silu_function",
+    "hard_silu_within",
     "tanh",
     "reshape",
     "pad",
@@ -204,6 +214,23 @@ def test_a_mean_in_far_coarser_steps_is_zero():
     ours = codes_of(integers, arrays)
     assert (ours == -128).all()
     assert (litert_codes(integer_file(integers), integers, arrays) == -128).all()
+
+
+@pytest.mark.parametrize("low", [-300.0, -20.0, -3.0, -0.5, -0.01])
+@pytest.mark.parametrize("high", [200.0, 6.0, 1.0, 0.02])
+def test_a_hard_silu_is_that_of_litert_in_every_range(low, high):
+    model = one((256,), L.Activation("hard_silu", name="end"))
+    least = -0.375 if low < -1.5 else low * (low + 3) / 6
+    top = high if high > 3 else high * (high + 3) / 6
+    ranges = {model.inputs[0].name: (low, high), "end": (least, top)}
+    integers, _ = integer_model(model, ranges)
+    arrays = [np.linspace(low, high, 256, dtype="float32")[None]]
+    if high - low >= 128 * (top - least):
+        with pytest.raises(ModelError, match="LiteRT cannot run the file.*HARD_SWISH"):
+            litert_codes(integer_file(integers), integers, arrays)
+        return
+    theirs = litert_codes(integer_file(integers), integers, arrays)
+    np.testing.assert_array_equal(codes_of(integers, arrays), theirs)
 
 
 @pytest.mark.filterwarnings("ignore::kerasmem.errors.KerasMemWarning")

@@ -47,8 +47,8 @@ class Kind:
 def kind_of(operation: Any) -> Kind | None:
     """Return how an operation is computed with codes, None if it is not."""
     name = kind(operation) or ""
-    if name in ACTIVATIONS and activation_of(operation) in FUNCTIONS:
-        return _TABLES[activation_of(operation) or ""]
+    if name in ACTIVATIONS:
+        return _ACTIVATIONS.get(activation_of(operation) or "", KINDS.get(name))
     return KINDS.get(name)
 
 
@@ -184,6 +184,13 @@ def _pool(made: type) -> Callable[[Any, Any, dict[str, Any]], Any]:
 _WINDOW = ("pool_size", "strides", "padding")
 
 
+def _slope(operation: Any) -> float:
+    """Return what a leaky ReLU multiplies negative numbers with."""
+    own = getattr(operation, "negative_slope", None)
+    # Keras names the slope that its function has of itself nowhere else.
+    return float(-keras.activations.leaky_relu(-1.0)) if own is None else float(own)
+
+
 def _plain(made: type, *names: str) -> Callable[[Any, Any, dict[str, Any]], Any]:
     def make(layer: Any, shape: Any, common: dict[str, Any]) -> Any:
         del shape
@@ -203,14 +210,27 @@ _RELU = Kind(
 )
 _MOVES = Kind(None, keeps=True)
 _MOVES_ENTRIES = Kind(None, _why_no_move, keeps=True)
-_TABLES = {
+_LEAKY = Kind(
+    lambda operation, _, common: ours.IntegerLeakyReLU(
+        slope=_slope(operation), **common
+    ),
+    lambda operation, _: "has a negative slope" if _slope(operation) < 0 else None,
+)
+_HARD_SILU = Kind(_plain(ours.IntegerHardSilu))
+_ACTIVATIONS = {"leaky_relu": _LEAKY, "hard_silu": _HARD_SILU} | {
     name: Kind(
         lambda _, __, common, name=name: ours.IntegerTable(function=name, **common),
         codes=codes,
     )
     for name, (_, codes) in FUNCTIONS.items()
 }
-ACTIVATIONS = ("layers.Activation", "ops.Sigmoid", "ops.Tanh")
+ACTIVATIONS = (
+    "layers.Activation",
+    "ops.HardSilu",
+    "ops.LeakyRelu",
+    "ops.Sigmoid",
+    "ops.Tanh",
+)
 """Operations that are nothing but an activation."""
 
 KINDS = {
@@ -253,6 +273,7 @@ KINDS = {
     "layers.Concatenate": _MOVES,
     "layers.Flatten": _MOVES_ENTRIES,
     "layers.Reshape": _MOVES_ENTRIES,
+    "layers.LeakyReLU": _LEAKY,
     "layers.ReLU": _RELU,
     "layers.Activation": _RELU,
     "ops.Relu": _RELU,

@@ -10,9 +10,11 @@ from kerasmem.compression.quantize.static.convolution import (
 from kerasmem.compression.quantize.static.dense import IntegerDense
 from kerasmem.compression.quantize.static.elementwise import (
     IntegerAdd,
+    IntegerLeakyReLU,
     IntegerMultiply,
     IntegerReLU,
 )
+from kerasmem.compression.quantize.static.hard_silu import IntegerHardSilu
 from kerasmem.compression.quantize.static.padding import IntegerZeroPadding2D
 from kerasmem.compression.quantize.static.pooling import (
     IntegerAveragePooling2D,
@@ -29,7 +31,9 @@ __all__ = [
     "IntegerConv2D",
     "IntegerDense",
     "IntegerDepthwiseConv2D",
+    "IntegerHardSilu",
     "IntegerLayer",
+    "IntegerLeakyReLU",
     "IntegerMaxPooling2D",
     "IntegerMean",
     "IntegerMultiply",

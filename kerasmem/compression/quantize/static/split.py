@@ -12,6 +12,8 @@ from kerasmem.graph.values import to_numpy
 L = keras.layers
 
 _OPERATIONS = {
+    "ops.HardSilu": "hard_silu",
+    "ops.LeakyRelu": "leaky_relu",
     "ops.Relu": "relu",
     "ops.Relu6": "relu6",
     "ops.Sigmoid": "sigmoid",
