@@ -2,7 +2,7 @@
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -11,9 +11,17 @@ import numpy as np
 
 from kerasmem.backends import shadow
 from kerasmem.compression.quantize.activations.search import with_zero
+from kerasmem.compression.quantize.aware.given_ranges import Ranges, check_known
 from kerasmem.compression.quantize.aware.passed_state import PassedState
-from kerasmem.compression.quantize.aware.places import Place, places
+from kerasmem.compression.quantize.aware.places import (
+    INSIDE,
+    SEPARABLE,
+    Place,
+    places,
+)
 from kerasmem.compression.quantize.aware.quantizers import Ends, FakeQuantizer
+from kerasmem.compression.quantize.aware.separable import round_within
+from kerasmem.graph.layers import sublayers
 from kerasmem.graph.masks import mask_of, with_mask
 from kerasmem.graph.nodes import nodes_in_order, own_graph
 
@@ -26,18 +34,22 @@ class RoundedActivations:
     Args:
         model: a built model with a graph.
         quantizer: how ranges follow what is seen.
-        begin: ranges to begin with, by the name of a tensor; others are ignored.
+        begin: ranges to begin with; those of tensors that are not rounded are ignored.
+
+    Raises:
+        ModelError: if one is of no tensor of the model.
     """
 
     def __init__(
         self,
         model: Any,
         quantizer: FakeQuantizer,
-        begin: Mapping[str, tuple[float, float]],
+        begin: Ranges,
     ) -> None:
         self._quantizer = quantizer
         self._places = places(model)
         self._rows = {at: row for row, at in enumerate(self._places)}
+        check_known(model, begin, {place.tensor for place in self._places.values()})
         unknown = (np.nan, np.nan)
         ends = [begin.get(place.tensor, unknown) for place in self._places.values()]
         self._graph = own_graph(model)
@@ -49,6 +61,9 @@ class RoundedActivations:
                 # Private: nothing public shows the calls of a graph one by one.
                 run = self._running(graph)
                 undo.callback(shadow(graph, "_run_through_graph", run))
+            for layer in sublayers(model):
+                if isinstance(layer, SEPARABLE):
+                    undo.callback(round_within(layer, self._inside, self._is_passing))
             self._undo = undo.pop_all()
 
     @contextmanager
@@ -125,6 +140,13 @@ class RoundedActivations:
             return keras.tree.pack_sequence_as(outputs, self._rounded(names, flat))
 
         return rounded
+
+    def _is_passing(self) -> bool:
+        return self._pass.ends is not None
+
+    def _inside(self, x: Any) -> Any:
+        """Return what a separable convolution makes first, rounded."""
+        return self._rounded([f"{self._pass.prefix}{INSIDE}"], [x])[0]
 
     def _rounded(self, names: list[str], tensors: list[Any]) -> list[Any]:
         return [

@@ -1,6 +1,6 @@
 """A model whose forward pass computes as the quantized one will."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +9,7 @@ import keras
 from kerasmem import backends
 from kerasmem.compression.quantize.apply import choose, largest_block, place_of
 from kerasmem.compression.quantize.aware.activations import RoundedActivations
+from kerasmem.compression.quantize.aware.given_ranges import Ranges
 from kerasmem.compression.quantize.aware.quantizers import FakeQuantizer
 from kerasmem.compression.quantize.aware.rounding import round_symmetric
 from kerasmem.compression.quantize.aware.spectral import normalize_floats
@@ -37,7 +38,7 @@ class Awareness:
 
     Raises:
         ModelError: if there is no weight to round, or the model's activations are to
-            be rounded and its graph is not known.
+            be rounded and its graph is not known, or a range is of none of them.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class Awareness:
         model: Any,
         choice: "Quantize",
         quantizer: FakeQuantizer | None,
-        begin: Mapping[str, tuple[float, float]],
+        begin: Ranges,
     ) -> None:
         if treatment_of(model) is not None:
             raise ModelError(
@@ -74,7 +75,7 @@ class Awareness:
             undo.callback(normalize_floats(model))
             for weight, place in zip(chosen, places, strict=True):
                 if place.dynamic:
-                    undo.callback(_rounds_inputs(weight.owner))
+                    undo.callback(_rounds_inputs(weight.owner, self.is_passing))
             call = backends.current().uncompiled(self._call)
             undo.callback(backends.shadow(model, "call", call))
             self._undo = undo.pop_all()
@@ -82,6 +83,10 @@ class Awareness:
     def ranges(self) -> dict[str, tuple[float, float]]:
         """Return the ranges of activations, by the name of a tensor."""
         return {} if self._activations is None else self._activations.read()
+
+    def is_passing(self) -> bool:
+        """Return whether this thread is in a forward pass of the model."""
+        return self._weights.are_shown()
 
     def release(self) -> None:
         """Let the model compute as ever; a second call is a no-op."""
@@ -99,11 +104,16 @@ class Awareness:
             return original(*args, **kwargs)
 
 
-def _rounds_inputs(layer: Any) -> Callable[[], None]:
-    """Have a product round its inputs as `dynamic_product` does; return the undo."""
+def _rounds_inputs(layer: Any, is_passing: Callable[[], bool]) -> Callable[[], None]:
+    """Have a product round its inputs as `dynamic_product` does; return the undo.
+
+    Args:
+        layer: the product.
+        is_passing: whether it is to be done now.
+    """
 
     def call(original: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        if has_lora(layer):
+        if has_lora(layer) or not is_passing():
             return original(inputs, *args, **kwargs)
         ops = keras.ops
         axes = tuple(axis % len(inputs.shape) for axis in summed_axes(layer, inputs))

@@ -43,7 +43,7 @@ class RoundedWeights:
     every time step. The variables stay what they are for optimizer and checkpoint.
 
     Args:
-        weights: variables with how each is to be stored.
+        weights: variables with how each is to be stored, one or more.
     """
 
     def __init__(self, weights: Sequence[tuple[Any, Coding]]) -> None:
@@ -63,6 +63,10 @@ class RoundedWeights:
         finally:
             for variable in self._variables:
                 variable.hide()
+
+    def are_shown(self) -> bool:
+        """Return whether this thread is in a forward pass in `shown()`."""
+        return id(self._variables[0]) in _SHOWN.values
 
     def release(self) -> None:
         """Make the variables plain ones again; a second call is a no-op."""
