@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from kerasmem.compression.export.operations import OPERATIONS, ending
+from kerasmem.compression.export.activations import ending
+from kerasmem.compression.export.operations import OPERATIONS
 from kerasmem.compression.quantize.static import FromCodes, IntegerLayer, ToCodes
 from kerasmem.compression.quantize.static.codes import Codes
 from kerasmem.compression.quantize.static.kinds import kind_of

@@ -50,6 +50,13 @@ OPERATIONS = {
         (7, 7, 3), L.Conv2D(4, 3, dilation_rate=2, padding="same"), L.ReLU(6.0)
     ),
     "wide_conv": lambda: one((3, 3, 300), L.Conv2D(2, 3, use_bias=False)),
+    "conv1d": lambda: one((9, 3), L.Conv1D(5, 3, padding="same", strides=2)),
+    "conv1d_causal": lambda: one(
+        (9, 3), L.Conv1D(4, 3, padding="causal", dilation_rate=2, activation="relu")
+    ),
+    "conv1d_leaky": lambda: one((9, 3), L.Conv1D(4, 2, activation="leaky_relu")),
+    "max_pool_1d": lambda: one((9, 3), L.MaxPooling1D(3, 2, padding="same")),
+    "average_pool_1d": lambda: one((9, 3), L.AveragePooling1D(2)),
     "depthwise": lambda: one(
         (6, 6, 4), L.DepthwiseConv2D(3, padding="same", activation="relu6")
     ),
@@ -91,6 +98,8 @@ OPERATIONS = {
 VARIANTS = [
     "conv_relu",
     "dilated_conv",
+    "conv1d_leaky",
+    "average_pool_1d",
     "dense_rows",
     "dense_one",
     "normalization",

@@ -329,6 +329,21 @@ def test_masks_reach_what_stands_behind_codes():
     )
 
 
+@pytest.mark.filterwarnings("ignore:Layer .* does not support masking")
+@pytest.mark.filterwarnings("ignore:.*does not support mask")
+def test_masks_end_where_they_end_in_keras():
+    inputs = keras.Input((8,))
+    x = L.Embedding(9, 8, mask_zero=True)(inputs)
+    x = L.MaxPooling1D(2)(L.Conv1D(12, 3, padding="causal", activation="relu")(x))
+    model = keras.Model(inputs, L.LSTM(4)(x))
+    words = np.random.default_rng(0).integers(1, 9, (40, 8))
+    words[:, 3:] = 0
+    small = km.compress(model, STATIC, data=words).model
+    kinds = list(layers_of(small).values())
+    assert {"IntegerConv1D", "IntegerMaxPooling"} <= set(kinds)
+    np.testing.assert_allclose(outputs(small, words), outputs(model, words), atol=0.02)
+
+
 def test_what_is_called_in_training_mode_stays_as_it_is():
     inputs = keras.Input((8,))
     x = keras.layers.Dense(8, activation="relu")(inputs)

@@ -118,13 +118,8 @@ def _of_weight(
     own, left = made.get(id(weight.variable)), stored.get(id(weight.variable))
     place = weight.block.name, weight.path, weight.nbytes
     why = reasons[0] if reasons else "is not used"
-    if own is None and left is None:
-        return _change(place, f"in the {_FACTORS}", after=0)
     if own is None:
-        if left.changed:
-            detail = f"{left.detail}, computed with floats: {why}"
-            return replace(left, layer=place[0], weight=place[1], detail=detail)
-        return _change(place, f"stays float: {why}")
+        return _of_float_weight(place, left, why)
     after, detail, sqnr = sum(map(nbytes, own.variables)), own.detail, None
     values = to_numpy(weight.variable)
     if own.product is not None and own.detail != _FACTORS:
@@ -134,6 +129,18 @@ def _of_weight(
         after += left.after_bytes
         detail += f"; in some calls computed with floats: {why}"
     return _change(place, detail, after=after, sqnr=sqnr)
+
+
+def _of_float_weight(
+    place: tuple[str, str, int], left: WeightChange | None, why: str
+) -> WeightChange:
+    """Return the change of a weight that no layer of codes has by itself."""
+    if left is None:
+        return _change(place, f"in the {_FACTORS}", after=0)
+    if not left.changed:
+        return _change(place, f"stays float: {why}")
+    detail = f"{left.detail}, computed with floats: {why}"
+    return replace(left, layer=place[0], weight=place[1], detail=detail)
 
 
 def _of_bare_calls(

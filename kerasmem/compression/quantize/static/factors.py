@@ -32,19 +32,19 @@ def affine_factors(
         deviation = np.maximum(deviation, keras.backend.epsilon())
         pair = 1 / deviation, -mean / deviation
     found = [_per_channel(part, shape) for part in pair]
-    if any(part is None or not np.isfinite(part).all() for part in found):
-        return None
-    return found[0], found[1]
+    good = [part for part in found if part is not None and np.isfinite(part).all()]
+    return (good[0], good[1]) if len(good) == 2 else None
 
 
 def _per_channel(given: Any, shape: Sequence[int | None]) -> np.ndarray | None:
     """Return what broadcasts over all axes but the last, None if it does not."""
+    channels = shape[-1] or 1
     try:
         part = np.asarray(given, np.float64)
     except (TypeError, ValueError):
         return None
     if part.ndim > len(shape) or any(length != 1 for length in part.shape[:-1]):
         return None
-    if part.size not in (1, shape[-1]):
+    if part.size not in (1, channels):
         return None
-    return np.broadcast_to(part.reshape(-1), shape[-1])
+    return np.broadcast_to(part.reshape(-1), channels)

@@ -11,8 +11,15 @@ from kerasmem.compression.quantize.static import layers as ours
 from kerasmem.compression.quantize.static.base import RELU
 from kerasmem.compression.quantize.static.codes import Codes
 from kerasmem.compression.quantize.static.factors import affine_factors
-from kerasmem.compression.quantize.static.pooling import MOST_AVERAGED
-from kerasmem.compression.quantize.static.product import MOST_PRODUCTS
+from kerasmem.compression.quantize.static.hindrances import (
+    why_no_affine,
+    why_no_average,
+    why_no_convolution,
+    why_no_move,
+    why_no_pair,
+    why_no_pictures,
+    why_no_product,
+)
 from kerasmem.compression.quantize.static.split import activation_of
 from kerasmem.compression.quantize.static.table import FUNCTIONS
 from kerasmem.graph.channels.kind import kind
@@ -70,68 +77,6 @@ _IDENTITIES = {
     "layers.SpatialDropout2D",
     "layers.SpatialDropout3D",
 }
-
-
-def _why_no_product(layer: Any, tensors: Sequence[Any]) -> str | None:
-    if getattr(layer, "lora_enabled", False):
-        return "has LoRA weights"
-    if keras.backend.standardize_dtype(layer.kernel.dtype) == "int8":
-        return "is quantized already"
-    return None if tensors else "has no input"
-
-
-def _why_no_pictures(layer: Any, tensors: Sequence[Any]) -> str | None:
-    if getattr(layer, "data_format", None) == "channels_first":
-        return "has channels first"
-    if None in tensors[0].shape[1:]:
-        return "takes pictures of an open size"
-    return None
-
-
-def _why_no_convolution(layer: Any, tensors: Sequence[Any]) -> str | None:
-    if layer.padding not in ("same", "valid"):
-        return f"has padding {layer.padding!r}"
-    if getattr(layer, "groups", 1) > 1:
-        return "has groups"
-    height, width = layer.kernel_size
-    if height * width > MOST_PRODUCTS:
-        return f"has a window of more than {MOST_PRODUCTS} pixels"
-    return _why_no_product(layer, tensors) or _why_no_pictures(layer, tensors)
-
-
-def _why_no_average(layer: Any, tensors: Sequence[Any]) -> str | None:
-    if int(np.prod(layer.pool_size)) > MOST_AVERAGED:
-        return f"has a window of more than {MOST_AVERAGED} pixels"
-    return _why_no_pictures(layer, tensors)
-
-
-def _why_no_pair(_: Any, tensors: Sequence[Any]) -> str | None:
-    if len(tensors) != 2:
-        return f"takes {len(tensors)} tensors, LiteRT's takes two"
-    one, two = (tensor.shape for tensor in tensors)
-    return None if len(one) == len(two) else "takes tensors of two ranks"
-
-
-def _why_no_affine(layer: Any, tensors: Sequence[Any]) -> str | None:
-    rank = len(tensors[0].shape)
-    axis = getattr(layer, "axis", -1)
-    if axis not in (-1, rank - 1, (-1,), (rank - 1,)):
-        return "scales along another axis than the last"
-    if None in tensors[0].shape[1:]:
-        return "takes tensors of an open size"
-    if affine_factors(layer, tensors[0].shape) is None:
-        return "does not multiply by finite numbers, one for each of the last axis"
-    return None
-
-
-def _why_no_move(layer: Any, tensors: Sequence[Any]) -> str | None:
-    shape = tensors[0].shape
-    if getattr(layer, "data_format", None) == "channels_first" and len(shape) > 2:
-        return "has channels first"
-    # A tensor in LiteRT has one open length at most, and the batch is one.
-    if None in layer.compute_output_shape(shape)[1:]:
-        return "gives tensors of an open size"
-    return None
 
 
 def _convolution(made: type, axes: int) -> Callable[[Any, Any, dict[str, Any]], Any]:
@@ -199,17 +144,19 @@ def _plain(made: type, *names: str) -> Callable[[Any, Any, dict[str, Any]], Any]
     return make
 
 
-_ADD = Kind(_plain(ours.IntegerAdd), _why_no_pair, takes_relu=True)
-_MULTIPLY = Kind(_plain(ours.IntegerMultiply), _why_no_pair, takes_relu=True)
-_AFFINE = Kind(_affine, _why_no_affine, takes_relu=True, weights=_affine_weights)
+_ADD = Kind(_plain(ours.IntegerAdd), why_no_pair, takes_relu=True)
+_MULTIPLY = Kind(_plain(ours.IntegerMultiply), why_no_pair, takes_relu=True)
+_AFFINE = Kind(_affine, why_no_affine, takes_relu=True, weights=_affine_weights)
 _RELU = Kind(
     _plain(ours.IntegerReLU),
     lambda operation, _: (
         None if activation_of(operation) in RELU else "has no form in int8"
     ),
 )
+_MAXIMUM = Kind(_pool(ours.IntegerMaxPooling), why_no_pictures, keeps=True)
+_AVERAGE = Kind(_pool(ours.IntegerAveragePooling), why_no_average, keeps=True)
 _MOVES = Kind(None, keeps=True)
-_MOVES_ENTRIES = Kind(None, _why_no_move, keeps=True)
+_MOVES_ENTRIES = Kind(None, why_no_move, keeps=True)
 _LEAKY = Kind(
     lambda operation, _, common: ours.IntegerLeakyReLU(
         slope=_slope(operation), **common
@@ -234,22 +181,29 @@ ACTIVATIONS = (
 """Operations that are nothing but an activation."""
 
 KINDS = {
+    "layers.Conv1D": Kind(
+        _convolution(ours.IntegerConv1D, 1),
+        why_no_convolution,
+        gains=True,
+        takes_relu=True,
+        weights=_own_weights,
+    ),
     "layers.Conv2D": Kind(
         _convolution(ours.IntegerConv2D, 1),
-        _why_no_convolution,
+        why_no_convolution,
         gains=True,
         takes_relu=True,
         weights=_own_weights,
     ),
     "layers.DepthwiseConv2D": Kind(
         _convolution(ours.IntegerDepthwiseConv2D, 2),
-        _why_no_convolution,
+        why_no_convolution,
         gains=True,
         takes_relu=True,
         weights=_own_weights,
     ),
     "layers.Dense": Kind(
-        _dense, _why_no_product, gains=True, takes_relu=True, weights=_own_weights
+        _dense, why_no_product, gains=True, takes_relu=True, weights=_own_weights
     ),
     "layers.BatchNormalization": _AFFINE,
     "layers.Normalization": _AFFINE,
@@ -259,16 +213,14 @@ KINDS = {
     "layers.Multiply": _MULTIPLY,
     "ops.Multiply": _MULTIPLY,
     "layers.GlobalAveragePooling2D": Kind(
-        _plain(ours.IntegerMean, "keepdims"), _why_no_pictures
+        _plain(ours.IntegerMean, "keepdims"), why_no_pictures
     ),
-    "layers.MaxPooling2D": Kind(
-        _pool(ours.IntegerMaxPooling2D), _why_no_pictures, keeps=True
-    ),
-    "layers.AveragePooling2D": Kind(
-        _pool(ours.IntegerAveragePooling2D), _why_no_average, keeps=True
-    ),
+    "layers.MaxPooling1D": _MAXIMUM,
+    "layers.MaxPooling2D": _MAXIMUM,
+    "layers.AveragePooling1D": _AVERAGE,
+    "layers.AveragePooling2D": _AVERAGE,
     "layers.ZeroPadding2D": Kind(
-        _plain(ours.IntegerZeroPadding2D, "padding"), _why_no_pictures, keeps=True
+        _plain(ours.IntegerZeroPadding2D, "padding"), why_no_pictures, keeps=True
     ),
     "layers.Concatenate": _MOVES,
     "layers.Flatten": _MOVES_ENTRIES,

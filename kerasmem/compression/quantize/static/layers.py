@@ -4,6 +4,7 @@ from kerasmem.compression.quantize.static.affine import IntegerAffine
 from kerasmem.compression.quantize.static.base import IntegerLayer
 from kerasmem.compression.quantize.static.boundary import FromCodes, ToCodes
 from kerasmem.compression.quantize.static.convolution import (
+    IntegerConv1D,
     IntegerConv2D,
     IntegerDepthwiseConv2D,
 )
@@ -17,8 +18,8 @@ from kerasmem.compression.quantize.static.elementwise import (
 from kerasmem.compression.quantize.static.hard_silu import IntegerHardSilu
 from kerasmem.compression.quantize.static.padding import IntegerZeroPadding2D
 from kerasmem.compression.quantize.static.pooling import (
-    IntegerAveragePooling2D,
-    IntegerMaxPooling2D,
+    IntegerAveragePooling,
+    IntegerMaxPooling,
     IntegerMean,
 )
 from kerasmem.compression.quantize.static.table import IntegerTable
@@ -27,14 +28,15 @@ __all__ = [
     "FromCodes",
     "IntegerAdd",
     "IntegerAffine",
-    "IntegerAveragePooling2D",
+    "IntegerAveragePooling",
+    "IntegerConv1D",
     "IntegerConv2D",
     "IntegerDense",
     "IntegerDepthwiseConv2D",
     "IntegerHardSilu",
     "IntegerLayer",
     "IntegerLeakyReLU",
-    "IntegerMaxPooling2D",
+    "IntegerMaxPooling",
     "IntegerMean",
     "IntegerMultiply",
     "IntegerReLU",

@@ -1,5 +1,6 @@
 """Means and maxima of codes."""
 
+import math
 from typing import Any
 
 import keras
@@ -20,6 +21,8 @@ class IntegerMean(IntegerLayer):
     Args:
         keepdims: whether these axes stay, with length 1.
     """
+
+    keeps_mask = False
 
     def __init__(self, *, keepdims: bool = False, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -50,10 +53,12 @@ class _IntegerPooling(IntegerLayer):
     """A pooling layer whose output has the codes of its input.
 
     Args:
-        pool_size: height and width of the window.
+        pool_size: height and width of the window, or its length.
         strides: of the window.
         padding: `"valid"` or `"same"`.
     """
+
+    keeps_mask = False
 
     def __init__(
         self, *, pool_size: Any, strides: Any, padding: str, **kwargs: Any
@@ -79,8 +84,8 @@ class _IntegerPooling(IntegerLayer):
 
 
 @keras.saving.register_keras_serializable("kerasmem")
-class IntegerMaxPooling2D(_IntegerPooling):
-    """A `keras.layers.MaxPooling2D` of codes."""
+class IntegerMaxPooling(_IntegerPooling):
+    """A `keras.layers.MaxPooling2D` or `MaxPooling1D` of codes."""
 
     def call(self, inputs: Any) -> Any:
         """Return int8 codes of int8 codes."""
@@ -93,13 +98,13 @@ class IntegerMaxPooling2D(_IntegerPooling):
 
 
 @keras.saving.register_keras_serializable("kerasmem")
-class IntegerAveragePooling2D(_IntegerPooling):
-    """A `keras.layers.AveragePooling2D` of codes."""
+class IntegerAveragePooling(_IntegerPooling):
+    """A `keras.layers.AveragePooling2D` or `AveragePooling1D` of codes."""
 
     def call(self, inputs: Any) -> Any:
         """Return int8 codes of int8 codes."""
         ops = keras.ops
-        one = ops.ones((1, *inputs.shape[1:3], 1))
+        one = ops.ones((1, *inputs.shape[1:-1], 1))
         total, count = (
             self._sums(self.padded(x, 0.0)) for x in (ops.cast(inputs, "float32"), one)
         )
@@ -113,5 +118,4 @@ class IntegerAveragePooling2D(_IntegerPooling):
         means = ops.average_pool(
             pictures, self.pool_size, self.strides, data_format="channels_last"
         )
-        height, width = self.pool_size
-        return ops.cast(ops.round(means * (height * width)), "int32")
+        return ops.cast(ops.round(means * math.prod(self.pool_size)), "int32")
