@@ -49,10 +49,15 @@ def check_known(model: Any, ranges: Ranges, places: Collection[str]) -> None:
     Raises:
         ModelError: if one is not.
     """
-    unknown = [n for n in ranges if n not in places and not _NAMELESS.fullmatch(n)]
-    if unknown:
-        names = {*flatten(model).names, *flatten(model, split).names}
-        unknown = [name for name in unknown if name not in names]
+    unknown = [name for name in ranges if not _NAMELESS.fullmatch(name)]
+    for names in (
+        lambda: places,
+        lambda: flatten(model).names,
+        lambda: flatten(model, split).names,
+    ):
+        if unknown:
+            known = set(names())
+            unknown = [name for name in unknown if name not in known]
     if unknown:
         raise ModelError(
             f"{len(unknown)} of {len(ranges)} ranges are of no tensor of the model "
