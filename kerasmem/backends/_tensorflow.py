@@ -183,6 +183,10 @@ class TensorFlowBackend:
         """Return a scope that does nothing: a tape records only where one is open."""
         return nullcontext()
 
+    def replicating(self, model: Any) -> AbstractContextManager[Any]:
+        """Return a scope in which a variable has a copy for each replica."""
+        return model.distribute_strategy.scope()
+
 
 def _all_reduced(gradients: Sequence[Any]) -> Sequence[Any]:
     # Under a strategy each replica has its own part, which Keras sums up only after

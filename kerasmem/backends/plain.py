@@ -47,3 +47,7 @@ class PlainBackend(ABC):
     ) -> AbstractContextManager[Callable[[Sequence[Any]], None]]:
         """Return a scope that does nothing: one update is made after the other."""
         return nullcontext(lambda _: None)
+
+    def replicating(self, model: Any) -> AbstractContextManager[Any]:  # noqa: ARG002
+        """Return a scope that does nothing: what trains has its copies already."""
+        return nullcontext()

@@ -234,3 +234,7 @@ class Backend(Protocol):
     def inference(self) -> AbstractContextManager[Any]:
         """Return a scope in which no backward pass is recorded."""
         ...
+
+    def replicating(self, model: Any) -> AbstractContextManager[Any]:
+        """Return a scope in which a variable is made for every replica of a model."""
+        ...

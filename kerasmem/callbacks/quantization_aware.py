@@ -1,8 +1,9 @@
 """Training that sees what quantization will do, inside the user's own `fit`."""
 
 import threading
-from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from functools import partial
+from numbers import Real
 from types import MappingProxyType
 from typing import Any
 
@@ -13,11 +14,12 @@ from kerasmem.callbacks.attachment import Attachment, retrace
 from kerasmem.callbacks.running import is_fitting
 from kerasmem.compression.quantize.aware.awareness import Awareness
 from kerasmem.compression.quantize.aware.batch_norm import freeze
+from kerasmem.compression.quantize.aware.given_ranges import Ranges, check_ranges
 from kerasmem.compression.quantize.aware.quantizers import MovingAverage
 from kerasmem.compression.quantize.config import Quantize
 from kerasmem.errors import ConfigError, ModelError
 
-_NO_RANGES: Mapping[str, tuple[float, float]] = MappingProxyType({})
+_NO_RANGES: Ranges = MappingProxyType({})
 
 
 class QuantizationAware(keras.callbacks.Callback):
@@ -46,7 +48,8 @@ class QuantizationAware(keras.callbacks.Callback):
     Raises:
         ConfigError: if a value is out of its range.
         ModelError: at the start of `fit`, if the model has no weights yet, none to
-            round, or no graph where its activations are to be rounded.
+            round, no graph where its activations are to be rounded, or not the tensors
+            that `ranges` are of; in it, if a layer assigns a weight that it reads.
 
     Example:
         >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(5)])
@@ -67,7 +70,7 @@ class QuantizationAware(keras.callbacks.Callback):
         activations: bool | None = None,
         decay: float = 0.99,
         freeze_batch_norm: float = 0.5,
-        ranges: Mapping[str, tuple[float, float]] = _NO_RANGES,
+        ranges: Ranges = _NO_RANGES,
     ) -> None:
         super().__init__()
         if not isinstance(quantize, Quantize):
@@ -75,22 +78,35 @@ class QuantizationAware(keras.callbacks.Callback):
                 "QuantizationAware takes a Quantize, such as Quantize('int8'). "
                 f"Received: quantize={quantize!r}."
             )
-        for name, fits, expected in (
-            ("decay", 0 <= decay < 1, "at least 0 and below 1"),
-            ("freeze_batch_norm", 0 <= freeze_batch_norm <= 1, "from 0 to 1"),
+        for name, value, fits, expected in (
+            ("decay", decay, lambda x: 0 <= x < 1, "at least 0 and below 1"),
+            ("freeze_batch_norm", freeze_batch_norm, lambda x: 0 <= x <= 1, "0 to 1"),
         ):
-            if not fits:
+            is_number = isinstance(value, Real) and not isinstance(value, bool)
+            if not is_number or not fits(value):
                 raise ConfigError(
-                    f"The {name} of QuantizationAware is {expected}. "
-                    f"Received: {name}={locals()[name]!r}."
+                    f"The {name} of QuantizationAware is a number, {expected}. "
+                    f"Received: {name}={value!r}."
                 )
+        if activations not in (None, True, False):
+            raise ConfigError(
+                "The activations of QuantizationAware are rounded, True, or not, "
+                f"False; None for what the scheme says. Received: {activations=}."
+            )
+        check_ranges(ranges)
+        rounds = quantize.is_static if activations is None else activations
+        if ranges and not rounds:
+            raise ConfigError(
+                "Ranges are of activations, which are not rounded. Next: pass "
+                f"activations=True, or no ranges. Received: {activations=}, ranges of "
+                f"{len(ranges)} tensors."
+            )
         self.quantize = quantize
         self.ranges = dict(ranges)
-        rounds = quantize.is_static if activations is None else activations
         self._quantizer = MovingAverage(decay=decay) if rounds else None
         self._freeze_after = freeze_batch_norm
         self._awareness: Awareness | None = None
-        self._undo: list[Callable[[], None]] = []
+        self._undo = ExitStack()
         self._is_frozen = False
         self._attachment: Attachment | None = None
         self._thread = 0
@@ -105,24 +121,25 @@ class QuantizationAware(keras.callbacks.Callback):
                 "before fit: call it on a batch, or give it an Input."
             )
         self._is_frozen = False
-        self._awareness = Awareness(model, self.quantize, self._quantizer, self.ranges)
-        self._thread = threading.get_ident()
-        self._undo = [
-            self._awareness.release,
-            *(
-                shadow(model, name, partial(self._outside_of_fit, name))
-                for name in ("call", "make_test_function", "make_predict_function")
-            ),
-        ]
-        self._attachment = Attachment(model, self._release)
-        _forget_functions(model)
+        with ExitStack() as undo:
+            # Those of validation were traced otherwise, and will be.
+            undo.callback(_forget_functions, model)
+            aware = Awareness(model, self.quantize, self._quantizer, self.ranges)
+            undo.callback(aware.release)
+            for name in ("call", "make_test_function", "make_predict_function"):
+                outside = partial(self._outside_of_fit, name)
+                undo.callback(shadow(model, name, outside))
+            _forget_functions(model)
+            self._attachment = Attachment(model, self._release)
+            self._undo = undo.pop_all()
+        self._awareness, self._thread = aware, threading.get_ident()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Freeze BatchNormalization if it is time."""
         is_due = epoch >= self._freeze_after * self.params["epochs"]
         if is_due and not self._is_frozen and self._awareness is not None:
             self._is_frozen = True
-            self._undo.append(freeze(self.model))
+            self._undo.callback(freeze(self.model, self._awareness.is_passing))
             retrace(self.model)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -139,14 +156,13 @@ class QuantizationAware(keras.callbacks.Callback):
     def detach(self) -> None:
         """Let the model compute as ever now; a second call is a no-op."""
         if self._attachment is not None:
+            # Brings the variables up to date on JAX, while the ranges are one of them.
+            _ = self.model
             self._attachment.release()
             self._attachment = self._awareness = None
 
     def _release(self) -> None:
-        while self._undo:
-            self._undo.pop()()
-        # Those of validation were traced with the rounding.
-        _forget_functions(self._model)
+        self._undo.close()
 
     def _outside_of_fit(
         self, name: str, original: Any, *args: Any, **kwargs: Any

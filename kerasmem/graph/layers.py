@@ -27,17 +27,30 @@ class Weight:
         attribute: name under which `owner` keeps the weight, None if it keeps it in a
             list or not at all.
         variable: the `keras.Variable`.
+        models: names of the models within the model that `block` is in, outermost
+            first.
     """
 
     block: Any
     owner: Any
     attribute: str | None
     variable: Any
+    models: tuple[str, ...] = ()
 
     @property
     def path(self) -> str:
-        """The weight's path, such as `"dense/kernel"`."""
-        return self.variable.path
+        """The weight's path with the models around it, such as `"dense/kernel"`.
+
+        Keras leaves out the names of functional models, so that two of them may have
+        weights of one path.
+        """
+        return _path_within(self.models, self.variable.path)
+
+    @property
+    def place(self) -> tuple[str, ...]:
+        """What names the weight in this model, and in others with the same layers."""
+        names = (self.block.name, self.owner.name, self.variable.name)
+        return (*self.models, *names)
 
     @property
     def size(self) -> int:
@@ -80,12 +93,20 @@ def blocks(model: Any) -> list[Any]:
 
     A subclassed model is one block: itself.
     """
+    return [block for block, _ in _blocks_and_models(model)]
+
+
+def _blocks_and_models(
+    model: Any, around: tuple[str, ...] = ()
+) -> list[tuple[Any, tuple[str, ...]]]:
+    """Return every block with the names of the models within `model` around it."""
     if not has_graph(model):
-        return [model]
-    found: dict[int, Any] = {}
+        return [(model, around)]
+    found: dict[int, tuple[Any, tuple[str, ...]]] = {}
     for layer in model.layers:
-        for block in blocks(layer):
-            found.setdefault(id(block), block)
+        within = (*around, layer.name) if has_graph(layer) else around
+        for block, models in _blocks_and_models(layer, within):
+            found.setdefault(id(block), (block, models))
     return list(found.values())
 
 
@@ -109,13 +130,25 @@ def own_variables(layer: Any) -> list[Any]:
 def weights(model: Any) -> Iterator[Weight]:
     """Yield every weight of `model` once, with the place it is kept in."""
     seen: set[int] = set()
-    for block in blocks(model):
+    for block, models in _blocks_and_models(model):
         for owner in sublayers(block):
             for variable in own_variables(owner):
                 if id(variable) not in seen:
                     seen.add(id(variable))
-                    yield Weight(block, owner, _attribute(owner, variable), variable)
+                    attribute = _attribute(owner, variable)
+                    yield Weight(block, owner, attribute, variable, models)
 
 
 def _attribute(owner: Any, variable: Any) -> str | None:
     return next((name for name, v in vars(owner).items() if v is variable), None)
+
+
+def _path_within(models: tuple[str, ...], path: str) -> str:
+    """Return a path that has the names of models in it, those that it lacks added."""
+    if f"/{'/'.join(models)}/" in f"/{path}":
+        return path
+    parts = tuple(path.split("/"))
+    told = next(
+        n for n in range(len(models), -1, -1) if models[len(models) - n :] == parts[:n]
+    )
+    return "/".join((*models[: len(models) - told], path))

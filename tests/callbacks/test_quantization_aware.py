@@ -1,5 +1,8 @@
 """Training that sees the rounding, and leaves no trace of it."""
 
+import pickle
+import pkgutil
+
 import keras
 import numpy as np
 import pytest
@@ -8,10 +11,12 @@ import kerasmem as km
 from kerasmem.compression.quantize.aware.awareness import Awareness
 from kerasmem.compression.quantize.aware.places import places
 from kerasmem.compression.quantize.aware.quantizers import MovingAverage
+from kerasmem.compression.quantize.math import dequantize, quantize
 from kerasmem.compression.quantize.repair.fold import fold_batch_norm
 from kerasmem.compression.quantize.static.apply import integer_model
 from kerasmem.errors import ConfigError, ModelError
-from kerasmem.graph.layers import sublayers
+from kerasmem.graph.kernels import reduced_axes
+from kerasmem.graph.layers import sublayers, weights
 from kerasmem.graph.values import to_numpy
 from tests.models import KINDS, L
 
@@ -32,6 +37,13 @@ def network(dtype=None, seed=0):
     x = L.MaxPooling2D(name="pool", dtype=dtype)(x + y)
     x = L.Flatten(name="flat", dtype=dtype)(x)
     return keras.Model(inputs, L.Dense(4, name="head", dtype="float32")(x))
+
+
+def nested():
+    """Return a network with a model in it."""
+    inner = keras.Sequential([keras.Input((8, 8, 3)), L.Conv2D(4, 3)], name="inner")
+    layers = [inner, L.ReLU(), L.Flatten(), L.Dense(4), L.Dense(4)]
+    return keras.Sequential([keras.Input((8, 8, 3)), *layers])
 
 
 def compiled(model, jit=None, optimizer="sgd", loss="mse"):
@@ -89,6 +101,47 @@ def test_a_step_sees_what_compress_makes_of_the_weights(scheme, jit):
     assert is_plain(model)
 
 
+@pytest.mark.parametrize("jit", JIT)
+def test_a_kernel_that_its_layer_normalizes_stays_float(jit):
+    """Its layer assigns it in the forward pass, what it makes of the float weights."""
+    kind, kernels = KINDS["spectral_normalization"], []
+    model = kind.make()
+    x, start = kind.inputs(), model.get_weights()
+    for callbacks in ([], [aware("int4")]):
+        model.set_weights(start)
+        compiled(model, jit, keras.optimizers.SGD(0.0))
+        model.fit(x, np.ones((3, 4)), epochs=2, verbose=0, callbacks=callbacks)
+        kernels.append(to_numpy(model.layers[-1].kernel))
+    np.testing.assert_allclose(kernels[1], kernels[0], rtol=1e-6)
+    model.set_weights(start)
+    awareness = Awareness(model, km.Quantize("int4"), None, {})
+    found = to_numpy(model(x, training=True))
+    awareness.release()
+    float_kernel = to_numpy(model.layers[-1].kernel)
+    kernel = dequantize(*quantize(float_kernel, (0,), 4))
+    np.testing.assert_allclose(found, x @ kernel, rtol=1e-5, atol=1e-6)
+    assert np.abs(found - x @ float_kernel).max() > 1e-2
+
+
+@keras.saving.register_keras_serializable("tests")
+class Decaying(L.Dense):
+    def call(self, x):
+        self.kernel.assign(0.9 * self.kernel)
+        return super().call(x)
+
+
+def test_another_layer_that_assigns_its_kernel_is_refused():
+    model = keras.Sequential([keras.Input((3,)), Decaying(2, name="decaying")])
+    x, before = np.ones((3, 3), "float32"), to_numpy(model.layers[0].kernel)
+    awareness = Awareness(model, km.Quantize("int8"), None, {})
+    with pytest.raises(ModelError, match="stays float.*decaying/kernel.*exclude"):
+        model(x, training=True)
+    awareness.release()
+    np.testing.assert_array_equal(to_numpy(model.layers[0].kernel), before)
+    with pytest.raises(ModelError, match="stays float"):
+        compiled(model, JIT[0]).fit(x, x[:, :2], verbose=0, callbacks=[aware()])
+
+
 @pytest.mark.parametrize("dtype", ["mixed_float16", "mixed_bfloat16"])
 def test_mixed_precision_sees_them_too(dtype):
     model = compiled(network(dtype), optimizer=keras.optimizers.SGD(0.0))
@@ -138,6 +191,109 @@ def test_places_are_where_integers_are():
         "pool": (add, False),
         "head": ("head", False),
     }
+
+
+def in_order(*layers, shape=(8, 8, 3)):
+    return keras.Sequential([keras.Input(shape, name="picture"), *layers])
+
+
+def called_in_training():
+    inputs = keras.Input((8, 8, 3), name="picture")
+    x = L.Conv2D(4, 3, name="c")(inputs)
+    x = L.BatchNormalization(name="norm")(x, training=True)
+    return keras.Model(inputs, x)
+
+
+def sharing():
+    inputs = keras.Input((8, 8, 3), name="picture")
+    conv = L.Conv2D(3, 3, padding="same", name="c")
+    x = L.BatchNormalization(name="norm")(conv(conv(inputs)))
+    return keras.Model(inputs, x)
+
+
+def taken_up_twice():
+    norms = L.BatchNormalization(name="first"), L.BatchNormalization(name="norm")
+    return in_order(L.Conv2D(4, 3, name="c"), *norms)
+
+
+def without_reason_to_fold():
+    """Return a model whose BatchNormalization is along another axis."""
+    return in_order(L.Conv2D(4, 3, name="c"), L.BatchNormalization(1, name="norm"))
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (called_in_training, {"c": None, "norm": None}),
+        (sharing, {"c": None, "c:1": None, "norm": None}),
+        (taken_up_twice, {"norm": "c"}),
+        (without_reason_to_fold, {"c": None, "norm": None}),
+    ],
+)
+def test_what_folding_takes_up_is_rounded_behind_it_and_no_other(make, expected):
+    model = make()
+    found = {at: place.folded for at, place in places(model).items()}
+    assert found == {"picture": None, **expected}
+    is_folded = fold_batch_norm(model)[0] is not model
+    assert is_folded == ("c" in expected.values())
+
+
+@pytest.mark.parametrize(
+    ("layers", "expected"),
+    [
+        ([L.GlobalAveragePooling2D(name="mean"), L.ReLU(name="relu")], "mean relu"),
+        ([L.Conv2D(4, 3, name="c"), L.ReLU(name="relu")], "relu"),
+        ([L.Conv2D(4, 3, name="c"), L.ReLU(3, name="other")], "c other"),
+        ([L.Conv2D(4, 3, activation="tanh", name="c"), L.ReLU(name="r")], "c r"),
+        ([L.Rescaling(2.0, name="scaled"), L.ReLU(name="relu")], "relu"),
+        ([L.SeparableConv2D(4, 3, name="s"), L.ReLU(name="r")], "s/depthwise r"),
+    ],
+)
+def test_a_rectifier_is_one_with_what_integers_run_it_with(layers, expected):
+    assert list(places(in_order(*layers))) == ["picture", *expected.split()]
+
+
+@pytest.mark.parametrize("layer", ["1d", "2d"])
+def test_a_separable_convolution_rounds_what_is_within(layer):
+    shape = (8, 3) if layer == "1d" else (8, 8, 3)
+    kind = L.SeparableConv1D if layer == "1d" else L.SeparableConv2D
+    options = {"strides": 2, "bias_initializer": "normal", "activation": "tanh"}
+    own = kind(5, 3, depth_multiplier=2, name="s", **options)
+    model = in_order(own, L.Flatten(), L.Dense(4), shape=shape)
+    x = X[:, 0] if layer == "1d" else X
+    plain = to_numpy(own(x))
+    within = to_numpy(keras.ops.depthwise_conv(x, own.depthwise_kernel, 2))
+    ends = float(within.min()), float(within.max())
+    callback = aware("bfloat16", activations=True, decay=0.0)
+    compiled(model, optimizer=keras.optimizers.SGD(0.0))
+    model.fit(x, Y, batch_size=32, verbose=0, callbacks=[callback])
+    assert callback.ranges["s/depthwise"] == pytest.approx(ends, rel=2e-2)
+    narrow = {"s/depthwise": (-1e-9, 1e-9)}  # nothing but the bias is left
+    choice = km.Quantize("bfloat16")
+    awareness = Awareness(model, choice, MovingAverage(decay=0.0), narrow)
+    with awareness._activations.applied(training=False):
+        awareness._activations._pass.prefix = "s/"
+        found = to_numpy(own(x))
+    awareness.release()
+    expected = np.broadcast_to(np.tanh(to_numpy(own.bias)), plain.shape)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    np.testing.assert_array_equal(to_numpy(own(x)), plain)
+
+
+def test_ranges_make_an_integer_model_of_separable_convolutions():
+    keras.utils.set_random_seed(0)
+    model = in_order(
+        L.SeparableConv2D(5, 3, name="s"),
+        L.GlobalAveragePooling2D(name="mean"),
+        L.ReLU(name="relu"),
+        L.Dense(4, name="head"),
+    )
+    compiled(model, optimizer=keras.optimizers.SGD(0.0))
+    callback = aware("int8-static", decay=0.0)
+    fit(model, callback, batch_size=32)
+    integers, _ = integer_model(model, callback.ranges)
+    near, far = outputs(integers, X), outputs(model, X)
+    assert np.abs(near - far).max() < 0.05 * np.abs(far).max()
 
 
 def test_ranges_are_the_moving_average_of_what_the_layers_give():
@@ -195,31 +351,148 @@ def test_batch_norm_is_frozen_when_it_is_time():
     assert not np.array_equal(seen[3], seen[4])
 
 
+def test_batch_norm_that_inference_trains_is_never_frozen():
+    model = called_in_training()
+    y = np.zeros((32, 6, 6, 4), "float32")
+    compiled(model, optimizer=keras.optimizers.SGD(0.0))
+    before = moving_variance(model)
+    model.fit(X, y, verbose=0, callbacks=[aware(freeze_batch_norm=0)])
+    assert not np.array_equal(moving_variance(model), before)
+
+
 class Broken(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("use", ["evaluate", "call", "save", "fit"])
-def test_nothing_is_left_after_a_fit_that_was_broken_off(use, tmp_path):
+class BrokenInAnEpoch(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 1:
+            raise KeyboardInterrupt
+
+
+def broken_off(how=Broken, scheme="int4"):
+    """Return a model whose training was, and the callback."""
     model = compiled(network())
-    callback = aware("int4", activations=True, freeze_batch_norm=0)
+    callback = aware(scheme, activations=True, freeze_batch_norm=0)
     with pytest.raises(KeyboardInterrupt):
-        fit(model, callback, Broken(), validation_data=(X, Y))
-    uses = {
-        "evaluate": lambda: model.evaluate(X, Y, verbose=0),
-        "call": lambda: model(X, training=False),
-        "fit": lambda: fit(model),
-        "save": lambda: model.save(tmp_path / "m.keras"),
-    }
-    found = uses[use]()
+        fit(model, callback, how(), validation_data=(X, Y))
+    return model, callback
+
+
+USES = {
+    "evaluate": lambda model, _: model.evaluate(X, Y, verbose=0),
+    "predict": lambda model, _: model.predict(X, verbose=0),
+    "train_on_batch": lambda model, _: model.train_on_batch(X, Y),
+    "fit": lambda model, _: fit(model),
+    "fit with another": lambda model, _: fit(model, aware("int8")),
+    "save": lambda model, path: model.save(path),
+    "save_model": keras.saving.save_model,
+    "km.save_model": km.save_model,
+    "pickle": lambda model, _: pickle.loads(pickle.dumps(model)),
+}
+
+
+@pytest.mark.parametrize(
+    ("use", "how"),
+    [
+        *((use, Broken) for use in USES),
+        *((u, BrokenInAnEpoch) for u in ("fit", "save")),
+    ],
+)
+def test_nothing_is_left_after_a_fit_that_was_broken_off(use, how, tmp_path):
+    model, callback = broken_off(how)
+    assert not is_plain(model)
+    USES[use](model, tmp_path / "m.keras")
     assert is_plain(model)
-    if use == "call":
-        expected = keras.models.clone_model(model)
-        expected.set_weights(model.get_weights())
-        np.testing.assert_allclose(
-            to_numpy(found), to_numpy(expected(X, training=False)), atol=1e-5
-        )
+    if "save" in use:
+        again = keras.models.load_model(tmp_path / "m.keras")
+        assert is_plain(again)
+        assert list(map(type, again.layers)) == list(map(type, model.layers))
+        for a, b in zip(again.weights, model.weights, strict=True):
+            np.testing.assert_array_equal(to_numpy(a), to_numpy(b))
+    callback.detach()
+    assert is_plain(model)
+
+
+@pytest.mark.parametrize("scheme", ["int4", "int8-dynamic"])
+@pytest.mark.parametrize("use", ["model", "layers", "detach"])
+def test_a_model_whose_fit_was_broken_off_computes_as_ever(use, scheme):
+    model, callback = broken_off(scheme=scheme)
+    plain = keras.models.clone_model(model)
+    plain.set_weights(model.get_weights())
+    if use == "detach":
+        callback.detach()
+        assert is_plain(model)
+    both = [model, plain]
+    if use == "layers":  # which another model may have as well
+        both = [keras.Model(m.inputs[0], m.get_layer("head").output) for m in both]
+    found, expected = (to_numpy(m(X, training=True)) for m in both)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    np.testing.assert_allclose(
+        moving_variance(model), moving_variance(plain), rtol=1e-5
+    )
+
+
+def test_it_can_be_detached_in_the_middle_of_an_epoch():
+    model, twin = compiled(network()), compiled(network())
+    callback = aware("int4", activations=True)
+    notes = []
+
+    class Detach(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 0:
+                callback.detach()
+                assert is_plain(self.model)
+                notes.extend(self.model.get_weights())
+
+    fit(model, callback, Detach())
+    twin.set_weights(notes)
+    twin.fit(X[16:], Y[16:], batch_size=16, verbose=0)
+    for a, b in zip(model.weights, twin.weights, strict=True):
+        np.testing.assert_allclose(to_numpy(a), to_numpy(b), rtol=1e-4, atol=1e-6)
+
+
+ROOM = "kerasmem.compression.quantize.aware"
+
+
+@pytest.mark.parametrize(
+    ("name", "works"),
+    [
+        (f"{ROOM}.activations.shadow", 1),
+        (f"{ROOM}.weights._become_rounded", 2),
+        (f"{ROOM}.awareness.normalize_floats", 0),
+        (f"{ROOM}.awareness._rounds_inputs", 1),
+        (f"{ROOM}.awareness.backends.shadow", 0),
+        ("kerasmem.callbacks.quantization_aware.shadow", 2),
+        ("kerasmem.callbacks.quantization_aware.Attachment", 0),
+    ],
+)
+def test_nothing_is_left_where_it_could_not_begin(name, works, monkeypatch):
+    """All but the first so many uses of a part fail."""
+    model = compiled(nested(), JIT[0])
+    callback = aware("int8-dynamic", activations=True)
+    expected = model.evaluate(X, Y, verbose=0)
+    done = []
+
+    def fail(*args):
+        done.append(args)
+        if len(done) > works:
+            raise RuntimeError("no more")
+        return original(*args)
+
+    module, _, part = name.rpartition(".")
+    original = pkgutil.resolve_name(name)
+    monkeypatch.setattr(pkgutil.resolve_name(module), part, fail)
+    with pytest.raises(RuntimeError, match="no more"):
+        fit(model, callback)
+    assert len(done) == works + 1
+    assert is_plain(model)
+    assert is_plain(model.get_layer("inner"))
+    monkeypatch.undo()
+    assert model.evaluate(X, Y, verbose=0) == expected
+    fit(model, callback)
+    assert is_plain(model)
 
 
 def test_a_checkpoint_in_the_middle_holds_floats_and_opens_in_plain_keras(tmp_path):
@@ -270,6 +543,44 @@ def test_clusters_and_zeros_stay_what_they_are():
     assert not np.array_equal(before, to_numpy(model.get_layer("side").kernel))
 
 
+def outputs(model, x):
+    return to_numpy(keras.ops.cast(model(x, training=False), "float32"))
+
+
+def rounded_by_itself(weight):
+    """Return the int4 values of a weight, found by NumPy."""
+    axes = tuple(sorted(reduced_axes(weight)))
+    return dequantize(*quantize(to_numpy(weight.variable), axes, 4))
+
+
+def check_each_weight_is_read_rounded(model, x):
+    """Compare with the float model whose weights all are replaced, and all but one."""
+    choice = km.Quantize("int4")
+    awareness = Awareness(model, choice, None, {})
+    found = outputs(model, x)
+    awareness.release()
+    changes = km.compress(model, choice).changes
+    pairs = zip(weights(model), changes, strict=True)
+    chosen = [weight for weight, change in pairs if change.changed]
+    floats = [to_numpy(weight.variable) for weight in chosen]
+    size = np.abs(found).max()
+    for weight in chosen:
+        weight.variable.assign(rounded_by_itself(weight))
+    np.testing.assert_allclose(outputs(model, x), found, rtol=1e-4, atol=1e-5 * size)
+    for weight, values in zip(chosen, floats, strict=True):
+        now = to_numpy(weight.variable)
+        weight.variable.assign(values)
+        far = np.abs(outputs(model, x) - found).max()
+        assert far > 1e-3 * size, f"{weight.variable.path} is not read rounded"
+        weight.variable.assign(now)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_kind_of_layer_reads_each_weight_rounded(name):
+    keras.utils.set_random_seed(0)
+    check_each_weight_is_read_rounded(KINDS[name].make(), KINDS[name].inputs())
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -312,11 +623,23 @@ def everything_tfmot_refuses():
     return keras.Model(inputs, L.Dense(2)(L.Bidirectional(L.LSTM(3))(x + y)))
 
 
+def test_one_model_with_all_that_tfmot_refuses_reads_each_weight_rounded():
+    keras.utils.set_random_seed(0)
+    x = np.random.default_rng(0).integers(1, 12, (16, 10)).astype("int32")
+    model = everything_tfmot_refuses()
+    check_each_weight_is_read_rounded(model, x)
+
+
 @pytest.mark.parametrize("jit", JIT)
 def test_one_model_with_all_that_tfmot_refuses(jit):
-    model = compiled(everything_tfmot_refuses(), jit, "adam")
+    model = everything_tfmot_refuses()
     x = np.random.default_rng(0).integers(1, 12, (16, 10)).astype("int32")
     y = np.random.default_rng(1).normal(size=(16, 2))
+    small = compiled(km.compress(model, km.Quantize("int4")).model, JIT[0])
+    compiled(model, jit, keras.optimizers.SGD(0.0))
+    seen = model.fit(x, y, verbose=0, callbacks=[aware("int4")]).history["loss"][0]
+    assert seen == pytest.approx(small.evaluate(x, y, verbose=0), rel=2e-5)
+    compiled(model, jit, "adam")
     callback = aware(activations=True)
     losses = model.fit(x, y, epochs=3, verbose=0, callbacks=[callback]).history["loss"]
     assert losses[-1] < losses[0]
@@ -361,12 +684,46 @@ class TestErrors:
         ("options", "text"),
         [
             ({"decay": 1.0}, "decay .* at least 0 and below 1.*decay=1.0"),
-            ({"freeze_batch_norm": 2}, "freeze_batch_norm .*from 0 to 1.*=2"),
+            ({"decay": "0.9"}, "decay .* is a number.*decay='0.9'"),
+            ({"decay": None}, "decay .* is a number.*decay=None"),
+            ({"freeze_batch_norm": 2}, "freeze_batch_norm .*, 0 to 1.*=2"),
+            ({"freeze_batch_norm": True}, "freeze_batch_norm .* is a number.*=True"),
+            ({"activations": "int8"}, "activations .*True.*False.*='int8'"),
+            ({"ranges": {"relu": (0, 1)}}, "not rounded.*activations=True.*=None"),
+            ({"ranges": [(0, 1)]}, "by the name of a tensor.*Received: ranges="),
+            ({"ranges": {"relu": 3}}, "lower and an upper end.*'relu'.*=3"),
+            ({"ranges": {"relu": (1, -1)}}, r"lower and an upper.*=\(1, -1\)"),
+            ({"ranges": {"relu": (0, float("nan"))}}, "both finite.*nan"),
         ],
     )
     def test_values_out_of_range(self, options, text):
         with pytest.raises(ConfigError, match=text):
             aware(**options)
+
+    def test_ranges_of_another_model(self):
+        text = "1 of 2 ranges are of no tensor.*'functional.*Received: ranges of 'rel'"
+        callback = aware(activations=True, ranges={"rel": (0, 1), "relu": (0, 1)})
+        model = compiled(network(), JIT[0])
+        with pytest.raises(ModelError, match=text):
+            fit(model, callback)
+        assert is_plain(model)
+        reused = aware(activations=True)
+        fit(model, reused)
+        other = compiled(in_order(L.Flatten(), L.Dense(4, name="dense")), JIT[0])
+        with pytest.raises(ModelError, match="new QuantizationAware for each model"):
+            fit(other, reused)
+        fit(model, reused)
+
+    def test_ranges_of_a_calibration_are_of_the_model(self):
+        model = compiled(in_order(L.Flatten(), L.Dense(4, "tanh", name="d")), JIT[0])
+        begin = {
+            "picture": (-9.0, 9.0),
+            "d/linear": (-3.0, 3.0),
+            "keras_tensor_1": (0, 1),
+        }
+        callback = aware("int8-static", ranges=begin, decay=0.5)
+        fit(model, callback, batch_size=32)
+        assert callback.ranges["picture"][0] < -4.5
 
     def test_a_model_that_is_not_built(self):
         model = compiled(keras.Sequential([L.Flatten(), L.Dense(4)]), JIT[0])

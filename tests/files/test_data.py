@@ -17,6 +17,7 @@ from kerasmem.files.data import (
     sample_count,
     sample_inputs,
 )
+from kerasmem.files.litert import call_flat, flat_samples
 
 X = np.arange(12, dtype="float32").reshape(6, 2)
 Y = np.arange(6, dtype="int32")
@@ -311,6 +312,28 @@ def test_each_named_input_is_checked_by_its_name():
         check_data(model, {"left": np.zeros((4, 2)), "right": np.zeros((4, 2))})
     with pytest.raises(DataError, match=r"\['right'\] missing"):
         check_data(model, ({"left": X}, Y))
+
+
+@pytest.mark.filterwarnings("ignore:When providing `inputs` as a dict")
+def test_a_model_with_inputs_in_a_dict_is_given_their_keys():
+    inputs = {
+        key: keras.Input((size,), name=name)
+        for key, size, name in (("b", 2, "one"), ("a", 5, "two"))
+    }
+    joined = keras.layers.Concatenate()([inputs["b"], inputs["a"]])
+    model = keras.Model(inputs, joined)
+    data = {"b": np.full((4, 2), 2.0), "a": np.full((4, 5), 5.0)}
+    check_data(model, data)
+    with pytest.raises(
+        DataError, match=r"are named \['a', 'b'\].*named \['one', 'two'\]"
+    ):
+        check_data(model, {"one": data["b"], "two": data["a"]})
+    flat = flat_samples(model, data, 3)
+    assert [array.shape for array in flat] == [(3, 5), (3, 2)]
+    np.testing.assert_array_equal(
+        keras.ops.convert_to_numpy(call_flat(model, flat)[0]),
+        keras.ops.convert_to_numpy(model(data))[:3],
+    )
 
 
 def test_a_dataset_without_batches_is_refused():

@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-from kerasmem.compression.export.operations import OPERATIONS, ending
+from kerasmem.compression.export.activations import ending
+from kerasmem.compression.export.operations import OPERATIONS
 from kerasmem.compression.quantize.static import FromCodes, IntegerLayer, ToCodes
 from kerasmem.compression.quantize.static.codes import Codes
+from kerasmem.compression.quantize.static.kinds import kind_of
 from kerasmem.errors import ModelError
 from kerasmem.files.litert import Writer
 from kerasmem.graph.nodes import nodes_in_order, own_graph
@@ -81,11 +83,19 @@ class _File:
         is_end = id(output) in self._ends
         write, codes = (ending(layer) if is_end else None) or plain
         unlike = any(codes_of != before[0][1] for _, codes_of in before)
-        if write is None or (unlike and not isinstance(layer, IntegerLayer)):
+        if write is None:
+            return False
+        if not isinstance(layer, IntegerLayer) and (unlike or _cannot(layer, tensors)):
             return False
         number = self.add(output, layer.name, getattr(layer, "output_codes", codes))
         write(self.writer, layer, tensors, [number for number, _ in before], number)
         return True
+
+
+def _cannot(layer: Any, tensors: Sequence[Any]) -> bool:
+    """Return True for a layer of Keras's that LiteRT has, but not for such tensors."""
+    found = kind_of(layer) if type(layer) in OPERATIONS else None
+    return found is not None and found.why_not(layer, tensors) is not None
 
 
 def _takes(node: Any, tensor: Any) -> bool:
@@ -95,7 +105,7 @@ def _takes(node: Any, tensor: Any) -> bool:
 def _computes_with_floats(model: Any, operations: Sequence[Any]) -> ModelError:
     # What only stands behind a float layer is none itself.
     known = (IntegerLayer, *OPERATIONS)
-    floats = [x for x in operations if not isinstance(x, known)] or operations
+    floats = [x for x in operations if not isinstance(x, known)] or operations[:1]
     named = [f"{x.name} ({type(x).__name__})" for x in floats]
     some = ", ".join(named[:5]) + (", ..." if len(named) > 5 else "")
     return ModelError(

@@ -1,6 +1,7 @@
 """Walking a model and storing its kernels in fewer bits."""
 
 import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -26,10 +27,22 @@ if TYPE_CHECKING:
     from kerasmem.compression.quantize.config import Quantize
 
 _BLOCKS, _LEAST_BLOCK_BYTES = 16, 1 << 16
+NO_KERNEL = "is no kernel or embedding table"
 
 
-def quantize_weights(model: Any, choice: "Quantize") -> list[WeightChange]:
+Left = Callable[[Weight], bool]
+"""Tells of a weight that is to be left alone."""
+
+
+def quantize_weights(
+    model: Any, choice: "Quantize", left: Left = lambda _: False
+) -> list[WeightChange]:
     """Store the kernels and embedding tables of `model` in fewer bits, in place.
+
+    Args:
+        model: a built model.
+        choice: how, and of which weights.
+        left: tells of more weights to leave alone.
 
     Returns:
         One change per weight of the model, changed or left alone and why.
@@ -38,25 +51,52 @@ def quantize_weights(model: Any, choice: "Quantize") -> list[WeightChange]:
         ModelError: if there is none that is float, or one with NaN or infinity.
         ConfigError: if a regular expression means no weight.
     """
-    reasons = choose(model, choice)
-    everything = [weight for weight, _ in reasons]
-    chosen = [weight for weight, reason in reasons if reason is None]
-    places = {id(w): place_of(w, choice, largest_block(everything)) for w in chosen}
+    reasons = choose(model, choice, left)
+    block = largest_block([weight for weight, _ in reasons])
+    places = {
+        id(weight): place_of(weight, choice, block)
+        for weight, reason in reasons
+        if reason is None
+    }
+    return store(model, reasons, places)
+
+
+def store(
+    model: Any,
+    reasons: Sequence[tuple[Weight, str | None]],
+    places: Mapping[int, Place],
+) -> list[WeightChange]:
+    """Store weights of `model` as their places say, in place.
+
+    Args:
+        model: a built model.
+        reasons: every weight with why it is left alone, None if it is not.
+        places: of those that are not, by the id of the `Weight`.
+
+    Returns:
+        One change per weight.
+
+    Raises:
+        ModelError: if one holds NaN or infinity.
+    """
     changes = [
         _left_alone(weight, reason) if reason else _changed(weight, places[id(weight)])
         for weight, reason in reasons
     ]
     by_block: dict[int, tuple[Any, list[Place]]] = {}
-    for weight in chosen:
-        _, found = by_block.setdefault(id(weight.block), (weight.block, []))
-        found.append(places[id(weight)])
+    for weight, reason in reasons:
+        if reason is None:
+            _, found = by_block.setdefault(id(weight.block), (weight.block, []))
+            found.append(places[id(weight)])
     for block, found in by_block.values():
         to_quantized(block, found)
     forget_float_weights(sublayers(model))
     return changes
 
 
-def choose(model: Any, choice: "Quantize") -> list[tuple[Weight, str | None]]:
+def choose(
+    model: Any, choice: "Quantize", left: Left = lambda _: False
+) -> list[tuple[Weight, str | None]]:
     """Return every weight of a model with why it is left alone, None if it is not.
 
     Raises:
@@ -67,8 +107,10 @@ def choose(model: Any, choice: "Quantize") -> list[tuple[Weight, str | None]]:
     check_all_mean_one(
         model, everything, {"include": choice.include, "exclude": choice.exclude}
     )
-    stored = {id(v.codes): v for v in quantized_variables(model)}
-    reasons = [_why_not(w, choice, stored.get(id(w.variable))) for w in everything]
+    reasons = [
+        why or _why_not_meant(weight, choice, left)
+        for weight, why in why_not_storable(model, everything, choice.dtype)
+    ]
     if all(reasons):
         raise ModelError(
             f"The model {model.name!r} has nothing to quantize: none of its "
@@ -78,51 +120,83 @@ def choose(model: Any, choice: "Quantize") -> list[tuple[Weight, str | None]]:
     return list(zip(everything, reasons, strict=True))
 
 
+def why_not_storable(
+    model: Any, everything: Sequence[Weight], dtype: str
+) -> list[tuple[Weight, str | None]]:
+    """Return weights, each with why it cannot be stored as `dtype`, None if it can.
+
+    Args:
+        model: the model.
+        everything: its weights.
+        dtype: of the codes.
+    """
+    stored = {id(v.codes): v for v in quantized_variables(model)}
+    return [(w, _why_not(w, dtype, stored.get(id(w.variable)))) for w in everything]
+
+
 def _why_not(
-    weight: Weight, choice: "Quantize", stored: QuantizedVariable | None
+    weight: Weight, wanted: str, stored: QuantizedVariable | None
 ) -> str | None:
     dtype = keras.backend.standardize_dtype(weight.variable.dtype)
     if stored is not None:
         return f"is {stored.coding.dtype} already"
-    if not keras.backend.is_float_dtype(dtype) or choice.dtype == dtype:
+    if not keras.backend.is_float_dtype(dtype) or wanted == dtype:
         return f"is {dtype} already"
     if weight.attribute is None and is_kernel(weight):
         return "is kept in a list, where no layer can be given another weight"
-    return _why_not_meant(weight, choice)
+    return None
 
 
-def _why_not_meant(weight: Weight, choice: "Quantize") -> str | None:
-    if means(choice.exclude, weight):
+def _why_not_meant(weight: Weight, choice: "Quantize", left: Left) -> str | None:
+    if left(weight) or means(choice.exclude, weight):
         return "is excluded"
     if is_kernel(weight):
         return None
     if not means(choice.include, weight):
-        return "is no kernel or embedding table"
+        return NO_KERNEL
     if weight.attribute is None or len(weight.variable.shape) < 2:
         return "has fewer than two axes, or is kept in a list"
     return None
 
 
 def place_of(weight: Weight, choice: "Quantize", block_bytes: int) -> Place:
-    """Return where a weight is kept, and how it is to be stored.
+    """Return where a weight is kept, and how a choice has it stored.
 
     Args:
         weight: it.
         choice: the scheme.
         block_bytes: most bytes of it that are to be float at once.
     """
+    size = (choice.granularity, choice.group_size, choice.symmetric)
+    coding = Coding(choice.dtype, channel_axes(weight), *size)
+    return placed(weight, coding, block_bytes, dynamic=choice.is_dynamic)
+
+
+def channel_axes(weight: Weight) -> tuple[int, ...]:
+    """Return the axes that one output channel sums over, in order."""
+    return tuple(sorted(reduced_axes(weight)))
+
+
+def placed(
+    weight: Weight, coding: Coding, block_bytes: int, *, dynamic: bool = False
+) -> Place:
+    """Return where a weight is kept, with how it is to be stored.
+
+    Args:
+        weight: it.
+        coding: how it is to be stored.
+        block_bytes: most bytes of it that are to be float at once.
+        dynamic: whether what it multiplies is rounded in every call, where that goes.
+    """
     layers = sublayers(weight.block)
     index = next(i for i, layer in enumerate(layers) if layer is weight.owner)
-    axes = tuple(sorted(reduced_axes(weight)))
-    size = (choice.granularity, choice.group_size, choice.symmetric)
     taken_apart = is_product(weight.owner) and weight.attribute == "_kernel"
     blocks = 1
     if taken_apart and (cut := block_axes(weight.owner)) is not None:
         wanted = math.ceil(4 * weight.size / block_bytes)
         blocks = min(wanted, weight.variable.shape[cut[0]])
-    dynamic = choice.is_dynamic and taken_apart
-    coding = Coding(choice.dtype, axes, *size)
-    return Place(index, str(weight.attribute), coding, blocks, dynamic)
+    attribute = str(weight.attribute)
+    return Place(index, attribute, coding, blocks, dynamic and taken_apart)
 
 
 def largest_block(everything: list[Weight]) -> int:

@@ -167,7 +167,8 @@ def unpack_int4(packed: Any, axis: int, length: int) -> Any:
     high = ops.right_shift(packed, four)
     low = ops.right_shift(ops.left_shift(packed, four), four)
     both = ops.stack([low, high], axis=axis + 1)
-    shape = tuple(packed.shape)
+    # What it looks up may be as open as a batch is.
+    shape = ops.shape(packed)
     codes = ops.reshape(both, (*shape[:axis], 2 * shape[axis], *shape[axis + 1 :]))
     if length == 2 * shape[axis]:
         return codes

@@ -1,6 +1,5 @@
 """Fewer bits where they harm least: a scheme for each layer, under a budget."""
 
-import re
 from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -51,21 +50,26 @@ def quantize_mixed(
         if any(changes[index].changed for changes in told.values()):
             rows[id(weight.block)].append(index)
     chosen = _chosen(model, choice, told, list(rows.values()))
-    by_row = {
+    everything = list(weights(model))
+    scheme_of = {
         index: name
         for indices, name in zip(rows.values(), chosen, strict=True)
         for index in indices
     }
-    paths = {index: weight.path for index, weight in enumerate(weights(model))}
     for number, name in enumerate(CANDIDATES):
         # What was quantized already is left alone anyway.
-        later = CANDIDATES[number + 1 :]
-        others = [paths[i] for i, of in by_row.items() if of in later]
-        if name in by_row.values():
-            only = tuple(f"^{re.escape(path)}$" for path in others)
-            each = replace(tried[name], exclude=(*choice.exclude, *only))
-            quantize_and_repair(model, each, data if choice.bias_correction else None)
-    return [told[by_row.get(i, CANDIDATES[0])][i] for i in paths]
+        later = {
+            id(everything[index].variable)
+            for index, of in scheme_of.items()
+            if of in CANDIDATES[number + 1 :]
+        }
+        if name in scheme_of.values():
+            samples = data if choice.bias_correction else None
+            quantize_and_repair(
+                model, tried[name], samples, lambda w, ids=later: id(w.variable) in ids
+            )
+    numbers = range(len(everything))
+    return [told[scheme_of.get(index, CANDIDATES[0])][index] for index in numbers]
 
 
 def _choice(choice: "Quantize", name: str) -> "Quantize":

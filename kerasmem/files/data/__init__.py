@@ -6,12 +6,13 @@ iterable of batches. `x` and `y` are an array, or a dict or list of arrays for m
 with several inputs or outputs.
 """
 
-from kerasmem.files.data.check import check_data
+from kerasmem.files.data.check import check_data, input_names
 from kerasmem.files.data.forms import (
     fit_arguments,
     hold_out,
     input_batches,
     is_array_data,
+    named_leaves,
     sample_count,
     sample_inputs,
 )
@@ -23,8 +24,10 @@ __all__ = [
     "fit_arguments",
     "hold_out",
     "input_batches",
+    "input_names",
     "is_array_data",
     "load_data",
+    "named_leaves",
     "sample_count",
     "sample_inputs",
 ]

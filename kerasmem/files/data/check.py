@@ -42,6 +42,20 @@ def check_data(model: Any, data: Any) -> None:
             _check_label_names(model, list(named_leaves(parts["y"])))
 
 
+def input_names(model: Any) -> list[str]:
+    """Return what data in a dict is named after, for every input in order.
+
+    These are the keys of a model whose inputs are in a dict, else the names of inputs.
+
+    Args:
+        model: a `keras.Model` with inputs.
+    """
+    structure = getattr(model, "input", None)  # a Sequential may have none
+    if isinstance(structure, dict):
+        return list(named_leaves(structure))
+    return [tensor.name for tensor in model.inputs]
+
+
 def check_lengths(arrays: dict[str, Any]) -> None:
     """Raise unless all arrays hold the same number of samples, at least one.
 
@@ -108,7 +122,7 @@ def _by_input(model: Any, x: Any) -> list[tuple[Any, Any]]:
     """Return `(input tensor of the model, array)` pairs, matched as Keras does."""
     inputs = list(model.inputs)
     given = named_leaves(x)
-    wanted = [tensor.name for tensor in inputs]
+    wanted = input_names(model)
     if isinstance(x, dict):
         missing = [name for name in wanted if name not in given]
         if missing:

@@ -7,7 +7,7 @@ import numpy as np
 
 from kerasmem.backends.litert import Argument
 from kerasmem.errors import ConfigError
-from kerasmem.files.data import check_data, sample_inputs
+from kerasmem.files.data import check_data, input_names, named_leaves, sample_inputs
 
 _OPEN_LENGTH = 32
 
@@ -51,7 +51,8 @@ def flat_samples(model: Any, data: Any, count: int) -> list[np.ndarray]:
     if not tensors:
         return [np.asarray(array) for array in keras.tree.flatten(x)]
     if isinstance(x, dict):
-        arrays = [x[tensor.name] for tensor in tensors]
+        given = named_leaves(x)
+        arrays = [given[name] for name in input_names(model)]
     else:
         arrays = keras.tree.flatten(x)
     return [_fitted(a, t) for a, t in zip(arrays, tensors, strict=True)]

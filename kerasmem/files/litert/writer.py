@@ -15,6 +15,8 @@ VERSIONS = {
     "CONV_2D": 3,
     "DEPTHWISE_CONV_2D": 3,
     "FULLY_CONNECTED": 4,
+    "HARD_SWISH": 1,
+    "LEAKY_RELU": 1,
     "LOGISTIC": 2,
     "MAX_POOL_2D": 2,
     "MEAN": 2,

@@ -64,6 +64,25 @@ def test_many_batches_count_as_one(tmp_path):
     np.testing.assert_array_equal(outputs(again, x), outputs(result.model, x))
 
 
+def test_what_a_mask_leaves_out_does_not_count():
+    model = chain((6, 3), L.Masking(), BN(momentum=0.0), L.Dense(2))
+    x = data((6, 3), 80) + 2
+    x[:, 4:] = 0
+    x[40:, 2:] = 0
+    x[:32] = 0  # a batch of nothing
+    seen = x[(x != 0).any(-1)].astype("float64")
+    ReestimateBatchNorm().apply(model, x)
+    norm = norms(model)[0]
+    np.testing.assert_allclose(to_numpy(norm.moving_mean), seen.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(to_numpy(norm.moving_variance), seen.var(0), rtol=1e-5)
+    found = [to_numpy(v) for v in (norm.moving_mean, norm.moving_variance)]
+    model(x, training=True)  # what Keras itself makes of one batch
+    for value, again in zip(
+        found, (norm.moving_mean, norm.moving_variance), strict=True
+    ):
+        np.testing.assert_allclose(value, to_numpy(again), rtol=1e-4)
+
+
 def test_what_it_cannot_do_is_an_error():
     model = chain((4,), L.Dense(5, name="dense"), BN(name="norm"))
     with pytest.raises(ConfigError, match="gathered on samples: give data="):

@@ -13,6 +13,7 @@ from kerasmem.compression.quantize.static import FromCodes, integer_model
 from kerasmem.compression.quantize.static.codes import Codes
 from kerasmem.compression.quantize.static.multiplier import fixed_point, times
 from kerasmem.compression.quantize.static.split import split
+from kerasmem.errors import ModelError
 from kerasmem.files.litert import LiteRT
 
 L = keras.layers
@@ -49,6 +50,13 @@ OPERATIONS = {
         (7, 7, 3), L.Conv2D(4, 3, dilation_rate=2, padding="same"), L.ReLU(6.0)
     ),
     "wide_conv": lambda: one((3, 3, 300), L.Conv2D(2, 3, use_bias=False)),
+    "conv1d": lambda: one((9, 3), L.Conv1D(5, 3, padding="same", strides=2)),
+    "conv1d_causal": lambda: one(
+        (9, 3), L.Conv1D(4, 3, padding="causal", dilation_rate=2, activation="relu")
+    ),
+    "conv1d_leaky": lambda: one((9, 3), L.Conv1D(4, 2, activation="leaky_relu")),
+    "max_pool_1d": lambda: one((9, 3), L.MaxPooling1D(3, 2, padding="same")),
+    "average_pool_1d": lambda: one((9, 3), L.AveragePooling1D(2)),
     "depthwise": lambda: one(
         (6, 6, 4), L.DepthwiseConv2D(3, padding="same", activation="relu6")
     ),
@@ -73,6 +81,12 @@ OPERATIONS = {
     "relu6": lambda: one((4, 3), L.Activation("relu6")),
     "sigmoid": lambda: one((4, 3), L.Activation("sigmoid"), L.Reshape((12,))),
     "tanh": lambda: one((4, 3), keras.ops.tanh, L.Flatten()),
+    "leaky_relu": lambda: one((4, 3), L.LeakyReLU(0.3)),
+    "leaky_relu_within": lambda: one((4, 6), L.Dense(3, activation="leaky_relu")),
+    "leaky_relu_function": lambda: one((4, 3), lambda x: keras.ops.leaky_relu(x, 1.5)),
+    "hard_silu": lambda: one((4, 30), L.Activation("hard_swish")),
+    "hard_silu_within": lambda: one((7, 7, 3), L.Conv2D(4, 3, activation="hard_silu")),
+    "hard_silu_function": lambda: one((4, 30), keras.ops.hard_silu),
     "silu": lambda: one((7, 7, 3), L.Conv2D(4, 3, activation="silu")),
     "silu_alone": lambda: one((4, 3), L.Activation("swish")),
     "pad": lambda: one((4, 4, 2), L.ZeroPadding2D(((1, 0), (2, 3)))),
@@ -84,6 +98,8 @@ OPERATIONS = {
 VARIANTS = [
     "conv_relu",
     "dilated_conv",
+    "conv1d_leaky",
+    "average_pool_1d",
     "dense_rows",
     "dense_one",
     "normalization",
@@ -94,6 +110,10 @@ VARIANTS = [
     "relu6",
     "silu",
     "silu_alone",
+    "leaky_relu_function",
+    "leaky_relu_within",
+    "hard_silu_function",
+    "hard_silu_within",
     "tanh",
     "reshape",
     "pad",
@@ -192,3 +212,46 @@ def test_one_operation_gives_the_integers_of_litert(name):
     codes, exact = last.output_codes, called(model, arrays)
     near = codes.scale * (ours.astype("float32") - codes.zero_point)
     assert np.abs(near - exact).max() <= 0.05 * np.abs(exact).max()
+
+
+def test_a_mean_in_far_coarser_steps_is_zero():
+    model = one((16, 16, 2), L.GlobalAveragePooling2D(name="mean"))
+    # The scales are 2 ** 28 apart: a shift by more than the 32 bits of an integer.
+    ranges = {model.inputs[0].name: (0.0, 2.0**-28), "mean": (0.0, 1.0)}
+    integers, _ = integer_model(model, ranges)
+    arrays = [np.full((3, 16, 16, 2), 2.0**-28, "float32")]
+    ours = codes_of(integers, arrays)
+    assert (ours == -128).all()
+    assert (litert_codes(integer_file(integers), integers, arrays) == -128).all()
+
+
+@pytest.mark.parametrize("low", [-300.0, -20.0, -3.0, -0.5, -0.01])
+@pytest.mark.parametrize("high", [200.0, 6.0, 1.0, 0.02])
+def test_a_hard_silu_is_that_of_litert_in_every_range(low, high):
+    model = one((256,), L.Activation("hard_silu", name="end"))
+    least = -0.375 if low < -1.5 else low * (low + 3) / 6
+    top = high if high > 3 else high * (high + 3) / 6
+    ranges = {model.inputs[0].name: (low, high), "end": (least, top)}
+    integers, _ = integer_model(model, ranges)
+    arrays = [np.linspace(low, high, 256, dtype="float32")[None]]
+    if high - low >= 128 * (top - least):
+        with pytest.raises(ModelError, match="LiteRT cannot run the file.*HARD_SWISH"):
+            litert_codes(integer_file(integers), integers, arrays)
+        return
+    theirs = litert_codes(integer_file(integers), integers, arrays)
+    np.testing.assert_array_equal(codes_of(integers, arrays), theirs)
+
+
+@pytest.mark.filterwarnings("ignore::kerasmem.errors.KerasMemWarning")
+@pytest.mark.parametrize(("size", "coded"), [(128, True), (129, False)])
+def test_a_large_average_is_exact_or_stays_float(size, coded):
+    model = one((size, size, 1), L.AveragePooling2D(size, name="pool"), L.Flatten())
+    arrays = inputs_of(model, 4)
+    arrays[0][0], arrays[0][1, 0], arrays[0][2, :, 0] = 9.0, 1e-3, -9.0
+    if not coded:
+        with pytest.raises(ModelError, match="nothing to quantize"):
+            made(model, arrays)
+        return
+    integers, _ = made(model, arrays)
+    theirs = litert_codes(integer_file(integers), integers, arrays)
+    np.testing.assert_array_equal(codes_of(integers, arrays), theirs)

@@ -122,11 +122,15 @@ def test_layers_without_a_form_in_int8_stay_float_and_are_named():
     model = keras.Model(inputs, L.Dense(2, name="top")(L.Flatten()(x)))
     x = pictures(64, (8, 8, 3))
     result = static(model, x, exclude="top")
-    reasons = {c.weight: c.detail for c in result.changes if not c.changed}
+    told = {c.weight: c for c in result.changes}
+    reasons = {name: c.detail for name, c in told.items() if not c.changed}
     assert reasons["norm/gamma"] == (
         "stays float: LayerNormalization has no form in int8"
     )
-    assert reasons["grouped/kernel"] == "stays float: has groups"
+    grouped = told["grouped/kernel"]
+    assert grouped.detail == "int8 with 4 scales, computed with floats: has groups"
+    assert grouped.after_bytes == 4 * 2 + 4 * 4
+    assert reasons["grouped/bias"] == "stays float: has groups"
     assert reasons["top/kernel"] == "stays float: is excluded"
     kinds = layers_of(result.model)
     assert kinds["conv"] == kinds["second_linear"] == "IntegerConv2D"
@@ -323,6 +327,21 @@ def test_masks_reach_what_stands_behind_codes():
         keras.ops.convert_to_numpy(model(words)),
         atol=0.02,
     )
+
+
+@pytest.mark.filterwarnings("ignore:Layer .* does not support masking")
+@pytest.mark.filterwarnings("ignore:.*does not support mask")
+def test_masks_end_where_they_end_in_keras():
+    inputs = keras.Input((8,))
+    x = L.Embedding(9, 8, mask_zero=True)(inputs)
+    x = L.MaxPooling1D(2)(L.Conv1D(12, 3, padding="causal", activation="relu")(x))
+    model = keras.Model(inputs, L.LSTM(4)(x))
+    words = np.random.default_rng(0).integers(1, 9, (40, 8))
+    words[:, 3:] = 0
+    small = km.compress(model, STATIC, data=words).model
+    kinds = list(layers_of(small).values())
+    assert {"IntegerConv1D", "IntegerMaxPooling"} <= set(kinds)
+    np.testing.assert_allclose(outputs(small, words), outputs(model, words), atol=0.02)
 
 
 def test_what_is_called_in_training_mode_stays_as_it_is():

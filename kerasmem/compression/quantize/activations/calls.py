@@ -1,7 +1,7 @@
 """The calls of one forward pass with their names, models within a model opened."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ class Call:
 
     Args:
         name: its name, with the models around it and the number of the call.
+        whole: the name of the call in the model that it is a part of, mostly its own.
         operation: what is called.
         layer: the layer of the model that it belongs to, mostly itself.
         inputs: numbers of the tensors that go in.
@@ -32,6 +33,7 @@ class Call:
     """
 
     name: str
+    whole: str
     operation: Any
     layer: Any
     inputs: tuple[int, ...]
@@ -65,7 +67,9 @@ class Calls:
     names: tuple[str, ...]
 
 
-def flatten(model: Any, split: Split = lambda _: None) -> Calls:
+def flatten(
+    model: Any, split: Split = lambda _: None, whole: Container[str] = ()
+) -> Calls:
     """Return the calls of a model with a graph.
 
     Each call of a shared layer has a name of its own: `"dense"`, `"dense:1"`.
@@ -73,9 +77,10 @@ def flatten(model: Any, split: Split = lambda _: None) -> Calls:
     Args:
         model: a built Sequential or Functional model.
         split: may put several layers in the place of one.
+        whole: names of calls where it may not.
     """
     graph = own_graph(model)
-    pass_ = _Pass(split)
+    pass_ = _Pass(split, whole)
     inputs = [pass_.number(tensor, tensor.name) for tensor in graph.inputs]
     outputs = pass_.graph(graph, inputs, "")
     tensors, names = zip(*pass_.tensors, strict=True)
@@ -83,8 +88,8 @@ def flatten(model: Any, split: Split = lambda _: None) -> Calls:
 
 
 class _Pass:
-    def __init__(self, split: Split) -> None:
-        self._split = split
+    def __init__(self, split: Split, whole: Container[str]) -> None:
+        self._split, self._whole = split, whole
         self.calls: list[Call] = []
         self.tensors: list[tuple[Any, str]] = []
 
@@ -118,9 +123,9 @@ class _Pass:
         inner = own_graph(node.operation)
         if inner is not None:
             return self.graph(inner, taken, f"{name}/", trained=trained)
-        parts = self._split(node.operation)
+        parts = None if name in self._whole else self._split(node.operation)
         if parts is not None:
-            return self._parts(parts, node, name, taken)
+            return self._parts(parts, node, name, taken, trained=trained)
         places = dict(zip(map(id, node.arguments.keras_tensors), taken, strict=True))
 
         def arguments(values: dict[int, Any]) -> tuple[tuple, dict[str, Any]]:
@@ -130,11 +135,18 @@ class _Pass:
         names = [f"{name}.{i}" if i else name for i in range(len(outputs))]
         numbers = tuple(map(self.number, outputs, names))
         layer = node.operation
-        self.calls.append(Call(name, layer, layer, taken, numbers, arguments, trained))
+        made = Call(name, name, layer, layer, taken, numbers, arguments, trained)
+        self.calls.append(made)
         return list(numbers)
 
     def _parts(
-        self, parts: Sequence[Part], node: Any, name: str, taken: tuple[int, ...]
+        self,
+        parts: Sequence[Part],
+        node: Any,
+        name: str,
+        taken: tuple[int, ...],
+        *,
+        trained: bool,
     ) -> list[int]:
         results = list(taken)
         for suffix, layer, places in parts:
@@ -147,7 +159,14 @@ class _Pass:
                 return (_one_or_all([values[number] for number in numbers]),), {}
 
             made = Call(
-                name + suffix, layer, node.operation, inputs, (output,), arguments
+                name + suffix,
+                name,
+                layer,
+                node.operation,
+                inputs,
+                (output,),
+                arguments,
+                trained,
             )
             self.calls.append(made)
             results.append(output)

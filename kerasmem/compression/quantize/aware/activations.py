@@ -1,8 +1,9 @@
 """Tensors of a forward pass rounded to ranges that training keeps up to date."""
 
+import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import keras
@@ -10,9 +11,17 @@ import numpy as np
 
 from kerasmem.backends import shadow
 from kerasmem.compression.quantize.activations.search import with_zero
+from kerasmem.compression.quantize.aware.given_ranges import Ranges, check_known
 from kerasmem.compression.quantize.aware.passed_state import PassedState
-from kerasmem.compression.quantize.aware.places import Place, places
+from kerasmem.compression.quantize.aware.places import (
+    INSIDE,
+    SEPARABLE,
+    Place,
+    places,
+)
 from kerasmem.compression.quantize.aware.quantizers import Ends, FakeQuantizer
+from kerasmem.compression.quantize.aware.separable import round_within
+from kerasmem.graph.layers import sublayers
 from kerasmem.graph.masks import mask_of, with_mask
 from kerasmem.graph.nodes import nodes_in_order, own_graph
 
@@ -25,29 +34,37 @@ class RoundedActivations:
     Args:
         model: a built model with a graph.
         quantizer: how ranges follow what is seen.
-        begin: ranges to begin with, by the name of a tensor; others are ignored.
+        begin: ranges to begin with; those of tensors that are not rounded are ignored.
+
+    Raises:
+        ModelError: if one is of no tensor of the model.
     """
 
     def __init__(
         self,
         model: Any,
         quantizer: FakeQuantizer,
-        begin: Mapping[str, tuple[float, float]],
+        begin: Ranges,
     ) -> None:
         self._quantizer = quantizer
         self._places = places(model)
         self._rows = {at: row for row, at in enumerate(self._places)}
+        check_known(model, begin, {place.tensor for place in self._places.values()})
         unknown = (np.nan, np.nan)
         ends = [begin.get(place.tensor, unknown) for place in self._places.values()]
-        self._state = PassedState(model, np.array(ends, "float32"), "ranges")
-        self._undo: list[Callable[[], None]] = [self._state.release]
         self._graph = own_graph(model)
-        self._prefix, self._training = "", False
-        self._ends: list[Ends] | None = None
-        for graph in _graphs(self._graph):
-            # Private: there is no public place to see the calls of a graph one by one.
-            run = self._running(graph)
-            self._undo.append(shadow(graph, "_run_through_graph", run))
+        self._pass = _Pass()
+        with ExitStack() as undo:
+            self._state = PassedState(model, np.array(ends, "float32"), "ranges")
+            undo.callback(self._state.release)
+            for graph in _graphs(self._graph):
+                # Private: nothing public shows the calls of a graph one by one.
+                run = self._running(graph)
+                undo.callback(shadow(graph, "_run_through_graph", run))
+            for layer in sublayers(model):
+                if isinstance(layer, SEPARABLE):
+                    undo.callback(round_within(layer, self._inside, self._is_passing))
+            self._undo = undo.pop_all()
 
     @contextmanager
     def applied(self, *, training: bool) -> Iterator[None]:
@@ -58,14 +75,15 @@ class RoundedActivations:
         """
         ops = keras.ops
         ends = ops.convert_to_tensor(self._state.variable.value)
-        self._ends = [(ends[i, 0], ends[i, 1]) for i in range(len(self._places))]
-        self._training, self._prefix = training, ""
+        now = self._pass
+        now.ends = [(ends[i, 0], ends[i, 1]) for i in range(len(self._places))]
+        now.training, now.prefix = training, ""
         try:
             yield
             if training:
-                self._state.variable.assign(ops.stack(list(map(ops.stack, self._ends))))
+                self._state.variable.assign(ops.stack(list(map(ops.stack, now.ends))))
         finally:
-            self._ends = None
+            now.ends = None
 
     def read(self) -> dict[str, tuple[float, float]]:
         """Return the ranges found so far, with zero in each; between epochs only.
@@ -84,19 +102,18 @@ class RoundedActivations:
 
     def release(self) -> None:
         """Let the model run as ever; a second call is a no-op."""
-        while self._undo:
-            self._undo.pop()()
+        self._undo.close()
 
     def _running(self, graph: Any) -> Callable[..., Any]:
         """Return what stands for a graph's way through its calls."""
 
         def run(original: Any, inputs: Any, operation_fn: Any, **options: Any) -> Any:
-            if self._ends is None:
+            if self._pass.ends is None:
                 return original(inputs, operation_fn, **options)
             if graph is self._graph:
                 names = [tensor.name for tensor in graph.inputs]
                 inputs = self._rounded(names, keras.tree.flatten(inputs))
-            name_of = _namer(self._prefix)
+            name_of = _namer(self._pass.prefix)
             return original(
                 inputs,
                 lambda operation: self._calling(
@@ -111,11 +128,11 @@ class RoundedActivations:
         """Return a call of an operation whose outputs are rounded."""
 
         def rounded(*args: Any, **kwargs: Any) -> Any:
-            before, self._prefix = self._prefix, f"{name}/"
+            before, self._pass.prefix = self._pass.prefix, f"{name}/"
             try:
                 outputs = call(*args, **kwargs)
             finally:
-                self._prefix = before
+                self._pass.prefix = before
             flat = keras.tree.flatten(outputs)
             names = [f"{name}.{i}" if i else name for i in range(len(flat))]
             if self._rows.keys().isdisjoint(names):
@@ -124,6 +141,13 @@ class RoundedActivations:
 
         return rounded
 
+    def _is_passing(self) -> bool:
+        return self._pass.ends is not None
+
+    def _inside(self, x: Any) -> Any:
+        """Return what a separable convolution makes first, rounded."""
+        return self._rounded([f"{self._pass.prefix}{INSIDE}"], [x])[0]
+
     def _rounded(self, names: list[str], tensors: list[Any]) -> list[Any]:
         return [
             self._rounded_at(name, x) if name in self._rows and x is not None else x
@@ -131,10 +155,11 @@ class RoundedActivations:
         ]
 
     def _rounded_at(self, at: str, x: Any) -> Any:
-        if self._ends is None:
+        every = self._pass.ends
+        if every is None:
             return x
-        ends = self._now(self._ends[self._rows[at]], x, self._places[at])
-        self._ends[self._rows[at]] = ends
+        ends = self._now(every[self._rows[at]], x, self._places[at])
+        every[self._rows[at]] = ends
         rounded, mask = self._quantizer.rounded(x, ends), mask_of(x)
         return rounded if mask is None else with_mask(rounded, mask)
 
@@ -142,12 +167,26 @@ class RoundedActivations:
         """Return the range of a tensor that was just made."""
         ops = keras.ops
         seen = self._quantizer.seen(x, never_negative=place.never_negative)
-        follow = self._quantizer.updated(ends, seen) if self._training else ends
+        follow = self._quantizer.updated(ends, seen) if self._pass.training else ends
         is_first = ops.isnan(ends[0])
         low, high = (
             ops.where(is_first, new, old) for new, old in zip(seen, follow, strict=True)
         )
         return low, high
+
+
+class _Pass(threading.local):
+    """Where a forward pass is; replicas of a model run theirs in their own threads.
+
+    Args:
+        ends: the ranges as they are by now, None outside of a pass.
+        training: whether they follow what is seen.
+        prefix: what the names of the calls begin with.
+    """
+
+    ends: list[Ends] | None = None
+    training = False
+    prefix = ""
 
 
 def _graphs(graph: Any) -> list[Any]:

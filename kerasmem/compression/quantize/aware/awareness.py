@@ -1,6 +1,6 @@
 """A model whose forward pass computes as the quantized one will."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -9,8 +9,10 @@ import keras
 from kerasmem import backends
 from kerasmem.compression.quantize.apply import choose, largest_block, place_of
 from kerasmem.compression.quantize.aware.activations import RoundedActivations
+from kerasmem.compression.quantize.aware.given_ranges import Ranges
 from kerasmem.compression.quantize.aware.quantizers import FakeQuantizer
 from kerasmem.compression.quantize.aware.rounding import round_symmetric
+from kerasmem.compression.quantize.aware.spectral import normalize_floats
 from kerasmem.compression.quantize.aware.weights import RoundedWeights
 from kerasmem.compression.quantize.dynamic import summed_axes
 from kerasmem.compression.quantize.products import has_lora
@@ -36,7 +38,7 @@ class Awareness:
 
     Raises:
         ModelError: if there is no weight to round, or the model's activations are to
-            be rounded and its graph is not known.
+            be rounded and its graph is not known, or a range is of none of them.
     """
 
     def __init__(
@@ -44,7 +46,7 @@ class Awareness:
         model: Any,
         choice: "Quantize",
         quantizer: FakeQuantizer | None,
-        begin: Mapping[str, tuple[float, float]],
+        begin: Ranges,
     ) -> None:
         if treatment_of(model) is not None:
             raise ModelError(
@@ -62,28 +64,33 @@ class Awareness:
         chosen = [weight for weight, reason in reasons if reason is None]
         block = largest_block([weight for weight, _ in reasons])
         places = [place_of(weight, choice, block) for weight in chosen]
-        self._undo: list[Callable[[], None]] = []
         self._activations: RoundedActivations | None = None
-        if quantizer is not None:
-            self._activations = RoundedActivations(model, quantizer, begin)
-            self._undo.append(self._activations.release)
-        pairs = zip(chosen, places, strict=True)
-        self._weights = RoundedWeights([(w.variable, p.coding) for w, p in pairs])
-        self._undo.append(self._weights.release)
-        for weight, place in zip(chosen, places, strict=True):
-            if place.dynamic:
-                self._undo.append(_rounds_inputs(weight.owner))
-        call = backends.current().uncompiled(self._call)
-        self._undo.append(backends.shadow(model, "call", call))
+        with ExitStack() as undo:
+            if quantizer is not None:
+                self._activations = RoundedActivations(model, quantizer, begin)
+                undo.callback(self._activations.release)
+            pairs = zip(chosen, places, strict=True)
+            self._weights = RoundedWeights([(w.variable, p.coding) for w, p in pairs])
+            undo.callback(self._weights.release)
+            undo.callback(normalize_floats(model))
+            for weight, place in zip(chosen, places, strict=True):
+                if place.dynamic:
+                    undo.callback(_rounds_inputs(weight.owner, self.is_passing))
+            call = backends.current().uncompiled(self._call)
+            undo.callback(backends.shadow(model, "call", call))
+            self._undo = undo.pop_all()
 
     def ranges(self) -> dict[str, tuple[float, float]]:
         """Return the ranges of activations, by the name of a tensor."""
         return {} if self._activations is None else self._activations.read()
 
+    def is_passing(self) -> bool:
+        """Return whether this thread is in a forward pass of the model."""
+        return self._weights.are_shown()
+
     def release(self) -> None:
         """Let the model compute as ever; a second call is a no-op."""
-        while self._undo:
-            self._undo.pop()()
+        self._undo.close()
 
     def _call(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         given = keras.tree.flatten((args, kwargs))
@@ -97,11 +104,16 @@ class Awareness:
             return original(*args, **kwargs)
 
 
-def _rounds_inputs(layer: Any) -> Callable[[], None]:
-    """Have a product round its inputs as `dynamic_product` does; return the undo."""
+def _rounds_inputs(layer: Any, is_passing: Callable[[], bool]) -> Callable[[], None]:
+    """Have a product round its inputs as `dynamic_product` does; return the undo.
+
+    Args:
+        layer: the product.
+        is_passing: whether it is to be done now.
+    """
 
     def call(original: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        if has_lora(layer):
+        if has_lora(layer) or not is_passing():
             return original(inputs, *args, **kwargs)
         ops = keras.ops
         axes = tuple(axis % len(inputs.shape) for axis in summed_axes(layer, inputs))

@@ -5,31 +5,43 @@ A whitepaper", 2018, which freezes them for the last part of the training.
 """
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import keras
 
 from kerasmem.backends import shadow
+from kerasmem.compression.quantize.activations.calls import flatten
 from kerasmem.graph.layers import sublayers
+from kerasmem.graph.nodes import own_graph
 
 
-def freeze(model: Any) -> Callable[[], None]:
+def freeze(model: Any, is_passing: Callable[[], bool]) -> Callable[[], None]:
     """Have all BatchNormalization layers use their moving statistics; return the undo.
 
-    These change no more; scale and offset go on training.
+    These change no more; scale and offset go on training. One that is called with
+    `training=True` takes those of a batch in inference as well, and goes on so.
+
+    Args:
+        model: the model.
+        is_passing: whether a layer that is called now is to be frozen.
     """
-    undo = [
-        shadow(layer, "call", _in_inference)
-        for layer in sublayers(model)
-        if isinstance(layer, keras.layers.BatchNormalization)
-    ]
 
-    def thaw() -> None:
-        while undo:
-            undo.pop()()
+    def call(original: Any, inputs: Any, training: Any = None, **kwargs: Any) -> Any:
+        now = False if is_passing() else training
+        return original(inputs, training=now, **kwargs)
 
-    return thaw
+    always = _always_trained(model)
+    with ExitStack() as undo:
+        for layer in sublayers(model):
+            is_norm = isinstance(layer, keras.layers.BatchNormalization)
+            if is_norm and id(layer) not in always:
+                undo.callback(shadow(layer, "call", call))
+        return undo.pop_all().close
 
 
-def _in_inference(original: Any, *args: Any, **kwargs: Any) -> Any:
-    return original(*args, **{**kwargs, "training": False})
+def _always_trained(model: Any) -> set[int]:
+    """Return the ids of what the graph calls with `training=True`."""
+    if own_graph(model) is None:
+        return set()
+    return {id(call.operation) for call in flatten(model).calls if call.is_trained}

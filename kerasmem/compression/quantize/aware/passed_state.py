@@ -6,6 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from kerasmem.backends import current
 from kerasmem.graph.values import to_numpy
 
 
@@ -18,18 +19,20 @@ class PassedState:
         name: its name.
 
     Attributes:
-        variable: to read and assign in the forward pass.
+        variable: to read and assign in the forward pass. Replicas of the model get the
+            mean of what each of them assigns.
     """
 
     def __init__(self, model: Any, value: np.ndarray, name: str) -> None:
-        self.variable = keras.Variable(
-            value,
-            dtype=str(value.dtype),
-            trainable=False,
-            autocast=False,
-            aggregation="only_first_replica",
-            name=f"kerasmem_{name}",
-        )
+        with current().replicating(model):
+            self.variable = keras.Variable(
+                value,
+                dtype=str(value.dtype),
+                trainable=False,
+                autocast=False,
+                aggregation="mean",
+                name=f"kerasmem_{name}",
+            )
         # On JAX a forward pass is given the variables of its model and gives them back,
         # so it must be one of them. Private: those of a layer's random seeds are the
         # ones that Keras counts there, and neither as weights nor in a file.

@@ -1,11 +1,14 @@
 """Where a forward pass of integers rounds its tensors."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import keras
 
 from kerasmem.compression.quantize.activations.calls import Call, Calls, flatten
+from kerasmem.compression.quantize.repair.fold_plan import fold_plan
+from kerasmem.compression.quantize.static.kinds import is_relu, kind_of
 
 _L = keras.layers
 _CONVOLUTIONS = (
@@ -14,6 +17,7 @@ _CONVOLUTIONS = (
     *(_L.SeparableConv1D, _L.SeparableConv2D),
 )
 _PRODUCTS = (*_CONVOLUTIONS, _L.Dense, _L.EinsumDense)
+SEPARABLE = (_L.SeparableConv1D, _L.SeparableConv2D)
 _MAX_POOLS = (_L.MaxPooling1D, _L.MaxPooling2D, _L.MaxPooling3D)
 _MOVES = (
     *_MAX_POOLS,
@@ -31,10 +35,12 @@ _MOVING_OPERATIONS = {
     *("BroadcastTo", "Repeat", "Tile", "Roll", "Take", "MaxPool", "StopGradient"),
     *("Swapaxes", "Moveaxis", "Ravel"),
 }
-_RECTIFIERS = {"relu", "relu6"}
 _NEVER_NEGATIVE = {
-    *(*_RECTIFIERS, "sigmoid", "hard_sigmoid", "softmax", "softplus", "exponential"),
+    *("relu", "relu6", "sigmoid", "hard_sigmoid", "softmax", "softplus"),
+    "exponential",
 }
+INSIDE = "depthwise"
+"""What follows the name of a separable convolution, for the tensor within it."""
 
 
 @dataclass(frozen=True)
@@ -56,36 +62,59 @@ class Place:
 def places(model: Any) -> dict[str, Place]:
     """Return by the name of a tensor where it is rounded, in the order of the calls.
 
-    They are the floats among the model's inputs and the outputs of its calls, without
-    those that integers never hold: a product before its BatchNormalization or
-    rectifier, which run as one with it, and what only moves values. Where all that
-    reads a tensor is a maximum pooling, its maxima are rounded: there are fewer, and
-    they are the same.
+    They are the floats among the model's inputs and the outputs of its calls, and what
+    separable convolutions make within, without those that integers never hold: a
+    product before a BatchNormalization that it takes up, or before its rectifier, which
+    run as one with it, and what only moves values. Where all that reads a tensor is a
+    maximum pooling, its maxima are rounded: there are fewer, and they are the same.
 
     Args:
         model: a model with a graph; models within it are opened.
     """
     calls = flatten(model)
-    found: dict[str, Place] = {}
-    for number in calls.inputs:
-        if _is_float(calls.tensors[number]):
-            found[calls.names[number]] = Place(calls.names[number])
-    folded: dict[str, str] = {}
+    folded = _folded(model, calls)
+    inputs = [calls.names[n] for n in calls.inputs if _is_float(calls.tensors[n])]
+    found = {name: Place(name) for name in inputs}
+    for call in calls.calls:
+        if isinstance(call.operation, SEPARABLE):
+            within = f"{call.name}/{INSIDE}"
+            found[within] = Place(within)
+        found |= _outputs(call, _only_reader(call, calls), calls, folded)
+    return found
+
+
+def _folded(model: Any, calls: Calls) -> dict[str, str]:
+    """Return calls of products by those of the BatchNormalizations they take up."""
+    taken = {id(n) for t in fold_plan(model).takers.values() for n in t.norms}
+    found: dict[str, str] = {}
     for call in calls.calls:
         reader = _only_reader(call, calls)
-        if reader and _runs_as_one(call, reader):
-            folded[reader.name] = call.name
-            continue
-        if _moves(call.operation):
-            continue
-        names = call.output_names
-        at = reader.output_names if reader and _is_max_pool(reader) else names
-        for place, name, number in zip(at, names, call.outputs, strict=True):
-            if _is_float(calls.tensors[number]):
-                product = None if _is_rectifier(call) else folded.get(call.name)
-                never = _never_negative(call.operation)
-                found[place] = Place(name, never, product)
+        if reader and id(reader.operation) in taken:
+            found[reader.name] = found.get(call.name, call.name)
     return found
+
+
+def _outputs(
+    call: Call, reader: Call | None, calls: Calls, folded: Mapping[str, str]
+) -> dict[str, Place]:
+    """Return where the outputs of a call are rounded.
+
+    Args:
+        call: it.
+        reader: the one call that reads them, None if it is not one.
+        calls: all of them.
+        folded: what `_folded` returns.
+    """
+    if _moves(call.operation) or (reader and _runs_as_one(call, reader, folded)):
+        return {}
+    names = call.output_names
+    at = reader.output_names if reader and _is_max_pool(reader) else names
+    never = _never_negative(call.operation)
+    return {
+        place: Place(name, never, folded.get(call.name))
+        for place, name, number in zip(at, names, call.outputs, strict=True)
+        if _is_float(calls.tensors[number])
+    }
 
 
 def _only_reader(call: Call, calls: Calls) -> Call | None:
@@ -108,16 +137,19 @@ def _is_max_pool(call: Call) -> bool:
     return isinstance(operation, _MAX_POOLS) or type(operation).__name__ == "MaxPool"
 
 
-def _runs_as_one(call: Call, reader: Call) -> bool:
+def _runs_as_one(call: Call, reader: Call, folded: Mapping[str, str]) -> bool:
     """Return whether integers run both calls without the tensor between them."""
-    if isinstance(reader.operation, _L.BatchNormalization):
-        is_product = isinstance(call.operation, _PRODUCTS)
-        return is_product and _activation(call.operation) == "linear"
-    return _is_rectifier(reader)
+    if reader.name in folded:
+        return True
+    return is_relu(reader.operation) and _takes_relu(call.operation)
 
 
-def _is_rectifier(call: Call) -> bool:
-    return _function(call.operation) in _RECTIFIERS
+def _takes_relu(operation: Any) -> bool:
+    """Return whether integers run a rectifier behind it as a part of it."""
+    if isinstance(operation, _PRODUCTS):
+        return _activation(operation) == "linear"
+    found = kind_of(operation)
+    return found is not None and found.takes_relu
 
 
 def _never_negative(operation: Any) -> bool:

@@ -1,8 +1,9 @@
 """Weights that the forward pass reads rounded, and everything else as they are."""
 
 import functools
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import keras
@@ -13,6 +14,7 @@ from kerasmem.compression.quantize.aware.rounding import (
     round_to_type,
 )
 from kerasmem.compression.quantize.coding import Coding
+from kerasmem.errors import ModelError
 
 
 def rounded(coding: Coding, value: Any) -> Any:
@@ -41,12 +43,15 @@ class RoundedWeights:
     every time step. The variables stay what they are for optimizer and checkpoint.
 
     Args:
-        weights: variables with how each is to be stored.
+        weights: variables with how each is to be stored, one or more.
     """
 
     def __init__(self, weights: Sequence[tuple[Any, Coding]]) -> None:
         self._variables = [variable for variable, _ in weights]
-        self._undo = [_become_rounded(*weight) for weight in weights]
+        with ExitStack() as undo:
+            for variable, coding in weights:
+                undo.callback(_become_rounded(variable, coding))
+            self._undo = undo.pop_all()
 
     @contextmanager
     def shown(self) -> Iterator[None]:
@@ -59,22 +64,38 @@ class RoundedWeights:
             for variable in self._variables:
                 variable.hide()
 
+    def are_shown(self) -> bool:
+        """Return whether this thread is in a forward pass in `shown()`."""
+        return id(self._variables[0]) in _SHOWN.values
+
     def release(self) -> None:
         """Make the variables plain ones again; a second call is a no-op."""
-        while self._undo:
-            self._undo.pop()()
+        self._undo.close()
 
 
-class _RoundedVariable(keras.Variable):
+class _Shown(threading.local):
+    """What stands for variables in a forward pass of this thread, by their id.
+
+    None is for one that is read as it is for a while. Replicas of a model run their
+    passes in threads of their own, turn by turn.
+    """
+
+    def __init__(self) -> None:
+        self.values: dict[int, Any] = {}
+
+
+_SHOWN = _Shown()
+
+
+class RoundedVariable(keras.Variable):
     """What a variable's class becomes; see `RoundedWeights`."""
 
     _kerasmem_coding: Coding
-    _kerasmem_shown: Any
 
     @property
     def value(self) -> Any:
         """The weight: rounded where it is shown so, else as it is."""
-        shown = vars(self)["_kerasmem_shown"]
+        shown = _SHOWN.values.get(id(self))
         return super().value if shown is None else self._maybe_autocast(shown)
 
     def show(self) -> None:
@@ -82,20 +103,45 @@ class _RoundedVariable(keras.Variable):
         self.hide()
         value = self._uncast()
         exact = rounded(self._kerasmem_coding, keras.ops.cast(value, "float32"))
-        _set(self, "_kerasmem_shown", keras.ops.cast(exact, value.dtype))
+        _SHOWN.values[id(self)] = keras.ops.cast(exact, value.dtype)
 
     def hide(self) -> None:
         """Have the weight read as it is again."""
-        _set(self, "_kerasmem_shown", None)
+        _SHOWN.values.pop(id(self), None)
+
+    @contextmanager
+    def seen(self, *, rounded: bool) -> Iterator[None]:
+        """Return a scope in a forward pass that reads the weight so.
+
+        Outside of a pass nothing changes.
+        """
+        values, key = _SHOWN.values, id(self)
+        if key not in values:
+            yield
+            return
+        before = values[key]
+        if rounded:
+            self.show()
+        else:
+            values[key] = None
+        try:
+            yield
+        finally:
+            values[key] = before
 
     def assign(self, value: Any) -> Any:
-        """Replace the weight, as a layer may do in its forward pass."""
-        was_shown = vars(self)["_kerasmem_shown"] is not None
-        self.hide()
-        value = super().assign(value)
-        if was_shown:
-            self.show()
-        return value
+        """Replace the weight.
+
+        Raises:
+            ModelError: where it is read rounded: what replaces it was made of that.
+        """
+        if _SHOWN.values.get(id(self)) is not None:
+            raise ModelError(
+                "A weight that training reads rounded stays float. Received: a layer "
+                f"that assigns {self.path!r} in its forward pass. Next: exclude it, "
+                f"with Quantize(..., exclude={self.path!r})."
+            )
+        return super().assign(value)
 
     def _uncast(self) -> Any:
         """Return the weight in its own precision, whatever its layer computes in."""
@@ -108,22 +154,17 @@ class _RoundedVariable(keras.Variable):
 
 def _become_rounded(variable: Any, coding: Coding) -> Callable[[], None]:
     plain = type(variable)
-    _set(variable, "_kerasmem_coding", coding)
-    _set(variable, "_kerasmem_shown", None)
-    _set(variable, "__class__", _rounded_class(plain))
+    # Past `__setattr__` of the framework, which may track what is set there.
+    object.__setattr__(variable, "_kerasmem_coding", coding)
+    object.__setattr__(variable, "__class__", _rounded_class(plain))
 
     def undo() -> None:
-        _set(variable, "__class__", plain)
-        del variable._kerasmem_coding, variable._kerasmem_shown
+        object.__setattr__(variable, "__class__", plain)
+        del variable._kerasmem_coding
 
     return undo
 
 
 @functools.cache
 def _rounded_class(plain: type) -> type:
-    return type(f"Rounded{plain.__name__}", (_RoundedVariable, plain), {})
-
-
-def _set(variable: Any, name: str, value: Any) -> None:
-    # Past `__setattr__` of the framework, which may track what is set there.
-    object.__setattr__(variable, name, value)
+    return type(f"Rounded{plain.__name__}", (RoundedVariable, plain), {})

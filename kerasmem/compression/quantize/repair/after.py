@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from kerasmem.compression.quantize.apply import quantize_weights
+from kerasmem.compression.quantize.apply import Left, quantize_weights
 from kerasmem.compression.quantize.repair.bias import correct_biases
 from kerasmem.compression.quantize.repair.output_error import with_output_error
 from kerasmem.errors import ConfigError
@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 
 def quantize_and_repair(
-    model: Any, choice: "Quantize", data: Any = None
+    model: Any,
+    choice: "Quantize",
+    data: Any = None,
+    left: Left = lambda _: False,
 ) -> list[WeightChange]:
     """Store the weights of `model` in fewer bits, in place.
 
@@ -24,6 +27,7 @@ def quantize_and_repair(
         choice: the scheme.
         data: samples in any form that `kerasmem.files.data` lists, to correct biases
             on and to measure what layers lose in what they make; None to do neither.
+        left: tells of more weights to leave alone than the choice does.
 
     Returns:
         One change per weight of the model, changed or left alone and why.
@@ -40,10 +44,10 @@ def quantize_and_repair(
                 "Biases are corrected on samples: give data=. Received: "
                 "bias_correction=True, data=None."
             )
-        return quantize_weights(model, choice)
+        return quantize_weights(model, choice, left)
     check_data(model, data)
     original = clone(model)
-    changes = quantize_weights(model, choice)
+    changes = quantize_weights(model, choice, left)
     if choice.bias_correction:
         changes = correct_biases(changes, original, model, data)
     return with_output_error(changes, original, model, data)

@@ -15,7 +15,7 @@ import numpy as np
 
 from kerasmem.backends import current
 from kerasmem.backends.shadow import shadow
-from kerasmem.compression.quantize.apply import quantize_weights
+from kerasmem.compression.quantize.apply import Left, quantize_weights
 from kerasmem.compression.quantize.repair.kernels import has_channels
 from kerasmem.compression.quantize.repair.side_by_side import (
     BATCH_SIZE,
@@ -66,20 +66,22 @@ def correct_biases(
     ]
 
 
-def with_corrected_biases(model: Any, choice: "Quantize", data: Any) -> Any:
+def with_corrected_biases(model: Any, choice: "Quantize", data: Any, left: Left) -> Any:
     """Return a copy of a float model with biases for weights that are to be rounded.
 
     Args:
         model: a built model.
         choice: how its weights are to be rounded.
         data: samples in any form that `kerasmem.files.data` lists.
+        left: tells of weights that are not, also of a copy of the model; in the place
+            of what the choice excludes.
 
     Raises:
         DataError: if what comes out of a layer is not finite.
         ModelError: if there is nothing to quantize.
     """
     rounded, made = clone(model), clone(model)
-    quantize_weights(rounded, choice)
+    quantize_weights(rounded, replace(choice, exclude=()), left)
     means = _mean_shifts(model, rounded, data)
     for before, after in zip(blocks(model), blocks(made), strict=True):
         if id(before) in means:

@@ -109,7 +109,7 @@ def _factors(pairs: list[Pair]) -> dict[int, tuple[Any, np.ndarray]]:
         if pair.maker.bias is not None:
             multiply(pair.maker.bias, 1 / factor)
         for taker, side in zip(pair.takers, link.takers, strict=True):
-            multiply(input_kernel(taker.layer), factor[side.places])
+            multiply(input_kernel(taker), factor[side.places])
     return found
 
 
@@ -117,8 +117,8 @@ def _link(pair: Pair, peaks: dict[int, np.ndarray]) -> Link:
     places = output_places(pair.maker)
     count = int(places.max()) + 1
     takers = [
-        Side(_noted(input_kernel(t.layer), peaks), input_places(t.layer) % count)
-        for t in pair.takers
+        Side(_noted(input_kernel(taker), peaks), input_places(taker) % count)
+        for taker in pair.takers
     ]
     return Link(
         Side(_noted(output_kernel(pair.maker), peaks), places), tuple(takers), count

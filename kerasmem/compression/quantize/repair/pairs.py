@@ -17,19 +17,6 @@ _FLATTEN = "layers.Flatten"
 
 
 @dataclass(frozen=True, eq=False)
-class Taker:
-    """A layer that takes channels.
-
-    Args:
-        layer: it.
-        repeats: how often in a row it takes all of them, as behind a Flatten.
-    """
-
-    layer: Any
-    repeats: int = 1
-
-
-@dataclass(frozen=True, eq=False)
 class Pair:
     """A layer that makes channels, and all that take them.
 
@@ -40,7 +27,7 @@ class Pair:
     """
 
     maker: Any
-    takers: tuple[Taker, ...]
+    takers: tuple[Any, ...]
     between: tuple[Any, ...]
 
 
@@ -89,11 +76,10 @@ class _Way:
         if not passes(layer.activation, relu6=self._relu6):
             raise _NoWayError("has an activation that does not pass a scale on")
         rank = len(call.outputs[0].shape)
-        takers: list[Taker] = []
+        takers: list[Any] = []
         between: list[Any] = []
-        self._follow(
-            call.outputs[0], Taker(None), output_axis(layer, rank), takers, between
-        )
+        axis = output_axis(layer, rank)
+        self._follow(call.outputs[0], axis, takers, between)
         if not takers:
             raise _NoWayError("goes into no layer with a kernel")
         return Pair(layer, tuple(takers), tuple(between))
@@ -102,9 +88,7 @@ class _Way:
         if self._counts[id(layer)] > 1:
             raise _NoWayError(f"goes through {layer.name!r}, called in several places")
 
-    def _follow(
-        self, x: Any, so_far: Taker, axis: int, takers: list[Taker], between: list[Any]
-    ) -> None:
+    def _follow(self, x: Any, axis: int, takers: list[Any], between: list[Any]) -> None:
         if id(x) in self._ends:
             raise _NoWayError("reaches an output of the model")
         for reader in self._readers[id(x)]:
@@ -115,24 +99,21 @@ class _Way:
                     raise _NoWayError(
                         f"goes into {operation.name!r} along another axis"
                     )
-                takers.append(Taker(operation, so_far.repeats))
+                takers.append(operation)
             elif lets_through(operation, relu6=self._relu6):
                 y = reader.outputs[0]
                 between.append(operation)
-                after, repeats = _behind(operation, x, y, axis)
-                self._follow(
-                    y, Taker(None, so_far.repeats * repeats), after, takers, between
-                )
+                self._follow(y, _behind(operation, x, y, axis), takers, between)
             else:
                 raise _NoWayError(f"goes into {operation.name!r}")
 
 
-def _behind(operation: Any, x: Any, y: Any, axis: int) -> tuple[int, int]:
-    """Return the axis of channels behind an operation, and how often they repeat."""
+def _behind(operation: Any, x: Any, y: Any, axis: int) -> int:
+    """Return the axis of channels behind an operation."""
     if kind(operation) == _FLATTEN:
         # Keras moves channels that come first behind the others.
         first = operation.data_format == "channels_first"
         if axis != (1 if first else len(x.shape) - 1) or y.shape[1] is None:
             raise _NoWayError(f"goes into {operation.name!r} along another axis")
-        return 1, y.shape[1] // x.shape[axis]
-    return (axis if len(y.shape) == len(x.shape) else len(y.shape) - 1), 1
+        return 1
+    return axis if len(y.shape) == len(x.shape) else len(y.shape) - 1

@@ -104,13 +104,20 @@ def _by_batch(
     original: Callable[..., Any],
     inputs: Any,
     *args: Any,
+    mask: Any = None,
     **kwargs: Any,
 ) -> Any:
-    del original, args, kwargs
+    """Normalize by the batch; what a mask leaves out does not count, as in training."""
     values = np.moveaxis(to_numpy(inputs).astype(np.float64), norm.axis, -1)
-    if not np.isfinite(values).all():
+    rows = values.reshape(-1, values.shape[-1])
+    if mask is not None:
+        # Keras's masks go with channels that come last, and with no others.
+        rows = values[to_numpy(mask).astype(bool)]
+    if not np.isfinite(rows).all():
         raise not_finite(norm)
-    mean, variance = moments.add(values.reshape(-1, values.shape[-1]))
+    if not len(rows):
+        return original(inputs, *args, mask=mask, **kwargs)
+    mean, variance = moments.add(rows)
     outputs = keras.ops.batch_normalization(
         keras.ops.cast(inputs, "float32"),
         keras.ops.convert_to_tensor(mean, "float32"),

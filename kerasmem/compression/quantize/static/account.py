@@ -1,74 +1,168 @@
 """What became of every weight, and of every call that stays float."""
 
-import math
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import keras
 import numpy as np
 
 from kerasmem.compression.noise import sqnr_db
+from kerasmem.compression.quantize.activations.calls import Call
+from kerasmem.compression.quantize.repair.kernels import is_separable
+from kerasmem.compression.quantize.static.kinds import is_affine
 from kerasmem.compression.quantize.static.plan import Plan
 from kerasmem.compression.quantize.static.product import IntegerProduct
-from kerasmem.graph.layers import Weight, weights
+from kerasmem.graph.layers import Weight
 from kerasmem.graph.values import nbytes, to_numpy
 from kerasmem.records import WeightChange
 
+_FACTORS = "factors of a channel, int8"
 
-def account(model: Any, plan: Plan, made: dict[str, Any]) -> list[WeightChange]:
-    """Return a change for every weight, and one for every other call that stays float.
+
+@dataclass
+class _Made:
+    """What there is in layers of codes for a weight, or for a layer without any.
 
     Args:
-        model: the float model.
-        plan: what became of its calls.
-        made: the new layers by the names of calls.
+        detail: what it is.
+        variables: those that hold it; scales and multipliers go with the kernel.
+        product: the first layer that has its codes, None for a bias.
     """
-    names: dict[int, list[str]] = defaultdict(list)
+
+    detail: str
+    variables: list[Any] = field(default_factory=list)
+    product: Any = None
+
+
+def account(
+    plan: Plan,
+    layers: Mapping[str, Any],
+    everything: Sequence[Weight],
+    stored: Mapping[int, WeightChange],
+) -> list[WeightChange]:
+    """Return a change for every weight, and for calls of layers without any.
+
+    The bytes after it add up to those of the new model's weights.
+
+    Args:
+        plan: what became of the calls of the float model.
+        layers: the new layers by the names of calls.
+        everything: the weights of the float model.
+        stored: what became of those that are in the new model, by the ids of the
+            variables that they were.
+    """
+    # Not from the layers: those that stay float have other weights by now.
+    own: dict[int, dict[str, Any]] = defaultdict(dict)
+    for weight in everything:
+        own[id(weight.block)].setdefault(weight.variable.name, weight.variable)
+    calls: dict[int, list[Call]] = defaultdict(list)
+    made: dict[int, _Made] = {}
     for call in plan.calls.calls:
-        names[id(call.layer)].append(call.name)
-    changes = [_of_weight(w, plan, made, names[id(w.block)]) for w in weights(model)]
-    told = {id(weight.block) for weight in weights(model)}
+        calls[id(call.layer)].append(call)
+        if isinstance(layers.get(call.name), IntegerProduct):
+            _note(call, layers[call.name], own.get(id(call.layer), {}), made)
+    reasons = {
+        layer: [plan.reasons[call.name] for call in each if call.name in plan.reasons]
+        for layer, each in calls.items()
+    }
+    changes = [
+        _of_weight(weight, made, stored, reasons.get(id(weight.block), ()))
+        for weight in everything
+    ]
+    bare = [each for layer, each in calls.items() if layer not in own]
     return changes + [
-        _change((call.layer.name, call.name, 0), _float(plan.reasons[call.name]))
-        for call in plan.calls.calls
-        if call.name in plan.reasons and id(call.layer) not in told
+        change for each in bare for change in _of_bare_calls(plan, each, made)
     ]
 
 
+def _note(
+    call: Call, layer: Any, own: Mapping[str, Any], made: dict[int, _Made]
+) -> None:
+    """Note whose weights the variables of a new layer are.
+
+    Args:
+        call: what the layer computes.
+        layer: the new layer.
+        own: the weights of the float layer by name.
+        made: is added to.
+    """
+    bias, detail = None, _FACTORS
+    kernel = next(iter(own.values()), call.layer)
+    if not is_affine(call.operation):
+        kernel = own[_kernel_name(call)]
+        bias = own["bias"] if call.operation.use_bias else None
+        detail = f"int8 with {layer.channels} scales, times int8"
+    for variable in layer.variables:
+        owner, told = kernel, _Made(detail, product=layer)
+        if bias is not None and variable is layer.bias:
+            owner, told = bias, _Made("int32")
+        made.setdefault(id(owner), told).variables.append(variable)
+
+
+def _kernel_name(call: Call) -> str:
+    """Return the name of the weight of a layer that a part of it multiplies with."""
+    if not is_separable(call.layer):
+        return "kernel"
+    depthwise = isinstance(call.operation, keras.layers.DepthwiseConv2D)
+    return "depthwise_kernel" if depthwise else "pointwise_kernel"
+
+
 def _of_weight(
-    weight: Weight, plan: Plan, made: dict[str, Any], names: list[str]
+    weight: Weight,
+    made: Mapping[int, _Made],
+    stored: Mapping[int, WeightChange],
+    reasons: Sequence[str],
 ) -> WeightChange:
+    own, left = made.get(id(weight.variable)), stored.get(id(weight.variable))
     place = weight.block.name, weight.path, weight.nbytes
-    layers = [made[n] for n in names if isinstance(made.get(n), IntegerProduct)]
-    if not layers:
-        reasons = [plan.reasons[name] for name in names if name in plan.reasons]
-        return _change(place, _float(reasons[0] if reasons else "is not used"))
-    if weight.variable.name == "bias":
-        return _change(place, "int32", after=4 * layers[-1].channels)
-    kernels = [layer for layer in layers if _holds(layer, weight)]
-    if not kernels:
-        return _change(place, "in the factors of a channel, int8", after=0)
-    own = (kernels[0].kernel_scale, kernels[0].mantissa, kernels[0].exponent)
-    after = len(kernels) * sum(map(nbytes, (kernels[0].kernel, *own)))
+    why = reasons[0] if reasons else "is not used"
+    if own is None:
+        return _of_float_weight(place, left, why)
+    after, detail, sqnr = sum(map(nbytes, own.variables)), own.detail, None
     values = to_numpy(weight.variable)
-    detail = f"int8 with {kernels[0].channels} scales, times int8"
-    if not values.any():
-        detail += ", all zero"
-    noise = sqnr_db(values, _rounded(kernels[0]).reshape(values.shape))
-    return _change(place, detail, after=after, sqnr=noise)
+    if own.product is not None and own.detail != _FACTORS:
+        sqnr = sqnr_db(values, _rounded(own.product).reshape(values.shape))
+        detail += "" if values.any() else ", all zero"
+    if left is not None:
+        after += left.after_bytes
+        detail += f"; in some calls computed with floats: {why}"
+    return _change(place, detail, after=after, sqnr=sqnr)
 
 
-def _holds(layer: Any, weight: Weight) -> bool:
-    shape = weight.variable.shape
-    return len(shape) > 1 and math.prod(shape) == math.prod(layer.kernel_shape)
+def _of_float_weight(
+    place: tuple[str, str, int], left: WeightChange | None, why: str
+) -> WeightChange:
+    """Return the change of a weight that no layer of codes has by itself."""
+    if left is None:
+        return _change(place, f"in the {_FACTORS}", after=0)
+    if not left.changed:
+        return _change(place, f"stays float: {why}")
+    detail = f"{left.detail}, computed with floats: {why}"
+    return replace(left, layer=place[0], weight=place[1], detail=detail)
+
+
+def _of_bare_calls(
+    plan: Plan, calls: Sequence[Call], made: Mapping[int, _Made]
+) -> list[WeightChange]:
+    """Return the changes for the calls of a layer that has no weights."""
+    changes = []
+    layer = calls[0].layer
+    if id(layer) in made:
+        own = made[id(layer)]
+        after = sum(map(nbytes, own.variables))
+        changes.append(_change((layer.name, calls[0].name, 0), own.detail, after=after))
+    return changes + [
+        _change((layer.name, call.name, 0), f"stays float: {plan.reasons[call.name]}")
+        for call in calls
+        if call.name in plan.reasons
+    ]
 
 
 def _rounded(layer: Any) -> np.ndarray:
     matrix = to_numpy(layer.kernel).reshape(-1, layer.channels)
     return matrix * to_numpy(layer.kernel_scale)
-
-
-def _float(reason: str) -> str:
-    return f"stays float: {reason}"
 
 
 def _change(

@@ -1,30 +1,28 @@
 """A float model into one that computes with int8 codes."""
 
-from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kerasmem.compression.quantize.activations import Calibration, calibrate
-from kerasmem.compression.quantize.activations.calls import flatten
+from kerasmem.compression.quantize.apply import Left
 from kerasmem.compression.quantize.repair.bias import with_corrected_biases
 from kerasmem.compression.quantize.repair.fold import fold_batch_norm
 from kerasmem.compression.quantize.static.account import account
 from kerasmem.compression.quantize.static.build import Build
+from kerasmem.compression.quantize.static.floats import store_kernels
 from kerasmem.compression.quantize.static.output_error import Pair
 from kerasmem.compression.quantize.static.plan import Plan
-from kerasmem.compression.quantize.static.planning import Stays, make_plan
-from kerasmem.compression.quantize.static.split import split
+from kerasmem.compression.quantize.static.planning import Stays
+from kerasmem.compression.quantize.static.worth import Ranges, plan_of
 from kerasmem.compression.regular_expressions import check_all_mean_one, means
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.clone import clone
-from kerasmem.graph.layers import weights
+from kerasmem.graph.layers import Weight, weights
 from kerasmem.graph.nodes import own_graph
 from kerasmem.records import WeightChange
 
 if TYPE_CHECKING:
     from kerasmem.compression.quantize.config import Quantize
-
-Ranges = Mapping[str, tuple[float, float]]
-"""Ends of what tensors take, by the names that `calibrate` gives them."""
 
 
 def quantize_static(
@@ -54,22 +52,26 @@ def quantize_static(
     _check_graph(model)
     everything = list(weights(model))
     check_all_mean_one(model, everything, {"exclude": choice.exclude})
-    excluded = {w.owner.name for w in everything if means(choice.exclude, w)}
+    places = {w.place for w in everything if means(choice.exclude, w)}
     folded, folds = fold_batch_norm(model)
     # Layers that stay float go into the new model.
     folded = clone(model) if folded is model else folded
+
+    def left(weight: Weight) -> bool:
+        return weight.place in places
+
     if choice.bias_correction:
-        folded = with_corrected_biases(folded, choice, data)
+        folded = with_corrected_biases(folded, choice, data, left)
+    excluded = {id(weight.block) for weight in weights(folded) if left(weight)}
+
+    def stays(layer: Any) -> str | None:
+        return "is excluded" if id(layer) in excluded else None
+
     how = Calibration(choice.calibration, samples=choice.calibration_samples)
-    seen = calibrate(folded, data, how, calls=flatten(folded, split))
-    made, plan, layers = _built(
-        folded,
-        {each.tensor: (each.low, each.high) for each in seen},
-        choice.granularity,
-        lambda layer: "is excluded" if layer.name in excluded else None,
-    )
-    pair = Pair(folded, plan, layers, made)
-    changes = pair.with_output_error(account(folded, plan, layers), data)
+    seen = calibrate(folded, data, how, calls=plan_of(folded, stays).calls)
+    ranges = {each.tensor: (each.low, each.high) for each in seen}
+    build = _built(folded, plan_of(folded, stays, ranges), ranges, choice.granularity)
+    made, changes = _finished(build, choice.granularity, left, data)
     return made, [change for change in folds if change.changed] + changes
 
 
@@ -98,23 +100,46 @@ def integer_model(
     pairs = zip(own_graph(model).inputs, own_graph(own).inputs, strict=True)
     names = {old.name: new.name for old, new in pairs}
     given = {names.get(name, name): ends for name, ends in ranges.items()}
-    made, plan, layers = _built(own, given, granularity, stays)
-    return made, account(own, plan, layers)
+    build = _built(own, plan_of(own, stays, given), given, granularity)
+    return _finished(build, granularity, lambda w: stays(w.block) is not None)
 
 
-def _built(
-    model: Any, ranges: Ranges, granularity: str, stays: Stays
-) -> tuple[Any, Plan, dict[str, Any]]:
-    """Return the new model, what became of the calls, and the layers by their names."""
-    calls = flatten(model, split)
-    plan = make_plan(calls, stays)
+def _built(model: Any, plan: Plan, ranges: Ranges, granularity: str) -> Build:
     if not plan.steps:
         raise ModelError(
             f"The model {model.name!r} has nothing to quantize: none of its "
             "layers has a form in int8, or all are excluded."
         )
-    build = Build(model, plan, plan.codes(ranges), granularity)
-    return build.run(), plan, build.layers
+    return Build(model, plan, plan.codes(ranges), granularity)
+
+
+def _finished(
+    build: Build, granularity: str, left: Left, data: Any = None
+) -> tuple[Any, list[WeightChange]]:
+    """Return the new model and what became of every weight.
+
+    Args:
+        build: what makes it.
+        granularity: what shares a scale of a kernel.
+        left: tells of weights of the float model that are to stay as they are.
+        data: samples to measure on what integer layers lose; None not to.
+    """
+    made, plan, layers = build.run(), build.plan, build.layers
+    # While the layers that stay float have the weights of the float model.
+    ratios = {}
+    if data is not None:
+        ratios = Pair(build.model, plan, layers, made).output_sqnr_db(data)
+    everything = list(weights(build.model))
+    floats = {id(weight.variable) for weight in everything if left(weight)}
+    stored = store_kernels(made, granularity, lambda w: id(w.variable) in floats)
+    changes = account(plan, layers, everything, stored)
+    told = [
+        replace(change, output_sqnr_db=ratios.get(id(weight.block)))
+        if change.changed
+        else change
+        for weight, change in zip(everything, changes, strict=False)
+    ]
+    return made, told + changes[len(told) :]
 
 
 def _check_graph(model: Any) -> None:

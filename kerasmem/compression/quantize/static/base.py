@@ -1,6 +1,6 @@
 """What all layers share that compute with int8 codes."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 
@@ -18,6 +18,8 @@ class IntegerLayer(keras.layers.Layer):
         output: the codes of its output.
         activation: None, `"relu"` or `"relu6"`, within it.
     """
+
+    keeps_mask: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -41,6 +43,11 @@ class IntegerLayer(keras.layers.Layer):
             "output": self.output_codes.to_json(),
             "activation": self.activation,
         }
+
+    def compute_mask(self, inputs: Any, previous_mask: Any) -> Any:
+        """Return the mask of the inputs where Keras's layer hands it on, else None."""
+        del inputs
+        return previous_mask if self.keeps_mask else None
 
     def finished(self, integers: Any) -> Any:
         """Return int8 codes of int32 numbers in steps of the output's scale."""

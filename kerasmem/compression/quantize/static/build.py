@@ -26,7 +26,7 @@ class Build:
     def __init__(
         self, model: Any, plan: Plan, codes: Mapping[int, Codes], granularity: str
     ) -> None:
-        self._model, self._plan = model, plan
+        self.model, self.plan = model, plan
         self._codes, self._granularity = codes, granularity
         self._floats: dict[int, Any] = {}
         self._coded: dict[int, Any] = {}
@@ -35,20 +35,20 @@ class Build:
 
     def run(self) -> Any:
         """Return the new model; `layers` then has its layers by the names of calls."""
-        graph, calls = own_graph(self._model), self._plan.calls
-        with keras.saving.custom_object_scope(live_objects(self._model)):
+        graph, calls = own_graph(self.model), self.plan.calls
+        with keras.saving.custom_object_scope(live_objects(self.model)):
             inputs = [self._input(tensor) for tensor in graph.inputs]
             self._floats.update(zip(calls.inputs, inputs, strict=True))
             for call in calls.calls:
-                if call.name in self._plan.steps:
-                    self._integer(call, self._plan.steps[call.name])
-                elif call.name not in self._plan.gone:
+                if call.name in self.plan.steps:
+                    self._integer(call, self.plan.steps[call.name])
+                elif call.name not in self.plan.gone:
                     self._float(call)
             outputs = [self._as_floats(number) for number in calls.outputs]
         return keras.Model(
             keras.tree.pack_sequence_as(graph.input, inputs),
             keras.tree.pack_sequence_as(graph.output, outputs),
-            name=self._model.name,
+            name=self.model.name,
         )
 
     def _input(self, tensor: Any) -> Any:
@@ -69,7 +69,7 @@ class Build:
             layer = step.kind.made(call.operation, tensors[0].shape, common)
             if step.kind.weights is not None:
                 layer.build(tensors[0].shape)
-                weights = step.kind.weights(call.operation, layer.channels)
+                weights = step.kind.weights(call.operation, tensors[0].shape)
                 layer.store(*weights, self._granularity)
         else:
             layer = type(layer).from_config(
@@ -91,15 +91,15 @@ class Build:
 
     def _as_codes(self, number: int) -> Any:
         if number not in self._coded:
-            name = self._name(f"{self._plan.calls.names[number]}_codes")
+            name = self._name(f"{self.plan.calls.names[number]}_codes")
             layer = ToCodes((), self._codes[number], name=name)
             self._coded[number] = layer(self._floats[number])
         return self._coded[number]
 
     def _as_floats(self, number: int) -> Any:
-        number = self._plan.number(number)
+        number = self.plan.number(number)
         if number not in self._floats:
-            name = self._name(f"{self._plan.calls.names[number]}_floats")
+            name = self._name(f"{self.plan.calls.names[number]}_floats")
             codes = self._codes[number]
             layer = FromCodes((codes,), codes, name=name)
             self._floats[number] = layer(self._coded[number])

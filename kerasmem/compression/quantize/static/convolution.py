@@ -1,5 +1,6 @@
 """Convolutions of codes."""
 
+import math
 from typing import Any
 
 import keras
@@ -10,13 +11,15 @@ from kerasmem.compression.quantize.static.windows import padded
 
 
 class _IntegerConvolution(IntegerProduct):
-    """A convolution over pictures with channels last.
+    """A convolution over pictures or sequences with channels last.
 
     Args:
-        strides: of height and width.
-        padding: `"valid"` or `"same"`.
-        dilation: of height and width.
+        strides: of height and width, or of the length.
+        padding: `"valid"`, `"same"`, or for sequences `"causal"`.
+        dilation: of height and width, or of the length.
     """
+
+    keeps_mask = False
 
     def __init__(
         self,
@@ -34,14 +37,22 @@ class _IntegerConvolution(IntegerProduct):
         """Return int8 codes of int8 codes."""
         ops = keras.ops
         pictures = ops.cast(inputs, "float32")
+        zero = float(self.input_codes[0].zero_point)
         if self.padding == "same":
             size = [
                 1 + rate * (length - 1)
                 for rate, length in zip(self.dilation, self.kernel_shape, strict=False)
             ]
-            zero = self.input_codes[0].zero_point
-            pictures = padded(pictures, size, self.strides, float(zero))
+            pictures = padded(pictures, size, self.strides, zero)
+        elif self.padding == "causal":
+            pads = [(0, 0), (self.before, 0), (0, 0)]
+            pictures = ops.pad(pictures, pads, constant_values=zero)
         return self.rescaled(self.products(pictures))
+
+    @property
+    def before(self) -> int:
+        """How many steps causal padding puts before a sequence."""
+        return self.dilation[0] * (self.kernel_shape[0] - 1)
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments."""
@@ -61,20 +72,29 @@ class _IntegerConvolution(IntegerProduct):
         }
 
 
-@keras.saving.register_keras_serializable("kerasmem")
-class IntegerConv2D(_IntegerConvolution):
-    """A `keras.layers.Conv2D` of codes."""
+class _IntegerFullConvolution(_IntegerConvolution):
+    """A convolution in which every channel goes into every other."""
 
     def products(self, pictures: Any) -> Any:
         """Return the sums of products, int32."""
-        height, width = self.kernel_shape[:2]
+        window = self.kernel_shape[:-2]
         return exact_sums(
             lambda x, kernel: keras.ops.conv(x, kernel, **self._settings()),
             pictures,
             self.kernel,
-            axis=2,
-            each=height * width,
+            axis=len(window),
+            each=math.prod(window),
         )
+
+
+@keras.saving.register_keras_serializable("kerasmem")
+class IntegerConv1D(_IntegerFullConvolution):
+    """A `keras.layers.Conv1D` of codes."""
+
+
+@keras.saving.register_keras_serializable("kerasmem")
+class IntegerConv2D(_IntegerFullConvolution):
+    """A `keras.layers.Conv2D` of codes."""
 
 
 @keras.saving.register_keras_serializable("kerasmem")

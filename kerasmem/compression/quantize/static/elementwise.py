@@ -1,4 +1,4 @@
-"""Sums and products of two tensors of codes, and ReLU."""
+"""Sums and products of two tensors of codes, ReLU and leaky ReLU."""
 
 from typing import Any
 
@@ -52,6 +52,33 @@ class IntegerReLU(IntegerLayer):
         (codes,) = self.input_codes
         factor = codes.scale / self.output_codes.scale
         return self.finished(_times(centered(inputs, codes.zero_point), factor))
+
+
+@keras.saving.register_keras_serializable("kerasmem")
+class IntegerLeakyReLU(IntegerLayer):
+    """The codes in the scale of the output, negative ones times a slope.
+
+    Args:
+        slope: from 0.
+    """
+
+    def __init__(self, *, slope: float, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.slope = slope
+
+    def call(self, inputs: Any) -> Any:
+        """Return int8 codes of int8 codes."""
+        (codes,) = self.input_codes
+        numbers = centered(inputs, codes.zero_point)
+        # In float32, as LiteRT multiplies them.
+        scale, step = np.float32(codes.scale), np.float32(self.output_codes.scale)
+        plain = _times(numbers, float(scale / step))
+        sloped = _times(numbers, float(scale * np.float32(self.slope) / step))
+        return self.finished(keras.ops.where(numbers >= 0, plain, sloped))
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments."""
+        return {**super().get_config(), "slope": self.slope}
 
 
 def _times(integers: Any, factor: float) -> Any:

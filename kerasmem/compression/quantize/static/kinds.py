@@ -11,7 +11,15 @@ from kerasmem.compression.quantize.static import layers as ours
 from kerasmem.compression.quantize.static.base import RELU
 from kerasmem.compression.quantize.static.codes import Codes
 from kerasmem.compression.quantize.static.factors import affine_factors
-from kerasmem.compression.quantize.static.product import MOST_PRODUCTS
+from kerasmem.compression.quantize.static.hindrances import (
+    why_no_affine,
+    why_no_average,
+    why_no_convolution,
+    why_no_move,
+    why_no_pair,
+    why_no_pictures,
+    why_no_product,
+)
 from kerasmem.compression.quantize.static.split import activation_of
 from kerasmem.compression.quantize.static.table import FUNCTIONS
 from kerasmem.graph.channels.kind import kind
@@ -26,25 +34,28 @@ class Kind:
         made: returns the layer, of the operation, the shape of its first input, and
             the arguments that all integer layers have; None for the layer itself.
         why_not: returns why an operation of this kind cannot be; None if it can.
+        gains: whether codes are made for its sake; others take those that are there.
         keeps: whether the codes of its output are those of its inputs.
         takes_relu: whether a ReLU behind it can be a part of it.
-        weights: returns the kernel and the bias, None without.
+        weights: returns the kernel and the bias of the operation, for an input of a
+            shape; None without.
         codes: those of its output, where it can have no others.
     """
 
     made: Callable[[Any, Any, dict[str, Any]], Any] | None
     why_not: Callable[[Any, Sequence[Any]], str | None] = lambda *_: None
+    gains: bool = False
     keeps: bool = False
     takes_relu: bool = False
-    weights: Callable[[Any, int], tuple[np.ndarray, np.ndarray | None]] | None = None
+    weights: Callable[[Any, Any], tuple[np.ndarray, np.ndarray | None]] | None = None
     codes: Codes | None = None
 
 
 def kind_of(operation: Any) -> Kind | None:
     """Return how an operation is computed with codes, None if it is not."""
     name = kind(operation) or ""
-    if name in ACTIVATIONS and activation_of(operation) in FUNCTIONS:
-        return _TABLES[activation_of(operation) or ""]
+    if name in ACTIVATIONS:
+        return _ACTIVATIONS.get(activation_of(operation) or "", KINDS.get(name))
     return KINDS.get(name)
 
 
@@ -66,52 +77,6 @@ _IDENTITIES = {
     "layers.SpatialDropout2D",
     "layers.SpatialDropout3D",
 }
-
-
-def _why_no_product(layer: Any, tensors: Sequence[Any]) -> str | None:
-    if getattr(layer, "lora_enabled", False):
-        return "has LoRA weights"
-    if keras.backend.standardize_dtype(layer.kernel.dtype) == "int8":
-        return "is quantized already"
-    return None if tensors else "has no input"
-
-
-def _why_no_pictures(layer: Any, tensors: Sequence[Any]) -> str | None:
-    if getattr(layer, "data_format", None) == "channels_first":
-        return "has channels first"
-    if None in tensors[0].shape[1:]:
-        return "takes pictures of an open size"
-    return None
-
-
-def _why_no_convolution(layer: Any, tensors: Sequence[Any]) -> str | None:
-    if layer.padding not in ("same", "valid"):
-        return f"has padding {layer.padding!r}"
-    if getattr(layer, "groups", 1) > 1:
-        return "has groups"
-    height, width = layer.kernel_size
-    if height * width > MOST_PRODUCTS:
-        return f"has a window of more than {MOST_PRODUCTS} pixels"
-    return _why_no_product(layer, tensors) or _why_no_pictures(layer, tensors)
-
-
-def _why_no_pair(_: Any, tensors: Sequence[Any]) -> str | None:
-    if len(tensors) != 2:
-        return f"takes {len(tensors)} tensors, LiteRT's takes two"
-    one, two = (tensor.shape for tensor in tensors)
-    return None if len(one) == len(two) else "takes tensors of two ranks"
-
-
-def _why_no_affine(layer: Any, tensors: Sequence[Any]) -> str | None:
-    rank = len(tensors[0].shape)
-    axis = getattr(layer, "axis", -1)
-    if axis not in (-1, rank - 1, (-1,), (rank - 1,)):
-        return "scales along another axis than the last"
-    if None in tensors[0].shape[1:]:
-        return "takes tensors of an open size"
-    channels = tensors[0].shape[-1]
-    factors = affine_factors(layer, channels)
-    return None if factors else "does not multiply by finite numbers per channel"
 
 
 def _convolution(made: type, axes: int) -> Callable[[Any, Any, dict[str, Any]], Any]:
@@ -142,14 +107,14 @@ def _affine(layer: Any, shape: Any, common: dict[str, Any]) -> Any:
     return ours.IntegerAffine(kernel_shape=(every,), channels=every, **common)
 
 
-def _own_weights(layer: Any, channels: int) -> tuple[np.ndarray, np.ndarray | None]:
-    del channels
+def _own_weights(layer: Any, shape: Any) -> tuple[np.ndarray, np.ndarray | None]:
+    del shape
     bias = None if layer.bias is None else to_numpy(layer.bias)
     return to_numpy(layer.kernel), bias
 
 
-def _affine_weights(layer: Any, channels: int) -> tuple[np.ndarray, np.ndarray | None]:
-    return affine_factors(layer, channels) or (np.zeros(channels), None)
+def _affine_weights(layer: Any, shape: Any) -> tuple[np.ndarray, np.ndarray | None]:
+    return affine_factors(layer, shape) or (np.zeros(shape[-1]), None)
 
 
 def _pool(made: type) -> Callable[[Any, Any, dict[str, Any]], Any]:
@@ -164,6 +129,13 @@ def _pool(made: type) -> Callable[[Any, Any, dict[str, Any]], Any]:
 _WINDOW = ("pool_size", "strides", "padding")
 
 
+def _slope(operation: Any) -> float:
+    """Return what a leaky ReLU multiplies negative numbers with."""
+    own = getattr(operation, "negative_slope", None)
+    # Keras names the slope that its function has of itself nowhere else.
+    return float(-keras.activations.leaky_relu(-1.0)) if own is None else float(own)
+
+
 def _plain(made: type, *names: str) -> Callable[[Any, Any, dict[str, Any]], Any]:
     def make(layer: Any, shape: Any, common: dict[str, Any]) -> Any:
         del shape
@@ -172,41 +144,66 @@ def _plain(made: type, *names: str) -> Callable[[Any, Any, dict[str, Any]], Any]
     return make
 
 
-_ADD = Kind(_plain(ours.IntegerAdd), _why_no_pair, takes_relu=True)
-_MULTIPLY = Kind(_plain(ours.IntegerMultiply), _why_no_pair, takes_relu=True)
-_AFFINE = Kind(_affine, _why_no_affine, takes_relu=True, weights=_affine_weights)
+_ADD = Kind(_plain(ours.IntegerAdd), why_no_pair, takes_relu=True)
+_MULTIPLY = Kind(_plain(ours.IntegerMultiply), why_no_pair, takes_relu=True)
+_AFFINE = Kind(_affine, why_no_affine, takes_relu=True, weights=_affine_weights)
 _RELU = Kind(
     _plain(ours.IntegerReLU),
     lambda operation, _: (
         None if activation_of(operation) in RELU else "has no form in int8"
     ),
 )
+_MAXIMUM = Kind(_pool(ours.IntegerMaxPooling), why_no_pictures, keeps=True)
+_AVERAGE = Kind(_pool(ours.IntegerAveragePooling), why_no_average, keeps=True)
 _MOVES = Kind(None, keeps=True)
-_TABLES = {
+_MOVES_ENTRIES = Kind(None, why_no_move, keeps=True)
+_LEAKY = Kind(
+    lambda operation, _, common: ours.IntegerLeakyReLU(
+        slope=_slope(operation), **common
+    ),
+    lambda operation, _: "has a negative slope" if _slope(operation) < 0 else None,
+)
+_HARD_SILU = Kind(_plain(ours.IntegerHardSilu))
+_ACTIVATIONS = {"leaky_relu": _LEAKY, "hard_silu": _HARD_SILU} | {
     name: Kind(
         lambda _, __, common, name=name: ours.IntegerTable(function=name, **common),
         codes=codes,
     )
     for name, (_, codes) in FUNCTIONS.items()
 }
-ACTIVATIONS = ("layers.Activation", "ops.Sigmoid", "ops.Tanh")
+ACTIVATIONS = (
+    "layers.Activation",
+    "ops.HardSilu",
+    "ops.LeakyRelu",
+    "ops.Sigmoid",
+    "ops.Tanh",
+)
 """Operations that are nothing but an activation."""
 
 KINDS = {
+    "layers.Conv1D": Kind(
+        _convolution(ours.IntegerConv1D, 1),
+        why_no_convolution,
+        gains=True,
+        takes_relu=True,
+        weights=_own_weights,
+    ),
     "layers.Conv2D": Kind(
         _convolution(ours.IntegerConv2D, 1),
-        _why_no_convolution,
+        why_no_convolution,
+        gains=True,
         takes_relu=True,
         weights=_own_weights,
     ),
     "layers.DepthwiseConv2D": Kind(
         _convolution(ours.IntegerDepthwiseConv2D, 2),
-        _why_no_convolution,
+        why_no_convolution,
+        gains=True,
         takes_relu=True,
         weights=_own_weights,
     ),
     "layers.Dense": Kind(
-        _dense, _why_no_product, takes_relu=True, weights=_own_weights
+        _dense, why_no_product, gains=True, takes_relu=True, weights=_own_weights
     ),
     "layers.BatchNormalization": _AFFINE,
     "layers.Normalization": _AFFINE,
@@ -216,20 +213,19 @@ KINDS = {
     "layers.Multiply": _MULTIPLY,
     "ops.Multiply": _MULTIPLY,
     "layers.GlobalAveragePooling2D": Kind(
-        _plain(ours.IntegerMean, "keepdims"), _why_no_pictures
+        _plain(ours.IntegerMean, "keepdims"), why_no_pictures
     ),
-    "layers.MaxPooling2D": Kind(
-        _pool(ours.IntegerMaxPooling2D), _why_no_pictures, keeps=True
-    ),
-    "layers.AveragePooling2D": Kind(
-        _pool(ours.IntegerAveragePooling2D), _why_no_pictures, keeps=True
-    ),
+    "layers.MaxPooling1D": _MAXIMUM,
+    "layers.MaxPooling2D": _MAXIMUM,
+    "layers.AveragePooling1D": _AVERAGE,
+    "layers.AveragePooling2D": _AVERAGE,
     "layers.ZeroPadding2D": Kind(
-        _plain(ours.IntegerZeroPadding2D, "padding"), _why_no_pictures, keeps=True
+        _plain(ours.IntegerZeroPadding2D, "padding"), why_no_pictures, keeps=True
     ),
     "layers.Concatenate": _MOVES,
-    "layers.Flatten": _MOVES,
-    "layers.Reshape": _MOVES,
+    "layers.Flatten": _MOVES_ENTRIES,
+    "layers.Reshape": _MOVES_ENTRIES,
+    "layers.LeakyReLU": _LEAKY,
     "layers.ReLU": _RELU,
     "layers.Activation": _RELU,
     "ops.Relu": _RELU,
@@ -241,3 +237,8 @@ KINDS = {
 def is_relu(operation: Any) -> bool:
     """Return True for a ReLU or ReLU6 that is a layer or operation of its own."""
     return kind_of(operation) is _RELU and activation_of(operation) in RELU
+
+
+def is_affine(operation: Any) -> bool:
+    """Return True for a normalization, which multiplies each channel and adds to it."""
+    return kind_of(operation) is _AFFINE

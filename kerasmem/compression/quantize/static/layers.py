@@ -4,19 +4,22 @@ from kerasmem.compression.quantize.static.affine import IntegerAffine
 from kerasmem.compression.quantize.static.base import IntegerLayer
 from kerasmem.compression.quantize.static.boundary import FromCodes, ToCodes
 from kerasmem.compression.quantize.static.convolution import (
+    IntegerConv1D,
     IntegerConv2D,
     IntegerDepthwiseConv2D,
 )
 from kerasmem.compression.quantize.static.dense import IntegerDense
 from kerasmem.compression.quantize.static.elementwise import (
     IntegerAdd,
+    IntegerLeakyReLU,
     IntegerMultiply,
     IntegerReLU,
 )
+from kerasmem.compression.quantize.static.hard_silu import IntegerHardSilu
 from kerasmem.compression.quantize.static.padding import IntegerZeroPadding2D
 from kerasmem.compression.quantize.static.pooling import (
-    IntegerAveragePooling2D,
-    IntegerMaxPooling2D,
+    IntegerAveragePooling,
+    IntegerMaxPooling,
     IntegerMean,
 )
 from kerasmem.compression.quantize.static.table import IntegerTable
@@ -25,12 +28,15 @@ __all__ = [
     "FromCodes",
     "IntegerAdd",
     "IntegerAffine",
-    "IntegerAveragePooling2D",
+    "IntegerAveragePooling",
+    "IntegerConv1D",
     "IntegerConv2D",
     "IntegerDense",
     "IntegerDepthwiseConv2D",
+    "IntegerHardSilu",
     "IntegerLayer",
-    "IntegerMaxPooling2D",
+    "IntegerLeakyReLU",
+    "IntegerMaxPooling",
     "IntegerMean",
     "IntegerMultiply",
     "IntegerReLU",

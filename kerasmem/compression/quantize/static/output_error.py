@@ -1,8 +1,7 @@
 """How far integer layers are from the float ones, on data."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,10 +16,8 @@ from kerasmem.compression.quantize.activations.calibrate import flat_batches
 from kerasmem.compression.quantize.activations.walk import walk_calls
 from kerasmem.compression.quantize.static.plan import Plan
 from kerasmem.compression.quantize.static.product import IntegerProduct
-from kerasmem.graph.layers import weights
 from kerasmem.graph.nodes import own_graph
 from kerasmem.graph.values import to_numpy
-from kerasmem.records import WeightChange
 
 SAMPLES = Calibration(samples=128)
 """What to look at, and how many at a time."""
@@ -37,7 +34,7 @@ class Pair:
     """
 
     def __init__(
-        self, model: Any, plan: Plan, layers: dict[str, Any], made: Any
+        self, model: Any, plan: Plan, layers: Mapping[str, Any], made: Any
     ) -> None:
         self._model, self._plan, self._made = model, plan, made
         self._layers = {
@@ -47,16 +44,13 @@ class Pair:
         }
         self._sums = {name: np.zeros(2) for name in self._layers}
 
-    def with_output_error(
-        self, changes: list[WeightChange], data: Any
-    ) -> list[WeightChange]:
-        """Return changes that tell what layers make of the samples, as a ratio in dB.
+    def output_sqnr_db(self, data: Any) -> dict[int, float | None]:
+        """Return what layers make of samples beside what they lose, by the layer's id.
 
-        Both models are given the samples, so that the figure has in it what the layers
-        before lost.
+        Both models are given the samples, so that the figure, a ratio in dB, has in it
+        what the layers before lost.
 
         Args:
-            changes: those of the weights of the float model come first, in order.
             data: samples in any form that `kerasmem.files.data` lists; the first 128
                 are taken, batch by batch.
         """
@@ -68,14 +62,7 @@ class Pair:
             if call.name in self._sums:
                 before = sums.get(id(call.layer), np.zeros(2))
                 sums[id(call.layer)] = before + self._sums[call.name]
-        ratios = {layer: decibels(*both.tolist()) for layer, both in sums.items()}
-        measured = [
-            replace(change, output_sqnr_db=ratios.get(id(weight.block)))
-            if change.changed
-            else change
-            for weight, change in zip(weights(self._model), changes, strict=False)
-        ]
-        return measured + changes[len(measured) :]
+        return {layer: decibels(*both.tolist()) for layer, both in sums.items()}
 
     def _compare(self, inputs: list[Any]) -> None:
         codes: dict[str, np.ndarray] = {}

@@ -1,7 +1,7 @@
-"""Finding what of a model can be computed with codes."""
+"""Finding what of the calls of a model can be computed with codes."""
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
@@ -21,7 +21,9 @@ Stays = Callable[[Any], str | None]
 """Returns why a layer has to stay float, None if it need not."""
 
 
-def make_plan(calls: Calls, stays: Stays = lambda _: None) -> Plan:
+def make_plan(
+    calls: Calls, stays: Stays = lambda _: None, kept: Mapping[str, str] | None = None
+) -> Plan:
     """Return what of a model can be computed with codes.
 
     A layer with a kernel can wherever it stands; others only behind one, or at the
@@ -30,6 +32,7 @@ def make_plan(calls: Calls, stays: Stays = lambda _: None) -> Plan:
     Args:
         calls: those of the model.
         stays: tells of layers that are to stay float.
+        kept: why more calls are to, by their names in the model.
     """
     plan = Plan(calls)
     takers = _takers(plan)
@@ -38,7 +41,8 @@ def make_plan(calls: Calls, stays: Stays = lambda _: None) -> Plan:
         if call.name in plan.gone:
             continue
         found = kind_of(call.operation)
-        reason = _why_float(plan, call, coded) or stays(call.layer)
+        reason = stays(call.layer) or (kept or {}).get(call.whole)
+        reason = reason or _why_float(plan, call, coded)
         if found is None or reason is not None:
             plan.reasons[call.name] = reason or ""
             continue
@@ -76,7 +80,7 @@ def _why_float(plan: Plan, call: Call, coded: set[int]) -> str | None:
     if not all(_is_float(plan.calls, number) for number in numbers):
         return "takes what are no floats"
     reason = found.why_not(call.operation, [plan.calls.tensors[n] for n in numbers])
-    if reason is None and found.weights is None and not coded & set(numbers):
+    if reason is None and not found.gains and not coded & set(numbers):
         return "stands behind layers that stay float"
     if found.codes is not None and plan.ends_in(call.outputs[0]):
         return "is the end of the model"

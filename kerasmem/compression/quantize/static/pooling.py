@@ -1,5 +1,6 @@
 """Means and maxima of codes."""
 
+import math
 from typing import Any
 
 import keras
@@ -9,6 +10,9 @@ from kerasmem.compression.quantize.static.base import IntegerLayer, centered
 from kerasmem.compression.quantize.static.multiplier import fixed_point, times
 from kerasmem.compression.quantize.static.windows import padded
 
+MOST_AVERAGED = 1 << 14
+"""So many codes float32 averages without a doubt about the integer that they sum to."""
+
 
 @keras.saving.register_keras_serializable("kerasmem")
 class IntegerMean(IntegerLayer):
@@ -17,6 +21,8 @@ class IntegerMean(IntegerLayer):
     Args:
         keepdims: whether these axes stay, with length 1.
     """
+
+    keeps_mask = False
 
     def __init__(self, *, keepdims: bool = False, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -29,8 +35,9 @@ class IntegerMean(IntegerLayer):
         numbers = centered(inputs, codes.zero_point)
         total = keras.ops.sum(numbers, axis=(1, 2), keepdims=self.keepdims)
         mantissa, exponent = fixed_point(codes.scale / self.output_codes.scale)
-        # As LiteRT divides it: in the mantissa, which keeps as many bits as it can.
-        bits = count.bit_length() - 1
+        # As LiteRT divides it: in the mantissa, which keeps as many bits as it can, and
+        # no more than leave a shift of 31.
+        bits = min(count.bit_length() - 1, 32, 31 + int(exponent))
         divided = (int(mantissa) << bits) // count
         steps = times(
             total, np.array(divided, np.int32), np.array(exponent - bits, np.int32)
@@ -46,10 +53,12 @@ class _IntegerPooling(IntegerLayer):
     """A pooling layer whose output has the codes of its input.
 
     Args:
-        pool_size: height and width of the window.
+        pool_size: height and width of the window, or its length.
         strides: of the window.
         padding: `"valid"` or `"same"`.
     """
+
+    keeps_mask = False
 
     def __init__(
         self, *, pool_size: Any, strides: Any, padding: str, **kwargs: Any
@@ -75,8 +84,8 @@ class _IntegerPooling(IntegerLayer):
 
 
 @keras.saving.register_keras_serializable("kerasmem")
-class IntegerMaxPooling2D(_IntegerPooling):
-    """A `keras.layers.MaxPooling2D` of codes."""
+class IntegerMaxPooling(_IntegerPooling):
+    """A `keras.layers.MaxPooling2D` or `MaxPooling1D` of codes."""
 
     def call(self, inputs: Any) -> Any:
         """Return int8 codes of int8 codes."""
@@ -89,13 +98,13 @@ class IntegerMaxPooling2D(_IntegerPooling):
 
 
 @keras.saving.register_keras_serializable("kerasmem")
-class IntegerAveragePooling2D(_IntegerPooling):
-    """A `keras.layers.AveragePooling2D` of codes."""
+class IntegerAveragePooling(_IntegerPooling):
+    """A `keras.layers.AveragePooling2D` or `AveragePooling1D` of codes."""
 
     def call(self, inputs: Any) -> Any:
         """Return int8 codes of int8 codes."""
         ops = keras.ops
-        one = ops.ones((1, *inputs.shape[1:3], 1))
+        one = ops.ones((1, *inputs.shape[1:-1], 1))
         total, count = (
             self._sums(self.padded(x, 0.0)) for x in (ops.cast(inputs, "float32"), one)
         )
@@ -109,5 +118,4 @@ class IntegerAveragePooling2D(_IntegerPooling):
         means = ops.average_pool(
             pictures, self.pool_size, self.strides, data_format="channels_last"
         )
-        height, width = self.pool_size
-        return ops.cast(ops.round(means * (height * width)), "int32")
+        return ops.cast(ops.round(means * math.prod(self.pool_size)), "int32")

@@ -12,6 +12,8 @@ from kerasmem.graph.values import to_numpy
 L = keras.layers
 
 _OPERATIONS = {
+    "ops.HardSilu": "hard_silu",
+    "ops.LeakyRelu": "leaky_relu",
     "ops.Relu": "relu",
     "ops.Relu6": "relu6",
     "ops.Sigmoid": "sigmoid",
@@ -31,7 +33,7 @@ def split(layer: Any) -> list[Part] | None:
         return _separable(layer)
     if kind(layer) in ("layers.Activation", "ops.Silu"):
         return _silu(layer) if activation_of(layer) == "silu" else None
-    if type(layer) not in (L.Conv2D, L.DepthwiseConv2D, L.Dense):
+    if type(layer) not in (L.Conv1D, L.Conv2D, L.DepthwiseConv2D, L.Dense):
         return None
     if activation_of(layer) in (None, *RELU):
         return None

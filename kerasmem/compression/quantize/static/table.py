@@ -1,5 +1,6 @@
 """Activations that are looked up: a code has only 256 values."""
 
+import abc
 from collections.abc import Callable
 from typing import Any
 
@@ -16,9 +17,23 @@ FUNCTIONS: dict[str, tuple[Callable[[np.ndarray], np.ndarray], Codes]] = {
 """The activations, with the codes that LiteRT gives them; it takes no others."""
 
 
+class IntegerLookup(IntegerLayer):
+    """A function of one code, looked up; a subclass says in `table` which."""
+
+    def call(self, inputs: Any) -> Any:
+        """Return int8 codes of int8 codes."""
+        ops = keras.ops
+        table = ops.convert_to_tensor(self.table())
+        return ops.take(table, ops.cast(inputs, "int32") - LEAST, axis=0)
+
+    @abc.abstractmethod
+    def table(self) -> np.ndarray:
+        """Return the code for every code from -128, int8."""
+
+
 @keras.saving.register_keras_serializable("kerasmem")
-class IntegerTable(IntegerLayer):
-    """An activation of codes, looked up.
+class IntegerTable(IntegerLookup):
+    """A sigmoid or hyperbolic tangent of codes.
 
     Args:
         function: a key of `FUNCTIONS`.
@@ -27,12 +42,6 @@ class IntegerTable(IntegerLayer):
     def __init__(self, *, function: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.function = function
-
-    def call(self, inputs: Any) -> Any:
-        """Return int8 codes of int8 codes."""
-        ops = keras.ops
-        table = ops.convert_to_tensor(self.table())
-        return ops.take(table, ops.cast(inputs, "int32") - LEAST, axis=0)
 
     def table(self) -> np.ndarray:
         """Return the code for every code from -128, int8."""

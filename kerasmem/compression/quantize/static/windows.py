@@ -12,15 +12,16 @@ def padded(
     """Return pictures with what `padding="same"` adds to them.
 
     Args:
-        pictures: a tensor, channels last, of known height and width.
-        size: height and width of the window, what dilation adds included.
+        pictures: a tensor, channels last, of known height and width; or sequences, of
+            known length.
+        size: lengths of the window, what dilation adds included.
         strides: of the window.
         value: what to add.
     """
     pads = [
         same_padding(length, window, stride)
         for length, window, stride in zip(
-            pictures.shape[1:3], size, strides, strict=True
+            pictures.shape[1:-1], size, strides, strict=True
         )
     ]
     if not any(map(sum, pads)):

@@ -1,0 +1,83 @@
+"""LiteRT's operations for activations."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from kerasmem.compression.export.writing import Write
+from kerasmem.compression.quantize.static.codes import Codes
+from kerasmem.compression.quantize.static.kinds import ACTIVATIONS
+from kerasmem.compression.quantize.static.split import activation_of
+from kerasmem.compression.quantize.static.table import FUNCTIONS
+from kerasmem.files.litert import Writer
+from kerasmem.graph.channels.kind import kind
+
+_SOFTMAX_CODES = Codes(1 / 256, -128)
+"""LiteRT's softmax gives no others."""
+
+_LOOKED_UP = {"sigmoid": "LOGISTIC", "tanh": "TANH"}
+
+
+def ending(layer: Any) -> tuple[Write, Codes] | None:
+    """Return what writes an activation that stays float at the end of a model.
+
+    None for any other layer.
+    """
+    name = kind(layer)
+    function = getattr(layer, "activation", None)
+    if name == "layers.Softmax" and layer.axis == -1:
+        return _softmax, _SOFTMAX_CODES
+    if name == "layers.Activation" and function is keras.activations.softmax:
+        return _softmax, _SOFTMAX_CODES
+    looked_up = activation_of(layer) or ""
+    if looked_up not in FUNCTIONS or name not in ACTIVATIONS:
+        return None
+    return _named(_LOOKED_UP[looked_up]), FUNCTIONS[looked_up][1]
+
+
+def _softmax(
+    writer: Writer, layer: Any, _: Sequence[Any], inputs: Sequence[int], output: int
+) -> None:
+    del layer
+    writer.operation("SOFTMAX", inputs, output, "SoftmaxOptions", beta=1.0)
+
+
+def _named(name: str) -> Write:
+    def write(
+        writer: Writer, layer: Any, _: Sequence[Any], inputs: Sequence[int], output: int
+    ) -> None:
+        del layer
+        writer.operation(name, inputs, output)
+
+    return write
+
+
+def table(
+    writer: Writer, layer: Any, _: Sequence[Any], inputs: Sequence[int], output: int
+) -> None:
+    """Write a sigmoid or tanh."""
+    writer.operation(_LOOKED_UP[layer.function], inputs, output)
+
+
+def relu(
+    writer: Writer, layer: Any, _: Sequence[Any], inputs: Sequence[int], output: int
+) -> None:
+    """Write a ReLU or ReLU6 of its own."""
+    writer.operation(layer.activation.upper(), inputs, output)
+
+
+def leaky_relu(
+    writer: Writer, layer: Any, _: Sequence[Any], inputs: Sequence[int], output: int
+) -> None:
+    """Write a leaky ReLU."""
+    kind, slope = "LeakyReluOptions", layer.slope
+    writer.operation("LEAKY_RELU", inputs, output, kind, alpha=slope)
+
+
+def hard_silu(
+    writer: Writer, layer: Any, _: Sequence[Any], inputs: Sequence[int], output: int
+) -> None:
+    """Write a hard SiLU."""
+    del layer
+    writer.operation("HARD_SWISH", inputs, output, "HardSwishOptions")

@@ -1,0 +1,115 @@
+"""What is excluded is the layer that was meant, also where names repeat."""
+
+import keras
+import numpy as np
+import pytest
+
+import kerasmem as km
+from kerasmem.compression.quantize.owners import quantized_variables
+from kerasmem.compression.quantize.static import IntegerLayer
+from kerasmem.graph.clone import clone
+from kerasmem.graph.layers import sublayers, weights
+from tests.compression.static.test_static import outputs, pictures
+from tests.models import L, chain
+
+
+def inner(name, units=6):
+    x = keras.Input((6,))
+    return keras.Model(x, L.Dense(units, name="dense")(x), name=name)
+
+
+def twins():
+    """Two functional models with a layer of one name, for which Keras has one path."""
+    return chain((6,), inner("left"), L.ReLU(), inner("right"), L.Dense(2, name="top"))
+
+
+def test_the_path_of_a_weight_has_the_models_around_it():
+    paths = [weight.path for weight in weights(twins())]
+    assert paths[:4] == [
+        f"{model}/dense/{name}"
+        for model in ("left", "right")
+        for name in ("kernel", "bias")
+    ]
+    within = keras.Sequential([keras.Input((6,)), inner("deep")], name="outer")
+    model = chain((6,), within, inner("flat"))
+    assert [w.path.rpartition("/")[0] for w in weights(model)][::2] == [
+        "outer/deep/dense",
+        "flat/dense",
+    ]
+    again = [w.path for w in weights(clone(model))]
+    assert again == [w.path for w in weights(model)]
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_one_of_two_layers_of_one_name_is_excluded(side):
+    model, x = twins(), pictures(40, (6,))
+    choice = km.Quantize("int8-static", exclude=f"{side}/", bias_correction=True)
+    made, changes = choice.applied(model, x)
+    told = {c.weight: c.changed for c in changes}
+    other = {"left": "right", "right": "left"}[side]
+    assert not told[f"{side}/dense/kernel"]
+    assert told[f"{other}/dense/kernel"]
+    floats = [layer for layer in made.layers if type(layer) is L.Dense]
+    kernel = model.get_layer(side).get_layer("dense").kernel
+    np.testing.assert_array_equal(
+        *map(keras.ops.convert_to_numpy, (floats[0].kernel, kernel))
+    )
+    assert len(floats) == 1
+    assert np.abs(outputs(made, x) - outputs(model, x)).max() < 0.2
+
+
+def test_weight_only_schemes_tell_them_apart_too():
+    model = twins()
+    changes = km.Quantize("int8", exclude="left/").apply(model)
+    kernels = {c.weight: c.changed for c in changes if c.weight.endswith("kernel")}
+    assert kernels == {
+        "left/dense/kernel": False,
+        "right/dense/kernel": True,
+        "top/kernel": True,
+    }
+
+
+def test_a_budget_is_shared_by_layers_of_one_name():
+    model, x = twins(), pictures(64, (6,))
+    left, right = (model.get_layer(n).get_layer("dense") for n in ("left", "right"))
+    kernel = np.random.default_rng(0).normal(size=(6, 6))
+    kernel[0] *= 40  # for int4 all others are zero
+    left.kernel.assign(kernel)
+    right.kernel.assign(np.round(7 * np.sign(kernel)))  # int4 loses nothing
+    changes = km.Quantize("mixed", max_bytes=180).apply(model, x)
+    told = {c.weight: c.detail.split()[0] for c in changes if c.changed}
+    found = [
+        quantized_variables(layer)[0].coding.dtype
+        for layer in (left, right, model.get_layer("top"))
+    ]
+    assert found == list(told.values())
+    assert (told["left/dense/kernel"], told["right/dense/kernel"]) == ("int8", "int4")
+
+
+@pytest.mark.parametrize("correct", [True, False])
+def test_a_normalization_that_is_folded_away_may_be_excluded(correct):
+    layers = [L.Conv2D(4, 3, name="conv"), L.BatchNormalization(), L.ReLU()]
+    model, x = (
+        chain((6, 6, 2), *layers, L.Flatten(), L.Dense(2)),
+        pictures(40, (6, 6, 2)),
+    )
+    choice = km.Quantize(
+        "int8-static", exclude="BatchNormalization", bias_correction=correct
+    )
+    made, changes = choice.applied(model, x)
+    assert any("folded into 'conv'" in change.detail for change in changes)
+    assert sum(isinstance(layer, IntegerLayer) for layer in sublayers(made)) >= 3
+    exact = outputs(model, x)
+    assert np.abs(outputs(made, x) - exact).max() < 0.05 * np.abs(exact).max()
+
+
+def test_a_normalization_that_stays_is_left_float_if_it_is_excluded():
+    inputs = keras.Input((6, 6, 2))
+    x = L.Conv2D(4, 3, name="conv")(inputs)
+    x = L.BatchNormalization(name="norm")(L.Add()([x, L.ReLU()(x)]))
+    model = keras.Model(inputs, L.Dense(2)(L.Flatten()(x)))
+    choice = km.Quantize("int8-static", exclude="norm", bias_correction=True)
+    made, changes = choice.applied(model, pictures(40, (6, 6, 2)))
+    assert type(made.get_layer("norm")) is L.BatchNormalization
+    gamma = next(c for c in changes if c.weight == "norm/gamma")
+    assert gamma.detail == "stays float: is excluded"

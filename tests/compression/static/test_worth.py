@@ -1,0 +1,182 @@
+"""Codes are made where they gain something; all else stays as it was."""
+
+import keras
+import numpy as np
+import pytest
+
+from kerasmem.compression.quantize.static import IntegerLayer, integer_model
+from kerasmem.errors import ModelError
+from tests.compression.static.test_static import layers_of, outputs, pictures, static
+from tests.models import L, chain
+
+
+def told(result):
+    return {change.weight: change.detail for change in result.changes}
+
+
+def unlike(count=200):
+    """A feature of 10,000 give or take 1, and two small ones."""
+    random = np.random.default_rng(0)
+    mean, deviation = np.array([1e4, 0.0, 5.0]), np.array([1.0, 0.01, 2.0])
+    x = (mean + deviation * random.normal(size=(count, 3))).astype("float32")
+    return x, mean, deviation
+
+
+def normalized(*before):
+    x, mean, deviation = unlike()
+    scale = L.Normalization(mean=mean, variance=deviation**2, name="scale")
+    return chain((3,), *before, scale, L.Dense(8, activation="relu"), L.Dense(2)), x
+
+
+@pytest.mark.parametrize("before", [[], [L.Reshape((3,), name="before")]])
+def test_features_of_unlike_sizes_are_normalized_as_floats(before):
+    model, x = normalized(*before)
+    result = static(model, x)
+    kinds = layers_of(result.model)
+    assert kinds["scale"] == "Normalization"
+    assert [name for name in kinds if name.endswith("_codes")] == ["scale_codes"]
+    assert told(result)["scale"] == (
+        "stays float: takes values that are too unlike for one scale"
+    )
+    if before:
+        assert told(result)["before"] == "stays float: leads to layers that stay float"
+    exact = outputs(model, x)
+    assert np.abs(outputs(result.model, x) - exact).max() < 0.03 * np.abs(exact).max()
+
+
+def test_pictures_are_still_normalized_with_codes():
+    random = np.random.default_rng(0)
+    x = random.integers(0, 256, (40, 6, 6, 3)).astype("float32")
+    layers = [
+        L.Rescaling(1 / 255, name="bytes"),
+        L.Normalization(
+            mean=[0.485, 0.456, 0.406],
+            variance=[0.229**2, 0.224**2, 0.225**2],
+            name="scale",
+        ),
+    ]
+    model = chain((6, 6, 3), *layers, L.Conv2D(4, 3), L.Flatten(), L.Dense(2))
+    kinds = layers_of(static(model, x).model)
+    assert kinds["bytes"] == kinds["scale"] == "IntegerAffine"
+
+
+def test_inputs_are_not_rounded_for_layers_that_stay_float():
+    inputs = keras.Input((4, 3))
+    flat = L.Flatten(name="flat")(L.ReLU(name="cut")(inputs))
+    rows = L.LayerNormalization(name="rows")(flat)
+    model = keras.Model(inputs, L.Dense(3, name="top")(rows))
+    x = pictures(40, (4, 3))
+    result = static(model, x)
+    kinds = layers_of(result.model)
+    assert (kinds["flat"], kinds["cut"]) == ("Flatten", "ReLU")
+    assert [n for n in kinds if n.endswith("_codes")] == ["rows_codes"]
+
+
+def test_a_normalization_behind_floats_is_not_given_codes():
+    layers = [L.Dense(6, name="first"), L.LayerNormalization(), L.ReLU()]
+    model = chain((6,), *layers, L.BatchNormalization(name="norm"), L.Softmax())
+    result = static(model, pictures(40, (6,)))
+    assert layers_of(result.model)["norm"] == "BatchNormalization"
+    gamma = told(result)["norm/gamma"]
+    assert gamma == "stays float: stands behind layers that stay float"
+
+
+@pytest.mark.parametrize("shape", [(3, 1, 1), (3,), (1, 3), (1, 1, 1, 3)])
+def test_a_scale_broadcasts_as_in_numpy(shape):
+    scale = np.array([0.01, 1.0, 3.0]).reshape(shape).tolist()
+    rescaling = L.Rescaling(scale, name="scale")
+    model = chain((3, 3, 3), L.Conv2D(3, 1), rescaling, L.Flatten(), L.Dense(2))
+    x = pictures(40, (3, 3, 3))
+    result = static(model, x)
+    last = shape[-1] == 3
+    kinds = layers_of(result.model)
+    assert kinds["scale"] == ("IntegerAffine" if last else "Rescaling")
+    if not last:
+        assert told(result)["scale"] == (
+            "stays float: does not multiply by finite numbers, one for each of the "
+            "last axis"
+        )
+    exact = outputs(model, x)
+    assert np.abs(outputs(result.model, x) - exact).max() < 0.05 * np.abs(exact).max()
+
+
+def test_what_is_flattened_with_channels_first_stays_float(tmp_path):
+    flat = L.Flatten(data_format="channels_first", name="flat")
+    model, x = (
+        chain((4, 4, 3), L.Conv2D(3, 1), flat, L.Dense(2)),
+        pictures(40, (4, 4, 3)),
+    )
+    result = static(model, x)
+    assert told(result)["flat"] == "stays float: has channels first"
+    exact = outputs(model, x)
+    assert np.abs(outputs(result.model, x) - exact).max() < 0.05 * np.abs(exact).max()
+    with pytest.raises(ModelError, match=r"Received: flat \(Flatten\)"):
+        result.export(tmp_path / "m.tflite", samples=x)
+
+
+def test_rows_with_channels_first_are_flattened_with_codes(tmp_path):
+    flat = L.Flatten(data_format="channels_first", name="flat")
+    model, x = chain((4,), L.Dense(3), flat, L.Dense(2)), pictures(40, (4,))
+    assert static(model, x).export(tmp_path / "m.tflite", samples=x).difference <= 0.02
+
+
+@pytest.mark.parametrize(
+    "layer", [L.Flatten(name="move"), L.Reshape((-1, 2, 2), name="move")]
+)
+def test_what_has_an_open_size_stays_float_where_it_is_reshaped(layer, tmp_path):
+    inputs = keras.Input((None, 4))
+    rows = L.Dense(4, activation="relu", name="first")(inputs)
+    model = keras.Model(inputs, layer(rows))
+    x = pictures(40, (6, 4))
+    result = static(model, x)
+    assert told(result)["move"] == "stays float: gives tensors of an open size"
+    exact = outputs(model, x)
+    assert np.abs(outputs(result.model, x) - exact).max() < 0.05 * np.abs(exact).max()
+    longer = pictures(2, (9, 4))
+    assert outputs(result.model, longer).shape == outputs(model, longer).shape
+    with pytest.raises(ModelError, match="Received: move"):
+        result.export(tmp_path / "m.tflite", samples=x)
+
+
+def test_layers_that_stay_float_stay_whole():
+    inputs = keras.Input((8, 8, 4))
+    activation = L.Activation("silu", name="silu")
+    x = L.LayerNormalization(name="norm")(inputs)
+    x = activation(x)
+    x = L.Conv2D(4, 3, activation="gelu", name="left")(x)
+    x = L.SeparableConv2D(4, 3, activation="silu", name="apart")(x)
+    x = L.Flatten()(activation(x))
+    model = keras.Model(inputs, L.Dense(2, activation="tanh", name="top")(x))
+    x = pictures(40, (8, 8, 4))
+    result = static(model, x, exclude=["left", "apart"])
+    kinds = layers_of(result.model)
+    assert kinds["left"] == "Conv2D"
+    assert kinds["apart"] == "SeparableConv2D"
+    assert kinds["silu"] == "Activation"
+    assert [name for name in kinds if name.endswith("linear")] == ["top_linear"]
+    assert told(result)["apart/depthwise_kernel"] == "stays float: is excluded"
+
+
+def test_what_is_called_in_training_mode_is_not_taken_apart():
+    inputs = keras.Input((6,))
+    inner = keras.Sequential([keras.Input((6,)), L.Dense(6, "gelu", name="dense")])
+    x = L.Dense(6, name="first")(inputs)
+    model = keras.Model(inputs, inner(x, training=True))
+    result = static(model, pictures(40, (6,)))
+    assert "QuantizedDense" in layers_of(result.model).values()
+    detail = "int8 with 6 scales, computed with floats: is called with training=True"
+    assert detail in told(result).values()
+
+
+def test_ranges_of_what_stays_float_need_not_be_given():
+    layers = [L.Dense(3, activation="gelu", name="dense"), L.Dense(2, name="top")]
+    model = chain((4,), *layers)
+    name = model.inputs[0].name
+    ranges = {name: (-1.0, 1.0), "dense": (-2.0, 2.0), "top": (-2.0, 2.0)}
+    stays = {"dense": "is to stay"}
+    made, _ = integer_model(model, ranges, stays=lambda x: stays.get(x.name))
+    assert [type(x).__name__ for x in made.layers if isinstance(x, IntegerLayer)] == [
+        "ToCodes",
+        "IntegerDense",
+        "FromCodes",
+    ]
