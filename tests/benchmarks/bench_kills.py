@@ -5,8 +5,8 @@ Run by hand, an hour on two cores:
     KERAS_BACKEND=jax python -m tests.benchmarks.bench_kills recipe [KILLS]
     KERAS_BACKEND=jax python -m tests.benchmarks.bench_kills save [KILLS]
 
-`recipe`: `kill -9` at random moments of `km.compress(..., checkpoint_dir=...)`, which is
-called again each time; in the end its file must hold the weights of a run that nobody
+`recipe`: `kill -9` at random moments of `km.compress(..., checkpoint_dir=...)`, which
+is called again each time; in the end its file must hold the weights of one that nobody
 killed. `save`: `kill -9` while a model is saved again and again over itself; what is
 there must always be a whole file.
 """
@@ -14,6 +14,7 @@ there must always be a whole file.
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import keras
@@ -65,13 +66,12 @@ def killed_while_saving(folder, kills, random):
     expected = keras.models.load_model(model).get_weights()
     line = [sys.executable, "-c", SAVER, str(model), str(target)]
     for _ in range(kills):
-        run = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-        run.stdout.readline()
-        try:
-            run.wait(random.uniform(0.02, 0.5))
-        except subprocess.TimeoutExpired:
+        with subprocess.Popen(
+            line, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        ) as run:
+            run.stdout.readline()
+            time.sleep(random.uniform(0.02, 0.5))
             run.kill()
-        run.wait()
         if target.exists():
             check_archive(target)
             found = keras.models.load_model(target).get_weights()
