@@ -67,6 +67,12 @@ def add_to(commands: Any) -> None:
     add_batch_size(parser, default=32)
     parser.add_argument("--seed", type=at_least(0), metavar="N")
     parser.add_argument(
+        "--checkpoint-dir",
+        type=Path,
+        metavar="DIR",
+        help="keep every step there: the same command goes on after it was killed",
+    )
+    parser.add_argument(
         "--coding",
         choices=("deflate", "entropy"),
         default="deflate",
@@ -153,6 +159,7 @@ def run(options: Namespace) -> Outcome:
             batch_size=options.batch_size,
             callbacks=[progress],
             coding=options.coding,
+            checkpoint_dir=options.checkpoint_dir,
         )
     # The page first: a command that fails leaves no model behind. If the model cannot
     # be written then, the page stays; what it tells was measured all the same.

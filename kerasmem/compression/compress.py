@@ -1,25 +1,25 @@
 """The one verb: a model in, a smaller model and its report out."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import keras
 
 from kerasmem.backends.seeding import seeded
+from kerasmem.compression.checkpoints import Checkpoints, key_of
 from kerasmem.compression.judge import check_drop, check_max_drop
 from kerasmem.compression.measure import figures, file_bytes, latencies
 from kerasmem.compression.recipe import as_steps
 from kerasmem.compression.result import CompressionResult
+from kerasmem.compression.stages import Training, run_steps
 from kerasmem.compression.technique import Technique, TrainingStep
 from kerasmem.errors import ConfigError, DataError
 from kerasmem.files.data import check_data, fit_arguments, is_array_data, sample_count
 from kerasmem.files.load import load_model
 from kerasmem.files.save import Coding, check_coding
-from kerasmem.graph.clone import clone, compile_settings
-from kerasmem.records import CompressionReport, WeightChange
+from kerasmem.graph.clone import clone, compile_as, compile_settings
+from kerasmem.records import CompressionReport
 
 BATCH_SIZE = 32
 
@@ -40,6 +40,7 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
     batch_size: int = BATCH_SIZE,
     callbacks: Sequence[Any] | None = None,
     coding: Coding = "deflate",
+    checkpoint_dir: str | Path | None = None,
 ) -> CompressionResult:
     """Return a smaller model, and what it costs and how well it does before and after.
 
@@ -66,6 +67,9 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
         callbacks: Keras callbacks for the fine-tuning.
         coding: of the file, as for `km.save_model`: `"entropy"` is smaller, and Keras
             opens it after `import kerasmem`.
+        checkpoint_dir: a folder that keeps the model after every step: a run that was
+            killed goes on there when it is called again with the same arguments, and
+            with a seed ends with the same weights.
 
     Raises:
         ConfigError: if the arguments do not fit together.
@@ -85,14 +89,24 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
     with seeded(seed):
         original = _open(model_or_path, custom_objects)
         _compile(original, loss, metrics)
+        if fine_tune_epochs and not original.compiled:
+            raise ConfigError(
+                f"The model {original.name!r} has no loss, so it cannot be "
+                "fine-tuned. Give loss= (--loss on the command line)."
+            )
         for samples in (data, validation_data):
             if samples is not None:
                 check_data(original, samples)
-        steps = _ready(chosen, original, data, custom_objects)
-        result, changes = _apply(original, steps, fit, fine_tune_epochs, data)
+        checkpoints = None
+        if checkpoint_dir is not None:
+            others = {"epochs": fine_tune_epochs, "batch_size": batch_size}
+            key = key_of(original, chosen, data, seed=seed, **others)
+            checkpoints = Checkpoints(Path(checkpoint_dir), key)
+        training = Training(data, fit, fine_tune_epochs, seed)
+        ready = [_ready(step, original, data, custom_objects) for step in chosen]
+        result, changes = run_steps(original, ready, training, checkpoints)
         # Anew: the weights are others now, the slots of the old ones are in the way.
-        if original.compiled:
-            result.compile(**(compile_settings(original) or {}))
+        compile_as(result, original)
         report = _report(
             original, result, chosen, (validation_data, batch_size), coding
         )
@@ -178,61 +192,11 @@ def _compile(model: Any, loss: Any, metrics: Any) -> None:
         )
 
 
-def _apply(
-    original: Any,
-    steps: tuple[Technique, ...],
-    fit: dict[str, Any],
-    epochs: int,
-    data: Any,
-) -> tuple[Any, list[WeightChange]]:
-    """Return a copy of `original` after all steps, and what became of its weights.
-
-    Args:
-        original: the model.
-        steps: the techniques.
-        fit: arguments of the training, but for the epochs.
-        epochs: of training after each step that allows it.
-        data: for the steps.
-    """
-    if epochs and not original.compiled:
-        raise ConfigError(
-            f"The model {original.name!r} has no loss, so it cannot be fine-tuned. "
-            "Give loss= (--loss on the command line)."
-        )
-    model, changes = clone(original), []
-    for done, step in enumerate(steps, start=1):
-        if isinstance(step, TrainingStep):
-            kept = partial(_kept, steps[: done - 1], model)
-            step.train(model, data, kept, **fit)
-            continue
-        model, changed = step.applied(model, data)
-        changes += changed
-        if epochs and step.trains_on:
-            with _kept(steps[:done], model, model):
-                model.fit(**fit, epochs=epochs)
-    return model, changes
-
-
-def _ready(
-    steps: tuple[Technique, ...], original: Any, data: Any, custom_objects: Any
-) -> tuple[Technique, ...]:
-    """Return the steps one by one, those that train with all that they need."""
-    stages = [stage for step in steps for stage in step.stages()]
-    return tuple(
-        stage.ready(original, data, custom_objects)
-        if isinstance(stage, TrainingStep)
-        else stage
-        for stage in stages
-    )
-
-
-@contextmanager
-def _kept(steps: Sequence[Technique], model: Any, trainer: Any) -> Iterator[None]:
-    """Keep what `steps` did to `model` while `trainer` trains it."""
-    with ExitStack() as scopes:
-        for step in steps:
-            scopes.enter_context(step.preserved(model, trainer))
-        yield
+def _ready(step: Technique, original: Any, data: Any, custom_objects: Any) -> Technique:
+    """Return a step with all that it needs to train."""
+    if isinstance(step, TrainingStep):
+        return step.ready(original, data, custom_objects)
+    return step
 
 
 def _report(

@@ -1,0 +1,92 @@
+"""The steps of a compression, one after the other, with training between."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from kerasmem.backends.seeding import seeded
+from kerasmem.compression.checkpoints import Checkpoints
+from kerasmem.compression.technique import Technique, TrainingStep
+from kerasmem.graph.clone import clone, compile_as
+from kerasmem.records import WeightChange
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a model is trained between steps.
+
+    Args:
+        data: samples in any form that `kerasmem.files.data` lists.
+        fit: arguments for `fit`, all but the epochs.
+        epochs: of training after each step that allows it.
+        seed: of everything that is drawn; None leaves chance alone.
+    """
+
+    data: Any
+    fit: dict[str, Any]
+    epochs: int
+    seed: int | None
+
+    def seeded(self, place: int) -> Any:
+        """Return a scope whose random numbers the seed and a place decide."""
+        return seeded(None if self.seed is None else self.seed + place)
+
+
+def run_steps(
+    original: Any,
+    steps: Sequence[Technique],
+    training: Training,
+    checkpoints: Checkpoints | None = None,
+) -> tuple[Any, list[WeightChange]]:
+    """Return a copy of `original` after all steps, and what became of its weights.
+
+    Args:
+        original: the model, compiled if there is training.
+        steps: the techniques.
+        training: between the steps.
+        checkpoints: where each step is kept, and which are done already.
+    """
+    stages = [step.stages() for step in steps]
+    done = checkpoints.done(len(steps)) if checkpoints else 0
+    model, changes = clone(original), []
+    for number, parts in enumerate(stages, start=1):
+        if number > done:
+            earlier = [part for stage in stages[: number - 1] for part in stage]
+            with training.seeded(2 * number):
+                compile_as(model, original)
+                for place, part in enumerate(parts):
+                    before = [*earlier, *parts[:place]]
+                    model, found = _run(part, before, model, training)
+                    changes += found
+            if checkpoints:
+                checkpoints.write(number, model, changes)
+        if checkpoints and number >= done:
+            with training.seeded(2 * number + 1):
+                model, changes = checkpoints.read(number, original)
+    return model, changes
+
+
+def _run(
+    step: Technique, before: list[Technique], model: Any, training: Training
+) -> tuple[Any, list[WeightChange]]:
+    """Return the model after one step that is done at once, and its account."""
+    if isinstance(step, TrainingStep):
+        kept = partial(_kept, before, model)
+        step.train(model, training.data, kept, **training.fit)
+        return model, []
+    model, changes = step.applied(model, training.data)
+    if training.epochs and step.trains_on:
+        with _kept([*before, step], model, model):
+            model.fit(**training.fit, epochs=training.epochs)
+    return model, changes
+
+
+@contextmanager
+def _kept(steps: Sequence[Technique], model: Any, trainer: Any) -> Iterator[None]:
+    """Keep what `steps` did to `model` while `trainer` trains it."""
+    with ExitStack() as scopes:
+        for step in steps:
+            scopes.enter_context(step.preserved(model, trainer))
+        yield

@@ -1,0 +1,179 @@
+"""A compression that was broken off goes on where it was, to the same weights."""
+
+import subprocess
+import sys
+import textwrap
+
+import keras
+import numpy as np
+import pytest
+
+import kerasmem as km
+from kerasmem.errors import ConfigError, OutputError
+from tests.models import L
+
+STEPS = [km.PruneChannels(0.25, rounds=2), km.Prune(0.8), km.Cluster(8)]
+KILLS = 1
+
+
+@pytest.fixture
+def data():
+    random = np.random.default_rng(0)
+    x = random.normal(size=(96, 6)).astype("float32")
+    return x, x @ random.normal(size=(6, 3)).astype("float32")
+
+
+@pytest.fixture
+def model():
+    made = keras.Sequential(
+        [
+            keras.Input((6,)),
+            L.Dense(40, activation="relu"),
+            L.Dropout(0.3),
+            L.Dense(30, activation="relu"),
+            L.Dense(3),
+        ]
+    )
+    made.compile(keras.optimizers.Adam(0.01), "mse")
+    return made
+
+
+def compress(model, data, folder, **how):
+    arguments = {"data": data, "fine_tune_epochs": 1, "seed": 3, "batch_size": 16}
+    return km.compress(model, STEPS, checkpoint_dir=folder, **arguments | how)
+
+
+class BreaksOff(keras.callbacks.Callback):
+    """Ends the fit of one of several trainings."""
+
+    def __init__(self, training):
+        super().__init__()
+        self._left = training
+
+    def on_epoch_end(self, epoch, logs=None):
+        self._left -= 1
+        if self._left == 0:
+            raise InterruptedError("killed")
+
+
+@pytest.mark.parametrize("training", [1, 2, 3, 4])
+def test_a_run_that_was_broken_off_ends_with_the_same_weights(
+    training, model, data, tmp_path
+):
+    whole = compress(model, data, tmp_path / "whole")
+    with pytest.raises(InterruptedError):
+        compress(model, data, tmp_path / "a", callbacks=[BreaksOff(training)])
+    done = {1: 0, 2: 0, 3: 1, 4: 2}[training]
+    names = sorted(path.name for path in (tmp_path / "a").iterdir())
+    assert names == [f"step-{done:04}.{end}" for end in ("json", "keras")] * (done > 0)
+    trained = []
+    count = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: trained.append(1))
+    again = compress(model, data, tmp_path / "a", callbacks=[count])
+    assert len(trained) == 4 - {0: 0, 1: 2, 2: 3}[done]
+    for a, b in zip(whole.model.get_weights(), again.model.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert whole.changes == again.changes
+    assert whole.report.after.file_bytes == again.report.after.file_bytes
+
+
+def test_a_run_that_is_done_is_not_done_again(model, data, tmp_path):
+    first = compress(model, data, tmp_path)
+    second = compress(model, data, tmp_path, callbacks=[BreaksOff(1)])
+    for a, b in zip(first.model.get_weights(), second.model.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(
+    "how", [{"seed": 4}, {"fine_tune_epochs": 2}, {"batch_size": 8}, {"data": None}]
+)
+def test_another_compression_does_not_go_on_there(how, model, data, tmp_path):
+    compress(model, data, tmp_path)
+    x, y = data
+    how = {"data": (x + 1, y)} if "data" in how else how
+    with pytest.raises(ConfigError, match="the steps of another compression"):
+        compress(model, **{"data": data, "folder": tmp_path} | how)
+    model.layers[0].kernel.assign(model.layers[0].kernel * 2)
+    with pytest.raises(ConfigError, match="the steps of another compression"):
+        compress(model, data, tmp_path)
+
+
+def test_a_folder_that_cannot_be_is_one_clear_line(model, data, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match="Could not make the folder"):
+        compress(model, data, tmp_path / "file" / "folder")
+
+
+def test_custom_objects_and_a_step_that_trains_go_on(data, tmp_path):
+    class Doubled(keras.layers.Layer):
+        def call(self, x):
+            return 2 * x
+
+    def loss(y_true, y_pred):
+        return keras.ops.mean((y_true - y_pred) ** 2, axis=-1)
+
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((6,)), L.Dense(20), Doubled(), L.Dense(3)])
+    model.compile("sgd", loss)
+    steps = [km.Prune(0.5), km.Distill("original", epochs=1), km.Quantize("int8")]
+    how = {"data": data, "seed": 1, "checkpoint_dir": tmp_path / "a"}
+    with pytest.raises(InterruptedError):
+        km.compress(model, steps, **how, callbacks=[BreaksOff(1)])
+    again = km.compress(model, steps, **how)
+    whole = km.compress(model, steps, **how | {"checkpoint_dir": tmp_path / "b"})
+    for a, b in zip(whole.model.get_weights(), again.model.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+CHILD = """
+import sys
+import keras
+import numpy as np
+import kerasmem as km
+
+random = np.random.default_rng(0)
+x = random.normal(size=(96, 6)).astype("float32")
+model = keras.models.load_model(sys.argv[1])
+print("begins", flush=True)
+steps = [km.Prune(0.5), km.Prune(0.8), km.Cluster(8), km.Quantize("int8")]
+how = dict(data=(x, x[:, :3]), fine_tune_epochs=2, seed=3, batch_size=8)
+km.compress(model, steps, checkpoint_dir=sys.argv[2], **how).save(sys.argv[3])
+"""
+
+
+def test_kill_9_at_any_moment_changes_nothing(model, tmp_path):
+    """Here at one, in `tests/benchmarks/bench_kills.py` at fifty."""
+    model.save(tmp_path / "model.keras")
+    kill_and_go_on(CHILD, tmp_path, KILLS, np.random.default_rng(0))
+
+
+def kill_and_go_on(code, folder, kills, random, longest=2.0):
+    """Compare the file of a run that was killed some times with that of a whole one."""
+
+    def run(name, seconds=None):
+        """Return whether the run came to its end, in so many seconds after loading."""
+        arguments = [folder / "model.keras", folder / name, folder / f"{name}.keras"]
+        line = [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)]
+        with (folder / f"{name}.log").open("wb") as log:
+            begun = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=log)
+        with begun:
+            begun.stdout.readline()
+            try:
+                begun.wait(seconds)
+            except subprocess.TimeoutExpired:
+                begun.kill()
+                return False
+        assert begun.returncode == 0, (folder / f"{name}.log").read_text()[-2000:]
+        return True
+
+    run("whole")
+    killed = 0
+    while killed < kills and not run("killed", random.uniform(0, longest)):
+        killed += 1
+    run("killed")
+    first, second = (
+        keras.models.load_model(folder / f"{name}.keras").get_weights()
+        for name in ("whole", "killed")
+    )
+    for a, b in zip(first, second, strict=True):
+        np.testing.assert_array_equal(a, b)
+    return killed
