@@ -1,5 +1,7 @@
 """The one table of techniques, and their way to plain data and back."""
 
+from dataclasses import fields
+from difflib import get_close_matches
 from typing import Any
 
 from kerasmem.compression.channels import PruneChannels
@@ -45,6 +47,13 @@ def from_json(config: dict[str, Any]) -> Technique:
         raise ConfigError(
             f"A technique is one of {', '.join(TECHNIQUES)}. "
             f"Received: technique={name!r}."
+        )
+    known = [field.name for field in fields(TECHNIQUES[name]) if field.init]
+    if unknown := sorted(set(arguments) - set(known)):
+        near = get_close_matches(unknown[0], known, n=1)
+        meant = f" Did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(
+            f"{name!r} takes no {unknown[0]!r}.{meant} It takes {', '.join(known)}."
         )
     try:
         return TECHNIQUES[name](**arguments)

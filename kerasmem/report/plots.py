@@ -33,9 +33,9 @@ def memory_figure(records: Sequence[MemoryRecord]) -> Figure | None:
     """Return the peak of every device and of the process per epoch, in MiB.
 
     Returns:
-        The figure, or None without a record of an epoch's end.
+        The figure, or None without a record of the end of an epoch of training.
     """
-    ends = [record for record in records if record.batch is None]
+    ends = [r for r in records if r.batch is None and r.phase == "train"]
     series: dict[str, list[tuple[int, float]]] = {}
     for record in ends:
         for device in record.devices:

@@ -145,8 +145,12 @@ def test_unknown_techniques_and_arguments_are_errors():
         ConfigError, match="prune, .*distill. Received: technique='melt'"
     ):
         from_json({"technique": "melt"})
-    with pytest.raises(ConfigError, match="Wrong arguments for 'prune'.*'sparsty'"):
+    with pytest.raises(
+        ConfigError, match="takes no 'sparsty'. Did you mean 'sparsity'[?] It takes sp"
+    ):
         from_json({"technique": "prune", "sparsty": 0.3})
+    with pytest.raises(ConfigError, match="Wrong arguments for 'prune'.*missing"):
+        from_json({"technique": "prune"})
 
 
 def test_half_precision_weights_are_pruned_in_their_own_dtype():

@@ -123,10 +123,11 @@ def test_what_is_empty_is_left_out():
     assert "<svg" not in html
 
 
-def test_the_memory_figure_shows_the_ends_of_epochs_only():
+def test_the_memory_figure_shows_the_ends_of_epochs_of_training_only():
     within = MemoryRecord(0, 3, (), HostReading(1, 1, "kernel"))
-    assert memory_figure([within]) is None
-    assert memory_figure([within, *MEMORY]).description == (
+    judged = MemoryRecord(1, None, (), HostReading(1, 1, "kernel"), phase="validation")
+    assert memory_figure([within, judged]) is None
+    assert memory_figure([within, *MEMORY, judged]).description == (
         "GPU:0 peak: from 64 in epoch 1 to 96 in epoch 2. "
         "process peak: from 9 in epoch 1 to 9 in epoch 2."
     )

@@ -155,6 +155,11 @@ def _read_npz(path: Path) -> dict[str, np.ndarray]:
                 raise ValueError("it holds one bare array")
             return {key: archive[key] for key in archive.files}
     except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        reason = str(error).rstrip(".")
+        if "allow_pickle" in reason:  # NumPy tells how to run what is in the file
+            reason = "it is another kind of file, or only the beginning of one"
+            if zipfile.is_zipfile(path):
+                reason = "it holds Python objects, which are never loaded"
         raise DataError(
-            f"{path} is not a sound .npz file: {error}. {_ADVICE}"
+            f"{path} is not a sound .npz file: {reason}. {_ADVICE}"
         ) from error
