@@ -5,15 +5,18 @@ Run by hand, with the path of Fashion-MNIST as `.npz`, half an hour a seed on 2 
     python -m tests.benchmarks.bench_resnet_channels fashion_mnist.npz [--seeds 0 1 2]
 
 The network is that of He et al., "Deep residual learning for image recognition", 2016,
-for small images. It is trained, loses channels at one blow and is trained on. Because
-the narrow network sees more epochs than the base has, the base is also trained on for
-as many, with the same rate of learning. The accuracy is that of the last epoch on the
-10,000 test images; the time is that of the float32 networks, one batch at a time.
+for small images. It is trained, loses channels at one blow and learns from the network
+that it was (`--recover fit`: from the labels alone). Because the narrow network sees
+more epochs than the base has, the base is also trained on for as many. The accuracy is
+that of the last epoch on the 10,000 test images; the time is that of the float32
+networks, one batch at a time. `--bases` names a folder that keeps trained bases.
 """
 
 import argparse
 import math
 import statistics
+import tempfile
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -26,6 +29,7 @@ FEWER = 2.1
 BATCH = 128
 EPOCHS, EPOCHS_AFTER = 8, 8
 RATE, RATE_AFTER = 2e-3, 1e-3  # of learning, at the start of the cosine
+TEMPERATURE, HARD_WEIGHT = 4.0, 0.3
 DECAY = 0.02  # of weights
 
 
@@ -35,13 +39,15 @@ def main():
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--dtype-policy", default="mixed_bfloat16")
     parser.add_argument("--without-base", action="store_true")
+    parser.add_argument("--recover", choices=("distill", "fit"), default="distill")
+    parser.add_argument("--bases", type=Path)
     options = parser.parse_args()
     data = images(options.data)
     found = {"base": [], "pruned": [], "base, trained on": []}
     for seed in options.seeds:
         keras.utils.set_random_seed(seed)
         keras.config.set_dtype_policy(options.dtype_policy)
-        base = trained(resnet20(), data, EPOCHS, RATE)
+        base = base_of(seed, data, options.bases)
         found["base"].append(accuracy(base, data))
         pruned = km.compress(
             base,
@@ -53,7 +59,10 @@ def main():
             ),
         ).model
         at_once = accuracy(compiled(pruned, RATE, 1), data)
-        trained(pruned, data, EPOCHS_AFTER, RATE_AFTER)
+        if options.recover == "fit":
+            trained(pruned, data, EPOCHS_AFTER, RATE_AFTER)
+        else:
+            pruned = taught(base, pruned, data)
         found["pruned"].append(accuracy(pruned, data))
         fewer = multiplications(base) / multiplications(pruned)
         print(
@@ -109,6 +118,37 @@ def resnet20():
     return keras.Model(inputs, layers.Dense(10, dtype="float32")(x))
 
 
+def base_of(seed, data, folder):
+    """Return the trained base, from the folder if it is there already."""
+    path = folder / f"resnet20-{seed}.keras" if folder else None
+    if path and path.exists():
+        return keras.models.load_model(path)
+    base = trained(resnet20(), data, EPOCHS, RATE)
+    if path:
+        km.save_model(base, path)
+    return base
+
+
+def taught(base, pruned, data):
+    compiled(pruned, RATE_AFTER, steps_of(data, EPOCHS_AFTER))
+    with tempfile.TemporaryDirectory() as cache:
+        return km.distill(
+            base,
+            pruned,
+            data["train"],
+            epochs=EPOCHS_AFTER,
+            batch_size=BATCH,
+            temperature=TEMPERATURE,
+            hard_weight=HARD_WEIGHT,
+            cache=cache,
+            verbose=2,
+        )
+
+
+def steps_of(data, epochs):
+    return epochs * -(-len(data["train"][0]) // BATCH)
+
+
 def compiled(model, rate, steps):
     model.compile(
         keras.optimizers.AdamW(
@@ -121,7 +161,7 @@ def compiled(model, rate, steps):
 
 
 def trained(model, data, epochs, rate):
-    compiled(model, rate, epochs * -(-len(data["train"][0]) // BATCH))
+    compiled(model, rate, steps_of(data, epochs))
     model.fit(*data["train"], batch_size=BATCH, epochs=epochs, verbose=2)
     return model
 
