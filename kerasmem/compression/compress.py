@@ -55,7 +55,8 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
         validation_data: samples to judge by; without them no metric is measured.
         fine_tune_epochs: epochs of training on `data` after every technique that
             leaves the model trainable, with the model's own optimizer settings, loss
-            and metrics. What a technique removed stays removed.
+            and metrics; its optimizer starts anew for each technique. What a technique
+            removed stays removed.
         target: budgets to search for; not in this version, give `steps`.
         max_drop: most that the first metric may get worse, as a difference (0.005 is
             half a point of accuracy); needs `validation_data`.
@@ -67,9 +68,11 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
         callbacks: Keras callbacks for the fine-tuning.
         coding: of the file, as for `km.save_model`: `"entropy"` is smaller, and Keras
             opens it after `import kerasmem`.
-        checkpoint_dir: a folder that keeps the model after every step: a run that was
-            killed goes on there when it is called again with the same arguments, and
-            with a seed ends with the same weights.
+        checkpoint_dir: a folder that keeps the model after every technique: a run that
+            was killed goes on there when it is called again with the same arguments.
+            With a seed it ends with the same weights, where the training itself can be
+            repeated: not with a dataset that shuffles by itself, or callbacks that
+            remember earlier trainings.
 
     Raises:
         ConfigError: if the arguments do not fit together.
@@ -97,13 +100,13 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
         for samples in (data, validation_data):
             if samples is not None:
                 check_data(original, samples)
+        ready = [_ready(step, original, data, custom_objects) for step in chosen]
         checkpoints = None
         if checkpoint_dir is not None:
             others = {"epochs": fine_tune_epochs, "batch_size": batch_size}
-            key = key_of(original, chosen, data, seed=seed, **others)
+            key = key_of(original, ready, data, seed=seed, **others)
             checkpoints = Checkpoints(Path(checkpoint_dir), key)
         training = Training(data, fit, fine_tune_epochs, seed)
-        ready = [_ready(step, original, data, custom_objects) for step in chosen]
         result, changes = run_steps(original, ready, training, checkpoints)
         # Anew: the weights are others now, the slots of the old ones are in the way.
         compile_as(result, original)

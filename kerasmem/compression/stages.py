@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from kerasmem.backends.seeding import seeded
 from kerasmem.compression.checkpoints import Checkpoints
 from kerasmem.compression.technique import Technique, TrainingStep
@@ -31,7 +33,10 @@ class Training:
 
     def seeded(self, place: int) -> Any:
         """Return a scope whose random numbers the seed and a place decide."""
-        return seeded(None if self.seed is None else self.seed + place)
+        if self.seed is None:
+            return seeded(None)
+        derived = np.random.SeedSequence([self.seed, place]).generate_state(1)
+        return seeded(int(derived[0]))
 
 
 def run_steps(
@@ -49,23 +54,33 @@ def run_steps(
         checkpoints: where each step is kept, and which are done already.
     """
     stages = [step.stages() for step in steps]
-    done = checkpoints.done(len(steps)) if checkpoints else 0
-    model, changes = clone(original), []
-    for number, parts in enumerate(stages, start=1):
-        if number > done:
-            earlier = [part for stage in stages[: number - 1] for part in stage]
-            with training.seeded(2 * number):
-                compile_as(model, original)
-                for place, part in enumerate(parts):
-                    before = [*earlier, *parts[:place]]
-                    model, found = _run(part, before, model, training)
-                    changes += found
-            if checkpoints:
-                checkpoints.write(number, model, changes)
-        if checkpoints and number >= done:
-            with training.seeded(2 * number + 1):
-                model, changes = checkpoints.read(number, original)
+    model, changes, done = clone(original), [], 0
+    if checkpoints:
+        begun = checkpoints.done()
+        if begun is None:
+            checkpoints.write(0, model, [])
+        done = begun or 0
+        model, changes = _from_file(checkpoints, done, original, training)
+    for number, parts in enumerate(stages[done:], start=done + 1):
+        earlier = [part for stage in stages[: number - 1] for part in stage]
+        with training.seeded(2 * number):
+            compile_as(model, original)
+            for place, part in enumerate(parts):
+                before = [*earlier, *parts[:place]]
+                model, found = _run(part, before, model, training)
+                changes += found
+        if checkpoints:
+            checkpoints.write(number, model, changes)
+            model, changes = _from_file(checkpoints, number, original, training)
     return model, changes
+
+
+def _from_file(
+    checkpoints: Checkpoints, step: int, original: Any, training: Training
+) -> tuple[Any, list[WeightChange]]:
+    # The same draws, whether this run wrote the file or another one.
+    with training.seeded(2 * step + 1):
+        return checkpoints.read(step, original)
 
 
 def _run(

@@ -1,5 +1,7 @@
 """Whether an archive can be what it says, before anything in it is used."""
 
+import lzma
+import struct
 import zipfile
 import zlib
 from pathlib import Path, PurePosixPath
@@ -15,6 +17,8 @@ _UNREADABLE = (
     EOFError,
     OSError,
     NotImplementedError,  # another way of compressing
+    lzma.LZMAError,
+    struct.error,
     RuntimeError,  # a password
 )
 _MEMBERS = {"config.json", "metadata.json"}
@@ -32,8 +36,10 @@ def check_archive(path: Path) -> None:
     """
     try:
         with zipfile.ZipFile(path) as archive:
-            for member in archive.infolist():
-                _check_member(path, member)
+            members = archive.infolist()
+            for member in members:
+                _check_place(path, member.filename)
+            _check_size(path, members)
             if missing := _MEMBERS - set(archive.namelist()):
                 raise ModelFileError(
                     f"{str(path)!r} is a zip archive, but no Keras model: "
@@ -50,16 +56,22 @@ def check_archive(path: Path) -> None:
         )
 
 
-def _check_member(path: Path, member: zipfile.ZipInfo) -> None:
-    place = PurePosixPath(member.filename.replace("\\", "/"))
-    if place.is_absolute() or ".." in place.parts or ":" in place.parts[0]:
+def _check_place(path: Path, name: str) -> None:
+    place = PurePosixPath(name.replace("\\", "/"))
+    if place.is_absolute() or ".." in place.parts or ":" in name:
         raise ModelFileError(
-            f"{str(path)!r} would write outside of its folder, to {member.filename!r}. "
-            "No model does that: it is not opened."
+            f"{str(path)!r} would write outside of its folder, to {name!r}. No model "
+            "does that: it is not opened."
         )
-    if member.file_size > max(_LARGE_BYTES, _MOST_TIMES * member.compress_size):
-        raise ModelFileError(
-            f"{str(path)!r} would take {member.file_size} bytes for "
-            f"{member.filename!r}, of which the file has {member.compress_size}. No "
-            "model does that: it is not opened."
-        )
+
+
+def _check_size(path: Path, members: list[zipfile.ZipInfo]) -> None:
+    """Refuse an archive one of whose members is a bomb, or all of them together."""
+    sizes = [(member.file_size, member.compress_size) for member in members]
+    whole = (sum(size for size, _ in sizes), path.stat().st_size)
+    for size, stored in (*sizes, whole):
+        if size > max(_LARGE_BYTES, _MOST_TIMES * stored):
+            raise ModelFileError(
+                f"{str(path)!r} would take {size} bytes, of which the file has "
+                f"{stored}. No model does that: it is not opened."
+            )

@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 
+from kerasmem.errors import ModelFileError
 from kerasmem.files.weights import uncoded
 
 
@@ -41,6 +42,8 @@ class CodedModel:
     def from_config(cls, config: dict[str, Any]) -> Any:
         """Return the model that was saved; its weights are decoded as it loads them."""
         model = keras.saving.deserialize_keras_object(config["model"])
+        if not isinstance(model, keras.Model):
+            raise ModelFileError("There is no model in a file of coded weights.")
 
         def load_own_variables(store: Any) -> None:
             # The model is the first to load. All others read from the same store.

@@ -12,7 +12,12 @@ from kerasmem.errors import KerasMemWarning, ModelFileError
 from kerasmem.files.archive import check_archive
 
 
-def load_model(path: str | Path, custom_objects: dict[str, Any] | None = None) -> Any:
+def load_model(
+    path: str | Path,
+    custom_objects: dict[str, Any] | None = None,
+    *,
+    compile: bool = True,  # noqa: A002 - as in Keras
+) -> Any:
     """Return the model in a `.keras` or `.h5` file.
 
     Code in the file is never run (`safe_mode` stays on). A model whose loss or metrics
@@ -21,6 +26,7 @@ def load_model(path: str | Path, custom_objects: dict[str, Any] | None = None) -
     Args:
         path: the file.
         custom_objects: the user's own layers and functions by name.
+        compile: False to leave loss, metrics and optimizer out.
 
     Raises:
         ModelFileError: if the file is missing, damaged or holds no model, or names a
@@ -28,8 +34,10 @@ def load_model(path: str | Path, custom_objects: dict[str, Any] | None = None) -
     """
     path = Path(path)
     _check(path)
+    with_loss = None
     try:
-        return _load(path, custom_objects, with_loss=True)
+        if compile:
+            return _load(path, custom_objects, with_loss=True)
     except Exception as error:  # noqa: BLE001 - what a damaged file raises has no limit
         with_loss = error
     try:
@@ -38,11 +46,13 @@ def load_model(path: str | Path, custom_objects: dict[str, Any] | None = None) -
         raise ModelFileError(
             f"{str(path)!r} could not be loaded: {_reason(error)}"
         ) from error
-    warnings.warn(
-        f"{str(path)!r} was loaded without its loss and metrics: {_reason(with_loss)}",
-        KerasMemWarning,
-        stacklevel=2,
-    )
+    if with_loss is not None:
+        warnings.warn(
+            f"{str(path)!r} was loaded without its loss and metrics: "
+            f"{_reason(with_loss)}",
+            KerasMemWarning,
+            stacklevel=2,
+        )
     return model
 
 

@@ -10,7 +10,13 @@ import ml_dtypes
 import numpy as np
 
 from kerasmem.errors import OutputError
-from kerasmem.files.coding import decode, encode
+from kerasmem.files.coding import (
+    LARGE_BYTES,
+    MOST_TIMES,
+    decode,
+    encode,
+    has_code,
+)
 
 Store = Callable[[h5py.Group, str, h5py.Dataset], None]
 
@@ -70,28 +76,29 @@ def store_shuffled(group: h5py.Group, name: str, dataset: h5py.Dataset) -> None:
 def _better_shuffled(dataset: h5py.Dataset) -> bool:
     if dataset.dtype.itemsize == 1 or dataset.nbytes < _LEAST_BYTES:
         return False
-    flat = np.ascontiguousarray(dataset[()]).reshape(-1).view(np.uint8)
-    count = min(_SAMPLE_BYTES, flat.size) // dataset.dtype.itemsize
-    entries = flat[: count * dataset.dtype.itemsize].reshape(count, -1)
+    rows = max(_SAMPLE_BYTES * dataset.shape[0] // dataset.nbytes, 1)
+    sample = np.ascontiguousarray(dataset[:rows]).reshape(-1)
+    entries = sample.view(np.uint8).reshape(sample.size, -1)
     plain, shuffled = (len(zlib.compress(x.tobytes(), 6)) for x in (entries, entries.T))
     return shuffled < _WORTH_IT * plain
 
 
 def store_coded(group: h5py.Group, name: str, dataset: h5py.Dataset) -> None:
     """Write a dataset as coded bytes, if those are fewer or could be mistaken."""
-    array = dataset[()]
-    code = encode(array) if isinstance(array, np.ndarray) and _has_code(array) else None
-    if code is None or (len(code) >= array.nbytes and not could_be_code(array)):
+    code = encode(dataset[()]) if dataset.shape and has_code(dataset.dtype) else None
+    if code is None or not (_is_smaller(code, dataset) or could_be_code(dataset)):
         group.copy(dataset, name)
-        return
-    group.create_dataset(name, data=np.frombuffer(code, np.uint8))
+    else:
+        group.create_dataset(name, data=np.frombuffer(code, np.uint8))
 
 
-def _has_code(array: np.ndarray) -> bool:
-    return array.dtype.kind in "biufV" and array.dtype.itemsize in (1, 2, 4, 8)
+def _is_smaller(code: bytes, dataset: h5py.Dataset) -> bool:
+    # So much smaller that it would be refused, it is left to be deflated.
+    most = max(LARGE_BYTES, MOST_TIMES * len(code))
+    return len(code) < dataset.nbytes <= most
 
 
-def could_be_code(array: np.ndarray) -> bool:
+def could_be_code(array: np.ndarray | h5py.Dataset) -> bool:
     """Return whether it looks like a code; `store_coded` leaves no other such array."""
     return array.dtype == np.uint8 and array.ndim == 1
 
@@ -109,6 +116,13 @@ def uncoded(array: np.ndarray) -> np.ndarray:
     return found.view(ml_dtypes.bfloat16) if found.dtype.kind == "V" else found
 
 
+def _same_bits(a: Any, b: Any) -> bool:
+    first, second = (np.atleast_1d(np.asarray(array)) for array in (a, b))
+    if first.dtype.hasobject or second.dtype.hasobject:  # words
+        return np.array_equal(first, second)
+    return np.array_equal(first.view(np.uint8), second.view(np.uint8))
+
+
 def check_same(source: Path, target: Path, *, coded: bool) -> None:
     """Read every array of a copy, and compare it with the original bit by bit.
 
@@ -122,8 +136,7 @@ def check_same(source: Path, target: Path, *, coded: bool) -> None:
                 return
             found = new[name][()]
             found = uncoded(found) if coded and isinstance(found, np.ndarray) else found
-            before = item[()]
-            if np.asarray(before).tobytes() != np.asarray(found).tobytes():
+            if not _same_bits(item[()], found):
                 raise OutputError(
                     f"The weight {name!r} was not read back as it was written. Nothing "
                     "was written, and what was there before is untouched."

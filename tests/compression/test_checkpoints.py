@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import kerasmem as km
-from kerasmem.errors import ConfigError, OutputError
+from kerasmem.compression.checkpoints import key_of
+from kerasmem.errors import ConfigError, ModelFileError, OutputError
 from tests.models import L
 
 STEPS = [km.PruneChannels(0.25, rounds=2), km.Prune(0.8), km.Cluster(8)]
@@ -65,7 +66,7 @@ def test_a_run_that_was_broken_off_ends_with_the_same_weights(
         compress(model, data, tmp_path / "a", callbacks=[BreaksOff(training)])
     done = {1: 0, 2: 0, 3: 1, 4: 2}[training]
     names = sorted(path.name for path in (tmp_path / "a").iterdir())
-    assert names == [f"step-{done:04}.{end}" for end in ("json", "keras")] * (done > 0)
+    assert names == [f"kerasmem-step-{done:04}.{end}" for end in ("json", "keras")]
     trained = []
     count = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: trained.append(1))
     again = compress(model, data, tmp_path / "a", callbacks=[count])
@@ -95,6 +96,67 @@ def test_another_compression_does_not_go_on_there(how, model, data, tmp_path):
     model.layers[0].kernel.assign(model.layers[0].kernel * 2)
     with pytest.raises(ConfigError, match="the steps of another compression"):
         compress(model, data, tmp_path)
+
+
+def test_without_data_and_with_another_loss(model, tmp_path):
+    how = {"checkpoint_dir": tmp_path, "seed": 1}
+    first = km.compress(model, [km.Prune(0.5), km.Quantize("int8")], **how)
+    again = km.compress(model, [km.Prune(0.5), km.Quantize("int8")], **how)
+    for a, b in zip(first.model.get_weights(), again.model.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+    with pytest.raises(ConfigError, match="the steps of another compression"):
+        km.compress(model, [km.Prune(0.5), km.Quantize("int8")], loss="mae", **how)
+    with pytest.raises(ConfigError, match="the steps of another compression"):
+        km.compress(model, km.Prune(0.5), **how)
+
+
+def test_the_teacher_counts(model, data, tmp_path):
+    how = {"data": data, "checkpoint_dir": tmp_path / "steps", "seed": 1}
+    teacher = keras.models.clone_model(model)
+    teacher.save(tmp_path / "teacher.keras")
+    steps = [km.Prune(0.5), km.Distill(str(tmp_path / "teacher.keras"))]
+    km.compress(model, steps, **how)
+    teacher.layers[0].kernel.assign(2 * teacher.layers[0].kernel)
+    teacher.save(tmp_path / "teacher.keras")
+    with pytest.raises(ConfigError, match="the steps of another compression"):
+        km.compress(model, steps, **how)
+
+
+def test_code_is_refused_before_anything_is_trained(data, tmp_path):
+    model = keras.Sequential([keras.Input((6,)), L.Lambda(lambda x: x), L.Dense(3)])
+    model.compile("sgd", "mse")
+    trained = []
+    count = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: trained.append(1))
+    with pytest.raises(ModelFileError, match="code in a file is never run"):
+        km.compress(
+            model,
+            km.Prune(0.5),
+            data=data,
+            fine_tune_epochs=1,
+            checkpoint_dir=tmp_path,
+            callbacks=[count],
+        )
+    assert trained == []
+
+
+def test_words_are_told_apart_by_what_they_say(model):
+    def key(*words):
+        return key_of(model, (), np.array(words, dtype=object))
+
+    assert key("a", "b") == key("".join("a"), "b") != key("a", "c")
+    x = np.zeros((3, 4))
+    assert key_of(model, (), (x, None, x)) != key_of(model, (), (x, None, x + 1))
+
+
+def test_what_a_killed_run_left_and_what_is_the_users(model, data, tmp_path):
+    (tmp_path / ".0123abcd.keras").write_text("half a file")
+    (tmp_path / "step-0001.keras").write_text("the user's own")
+    km.compress(model, km.Prune(0.5), checkpoint_dir=tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "kerasmem-step-0001.json",
+        "kerasmem-step-0001.keras",
+        "step-0001.keras",
+    ]
 
 
 def test_a_folder_that_cannot_be_is_one_clear_line(model, data, tmp_path):

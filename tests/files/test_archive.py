@@ -54,6 +54,21 @@ def test_a_bomb_is_refused(path, monkeypatch):
         km.load_model(path)
 
 
+def test_many_small_bombs_are_one(path, monkeypatch):
+    monkeypatch.setattr(archive, "_LARGE_BYTES", 1 << 20)
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as file:
+        for number in range(20):
+            file.writestr(f"assets/{number}", bytes(1 << 18))
+    with pytest.raises(ModelFileError, match="would take .* of which the file has"):
+        km.load_model(path)
+
+
+def test_a_member_without_a_name_is_one_clear_line_or_nothing(path):
+    with zipfile.ZipFile(path, "a") as file:
+        file.writestr("./", "")
+    archive.check_archive(path)
+
+
 def test_a_file_that_ends_early_is_refused(path):
     whole = path.read_bytes()
     for length in range(0, len(whole), 301):

@@ -154,6 +154,31 @@ def test_the_class_in_the_file_holds_only_what_keras_wrote(trained, tmp_path):
     assert inner == plain
 
 
+def test_what_is_no_model_is_refused(trained, tmp_path):
+    path = coded(trained, tmp_path)
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    config = json.loads(members["config.json"])
+    dense = keras.saving.serialize_keras_object(L.Dense(3))
+    config |= {"config": {"model": dense}, "compile_config": None}
+    members["config.json"] = json.dumps(config).encode()
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, member in members.items():
+            archive.writestr(name, member)
+    with pytest.raises(ModelFileError, match="There is no model in a file of coded"):
+        km.load_model(path)
+
+
+def test_an_array_too_small_in_its_code_is_left_as_it_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(weights, "LARGE_BYTES", 1 << 12)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["zeros"], file["some"] = np.zeros(1 << 20), np.zeros(1 << 8)
+    weights.rewrite(tmp_path / "a.h5", tmp_path / "b.h5", weights.store_coded)
+    with h5py.File(tmp_path / "b.h5") as file:
+        assert file["zeros"].shape == (1 << 20,)
+        assert file["some"].dtype == np.uint8
+
+
 def test_code_in_a_coded_file_is_never_run(tmp_path):
     model = chain((6,), L.Lambda(lambda x: x + 1), L.Dense(3))
     with pytest.raises(ModelFileError, match="code in a file is never run"):

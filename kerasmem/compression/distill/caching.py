@@ -10,16 +10,13 @@ import numpy as np
 from kerasmem.compression.distill.asking import Asking
 from kerasmem.compression.distill.cache_config import Cache
 from kerasmem.compression.distill.cached_batch import with_answers
-from kerasmem.compression.distill.fingerprint import (
-    sample_keys,
-    teacher_digest,
-    to_array,
-)
+from kerasmem.compression.distill.fingerprint import sample_keys, to_array
 from kerasmem.compression.distill.lesson import Batch, Lesson
 from kerasmem.compression.distill.store import Store
 from kerasmem.errors import ConfigError, DataError
 from kerasmem.files.data import is_array_data, sample_count, sample_inputs
 from kerasmem.files.data.forms import first_samples
+from kerasmem.graph.fingerprint import model_digest
 
 
 class Kept:
@@ -40,7 +37,7 @@ class Kept:
         self._folder = Path(cache.folder) / part
         teacher = lesson.frozen.model
         taps = [f"{tap.path}:{tap.index}" for tap in lesson.frozen.taps]
-        digest = teacher_digest(teacher, taps)
+        digest = model_digest(teacher, taps)
         self._store = Store(self._folder, digest, self._asking.columns)
         self._fill(data, cache.batch_size)
         self._arrays = self._store.arrays()

@@ -1,5 +1,11 @@
 """Arrays in few bytes: positions and values apart, each near its entropy."""
 
-from kerasmem.files.coding.tensor import decode, encode
+from kerasmem.files.coding.tensor import (
+    LARGE_BYTES,
+    MOST_TIMES,
+    decode,
+    encode,
+    has_code,
+)
 
-__all__ = ["decode", "encode"]
+__all__ = ["LARGE_BYTES", "MOST_TIMES", "decode", "encode", "has_code"]

@@ -58,7 +58,7 @@ def plan(full: np.ndarray, shape: tuple[int, ...]) -> Positions:
         full: flags of the shape (entries,).
         shape: the shape of the array.
     """
-    plans = [Positions(full, shape, steps) for steps in _STEPS]
+    plans = (Positions(full, shape, steps) for steps in _STEPS)
     return min(plans, key=lambda plan: plan.coded_bytes)
 
 

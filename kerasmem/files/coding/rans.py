@@ -19,13 +19,17 @@ _BYTES_A_LANE = 400
 """A lane costs 4 bytes; so much has to be coded for each."""
 
 _MOST_STEPS = 1 << 14
-"""Many symbols in few bytes take more lanes than that, lest they take long."""
 
 
 def lanes(count: int, coded_bytes: float) -> int:
     """Return how many lanes code `count` symbols into about so many bytes."""
-    wanted = max(int(coded_bytes) // _BYTES_A_LANE, count // _MOST_STEPS, 4)
-    return max(min(wanted, _MOST_LANES, count), 1)
+    wanted = max(int(coded_bytes) // _BYTES_A_LANE, 4)
+    return max(min(wanted, _MOST_LANES, count), least_lanes(count))
+
+
+def least_lanes(count: int) -> int:
+    """Return the fewest lanes for `count` symbols, lest they take long."""
+    return max(min(count // _MOST_STEPS, _MOST_LANES), 1)
 
 
 def encode(

@@ -67,6 +67,6 @@ def read(
     """
     frequencies = Frequencies.read(source, number, alphabet)
     width = source.number()
-    if not 0 < width <= max(count, 1):
+    if not rans.least_lanes(count) <= width <= max(count, 1):
         raise damaged("it tells a number that cannot be")
     return rans.decode(source.block(), count, contexts, frequencies, width)

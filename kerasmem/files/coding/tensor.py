@@ -16,11 +16,16 @@ _MAGIC = b"KMC1"
 _ALL, _SOME, _ALIKE = range(3)
 """All entries follow, or those unlike the most frequent one, or there are no others."""
 
-_LARGE_BYTES, _MOST_TIMES = 1 << 32, 1000
+LARGE_BYTES, MOST_TIMES = 1 << 30, 1000
 """An array so large that was so much smaller in the file was never a weight."""
 
 _MOST_AXES = 32
 _SAMPLE = 1 << 14
+
+
+def has_code(dtype: np.dtype) -> bool:
+    """Return whether arrays of a type can be coded: numbers of 1, 2, 4 or 8 bytes."""
+    return dtype.kind in "biufV" and dtype.itemsize in (1, 2, 4, 8)
 
 
 def encode(array: np.ndarray) -> bytes:
@@ -52,10 +57,13 @@ def decode(content: bytes | memoryview) -> np.ndarray:
     if zlib.crc32(content[8:]) != int.from_bytes(content[4:8], "little"):
         raise damaged("its checksum does not fit")
     source = Reader(content[8:])
-    dtype = _read_dtype(source)
-    shape = tuple(source.number() for _ in range(source.number()))
-    size = math.prod(shape) * dtype.itemsize
-    if len(shape) > _MOST_AXES or size > max(_LARGE_BYTES, _MOST_TIMES * len(content)):
+    dtype, axes = _read_dtype(source), source.number()
+    if axes > _MOST_AXES:
+        raise damaged("it tells a size that cannot be")
+    shape = tuple(source.number() for _ in range(axes))
+    # An axis of 0 counts as 1: the others are made room for all the same.
+    size = math.prod(max(length, 1) for length in shape) * dtype.itemsize
+    if size > max(LARGE_BYTES, MOST_TIMES * len(content)):
         raise damaged("it tells a size that cannot be")
     entries = _read(source, _integers(dtype), shape)
     source.finish()
@@ -99,14 +107,15 @@ def _read(source: Reader, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray
     return entries
 
 
-def _most_frequent(entries: np.ndarray) -> np.generic | None:
-    """Return the entry that comes most often, None if none comes often."""
-    sample = entries[:: max(entries.size // _SAMPLE, 1)]
+def _most_frequent(entries: np.ndarray) -> np.ndarray | None:
+    """Return the entry that comes most often, as an array; None if none comes often."""
+    # An odd step: an even one would see few of the columns.
+    sample = entries[:: entries.size // _SAMPLE | 1]
     if not sample.size:
         return None
     different, counts = np.unique(sample, return_counts=True)
     often = counts.max() > max(sample.size // 8, 1)
-    return different[counts.argmax()] if often else None
+    return different[[counts.argmax()]] if often else None
 
 
 def _read_dtype(source: Reader) -> np.dtype:
@@ -115,7 +124,7 @@ def _read_dtype(source: Reader) -> np.dtype:
         dtype = np.dtype(name.decode())
     except (TypeError, ValueError) as error:
         raise damaged("its type is not known") from error
-    if dtype.itemsize not in (1, 2, 4, 8) or dtype.str.encode() != name:
+    if not has_code(dtype) or dtype.str.encode() != name:
         raise damaged("its type is not known")
     return dtype
 

@@ -114,7 +114,7 @@ class _Few(Values):
     @classmethod
     def of(cls, entries: np.ndarray) -> "_Few | None":
         """Return the form, None if too many entries are different."""
-        sample = entries[:: max(entries.size // _SAMPLE, 1)]
+        sample = entries[:: entries.size // _SAMPLE | 1]
         if np.unique(sample).size > MOST_SYMBOLS:
             return None
         different, indices = np.unique(entries, return_inverse=True)

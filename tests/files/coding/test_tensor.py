@@ -160,14 +160,51 @@ def test_what_was_forged_is_an_array_or_an_error(different):
         assert found is None or found.nbytes <= 1 << 32
 
 
-def test_a_size_that_no_weight_has_is_refused():
+def forged(dtype, shape, *rest):
+    """Return content with a checksum that fits."""
     out = Writer()
-    out.block(b"<f4")
-    out.number(2)
-    out.number(1 << 20)
-    out.number(1 << 20)
-    out.number(2)
-    out.raw(b"\0\0\0\0")
-    content = out.content()
-    with pytest.raises(ModelFileError, match="a size that cannot be"):
-        decode(with_checksum(content))
+    out.block(dtype)
+    for number in (len(shape), *shape, *rest):
+        out.number(number)
+    out.raw(bytes(8))
+    return with_checksum(out.content())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "message"),
+    [
+        (b"<f4", (1 << 20, 1 << 20), "a size that cannot be"),
+        (b"<f4", (0, 1 << 40), "a size that cannot be"),
+        (b"|u1", (1 << 40,), "a size that cannot be"),
+        (b"<f4", (1,) * 40, "a size that cannot be"),
+        (b"|O", (3,), "type is not known"),
+        (b"<c8", (3,), "type is not known"),
+        (b"<U2", (3,), "type is not known"),
+    ],
+)
+def test_what_no_weight_is_is_refused_before_there_is_room_for_it(
+    dtype, shape, message
+):
+    with pytest.raises(ModelFileError, match=message):
+        decode(forged(dtype, shape, 2))
+
+
+def test_a_code_that_would_take_forever_is_refused():
+    """One lane for a million symbols, each of no bits at all."""
+    out = Writer()
+    out.block(b"|u1")
+    for number in (1, 1 << 22, 0, 2, 1):  # an axis, its length, all follow, few, one
+        out.number(number)
+    out.raw(b"\7")
+    out.block(zlib.compress(b""))  # the frequencies of all symbols but the last
+    out.number(1)  # lane
+    out.block((1 << 16).to_bytes(4, "little"))
+    with pytest.raises(ModelFileError, match="a number that cannot be"):
+        decode(with_checksum(out.content()))
+
+
+@pytest.mark.parametrize("columns", [1024, 1000])
+def test_zeros_in_some_columns_are_seen(columns):
+    weight = np.random.default_rng(8).normal(size=(512, columns)).astype("float32")
+    weight[:, 1::2] = 0.0
+    assert len(encode(weight)) < 0.45 * weight.nbytes
