@@ -48,9 +48,8 @@ class Weight:
 
     @property
     def place(self) -> tuple[str, ...]:
-        """What names the weight in this model, and in others with the same layers."""
-        names = (self.block.name, self.owner.name, self.variable.name)
-        return (*self.models, *names)
+        """What names `block` in this model, and in others made of its config."""
+        return (*self.models, self.block.name)
 
     @property
     def size(self) -> int:

@@ -253,6 +253,19 @@ def test_a_rectifier_is_one_with_what_integers_run_it_with(layers, expected):
     assert list(places(in_order(*layers))) == ["picture", *expected.split()]
 
 
+def test_a_separable_convolution_with_a_call_of_its_own_keeps_it():
+    class Ones(L.SeparableConv2D):
+        def call(self, inputs):
+            return 0 * super().call(inputs) + 1
+
+    model = keras.Sequential([keras.Input((6, 6, 2)), Ones(3, 3), L.Flatten()])
+    model.compile("sgd", "mse")
+    x = np.random.default_rng(0).normal(size=(8, 6, 6, 2)).astype("float32")
+    callbacks = [aware("int8", activations=True)]
+    history = model.fit(x, np.ones((8, 48)), callbacks=callbacks, verbose=0).history
+    assert history["loss"] == pytest.approx([0.0], abs=1e-4)
+
+
 @pytest.mark.parametrize("layer", ["1d", "2d"])
 def test_a_separable_convolution_rounds_what_is_within(layer):
     shape = (8, 3) if layer == "1d" else (8, 8, 3)

@@ -72,11 +72,11 @@ def prune_channels(
     if not groups.members:
         raise ModelError(
             f"The model {model.name!r} has no channels that could be removed. "
-            f"{_first_reasons(found, groups)}"
+            f"{_first_reasons(graph, found, groups)}"
         )
     turn = turn or Round()
     scores = class_scores((model, graph), found, groups.classes, choice, data)
-    ranking = Ranking(found, groups, scores, choice, turn)
+    ranking = Ranking(graph, found, groups, scores, choice, turn)
     kept = kept_channels(graph, found, ranking, choice, turn, data)
     rebuild = Rebuild(Narrow(found, kept))
     smaller = rebuild.run(graph)
@@ -86,9 +86,10 @@ def prune_channels(
     return Pruned(smaller, _changes(graph, pairs, found, groups), error, found.unknown)
 
 
-def _first_reasons(found: LabelledModel, groups: Groups) -> str:
+def _first_reasons(graph: Any, found: LabelledModel, groups: Groups) -> str:
+    paths = {id(weight.variable): weight.path for weight in weights(graph)}
     reasons = [
-        f"{use.variable.path}: {why}"
+        f"{paths[id(use.variable)]}: {why}"
         for use in found.labels.uses
         if use.role == OUT and (why := _reason(use.labels, groups))
     ]

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from kerasmem.errors import ConfigError
 from kerasmem.graph.channels import Groups, Kept, LabelledModel
 from kerasmem.graph.channels.labels import OUT, Use
 from kerasmem.graph.channels.structure import structures
+from kerasmem.graph.layers import weights
 
 if TYPE_CHECKING:
     from kerasmem.compression.channels.config import PruneChannels
@@ -23,6 +24,7 @@ class Ranking:
     """The channels of a model in the order in which they go.
 
     Args:
+        graph: the model.
         found: the labels of the model.
         groups: what can be removed.
         scores: how much each class matters.
@@ -35,20 +37,23 @@ class Ranking:
 
     def __init__(
         self,
+        graph: Any,
         found: LabelledModel,
         groups: Groups,
         scores: np.ndarray,
         choice: "PruneChannels",
         turn: Round,
     ) -> None:
-        _check_patterns(choice, found.labels.uses)
+        paths = {id(weight.variable): weight.path for weight in weights(graph)}
+        of_channels = [paths[id(use.variable)] for use in found.labels.uses]
+        _check_patterns(choice, of_channels)
         self._groups = groups
         self._uses = found.labels.uses
         self._choice = choice
         self._turn = turn
         self._scores = [scores[members] for members in groups.members]
-        makers = _makers(groups, self._uses)
-        self._own = [_own_ratio(paths, choice) for paths in makers]
+        makers = _makers(groups, self._uses, paths)
+        self._own = [_own_ratio(made_by, choice) for made_by in makers]
         self._pools = self._together(found)
 
     def kept(self, ratio: float) -> Kept:
@@ -119,19 +124,18 @@ def _own_ratio(paths: Sequence[str], choice: "PruneChannels") -> float | None:
     return None
 
 
-def _makers(groups: Groups, uses: list[Use]) -> list[list[str]]:
+def _makers(groups: Groups, uses: list[Use], paths: dict[int, str]) -> list[list[str]]:
     """Return the paths of the weights that make the channels of each group."""
     found: dict[int, list[str]] = {int(m[0]): [] for m in groups.members}
     for use in uses:
         if use.role == OUT:
             for name in np.unique(groups.classes[use.labels]).tolist():
                 if name in found:
-                    found[name].append(use.variable.path)
+                    found[name].append(paths[id(use.variable)])
     return list(found.values())
 
 
-def _check_patterns(choice: "PruneChannels", uses: list[Use]) -> None:
-    paths = [use.variable.path for use in uses]
+def _check_patterns(choice: "PruneChannels", paths: Sequence[str]) -> None:
     for pattern in (*choice.ignore, *(p for p, _ in choice.ratios)):
         if not any(re.search(pattern, path) for path in paths):
             raise ConfigError(

@@ -113,3 +113,41 @@ def test_a_normalization_that_stays_is_left_float_if_it_is_excluded():
     assert type(made.get_layer("norm")) is L.BatchNormalization
     gamma = next(c for c in changes if c.weight == "norm/gamma")
     assert gamma.detail == "stays float: is excluded"
+
+
+@keras.saving.register_keras_serializable("tests")
+class Unnamed(L.Layer):
+    """A layer whose inner one has a name that Keras counts up."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.inner = L.Dense(6)
+
+    def build(self, shape):
+        self.inner.build(shape)
+
+    def call(self, x):
+        return self.inner(x)
+
+
+def test_what_is_excluded_stays_float_under_whatever_name_its_copy_has():
+    model = chain((6,), L.Dense(6, name="first"), Unnamed(name="block"), L.Dense(2))
+    made, changes = km.Quantize("int8-static", exclude="Unnamed").applied(
+        model, pictures(40, (6,))
+    )
+    assert [type(w) for w in made.get_layer("block").weights] == [keras.Variable] * 2
+    assert not quantized_variables(made.get_layer("block"))
+    told = [c for c in changes if c.layer.startswith("dense") and "excl" in c.detail]
+    assert not any(change.changed for change in told)
+
+
+def test_a_layer_is_excluded_by_any_of_its_weights():
+    layers = [L.Conv2D(4, 3, name="conv"), L.Flatten(), L.Dense(2, name="top")]
+    model = chain((6, 6, 2), *layers)
+    made, _ = km.Quantize("int8-static", exclude="conv/bias").applied(
+        model, pictures(40, (6, 6, 2))
+    )
+    np.testing.assert_array_equal(
+        keras.ops.convert_to_numpy(made.get_layer("conv").kernel),
+        keras.ops.convert_to_numpy(model.get_layer("conv").kernel),
+    )

@@ -62,7 +62,7 @@ class RoundedActivations:
                 run = self._running(graph)
                 undo.callback(shadow(graph, "_run_through_graph", run))
             for layer in sublayers(model):
-                if isinstance(layer, SEPARABLE):
+                if type(layer) in SEPARABLE:
                     undo.callback(round_within(layer, self._inside, self._is_passing))
             self._undo = undo.pop_all()
 

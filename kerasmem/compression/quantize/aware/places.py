@@ -76,7 +76,7 @@ def places(model: Any) -> dict[str, Place]:
     inputs = [calls.names[n] for n in calls.inputs if _is_float(calls.tensors[n])]
     found = {name: Place(name) for name in inputs}
     for call in calls.calls:
-        if isinstance(call.operation, SEPARABLE):
+        if type(call.operation) in SEPARABLE:
             within = f"{call.name}/{INSIDE}"
             found[within] = Place(within)
         found |= _outputs(call, _only_reader(call, calls), calls, folded)
