@@ -144,7 +144,8 @@ def _arrays(data: Any) -> list[Any]:
     return [leaf for leaf in keras.tree.flatten(data) if leaf is not None]
 
 
-def _add(found: Any, array: Any) -> None:
+def _add(found: Any, leaf: Any) -> None:
+    array = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
     found.update(f"{array.dtype}{tuple(array.shape)}".encode())
     rows = max(_PIECE // max(math.prod(array.shape[1:]), 1), 1)
     for start in range(0, array.shape[0] if array.shape else 0, rows):
