@@ -54,12 +54,13 @@ def run_steps(
         checkpoints: where each step is kept, and which are done already.
     """
     stages = [step.stages() for step in steps]
-    model, changes, done = clone(original), [], 0
-    if checkpoints:
-        begun = checkpoints.done()
-        if begun is None:
+    begun = checkpoints.done() if checkpoints else None
+    model, changes, done = original, [], begun or 0
+    if begun is None:
+        model = clone(original)
+        if checkpoints:
             checkpoints.write(0, model, [])
-        done = begun or 0
+    if checkpoints:
         model, changes = _from_file(checkpoints, done, original, training)
     for number, parts in enumerate(stages[done:], start=done + 1):
         earlier = [part for stage in stages[: number - 1] for part in stage]

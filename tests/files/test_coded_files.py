@@ -2,6 +2,7 @@
 
 import json
 import zipfile
+from contextlib import contextmanager
 
 import h5py
 import keras
@@ -128,17 +129,24 @@ def test_what_is_not_read_back_as_it_was_is_not_written(trained, tmp_path, monke
     assert [p.name for p in tmp_path.iterdir()] == ["coded.keras"]
 
 
+@contextmanager
+def members(path):
+    """Give the members of an archive by name, and write it anew with them."""
+    with zipfile.ZipFile(path) as archive:
+        found = {name: archive.read(name) for name in archive.namelist()}
+    yield found
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, member in found.items():
+            archive.writestr(name, member)
+
+
 @pytest.mark.filterwarnings("ignore:Skipping nested container")
 def test_a_code_that_was_damaged_is_one_clear_line(tmp_path):
     path = coded(chain((60,), L.Dense(50)), tmp_path)
-    with zipfile.ZipFile(path) as archive:
-        members = {name: archive.read(name) for name in archive.namelist()}
-    content = bytearray(members["model.weights.h5"])
-    content[content.index(b"KMC1") + 40] ^= 1
-    members["model.weights.h5"] = bytes(content)
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, member in members.items():
-            archive.writestr(name, member)
+    with members(path) as found:
+        content = bytearray(found["model.weights.h5"])
+        content[content.index(b"KMC1") + 40] ^= 1
+        found["model.weights.h5"] = bytes(content)
     with pytest.raises(ModelFileError, match="coded weights in the file are damaged"):
         km.load_model(path)
 
@@ -156,15 +164,11 @@ def test_the_class_in_the_file_holds_only_what_keras_wrote(trained, tmp_path):
 
 def test_what_is_no_model_is_refused(trained, tmp_path):
     path = coded(trained, tmp_path)
-    with zipfile.ZipFile(path) as archive:
-        members = {name: archive.read(name) for name in archive.namelist()}
-    config = json.loads(members["config.json"])
     dense = keras.saving.serialize_keras_object(L.Dense(3))
-    config |= {"config": {"model": dense}, "compile_config": None}
-    members["config.json"] = json.dumps(config).encode()
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, member in members.items():
-            archive.writestr(name, member)
+    with members(path) as found:
+        config = json.loads(found["config.json"])
+        config |= {"config": {"model": dense}, "compile_config": None}
+        found["config.json"] = json.dumps(config).encode()
     with pytest.raises(ModelFileError, match="There is no model in a file of coded"):
         km.load_model(path)
 

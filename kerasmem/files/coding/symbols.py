@@ -29,9 +29,9 @@ class Symbols:
     ) -> None:
         self._symbols = symbols.astype(np.uint16, copy=False)
         self._contexts = contexts
-        place = symbols if contexts is None else contexts.astype(np.intp) * alphabet
+        place = symbols
         if contexts is not None:
-            place += symbols
+            place = contexts.astype(np.intp) * alphabet + symbols
         counts = np.bincount(place, minlength=number * alphabet)
         counts = counts.reshape(number, alphabet)
         self._frequencies = Frequencies.counted(counts)

@@ -20,7 +20,6 @@ LARGE_BYTES, MOST_TIMES = 1 << 30, 1000
 """An array so large that was so much smaller in the file was never a weight."""
 
 _MOST_AXES = 32
-_SAMPLE = 1 << 14
 
 
 def has_code(dtype: np.dtype) -> bool:
@@ -109,8 +108,7 @@ def _read(source: Reader, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray
 
 def _most_frequent(entries: np.ndarray) -> np.ndarray | None:
     """Return the entry that comes most often, as an array; None if none comes often."""
-    # An odd step: an even one would see few of the columns.
-    sample = entries[:: entries.size // _SAMPLE | 1]
+    sample = values.some_of(entries)
     if not sample.size:
         return None
     different, counts = np.unique(sample, return_counts=True)

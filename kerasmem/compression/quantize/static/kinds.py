@@ -147,6 +147,16 @@ def _plain(made: type, *names: str) -> Callable[[Any, Any, dict[str, Any]], Any]
 _ADD = Kind(_plain(ours.IntegerAdd), why_no_pair, takes_relu=True)
 _MULTIPLY = Kind(_plain(ours.IntegerMultiply), why_no_pair, takes_relu=True)
 _AFFINE = Kind(_affine, why_no_affine, takes_relu=True, weights=_affine_weights)
+
+
+def _product(
+    made: Callable[[Any, Any, dict[str, Any]], Any],
+    why_not: Callable[[Any, Any], str | None] = why_no_convolution,
+) -> Kind:
+    """Return the kind of a layer that multiplies with a kernel and adds a bias."""
+    return Kind(made, why_not, gains=True, takes_relu=True, weights=_own_weights)
+
+
 _RELU = Kind(
     _plain(ours.IntegerReLU),
     lambda operation, _: (
@@ -181,30 +191,10 @@ ACTIVATIONS = (
 """Operations that are nothing but an activation."""
 
 KINDS = {
-    "layers.Conv1D": Kind(
-        _convolution(ours.IntegerConv1D, 1),
-        why_no_convolution,
-        gains=True,
-        takes_relu=True,
-        weights=_own_weights,
-    ),
-    "layers.Conv2D": Kind(
-        _convolution(ours.IntegerConv2D, 1),
-        why_no_convolution,
-        gains=True,
-        takes_relu=True,
-        weights=_own_weights,
-    ),
-    "layers.DepthwiseConv2D": Kind(
-        _convolution(ours.IntegerDepthwiseConv2D, 2),
-        why_no_convolution,
-        gains=True,
-        takes_relu=True,
-        weights=_own_weights,
-    ),
-    "layers.Dense": Kind(
-        _dense, why_no_product, gains=True, takes_relu=True, weights=_own_weights
-    ),
+    "layers.Conv1D": _product(_convolution(ours.IntegerConv1D, 1)),
+    "layers.Conv2D": _product(_convolution(ours.IntegerConv2D, 1)),
+    "layers.DepthwiseConv2D": _product(_convolution(ours.IntegerDepthwiseConv2D, 2)),
+    "layers.Dense": _product(_dense, why_no_product),
     "layers.BatchNormalization": _AFFINE,
     "layers.Normalization": _AFFINE,
     "layers.Rescaling": _AFFINE,
