@@ -79,6 +79,7 @@ class SampledPeak:
 
     def __init__(self, is_needed: Callable[[], bool]) -> None:
         self._is_needed = is_needed
+        self._lock = threading.Lock()
         self._peak = resident_bytes()
         self._closed = threading.Event()
         self._thread = threading.Thread(
@@ -88,23 +89,30 @@ class SampledPeak:
 
     def reset(self) -> None:
         """Start a new peak at what is resident now."""
-        self._peak = resident_bytes()
+        with self._lock:
+            self._peak = resident_bytes()
 
     def read(self) -> HostReading:
         """Return what is resident now and the peak."""
-        rss = resident_bytes()
-        self._peak = max(self._peak, rss)
-        return HostReading(rss, self._peak, "sampled")
+        with self._lock:
+            rss = self._look()
+            return HostReading(rss, self._peak, "sampled")
 
     def close(self) -> None:
         """End the thread."""
         self._closed.set()
         self._thread.join()
 
+    def _look(self) -> int:
+        rss = resident_bytes()
+        self._peak = max(self._peak, rss)
+        return rss
+
     def _sample(self) -> None:
         samples = 0
         while not self._closed.wait(SAMPLE_SECONDS):
-            self._peak = max(self._peak, resident_bytes())
+            with self._lock:
+                self._look()
             samples += 1
             if samples % round(1 / SAMPLE_SECONDS) == 0 and not self._is_needed():
                 return

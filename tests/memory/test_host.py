@@ -1,6 +1,7 @@
 """The peak of the process, from the kernel and from a sampling thread."""
 
 import mmap
+import threading
 import time
 
 import pytest
@@ -54,6 +55,27 @@ def test_a_reading_says_where_the_peak_comes_from():
     sampled.close()
     assert sampled.read().peak_source == "sampled"
     assert host.KernelPeak().read().peak_source == "kernel"
+
+
+def test_a_sample_begun_before_the_reset_is_not_kept_after_it(monkeypatch):
+    is_looking, is_over = threading.Event(), threading.Event()
+
+    def resident_bytes():
+        if threading.current_thread() is threading.main_thread() or is_over.is_set():
+            return MIB
+        is_looking.set()
+        is_over.wait(timeout=0.2)
+        return SPIKE
+
+    monkeypatch.setattr(host, "resident_bytes", resident_bytes)
+    peak = host.SampledPeak(lambda: True)
+    is_looking.wait()
+
+    peak.reset()
+    is_over.set()
+    peak.close()
+
+    assert peak.read().peak_bytes == MIB
 
 
 def test_closing_ends_the_sampling_thread():
