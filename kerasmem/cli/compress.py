@@ -242,7 +242,12 @@ def _check(options: Namespace) -> None:
 
 def _load(options: Namespace, steps: list[Any]) -> tuple[Any, Any, Any]:
     """Return the model, the data to train on and the data to judge by, checked."""
-    from kerasmem.cli.judging import check_judging, compile_for, split_to_judge
+    from kerasmem.cli.judging import (
+        check_judging,
+        compile_for,
+        has_labels,
+        split_to_judge,
+    )
     from kerasmem.compression.technique import TrainingStep
     from kerasmem.files import load_model
     from kerasmem.files.data import load_data
@@ -253,6 +258,9 @@ def _load(options: Namespace, steps: list[Any]) -> tuple[Any, Any, Any]:
     loaded = load_data(options.data)
     train, test = loaded.train, loaded.test
     compile_for(model, options.loss, options.metrics)
+    if not has_labels(train) and not options.fine_tune_epochs:
+        say("The data has no labels: no metric is measured.")
+        return model, train, None
     check_judging(model, train)
     trains = any(isinstance(step, TrainingStep) for step in steps)
     if test is None and (options.fine_tune_epochs or trains):

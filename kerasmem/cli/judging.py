@@ -47,6 +47,11 @@ def split_to_judge(train: Any) -> tuple[Any, Any]:
     return train, train
 
 
+def has_labels(data: Any) -> bool:
+    """Return whether samples come with labels."""
+    return first_samples(data).get("y") is not None
+
+
 def check_judging(model: Any, data: Any) -> None:
     """Raise unless the model's loss and metrics can be computed on the data.
 
@@ -63,7 +68,7 @@ def check_judging(model: Any, data: Any) -> None:
         for name, part in first_samples(data).items()
         if part is not None
     }
-    if "y" not in sample:
+    if not has_labels(data):
         raise DataError("The data has no labels, and judging a model takes them.")
     if not model.compiled:
         raise ConfigError(

@@ -1,5 +1,6 @@
 """The one verb: a model in, a smaller model and its report out."""
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from kerasmem.compression.recipe import as_steps
 from kerasmem.compression.result import CompressionResult
 from kerasmem.compression.stages import Training, run_steps
 from kerasmem.compression.technique import Technique, TrainingStep
-from kerasmem.errors import ConfigError, DataError
+from kerasmem.errors import ConfigError, DataError, KerasMemWarning
 from kerasmem.files.data import check_data, fit_arguments, is_array_data, sample_count
 from kerasmem.files.load import load_model
 from kerasmem.files.save import Coding, check_coding
@@ -22,6 +23,8 @@ from kerasmem.graph.clone import clone, compile_as, compile_settings
 from kerasmem.records import CompressionReport
 
 BATCH_SIZE = 32
+
+_NO_LOSS = "the model has no loss; give loss= (--loss on the command line)"
 
 
 def compress(  # noqa: PLR0913 - the public entry point, see the design
@@ -213,10 +216,16 @@ def _report(
     before, after = latencies([original, result], data, batch_size)
     size = file_bytes(result, coding=coding)
     count = None if data is None else sample_count(data)
+    at_first = figures(
+        original, data, batch_size, before, file_bytes(original, stored=True)
+    )
+    if data is not None and not at_first.metrics:
+        lacks = "validation_data has no labels" if original.compiled else _NO_LOSS
+        warnings.warn(
+            f"No metric was measured: {lacks}.", KerasMemWarning, stacklevel=3
+        )
     return CompressionReport(
-        before=figures(
-            original, data, batch_size, before, file_bytes(original, stored=True)
-        ),
+        before=at_first,
         after=figures(result, data, batch_size, after, size),
         steps=tuple(step.to_json() for step in steps),
         samples=count or 0,

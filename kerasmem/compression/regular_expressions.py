@@ -6,7 +6,8 @@ A regular expression means a weight if the weight's path holds it (`"dense_1/ker
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 import keras
@@ -80,8 +81,24 @@ def check_all_mean_one(
             if not any(_means(pattern, weight) for weight in everything):
                 raise ConfigError(
                     f"No weight of the model {model.name!r} has a path that matches, "
-                    f"or a layer of this class. Received: {field}={pattern!r}."
+                    f"or a layer of this class.{_nearest(pattern, everything)} "
+                    f"Received: {field}={pattern!r}."
                 )
+
+
+def _nearest(pattern: str, everything: Sequence[Weight]) -> str:
+    """Return a sentence with the paths of weights that are most like a pattern."""
+    parts = {part for weight in everything for part in _parts(weight.path)}
+    near = get_close_matches(pattern, sorted(parts), n=3, cutoff=0.5)
+    return f" Did you mean {', '.join(map(repr, near))}?" if near else ""
+
+
+def _parts(path: str) -> Iterator[str]:
+    """Yield every run of names in a path, such as `"block/dense"`."""
+    names = path.split("/")
+    for end in range(1, len(names) + 1):
+        for begin in range(end):
+            yield "/".join(names[begin:end])
 
 
 def _means(pattern: str, weight: Weight) -> bool:

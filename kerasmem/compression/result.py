@@ -7,9 +7,10 @@ from typing import Any
 from kerasmem.compression.export import export
 from kerasmem.files.save import Coding, save_model
 from kerasmem.records import CompressionReport, ExportReport, WeightChange
+from kerasmem.units import format_bytes
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class CompressionResult:
     """A compressed model, with the proof of what it costs and how well it does.
 
@@ -24,6 +25,26 @@ class CompressionResult:
     report: CompressionReport
     changes: tuple[WeightChange, ...]
     coding: Coding = "deflate"
+
+    def __repr__(self) -> str:
+        before, after = self.report.before, self.report.after
+        sizes = {
+            "file": (before.file_bytes, after.file_bytes),
+            "weights": (before.weight_bytes, after.weight_bytes),
+        }
+        parts = [
+            f"{name} {format_bytes(old)} -> {format_bytes(new)}"
+            for name, (old, new) in sizes.items()
+        ]
+        parts += [
+            f"{name} {old:.4g} -> {after.metrics[name]:.4g}"
+            for name, old in before.metrics.items()
+        ]
+        changed = len({c.weight for c in self.changes if c.changed})
+        return (
+            f"<CompressionResult of {self.model.name!r}: {', '.join(parts)}; "
+            f"{changed} weights changed, see .report and .changes>"
+        )
 
     def save(self, path: str | Path) -> None:
         """Write the model as a smaller `.keras` file, whole or not at all.

@@ -44,7 +44,7 @@ def mean_activations(
     if data is None:
         raise ConfigError(
             "The criterion 'activation' looks at what channels are on samples: give "
-            "them as data=. Received: data=None."
+            "them as data=x (--data on the command line). Received: data=None."
         )
     total, seen = np.zeros(len(classes)), np.zeros(len(classes), bool)
     with ExitStack() as hooks:

@@ -93,7 +93,9 @@ def _first_reasons(graph: Any, found: LabelledModel, groups: Groups) -> str:
         for use in found.labels.uses
         if use.role == OUT and (why := _reason(use.labels, groups))
     ]
-    return f"Received: {'; '.join(reasons[:3]) or 'no layer with channels'}."
+    if not reasons:
+        return "Received: no layer with float channels. Next: prune before quantizing."
+    return f"Received: {'; '.join(reasons[:3])}."
 
 
 def _reason(labels: np.ndarray, groups: Groups) -> str | None:

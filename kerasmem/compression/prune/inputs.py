@@ -47,7 +47,7 @@ def input_norms(model: Any, data: Any, weights: Sequence[Weight]) -> list[np.nda
     if data is None:
         raise ConfigError(
             "The criterion 'wanda' looks at what goes into the layers: give samples as "
-            "data=. Received: data=None."
+            "data=x (--data on the command line). Received: data=None."
         )
     squares: dict[int, Any] = {}
     with ExitStack() as hooks:

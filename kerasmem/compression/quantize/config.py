@@ -137,7 +137,8 @@ class Quantize(Technique):
     def _check_scheme(self) -> None:
         if (self.scheme == MIXED) != (self.max_bytes is not None):
             raise ConfigError(
-                f"The scheme {MIXED!r} takes max_bytes, and no other does. Received: "
+                f"The scheme {MIXED!r} takes max_bytes, and no other does; on the "
+                f"command line it stands in a --recipe. Received: "
                 f"scheme={self.scheme!r}, max_bytes={self.max_bytes!r}."
             )
         if self.max_bytes is not None:

@@ -156,7 +156,8 @@ class ReestimateBatchNorm(Technique):
         """
         if data is None:
             raise ConfigError(
-                "Statistics are gathered on samples: give data=. Received: data=None."
+                "Statistics are gathered on samples: give data=x (--data on the "
+                "command line). Received: data=None."
             )
         check_data(model, data)
         return reestimate(model, data, self.samples)

@@ -47,7 +47,8 @@ def quantize_static(
     if data is None:
         raise ConfigError(
             f"The scheme {choice.scheme!r} takes the ranges of activations from "
-            "samples: give data=x. Received: data=None."
+            "samples: give data=x (--data on the command line). Received: "
+            "data=None."
         )
     _check_graph(model)
     everything = list(weights(model))
