@@ -250,7 +250,7 @@ def _load(options: Namespace, steps: list[Any]) -> tuple[Any, Any, Any]:
     )
     from kerasmem.compression.technique import TrainingStep
     from kerasmem.files import load_model
-    from kerasmem.files.data import load_data
+    from kerasmem.files.data import check_data, load_data
 
     model = load_model(options.model)
     if not options.data:
@@ -258,12 +258,15 @@ def _load(options: Namespace, steps: list[Any]) -> tuple[Any, Any, Any]:
     loaded = load_data(options.data)
     train, test = loaded.train, loaded.test
     compile_for(model, options.loss, options.metrics)
-    if not has_labels(train) and not options.fine_tune_epochs:
+    trains = options.fine_tune_epochs or any(
+        isinstance(step, TrainingStep) for step in steps
+    )
+    if not (trains or options.max_drop is not None or has_labels(train)):
         say("The data has no labels: no metric is measured.")
+        check_data(model, train)
         return model, train, None
     check_judging(model, train)
-    trains = any(isinstance(step, TrainingStep) for step in steps)
-    if test is None and (options.fine_tune_epochs or trains):
+    if test is None and trains:
         train, test = split_to_judge(train)
     test = train if test is None else test
     check_judging(model, test)

@@ -43,7 +43,8 @@ class CompressionResult:
         changed = len({c.weight for c in self.changes if c.changed})
         return (
             f"<CompressionResult of {self.model.name!r}: {', '.join(parts)}; "
-            f"{changed} weights changed, see .report and .changes>"
+            f"{changed} weight{'' if changed == 1 else 's'} changed, see .report and "
+            ".changes>"
         )
 
     def save(self, path: str | Path) -> None:

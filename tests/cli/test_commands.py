@@ -126,6 +126,15 @@ def test_compress_follows_a_recipe(folder, kerasmem):
     assert (kernel == 0).mean() >= 0.5
 
 
+def test_compress_takes_ranges_from_samples_without_labels(folder, kerasmem, samples):
+    np.savez("unlabeled.npz", x=samples[0])
+    line = "compress model.keras -o small.keras --quantize int8-static --data"
+    call = kerasmem(f"{line} unlabeled.npz --json")
+    assert call.json["report"]["after"]["metrics"] == {}
+    assert "no labels: no metric is measured" in call.err
+    assert kerasmem(f"{line} unlabeled.npz --max-drop 0.1").code == 2
+
+
 def test_compress_measures_in_batches_of_the_size_it_was_told(folder, kerasmem):
     line = "compress model.keras -o small.keras --prune 0.5 --data data.npz --json"
     sizes = {

@@ -9,7 +9,13 @@ import pytest
 
 import kerasmem as km
 from kerasmem.compression.quantize.owners import quantized_variables
-from kerasmem.errors import AccuracyDropError, ConfigError, DataError, ModelError
+from kerasmem.errors import (
+    AccuracyDropError,
+    ConfigError,
+    DataError,
+    KerasMemWarning,
+    ModelError,
+)
 from kerasmem.graph.values import to_numpy
 from tests.models import KINDS, L, chain
 
@@ -234,6 +240,34 @@ def test_a_drop_of_the_metric_is_an_error(trained, digits):
 def test_bad_arguments_are_one_clear_error(trained, arguments, error, text):
     with pytest.raises(error, match=text):
         km.compress(trained, **{"steps": km.Prune(0.5), **arguments})
+
+
+@pytest.mark.parametrize("field", ["include", "exclude"])
+def test_a_path_that_means_nothing_is_answered_with_what_is_near(trained, field):
+    name = trained.layers[-1].name
+    near = rf"Did you mean .*'{name}'.*Received: {field}='{name}x/kernel'"
+    with pytest.raises(ConfigError, match=near):
+        km.compress(trained, km.Prune(0.5, **{field: f"{name}x/kernel"}))
+
+
+def test_a_result_says_in_one_line_what_it_is(trained, digits):
+    result = km.compress(trained, km.Prune(0.5), validation_data=digits[1])
+    before, after = result.report.before, result.report.after
+    metrics = before.metrics["accuracy"], after.metrics["accuracy"]
+    line = repr(result)
+    assert line.startswith(f"<CompressionResult of {trained.name!r}: file ")
+    assert "accuracy {:.4g} -> {:.4g}".format(*metrics) in line
+    assert "weights 6.01 KiB -> 6.01 KiB" in line
+    assert "1 weight changed" in line
+    assert "\n" not in line
+
+
+def test_samples_that_cannot_judge_are_said(trained, digits):
+    (x, y), bare = digits[1], chain((20,), L.Dense(3))
+    with pytest.warns(KerasMemWarning, match="validation_data has no labels"):
+        km.compress(trained, km.Prune(0.5), validation_data=x)
+    with pytest.warns(KerasMemWarning, match="the model has no loss; give loss="):
+        km.compress(bare, km.Prune(0.5), validation_data=(x, y))
 
 
 def test_int8_alone_cannot_be_fine_tuned(trained, digits):
