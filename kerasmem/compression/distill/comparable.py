@@ -34,6 +34,15 @@ class Comparable:
         """Return what the teacher gives as logits, or as it is."""
         return _logits(values, self.teacher)
 
+    def as_students(self, values: Any) -> Any:
+        """Return what the teacher gives in the form of the student's numbers."""
+        if self.teacher is self.student:
+            return values
+        logits = self.taught(values)
+        if self.student is Form.SOFTMAX:
+            return ops.softmax(logits)
+        return ops.sigmoid(logits) if self.student is Form.SIGMOID else logits
+
 
 def comparable(teacher: Output, student: Output) -> Comparable:
     """Return how two outputs are compared.

@@ -26,7 +26,9 @@ from kerasmem.compression.distill.losses import (
 )
 from kerasmem.compression.distill.probing import probe_models
 from kerasmem.compression.distill.schedules import Schedule
+from kerasmem.compression.distill.teacher_metrics import TeacherMetrics
 from kerasmem.files.data import sample_inputs
+from kerasmem.graph.clone import compile_settings
 
 TEMPERATURE = 4.0
 HARD_WEIGHT = 0.1
@@ -43,8 +45,10 @@ class Distiller(keras.Model):
 
     Compile and fit it like any model. The student given is the one that is trained;
     the teacher is only asked, once per step, in inference mode. What `fit` reports:
-    `loss`, `student_loss` (on the labels), `distillation_loss` and the metrics. `save`
-    and `save_weights`, which callbacks use, write the student alone.
+    `loss`, `student_loss` (on the labels), `distillation_loss` and the metrics; with
+    validation data that can be read again also what the teacher does by the metrics
+    (`val_teacher_accuracy`). `save` and `save_weights`, which callbacks use, write the
+    student alone.
 
     Args:
         teacher: a built model, or a list of them. It may differ from the student in
@@ -130,11 +134,12 @@ class Distiller(keras.Model):
         **options: Any,
     ) -> Any:
         """Train the student, as `keras.Model.fit` does."""
-        turning = Turning(self._dials)
+        own = [Turning(self._dials), *self._teacher_metrics(batch_size, options)]
         if isinstance(callbacks, keras.callbacks.CallbackList):
-            callbacks.append(turning)
+            for callback in own:
+                callbacks.append(callback)
         else:
-            callbacks = [turning, *keras.tree.flatten(callbacks or [])]
+            callbacks = [*own, *keras.tree.flatten(callbacks or [])]
         return super().fit(x, y, batch_size, epochs, verbose, callbacks, **options)
 
     def answered(self, data: Any, validation_data: Any, cache: Any) -> tuple[Any, Any]:
@@ -234,6 +239,29 @@ class Distiller(keras.Model):
             share * lesson.distance(*heard, features or {}, self._dials.current)
             for share, lesson, heard in zip(shares, self._lessons, told, strict=True)
         )
+
+    def _teacher_metrics(
+        self, batch_size: int | None, options: dict[str, Any]
+    ) -> list[TeacherMetrics]:
+        """Return what judges the teachers, if there is something to judge them by."""
+        data = options.get("validation_data")
+        settings = compile_settings(self) if data is not None else None
+        names = ("metrics", "weighted_metrics")
+        metrics = {n: settings[n] for n in names if settings and settings.get(n)}
+        if not metrics:
+            return []
+        validation = {
+            "batch_size": options.get("validation_batch_size") or batch_size,
+            "steps": options.get("validation_steps"),
+        }
+        if isinstance(data, (list, tuple)):
+            arrays = keras.utils.unpack_x_y_sample_weight(data)
+            validation |= dict(zip(("x", "y", "sample_weight"), arrays, strict=True))
+        else:
+            validation["x"] = data
+        loss = self.loss or self.student.loss
+        batch = Batch(None, None, None, None, self.student, loss)
+        return [TeacherMetrics(self._lessons, batch, metrics, validation)]
 
     def _by_confidence(self, told: list[tuple[Batch, Any]]) -> list[tuple[Batch, Any]]:
         """Return what teachers told, with the share of each in its sample weights."""

@@ -287,17 +287,75 @@ def test_the_student_learns_to_answer_as_its_teacher(data):
     assert history["loss"][-1] < 0.2 * history["loss"][0]
 
 
-def test_history_has_the_students_metrics_and_no_teacher(data):
+def test_history_has_the_students_metrics_and_what_the_teacher_does_by_them(data):
+    teacher = classifier(8)
     trained = distill(
-        classifier(8), classifier(), data, validation_data=data, verbose=0
+        teacher, classifier(), data, validation_data=data, epochs=2, verbose=0
     )
     names = {"loss", "student_loss", "distillation_loss", "accuracy"}
-    assert set(trained.history.history) == names | {f"val_{name}" for name in names}
+    names |= {f"val_{name}" for name in names} | {"val_teacher_accuracy"}
+    assert set(trained.history.history) == names
+    expected = judged(teacher, *data)["accuracy"]
+    assert trained.history.history["val_teacher_accuracy"] == [expected] * 2
     assert trained.history.model is trained
     found = judged(trained, *data)
     np.testing.assert_allclose(
-        found["loss"], trained.history.history["val_student_loss"][0], rtol=1e-5
+        found["loss"], trained.history.history["val_student_loss"][-1], rtol=1e-5
     )
+
+
+@pytest.mark.parametrize("teacher_gives", [None, "softmax"])
+@pytest.mark.parametrize("student_gives", [None, "softmax"])
+@pytest.mark.parametrize("cached", [False, True])
+def test_the_teacher_is_judged_as_one_that_gives_what_the_student_gives(
+    data, teacher_gives, student_gives, cached, tmp_path
+):
+    teacher, student = (
+        classifier(8, form, loss=SPARSE(from_logits=form is None))
+        for form in (teacher_gives, student_gives)
+    )
+    metric = keras.metrics.SparseCategoricalCrossentropy(
+        "entropy", from_logits=student_gives is None
+    )
+    student.compile("sgd", student.loss, weighted_metrics=[metric])
+    weights = np.linspace(0.1, 1, SAMPLES)
+    weighted = (*data, weights)
+    folder = tmp_path if cached else None
+    trained = distill(
+        teacher, student, data, validation_data=weighted, cache=folder, verbose=0
+    )
+    loss, *_ = teacher.evaluate(*data, sample_weight=weights, verbose=0)
+    expected = loss / weights.mean()
+    (found,) = trained.history.history["val_teacher_entropy"]
+    np.testing.assert_allclose(found, expected, rtol=2e-3 if cached else 1e-5)
+
+
+def test_several_teachers_are_judged_by_number(data):
+    class Halves(keras.utils.PyDataset):
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, index):
+            half = slice(index * SAMPLES // 2, (index + 1) * SAMPLES // 2)
+            return tuple(array[half] for array in data)
+
+    teachers = [classifier(8), classifier(6)]
+    trained = distill(teachers, classifier(), data, validation_data=Halves(), verbose=0)
+    for number, teacher in enumerate(teachers):
+        (found,) = trained.history.history[f"val_teacher_{number}_accuracy"]
+        assert found == judged(teacher, *data)["accuracy"]
+
+
+def test_data_that_can_be_read_once_judges_the_student_alone(data):
+    def samples():
+        yield data
+
+    trained = distill(
+        classifier(8), classifier(), data, validation_data=samples(), verbose=0
+    )
+    names = set(trained.history.history)
+    assert "val_accuracy" in names
+    assert not any("teacher" in name for name in names)
 
 
 def test_the_student_is_one_file_that_stock_keras_opens(data, tmp_path):

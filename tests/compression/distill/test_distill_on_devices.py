@@ -18,7 +18,7 @@ def network(units):
     )
 
 
-def learned():
+def prepared():
     keras.utils.set_random_seed(3)
     rng = np.random.default_rng(0)
     x = rng.normal(size=(24, 5)).astype("float32")
@@ -29,18 +29,27 @@ def learned():
     )
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     distiller.compile(keras.optimizers.SGD(0.1), loss, metrics=["accuracy"])
-    history = distiller.fit(x, y, batch_size=8, epochs=3, shuffle=False, verbose=0)
+    return distiller, student, (x, y)
+
+
+def learned(distiller, student, data):
+    options = {"batch_size": 8, "epochs": 3, "shuffle": False, "verbose": 0}
+    history = distiller.fit(*data, validation_data=data, **options).history
     weights = [keras.ops.convert_to_numpy(v) for v in student.trainable_variables]
-    loss = [float(value) for value in history.history["loss"]]
-    return [*(w.ravel().tolist() for w in weights), loss]
+    logs = [list(map(float, history[k])) for k in ("loss", "val_teacher_accuracy")]
+    return [*(w.ravel().tolist() for w in weights), *logs]
 
 
 def on_two(_):
     """Return what a student learned on one device and on two; in a child."""
     scope = two_devices()
-    alone = learned()
+    alone = learned(*prepared())
     with scope():
-        together = learned()
+        given = prepared()
+        if keras.backend.backend() == "jax":
+            together = learned(*given)
+    if keras.backend.backend() == "tensorflow":
+        together = learned(*given)  # a strategy's scope is needed by `compile` only
     devices = len(keras.distribution.list_devices())
     return {"alone": alone, "together": together, "devices": devices}
 
