@@ -7,10 +7,17 @@ Run by hand, about 2 minutes of 2 cores per backend:
 Measured is the processor time of an epoch, the smallest of several, in turns: the
 student alone, taught by a teacher that is asked in every step, taught from the cache;
 and a forward pass of the teacher (`predict`) over as many batches.
+
+With `--peaks`, on TensorFlow: the most memory in use in a training of each kind
+instead, each in a process of its own, as its allocator counts it, the teacher's weights
+included.
 """
 
 import argparse
+import gc
 import os
+import subprocess
+import sys
 import tempfile
 import time
 
@@ -42,10 +49,42 @@ def ready(teacher, student, data, cache=None):
     return distiller, data
 
 
-def main(options):
+def samples(options):
     count = options.steps * options.batch_size
     rng = np.random.default_rng(0)
-    data = rng.random((count, 784), "float32"), rng.integers(0, 10, count)
+    return rng.random((count, 784), "float32"), rng.integers(0, 10, count)
+
+
+def peak_of(case, options):
+    """Return the peak of a training in MiB; in a process of its own."""
+    data, batch_size = samples(options), options.batch_size
+    model = network(800)
+    if case != "alone":
+        with tempfile.TemporaryDirectory() as folder:
+            cache = km.distillation.Cache(folder) if case == "cached" else None
+            model, data = ready(network(1200), model, data, cache)
+    gc.collect()  # of the student that was copied
+    monitor = km.callbacks.MemoryMonitor()
+    fit = {"batch_size": batch_size, "epochs": 2, "verbose": 0}
+    logs = model.fit(*data, callbacks=[monitor], **fit).history
+    return logs["device_peak_mib"][-1]
+
+
+def show_peaks():
+    counting = {**os.environ, "TF_CPU_ALLOCATOR_USE_BFC": "1"}
+    for case in ("alone", "asked", "cached"):
+        command = [sys.executable, *sys.argv, "--case", case]
+        subprocess.run(command, env=counting, check=True)
+
+
+def main(options):
+    if options.case:
+        print(f"{options.case}: {peak_of(options.case, options):.1f} MiB", flush=True)
+        return
+    if options.peaks:
+        show_peaks()
+        return
+    data = samples(options)
     teacher, student = network(1200), network(800)
     with tempfile.TemporaryDirectory() as folder:
         models = {
@@ -82,4 +121,6 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=8)
+    parser.add_argument("--peaks", action="store_true")
+    parser.add_argument("--case", help="for --peaks: the training of this process")
     main(parser.parse_args())
