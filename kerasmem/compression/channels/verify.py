@@ -7,11 +7,13 @@ the smaller model equals the original with these set to zero.
 from typing import Any
 
 import keras
+import ml_dtypes
 import numpy as np
 
 from kerasmem.errors import ModelError
 from kerasmem.files.data import sample_inputs
 from kerasmem.graph.channels import Kept
+from kerasmem.graph.layers import sublayers
 from kerasmem.graph.nodes import own_graph
 from kerasmem.graph.values import to_numpy
 
@@ -47,8 +49,10 @@ def difference(original: Any, smaller: Any, kept: Kept, data: Any = None) -> flo
     error = _apart(expected, [to_numpy(y) for y in found])
     if error <= TOLERANCE:
         return error
-    # Some models are chaotic in single precision: then a nudge at the input is as bad.
-    nudged = keras.tree.map_structure(_nudge, inputs)
+    # Some models are chaotic in the precision that they compute in: then a nudge at the
+    # input is as bad.
+    nudge = max(_NUDGE, _precision(original))
+    nudged = keras.tree.map_structure(lambda x: _nudged(x, nudge), inputs)
     if error <= 10 * _apart(expected, _silenced(original, kept, nudged)):
         return error
     raise ModelError(
@@ -89,10 +93,17 @@ def _apart(expected: list[np.ndarray], found: list[np.ndarray]) -> float:
     return float(np.max(errors))
 
 
-def _nudge(x: Any) -> Any:
+def _precision(model: Any) -> float:
+    """Return the distance from 1 to the next number, in the coarsest layer."""
+    types = {layer.compute_dtype for layer in sublayers(model)}
+    floats = filter(keras.backend.is_float_dtype, types)
+    return max((float(ml_dtypes.finfo(name).eps) for name in floats), default=0.0)
+
+
+def _nudged(x: Any, share: float) -> Any:
     if not keras.backend.is_float_dtype(keras.backend.standardize_dtype(x.dtype)):
         return x
-    noise = np.random.default_rng(1).normal(size=tuple(x.shape)) * _NUDGE
+    noise = np.random.default_rng(1).normal(size=tuple(x.shape)) * share
     return keras.ops.convert_to_tensor(to_numpy(x) * (1 + noise), dtype=x.dtype)
 
 

@@ -210,6 +210,32 @@ def test_every_weight_is_told_of_with_the_reason_it_stays():
     assert found.unknown.keys() == {"mystery"}
 
 
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16", "float32"])
+def test_what_rounding_may_explain_goes_with_the_precision(policy):
+    keras.utils.set_random_seed(0)
+    layers = [L.Dense(32, activation="relu", dtype=policy) for _ in range(4)]
+    model = chain((16,), *layers, L.Dense(4))
+    nothing = verify.Kept(np.zeros(1, int), np.zeros(0, int), [])
+
+    def apart(share):
+        other, random = keras.models.clone_model(model), np.random.default_rng(0)
+        other.set_weights(
+            [
+                w * random.uniform(1 - share, 1 + share, w.shape)
+                for w in model.get_weights()
+            ]
+        )
+        return verify.difference(model, other, nothing)
+
+    if policy == "float32":
+        with pytest.raises(ModelError, match="is not what it should be"):
+            apart(2.0**-8)
+    else:
+        assert apart(2.0**-8) > verify.TOLERANCE
+    with pytest.raises(ModelError, match="is not what it should be"):
+        apart(1.0)
+
+
 def test_a_wrong_surgery_is_found_out(monkeypatch):
     model = convolutional()
     found = prune_channels(model, km.PruneChannels(0.5))
