@@ -23,11 +23,22 @@ def seeded(seed: int | None) -> Iterator[None]:
     if seed is None:
         yield
         return
+    with generators_kept(), _tensorflow_seeded(seed):
+        random.seed(seed)
+        np.random.seed(seed)
+        if keras.backend.backend() == "torch":
+            import torch
+
+            torch.manual_seed(seed)
+        yield
+
+
+@contextlib.contextmanager
+def generators_kept() -> Iterator[None]:
+    """Let Python's, NumPy's and torch's generators go on afterwards as if unused."""
     python, array = random.getstate(), np.random.get_state()
-    random.seed(seed)
-    np.random.seed(seed)
     try:
-        with _tensorflow_seeded(seed), _torch_seeded(seed):
+        with _torch_kept():
             yield
     finally:
         random.setstate(python)
@@ -49,12 +60,11 @@ def _tensorflow_seeded(seed: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _torch_seeded(seed: int) -> Iterator[None]:
+def _torch_kept() -> Iterator[None]:
     if keras.backend.backend() != "torch":
         yield
         return
     import torch
 
     with torch.random.fork_rng():
-        torch.manual_seed(seed)
         yield

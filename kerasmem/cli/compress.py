@@ -261,11 +261,14 @@ def _load(options: Namespace, steps: list[Any]) -> tuple[Any, Any, Any]:
     trains = options.fine_tune_epochs or any(
         isinstance(step, TrainingStep) for step in steps
     )
-    if not (trains or options.max_drop is not None or has_labels(train)):
+    judging = [part for part in (test, train) if part is not None]
+    asked = options.max_drop is not None or options.loss or options.metrics
+    if not (trains or asked or any(map(has_labels, judging))):
         say("The data has no labels: no metric is measured.")
         check_data(model, train)
         return model, train, None
-    check_judging(model, train)
+    if trains or test is None:
+        check_judging(model, train)
     if test is None and trains:
         train, test = split_to_judge(train)
     test = train if test is None else test

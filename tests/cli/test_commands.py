@@ -132,7 +132,12 @@ def test_compress_takes_ranges_from_samples_without_labels(folder, kerasmem, sam
     call = kerasmem(f"{line} unlabeled.npz --json")
     assert call.json["report"]["after"]["metrics"] == {}
     assert "no labels: no metric is measured" in call.err
-    assert kerasmem(f"{line} unlabeled.npz --max-drop 0.1").code == 2
+    for option in ("--max-drop 0.1", "--metric accuracy"):
+        assert kerasmem(f"{line} unlabeled.npz {option}").code == 2
+    x, y = samples
+    np.savez("judged.npz", x_train=x, x_test=x, y_test=y)
+    call = kerasmem(f"{line} judged.npz --json")
+    assert set(call.json["report"]["after"]["metrics"]) >= {"accuracy"}
 
 
 def test_compress_measures_in_batches_of_the_size_it_was_told(folder, kerasmem):

@@ -94,7 +94,7 @@ def _first_reasons(graph: Any, found: LabelledModel, groups: Groups) -> str:
         if use.role == OUT and (why := _reason(use.labels, groups))
     ]
     if not reasons:
-        return "Received: no layer with float channels. Next: prune before quantizing."
+        return "Received: no layer with channels of floats; quantized ones have none."
     return f"Received: {'; '.join(reasons[:3])}."
 
 

@@ -21,6 +21,8 @@ TOLERANCE = 1e-4
 """Largest difference of outputs, relative to the largest output."""
 
 _NUDGE = 1e-6
+"""Least relative change of weights that tells how chaotic a model is."""
+
 _LENGTHS = (64, 32, 8)
 """Lengths to try for axes of inputs that the model leaves open."""
 
@@ -50,10 +52,9 @@ def difference(original: Any, smaller: Any, kept: Kept, data: Any = None) -> flo
     if error <= TOLERANCE:
         return error
     # Some models are chaotic in the precision that they compute in: then a nudge at the
-    # input is as bad.
-    nudge = max(_NUDGE, _precision(original))
-    nudged = keras.tree.map_structure(lambda x: _nudged(x, nudge), inputs)
-    if error <= 10 * _apart(expected, _silenced(original, kept, nudged)):
+    # weights is as bad.
+    nudge = max(_NUDGE, _rounding(original))
+    if error <= 10 * _apart(expected, _silenced(original, kept, inputs, nudge)):
         return error
     raise ModelError(
         f"The model {original.name!r} without channels is not what it should be: its "
@@ -63,12 +64,22 @@ def difference(original: Any, smaller: Any, kept: Kept, data: Any = None) -> flo
     )
 
 
-def _silenced(model: Any, kept: Kept, inputs: Any) -> list[np.ndarray]:
+def _silenced(
+    model: Any, kept: Kept, inputs: Any, nudge: float = 0.0
+) -> list[np.ndarray]:
+    random = np.random.default_rng(1)
+
+    def value_of(variable: Any) -> Any:
+        value = to_numpy(variable)
+        if kept.silences(variable):
+            value = kept.silence(variable, value)
+        if nudge and keras.backend.is_float_dtype(variable.dtype):
+            value = value * random.uniform(1 - nudge, 1 + nudge, value.shape)
+        return keras.ops.convert_to_tensor(value, dtype=variable.dtype)
+
     def values(variables: Any) -> list[Any]:
         return [
-            keras.ops.convert_to_tensor(kept.silence(v, to_numpy(v)), dtype=v.dtype)
-            if kept.silences(v)
-            else keras.ops.convert_to_tensor(v)
+            value_of(v) if nudge or kept.silences(v) else keras.ops.convert_to_tensor(v)
             for v in variables
         ]
 
@@ -93,18 +104,11 @@ def _apart(expected: list[np.ndarray], found: list[np.ndarray]) -> float:
     return float(np.max(errors))
 
 
-def _precision(model: Any) -> float:
-    """Return the distance from 1 to the next number, in the coarsest layer."""
+def _rounding(model: Any) -> float:
+    """Return the largest relative error of rounding in the coarsest layer."""
     types = {layer.compute_dtype for layer in sublayers(model)}
     floats = filter(keras.backend.is_float_dtype, types)
-    return max((float(ml_dtypes.finfo(name).eps) for name in floats), default=0.0)
-
-
-def _nudged(x: Any, share: float) -> Any:
-    if not keras.backend.is_float_dtype(keras.backend.standardize_dtype(x.dtype)):
-        return x
-    noise = np.random.default_rng(1).normal(size=tuple(x.shape)) * share
-    return keras.ops.convert_to_tensor(to_numpy(x) * (1 + noise), dtype=x.dtype)
+    return max((float(ml_dtypes.finfo(name).eps) / 2 for name in floats), default=0.0)
 
 
 def _inputs(model: Any, data: Any) -> Any:

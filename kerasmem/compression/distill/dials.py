@@ -54,13 +54,15 @@ class Turning(keras.callbacks.Callback):
 
     Args:
         dials: what is turned.
+        epochs: number of epochs, counted from 0, after which training ends.
     """
 
-    def __init__(self, dials: Dials) -> None:
+    def __init__(self, dials: Dials, epochs: int) -> None:
         super().__init__()
         self._dials = dials
+        self._epochs = epochs
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Set every schedule to this epoch's value: the last epoch has its end."""
         del logs
-        self._dials.turn(epoch / max(self.params["epochs"] - 1, 1))
+        self._dials.turn(epoch / max(self._epochs - 1, 1))

@@ -1,12 +1,14 @@
 """The model that is trained while a student learns from a teacher."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import keras
 from keras import ops
 
+from kerasmem.backends.seeding import generators_kept
 from kerasmem.compression.distill.cached_batch import split_answers
 from kerasmem.compression.distill.caching import answered, can_cache, check_can_cache
 from kerasmem.compression.distill.check import (
@@ -26,9 +28,11 @@ from kerasmem.compression.distill.losses import (
 )
 from kerasmem.compression.distill.probing import probe_models
 from kerasmem.compression.distill.schedules import Schedule
-from kerasmem.compression.distill.teacher_metrics import TeacherMetrics
+from kerasmem.compression.distill.teacher_metrics import (
+    TeacherMetrics,
+    teacher_answers,
+)
 from kerasmem.files.data import sample_inputs
-from kerasmem.graph.clone import compile_settings
 
 TEMPERATURE = 4.0
 HARD_WEIGHT = 0.1
@@ -46,9 +50,9 @@ class Distiller(keras.Model):
     Compile and fit it like any model. The student given is the one that is trained;
     the teacher is only asked, once per step, in inference mode. What `fit` reports:
     `loss`, `student_loss` (on the labels), `distillation_loss` and the metrics; with
-    validation data that can be read again also what the teacher does by the metrics
-    (`val_teacher_accuracy`). `save` and `save_weights`, which callbacks use, write the
-    student alone.
+    `validation_data` that can be read again also what the teacher does by the metrics,
+    judged once (`val_teacher_accuracy`; `val_teacher_0_accuracy` and so on of several).
+    `save` and `save_weights`, which callbacks use, write the student alone.
 
     Args:
         teacher: a built model, or a list of them. It may differ from the student in
@@ -97,6 +101,8 @@ class Distiller(keras.Model):
         self._reader = Reader(student, list(dict.fromkeys(taps)))
         self._last_pass = LastPass()
         self._dials = Dials(self.distillation_losses)
+        self._judged: int | None = None  # the teacher that `evaluate` judges now
+        self._answers_are_cut = False
         self._student_loss = keras.metrics.Mean(name="student_loss")
         self._distillation_loss = keras.metrics.Mean(name="distillation_loss")
         # Its weights are the student's, so callbacks find them before the first step.
@@ -134,10 +140,11 @@ class Distiller(keras.Model):
         **options: Any,
     ) -> Any:
         """Train the student, as `keras.Model.fit` does."""
-        own = [Turning(self._dials), *self._teacher_metrics(batch_size, options)]
+        start = options.get("initial_epoch", 0)
+        judged = self._judge_teachers(batch_size, options) if epochs > start else {}
+        own = [Turning(self._dials, epochs), TeacherMetrics(judged)]
         if isinstance(callbacks, keras.callbacks.CallbackList):
-            for callback in own:
-                callbacks.append(callback)
+            callbacks.callbacks[:0] = own
         else:
             callbacks = [*own, *keras.tree.flatten(callbacks or [])]
         return super().fit(x, y, batch_size, epochs, verbose, callbacks, **options)
@@ -160,11 +167,11 @@ class Distiller(keras.Model):
 
         def with_answers(data: Any, part: str) -> Any:
             predictions = self.student(sample_inputs(data, 1), training=False)
-            loss = self.loss or self.student.loss
-            batch = Batch(None, predictions, None, None, self.student, loss)
+            batch = self._batch(predictions)
             return answered(data, self._lessons, batch, cache, part)
 
         check_can_cache(data)
+        self._answers_are_cut = cache.top_k is not None
         data = with_answers(data, "")
         if validation_data is not None:
             if not can_cache(validation_data):
@@ -177,8 +184,12 @@ class Distiller(keras.Model):
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:  # noqa: FBT001
         """Return the student's outputs."""
-        x, _ = split_answers(inputs)
+        x, answers = split_answers(inputs)
         outputs, features = self._reader(x, training=training)
+        if self._judged is not None:
+            given = None if answers is None else answers[self._judged]
+            lesson = self._lessons[self._judged]
+            return teacher_answers(lesson, x, self._batch(outputs), given)
         # For `compute_loss`, which Keras calls next with the same outputs.
         self._last_pass.keep(outputs, features)
         return outputs
@@ -192,6 +203,8 @@ class Distiller(keras.Model):
         training: bool = True,  # noqa: FBT001, FBT002  (the signature is Keras's)
     ) -> Any:
         """Return the loss of one batch; `y_pred` are the student's outputs for `x`."""
+        if self._judged is not None:
+            return ops.zeros(())
         soft = self._distance(x, y, y_pred, sample_weight, training)
         samples = ops.shape(keras.tree.flatten(y_pred)[0])[0]
         self._distillation_loss.update_state(soft, sample_weight=samples)
@@ -214,6 +227,10 @@ class Distiller(keras.Model):
         """Read the student's weights, as `keras.Model.load_weights` does."""
         self.student.load_weights(filepath, **options)
 
+    def _batch(self, y_pred: Any, y: Any = None, sample_weight: Any = None) -> Batch:
+        loss = self.loss or self.student.loss
+        return Batch(None, y_pred, y, sample_weight, self.student, loss)
+
     def _distance(
         self, x: Any, y: Any, y_pred: Any, sample_weight: Any, training: Any
     ) -> Any:
@@ -224,8 +241,7 @@ class Distiller(keras.Model):
             # These outputs were not the last ones made here: Keras builds its metrics
             # on symbols, for one.
             _, features = self._reader(x, training=training)
-        loss = self.loss or self.student.loss
-        batch = Batch(None, y_pred, y, sample_weight, self.student, loss)
+        batch = self._batch(y_pred, y, sample_weight)
         given = answers or [None] * len(self._lessons)
         told = [
             lesson.told(x, batch, kept)
@@ -240,28 +256,49 @@ class Distiller(keras.Model):
             for share, lesson, heard in zip(shares, self._lessons, told, strict=True)
         )
 
-    def _teacher_metrics(
+    def _judge_teachers(
         self, batch_size: int | None, options: dict[str, Any]
-    ) -> list[TeacherMetrics]:
-        """Return what judges the teachers, if there is something to judge them by."""
+    ) -> dict[str, float]:
+        """Return what teachers do on the validation data, by the student's metrics."""
         data = options.get("validation_data")
-        settings = compile_settings(self) if data is not None else None
-        names = ("metrics", "weighted_metrics")
-        metrics = {n: settings[n] for n in names if settings and settings.get(n)}
-        if not metrics:
-            return []
-        validation = {
+        only_losses = all(metric.name.endswith("loss") for metric in self.metrics)
+        if data is None or isinstance(data, Iterator):
+            return {}
+        if only_losses or self._answers_are_cut:
+            return {}
+        x, y, weight = data, None, None
+        if isinstance(data, (list, tuple)):
+            x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
+        arguments = {
             "batch_size": options.get("validation_batch_size") or batch_size,
             "steps": options.get("validation_steps"),
+            "verbose": 0,
+            "return_dict": True,
         }
-        if isinstance(data, (list, tuple)):
-            arrays = keras.utils.unpack_x_y_sample_weight(data)
-            validation |= dict(zip(("x", "y", "sample_weight"), arrays, strict=True))
-        else:
-            validation["x"] = data
-        loss = self.loss or self.student.loss
-        batch = Batch(None, None, None, None, self.student, loss)
-        return [TeacherMetrics(self._lessons, batch, metrics, validation)]
+        found = {}
+        for number, lesson in enumerate(self._lessons):
+            if not lesson.losses_on_outputs:
+                continue  # its outputs need not be the student's
+            name = "teacher" if len(self._lessons) == 1 else f"teacher_{number}"
+            with self._judging(number):
+                logs = self.evaluate(x, y, sample_weight=weight, **arguments)
+            found |= {
+                f"val_{name}_{metric}": value
+                for metric, value in logs.items()
+                if not metric.endswith("loss")
+            }
+        return found
+
+    @contextlib.contextmanager
+    def _judging(self, number: int) -> Iterator[None]:
+        """Let `evaluate` judge a teacher in the student's place."""
+        self._judged, self.test_function = number, None
+        try:
+            with generators_kept():
+                yield
+        finally:
+            self._judged, self.test_function = None, None
+            self.reset_metrics()
 
     def _by_confidence(self, told: list[tuple[Batch, Any]]) -> list[tuple[Batch, Any]]:
         """Return what teachers told, with the share of each in its sample weights."""
