@@ -35,21 +35,31 @@ def teacher_answers(lesson: Lesson, x: Any, batch: Batch, given: Any) -> Any:
         given: what the teacher said of the batch before, or None to ask it.
     """
     said, _ = lesson.told(x, batch, given)
-    ways = lesson.comparables(said)
+    ways, masked = lesson.comparables(said), _MaskedAs()
     learned, taught = map(keras.tree.flatten, (batch.predictions, said.answers))
     return keras.tree.pack_sequence_as(
         batch.predictions,
         [
-            _masked_as(way.as_students(keras.ops.cast(answer, "float32")), prediction)
+            masked([prediction, way.as_students(keras.ops.cast(answer, "float32"))])
             for way, answer, prediction in zip(ways, taught, learned, strict=True)
         ],
     )
 
 
-def _masked_as(answer: Any, prediction: Any) -> Any:
-    """Return an answer whose masked time steps are those of the student's."""
-    mask = getattr(prediction, "_keras_mask", None)
-    if mask is not None:
-        answer = keras.ops.copy(answer)
-        answer._keras_mask = mask  # Keras has no public way to set it
-    return answer
+class _MaskedAs(keras.layers.Layer):
+    """Gives the second of two tensors the mask of the first."""
+
+    def __init__(self) -> None:
+        super().__init__(dtype="float32")
+        self.supports_masking = True
+        self.built = True
+
+    def call(self, inputs: Any) -> Any:
+        """Return the second tensor."""
+        _, values = inputs
+        return values
+
+    def compute_mask(self, inputs: Any, previous_mask: Any) -> Any:
+        """Return the first tensor's mask."""
+        del inputs
+        return previous_mask[0] if previous_mask else None

@@ -387,10 +387,12 @@ def test_a_teacher_of_several_inputs_is_judged(data):
     assert teacher_column(teacher, network(), (x, data[1])) == [expected]
 
 
-def test_a_metric_that_runs_eagerly_judges_the_teacher(data):
+def test_a_metric_that_runs_eagerly_judges_the_teacher(data, backend):
     def share(y_true, y_pred):
-        best = keras.ops.convert_to_numpy(y_pred).argmax(axis=-1)
-        return keras.ops.convert_to_tensor(best == keras.ops.convert_to_numpy(y_true))
+        if backend != "jax":  # there Keras shows metrics symbols in any case
+            y_pred = keras.ops.convert_to_tensor(keras.ops.convert_to_numpy(y_pred))
+        best = keras.ops.argmax(y_pred, axis=-1)
+        return keras.ops.equal(best, keras.ops.cast(y_true, best.dtype))
 
     teacher, student = classifier(8), classifier()
     student.compile("sgd", LOGITS, metrics=[share], run_eagerly=True)
