@@ -63,19 +63,20 @@ def check_judging(model: Any, data: Any) -> None:
         DataError: if the samples or the labels do not fit, or there are no labels.
     """
     check_data(model, data)
+    first = first_samples(data)
     sample = {
         name: keras.tree.map_structure(lambda array: array[:1], part)
-        for name, part in first_samples(data).items()
+        for name, part in first.items()
         if part is not None
     }
-    if not has_labels(data):
+    if "y" not in sample:
         raise DataError("The data has no labels, and judging a model takes them.")
     if not model.compiled:
         raise ConfigError(
             "The model was saved without a loss. Next: name one with --loss, and what "
             "to measure with --metric."
         )
-    _check_classes(model, first_samples(data)["y"])
+    _check_classes(model, first["y"])
     try:
         model.evaluate(**fit_arguments(tuple(sample.values()), 1), verbose=0)
     except Exception as error:

@@ -69,14 +69,15 @@ def prune_channels(
     graph = with_graph(model)
     found = label_channels(graph)
     groups = find_groups(found.labels)
+    paths = {id(weight.variable): weight.path for weight in weights(graph)}
     if not groups.members:
         raise ModelError(
             f"The model {model.name!r} has no channels that could be removed. "
-            f"{_first_reasons(graph, found, groups)}"
+            f"{_first_reasons(paths, found, groups)}"
         )
     turn = turn or Round()
     scores = class_scores((model, graph), found, groups.classes, choice, data)
-    ranking = Ranking(graph, found, groups, scores, choice, turn)
+    ranking = Ranking(paths, found, groups, scores, choice, turn)
     kept = kept_channels(graph, found, ranking, choice, turn, data)
     rebuild = Rebuild(Narrow(found, kept))
     smaller = rebuild.run(graph)
@@ -86,8 +87,7 @@ def prune_channels(
     return Pruned(smaller, _changes(graph, pairs, found, groups), error, found.unknown)
 
 
-def _first_reasons(graph: Any, found: LabelledModel, groups: Groups) -> str:
-    paths = {id(weight.variable): weight.path for weight in weights(graph)}
+def _first_reasons(paths: dict[int, str], found: LabelledModel, groups: Groups) -> str:
     reasons = [
         f"{paths[id(use.variable)]}: {why}"
         for use in found.labels.uses

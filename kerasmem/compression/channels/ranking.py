@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,7 +12,6 @@ from kerasmem.errors import ConfigError
 from kerasmem.graph.channels import Groups, Kept, LabelledModel
 from kerasmem.graph.channels.labels import OUT, Use
 from kerasmem.graph.channels.structure import structures
-from kerasmem.graph.layers import weights
 
 if TYPE_CHECKING:
     from kerasmem.compression.channels.config import PruneChannels
@@ -24,7 +23,7 @@ class Ranking:
     """The channels of a model in the order in which they go.
 
     Args:
-        graph: the model.
+        paths: the path of each weight of the model, by its variable's `id`.
         found: the labels of the model.
         groups: what can be removed.
         scores: how much each class matters.
@@ -37,14 +36,13 @@ class Ranking:
 
     def __init__(
         self,
-        graph: Any,
+        paths: dict[int, str],
         found: LabelledModel,
         groups: Groups,
         scores: np.ndarray,
         choice: "PruneChannels",
         turn: Round,
     ) -> None:
-        paths = {id(weight.variable): weight.path for weight in weights(graph)}
         of_channels = [paths[id(use.variable)] for use in found.labels.uses]
         _check_patterns(choice, of_channels)
         self._groups = groups

@@ -70,22 +70,19 @@ def _silenced(
     random = np.random.default_rng(1)
 
     def value_of(variable: Any) -> Any:
+        silences = kept.silences(variable)
+        if not (silences or nudge):
+            return keras.ops.convert_to_tensor(variable)
         value = to_numpy(variable)
-        if kept.silences(variable):
+        if silences:
             value = kept.silence(variable, value)
         if nudge and keras.backend.is_float_dtype(variable.dtype):
             value = value * random.uniform(1 - nudge, 1 + nudge, value.shape)
         return keras.ops.convert_to_tensor(value, dtype=variable.dtype)
 
-    def values(variables: Any) -> list[Any]:
-        return [
-            value_of(v) if nudge or kept.silences(v) else keras.ops.convert_to_tensor(v)
-            for v in variables
-        ]
-
     outputs, _ = model.stateless_call(
-        values(model.trainable_variables),
-        values(model.non_trainable_variables),
+        list(map(value_of, model.trainable_variables)),
+        list(map(value_of, model.non_trainable_variables)),
         inputs,
         training=False,
     )
