@@ -79,6 +79,12 @@ class QuantizationAware(keras.callbacks.Callback):
                 "QuantizationAware takes a Quantize, such as Quantize('int8'). "
                 f"Received: quantize={quantize!r}."
             )
+        if quantize.rounding != "nearest":
+            raise ConfigError(
+                "A training step sees weights rounded to nearest. Next: train with "
+                "rounding='nearest', and compress with the same. Received: "
+                f"rounding={quantize.rounding!r}."
+            )
         for name, value, fits, expected in (
             ("decay", decay, lambda x: 0 <= x < 1, "at least 0 and below 1"),
             ("freeze_batch_norm", freeze_batch_norm, lambda x: 0 <= x <= 1, "0 to 1"),

@@ -4,6 +4,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
 from kerasmem.compression.quantize.activations import METHODS
+from kerasmem.compression.quantize.adaptive import ADAPTIVE
 from kerasmem.compression.quantize.given_ranges import as_pairs
 from kerasmem.compression.quantize.mixed import quantize_mixed
 from kerasmem.compression.quantize.repair.after import quantize_and_repair
@@ -43,6 +44,8 @@ class Quantize(Technique):
         exclude: likewise; such a weight is left alone.
         bias_correction: True to add to biases what rounding takes from a layer's
             outputs on average, on `data`; fold BatchNormalization first.
+        rounding: `"nearest"`, or `"adaptive"` for weights up or down as suits what
+            their layer makes of `data` (AdaRound), for symmetric int4 and int8.
         max_bytes: for `"mixed"`, most bytes of all weights in RAM, such as `"2MiB"`.
         calibration: for `"int8-static"`, how ranges are found: `"min-max"`,
             `"moving-average"`, `"percentile"`, `"mse"` or `"entropy"`.
@@ -67,6 +70,7 @@ class Quantize(Technique):
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     bias_correction: bool = False
+    rounding: str = "nearest"
     max_bytes: int | str | None = None
     calibration: str = "min-max"
     calibration_samples: int = 512
@@ -83,6 +87,7 @@ class Quantize(Technique):
                 "granularity": GRANULARITIES,
                 "symmetric": (True, False),
                 "bias_correction": (True, False),
+                "rounding": ("nearest", ADAPTIVE),
                 "calibration": METHODS,
             }
         )
@@ -166,6 +171,14 @@ class Quantize(Technique):
                 f"The scheme {self.scheme!r} sums integers over a whole channel: it is "
                 "symmetric, per channel or per tensor. Received: "
                 f"granularity={self.granularity!r}, symmetric={self.symmetric!r}."
+            )
+        if self.rounding == ADAPTIVE and (
+            self.scheme not in ("int8", DYNAMIC, "int4") or not self.symmetric
+        ):
+            raise ConfigError(
+                "Adaptive rounding is for symmetric codes: 'int8', 'int8-dynamic' or "
+                f"'int4'. Received: rounding={self.rounding!r}, "
+                f"scheme={self.scheme!r}, symmetric={self.symmetric!r}."
             )
         if self.ranges and not self.is_static:
             raise ConfigError(
