@@ -14,9 +14,9 @@ from kerasmem.callbacks.attachment import Attachment, retrace
 from kerasmem.callbacks.running import is_fitting
 from kerasmem.compression.quantize.aware.awareness import Awareness
 from kerasmem.compression.quantize.aware.batch_norm import freeze
-from kerasmem.compression.quantize.aware.given_ranges import Ranges, check_ranges
 from kerasmem.compression.quantize.aware.quantizers import MovingAverage
 from kerasmem.compression.quantize.config import Quantize
+from kerasmem.compression.quantize.given_ranges import Ranges, check_ranges
 from kerasmem.errors import ConfigError, ModelError
 
 _NO_RANGES: Ranges = MappingProxyType({})
@@ -39,7 +39,8 @@ class QuantizationAware(keras.callbacks.Callback):
         decay: weight of what was before in the moving average of ranges, in [0, 1).
         freeze_batch_norm: share of the epochs after which BatchNormalization trains
             with its moving statistics, as inference will; 0 for at once, 1 for never.
-        ranges: ranges of activations to begin with, those of an earlier training.
+        ranges: ranges of activations to begin with, those of an earlier training;
+            by default those that `quantize` has.
 
     Attributes:
         ranges: of activations as they are after the latest epoch, a pair of ends by the
@@ -78,6 +79,12 @@ class QuantizationAware(keras.callbacks.Callback):
                 "QuantizationAware takes a Quantize, such as Quantize('int8'). "
                 f"Received: quantize={quantize!r}."
             )
+        if quantize.rounding != "nearest":
+            raise ConfigError(
+                "A training step sees weights rounded to nearest. Next: train with "
+                "rounding='nearest', and compress with the same. Received: "
+                f"rounding={quantize.rounding!r}."
+            )
         for name, value, fits, expected in (
             ("decay", decay, lambda x: 0 <= x < 1, "at least 0 and below 1"),
             ("freeze_batch_norm", freeze_batch_norm, lambda x: 0 <= x <= 1, "0 to 1"),
@@ -102,7 +109,7 @@ class QuantizationAware(keras.callbacks.Callback):
                 f"{len(ranges)} tensors."
             )
         self.quantize = quantize
-        self.ranges = dict(ranges)
+        self.ranges = dict(ranges) or dict(quantize.ranges)
         self._quantizer = MovingAverage(decay=decay) if rounds else None
         self._freeze_after = freeze_batch_norm
         self._awareness: Awareness | None = None

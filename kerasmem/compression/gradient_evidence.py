@@ -42,7 +42,7 @@ class GradientEvidence:
     def __init__(self, optimizer: Any, variables: Sequence[Any], kind: str) -> None:
         self._add = _ADDED[kind]
         self._sums = {
-            variable.path: current().step_state(
+            id(variable): current().step_state(
                 optimizer,
                 np.zeros(variable.shape, "float32"),
                 f"kerasmem_{kind}_{i}",
@@ -73,7 +73,7 @@ class GradientEvidence:
         backend, ops = current(), keras.ops
         with backend.inference():
             for gradient, variable in zip(gradients, variables, strict=True):
-                state = self._sums.get(variable.path)
+                state = self._sums.get(id(variable))
                 if state is None:
                     continue
                 dense = ops.cast(backend.dense(gradient), "float32")

@@ -13,6 +13,7 @@ from kerasmem.compression.quantize.aware.places import places
 from kerasmem.compression.quantize.aware.quantizers import MovingAverage
 from kerasmem.compression.quantize.math import dequantize, quantize
 from kerasmem.compression.quantize.repair.fold import fold_batch_norm
+from kerasmem.compression.quantize.static import IntegerLayer
 from kerasmem.compression.quantize.static.apply import integer_model
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.kernels import reduced_axes
@@ -293,20 +294,58 @@ def test_a_separable_convolution_rounds_what_is_within(layer):
     np.testing.assert_array_equal(to_numpy(own(x)), plain)
 
 
-def test_ranges_make_an_integer_model_of_separable_convolutions():
+@pytest.mark.parametrize("kind", [L.SeparableConv1D, L.SeparableConv2D])
+def test_ranges_make_an_integer_model_of_separable_convolutions(kind):
     keras.utils.set_random_seed(0)
+    x = X[:, 0] if kind is L.SeparableConv1D else X
     model = in_order(
-        L.SeparableConv2D(5, 3, name="s"),
-        L.GlobalAveragePooling2D(name="mean"),
+        kind(5, 3, name="s"),
         L.ReLU(name="relu"),
+        L.Flatten(name="flat"),
         L.Dense(4, name="head"),
+        shape=x.shape[1:],
     )
     compiled(model, optimizer=keras.optimizers.SGD(0.0))
     callback = aware("int8-static", decay=0.0)
-    fit(model, callback, batch_size=32)
+    model.fit(x, Y, batch_size=32, verbose=0, callbacks=[callback])
     integers, _ = integer_model(model, callback.ranges)
-    near, far = outputs(integers, X), outputs(model, X)
+    names = [type(layer).__name__ for layer in integers.layers]
+    assert sum(name.startswith("IntegerDepthwise") for name in names) == 1
+    assert set(callback.ranges) == {x.name for x in model.inputs} | {
+        "s/depthwise",
+        "relu",
+        "head",
+    }
+    near, far = outputs(integers, x), outputs(model, x)
     assert np.abs(near - far).max() < 0.05 * np.abs(far).max()
+
+
+def test_layers_of_a_remat_scope_are_refused():
+    with keras.RematScope(mode="full"):
+        again = L.Dense(4, name="again")
+    model = compiled(in_order(L.Flatten(), again))
+    with pytest.raises(ModelError, match="'again' computes.*again.*RematScope"):
+        fit(model, aware("int8"))
+    with keras.RematScope(mode=None):
+        plain = L.Dense(4)
+    fit(compiled(in_order(L.Flatten(), plain)), aware("int8"))
+
+
+def test_no_samples_move_no_range(backend):
+    if backend != "tensorflow":
+        return  # no other has replicas without samples
+    import tensorflow as tf
+
+    model = in_order(L.Flatten(), L.Dense(4, name="head"))
+    begin = {"head": (-2.0, 3.0)}
+    awareness = Awareness(model, km.Quantize("int8"), MovingAverage(decay=0.5), begin)
+    form = tf.TensorSpec((None, *X.shape[1:]))
+    step = tf.function(lambda x: model(x, training=True), input_signature=[form])
+    step(X[:0])
+    assert awareness.ranges() == begin
+    step(X[:1])
+    assert set(awareness.ranges()) > set(begin)
+    awareness.release()
 
 
 def test_ranges_are_the_moving_average_of_what_the_layers_give():
@@ -686,6 +725,43 @@ def test_the_ranges_are_those_of_the_integer_model():
     callback = aware("int8-static")
     compiled(model).fit(X[:, :6, :6], y, verbose=0, callbacks=[callback])
     assert callback.ranges["c"] == callback.ranges["after"]
+
+
+def codes_of(model):
+    """Return what the codes of the layers of a model stand for, by name."""
+    layers = [x for x in model.layers if isinstance(x, IntegerLayer)]
+    return {layer.name: layer.output_codes for layer in layers}
+
+
+@pytest.mark.parametrize("name", ["picture", None])
+def test_compress_takes_the_ranges_of_the_training(name):
+    layers = [L.Conv2D(4, 3, name="conv"), L.BatchNormalization(name="norm"), L.ReLU()]
+    top = [L.Flatten(), L.Dense(4, name="head")]
+    inputs = keras.Input((8, 8, 3), name=name)
+    model = compiled(keras.Sequential([inputs, *layers, *top]))
+    callback = aware("int8-static", decay=0.5)
+    fit(model, callback)
+    choice = km.Quantize("int8-static", ranges=callback.ranges)
+    small = km.compress(model, choice).model  # without data
+    codes = codes_of(small)
+    wanted = callback.ranges
+    for layer, (low, high) in {
+        "conv": wanted[model.layers[2].name],
+        "head": wanted["head"],
+        next(iter(codes)): wanted[name or model.inputs[0].name],
+    }.items():
+        assert codes[layer].scale == pytest.approx((high - low) / 255, rel=1e-6)
+    folded, _ = fold_batch_norm(model)
+    expected, _ = integer_model(folded, callback.ranges)
+    np.testing.assert_array_equal(outputs(small, X), outputs(expected, X))
+    # What is known is not calibrated, what is not is: of the head here.
+    some = {key: ends for key, ends in wanted.items() if key != "head"}
+    choice = km.Quantize("int8-static", ranges=some)
+    with pytest.raises(ConfigError, match="data=None, ranges without 'head'"):
+        km.compress(model, choice)
+    again = km.compress(model, choice, data=X / 9).model
+    assert codes_of(again)["conv"] == codes["conv"]
+    assert codes_of(again)["head"].scale < 0.5 * codes["head"].scale
 
 
 class TestErrors:

@@ -144,7 +144,7 @@ def test_the_divergence_is_that_of_a_loop():
     random = np.random.default_rng(2)
     centers = np.linspace(-1, 3, 900)
     counts = random.integers(1, 50, 900).astype(float)
-    low, high = -0.5, 2.2
+    low, high = -0.99, 2.98
     inside = [i for i, c in enumerate(centers) if low <= c <= high]
     p = {i: counts[i] for i in inside}
     p[inside[0]] += sum(counts[i] for i, c in enumerate(centers) if c < low)
@@ -167,6 +167,38 @@ def test_entropy_gives_up_what_is_rare_and_far_away():
     low, high = best_range(filled(values), divergence)
     assert -20 < low < -2
     assert 2 < high < 20
+
+
+BEFORE_RELU = {
+    "normal": lambda random, size: random.normal(size=size),
+    "rarely positive": lambda random, size: random.normal(-1, size=size),
+    "heavy tails": lambda random, size: random.laplace(size=size),
+    "black pixels": lambda random, size: random.uniform(-3, 1, size),
+}
+
+
+@pytest.mark.parametrize("name", BEFORE_RELU)
+def test_entropy_is_not_led_astray_by_the_zeros_of_a_relu(name):
+    values = np.maximum(BEFORE_RELU[name](np.random.default_rng(1), 50_000), 0)
+    low, high = best_range(filled(values), divergence)
+    assert low == 0
+    assert high > 0.6 * values.max()
+
+
+def test_entropy_is_not_led_astray_by_few_values():
+    random = np.random.default_rng(1)
+    for _ in range(20):
+        logits = random.normal(random.normal(size=5), 0.1, (64, 5))
+        low, high = best_range(filled(logits), divergence)
+        assert ((logits >= low) & (logits <= high)).mean() >= 0.98
+
+
+@pytest.mark.parametrize("cost", [squared_error, divergence])
+@pytest.mark.parametrize("value", [0.0, 2.5, -1e-3])
+def test_the_range_of_a_constant_has_it_in_it(value, cost):
+    low, high = best_range(filled(np.full(9, value)), cost)
+    assert low <= value <= high
+    assert high - low == pytest.approx(abs(value) or 1.0)
 
 
 @pytest.mark.parametrize("method", ["min-max", "moving-average", "percentile"])

@@ -1,6 +1,8 @@
 """The optimizer of a smaller model, with the moments of the weights that stay."""
 
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 from kerasmem.graph.channels import Kept
@@ -24,13 +26,15 @@ def take_along(
     if not model.optimizer.built:
         return
     smaller.optimizer.build(smaller.trainable_variables)
-    weights = {_slot_name(before): before for before, _ in pairs}
-    for old, new in zip(
-        model.optimizer.variables, smaller.optimizer.variables, strict=True
+    before = {id(after): before for before, after in pairs}
+    trained = [before.get(id(after)) for after in smaller.trainable_variables]
+    slots = model.optimizer.variables
+    owners = _owners(slots, [weight for weight in trained if weight is not None])
+    for old, weight, new in zip(
+        slots, owners, smaller.optimizer.variables, strict=True
     ):
         value = to_numpy(old)
-        weight = _weight_of(old, weights)
-        if weight is not None and tuple(weight.shape) == tuple(old.shape):
+        if weight is not None:
             value = kept.gather(weight, value)
         if value.shape == tuple(new.shape):
             new.assign(value)
@@ -41,6 +45,18 @@ def _slot_name(weight: Any) -> str:
     return weight.path.replace("/", "_") + "_"
 
 
-def _weight_of(slot: Any, weights: dict[str, Any]) -> Any:
-    matching = [name for name in weights if slot.name.startswith(name)]
-    return weights[max(matching, key=len)] if matching else None
+def _owners(slots: Sequence[Any], trained: Sequence[Any]) -> Iterator[Any]:
+    """Yield for every slot the weight whose shape and name it has, None without one.
+
+    Weights with one path have slots of one name, in the order of the weights.
+    """
+    alike: dict[str, list[Any]] = defaultdict(list)
+    for weight in trained:
+        alike[_slot_name(weight)].append(weight)
+    seen: Counter[tuple[str, tuple[int, ...]]] = Counter()
+    for slot in slots:
+        shape = tuple(slot.shape)
+        name = max(filter(slot.name.startswith, alike), key=len, default="")
+        fitting = [w for w in alike.get(name, ()) if tuple(w.shape) == shape]
+        yield next(islice(fitting, seen[slot.name, shape], None), None)
+        seen[slot.name, shape] += 1

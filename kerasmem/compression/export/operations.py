@@ -117,6 +117,7 @@ OPERATIONS: dict[type, Write] = {
     ours.IntegerConv1D: windows.convolution,
     ours.IntegerConv2D: windows.convolution,
     ours.IntegerDense: _dense,
+    ours.IntegerDepthwiseConv1D: windows.depthwise,
     ours.IntegerDepthwiseConv2D: windows.depthwise,
     ours.IntegerHardSilu: activations.hard_silu,
     ours.IntegerLeakyReLU: activations.leaky_relu,

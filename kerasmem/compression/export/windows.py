@@ -38,21 +38,25 @@ def convolution(
 
 
 def depthwise(
-    writer: Writer, layer: Any, _: Sequence[Any], inputs: Sequence[int], output: int
+    writer: Writer,
+    layer: Any,
+    tensors: Sequence[Any],
+    inputs: Sequence[int],
+    output: int,
 ) -> None:
-    """Write a depthwise convolution over pictures."""
+    """Write a depthwise convolution over pictures or sequences."""
     kernel = to_numpy(layer.kernel)
-    height, width, _channels, multiplier = kernel.shape
-    kernel = kernel.reshape(1, height, width, layer.channels)
-    weights = kernel_and_bias(writer, layer, kernel, 3)
-    writer.operation(
-        "DEPTHWISE_CONV_2D",
-        [*inputs, *weights],
-        output,
-        "DepthwiseConv2DOptions",
-        depthMultiplier=multiplier,
-        **_convolution_options(layer),
-    )
+    multiplier = kernel.shape[-1]
+    kernel = kernel.reshape(1, *_of_pictures(kernel.shape[:-2]), layer.channels)
+    with _as_picture(writer, layer, tensors[0], inputs[0], output) as (source, target):
+        writer.operation(
+            "DEPTHWISE_CONV_2D",
+            [source, *kernel_and_bias(writer, layer, kernel, 3)],
+            target,
+            "DepthwiseConv2DOptions",
+            depthMultiplier=multiplier,
+            **_convolution_options(layer),
+        )
 
 
 def pooling(name: str) -> Write:

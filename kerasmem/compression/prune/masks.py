@@ -204,4 +204,4 @@ def _moving_average(optimizer: Any, variable: Any) -> Any:
     # Private: Keras gives no public way to the averages, only writes them back.
     averages = inner._model_variables_moving_average
     pairs = zip(inner._trainable_variables, averages, strict=True)
-    return next((a for v, a in pairs if v.path == variable.path), None)
+    return next((a for v, a in pairs if v is variable), None)

@@ -133,6 +133,17 @@ class Coding:
         coded = self.encode(values).map(keras.ops.convert_to_tensor)
         return to_numpy(self.decode(coded, self.rows(values.shape)))
 
+    def steps(self, values: np.ndarray) -> np.ndarray:
+        """Return what the codes of 4 or 8 bits of each entry are apart, float32."""
+        rows = self.rows(values.shape)
+        ones = np.ones(values.shape, np.int8)
+        codes = ones if rows is None else rows.store(ones, np)
+        if self.bits == 4 and rows is not None:
+            codes = pack_int4(codes, rows.axis)
+        coded = Coded(codes, self.encode(values).scales)
+        tensors = coded.map(keras.ops.convert_to_tensor)
+        return np.broadcast_to(to_numpy(self.decode(tensors, rows)), values.shape)
+
     def describe(self, coded: Coded) -> str:
         """Return in a few words how a weight is stored."""
         if coded.scales is None:

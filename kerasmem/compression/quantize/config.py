@@ -4,6 +4,8 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
 from kerasmem.compression.quantize.activations import METHODS
+from kerasmem.compression.quantize.adaptive import ADAPTIVE
+from kerasmem.compression.quantize.given_ranges import as_pairs
 from kerasmem.compression.quantize.mixed import quantize_mixed
 from kerasmem.compression.quantize.repair.after import quantize_and_repair
 from kerasmem.compression.quantize.static import quantize_static
@@ -42,10 +44,15 @@ class Quantize(Technique):
         exclude: likewise; such a weight is left alone.
         bias_correction: True to add to biases what rounding takes from a layer's
             outputs on average, on `data`; fold BatchNormalization first.
+        rounding: `"nearest"`, or `"adaptive"` for weights up or down as suits what
+            their layer makes of `data` (AdaRound), for symmetric int4 and int8.
         max_bytes: for `"mixed"`, most bytes of all weights in RAM, such as `"2MiB"`.
         calibration: for `"int8-static"`, how ranges are found: `"min-max"`,
             `"moving-average"`, `"percentile"`, `"mse"` or `"entropy"`.
         calibration_samples: most samples to find them on, from 1.
+        ranges: for `"int8-static"`, ranges that are known, pairs of ends by the name
+            of a tensor, such as those of a `QuantizationAware`; a calibration finds
+            what they lack.
 
     Raises:
         ConfigError: if the scheme is unknown, or does not know of an argument.
@@ -63,9 +70,11 @@ class Quantize(Technique):
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     bias_correction: bool = False
+    rounding: str = "nearest"
     max_bytes: int | str | None = None
     calibration: str = "min-max"
     calibration_samples: int = 512
+    ranges: Any = ()
 
     name: ClassVar[str] = "quantize"
     trains_on: ClassVar[bool] = False
@@ -78,6 +87,7 @@ class Quantize(Technique):
                 "granularity": GRANULARITIES,
                 "symmetric": (True, False),
                 "bias_correction": (True, False),
+                "rounding": ("nearest", ADAPTIVE),
                 "calibration": METHODS,
             }
         )
@@ -88,6 +98,7 @@ class Quantize(Technique):
                     f"The {field} of Quantize is a whole number from {least}. "
                     f"Received: {field}={size!r}."
                 )
+        object.__setattr__(self, "ranges", as_pairs(self.ranges))
         self._check_scheme()
         for field in ("include", "exclude"):
             patterns = regular_expressions("Quantize", field, getattr(self, field))
@@ -118,6 +129,11 @@ class Quantize(Technique):
         if self.is_static:
             return quantize_static(model, self, data)
         return super().applied(model, data)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the choice as plain data."""
+        ranges = {name: list(ends) for name, ends in self.ranges}
+        return {**super().to_json(), "ranges": ranges}
 
     @property
     def dtype(self) -> str:
@@ -155,6 +171,19 @@ class Quantize(Technique):
                 f"The scheme {self.scheme!r} sums integers over a whole channel: it is "
                 "symmetric, per channel or per tensor. Received: "
                 f"granularity={self.granularity!r}, symmetric={self.symmetric!r}."
+            )
+        if self.rounding == ADAPTIVE and (
+            self.scheme not in ("int8", DYNAMIC, "int4") or not self.symmetric
+        ):
+            raise ConfigError(
+                "Adaptive rounding is for symmetric codes: 'int8', 'int8-dynamic' or "
+                f"'int4'. Received: rounding={self.rounding!r}, "
+                f"scheme={self.scheme!r}, symmetric={self.symmetric!r}."
+            )
+        if self.ranges and not self.is_static:
+            raise ConfigError(
+                f"Only the scheme {STATIC!r} knows of ranges. Received: "
+                f"scheme={self.scheme!r}, ranges of {len(self.ranges)} tensors."
             )
         if self.is_static and self.include:
             raise ConfigError(

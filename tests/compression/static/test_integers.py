@@ -61,6 +61,7 @@ OPERATIONS = {
         (6, 6, 4), L.DepthwiseConv2D(3, padding="same", activation="relu6")
     ),
     "depthwise_twice": lambda: one((6, 6, 3), L.DepthwiseConv2D(3, depth_multiplier=2)),
+    "depthwise_1d": lambda: one((9, 3), L.DepthwiseConv1D(3, 2, depth_multiplier=2)),
     "dense": lambda: one((1500,), L.Dense(9)),
     "dense_rows": lambda: one((3, 7), L.Dense(4, activation="relu")),
     "dense_one": lambda: one((9,), L.Dense(1)),
@@ -106,6 +107,7 @@ VARIANTS = [
     "add_relu",
     "mean_kept",
     "depthwise_twice",
+    "depthwise_1d",
     "concatenate",
     "relu6",
     "silu",

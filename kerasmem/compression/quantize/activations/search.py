@@ -14,14 +14,16 @@ Cost = Callable[[np.ndarray, np.ndarray, float, float], float]
 """Takes centers and counts of bins, and a range."""
 
 _LEVELS = 256
-_SHARES = np.linspace(0.02, 1.0, 99)
+_MOST_CLIPPED = 0.01
+_SHARES = np.linspace(1.0, 0.02, 99)
 
 
 def best_range(histogram: Histogram, cost: Cost) -> tuple[float, float]:
     """Return the range with zero in it that costs least.
 
     First both ends move together, then each for itself; a range is never wider than
-    what was seen.
+    what was seen, and of several that cost the same the widest counts. What lies in the
+    bin of zero counts as zero.
 
     Args:
         histogram: of the values.
@@ -30,6 +32,8 @@ def best_range(histogram: Histogram, cost: Cost) -> tuple[float, float]:
     full = with_zero(histogram.least, histogram.most)
     seen = histogram.counts > 0
     centers, counts = histogram.centers[seen], histogram.counts[seen].astype(np.float64)
+    centers = np.clip(centers, histogram.least, histogram.most)
+    centers[np.abs(centers) <= histogram.width / 2] = 0.0
 
     def best(candidates: list[tuple[float, float]]) -> tuple[float, float]:
         return min(candidates, key=lambda ends: cost(centers, counts, *ends))
@@ -72,9 +76,14 @@ def divergence(
 
     The clipped distribution has what lies outside at its ends; the rounded one spreads
     what each of the 256 levels holds evenly over its bins, without what lies outside.
+    Zeros do not count: they have a code of their own in every range, and where a ReLU
+    makes half of all values zero, spreading them over a level would be the whole cost.
+    It is infinite for a range that more than a hundredth of the others lies outside of:
+    what is left inside may be so little that rounding hardly changes it.
     """
+    counts, centers = counts[centers != 0], centers[centers != 0]
     inside = (centers >= low) & (centers <= high)
-    if not inside.any():
+    if not inside.any() or counts[~inside].sum() > _MOST_CLIPPED * counts.sum():
         return np.inf
     kept = counts[inside]
     clipped = kept.copy()

@@ -11,7 +11,6 @@ import numpy as np
 
 from kerasmem.backends import shadow
 from kerasmem.compression.quantize.activations.search import with_zero
-from kerasmem.compression.quantize.aware.given_ranges import Ranges, check_known
 from kerasmem.compression.quantize.aware.passed_state import PassedState
 from kerasmem.compression.quantize.aware.places import (
     INSIDE,
@@ -21,6 +20,8 @@ from kerasmem.compression.quantize.aware.places import (
 )
 from kerasmem.compression.quantize.aware.quantizers import Ends, FakeQuantizer
 from kerasmem.compression.quantize.aware.separable import round_within
+from kerasmem.compression.quantize.given_ranges import Ranges
+from kerasmem.compression.quantize.static.known_ranges import check_known
 from kerasmem.graph.layers import sublayers
 from kerasmem.graph.masks import mask_of, with_mask
 from kerasmem.graph.nodes import nodes_in_order, own_graph
@@ -81,9 +82,12 @@ class RoundedActivations:
         try:
             yield
             if training:
-                self._state.variable.assign(ops.stack(list(map(ops.stack, now.ends))))
+                seen = ops.stack(list(map(ops.stack, now.ends)))
+                if now.is_empty is not None:
+                    seen = ops.where(now.is_empty, ends, seen)
+                self._state.variable.assign(seen)
         finally:
-            now.ends = None
+            now.ends = now.is_empty = None
 
     def read(self) -> dict[str, tuple[float, float]]:
         """Return the ranges found so far, with zero in each; between epochs only.
@@ -112,7 +116,9 @@ class RoundedActivations:
                 return original(inputs, operation_fn, **options)
             if graph is self._graph:
                 names = [tensor.name for tensor in graph.inputs]
-                inputs = self._rounded(names, keras.tree.flatten(inputs))
+                inputs = keras.tree.flatten(inputs)
+                self._pass.is_empty = _is_empty(inputs)
+                inputs = self._rounded(names, inputs)
             name_of = _namer(self._pass.prefix)
             return original(
                 inputs,
@@ -182,11 +188,22 @@ class _Pass(threading.local):
         ends: the ranges as they are by now, None outside of a pass.
         training: whether they follow what is seen.
         prefix: what the names of the calls begin with.
+        is_empty: a tensor, whether there are no samples at all, as a replica gets them
+            of a small batch; None where it is known that there are some.
     """
 
     ends: list[Ends] | None = None
+    is_empty: Any = None
     training = False
     prefix = ""
+
+
+def _is_empty(inputs: list[Any]) -> Any:
+    """Return whether inputs hold no sample, None where it is known that they do."""
+    first = next((x for x in inputs if x is not None), None)
+    if first is None or first.shape[0]:
+        return None
+    return keras.ops.equal(keras.ops.shape(first)[0], 0)
 
 
 def _graphs(graph: Any) -> list[Any]:

@@ -9,14 +9,15 @@ import keras
 from kerasmem import backends
 from kerasmem.compression.quantize.apply import choose, largest_block, place_of
 from kerasmem.compression.quantize.aware.activations import RoundedActivations
-from kerasmem.compression.quantize.aware.given_ranges import Ranges
 from kerasmem.compression.quantize.aware.quantizers import FakeQuantizer
 from kerasmem.compression.quantize.aware.rounding import round_symmetric
 from kerasmem.compression.quantize.aware.spectral import normalize_floats
 from kerasmem.compression.quantize.aware.weights import RoundedWeights
 from kerasmem.compression.quantize.dynamic import summed_axes
+from kerasmem.compression.quantize.given_ranges import Ranges
 from kerasmem.compression.quantize.products import has_lora
 from kerasmem.errors import ModelError
+from kerasmem.graph.layers import sublayers
 from kerasmem.graph.nodes import own_graph
 from kerasmem.memory.treated import treatment_of
 
@@ -38,7 +39,8 @@ class Awareness:
 
     Raises:
         ModelError: if there is no weight to round, or the model's activations are to
-            be rounded and its graph is not known, or a range is of none of them.
+            be rounded and its graph is not known, or a range is of none of them, or
+            activations are computed again in the backward pass.
     """
 
     def __init__(
@@ -53,6 +55,14 @@ class Awareness:
                 f"The model {model.name!r} computes activations again in its backward "
                 "pass, which does not go together with rounding them. Next: train the "
                 "model that it was made of."
+            )
+        again = next(filter(_computes_again, sublayers(model)), None)
+        if again is not None:
+            raise ModelError(
+                f"The layer {again.name!r} computes activations again in its backward "
+                "pass, which does not go together with rounding them. Expected: layers "
+                "made outside of a keras.RematScope. Next: make the model anew, from "
+                "its config."
             )
         if quantizer is not None and own_graph(model) is None:
             raise ModelError(
@@ -70,7 +80,7 @@ class Awareness:
                 self._activations = RoundedActivations(model, quantizer, begin)
                 undo.callback(self._activations.release)
             pairs = zip(chosen, places, strict=True)
-            self._weights = RoundedWeights([(w.variable, p.coding) for w, p in pairs])
+            self._weights = RoundedWeights([(w, p.coding) for w, p in pairs])
             undo.callback(self._weights.release)
             undo.callback(normalize_floats(model))
             for weight, place in zip(chosen, places, strict=True):
@@ -102,6 +112,13 @@ class Awareness:
                 training = bool(kwargs.get("training"))
                 scopes.enter_context(self._activations.applied(training=training))
             return original(*args, **kwargs)
+
+
+def _computes_again(layer: Any) -> bool:
+    """Return whether a layer was made in a `keras.RematScope`."""
+    # Private: nothing public tells; a scope of mode None leaves a mode as well.
+    mode = getattr(layer, "_remat_mode", None)
+    return mode is not None and mode.mode is not None
 
 
 def _rounds_inputs(layer: Any, is_passing: Callable[[], bool]) -> Callable[[], None]:

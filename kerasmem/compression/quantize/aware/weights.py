@@ -15,6 +15,7 @@ from kerasmem.compression.quantize.aware.rounding import (
 )
 from kerasmem.compression.quantize.coding import Coding
 from kerasmem.errors import ModelError
+from kerasmem.graph.layers import Weight
 
 
 def rounded(coding: Coding, value: Any) -> Any:
@@ -43,14 +44,14 @@ class RoundedWeights:
     every time step. The variables stay what they are for optimizer and checkpoint.
 
     Args:
-        weights: variables with how each is to be stored, one or more.
+        weights: them with how each is to be stored, one or more.
     """
 
-    def __init__(self, weights: Sequence[tuple[Any, Coding]]) -> None:
-        self._variables = [variable for variable, _ in weights]
+    def __init__(self, weights: Sequence[tuple[Weight, Coding]]) -> None:
+        self._variables = [weight.variable for weight, _ in weights]
         with ExitStack() as undo:
-            for variable, coding in weights:
-                undo.callback(_become_rounded(variable, coding))
+            for weight, coding in weights:
+                undo.callback(_become_rounded(weight, coding))
             self._undo = undo.pop_all()
 
     @contextmanager
@@ -91,6 +92,7 @@ class RoundedVariable(keras.Variable):
     """What a variable's class becomes; see `RoundedWeights`."""
 
     _kerasmem_coding: Coding
+    _kerasmem_path: str
 
     @property
     def value(self) -> Any:
@@ -138,8 +140,8 @@ class RoundedVariable(keras.Variable):
         if _SHOWN.values.get(id(self)) is not None:
             raise ModelError(
                 "A weight that training reads rounded stays float. Received: a layer "
-                f"that assigns {self.path!r} in its forward pass. Next: exclude it, "
-                f"with Quantize(..., exclude={self.path!r})."
+                f"that assigns {self._kerasmem_path!r} in its forward pass. Next: "
+                f"exclude it, with Quantize(..., exclude={self._kerasmem_path!r})."
             )
         return super().assign(value)
 
@@ -152,15 +154,16 @@ class RoundedVariable(keras.Variable):
             self._autocast = autocast
 
 
-def _become_rounded(variable: Any, coding: Coding) -> Callable[[], None]:
-    plain = type(variable)
+def _become_rounded(weight: Weight, coding: Coding) -> Callable[[], None]:
+    variable, plain = weight.variable, type(weight.variable)
     # Past `__setattr__` of the framework, which may track what is set there.
     object.__setattr__(variable, "_kerasmem_coding", coding)
+    object.__setattr__(variable, "_kerasmem_path", weight.path)
     object.__setattr__(variable, "__class__", _rounded_class(plain))
 
     def undo() -> None:
         object.__setattr__(variable, "__class__", plain)
-        del variable._kerasmem_coding
+        del variable._kerasmem_coding, variable._kerasmem_path
 
     return undo
 

@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
+from kerasmem.compression.quantize.adaptive import ADAPTIVE
+from kerasmem.compression.quantize.adaptive.apply import round_adaptively, told
 from kerasmem.compression.quantize.apply import Left, quantize_weights
 from kerasmem.compression.quantize.repair.bias import correct_biases
 from kerasmem.compression.quantize.repair.output_error import with_output_error
@@ -33,7 +35,8 @@ def quantize_and_repair(
         One change per weight of the model, changed or left alone and why.
 
     Raises:
-        ConfigError: if biases are to be corrected without data.
+        ConfigError: if biases are to be corrected, or weights to be rounded
+            adaptively, without data.
         DataError: if the data does not fit the model, or a layer makes something of it
             that is not finite.
         ModelError: if there is nothing to quantize.
@@ -44,10 +47,19 @@ def quantize_and_repair(
                 "Biases are corrected on samples: give data=. Received: "
                 "bias_correction=True, data=None."
             )
+        if choice.rounding == ADAPTIVE:
+            raise ConfigError(
+                "Weights are rounded adaptively on samples: give data=x (--data on the "
+                f"command line). Received: rounding={choice.rounding!r}, data=None."
+            )
         return quantize_weights(model, choice, left)
     check_data(model, data)
     original = clone(model)
-    changes = quantize_weights(model, choice, left)
+    if choice.rounding == ADAPTIVE:
+        ratios = round_adaptively(original, model, choice, left, data)
+        changes = told(quantize_weights(model, choice, left), original, ratios)
+    else:
+        changes = quantize_weights(model, choice, left)
     if choice.bias_correction:
         changes = correct_biases(changes, original, model, data)
     return with_output_error(changes, original, model, data)

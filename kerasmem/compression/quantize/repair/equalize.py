@@ -50,11 +50,17 @@ def equalize(model: Any) -> list[WeightChange]:
             "BatchNormalization first; a ReLU6 is in the way unless it is replaced. "
             f"Received: {_first(model, reasons)}."
         )
+    everything = list(weights(model))
+    _check_finite(everything, pairs)
     factors = _factors(pairs)
-    values = [(variable, _scaled(variable, by)) for variable, by in factors.values()]
+    values = [
+        (weight.variable, _scaled(weight, factors[id(weight.variable)]))
+        for weight in everything
+        if id(weight.variable) in factors
+    ]
     for variable, value in values:
         variable.assign(value)
-    return [_told(weight, factors, reasons) for weight in weights(model)]
+    return [_told(weight, factors, reasons) for weight in everything]
 
 
 def without_relu6(model: Any) -> Any:
@@ -94,15 +100,26 @@ def _pairs(model: Any, *, relu6: bool = False) -> tuple[list[Pair], dict[int, st
     return find_pairs(traced, relu6=relu6)
 
 
-def _factors(pairs: list[Pair]) -> dict[int, tuple[Any, np.ndarray]]:
-    """Return variables with what to multiply them with, by their id."""
+def _check_finite(everything: list[Weight], pairs: list[Pair]) -> None:
+    kernels = {id(output_kernel(pair.maker)) for pair in pairs}
+    kernels |= {id(input_kernel(taker)) for pair in pairs for taker in pair.takers}
+    for weight in everything:
+        is_one = id(weight.variable) in kernels
+        if is_one and not np.isfinite(_exact(weight.variable)).all():
+            raise ModelError(
+                "Weights with NaN or infinity cannot be equalized. Received: "
+                f"{weight.path!r} with such entries."
+            )
+
+
+def _factors(pairs: list[Pair]) -> dict[int, np.ndarray]:
+    """Return what to multiply variables with, by their id."""
     peaks: dict[int, np.ndarray] = {}
     links = [_link(pair, peaks) for pair in pairs]
-    found: dict[int, tuple[Any, np.ndarray]] = {}
+    found: dict[int, np.ndarray] = {}
 
     def multiply(variable: Any, by: np.ndarray) -> None:
-        _, before = found.get(id(variable), (variable, np.ones(1)))
-        found[id(variable)] = (variable, before * by)
+        found[id(variable)] = found.get(id(variable), np.ones(1)) * by
 
     for pair, link, factor in zip(pairs, links, balance(links, peaks), strict=True):
         multiply(output_kernel(pair.maker), 1 / factor[link.maker.places])
@@ -128,34 +145,33 @@ def _link(pair: Pair, peaks: dict[int, np.ndarray]) -> Link:
 def _noted(kernel: Any, peaks: dict[int, np.ndarray]) -> int:
     """Note the largest values of a kernel; return its name."""
     if id(kernel) not in peaks:
-        values = np.abs(to_numpy(kernel).astype(np.float64))
-        if not np.isfinite(values).all():
-            raise ModelError(
-                "Weights with NaN or infinity cannot be equalized. Received: "
-                f"{kernel.path!r} with such entries."
-            )
+        values = np.abs(_exact(kernel))
         peaks[id(kernel)] = values.max(tuple(range(values.ndim - 2)))
     return id(kernel)
 
 
-def _scaled(variable: Any, by: np.ndarray) -> np.ndarray:
-    dtype = np.dtype(keras.backend.standardize_dtype(variable.dtype))
+def _exact(variable: Any) -> np.ndarray:
+    return to_numpy(variable).astype(np.float64)
+
+
+def _scaled(weight: Weight, by: np.ndarray) -> np.ndarray:
+    dtype = np.dtype(keras.backend.standardize_dtype(weight.variable.dtype))
     with np.errstate(over="ignore"):  # it is looked for below
-        value = (to_numpy(variable).astype(np.float64) * by).astype(dtype)
+        value = (_exact(weight.variable) * by).astype(dtype)
     if not np.isfinite(value.astype(np.float64)).all():
         raise ModelError(
-            f"The weight {variable.path!r} cannot be equalized: it would be too large "
+            f"The weight {weight.path!r} cannot be equalized: it would be too large "
             f"for {dtype.name}, or it is not finite already."
         )
     return value
 
 
 def _told(
-    weight: Weight, factors: dict[int, tuple[Any, np.ndarray]], reasons: dict[int, str]
+    weight: Weight, factors: dict[int, np.ndarray], reasons: dict[int, str]
 ) -> WeightChange:
     changed = id(weight.variable) in factors
     if changed:
-        _, by = factors[id(weight.variable)]
+        by = factors[id(weight.variable)]
         detail = f"channels scaled by {by.min():.3g} to {by.max():.3g}"
     else:
         detail = reasons.get(

@@ -45,7 +45,7 @@ def fold_batch_norm(model: Any) -> tuple[Any, list[WeightChange]]:
     folded = rebuild.run(model)
     compile_as(folded, model)
     changes = [_told(weight, plan) for weight in weights(model)]
-    return folded, changes + _new_biases(rebuild, plan)
+    return folded, changes + _new_biases(folded, rebuild, plan)
 
 
 class _Folded(Rewrite):
@@ -95,11 +95,12 @@ def _why_not(weight: Weight, plan: FoldPlan) -> str:
     return reason or f"is inside of {weight.block.name!r}, whose calls are not known"
 
 
-def _new_biases(rebuild: Rebuild, plan: FoldPlan) -> list[WeightChange]:
+def _new_biases(folded: Any, rebuild: Rebuild, plan: FoldPlan) -> list[WeightChange]:
+    paths = {id(weight.variable): weight.path for weight in weights(folded)}
     return [
         WeightChange(
             layer=new.name,
-            weight=new.bias.path,
+            weight=paths[id(new.bias)],
             technique=NAME,
             changed=True,
             detail="made anew",

@@ -105,8 +105,9 @@ def _kernel_name(call: Call) -> str:
     """Return the name of the weight of a layer that a part of it multiplies with."""
     if not is_separable(call.layer):
         return "kernel"
-    depthwise = isinstance(call.operation, keras.layers.DepthwiseConv2D)
-    return "depthwise_kernel" if depthwise else "pointwise_kernel"
+    depthwise = (keras.layers.DepthwiseConv1D, keras.layers.DepthwiseConv2D)
+    is_first = isinstance(call.operation, depthwise)
+    return "depthwise_kernel" if is_first else "pointwise_kernel"
 
 
 def _of_weight(

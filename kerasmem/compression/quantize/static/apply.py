@@ -1,19 +1,22 @@
 """A float model into one that computes with int8 codes."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kerasmem.compression.quantize.activations import Calibration, calibrate
 from kerasmem.compression.quantize.apply import Left
+from kerasmem.compression.quantize.given_ranges import Ranges, named_as_in
 from kerasmem.compression.quantize.repair.bias import with_corrected_biases
 from kerasmem.compression.quantize.repair.fold import fold_batch_norm
 from kerasmem.compression.quantize.static.account import account
 from kerasmem.compression.quantize.static.build import Build
 from kerasmem.compression.quantize.static.floats import store_kernels
+from kerasmem.compression.quantize.static.known_ranges import check_known
 from kerasmem.compression.quantize.static.output_error import Pair
 from kerasmem.compression.quantize.static.plan import Plan
 from kerasmem.compression.quantize.static.planning import Stays
-from kerasmem.compression.quantize.static.worth import Ranges, plan_of
+from kerasmem.compression.quantize.static.worth import plan_of
 from kerasmem.compression.regular_expressions import check_all_mean_one, means
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.clone import clone
@@ -36,21 +39,20 @@ def quantize_static(
     Args:
         model: a built model with a graph; it is not touched.
         choice: the scheme, and how to calibrate.
-        data: samples in any of the forms that `kerasmem.files.data` lists.
+        data: samples in any of the forms that `kerasmem.files.data` lists; None if
+            the choice has all ranges.
 
     Raises:
-        ConfigError: if there is no data, or a regular expression means no weight.
+        ConfigError: if there is neither data nor all ranges, or a regular expression
+            means no weight.
         DataError: if the data does not fit the model, or holds NaN or infinity.
-        ModelError: if the model has no graph, nothing to quantize, or NaN or infinity
-            in its weights.
+        ModelError: if the model has no graph, nothing to quantize, NaN or infinity in
+            its weights, or not a tensor that there is a range of.
     """
-    if data is None:
-        raise ConfigError(
-            f"The scheme {choice.scheme!r} takes the ranges of activations from "
-            "samples: give data=x (--data on the command line). Received: "
-            "data=None."
-        )
     _check_graph(model)
+    if data is None and (choice.bias_correction or not choice.ranges):
+        raise _no_data(choice)
+    check_known(model, dict(choice.ranges))
     everything = list(weights(model))
     check_all_mean_one(model, everything, {"exclude": choice.exclude})
     places = {w.place for w in everything if means(choice.exclude, w)}
@@ -68,9 +70,7 @@ def quantize_static(
     def stays(layer: Any) -> str | None:
         return "is excluded" if id(layer) in excluded else None
 
-    how = Calibration(choice.calibration, samples=choice.calibration_samples)
-    seen = calibrate(folded, data, how, calls=plan_of(folded, stays).calls)
-    ranges = {each.tensor: (each.low, each.high) for each in seen}
+    ranges = _ranges(folded, plan_of(folded, stays), choice, data)
     build = _built(folded, plan_of(folded, stays, ranges), ranges, choice.granularity)
     made, changes = _finished(build, choice.granularity, left, data)
     return made, [change for change in folds if change.changed] + changes
@@ -98,11 +98,33 @@ def integer_model(
     """
     _check_graph(model)
     own = clone(model)  # layers that stay float go into the new model
-    pairs = zip(own_graph(model).inputs, own_graph(own).inputs, strict=True)
-    names = {old.name: new.name for old, new in pairs}
-    given = {names.get(name, name): ends for name, ends in ranges.items()}
+    given = named_as_in(own, ranges)
     build = _built(own, plan_of(own, stays, given), given, granularity)
     return _finished(build, granularity, lambda w: stays(w.block) is not None)
+
+
+def _ranges(
+    model: Any, plan: Plan, choice: "Quantize", data: Any
+) -> dict[str, tuple[float, float]]:
+    """Return the ranges that a choice has, with those that it lacks by calibration."""
+    given = named_as_in(model, dict(choice.ranges))
+    missing = [name for name in plan.needed() if name not in given]
+    if not missing:
+        return given
+    if data is None:
+        raise _no_data(choice, missing)
+    how = Calibration(choice.calibration, samples=choice.calibration_samples)
+    seen = calibrate(model, data, how, calls=plan.calls)
+    return {each.tensor: (each.low, each.high) for each in seen} | given
+
+
+def _no_data(choice: "Quantize", missing: Sequence[str] = ()) -> ConfigError:
+    lacking = f", ranges without {', '.join(map(repr, missing[:3]))}" if missing else ""
+    return ConfigError(
+        f"The scheme {choice.scheme!r} takes the ranges of activations from samples: "
+        "give data=x (--data on the command line). Received: data=None"
+        f"{lacking}{', bias_correction=True' * choice.bias_correction}."
+    )
 
 
 def _built(model: Any, plan: Plan, ranges: Ranges, granularity: str) -> Build:

@@ -1,6 +1,6 @@
 """What all layers share that compute with int8 codes."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 import keras
 
@@ -17,15 +17,16 @@ class IntegerLayer(keras.layers.Layer):
         inputs: the codes of each of its inputs; none for a layer that takes floats.
         output: the codes of its output.
         activation: None, `"relu"` or `"relu6"`, within it.
+        keeps_mask: whether a mask goes through it.
     """
-
-    keeps_mask: ClassVar[bool] = True
 
     def __init__(
         self,
         inputs: Any,
         output: Any,
         activation: str | None = None,
+        *,
+        keeps_mask: bool = True,
         **kwargs: Any,
     ) -> None:
         # Not the global policy: codes and scales do not fit half precision.
@@ -34,6 +35,7 @@ class IntegerLayer(keras.layers.Layer):
         self.input_codes = tuple(map(_codes, inputs))
         self.output_codes = _codes(output)
         self.activation = activation
+        self.keeps_mask = keeps_mask
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments."""
@@ -42,10 +44,11 @@ class IntegerLayer(keras.layers.Layer):
             "inputs": [codes.to_json() for codes in self.input_codes],
             "output": self.output_codes.to_json(),
             "activation": self.activation,
+            "keeps_mask": self.keeps_mask,
         }
 
     def compute_mask(self, inputs: Any, previous_mask: Any) -> Any:
-        """Return the mask of the inputs where Keras's layer hands it on, else None."""
+        """Return the mask of the inputs where one goes through, else None."""
         del inputs
         return previous_mask if self.keeps_mask else None
 

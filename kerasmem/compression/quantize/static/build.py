@@ -32,6 +32,9 @@ class Build:
         self._coded: dict[int, Any] = {}
         self._named: dict[str, Any] = {}
         self.layers: dict[str, Any] = {}
+        # One says it for all. None where a layer is called in training mode: Keras
+        # then calls those behind it so as well.
+        self._warns = not any(call.is_trained for call in plan.calls.calls)
 
     def run(self) -> Any:
         """Return the new model; `layers` then has its layers by the names of calls."""
@@ -64,6 +67,7 @@ class Build:
                 "inputs": [self._codes[number] for number in step.inputs],
                 "output": self._codes[step.output],
                 "activation": step.activation,
+                "keeps_mask": step.keeps_mask,
                 "name": self._name(call.name),
             }
             layer = step.kind.made(call.operation, tensors[0].shape, common)
@@ -92,7 +96,8 @@ class Build:
     def _as_codes(self, number: int) -> Any:
         if number not in self._coded:
             name = self._name(f"{self.plan.calls.names[number]}_codes")
-            layer = ToCodes((), self._codes[number], name=name)
+            layer = ToCodes((), self._codes[number], warns=self._warns, name=name)
+            self._warns = False
             self._coded[number] = layer(self._floats[number])
         return self._coded[number]
 

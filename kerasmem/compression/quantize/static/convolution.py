@@ -19,8 +19,6 @@ class _IntegerConvolution(IntegerProduct):
         dilation: of height and width, or of the length.
     """
 
-    keeps_mask = False
-
     def __init__(
         self,
         *,
@@ -97,9 +95,8 @@ class IntegerConv2D(_IntegerFullConvolution):
     """A `keras.layers.Conv2D` of codes."""
 
 
-@keras.saving.register_keras_serializable("kerasmem")
-class IntegerDepthwiseConv2D(_IntegerConvolution):
-    """A `keras.layers.DepthwiseConv2D` of codes."""
+class _IntegerDepthwiseConvolution(_IntegerConvolution):
+    """A convolution of every channel by itself."""
 
     def products(self, pictures: Any) -> Any:
         """Return the sums of products, int32."""
@@ -107,3 +104,13 @@ class IntegerDepthwiseConv2D(_IntegerConvolution):
         kernel = ops.cast(self.kernel, "float32")
         sums = ops.depthwise_conv(pictures, kernel, **self._settings())
         return ops.cast(ops.round(sums), "int32")
+
+
+@keras.saving.register_keras_serializable("kerasmem")
+class IntegerDepthwiseConv1D(_IntegerDepthwiseConvolution):
+    """A `keras.layers.DepthwiseConv1D` of codes."""
+
+
+@keras.saving.register_keras_serializable("kerasmem")
+class IntegerDepthwiseConv2D(_IntegerDepthwiseConvolution):
+    """A `keras.layers.DepthwiseConv2D` of codes."""

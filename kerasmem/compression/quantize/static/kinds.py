@@ -20,7 +20,7 @@ from kerasmem.compression.quantize.static.hindrances import (
     why_no_pictures,
     why_no_product,
 )
-from kerasmem.compression.quantize.static.split import activation_of
+from kerasmem.compression.quantize.static.split import Gate, activation_of
 from kerasmem.compression.quantize.static.table import FUNCTIONS
 from kerasmem.graph.channels.kind import kind
 from kerasmem.graph.values import to_numpy
@@ -53,6 +53,8 @@ class Kind:
 
 def kind_of(operation: Any) -> Kind | None:
     """Return how an operation is computed with codes, None if it is not."""
+    if isinstance(operation, Gate):
+        return _GATE
     name = kind(operation) or ""
     if name in ACTIVATIONS:
         return _ACTIVATIONS.get(activation_of(operation) or "", KINDS.get(name))
@@ -144,8 +146,14 @@ def _plain(made: type, *names: str) -> Callable[[Any, Any, dict[str, Any]], Any]
     return make
 
 
+def _multiply(operation: Any, _: Any, common: dict[str, Any]) -> Any:
+    hides = isinstance(operation, keras.layers.Multiply)
+    return ours.IntegerMultiply(hides=hides, **common)
+
+
 _ADD = Kind(_plain(ours.IntegerAdd), why_no_pair, takes_relu=True)
-_MULTIPLY = Kind(_plain(ours.IntegerMultiply), why_no_pair, takes_relu=True)
+_MULTIPLY = Kind(_multiply, why_no_pair, takes_relu=True)
+_GATE = Kind(_plain(ours.IntegerMultiply), why_no_pair)
 _AFFINE = Kind(_affine, why_no_affine, takes_relu=True, weights=_affine_weights)
 
 
@@ -193,6 +201,7 @@ ACTIVATIONS = (
 KINDS = {
     "layers.Conv1D": _product(_convolution(ours.IntegerConv1D, 1)),
     "layers.Conv2D": _product(_convolution(ours.IntegerConv2D, 1)),
+    "layers.DepthwiseConv1D": _product(_convolution(ours.IntegerDepthwiseConv1D, 2)),
     "layers.DepthwiseConv2D": _product(_convolution(ours.IntegerDepthwiseConv2D, 2)),
     "layers.Dense": _product(_dense, why_no_product),
     "layers.BatchNormalization": _AFFINE,

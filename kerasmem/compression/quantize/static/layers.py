@@ -6,6 +6,7 @@ from kerasmem.compression.quantize.static.boundary import FromCodes, ToCodes
 from kerasmem.compression.quantize.static.convolution import (
     IntegerConv1D,
     IntegerConv2D,
+    IntegerDepthwiseConv1D,
     IntegerDepthwiseConv2D,
 )
 from kerasmem.compression.quantize.static.dense import IntegerDense
@@ -32,6 +33,7 @@ __all__ = [
     "IntegerConv1D",
     "IntegerConv2D",
     "IntegerDense",
+    "IntegerDepthwiseConv1D",
     "IntegerDepthwiseConv2D",
     "IntegerHardSilu",
     "IntegerLayer",

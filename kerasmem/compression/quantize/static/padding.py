@@ -15,8 +15,6 @@ class IntegerZeroPadding2D(IntegerLayer):
         padding: before and after, for height and width.
     """
 
-    keeps_mask = False
-
     def __init__(self, *, padding: Any, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.padding = tuple(map(tuple, padding))

@@ -21,12 +21,14 @@ class Step:
         inputs: numbers of the tensors that go in, whose codes count.
         output: number of the one that comes out, after the activation within it.
         activation: None, `"relu"` or `"relu6"`.
+        keeps_mask: whether a mask goes through it.
     """
 
     kind: Kind
     inputs: tuple[int, ...]
     output: int
     activation: str | None
+    keeps_mask: bool
 
 
 @dataclass
@@ -73,22 +75,38 @@ class Plan:
         Raises:
             ConfigError: if one is missing, or is none.
         """
-        makers = {s.output for s in self.steps.values() if s.kind.keeps}
-        groups = defaultdict(list)
-        for step in self.steps.values():
-            for number in (*step.inputs, step.output):
-                groups[_root(self.shared, number)].append(number)
         found = {}
-        for members in groups.values():
+        for members in self._groups():
             certain = [self.fixed[n] for n in members if n in self.fixed]
             if certain:
                 found |= dict.fromkeys(members, certain[0])
                 continue
-            own = set(members) - makers or set(members)
-            ends = [_ends(ranges, self.calls.names[n]) for n in sorted(own)]
+            ends = [_ends(ranges, self.calls.names[n]) for n in self._decisive(members)]
             low, high = with_zero(min(e[0] for e in ends), max(e[1] for e in ends))
             found |= dict.fromkeys(members, Codes.of_range(low, high))
         return found
+
+    def needed(self) -> list[str]:
+        """Return the names of the tensors whose ranges `codes` takes."""
+        return [
+            self.calls.names[number]
+            for members in self._groups()
+            if not any(number in self.fixed for number in members)
+            for number in self._decisive(members)
+        ]
+
+    def _groups(self) -> list[list[int]]:
+        """Return the numbers of tensors that have codes, those that share them."""
+        groups = defaultdict(list)
+        for step in self.steps.values():
+            for number in (*step.inputs, step.output):
+                groups[_root(self.shared, number)].append(number)
+        return list(groups.values())
+
+    def _decisive(self, members: list[int]) -> list[int]:
+        """Return those whose ranges the others have, in order."""
+        makers = {s.output for s in self.steps.values() if s.kind.keeps}
+        return sorted(set(members) - makers or set(members))
 
 
 def join(shared: dict[int, int], one: int, two: int) -> None:

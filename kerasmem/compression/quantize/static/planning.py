@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -93,7 +94,7 @@ def _step(plan: Plan, call: Call, kind: Kind) -> Step:
     inputs = tuple(plan.number(number) for number in call.inputs)
     activation = activation_of(call.operation)
     within = activation if activation in RELU else None
-    return Step(kind, inputs, call.outputs[0], within)
+    return Step(kind, inputs, call.outputs[0], within, _keeps_mask(call))
 
 
 def _with_relu(plan: Plan, step: Step, takers: dict[int, list[Call]]) -> Step:
@@ -104,8 +105,17 @@ def _with_relu(plan: Plan, step: Step, takers: dict[int, list[Call]]) -> Step:
     if len(after) != 1 or not is_relu(after[0].operation):
         return step
     plan.gone.add(after[0].name)
-    activation = activation_of(after[0].operation)
-    return Step(step.kind, step.inputs, after[0].outputs[0], activation)
+    return replace(
+        step,
+        output=after[0].outputs[0],
+        activation=activation_of(after[0].operation),
+        keeps_mask=step.keeps_mask and _keeps_mask(after[0]),
+    )
+
+
+def _keeps_mask(call: Call) -> bool:
+    """Return whether Keras hands a mask on; operations that are no layers never do."""
+    return getattr(call.operation, "supports_masking", False)
 
 
 def _is_float(calls: Calls, number: int) -> bool:

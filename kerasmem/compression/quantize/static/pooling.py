@@ -22,8 +22,6 @@ class IntegerMean(IntegerLayer):
         keepdims: whether these axes stay, with length 1.
     """
 
-    keeps_mask = False
-
     def __init__(self, *, keepdims: bool = False, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.keepdims = keepdims
@@ -57,8 +55,6 @@ class _IntegerPooling(IntegerLayer):
         strides: of the window.
         padding: `"valid"` or `"same"`.
     """
-
-    keeps_mask = False
 
     def __init__(
         self, *, pool_size: Any, strides: Any, padding: str, **kwargs: Any

@@ -8,6 +8,7 @@ import numpy as np
 from kerasmem.compression.quantize.math import LIMIT, finite, quantize
 from kerasmem.compression.quantize.static.base import IntegerLayer
 from kerasmem.compression.quantize.static.multiplier import fixed_point, times
+from kerasmem.graph.values import represents
 
 MOST_PRODUCTS = (1 << 24) // (128 * LIMIT)
 """So many products of codes float32 sums up exactly, in any order."""
@@ -42,6 +43,8 @@ class IntegerProduct(IntegerLayer):
         self.kernel_scale = self._weight("kernel_scale", "float32", every)
         self.mantissa = self._weight("mantissa", "int32", every)
         self.exponent = self._weight("exponent", "int8", every)
+        for factor in (self.kernel_scale, self.mantissa, self.exponent):
+            represents(factor, None)
 
     def store(
         self, kernel: np.ndarray, bias: np.ndarray | None, granularity: str = "channel"

@@ -11,6 +11,11 @@ from kerasmem.graph.values import to_numpy
 
 L = keras.layers
 
+_PRODUCTS = (L.Conv1D, L.Conv2D, L.DepthwiseConv1D, L.DepthwiseConv2D, L.Dense)
+_SEPARABLE = {
+    L.SeparableConv1D: (L.DepthwiseConv1D, L.Conv1D),
+    L.SeparableConv2D: (L.DepthwiseConv2D, L.Conv2D),
+}
 _OPERATIONS = {
     "ops.HardSilu": "hard_silu",
     "ops.LeakyRelu": "leaky_relu",
@@ -22,6 +27,20 @@ _OPERATIONS = {
 }
 
 
+@keras.saving.register_keras_serializable("kerasmem")
+class Gate(L.Layer):
+    """The product of a tensor and its sigmoid, also where a mask hides them."""
+
+    def call(self, inputs: Any) -> Any:
+        """Return the product of a list of two tensors."""
+        return inputs[0] * inputs[1]
+
+    def compute_mask(self, inputs: Any, previous_mask: Any) -> Any:
+        """Return the mask that both have."""
+        del inputs
+        return previous_mask[0] if self.supports_masking else None
+
+
 def split(layer: Any) -> list[Part] | None:
     """Return the layers that compute what one does, None for one that stays whole.
 
@@ -29,11 +48,11 @@ def split(layer: Any) -> list[Part] | None:
     the activation; a separable convolution its two convolutions; SiLU the product of
     its input and a sigmoid of it. New layers have copies of the weights.
     """
-    if type(layer) is L.SeparableConv2D:
+    if type(layer) in _SEPARABLE:
         return _separable(layer)
     if kind(layer) in ("layers.Activation", "ops.Silu"):
         return _silu(layer) if activation_of(layer) == "silu" else None
-    if type(layer) not in (L.Conv1D, L.Conv2D, L.DepthwiseConv2D, L.Dense):
+    if type(layer) not in _PRODUCTS:
         return None
     if activation_of(layer) in (None, *RELU):
         return None
@@ -83,13 +102,15 @@ def _activation(layer: Any) -> Any:
 def _silu(layer: Any) -> list[Part]:
     policy = {"dtype": layer.dtype_policy} if isinstance(layer, L.Layer) else {}
     sigmoid = L.Activation("sigmoid", name=f"{layer.name}_sigmoid", **policy)
-    both = L.Multiply(name=layer.name, **policy)
+    both = Gate(name=layer.name, **policy)
+    both.supports_masking = getattr(layer, "supports_masking", False)
     return [("/sigmoid", sigmoid, (-1,)), ("", both, (-2, -1))]
 
 
 def _separable(layer: Any) -> list[Part]:
     shared = {"dtype": layer.dtype_policy, "data_format": layer.data_format}
-    first = L.DepthwiseConv2D(
+    depthwise_kind, pointwise_kind = _SEPARABLE[type(layer)]
+    first = depthwise_kind(
         layer.kernel_size,
         strides=layer.strides,
         padding=layer.padding,
@@ -98,7 +119,7 @@ def _separable(layer: Any) -> list[Part]:
         use_bias=False,
         **shared,
     )
-    second = L.Conv2D(
+    second = pointwise_kind(
         layer.filters,
         1,
         use_bias=layer.use_bias,
@@ -106,8 +127,8 @@ def _separable(layer: Any) -> list[Part]:
         **shared,
     )
     depthwise, pointwise, *bias = map(to_numpy, layer.weights)
-    first.build((None, None, None, depthwise.shape[2]))
-    second.build((None, None, None, pointwise.shape[2]))
+    first.build((*[None] * (layer.rank + 1), depthwise.shape[-2]))
+    second.build((*[None] * (layer.rank + 1), pointwise.shape[-2]))
     first.kernel.assign(depthwise)
     for new, old in zip(second.weights, [pointwise, *bias], strict=True):
         new.assign(old)

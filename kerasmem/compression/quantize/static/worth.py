@@ -1,11 +1,11 @@
 """The plan of a model: codes where they gain something, layers whole where not."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from kerasmem.compression.quantize.activations.calls import flatten
+from kerasmem.compression.quantize.given_ranges import Ranges
 from kerasmem.compression.quantize.static.factors import affine_factors
 from kerasmem.compression.quantize.static.kinds import is_affine
 from kerasmem.compression.quantize.static.plan import Plan, Step
@@ -14,9 +14,6 @@ from kerasmem.compression.quantize.static.split import split
 
 _COARSE = 4
 """So many of its own steps a normalization may make of one step of what it takes."""
-
-Ranges = Mapping[str, tuple[float, float]]
-"""Ends of what tensors take, by the names that `calibrate` gives them."""
 
 
 def plan_of(
