@@ -10,7 +10,7 @@ import keras
 
 from kerasmem.errors import KerasMemWarning, ModelFileError
 from kerasmem.files.archive import check_archive
-from kerasmem.files.legacy import compile_arguments, is_legacy, load_legacy
+from kerasmem.files.legacy import Made, compile_arguments, is_legacy, load_legacy
 
 
 def load_model(
@@ -38,7 +38,7 @@ def load_model(
     path = Path(path)
     _check(path)
     if is_legacy(path):
-        return _converted(path, custom_objects or {}, with_loss=compile)
+        return _converted(path, custom_objects or {}, with_loss=compile).layer
     with_loss = None
     try:
         if compile:
@@ -56,14 +56,32 @@ def load_model(
     return model
 
 
-def _converted(path: Path, custom_objects: dict[str, Any], *, with_loss: bool) -> Any:
-    model, training = load_legacy(path, custom_objects)
+def load_converted(path: str | Path) -> Made:
+    """Return the model made of a file of Keras 2, beside what the file says of it.
+
+    Args:
+        path: as in `load_model`.
+
+    Raises:
+        ModelFileError: as `load_model`, and if Keras 3 wrote the file.
+    """
+    path = Path(path)
+    _check(path)
+    if not is_legacy(path):
+        raise ModelFileError(
+            f"Keras 3 wrote {str(path)!r} already: there is nothing to convert."
+        )
+    return _converted(path, {}, with_loss=True)
+
+
+def _converted(path: Path, custom_objects: dict[str, Any], *, with_loss: bool) -> Made:
+    made, training = load_legacy(path, custom_objects)
     if training is not None and with_loss:
         try:
-            model.compile(**compile_arguments(training, custom_objects))
+            made.layer.compile(**compile_arguments(training, custom_objects))
         except Exception as error:  # noqa: BLE001 - nor has that of an unknown loss
             _say_without_loss(path, error)
-    return model
+    return made
 
 
 def _say_without_loss(path: Path, error: Exception) -> None:

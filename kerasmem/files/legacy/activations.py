@@ -12,8 +12,8 @@ def hard_sigmoid_of_keras_2(x: Any) -> Any:
     """Return `clip(0.2 x + 0.5, 0, 1)`; that of Keras 3 has a slope of 1/6.
 
     Example:
-        >>> float(hard_sigmoid_of_keras_2(1.0))
-        0.7
+        >>> float(hard_sigmoid_of_keras_2(9.0))
+        1.0
     """
     return keras.ops.clip(0.2 * x + 0.5, 0.0, 1.0)
 

@@ -11,11 +11,13 @@ from kerasmem.errors import ModelFileError
 from kerasmem.files.legacy.file import LegacyFile
 from kerasmem.files.legacy.flat import FlatWeights, Named
 
+_VERSIONS = ("1.", "2.")
+
 
 def is_legacy_h5(path: Path) -> bool:
     """Return True for a file that Keras 2, or 1, wrote."""
     with h5py.File(path) as file:
-        return not _text(file.attrs.get("keras_version", "2")).startswith("3")
+        return _text(file.attrs.get("keras_version", "2.")).startswith(_VERSIONS)
 
 
 def read_h5(path: Path) -> LegacyFile:
@@ -44,11 +46,18 @@ def read_h5(path: Path) -> LegacyFile:
 
 def _arrays(group: Any) -> list[Named]:
     names = _texts(group, "weight_names")
-    return [(name, _whole(group[name])) for name in names]
+    return [(name, whole_array(group[name], group.file)) for name in names]
 
 
-def _whole(dataset: Any) -> np.ndarray:
-    if dataset.external or dataset.is_virtual:
+def whole_array(dataset: Any, file: h5py.File) -> np.ndarray:
+    """Return the array in a dataset.
+
+    Raises:
+        ModelFileError: if it is none, or leads to another file.
+    """
+    if not isinstance(dataset, h5py.Dataset):
+        raise ModelFileError(f"{dataset.name!r} is no array.")
+    if dataset.external or dataset.is_virtual or dataset.file != file:
         raise ModelFileError(f"{dataset.name!r} is kept outside of the file.")
     return dataset[()]
 

@@ -10,6 +10,7 @@ import h5py
 
 from kerasmem.errors import ModelFileError
 from kerasmem.files.legacy.file import LegacyFile
+from kerasmem.files.legacy.hdf5 import whole_array
 from kerasmem.files.legacy.parts import Part
 from kerasmem.files.legacy.tree import TreeWeights
 
@@ -42,7 +43,8 @@ def read_archive(path: Path) -> LegacyFile:
 
 def _part(group: Any) -> Part:
     arrays = group.get("vars", {})
-    numbered = {name: arrays[name][()] for name in sorted(arrays, key=int)}
+    names = sorted(arrays, key=int)
+    numbered = {name: whole_array(arrays[name], group.file) for name in names}
     inner = {
         name: _part(item)
         for name, item in group.items()

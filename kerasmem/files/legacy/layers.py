@@ -1,40 +1,15 @@
 """The config of one layer of Keras 2 as one that Keras 3 makes the same layer of."""
 
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
 import keras
 
 from kerasmem.errors import ModelFileError
-from kerasmem.files.legacy.activations import translated
+from kerasmem.files.legacy.arguments import accepted
 
 Config = dict[str, Any]
 
-_HARMLESS: Mapping[str, Any] = {
-    "groups": 1,
-    "time_major": False,
-    "ragged": False,
-    "sparse": False,
-    "renorm": False,
-}
-"""What Keras 3 lacks is left out where it says this, None or False."""
-_WITHOUT_EFFECT = {
-    "batch_input_shape",
-    "build_input_shape",
-    "implementation",
-    "input_dim",
-    "input_length",
-    "fused",
-    "autocast",
-    "experimental_autocast",
-    "shared_object_id",
-    "query_shape",
-    "key_shape",
-    "value_shape",
-    "trainable",
-}
-_WITHOUT_EFFECT_ENDINGS = ("_initializer", "_regularizer", "_constraint")
 _RENAMED = {
     "LeakyReLU": {"alpha": "negative_slope"},
     "ThresholdedReLU": {"theta": "threshold"},
@@ -42,25 +17,25 @@ _RENAMED = {
 }
 _OTHER_CLASS = {"ThresholdedReLU": "ReLU"}
 _INNER = ("layer", "backward_layer", "cell")
-_OF_EVERY_LAYER = ("name", "trainable", "dtype", "activity_regularizer")
+_GRAPHS = ("Functional", "Sequential", "Model")
 
 
-def make_layer(
-    layer: Config, custom_objects: Mapping[str, Any], name: str | None = None
-) -> Any:
+def is_graph(layer: Config) -> bool:
+    """Return True for a model whose config lists its layers."""
+    return layer["class_name"] in _GRAPHS and "layers" in layer["config"]
+
+
+def make_layer(layer: Config, custom_objects: Mapping[str, Any]) -> Any:
     """Return the Keras 3 layer of a layer in a file of Keras 2.
 
     Args:
         layer: `class_name` and `config`, perhaps `registered_name`.
         custom_objects: the user's own classes by name.
-        name: of the layer, None for that in the config.
 
     Raises:
         ModelFileError: if Keras 3 has no such layer; it is named, with the reason.
     """
     translation = translate(layer, custom_objects)
-    if name is not None:
-        translation["config"]["name"] = name
     try:
         return keras.saving.deserialize_keras_object(
             translation, custom_objects=dict(custom_objects), safe_mode=True
@@ -75,7 +50,7 @@ def translate(layer: Config, custom_objects: Mapping[str, Any]) -> Config:
     Raises:
         ModelFileError: as `make_layer`.
     """
-    class_name = layer["class_name"]
+    class_name: str = layer["class_name"]
     if class_name.rpartition(">")[2] == "Lambda":
         raise refusal(
             layer, "it holds a Python lambda, and code in a file is never run"
@@ -94,7 +69,10 @@ def translate(layer: Config, custom_objects: Mapping[str, Any]) -> Config:
         )
     renamed = _RENAMED.get(layer["class_name"], {})
     config = {renamed.get(key, key): value for key, value in config.items()}
-    config = _accepted(made, config, layer)
+    try:
+        config = accepted(made, config)
+    except ValueError as error:
+        raise refusal(layer, str(error)) from error
     return _serialized("keras.layers", class_name, _inner(config, custom_objects), None)
 
 
@@ -102,7 +80,7 @@ def _inner(config: Config, custom_objects: Mapping[str, Any]) -> Config:
     """Return a config with the layers in it translated."""
     found = dict(config)
     for key in _INNER:
-        if isinstance(config.get(key), dict):
+        if isinstance(config.get(key), dict) and not is_graph(config[key]):
             found[key] = translate(config[key], custom_objects)
     if "cells" in config:
         found["cells"] = [translate(cell, custom_objects) for cell in config["cells"]]
@@ -152,50 +130,7 @@ def _plain(value: Any) -> Any:
         return value
     name, config = value.get("class_name"), value.get("config")
     if name in ("Policy", "PolicyV1"):
-        return config["name"]
+        return value["config"]["name"]
     if value.get("type") == "ndarray" or name == "__ndarray__":
         return value.get("value", config)
     return {k: v for k, v in value.items() if k != "shared_object_id"}
-
-
-def _accepted(made: type, config: Config, layer: Config) -> Config:
-    known = _parameters(made)
-    for key, value in config.items():
-        if key not in known and not _is_without_effect(key, value):
-            raise refusal(layer, f"Keras 3 has no {key}={value!r} there")
-    return {k: _value(k, v, layer) for k, v in config.items() if k in known}
-
-
-def _is_without_effect(key: str, value: Any) -> bool:
-    if key in _WITHOUT_EFFECT or key.endswith(_WITHOUT_EFFECT_ENDINGS):
-        return True
-    return (
-        value is None
-        or value is False
-        or (key in _HARMLESS and value == _HARMLESS[key])
-    )
-
-
-def _value(key: str, value: Any, layer: Config) -> Any:
-    if key.endswith("activation"):
-        return translated(value)
-    if key == "axis" and layer["class_name"] == "BatchNormalization":
-        axes = value if isinstance(value, list) else [value]
-        if len(axes) > 1:
-            raise refusal(layer, f"Keras 3 normalizes one axis. Received: {axes}")
-        return axes[0]
-    return value
-
-
-def _parameters(made: type) -> set[str]:
-    """Return what a layer's `__init__` takes, those that it hands on included."""
-    names = set()
-    for base in inspect.getmro(made):
-        if base is keras.Layer:
-            return names | set(_OF_EVERY_LAYER)
-        if "__init__" in vars(base):
-            parameters = inspect.signature(vars(base)["__init__"]).parameters
-            names |= set(parameters) - {"self", "kwargs"}
-            if "kwargs" not in parameters:
-                break
-    return names

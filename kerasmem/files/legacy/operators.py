@@ -59,8 +59,8 @@ def operator(symbol: str) -> Callable[..., Any] | None:
         symbol: what a `TFOpLambda` layer calls it, such as `"math.add"`.
 
     Example:
-        >>> operator("math.reduce_sum")([[1.0, 2.0]], axis=[1], name=None).shape
-        (1,)
+        >>> float(operator("math.add")(1.0, y=2.0, name=None))
+        3.0
     """
     symbol = symbol.removeprefix("compat.v1.")
     if symbol in _OWN:

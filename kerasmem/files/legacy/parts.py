@@ -39,11 +39,6 @@ class Part:
             found.append(part or Part())
         return found
 
-    def all_arrays(self) -> list[np.ndarray]:
-        """Return the arrays of this object and of all within."""
-        inner = [a for part in self.parts.values() for a in part.all_arrays()]
-        return [*self.arrays.values(), *inner]
-
 
 def snake_case(name: str) -> str:
     """Return the name that Keras 2 makes of the name of a class.

@@ -10,6 +10,7 @@ from kerasmem.files.legacy.file import LegacyFile
 from kerasmem.files.legacy.graph import check_is_model, make
 from kerasmem.files.legacy.hdf5 import is_legacy_h5, read_h5
 from kerasmem.files.legacy.keras_archive import is_legacy_archive, read_archive
+from kerasmem.files.legacy.made import Made
 from kerasmem.files.legacy.saved_model import read_saved_model
 
 _DAMAGED = (OSError, KeyError, TypeError, ValueError)
@@ -32,8 +33,8 @@ def is_legacy(path: Path) -> bool:
 
 def load_legacy(
     path: Path, custom_objects: Mapping[str, Any]
-) -> tuple[Any, dict[str, Any] | None]:
-    """Return the Keras 3 model, not compiled, and what it was compiled with.
+) -> tuple[Made, dict[str, Any] | None]:
+    """Return the model made of a file, not compiled, and what it was compiled with.
 
     Raises:
         ModelFileError: if it cannot be had; the layer and the reason are named.
@@ -41,7 +42,7 @@ def load_legacy(
     try:
         file = _read(path)
         made = make(file.config, custom_objects)
-        model = check_is_model(made)
+        check_is_model(made)
         file.weights.assign(made)
     except (ModelFileError, *_DAMAGED) as error:
         raise ModelFileError(f"{str(path)!r} could not be loaded: {error}") from error
@@ -52,7 +53,7 @@ def load_legacy(
             KerasMemWarning,
             stacklevel=4,
         )
-    return model, file.training
+    return made, file.training
 
 
 def _read(path: Path) -> LegacyFile:

@@ -84,6 +84,17 @@ def test_weights_without_a_model(copy):
     refused(path, "weights alone")
 
 
+def test_an_array_that_lies_in_another_file(copy, tmp_path):
+    path = copy("dense.h5")
+    with h5py.File(tmp_path / "other.h5", "w") as other:
+        other["secret"] = np.ones((6, 8))
+    with h5py.File(path, "r+") as file:
+        group = file["model_weights/dense/dense"]
+        del group["kernel:0"]
+        group["kernel:0"] = h5py.ExternalLink(tmp_path / "other.h5", "secret")
+    refused(path, "outside of the file")
+
+
 def time_major(layers):
     layers[2]["config"]["time_major"] = True
 

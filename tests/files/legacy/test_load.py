@@ -1,5 +1,8 @@
 """What Keras 2 wrote answers under Keras 3 as it did."""
 
+import json
+
+import h5py
 import keras
 import numpy as np
 import pytest
@@ -139,3 +142,42 @@ def test_a_float_model_is_what_remains_of_quantization_aware_training(written):
         "Flatten",
         "Dense",
     }
+
+
+def test_a_model_in_a_layer_is_converted_too(tmp_path):
+    """Written by hand: a TimeDistributed around a Sequential."""
+    inner = {
+        "class_name": "Sequential",
+        "config": {
+            "name": "step",
+            "layers": [
+                {
+                    "class_name": "Dense",
+                    "config": {
+                        "name": "dense",
+                        "units": 2,
+                        "activation": "hard_sigmoid",
+                        "batch_input_shape": [None, 4],
+                    },
+                }
+            ],
+        },
+    }
+    outer = {"name": "steps", "layer": inner, "batch_input_shape": [None, 3, 4]}
+    layers = [{"class_name": "TimeDistributed", "config": outer}]
+    config = {"class_name": "Sequential", "config": {"name": "m", "layers": layers}}
+    random = np.random.default_rng(0)
+    kernel, bias = random.normal(size=(4, 2)), random.normal(size=2)
+    with h5py.File(tmp_path / "m.h5", "w") as file:
+        file.attrs["keras_version"] = "2.6.0"
+        file.attrs["model_config"] = json.dumps(config)
+        group = file.create_group("model_weights")
+        group.attrs["layer_names"] = [b"steps"]
+        steps = group.create_group("steps")
+        steps.attrs["weight_names"] = [b"steps/kernel:0", b"steps/bias:0"]
+        steps["steps/kernel:0"], steps["steps/bias:0"] = kernel, bias
+    x = random.normal(size=(2, 3, 4)).astype("float32")
+    (found,) = outputs(km.load_model(tmp_path / "m.h5"), x)
+    np.testing.assert_allclose(
+        found, np.clip(0.2 * (x @ kernel + bias) + 0.5, 0, 1), **CLOSE
+    )

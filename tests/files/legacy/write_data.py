@@ -168,7 +168,7 @@ def attention():
     x = L.LayerNormalization(epsilon=1e-6)(L.Add()([x, y]))
     x = L.Attention(use_scale=True)([x, memory])
     x = L.AdditiveAttention()([x, memory])
-    x = L.MultiHeadAttention(2, 2, value_dim=4, output_shape=3)(x, x)
+    x = L.MultiHeadAttention(2, 2, output_shape=3)(x, x)
     return keras.Model([inputs, memory], L.EinsumDense("abc,cd->abd", (None, 2))(x))
 
 
