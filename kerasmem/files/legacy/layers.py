@@ -67,7 +67,7 @@ def translate(layer: Config, custom_objects: Mapping[str, Any]) -> Config:
             f"the class {class_name!r} is not known here. Name the module that defines "
             "it with --import, or give custom_objects= in Python",
         )
-    renamed = _RENAMED.get(layer["class_name"], {})
+    renamed: Mapping[str, str] = _RENAMED.get(layer["class_name"], {})
     config = {renamed.get(key, key): value for key, value in config.items()}
     try:
         config = accepted(made, config)

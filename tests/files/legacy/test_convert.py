@@ -1,6 +1,7 @@
 """`kerasmem convert` writes what answers as before, or nothing."""
 
 import json
+import subprocess
 
 import numpy as np
 import pytest
@@ -57,6 +58,10 @@ def test_where_nothing_can_be_compared_that_is_said(written, convert, monkeypatc
     _, data, err, _ = convert(written / "quantized.h5")
     assert "rounds" in data["not_compared"]
     assert "without the rounding" in err
+    ended = subprocess.CompletedProcess([], 1, "", "Traceback\nValueError: Unknown\n")
+    monkeypatch.setattr(keras_2.subprocess, "run", lambda *_, **__: ended)
+    _, data, _, _ = convert(written / "dense.keras")
+    assert "tf_keras fails: ValueError: Unknown" in data["not_compared"]
     monkeypatch.setattr(keras_2.importlib.util, "find_spec", lambda name: None)
     _, data, _, _ = convert(written / "dense.keras")
     assert "tf_keras is not installed" in data["not_compared"]

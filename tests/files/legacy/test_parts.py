@@ -52,7 +52,8 @@ def test_a_function_does_what_that_of_tensorflow_does(symbol):
     except TypeError:
         arguments = {"y": Y}
         wanted = expected(x, Y)
-    found = to_numpy(operator(symbol)(x, **arguments, name=None))
+    given = keras.tree.map_structure(keras.ops.convert_to_tensor, x)
+    found = to_numpy(operator(symbol)(given, **arguments, name=None))
     np.testing.assert_allclose(found, wanted.numpy(), rtol=1e-5, atol=1e-6)
     assert found.shape == wanted.shape
 
