@@ -10,7 +10,7 @@ from kerasmem.files.legacy.arguments import accepted
 
 Config = dict[str, Any]
 
-_RENAMED = {
+_RENAMED: Mapping[str, Mapping[str, str]] = {
     "LeakyReLU": {"alpha": "negative_slope"},
     "ThresholdedReLU": {"theta": "threshold"},
     "InputLayer": {"batch_input_shape": "batch_shape"},
@@ -67,7 +67,7 @@ def translate(layer: Config, custom_objects: Mapping[str, Any]) -> Config:
             f"the class {class_name!r} is not known here. Name the module that defines "
             "it with --import, or give custom_objects= in Python",
         )
-    renamed: Mapping[str, str] = _RENAMED.get(layer["class_name"], {})
+    renamed = _RENAMED.get(layer["class_name"], {})
     config = {renamed.get(key, key): value for key, value in config.items()}
     try:
         config = accepted(made, config)
