@@ -12,6 +12,7 @@ from kerasmem.cli.options import (
     add_command,
     add_data,
     add_imports,
+    add_model,
     add_output,
     at_least,
     check_output,
@@ -29,7 +30,7 @@ def add_to(commands: Any) -> None:
         run,
         "Make a saved model smaller, and prove what it costs.",
     )
-    parser.add_argument("model", metavar="MODEL", help="a .keras or .h5 file")
+    add_model(parser)
     add_output(parser)
     parser.add_argument(
         "--prune", type=float, metavar="0.8", help="share of weights to set to zero"

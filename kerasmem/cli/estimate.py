@@ -10,6 +10,7 @@ from kerasmem.cli.options import (
     add_imports,
     add_input_shape,
     add_loss,
+    add_model,
     at_least,
 )
 from kerasmem.cli.outcome import Outcome
@@ -27,7 +28,7 @@ def add_to(commands: Any) -> None:
         run,
         "Estimate the memory that a saved model needs to train, and what fills it.",
     )
-    parser.add_argument("model", metavar="MODEL", help="a .keras or .h5 file")
+    add_model(parser)
     add_batch_size(parser, default=32)
     parser.add_argument(
         "--memory-limit",

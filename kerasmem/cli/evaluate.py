@@ -2,10 +2,15 @@
 
 from argparse import Namespace
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
-from kerasmem.cli.options import add_batch_size, add_command, add_data, add_imports
+from kerasmem.cli.options import (
+    add_batch_size,
+    add_command,
+    add_data,
+    add_imports,
+    add_model,
+)
 from kerasmem.cli.outcome import Outcome, say
 
 
@@ -14,7 +19,7 @@ def add_to(commands: Any) -> None:
     parser = add_command(
         commands, "evaluate", run, "Measure a model: metrics, latency, memory, file."
     )
-    parser.add_argument("model", metavar="MODEL", help="a .keras or .h5 file")
+    add_model(parser)
     add_data(parser, required=True)
     add_batch_size(parser, default=32)
     add_imports(parser)
@@ -26,6 +31,7 @@ def run(options: Namespace) -> Outcome:
     from kerasmem.compression.measure import measure
     from kerasmem.files import load_model
     from kerasmem.files.data import load_data, sample_count
+    from kerasmem.files.size import stored_bytes
     from kerasmem.report.tables import comparison_table
 
     model = load_model(options.model)
@@ -36,7 +42,7 @@ def run(options: Namespace) -> Outcome:
     say(f"measuring {options.model}")
     figures = measure(model, data, batch_size=options.batch_size)
     # The file that is there, not the one that kerasmem would write.
-    figures = replace(figures, file_bytes=Path(options.model).stat().st_size)
+    figures = replace(figures, file_bytes=stored_bytes(options.model))
     result = {
         "model": options.model,
         "data": options.data,

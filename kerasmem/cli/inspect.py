@@ -3,10 +3,9 @@
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-from kerasmem.cli.options import add_batch_size, add_command, add_imports
+from kerasmem.cli.options import add_batch_size, add_command, add_imports, add_model
 from kerasmem.cli.outcome import Outcome
 
 _ORDERS = ("model", "weights", "outputs")
@@ -20,7 +19,7 @@ def add_to(commands: Any) -> None:
         run,
         "Show where the bytes of a saved model are, per layer.",
     )
-    parser.add_argument("model", metavar="MODEL", help="a .keras or .h5 file")
+    add_model(parser)
     add_batch_size(parser, default=1)
     parser.add_argument(
         "--sort",
@@ -36,6 +35,7 @@ def run(options: Namespace) -> Outcome:
     from kerasmem.errors import InputError
     from kerasmem.files import load_model
     from kerasmem.files.optimizer_state import optimizer_state
+    from kerasmem.files.size import stored_bytes
     from kerasmem.memory.activations import layer_activations, peak_activation_bytes
     from kerasmem.report.tables import layer_table
 
@@ -52,7 +52,7 @@ def run(options: Namespace) -> Outcome:
     data = {
         "model": options.model,
         "batch_size": options.batch_size,
-        "file_bytes": Path(options.model).stat().st_size,
+        "file_bytes": stored_bytes(options.model),
         "weight_bytes": sum(layer.weight_bytes for layer in layers),
         "parameters": sum(layer.parameters for layer in layers),
         "optimizer_bytes": state.bytes if state else None,

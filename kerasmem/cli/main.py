@@ -9,6 +9,7 @@ from typing import TextIO
 
 from kerasmem.cli import (
     compress,
+    convert,
     demo,
     distill,
     estimate,
@@ -29,6 +30,7 @@ _COMMANDS = (
     estimate,
     tune,
     compress,
+    convert,
     distill,
     evaluate,
     report,

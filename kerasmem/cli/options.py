@@ -37,6 +37,15 @@ def add_command(commands: Any, name: str, run: Callable, summary: str) -> Parser
     return parser
 
 
+def add_model(parser: Parser) -> None:
+    """Add the model to open."""
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        help="a .keras or .h5 file, or the folder of a SavedModel of tf_keras",
+    )
+
+
 def add_imports(parser: Parser) -> None:
     """Add `--import`, for commands that open a model."""
     parser.add_argument(

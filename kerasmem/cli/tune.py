@@ -10,6 +10,7 @@ from kerasmem.cli.options import (
     add_imports,
     add_input_shape,
     add_loss,
+    add_model,
 )
 from kerasmem.cli.outcome import Outcome, say
 from kerasmem.errors import ConfigError
@@ -23,7 +24,7 @@ def add_to(commands: Any) -> None:
         run,
         "Measure the peak and the step time of a training under each option.",
     )
-    parser.add_argument("model", metavar="MODEL", help="a .keras or .h5 file")
+    add_model(parser)
     add_batch_size(parser, default=32)
     add_loss(parser)
     parser.add_argument(

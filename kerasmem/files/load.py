@@ -10,6 +10,7 @@ import keras
 
 from kerasmem.errors import KerasMemWarning, ModelFileError
 from kerasmem.files.archive import check_archive
+from kerasmem.files.legacy import Made, compile_arguments, is_legacy, load_legacy
 
 
 def load_model(
@@ -18,22 +19,26 @@ def load_model(
     *,
     compile: bool = True,  # noqa: A002 - as in Keras
 ) -> Any:
-    """Return the model in a `.keras` or `.h5` file.
+    """Return the model in a `.keras` or `.h5` file, or in the folder of a SavedModel.
 
     Code in the file is never run (`safe_mode` stays on). A model whose loss or metrics
-    cannot be restored is loaded without them, and that is said.
+    cannot be restored is loaded without them, and that is said. What Keras 2 wrote
+    (tf_keras, `tf.keras` up to TensorFlow 2.15), with tfmot's wrappers or without,
+    becomes a model of Keras 3; its optimizer starts anew.
 
     Args:
-        path: the file.
+        path: the file, or the folder.
         custom_objects: the user's own layers and functions by name.
         compile: False to leave loss, metrics and optimizer out.
 
     Raises:
         ModelFileError: if the file is missing, damaged or holds no model, or names a
-            layer that is not known.
+            layer that is not known, or that Keras 3 lacks.
     """
     path = Path(path)
     _check(path)
+    if is_legacy(path):
+        return _converted(path, custom_objects or {}, with_loss=compile).layer
     with_loss = None
     try:
         if compile:
@@ -47,13 +52,44 @@ def load_model(
             f"{str(path)!r} could not be loaded: {_reason(error)}"
         ) from error
     if with_loss is not None:
-        warnings.warn(
-            f"{str(path)!r} was loaded without its loss and metrics: "
-            f"{_reason(with_loss)}",
-            KerasMemWarning,
-            stacklevel=2,
-        )
+        _say_without_loss(path, with_loss)
     return model
+
+
+def load_converted(path: str | Path) -> Made:
+    """Return the model made of a file of Keras 2, beside what the file says of it.
+
+    Args:
+        path: as in `load_model`.
+
+    Raises:
+        ModelFileError: as `load_model`, and if Keras 3 wrote the file.
+    """
+    path = Path(path)
+    _check(path)
+    if not is_legacy(path):
+        raise ModelFileError(
+            f"Keras 3 wrote {str(path)!r} already: there is nothing to convert."
+        )
+    return _converted(path, {}, with_loss=True)
+
+
+def _converted(path: Path, custom_objects: dict[str, Any], *, with_loss: bool) -> Made:
+    made, training = load_legacy(path, custom_objects)
+    if training is not None and with_loss:
+        try:
+            made.layer.compile(**compile_arguments(training, custom_objects))
+        except Exception as error:  # noqa: BLE001 - nor has that of an unknown loss
+            _say_without_loss(path, error)
+    return made
+
+
+def _say_without_loss(path: Path, error: Exception) -> None:
+    warnings.warn(
+        f"{str(path)!r} was loaded without its loss and metrics: {_reason(error)}",
+        KerasMemWarning,
+        stacklevel=4,
+    )
 
 
 def _load(path: Path, custom_objects: Any, *, with_loss: bool) -> Any:
@@ -69,10 +105,12 @@ def _check(path: Path) -> None:
     if not path.exists():
         raise ModelFileError(f"There is no file {str(path)!r}.")
     if path.is_dir():
-        raise ModelFileError(
-            f"{str(path)!r} is a folder. Expected a model file, .keras or .h5."
-        )
-    if path.suffix == ".keras":
+        if not (path / "saved_model.pb").exists():
+            raise ModelFileError(
+                f"{str(path)!r} is a folder. Expected a model file, .keras or .h5, or "
+                "the folder of a SavedModel."
+            )
+    elif path.suffix == ".keras":
         if not zipfile.is_zipfile(path):
             raise ModelFileError(
                 f"{str(path)!r} is no .keras file, or only the beginning of one."

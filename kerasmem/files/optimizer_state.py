@@ -27,8 +27,11 @@ def optimizer_state(path: str | Path) -> OptimizerState | None:
     """Return what the file of a model holds of its optimizer.
 
     Returns:
-        The state, or None for a file whose weights lie elsewhere than usual.
+        The state, or None for a file whose weights lie elsewhere than usual, or the
+        folder of a SavedModel.
     """
+    if Path(path).is_dir():
+        return None
     if h5py.is_hdf5(path):
         with h5py.File(path, "r") as file:
             return _count(file)

@@ -1,0 +1,126 @@
+"""The graph of a model of Keras 2, called anew."""
+
+import re
+from typing import Any
+
+import keras
+
+from kerasmem.files.legacy.layers import Config, reason, refusal
+from kerasmem.files.legacy.made import Made
+from kerasmem.files.legacy.operators import operator
+from kerasmem.files.legacy.references import (
+    CONSTANT,
+    is_reference,
+    keyword_arguments,
+    references,
+    without_arguments,
+)
+
+_OPERATORS = ("TFOpLambda", "SlicingOpLambda")
+
+
+def is_operator(stored: Config) -> bool:
+    """Return True for a function of TensorFlow, such as `a + b`."""
+    return stored["class_name"] in _OPERATORS
+
+
+class Functional:
+    """The calls of a graph, made one after another as their inputs come to be.
+
+    Args:
+        stored: the model in the file.
+        layers: what was made of its layers, by name.
+    """
+
+    def __init__(self, stored: Config, layers: dict[str, Made]) -> None:
+        self._stored = stored
+        self._layers = layers
+        self._outputs: dict[str, list[Any]] = {name: [] for name in self._layers}
+
+    def model(self) -> Any:
+        """Return the model.
+
+        Raises:
+            ModelFileError: if a call cannot be made; its layer is named.
+        """
+        config = self._stored["config"]
+        waiting = {
+            layer["name"]: list(layer["inbound_nodes"]) for layer in config["layers"]
+        }
+        for name, made in self._layers.items():
+            if isinstance(made.layer, keras.layers.InputLayer):
+                self._outputs[name].append(made.layer.output)
+        while any(waiting.values()):
+            advanced = [self._advance(*layer) for layer in waiting.items()]
+            if not any(advanced):
+                names = sorted(name for name, nodes in waiting.items() if nodes)
+                raise refusal(self._stored, f"what goes into {names[0]!r} is missing")
+        return keras.Model(
+            _unpacked(self._tensors(config["input_layers"])),
+            _unpacked(self._tensors(config["output_layers"])),
+            name=config["name"],
+        )
+
+    def _advance(self, name: str, nodes: list[Any]) -> bool:
+        """Make the calls of a layer that can be made; say whether there was one."""
+        before = len(nodes)
+        while nodes and all(self._is_there(r) for r in references(nodes[0])):
+            self._outputs[name].append(self._call(name, nodes.pop(0)))
+        return len(nodes) < before
+
+    def _is_there(self, reference: Any) -> bool:
+        return self._call_number(reference) < len(self._outputs[reference[0]])
+
+    def _call_number(self, reference: Any) -> int:
+        # Keras 2 counts the call in which a model was made as the first one.
+        return reference[1] - bool(self._layers[reference[0]].layers)
+
+    def _call(self, name: str, node: Any) -> Any:
+        made = self._layers[name]
+        x, arguments = self._tensors(without_arguments(node)), keyword_arguments(node)
+        arguments = {k: self._tensors(v) for k, v in arguments.items()}
+        if is_operator(made.stored):
+            return _operate(made.stored, x, arguments)
+        x = _unpacked(x)
+        if made.layer is None:
+            return x
+        told = {k: v for k, v in arguments.items() if v is not None}
+        try:
+            return made.layer(x, **told)
+        except Exception as error:
+            raise refusal(made.stored, f"its call fails: {reason(error)}") from error
+
+    def _tensors(self, structure: Any) -> Any:
+        """Return a structure with tensors in the place of references to them."""
+        if is_reference(structure):
+            if structure[0] == CONSTANT:
+                return structure[2]
+            made = self._outputs[structure[0]][self._call_number(structure)]
+            return keras.tree.flatten(made)[structure[2]]
+        if isinstance(structure, list):
+            return [self._tensors(value) for value in structure]
+        if isinstance(structure, dict):
+            return {key: self._tensors(value) for key, value in structure.items()}
+        return structure
+
+
+def _unpacked(tensors: Any) -> Any:
+    """Return a list, or the one thing in it: Keras 2 does not tell them apart."""
+    is_one = isinstance(tensors, list) and len(tensors) == 1
+    return tensors[0] if is_one else tensors
+
+
+def _operate(stored: Config, x: Any, arguments: dict[str, Any]) -> Any:
+    symbol = stored["config"].get("function", "__operators__.getitem")
+    function = operator(symbol)
+    if function is None:
+        raise refusal(stored, f"tf.{symbol} has no counterpart here")
+    try:
+        outputs = function(x, **arguments)
+    except Exception as error:
+        raise refusal(stored, f"tf.{symbol} fails: {reason(error)}") from error
+    if outputs is not x:
+        # Keras names operations anew in every process, and layers may have the name.
+        operation = keras.tree.flatten(outputs)[0]._keras_history.operation
+        operation.name = re.sub(r"[._]+", "_", stored["config"]["name"])
+    return outputs

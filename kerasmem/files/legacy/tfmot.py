@@ -1,0 +1,105 @@
+"""What tfmot put around the layers of a model, taken off again.
+
+A pruned kernel keeps its zeros, a clustered one takes the values of its centroids, as
+`strip_pruning` and `strip_clustering` leave them. Of quantization-aware training the
+float weights remain, without the rounding.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+Config = dict[str, Any]
+
+_WRAPPERS = {
+    "PruneLowMagnitude": "prune",
+    "ClusterWeights": "cluster",
+    "ClusterWeightsRNN": "cluster",
+    "ClusterWeightsMHA": "cluster",
+    "QuantizeAnnotate": "annotate",
+    "QuantizeWrapper": "quantize",
+    "QuantizeWrapperV2": "quantize",
+}
+_ACTIVATIONS = ("QuantizeAwareActivation", "NoOpActivation")
+
+
+def wrapper_kind(stored: Config) -> str | None:
+    """Return what a wrapper of tfmot is for, None for any other layer."""
+    return _WRAPPERS.get(_class_name(stored))
+
+
+def is_quantizer(stored: Config) -> bool:
+    """Return True for a layer that only rounds what goes through it."""
+    return _class_name(stored) == "QuantizeLayer"
+
+
+def is_rounding(stored: Config) -> bool:
+    """Return True for a layer of a quantization-aware training."""
+    return is_quantizer(stored) or wrapper_kind(stored) == "quantize"
+
+
+def inner_layer(stored: Config) -> Config:
+    """Return the layer in the wrappers, if it is in any."""
+    while wrapper_kind(stored) is not None:
+        stored = stored["config"]["layer"]
+    return stored
+
+
+def inner_activation(activation: Any) -> Any:
+    """Return the activation around which tfmot put a rounding one."""
+    while isinstance(activation, dict) and _class_name(activation) in _ACTIVATIONS:
+        activation = activation["config"].get("activation")
+    return activation
+
+
+def _class_name(stored: Config) -> str:
+    return str(stored.get("class_name")).rpartition(">")[2]
+
+
+def clustered(
+    weight: np.ndarray, centroids: np.ndarray, indices: np.ndarray
+) -> np.ndarray:
+    """Return a weight every entry of which is the nearest centroid.
+
+    Where tfmot preserves zeros it keeps a centroid at zero, and what was told to be of
+    it stays so, wherever training moved the weight to.
+
+    Args:
+        weight: as it is trained, `(..., channels)`.
+        centroids: `(n,)`, or `(channels, n)`.
+        indices: which centroid every entry took last, shaped as `weight`.
+
+    Example:
+        >>> clustered(np.array([0.9, 2.2]), np.array([1.0, 2.0]), np.array([0, 0]))
+        array([1., 2.])
+    """
+    if centroids.ndim > 1:
+        channels = [
+            clustered(weight[..., i], centroids[i], indices[..., i])
+            for i in range(len(centroids))
+        ]
+        return np.stack(channels, axis=-1)
+    nearest = np.abs(weight[..., None] - centroids).argmin(-1)
+    zero = np.abs(centroids).argmin()
+    if centroids[zero] == 0:
+        nearest = np.where(indices == zero, zero, nearest)
+    return centroids[nearest]
+
+
+def masked(
+    weights: Sequence[np.ndarray], masks: Sequence[np.ndarray]
+) -> list[np.ndarray]:
+    """Return weights, those with a mask multiplied by it.
+
+    Args:
+        weights: in the order of the layer.
+        masks: of some of them, in the same order, told apart by their shapes.
+    """
+    waiting = list(masks)
+    found = []
+    for weight in weights:
+        if waiting and waiting[0].shape == weight.shape:
+            weight = weight * waiting.pop(0)  # noqa: PLW2901
+        found.append(weight)
+    return found
