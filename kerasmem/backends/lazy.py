@@ -169,12 +169,18 @@ def _settle(variable: Any) -> None:
             if source is None:
                 values.fill(variable, _first(variable, state))
             else:
-                values.fill(variable, source.view(np.ndarray))
+                values.fill(variable, _aligned(source))
         # Whoever has read the class before finds the value all the same.
         variable.__class__ = type(variable).__mro__[2]
         del vars(variable)[_STATE]
         if source is not None and not values.adopts:
             source.release()
+
+
+def _aligned(array: np.ndarray) -> np.ndarray:
+    """Return an array whose entries lie where a framework takes them."""
+    plain = array.view(np.ndarray)
+    return plain if plain.flags.aligned else plain.copy()
 
 
 def _first(variable: Any, state: _State) -> Any:

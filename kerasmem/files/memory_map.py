@@ -56,24 +56,14 @@ class MappedWeights:
                 f"memory_map=True does not go with {reason}, which wants every "
                 "variable's value at once. Load the model without it."
             )
-        with zipfile.ZipFile(path) as archive, path.open("rb") as file:
-            if WEIGHTS not in archive.namelist():
-                raise ModelFileError(f"{str(path)!r} has no weights to be mapped.")
-            member = archive.getinfo(WEIGHTS)
-            is_coded = _is_coded(json.loads(archive.read(_CONFIG)))
-            if is_coded or member.compress_type != zipfile.ZIP_STORED:
-                raise _compressed(path)
-            start, size = data_start(file, member), member.file_size
-            with h5py.File(Window(file, start, size), "r") as weights:
-                found = datasets(weights)
-                self.learned = _has_stepped(weights)
-            whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        found = [each for each in found if not each.name.startswith(_OPTIMIZER)]
-        if any(not dataset.plain for dataset in found):
-            raise _compressed(path)
-        for dataset in found:
-            _check_within(path, dataset, size)
-        self._arrays = {each.name: _array(whole, start, each) for each in found}
+        try:
+            self._arrays, self.learned = _read(path)
+        except ModelFileError:
+            raise
+        except (OSError, RuntimeError, ValueError, KeyError) as error:  # of h5py
+            raise ModelFileError(
+                f"{str(path)!r} is damaged: where its weights lie cannot be read."
+            ) from error
 
     @contextmanager
     def skeleton(self) -> Iterator[tuple[Path, dict[str, Any]]]:
@@ -86,6 +76,27 @@ class MappedWeights:
             _write_skeleton(self._path, small, self._arrays)
             with lazy_variables(self._values):
                 yield small, {f"kerasmem>{_NAME}": _Mapped([*self._arrays.values()])}
+
+
+def _read(path: Path) -> tuple[dict[str, Made], bool]:
+    """Return the arrays in a file by their paths, and whether its optimizer learned."""
+    with zipfile.ZipFile(path) as archive, path.open("rb") as file:
+        if WEIGHTS not in archive.namelist():
+            raise ModelFileError(f"{str(path)!r} has no weights to be mapped.")
+        member = archive.getinfo(WEIGHTS)
+        is_coded = _is_coded(json.loads(archive.read(_CONFIG)))
+        if is_coded or member.compress_type != zipfile.ZIP_STORED:
+            raise _compressed(path)
+        start, size = data_start(file, member), member.file_size
+        with h5py.File(Window(file, start, size), "r") as weights:
+            found, learned = datasets(weights), _has_stepped(weights)
+        whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    found = [each for each in found if not each.name.startswith(_OPTIMIZER)]
+    if any(not dataset.plain for dataset in found):
+        raise _compressed(path)
+    for dataset in found:
+        _check_within(path, dataset, size)
+    return {each.name: _array(whole, start, each) for each in found}, learned
 
 
 def _has_stepped(weights: h5py.File) -> bool:
@@ -104,9 +115,7 @@ def _array(whole: mmap.mmap, start: int, dataset: Dataset) -> Made:
         if not dataset.extents:
             return np.zeros(dataset.shape, dataset.dtype).view(MappedArray)
         place = start + dataset.extents[0][0]
-        array = MappedArray.of(whole, place, dataset.shape, dataset.dtype)
-        # A framework takes entries only where their size divides their place.
-        return array if array.flags.aligned else np.array(array, subok=False)
+        return MappedArray.of(whole, place, dataset.shape, dataset.dtype)
 
     return made
 

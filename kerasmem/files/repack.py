@@ -29,13 +29,12 @@ _CONFIG = "config.json"
 _PIECE = 1 << 20
 
 
-def repack(source: Path, target: Path, folder: Path, *, coding: Coding) -> None:
+def repack(source: Path, target: Path, *, coding: Coding) -> None:
     """Write an archive anew, and read it back.
 
     Args:
         source: the archive as Keras wrote it.
-        target: where to.
-        folder: room for the weights.
+        target: where to, in a folder with room for the weights.
         coding: how they are written.
 
     Raises:
@@ -48,7 +47,7 @@ def repack(source: Path, target: Path, folder: Path, *, coding: Coding) -> None:
     ):
         for member in stored.infolist():
             if member.filename == WEIGHTS and old is not None:
-                _write_weights(old, made, folder / "new.h5", coding)
+                _write_weights(old, made, target.with_suffix(".h5"), coding)
             elif member.filename == _CONFIG and coding == "entropy":
                 config = CodedModel.wrap(json.loads(stored.read(member)))
                 made.writestr(_CONFIG, json.dumps(config))

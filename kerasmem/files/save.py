@@ -12,7 +12,7 @@ from typing import Any, get_args
 import keras
 
 from kerasmem.errors import ConfigError
-from kerasmem.files.atomic import replacing, scratch_folder
+from kerasmem.files.atomic import replacing
 from kerasmem.files.repack import Coding, repack
 from kerasmem.graph.optimizer import fresh_optimizer
 
@@ -54,15 +54,15 @@ def save_model(
             f"Received: path={str(path)!r}."
         )
     check_coding(coding)
-    with replacing(path) as smaller, scratch_folder(path.parent) as folder:
-        stored = folder / path.name
+    with replacing(path) as written:
+        stored = written.with_name("stored.keras")
         with ExitStack() as scope:
             if not include_optimizer:
                 # Built all the same: stock Keras warns about a file whose optimizer
                 # has no slots, and slots of zeros deflate to next to nothing.
                 scope.enter_context(fresh_optimizer(model, built=True))
             model.save(stored)
-        repack(stored, smaller, folder, coding=coding)
+        repack(stored, written, coding=coding)
 
 
 def check_coding(coding: Any) -> None:

@@ -132,12 +132,15 @@ def test_half_precision_and_statistics_are_mapped(path):
     assert keras.ops.all(loaded(X) == model(X))
 
 
-def test_a_file_that_keras_wrote_is_mapped_but_for_what_the_optimizer_learned(path):
+def test_a_file_that_keras_wrote_is_mapped_but_for_what_the_optimizer_learned(
+    path, lazy
+):
     model = two_layers()
     model.fit(X, X[:, :2], verbose=0)
     model.save(path)
     with pytest.warns(KerasMemWarning, match="starts anew"):
         loaded = km.load_model(path, memory_map=True)
+    assert len(waiting(loaded.variables)) == (4 if lazy else 0)
     assert int(loaded.optimizer.iterations) == 0
     np.testing.assert_allclose(to_numpy(loaded(X)), to_numpy(model(X)), atol=1e-6)
     assert not km.load_model(path, compile=False, memory_map=True).compiled
@@ -192,6 +195,16 @@ def test_arrays_lie_where_processors_like_them_and_zeros_take_nothing(path):
         np.testing.assert_array_equal(a, b)
 
 
+def test_entries_that_lie_at_odd_places_are_copied_to_better_ones(path):
+    """As in a file of Keras's own, where members begin wherever the last one ended."""
+    model = two_layers()
+    for length in range(4):
+        model.name = "m" * (length + 1)
+        model.save(path)
+        loaded = km.load_model(path, memory_map=True, compile=False)
+        np.testing.assert_allclose(to_numpy(loaded(X)), to_numpy(model(X)), atol=1e-6)
+
+
 def test_what_is_written_to_an_array_stays_out_of_the_file(path):
     km.save_model(two_layers(), path, coding="stored")
     before = path.read_bytes()
@@ -222,6 +235,21 @@ def test_a_config_that_was_damaged_is_told_and_weights_are_not_read(path):
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ModelFileError, match="no .keras file"):
         km.load_model(path, memory_map=True)
+
+
+def test_weights_that_lie_nowhere_are_one_clear_line(path):
+    km.save_model(two_layers(), path, coding="stored")
+    whole = path.read_bytes()
+    start = whole.index(b"\x89HDF\r\n")
+    told = []
+    for place in range(start, start + 4000, 97):
+        path.write_bytes(whole[:place] + b"\xff\xff\xff\xff" + whole[place + 4 :])
+        try:
+            MappedWeights(path)
+        except ModelFileError as error:
+            told.append(str(error))
+    assert len(told) > 5
+    assert all("damaged" in text or "compressed" in text for text in told)
 
 
 def test_after_an_error_variables_have_values_at_once_again():
