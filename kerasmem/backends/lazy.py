@@ -107,7 +107,7 @@ class _Scope:
 @dataclass
 class _State:
     scope: _Scope
-    initializer: Callable[..., Any] | None
+    initializer: Callable[..., Any]
     source: MappedArray | None = None
 
 
@@ -136,8 +136,8 @@ class _Lazy:
         """Remember an array over a file; assign any other as ever."""
         if isinstance(value, MappedArray) and _fits(self, value):
             state = vars(self)[_STATE]
-            # The initializer may hold on to another weight.
-            state.source, state.initializer = value, None
+            # The initializer is needed no more, and may hold on to another weight.
+            state.source, state.initializer = value, keras.initializers.Zeros()
             return value
         _settle(self)
         return self.assign(value)

@@ -109,10 +109,12 @@ def _name(weights: h5py.File, path: str) -> str:
     *around, kind, number = path.split("/")
     if kind != _VARIABLES or not around or around[0] == "optimizer":
         return path.replace(f"/{_VARIABLES}/", "/")
-    names = [
-        weights[where].attrs["name"]
-        for end in range(1, len(around) + 1)
-        if (where := "/".join([*around[:end], kind])) in weights
-        and "name" in weights[where].attrs
-    ]
-    return "/".join([*map(str, names), number])
+    names = [_layer(weights, around[:end]) for end in range(1, len(around) + 1)]
+    return "/".join([*filter(None, names[:-1]), names[-1] or around[-1], number])
+
+
+def _layer(weights: h5py.File, path: list[str]) -> str | None:
+    """Return the name of the layer at a path, None if there is none that is named."""
+    variables = weights.get("/".join([*path, _VARIABLES]))
+    name = None if variables is None else variables.attrs.get("name")
+    return None if name is None else str(name)

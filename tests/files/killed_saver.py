@@ -38,9 +38,9 @@ def main():
 def after_a_kill(path, number, seconds):
     """Return the number in a file that a killed process wrote, or left as it was."""
     ready, started = os.pipe()
-    child = os.fork()
+    parent, child = os.getpid(), os.fork()
     if not child:
-        save_for_ever(path, number, started)
+        save_while(parent, path, number, started)
     os.close(started)
     assert os.read(ready, 1), "the process has ended by itself"
     time.sleep(seconds)
@@ -50,7 +50,8 @@ def after_a_kill(path, number, seconds):
     return number_in(path) if path.exists() else number
 
 
-def save_for_ever(path, number, started):
+def save_while(parent, path, number, started):
+    """Save again and again, as long as there is the process that will kill this one."""
     layers = [keras.layers.Dense(units) for units in (40, 30, 3)]
     model = keras.Sequential([keras.Input((6,)), *layers])
     for count in itertools.count(number + 1):
@@ -58,6 +59,8 @@ def save_for_ever(path, number, started):
         km.save_model(model, path, coding=CODINGS[count % 3])
         if count == number + 1:
             os.write(started, b".")
+        if os.getppid() != parent:
+            os._exit(0)
 
 
 def number_in(path):

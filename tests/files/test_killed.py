@@ -24,6 +24,7 @@ def killed(path, kills):
         capture_output=True,
         text=True,
         check=False,
+        timeout=300 + 30 * kills,
     )
     assert done.returncode == 0, done.stderr
     return [int(line) for line in done.stdout.split()]
