@@ -13,6 +13,7 @@ from kerasmem.compression.quantize import (
     FoldBatchNorm,
     Quantize,
     ReestimateBatchNorm,
+    dequantize,
 )
 from kerasmem.compression.result import CompressionResult
 from kerasmem.compression.student import make_student
@@ -38,6 +39,7 @@ __all__ = [
     "callbacks",
     "compress",
     "compress_activations",
+    "dequantize",
     "distill",
     "distillation",
     "errors",

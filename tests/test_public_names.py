@@ -30,6 +30,7 @@ def test_the_public_names_are_these_and_all_of_them_are_there():
             "callbacks",
             "compress",
             "compress_activations",
+            "dequantize",
             "distill",
             "distillation",
             "errors",

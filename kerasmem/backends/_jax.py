@@ -12,10 +12,12 @@ from keras import ops
 
 from kerasmem.backends import gradients as hooks
 from kerasmem.backends._jax_gradients import JaxMeter
+from kerasmem.backends._jax_lazy import JaxLazyValues
 from kerasmem.backends._jax_profile import JaxProfiler
 from kerasmem.backends._jax_recompute import recomputed
 from kerasmem.backends._jax_settings import JaxSettings
 from kerasmem.backends._jax_training import JaxEvaluation, JaxTraining
+from kerasmem.backends.lazy import LazyValues
 from kerasmem.backends.plain import PlainBackend
 from kerasmem.backends.profile import Followed, MemoryProfiler
 from kerasmem.backends.protocol import Backend, GradientMeter, StepState
@@ -57,6 +59,10 @@ class JaxBackend(PlainBackend):
             for device in jax.local_devices()
             if device.platform == "gpu"
         }
+
+    def lazy_values(self) -> LazyValues:
+        """Return how a variable comes by a value that it had not."""
+        return JaxLazyValues()
 
     def settings(self) -> DeviceSettings:
         """Return what sets and tells how JAX takes its cards."""

@@ -15,12 +15,14 @@ from kerasmem.backends import _tensorflow_refusals, _tensorflow_turns
 from kerasmem.backends import gradients as hooks
 from kerasmem.backends._tensorflow_draws import draws
 from kerasmem.backends._tensorflow_gradients import CompiledMeter, GraphMeter
+from kerasmem.backends._tensorflow_lazy import TensorFlowLazyValues
 from kerasmem.backends._tensorflow_profile import TensorFlowProfiler
 from kerasmem.backends._tensorflow_settings import TensorFlowSettings
 from kerasmem.backends._tensorflow_training import (
     TensorFlowEvaluation,
     TensorFlowTraining,
 )
+from kerasmem.backends.lazy import LazyValues
 from kerasmem.backends.profile import Followed, MemoryProfiler
 from kerasmem.backends.protocol import Backend, GradientMeter, StepState
 from kerasmem.backends.recompute import Function, Store
@@ -75,6 +77,10 @@ class TensorFlowBackend:
     def cuda_ordinals(self) -> dict[str, int]:
         """Return CUDA's number of the card below each logical GPU."""
         return memory.cuda_ordinals()
+
+    def lazy_values(self) -> LazyValues:
+        """Return how a variable comes by a value that it had not."""
+        return TensorFlowLazyValues()
 
     def settings(self) -> DeviceSettings:
         """Return what sets and tells how TensorFlow takes its cards."""

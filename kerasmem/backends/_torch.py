@@ -11,10 +11,12 @@ import torch
 from kerasmem.backends import _torch_ops
 from kerasmem.backends import gradients as hooks
 from kerasmem.backends._torch_gradients import TorchMeter
+from kerasmem.backends._torch_lazy import TorchLazyValues
 from kerasmem.backends._torch_profile import TorchProfiler
 from kerasmem.backends._torch_recompute import recomputed
 from kerasmem.backends._torch_settings import TorchSettings
 from kerasmem.backends._torch_training import TorchEvaluation, TorchTraining
+from kerasmem.backends.lazy import LazyValues
 from kerasmem.backends.plain import PlainBackend
 from kerasmem.backends.profile import Followed, MemoryProfiler
 from kerasmem.backends.protocol import Backend, GradientMeter, StepState
@@ -58,6 +60,10 @@ class TorchBackend(PlainBackend):
     def cuda_ordinals(self) -> dict[str, int]:
         """Return CUDA's number of the card below each device."""
         return {_name(index): index for index in range(torch.cuda.device_count())}
+
+    def lazy_values(self) -> LazyValues:
+        """Return how a variable comes by a value that it had not."""
+        return TorchLazyValues()
 
     def settings(self) -> DeviceSettings:
         """Return what sets and tells how torch takes its cards."""

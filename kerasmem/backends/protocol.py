@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from kerasmem.backends.gradients import Observer
+from kerasmem.backends.lazy import LazyValues
 from kerasmem.backends.profile import Followed, MemoryProfiler
 from kerasmem.backends.recompute import Function, Store
 from kerasmem.backends.refusals import RefusalLog
@@ -92,6 +93,10 @@ class Backend(Protocol):
 
     def cuda_ordinals(self) -> dict[str, int]:
         """Return CUDA's number, from 0 among the visible, of each device's card."""
+        ...
+
+    def lazy_values(self) -> LazyValues:
+        """Return how a variable comes by a value that it had not."""
         ...
 
     def settings(self) -> DeviceSettings:

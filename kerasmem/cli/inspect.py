@@ -33,11 +33,10 @@ def add_to(commands: Any) -> None:
 def run(options: Namespace) -> Outcome:
     """Return the model's layers with their shapes, parameters and bytes."""
     from kerasmem.errors import InputError
-    from kerasmem.files import load_model
+    from kerasmem.files import inspect_file, load_model
     from kerasmem.files.optimizer_state import optimizer_state
-    from kerasmem.files.size import stored_bytes
     from kerasmem.memory.activations import layer_activations, peak_activation_bytes
-    from kerasmem.report.tables import layer_table
+    from kerasmem.report.tables import contents_table, layer_table
 
     model = load_model(options.model)
     if not model.built:
@@ -48,20 +47,23 @@ def run(options: Namespace) -> Outcome:
         )
     layers = _sorted(layer_activations(model, options.batch_size), options.sort)
     state = optimizer_state(options.model)
+    contents = inspect_file(options.model)
     outputs = [layer.output_bytes for layer in layers]
     data = {
         "model": options.model,
         "batch_size": options.batch_size,
-        "file_bytes": stored_bytes(options.model),
+        "file_bytes": contents.file_bytes,
         "weight_bytes": sum(layer.weight_bytes for layer in layers),
         "parameters": sum(layer.parameters for layer in layers),
         "optimizer_bytes": state.bytes if state else None,
         "output_bytes": None if None in outputs else sum(outputs),
         "activation_peak_bytes": peak_activation_bytes(model, options.batch_size),
         "layers": [asdict(layer) for layer in layers],
+        "contents": asdict(contents),
     }
     title = f"{options.model}, batch of {options.batch_size}"
-    return Outcome(data, (layer_table(layers, title), _summary(data)))
+    tables = (layer_table(layers, title), contents_table(contents), _summary(data))
+    return Outcome(data, tables)
 
 
 def _sorted(layers: Sequence[Any], order: str) -> list[Any]:

@@ -1,6 +1,7 @@
 """Models and data on disk: loading, saving whole or not at all."""
 
+from kerasmem.files.contents import inspect_file
 from kerasmem.files.load import load_model
 from kerasmem.files.save import save_model
 
-__all__ = ["load_model", "save_model"]
+__all__ = ["inspect_file", "load_model", "save_model"]

@@ -1,23 +1,34 @@
 """Writing a file whole or not at all."""
 
 import os
-import secrets
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from kerasmem.errors import OutputError
+
+try:
+    import fcntl
+except ImportError:  # on Windows
+    fcntl: Any = None
+
+_PREFIX = ".kerasmem-saving-"
+_YOUNG_SECONDS = 60.0
+"""So long a folder may be there before its process holds it."""
 
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """Give a temporary path beside `path` that takes its place at the end.
+    """Give a temporary path in a folder beside `path` that takes its place at the end.
 
-    The temporary file has the same suffix; the file that takes the place of another
-    has its permissions. On any exception, also Ctrl-C, the temporary file is gone and
-    whatever was at `path` is untouched. A symbolic link stays one.
+    The temporary file has the same suffix, and its folder has room for more; the file
+    that takes the place of another has its permissions. On any exception, also Ctrl-C,
+    the folder is gone and whatever was at `path` is untouched; one that was left by a
+    process that was killed goes with the next file. A symbolic link stays one.
 
     Raises:
         OutputError: if the file cannot be written, such as on a full disk.
@@ -31,28 +42,63 @@ def replacing(path: str | Path) -> Iterator[Path]:
         ['a.txt']
     """
     target = Path(path).resolve()
-    temporary = target.with_name(f".{secrets.token_hex(4)}{target.suffix}")
     try:
-        yield temporary
-        _flush(temporary)
-        if target.exists():
-            shutil.copymode(target, temporary)
-        temporary.replace(target)
+        with _folder(target.parent) as folder:
+            temporary = folder / f"new{target.suffix}"
+            yield temporary
+            _flush(temporary)
+            if target.exists():
+                shutil.copymode(target, temporary)
+            temporary.replace(target)
     except OSError as error:
         raise OutputError(
             f"Could not write {str(path)!r}: {error.strerror or error}. Nothing was "
             "written, and what was there before is untouched."
         ) from error
-    finally:
-        with suppress(OSError):  # where there cannot be a file there is none to remove
-            temporary.unlink(missing_ok=True)
 
 
 @contextmanager
-def scratch_folder(beside: Path) -> Iterator[Path]:
-    """Give a temporary folder in the folder `beside`, gone at the end."""
-    with tempfile.TemporaryDirectory(dir=beside, prefix=".kerasmem-") as folder:
+def _folder(beside: Path) -> Iterator[Path]:
+    """Give a temporary folder that is held while there is a process that uses it."""
+    _remove_left(beside)
+    with (
+        tempfile.TemporaryDirectory(dir=beside, prefix=_PREFIX) as folder,
+        _held(Path(folder)),
+    ):
         yield Path(folder)
+
+
+def _remove_left(beside: Path) -> None:
+    """Remove the folders that processes left which were killed."""
+    for folder in beside.glob(f"{_PREFIX}*"):
+        # Another process may be removing it as well.
+        with suppress(OSError):
+            if time.time() - folder.stat().st_mtime < _YOUNG_SECONDS:
+                continue
+            with _held(folder) as is_free:
+                if is_free:
+                    shutil.rmtree(folder)
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[bool]:
+    """Hold a folder; give False if another process does, or nobody can tell.
+
+    The system lets go of it when the process ends, however that comes.
+    """
+    if fcntl is None:
+        yield False
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(handle)
 
 
 def _flush(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import warnings
 import zipfile
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import keras
 from kerasmem.errors import KerasMemWarning, ModelFileError
 from kerasmem.files.archive import check_archive
 from kerasmem.files.legacy import Made, compile_arguments, is_legacy, load_legacy
+from kerasmem.files.members import WEIGHTS
+from kerasmem.files.memory_map import MappedWeights
 
 
 def load_model(
@@ -18,6 +21,7 @@ def load_model(
     custom_objects: dict[str, Any] | None = None,
     *,
     compile: bool = True,  # noqa: A002 - as in Keras
+    memory_map: bool = False,
 ) -> Any:
     """Return the model in a `.keras` or `.h5` file, or in the folder of a SavedModel.
 
@@ -30,23 +34,39 @@ def load_model(
         path: the file, or the folder.
         custom_objects: the user's own layers and functions by name.
         compile: False to leave loss, metrics and optimizer out.
+        memory_map: True to leave the weights in the file, which has to stay as it is,
+            until a layer needs them. They have to be stored there as they are: by
+            `km.save_model(..., coding="stored")`, or by Keras itself. Their checksum
+            is not compared, for that would read them all; and the optimizer starts
+            anew.
 
     Raises:
-        ModelFileError: if the file is missing, damaged or holds no model, or names a
-            layer that is not known, or that Keras 3 lacks.
+        ModelFileError: if the file is missing, damaged or holds no model, names a layer
+            that is not known or that Keras 3 lacks, or has weights that cannot be
+            mapped.
+        ConfigError: if weights have to be there at once.
     """
     path = Path(path)
-    _check(path)
+    _check(path, memory_map=memory_map)
     if is_legacy(path):
+        if memory_map:
+            raise _unmappable(path)
         return _converted(path, custom_objects or {}, with_loss=compile).layer
+    mapped = MappedWeights(path) if memory_map else None
+    if compile and mapped is not None and mapped.learned:
+        warnings.warn(
+            f"The optimizer of {str(path)!r} starts anew: its state is never mapped.",
+            KerasMemWarning,
+            stacklevel=2,
+        )
     with_loss = None
     try:
         if compile:
-            return _load(path, custom_objects, with_loss=True)
+            return _load(path, custom_objects, mapped, with_loss=True)
     except Exception as error:  # noqa: BLE001 - what a damaged file raises has no limit
         with_loss = error
     try:
-        model = _load(path, custom_objects, with_loss=False)
+        model = _load(path, custom_objects, mapped, with_loss=False)
     except Exception as error:
         raise ModelFileError(
             f"{str(path)!r} could not be loaded: {_reason(error)}"
@@ -66,7 +86,7 @@ def load_converted(path: str | Path) -> Made:
         ModelFileError: as `load_model`, and if Keras 3 wrote the file.
     """
     path = Path(path)
-    _check(path)
+    _check(path, memory_map=False)
     if not is_legacy(path):
         raise ModelFileError(
             f"Keras 3 wrote {str(path)!r} already: there is nothing to convert."
@@ -92,19 +112,27 @@ def _say_without_loss(path: Path, error: Exception) -> None:
     )
 
 
-def _load(path: Path, custom_objects: Any, *, with_loss: bool) -> Any:
-    with warnings.catch_warnings():
+def _load(
+    path: Path, custom_objects: Any, mapped: MappedWeights | None, *, with_loss: bool
+) -> Any:
+    opened = nullcontext((path, {})) if mapped is None else mapped.skeleton()
+    with warnings.catch_warnings(), opened as (file, objects):
         # A file without optimizer state is what we ask for, not a fault.
         warnings.filterwarnings("ignore", message="Skipping variable loading for opt")
         return keras.models.load_model(
-            path, custom_objects=custom_objects, compile=with_loss, safe_mode=True
+            file,
+            custom_objects={**objects, **(custom_objects or {})},
+            compile=with_loss,
+            safe_mode=True,
         )
 
 
-def _check(path: Path) -> None:
+def _check(path: Path, *, memory_map: bool) -> None:
     if not path.exists():
         raise ModelFileError(f"There is no file {str(path)!r}.")
     if path.is_dir():
+        if memory_map:
+            raise _unmappable(path)
         if not (path / "saved_model.pb").exists():
             raise ModelFileError(
                 f"{str(path)!r} is a folder. Expected a model file, .keras or .h5, or "
@@ -115,7 +143,9 @@ def _check(path: Path) -> None:
             raise ModelFileError(
                 f"{str(path)!r} is no .keras file, or only the beginning of one."
             )
-        check_archive(path)
+        check_archive(path, unread={WEIGHTS} if memory_map else ())
+    elif memory_map:
+        raise _unmappable(path)
     elif path.suffix in (".h5", ".hdf5"):
         if not h5py.is_hdf5(path):
             raise ModelFileError(f"{str(path)!r} is no HDF5 file.")
@@ -124,6 +154,14 @@ def _check(path: Path) -> None:
             "Expected a model file that ends in .keras or .h5. Received: "
             f"path={str(path)!r}."
         )
+
+
+def _unmappable(path: Path) -> ModelFileError:
+    return ModelFileError(
+        "Weights are mapped from a .keras file of Keras 3 alone. Received: "
+        f"path={str(path)!r}. Next: km.save_model(km.load_model(path), "
+        "'model.keras', coding='stored')."
+    )
 
 
 def _reason(error: Exception) -> str:

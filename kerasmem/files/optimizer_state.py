@@ -1,11 +1,11 @@
 """What a model file holds of its optimizer, read from the file itself."""
 
-import io
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import h5py
+
+from kerasmem.files.members import opened_weights
 
 _GROUPS = ("optimizer", "optimizer_weights")  # in a .keras file and in an .h5 file
 
@@ -35,12 +35,8 @@ def optimizer_state(path: str | Path) -> OptimizerState | None:
     if h5py.is_hdf5(path):
         with h5py.File(path, "r") as file:
             return _count(file)
-    with zipfile.ZipFile(path) as archive:
-        if "model.weights.h5" not in archive.namelist():
-            return None
-        content = io.BytesIO(archive.read("model.weights.h5"))
-    with h5py.File(content, "r") as file:
-        return _count(file)
+    with opened_weights(Path(path)) as file:
+        return None if file is None else _count(file)
 
 
 def _count(file: h5py.File) -> OptimizerState:

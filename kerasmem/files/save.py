@@ -7,16 +7,14 @@ as well, bit for bit.
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import keras
 
 from kerasmem.errors import ConfigError
-from kerasmem.files.atomic import replacing, scratch_folder
-from kerasmem.files.repack import repack
+from kerasmem.files.atomic import replacing
+from kerasmem.files.repack import Coding, repack
 from kerasmem.graph.optimizer import fresh_optimizer
-
-Coding = Literal["deflate", "entropy"]
 
 
 def save_model(
@@ -26,7 +24,7 @@ def save_model(
     include_optimizer: bool = False,
     coding: Coding = "deflate",
 ) -> None:
-    """Save `model` as a smaller `.keras` file, whole or not at all.
+    """Save `model` as a `.keras` file, whole or not at all.
 
     What was written is read back and compared before it takes the place of a file.
 
@@ -38,7 +36,8 @@ def save_model(
             Adam) is not.
         coding: `"deflate"` for a file that stock Keras opens wherever it knows the
             layers; `"entropy"` for a smaller one, each weight near its entropy, that
-            Keras opens after `import kerasmem`.
+            Keras opens after `import kerasmem`; `"stored"` for one as large as its
+            weights, which `km.load_model(path, memory_map=True)` need not read.
 
     Raises:
         ConfigError: if `path` does not end in `.keras`, `model` is no model, or the
@@ -55,15 +54,15 @@ def save_model(
             f"Received: path={str(path)!r}."
         )
     check_coding(coding)
-    with replacing(path) as smaller, scratch_folder(path.parent) as folder:
-        stored = folder / path.name
+    with replacing(path) as written:
+        stored = written.with_name("stored.keras")
         with ExitStack() as scope:
             if not include_optimizer:
                 # Built all the same: stock Keras warns about a file whose optimizer
                 # has no slots, and slots of zeros deflate to next to nothing.
                 scope.enter_context(fresh_optimizer(model, built=True))
             model.save(stored)
-        repack(stored, smaller, folder, coded=coding == "entropy")
+        repack(stored, written, coding=coding)
 
 
 def check_coding(coding: Any) -> None:

@@ -26,6 +26,23 @@ def clone(model: Any) -> Any:
     Raises:
         ModelError: if the model has no weights yet, or its config does not describe it.
     """
+    copy = reloaded(model)
+    if len(copy.weights) != len(model.weights):
+        raise ModelError(
+            f"A copy of the model {model.name!r} has {len(copy.weights)} weights "
+            f"instead of {len(model.weights)}: its config does not tell all of it. "
+            "Either layers share a weight in a way that Keras does not save, or a "
+            "custom layer creates weights outside of its `build`."
+        )
+    return copy
+
+
+def reloaded(model: Any) -> Any:
+    """Return what Keras saves and loads of `model`, freshly compiled.
+
+    Raises:
+        ModelError: if it has no weights yet, or cannot be saved and loaded.
+    """
     if not model.built:
         raise ModelError(
             f"The model {model.name!r} has no weights yet. Build it first: call it on "
@@ -39,10 +56,8 @@ def clone(model: Any) -> Any:
             tempfile.TemporaryDirectory() as folder,
             fresh_optimizer(model, built=False),
         ):
-            copy = _reloaded(model, Path(folder) / "model.keras")
-        settings = compile_settings(model)
-    if settings is not None:
-        copy.compile(**settings)
+            copy = _through(model, Path(folder) / "model.keras")
+        compile_as(copy, model)
     return copy
 
 
@@ -119,12 +134,12 @@ def _is_function(value: Any) -> bool:
     return callable(value) and hasattr(value, "__name__")
 
 
-def _reloaded(model: Any, path: Path) -> Any:
+def _through(model: Any, path: Path) -> Any:
     objects = live_objects(model)
     try:
         model.save(path)
         # The file is our own, made of a live object: a lambda in it is the caller's.
-        copy = keras.models.load_model(
+        return keras.models.load_model(
             path, custom_objects=objects, compile=False, safe_mode=False
         )
     except (TypeError, ValueError, NotImplementedError) as error:
@@ -134,11 +149,3 @@ def _reloaded(model: Any, path: Path) -> Any:
             "load it. Give its own parts a `get_config`, and use named functions in "
             f"place of lambdas. Received: {cause.partition(': {')[0][:300]}"
         ) from error
-    if len(copy.weights) != len(model.weights):
-        raise ModelError(
-            f"A copy of the model {model.name!r} has {len(copy.weights)} weights "
-            f"instead of {len(model.weights)}: its config does not tell all of it. "
-            "Either layers share a weight in a way that Keras does not save, or a "
-            "custom layer creates weights outside of its `build`."
-        )
-    return copy

@@ -2,6 +2,7 @@
 
 from kerasmem.records.activation_range import ActivationRange
 from kerasmem.records.change import WeightChange
+from kerasmem.records.contents import FileContents, StoredTensor
 from kerasmem.records.device_settings import CardStatus, DeviceStatus
 from kerasmem.records.estimate import (
     ESTIMATE_CATEGORIES,
@@ -43,6 +44,7 @@ __all__ = [
     "DeviceStatus",
     "EstimatePart",
     "ExportReport",
+    "FileContents",
     "Finding",
     "GradientRecord",
     "HostReading",
@@ -56,6 +58,7 @@ __all__ = [
     "Retrace",
     "Run",
     "RunInfo",
+    "StoredTensor",
     "Timeline",
     "TracedStep",
     "Tuning",

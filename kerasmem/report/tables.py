@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from rich.table import Table
 
 from kerasmem.memory.activations import LayerActivations
-from kerasmem.records import ModelFigures, WeightChange
+from kerasmem.records import FileContents, ModelFigures, WeightChange
 from kerasmem.report.comparison import MISSING, comparison_rows
 from kerasmem.units import format_bytes
 
@@ -82,6 +82,38 @@ def _sum_text(known: Sequence[int], *, is_complete: bool) -> str:
 
 def _share(part: int, whole: int) -> str:
     return f"{100 * part / whole:.1f} %" if whole else MISSING
+
+
+def contents_table(contents: FileContents, most: int = 12) -> Table:
+    """Return what takes the bytes of a file, the largest weights one by one.
+
+    Args:
+        contents: what the file is made of.
+        most: number of weights with a line of their own.
+    """
+    table = Table(title="in the file", title_justify="left")
+    table.add_column("weight", overflow="fold")
+    for name in ("shape", "type"):
+        table.add_column(name)
+    for name in ("in RAM", "in the file", "share"):
+        table.add_column(name, justify="right")
+    table.add_column("written")
+
+    def add(name: str, file_bytes: int, *cells: str, how: str = "") -> None:
+        shape, dtype, weight_bytes = cells or ("", "", "")
+        size, share = format_bytes(file_bytes), _share(file_bytes, contents.file_bytes)
+        table.add_row(name, shape, dtype, weight_bytes, size, share, how)
+
+    for each in contents.tensors[:most]:
+        cells = (_shape(each.shape), each.dtype, format_bytes(each.weight_bytes))
+        add(each.name, each.file_bytes, *cells, how=each.coding)
+    rest = contents.tensors[most:]
+    if rest:
+        add(f"{len(rest)} smaller ones", sum(each.file_bytes for each in rest))
+    table.add_section()
+    for name, file_bytes in contents.other.items():
+        add(name, file_bytes)
+    return table
 
 
 def changes_table(changes: Sequence[WeightChange], title: str = "") -> Table:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from kerasmem.compression.quantize.coding import unpack_int4
+from kerasmem.compression.quantize.coding import BITS, Coding, unpack_int4
 from kerasmem.compression.quantize.math import (
     dequantize,
     pack_int4,
@@ -140,3 +140,16 @@ def test_affine_weights_are_those_of_keras_fake_quantization():
     # They move the ends of the range, and so where exactly halves are rounded to.
     assert np.median(apart) < 1e-6
     assert apart.max() < 4 / 255 + 1e-6
+
+
+@pytest.mark.parametrize("granularity", ["channel", "tensor", "group"])
+@pytest.mark.parametrize("dtype", BITS)
+@pytest.mark.parametrize(("shape", "axes"), [((5, 3), (0,)), ((3, 2, 7, 4), (0, 2))])
+def test_what_is_stored_is_known_before_it_is_there(shape, axes, dtype, granularity):
+    for symmetric in (True, False):
+        coding = Coding(dtype, axes, granularity, 4, symmetric)
+        stored = coding.stored(shape)
+        coded = coding.encode(np.ones(shape, "float32"))
+        assert [(part.shape, part.dtype.name) for part in coded.parts] == [
+            *stored.parts
+        ]

@@ -22,6 +22,13 @@ def coded(model, tmp_path, **how):
     return path
 
 
+def rewritten(tmp_path, store, **how):
+    with h5py.File(tmp_path / "a.h5") as old:
+        weights.rewrite(old, tmp_path / "b.h5", store)
+        with h5py.File(tmp_path / "b.h5") as new:
+            weights.check_same(old, new, **how)
+
+
 def assert_same(model, loaded, x=None):
     assert type(loaded) is type(model)
     for a, b in zip(model.get_weights(), loaded.get_weights(), strict=True):
@@ -112,8 +119,7 @@ def test_a_weight_that_looks_like_a_code_is_one_all_the_same(tmp_path):
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["w"] = dataset
         file["text"] = "a string"
-    weights.rewrite(tmp_path / "a.h5", tmp_path / "b.h5", weights.store_coded)
-    weights.check_same(tmp_path / "a.h5", tmp_path / "b.h5", coded=True)
+    rewritten(tmp_path, weights.store_coded, coded=True)
     with h5py.File(tmp_path / "b.h5") as file:
         np.testing.assert_array_equal(weights.uncoded(file["w"][()]), dataset)
 
@@ -177,7 +183,7 @@ def test_an_array_too_small_in_its_code_is_left_as_it_is(tmp_path, monkeypatch):
     monkeypatch.setattr(weights, "LARGE_BYTES", 1 << 12)
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["zeros"], file["some"] = np.zeros(1 << 20), np.zeros(1 << 8)
-    weights.rewrite(tmp_path / "a.h5", tmp_path / "b.h5", weights.store_coded)
+    rewritten(tmp_path, weights.store_coded, coded=True)
     with h5py.File(tmp_path / "b.h5") as file:
         assert file["zeros"].shape == (1 << 20,)
         assert file["some"].dtype == np.uint8
@@ -204,8 +210,7 @@ def test_floats_are_shuffled_where_that_deflates_better(tmp_path):
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["dense"], file["sparse"], file["one"] = dense, sparse, 1.0
         file["dense"].attrs["of"] = "a layer"
-    weights.rewrite(tmp_path / "a.h5", tmp_path / "b.h5", weights.store_shuffled)
-    weights.check_same(tmp_path / "a.h5", tmp_path / "b.h5", coded=False)
+    rewritten(tmp_path, weights.store_shuffled, coded=False)
     with h5py.File(tmp_path / "b.h5") as file:
         assert [file[name].shuffle for name in ("dense", "sparse", "one")] == [
             True,

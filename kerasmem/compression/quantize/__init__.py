@@ -1,6 +1,7 @@
 """Weights in fewer bits."""
 
 from kerasmem.compression.quantize.config import Quantize
+from kerasmem.compression.quantize.dequantize import dequantize
 from kerasmem.compression.quantize.layer import QuantizedBlock
 from kerasmem.compression.quantize.repair import (
     Equalize,
@@ -14,4 +15,5 @@ __all__ = [
     "Quantize",
     "QuantizedBlock",
     "ReestimateBatchNorm",
+    "dequantize",
 ]

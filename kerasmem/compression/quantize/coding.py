@@ -87,6 +87,22 @@ class Coding:
         size = self.group_size if self.granularity == "group" else None
         return Rows(shape, self.axes, size)
 
+    def stored(self, shape: tuple[int, ...]) -> Coded:
+        """Return the shape and the type of every part of a weight of a shape."""
+        if self.bits == 16:
+            return Coded((shape, self.dtype))
+        rows, axes = self.rows(shape), self.axes
+        if rows is not None:
+            shape, axes = rows.stored_shape, (rows.axis,)
+        if self.granularity == "tensor":
+            axes = tuple(range(len(shape)))
+        scales = tuple(1 if axis in axes else n for axis, n in enumerate(shape))
+        if self.bits == 4 and rows is not None:
+            half = -(-shape[rows.axis] // 2)
+            shape = (*shape[: rows.axis], half, *shape[rows.axis + 1 :])
+        zeros = None if self.symmetric else (scales, "int8")
+        return Coded((shape, "int8"), (scales, "float32"), zeros)
+
     def encode(self, values: np.ndarray) -> Coded:
         """Return NumPy arrays that stand for `values`.
 

@@ -11,6 +11,9 @@ subclassed models.
 
 import copy
 import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,13 +83,12 @@ class QuantizedBlock(keras.layers.Layer):
     def from_config(cls, config: dict[str, Any]) -> Any:
         """Return the float layer of a config, quantized as soon as it is built."""
         # Some layers take their config apart while they read it.
-        form = copy.deepcopy(config["layer"])
-        layer = keras.saving.deserialize_keras_object(form)
+        layer = keras.saving.deserialize_keras_object(copy.deepcopy(config["layer"]))
         layer.name = config["name"]
         if layer.trainable != config["trainable"]:  # it would reach the inner layers
             layer.trainable = config["trainable"]
         places = [Place.from_json(place) for place in config["weights"]]
-        _become_block(layer, config["layer"], places)
+        _become.get()(layer, config["layer"], places)
         return layer
 
     def build_from_config(self, config: Any) -> None:
@@ -100,6 +102,23 @@ class QuantizedBlock(keras.layers.Layer):
         if self._missing:
             _replace_weights(self)
         return outputs
+
+
+@contextmanager
+def read_as(
+    become: Callable[[Any, dict[str, Any], list[Place]], None],
+) -> Iterator[None]:
+    """Return a scope in which a config's quantized layers are made by `become`.
+
+    Args:
+        become: what to do with the float layer, not built yet, its serialized form and
+            the places of its weights.
+    """
+    token = _become.set(become)
+    try:
+        yield
+    finally:
+        _become.reset(token)
 
 
 def to_quantized(block: Any, places: list[Place]) -> None:
@@ -126,6 +145,10 @@ def _become_block(layer: Any, form: dict[str, Any], places: list[Place]) -> None
     _set(layer, "_places", places)
     _set(layer, "_missing", value=True)
     _change_class(layer, QuantizedBlock)
+
+
+# A name that is registered means the same in every scope of Keras's own.
+_become: ContextVar[Any] = ContextVar("become", default=_become_block)
 
 
 def _replace_weights(block: Any) -> None:

@@ -1,6 +1,7 @@
 """A weight that is small in RAM and float wherever a layer reads it."""
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,7 @@ from kerasmem.compression.quantize.coding import Coded, Coding
 from kerasmem.compression.quantize.rows import Rows
 from kerasmem.graph.values import represents, to_numpy
 
-_SUFFIXES = ("", "_scale", "_zero_point")
+_SUFFIXES = {"codes": "", "scales": "_scale", "zero_points": "_zero_point"}
 
 
 class QuantizedVariable(keras.Variable):
@@ -165,18 +166,16 @@ def replace_weight(
         The layers that kept the weight. Usually that is `owner` alone; a wrapper such
         as SpectralNormalization keeps the weight of the layer inside it as well.
     """
-    coded = coding.encode(to_numpy(weight))
+    # Only if somebody asks: a file that is loaded lazily has the codes itself.
+    coded = functools.cache(lambda: coding.encode(to_numpy(weight)))
     with ExitStack() as scopes:
         for part in weight.path.split("/")[:-1]:
             scopes.enter_context(keras.name_scope(part))
+        stored = coding.stored(tuple(weight.shape))
         variables = Coded(
             *(
-                None if value is None else _fixed(value, weight.name + suffix)
-                for value, suffix in zip(
-                    (coded.codes, coded.scales, coded.zero_points),
-                    _SUFFIXES,
-                    strict=True,
-                )
+                None if kind is None else _fixed(coded, part, kind, weight.name)
+                for part, kind in vars(stored).items()
             )
         )
     stand_in = QuantizedVariable(coding, variables, weight, owner.compute_dtype)
@@ -195,9 +194,18 @@ def replace_weight(
     return [layer for layer, _ in holders]
 
 
-def _fixed(value: Any, name: str) -> Any:
+def _fixed(
+    coded: Callable[[], Coded], part: str, kind: tuple[tuple[int, ...], str], name: str
+) -> Any:
+    shape, dtype = kind
+
+    def made(shape: Any, dtype: Any) -> Any:
+        del shape
+        return keras.ops.convert_to_tensor(getattr(coded(), part), dtype)
+
+    suffix = _SUFFIXES[part]
     return keras.Variable(
-        value, dtype=str(value.dtype), trainable=False, autocast=False, name=name
+        made, shape, dtype, trainable=False, autocast=False, name=name + suffix
     )
 
 

@@ -3,9 +3,10 @@
 from kerasmem.files.coding.tensor import (
     LARGE_BYTES,
     MOST_TIMES,
+    coded_form,
     decode,
     encode,
     has_code,
 )
 
-__all__ = ["LARGE_BYTES", "MOST_TIMES", "decode", "encode", "has_code"]
+__all__ = ["LARGE_BYTES", "MOST_TIMES", "coded_form", "decode", "encode", "has_code"]

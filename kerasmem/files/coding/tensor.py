@@ -56,10 +56,7 @@ def decode(content: bytes | memoryview) -> np.ndarray:
     if zlib.crc32(content[8:]) != int.from_bytes(content[4:8], "little"):
         raise damaged("its checksum does not fit")
     source = Reader(content[8:])
-    dtype, axes = _read_dtype(source), source.number()
-    if axes > _MOST_AXES:
-        raise damaged("it tells a size that cannot be")
-    shape = tuple(source.number() for _ in range(axes))
+    shape, dtype = _read_form(source)
     # An axis of 0 counts as 1: the others are made room for all the same.
     size = math.prod(max(length, 1) for length in shape) * dtype.itemsize
     if size > max(LARGE_BYTES, MOST_TIMES * len(content)):
@@ -67,6 +64,15 @@ def decode(content: bytes | memoryview) -> np.ndarray:
     entries = _read(source, _integers(dtype), shape)
     source.finish()
     return entries.view(dtype).reshape(shape)
+
+
+def coded_form(beginning: bytes) -> tuple[tuple[int, ...], np.dtype] | None:
+    """Return the shape and the type of a coded array, None if it is none.
+
+    Args:
+        beginning: its first bytes, 400 of them if there are so many.
+    """
+    return _read_form(Reader(beginning[8:])) if beginning[:4] == _MAGIC else None
 
 
 def _write(entries: np.ndarray, shape: tuple[int, ...], out: Writer) -> None:
@@ -114,6 +120,13 @@ def _most_frequent(entries: np.ndarray) -> np.ndarray | None:
     different, counts = np.unique(sample, return_counts=True)
     often = counts.max() > max(sample.size // 8, 1)
     return different[[counts.argmax()]] if often else None
+
+
+def _read_form(source: Reader) -> tuple[tuple[int, ...], np.dtype]:
+    dtype, axes = _read_dtype(source), source.number()
+    if axes > _MOST_AXES:
+        raise damaged("it tells a size that cannot be")
+    return tuple(source.number() for _ in range(axes)), dtype
 
 
 def _read_dtype(source: Reader) -> np.dtype:

@@ -1,0 +1,192 @@
+"""Variables without a value until somebody looks at it.
+
+Keras makes a variable's first value as soon as there is a shape and an initializer.
+Here it does not: the variable is of a class in between, which knows name, shape and
+dtype. An array over a file that it is assigned is only remembered. The first who asks
+for the value gets it made of that, or by the initializer, and from then on the variable
+is one of Keras's own class, like any other.
+"""
+
+import functools
+import mmap
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import keras
+import numpy as np
+
+
+class LazyValues(Protocol):
+    """How a framework comes by the value of a variable that had none."""
+
+    adopts: bool
+    """Whether an array becomes a tensor without a copy: then at once, for nothing."""
+
+    def why_not(self) -> str | None:
+        """Return why variables cannot be without a value here, None if they can."""
+        ...
+
+    def placeholder(self, variable: Any) -> Any | None:
+        """Return a tensor without memory that is there first; None to do without."""
+        ...
+
+    def outside_of_traces(self) -> AbstractContextManager[Any]:
+        """Return a scope in which a tensor is a real one, whatever is being traced."""
+        ...
+
+    def fill(self, variable: Any, value: Any) -> None:
+        """Give a variable of Keras's own class its first value."""
+        ...
+
+
+class MappedArray(np.ndarray):
+    """An array over a file, whose pages are read when they are looked at."""
+
+    _region: tuple[mmap.mmap, int] | None = None
+
+    @classmethod
+    def of(
+        cls, file: mmap.mmap, start: int, shape: tuple[int, ...], dtype: np.dtype
+    ) -> "MappedArray":
+        """Return the array that begins at the byte `start` of a file.
+
+        Raises:
+            ValueError: if the file ends before it does.
+        """
+        count = int(np.prod(shape, dtype=np.int64))
+        entries = np.frombuffer(file, np.uint8, count * dtype.itemsize, start)
+        array = entries.view(dtype).reshape(shape).view(cls)
+        array._region = (file, start)
+        return array
+
+    def release(self) -> None:
+        """Give back the memory of its pages; looked at again, they are read again."""
+        if self._region is None or not hasattr(mmap, "MADV_DONTNEED"):
+            return
+        file, start = self._region
+        first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+        length = (start + self.nbytes - first) // mmap.PAGESIZE * mmap.PAGESIZE
+        if length > 0:
+            file.madvise(mmap.MADV_DONTNEED, first, length)
+
+
+@contextmanager
+def lazy_variables(values: LazyValues) -> Iterator[None]:
+    """Return a scope in which a variable with an initializer gets no value yet."""
+    scope, cls = _Scope(values), keras.Variable
+    # Private: the one place where every backend makes a value by an initializer.
+    name = "_initialize_with_initializer"
+    inherited = name not in vars(cls)
+    original = getattr(cls, name)
+    setattr(cls, name, functools.partialmethod(_defer, scope))
+    try:
+        yield
+    finally:
+        scope.is_open = False
+        if inherited:
+            delattr(cls, name)
+        else:
+            setattr(cls, name, original)
+    if values.adopts:
+        for variable in scope.deferred:
+            if (alive := variable()) is not None:
+                _settle(alive)
+
+
+@dataclass
+class _Scope:
+    values: LazyValues
+    is_open: bool = True
+    deferred: list[Callable[[], Any]] = field(default_factory=list)
+
+
+@dataclass
+class _State:
+    scope: _Scope
+    initializer: Callable[..., Any]
+    source: MappedArray | None = None
+
+
+_STATE, _VALUE = "_kerasmem_lazy", "_value"
+_SETTLING = threading.RLock()
+
+
+class _Lazy:
+    """What a variable is before `keras.Variable`, until it has a value."""
+
+    @property
+    def _value(self) -> Any:
+        state = vars(self).get(_STATE)
+        if state is not None and state.scope.is_open and state.source is None:
+            # Only shapes are asked for: it may be assigned a value yet.
+            held = vars(self).get(_VALUE)
+            return _first(self, state) if held is None else held
+        _settle(self)
+        return vars(self)[_VALUE]
+
+    @_value.setter
+    def _value(self, value: Any) -> None:
+        vars(self)[_VALUE] = value
+
+    def assign(self, value: Any) -> Any:
+        """Remember an array over a file; assign any other as ever."""
+        if isinstance(value, MappedArray) and _fits(self, value):
+            state = vars(self)[_STATE]
+            # The initializer is needed no more, and may hold on to another weight.
+            state.source, state.initializer = value, keras.initializers.Zeros()
+            return value
+        _settle(self)
+        return self.assign(value)
+
+
+def _defer(variable: Any, scope: _Scope, initializer: Callable[..., Any]) -> None:
+    cls = type(variable)
+    placeholder = scope.values.placeholder(variable)
+    if placeholder is not None:
+        variable._initialize(placeholder)
+    vars(variable)[_STATE] = _State(scope, initializer)
+    variable.__class__ = _lazy_form(cls)
+    scope.deferred.append(weakref.ref(variable))
+
+
+@functools.cache
+def _lazy_form(cls: type) -> type:
+    return type(f"Lazy{cls.__name__}", (_Lazy, cls), {"__module__": __name__})
+
+
+def _settle(variable: Any) -> None:
+    """Make the value of a variable, which becomes one of Keras's own class."""
+    with _SETTLING:
+        state = vars(variable).get(_STATE)
+        if state is None:  # another thread was first
+            return
+        values, source = state.scope.values, state.source
+        with values.outside_of_traces():
+            if source is None:
+                values.fill(variable, _first(variable, state))
+            else:
+                values.fill(variable, _aligned(source))
+        # Whoever has read the class before finds the value all the same.
+        variable.__class__ = type(variable).__mro__[2]
+        del vars(variable)[_STATE]
+        if source is not None and not values.adopts:
+            source.release()
+
+
+def _aligned(array: np.ndarray) -> np.ndarray:
+    """Return an array whose entries lie where a framework takes them."""
+    plain = array.view(np.ndarray)
+    return plain if plain.flags.aligned else plain.copy()
+
+
+def _first(variable: Any, state: _State) -> Any:
+    return state.initializer(variable._shape, dtype=variable._dtype)
+
+
+def _fits(variable: Any, array: np.ndarray) -> bool:
+    dtype = keras.backend.standardize_dtype(array.dtype)
+    return tuple(variable.shape) == array.shape and variable._dtype == dtype

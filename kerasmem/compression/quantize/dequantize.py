@@ -1,0 +1,108 @@
+"""A model with quantized weights, made a plain float model again."""
+
+from typing import Any
+
+import keras
+
+from kerasmem.compression.quantize.layer import Place, read_as
+from kerasmem.compression.quantize.owners import quantized_variables
+from kerasmem.compression.quantize.static.base import IntegerLayer
+from kerasmem.compression.quantize.variable import QuantizedVariable
+from kerasmem.errors import ConfigError, ModelError
+from kerasmem.graph.clone import reloaded
+from kerasmem.graph.layers import own_variables, sublayers
+from kerasmem.graph.values import to_numpy
+
+
+def dequantize(model: Any) -> Any:
+    """Return a float model that computes what `model` does, of the layers it had.
+
+    Its weights are what the codes stand for, so that stock Keras opens its file. Where
+    `"int8-dynamic"` rounded inputs as well, they are rounded no longer.
+
+    Args:
+        model: one with weights in int8, int4 or 16 bits; it is not touched. One of
+            `"int8-static"` is refused: its float form is the model it was made of.
+
+    Raises:
+        ConfigError: if `model` is no model.
+        ModelError: if it has no weights in fewer bits, or computes with integers, or
+            cannot be copied.
+
+    Example:
+        >>> import kerasmem as km
+        >>> inputs = keras.Input((4,))
+        >>> model = keras.Model(inputs, keras.layers.Dense(2)(inputs))
+        >>> small = km.compress(model, km.Quantize("int8")).model
+        >>> type(km.dequantize(small).layers[-1]) is keras.layers.Dense
+        True
+    """
+    _check(model)
+    with read_as(_float_layer):
+        made = reloaded(model)
+    for old, new in zip(sublayers(model), sublayers(made), strict=True):
+        # It kept Keras from loading codes as if they were floats.
+        vars(new).pop(_LOADER, None)
+        _carry_over(old, new)
+    return made
+
+
+_LOADER = "load_own_variables"
+
+
+def _float_layer(layer: Any, _: dict[str, Any], places: list[Place]) -> None:
+    """Let a float layer stay one; what was quantized in it loads nothing."""
+
+    def load_own_variables(store: Any) -> None:
+        # The first to load of all the layers inside, which are there by now.
+        inside = sublayers(layer)
+        vars(layer).pop(_LOADER)
+        kernels = {id(vars(inside[place.layer])[place.attribute]) for place in places}
+        for inner in inside:
+            # Two layers may keep one kernel.
+            if kernels & set(map(id, vars(inner).values())):
+                object.__setattr__(inner, _LOADER, _nothing)
+        layer.load_own_variables(store)
+
+    object.__setattr__(layer, _LOADER, load_own_variables)
+
+
+def _nothing(store: Any) -> None:
+    del store
+
+
+def _carry_over(old: Any, new: Any) -> None:
+    """Give a float layer the weights of the quantized one, if that has any."""
+    kernels = {
+        name: value
+        for name, value in vars(old).items()
+        if isinstance(value, QuantizedVariable)
+    }
+    for name, kernel in kernels.items():
+        vars(new)[name].assign(kernel.coding.decode(*kernel.tensors()))
+    if kernels:
+        coded = [part for kernel in kernels.values() for part in kernel.coded.parts]
+        floats = [vars(new)[name] for name in kernels]
+        left = zip(_without(old, coded), _without(new, floats), strict=True)
+        for before, after in left:
+            after.assign(to_numpy(before))
+
+
+def _without(layer: Any, others: list[Any]) -> list[Any]:
+    ids = set(map(id, others))
+    return [variable for variable in own_variables(layer) if id(variable) not in ids]
+
+
+def _check(model: Any) -> None:
+    if not isinstance(model, keras.Model):
+        raise ConfigError(f"Expected a keras.Model. Received: model={model!r}.")
+    if any(isinstance(layer, IntegerLayer) for layer in sublayers(model)):
+        raise ModelError(
+            f"The model {model.name!r} computes with integers, so that it has no float "
+            "form. Use the model that it was made of."
+        )
+    if not quantized_variables(model):
+        raise ModelError(
+            f"The model {model.name!r} has nothing to dequantize: km.Quantize has "
+            "stored none of its weights in fewer bits."
+        )

@@ -1,0 +1,95 @@
+"""The members of an archive where they lie in its file."""
+
+import io
+import shutil
+import struct
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import h5py
+
+from kerasmem.errors import ModelFileError
+
+WEIGHTS = "model.weights.h5"
+
+_HEADER = struct.Struct("<4s22xHH")
+_MAGIC = b"PK\x03\x04"
+_PIECE = 1 << 20
+
+
+class Window(io.RawIOBase):
+    """A part of a file, as a file that is read.
+
+    Args:
+        file: open to read bytes.
+        start: the first byte of the part.
+        size: number of its bytes.
+    """
+
+    def __init__(self, file: BinaryIO, start: int, size: int) -> None:
+        self._file, self._start, self._size, self._at = file, start, size, 0
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Go to a byte of the part, and return which."""
+        self._at = offset + (0, self._at, self._size)[whence]
+        return self._at
+
+    def tell(self) -> int:
+        """Return the byte that is read next."""
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill a buffer as far as the part goes, and return how far."""
+        room = memoryview(buffer).cast("B")[: max(self._size - self._at, 0)]
+        self._file.seek(self._start + self._at)
+        count = self._file.readinto(room)  # pyright: ignore[reportAttributeAccessIssue]
+        self._at += count
+        return count
+
+
+def data_start(file: BinaryIO, member: zipfile.ZipInfo) -> int:
+    """Return where in its archive the bytes of a member begin.
+
+    Raises:
+        ModelFileError: if there is no member.
+    """
+    file.seek(member.header_offset)
+    header = file.read(30)
+    if len(header) < 30 or header[:4] != _MAGIC:
+        raise ModelFileError(f"The member {member.filename} is not where it should be.")
+    _, name, extra = _HEADER.unpack(header)
+    return member.header_offset + 30 + name + extra
+
+
+@contextmanager
+def opened_weights(path: Path) -> Iterator[h5py.File | None]:
+    """Give the HDF5 file of the weights in a `.keras` archive, None if it has none.
+
+    As it lies there where it is stored; else unpacked beside it, and gone at the end.
+    """
+    with ExitStack() as scope:
+        archive = scope.enter_context(zipfile.ZipFile(path))
+        if WEIGHTS not in archive.namelist():
+            yield None
+            return
+        member = archive.getinfo(WEIGHTS)
+        if member.compress_type == zipfile.ZIP_STORED:
+            file = scope.enter_context(path.open("rb"))
+            content = Window(file, data_start(file, member), member.file_size)
+        else:
+            content = scope.enter_context(tempfile.TemporaryFile(dir=path.parent))
+            with archive.open(member) as reader:
+                shutil.copyfileobj(reader, content, _PIECE)
+        yield scope.enter_context(h5py.File(content, "r"))

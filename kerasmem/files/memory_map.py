@@ -1,0 +1,179 @@
+"""A model whose weights stay in its file until a layer needs them.
+
+Keras loads the model itself, from an archive that is as the file but for the weights:
+in their place it has the names of the arrays alone. What Keras then asks for by name is
+given as an array over the file, and the variables remember it. An optimizer begins
+anew: what it learned is as large as the weights, and is needed for all of them at once.
+"""
+
+import json
+import mmap
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import h5py
+import keras
+import numpy as np
+
+from kerasmem import backends
+from kerasmem.backends.lazy import MappedArray, lazy_variables
+from kerasmem.errors import ConfigError, ModelFileError
+from kerasmem.files.coded_model import CodedModel, unwrapped, wrapped
+from kerasmem.files.datasets import Dataset, datasets
+from kerasmem.files.members import WEIGHTS, Window, data_start
+
+_CONFIG = "config.json"
+_NAME = "MappedModel"
+_OPTIMIZER = "optimizer/"
+
+Made = Callable[[], np.ndarray]
+"""Gives an array over a file."""
+
+
+class MappedWeights:
+    """The weights in a `.keras` file, as arrays over it.
+
+    Args:
+        path: the file.
+
+    Raises:
+        ModelFileError: if the weights cannot be mapped.
+        ConfigError: if variables have values at once here.
+
+    Attributes:
+        learned: whether the file has an optimizer that has made a step.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._values = backends.current().lazy_values()
+        if (reason := self._values.why_not()) is not None:
+            raise ConfigError(
+                f"memory_map=True does not go with {reason}, which wants every "
+                "variable's value at once. Load the model without it."
+            )
+        try:
+            self._arrays, self.learned = _read(path)
+        except ModelFileError:
+            raise
+        except (OSError, RuntimeError, ValueError, KeyError) as error:  # of h5py
+            raise ModelFileError(
+                f"{str(path)!r} is damaged: where its weights lie cannot be read."
+            ) from error
+
+    @contextmanager
+    def skeleton(self) -> Iterator[tuple[Path, dict[str, Any]]]:
+        """Give a file that Keras loads the model from, and custom objects for that.
+
+        Within the scope no variable gets a value before somebody looks at it.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            small = Path(folder) / self._path.name
+            _write_skeleton(self._path, small, self._arrays)
+            with lazy_variables(self._values):
+                yield small, {f"kerasmem>{_NAME}": _Mapped([*self._arrays.values()])}
+
+
+def _read(path: Path) -> tuple[dict[str, Made], bool]:
+    """Return the arrays in a file by their paths, and whether its optimizer learned."""
+    with zipfile.ZipFile(path) as archive, path.open("rb") as file:
+        if WEIGHTS not in archive.namelist():
+            raise ModelFileError(f"{str(path)!r} has no weights to be mapped.")
+        member = archive.getinfo(WEIGHTS)
+        is_coded = _is_coded(json.loads(archive.read(_CONFIG)))
+        if is_coded or member.compress_type != zipfile.ZIP_STORED:
+            raise _compressed(path)
+        start, size = data_start(file, member), member.file_size
+        with h5py.File(Window(file, start, size), "r") as weights:
+            found, learned = datasets(weights), _has_stepped(weights)
+        whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    found = [each for each in found if not each.name.startswith(_OPTIMIZER)]
+    if any(not dataset.plain for dataset in found):
+        raise _compressed(path)
+    for dataset in found:
+        _check_within(path, dataset, size)
+    return {each.name: _array(whole, start, each) for each in found}, learned
+
+
+def _has_stepped(weights: h5py.File) -> bool:
+    counters = (
+        each
+        for each in datasets(weights)
+        if each.name.startswith(_OPTIMIZER)
+        and not each.shape
+        and each.dtype.kind == "i"
+    )
+    return any(weights[each.name][()] > 0 for each in counters)
+
+
+def _array(whole: mmap.mmap, start: int, dataset: Dataset) -> Made:
+    def made() -> np.ndarray:
+        if not dataset.extents:
+            return np.zeros(dataset.shape, dataset.dtype).view(MappedArray)
+        place = start + dataset.extents[0][0]
+        return MappedArray.of(whole, place, dataset.shape, dataset.dtype)
+
+    return made
+
+
+def _check_within(path: Path, dataset: Dataset, size: int) -> None:
+    for first, length in dataset.extents:
+        if length != dataset.nbytes or first + length > size:
+            raise ModelFileError(
+                f"{str(path)!r} is damaged: the weight {dataset.name!r} does not lie "
+                "within it."
+            )
+
+
+def _is_coded(config: dict[str, Any]) -> bool:
+    return config.get("class_name") == CodedModel.__name__
+
+
+def _compressed(path: Path) -> ModelFileError:
+    return ModelFileError(
+        f"The weights in {str(path)!r} are compressed, so that they cannot be used "
+        "where they lie. Write the file anew, as large as its weights: "
+        "km.save_model(km.load_model(path), path, coding='stored')."
+    )
+
+
+def _write_skeleton(path: Path, small: Path, names: Iterable[str]) -> None:
+    with zipfile.ZipFile(path) as archive, zipfile.ZipFile(small, "w") as made:
+        for member in archive.infolist():
+            if member.filename == _CONFIG:
+                config = json.loads(archive.read(member))
+                config = wrapped(config, _NAME, __name__)
+                made.writestr(_CONFIG, json.dumps(config))
+            elif member.filename != WEIGHTS:
+                made.writestr(member.filename, archive.read(member))
+        with h5py.File(small.with_suffix(".h5"), "w") as weights:
+            for number, name in enumerate(names):
+                weights[name] = number
+        made.write(small.with_suffix(".h5"), WEIGHTS)
+
+
+class _Mapped:
+    """What a skeleton's config means by the model; see `CodedModel`."""
+
+    def __init__(self, arrays: Sequence[Made]) -> None:
+        self._arrays = arrays
+
+    def from_config(self, config: dict[str, Any]) -> Any:
+        """Return the model, whose weights are arrays over the file."""
+        model = unwrapped(config, lambda number: self._arrays[int(number)]())
+
+        def compile_from_config(compiled: dict[str, Any]) -> None:
+            object.__delattr__(model, "compile_from_config")
+            if type(model).compile is not keras.Model.compile:
+                model.compile_from_config(compiled)
+                return
+            # As Keras does it, but for the slots of the optimizer: to make them,
+            # TensorFlow would ask for every weight.
+            model.compile(**keras.saving.deserialize_keras_object(compiled))
+
+        object.__setattr__(model, "compile_from_config", compile_from_config)
+        return model

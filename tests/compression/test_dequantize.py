@@ -1,0 +1,140 @@
+"""A quantized model becomes a plain float one that computes the same."""
+
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+
+import kerasmem as km
+from kerasmem.compression.quantize.owners import quantized_variables
+from kerasmem.errors import ConfigError, ModelError
+from kerasmem.graph.layers import sublayers
+from kerasmem.graph.values import to_numpy
+from tests.models import KINDS, L, chain
+
+INT8 = km.Quantize("int8")
+INT4 = km.Quantize("int4", granularity="group", group_size=4, symmetric=False)
+OTHERS = [
+    (kind, scheme)
+    for kind in ("recurrent", "attention", "subclassed")
+    for scheme in (INT4, km.Quantize("float16"))
+]
+
+
+def outputs(model, inputs):
+    return to_numpy(model(inputs, training=False))
+
+
+def classes(model):
+    return [type(layer) for layer in sublayers(model)]
+
+
+@pytest.mark.parametrize(("name", "scheme"), [*((n, INT8) for n in KINDS), *OTHERS])
+def test_every_kind_of_model_is_again_of_the_layers_it_had(name, scheme):
+    kind = KINDS[name]
+    model, inputs = kind.make(), kind.inputs()
+    before, shapes = classes(model), [tuple(w.shape) for w in model.weights]
+    scheme.apply(model)
+    expected, codes = outputs(model, inputs), model.get_weights()
+    made = km.dequantize(model)
+    assert classes(made) == before
+    assert [tuple(w.shape) for w in made.weights] == shapes
+    np.testing.assert_allclose(outputs(made, inputs), expected, rtol=1e-5, atol=1e-6)
+    assert len(quantized_variables(model)) == kind.kernels
+    for a, b in zip(model.get_weights(), codes, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_stock_keras_opens_the_file_without_kerasmem(tmp_path):
+    model = chain((6,), L.Dense(5, activation="relu"), L.BatchNormalization())
+    small = km.compress(model, km.Quantize("int8")).model
+    km.dequantize(small).save(tmp_path / "m.keras")
+    np.save(tmp_path / "x.npy", KINDS["dense"].inputs()[:, :6])
+    script = (
+        "import keras, numpy, sys; m = keras.models.load_model('m.keras');"
+        "numpy.save('y.npy', m.predict(numpy.load('x.npy'), verbose=0));"
+        "assert 'kerasmem' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)
+    expected = outputs(small, np.load(tmp_path / "x.npy"))
+    np.testing.assert_allclose(np.load(tmp_path / "y.npy"), expected, atol=1e-6)
+
+
+def test_what_is_no_weight_comes_along():
+    words = keras.Input((4,), dtype="string")
+    x = L.StringLookup(vocabulary=["a", "b", "c"])(words)
+    x = L.Dropout(0.5, seed=3)(L.Embedding(4, 3)(x))
+    if keras.backend.backend() != "tensorflow":  # words are for TensorFlow alone
+        inputs = keras.Input((4,))
+        scaled = L.Normalization()
+        scaled.adapt(np.arange(20.0).reshape(5, 4))
+        model = keras.Model(inputs, L.Dense(2)(scaled(inputs)))
+        batch = np.ones((2, 4), "float32")
+    else:
+        model = keras.Model(words, x)
+        batch = keras.ops.convert_to_tensor([["a", "z", "b", "c"]])
+    km.Quantize("int8").apply(model)
+    np.testing.assert_allclose(
+        outputs(km.dequantize(model), batch), outputs(model, batch), atol=1e-6
+    )
+
+
+def test_what_was_frozen_and_compiled_stays_so():
+    model = chain((6,), L.Dense(5), L.Dense(2))
+    model.layers[1].trainable = False
+    model.compile(keras.optimizers.SGD(0.25), "mae", metrics=["mse"])
+    made = km.dequantize(km.compress(model, km.Quantize("int8")).model)
+    assert [len(layer.trainable_variables) for layer in made.layers] == [0, 0, 2]
+    assert float(to_numpy(made.optimizer.learning_rate)) == 0.25
+    assert made.loss == "mae"
+    x = np.ones((4, 6), "float32")
+    assert made.fit(x, x[:, :2], verbose=0).history["mse"][0] > 0
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "bfloat16"])
+def test_half_precision_is_kept(policy):
+    model = chain((6,), L.Dense(4, dtype=policy))
+    types = [w.dtype for w in model.weights]
+    km.Quantize("int8").apply(model)
+    made = km.dequantize(model)
+    x = KINDS["dense"].inputs()[:, :6]
+    assert [w.dtype for w in made.weights] == types
+    assert keras.ops.all(made(x) == model(x))
+
+
+def test_inputs_are_rounded_no_longer():
+    """Against the float product of the codes themselves."""
+    model = chain((6,), L.Dense(4))
+    km.Quantize("int8-dynamic").apply(model)
+    (kernel,) = quantized_variables(model)
+    weight = to_numpy(kernel.codes).astype("float32") * to_numpy(kernel.scales)
+    x = KINDS["dense"].inputs()[:, :6]
+    found = outputs(km.dequantize(model), x)
+    np.testing.assert_allclose(found, x @ weight, rtol=1e-5, atol=1e-6)
+
+
+def test_lora_stays_beside_the_float_kernel():
+    model = chain((6,), L.Dense(4))
+    km.Quantize("int8").apply(model)
+    model.layers[-1].enable_lora(2)
+    model.layers[-1].lora_kernel_b.assign(np.ones((2, 4)))
+    x = KINDS["dense"].inputs()[:, :6]
+    found = outputs(km.dequantize(model), x)
+    np.testing.assert_allclose(found, outputs(model, x), rtol=1e-5, atol=1e-6)
+
+
+def test_a_model_of_integers_is_refused():
+    model = chain((6,), L.Dense(4, activation="relu"), L.Dense(2))
+    x = np.random.default_rng(0).normal(size=(32, 6)).astype("float32")
+    static = km.compress(model, km.Quantize("int8-static"), data=x).model
+    with pytest.raises(ModelError, match="computes with integers.*made of"):
+        km.dequantize(static)
+
+
+def test_what_has_nothing_to_dequantize_is_an_error():
+    with pytest.raises(ModelError, match="nothing to dequantize"):
+        km.dequantize(chain((6,), L.Dense(4)))
+    with pytest.raises(ConfigError, match="Expected a keras.Model. Received"):
+        km.dequantize("m.keras")
