@@ -154,8 +154,8 @@ def _check_no_folder(checkpoint_dir: Any) -> None:
     if checkpoint_dir is not None:
         raise ConfigError(
             "A search keeps no checkpoints; the steps that it finds do, in a run of "
-            f"their own. Received: checkpoint_dir={str(checkpoint_dir)!r} without "
-            "steps."
+            "their own. Next: leave out checkpoint_dir (--checkpoint-dir on the "
+            f"command line). Received: checkpoint_dir={str(checkpoint_dir)!r}."
         )
 
 

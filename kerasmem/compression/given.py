@@ -66,8 +66,9 @@ class GivenSteps(Job):
             )
         if epochs and data is None:
             raise ConfigError(
-                "Fine-tuning needs samples with labels: give data=(x, y), or "
-                "fine_tune_epochs=0 to leave it out. Received: "
+                "Fine-tuning needs samples with labels: give data=(x, y), or leave it "
+                "out with fine_tune_epochs=0 (--data, --fine-tune-epochs 0 on the "
+                "command line). Received: "
                 f"fine_tune_epochs={epochs}, data=None."
             )
         if epochs and not any(step.trains_on for step in self._steps):

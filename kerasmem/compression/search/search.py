@@ -62,8 +62,8 @@ def _meet(trials: Trials) -> None:
         strength = _weakest(trials, family, most, 1.0)
         if len(family.at(strength)) < len(family.parts):
             continue  # what is left of it is a family of its own
-        lost = trials.judged(family, strength).worst_drop
-        found.append((lost, _Choice(family, strength, most)))
+        if trial := trials.judged(family, strength):
+            found.append((trial.worst_drop, _Choice(family, strength, most)))
     ranked = [choice for _, choice in sorted(found, key=lambda pair: pair[0])]
     for choice in _promising(ranked):
         _train_to_fit(trials, choice)
@@ -72,10 +72,12 @@ def _meet(trials: Trials) -> None:
 def _train_to_fit(trials: Trials, choice: _Choice) -> None:
     family, strength = choice.family, choice.strength
     for _ in range(_ATTEMPTS):
-        over = trials.judged(family, strength, trained=True).over
+        trial = trials.judged(family, strength, trained=True)
+        if trial is None or trial.over <= 1:
+            return
         # Trained weights may be harder to code than those before.
-        limit = trials.weight(family, strength) / over
-        if over <= 1 or not trials.weight(family, choice.most) <= limit:
+        limit = trials.weight(family, strength) / trial.over
+        if trials.weight(family, choice.most) > limit:
             return
         strength = _weakest(trials, family, choice.most, limit)
 
@@ -118,11 +120,9 @@ def _furthest(trials: Trials, choice: _Choice, *, trained: bool) -> float:
     """Return the strength nearest to the most with which a family does its job."""
 
     def keeps(strength: float) -> bool:
-        # A little of some techniques cannot be applied, and does no harm.
-        if trials.weight(choice.family, strength) == float("inf"):
-            return True
         trial = trials.judged(choice.family, strength, trained=trained)
-        return trials.task.keeps(trial)
+        # A little of some techniques cannot be applied, and does no harm.
+        return trial is None or trials.task.keeps(trial)
 
     if keeps(choice.most):
         return choice.most

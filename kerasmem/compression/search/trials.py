@@ -10,7 +10,7 @@ import keras
 
 from kerasmem.compression.search.costs import costs
 from kerasmem.compression.search.families import Family, families
-from kerasmem.compression.search.judging import Drop, drop, metrics_by_part
+from kerasmem.compression.search.judging import drop, metrics_by_part
 from kerasmem.compression.search.split import Held
 from kerasmem.compression.search.target import Target
 from kerasmem.compression.stages import Training, run_steps
@@ -106,7 +106,8 @@ class Trials:
         self.left_out: dict[str, str] = {}
         self._by_choice: dict[tuple[tuple[Technique, ...], bool], SearchTrial] = {}
         self._weighed: dict[tuple[Technique, ...], float] = {}
-        model, changes = self._made((), trained=False)
+        self._look = replace(task.training, data=None, epochs=0)
+        model, changes = self._made((), self._look)
         self.before = metrics_by_part(model, task.held)
         found = self._costs(model, ())
         self._limits = task.target if task.target.limits else Target(found)
@@ -128,13 +129,13 @@ class Trials:
     def weight(self, family: Family, strength: float) -> float:
         """Return what a compression costs as a share of the target, infinite if none.
 
-        Nothing is trained. If it cannot be made, `reasons` has why.
+        Nothing is trained or judged. If it cannot be made, `reasons` has why.
         """
         steps = family.at(strength)
         if steps not in self._weighed:
             self.check_time()
             try:
-                model, _ = self._made(steps, trained=False)
+                model, _ = self._made(steps, self._look)
                 self._weighed[steps] = self._limits.over(self._costs(model, steps))
             except InputError as error:
                 self.reasons[family.name] = str(error)
@@ -143,42 +144,58 @@ class Trials:
 
     def judged(
         self, family: Family, strength: float, *, trained: bool = False
-    ) -> SearchTrial:
-        """Return what a compression costs and loses.
+    ) -> SearchTrial | None:
+        """Return what a compression costs and loses, None if it cannot be made.
 
         Args:
             family: the techniques.
-            strength: at which they can be applied.
+            strength: how much of them.
             trained: whether the model is fine-tuned.
         """
         steps = family.at(strength)
         trained = trained and family.trains and self.task.training.epochs > 0
         if (steps, trained) not in self._by_choice:
             self.check_time()
-            begin = time.monotonic()
-            model, changes = self._made(steps, trained=trained)
-            found, lost = self._costs(model, steps), self._lost(model)
-            trial = SearchTrial(
-                name=family.name,
-                steps=tuple(step.to_json() for step in steps),
-                epochs=self.task.training.epochs if trained else 0,
-                costs=found,
-                over=self._limits.over(found),
-                drop=lost.mean,
-                drop_error=lost.error,
-                seconds=time.monotonic() - begin,
-            )
-            self._note(Made(trial, steps, model, changes))
+            try:
+                self._note(self._judged(family.name, steps, trained=trained))
+            except InputError as error:
+                self.reasons[family.name] = str(error)
+                return None
         return self._by_choice[steps, trained]
 
+    def check_time(self) -> None:
+        """Raise `TimeIsUpError` if it is."""
+        if time.monotonic() >= self.task.until:
+            raise TimeIsUpError
+
+    def _judged(
+        self, name: str, steps: tuple[Technique, ...], *, trained: bool
+    ) -> Made:
+        begin = time.monotonic()
+        training = self.task.training
+        fit = {"callbacks": [*training.fit["callbacks"], _UntilTimeIsUp(self)]}
+        epochs = training.epochs if trained else 0
+        training = replace(training, fit=training.fit | fit, epochs=epochs)
+        model, changes = self._made(steps, training)
+        found = self._costs(model, steps)
+        held = self.task.held
+        after = metrics_by_part(model, held)
+        lost = drop(self.before, after, held.samples, self.task.final_samples)
+        trial = SearchTrial(
+            name=name,
+            steps=tuple(step.to_json() for step in steps),
+            epochs=epochs,
+            costs=found,
+            over=self._limits.over(found),
+            drop=lost.mean,
+            drop_error=lost.error,
+            seconds=time.monotonic() - begin,
+        )
+        return Made(trial, steps, model, changes)
+
     def _made(
-        self, steps: tuple[Technique, ...], *, trained: bool
+        self, steps: tuple[Technique, ...], training: Training
     ) -> tuple[Any, list[WeightChange]]:
-        training = replace(self.task.training, epochs=0)
-        if trained:
-            training = self.task.training
-            callbacks = [*training.fit["callbacks"], _UntilTimeIsUp(self)]
-            training = replace(training, fit=training.fit | {"callbacks": callbacks})
         model, changes = run_steps(self.task.original, steps, training)
         compile_as(model, self.task.original)
         return model, changes
@@ -188,25 +205,15 @@ class Trials:
         floats = tuple(step for step in steps if not step.freezes)
         as_floats = model
         if "flops" in names and floats != steps:
-            as_floats, _ = self._made(floats, trained=False)
+            as_floats, _ = self._made(floats, self._look)
         batch = task.held.data, task.training.fit["batch_size"]
         return costs(names, model, as_floats, task.coding, batch)
-
-    def _lost(self, model: Any) -> Drop:
-        held = self.task.held
-        after = metrics_by_part(model, held)
-        return drop(self.before, after, held.samples, self.task.final_samples)
 
     def _note(self, made: Made) -> None:
         self._by_choice[made.steps, made.trial.epochs > 0] = made.trial
         if self.task.rank(made.trial) < self.task.rank(self.best.trial):
             self.best = made
         self.task.tell(made.trial)
-
-    def check_time(self) -> None:
-        """Raise `TimeIsUpError` if it is."""
-        if time.monotonic() >= self.task.until:
-            raise TimeIsUpError
 
 
 class _UntilTimeIsUp(keras.callbacks.Callback):
