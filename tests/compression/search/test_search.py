@@ -4,6 +4,7 @@ import itertools
 import math
 import random
 import re
+from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -11,8 +12,8 @@ import pytest
 
 import kerasmem as km
 from kerasmem.compression.search import families as tried_families
+from kerasmem.compression.search import request, trials
 from kerasmem.compression.search import search as search_of_kerasmem
-from kerasmem.compression.search import trials
 from kerasmem.errors import ConfigError, DataError, KerasMemWarning, TargetError
 from kerasmem.memory.activations import peak_activation_bytes
 from tests.models import L, Subclassed, chain
@@ -63,7 +64,7 @@ def only(monkeypatch):
         monkeypatch.setattr(trials, "families", few)
 
     only("int8", "prune, int8")
-    monkeypatch.setattr(search_of_kerasmem, "_HALVINGS", 3)
+    monkeypatch.setattr(search_of_kerasmem, "_HALVINGS", 1)
     monkeypatch.setattr(search_of_kerasmem, "_TRAINED_HALVINGS", 1)
     return only
 
@@ -119,16 +120,30 @@ def test_the_model_meets_the_target_and_the_drop(tmp_path, capfd):
     assert "tried prune, int8 (trained): file_bytes" in told
 
 
-def test_without_a_target_it_is_the_smallest_that_does_its_job():
+def test_the_seed_decides_it_all():
     model = network()
-    one, two = (searched(model, max_drop=0.25) for _ in range(2))
-    search = one.report.search
+    target = {"file_bytes": 4200}
+    one, two = (searched(model, target=target) for _ in range(2))
+    assert one.report.search.is_met
+    assert without_times(one.report.search) == without_times(two.report.search)
+    for a, b in zip(one.model.get_weights(), two.model.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_without_a_target_it_is_the_smallest_that_does_its_job(only):
+    only("float16", "int8")
+    result = searched(network(), max_drop=0.25)
+    search = result.report.search
     assert search.target == {}
     keeps = [trial for trial in search.trials if trial.worst_drop <= 0.25]
     chosen = search.trials[search.chosen]
     assert chosen.costs["file_bytes"] == min(t.costs["file_bytes"] for t in keeps)
-    before, after = one.report.before.metrics, one.report.after.metrics
+    assert chosen.name == "int8"
+    before, after = result.report.before.metrics, result.report.after.metrics
     assert before["accuracy"] - after["accuracy"] <= 0.25
+
+
+def assert_on_front(search):
     for trial in search.trials:
         beaten = any(
             other.over <= trial.over
@@ -137,10 +152,6 @@ def test_without_a_target_it_is_the_smallest_that_does_its_job():
             for other in search.trials
         )
         assert trial.on_front != beaten
-    # The seed decides it all.
-    assert without_times(search) == without_times(two.report.search)
-    for a, b in zip(one.model.get_weights(), two.model.get_weights(), strict=True):
-        np.testing.assert_array_equal(a, b)
 
 
 def test_out_of_reach_and_no_sample_of_the_final_judgement_is_seen(monkeypatch):
@@ -175,6 +186,7 @@ def test_out_of_reach_and_no_sample_of_the_final_judgement_is_seen(monkeypatch):
 def assert_nearest(text, result):
     """What cannot be met is an error that says what is reachable, and has it."""
     search = result.report.search
+    assert_on_front(search)
     assert not search.is_met
     chosen = search.trials[search.chosen]
     assert chosen.worst_drop <= 0.3
@@ -199,11 +211,14 @@ def test_without_time_the_model_is_as_it_was():
     assert caught.value.result.report.search.chosen == 0
 
 
-def test_when_the_time_is_up_the_best_so_far_is_returned(monkeypatch):
+def test_when_the_time_is_up_the_best_so_far_is_returned(monkeypatch, only):
+    only("int8", "prune")
     # A clock that goes on by a second whenever someone looks at it: the time is up in
     # the middle of a training.
-    clock = itertools.count()
-    monkeypatch.setattr(trials.time, "monotonic", lambda: float(next(clock)))
+    looks = itertools.count()
+    clock = SimpleNamespace(monotonic=lambda: float(next(looks)))
+    for module in (request, trials):
+        monkeypatch.setattr(module, "time", clock)
     result = searched(network(), max_drop=0.3, time_budget=60, fine_tune_epochs=40)
     search = result.report.search
     assert search.stopped == "the time was up"
