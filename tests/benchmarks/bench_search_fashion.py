@@ -2,7 +2,7 @@
 
 Run by hand; an hour or more per seed on 2 cores, less with `--minutes`:
 
-    python tests/benchmarks/bench_search_fashion.py [fashion_mnist.npz] [--seeds 0 1 2 3 4]
+    python tests/benchmarks/bench_search_fashion.py [fashion_mnist.npz] [--seeds 0 1]
 
 For every seed a small network is trained on the 60,000 training images and searched
 for its smallest file. The search has the training images, of which it holds a fifth
