@@ -4,7 +4,7 @@ import math
 import time
 import warnings
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 from kerasmem.compression.job import Done, Job
 from kerasmem.compression.judge import drop_of
@@ -24,7 +24,7 @@ from kerasmem.files.data import fit_arguments, sample_count
 from kerasmem.files.data.forms import first_samples
 from kerasmem.files.save import Coding
 
-EPOCHS = 2
+_EPOCHS = 2
 
 
 @dataclass(frozen=True)
@@ -36,15 +36,16 @@ class Request(Job):
         max_drop: most that the first metric may get worse; None for any.
         until: `time.monotonic()` at which nothing more is tried.
         verbose: 0 for silence, 1 to tell of each trial on stderr.
+        epochs: of fine-tuning, unless the caller says otherwise.
+        coding: of the file, unless the caller says otherwise.
     """
 
     target: Target
     max_drop: float | None
     until: float
     verbose: int
-
-    epochs: ClassVar[int] = EPOCHS
-    coding: ClassVar[Coding] = "deflate"
+    epochs: int = _EPOCHS
+    coding: Coding = "deflate"
 
     @classmethod
     def of(

@@ -130,30 +130,6 @@ def test_the_seed_decides_it_all():
         np.testing.assert_array_equal(a, b)
 
 
-def test_without_a_target_it_is_the_smallest_that_does_its_job(only):
-    only("float16", "int8")
-    result = searched(network(), max_drop=0.25)
-    search = result.report.search
-    assert search.target == {}
-    keeps = [trial for trial in search.trials if trial.worst_drop <= 0.25]
-    chosen = search.trials[search.chosen]
-    assert chosen.costs["file_bytes"] == min(t.costs["file_bytes"] for t in keeps)
-    assert chosen.name == "int8"
-    before, after = result.report.before.metrics, result.report.after.metrics
-    assert before["accuracy"] - after["accuracy"] <= 0.25
-
-
-def assert_on_front(search):
-    for trial in search.trials:
-        beaten = any(
-            other.over <= trial.over
-            and other.worst_drop <= trial.worst_drop
-            and (other.over, other.worst_drop) != (trial.over, trial.worst_drop)
-            for other in search.trials
-        )
-        assert trial.on_front != beaten
-
-
 def test_out_of_reach_and_no_sample_of_the_final_judgement_is_seen(monkeypatch):
     seen = {"fit": set(), "evaluate": []}
     fit, evaluate = keras.Model.fit, keras.Model.evaluate
@@ -186,7 +162,6 @@ def test_out_of_reach_and_no_sample_of_the_final_judgement_is_seen(monkeypatch):
 def assert_nearest(text, result):
     """What cannot be met is an error that says what is reachable, and has it."""
     search = result.report.search
-    assert_on_front(search)
     assert not search.is_met
     chosen = search.trials[search.chosen]
     assert chosen.worst_drop <= 0.3
@@ -212,7 +187,7 @@ def test_without_time_the_model_is_as_it_was():
 
 
 def test_when_the_time_is_up_the_best_so_far_is_returned(monkeypatch, only):
-    only("int8", "prune")
+    only("prune")
     # A clock that goes on by a second whenever someone looks at it: the time is up in
     # the middle of a training.
     looks = itertools.count()
@@ -222,7 +197,7 @@ def test_when_the_time_is_up_the_best_so_far_is_returned(monkeypatch, only):
     result = searched(network(), max_drop=0.3, time_budget=60, fine_tune_epochs=40)
     search = result.report.search
     assert search.stopped == "the time was up"
-    assert search.chosen > 0
+    assert len(search.trials) > 1
     assert not any(trial.epochs for trial in search.trials)
 
 
