@@ -90,13 +90,13 @@ def test_the_model_meets_the_target_and_the_drop(tmp_path, capfd):
     before = model.get_weights()
     limit = km.compress(model, km.Quantize()).report.after.file_bytes - 200
     state = random.getstate()
-    result = searched(model, target={"file_bytes": limit}, max_drop=0.2, verbose=1)
+    result = searched(model, target={"file_bytes": limit}, max_drop=0.4, verbose=1)
     assert random.getstate() == state
     search = result.report.search
     chosen = search.trials[search.chosen]
     assert search.is_met
     assert chosen.over <= 1
-    assert chosen.worst_drop <= 0.2
+    assert chosen.worst_drop <= 0.4
     assert result.report.steps == chosen.steps
     result.save(tmp_path / "small.keras")
     size = (tmp_path / "small.keras").stat().st_size
