@@ -187,7 +187,7 @@ def test_without_time_the_model_is_as_it_was():
 
 
 def test_when_the_time_is_up_the_best_so_far_is_returned(monkeypatch, only):
-    only("prune")
+    only("int8", "prune")
     # A clock that goes on by a second whenever someone looks at it: the time is up in
     # the middle of a training.
     looks = itertools.count()
@@ -197,7 +197,7 @@ def test_when_the_time_is_up_the_best_so_far_is_returned(monkeypatch, only):
     result = searched(network(), max_drop=0.3, time_budget=60, fine_tune_epochs=40)
     search = result.report.search
     assert search.stopped == "the time was up"
-    assert len(search.trials) > 1
+    assert search.chosen > 0
     assert not any(trial.epochs for trial in search.trials)
 
 
