@@ -8,6 +8,7 @@ KerasMemError
 │   └── ModelFileError            a file that is missing, damaged or no model
 ├── ProfilerUnavailableError      no profile of the memory can be taken here
 ├── AccuracyDropError             the result does its job worse than allowed
+├── TargetError                   no compression that was tried meets the target
 ├── OutputError (OSError)         a result that could not be written
 └── OutOfMemoryError (MemoryError)      memory ran out; carries the post-mortem
     ├── DeviceOutOfMemoryError          of the device: smaller micro-batches help
@@ -51,6 +52,20 @@ class ProfilerUnavailableError(KerasMemError):
 
 class AccuracyDropError(KerasMemError):
     """The compressed model lost more of its metric than was allowed."""
+
+
+class TargetError(KerasMemError):
+    """A search found no compression that meets its target; the message says how near.
+
+    Args:
+        message: what is reachable, and what to do next.
+        result: the `kerasmem.CompressionResult` of the nearest; None where there is
+            none, as in an error that came out of another process.
+    """
+
+    def __init__(self, message: str = "", result: Any = None) -> None:
+        super().__init__(message)
+        self.result = result
 
 
 class OutputError(KerasMemError, OSError):

@@ -140,6 +140,20 @@ def not_negative(text: str) -> float:
     return number
 
 
+def seconds(text: str) -> float:
+    """Return the seconds that `"90"`, `"90s"`, `"10m"` or `"2h"` stand for."""
+    factor = {"s": 1, "m": 60, "h": 3600}.get(text[-1:])
+    try:
+        number = float(text[:-1] if factor else text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < float("inf"):  # written so that nan is refused
+        raise argparse.ArgumentTypeError(
+            f"expected a time such as 90, 10m or 2h, received {text!r}"
+        )
+    return number * (factor or 1)
+
+
 def check_output(path: Path, suffix: str) -> None:
     """Raise unless a file can be made at `path`; long work should not end in this.
 

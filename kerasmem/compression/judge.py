@@ -1,9 +1,10 @@
 """Whether a compressed model still does its job."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from kerasmem.errors import AccuracyDropError, ConfigError
-from kerasmem.records import CompressionReport, ModelFigures
+from kerasmem.records import CompressionReport
 
 _NEEDS = (
     "max_drop needs samples with labels to judge by (validation_data, --data) and a "
@@ -41,11 +42,11 @@ def check_drop(report: CompressionReport, max_drop: float | None) -> None:
     """
     if max_drop is None:
         return
-    name = first_metric(report.before)
-    if name is None:
+    if not report.before.metrics:
         raise ConfigError(f"{_NEEDS} Received: max_drop={max_drop}.")
+    name = first_metric(report.before.metrics)
     before, after = report.before.metrics[name], report.after.metrics[name]
-    drop = before - after if is_better_if_higher(name) else after - before
+    drop = drop_of(report)
     # Written so that a metric of NaN is a drop.
     if not drop <= max_drop:
         raise AccuracyDropError(
@@ -54,10 +55,17 @@ def check_drop(report: CompressionReport, max_drop: float | None) -> None:
         )
 
 
-def first_metric(figures: ModelFigures) -> str | None:
+def drop_of(report: CompressionReport) -> float:
+    """Return by how much the first metric got worse; below 0 if it got better."""
+    name = first_metric(report.before.metrics)
+    before, after = report.before.metrics[name], report.after.metrics[name]
+    return before - after if is_better_if_higher(name) else after - before
+
+
+def first_metric(metrics: Mapping[str, float]) -> str:
     """Return the name of the first metric, of the loss if there is no metric."""
-    names = [name for name in figures.metrics if not name.endswith("loss")]
-    return next(iter([*names, *figures.metrics]), None)
+    names = [name for name in metrics if not name.endswith("loss")]
+    return next(iter([*names, *metrics]))
 
 
 def is_better_if_higher(name: str) -> bool:

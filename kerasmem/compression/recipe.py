@@ -31,8 +31,9 @@ def as_steps(steps: Any) -> tuple[Technique, ...]:
     if not listed or not all(isinstance(step, (Technique, dict)) for step in given):
         raise ConfigError(
             "The steps of compress are one or more techniques, such as "
-            "[Prune(0.8), Quantize('int8')], or the path of a recipe. "
-            f"Received: steps={steps!r}."
+            "[Prune(0.8), Quantize('int8')], the path of a recipe, or the name of a "
+            "preset; for a search, give target or max_drop instead. Received: "
+            f"steps={steps!r}."
         )
     return tuple(s if isinstance(s, Technique) else from_json(s) for s in given)
 

@@ -130,22 +130,16 @@ def _load(
 def _check(path: Path, *, memory_map: bool) -> None:
     if not path.exists():
         raise ModelFileError(f"There is no file {str(path)!r}.")
+    if memory_map and (path.is_dir() or path.suffix != ".keras"):
+        raise _unmappable(path)
     if path.is_dir():
-        if memory_map:
-            raise _unmappable(path)
-        if not (path / "saved_model.pb").exists():
-            raise ModelFileError(
-                f"{str(path)!r} is a folder. Expected a model file, .keras or .h5, or "
-                "the folder of a SavedModel."
-            )
+        _check_folder(path)
     elif path.suffix == ".keras":
         if not zipfile.is_zipfile(path):
             raise ModelFileError(
                 f"{str(path)!r} is no .keras file, or only the beginning of one."
             )
         check_archive(path, unread={WEIGHTS} if memory_map else ())
-    elif memory_map:
-        raise _unmappable(path)
     elif path.suffix in (".h5", ".hdf5"):
         if not h5py.is_hdf5(path):
             raise ModelFileError(f"{str(path)!r} is no HDF5 file.")
@@ -153,6 +147,14 @@ def _check(path: Path, *, memory_map: bool) -> None:
         raise ModelFileError(
             "Expected a model file that ends in .keras or .h5. Received: "
             f"path={str(path)!r}."
+        )
+
+
+def _check_folder(path: Path) -> None:
+    if not (path / "saved_model.pb").exists():
+        raise ModelFileError(
+            f"{str(path)!r} is a folder. Expected a model file, .keras or .h5, or "
+            "the folder of a SavedModel."
         )
 
 

@@ -17,6 +17,7 @@ from kerasmem.records.memory import DeviceReading, HostReading, MemoryRecord
 from kerasmem.records.pipeline import DataMemory, PipelineStage
 from kerasmem.records.post_mortem import CAUSES, Cause, PostMortem, Remedy
 from kerasmem.records.run import Run, RunInfo
+from kerasmem.records.search import SearchReport, SearchTrial
 from kerasmem.records.timeline import CATEGORIES, PHASES, Block, Timeline
 from kerasmem.records.tuning import (
     MEASURED,
@@ -58,6 +59,8 @@ __all__ = [
     "Retrace",
     "Run",
     "RunInfo",
+    "SearchReport",
+    "SearchTrial",
     "StoredTensor",
     "Timeline",
     "TracedStep",

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from kerasmem.records.search import SearchReport
+
 
 @dataclass(frozen=True)
 class ModelFigures:
@@ -38,12 +40,14 @@ class CompressionReport:
         after: figures of the result.
         steps: the techniques, in order, as their JSON configs.
         samples: number of validation samples behind the metrics, 0 for none.
+        search: how the steps were found; None if they were given.
     """
 
     before: ModelFigures
     after: ModelFigures
     steps: tuple[dict[str, object], ...] = ()
     samples: int = 0
+    search: SearchReport | None = None
 
     @property
     def file_ratio(self) -> float:

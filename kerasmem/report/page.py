@@ -11,9 +11,21 @@ import keras
 from markupsafe import Markup
 
 from kerasmem.files.atomic import replacing
-from kerasmem.records import GradientRecord, MemoryRecord, ModelFigures, WeightChange
+from kerasmem.records import (
+    GradientRecord,
+    MemoryRecord,
+    ModelFigures,
+    SearchReport,
+    WeightChange,
+)
 from kerasmem.report.comparison import comparison_rows
 from kerasmem.report.plots import gradient_figure, memory_figure
+from kerasmem.report.search import (
+    cost_names,
+    search_figure,
+    search_title,
+    trial_rows,
+)
 from kerasmem.units import format_bytes
 
 _PACKAGES = ("kerasmem", "keras", "tensorflow", "jax", "torch", "numpy")
@@ -30,6 +42,7 @@ class Page:
         memory: what a `MemoryMonitor` recorded.
         gradients: what a `GradientMonitor` recorded.
         origin: what it takes to do it again, such as `{"command": ..., "seed": ...}`.
+        search: how the techniques were found; None if they were given.
     """
 
     title: str
@@ -38,6 +51,7 @@ class Page:
     memory: tuple[MemoryRecord, ...] = ()
     gradients: tuple[GradientRecord, ...] = ()
     origin: Mapping[str, object] = field(default_factory=dict[str, object])
+    search: SearchReport | None = None
 
 
 def write_page(path: str | Path, page: Page) -> None:
@@ -62,11 +76,16 @@ def render_page(page: Page) -> str:
     )
     environment.filters["bytes"] = format_bytes
     figures = [memory_figure(page.memory), gradient_figure(page.gradients)]
+    if page.search:
+        figures.append(search_figure(page.search))
     return environment.get_template("page.html").render(
         page=page,
         rows=comparison_rows(page.models) if page.models else [],
         # matplotlib writes and escapes the SVG itself.
         figures=[(figure, Markup(figure.svg)) for figure in figures if figure],
+        trials=trial_rows(page.search) if page.search else [],
+        cost_names=cost_names(page.search) if page.search else [],
+        search_title=search_title(page.search) if page.search else "",
         origin={**page.origin, **_versions()},
     )
 

@@ -89,8 +89,14 @@ def _svg(title: str, series: Mapping[str, Sequence[tuple[int, float]]]) -> str:
         )
         text = io.StringIO()
         canvas.savefig(text, format="svg", transparent=True, metadata={"Date": None})
-    svg = text.getvalue()
-    # The ids of groups are the same in every figure, and nothing refers to them.
+    return without_ids(text.getvalue())
+
+
+def without_ids(svg: str) -> str:
+    """Return the `<svg>` element of a file without the ids of its groups.
+
+    They are the same in every figure, and nothing refers to them.
+    """
     return re.sub(r'<g id="[^"]*"', "<g", svg[svg.index("<svg") :])
 
 
@@ -99,13 +105,19 @@ def _cycle(series: Mapping[str, object]) -> list[str]:
 
 
 def _dress(axes: Any) -> None:
-    """Give the axes labels and a gray that shows on light and on dark."""
+    """Give the axes of a series over epochs their labels and looks."""
     from matplotlib.ticker import MaxNLocator
 
-    axes.set_xlabel("epoch", color=_GRAY)
+    dress_axes(axes, "epoch")
     axes.set_ylim(bottom=0)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.tick_params(colors=_GRAY)
+
+
+def dress_axes(axes: Any, x_label: str, y_label: str = "") -> None:
+    """Give the axes labels and a gray that shows on light and on dark."""
+    axes.set_xlabel(x_label, color=_GRAY)
+    axes.set_ylabel(y_label, color=_GRAY)
+    axes.tick_params(which="both", colors=_GRAY)
     axes.grid(visible=True, color=_GRAY, alpha=0.25)
     for spine in axes.spines.values():
         spine.set_visible(False)

@@ -230,7 +230,7 @@ def test_a_drop_of_the_metric_is_an_error(trained, digits):
     [
         ({"steps": None}, ConfigError, "one or more techniques"),
         ({"steps": ["int8"]}, ConfigError, r"Received: steps=\['int8'\]"),
-        ({"target": {"file_bytes": 9}}, ConfigError, "not in this version"),
+        ({"target": {"file_bytes": 9}}, ConfigError, "nothing to search for"),
         ({"fine_tune_epochs": 1}, ConfigError, "give data="),
         ({"fine_tune_epochs": -1}, ConfigError, "whole number from 0"),
         ({"max_drop": 0.1}, ConfigError, "max_drop needs samples"),

@@ -3,12 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from kerasmem.compression.measure import latencies
 from kerasmem.errors import ConfigError
 from kerasmem.graph.channels import Kept, LabelledModel
-from kerasmem.graph.channels.cost import multiplications, parameters
+from kerasmem.graph.channels.cost import everything, multiplications, parameters
 from kerasmem.graph.channels.narrow import Narrow
 from kerasmem.graph.nodes import trace
 from kerasmem.graph.rebuild import Rebuild
@@ -21,14 +19,14 @@ Left = Callable[[Kept], float]
 def parameters_left(model: Any, found: LabelledModel, data: Any) -> Left:
     """Return what counts the entries of all weights."""
     del model, data
-    whole = parameters(found, _all(found))
+    whole = parameters(found, everything(found))
     return lambda kept: parameters(found, kept) / whole
 
 
 def multiplications_left(model: Any, found: LabelledModel, data: Any) -> Left:
     """Return what counts multiplications with kernels."""
     del model, data
-    whole = multiplications(found, _all(found))
+    whole = multiplications(found, everything(found))
     return lambda kept: multiplications(found, kept) / whole
 
 
@@ -73,7 +71,7 @@ def latency_left(model: Any, found: LabelledModel, data: Any) -> Left:
     Raises:
         ConfigError: if the model has axes of unknown length and there is no data.
     """
-    whole = Rebuild(Narrow(found, _all(found))).run(model)
+    whole = Rebuild(Narrow(found, everything(found))).run(model)
 
     def left(kept: Kept) -> float:
         smaller = Rebuild(Narrow(found, kept)).run(model)
@@ -95,8 +93,3 @@ MEASURES = {
     "memory": memory_left,
     "latency": latency_left,
 }
-
-
-def _all(found: LabelledModel) -> Kept:
-    labels = found.labels
-    return Kept(np.arange(labels.count), np.zeros(0, np.int64), labels.uses)

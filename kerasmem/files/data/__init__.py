@@ -15,6 +15,7 @@ from kerasmem.files.data.forms import (
     named_leaves,
     sample_count,
     sample_inputs,
+    take,
 )
 from kerasmem.files.data.source import LoadedData, load_data
 
@@ -30,4 +31,5 @@ __all__ = [
     "named_leaves",
     "sample_count",
     "sample_inputs",
+    "take",
 ]

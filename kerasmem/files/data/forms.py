@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import keras
+import numpy as np
 
 from kerasmem.errors import DataError
 
@@ -122,6 +123,24 @@ def hold_out(data: Any, fraction: float = 0.1) -> tuple[tuple, tuple]:
         )
     start = count - max(1, int(count * fraction))
     return _cut(data, slice(None, start)), _cut(data, slice(start, None))
+
+
+def take(data: Any, rows: Any) -> tuple:
+    """Return some of the samples of `data`, as `(x, y, sample_weight)` in NumPy arrays.
+
+    Args:
+        data: `x`, `(x, y)` or `(x, y, sample_weight)` in arrays.
+        rows: numbers of the samples, in the order in which they are wanted.
+    """
+
+    def taken(array: Any) -> Any:
+        # TensorFlow's tensors cannot be indexed by an array.
+        is_numpy = isinstance(array, np.ndarray)
+        return (array if is_numpy else keras.ops.convert_to_numpy(array))[rows]
+
+    return tuple(
+        keras.tree.map_structure(taken, part) for part in _named(data).values()
+    )
 
 
 def first_samples(data: Any) -> dict[str, Any]:

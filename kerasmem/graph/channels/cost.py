@@ -4,12 +4,13 @@ import math
 from typing import Any
 
 import keras
+import numpy as np
 
 from kerasmem.graph.channels.call import Call
 from kerasmem.graph.channels.kept import Kept
 from kerasmem.graph.channels.kind import kind
 from kerasmem.graph.channels.labels import OUT
-from kerasmem.graph.channels.walk import LabelledModel
+from kerasmem.graph.channels.walk import LabelledModel, label_channels
 
 _BY_STEP = frozenset(
     [
@@ -21,6 +22,25 @@ _BY_STEP = frozenset(
         "layers.GroupedQueryAttention",
     ]
 )
+
+
+def flops(model: Any) -> int:
+    """Return the floating-point operations that one sample takes through a model.
+
+    Two for every multiplication with a kernel, as `multiplications` counts them. The
+    weights are floats: kernels in codes are not always of the shape of the weight.
+
+    Raises:
+        ModelError: if the model has no graph.
+    """
+    found = label_channels(model)
+    return 2 * multiplications(found, everything(found))
+
+
+def everything(found: LabelledModel) -> Kept:
+    """Return the choice of all channels."""
+    labels = found.labels
+    return Kept(np.arange(labels.count), np.zeros(0, np.int64), labels.uses)
 
 
 def parameters(found: LabelledModel, kept: Kept) -> int:

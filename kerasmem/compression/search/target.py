@@ -1,0 +1,94 @@
+"""What a model may cost at most."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+from kerasmem.errors import ConfigError
+from kerasmem.units import format_bytes, parse_bytes
+
+COSTS = ("file_bytes", "weight_bytes", "activation_bytes", "latency_ms", "flops")
+
+
+@dataclass(frozen=True)
+class Target:
+    """The most that a model may cost, by the name of the cost.
+
+    Args:
+        limits: on some of `COSTS`, above 0; empty for as small a file as possible.
+    """
+
+    limits: dict[str, float]
+
+    @classmethod
+    def of(cls, given: Any) -> "Target":
+        """Return the target that a caller means.
+
+        Args:
+            given: numbers by the name of a cost, sizes also as text like `"200KiB"`;
+                None for no limit.
+
+        Raises:
+            ConfigError: if a name is unknown, or a limit is no number above 0.
+
+        Example:
+            >>> Target.of({"file_bytes": "2KiB", "latency_ms": 1.5}).limits
+            {'file_bytes': 2048.0, 'latency_ms': 1.5}
+        """
+        if given is None:
+            return cls({})
+        if not isinstance(given, Mapping) or not given:
+            raise ConfigError(
+                f"A target is a dict of limits on some of {', '.join(COSTS)}. "
+                f"Received: target={given!r}."
+            )
+        return cls({name: _limit(name, value) for name, value in given.items()})
+
+    @property
+    def costs(self) -> tuple[str, ...]:
+        """Names of the costs that matter."""
+        return tuple(self.limits) or ("file_bytes",)
+
+    def over(self, costs: Mapping[str, float]) -> float:
+        """Return the largest cost as a share of its limit.
+
+        Example:
+            >>> Target({"file_bytes": 100.0, "flops": 10.0}).over(
+            ...     {"file_bytes": 50.0, "flops": 20.0}
+            ... )
+            2.0
+        """
+        return max(costs[name] / limit for name, limit in self.limits.items())
+
+
+def cost_text(name: str, value: float) -> str:
+    """Return a cost with its name and unit.
+
+    Example:
+        >>> cost_text("file_bytes", 2048.0)
+        'file_bytes 2.00 KiB'
+    """
+    if name.endswith("_bytes"):
+        return f"{name} {format_bytes(round(value))}"
+    return f"{name} {value:,.4g}" if value < 1e4 else f"{name} {value:,.0f}"
+
+
+def _limit(name: Any, value: Any) -> float:
+    if name not in COSTS:
+        near = get_close_matches(str(name), COSTS, n=1)
+        meant = f" Did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(
+            f"There is no cost {name!r} to limit.{meant} A target limits "
+            f"{', '.join(COSTS)}."
+        )
+    is_size = name.endswith("_bytes")
+    limit = parse_bytes(value) if is_size and isinstance(value, str) else value
+    is_number = isinstance(limit, int | float) and not isinstance(limit, bool)
+    if not is_number or not 0 < limit < math.inf:
+        text = ' or a text such as "200KiB"' if is_size else ""
+        raise ConfigError(
+            f"A limit is a number above 0{text}. Received: {name}={value!r}."
+        )
+    return float(limit)

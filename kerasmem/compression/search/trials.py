@@ -1,0 +1,228 @@
+"""Compressions that are made, weighed and judged, and the best of them so far."""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import keras
+
+from kerasmem.compression.search.costs import costs
+from kerasmem.compression.search.families import Family, families
+from kerasmem.compression.search.judging import drop, metrics_by_part
+from kerasmem.compression.search.split import Held
+from kerasmem.compression.search.target import Target
+from kerasmem.compression.stages import Training, run_steps
+from kerasmem.compression.technique import Technique
+from kerasmem.errors import InputError
+from kerasmem.files.save import Coding
+from kerasmem.graph.clone import compile_as
+from kerasmem.records import SearchTrial, WeightChange
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is searched for, and with what.
+
+    Args:
+        original: the model, compiled.
+        target: what it may cost.
+        max_drop: most that the first metric may get worse; None for any.
+        training: how a trial is fine-tuned.
+        held: judges the trials.
+        final_samples: number of samples that judge the result; None if unknown.
+        coding: of the file.
+        until: `time.monotonic()` at which nothing more is tried.
+        tell: told of each trial.
+    """
+
+    original: Any
+    target: Target
+    max_drop: float | None
+    training: Training
+    held: Held
+    final_samples: int | None = None
+    coding: Coding = "deflate"
+    until: float = math.inf
+    tell: Callable[[SearchTrial], None] = lambda _: None
+
+    def keeps(self, trial: SearchTrial) -> bool:
+        """Return whether a trial surely does its job."""
+        most = self.max_drop
+        return math.isfinite(trial.worst_drop) and (
+            most is None or trial.worst_drop <= most
+        )
+
+    def meets(self, trial: SearchTrial) -> bool:
+        """Return whether a trial costs no more than the target allows."""
+        return bool(self.target.limits) and trial.over <= 1
+
+    def rank(self, trial: SearchTrial) -> tuple[float, float, float]:
+        """Return what the best trial has the least of.
+
+        Of those that meet the target and do their job, the one that drops least; else
+        of those that do their job, the smallest.
+        """
+        if self.keeps(trial):
+            if self.meets(trial):
+                return 0, trial.worst_drop, trial.over
+            return 1, trial.over, trial.worst_drop
+        return 2, trial.worst_drop, trial.over
+
+
+@dataclass(frozen=True)
+class Made:
+    """A trial with its model.
+
+    Args:
+        trial: what it costs and loses.
+        steps: its techniques.
+        model: the model.
+        changes: the account of its weights.
+    """
+
+    trial: SearchTrial
+    steps: tuple[Technique, ...]
+    model: Any
+    changes: list[WeightChange]
+
+
+class TimeIsUpError(Exception):
+    """The time budget is spent; never leaves the search."""
+
+
+class Trials:
+    """All that was tried; the first trial is the model unchanged.
+
+    Args:
+        task: what is searched for.
+    """
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.families = families(task.target.costs)
+        self.reasons: dict[str, str] = {}
+        self.left_out: dict[str, str] = {}
+        self._by_choice: dict[tuple[tuple[Technique, ...], bool], SearchTrial] = {}
+        self._weighed: dict[tuple[Technique, ...], float] = {}
+        self._look = replace(task.training, data=None, epochs=0)
+        model, changes = self._made((), self._look)
+        self.before = metrics_by_part(model, task.held)
+        found = self._costs(model, ())
+        self._limits = task.target if task.target.limits else Target(found)
+        over = self._limits.over(found)
+        unchanged = SearchTrial("unchanged", (), 0, found, over, 0.0, 0.0)
+        self.best = Made(unchanged, (), model, changes)
+        self._note(self.best)
+
+    @property
+    def tried(self) -> list[SearchTrial]:
+        """The trials in order."""
+        return list(self._by_choice.values())
+
+    @property
+    def is_done(self) -> bool:
+        """Whether there is one that meets the target and does its job."""
+        return self.task.rank(self.best.trial)[0] == 0
+
+    def weight(self, family: Family, strength: float) -> float:
+        """Return what a compression costs as a share of the target, infinite if none.
+
+        Nothing is trained or judged. If it cannot be made, `reasons` has why.
+        """
+        steps = family.at(strength)
+        if steps not in self._weighed:
+            self.check_time()
+            try:
+                model, _ = self._made(steps, self._look)
+                self._weighed[steps] = self._limits.over(self._costs(model, steps))
+            except InputError as error:
+                self.reasons[family.name] = str(error)
+                self._weighed[steps] = math.inf
+        return self._weighed[steps]
+
+    def judged(
+        self, family: Family, strength: float, *, trained: bool = False
+    ) -> SearchTrial | None:
+        """Return what a compression costs and loses, None if it cannot be made.
+
+        Args:
+            family: the techniques.
+            strength: how much of them.
+            trained: whether the model is fine-tuned.
+        """
+        steps = family.at(strength)
+        trained = trained and family.trains and self.task.training.epochs > 0
+        if (steps, trained) not in self._by_choice:
+            self.check_time()
+            try:
+                self._note(self._judged(family.name, steps, trained=trained))
+            except InputError as error:
+                self.reasons[family.name] = str(error)
+                return None
+        return self._by_choice[steps, trained]
+
+    def check_time(self) -> None:
+        """Raise `TimeIsUpError` if it is."""
+        if time.monotonic() >= self.task.until:
+            raise TimeIsUpError
+
+    def _judged(
+        self, name: str, steps: tuple[Technique, ...], *, trained: bool
+    ) -> Made:
+        begin = time.monotonic()
+        training = self.task.training
+        fit = {"callbacks": [*training.fit["callbacks"], _UntilTimeIsUp(self)]}
+        epochs = training.epochs if trained else 0
+        training = replace(training, fit=training.fit | fit, epochs=epochs)
+        model, changes = self._made(steps, training)
+        found = self._costs(model, steps)
+        held = self.task.held
+        after = metrics_by_part(model, held)
+        lost = drop(self.before, after, held.samples, self.task.final_samples)
+        trial = SearchTrial(
+            name=name,
+            steps=tuple(step.to_json() for step in steps),
+            epochs=epochs,
+            costs=found,
+            over=self._limits.over(found),
+            drop=lost.mean,
+            drop_error=lost.error,
+            seconds=time.monotonic() - begin,
+        )
+        return Made(trial, steps, model, changes)
+
+    def _made(
+        self, steps: tuple[Technique, ...], training: Training
+    ) -> tuple[Any, list[WeightChange]]:
+        model, changes = run_steps(self.task.original, steps, training)
+        compile_as(model, self.task.original)
+        return model, changes
+
+    def _costs(self, model: Any, steps: tuple[Technique, ...]) -> dict[str, float]:
+        names, task = self.task.target.costs, self.task
+        floats = tuple(step for step in steps if not step.freezes)
+        as_floats = model
+        if "flops" in names and floats != steps:
+            as_floats, _ = self._made(floats, self._look)
+        batch = task.held.data, task.training.fit["batch_size"]
+        return costs(names, model, as_floats, task.coding, batch)
+
+    def _note(self, made: Made) -> None:
+        self._by_choice[made.steps, made.trial.epochs > 0] = made.trial
+        if self.task.rank(made.trial) < self.task.rank(self.best.trial):
+            self.best = made
+        self.task.tell(made.trial)
+
+
+class _UntilTimeIsUp(keras.callbacks.Callback):
+    """Breaks a training off when the time is up."""
+
+    def __init__(self, trials: Trials) -> None:
+        super().__init__()
+        self._trials = trials
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002
+        """Look at the clock."""
+        self._trials.check_time()
