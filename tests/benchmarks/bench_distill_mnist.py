@@ -56,15 +56,17 @@ class Moved(keras.utils.PyDataset):
         self.order = self.random.permutation(len(self.y))
 
 
-def network(units, seed, *, regularized):
-    constraint = keras.constraints.MaxNorm(3.5) if regularized else None
+def network(units, seed, dropout=(0.0, 0.0)):
+    """Return two hidden layers, with shares of inputs and of units that drop out."""
+    of_inputs, of_units = dropout
+    constraint = keras.constraints.MaxNorm(3.5) if any(dropout) else None
     body = [keras.Input((784,))]
-    if regularized:
-        body.append(keras.layers.Dropout(0.2))
+    if of_inputs:
+        body.append(keras.layers.Dropout(of_inputs))
     for _ in range(2):
         body.append(keras.layers.Dense(units, "relu", kernel_constraint=constraint))
-        if regularized:
-            body.append(keras.layers.Dropout(0.5))
+        if of_units:
+            body.append(keras.layers.Dropout(of_units))
     with seeded(seed):
         model = keras.Sequential([*body, keras.layers.Dense(10)])
     model.compile("adam", LOSS, metrics=["accuracy"])
@@ -81,16 +83,24 @@ def errors(model, x, y):
     return int((answers != y).sum())
 
 
-def read(path):
+def read(path, hold_out=0):
+    """Return images and labels to train on and to judge by.
+
+    With `hold_out`, so many of the images to train on are what is judged by: to choose
+    settings with.
+    """
     with np.load(path) as data:
         x_train, x_test = (data[k] / np.float32(255) for k in ("x_train", "x_test"))
-        flat = [x.reshape(len(x), -1).astype("float32") for x in (x_train, x_test)]
-        return flat[0], data["y_train"], flat[1], data["y_test"]
+        x, x_test = (x.reshape(len(x), -1).astype("float32") for x in (x_train, x_test))
+        y, y_test = data["y_train"], data["y_test"]
+    if hold_out:
+        return x[:-hold_out], y[:-hold_out], x[-hold_out:], y[-hold_out:]
+    return x, y, x_test, y_test
 
 
-def trained_teacher(data, options, seed):
+def trained_teacher(data, options, seed=0):
     x, y, *_ = data
-    teacher = network(1200, seed, regularized=True)
+    teacher = network(1200, seed, options.dropout)
     batches = Moved(x, y, options.batch_size, seed)
     steps = len(batches) * options.teacher_epochs
     teacher.compile(falling(steps), LOSS, metrics=["accuracy"])
@@ -100,38 +110,42 @@ def trained_teacher(data, options, seed):
 
 
 def main(options):
-    data = read(options.data)
+    data = read(options.data, options.hold_out)
+    x, y, x_test, y_test = data
+    started = time.monotonic()
+    teacher = trained_teacher(data, options)
+    took = time.monotonic() - started
+    missed = errors(teacher, x_test, y_test)
+    print(f"teacher {missed} errors, {took:.0f} s", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        cache = km.distillation.Cache(folder, dtype="float32")
+        for seed in options.seeds:
+            compare(teacher, data, cache, options, seed)
+
+
+def compare(teacher, data, cache, options, seed):
     x, y, x_test, y_test = data
     steps = -(-len(x) // options.batch_size) * options.epochs
-    for seed in options.seeds:
-        started = time.monotonic()
-        teacher = trained_teacher(data, options, seed)
-        took = time.monotonic() - started
-        missed = errors(teacher, x_test, y_test)
-        print(f"seed {seed}: teacher {missed} errors, {took:.0f} s", flush=True)
-
-        common = {"epochs": options.epochs, "batch_size": options.batch_size}
-        student = network(800, seed, regularized=False)
-        with tempfile.TemporaryDirectory() as folder:
-            taught = km.distill(
-                teacher,
-                student,
-                (x, y),
-                temperature=options.temperature,
-                hard_weight=options.hard_weight,
-                optimizer=falling(steps),
-                cache=km.distillation.Cache(folder, dtype="float32"),
-                verbose=0,
-                seed=seed,
-                **common,
-            )
-        print(f"seed {seed}: distilled {errors(taught, x_test, y_test)}", flush=True)
-        if not options.alone:
-            continue
-        student.compile(falling(steps), LOSS, metrics=["accuracy"])
-        with seeded(seed):
-            student.fit(x, y, verbose=0, **common)
-        print(f"seed {seed}: alone {errors(student, x_test, y_test)}", flush=True)
+    common = {"epochs": options.epochs, "batch_size": options.batch_size, "verbose": 0}
+    student = network(800, seed)
+    taught = km.distill(
+        teacher,
+        student,
+        (x, y),
+        temperature=options.temperature,
+        hard_weight=options.hard_weight,
+        optimizer=falling(steps),
+        cache=cache,
+        seed=seed,
+        **common,
+    )
+    print(f"seed {seed}: distilled {errors(taught, x_test, y_test)}", flush=True)
+    if not options.alone:
+        return
+    student.compile(falling(steps), LOSS, metrics=["accuracy"])
+    with seeded(seed):
+        student.fit(x, y, **common)
+    print(f"seed {seed}: alone {errors(student, x_test, y_test)}", flush=True)
 
 
 if __name__ == "__main__":
@@ -141,6 +155,8 @@ if __name__ == "__main__":
     parser.add_argument("--teacher-epochs", type=int, default=40)
     parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument("--batch-size", type=int, default=128)
+    parser.add_argument("--dropout", type=float, nargs=2, default=[0.2, 0.5])
+    parser.add_argument("--hold-out", type=int, default=0, metavar="IMAGES")
     parser.add_argument("--temperature", type=float, default=20.0)
     parser.add_argument("--hard-weight", type=float, default=0.1)
     parser.add_argument("--alone", action=argparse.BooleanOptionalAction, default=True)
