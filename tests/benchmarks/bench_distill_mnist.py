@@ -16,7 +16,7 @@ DATA.npz has x_train, y_train, x_test, y_test, images of 28 x 28 as bytes.
 import argparse
 import os
 import tempfile
-import time
+from pathlib import Path
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -31,12 +31,13 @@ LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
 class Moved(keras.utils.PyDataset):
-    """Batches of images, each moved by up to 2 pixels, in a new order every epoch."""
+    """Batches of images, each moved by a few pixels, in a new order every epoch."""
 
-    def __init__(self, x, y, batch_size, seed):
+    def __init__(self, x, y, batch_size, seed, most=2):
         super().__init__()
         images = x.reshape(-1, 28, 28)
-        self.padded = np.pad(images, ((0, 0), (2, 2), (2, 2)))
+        self.most = most
+        self.padded = np.pad(images, ((0, 0), (most, most), (most, most)))
         self.y, self.batch_size = y, batch_size
         self.random = np.random.default_rng(seed)
         self.order = self.random.permutation(len(y))
@@ -47,7 +48,7 @@ class Moved(keras.utils.PyDataset):
     def __getitem__(self, index):
         start = index * self.batch_size
         rows = self.order[start : start + self.batch_size]
-        down, right = self.random.integers(0, 5, (2, len(rows), 1, 1))
+        down, right = self.random.integers(0, 2 * self.most + 1, (2, len(rows), 1, 1))
         i, j = np.arange(28)[:, None] + down, np.arange(28)[None, :] + right
         moved = self.padded[rows[:, None, None], i, j]
         return moved.reshape(len(rows), -1), self.y[rows]
@@ -98,6 +99,16 @@ def read(path, hold_out=0):
     return x, y, x_test, y_test
 
 
+def kept(path, trained):
+    """Return the model in a file if it is there, else train it and keep it there."""
+    if path and Path(path).exists():
+        return km.load_model(path)
+    model = trained()
+    if path:
+        model.save(path)
+    return model
+
+
 def trained_teacher(data, options, seed=0):
     x, y, *_ = data
     teacher = network(1200, seed, options.dropout)
@@ -111,12 +122,8 @@ def trained_teacher(data, options, seed=0):
 
 def main(options):
     data = read(options.data, options.hold_out)
-    x, y, x_test, y_test = data
-    started = time.monotonic()
-    teacher = trained_teacher(data, options)
-    took = time.monotonic() - started
-    missed = errors(teacher, x_test, y_test)
-    print(f"teacher {missed} errors, {took:.0f} s", flush=True)
+    teacher = kept(options.teacher, lambda: trained_teacher(data, options))
+    print(f"teacher {errors(teacher, *data[2:])} errors", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         cache = km.distillation.Cache(folder, dtype="float32")
         for seed in options.seeds:
@@ -152,6 +159,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("data")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument(
+        "--teacher", metavar="FILE.keras", help="take it from there, or keep it there"
+    )
     parser.add_argument("--teacher-epochs", type=int, default=40)
     parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument("--batch-size", type=int, default=128)
