@@ -44,7 +44,7 @@ class Weight:
         Keras leaves out the names of functional models, so that two of them may have
         weights of one path.
         """
-        return _path_within(self.models, self.variable.path)
+        return _path_within(self.place, self.variable.path)
 
     @property
     def place(self) -> tuple[str, ...]:
@@ -142,12 +142,20 @@ def _attribute(owner: Any, variable: Any) -> str | None:
     return next((name for name, v in vars(owner).items() if v is variable), None)
 
 
-def _path_within(models: tuple[str, ...], path: str) -> str:
-    """Return a path that has the names of models in it, those that it lacks added."""
-    if f"/{'/'.join(models)}/" in f"/{path}":
+def _path_within(place: tuple[str, ...], path: str) -> str:
+    """Return a path that has the names of models in it, those that it lacks added.
+
+    A layer may have the name of a model that it is in: where the path has the layer's
+    own name, it tells which is which. Wrappers of a copy leave theirs out.
+    """
+    *models, block = place
+    parts = path.split("/")
+    own = [block] if block in parts else []
+    if f"/{'/'.join([*models, *own])}/" in f"/{path}":
         return path
-    parts = tuple(path.split("/"))
     told = next(
-        n for n in range(len(models), -1, -1) if models[len(models) - n :] == parts[:n]
+        n
+        for n in range(len(models), -1, -1)
+        if [*models[len(models) - n :], *own] == parts[: n + len(own)] or not n
     )
-    return "/".join((*models[: len(models) - told], path))
+    return "/".join([*models[: len(models) - told], path])

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import kerasmem as km
+from kerasmem.compression.quantize.adaptive import inputs
 from kerasmem.compression.quantize.adaptive.columns import (
     columns,
     is_product_of_matrices,
@@ -17,6 +18,7 @@ from kerasmem.compression.quantize.adaptive.relaxation import Moments, adapted_c
 from kerasmem.compression.quantize.owners import quantized_variables
 from kerasmem.compression.techniques import from_json
 from kerasmem.errors import ConfigError, DataError, ModelError
+from kerasmem.graph.clone import clone
 from kerasmem.graph.layers import sublayers
 from kerasmem.graph.values import to_numpy
 from tests.models import KINDS, L, chain
@@ -141,6 +143,38 @@ def pictures(count=96):
 X = pictures()
 
 
+class OneBatch(keras.utils.PyDataset):
+    def __init__(self, x):
+        super().__init__()
+        self.x = x
+
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, _):
+        return (self.x,)
+
+
+def test_moments_are_of_each_sample_however_they_come_in_batches(monkeypatch):
+    x = X[:40].repeat(2, 1).repeat(2, 2)
+    model = chain((16, 16, 3), L.Conv2D(8, 3))
+    models = model, clone(model)
+    layers, asked = tuple(each.layers[1] for each in models), []
+
+    def noted(layer, x):
+        found = columns(layer, x)
+        asked.append(found.shape[1])
+        return found
+
+    monkeypatch.setattr(inputs, "columns", noted)
+    usual = inputs.moments_of(models, layers, x)
+    whole = inputs.moments_of(models, layers, OneBatch(x))
+    assert usual.rows == whole.rows == 40 * 64
+    np.testing.assert_allclose(usual.rounded, whole.rounded, rtol=1e-4)
+    np.testing.assert_allclose(usual.mixed, usual.rounded, rtol=1e-4)
+    assert set(asked) == {14 * 14}  # of one sample, not of a batch
+
+
 def codes_of(model):
     """Return the decoded kernels and the scales of a model."""
     stored = [v for layer in sublayers(model) for v in quantized_variables(layer)]
@@ -206,6 +240,12 @@ def test_choices_that_do_not_fit_are_errors():
     kind = KINDS["subclassed"]
     with pytest.raises(ModelError, match="no weight to round adaptively. Expected: a"):
         km.compress(kind.make(), ADAPTIVE, data=kind.inputs())
+    model = network()
+    first, last = (to_numpy(layer.kernel) for layer in model.layers[1::4])
+    model.layers[5].kernel.assign(last * np.inf)
+    with pytest.raises(ModelError, match="such entries of .* in '.*/kernel'"):
+        ADAPTIVE.apply(model, X[:32])
+    np.testing.assert_array_equal(to_numpy(model.layers[1].kernel), first)
     model = network()
     model.layers[1].bias.assign(np.full(8, np.nan))
     with pytest.raises(DataError, match="is given NaN or infinity. Next"):

@@ -40,6 +40,18 @@ def test_a_copy_has_equal_outputs_and_shares_nothing(kind):
     assert copy.loss == "mse"
 
 
+def test_a_path_names_the_models_around_a_layer_once():
+    start = keras.Input((4,))
+    same = keras.Model(start, L.Dense(2, name="enc")(start), name="enc")
+    recurrent = L.Bidirectional(L.LSTM(2), name="both")
+    within = keras.Sequential([keras.Input((4, 3)), recurrent], name="enc")
+    for model, count in ((chain((4,), same), 2), (chain((4, 3), within), 1)):
+        for each in (model, clone(model)):  # wrappers of a copy leave their names out
+            paths = [weight.path for weight in weights(each)]
+            assert {path.split("/").count("enc") for path in paths} == {count}
+            assert all(path.startswith("enc/") for path in paths)
+
+
 class Remembering(L.Layer):
     """A layer with state that is no weight."""
 

@@ -96,10 +96,12 @@ class Sensitivity:
                 [self._at(w, middle) for w in self.weights], weights=sizes
             )
             low, high = (middle, high) if found < sparsity else (low, middle)
+        # A copy of the model may have its own name before the path, or none. The first
+        # expression counts, and one path may end in another: long ones come first.
+        longest_first = sorted(self.weights, key=lambda w: -len(w.weight))
         return {
-            # A copy of the model may have its own name before the path, or none.
             f"(^|/){re.escape(weight.weight)}$": round(self._at(weight, high), 6)
-            for weight in self.weights
+            for weight in longest_first
         }
 
     def table(self) -> str:

@@ -10,6 +10,7 @@ from kerasmem.compression.account import account
 from kerasmem.compression.noise import sqnr_db
 from kerasmem.compression.quantize.coding import Coding
 from kerasmem.compression.quantize.layer import Place, to_quantized
+from kerasmem.compression.quantize.math import finite
 from kerasmem.compression.quantize.owners import quantized_variables
 from kerasmem.compression.quantize.products import block_axes, is_product
 from kerasmem.compression.quantize.variable import (
@@ -214,7 +215,7 @@ def _left_alone(weight: Weight, reason: str) -> WeightChange:
 
 
 def _changed(weight: Weight, place: Place) -> WeightChange:
-    values = to_numpy(weight.variable)
+    values = finite(to_numpy(weight.variable), weight.path)
     coded = place.coding.encode(values)
     detail = place.coding.describe(coded)
     if not values.any():

@@ -30,6 +30,11 @@ def check_ranges(ranges: Any) -> None:
             f"earlier training. Received: ranges={ranges!r}."
         )
     for name, ends in ranges.items():
+        if not isinstance(name, str):
+            raise ConfigError(
+                "A range is that of a tensor, by its name. "
+                f"Received: ranges[{name!r}]={ends!r}."
+            )
         if not _is_range(ends):
             raise ConfigError(
                 "A range has a lower and an upper end, both finite. "
@@ -45,7 +50,8 @@ def as_pairs(given: Any) -> tuple[tuple[str, tuple[float, float]], ...]:
     """
     is_list = isinstance(given, tuple | list)
     is_pairs = is_list and all(
-        isinstance(each, tuple | list) and len(each) == 2 for each in given
+        isinstance(each, tuple | list) and len(each) == 2 and isinstance(each[0], str)
+        for each in given
     )
     ranges: Any = dict(given) if is_pairs else given
     check_ranges(ranges)
@@ -65,9 +71,12 @@ def named_as_in(model: Any, ranges: Ranges) -> dict[str, tuple[float, float]]:
         ranges: the ranges.
     """
     inputs = [x.name for x in own_graph(model).inputs if _is_float(x)]
-    here = [name for name in inputs if name not in ranges]
-    there = [n for n in ranges if NAMELESS.fullmatch(n) and n not in inputs]
+    there = [name for name in ranges if NAMELESS.fullmatch(name)]
+    if set(there) <= set(inputs):
+        return dict(ranges)
+    # Numbered on from where they were, so that one may have the name of another.
     known = {name: ends for name, ends in ranges.items() if name not in there}
+    here = [name for name in inputs if name not in known]
     if len(here) != len(there):
         return known
     return known | {new: ranges[old] for new, old in zip(here, there, strict=True)}

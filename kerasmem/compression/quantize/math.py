@@ -115,8 +115,12 @@ def pack_int4(codes: np.ndarray, axis: int) -> np.ndarray:
     return np.ascontiguousarray(np.moveaxis(packed, 0, axis))
 
 
-def finite(values: np.ndarray) -> np.ndarray:
+def finite(values: np.ndarray, name: str | None = None) -> np.ndarray:
     """Return `values`.
+
+    Args:
+        values: weights.
+        name: what they are called, for the text of the error.
 
     Raises:
         ModelError: if they hold NaN or infinity.
@@ -125,7 +129,8 @@ def finite(values: np.ndarray) -> np.ndarray:
     if not good.all():
         raise ModelError(
             "Weights with NaN or infinity cannot be quantized. Received: "
-            f"{np.count_nonzero(~good)} such entries of {values.size}."
+            f"{np.count_nonzero(~good)} such entries of {values.size}"
+            f"{'' if name is None else f' in {name!r}'}."
         )
     return values
 

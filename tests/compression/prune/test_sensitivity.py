@@ -10,7 +10,7 @@ from kerasmem.compression.prune.analysis import WeightSensitivity
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.values import to_numpy
 from kerasmem.report.sensitivity import plot_sensitivity
-from tests.models import L
+from tests.models import L, chain
 
 
 @pytest.fixture
@@ -55,6 +55,28 @@ RECORD = Sensitivity(
         WeightSensitivity("frail/kernel", 100, (0.8, 0.4)),
     ),
 )
+
+
+def test_a_weight_whose_path_ends_in_that_of_another_has_its_own_ratio():
+    def dense():
+        return L.Dense(6, use_bias=False, name="dense")
+
+    start = keras.Input((6,))
+    inside = keras.Model(start, dense()(start), name="inside")
+    model = chain((6,), dense(), inside)
+    record = Sensitivity(
+        "accuracy",
+        0.9,
+        (0.5, 0.9),
+        (
+            WeightSensitivity("dense/kernel", 36, (0.9, 0.9)),
+            WeightSensitivity("inside/dense/kernel", 36, (0.5, 0.1)),
+        ),
+    )
+    ratios = record.ratios(0.45)
+    found = km.compress(model, km.Prune(0.45, include="kernel", ratios=ratios))
+    zeros = [np.mean(to_numpy(v) == 0) for v in found.model.weights]
+    assert zeros == pytest.approx([0.9, 0.0], abs=0.03)
 
 
 def test_ratios_cost_each_weight_the_same_and_reach_the_target():

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 import kerasmem as km
+from kerasmem.compression.quantize.given_ranges import named_as_in
 from kerasmem.compression.quantize.static import IntegerLayer, ToCodes, integer_model
+from kerasmem.compression.quantize.static.split import split
 from kerasmem.compression.result import CompressionResult
 from kerasmem.compression.techniques import from_json
 from kerasmem.errors import ConfigError, DataError, KerasMemWarning, ModelError
@@ -297,6 +299,30 @@ def test_training_says_that_nothing_is_trained(tmp_path):
         np.testing.assert_array_equal(keras.ops.convert_to_numpy(weight), value)
 
 
+def test_ranges_of_inputs_without_a_name_are_told_from_each_other_by_their_order():
+    # Those of one model have the names that Keras gave to the inputs of another.
+    inputs = [keras.Input((2,), name=f"keras_tensor_{i}") for i in (1, 2)]
+    model = keras.Model(inputs, L.Add(name="add")(inputs))
+    first, second, added = (0.0, 1.0), (0.0, 2.0), (0.0, 3.0)
+    given = {"keras_tensor": first, "keras_tensor_1": second, "add": added}
+    expected = {"keras_tensor_1": first, "keras_tensor_2": second, "add": added}
+    assert named_as_in(model, given) == expected
+    assert named_as_in(model, expected) == expected
+    assert named_as_in(model, {"keras_tensor_2": second}) == {"keras_tensor_2": second}
+
+
+@pytest.mark.parametrize("data_format", ["channels_last", "channels_first"])
+def test_a_separable_convolution_is_two_wherever_its_channels_are(data_format):
+    layer = L.SeparableConv2D(4, 3, depth_multiplier=2, data_format=data_format)
+    last = data_format == "channels_last"
+    layer.build(shape := (None, 8, 8, 3) if last else (None, 3, 8, 8))
+    between, after = (part for _, part, _ in split(layer))
+    made = after.compute_output_shape(between.compute_output_shape(shape))
+    assert made == layer.compute_output_shape(shape)
+    assert between.kernel.shape == layer.depthwise_kernel.shape
+    assert after.kernel.shape == layer.pointwise_kernel.shape
+
+
 def test_few_samples_are_told():
     with pytest.warns(KerasMemWarning, match="there are 8 samples"):
         static(net(), pictures(8))
@@ -312,6 +338,8 @@ def test_few_samples_are_told():
         ({"include": "PReLU"}, "and no more. Received: include="),
         ({"ranges": {"top": (2, 1)}}, r"both finite. Received: ranges\['top'\]=\(2, 1"),
         ({"ranges": [0.0, 1.0]}, "by the name of a tensor"),
+        ({"ranges": [([0], (0, 1))]}, "by the name of a tensor"),
+        ({"ranges": {1: (0, 1)}}, r"a tensor, by its name. Received: ranges\[1\]"),
     ],
 )
 def test_a_choice_that_does_not_fit_is_an_error(wrong, text):

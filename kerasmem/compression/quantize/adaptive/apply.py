@@ -16,7 +16,7 @@ from kerasmem.compression.quantize.adaptive.inputs import moments_of
 from kerasmem.compression.quantize.adaptive.relaxation import adapted_codes
 from kerasmem.compression.quantize.apply import Left, choose, place_of
 from kerasmem.compression.quantize.coding import Coding
-from kerasmem.compression.quantize.math import LIMIT
+from kerasmem.compression.quantize.math import LIMIT, finite
 from kerasmem.errors import ModelError
 from kerasmem.graph.layers import blocks, weights
 from kerasmem.graph.values import to_numpy
@@ -59,6 +59,8 @@ def round_adaptively(
         for weight, reason in choose(model, choice, left)
         if reason is None
     }
+    for weight in chosen.values():
+        finite(to_numpy(weight.variable), weight.path)  # before anything is changed
     ratios: dict[int, float | None] = {}
     for before, after in zip(blocks(original), blocks(model), strict=True):
         if not is_product_of_matrices(after) or id(after.kernel) not in chosen:

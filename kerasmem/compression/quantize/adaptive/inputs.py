@@ -12,10 +12,11 @@ from kerasmem.compression.quantize.adaptive.columns import columns
 from kerasmem.compression.quantize.adaptive.relaxation import Moments
 from kerasmem.errors import DataError
 from kerasmem.files.data import input_batches
+from kerasmem.graph.values import to_numpy
 
 _SAMPLES, _BATCH_SIZE = 512, 16
-_MOST_ROWS = 1024
-"""So many places of a batch are looked at, of a convolution's output."""
+_MOST_ROWS = 64
+"""So many places of a sample are looked at, of a convolution's output."""
 
 
 def moments_of(
@@ -39,11 +40,7 @@ def moments_of(
                 for model in models:
                     model(batch, training=False)
             for pair in zip(exact, others, strict=True):
-                behind, before = (columns(layers[0], x) for x in pair)
-                count = before.shape[1]
-                if count > _MOST_ROWS:
-                    places = random.choice(count, _MOST_ROWS, replace=False)
-                    behind, before = behind[:, places], before[:, places]
+                behind, before = _rows(layers[0], pair, random)
                 rows += before.shape[1]
                 turned = before.swapaxes(-1, -2)
                 own, both = turned @ before, turned @ behind
@@ -59,6 +56,28 @@ def moments_of(
             "data first, then at the weights of the layers before it."
         )
     return Moments(rounded, mixed, rows)
+
+
+def _rows(
+    layer: Any, pair: tuple[Any, Any], random: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return some rows of what `columns` returns of two tensors, at the same places.
+
+    A convolution reads each number many times: all rows of a batch may take gigabytes,
+    so only those of one sample are there at once.
+    """
+    found: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
+    arrays = [to_numpy(x).astype(np.float32) for x in pair]
+    for sample in range(len(arrays[0])):
+        every = [columns(layer, x[sample : sample + 1]) for x in arrays]
+        count = every[0].shape[1]
+        places = np.arange(count)
+        if count > _MOST_ROWS:
+            places = random.choice(count, _MOST_ROWS, replace=False)
+        for parts, part in zip(found, every, strict=True):
+            parts.append(part[:, places])
+    behind, before = (np.concatenate(parts, axis=1) for parts in found)
+    return behind, before
 
 
 @contextmanager

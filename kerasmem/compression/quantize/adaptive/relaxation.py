@@ -2,6 +2,8 @@
 
 A layer that multiplies inputs x by weights w gives w'x. Rounding to nearest makes each
 entry's error small; here the error of the sum counts, which second moments of x tell.
+An activation that follows is not looked at, which the paper does: moments do not tell
+of it, and without them every step would go through all samples.
 
 Source: Nagel, Amjad, van Baalen, Louizos and Blankevoort, "Up or Down? Adaptive
 Rounding for Post-Training Quantization", 2020.
@@ -40,9 +42,16 @@ class Moments:
         """
         size = self.rounded.shape[-1]
         doubt = size / (size + self.rows)
-        alone = doubt * self.rounded * np.eye(size)
-        rounded, mixed = ((1 - doubt) * x + alone for x in (self.rounded, self.mixed))
+        alone = doubt * _diagonal(self.rounded)
+        rounded, mixed = ((1 - doubt) * x for x in (self.rounded, self.mixed))
+        for each in (rounded, mixed):
+            _diagonal(each)[...] += alone
         return Moments(rounded, mixed, self.rows)
+
+
+def _diagonal(matrices: np.ndarray) -> np.ndarray:
+    """Return a view of the diagonals of matrices."""
+    return np.einsum("gkk->gk", matrices)
 
 
 def adapted_codes(

@@ -59,7 +59,8 @@ class IntegerProduct(IntegerLayer):
         Raises:
             ModelError: if one of them holds NaN or infinity.
         """
-        added = np.zeros(self.channels) if bias is None else finite(bias)
+        finite(kernel, self.name)
+        added = np.zeros(self.channels) if bias is None else finite(bias, self.name)
         step = self.input_codes[0].scale
         matrix = kernel.reshape(-1, self.channels)
         steps = added.astype(np.float64) / step

@@ -127,11 +127,19 @@ def _separable(layer: Any) -> list[Part]:
         **shared,
     )
     depthwise, pointwise, *bias = map(to_numpy, layer.weights)
-    first.build((*[None] * (layer.rank + 1), depthwise.shape[-2]))
-    second.build((*[None] * (layer.rank + 1), pointwise.shape[-2]))
+    first.build(_shape(layer, depthwise.shape[-2]))
+    second.build(_shape(layer, pointwise.shape[-2]))
     first.kernel.assign(depthwise)
     for new, old in zip(second.weights, [pointwise, *bias], strict=True):
         new.assign(old)
     parts = split(second)
     after = [("", second, (-1,))] if parts is None else parts
     return [("/depthwise", first, (-1,)), *after]
+
+
+def _shape(layer: Any, channels: int) -> tuple[int | None, ...]:
+    """Return the shape of what a convolution takes, with so many channels."""
+    places = [None] * layer.rank
+    if layer.data_format == "channels_first":
+        return (None, channels, *places)
+    return (None, *places, channels)
