@@ -46,7 +46,8 @@ def check_metric(model: Any) -> None:
         ConfigError: if it is a loss with penalties on weights, which other weights do
             not have.
     """
-    if not all(metric.name.endswith("loss") for metric in model.metrics):
+    judged = [metric.name for metric in model.metrics]
+    if not judged or not all(name.endswith("loss") for name in judged):
         return
     penalized = [v.path for v in model.trainable_variables if v.regularizer is not None]
     if penalized:
