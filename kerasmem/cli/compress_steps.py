@@ -190,6 +190,10 @@ def job_of(options: Namespace) -> Job:
 def _check_targets(targets: list[tuple[str, Any]]) -> None:
     from kerasmem.compression.search import Target
 
+    names = [name for name, _ in targets]
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise ConfigError(f"--target limits {twice[0]} twice. Next: give one limit.")
     if targets:
         Target.of(dict(targets))
 

@@ -62,7 +62,7 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
             `kerasmem.compression.presets`; None for a search.
         data: samples to fine-tune on: `(x, y)`, `(x, y, sample_weight)`, a
             `tf.data.Dataset`, a `keras.utils.PyDataset`. A search takes arrays, and
-            holds a fifth of the samples out to judge by what it tries.
+            holds a fifth of the samples out to judge by what it tries; at least 100.
         validation_data: samples to judge by; without them no metric is measured. A
             search does not see them before its choice is made.
         fine_tune_epochs: epochs of training on `data` after every technique that
@@ -73,9 +73,9 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
             `"file_bytes"`, `"weight_bytes"`, `"activation_bytes"` of one sample,
             `"latency_ms"` of a batch, `"flops"` of one sample; sizes also as text.
         max_drop: most that the first metric may get worse, as a difference (0.005 is
-            half a point of accuracy), the loss if there is no metric; needs
-            `validation_data`. Of what a search tries it must hold by 2.5 standard
-            errors.
+            half a point of accuracy), the first in `compile`, the loss if there is
+            none; needs `validation_data`. Of what a search tries it must hold by 2.5
+            standard errors.
         loss: loss to use in place of the model's own.
         metrics: metrics to use in place of the model's own.
         custom_objects: the user's own layers and functions by name, for a path.

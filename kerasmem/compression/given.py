@@ -6,7 +6,7 @@ from typing import Any
 
 from kerasmem.compression.checkpoints import Checkpoints, key_of
 from kerasmem.compression.job import Done, Job
-from kerasmem.compression.judge import check_drop
+from kerasmem.compression.judge import check_drop, check_metric
 from kerasmem.compression.presets import Preset, as_preset
 from kerasmem.compression.stages import Training, run_steps
 from kerasmem.compression.technique import Technique, TrainingStep
@@ -81,8 +81,14 @@ class GivenSteps(Job):
     def run(
         self, original: Any, training: Training, coding: Coding, validation_data: Any
     ) -> Done:
-        """Return the model after the last step."""
+        """Return the model after the last step.
+
+        Raises:
+            ConfigError: if its metrics tell no drop.
+        """
         del coding, validation_data
+        if self._max_drop is not None:
+            check_metric(original)
         ready = [
             step.ready(original, training.data, self._custom_objects)
             if isinstance(step, TrainingStep)

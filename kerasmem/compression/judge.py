@@ -1,6 +1,8 @@
 """Whether a compressed model still does its job."""
 
+import re
 from collections.abc import Mapping
+from numbers import Real
 from typing import Any
 
 from kerasmem.errors import AccuracyDropError, ConfigError
@@ -10,7 +12,15 @@ _NEEDS = (
     "max_drop needs samples with labels to judge by (validation_data, --data) and a "
     "model with a loss or metrics (loss=, --loss)."
 )
-_BETTER_IF_HIGHER = ("acc", "auc", "precision", "recall", "f1", "iou", "r2", "score")
+_BETTER_IF_HIGHER = re.compile(
+    r"acc|auc|precision|recall|f1|io_?u|r2|score|similarity|correlation|sensitivity"
+    r"|specificity|true_"
+)
+_BETTER_IF_LOWER = re.compile(
+    r"(loss|error|mae|mape|mse|msle|rmse|hinge|entropy|divergence|poisson|logcosh)"
+    r"(_\d+)?$"
+)
+"""The end of a name; what is before may be the name of an output, such as `score`."""
 
 
 def check_max_drop(max_drop: float | None, validation_data: Any) -> None:
@@ -21,12 +31,32 @@ def check_max_drop(max_drop: float | None, validation_data: Any) -> None:
     """
     if max_drop is None:
         return
-    if not max_drop >= 0:
+    if not isinstance(max_drop, Real) or not max_drop >= 0:
         raise ConfigError(
-            f"max_drop is a difference of 0 or more. Received: max_drop={max_drop}."
+            f"max_drop is a difference of 0 or more. Received: max_drop={max_drop!r}."
         )
     if validation_data is None:
         raise ConfigError(f"{_NEEDS} Received: max_drop={max_drop}.")
+
+
+def check_metric(model: Any) -> None:
+    """Raise if the first metric would tell nothing of how well a model does its job.
+
+    Raises:
+        ConfigError: if it is a loss with penalties on weights, which other weights do
+            not have.
+    """
+    judged = [metric.name for metric in model.metrics]
+    if not judged or not all(name.endswith("loss") for name in judged):
+        return
+    penalized = [v.path for v in model.trainable_variables if v.regularizer is not None]
+    if penalized:
+        raise ConfigError(
+            f"The loss of the model {model.name!r} holds penalties on weights, which "
+            "fall as weights go: a model that does worse may have less of a loss. "
+            "Next: give metrics=, such as the loss (--metric on the command line). "
+            f"Received: no metrics, and a regularizer on {penalized[0]!r}."
+        )
 
 
 def check_drop(report: CompressionReport, max_drop: float | None) -> None:
@@ -62,6 +92,25 @@ def drop_of(report: CompressionReport) -> float:
     return before - after if is_better_if_higher(name) else after - before
 
 
+def in_order(model: Any, metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return metrics in the order of `compile`, then the loss, then those of outputs.
+
+    Keras has them by the alphabet.
+
+    Args:
+        model: the model, which was evaluated just now.
+        metrics: its metrics by name.
+    """
+    found = [(metric.name, metric.result()) for metric in model.metrics]
+    names = [n for name, value in found for n in _names(name, value)]
+    names = sorted([*names, *metrics], key=lambda name: name.endswith("loss"))
+    return {name: float(metrics[name]) for name in names if name in metrics}
+
+
+def _names(name: str, value: Any) -> list[str]:
+    return list(value) if isinstance(value, dict) else [name]
+
+
 def first_metric(metrics: Mapping[str, float]) -> str:
     """Return the name of the first metric, of the loss if there is no metric."""
     names = [name for name in metrics if not name.endswith("loss")]
@@ -70,4 +119,6 @@ def first_metric(metrics: Mapping[str, float]) -> str:
 
 def is_better_if_higher(name: str) -> bool:
     """Return True for a metric like accuracy, False for one like an error."""
-    return any(part in name.lower() for part in _BETTER_IF_HIGHER)
+    name = name.lower()
+    is_lower = _BETTER_IF_LOWER.search(name) is not None
+    return not is_lower and _BETTER_IF_HIGHER.search(name) is not None

@@ -12,6 +12,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from kerasmem.compression.judge import in_order
 from kerasmem.errors import OutputError
 from kerasmem.files.data import fit_arguments, sample_inputs
 from kerasmem.files.save import Coding, save_model, save_stored
@@ -73,14 +74,14 @@ def figures(
 
 
 def evaluate(model: Any, data: Any, batch_size: int = 32) -> dict[str, float]:
-    """Return the loss and metrics of `model` on `data`, empty without labels."""
+    """Return the metrics and losses of `model` on `data`, empty without labels."""
     if data is None or not model.compiled:
         return {}
     arguments = fit_arguments(data, batch_size)
     if "batch_size" in arguments and arguments.get("y") is None:
         return {}
     found = model.evaluate(**arguments, verbose=0, return_dict=True)
-    return {name: float(value) for name, value in found.items()}
+    return in_order(model, found)
 
 
 def latencies(

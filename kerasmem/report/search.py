@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
+from kerasmem.compression.search.target import cost_value
 from kerasmem.records import SearchReport, SearchTrial
 from kerasmem.report.plots import Figure, dress_axes, without_ids
-from kerasmem.units import format_bytes
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def trial_rows(report: SearchReport) -> list[TrialRow]:
         TrialRow(
             name=trial.name,
             training=f"{trial.epochs} epochs" if trial.epochs else "",
-            costs=tuple(_cost(name, value) for name, value in trial.costs.items()),
+            costs=tuple(cost_value(name, value) for name, value in trial.costs.items()),
             drop=f"{trial.drop:+.4f} ± {trial.drop_error:.4f}",
             front="yes" if trial.on_front else "",
             is_chosen=number == report.chosen,
@@ -69,7 +69,9 @@ def search_table(report: SearchReport) -> Table:
 
 def search_title(report: SearchReport) -> str:
     """Return what was searched for, and what the trials were judged by."""
-    limits = [f"{name} up to {_cost(name, n)}" for name, n in report.target.items()]
+    limits = [
+        f"{name} up to {cost_value(name, n)}" for name, n in report.target.items()
+    ]
     if report.max_drop is not None:
         limits.append(f"a drop up to {report.max_drop:g}")
     return (
@@ -114,9 +116,3 @@ def _svg(report: SearchReport, front: list[SearchTrial], of: str) -> str:
         text = io.StringIO()
         canvas.savefig(text, format="svg", transparent=True, metadata={"Date": None})
     return without_ids(text.getvalue())
-
-
-def _cost(name: str, value: float) -> str:
-    if name.endswith("_bytes"):
-        return format_bytes(round(value))
-    return f"{value:,.4g}" if value < 1e4 else f"{value:,.0f}"

@@ -7,6 +7,15 @@ import pytest
 BASE = "compress model.keras -o out.keras"
 
 
+@pytest.fixture
+def folder(folder):
+    """A search holds samples out, and takes more of them than other commands."""
+    x = np.random.default_rng(0).normal(size=(110, 6)).astype("float32")
+    y = x[:, :3].argmax(axis=1)
+    np.savez("split.npz", x_train=x[10:], y_train=y[10:], x_test=x[:10], y_test=y[:10])
+    return folder
+
+
 def test_a_search_without_time_writes_the_model_as_it_was(folder, kerasmem):
     call = kerasmem(
         f"{BASE} --max-drop 0.5 --data split.npz --time-budget 0 --json --seed 1 "
@@ -51,6 +60,10 @@ def test_a_preset_is_a_recipe_with_a_name(folder, kerasmem):
         ("--target file_bytes=1 --data split.npz --time-budget 0", "Nothing that was"),
         ("--target file_byte=9 --data data.npz", "Did you mean 'file_bytes'?"),
         ("--target file_bytes=0 --data data.npz", "above 0"),
+        (
+            "--target flops=9 --target flops=8 --data data.npz",
+            "--target limits flops twice.",
+        ),
         ("--target file_bytes --data data.npz", "expected COST=LIMIT, such as"),
         ("--target file_bytes=9", "--target takes data. Next: add --data."),
         ("--target flops=9 --prune 0.5 --data data.npz", "--target beside --prune."),

@@ -4,11 +4,12 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import keras
 
-from kerasmem.compression.judge import first_metric, is_better_if_higher
+from kerasmem.compression.judge import first_metric, in_order, is_better_if_higher
 from kerasmem.compression.search.split import Held
 
 Metrics = Mapping[str, float]
@@ -50,13 +51,12 @@ def metrics_by_part(model: Any, held: Held) -> list[dict[str, float]]:
         verbose=0,
     )
     sums = [
-        {name: (number + 1) * value for name, value in seen.items()}
-        for number, seen in enumerate(ends.seen)
+        {name: number * value for name, value in in_order(model, seen).items()}
+        for number, seen in enumerate(ends.seen, 1)
     ]
-    before = [dict.fromkeys(sums[0], 0.0), *sums]
     return [
         {name: now[name] - then[name] for name in now}
-        for then, now in zip(before, sums, strict=False)
+        for then, now in pairwise([dict.fromkeys(sums[0], 0.0), *sums])
     ]
 
 
@@ -71,6 +71,7 @@ def drop(
     Both are judged on the same samples, so the error is that of their difference from
     part to part. Of a share of samples, such as an accuracy, one sample more that gets
     worse is always allowed for: that none of them did does not mean that none will.
+    If a metric is no number, the drop is none, and its error infinite.
 
     Args:
         before: metrics of one model, part by part.
@@ -84,6 +85,8 @@ def drop(
     drops = [
         sign * (old[name] - new[name]) for old, new in zip(before, after, strict=True)
     ]
+    if not all(map(math.isfinite, drops)):
+        return Drop(math.nan, math.inf)
     least = 1 / samples if is_better_if_higher(name) else 0.0
     error = math.hypot(statistics.stdev(drops) / math.sqrt(len(drops)), least)
     others = samples / (final_samples or samples)
@@ -101,4 +104,4 @@ class _PartEnds(keras.callbacks.Callback):
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
         """Keep the metrics, if a part is over."""
         if (batch + 1) % self._batches == 0:
-            self.seen.append({k: float(v) for k, v in (logs or {}).items()})
+            self.seen.append(dict(logs or {}))

@@ -4,20 +4,23 @@ import math
 import time
 import warnings
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Any
 
+import keras
+
 from kerasmem.compression.job import Done, Job
-from kerasmem.compression.judge import drop_of
+from kerasmem.compression.judge import check_metric, drop_of
 from kerasmem.compression.search.search import search
 from kerasmem.compression.search.split import split
 from kerasmem.compression.search.target import Target
+from kerasmem.compression.search.task import Task
 from kerasmem.compression.search.telling import (
     dropped,
     nothing_smaller,
     out_of_reach,
     tell,
 )
-from kerasmem.compression.search.trials import Task
 from kerasmem.compression.stages import Training
 from kerasmem.errors import ConfigError, KerasMemWarning, TargetError
 from kerasmem.files.data import fit_arguments, sample_count
@@ -57,26 +60,34 @@ class Request(Job):
             ConfigError: if the target or the time cannot be used.
         """
         seconds = math.inf if time_budget is None else time_budget
-        is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-        if not is_number or not seconds >= 0:
+        is_number = isinstance(seconds, Real) and not isinstance(seconds, bool)
+        if not is_number or not float(seconds) >= 0:
             raise ConfigError(
                 "The time budget of a search is a number of seconds from 0. Received: "
                 f"time_budget={time_budget!r}."
             )
-        until = time.monotonic() + seconds
+        until = time.monotonic() + float(seconds)
         return cls(Target.of(target), max_drop, until, verbose)
 
     def check(self, data: Any, validation_data: Any, epochs: int) -> None:
-        """Raise if there is nothing to judge by."""
+        """Raise if there is nothing to judge by, or nothing else than for trials."""
         del epochs
         if data is None:
             raise ConfigError(
                 "A search judges what it tries: give samples with labels as "
                 "data=(x, y) (--data on the command line). Received: data=None."
             )
-        if validation_data is None or self.max_drop is None:
+        if validation_data is None:
             return
-        if first_samples(validation_data).get("y") is None:
+        if _first_array(data) is _first_array(validation_data):
+            raise ConfigError(
+                "What is tried is judged by samples of data, and the result by others: "
+                "validation_data takes samples of its own. Received: the same in both."
+            )
+        if (
+            self.max_drop is not None
+            and first_samples(validation_data).get("y") is None
+        ):
             raise ConfigError(
                 "max_drop is judged on validation_data, and that takes labels: give "
                 f"validation_data=(x, y). Received: max_drop={self.max_drop}."
@@ -88,7 +99,8 @@ class Request(Job):
         """Return what the search finds; of `validation_data` it sees the number only.
 
         Raises:
-            ConfigError: if the model has no loss, or a cost of it cannot be told.
+            ConfigError: if the model has no loss, or none that tells how well it does
+                its job; or if a cost of it cannot be told.
             DataError: if no samples can be held out.
         """
         if not original.compiled:
@@ -96,6 +108,7 @@ class Request(Job):
                 f"The model {original.name!r} has no loss, so nothing that is tried "
                 "can be judged. Give loss= (--loss on the command line)."
             )
+        check_metric(original)
         batch_size = training.fit.get("batch_size", 1)
         train, held = split(training.data, batch_size, training.seed)
         others = {name: training.fit[name] for name in ("callbacks", "verbose")}
@@ -127,3 +140,7 @@ class Request(Job):
             raise TargetError(dropped(report, result.report.samples, lost), result)
         if report.chosen == 0 and not report.target:
             warnings.warn(nothing_smaller(report), KerasMemWarning, stacklevel=3)
+
+
+def _first_array(data: Any) -> Any:
+    return keras.tree.flatten(first_samples(data)["x"])[0]

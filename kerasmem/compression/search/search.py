@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from kerasmem.compression.judge import first_metric
 from kerasmem.compression.search.bisect import bisect
 from kerasmem.compression.search.families import Family
-from kerasmem.compression.search.trials import Made, Task, TimeIsUpError, Trials
+from kerasmem.compression.search.task import Made, Task
+from kerasmem.compression.search.trials import TimeIsUpError, Trials
 from kerasmem.memory.tune.front import front
 from kerasmem.records import SearchReport
 

@@ -10,8 +10,8 @@ from kerasmem.errors import DataError
 from kerasmem.files.data import is_array_data, sample_count, take
 
 _PARTS = 20
-_LEAST, _SHARE, _MOST = 2, 0.2, 20_000
-"""What is held out: a share of the samples, at least and at most so many."""
+_SHARE, _MOST = 0.2, 20_000
+"""What is held out: a share of the samples, at most so many."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def split(data: Any, batch_size: int, seed: int | None) -> tuple[tuple[Any, ...]
         seed: of the draw; None for another one each time.
 
     Raises:
-        DataError: if the samples are no arrays, have no labels, or are fewer than ten.
+        DataError: if the samples are no arrays, have no labels, or are too few.
     """
     if not is_array_data(data):
         raise DataError(
@@ -55,15 +55,14 @@ def split(data: Any, batch_size: int, seed: int | None) -> tuple[tuple[Any, ...]
         )
     count = sample_count(data) or 0
     wanted = min(int(_SHARE * count), _MOST)
-    if wanted < _LEAST:
+    if wanted < _PARTS:  # of fewer parts a standard error would be a guess
         raise DataError(
             "A search holds a fifth of data out to judge by, so it takes at least "
-            f"{math.ceil(_LEAST / _SHARE)} samples. Received: {count}."
+            f"{math.ceil(_PARTS / _SHARE)} samples. Received: {count}."
         )
-    parts = min(_PARTS, wanted)
-    batch = min(batch_size, wanted // parts)
-    part = wanted // parts // batch * batch
-    samples = part * parts
+    batch = min(batch_size, wanted // _PARTS)
+    part = wanted // _PARTS // batch * batch
+    samples = part * _PARTS
     order = np.random.default_rng(seed).permutation(count)
     held = Held(take(data, order[:samples]), samples, part, batch)
     return take(data, order[samples:]), held

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from numbers import Real
 from typing import Any
 
 from kerasmem.errors import ConfigError
@@ -70,9 +71,14 @@ def cost_text(name: str, value: float) -> str:
         >>> cost_text("file_bytes", 2048.0)
         'file_bytes 2.00 KiB'
     """
+    return f"{name} {cost_value(name, value)}"
+
+
+def cost_value(name: str, value: float) -> str:
+    """Return a cost with its unit."""
     if name.endswith("_bytes"):
-        return f"{name} {format_bytes(round(value))}"
-    return f"{name} {value:,.4g}" if value < 1e4 else f"{name} {value:,.0f}"
+        return format_bytes(round(value))
+    return f"{value:,.4g}" if value < 1e4 else f"{value:,.0f}"
 
 
 def _limit(name: Any, value: Any) -> float:
@@ -85,8 +91,8 @@ def _limit(name: Any, value: Any) -> float:
         )
     is_size = name.endswith("_bytes")
     limit = parse_bytes(value) if is_size and isinstance(value, str) else value
-    is_number = isinstance(limit, int | float) and not isinstance(limit, bool)
-    if not is_number or not 0 < limit < math.inf:
+    is_number = isinstance(limit, Real) and not isinstance(limit, bool)
+    if not is_number or not 0 < float(limit) < math.inf:
         text = ' or a text such as "200KiB"' if is_size else ""
         raise ConfigError(
             f"A limit is a number above 0{text}. Received: {name}={value!r}."

@@ -2,90 +2,23 @@
 
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import keras
 
+from kerasmem.compression.judge import first_metric
 from kerasmem.compression.search.costs import costs
 from kerasmem.compression.search.families import Family, families
-from kerasmem.compression.search.judging import drop, metrics_by_part
-from kerasmem.compression.search.split import Held
+from kerasmem.compression.search.judging import Metrics, drop, metrics_by_part
 from kerasmem.compression.search.target import Target
+from kerasmem.compression.search.task import Made, Task
 from kerasmem.compression.stages import Training, run_steps
 from kerasmem.compression.technique import Technique
-from kerasmem.errors import InputError
-from kerasmem.files.save import Coding
+from kerasmem.errors import DataError, InputError
 from kerasmem.graph.clone import compile_as
 from kerasmem.records import SearchTrial, WeightChange
-
-
-@dataclass(frozen=True)
-class Task:
-    """What is searched for, and with what.
-
-    Args:
-        original: the model, compiled.
-        target: what it may cost.
-        max_drop: most that the first metric may get worse; None for any.
-        training: how a trial is fine-tuned.
-        held: judges the trials.
-        final_samples: number of samples that judge the result; None if unknown.
-        coding: of the file.
-        until: `time.monotonic()` at which nothing more is tried.
-        tell: told of each trial.
-    """
-
-    original: Any
-    target: Target
-    max_drop: float | None
-    training: Training
-    held: Held
-    final_samples: int | None = None
-    coding: Coding = "deflate"
-    until: float = math.inf
-    tell: Callable[[SearchTrial], None] = lambda _: None
-
-    def keeps(self, trial: SearchTrial) -> bool:
-        """Return whether a trial surely does its job."""
-        most = self.max_drop
-        return math.isfinite(trial.worst_drop) and (
-            most is None or trial.worst_drop <= most
-        )
-
-    def meets(self, trial: SearchTrial) -> bool:
-        """Return whether a trial costs no more than the target allows."""
-        return bool(self.target.limits) and trial.over <= 1
-
-    def rank(self, trial: SearchTrial) -> tuple[float, float, float]:
-        """Return what the best trial has the least of.
-
-        Of those that meet the target and do their job, the one that drops least; else
-        of those that do their job, the smallest.
-        """
-        if self.keeps(trial):
-            if self.meets(trial):
-                return 0, trial.worst_drop, trial.over
-            return 1, trial.over, trial.worst_drop
-        return 2, trial.worst_drop, trial.over
-
-
-@dataclass(frozen=True)
-class Made:
-    """A trial with its model.
-
-    Args:
-        trial: what it costs and loses.
-        steps: its techniques.
-        model: the model.
-        changes: the account of its weights.
-    """
-
-    trial: SearchTrial
-    steps: tuple[Technique, ...]
-    model: Any
-    changes: list[WeightChange]
 
 
 class TimeIsUpError(Exception):
@@ -109,6 +42,7 @@ class Trials:
         self._look = replace(task.training, data=None, epochs=0)
         model, changes = self._made((), self._look)
         self.before = metrics_by_part(model, task.held)
+        _check_finite(self.before)
         found = self._costs(model, ())
         self._limits = task.target if task.target.limits else Target(found)
         over = self._limits.over(found)
@@ -163,9 +97,14 @@ class Trials:
                 return None
         return self._by_choice[steps, trained]
 
+    @property
+    def time_is_up(self) -> bool:
+        """Whether the time budget is spent."""
+        return time.monotonic() >= self.task.until
+
     def check_time(self) -> None:
         """Raise `TimeIsUpError` if it is."""
-        if time.monotonic() >= self.task.until:
+        if self.time_is_up:
             raise TimeIsUpError
 
     def _judged(
@@ -173,6 +112,7 @@ class Trials:
     ) -> Made:
         begin = time.monotonic()
         training = self.task.training
+        # The last one: those before it have ended by then.
         fit = {"callbacks": [*training.fit["callbacks"], _UntilTimeIsUp(self)]}
         epochs = training.epochs if trained else 0
         training = replace(training, fit=training.fit | fit, epochs=epochs)
@@ -225,4 +165,20 @@ class _UntilTimeIsUp(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002
         """Look at the clock."""
+        if self._trials.time_is_up:
+            self.model.stop_training = True
+
+    def on_train_end(self, logs: Any = None) -> None:  # noqa: ARG002
+        """Raise `TimeIsUpError` if it is."""
         self._trials.check_time()
+
+
+def _check_finite(parts: Sequence[Metrics]) -> None:
+    name = first_metric(parts[0])
+    wrong = [part[name] for part in parts if not math.isfinite(part[name])]
+    if wrong:
+        raise DataError(
+            f"The {name} of the model, before anything was done to it, is {wrong[0]} "
+            "on samples of data, so nothing can be compared with it. Next: look for "
+            "samples or weights that are no numbers."
+        )

@@ -4,6 +4,7 @@ import itertools
 import math
 import random
 import re
+from functools import cache
 from types import SimpleNamespace
 
 import keras
@@ -32,9 +33,15 @@ def clouds(count, first=0):
 
 
 TRAIN, TEST = clouds(SAMPLES), clouds(FINAL, SAMPLES)
+OF_LINEAR = {
+    name: (x, x[:, :3])
+    for name, (x, _) in {"data": TRAIN, "validation_data": TEST}.items()
+}
 
 
+@cache
 def network():
+    """One for all tests: nothing that is handed in is changed."""
     model = chain(
         (12,),
         L.Dense(40, activation="relu"),
@@ -120,7 +127,8 @@ def test_the_model_meets_the_target_and_the_drop(tmp_path, capfd):
     assert "tried prune, int8 (trained): file_bytes" in told
 
 
-def test_the_seed_decides_it_all():
+def test_the_seed_decides_it_all(only):
+    only("prune, int8")
     model = network()
     target = {"file_bytes": 4200}
     one, two = (searched(model, target=target) for _ in range(2))
@@ -186,6 +194,73 @@ def test_without_time_the_model_is_as_it_was():
     assert caught.value.result.report.search.chosen == 0
 
 
+class Trainings(keras.callbacks.Callback):
+    """Counts what begins and what ends; what is open then stays open."""
+
+    begun = ended = 0
+
+    def on_train_begin(self, logs=None):
+        self.begun += 1
+
+    def on_train_end(self, logs=None):
+        self.ended += 1
+
+
+class Diverging(keras.callbacks.Callback):
+    """Leaves weights that are no numbers."""
+
+    def on_train_end(self, logs=None):
+        self.model.layers[-1].bias.assign([np.nan] * 3)
+
+
+def test_a_training_that_diverges_is_not_taken(only):
+    only("prune")
+    model = chain((12,), L.Dense(200), L.Dense(3))
+    model.compile("sgd", "mse")
+    callbacks = [Diverging()]
+    result = searched(model, **OF_LINEAR, max_drop=99.0, callbacks=callbacks)
+    search = result.report.search
+    diverged = [trial for trial in search.trials if trial.epochs]
+    assert diverged
+    assert all(math.isnan(trial.drop) for trial in diverged)
+    assert all(trial.worst_drop == math.inf for trial in diverged)
+    assert search.is_met
+    assert not search.trials[search.chosen].epochs
+
+
+def test_a_model_that_is_no_number_before_cannot_be_compared_with():
+    model = small()
+    Diverging.on_train_end(SimpleNamespace(model=model))
+    with pytest.raises(DataError, match="The loss of the model, before .* is nan on"):
+        searched(model, **OF_LINEAR, max_drop=9.0)
+
+
+def test_outputs_and_inputs_by_name_are_judged_by_the_first_metric():
+    inputs = {name: keras.Input((6,), name=name) for name in "ab"}
+    hidden = L.Concatenate()(list(inputs.values()))
+    outputs = {name: L.Dense(1, name=name)(hidden) for name in ("z", "score")}
+    model = keras.Model(inputs, outputs)
+    metrics = {"z": ["mae"], "score": ["mse", "mae"]}
+    model.compile("sgd", dict.fromkeys(outputs, "mse"), metrics=metrics)
+
+    def named(x):
+        return (
+            {"a": x[:, :6], "b": x[:, 6:]},
+            {"z": x[:, :1], "score": x[:, 1:2]},
+            {"z": np.ones(len(x)), "score": np.ones(len(x))},
+        )
+
+    result = searched(
+        model,
+        data=named(TRAIN[0]),
+        validation_data=named(TEST[0]),
+        target={"file_bytes": "1GiB"},
+    )
+    assert result.report.search.metric == "score_mse"
+    found = list(result.report.before.metrics)
+    assert found[:4] == ["score_mse", "score_mae", "z_mae", "loss"]
+
+
 def test_when_the_time_is_up_the_best_so_far_is_returned(monkeypatch, only):
     only("int8", "prune")
     # A clock that goes on by a second whenever someone looks at it: the time is up in
@@ -194,7 +269,15 @@ def test_when_the_time_is_up_the_best_so_far_is_returned(monkeypatch, only):
     clock = SimpleNamespace(monotonic=lambda: float(next(looks)))
     for module in (request, trials):
         monkeypatch.setattr(module, "time", clock)
-    result = searched(network(), max_drop=0.3, time_budget=60, fine_tune_epochs=40)
+    trainings = Trainings()
+    result = searched(
+        network(),
+        max_drop=0.3,
+        time_budget=60,
+        fine_tune_epochs=40,
+        callbacks=[trainings],
+    )
+    assert trainings.begun == trainings.ended == 1
     search = result.report.search
     assert search.stopped == "the time was up"
     assert search.chosen > 0
@@ -227,11 +310,9 @@ def test_every_cost_can_be_limited(only):
 
 def test_what_cannot_be_done_to_a_model_is_left_out_with_the_reason(only):
     only("int8", "prune, int8", "channels")
-    x = TRAIN[0]
-    data = x, x[:, :3]
     # Three by twelve weights are less than what it takes to tell of their codes.
     with pytest.warns(KerasMemWarning, match="Nothing smaller that was tried"):
-        result = searched(small(), data=data, validation_data=data, max_drop=9.0)
+        result = searched(small(), **OF_LINEAR, max_drop=9.0)
     search = result.report.search
     assert search.metric == "loss"
     assert set(search.left_out) == {"channels"}
@@ -241,7 +322,7 @@ def test_what_cannot_be_done_to_a_model_is_left_out_with_the_reason(only):
 
 def test_a_cost_that_cannot_be_told_is_one_clear_error():
     model = Subclassed()
-    x = np.random.default_rng(0).integers(0, 11, (40, 5))
+    x = np.random.default_rng(0).integers(0, 11, (100, 5))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile("adam", loss)
     model(x[:1])
@@ -269,6 +350,12 @@ def test_a_cost_that_cannot_be_told_is_one_clear_error():
             ConfigError,
             "that takes labels: give validation_data",
         ),
+        (
+            {"max_drop": 0.1, "validation_data": (TRAIN[0], TRAIN[1])},
+            ConfigError,
+            "the result by others.*Received: the same in both",
+        ),
+        ({"max_drop": "1%"}, ConfigError, "Received: max_drop='1%'"),
         ({"max_drop": 0.1, "data": TRAIN[0]}, DataError, "needs labels"),
         (
             {"max_drop": 0.1, "data": TRAIN[0], "fine_tune_epochs": 0},

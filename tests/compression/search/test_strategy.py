@@ -12,7 +12,7 @@ from kerasmem.compression.search import trials
 from kerasmem.compression.search.search import search
 from kerasmem.compression.search.split import Held
 from kerasmem.compression.search.target import Target
-from kerasmem.compression.search.trials import Task
+from kerasmem.compression.search.task import Task
 from kerasmem.compression.stages import Training
 from kerasmem.errors import ModelError
 
