@@ -56,7 +56,8 @@ def test_a_mapped_model_computes_what_stock_keras_makes_of_the_file(name, path):
     loaded = mapped(model, path)
     stock = keras.models.load_model(path)
     expected = to_numpy(stock(inputs, training=False))
-    # Not to the bit: kernels sum otherwise where memory begins otherwise.
+    # Not to the bit: torch keeps what an initializer made by columns so, and sums it
+    # in another order than rows.
     found = to_numpy(loaded(inputs, training=False))
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
     for a, b in zip(loaded.get_weights(), model.get_weights(), strict=True):
@@ -236,7 +237,9 @@ def test_compressed_weights_are_one_clear_line(coding, path):
 
 def test_another_format_is_one_clear_line(tmp_path):
     two_layers().save(tmp_path / "m.h5")
-    with pytest.raises(ModelFileError, match=r"from a \.keras file alone.*Next"):
+    with pytest.raises(
+        ModelFileError, match=r"from a \.keras file of Keras 3 alone.*Next"
+    ):
         km.load_model(tmp_path / "m.h5", memory_map=True)
 
 
@@ -308,10 +311,10 @@ OPENED = """
 def test_opening_takes_next_to_no_memory_and_a_layer_takes_its_own(tmp_path):
     """In a process that has made no larger model, whose memory it could take again."""
     for name, width in (("small", 64), ("large", 2048)):
-        model = chain((width,), *(L.Dense(width) for _ in range(4)))
+        model = chain((width,), *(L.Dense(width) for _ in range(2)))
         km.save_model(model, tmp_path / f"{name}.keras", coding="stored")
     layer = 4 * 2048 * 2048
-    assert (tmp_path / "large.keras").stat().st_size > 4 * layer
+    assert (tmp_path / "large.keras").stat().st_size > 2 * layer
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(OPENED), "small.keras", "large.keras"],
         cwd=tmp_path,
