@@ -12,7 +12,7 @@ from kerasmem.files.archive import check_archive
 from kerasmem.files.coding import coded_form
 from kerasmem.files.datasets import Dataset, datasets
 from kerasmem.files.deflated import deflated_places
-from kerasmem.files.members import WEIGHTS, data_start, opened_weights
+from kerasmem.files.members import DAMAGED, WEIGHTS, data_start, opened_weights
 from kerasmem.records import FileContents, StoredTensor
 
 _STRUCTURE = "structure of the weights"
@@ -36,6 +36,13 @@ def inspect_file(path: str | Path) -> FileContents:
     path = Path(path)
     if path.is_dir():
         return _files(path)
+    try:
+        return _inspected(path)
+    except DAMAGED as error:
+        raise ModelFileError(f"{str(path)!r} is damaged: {error}") from error
+
+
+def _inspected(path: Path) -> FileContents:
     if not zipfile.is_zipfile(path):
         if not h5py.is_hdf5(path):
             raise ModelFileError(

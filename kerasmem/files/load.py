@@ -14,6 +14,7 @@ from kerasmem.files.archive import check_archive
 from kerasmem.files.legacy import Made, compile_arguments, is_legacy, load_legacy
 from kerasmem.files.members import WEIGHTS
 from kerasmem.files.memory_map import MappedWeights
+from kerasmem.files.own_file import save_beside
 
 
 def load_model(
@@ -119,12 +120,15 @@ def _load(
     with warnings.catch_warnings(), opened as (file, objects):
         # A file without optimizer state is what we ask for, not a fault.
         warnings.filterwarnings("ignore", message="Skipping variable loading for opt")
-        return keras.models.load_model(
+        model = keras.models.load_model(
             file,
             custom_objects={**objects, **(custom_objects or {})},
             compile=with_loss,
             safe_mode=True,
         )
+    if mapped is not None:
+        save_beside(model, mapped.file)
+    return model
 
 
 def _check(path: Path, *, memory_map: bool) -> None:

@@ -16,6 +16,9 @@ from kerasmem.errors import ModelFileError
 
 WEIGHTS = "model.weights.h5"
 
+DAMAGED = (OSError, RuntimeError, AttributeError, KeyError, TypeError, ValueError)
+"""What h5py and json raise of a file that is no model, or a damaged one."""
+
 _HEADER = struct.Struct("<4s22xHH")
 _MAGIC = b"PK\x03\x04"
 _PIECE = 1 << 20
@@ -77,7 +80,8 @@ def data_start(file: BinaryIO, member: zipfile.ZipInfo) -> int:
 def opened_weights(path: Path) -> Iterator[h5py.File | None]:
     """Give the HDF5 file of the weights in a `.keras` archive, None if it has none.
 
-    As it lies there where it is stored; else unpacked beside it, and gone at the end.
+    As it lies there where it is stored; else unpacked beside it, or where the system
+    has room if nothing may be written there, and gone at the end.
     """
     with ExitStack() as scope:
         archive = scope.enter_context(zipfile.ZipFile(path))
@@ -89,7 +93,14 @@ def opened_weights(path: Path) -> Iterator[h5py.File | None]:
             file = scope.enter_context(path.open("rb"))
             content = Window(file, data_start(file, member), member.file_size)
         else:
-            content = scope.enter_context(tempfile.TemporaryFile(dir=path.parent))
+            content = scope.enter_context(_room(path.parent))
             with archive.open(member) as reader:
                 shutil.copyfileobj(reader, content, _PIECE)
         yield scope.enter_context(h5py.File(content, "r"))
+
+
+def _room(folder: Path) -> BinaryIO:
+    try:
+        return tempfile.TemporaryFile(dir=folder)
+    except OSError:
+        return tempfile.TemporaryFile()

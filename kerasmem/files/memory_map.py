@@ -8,6 +8,7 @@ anew: what it learned is as large as the weights, and is needed for all of them 
 
 import json
 import mmap
+import os
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,7 +25,7 @@ from kerasmem.backends.lazy import MappedArray, lazy_variables
 from kerasmem.errors import ConfigError, ModelFileError
 from kerasmem.files.coded_model import CodedModel, unwrapped, wrapped
 from kerasmem.files.datasets import Dataset, datasets
-from kerasmem.files.members import WEIGHTS, Window, data_start
+from kerasmem.files.members import DAMAGED, WEIGHTS, Window, data_start
 
 _CONFIG = "config.json"
 _NAME = "MappedModel"
@@ -46,6 +47,7 @@ class MappedWeights:
 
     Attributes:
         learned: whether the file has an optimizer that has made a step.
+        file: which one it is, whatever will have its name.
     """
 
     def __init__(self, path: Path) -> None:
@@ -57,10 +59,10 @@ class MappedWeights:
                 "variable's value at once. Load the model without it."
             )
         try:
-            self._arrays, self.learned = _read(path)
+            self._arrays, self.learned, self.file = _read(path)
         except ModelFileError:
             raise
-        except (OSError, RuntimeError, ValueError, KeyError) as error:  # of h5py
+        except DAMAGED as error:
             raise ModelFileError(
                 f"{str(path)!r} is damaged: where its weights lie cannot be read."
             ) from error
@@ -78,8 +80,8 @@ class MappedWeights:
                 yield small, {f"kerasmem>{_NAME}": _Mapped([*self._arrays.values()])}
 
 
-def _read(path: Path) -> tuple[dict[str, Made], bool]:
-    """Return the arrays in a file by their paths, and whether its optimizer learned."""
+def _read(path: Path) -> tuple[dict[str, Made], bool, os.stat_result]:
+    """Return the arrays in a file by their paths, and what `MappedWeights` has."""
     with zipfile.ZipFile(path) as archive, path.open("rb") as file:
         if WEIGHTS not in archive.namelist():
             raise ModelFileError(f"{str(path)!r} has no weights to be mapped.")
@@ -91,12 +93,14 @@ def _read(path: Path) -> tuple[dict[str, Made], bool]:
         with h5py.File(Window(file, start, size), "r") as weights:
             found, learned = datasets(weights), _has_stepped(weights)
         whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        status = os.fstat(file.fileno())
     found = [each for each in found if not each.name.startswith(_OPTIMIZER)]
     if any(not dataset.plain for dataset in found):
         raise _compressed(path)
     for dataset in found:
         _check_within(path, dataset, size)
-    return {each.name: _array(whole, start, each) for each in found}, learned
+    arrays = {each.name: _array(whole, start, each) for each in found}
+    return arrays, learned, status
 
 
 def _has_stepped(weights: h5py.File) -> bool:

@@ -1,6 +1,7 @@
 """Every byte of a file is counted once, and each weight's are its own."""
 
 import pathlib
+import tempfile
 import zipfile
 
 import numpy as np
@@ -116,6 +117,26 @@ def test_an_h5_file_and_one_that_is_large_shuffled(tmp_path):
     kernel = inspect_file(tmp_path / "m.keras").tensors[0]
     assert (kernel.name, kernel.coding) == ("a/0", "shuffled, deflated")
     assert 0.8 * 240_000 < kernel.file_bytes < 240_000
+
+
+def test_damaged_files_are_one_clear_line_and_read_only_folders_none(
+    tmp_path, monkeypatch
+):
+    model, path = chain((30,), L.Dense(200)), tmp_path / "m.h5"
+    model.save(path)
+    path.write_bytes(path.read_bytes()[:-9000])
+    with pytest.raises(ModelFileError, match=r"m\.h5' is damaged"):
+        inspect_file(path)
+    km.save_model(model, tmp_path / "m.keras")
+    opened = tempfile.TemporaryFile
+
+    def nowhere_else(dir=None):  # noqa: A002 - as in tempfile
+        if dir is not None:
+            raise PermissionError
+        return opened()
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", nowhere_else)
+    assert len(inspect_file(tmp_path / "m.keras").tensors) == 2
 
 
 def test_what_is_no_model_file_is_one_clear_line(tmp_path):

@@ -14,15 +14,12 @@ import kerasmem as km
 from kerasmem import backends
 from kerasmem.backends.lazy import MappedArray, lazy_variables
 from kerasmem.compression.quantize.owners import quantized_variables
-from kerasmem.errors import KerasMemWarning, ModelFileError
+from kerasmem.errors import KerasMemWarning, ModelFileError, OutputError
 from kerasmem.files.memory_map import MappedWeights
 from kerasmem.graph.values import to_numpy
 from tests.models import KINDS, L, chain
 
-SOME = [
-    *["dense", "conv2d", "recurrent", "bidirectional", "attention", "shared", "nested"],
-    *["custom", "subclassed", "spectral_normalization", "embedding_subclass"],
-]
+SOME = ["conv2d", "recurrent", "attention", "shared", "nested", "subclassed"]
 X = np.random.default_rng(0).normal(size=(16, 6)).astype("float32")
 
 
@@ -59,7 +56,8 @@ def test_a_mapped_model_computes_what_stock_keras_makes_of_the_file(name, path):
     loaded = mapped(model, path)
     stock = keras.models.load_model(path)
     expected = to_numpy(stock(inputs, training=False))
-    # Not to the bit: kernels sum otherwise where memory begins otherwise.
+    # Not to the bit: torch keeps what an initializer made by columns so, and sums it
+    # in another order than rows.
     found = to_numpy(loaded(inputs, training=False))
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
     for a, b in zip(loaded.get_weights(), model.get_weights(), strict=True):
@@ -107,6 +105,23 @@ def test_a_mapped_model_is_saved_over_its_own_file_copied_and_assigned(path):
     kernel, bias, *_ = km.load_model(path).get_weights()
     np.testing.assert_array_equal(kernel, model.get_weights()[0])
     np.testing.assert_array_equal(bias, np.ones(50))
+
+
+def test_keras_itself_saves_a_mapped_model_over_its_own_file(path):
+    """It would empty the file first, and the process would end with a bus error."""
+    model = chain((64,), L.Dense(300), L.Dense(2))
+    loaded = mapped(model, path)
+    with pytest.raises(OutputError, match="weights of the model lie in"):
+        loaded.save(path, overwrite=False)
+    for _ in range(2):
+        loaded.save(path)
+        pairs = zip(
+            keras.models.load_model(path).get_weights(),
+            model.get_weights(),
+            strict=True,
+        )
+        for a, b in pairs:
+            np.testing.assert_array_equal(a, b)
 
 
 def test_codes_are_mapped_too(path, lazy):
@@ -222,7 +237,9 @@ def test_compressed_weights_are_one_clear_line(coding, path):
 
 def test_another_format_is_one_clear_line(tmp_path):
     two_layers().save(tmp_path / "m.h5")
-    with pytest.raises(ModelFileError, match=r"from a \.keras file alone.*Next"):
+    with pytest.raises(
+        ModelFileError, match=r"from a \.keras file of Keras 3 alone.*Next"
+    ):
         km.load_model(tmp_path / "m.h5", memory_map=True)
 
 
@@ -294,10 +311,10 @@ OPENED = """
 def test_opening_takes_next_to_no_memory_and_a_layer_takes_its_own(tmp_path):
     """In a process that has made no larger model, whose memory it could take again."""
     for name, width in (("small", 64), ("large", 2048)):
-        model = chain((width,), *(L.Dense(width) for _ in range(4)))
+        model = chain((width,), *(L.Dense(width) for _ in range(2)))
         km.save_model(model, tmp_path / f"{name}.keras", coding="stored")
     layer = 4 * 2048 * 2048
-    assert (tmp_path / "large.keras").stat().st_size > 4 * layer
+    assert (tmp_path / "large.keras").stat().st_size > 2 * layer
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(OPENED), "small.keras", "large.keras"],
         cwd=tmp_path,

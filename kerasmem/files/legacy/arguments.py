@@ -30,8 +30,10 @@ _WITHOUT_EFFECT = {
     "experimental_autocast",
     "shared_object_id",
     "query_shape",
+    "rng_type",
     "key_shape",
     "value_shape",
+    "vocabulary_size",
     "trainable",
 }
 _WITHOUT_EFFECT_ENDINGS = ("_initializer", "_regularizer", "_constraint")
@@ -47,6 +49,11 @@ def accepted(made: type, config: Config) -> Config:
     Raises:
         ValueError: if one of the others is more than its default.
     """
+    if config.get("vocabulary_size") and config.get("vocabulary") is None:
+        raise ValueError(
+            "its vocabulary, which adapt learned, is not in its config. Next: give it "
+            "to the layer as vocabulary= where tf_keras is, and save the model anew"
+        )
     known = _parameters(made)
     for key, value in config.items():
         if key not in known and not _is_without_effect(key, value):

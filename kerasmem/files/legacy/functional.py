@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 
-from kerasmem.files.legacy.layers import Config, reason, refusal
+from kerasmem.files.legacy.layers import Config, known_name, reason, refusal
 from kerasmem.files.legacy.made import Made
 from kerasmem.files.legacy.operators import operator
 from kerasmem.files.legacy.references import (
@@ -16,6 +16,8 @@ from kerasmem.files.legacy.references import (
     without_arguments,
 )
 
+_RECURRENT = (keras.layers.RNN, keras.layers.Bidirectional)
+"""What Keras 2 calls on a list: the sequence, and the states to begin with."""
 _OPERATORS = ("TFOpLambda", "SlicingOpLambda")
 
 
@@ -58,7 +60,7 @@ class Functional:
         return keras.Model(
             _unpacked(self._tensors(config["input_layers"])),
             _unpacked(self._tensors(config["output_layers"])),
-            name=config["name"],
+            name=known_name(config["name"]),
         )
 
     def _advance(self, name: str, nodes: list[Any]) -> bool:
@@ -84,6 +86,9 @@ class Functional:
         x = _unpacked(x)
         if made.layer is None:
             return x
+        if isinstance(x, list) and isinstance(made.layer, _RECURRENT):
+            x, *states = x
+            arguments["initial_state"] = _unpacked(states)
         told = {k: v for k, v in arguments.items() if v is not None}
         try:
             return made.layer(x, **told)
@@ -122,5 +127,5 @@ def _operate(stored: Config, x: Any, arguments: dict[str, Any]) -> Any:
     if outputs is not x:
         # Keras names operations anew in every process, and layers may have the name.
         operation = keras.tree.flatten(outputs)[0]._keras_history.operation
-        operation.name = re.sub(r"[._]+", "_", stored["config"]["name"])
+        operation.name = re.sub(r"[._/]+", "_", stored["config"]["name"])
     return outputs

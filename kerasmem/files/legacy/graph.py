@@ -7,7 +7,13 @@ import keras
 
 from kerasmem.errors import ModelFileError
 from kerasmem.files.legacy.functional import Functional, is_operator
-from kerasmem.files.legacy.layers import Config, is_graph, make_layer, refusal
+from kerasmem.files.legacy.layers import (
+    Config,
+    is_graph,
+    known_name,
+    make_layer,
+    refusal,
+)
 from kerasmem.files.legacy.made import Made
 from kerasmem.files.legacy.tfmot import inner_layer, is_quantizer
 
@@ -54,7 +60,7 @@ def _sequential(stored: Config, custom_objects: Mapping[str, Any]) -> Made:
     own = [made.layer for made in layers if made.layer is not None]
     if not (own and isinstance(own[0], keras.layers.InputLayer)):
         own.insert(0, keras.Input(batch_shape=_input_shape(stored)))
-    model = keras.Sequential(own, name=config.get("name"))
+    model = keras.Sequential(own, name=known_name(config["name"]))
     _set_trainable(model, config)
     # As `model.layers` does, the file counts them without the input.
     listed = [m for m in layers if not isinstance(m.layer, keras.layers.InputLayer)]

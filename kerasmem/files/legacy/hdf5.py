@@ -8,6 +8,7 @@ import h5py
 import numpy as np
 
 from kerasmem.errors import ModelFileError
+from kerasmem.files.coding import LARGE_BYTES, MOST_TIMES
 from kerasmem.files.legacy.file import LegacyFile
 from kerasmem.files.legacy.flat import FlatWeights, Named
 
@@ -53,12 +54,17 @@ def whole_array(dataset: Any, file: h5py.File) -> np.ndarray:
     """Return the array in a dataset.
 
     Raises:
-        ModelFileError: if it is none, or leads to another file.
+        ModelFileError: if it is none, leads to another file, or is a bomb.
     """
     if not isinstance(dataset, h5py.Dataset):
         raise ModelFileError(f"{dataset.name!r} is no array.")
     if dataset.external or dataset.is_virtual or dataset.file != file:
         raise ModelFileError(f"{dataset.name!r} is kept outside of the file.")
+    if dataset.nbytes > max(LARGE_BYTES, MOST_TIMES * dataset.id.get_storage_size()):
+        raise ModelFileError(
+            f"{dataset.name!r} would take {dataset.nbytes} bytes, of which the file "
+            f"has {dataset.id.get_storage_size()}."
+        )
     return dataset[()]
 
 

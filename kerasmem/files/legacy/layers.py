@@ -57,6 +57,8 @@ def translate(layer: Config, custom_objects: Mapping[str, Any]) -> Config:
         )
     own = _own_class(layer, custom_objects)
     config = {key: _plain(value) for key, value in layer["config"].items()}
+    if "name" in config:
+        config["name"] = known_name(config["name"])
     if own is not None:
         return _serialized(None, class_name, _of_own(config), own)
     class_name = _OTHER_CLASS.get(class_name, class_name)
@@ -122,6 +124,11 @@ def _own_class(layer: Config, custom_objects: Mapping[str, Any]) -> str | None:
 
 def _of_own(config: Config) -> Config:
     return {k: v for k, v in config.items() if k != "batch_input_shape"}
+
+
+def known_name(name: str) -> str:
+    """Return a name that Keras 3 takes: without slashes, as in "Conv/BatchNorm"."""
+    return name.replace("/", "_")
 
 
 def _plain(value: Any) -> Any:

@@ -13,7 +13,7 @@ from kerasmem.files.legacy.keras_archive import is_legacy_archive, read_archive
 from kerasmem.files.legacy.made import Made
 from kerasmem.files.legacy.saved_model import read_saved_model
 
-_DAMAGED = (OSError, KeyError, TypeError, ValueError)
+_DAMAGED = (OSError, AttributeError, KeyError, TypeError, ValueError)
 
 
 def is_legacy(path: Path) -> bool:

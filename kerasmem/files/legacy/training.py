@@ -9,7 +9,8 @@ import keras
 Config = dict[str, Any]
 
 _SHORT_NAMES = ("accuracy", "acc")
-_OF_KERAS_2 = ("fn", "is_legacy_optimizer", "decay", "jit_compile", "dtype")
+_OF_KERAS_2 = ("fn", "is_legacy_optimizer", "jit_compile", "dtype")
+_LOSS_SCALE = ("LossScaleOptimizer", "LossScaleOptimizerV3")
 
 
 def compile_arguments(
@@ -57,10 +58,15 @@ def _one(told: Any, get: Callable[[Any], Any]) -> Any:
     config = told.get("config")
     if not isinstance(config, dict):  # a function
         return config if config is not None else name
+    config = dict(config)
     if name == "MeanMetricWrapper":
         # Of a short name, Keras chooses the metric by the shapes of the outputs.
         short = config.get("name") in _SHORT_NAMES
         return config["name"] if short else config.get("fn", config["name"])
+    if name in _LOSS_SCALE:
+        inner = _one(config.pop("inner_optimizer"), get)
+        made = keras.optimizers.LossScaleOptimizer
+        return made(inner, **_known(made, config))
     made = get(name)
     made = made if isinstance(made, type) else type(made)
     return made(**_known(made, config))
@@ -69,10 +75,16 @@ def _one(told: Any, get: Callable[[Any], Any]) -> Any:
 def _known(made: type, config: Config) -> Config:
     """Return what the class in Keras 3 takes, a schedule of the learning rate made."""
     config = {k: v for k, v in config.items() if k not in _OF_KERAS_2}
-    rate = config.get("learning_rate")
+    if config.get("reduction") == "auto":  # the mean, which is the default here
+        del config["reduction"]
+    rate, decay = config.get("learning_rate"), config.pop("decay", 0)
     if isinstance(rate, dict):
         schedule = getattr(keras.optimizers.schedules, rate["class_name"])
         config["learning_rate"] = schedule.from_config(rate["config"])
+    elif decay:
+        config["learning_rate"] = keras.optimizers.schedules.InverseTimeDecay(
+            rate, decay_steps=1, decay_rate=decay
+        )
     parameters = inspect.signature(made.__init__).parameters
     takes_all = "kwargs" in parameters
     return {k: v for k, v in config.items() if takes_all or k in parameters}

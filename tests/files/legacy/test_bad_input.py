@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import zipfile
 
 import h5py
 import numpy as np
@@ -93,6 +94,22 @@ def test_an_array_that_lies_in_another_file(copy, tmp_path):
         del group["kernel:0"]
         group["kernel:0"] = h5py.ExternalLink(tmp_path / "other.h5", "secret")
     refused(path, "outside of the file")
+
+
+def test_an_array_of_which_the_file_has_nothing(copy):
+    path = copy("dense.h5")
+    with h5py.File(path, "r+") as file:
+        group = file["model_weights/dense/dense"]
+        del group["kernel:0"]
+        group.create_dataset("kernel:0", (1 << 40,), chunks=(1 << 20,))
+    refused(path, "would take", "the file has 0")
+
+
+def test_an_archive_whose_metadata_tells_nothing(copy):
+    path = copy("dense.keras")
+    with zipfile.ZipFile(path, "a") as archive, pytest.warns(match="Duplicate"):
+        archive.writestr("metadata.json", "[]")
+    refused(path, "damaged")
 
 
 def time_major(layers):

@@ -130,10 +130,16 @@ def bidirectional():
 
 
 @kind
-def cells():
-    x = inputs = L.Input((5, 4))
-    x = L.RNN([L.LSTMCell(3), L.GRUCell(4)], return_sequences=True)(x)
-    return keras.Model(inputs, L.RNN(L.SimpleRNNCell(2))(x))
+def states():
+    """Recurrent layers that begin where others end; losses that are objects."""
+    a, b = L.Input((5, 3)), L.Input((4, 3))
+    _, h, c = L.LSTM(4, return_state=True)(a)
+    x = L.LSTM(4, return_sequences=True)(b, initial_state=[h, c])
+    _, *ends = L.Bidirectional(L.GRU(3, return_state=True))(x)
+    x = L.Bidirectional(L.GRU(3, return_sequences=True))(x, initial_state=ends)
+    x = L.RNN([L.GRUCell(4), L.GRUCell(4)])(x, initial_state=[h, c])
+    x = L.Dense(2, name="logits/of/two")(x)
+    return keras.Model([a, b], [x, L.Dense(1, name="one")(x)], name="a/b")
 
 
 @kind
