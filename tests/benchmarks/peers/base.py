@@ -5,6 +5,8 @@ import numpy as np
 
 from tests.benchmarks.peers.networks import (
     accuracy,
+    compiled,
+    falling_rate,
     fit,
     network,
     trained_network,
@@ -18,10 +20,11 @@ TOOL, PACKAGE = "Keras", "keras"
 def row_of(task, name, job, model, note=""):
     """Return the row of a Keras 3 model, judged as it is read back from its file.
 
-    The file is without the optimizer, which would make it three times as large.
+    The file is without the state of the optimizer, which would make it three times as
+    large.
     """
     path = task.path(f"keras_{name}.keras")
-    model.save(path, include_optimizer=False)
+    compiled(model, keras).save(path)
     again = keras.models.load_model(path, compile=False)
     right = accuracy(again, keras, task.images()[1])
     return Row(
@@ -37,7 +40,7 @@ def row_of(task, name, job, model, note=""):
 
 def trained(task, name, job):
     keras.utils.set_random_seed(0)
-    model = network(name, keras)
+    model = compiled(network(name, keras), keras, falling_rate(task, keras))
     fit(model, task.images()[0], task.epochs)
     np.savez(task.path(f"{name}.npz"), *model.get_weights())
     yield row_of(task, name, job, model)

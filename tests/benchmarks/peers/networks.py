@@ -3,6 +3,8 @@
 import numpy as np
 
 BATCH_SIZE = 128
+RATE, TUNING_RATE = 2e-3, 3e-4
+"""Of Adam: the first falls to zero while the nets are trained, so that they settle."""
 
 
 def network(name, keras, scale=1.0):
@@ -31,9 +33,9 @@ def network(name, keras, scale=1.0):
     return compiled(keras.Model(inputs, layers.Dense(10)(x)), keras)
 
 
-def compiled(model, keras):
+def compiled(model, keras, rate=TUNING_RATE):
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.Adam(1e-3), loss, metrics=["accuracy"])
+    model.compile(keras.optimizers.Adam(rate), loss, metrics=["accuracy"])
     return model
 
 
@@ -43,6 +45,12 @@ def trained_network(task, name, keras):
     with np.load(task.path(f"{name}.npz")) as file:
         model.set_weights([file[key] for key in file.files])
     return model
+
+
+def falling_rate(task, keras):
+    """Return a rate that falls to zero over the epochs that a net is trained."""
+    steps = task.epochs * -(-task.samples // BATCH_SIZE)
+    return keras.optimizers.schedules.CosineDecay(RATE, steps)
 
 
 def fit(model, data, epochs, callbacks=()):

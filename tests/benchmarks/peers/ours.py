@@ -65,6 +65,7 @@ def aware(task, name, job):
 
 
 PRUNE, INT8 = km.Prune(0.8), km.Quantize("int8")
+ONE_SCALE = km.Quantize("int8", granularity="tensor")  # 16 values stay 16 codes
 JOBS = {
     "float": compressed(),
     "prune 80 %": compressed(PRUNE, trained=True),
@@ -74,5 +75,5 @@ JOBS = {
     "int4 weights": compressed(km.Quantize("int4"), lite=False),
     "int8 activations": compressed(km.Quantize("int8-static")),
     "int8 activations, trained": aware,
-    "prune, cluster, int8": compressed(PRUNE, km.Cluster(16), INT8, trained=True),
+    "prune, cluster, int8": compressed(PRUNE, km.Cluster(16), ONE_SCALE, trained=True),
 }

@@ -1,7 +1,8 @@
 """Is a peer's row beaten by kerasmem's?"""
 
 NOISE = 0.005
-"""About a standard error of the difference of two accuracies on 10,000 images."""
+"""About a standard error of the difference of two accuracies on 10,000 images; those
+that are closer count as equal."""
 
 SIZE, TIME = 0.01, 0.05
 """Shares by which sizes and step times must differ to count."""
