@@ -6,6 +6,7 @@ from importlib.metadata import version
 
 import pytest
 
+from tests.benchmarks.peers.page import page
 from tests.benchmarks.peers.row import Row
 from tests.benchmarks.peers.run import measured
 from tests.benchmarks.peers.table import markdown
@@ -93,6 +94,20 @@ A student a quarter as wide as the dense net:
 - absent: not run: No module named 'absent'
 """
     )
+
+
+def test_page_tells_when_and_with_what_it_was_measured():
+    about = {
+        "date": "2026-01-02",
+        "versions": {"keras": "3.15", "numpy": "2.4"},
+        "machine": "x86_64",
+        "samples": 10_000,
+        "epochs": 5,
+        "more_epochs": 2,
+    }
+    text = page(about, [Row(**PEER)], ["dense"])
+    assert "Measured on 2026-01-02 with keras 3.15, numpy 2.4; x86_64; 10,000" in text
+    assert text.endswith(markdown([Row(**PEER)], ["dense"]))
 
 
 def test_a_peer_that_fails_is_a_row_and_no_crash(tmp_path):

@@ -9,8 +9,8 @@ from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from tests.benchmarks.peers.page import page
 from tests.benchmarks.peers.run import PEERS, measured
-from tests.benchmarks.peers.table import markdown
 from tests.benchmarks.peers.task import Task
 
 PACKAGES = ("kerasmem", "keras", "tensorflow", "tf-keras", "ai-edge-litert", "numpy")
@@ -55,13 +55,12 @@ def main():
         "versions": {name: _version(name) for name in PACKAGES},
         "machine": f"{platform.machine()}, Python {platform.python_version()}",
         "samples": task.samples,
-        "epochs": [task.epochs, task.more_epochs],
+        "epochs": task.epochs,
+        "more_epochs": task.more_epochs,
     }
     content = {**about, "rows": [asdict(row) for row in rows]}
     options.out.with_suffix(".json").write_text(json.dumps(content, indent=1))
-    versions = ", ".join(f"{name} {is_}" for name, is_ in about["versions"].items())
-    head = f"{about['date']}; {versions}; {about['machine']}"
-    options.out.write_text(f"{head}\n\n{markdown(rows, task.networks)}")
+    options.out.write_text(page(about, rows, task.networks))
     print(options.out.read_text())
 
 
