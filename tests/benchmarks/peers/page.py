@@ -13,8 +13,9 @@ python -m tests.benchmarks.peers fashion_mnist.npz -o peers.md
 
 Measured on {date} with {versions}; {machine}; {samples:,} images to train on and all
 test images to judge by, {epochs} epochs, and {more_epochs} more for every step
-that trains. tfmot has the net in tf_keras, with the weights copied. A tool that is not installed is
-named below the tables; `--python pquantml=PYTHON` takes one from another environment.
+that trains. tfmot has the net in tf_keras, with the weights copied. A tool that is
+not installed is named below the tables; `--python pquantml=PYTHON` takes one from
+another environment.
 
 - **bytes** are those of the file, without the optimizer's state, **gzipped** those of
   the same file gzipped. A file counts with the smaller of the two, as if all were
