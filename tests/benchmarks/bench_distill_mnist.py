@@ -135,11 +135,14 @@ def compare(teacher, data, cache, options, seed):
     steps = -(-len(x) // options.batch_size) * options.epochs
     common = {"epochs": options.epochs, "batch_size": options.batch_size, "verbose": 0}
     student = network(800, seed)
+    losses = [km.distillation.Logits(temperature=options.temperature)]
+    if options.hints:
+        losses.append(km.distillation.Features(weight=options.hints))
     taught = km.distill(
         teacher,
         student,
         (x, y),
-        temperature=options.temperature,
+        losses=losses,
         hard_weight=options.hard_weight,
         optimizer=falling(steps),
         cache=cache,
@@ -169,5 +172,11 @@ if __name__ == "__main__":
     parser.add_argument("--hold-out", type=int, default=0, metavar="IMAGES")
     parser.add_argument("--temperature", type=float, default=20.0)
     parser.add_argument("--hard-weight", type=float, default=0.1)
+    parser.add_argument(
+        "--hints",
+        type=float,
+        metavar="WEIGHT",
+        help="of what the hidden layers answer, compared too (Romero et al., 2015)",
+    )
     parser.add_argument("--alone", action=argparse.BooleanOptionalAction, default=True)
     main(parser.parse_args())

@@ -9,12 +9,7 @@ from kerasmem.files.legacy.tfmot import inner_activation
 
 @keras.saving.register_keras_serializable("kerasmem")
 def hard_sigmoid_of_keras_2(x: Any) -> Any:
-    """Return `clip(0.2 x + 0.5, 0, 1)`; that of Keras 3 has a slope of 1/6.
-
-    Example:
-        >>> float(hard_sigmoid_of_keras_2(9.0))
-        1.0
-    """
+    """Return `clip(0.2 x + 0.5, 0, 1)`; that of Keras 3 has a slope of 1/6."""
     return keras.ops.clip(0.2 * x + 0.5, 0.0, 1.0)
 
 
