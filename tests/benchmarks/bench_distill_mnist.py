@@ -1,8 +1,12 @@
-"""Hinton's experiment on MNIST: how many of 10,000 test images does a student miss?
+r"""Hinton's experiment on MNIST: how many of 10,000 test images does a student miss?
 
-Run by hand, about 25 minutes of 2 cores for one seed at the defaults; JAX is fastest:
+Run by hand, about 30 minutes of 2 cores; JAX is fastest:
 
-    KERAS_BACKEND=jax python tests/benchmarks/bench_distill_mnist.py DATA.npz
+    KERAS_BACKEND=jax python tests/benchmarks/bench_distill_mnist.py DATA.npz \
+        --seeds 0 1 2 [--hints 10]
+
+Measured on 2026-11-22: teacher 74 errors, students alone 119, 124, 131, distilled 94,
+87, 88, with hints 81, 86, 96.
 
 The teacher has 1200-1200 units, dropout, max-norm constraints and sees images moved by
 up to 2 pixels; the student has 800-800 units, no regularization, and sees the images as
@@ -165,10 +169,10 @@ if __name__ == "__main__":
     parser.add_argument(
         "--teacher", metavar="FILE.keras", help="take it from there, or keep it there"
     )
-    parser.add_argument("--teacher-epochs", type=int, default=40)
+    parser.add_argument("--teacher-epochs", type=int, default=60)
     parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument("--batch-size", type=int, default=128)
-    parser.add_argument("--dropout", type=float, nargs=2, default=[0.2, 0.5])
+    parser.add_argument("--dropout", type=float, nargs=2, default=[0.0, 0.25])
     parser.add_argument("--hold-out", type=int, default=0, metavar="IMAGES")
     parser.add_argument("--temperature", type=float, default=20.0)
     parser.add_argument("--hard-weight", type=float, default=0.1)
