@@ -13,6 +13,7 @@ from kerasmem.files.coding import coded_form
 from kerasmem.files.datasets import Dataset, datasets
 from kerasmem.files.deflated import deflated_places
 from kerasmem.files.members import DAMAGED, WEIGHTS, data_start, opened_weights
+from kerasmem.files.size import file_sizes
 from kerasmem.records import FileContents, StoredTensor
 
 _STRUCTURE = "structure of the weights"
@@ -55,16 +56,14 @@ def _inspected(path: Path) -> FileContents:
     with zipfile.ZipFile(path) as archive:
         members = archive.infolist()
     sizes = {member.filename: member.compress_size for member in members}
-    place, how = _place(path, members)
     with opened_weights(path) as weights:
-        tensors = () if weights is None else _tensors(weights, place, how)
+        tensors = () if weights is None else _archived(path, members, weights)
     sizes["archive"] = path.stat().st_size - sum(sizes.values())
     return _contents(path, tensors, sizes)
 
 
 def _files(folder: Path) -> FileContents:
-    files = sorted(file for file in folder.rglob("*") if file.is_file())
-    sizes = {str(file.relative_to(folder)): file.stat().st_size for file in files}
+    sizes = {str(file.relative_to(folder)): n for file, n in file_sizes(folder).items()}
     return FileContents(sum(sizes.values()), (), sizes)
 
 
@@ -77,16 +76,18 @@ def _contents(
     return FileContents(whole, tuple(by_size), {**sizes, _STRUCTURE: structure})
 
 
-def _place(path: Path, members: list[zipfile.ZipInfo]) -> tuple[Place, str]:
-    found = next((each for each in members if each.filename == WEIGHTS), None)
-    if found is None or found.compress_type != zipfile.ZIP_DEFLATED:
-        return lambda byte: byte, "stored"
-    with opened_weights(path) as weights, path.open("rb") as file:
-        extents = [extent for each in datasets(weights) for extent in each.extents]
-        marks = [mark for start, size in extents for mark in (start, start + size)]
-        start = data_start(file, found)
-        places = deflated_places(file, start, found.compress_size, marks)
-    return places.__getitem__, "deflated"
+def _archived(
+    path: Path, members: list[zipfile.ZipInfo], weights: h5py.File
+) -> tuple[StoredTensor, ...]:
+    member = next(each for each in members if each.filename == WEIGHTS)
+    if member.compress_type != zipfile.ZIP_DEFLATED:
+        return _tensors(weights, lambda byte: byte, "stored")
+    extents = [extent for each in datasets(weights) for extent in each.extents]
+    marks = [mark for start, size in extents for mark in (start, start + size)]
+    with path.open("rb") as file:
+        start = data_start(file, member)
+        places = deflated_places(file, start, member.compress_size, marks)
+    return _tensors(weights, places.__getitem__, "deflated")
 
 
 def _tensors(weights: h5py.File, place: Place, how: str) -> tuple[StoredTensor, ...]:

@@ -3,13 +3,14 @@
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from kerasmem.files.legacy.assign import Assignment
 from kerasmem.files.legacy.made import Made
 
 
 class Weights(Protocol):
     """The weights of a file."""
 
-    def assign(self, model: Made) -> None:
+    def put_into(self, model: Made, assignment: Assignment) -> None:
         """Put them into the layers of a model."""
         ...
 

@@ -31,15 +31,13 @@ class FlatWeights:
 
     layers: Layers
 
-    def assign(self, model: Made) -> None:
+    def put_into(self, model: Made, assignment: Assignment) -> None:
         """Put them into the layers of a model.
 
         Raises:
-            ModelFileError: if one is missing, superfluous or of another shape.
+            ModelFileError: if one is superfluous or of another shape.
         """
-        assignment = Assignment()
         _fill_model(model, self.layers, assignment)
-        assignment.check_complete(model.layer)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kerasmem.errors import KerasMemWarning, ModelFileError
+from kerasmem.files.legacy.assign import Assignment
 from kerasmem.files.legacy.file import LegacyFile
 from kerasmem.files.legacy.graph import check_is_model, make
 from kerasmem.files.legacy.hdf5 import is_legacy_h5, read_h5
@@ -43,7 +44,9 @@ def load_legacy(
         file = _read(path)
         made = make(file.config, custom_objects)
         check_is_model(made)
-        file.weights.assign(made)
+        assignment = Assignment()
+        file.weights.put_into(made, assignment)
+        assignment.check_complete(made.layer)
     except (ModelFileError, *_DAMAGED) as error:
         raise ModelFileError(f"{str(path)!r} could not be loaded: {error}") from error
     if made.is_rounded:

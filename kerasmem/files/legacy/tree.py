@@ -24,15 +24,13 @@ class TreeWeights:
 
     root: Part
 
-    def assign(self, model: Made) -> None:
+    def put_into(self, model: Made, assignment: Assignment) -> None:
         """Put them into the layers of a model.
 
         Raises:
-            ModelFileError: if one is missing, superfluous or of another shape.
+            ModelFileError: if one is superfluous or of another shape.
         """
-        assignment = Assignment()
         _fill_model(model, self.root, assignment)
-        assignment.check_complete(model.layer)
 
 
 def _fill_model(model: Made, part: Part, assignment: Assignment) -> None:
