@@ -19,6 +19,8 @@ KerasMemError
 KerasMemWarning (UserWarning)
 """
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Any
 
 
@@ -104,3 +106,22 @@ class TornStateError(OutOfMemoryError):
 
 class KerasMemWarning(UserWarning):
     """Something was left out or could not be read; the work goes on."""
+
+
+def did_you_mean(
+    given: object, known: Iterable[str], *, most: int = 1, cutoff: float = 0.6
+) -> str:
+    """Return a sentence with the names that are most like a wrong one, or nothing.
+
+    Args:
+        given: the wrong name.
+        known: the right ones.
+        most: how many of them to tell.
+        cutoff: how like it they are, in [0, 1].
+
+    Example:
+        >>> did_you_mean("flop", ["latency_ms", "flops"])
+        " Did you mean 'flops'?"
+    """
+    near = get_close_matches(str(given), list(known), n=most, cutoff=cutoff)
+    return f" Did you mean {', '.join(map(repr, near))}?" if near else ""

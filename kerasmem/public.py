@@ -6,6 +6,7 @@ from kerasmem.compression.cluster import Cluster
 from kerasmem.compression.compress import compress
 from kerasmem.compression.distill import Distill, Distiller, distill
 from kerasmem.compression.distill import names as distillation
+from kerasmem.compression.export import export
 from kerasmem.compression.factorize import Factorize
 from kerasmem.compression.prune import Prune
 from kerasmem.compression.quantize import (
@@ -16,6 +17,7 @@ from kerasmem.compression.quantize import (
     dequantize,
 )
 from kerasmem.compression.result import CompressionResult
+from kerasmem.compression.runtimes import compare_runtimes
 from kerasmem.compression.student import make_student
 from kerasmem.files import load_model, save_model
 from kerasmem.memory.batch_size import find_batch_size
@@ -37,6 +39,7 @@ __all__ = [
     "Quantize",
     "ReestimateBatchNorm",
     "callbacks",
+    "compare_runtimes",
     "compress",
     "compress_activations",
     "dequantize",
@@ -44,6 +47,7 @@ __all__ = [
     "distillation",
     "errors",
     "estimate_memory",
+    "export",
     "find_batch_size",
     "fit",
     "load_model",

@@ -190,7 +190,12 @@ class TensorFlowBackend:
         return nullcontext()
 
     def replicating(self, model: Any) -> AbstractContextManager[Any]:
-        """Return a scope in which a variable has a copy for each replica."""
+        """Return a scope in which a variable has a copy for each replica.
+
+        Where a scope is open already, it is the caller's choice.
+        """
+        if tf.distribute.has_strategy():
+            return nullcontext()
         return model.distribute_strategy.scope()
 
 

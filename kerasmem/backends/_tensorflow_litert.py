@@ -4,6 +4,7 @@ import os
 import re
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from io import StringIO
@@ -16,6 +17,7 @@ from kerasmem.backends.litert import Argument
 from kerasmem.errors import ModelError
 
 _NEEDS_STATIC = "TensorListReserve"
+_ALONE = threading.Lock()
 
 
 def converted(
@@ -33,7 +35,7 @@ def converted(
     signature = [tf.TensorSpec(a.shape, a.dtype, name=a.name) for a in arguments]
     # By way of a SavedModel: made of a function, the file either has no names or, with
     # the model given beside it, reads variables that nothing ever wrote.
-    with tempfile.TemporaryDirectory(prefix="kerasmem-") as folder, _quiet():
+    with tempfile.TemporaryDirectory(prefix="kerasmem-") as folder, quiet():
         try:
             archive = keras.export.ExportArchive()
             archive.track(model)
@@ -69,16 +71,21 @@ def _why_not(model: Any, text: str) -> str:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep off the terminal what Keras and the converter's C++ write on it."""
-    with suppress(OSError, ValueError):
-        sys.stderr.flush()
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nowhere, 2)
-        with redirect_stdout(StringIO()):
-            yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)
+def quiet() -> Iterator[None]:
+    """Keep off the terminal what Keras and a converter write on it.
+
+    One thread at a time: the streams, and what a converter sets in TensorFlow, are
+    those of the whole process.
+    """
+    with _ALONE:
+        with suppress(OSError, ValueError):
+            sys.stderr.flush()
+        kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+        try:
+            os.dup2(nowhere, 2)
+            with redirect_stdout(StringIO()):
+                yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            os.close(nowhere)

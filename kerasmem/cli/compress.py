@@ -86,10 +86,12 @@ def run(options: Namespace) -> Outcome:
             fine_tune_epochs=options.fine_tune_epochs,
             target=job.target,
             time_budget=options.time_budget,
+            parallel=options.parallel,
             max_drop=options.max_drop,
             seed=options.seed,
             batch_size=options.batch_size,
-            callbacks=[progress],
+            # A progress bar is of this process only.
+            callbacks=[] if options.parallel else [progress],
             coding=options.coding,
             checkpoint_dir=options.checkpoint_dir,
         )

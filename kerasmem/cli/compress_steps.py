@@ -130,6 +130,11 @@ def _add_search(parser: Any) -> None:
         metavar="10m",
         help="end the search after so many seconds, minutes (m) or hours (h)",
     )
+    parser.add_argument(
+        "--parallel",
+        choices=("ray",),
+        help="try several things at a time, on Ray (pip install kerasmem[ray])",
+    )
 
 
 def _limit(text: str) -> tuple[str, float | str]:
@@ -168,11 +173,13 @@ def job_of(options: Namespace) -> Job:
     if searches and not options.recipe and not options.preset:
         _check_targets(options.targets)
         return Job(None, dict(options.targets) or None, trains=True)
-    if options.time_budget is not None:
-        raise ConfigError(
-            "--time-budget ends a search. Next: give --target or --max-drop, and no "
-            "steps."
-        )
+    of_search = {"--time-budget": options.time_budget, "--parallel": options.parallel}
+    for flag, value in of_search.items():
+        if value is not None:
+            raise ConfigError(
+                f"{flag} is of a search. Next: give --target or --max-drop, and no "
+                "steps."
+            )
     if not named and not given:
         raise ConfigError(
             "There is nothing to do. Next: add --prune, --prune-channels, --quantize, "

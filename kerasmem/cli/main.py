@@ -16,6 +16,7 @@ from kerasmem.cli import (
     evaluate,
     inspect,
     report,
+    runtimes,
     tune,
 )
 from kerasmem.cli import run as run_command
@@ -33,6 +34,7 @@ _COMMANDS = (
     convert,
     distill,
     evaluate,
+    runtimes,
     report,
     run_command,
 )

@@ -60,16 +60,21 @@ def add_imports(parser: Parser) -> None:
 
 def add_data(parser: Parser, *, required: bool) -> None:
     """Add `--data`, and `--loss` and `--metric` to judge by."""
+    add_samples(parser, required=required)
+    add_loss(parser)
+    parser.add_argument(
+        "--metric", dest="metrics", action="append", default=[], help="repeatable"
+    )
+
+
+def add_samples(parser: Parser, *, required: bool) -> None:
+    """Add `--data` alone."""
     parser.add_argument(
         "--data",
         required=required,
         metavar="DATA",
         help="an .npz with x and y, or x_train, y_train, x_test, y_test; or "
         "package.module:function",
-    )
-    add_loss(parser)
-    parser.add_argument(
-        "--metric", dest="metrics", action="append", default=[], help="repeatable"
     )
 
 

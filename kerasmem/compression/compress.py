@@ -2,11 +2,14 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import keras
 
+from kerasmem.backends import current
 from kerasmem.backends.seeding import seeded
 from kerasmem.compression.given import GivenSteps, Resuming
 from kerasmem.compression.job import Done, Job
@@ -17,7 +20,13 @@ from kerasmem.compression.search import Request
 from kerasmem.compression.stages import Training
 from kerasmem.compression.technique import Technique
 from kerasmem.errors import ConfigError, DataError, KerasMemWarning
-from kerasmem.files.data import check_data, fit_arguments, is_array_data, sample_count
+from kerasmem.files.data import (
+    check_data,
+    check_shared,
+    fit_arguments,
+    is_array_data,
+    sample_count,
+)
 from kerasmem.files.load import load_model
 from kerasmem.files.save import Coding, check_coding
 from kerasmem.graph.clone import clone, compile_as, compile_settings
@@ -46,6 +55,7 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
     coding: Coding | None = None,
     checkpoint_dir: str | Path | None = None,
     time_budget: float | None = None,
+    parallel: str | Executor | None = None,
     verbose: int = 1,
 ) -> CompressionResult:
     """Return a smaller model, and what it costs and how well it does before and after.
@@ -92,6 +102,10 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
             repeated: not with a dataset that shuffles by itself, or callbacks that
             remember earlier trainings. Not for a search.
         time_budget: seconds after which a search returns the best that it has found.
+        parallel: where a search tries several things at a time: `"ray"` for the Ray
+            cluster that one is connected to, or one on this machine (`pip install
+            kerasmem[ray]`); a `concurrent.futures.Executor` of processes that start
+            anew. A seed gives the same result as without. Callbacks are copied.
         verbose: 0 for silence, 1 for a line on stderr about each trial of a search.
 
     Raises:
@@ -105,9 +119,9 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
     """
     if steps is None and (target is not None or max_drop is not None):
         _check_no_folder(checkpoint_dir)
-        job: Job = Request.of(target, max_drop, time_budget, verbose)
+        job: Job = Request.of(target, max_drop, time_budget, verbose, parallel)
     else:
-        _check_no_search(target, time_budget)
+        _check_no_search(target=target, time_budget=time_budget, parallel=parallel)
         resuming = Resuming(checkpoint_dir, batch_size)
         job = GivenSteps(steps, max_drop, resuming, custom_objects)
     epochs = job.epochs if fine_tune_epochs is None else fine_tune_epochs
@@ -120,7 +134,7 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
     if epochs and is_array_data(data) and fit.get("y") is None:
         raise DataError("Fine-tuning needs labels: give data=(x, y).")
     fit |= {"callbacks": list(callbacks or ()), "verbose": 0}
-    with seeded(seed):
+    with _replicas_of(model_or_path), seeded(seed):
         original = _open(model_or_path, custom_objects)
         _compile(original, loss, metrics)
         if epochs and not original.compiled:
@@ -131,6 +145,7 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
         for samples in (data, validation_data):
             if samples is not None:
                 check_data(original, samples)
+                check_shared(samples, batch_size)
         training = Training(data, fit, epochs, seed)
         done = job.run(original, training, coding, validation_data)
         # Anew: the weights are others now, the slots of the old ones are in the way.
@@ -141,8 +156,8 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
     return result
 
 
-def _check_no_search(target: Any, time_budget: Any) -> None:
-    for name, value in {"target": target, "time_budget": time_budget}.items():
+def _check_no_search(**given: Any) -> None:
+    for name, value in given.items():
         if value is not None:
             raise ConfigError(
                 f"A search takes {name}, and with steps there is nothing to search "
@@ -177,6 +192,13 @@ def _open(model_or_path: Any, custom_objects: Any) -> Any:
         "Expected a keras.Model or the path of a saved one. Received: "
         f"model_or_path={model_or_path!r}."
     )
+
+
+def _replicas_of(model_or_path: Any) -> AbstractContextManager[Any]:
+    """Return a scope in which what is made trains on the devices of a model."""
+    if isinstance(model_or_path, keras.Model):
+        return current().replicating(model_or_path)
+    return nullcontext()
 
 
 def _compile(model: Any, loss: Any, metrics: Any) -> None:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kerasmem.backends import current
 from kerasmem.compression.checkpoints import Checkpoints, key_of
 from kerasmem.compression.job import Done, Job
 from kerasmem.compression.judge import check_drop, check_metric
@@ -108,6 +109,13 @@ class GivenSteps(Job):
     ) -> Checkpoints | None:
         if self._resuming.folder is None:
             return None
+        _, processes = current().processes(original)
+        if processes > 1:
+            raise ConfigError(
+                "Processes that train together keep no steps: each would remove what "
+                "another one reads. Next: leave out checkpoint_dir. Received: "
+                f"{processes} processes."
+            )
         key = key_of(
             original,
             steps,

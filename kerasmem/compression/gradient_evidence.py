@@ -8,7 +8,7 @@ import numpy as np
 
 from kerasmem.backends import current
 from kerasmem.errors import ConfigError, ModelError
-from kerasmem.files.data import fit_arguments, is_array_data, sample_count
+from kerasmem.files.data import fit_arguments, is_array_data, sample_count, shared
 from kerasmem.graph.clone import clone, compile_settings
 
 _BATCH_SIZE, _BATCHES = 32, 100
@@ -118,7 +118,7 @@ def sums_over_samples(
     copy.optimizer.build(copy.trainable_variables)
     evidence = GradientEvidence(copy.optimizer, copied, kind)
     try:
-        copy.fit(**fit_arguments(data, _BATCH_SIZE), **_few(data), verbose=0)
+        copy.fit(**fit_arguments(data, shared(_BATCH_SIZE)), **_few(data), verbose=0)
         return evidence.read()
     finally:
         evidence.release()

@@ -1,8 +1,8 @@
 """The figures of a model: its file, its weights, its speed, its metrics."""
 
+import math
 import statistics
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +12,9 @@ from typing import Any
 import keras
 import numpy as np
 
+from kerasmem.backends import current
 from kerasmem.compression.judge import in_order
+from kerasmem.compression.turns import in_turns
 from kerasmem.errors import OutputError
 from kerasmem.files.data import fit_arguments, sample_inputs
 from kerasmem.files.save import Coding, save_model, save_stored
@@ -27,9 +29,6 @@ class Latency:
 
     milliseconds: float
     batch_size: int
-
-
-_WARM_UPS, _RUNS, _SECONDS = 2, 20, 3.0
 
 
 def measure(
@@ -95,15 +94,11 @@ def latencies(
     inputs = _some_inputs(models[0], data, batch_size)
     if inputs is None:
         return [None for _ in models]
-    times: list[list[float]] = [[] for _ in models]
-    for run in range(-_WARM_UPS, _RUNS):
-        for model, found in zip(models, times, strict=True):
-            begin = time.perf_counter()
-            model.predict_on_batch(inputs)
-            if run >= 0:
-                found.append(1e3 * (time.perf_counter() - begin))
-        if sum(map(sum, times)) > 1e3 * _SECONDS * len(models) and run >= 2:
-            break
+    # Processes that predict together have to do so equally often.
+    _, processes = current().processes(models[0])
+    limit = {"most": 5, "seconds": math.inf} if processes > 1 else {}
+    calls = [partial(model.predict_on_batch, inputs) for model in models]
+    times = in_turns(calls, **limit)
     samples = len(keras.tree.flatten(inputs)[0])
     return [Latency(statistics.median(found), samples) for found in times]
 

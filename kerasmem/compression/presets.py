@@ -1,7 +1,6 @@
 """Named recipes: what most people want, without choosing techniques."""
 
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ from kerasmem.compression.prune import Prune
 from kerasmem.compression.quantize import Quantize
 from kerasmem.compression.recipe import as_steps
 from kerasmem.compression.technique import Technique
-from kerasmem.errors import ConfigError
+from kerasmem.errors import ConfigError, did_you_mean
 from kerasmem.files.save import Coding
 
 
@@ -54,10 +53,9 @@ def as_preset(steps: Any) -> Preset:
     if isinstance(steps, str) and steps in PRESETS:
         return PRESETS[steps]
     if isinstance(steps, str) and not Path(steps).suffix:
-        near = get_close_matches(steps, PRESETS, n=1)
-        meant = f" Did you mean {near[0]!r}?" if near else ""
         raise ConfigError(
-            f"There is no preset {steps!r}.{meant} Presets are {', '.join(PRESETS)}; a "
-            "recipe is a file that ends in .json, .yaml or .yml."
+            f"There is no preset {steps!r}.{did_you_mean(steps, PRESETS)} Presets are "
+            f"{', '.join(PRESETS)}; a recipe is a file that ends in .json, .yaml or "
+            ".yml."
         )
     return Preset(as_steps(steps))

@@ -7,12 +7,11 @@ A regular expression means a weight if the weight's path holds it (`"dense_1/ker
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any
 
 import keras
 
-from kerasmem.errors import ConfigError
+from kerasmem.errors import ConfigError, did_you_mean
 from kerasmem.graph.layers import Weight
 
 
@@ -87,10 +86,8 @@ def check_all_mean_one(
 
 
 def _nearest(pattern: str, everything: Sequence[Weight]) -> str:
-    """Return a sentence with the paths of weights that are most like a pattern."""
     parts = {part for weight in everything for part in _parts(weight.path)}
-    near = get_close_matches(pattern, sorted(parts), n=3, cutoff=0.5)
-    return f" Did you mean {', '.join(map(repr, near))}?" if near else ""
+    return did_you_mean(pattern, sorted(parts), most=3, cutoff=0.5)
 
 
 def _parts(path: str) -> Iterator[str]:

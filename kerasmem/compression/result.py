@@ -68,10 +68,10 @@ class CompressionResult:
         samples: Any = None,
         tolerance: float | None = None,
     ) -> ExportReport:
-        """Write the model as a LiteRT file that was run back and compared with it.
+        """Write the model as a LiteRT or ONNX file, run back and compared with it.
 
         Args:
-            path: where to; ends in `.tflite`.
+            path: where to; ends in `.tflite`, or in `.onnx`, whose weights are floats.
             scheme: `"float"`, or `"int8-dynamic"` (int8 weights, activations rounded
                 as they come), or `"int8-static"`, for a model that it made; None for
                 the one that suits the model's weights.
@@ -83,10 +83,11 @@ class CompressionResult:
                 of 127 with `"int8-static"`.
 
         Raises:
-            ConfigError: if an argument cannot be used, or `ai-edge-litert` is missing.
+            ConfigError: if an argument cannot be used, or a package is missing:
+                `ai-edge-litert`, or for ONNX `tf2onnx` and `onnxruntime`.
             DataError: if the samples do not fit the model.
-            ModelError: if LiteRT lacks an operation of the model, or the file does not
-                give what the model gives.
+            ModelError: if the runtime lacks an operation of the model, or the file does
+                not give what the model gives.
             OutputError: if the file cannot be written.
         """
         return export(

@@ -1,7 +1,6 @@
 """The one table of techniques, and their way to plain data and back."""
 
 from dataclasses import fields
-from difflib import get_close_matches
 from typing import Any
 
 from kerasmem.compression.channels import PruneChannels
@@ -16,7 +15,7 @@ from kerasmem.compression.quantize import (
     ReestimateBatchNorm,
 )
 from kerasmem.compression.technique import Technique
-from kerasmem.errors import ConfigError
+from kerasmem.errors import ConfigError, did_you_mean
 
 TECHNIQUES: dict[str, type[Technique]] = {
     "prune": Prune,
@@ -50,10 +49,9 @@ def from_json(config: dict[str, Any]) -> Technique:
         )
     known = [field.name for field in fields(TECHNIQUES[name]) if field.init]
     if unknown := sorted(set(arguments) - set(known)):
-        near = get_close_matches(unknown[0], known, n=1)
-        meant = f" Did you mean {near[0]!r}?" if near else ""
         raise ConfigError(
-            f"{name!r} takes no {unknown[0]!r}.{meant} It takes {', '.join(known)}."
+            f"{name!r} takes no {unknown[0]!r}.{did_you_mean(unknown[0], known)} It "
+            f"takes {', '.join(known)}."
         )
     try:
         return TECHNIQUES[name](**arguments)

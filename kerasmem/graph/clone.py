@@ -8,7 +8,9 @@ from typing import Any
 
 import keras
 
+from kerasmem.backends import current
 from kerasmem.errors import ModelError
+from kerasmem.graph.built import check_built
 from kerasmem.graph.layers import sublayers
 from kerasmem.graph.optimizer import fresh_optimizer
 from kerasmem.graph.values import to_numpy
@@ -43,11 +45,7 @@ def reloaded(model: Any) -> Any:
     Raises:
         ModelError: if it has no weights yet, or cannot be saved and loaded.
     """
-    if not model.built:
-        raise ModelError(
-            f"The model {model.name!r} has no weights yet. Build it first: call it on "
-            "a batch, or give it an Input."
-        )
+    check_built(model)
     with warnings.catch_warnings():
         # A lambda of the caller's own may be in what never leaves this function.
         warnings.filterwarnings("ignore", message=".*includes a `lambda`")
@@ -55,6 +53,7 @@ def reloaded(model: Any) -> Any:
         with (
             tempfile.TemporaryDirectory() as folder,
             fresh_optimizer(model, built=False),
+            current().replicating(model),
         ):
             copy = _through(model, Path(folder) / "model.keras")
         compile_as(copy, model)
@@ -71,10 +70,20 @@ def same_draws(copy: Any, model: Any) -> Any:
 
 def compile_settings(model: Any) -> dict[str, Any] | None:
     """Return fresh keyword arguments for `compile` as `model` has them, or None."""
-    with keras.saving.custom_object_scope(live_objects(model)):
+    objects = live_objects(model)
+    with keras.saving.custom_object_scope(objects):
         config = model.get_compile_config() if model.compiled else None
-        if not config:
-            return None
+    return settings_of(config, objects) if config else None
+
+
+def settings_of(config: dict[str, Any], objects: dict[str, Any]) -> dict[str, Any]:
+    """Return fresh keyword arguments for `compile` from the config of a live model.
+
+    Args:
+        config: what its `get_compile_config` gives.
+        objects: the classes and functions of the user's own in it.
+    """
+    with keras.saving.custom_object_scope(objects):
         # The config comes from a live object, never from a file.
         return dict(keras.saving.deserialize_keras_object(config, safe_mode=False))
 

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from kerasmem.backends import current
 from kerasmem.errors import ModelError
 from kerasmem.graph.clone import live_objects
 from kerasmem.graph.nodes import nodes_in_order, own_graph
@@ -99,7 +100,7 @@ class Rebuild:
             ModelError: if a layer cannot be made from its config.
         """
         scope = keras.saving.custom_object_scope(live_objects(model))
-        with scope, _no_garbage_collection():
+        with current().replicating(model), scope, _no_garbage_collection():
             made = self._model(model)
         self._carry_over()
         return made

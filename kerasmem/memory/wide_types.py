@@ -7,9 +7,10 @@ from typing import Any
 import keras
 import numpy as np
 
-from kerasmem.errors import ConfigError, DataError, ModelError
+from kerasmem.errors import ConfigError, DataError
 from kerasmem.files.data import is_array_data, load_data
 from kerasmem.files.data.forms import first_samples, named_leaves
+from kerasmem.graph.built import check_built
 from kerasmem.graph.kernels import is_embedding
 from kerasmem.graph.layers import weights
 from kerasmem.records import WideType
@@ -56,11 +57,7 @@ def find_wide_types(model: Any = None, data: Any = None) -> list[WideType]:
 
 
 def _of_weights(model: Any) -> Iterator[WideType]:
-    if not model.built:
-        raise ModelError(
-            f"The model {model.name!r} has no weights yet. Build it first: call it on "
-            "a batch, or give it an Input."
-        )
+    check_built(model)
     for weight in weights(model):
         if str(weight.variable.dtype) == "float64":
             yield WideType(

@@ -17,6 +17,12 @@ from kerasmem.records.memory import DeviceReading, HostReading, MemoryRecord
 from kerasmem.records.pipeline import DataMemory, PipelineStage
 from kerasmem.records.post_mortem import CAUSES, Cause, PostMortem, Remedy
 from kerasmem.records.run import Run, RunInfo
+from kerasmem.records.runtimes import (
+    BatchTime,
+    RuntimeAdvice,
+    RuntimeComparison,
+    RuntimeFigures,
+)
 from kerasmem.records.search import SearchReport, SearchTrial
 from kerasmem.records.timeline import CATEGORIES, PHASES, Block, Timeline
 from kerasmem.records.tuning import (
@@ -36,6 +42,7 @@ __all__ = [
     "MEASURED",
     "PHASES",
     "ActivationRange",
+    "BatchTime",
     "Block",
     "CardStatus",
     "Cause",
@@ -59,6 +66,9 @@ __all__ = [
     "Retrace",
     "Run",
     "RunInfo",
+    "RuntimeAdvice",
+    "RuntimeComparison",
+    "RuntimeFigures",
     "SearchReport",
     "SearchTrial",
     "StoredTensor",

@@ -8,7 +8,7 @@ class ExportReport:
     """One exported file, run back and compared with the model it was made of.
 
     Args:
-        path: the file.
+        path: the file, LiteRT's or ONNX's by its ending.
         scheme: `"float"`, or `"int8-dynamic"`: int8 weights, activations that are
             rounded as they come; `"int8-static"`: int8 codes from end to end.
         file_bytes: size of the file.

@@ -7,8 +7,9 @@ Run by hand, an hour on two cores:
 
 `recipe`: `kill -9` at random moments of `km.compress(..., checkpoint_dir=...)`, which
 is called again each time; in the end its file must hold the weights of one that nobody
-killed. `save`: `kill -9` while a model is saved again and again over itself, in every
-coding; what is there must always be a whole file, of one save and none before the last.
+killed, in as many runs as it takes. `save`: `kill -9` while a model is saved again and
+again over itself, in every coding; what is there must always be a whole file, of one
+save and none before the last.
 """
 
 import sys
@@ -28,9 +29,14 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
         if what == "recipe":
-            network().save(path / "model.keras")
-            times = kill_and_go_on(CHILD, path, int(kills), random, longest=6.0)
-            print(f"killed {times} times, then the same weights as never killed")
+            times = rounds = 0
+            while times < int(kills):
+                (folder := path / str(rounds)).mkdir()
+                network().save(folder / "model.keras")
+                left = int(kills) - times
+                times += kill_and_go_on(CHILD, folder, left, random, longest=6.0)
+                rounds += 1
+                print(f"{times} kills in {rounds} runs, each ended alike", flush=True)
         else:
             numbers = killed(path / "target.keras", int(kills))
             print(f"{len(numbers)} kills, {numbers[-1]} saves, always a whole file")

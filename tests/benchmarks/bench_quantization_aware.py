@@ -8,7 +8,8 @@ The network has two blocks of convolution, BatchNormalization, ReLU and pooling 
 Dense layers, 106,000 weights in all, on pictures of 28x28x1 in batches of 128. As in
 `bench_pruning.py` the fits run in threads of one process that take turns of ten steps;
 what "bare again" is off 1 is the noise. "weights" rounds those alone, "int8" also what
-the layers give each other.
+the layers give each other. `--pquantml` takes a fit with the layers of PQuantML along,
+in 8 bits and without pruning, where that is installed.
 """
 
 import argparse
@@ -31,7 +32,7 @@ from bench_monitors import (
     turn_callback,
 )
 
-WAYS = ("weights", "int8")
+WAYS, PQUANTML = ("weights", "int8"), "PQuantML"
 JITS = {"tensorflow": (False, True), "jax": (True,), "torch": (False,)}
 BATCH = 128
 
@@ -69,11 +70,24 @@ def callbacks_of(way):
     ]
 
 
-def run_case(jit, first):
+def network_of(way, jit):
+    model = network(jit)
+    if way != PQUANTML:
+        return model
+    from pquant import add_compression_layers, pdp_config
+
+    config = pdp_config()
+    config.pruning_parameters.enable_pruning = False
+    made = add_compression_layers(model, config)
+    made.compile("adam", model.loss, jit_compile=jit)
+    return made
+
+
+def run_case(jit, first, ways):
     import numpy as np
 
     warnings.simplefilter("ignore")
-    names = ["bare", "bare again", *WAYS]
+    names = ["bare", "bare again", *ways]
     names = names[first % len(names) :] + names[: first % len(names)]
     rng = np.random.default_rng(0)
     samples = BATCH * STEPS * TURNS
@@ -82,7 +96,7 @@ def run_case(jit, first):
     turns = Turns(names)
 
     def fit(name):
-        network(jit).fit(
+        network_of(name, jit).fit(
             x,
             y,
             batch_size=BATCH,
@@ -101,7 +115,7 @@ def run_case(jit, first):
             ratio(figures[name], figures["bare"])
             for figures in (turns.seconds, turns.processor)
         ]
-        for name in ("bare again", *WAYS)
+        for name in ("bare again", *ways)
     }
     bare = statistics.median(turns.seconds["bare"][WARM_UP:])
     print(json.dumps({"step_ms": 1e3 * bare / STEPS, "ratios": found}))
@@ -112,19 +126,23 @@ def main():
     parser.add_argument("--backend", choices=BACKENDS)
     parser.add_argument("--jit", type=int)
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--pquantml", action="store_true")
     parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child is not None:
-        run_case(bool(options.jit), options.child)
+        ways = (*WAYS, PQUANTML) if options.pquantml else WAYS
+        run_case(bool(options.jit), options.child, ways)
         return
     for backend in BACKENDS if options.backend is None else (options.backend,):
         for jit in JITS[backend]:
             if options.jit in (None, int(jit)):
-                show([child(backend, jit, i) for i in range(options.processes)])
+                of = options.pquantml
+                show([child(backend, jit, i, of) for i in range(options.processes)])
 
 
-def child(backend, jit, first):
+def child(backend, jit, first, pquantml):
     command = [sys.executable, __file__, "--child", str(first), "--jit", str(int(jit))]
+    command += ["--pquantml"] * pquantml
     environment = os.environ | {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
     run = subprocess.run(
         command, env=environment, stdout=subprocess.PIPE, text=True, check=True
@@ -135,7 +153,7 @@ def child(backend, jit, first):
 def show(found):
     step = spread([each["step_ms"] for each in found])
     print(f"{found[0]['what']}: bare step {step} ms")
-    for name in ("bare again", *WAYS):
+    for name in found[0]["ratios"]:
         clock, processor = (
             spread([each["ratios"][name][i] for each in found]) for i in (0, 1)
         )

@@ -830,3 +830,70 @@ class TestErrors:
         model = compiled(km.compress(network(), km.Quantize()).model, JIT[0])
         with pytest.raises(ModelError, match="nothing to quantize"):
             fit(model, aware())
+
+
+def test_a_training_for_static_rounds_what_that_will():
+    inputs = keras.Input((7, 4), name="x")
+    x = L.Dense(8, name="first")(inputs)
+    y = L.MultiHeadAttention(2, 4, name="attention")(x, x)
+    x = L.LayerNormalization(name="norm")(x + y)
+    x = L.Dense(4, activation="gelu", name="second")(x)
+    x = L.GlobalAveragePooling1D(name="mean")(x)
+    model = keras.Model(inputs, L.Dense(2, name="top")(x))
+    x = np.random.default_rng(0).normal(size=(32, 7, 4)).astype("float32")
+    callback = aware("int8-static")
+    compiled(model).fit(x, np.ones((32, 2)), verbose=0, callbacks=[callback])
+    assert callback.ranges.keys() == {"x", "norm", "mean", "top"}
+    choice = km.Quantize("int8-static", ranges=callback.ranges)
+    made = km.compress(model, choice, verbose=0).model  # no range is missing
+    assert sum(layer.name.endswith("_codes") for layer in made.layers) == 3
+
+
+@pytest.mark.parametrize(
+    ("layers", "exclude", "ranges"),
+    [
+        (
+            [
+                L.Conv1D(5, 3, activation="gelu", name="gelu"),
+                L.MaxPooling1D(name="pool"),
+                L.Conv1D(6, 2, name="wide"),
+                L.LayerNormalization(name="norm"),
+                L.Flatten(name="flat"),
+            ],
+            (),
+            {"x", "pool", "flat", "top"},
+        ),
+        (
+            [
+                L.Conv1D(5, 3, name="conv"),
+                L.MaxPooling1D(name="pool"),
+                L.Conv1D(6, 2, name="wide"),
+                L.BatchNormalization(name="norm"),
+                L.Flatten(name="flat"),
+            ],
+            ("conv/.*", "norm/.*"),
+            {"pool", "norm", "wide", "top"},
+        ),
+    ],
+    ids=["moves of floats", "excluded"],
+)
+def test_what_floats_hand_to_integers_has_its_range(layers, exclude, ranges):
+    inputs = [keras.Input((8, 4), name="x")]
+    model = keras.Sequential([*inputs, *layers, L.Dense(2, name="top")])
+    x = np.random.default_rng(0).normal(size=(32, 8, 4)).astype("float32")
+    callback = aware(km.Quantize("int8-static", exclude=exclude))
+    compiled(model).fit(x, np.ones((32, 2)), verbose=0, callbacks=[callback])
+    assert callback.ranges.keys() == ranges
+    choice = km.Quantize("int8-static", exclude=exclude, ranges=callback.ranges)
+    km.compress(model, choice, verbose=0)  # takes no data
+
+
+def test_a_training_for_static_needs_something_that_integers_compute():
+    model = keras.Sequential([keras.Input((4,)), L.Embedding(9, 3), L.GRU(2)])
+    with pytest.raises(ModelError, match="has nothing to quantize"):
+        compiled(model).fit(
+            np.ones((8, 4)),
+            np.ones((8, 2)),
+            verbose=0,
+            callbacks=[aware("int8-static")],
+        )

@@ -37,7 +37,9 @@ def trained(callback, **options):
     )
     kinds = {type(v).__name__ for v in model.weights}
     weights = [keras.ops.convert_to_numpy(v).ravel().tolist() for v in model.weights]
-    return {"weights": weights, "ranges": callback.ranges, "kinds": list(kinds)}
+    scales = {name: s.tolist() for name, s in callback.scales.items()}
+    found = {"weights": weights, "ranges": callback.ranges, "kinds": list(kinds)}
+    return {**found, "scales": scales}
 
 
 def on_two(_):
@@ -50,8 +52,10 @@ def on_two(_):
         return km.callbacks.QuantizationAware(choice, freeze_batch_norm=1, **options)
 
     found = {"one": trained(aware(), jit=jit)}
+    found["one learns"] = trained(aware(learned_scales=True), jit=jit)
     with scope():
         found["two"] = trained(aware(), jit=jit)
+        found["two learn"] = trained(aware(learned_scales=True), jit=jit)
         both = aware(activations=True, decay=0.5)
         found["rounded"] = trained(both, jit=jit, norm=True)
     return found | {"devices": len(keras.distribution.list_devices())}
@@ -85,6 +89,11 @@ def test_two_devices_train_one_rounded_model(backend):
         moves = np.abs(after - before)
         assert moves.max() < 0.2 * STEP
         assert np.median(moves) > 1e-4
+    one, two = found["one learns"]["scales"], found["two learn"]["scales"]
+    assert one.keys() == two.keys() == {"conv/kernel", "head/kernel"}
+    for name, scales in one.items():
+        np.testing.assert_allclose(two[name], scales, rtol=1e-5)
+        assert np.abs(np.array(scales) / STEP - 1).max() > 5e-3
     ranges = found["rounded"]["ranges"]
     assert set(ranges) == {"picture", "conv", "norm", "head"}
     np.testing.assert_allclose(ranges["picture"], input_range(backend), rtol=1e-5)

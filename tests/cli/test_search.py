@@ -70,7 +70,7 @@ def test_a_preset_is_a_recipe_with_a_name(folder, kerasmem):
         ("--recipe a.json --preset size", "--recipe beside --preset."),
         ("--preset sise", "Did you mean 'size'?"),
         ("--preset size", "--fine-tune-epochs 0"),
-        ("--prune 0.5 --time-budget 9", "--time-budget ends a search. Next: give"),
+        ("--prune 0.5 --time-budget 9", "--time-budget is of a search. Next: give"),
         (
             "--target flops=9 --data data.npz --time-budget soon",
             "such as 90, 10m or 2h",

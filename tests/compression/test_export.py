@@ -1,5 +1,9 @@
 """A LiteRT file gives what its model gives, or there is no file."""
 
+import importlib
+import os
+import sys
+import threading
 import time
 from pathlib import Path
 
@@ -145,16 +149,29 @@ def test_operations_that_litert_lacks_are_named(tmp_path):
 
 def test_bad_arguments_are_told_before_anything_is_converted(tmp_path):
     model = KINDS["dense"].make()
-    with pytest.raises(ConfigError, match=r"ends in \.tflite.*m\.onnx"):
-        export(model, tmp_path / "m.onnx")
+    with pytest.raises(ConfigError, match=r"ends in \.tflite or \.onnx.*m\.pb"):
+        export(model, tmp_path / "m.pb")
     with pytest.raises(ConfigError, match="float, int8-dynamic.*scheme='int3'"):
         export(model, tmp_path / "m.tflite", scheme="int3")
     with pytest.raises(ConfigError, match="batch_size is 1 or more.*batch_size=0"):
         export(model, tmp_path / "m.tflite", batch_size=0)
     with pytest.raises(DataError, match=r"shape \(2, 9\)"):
         export(model, tmp_path / "m.tflite", samples=np.zeros((2, 9)))
+    with pytest.raises(ConfigError, match="batch_size is 1 or more.*batch_size='2'"):
+        export(model, tmp_path / "m.tflite", batch_size="2")
+    subclassed = KINDS["subclassed"].make()
     with pytest.raises(ConfigError, match="Expected: samples= with a few inputs"):
-        export(KINDS["subclassed"].make(), tmp_path / "m.tflite")
+        export(subclassed, tmp_path / "m.tflite")
+    with pytest.raises(ConfigError, match="as a list of arrays.*a dict of left, right"):
+        given = dict.fromkeys(("left", "right"), np.zeros((2, 9)))
+        export(subclassed, tmp_path / "m.tflite", samples=given)
+
+
+def test_what_is_no_built_model_is_told(tmp_path):
+    with pytest.raises(ConfigError, match=r"keras\.Model.*model='m\.keras'"):
+        export("m.keras", tmp_path / "m.tflite")
+    with pytest.raises(ModelError, match="no weights yet"):
+        export(keras.Sequential([L.Dense(2)]), tmp_path / "m.tflite")
 
 
 if ON_TENSORFLOW:
@@ -166,6 +183,37 @@ if ON_TENSORFLOW:
             export(chain((4,), Clock()), path)
         assert path.read_bytes() == b"before"
         assert list(tmp_path.iterdir()) == [path]
+
+    def test_a_model_of_strings_is_told(tmp_path):
+        words = L.TextVectorization(vocabulary=["a", "b"], output_sequence_length=3)
+        inputs = keras.Input((1,), dtype="string", name="text")
+        model = keras.Model(inputs, L.Embedding(5, 2)(words(inputs)))
+        for samples in (None, np.array([["a b"]])):
+            with pytest.raises(ConfigError, match="numbers.*'text' of dtype string"):
+                export(model, tmp_path / "m.tflite", samples=samples)
+
+    def test_threads_that_convert_at_once_leave_the_streams_as_they_were():
+        quiet = importlib.import_module("kerasmem.backends._tensorflow_litert").quiet
+        began, follows, ended = (threading.Event() for _ in range(3))
+
+        def follow():
+            began.wait(5)
+            with quiet():
+                follows.set()
+                ended.wait(5)
+
+        before = sys.stdout, os.fstat(2).st_ino
+        follower = threading.Thread(target=follow)
+        follower.start()
+        with quiet():
+            began.set()
+            together = follows.wait(0.3)
+        ended.set()
+        follower.join()
+        after = sys.stdout, os.fstat(2).st_ino
+        sys.stdout = before[0]
+        assert after == before
+        assert not together
 
     def test_what_cannot_be_written_is_an_error_of_output(tmp_path):
         with pytest.raises(OutputError, match="Could not write"):

@@ -5,6 +5,7 @@ from typing import Any
 import keras
 
 from kerasmem.errors import ModelError
+from kerasmem.graph.built import check_built
 from kerasmem.graph.layers import has_graph
 
 
@@ -14,11 +15,7 @@ def with_graph(model: Any) -> Any:
     Raises:
         ModelError: if its `call` cannot be followed.
     """
-    if not model.built:
-        raise ModelError(
-            f"The model {model.name!r} has no weights yet. Build it first: call it on "
-            "a batch, or give it an Input."
-        )
+    check_built(model)
     if has_graph(model):
         return model
     config = model.get_build_config() or {}

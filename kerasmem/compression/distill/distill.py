@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from kerasmem.backends import current
 from kerasmem.backends.seeding import seeded
 from kerasmem.compression.distill.cache_config import as_cache
 from kerasmem.compression.distill.check import check_epochs, check_models
@@ -12,7 +13,7 @@ from kerasmem.compression.distill.distiller import (
 )
 from kerasmem.compression.distill.schedules import Schedule
 from kerasmem.errors import ConfigError
-from kerasmem.files.data import check_data, fit_arguments, sample_inputs
+from kerasmem.files.data import check_data, check_shared, fit_arguments, sample_inputs
 from kerasmem.files.data.forms import first_samples
 from kerasmem.graph.clone import clone, compile_settings
 
@@ -84,12 +85,15 @@ def distill(  # noqa: PLR0913  (the public entry point of the contract)
     check_models(teachers, student)
     check_epochs(epochs)
     check_data(student, data)
+    for samples in (data, validation_data):
+        if samples is not None:
+            check_shared(samples, batch_size)
     sample = sample_inputs(data, 1)
     for one in teachers:
         check_data(one, (first_samples(data)["x"],))  # it is asked, not judged
         if not one.built:
             one(sample)
-    with seeded(seed):
+    with current().replicating(student), seeded(seed):
         trained = _copy(student, loss, optimizer)
         distiller = Distiller(
             teachers,

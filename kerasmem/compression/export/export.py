@@ -9,12 +9,19 @@ import numpy as np
 
 from kerasmem.backends import current
 from kerasmem.backends.litert import Argument
-from kerasmem.compression.export.convert import compute_in_float32, convert
-from kerasmem.compression.export.integer import integer_file, is_integer
+from kerasmem.compression.export.checks import TOLERANCES, checked, is_onnx
+from kerasmem.compression.export.convert import (
+    DYNAMIC,
+    FLOAT,
+    ONNX,
+    compute_in_float32,
+    convert,
+)
+from kerasmem.compression.export.integer import integer_file
 from kerasmem.compression.export.run import in_codes, in_steps, outputs_of
 from kerasmem.compression.quantize.config import STATIC
 from kerasmem.compression.quantize.floats import as_floats
-from kerasmem.errors import ConfigError, ModelError
+from kerasmem.errors import ModelError
 from kerasmem.files.atomic import replacing
 from kerasmem.files.litert import (
     LiteRT,
@@ -24,11 +31,11 @@ from kerasmem.files.litert import (
     flat_samples,
     random_samples,
 )
+from kerasmem.files.onnx import Onnx
 from kerasmem.graph.clone import clone
 from kerasmem.records import ExportReport
 
-TOLERANCES = {"float": 1e-5, "int8-dynamic": 0.1, STATIC: 0.02}
-_LEAST = {"float": 1.0, "int8-dynamic": 1e-6, STATIC: 127.0}
+_LEAST = {FLOAT: 1.0, DYNAMIC: 1e-6, STATIC: 127.0}
 _SAMPLES = 4
 
 Made = tuple[bytes, list[np.ndarray], list[np.ndarray]]
@@ -44,7 +51,7 @@ def export(
     samples: Any = None,
     tolerance: float | None = None,
 ) -> ExportReport:
-    """Write `model` as a LiteRT file, run back and compared, whole or not at all.
+    """Write `model` as a LiteRT or ONNX file, run back and compared, or not at all.
 
     The inputs of the file have the names of the model's, its outputs are `output_0`
     and so on. It computes in float32, also where the model computes in half precision
@@ -54,7 +61,7 @@ def export(
 
     Args:
         model: a built `keras.Model`; it is not changed.
-        path: where to; ends in `.tflite`.
+        path: where to; ends in `.tflite`, or in `.onnx`, whose weights are floats.
         scheme: `"float"`, or `"int8-dynamic"` (weights of 1,024 entries and more in
             int8, activations rounded as they come), or `"int8-static"`, for a model
             that it made; None for the one that suits the weights of the model.
@@ -66,23 +73,25 @@ def export(
             with `"int8-static"`.
 
     Raises:
-        ConfigError: if an argument cannot be used, or `ai-edge-litert` is missing.
+        ConfigError: if an argument cannot be used, or a package is missing:
+            `ai-edge-litert`, or for ONNX `tf2onnx` and `onnxruntime`.
         DataError: if the samples do not fit the model.
-        ModelError: if LiteRT lacks an operation of the model, or the file does not
-            give what the model gives.
+        ModelError: if the model has no weights yet, or the runtime lacks an operation
+            of it, or the file does not give what the model gives.
         OutputError: if the file cannot be written.
     """
-    scheme = _checked(model, path, scheme, batch_size)
+    scheme = checked(model, path, scheme, batch_size)
+    kind = ONNX if is_onnx(path) else scheme
     arrays = None if samples is None else flat_samples(model, samples, _SAMPLES)
     arguments = arguments_of(model, batch_size, arrays)
     arrays = arrays or random_samples(arguments, _SAMPLES)
     make = _integer if scheme == STATIC else _floats
-    content, outputs, expected = make(model, scheme, arguments, arrays, batch_size)
+    content, outputs, expected = make(model, kind, arguments, arrays, batch_size)
     worst = difference(outputs, expected, _LEAST[scheme])
     allowed = TOLERANCES[scheme] if tolerance is None else tolerance
     if not worst <= allowed:
         raise ModelError(
-            f"The LiteRT file does not give what the model {model.name!r} gives, so it "
+            f"The file does not give what the model {model.name!r} gives, so it "
             f"was not written. Expected: a difference of at most {allowed:g} of the "
             f"largest output. Received: {worst:.3g} on {len(arrays[0])} samples."
         )
@@ -91,51 +100,17 @@ def export(
     return ExportReport(str(path), scheme, len(content), len(arrays[0]), worst, allowed)
 
 
-def _checked(
-    model: Any, path: str | Path, scheme: str | None, batch_size: int | None
-) -> str:
-    """Return the scheme, the one that suits the weights of `model` if it is None."""
-    if Path(path).suffix != ".tflite":
-        raise ConfigError(
-            "A model is exported to a file that ends in .tflite. "
-            f"Received: path={str(path)!r}."
-        )
-    if scheme is not None and scheme not in TOLERANCES:
-        raise ConfigError(
-            f"The scheme of an export is one of {', '.join(TOLERANCES)}. "
-            f"Received: scheme={scheme!r}."
-        )
-    if batch_size is not None and batch_size < 1:
-        raise ConfigError(
-            f"batch_size is 1 or more, or None. Received: batch_size={batch_size}."
-        )
-    if (scheme or STATIC) != STATIC and is_integer(model):
-        raise ConfigError(
-            f"The model {model.name!r} computes with int8 codes, and so does its file. "
-            f"Expected: scheme={STATIC!r} or None. Received: scheme={scheme!r}."
-        )
-    if scheme == STATIC and not is_integer(model):
-        raise ConfigError(
-            f"Only what Quantize({STATIC!r}) made is exported as {STATIC!r}. Next: "
-            f"km.compress(model, km.Quantize({STATIC!r}), data=x). Received: the model "
-            f"{model.name!r}."
-        )
-    if is_integer(model):
-        return STATIC
-    dtypes = {keras.backend.standardize_dtype(v.dtype) for v in model.weights}
-    return scheme or ("int8-dynamic" if dtypes & {"int8", "uint8"} else "float")
-
-
 def _floats(
     model: Any,
-    scheme: str,
+    kind: str,
     arguments: Sequence[Argument],
     arrays: Sequence[np.ndarray],
     batch_size: int | None,
 ) -> Made:
     copy = clone(model)
-    content = convert(copy, arguments, int8_weights=scheme == "int8-dynamic")
-    outputs = outputs_of(LiteRT(content), arguments, arrays, batch_size)
+    content = convert(copy, arguments, kind)
+    file = Onnx(content) if kind == ONNX else LiteRT(content)
+    outputs = outputs_of(file, arguments, arrays, batch_size)
     compute_in_float32(copy)
     with as_floats(copy):
         return content, outputs, _expected(copy, arrays)
@@ -143,13 +118,13 @@ def _floats(
 
 def _integer(
     model: Any,
-    scheme: str,
+    kind: str,
     arguments: Sequence[Argument],
     arrays: Sequence[np.ndarray],
     batch_size: int | None,
 ) -> Made:
     """Both in steps of the codes of the outputs."""
-    del scheme
+    del kind
     content = integer_file(model, batch_size)
     file = LiteRT(content, kernels="reference")
     codes = outputs_of(file, arguments, in_codes(file, arguments, arrays), batch_size)

@@ -83,11 +83,12 @@ class _File:
         is_end = id(output) in self._ends
         write, codes = (ending(layer) if is_end else None) or plain
         unlike = any(codes_of != before[0][1] for _, codes_of in before)
-        if write is None:
+        made = getattr(layer, "output_codes", codes)
+        if write is None or made is None:
             return False
         if not isinstance(layer, IntegerLayer) and (unlike or _cannot(layer, tensors)):
             return False
-        number = self.add(output, layer.name, getattr(layer, "output_codes", codes))
+        number = self.add(output, layer.name, made)
         write(self.writer, layer, tensors, [number for number, _ in before], number)
         return True
 
@@ -105,7 +106,9 @@ def _takes(node: Any, tensor: Any) -> bool:
 def _computes_with_floats(model: Any, operations: Sequence[Any]) -> ModelError:
     # What only stands behind a float layer is none itself.
     known = (IntegerLayer, *OPERATIONS)
-    floats = [x for x in operations if not isinstance(x, known)] or operations[:1]
+    floats = [x for x in operations if not isinstance(x, known)]
+    floats = floats or [x for x in operations if not isinstance(x, IntegerLayer)][:1]
+    floats = floats or operations[:1]
     named = [f"{x.name} ({type(x).__name__})" for x in floats]
     some = ", ".join(named[:5]) + (", ..." if len(named) > 5 else "")
     return ModelError(

@@ -1,15 +1,18 @@
-"""A LiteRT file, run on samples in the form that it takes."""
+"""An exported file, run on samples in the form that it takes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from kerasmem.backends.litert import Argument
 from kerasmem.files.litert import LiteRT
 
+Run = Callable[[dict[str, np.ndarray]], list[np.ndarray]]
+"""A file: takes an array for each name of an input, returns the outputs in order."""
+
 
 def outputs_of(
-    file: LiteRT,
+    file: Run,
     arguments: Sequence[Argument],
     arrays: Sequence[np.ndarray],
     batch_size: int | None,

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -9,6 +10,7 @@ import keras
 from kerasmem.compression.account import account
 from kerasmem.compression.noise import sqnr_db
 from kerasmem.compression.quantize.coding import Coding
+from kerasmem.compression.quantize.given_scales import in_shape, scales_in
 from kerasmem.compression.quantize.layer import Place, to_quantized
 from kerasmem.compression.quantize.math import finite
 from kerasmem.compression.quantize.owners import quantized_variables
@@ -49,13 +51,16 @@ def quantize_weights(
         One change per weight of the model, changed or left alone and why.
 
     Raises:
-        ModelError: if there is none that is float, or one with NaN or infinity.
+        ModelError: if there is none that is float, or one with NaN or infinity, or
+            scales are of another model.
         ConfigError: if a regular expression means no weight.
     """
     reasons = choose(model, choice, left)
-    block = largest_block([weight for weight, _ in reasons])
+    everything = [weight for weight, _ in reasons]
+    block = largest_block(everything)
+    given = scales_in(model, everything, choice.scales)
     places = {
-        id(weight): place_of(weight, choice, block)
+        id(weight): place_of(weight, choice, block, given.get(id(weight.variable)))
         for weight, reason in reasons
         if reason is None
     }
@@ -160,17 +165,29 @@ def _why_not_meant(weight: Weight, choice: "Quantize", left: Left) -> str | None
     return None
 
 
-def place_of(weight: Weight, choice: "Quantize", block_bytes: int) -> Place:
+def place_of(
+    weight: Weight,
+    choice: "Quantize",
+    block_bytes: int,
+    scales: Sequence[float] | None = None,
+) -> Place:
     """Return where a weight is kept, and how a choice has it stored.
 
     Args:
         weight: it.
         choice: the scheme.
         block_bytes: most bytes of it that are to be float at once.
+        scales: those that it is to have; None for those of its largest entries.
+
+    Raises:
+        ModelError: if there are more or less scales than it has.
     """
     size = (choice.granularity, choice.group_size, choice.symmetric)
     coding = Coding(choice.dtype, channel_axes(weight), *size)
-    return placed(weight, coding, block_bytes, dynamic=choice.is_dynamic)
+    place = placed(weight, coding, block_bytes, dynamic=choice.is_dynamic)
+    if scales is None:
+        return place
+    return replace(place, scales=in_shape(weight, coding, scales))
 
 
 def channel_axes(weight: Weight) -> tuple[int, ...]:
@@ -216,7 +233,7 @@ def _left_alone(weight: Weight, reason: str) -> WeightChange:
 
 def _changed(weight: Weight, place: Place) -> WeightChange:
     values = finite(to_numpy(weight.variable), weight.path)
-    coded = place.coding.encode(values)
+    coded = place.coding.encode(values, place.scales)
     detail = place.coding.describe(coded)
     if not values.any():
         detail += ", all zero"
@@ -228,5 +245,5 @@ def _changed(weight: Weight, place: Place) -> WeightChange:
         detail,
         changed=True,
         after_bytes=sum(map(nbytes, coded.parts)),
-        sqnr_db=sqnr_db(values, place.coding.rounded(values)),
+        sqnr_db=sqnr_db(values, place.coding.rounded(values, place.scales)),
     )

@@ -7,6 +7,7 @@ import keras
 import numpy as np
 
 from kerasmem.compression.quantize.math import (
+    codes_of,
     finite,
     pack_int4,
     quantize,
@@ -103,8 +104,13 @@ class Coding:
         zeros = None if self.symmetric else (scales, "int8")
         return Coded((shape, "int8"), (scales, "float32"), zeros)
 
-    def encode(self, values: np.ndarray) -> Coded:
+    def encode(self, values: np.ndarray, scales: np.ndarray | None = None) -> Coded:
         """Return NumPy arrays that stand for `values`.
+
+        Args:
+            values: the weight.
+            scales: of symmetric codes, as they are stored: what is too large for them
+                gets the last code. None for those of the largest entries.
 
         Raises:
             ModelError: if `values` holds NaN or infinity, or what 16 bits cannot hold.
@@ -117,8 +123,11 @@ class Coding:
             values, axes = rows.store(values, np), (rows.axis,)
         if self.granularity == "tensor":
             axes = tuple(range(values.ndim))
-        make = quantize if self.symmetric else quantize_affine
-        codes, *rest = make(values, axes, self.bits)
+        if scales is not None:
+            codes, *rest = codes_of(finite(values), scales, self.bits), scales
+        else:
+            make = quantize if self.symmetric else quantize_affine
+            codes, *rest = make(values, axes, self.bits)
         if self.bits == 4 and rows is not None:
             codes = pack_int4(codes, rows.axis)
         return Coded(codes, *rest)
@@ -144,9 +153,11 @@ class Coding:
             exact = rows.restore(exact, keras.ops)
         return keras.ops.cast(exact, dtype)
 
-    def rounded(self, values: np.ndarray) -> np.ndarray:
-        """Return the float32 weight that is left of `values`."""
-        coded = self.encode(values).map(keras.ops.convert_to_tensor)
+    def rounded(
+        self, values: np.ndarray, scales: np.ndarray | None = None
+    ) -> np.ndarray:
+        """Return the float32 weight that is left of `values`; see `encode`."""
+        coded = self.encode(values, scales).map(keras.ops.convert_to_tensor)
         return to_numpy(self.decode(coded, self.rows(values.shape)))
 
     def steps(self, values: np.ndarray) -> np.ndarray:

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 from kerasmem.compression.quantize.activations import METHODS
 from kerasmem.compression.quantize.adaptive import ADAPTIVE
 from kerasmem.compression.quantize.given_ranges import as_pairs
+from kerasmem.compression.quantize.given_scales import as_scales
 from kerasmem.compression.quantize.mixed import quantize_mixed
 from kerasmem.compression.quantize.repair.after import quantize_and_repair
 from kerasmem.compression.quantize.static import quantize_static
@@ -17,6 +18,7 @@ from kerasmem.units import parse_bytes
 
 DYNAMIC, STATIC, MIXED = "int8-dynamic", "int8-static", "mixed"
 SCHEMES = ("int8", DYNAMIC, STATIC, "int4", "float16", "bfloat16", MIXED)
+_SCALED = ("int8", DYNAMIC, "int4")
 GRANULARITIES = ("channel", "tensor", "group")
 
 
@@ -53,6 +55,9 @@ class Quantize(Technique):
         ranges: for `"int8-static"`, ranges that are known, pairs of ends by the name
             of a tensor, such as those of a `QuantizationAware`; a calibration finds
             what they lack.
+        scales: for symmetric int4 and int8, scales that are known, numbers by the name
+            of a weight, such as those that a `QuantizationAware` has learned; all
+            others are those of the largest entries.
 
     Raises:
         ConfigError: if the scheme is unknown, or does not know of an argument.
@@ -75,6 +80,7 @@ class Quantize(Technique):
     calibration: str = "min-max"
     calibration_samples: int = 512
     ranges: Any = ()
+    scales: Any = ()
 
     name: ClassVar[str] = "quantize"
     trains_on: ClassVar[bool] = False
@@ -99,7 +105,9 @@ class Quantize(Technique):
                     f"Received: {field}={size!r}."
                 )
         object.__setattr__(self, "ranges", as_pairs(self.ranges))
+        object.__setattr__(self, "scales", as_scales(self.scales))
         self._check_scheme()
+        self._check_scales()
         for field in ("include", "exclude"):
             patterns = regular_expressions("Quantize", field, getattr(self, field))
             object.__setattr__(self, field, patterns)
@@ -133,7 +141,8 @@ class Quantize(Technique):
     def to_json(self) -> dict[str, Any]:
         """Return the choice as plain data."""
         ranges = {name: list(ends) for name, ends in self.ranges}
-        return {**super().to_json(), "ranges": ranges}
+        scales = {path: list(numbers) for path, numbers in self.scales}
+        return {**super().to_json(), "ranges": ranges, "scales": scales}
 
     @property
     def dtype(self) -> str:
@@ -149,6 +158,11 @@ class Quantize(Technique):
     def is_static(self) -> bool:
         """Whether activations have ranges of their own."""
         return self.scheme == STATIC
+
+    @property
+    def has_scales(self) -> bool:
+        """Whether weights are symmetric codes, each with scales alone beside it."""
+        return self.scheme in _SCALED and self.symmetric
 
     def _check_scheme(self) -> None:
         if (self.scheme == MIXED) != (self.max_bytes is not None):
@@ -172,9 +186,7 @@ class Quantize(Technique):
                 "symmetric, per channel or per tensor. Received: "
                 f"granularity={self.granularity!r}, symmetric={self.symmetric!r}."
             )
-        if self.rounding == ADAPTIVE and (
-            self.scheme not in ("int8", DYNAMIC, "int4") or not self.symmetric
-        ):
+        if self.rounding == ADAPTIVE and not self.has_scales:
             raise ConfigError(
                 "Adaptive rounding is for symmetric codes: 'int8', 'int8-dynamic' or "
                 f"'int4'. Received: rounding={self.rounding!r}, "
@@ -189,4 +201,14 @@ class Quantize(Technique):
             raise ConfigError(
                 f"The scheme {self.scheme!r} takes all that has a form in int8, and no "
                 f"more. Received: include={self.include!r}."
+            )
+
+    def _check_scales(self) -> None:
+        nearest = self.rounding != ADAPTIVE
+        if self.scales and not (self.has_scales and nearest):
+            raise ConfigError(
+                "Scales that are known are for symmetric codes to nearest: 'int8', "
+                f"'int8-dynamic' or 'int4'. Received: scheme={self.scheme!r}, "
+                f"symmetric={self.symmetric!r}, rounding={self.rounding!r}, scales of "
+                f"{len(self.scales)} weights."
             )

@@ -14,7 +14,7 @@ import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import keras
@@ -40,6 +40,8 @@ class Place:
         coding: how it is stored.
         block_count: number of blocks in which it becomes float, where that matters.
         dynamic: whether what it multiplies is quantized too, in every call.
+        scales: of its codes, as they are stored; None for those of its largest entries.
+            Only what the weight is to become depends on them, no config has them.
     """
 
     layer: int
@@ -47,10 +49,13 @@ class Place:
     coding: Coding
     block_count: int = 1
     dynamic: bool = False
+    scales: Any = field(default=None, compare=False)
 
     def to_json(self) -> dict[str, Any]:
         """Return this as plain data."""
-        return {**vars(self), "coding": self.coding.to_json()}
+        config = {**vars(self), "coding": self.coding.to_json()}
+        del config["scales"]
+        return config
 
     @classmethod
     def from_json(cls, config: dict[str, Any]) -> "Place":
@@ -162,7 +167,8 @@ def _replace_weights(block: Any) -> None:
         if weight is None:
             missing = True
         elif not isinstance(weight, QuantizedVariable):
-            holders = replace_weight(weight, owner, layers, place.coding)
+            coding = place.coding
+            holders = replace_weight(weight, owner, layers, coding, place.scales)
             stand_in = vars(owner)[place.attribute]
             stand_in.block_count, stand_in.dynamic = place.block_count, place.dynamic
             for holder in holders:

@@ -36,14 +36,29 @@ def quantize(
         >>> codes.tolist()
         [[127, -127], [64, 64]]
     """
-    limit = LIMIT >> (8 - bits)
     # In float32, and by factors: a compiler makes them of divisions, and a training
     # step that sees the rounding would find other codes.
     exact = finite(values).astype(np.float32)
     largest = np.abs(exact).max(axis=axes, keepdims=True, initial=0.0)
-    scales = _float32_scales(largest * np.float32(1 / limit))
-    codes = np.clip(np.rint(exact * (1 / scales)), -limit, limit).astype(np.int8)
-    return codes, scales
+    scales = _float32_scales(largest * np.float32(1 / _limit(bits)))
+    return codes_of(exact, scales, bits), scales
+
+
+def codes_of(values: np.ndarray, scales: np.ndarray, bits: int = 8) -> np.ndarray:
+    """Return the symmetric codes, int8, that come nearest to values by given scales.
+
+    Args:
+        values: weights of any float dtype and shape, finite.
+        scales: positive, float32; they broadcast against the values.
+        bits: 8 for codes in [-127, 127], 4 for codes in [-7, 7].
+
+    Example:
+        >>> codes_of(np.array([-9.0, 0.2, 0.3]), np.float32(0.5), bits=4).tolist()
+        [-7, 0, 1]
+    """
+    limit = _limit(bits)
+    exact = values.astype(np.float32)
+    return np.clip(np.rint(exact * (1 / scales)), -limit, limit).astype(np.int8)
 
 
 def quantize_affine(
@@ -133,6 +148,11 @@ def finite(values: np.ndarray, name: str | None = None) -> np.ndarray:
             f"{'' if name is None else f' in {name!r}'}."
         )
     return values
+
+
+def _limit(bits: int) -> int:
+    """Return the highest symmetric code."""
+    return LIMIT >> (8 - bits)
 
 
 def _float32_scales(exact: np.ndarray) -> np.ndarray:

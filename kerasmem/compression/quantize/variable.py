@@ -152,7 +152,7 @@ class QuantizedVariable(keras.Variable):
 
 
 def replace_weight(
-    weight: Any, owner: Any, layers: list[Any], coding: Coding
+    weight: Any, owner: Any, layers: list[Any], coding: Coding, scales: Any = None
 ) -> list[Any]:
     """Replace a float weight by one in fewer bits in every layer that keeps it.
 
@@ -161,13 +161,14 @@ def replace_weight(
         owner: the layer that is to track the codes and scales.
         layers: the layers to look in, `owner` among them.
         coding: how it is stored from now on.
+        scales: of its codes, if they are known.
 
     Returns:
         The layers that kept the weight. Usually that is `owner` alone; a wrapper such
         as SpectralNormalization keeps the weight of the layer inside it as well.
     """
     # Only if somebody asks: a file that is loaded lazily has the codes itself.
-    coded = functools.cache(lambda: coding.encode(to_numpy(weight)))
+    coded = functools.cache(lambda: coding.encode(to_numpy(weight), scales))
     with ExitStack() as scopes:
         for part in weight.path.split("/")[:-1]:
             scopes.enter_context(keras.name_scope(part))

@@ -9,12 +9,16 @@ from typing import Any
 
 import keras
 
+from kerasmem.backends import current
 from kerasmem.compression.job import Done, Job
 from kerasmem.compression.judge import check_metric, drop_of
+from kerasmem.compression.search.elsewhere import Elsewhere
+from kerasmem.compression.search.errand import Parcel
+from kerasmem.compression.search.executors import check_parallel, executing
 from kerasmem.compression.search.search import search
 from kerasmem.compression.search.split import split
 from kerasmem.compression.search.target import Target
-from kerasmem.compression.search.task import Task
+from kerasmem.compression.search.task import Made, Task, silent
 from kerasmem.compression.search.telling import (
     dropped,
     nothing_smaller,
@@ -26,6 +30,7 @@ from kerasmem.errors import ConfigError, KerasMemWarning, TargetError
 from kerasmem.files.data import fit_arguments, sample_count
 from kerasmem.files.data.forms import first_samples
 from kerasmem.files.save import Coding
+from kerasmem.records import SearchReport
 
 _EPOCHS = 2
 
@@ -39,6 +44,7 @@ class Request(Job):
         max_drop: most that the first metric may get worse; None for any.
         until: `time.monotonic()` at which nothing more is tried.
         verbose: 0 for silence, 1 to tell of each trial on stderr.
+        parallel: where the trials run; None for this process.
         epochs: of fine-tuning, unless the caller says otherwise.
         coding: of the file, unless the caller says otherwise.
     """
@@ -47,17 +53,23 @@ class Request(Job):
     max_drop: float | None
     until: float
     verbose: int
+    parallel: Any = None
     epochs: int = _EPOCHS
     coding: Coding = "deflate"
 
     @classmethod
     def of(
-        cls, target: Any, max_drop: float | None, time_budget: Any, verbose: int
+        cls,
+        target: Any,
+        max_drop: float | None,
+        time_budget: Any,
+        verbose: int,
+        parallel: Any,
     ) -> "Request":
         """Return the request that a caller means.
 
         Raises:
-            ConfigError: if the target or the time cannot be used.
+            ConfigError: if the target, the time or the place cannot be used.
         """
         seconds = math.inf if time_budget is None else time_budget
         is_number = isinstance(seconds, Real) and not isinstance(seconds, bool)
@@ -66,8 +78,16 @@ class Request(Job):
                 "The time budget of a search is a number of seconds from 0. Received: "
                 f"time_budget={time_budget!r}."
             )
+        limits = Target.of(target)
+        check_parallel(parallel)
+        if parallel is not None and "latency_ms" in limits.costs:
+            raise ConfigError(
+                "Trials that run beside each other disturb each other's times. Next: "
+                "leave out parallel, or limit flops in place of latency_ms. Received: "
+                f"parallel={parallel!r}."
+            )
         until = time.monotonic() + float(seconds)
-        return cls(Target.of(target), max_drop, until, verbose)
+        return cls(limits, max_drop, until, verbose, parallel)
 
     def check(self, data: Any, validation_data: Any, epochs: int) -> None:
         """Raise if there is nothing to judge by, or nothing else than for trials."""
@@ -109,6 +129,7 @@ class Request(Job):
                 "can be judged. Give loss= (--loss on the command line)."
             )
         check_metric(original)
+        self._check_processes(current().processes(original)[1])
         batch_size = training.fit.get("batch_size", 1)
         train, held = split(training.data, batch_size, training.seed)
         others = {name: training.fit[name] for name in ("callbacks", "verbose")}
@@ -123,10 +144,31 @@ class Request(Job):
             final_samples=count,
             coding=coding,
             until=self.until,
-            tell=tell if self.verbose else lambda _: None,
+            tell=tell if self.verbose else silent,
         )
-        best, report = search(task)
+        best, report = self._search(task)
         return Done(best.model, best.steps, best.changes, report)
+
+    def _check_processes(self, processes: int) -> None:
+        """Raise if processes that train together would not all decide alike."""
+        own = {
+            "time_budget": math.isfinite(self.until),
+            "latency_ms": "latency_ms" in self.target.costs,
+            "parallel": self.parallel is not None,
+        }
+        if processes > 1 and any(own.values()):
+            received = ", ".join(name for name, is_given in own.items() if is_given)
+            raise ConfigError(
+                "Processes that train together all have to decide alike, and each has "
+                "a clock and workers of its own. Next: leave out time_budget, "
+                f"latency_ms and parallel. Received: {received}, {processes} processes."
+            )
+
+    def _search(self, task: Task) -> tuple[Made, SearchReport]:
+        if self.parallel is None:
+            return search(task)
+        with executing(self.parallel) as executor:
+            return search(task, Elsewhere(executor, Parcel.of(task)))
 
     def judge(self, result: Any) -> None:
         """Raise `TargetError`, with what is reachable and the result."""

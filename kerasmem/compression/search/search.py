@@ -7,11 +7,12 @@ taken as far as the drop allows, first without training, then the most promising
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from kerasmem.compression.judge import first_metric
 from kerasmem.compression.search.bisect import bisect
 from kerasmem.compression.search.families import Family
+from kerasmem.compression.search.spread import Choice, Spread, in_turn
 from kerasmem.compression.search.task import Made, Task
 from kerasmem.compression.search.trials import TimeIsUpError, Trials
 from kerasmem.memory.tune.front import front
@@ -25,18 +26,18 @@ _PROMISING = 3
 _ATTEMPTS = 3
 """So often, if training makes a file larger than it was before."""
 
-
-@dataclass(frozen=True)
-class _Choice:
-    """A family, and how far it is taken."""
-
-    family: Family
-    strength: float
-    most: float
+_Ranked = tuple[float, Choice]
+"""The lower the number, the more it promises to train the choice."""
 
 
-def search(task: Task) -> tuple[Made, SearchReport]:
+def search(task: Task, spread: Spread = in_turn) -> tuple[Made, SearchReport]:
     """Return the compression that was found, or the nearest to it, and all trials.
+
+    What is done to one family depends on no other family, so it may be done anywhere.
+
+    Args:
+        task: what is searched for.
+        spread: does one thing to several families, and returns what comes of each.
 
     Raises:
         InputError: if a cost of the model cannot be told.
@@ -45,33 +46,34 @@ def search(task: Task) -> tuple[Made, SearchReport]:
     stopped = "all that was planned was tried"
     try:
         if task.target.limits and not trials.is_done:
-            _meet(trials)
+            _meet(trials, spread)
         if not trials.is_done:
-            _shrink(trials)
+            _shrink(trials, spread)
     except TimeIsUpError:
         stopped = "the time was up"
-    return trials.best, _report(trials, stopped)
+    return trials.found.best, _report(trials, stopped)
 
 
-def _meet(trials: Trials) -> None:
+def _meet(trials: Trials, spread: Spread) -> None:
     """Judge what just meets the target, and train what loses least."""
-    found = []
-    for family in trials.families:
-        most = _most(trials, family)
-        if most is None or trials.weight(family, most) > 1:
-            continue
-        strength = _weakest(trials, family, most, 1.0)
-        if len(family.at(strength)) < len(family.parts):
-            continue  # what is left of it is a family of its own
-        if trial := trials.judged(family, strength):
-            found.append((trial.worst_drop, _Choice(family, strength, most)))
-    ranked = [choice for _, choice in sorted(found, key=lambda pair: pair[0])]
-    for choice in _promising(ranked):
-        _train_to_fit(trials, choice)
+    found = spread(trials, _just_fitting, [Choice(name) for name in trials.families])
+    spread(trials, _train_to_fit, _promising(trials, found))
 
 
-def _train_to_fit(trials: Trials, choice: _Choice) -> None:
-    family, strength = choice.family, choice.strength
+def _just_fitting(trials: Trials, choice: Choice) -> _Ranked | None:
+    family = trials.families[choice.family]
+    most = _most(trials, family)
+    if most is None or trials.weight(family, most) > 1:
+        return None
+    strength = _weakest(trials, family, most, 1.0)
+    if len(family.at(strength)) < len(family.parts):
+        return None  # what is left of it is a family of its own
+    trial = trials.judged(family, strength)
+    return trial and (trial.worst_drop, Choice(family.name, strength, most))
+
+
+def _train_to_fit(trials: Trials, choice: Choice) -> None:
+    family, strength = trials.families[choice.family], choice.strength
     for _ in range(_ATTEMPTS):
         trial = trials.judged(family, strength, trained=True)
         if trial is None or trial.over <= 1:
@@ -83,18 +85,24 @@ def _train_to_fit(trials: Trials, choice: _Choice) -> None:
         strength = _weakest(trials, family, choice.most, limit)
 
 
-def _shrink(trials: Trials) -> None:
+def _shrink(trials: Trials, spread: Spread) -> None:
     """Take every family as far as the drop allows; train those that get furthest."""
-    found = []
-    for family in trials.families:
-        most = _most(trials, family)
-        if most is not None:
-            strength = _furthest(trials, _Choice(family, 0.0, most), trained=False)
-            weight = trials.weight(family, strength)
-            found.append((weight, _Choice(family, strength, most)))
-    ranked = [choice for _, choice in sorted(found, key=lambda pair: pair[0])]
-    for choice in _promising(ranked):
-        _furthest(trials, choice, trained=True)
+    found = spread(trials, _taken_far, [Choice(name) for name in trials.families])
+    spread(trials, _trained_far, _promising(trials, found))
+
+
+def _taken_far(trials: Trials, choice: Choice) -> _Ranked | None:
+    family = trials.families[choice.family]
+    most = _most(trials, family)
+    if most is None:
+        return None
+    weakest = Choice(family.name, 0.0, most)
+    strength = _furthest(trials, weakest, trained=False)
+    return trials.weight(family, strength), replace(weakest, strength=strength)
+
+
+def _trained_far(trials: Trials, choice: Choice) -> None:
+    _furthest(trials, choice, trained=True)
 
 
 def _most(trials: Trials, family: Family) -> float | None:
@@ -102,7 +110,7 @@ def _most(trials: Trials, family: Family) -> float | None:
     for strength in _STRENGTHS if family.has_strength else _STRENGTHS[:1]:
         if trials.weight(family, strength) < float("inf"):
             return strength
-    trials.left_out[family.name] = trials.reasons[family.name]
+    trials.found.left_out[family.name] = trials.found.reasons[family.name]
     return None
 
 
@@ -117,39 +125,44 @@ def _weakest(trials: Trials, family: Family, most: float, limit: float) -> float
     return 0.0 if fits(0.0) else bisect(fits, most, 0.0, _HALVINGS)
 
 
-def _furthest(trials: Trials, choice: _Choice, *, trained: bool) -> float:
+def _furthest(trials: Trials, choice: Choice, *, trained: bool) -> float:
     """Return the strength nearest to the most with which a family does its job."""
+    family = trials.families[choice.family]
 
     def keeps(strength: float) -> bool:
-        trial = trials.judged(choice.family, strength, trained=trained)
+        trial = trials.judged(family, strength, trained=trained)
         # A little of some techniques cannot be applied, and does no harm.
         return trial is None or trials.task.keeps(trial)
 
     if keeps(choice.most):
         return choice.most
-    if not choice.family.has_strength:
+    if not family.has_strength:
         return choice.strength
     halvings = _TRAINED_HALVINGS if trained else _HALVINGS
     return bisect(keeps, choice.strength, choice.most, halvings)
 
 
-def _promising(ranked: Sequence[_Choice]) -> list[_Choice]:
-    return [choice for choice in ranked if choice.family.trains][:_PROMISING]
+def _promising(trials: Trials, found: Sequence[_Ranked | None]) -> list[Choice]:
+    """Return the choices that training may help, those of the lowest numbers."""
+    ranked = sorted((pair for pair in found if pair), key=lambda pair: pair[0])
+    choices = [choice for _, choice in ranked]
+    return [c for c in choices if trials.families[c.family].trains][:_PROMISING]
 
 
 def _report(trials: Trials, stopped: str) -> SearchReport:
-    task, tried = trials.task, trials.tried
+    task, known = trials.task, trials.found
+    tried = list(known.tried.values())
     on_front = front([(trial.over, trial.worst_drop) for trial in tried])
     return SearchReport(
         target=task.target.limits,
         max_drop=task.max_drop,
-        metric=first_metric(trials.before[0]),
+        metric=first_metric(known.before[0]),
         samples=task.held.samples,
         trials=tuple(
             replace(trial, on_front=is_on)
             for trial, is_on in zip(tried, on_front, strict=True)
         ),
-        chosen=tried.index(trials.best.trial),
-        left_out=trials.left_out,
+        chosen=tried.index(known.best.trial),
+        left_out=known.left_out,
         stopped=stopped,
     )

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from kerasmem.errors import DataError
-from kerasmem.files.data import is_array_data, sample_count, take
+from kerasmem.files.data import is_array_data, sample_count, shared, take
 
 _PARTS = 20
 _SHARE, _MOST = 0.2, 20_000
@@ -60,7 +60,13 @@ def split(data: Any, batch_size: int, seed: int | None) -> tuple[tuple[Any, ...]
             "A search holds a fifth of data out to judge by, so it takes at least "
             f"{math.ceil(_PARTS / _SHARE)} samples. Received: {count}."
         )
-    batch = min(batch_size, wanted // _PARTS)
+    batch = shared(min(batch_size, wanted // _PARTS))
+    if not batch:
+        raise DataError(
+            f"A search judges by {_PARTS} parts of a fifth of data, and every part "
+            "is shared by all devices, which takes more samples. Received: "
+            f"{count} samples."
+        )
     part = wanted // _PARTS // batch * batch
     samples = part * _PARTS
     order = np.random.default_rng(seed).permutation(count)

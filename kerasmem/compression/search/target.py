@@ -3,11 +3,10 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from numbers import Real
 from typing import Any
 
-from kerasmem.errors import ConfigError
+from kerasmem.errors import ConfigError, did_you_mean
 from kerasmem.units import format_bytes, parse_bytes
 
 COSTS = ("file_bytes", "weight_bytes", "activation_bytes", "latency_ms", "flops")
@@ -83,11 +82,9 @@ def cost_value(name: str, value: float) -> str:
 
 def _limit(name: Any, value: Any) -> float:
     if name not in COSTS:
-        near = get_close_matches(str(name), COSTS, n=1)
-        meant = f" Did you mean {near[0]!r}?" if near else ""
         raise ConfigError(
-            f"There is no cost {name!r} to limit.{meant} A target limits "
-            f"{', '.join(COSTS)}."
+            f"There is no cost {name!r} to limit.{did_you_mean(name, COSTS)} A target "
+            f"limits {', '.join(COSTS)}."
         )
     is_size = name.endswith("_bytes")
     limit = parse_bytes(value) if is_size and isinstance(value, str) else value

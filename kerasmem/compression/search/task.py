@@ -13,6 +13,11 @@ from kerasmem.files.save import Coding
 from kerasmem.records import SearchTrial, WeightChange
 
 
+def silent(trial: SearchTrial) -> None:
+    """Tell nothing."""
+    del trial
+
+
 @dataclass(frozen=True)
 class Task:
     """What is searched for, and with what.
@@ -37,7 +42,7 @@ class Task:
     final_samples: int | None = None
     coding: Coding = "deflate"
     until: float = math.inf
-    tell: Callable[[SearchTrial], None] = lambda _: None
+    tell: Callable[[SearchTrial], None] = silent
 
     def keeps(self, trial: SearchTrial) -> bool:
         """Return whether a trial surely does its job."""

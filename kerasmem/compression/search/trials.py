@@ -11,6 +11,7 @@ import keras
 from kerasmem.compression.judge import first_metric
 from kerasmem.compression.search.costs import costs
 from kerasmem.compression.search.families import Family, families
+from kerasmem.compression.search.found import Found
 from kerasmem.compression.search.judging import Metrics, drop, metrics_by_part
 from kerasmem.compression.search.target import Target
 from kerasmem.compression.search.task import Made, Task
@@ -26,55 +27,44 @@ class TimeIsUpError(Exception):
 
 
 class Trials:
-    """All that was tried; the first trial is the model unchanged.
+    """Compressions of one model, each made once.
+
+    What is drawn in a trial depends on the seed only, not on the trials before it: so
+    it is the same in whatever process it is made.
 
     Args:
         task: what is searched for.
+        found: what is known already; None to begin with the model unchanged.
     """
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, found: Found | None = None) -> None:
         self.task = task
-        self.families = families(task.target.costs)
-        self.reasons: dict[str, str] = {}
-        self.left_out: dict[str, str] = {}
-        self._by_choice: dict[tuple[tuple[Technique, ...], bool], SearchTrial] = {}
-        self._weighed: dict[tuple[Technique, ...], float] = {}
+        self.families = {f.name: f for f in families(task.target.costs)}
         self._look = replace(task.training, data=None, epochs=0)
-        model, changes = self._made((), self._look)
-        self.before = metrics_by_part(model, task.held)
-        _check_finite(self.before)
-        found = self._costs(model, ())
-        self._limits = task.target if task.target.limits else Target(found)
-        over = self._limits.over(found)
-        unchanged = SearchTrial("unchanged", (), 0, found, over, 0.0, 0.0)
-        self.best = Made(unchanged, (), model, changes)
-        self._note(self.best)
-
-    @property
-    def tried(self) -> list[SearchTrial]:
-        """The trials in order."""
-        return list(self._by_choice.values())
+        self.found = found or self._unchanged()
+        if found is None:
+            self._note(self.found.best)
 
     @property
     def is_done(self) -> bool:
         """Whether there is one that meets the target and does its job."""
-        return self.task.rank(self.best.trial)[0] == 0
+        return self.task.rank(self.found.best.trial)[0] == 0
 
     def weight(self, family: Family, strength: float) -> float:
         """Return what a compression costs as a share of the target, infinite if none.
 
-        Nothing is trained or judged. If it cannot be made, `reasons` has why.
+        Nothing is trained or judged. If it cannot be made, `found.reasons` has why.
         """
-        steps = family.at(strength)
-        if steps not in self._weighed:
+        steps, found = family.at(strength), self.found
+        if steps not in found.weighed:
             self.check_time()
             try:
                 model, _ = self._made(steps, self._look)
-                self._weighed[steps] = self._limits.over(self._costs(model, steps))
+                found.weighed[steps] = found.limits.over(self._costs(model, steps))
             except InputError as error:
-                self.reasons[family.name] = str(error)
-                self._weighed[steps] = math.inf
-        return self._weighed[steps]
+                found.reasons[family.name] = str(error)
+                found.weighed[steps] = math.inf
+        return found.weighed[steps]
 
     def judged(
         self, family: Family, strength: float, *, trained: bool = False
@@ -88,14 +78,22 @@ class Trials:
         """
         steps = family.at(strength)
         trained = trained and family.trains and self.task.training.epochs > 0
-        if (steps, trained) not in self._by_choice:
+        if (steps, trained) not in self.found.tried:
             self.check_time()
             try:
                 self._note(self._judged(family.name, steps, trained=trained))
             except InputError as error:
-                self.reasons[family.name] = str(error)
+                self.found.reasons[family.name] = str(error)
                 return None
-        return self._by_choice[steps, trained]
+        return self.found.tried[steps, trained]
+
+    def add(self, found: Found) -> None:
+        """Take over what another process has found from what was known here."""
+        for trial in self.found.add(found):
+            self.task.tell(trial)
+        if self._is_better(found.best):
+            model = found.best.model.unpacked()
+            self.found.best = replace(found.best, model=model)
 
     @property
     def time_is_up(self) -> bool:
@@ -106,6 +104,16 @@ class Trials:
         """Raise `TimeIsUpError` if it is."""
         if self.time_is_up:
             raise TimeIsUpError
+
+    def _unchanged(self) -> Found:
+        task = self.task
+        model, changes = self._made((), self._look)
+        before = metrics_by_part(model, task.held)
+        _check_finite(before)
+        found = self._costs(model, ())
+        limits = task.target if task.target.limits else Target(found)
+        trial = SearchTrial("unchanged", (), 0, found, limits.over(found), 0.0, 0.0)
+        return Found(before, limits, Made(trial, (), model, changes))
 
     def _judged(
         self, name: str, steps: tuple[Technique, ...], *, trained: bool
@@ -120,13 +128,13 @@ class Trials:
         found = self._costs(model, steps)
         held = self.task.held
         after = metrics_by_part(model, held)
-        lost = drop(self.before, after, held.samples, self.task.final_samples)
+        lost = drop(self.found.before, after, held.samples, self.task.final_samples)
         trial = SearchTrial(
             name=name,
             steps=tuple(step.to_json() for step in steps),
             epochs=epochs,
             costs=found,
-            over=self._limits.over(found),
+            over=self.found.limits.over(found),
             drop=lost.mean,
             drop_error=lost.error,
             seconds=time.monotonic() - begin,
@@ -136,8 +144,10 @@ class Trials:
     def _made(
         self, steps: tuple[Technique, ...], training: Training
     ) -> tuple[Any, list[WeightChange]]:
-        model, changes = run_steps(self.task.original, steps, training)
-        compile_as(model, self.task.original)
+        # The place of no step: `run_steps` draws anew at each of its own.
+        with training.seeded(0):
+            model, changes = run_steps(self.task.original, steps, training)
+            compile_as(model, self.task.original)
         return model, changes
 
     def _costs(self, model: Any, steps: tuple[Technique, ...]) -> dict[str, float]:
@@ -150,10 +160,13 @@ class Trials:
         return costs(names, model, as_floats, task.coding, batch)
 
     def _note(self, made: Made) -> None:
-        self._by_choice[made.steps, made.trial.epochs > 0] = made.trial
-        if self.task.rank(made.trial) < self.task.rank(self.best.trial):
-            self.best = made
+        self.found.tried[made.steps, made.trial.epochs > 0] = made.trial
+        if self._is_better(made):
+            self.found.best = made
         self.task.tell(made.trial)
+
+    def _is_better(self, made: Made) -> bool:
+        return self.task.rank(made.trial) < self.task.rank(self.found.best.trial)
 
 
 class _UntilTimeIsUp(keras.callbacks.Callback):

@@ -17,11 +17,13 @@ from kerasmem.files.data.forms import (
     sample_inputs,
     take,
 )
+from kerasmem.files.data.sharing import check_shared, shared
 from kerasmem.files.data.source import LoadedData, load_data
 
 __all__ = [
     "LoadedData",
     "check_data",
+    "check_shared",
     "fit_arguments",
     "hold_out",
     "input_batches",
@@ -31,5 +33,6 @@ __all__ = [
     "named_leaves",
     "sample_count",
     "sample_inputs",
+    "shared",
     "take",
 ]

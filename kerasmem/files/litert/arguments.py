@@ -42,8 +42,11 @@ def arguments_of(
 
 def call_flat(model: Any, tensors: Sequence[Any]) -> list[Any]:
     """Return the outputs of `model` in inference as a list, of inputs as a list."""
+    return keras.tree.flatten(model(in_structure(model, tensors), training=False))
+
+
+def in_structure(model: Any, tensors: Sequence[Any]) -> Any:
+    """Return inputs in a list as the structure that `model` takes."""
     if isinstance(model, keras.Sequential) or not getattr(model, "inputs", None):
-        inputs = tensors[0] if len(tensors) == 1 else list(tensors)
-    else:
-        inputs = keras.tree.pack_sequence_as(model.input, list(tensors))
-    return keras.tree.flatten(model(inputs, training=False))
+        return tensors[0] if len(tensors) == 1 else list(tensors)
+    return keras.tree.pack_sequence_as(model.input, list(tensors))

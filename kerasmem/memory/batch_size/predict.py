@@ -4,6 +4,7 @@ import functools
 import importlib
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import keras
@@ -22,7 +23,7 @@ _SMALL = (8, 16)
 def predictor(
     request: Request, estimate: Callable[[Request], int], largest: int
 ) -> Callable[[int], int]:
-    """Return a function from a batch size to its estimated peak in bytes.
+    """Return a function from a batch size to its estimated peak in bytes; it grows.
 
     Args:
         request: the question, for any batch size.
@@ -31,14 +32,18 @@ def predictor(
     """
     if request.device == "gpu":
         return functools.cache(lambda size: estimate(with_batch_size(request, size)))
-    sizes = [1 << power for power in range((largest - 1).bit_length() + 1)]
+    # Two at least: a line goes through them.
+    sizes = [1 << power for power in range(max(largest - 1, 1).bit_length() + 1)]
     answered = run_in_child(
         f"{__name__}:answer",
         {**job_of(request), "sizes": sizes},
         backend=request.backend,
         environment={**ON_THE_CPU, **COUNTING_ALLOCATOR, **ONE_THREAD},
     )
-    return functools.partial(_between, sizes, answered["peaks"])
+    # What ran first differs from step to step: a smaller batch may have been seen at a
+    # higher peak, and so a larger one can reach it.
+    peaks = list(accumulate(answered["peaks"], max))
+    return functools.partial(_between, sizes, peaks)
 
 
 def answer(job: Mapping[str, Any]) -> dict[str, list[int]]:

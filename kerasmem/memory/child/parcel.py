@@ -28,7 +28,7 @@ def pack(model: Any, optimizer: Any | None, dtype_policy: str | None) -> dict[st
         ModelError: if a part of the model is defined in the running script, or its
             config does not describe it.
     """
-    modules = _modules(live_objects(model).values(), model)
+    modules = modules_of(model, _or_analytic(model))
     try:
         config = keras.saving.serialize_keras_object(model)
         settings = model.get_compile_config() if model.compiled else None
@@ -56,10 +56,7 @@ def unpack(parcel: Mapping[str, Any], *, jit_compile: bool) -> Any:
     Raises:
         ModelError: if the config does not describe it.
     """
-    objects: dict[str, Any] = {}
-    for name in parcel["modules"]:
-        objects |= vars(importlib.import_module(name))
-    with keras.saving.custom_object_scope(objects):
+    with keras.saving.custom_object_scope(objects_in(parcel["modules"])):
         # The config comes from a live object of the parent, never from a file.
         load = keras.saving.deserialize_keras_object
         try:
@@ -84,15 +81,32 @@ def unpack(parcel: Mapping[str, Any], *, jit_compile: bool) -> Any:
     return model
 
 
-def _modules(objects: Iterable[Any], model: Any) -> list[str]:
-    modules = sorted({item.__module__ for item in objects})
+def modules_of(model: Any, otherwise: str = "") -> list[str]:
+    """Return the names of the modules of the user's own that `model` has parts of.
+
+    Args:
+        model: a built model.
+        otherwise: what the error says that one can do besides.
+
+    Raises:
+        ModelError: if a part of it is defined in the running script.
+    """
+    modules = sorted({item.__module__ for item in live_objects(model).values()})
     if "__main__" in modules:
         raise ModelError(
             f"The model {model.name!r} has parts that are defined in the running "
             "script, which another process cannot import. Expected: parts from a "
-            f"module. Next: move them to a module{_or_analytic(model)}."
+            f"module. Next: move them to a module{otherwise}."
         )
     return modules
+
+
+def objects_in(modules: Iterable[str]) -> dict[str, Any]:
+    """Return all that is in modules by its name, to load a model with."""
+    objects: dict[str, Any] = {}
+    for name in modules:
+        objects |= vars(importlib.import_module(name))
+    return objects
 
 
 def _or_analytic(model: Any) -> str:

@@ -180,3 +180,81 @@ def test_ranges_of_what_stays_float_need_not_be_given():
         "IntegerDense",
         "FromCodes",
     ]
+
+
+def dequantized(codes, values):
+    steps = np.rint(values / np.float32(codes.scale)) + codes.zero_point
+    return codes.scale * (np.clip(steps, -128, 127) - codes.zero_point)
+
+
+@pytest.mark.parametrize("activation", [None, "relu", "relu6"])
+def test_what_only_floats_go_on_with_comes_as_floats(activation, tmp_path):
+    model = chain(
+        (6,),
+        L.Dense(8, activation=activation, name="first"),
+        L.LayerNormalization(name="norm"),
+        L.Dense(2, name="top"),
+    )
+    x = 3 * pictures(64, (6,))
+    result = static(model, x)
+    assert [n for n in layers_of(result.model) if n.endswith("_floats")] == [
+        "top_floats"
+    ]
+    first = result.model.get_layer("first")
+    assert isinstance(first, IntegerLayer)
+    assert first.output.dtype == "float32"
+    kernel, scale = (
+        keras.ops.convert_to_numpy(v).astype("f8")
+        for v in (first.kernel, first.kernel_scale)
+    )
+    sums = dequantized(first.input_codes[0], x) @ (kernel * scale)
+    top = {None: (-np.inf, np.inf), "relu": (0, np.inf), "relu6": (0, 6)}[activation]
+    found = outputs(keras.Model(result.model.input, first.output), x)
+    np.testing.assert_allclose(found, np.clip(sums, *top), atol=1e-5)
+    path = tmp_path / "m.keras"
+    result.save(path)
+    again = keras.models.load_model(path)
+    np.testing.assert_array_equal(outputs(again, x), outputs(result.model, x))
+
+
+def test_sums_that_only_floats_go_on_with_are_not_rounded():
+    inputs = keras.Input((6,))
+    x = L.Dense(8, name="stem")(inputs)
+    for block in range(3):
+        normed = L.LayerNormalization(name=f"norm{block}")(x)
+        x = x + L.Dense(8, name=f"dense{block}")(normed)
+    x = L.Dense(2, name="top")(L.LayerNormalization(name="norm")(x))
+    model, x = keras.Model(inputs, x), pictures(64, (6,))
+    result = static(model, x)
+    kinds = layers_of(result.model)
+    assert [n for n in kinds if n.endswith("_floats")] == ["top_floats"]
+    assert sum(kind == "IntegerDense" for kind in kinds.values()) == 5
+    assert "IntegerAdd" not in kinds.values()
+
+
+def test_an_activation_that_was_a_part_of_a_layer_stays_with_it():
+    dense = L.Dense(8, activation="tanh", name="first")
+    model = chain((6,), dense, L.LayerNormalization(name="norm"), L.Dense(2))
+    kinds = layers_of(static(model, pictures(64, (6,))).model)
+    assert kinds["first_linear"] == "IntegerDense"
+    assert kinds["first"] == "IntegerTable"
+    assert kinds["first_floats"] == "FromCodes"
+
+
+def test_what_the_last_layer_takes_are_codes():
+    model = chain((6,), L.Dense(4, name="top"), L.Softmax(name="end"))
+    kinds = layers_of(static(model, pictures(64, (6,))).model)
+    assert kinds["top_floats"] == "FromCodes"
+
+
+def test_an_activation_of_its_own_is_computed_with_floats_before_floats():
+    model = chain(
+        (6,),
+        L.Dense(8, name="first"),
+        L.Activation("silu", name="silu"),
+        L.LayerNormalization(name="norm"),
+        L.Dense(2, name="top"),
+    )
+    kinds = layers_of(static(model, pictures(64, (6,))).model)
+    assert kinds["silu"] == "Activation"
+    assert "first_floats" not in kinds

@@ -5,7 +5,13 @@ import pytest
 from keras import layers
 
 from kerasmem import errors
-from kerasmem.memory.batch_size import BatchSize, CurvePoint, Trial, find_batch_size
+from kerasmem.memory.batch_size import (
+    BatchSize,
+    CurvePoint,
+    Trial,
+    find_batch_size,
+    predict,
+)
 from kerasmem.memory.batch_size.limit import Limit, environment
 from kerasmem.memory.batch_size.trial import attempt
 from kerasmem.memory.estimate.request import Input, Request
@@ -31,9 +37,9 @@ def wide():
     return model
 
 
-def trial(model, batch_size):
+def request_for(model, batch_size):
     backend = keras.backend.backend()
-    request = Request(
+    return Request(
         model=model,
         inputs=(Input("x", (batch_size, 256), "float32"),),
         batch_size=batch_size,
@@ -44,8 +50,12 @@ def trial(model, batch_size):
         training=True,
         device="cpu",
     )
+
+
+def trial(model, batch_size):
+    request = request_for(model, batch_size)
     limit = Limit(LIMIT, LIMIT)
-    return attempt(request, limit, environment(LIMIT, backend, "cpu"))
+    return attempt(request, limit, environment(LIMIT, request.backend, "cpu"))
 
 
 def test_the_batch_found_has_run_and_was_measured(wide):
@@ -58,6 +68,21 @@ def test_the_batch_found_has_run_and_was_measured(wide):
     assert found.curve[6].predicted_bytes == found.curve[6].measured_bytes
     predicted = [point.predicted_bytes for point in found.curve]
     assert predicted == sorted(predicted)
+
+
+def test_a_prediction_never_falls_where_what_was_measured_does(wide, monkeypatch):
+    measured = {"peaks": [700, 600, 610, 900]}
+    monkeypatch.setattr(predict, "run_in_child", lambda *_, **__: measured)
+    predicted = predict.predictor(request_for(wide, 1), lambda _: 0, largest=8)
+    assert [predicted(size) for size in (1, 2, 3, 4, 6, 8)] == [700] * 4 + [800, 900]
+
+
+def test_there_is_a_prediction_where_one_sample_is_the_most(wide, monkeypatch):
+    def measured(_, job, **__):
+        return {"peaks": [100 * size for size in job["sizes"]]}
+
+    monkeypatch.setattr(predict, "run_in_child", measured)
+    assert predict.predictor(request_for(wide, 1), lambda _: 0, largest=1)(1) == 100
 
 
 def test_a_batch_that_does_not_fit_hurts_nobody(wide):

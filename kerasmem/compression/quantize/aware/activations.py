@@ -20,8 +20,11 @@ from kerasmem.compression.quantize.aware.places import (
 )
 from kerasmem.compression.quantize.aware.quantizers import Ends, FakeQuantizer
 from kerasmem.compression.quantize.aware.separable import round_within
+from kerasmem.compression.quantize.aware.tensor_steps import TensorSteps
+from kerasmem.compression.quantize.aware.trained_beside import TrainedBeside
 from kerasmem.compression.quantize.given_ranges import Ranges
 from kerasmem.compression.quantize.static.known_ranges import check_known
+from kerasmem.compression.quantize.static.planning import Stays
 from kerasmem.graph.layers import sublayers
 from kerasmem.graph.masks import mask_of, with_mask
 from kerasmem.graph.nodes import nodes_in_order, own_graph
@@ -36,9 +39,12 @@ class RoundedActivations:
         model: a built model with a graph.
         quantizer: how ranges follow what is seen.
         begin: ranges to begin with; those of tensors that are not rounded are ignored.
+        beside: trains the width of each range; None for what the quantizer finds.
+        static: only what `Quantize("int8-static")` rounds is rounded, where this tells
+            of layers that stay float; None for all.
 
     Raises:
-        ModelError: if one is of no tensor of the model.
+        ModelError: if one is of no tensor of the model, or nothing is rounded.
     """
 
     def __init__(
@@ -46,13 +52,16 @@ class RoundedActivations:
         model: Any,
         quantizer: FakeQuantizer,
         begin: Ranges,
+        beside: TrainedBeside | None = None,
+        static: Stays | None = None,
     ) -> None:
         self._quantizer = quantizer
-        self._places = places(model)
+        self._places = places(model, static)
         self._rows = {at: row for row, at in enumerate(self._places)}
         check_known(model, begin, {place.tensor for place in self._places.values()})
         unknown = (np.nan, np.nan)
         ends = [begin.get(place.tensor, unknown) for place in self._places.values()]
+        self._steps = beside and TensorSteps(self._places, beside)
         self._graph = own_graph(model)
         self._pass = _Pass()
         with ExitStack() as undo:
@@ -96,6 +105,8 @@ class RoundedActivations:
         this gives once it is folded.
         """
         ends = self._state.read().tolist()
+        if self._steps is not None:
+            ends = self._steps.scaled(ends)
         found: dict[str, tuple[float, float]] = {}
         for place, (low, high) in zip(self._places.values(), ends, strict=True):
             if not np.isnan(low):
@@ -166,7 +177,11 @@ class RoundedActivations:
             return x
         ends = self._now(every[self._rows[at]], x, self._places[at])
         every[self._rows[at]] = ends
-        rounded, mask = self._quantizer.rounded(x, ends), mask_of(x)
+        if self._steps is None:
+            rounded = self._quantizer.rounded(x, ends)
+        else:
+            rounded = self._steps.rounded(self._rows[at], x, ends)
+        mask = mask_of(x)
         return rounded if mask is None else with_mask(rounded, mask)
 
     def _now(self, ends: Ends, x: Any, place: Place) -> Ends:

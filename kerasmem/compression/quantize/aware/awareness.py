@@ -5,6 +5,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import keras
+import numpy as np
 
 from kerasmem import backends
 from kerasmem.compression.quantize.apply import choose, largest_block, place_of
@@ -12,10 +13,15 @@ from kerasmem.compression.quantize.aware.activations import RoundedActivations
 from kerasmem.compression.quantize.aware.quantizers import FakeQuantizer
 from kerasmem.compression.quantize.aware.rounding import round_symmetric
 from kerasmem.compression.quantize.aware.spectral import normalize_floats
+from kerasmem.compression.quantize.aware.trained_beside import TrainedBeside
+from kerasmem.compression.quantize.aware.weight_steps import weight_steps
 from kerasmem.compression.quantize.aware.weights import RoundedWeights
 from kerasmem.compression.quantize.dynamic import summed_axes
 from kerasmem.compression.quantize.given_ranges import Ranges
+from kerasmem.compression.quantize.given_scales import name_of, scales_in
 from kerasmem.compression.quantize.products import has_lora
+from kerasmem.compression.quantize.static.planning import staying_float
+from kerasmem.compression.regular_expressions import means
 from kerasmem.errors import ModelError
 from kerasmem.graph.layers import sublayers
 from kerasmem.graph.nodes import own_graph
@@ -36,11 +42,15 @@ class Awareness:
         quantizer: how the ranges of activations are found; None leaves them as they
             are, but for `"int8-dynamic"`, which rounds what goes into its products.
         begin: ranges of activations to begin with.
+        learned: whether scales are trained, those of weights and, where activations are
+            rounded, the widths of their ranges.
 
     Raises:
+        ConfigError: if scales are to be trained by an optimizer made of several.
         ModelError: if there is no weight to round, or the model's activations are to
             be rounded and its graph is not known, or a range is of none of them, or
-            activations are computed again in the backward pass.
+            scales are of another model, or activations are computed again in the
+            backward pass.
     """
 
     def __init__(
@@ -49,6 +59,8 @@ class Awareness:
         choice: "Quantize",
         quantizer: FakeQuantizer | None,
         begin: Ranges,
+        *,
+        learned: bool = False,
     ) -> None:
         if treatment_of(model) is not None:
             raise ModelError(
@@ -72,16 +84,33 @@ class Awareness:
             )
         reasons = choose(model, choice)
         chosen = [weight for weight, reason in reasons if reason is None]
-        block = largest_block([weight for weight, _ in reasons])
-        places = [place_of(weight, choice, block) for weight in chosen]
+        everything = [weight for weight, _ in reasons]
+        block = largest_block(everything)
+        given = scales_in(model, everything, choice.scales)
+        places = [place_of(w, choice, block, given.get(id(w.variable))) for w in chosen]
+        beside = TrainedBeside(model) if learned else None
         self._activations: RoundedActivations | None = None
         with ExitStack() as undo:
             if quantizer is not None:
-                self._activations = RoundedActivations(model, quantizer, begin)
+                left = [w for w in everything if means(choice.exclude, w)]
+                static = staying_float(left) if choice.is_static else None
+                self._activations = RoundedActivations(
+                    model, quantizer, begin, beside, static
+                )
                 undo.callback(self._activations.release)
-            pairs = zip(chosen, places, strict=True)
-            self._weights = RoundedWeights([(w, p.coding) for w, p in pairs])
+            of_weights = None if choice.is_static else beside
+            pairs = list(zip(chosen, places, strict=True))
+            steps = [weight_steps(w, p, of_weights) for w, p in pairs]
+            codings = [place.coding for place in places]
+            self._weights = RoundedWeights(
+                list(zip(chosen, codings, steps, strict=True))
+            )
             undo.callback(self._weights.release)
+            of_each = zip(chosen, steps, strict=True)
+            self._steps = {name_of(model, w): each for w, each in of_each if each}
+            if beside is not None:
+                beside.start()
+                undo.callback(beside.release)
             undo.callback(normalize_floats(model))
             for weight, place in zip(chosen, places, strict=True):
                 if place.dynamic:
@@ -93,6 +122,13 @@ class Awareness:
     def ranges(self) -> dict[str, tuple[float, float]]:
         """Return the ranges of activations, by the name of a tensor."""
         return {} if self._activations is None else self._activations.read()
+
+    def scales(self) -> dict[str, np.ndarray]:
+        """Return the scales of weights that were given or are learned, by their name.
+
+        They are float32 and flat.
+        """
+        return {name: steps.read() for name, steps in self._steps.items()}
 
     def is_passing(self) -> bool:
         """Return whether this thread is in a forward pass of the model."""

@@ -37,7 +37,7 @@ class PassedState:
         # so it must be one of them. Private: those of a layer's random seeds are the
         # ones that Keras counts there, and neither as weights nor in a file.
         self._seeds = model._seed_generators
-        self._rider = _Rider(self.variable)
+        self._rider = Rider(self.variable)
         self._seeds.append(self._rider)
 
     def read(self) -> np.ndarray:
@@ -50,7 +50,7 @@ class PassedState:
 
 
 @dataclass(frozen=True, eq=False)
-class _Rider:
+class Rider:
     """What looks like a generator of random numbers."""
 
     state: Any

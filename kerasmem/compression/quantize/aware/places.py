@@ -9,6 +9,9 @@ import keras
 from kerasmem.compression.quantize.activations.calls import Call, Calls, flatten
 from kerasmem.compression.quantize.repair.fold_plan import fold_plan
 from kerasmem.compression.quantize.static.kinds import is_relu, kind_of
+from kerasmem.compression.quantize.static.plan import Plan
+from kerasmem.compression.quantize.static.planning import Stays
+from kerasmem.compression.quantize.static.worth import plan_of
 
 _L = keras.layers
 _CONVOLUTIONS = (
@@ -59,7 +62,7 @@ class Place:
     folded: str | None = None
 
 
-def places(model: Any) -> dict[str, Place]:
+def places(model: Any, static: Stays | None = None) -> dict[str, Place]:
     """Return by the name of a tensor where it is rounded, in the order of the calls.
 
     They are the floats among the model's inputs and the outputs of its calls, and what
@@ -70,6 +73,11 @@ def places(model: Any) -> dict[str, Place]:
 
     Args:
         model: a model with a graph; models within it are opened.
+        static: only those that `Quantize("int8-static")` rounds, where this tells of
+            layers that stay float; None for all.
+
+    Raises:
+        ModelError: if it rounds none.
     """
     calls = flatten(model)
     folded = _folded(model, calls)
@@ -80,7 +88,22 @@ def places(model: Any) -> dict[str, Place]:
             within = f"{call.name}/{INSIDE}"
             found[within] = Place(within)
         found |= _outputs(call, _only_reader(call, calls), calls, folded)
-    return found
+    if static is None:
+        return found
+    # They are folded before anything stays float.
+    norms = {id(call.operation) for call in calls.calls if call.name in folded}
+    plan = plan_of(model, lambda layer: None if id(layer) in norms else static(layer))
+    return _coded(found, plan)
+
+
+def _coded(found: Mapping[str, Place], plan: Plan) -> dict[str, Place]:
+    """Return the places that have codes, those behind moves of floats included."""
+    kept = {at: place for at, place in found.items() if place.tensor in plan.coded}
+    for call in plan.calls.calls:
+        if call.name in plan.reasons and _moves(call.operation):
+            for name in plan.coded.intersection(call.output_names):
+                kept.setdefault(name, Place(name))
+    return kept
 
 
 def _folded(model: Any, calls: Calls) -> dict[str, str]:

@@ -96,6 +96,19 @@ class LastValue(FakeQuantizer):
         return seen
 
 
+class FirstValue(FakeQuantizer):
+    """Stays with the first range that is more than zero; what begins learned steps."""
+
+    def updated(self, ends: Ends, seen: Ends) -> Ends:
+        """Return `ends`, or `seen` as long as all was zero."""
+        ops = keras.ops
+        is_empty = ops.equal(ends[0], ends[1])
+        low, high = (
+            ops.where(is_empty, new, old) for new, old in zip(seen, ends, strict=True)
+        )
+        return low, high
+
+
 @dataclass(frozen=True)
 class MovingAverage(FakeQuantizer):
     """Takes an average of ranges in which late ones count more; suits activations.

@@ -98,7 +98,7 @@ def round_to_range(
         shape = [1] * len(x.shape)
         shape[axis] = -1
         low, high = ops.reshape(low, shape), ops.reshape(high, shape)
-    codes = _nudged(low, high, int(narrow_range), (1 << bits) - 1)
+    codes = nudged(low, high, int(narrow_range), (1 << bits) - 1)
     return ops.cast(_rounded_to_codes(exact, *codes), x.dtype)
 
 
@@ -109,8 +109,15 @@ def divided(x: Any, number: float) -> Any:
     return x / (0.0 * x + number)
 
 
-def _nudged(low: Any, high: Any, first: int, last: int) -> tuple[Any, Any, Any]:
-    """Return the ends of a range with zero on a code, and the scale."""
+def nudged(low: Any, high: Any, first: int, last: int) -> tuple[Any, Any, Any]:
+    """Return the ends of a range with zero on a code, and the scale.
+
+    Args:
+        low: lower end, at most 0, float32.
+        high: upper end, at least 0, likewise.
+        first: the first code.
+        last: the last one.
+    """
     ops = keras.ops
     empty = ops.logical_and(low == 0, high == 0)
     width = ops.where(empty, ops.ones_like(high), high - low)

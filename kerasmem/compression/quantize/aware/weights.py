@@ -13,17 +13,19 @@ from kerasmem.compression.quantize.aware.rounding import (
     round_symmetric,
     round_to_type,
 )
+from kerasmem.compression.quantize.aware.weight_steps import WeightSteps
 from kerasmem.compression.quantize.coding import Coding
 from kerasmem.errors import ModelError
 from kerasmem.graph.layers import Weight
 
 
-def rounded(coding: Coding, value: Any) -> Any:
+def rounded(coding: Coding, value: Any, steps: WeightSteps | None = None) -> Any:
     """Return a float32 weight as it is once it was stored, with a gradient.
 
     Args:
         coding: how it is to be stored.
         value: a float32 tensor.
+        steps: between its values; None for those of its largest entries.
     """
     if coding.bits == 16:
         return round_to_type(value, coding.dtype)
@@ -32,8 +34,11 @@ def rounded(coding: Coding, value: Any) -> Any:
         value, axes = rows.store(value, keras.ops), (rows.axis,)
     if coding.granularity == "tensor":
         axes = tuple(range(len(value.shape)))
-    make = round_symmetric if coding.symmetric else round_affine
-    value = make(value, axes, coding.bits)
+    if steps is None:
+        make = round_symmetric if coding.symmetric else round_affine
+        value = make(value, axes, coding.bits)
+    else:
+        value = steps.rounded(value)
     return value if rows is None else rows.restore(value, keras.ops)
 
 
@@ -44,14 +49,17 @@ class RoundedWeights:
     every time step. The variables stay what they are for optimizer and checkpoint.
 
     Args:
-        weights: them with how each is to be stored, one or more.
+        weights: them with how each is to be stored and its steps if it has some, one
+            or more.
     """
 
-    def __init__(self, weights: Sequence[tuple[Weight, Coding]]) -> None:
-        self._variables = [weight.variable for weight, _ in weights]
+    def __init__(
+        self, weights: Sequence[tuple[Weight, Coding, WeightSteps | None]]
+    ) -> None:
+        self._variables = [weight.variable for weight, *_ in weights]
         with ExitStack() as undo:
-            for weight, coding in weights:
-                undo.callback(_become_rounded(weight, coding))
+            for weight, coding, steps in weights:
+                undo.callback(_become_rounded(weight, coding, steps))
             self._undo = undo.pop_all()
 
     @contextmanager
@@ -92,6 +100,7 @@ class RoundedVariable(keras.Variable):
     """What a variable's class becomes; see `RoundedWeights`."""
 
     _kerasmem_coding: Coding
+    _kerasmem_steps: WeightSteps | None
     _kerasmem_path: str
 
     @property
@@ -104,8 +113,9 @@ class RoundedVariable(keras.Variable):
         """Have the weight read rounded, as it is now, from now on."""
         self.hide()
         value = self._uncast()
-        exact = rounded(self._kerasmem_coding, keras.ops.cast(value, "float32"))
-        _SHOWN.values[id(self)] = keras.ops.cast(exact, value.dtype)
+        exact = keras.ops.cast(value, "float32")
+        stored = rounded(self._kerasmem_coding, exact, self._kerasmem_steps)
+        _SHOWN.values[id(self)] = keras.ops.cast(stored, value.dtype)
 
     def hide(self) -> None:
         """Have the weight read as it is again."""
@@ -154,16 +164,20 @@ class RoundedVariable(keras.Variable):
             self._autocast = autocast
 
 
-def _become_rounded(weight: Weight, coding: Coding) -> Callable[[], None]:
+def _become_rounded(
+    weight: Weight, coding: Coding, steps: WeightSteps | None
+) -> Callable[[], None]:
     variable, plain = weight.variable, type(weight.variable)
     # Past `__setattr__` of the framework, which may track what is set there.
     object.__setattr__(variable, "_kerasmem_coding", coding)
+    object.__setattr__(variable, "_kerasmem_steps", steps)
     object.__setattr__(variable, "_kerasmem_path", weight.path)
     object.__setattr__(variable, "__class__", _rounded_class(plain))
 
     def undo() -> None:
         object.__setattr__(variable, "__class__", plain)
-        del variable._kerasmem_coding, variable._kerasmem_path
+        del variable._kerasmem_coding, variable._kerasmem_steps
+        del variable._kerasmem_path
 
     return undo
 

@@ -15,7 +15,7 @@ from kerasmem.compression.quantize.static.floats import store_kernels
 from kerasmem.compression.quantize.static.known_ranges import check_known
 from kerasmem.compression.quantize.static.output_error import Pair
 from kerasmem.compression.quantize.static.plan import Plan
-from kerasmem.compression.quantize.static.planning import Stays
+from kerasmem.compression.quantize.static.planning import Stays, staying_float
 from kerasmem.compression.quantize.static.worth import plan_of
 from kerasmem.compression.regular_expressions import check_all_mean_one, means
 from kerasmem.errors import ConfigError, ModelError
@@ -65,13 +65,10 @@ def quantize_static(
 
     if choice.bias_correction:
         folded = with_corrected_biases(folded, choice, data, left)
-    excluded = {id(weight.block) for weight in weights(folded) if left(weight)}
-
-    def stays(layer: Any) -> str | None:
-        return "is excluded" if id(layer) in excluded else None
-
+    stays = staying_float(filter(left, weights(folded)))
     ranges = _ranges(folded, plan_of(folded, stays), choice, data)
-    build = _built(folded, plan_of(folded, stays, ranges), ranges, choice.granularity)
+    plan = plan_of(folded, stays, ranges)
+    build = Build(folded, plan, plan.codes(ranges), choice.granularity)
     made, changes = _finished(build, choice.granularity, left, data)
     return made, [change for change in folds if change.changed] + changes
 
@@ -99,7 +96,8 @@ def integer_model(
     _check_graph(model)
     own = clone(model)  # layers that stay float go into the new model
     given = named_as_in(own, ranges)
-    build = _built(own, plan_of(own, stays, given), given, granularity)
+    plan = plan_of(own, stays, given)
+    build = Build(own, plan, plan.codes(given), granularity)
     return _finished(build, granularity, lambda w: stays(w.block) is not None)
 
 
@@ -125,15 +123,6 @@ def _no_data(choice: "Quantize", missing: Sequence[str] = ()) -> ConfigError:
         "give data=x (--data on the command line). Received: data=None"
         f"{lacking}{', bias_correction=True' * choice.bias_correction}."
     )
-
-
-def _built(model: Any, plan: Plan, ranges: Ranges, granularity: str) -> Build:
-    if not plan.steps:
-        raise ModelError(
-            f"The model {model.name!r} has nothing to quantize: none of its "
-            "layers has a form in int8, or all are excluded."
-        )
-    return Build(model, plan, plan.codes(ranges), granularity)
 
 
 def _finished(

@@ -11,11 +11,11 @@ RELU = {"relu": None, "relu6": 6.0}
 
 
 class IntegerLayer(keras.layers.Layer):
-    """A layer that gives int8 codes, computed with integers as LiteRT's kernels do.
+    """A layer that computes with int8 codes as LiteRT's kernels do.
 
     Args:
         inputs: the codes of each of its inputs; none for a layer that takes floats.
-        output: the codes of its output.
+        output: the codes of its output; None where it gives floats.
         activation: None, `"relu"` or `"relu6"`, within it.
         keeps_mask: whether a mask goes through it.
     """
@@ -33,7 +33,7 @@ class IntegerLayer(keras.layers.Layer):
         super().__init__(**{"dtype": "float32", "trainable": False, **kwargs})
         self.supports_masking = True
         self.input_codes = tuple(map(_codes, inputs))
-        self.output_codes = _codes(output)
+        self.output_codes = output and _codes(output)
         self.activation = activation
         self.keeps_mask = keeps_mask
 
@@ -42,7 +42,7 @@ class IntegerLayer(keras.layers.Layer):
         return {
             **super().get_config(),
             "inputs": [codes.to_json() for codes in self.input_codes],
-            "output": self.output_codes.to_json(),
+            "output": self.output_codes and self.output_codes.to_json(),
             "activation": self.activation,
             "keeps_mask": self.keeps_mask,
         }

@@ -65,7 +65,7 @@ class Build:
         if step.kind.made is not None:
             common = {
                 "inputs": [self._codes[number] for number in step.inputs],
-                "output": self._codes[step.output],
+                "output": self._codes.get(step.output),
                 "activation": step.activation,
                 "keeps_mask": step.keeps_mask,
                 "name": self._name(call.name),
@@ -80,7 +80,8 @@ class Build:
                 {**layer.get_config(), "name": self._name(call.name)}
             )
         self.layers[call.name] = layer
-        self._coded[step.output] = layer(tensors if len(tensors) > 1 else tensors[0])
+        outputs = self._floats if step.output in self.plan.floats else self._coded
+        outputs[step.output] = layer(tensors if len(tensors) > 1 else tensors[0])
 
     def _float(self, call: Call) -> None:
         operation = call.operation

@@ -78,8 +78,10 @@ class Pair:
                 name = wanted[tensor]
                 exact = to_numpy(value).astype(np.float64)
                 of = self._layers[name].output_codes
-                steps = codes.pop(name).astype(np.float64) - of.zero_point
-                apart = exact - of.scale * steps
+                given = codes.pop(name).astype(np.float64)
+                if of is not None:
+                    given = of.scale * (given - of.zero_point)
+                apart = exact - given
                 self._sums[name] += np.square(exact).sum(), np.square(apart).sum()
 
         walk_calls(self._plan.calls, inputs, see)

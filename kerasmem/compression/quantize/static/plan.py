@@ -43,6 +43,7 @@ class Plan:
         reasons: why the others stay float, by name.
         shared: numbers of tensors by those of tensors that have the same codes.
         fixed: codes of tensors that can have no others, by their numbers.
+        floats: numbers of what products give as floats, for only floats go on with it.
     """
 
     calls: Calls
@@ -52,6 +53,7 @@ class Plan:
     reasons: dict[str, str] = field(default_factory=dict)
     shared: dict[int, int] = field(default_factory=dict)
     fixed: dict[int, Codes] = field(default_factory=dict)
+    floats: set[int] = field(default_factory=set)
 
     def number(self, tensor: int) -> int:
         """Return the number of a tensor, or of the one that it is."""
@@ -61,13 +63,19 @@ class Plan:
         """Return True for a tensor that the model returns."""
         return tensor in map(self.number, self.calls.outputs)
 
+    @property
+    def coded(self) -> set[str]:
+        """The names of the tensors that have codes."""
+        every = (n for s in self.steps.values() for n in (*s.inputs, s.output))
+        return {self.calls.names[number] for number in set(every) - self.floats}
+
     def has_fixed_codes(self, tensor: int) -> bool:
         """Return True for a tensor that shares its codes with one of `fixed`."""
         root = _root(self.shared, tensor)
         return any(_root(self.shared, number) == root for number in self.fixed)
 
     def codes(self, ranges: Mapping[str, tuple[float, float]]) -> dict[int, Codes]:
-        """Return the codes of every tensor that has some.
+        """Return the codes of every tensor that has some, by its number.
 
         Args:
             ranges: ends of what each tensor takes, by its name.
@@ -100,7 +108,8 @@ class Plan:
         groups = defaultdict(list)
         for step in self.steps.values():
             for number in (*step.inputs, step.output):
-                groups[_root(self.shared, number)].append(number)
+                if number not in self.floats:
+                    groups[_root(self.shared, number)].append(number)
         return list(groups.values())
 
     def _decisive(self, members: list[int]) -> list[int]:

@@ -1,7 +1,7 @@
 """Finding what of the calls of a model can be computed with codes."""
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,9 +17,16 @@ from kerasmem.compression.quantize.static.kinds import (
 )
 from kerasmem.compression.quantize.static.plan import Plan, Step, join
 from kerasmem.compression.quantize.static.split import activation_of
+from kerasmem.graph.layers import Weight
 
 Stays = Callable[[Any], str | None]
 """Returns why a layer has to stay float, None if it need not."""
+
+
+def staying_float(excluded: Iterable[Weight]) -> Stays:
+    """Return what tells of the layers that have these weights."""
+    layers = {id(weight.block) for weight in excluded}
+    return lambda layer: "is excluded" if id(layer) in layers else None
 
 
 def make_plan(

@@ -14,10 +14,13 @@ MOST_PRODUCTS = (1 << 24) // (128 * LIMIT)
 """So many products of codes float32 sums up exactly, in any order."""
 
 _LARGEST_BIAS = 1 << 28
+_RELU = {"relu": keras.ops.relu, "relu6": keras.ops.relu6}
 
 
 class IntegerProduct(IntegerLayer):
     """A layer that multiplies by a kernel of int8 codes and adds an int32 bias.
+
+    It gives codes, or, where only floats go on with them, the sums as floats.
 
     Args:
         kernel_shape: shape of the kernel; its last axes, or the last one, are the
@@ -41,9 +44,12 @@ class IntegerProduct(IntegerLayer):
         self.kernel = self._weight("kernel", "int8", self.kernel_shape)
         self.bias = self._weight("bias", "int32", every)
         self.kernel_scale = self._weight("kernel_scale", "float32", every)
-        self.mantissa = self._weight("mantissa", "int32", every)
-        self.exponent = self._weight("exponent", "int8", every)
-        for factor in (self.kernel_scale, self.mantissa, self.exponent):
+        factors = [self.kernel_scale]
+        if self.output_codes is not None:
+            self.mantissa = self._weight("mantissa", "int32", every)
+            self.exponent = self._weight("exponent", "int8", every)
+            factors += [self.mantissa, self.exponent]
+        for factor in factors:
             represents(factor, None)
 
     def store(
@@ -65,24 +71,25 @@ class IntegerProduct(IntegerLayer):
         matrix = kernel.reshape(-1, self.channels)
         steps = added.astype(np.float64) / step
         codes, scales = coded_kernel(matrix, steps, granularity)
-        mantissa, exponent = fixed_point(self.factors(scales))
         self.kernel.assign(codes.reshape(self.kernel_shape))
         self.bias.assign(np.rint(steps / scales).astype(np.int32))
         self.kernel_scale.assign(scales)
-        self.mantissa.assign(mantissa)
-        self.exponent.assign(exponent.astype(np.int8))
-
-    def factors(self, scales: np.ndarray) -> np.ndarray:
-        """Return what a sum of products is multiplied by, float64, per channel."""
-        step = self.input_codes[0].scale
-        return step * scales.astype(np.float64) / self.output_codes.scale
+        if self.output_codes is not None:
+            factors = step * scales.astype(np.float64) / self.output_codes.scale
+            mantissa, exponent = fixed_point(factors)
+            self.mantissa.assign(mantissa)
+            self.exponent.assign(exponent.astype(np.int8))
 
     def rescaled(self, products: Any) -> Any:
-        """Return int8 codes, of int32 sums of products of codes."""
+        """Return int8 codes or float32 numbers, of int32 sums of products of codes."""
         ops = keras.ops
         matrix = ops.reshape(ops.cast(self.kernel, "int32"), (-1, self.channels))
         zero = self.input_codes[0].zero_point
         sums = products + (self.bias - zero * ops.sum(matrix, axis=0))
+        if self.output_codes is None:
+            step = self.kernel_scale * self.input_codes[0].scale
+            floats = ops.cast(sums, "float32") * step
+            return floats if self.activation is None else _RELU[self.activation](floats)
         steps = times(sums, self.mantissa, self.exponent, twice=self.rounds_twice)
         return self.finished(steps)
 

@@ -4,13 +4,14 @@ from typing import Any
 
 import numpy as np
 
-from kerasmem.compression.quantize.activations.calls import flatten
+from kerasmem.compression.quantize.activations.calls import Call, flatten
 from kerasmem.compression.quantize.given_ranges import Ranges
 from kerasmem.compression.quantize.static.factors import affine_factors
 from kerasmem.compression.quantize.static.kinds import is_affine
 from kerasmem.compression.quantize.static.plan import Plan, Step
 from kerasmem.compression.quantize.static.planning import Stays, make_plan
 from kerasmem.compression.quantize.static.split import split
+from kerasmem.errors import ModelError
 
 _COARSE = 4
 """So many of its own steps a normalization may make of one step of what it takes."""
@@ -21,9 +22,10 @@ def plan_of(
 ) -> Plan:
     """Return what becomes of every call of a model.
 
-    Inputs of the model stay float up to the first layer that gains by codes, where
-    layers that stay float or a normalization of values that are too unlike for one
-    scale come before it.
+    Codes end where only layers that stay float go on: products give floats there, and
+    what does not gain by codes stays float. Inputs of the model stay float up to the
+    first layer that gains, where layers that stay float or a normalization of values
+    that are too unlike for one scale come before it.
 
     Args:
         model: a built model with a graph.
@@ -32,17 +34,30 @@ def plan_of(
 
     Raises:
         ConfigError: if a range is missing, or is none.
+        ModelError: if nothing has codes.
     """
     kept: dict[str, str] = {}
     while True:
         calls = flatten(model, lambda x: None if stays(x) else split(x), kept)
         plan = make_plan(calls, stays, kept)
-        more = _apart_in_vain(plan) or _coded_in_vain(plan)
+        wanted = _wanted(plan)
+        products = {s.output for s in plan.steps.values() if s.kind.gains}
+        plan.floats = products - wanted
+        more = _apart_in_vain(plan) or _coded_in_vain(plan, wanted)
         if not more and ranges is not None:
             more = _too_coarse(plan, ranges)
+        if not plan.steps:
+            raise _nothing(model)
         if not more:
             return plan
         kept |= more
+
+
+def _nothing(model: Any) -> ModelError:
+    return ModelError(
+        f"The model {model.name!r} has nothing to quantize: none of its "
+        "layers has a form in int8, or all are excluded."
+    )
 
 
 def _apart_in_vain(plan: Plan) -> dict[str, str]:
@@ -63,21 +78,39 @@ def _apart_in_vain(plan: Plan) -> dict[str, str]:
     return found
 
 
-def _coded_in_vain(plan: Plan) -> dict[str, str]:
-    """Return calls at the beginning whose codes only layers that stay float take."""
-    leading = _leading(plan)
-    worth = set(map(plan.number, plan.calls.outputs))
-    for name, step in plan.steps.items():
-        if name not in leading:
-            worth.update(step.inputs)
-    found = {}
+def _coded_in_vain(plan: Plan, wanted: set[int]) -> dict[str, str]:
+    """Return calls that do not gain by codes, and before layers that stay float."""
+    return {
+        call.whole: "leads to layers that stay float"
+        for call in plan.calls.calls
+        if call.name in plan.steps
+        and not _takes_codes(call, plan.steps[call.name], wanted)
+    }
+
+
+def _takes_codes(call: Call, step: Step, wanted: set[int]) -> bool:
+    # What was one layer with a kernel has codes in all of its parts.
+    is_part = call.operation is not call.layer
+    stays_whole = is_part and bool(getattr(call.layer, "weights", ()))
+    return step.kind.gains or stays_whole or step.output in wanted
+
+
+def _wanted(plan: Plan) -> set[int]:
+    """Return the numbers of tensors that are wanted in codes.
+
+    They are taken by what gains by codes or makes some that are wanted. What the model
+    gives is wanted in codes too, and so is what its last layer takes: files of integers
+    have both.
+    """
+    ends = set(map(plan.number, plan.calls.outputs))
+    wanted = set(ends)
     for call in reversed(plan.calls.calls):
-        step = leading.get(call.name)
-        if step is not None and step.output in worth:
-            worth.update(step.inputs)
-        elif step is not None:
-            found[call.whole] = "leads to layers that stay float"
-    return found
+        step = plan.steps.get(call.name)
+        if step is not None and _takes_codes(call, step, wanted):
+            wanted.update(step.inputs)
+        if call.name in plan.reasons and not ends.isdisjoint(call.outputs):
+            wanted.update(map(plan.number, call.inputs))
+    return wanted
 
 
 def _too_coarse(plan: Plan, ranges: Ranges) -> dict[str, str]:

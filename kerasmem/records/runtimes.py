@@ -1,0 +1,123 @@
+"""What a model costs in each runtime: what `km.compare_runtimes` found."""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class BatchTime:
+    """The time that one batch takes.
+
+    Args:
+        batch_size: samples in it.
+        milliseconds: median time of one forward pass.
+        low_ms: nine in ten passes took longer.
+        high_ms: nine in ten passes took less.
+    """
+
+    batch_size: int
+    milliseconds: float
+    low_ms: float
+    high_ms: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuntimeFigures:
+    """A model in one form, run by one runtime. None means: not to be had.
+
+    None of the figures is there if the form could not be made; `reason` says why.
+
+    Args:
+        name: such as `"LiteRT, int8-static"`.
+        how: what to write to get it.
+        needs_keras: whether it runs only in a process that has Keras.
+        times: of every batch size, in ascending order.
+        file_bytes: size of the file, without optimizer state.
+        weight_bytes: of the weights, in RAM or as constants of the file.
+        peak_bytes: most resident bytes during a pass of the largest batch, on the CPU
+            in a process of its own, beyond those before the model was opened.
+        process_bytes: most resident bytes of that process then, its runtime included.
+        difference: largest absolute difference of an output from those of the model as
+            it is, as a share of the largest output.
+        reason: why it could not be made, `""` if it was.
+    """
+
+    name: str
+    how: str
+    needs_keras: bool
+    times: tuple[BatchTime, ...] = ()
+    file_bytes: int | None = None
+    weight_bytes: int | None = None
+    peak_bytes: int | None = None
+    process_bytes: int | None = None
+    difference: float | None = None
+    reason: str = ""
+
+    def time(self, batch_size: int) -> BatchTime | None:
+        """Return the time of a batch, None if it was not measured."""
+        found = (t for t in self.times if t.batch_size == batch_size)
+        return next(found, None)
+
+
+@dataclass(frozen=True)
+class RuntimeAdvice:
+    """Which form to use for one purpose.
+
+    Args:
+        use: the purpose, such as `"fastest, batch of 1"`.
+        name: the form whose figure is least.
+        others: forms that are not clearly worse.
+        sentence: the advice in words, with the figure that it follows from.
+    """
+
+    use: str
+    name: str
+    others: tuple[str, ...]
+    sentence: str
+
+
+@dataclass(frozen=True)
+class RuntimeComparison:
+    """A model as it is, with int8 weights, and as LiteRT files, side by side.
+
+    Args:
+        model: its name.
+        backend: `"tensorflow"`, `"jax"` or `"torch"`.
+        device: `"gpu"` or `"cpu"`, what Keras runs on; LiteRT runs on the CPU.
+        threads: of LiteRT; Keras takes all that it finds.
+        samples: number of samples whose outputs were compared, those of one batch.
+        given: whether they came from the caller; else they are random.
+        runtimes: the forms; the first is the model as it is.
+        advice: which to use for what.
+    """
+
+    model: str
+    backend: str
+    device: str
+    threads: int
+    samples: int
+    given: bool
+    runtimes: tuple[RuntimeFigures, ...]
+    advice: tuple[RuntimeAdvice, ...]
+
+    @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        """The batch sizes that were measured."""
+        return tuple(time.batch_size for time in self.runtimes[0].times)
+
+    def to_json(self) -> str:
+        """Return the record as JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "RuntimeComparison":
+        """Return the record that `to_json` made `text` of."""
+        content: dict[str, Any] = json.loads(text)
+        for each in content["runtimes"]:
+            each["times"] = tuple(BatchTime(**time) for time in each["times"])
+        for each in content["advice"]:
+            each["others"] = tuple(each["others"])
+        content["runtimes"] = tuple(RuntimeFigures(**r) for r in content["runtimes"])
+        content["advice"] = tuple(RuntimeAdvice(**a) for a in content["advice"])
+        return cls(**content)

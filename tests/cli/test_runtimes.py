@@ -1,0 +1,66 @@
+"""`kerasmem runtimes`: a table, the reasons, the advice, and all of it as JSON."""
+
+import pytest
+
+from kerasmem.compression.runtimes import compare
+from kerasmem.compression.runtimes.forms import FORMS
+from kerasmem.records import RuntimeComparison
+
+KERAS, INT8, _, _, STATIC = FORMS
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """What needs no process of its own."""
+    monkeypatch.setattr(compare, "FORMS", (KERAS, INT8, STATIC))
+    resident = {"process_bytes": 5 << 20, "peak_bytes": 3 << 20}
+    monkeypatch.setattr(compare, "_resident", lambda *_: resident)
+
+
+def test_json_holds_the_whole_record(folder, kerasmem, backend):
+    call = kerasmem("runtimes model.keras --batch-size 4 --json")
+    found = call.json
+    assert set(found) == set(RuntimeComparison.__dataclass_fields__)
+    assert (found["model"], found["backend"]) == ("model.keras", backend)
+    assert [r["name"] for r in found["runtimes"]] == [
+        KERAS.name,
+        INT8.name,
+        STATIC.name,
+    ]
+    assert [t["batch_size"] for t in found["runtimes"][1]["times"]] == [4]
+    assert (found["given"], found["samples"], found["threads"]) == (False, 4, 1)
+    assert found["advice"][-1]["name"] == INT8.name
+
+
+def test_data_goes_to_the_comparison(folder, kerasmem, monkeypatch):
+    monkeypatch.setattr(compare, "FORMS", (KERAS,))
+    found = kerasmem("runtimes model.keras --data split.npz --batch-size 9 --json").json
+    assert (found["given"], found["samples"]) == (True, 9)
+
+
+def test_a_person_reads_figures_reasons_and_advice(folder, kerasmem):
+    call = kerasmem("runtimes model.keras --threads 2")
+    assert call.code == 0
+    assert "batch of 1" in call.out
+    assert "batch of 32" in call.out
+    assert "5.00 MiB" in call.out
+    assert "LiteRT, int8-static was not made: It needs samples" in call.out
+    text = " ".join(call.out.split())
+    assert "LiteRT on the CPU with 2 threads" in text
+    assert "32 random samples" in text
+    assert "Smallest file: Keras, int8 weights" in text
+    assert 'Keras, int8 weights: km.compress(model, km.Quantize("int8")).model' in text
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("runtimes missing.keras", "missing.keras"),
+        ("runtimes model.keras --batch-size 0", "from 1"),
+        ("runtimes model.keras --data missing.npz", "missing.npz"),
+    ],
+)
+def test_bad_input_is_one_line(folder, kerasmem, line, text):
+    call = kerasmem(line)
+    assert call.code == 2
+    assert text in call.err.strip().splitlines()[-1]

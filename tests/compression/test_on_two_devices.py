@@ -1,0 +1,103 @@
+"""A recipe on two devices makes the model that it makes on one."""
+
+import keras
+import numpy as np
+import pytest
+
+import kerasmem as km
+from kerasmem.errors import DataError
+from kerasmem.memory.child import ON_THE_CPU, run_in_child
+from tests.models import L, chain
+from tests.two_devices import TWO_DEVICES, two_devices
+
+CHAIN = [km.Prune(0.5), km.Cluster(4), km.Distill(teacher="original")]
+CODES = [km.PruneChannels(0.25), km.Quantize("int8-static")]
+
+
+def data():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(24, 6)).astype("float32")
+    return x, x[:, :3].argmax(1)
+
+
+def network():
+    keras.utils.set_random_seed(3)
+    # JAX computes with the whole batch, a replica on TensorFlow with its own part.
+    in_parts = keras.backend.backend() == "tensorflow"
+    model = chain(
+        (6,),
+        L.Dense(16, activation="relu"),
+        L.BatchNormalization(synchronized=in_parts),
+        L.Dense(3),
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.05), loss, metrics=["accuracy"])
+    return model
+
+
+def compressed(model, steps, epochs, **others):
+    return km.compress(
+        model,
+        steps,
+        data=data(),
+        fine_tune_epochs=epochs,
+        batch_size=8,
+        seed=0,
+        **others,
+    )
+
+
+def results(model, **others):
+    others["validation_data"] = data()
+    found = [compressed(model, CHAIN, 1, **others), compressed(model, CODES, 0)]
+    weights = [
+        keras.ops.convert_to_numpy(v).ravel().tolist() for v in found[0].model.weights
+    ]
+    answers = [result.model.predict(data()[0], verbose=0).tolist() for result in found]
+    loss = found[0].report.after.metrics["loss"]
+    return found, {"weights": weights, "answers": answers, "loss": loss}
+
+
+def devices_of(model):
+    if keras.backend.backend() == "jax":
+        return len(model.weights[0].value.sharding.device_set)
+    return model.distribute_strategy.num_replicas_in_sync
+
+
+def on_two(job):
+    """Return what recipes make on one device and on two; in a child."""
+    scope = two_devices()
+    _, alone = results(network())
+    with scope():
+        model = network()
+        if keras.backend.backend() == "jax":
+            found, together = results(model, checkpoint_dir=job["folder"])
+            with pytest.raises(DataError, match="shared by 2 devices") as uneven:
+                km.compress(model, km.Prune(0.5), data=data(), batch_size=3)
+            assert "Received: 24 samples, batch_size=3" in str(uneven.value)
+    if keras.backend.backend() == "tensorflow":
+        # Outside: what is made trains on the devices of the model all the same.
+        found, together = results(model, checkpoint_dir=job["folder"])
+        small = km.make_student(model, 0.5)
+        student = km.distill(model, small, data(), batch_size=8, verbose=0)
+        assert devices_of(student) == 2
+    devices = [devices_of(result.model) for result in found]
+    return {"alone": alone, "together": together, "devices": devices}
+
+
+def test_on_two_devices_a_recipe_makes_what_it_makes_on_one(backend, tmp_path):
+    if backend == "torch":
+        return  # Keras needs several processes there
+    found = run_in_child(
+        f"{__name__}:on_two",
+        {"folder": str(tmp_path)},
+        backend=backend,
+        environment={**ON_THE_CPU, **TWO_DEVICES},
+    )
+    assert found["devices"] == [2, 2]
+    alone, together = found["alone"], found["together"]
+    for one, two in zip(alone["weights"], together["weights"], strict=True):
+        np.testing.assert_allclose(two, one, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(together["loss"], alone["loss"], rtol=0.01)
+    for one, two in zip(alone["answers"], together["answers"], strict=True):
+        np.testing.assert_allclose(two, one, atol=0.05)  # of integers: a few codes
