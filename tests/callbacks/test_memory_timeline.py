@@ -32,7 +32,8 @@ from tests.timelines import (
 FASTER = {"OMP_NUM_THREADS": "1", "XLA_FLAGS": "--xla_backend_optimization_level=0"}
 CHILD = Path(__file__).with_name("timeline_child.py")
 BATCH = 32
-DENSE = {"sequential/dense": 50, "sequential/dense_1": 30, "sequential/dense_2": 3}
+LAST = "sequential/dense_2"
+DENSE = {"sequential/dense": 50, "sequential/dense_1": 30, LAST: 3}
 NESTED = {"inner/dense": 24, "inner/dense_1": 20, "shared": 20, "dense_2": 3}
 SHOWN = ("forward", "backward", "optimizer")
 MODELS = ("mlp", "sequence", "nested, sgd", "resnet, mixed_float16")
@@ -144,9 +145,30 @@ def test_activations_are_counted_to_the_byte(seen, backend):
     found = requested_by_layer(timeline.blocks, "activation")
     steps = steps_in(timeline, backend)
     # XLA keeps what goes into a relu too.
-    kept = {"sequential/dense_2": 1} if backend == "jax" else dict.fromkeys(DENSE, 1)
+    kept = {LAST: 1} if backend == "jax" else dict.fromkeys(DENSE, 1)
     for layer, units in DENSE.items():
-        assert found[layer] == steps * kept.get(layer, 2) * BATCH * units * 4
+        if (layer, backend) != (LAST, "tensorflow"):
+            assert found[layer] == steps * kept.get(layer, 2) * BATCH * units * 4
+
+
+def test_of_logits_let_go_before_the_backward_pass_the_loss_has_its_own(seen, backend):
+    # TensorFlow's loss writes over the logits, unless the accuracy, in another thread,
+    # reads them just then.
+    if backend == "tensorflow":
+        timeline = seen["mlp"]["timelines"][0]
+        made = [block for block in made_in_window(timeline) if block.phase == "forward"]
+        logits = [block for block in made if block.layer == LAST]
+        size = BATCH * DENSE[LAST] * 4
+        assert [block.requested_bytes for block in logits] == timeline.steps * [size]
+        losses = [b for b in made if "SparseSoftmaxCrossEntropy" in b.operation]
+        for block in logits:
+            if block.category != "activation":
+                assert block.category == "temporary"
+                assert any(
+                    (loss.requested_bytes, loss.category) == (size, "activation")
+                    and block.allocated_at < loss.allocated_at < block.freed_at
+                    for loss in losses
+                )
 
 
 def test_rounding_is_shown_apart(seen, backend):
