@@ -18,7 +18,7 @@ PADDING = {"same": 0, "valid": 1, "causal": 1}
 """LiteRT's numbers; what causal padding adds is an operation of its own."""
 
 
-def within(layer: Any) -> str | None:
+def within(layer: Any) -> Any:
     """Return the name of what an integer layer has within it.
 
     A ReLU6 is a ReLU where 6 lies beyond the last code. LiteRT counts 6 in steps of the
