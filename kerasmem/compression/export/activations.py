@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 
-from kerasmem.compression.export.writing import Write, within
+from kerasmem.compression.export.writing import Write
 from kerasmem.compression.quantize.static.codes import Codes
 from kerasmem.compression.quantize.static.kinds import ACTIVATIONS
 from kerasmem.compression.quantize.static.split import activation_of
@@ -64,7 +64,7 @@ def relu(
     writer: Writer, layer: Any, _: Sequence[Any], inputs: Sequence[int], output: int
 ) -> None:
     """Write a ReLU or ReLU6 of its own."""
-    writer.operation(within(layer).upper(), inputs, output)
+    writer.operation(layer.activation.upper(), inputs, output)
 
 
 def leaky_relu(

@@ -9,9 +9,9 @@ import numpy as np
 from kerasmem.compression.export import activations, windows
 from kerasmem.compression.export.weights import kernel_and_bias
 from kerasmem.compression.export.writing import (
+    ACTIVATION,
     PADDING,
     Write,
-    fused,
     new,
     pad_to,
     reshape_to,
@@ -51,7 +51,7 @@ def _affine(
         dilationHFactor=1,
         dilationWFactor=1,
         depthMultiplier=1,
-        fusedActivationFunction=fused(layer),
+        fusedActivationFunction=ACTIVATION[layer.activation],
     )
     if not pictures:
         reshape_to(writer, target, output, tensor.shape)
@@ -67,7 +67,7 @@ def _dense(
         out,
         "FullyConnectedOptions",
         keepNumDims=len(tensors[0].shape) > 2,
-        fusedActivationFunction=fused(layer),
+        fusedActivationFunction=ACTIVATION[layer.activation],
     )
 
 
@@ -75,8 +75,8 @@ def _elementwise(name: str, kind: str) -> Write:
     def write(
         writer: Writer, layer: Any, _: Sequence[Any], inputs: Sequence[int], output: int
     ) -> None:
-        number = fused(layer)
-        writer.operation(name, inputs, output, kind, fusedActivationFunction=number)
+        fused = ACTIVATION[layer.activation]
+        writer.operation(name, inputs, output, kind, fusedActivationFunction=fused)
 
     return write
 

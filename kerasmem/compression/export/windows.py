@@ -8,9 +8,9 @@ import numpy as np
 
 from kerasmem.compression.export.weights import kernel_and_bias
 from kerasmem.compression.export.writing import (
+    ACTIVATION,
     PADDING,
     Write,
-    fused,
     new,
     pad_to,
     reshape_to,
@@ -84,7 +84,7 @@ def _convolution_options(layer: Any) -> dict[str, int]:
         **_window(layer),
         "dilationHFactor": height,
         "dilationWFactor": width,
-        "fusedActivationFunction": fused(layer),
+        "fusedActivationFunction": ACTIVATION[layer.activation],
     }
 
 
