@@ -21,7 +21,7 @@ from kerasmem.compression.quantize.aware.quantizers import (
     FirstValue,
     MovingAverage,
 )
-from kerasmem.compression.quantize.config import Quantize
+from kerasmem.compression.quantize.config import MIXED, Quantize
 from kerasmem.compression.quantize.given_ranges import Ranges, check_ranges
 from kerasmem.errors import ConfigError, ModelError
 
@@ -60,7 +60,7 @@ class QuantizationAware(keras.callbacks.Callback):
             `Quantize(..., scales=)`; those that `quantize` has and those learned.
 
     Raises:
-        ConfigError: if a value is out of its range.
+        ConfigError: if a value is out of its range, or `quantize` is `"mixed"`.
         ModelError: at the start of `fit`, if the model has no weights yet, none to
             round, no graph where its activations are to be rounded, or not the tensors
             and weights that `ranges` and scales are of; in it, if a layer assigns a
@@ -99,6 +99,13 @@ class QuantizationAware(keras.callbacks.Callback):
                 "A training step sees weights rounded to nearest. Next: train with "
                 "rounding='nearest', and compress with the same. Received: "
                 f"rounding={quantize.rounding!r}."
+            )
+        if quantize.scheme == MIXED:
+            raise ConfigError(
+                "A training step sees weights in the scheme that they will have, and "
+                f"{MIXED!r} chooses one for each layer of a model that is trained. "
+                "Next: train with another one, and compress with the same. Received: "
+                f"scheme={MIXED!r}."
             )
         for name, value, fits, expected in (
             ("decay", decay, lambda x: 0 <= x < 1, "at least 0 and below 1"),

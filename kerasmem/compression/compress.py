@@ -111,7 +111,8 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
     Raises:
         ConfigError: if the arguments do not fit together.
         DataError: if the data does not fit the model.
-        ModelError: if a technique finds nothing to do.
+        ModelError: if a technique finds nothing to do, or training left NaN or infinity
+            in the model.
         ModelFileError: if the file cannot be loaded.
         AccuracyDropError: if the metric drops by more than `max_drop`.
         TargetError: if a search finds nothing that is asked for; its `result` is the

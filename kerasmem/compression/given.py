@@ -13,6 +13,7 @@ from kerasmem.compression.stages import Training, run_steps
 from kerasmem.compression.technique import Technique, TrainingStep
 from kerasmem.errors import ConfigError
 from kerasmem.files.save import Coding
+from kerasmem.graph.finite import check_finite
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,7 @@ class GivenSteps(Job):
 
         Raises:
             ConfigError: if its metrics tell no drop.
+            ModelError: if training left NaN or infinity in the model.
         """
         del coding, validation_data
         if self._max_drop is not None:
@@ -98,6 +100,8 @@ class GivenSteps(Job):
         ]
         checkpoints = self._checkpoints(original, ready, training)
         model, changes = run_steps(original, ready, training, checkpoints)
+        if training.epochs or any(isinstance(step, TrainingStep) for step in ready):
+            check_finite(model, original)
         return Done(model, self._steps, changes)
 
     def judge(self, result: Any) -> None:

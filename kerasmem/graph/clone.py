@@ -155,6 +155,8 @@ def _through(model: Any, path: Path) -> Any:
         cause = " ".join(str(error).split()).rpartition("Exception encountered: ")[2]
         raise ModelError(
             f"The model {model.name!r} cannot be copied, because Keras cannot save and "
-            "load it. Give its own parts a `get_config`, and use named functions in "
-            f"place of lambdas. Received: {cause.partition(': {')[0][:300]}"
+            "load it. Let the `__init__` of its own parts take `**kwargs` and hand "
+            "them to `super().__init__`, give those with arguments of their own a "
+            "`get_config`, and use named functions in place of lambdas. "
+            f"Received: {cause.partition(': {')[0][:300]}"
         ) from error

@@ -765,6 +765,10 @@ def test_compress_takes_the_ranges_of_the_training(name):
 
 
 class TestErrors:
+    def test_a_scheme_that_is_chosen_afterwards(self):
+        with pytest.raises(ConfigError, match="Next: .*another.*scheme='mixed'"):
+            km.callbacks.QuantizationAware(km.Quantize("mixed", max_bytes="5KiB"))
+
     def test_no_quantize(self):
         with pytest.raises(ConfigError, match="takes a Quantize.*'int8'"):
             km.callbacks.QuantizationAware("int8")

@@ -105,6 +105,17 @@ def test_fine_tuning_without_labels_is_an_error(trained, digits):
         km.compress(trained, km.Prune(0.5), data=digits[0][0], fine_tune_epochs=1)
 
 
+def test_a_training_that_leaves_nan_is_an_error(trained, digits):
+    (x, y), _ = digits
+    spoiled = x.copy()
+    spoiled[7, 3] = np.nan
+    text = r"Training left NaN or infinity .*, in \d+ of 1280 .*dense.*Next: .*samples"
+    with pytest.raises(ModelError, match=text):
+        km.compress(trained, km.Prune(0.5), data=(spoiled, y), fine_tune_epochs=1)
+    trained.layers[-1].bias.assign([0.0, 0.0, -np.inf])
+    km.compress(trained, km.Prune(0.5), data=(x, y * 0), fine_tune_epochs=1)
+
+
 def test_what_was_pruned_stays_zero_while_fine_tuning(trained, digits):
     result = km.compress(
         trained, km.Prune(0.7), data=digits[0], fine_tune_epochs=2, seed=1

@@ -114,6 +114,16 @@ def test_quantized_weights_are_exported_as_what_they_stand_for(scheme, tmp_path)
         assert np.array_equal(keras.ops.convert_to_numpy(variable), value)
 
 
+def test_a_table_in_int4_is_exported_as_what_it_stands_for(tmp_path):
+    inputs = keras.Input((6,), dtype="int32", name="words")
+    table = L.Embedding(40, 8)
+    model = keras.Model(inputs, L.Dense(2)(L.Flatten()(table(inputs))))
+    Quantize("int4").apply(model)
+    words = np.random.default_rng(0).integers(0, 40, (4, 6)).astype("int32")
+    path = tmp_path / "m.tflite"
+    assert export(model, path, scheme="float", samples=words).difference <= 1e-5
+
+
 @pytest.mark.parametrize("kind", ["subclassed", *RECURRENT])
 def test_recurrent_layers_are_exported_for_a_fixed_batch(kind, tmp_path):
     model, x = KINDS[kind].make(), KINDS[kind].inputs()

@@ -43,6 +43,12 @@ def test_a_ratio_out_of_range_is_refused(ratio):
         make_student(teacher_of(8), ratio)
 
 
+def test_a_ratio_that_is_too_small_says_how_small_it_may_be():
+    text = r"leaves 0\.0\d+% of the parameters.*of which 0\.001% are to stay"
+    with pytest.raises(ModelError, match=text):
+        make_student(teacher_of(512, 512), 0.00001)
+
+
 def test_a_teacher_without_channels_to_spare_is_refused():
     with pytest.raises(ModelError, match="has no channels that could be removed"):
         make_student(teacher_of(), 0.5)

@@ -79,6 +79,16 @@ def test_every_weight_is_listed_and_counted(full):
     assert "skipped: a bias" in full
 
 
+def test_a_weight_that_two_techniques_met_counts_once():
+    found = [
+        WeightChange("a", weight, technique, weight == "a/kernel", "x", 40, 10)
+        for technique in ("prune", "quantize")
+        for weight in ("a/kernel", "a/bias", "a/Bias")
+    ]
+    page = render_page(Page("A run", MODELS, tuple(found), (), (), {}))
+    assert "1 changed, 2 left alone" in page
+
+
 def test_text_from_outside_is_escaped(full):
     assert "<script" not in full
     assert "&lt;script&gt;alert(1)" in full

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 _HALVINGS = {"latency": 5}
 _USUAL_HALVINGS = 10
+_WHOLE_PERCENT = 0.01
 
 
 def kept_channels(
@@ -52,8 +53,13 @@ def _fewest(ranking: Ranking, left: Left, wanted: float, of: str) -> Kept:
         least = left(best)
         if least > wanted:
             raise ModelError(
-                f"Removing as many channels as can go leaves {least:.0%} of the {of}: "
-                "channels of inputs and outputs stay, and what is next to them. "
-                f"Received: PruneChannels of {of}, of which {wanted:.0%} are to stay."
+                f"Removing as many channels as can go leaves {_percent(least)} of "
+                f"the {of}: channels of inputs and outputs stay, and what is next to "
+                f"them. Received: PruneChannels of {of}, of which {_percent(wanted)} "
+                "are to stay."
             )
     return best
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}" if share >= _WHOLE_PERCENT else f"{100 * share:.2g}%"

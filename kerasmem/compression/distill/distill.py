@@ -16,6 +16,7 @@ from kerasmem.errors import ConfigError
 from kerasmem.files.data import check_data, check_shared, fit_arguments, sample_inputs
 from kerasmem.files.data.forms import first_samples
 from kerasmem.graph.clone import clone, compile_settings
+from kerasmem.graph.finite import check_finite
 
 
 def distill(  # noqa: PLR0913  (the public entry point of the contract)
@@ -76,7 +77,8 @@ def distill(  # noqa: PLR0913  (the public entry point of the contract)
         ConfigError: if an argument has a value that cannot be used, or the student has
             no loss.
         DataError: if the data does not fit the models.
-        ModelError: if teacher and student do not fit each other.
+        ModelError: if teacher and student do not fit each other, or training left NaN
+            or infinity in the student.
 
     Example:
         >>> student = km.distill(teacher, student, (x, y), epochs=5)  # doctest: +SKIP
@@ -115,6 +117,7 @@ def distill(  # noqa: PLR0913  (the public entry point of the contract)
             callbacks=callbacks,
             verbose=verbose,
         )
+    check_finite(trained, student)
     history.set_model(trained)  # it would keep the teacher alive
     trained.history = history
     return trained

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from kerasmem.compression.distill.fingerprint import KEY_BYTES
-from kerasmem.errors import DataError
+from kerasmem.errors import DataError, OutputError
 from kerasmem.files.atomic import replacing
 
 _ABOUT, _KEYS = "cache.json", "keys.bin"
@@ -49,6 +49,7 @@ class Store:
 
     Raises:
         DataError: if the folder holds answers of another teacher, or others of it.
+        OutputError: if there can be no such folder.
     """
 
     def __init__(self, folder: Path, teacher: str, columns: Sequence[Column]) -> None:
@@ -60,7 +61,13 @@ class Store:
             "columns": [asdict(column) for column in columns],
             "complete": False,
         }
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutputError(
+                "A cache is a folder, there already or to be made. Received: "
+                f"{str(folder)!r}: {error.strerror or error}."
+            ) from error
         if (folder / _ABOUT).exists():
             self._check()
         else:

@@ -10,30 +10,50 @@ from kerasmem.compression.quantize.static.codes import Codes
 from kerasmem.compression.quantize.static.kinds import ACTIVATIONS
 from kerasmem.compression.quantize.static.split import activation_of
 from kerasmem.compression.quantize.static.table import FUNCTIONS
+from kerasmem.errors import ModelError
 from kerasmem.files.litert import Writer
 from kerasmem.graph.channels.kind import kind
 
 _SOFTMAX_CODES = Codes(1 / 256, -128)
 """LiteRT's softmax gives no others."""
 
+_LEAST_STEP = 2.0**-26
+
 _LOOKED_UP = {"sigmoid": "LOGISTIC", "tanh": "TANH"}
 
 
-def ending(layer: Any) -> tuple[Write, Codes] | None:
+def ending(layer: Any, codes: Codes) -> tuple[Write, Codes] | None:
     """Return what writes an activation that stays float at the end of a model.
 
     None for any other layer.
+
+    Args:
+        layer: the activation.
+        codes: of its input.
+
+    Raises:
+        ModelError: if LiteRT would end the process rather than compute it.
     """
     name = kind(layer)
     function = getattr(layer, "activation", None)
     if name == "layers.Softmax" and layer.axis == -1:
-        return _softmax, _SOFTMAX_CODES
+        return _softmax_of(layer, codes), _SOFTMAX_CODES
     if name == "layers.Activation" and function is keras.activations.softmax:
-        return _softmax, _SOFTMAX_CODES
+        return _softmax_of(layer, codes), _SOFTMAX_CODES
     looked_up = activation_of(layer) or ""
     if looked_up not in FUNCTIONS or name not in ACTIVATIONS:
         return None
     return _named(_LOOKED_UP[looked_up]), FUNCTIONS[looked_up][1]
+
+
+def _softmax_of(layer: Any, codes: Codes) -> Write:
+    if codes.scale <= _LEAST_STEP:
+        raise ModelError(
+            f"LiteRT cannot run {layer.name!r}: the steps of what its softmax takes "
+            f"must be above {_LEAST_STEP:.3g}. Received: steps of {codes.scale:.3g}. "
+            "Next: train the model first, or give data that its classes differ on."
+        )
+    return _softmax
 
 
 def _softmax(

@@ -81,7 +81,7 @@ class _File:
             return isinstance(layer, FromCodes) or layer.output_codes == before[0][1]
         plain = OPERATIONS.get(type(layer)), before[0][1]
         is_end = id(output) in self._ends
-        write, codes = (ending(layer) if is_end else None) or plain
+        write, codes = (ending(layer, before[0][1]) if is_end else None) or plain
         unlike = any(codes_of != before[0][1] for _, codes_of in before)
         made = getattr(layer, "output_codes", codes)
         if write is None or made is None:

@@ -96,6 +96,8 @@ class QuantizedVariable(keras.Variable):
             return part if part.shape[0] == 1 else ops.take(part, flat, axis=0)
 
         ops = keras.ops
+        if self._hoisted is not None:
+            return ops.take(self._hoisted, indices, axis=0)
         flat = ops.reshape(indices, (-1,))
         rows = None if self._rows is None else self._rows.narrowed(0, -1)
         found = self.decoded(self.tensors()[0].map(taken), rows)

@@ -12,7 +12,7 @@ from kerasmem.compression.distill.cache_config import Cache, stored
 from kerasmem.compression.distill.cache_forms import top, whole
 from kerasmem.compression.distill.losses import DKD, Features, Logits
 from kerasmem.compression.distill.store import Column, Store
-from kerasmem.errors import ConfigError, DataError
+from kerasmem.errors import ConfigError, DataError, OutputError
 from kerasmem.memory import stream
 
 SAMPLES, FEATURES, CLASSES = 20, 5, 6
@@ -116,6 +116,13 @@ def test_a_teacher_is_asked_once_for_several_students(data, tmp_path, monkeypatc
     half = tuple(part[::2] for part in data)
     run(teacher, classifier(3), half, tmp_path)
     assert sum(asked) == SAMPLES
+
+
+def test_a_file_is_no_cache(data, tmp_path):
+    path = tmp_path / "teacher.keras"
+    path.touch()
+    with pytest.raises(OutputError, match=r"is a folder.*teacher\.keras': File exists"):
+        run(classifier(8), classifier(4), data, cache=path)
 
 
 def test_batches_are_found_again_in_any_order(data, tmp_path, monkeypatch):

@@ -49,6 +49,13 @@ def distiller(teacher, student, **arguments):
     return model
 
 
+def test_a_training_that_leaves_nan_is_an_error(data):
+    x, y = data
+    x[3, 2] = np.nan
+    with pytest.raises(ModelError, match="Training left NaN or infinity .*kernel"):
+        distill(classifier(8), classifier(), (x, y), verbose=0)
+
+
 def judged(model, x, y):
     return model.evaluate(x, y, verbose=0, return_dict=True)
 

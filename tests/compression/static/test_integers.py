@@ -227,6 +227,21 @@ def test_a_mean_in_far_coarser_steps_is_zero():
     assert (litert_codes(integer_file(integers), integers, arrays) == -128).all()
 
 
+@pytest.mark.parametrize("layer", [L.Softmax(), L.Activation("softmax")])
+def test_a_softmax_of_steps_too_small_for_litert_is_refused(layer):
+    # LiteRT itself would end the process.
+    model = keras.Sequential([keras.Input((5,), name="x"), L.Dense(3, name="y"), layer])
+    for top, runs in ((2e-6, False), (8e-6, True)):
+        integers, _ = integer_model(model, {"x": (-1.0, 1.0), "y": (-top / 2, top / 2)})
+        if runs:
+            given = {"x": np.zeros((2, 5), "int8")}
+            (scores,) = LiteRT(integer_file(integers), kernels="reference")(given)
+            assert scores.shape == (2, 3)
+        else:
+            with pytest.raises(ModelError, match="LiteRT cannot run .*steps of 7.8"):
+                integer_file(integers)
+
+
 @pytest.mark.parametrize("low", [-300.0, -20.0, -3.0, -0.5, -0.01])
 @pytest.mark.parametrize("high", [200.0, 6.0, 1.0, 0.02])
 def test_a_hard_silu_is_that_of_litert_in_every_range(low, high):

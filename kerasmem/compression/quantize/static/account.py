@@ -93,7 +93,8 @@ def _note(
     if not is_affine(call.operation):
         kernel = own[_kernel_name(call)]
         bias = own["bias"] if call.operation.use_bias else None
-        detail = f"int8 with {layer.channels} scales, times int8"
+        count = layer.channels
+        detail = f"int8 with {count} scale{'s' * (count != 1)}, times int8"
     for variable in layer.variables:
         owner, told = kernel, _Made(detail, product=layer)
         if bias is not None and variable is layer.bias:
