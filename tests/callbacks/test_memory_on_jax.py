@@ -43,7 +43,7 @@ def run(tmp_path_factory):
         for n in ("0", "1")
     ]
     try:
-        told = [child.communicate(timeout=120) for child in children]
+        told = [child.communicate(timeout=600) for child in children]
     finally:
         for child in children:
             child.kill()

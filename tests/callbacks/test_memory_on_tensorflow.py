@@ -35,7 +35,7 @@ def run(script, *arguments, **environment):
 
 def output(child):
     try:
-        out, err = child.communicate(timeout=180)
+        out, err = child.communicate(timeout=600)
     finally:
         child.kill()
     assert child.returncode == 0, err[-3000:]
@@ -127,7 +127,7 @@ def test_fit_on_several_workers_still_fails_in_keras_itself():
         for task in ({"type": "worker", "index": 0}, {"type": "worker", "index": 1})
     ]
     try:
-        told = [worker.communicate(timeout=120)[0] for worker in workers]
+        told = [worker.communicate(timeout=600)[0] for worker in workers]
     finally:
         for worker in workers:
             worker.kill()
