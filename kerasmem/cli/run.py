@@ -69,6 +69,7 @@ def run(options: Namespace) -> Outcome:
     # -P: with our folder on its path `import inspect` would find our `inspect.py`.
     command = [sys.executable, "-P", str(_CHILD), str(log_dir.resolve())]
     command += ["timeline" if options.timeline else "", str(script), *options.arguments]
+    earlier = _post_mortems(log_dir)
     child = subprocess.Popen(
         command,
         env=_environment(os.environ, counting=options.timeline),
@@ -77,8 +78,9 @@ def run(options: Namespace) -> Outcome:
     )
     returned = _wait_for(child)
     code = returned if returned >= 0 else 128 - returned
-    for found in _post_mortems(log_dir, since=now.timestamp()):
-        say(_told(found))
+    for found in _post_mortems(log_dir):
+        if found not in earlier:
+            say(_told(found))
     recorded = sorted(p.name for p in log_dir.iterdir()) if log_dir.is_dir() else []
     if not recorded:
         say(
@@ -91,8 +93,8 @@ def run(options: Namespace) -> Outcome:
     return Outcome(data | {"files": recorded}, (), exit_code=code)
 
 
-def _post_mortems(log_dir: Path, since: float) -> list[PostMortem]:
-    """Return what was written since then on why memory ran out."""
+def _post_mortems(log_dir: Path) -> list[PostMortem]:
+    """Return what the folder has on why memory ran out."""
     lines = [
         line
         for file in sorted(log_dir.glob("post_mortems*.jsonl"))
@@ -102,7 +104,7 @@ def _post_mortems(log_dir: Path, since: float) -> list[PostMortem]:
     for line in lines:
         with suppress(ValueError, KeyError, TypeError):  # cut off: `report` says so
             found.append(PostMortem.from_json(line))
-    return [one for one in found if one.time >= since]
+    return found
 
 
 def _told(found: PostMortem) -> str:

@@ -12,7 +12,6 @@ it is the step of one process. Each writes its file; that of the first is opened
 import argparse
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -25,6 +24,7 @@ import keras
 import numpy as np
 
 import kerasmem as km
+from tests.ports import unused_ports
 
 _SECONDS = 500
 L = keras.layers
@@ -78,9 +78,7 @@ def one_of(rank, count, port, folder, searches):
 
 def run(count, folder, *, searches=False):
     """Compress in `count` processes, and return what they wrote: models and metrics."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
+    (port,) = unused_ports(1)
     command = [sys.executable, "-m", "tests.benchmarks.bench_processes"]
     processes = [
         subprocess.Popen([*command, *map(str, (rank, count, port, folder, searches))])

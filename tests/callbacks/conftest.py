@@ -2,7 +2,6 @@
 
 import logging
 import os
-import socket
 
 import keras
 import numpy as np
@@ -186,20 +185,6 @@ def fit(make_model, data):
         return model.fit(*data, callbacks=list(callbacks), **options).history
 
     return run
-
-
-@pytest.fixture
-def unused_ports():
-    """Return a function of n: n ports of this machine that nobody listens on."""
-
-    def find(number):
-        sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
-        ports = [each.getsockname()[1] for each in sockets]
-        for each in sockets:
-            each.close()
-        return ports
-
-    return find
 
 
 # What is about one framework runs where the suite runs on it, and is no skipped test

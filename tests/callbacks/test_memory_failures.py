@@ -165,7 +165,7 @@ def test_a_run_that_is_killed_keeps_what_it_had(tmp_path):
         [sys.executable, "-W", "ignore", "-c", KILLED, str(tmp_path)],
         env=os.environ,
         capture_output=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert child.returncode == -signal.SIGKILL, child.stderr.decode()

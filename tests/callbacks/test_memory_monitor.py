@@ -10,7 +10,7 @@ import pytest
 from kerasmem import backends
 from kerasmem.callbacks import MemoryMonitor, memory_watch
 from kerasmem.errors import ConfigError, KerasMemWarning
-from kerasmem.memory.host import SampledPeak
+from kerasmem.memory.host import SampledPeak, resident_bytes
 from kerasmem.records import HostReading, MemoryRecord
 from kerasmem.units import MIB
 from tests.callbacks.fakes import FakeDevices, NoDevices
@@ -115,21 +115,24 @@ def test_the_running_backend_gives_figures_or_the_reason(fit, backend):
 
 def test_the_host_peak_sees_a_spike_within_the_epoch_and_forgets_it(fit, devices):
     devices(FakeDevices())
-    spike = 200 * MIB
+    spike, resident = 200 * MIB, []
 
     class Spike(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):
             if epoch == 2:
-                np.ones(spike // 8)  # touched, and freed at once
+                held = np.ones(spike // 8)  # touched, and freed at once
+                resident.append(resident_bytes())
+                del held
 
     monitor = MemoryMonitor()
     fit(monitor, Spike(), epochs=4)
 
-    # The first epoch is left out: what tests before have freed goes back in it.
-    before, during, after = (r.host.peak_bytes for r in monitor.records[1:])
+    # What tests before have left may be freed in any epoch, so none is compared with
+    # the one before; and the kernel adds its pages up in two ways, some apart.
+    during, after = (record.host.peak_bytes for record in monitor.records[2:])
     assert monitor.records[0].host.peak_source == "kernel"
-    assert during - before > 0.9 * spike
-    assert during - after > 0.9 * spike
+    assert during > resident[0] - MIB
+    assert after < resident[0] - spike / 2
 
 
 @pytest.mark.parametrize("validate", [False, True])

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 
 from kerasmem.callbacks import MemoryMonitor
 from kerasmem.errors import KerasMemWarning
+from tests.ports import unused_ports
 
 HERE = Path(__file__).parent
 EPOCHS = 3
@@ -23,8 +23,7 @@ MIB = 1024**2
 def run(tmp_path_factory):
     """Return the folder and the histories of two processes that trained together."""
     folder = tmp_path_factory.mktemp("run")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    (port,) = unused_ports(1)
     children = [
         subprocess.Popen(
             [
@@ -44,7 +43,7 @@ def run(tmp_path_factory):
         for n in ("0", "1")
     ]
     try:
-        told = [child.communicate(timeout=120) for child in children]
+        told = [child.communicate(timeout=600) for child in children]
     finally:
         for child in children:
             child.kill()

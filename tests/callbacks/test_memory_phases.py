@@ -1,12 +1,13 @@
 """MemoryMonitor: the first step, validation, evaluate and predict, each by itself."""
 
 import copy
-import time
+import itertools
+from types import SimpleNamespace
 
 import keras
 import pytest
 
-from kerasmem.callbacks import MemoryMonitor
+from kerasmem.callbacks import MemoryMonitor, memory_reader
 from kerasmem.records import RunInfo
 from tests.callbacks.fakes import Allocator, FakeDevices
 
@@ -177,14 +178,18 @@ def test_evaluate_works_after_a_fit_that_was_broken_off(make_model, devices, dat
     assert [record.phase for record in monitor.records] == ["train", "evaluate"]
 
 
-def test_a_record_says_when_it_was_made(fit, devices):
+def test_a_record_says_when_it_was_made(fit, devices, monkeypatch):
     devices(FakeDevices())
     monitor = MemoryMonitor()
-    before = time.time()
+    # A real clock may be set back meanwhile.
+    seconds = itertools.count(1_800_000_000)
+    clock = SimpleNamespace(time=lambda: float(next(seconds)))
+    monkeypatch.setattr(memory_reader, "time", clock)
+
     fit(monitor, epochs=3)
 
-    times = [before, *(record.time for record in monitor.records), time.time()]
-    assert times == sorted(times)
+    times = [record.time for record in monitor.records]
+    assert times == [1_800_000_000, 1_800_000_001, 1_800_000_002]
 
 
 def test_the_head_of_the_run_tells_what_was_run(make_model, devices, data, tmp_path):

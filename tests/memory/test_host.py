@@ -2,7 +2,6 @@
 
 import mmap
 import threading
-import time
 
 import pytest
 
@@ -10,12 +9,6 @@ from kerasmem.memory import host
 from kerasmem.units import MIB
 
 SPIKE = 100 * MIB
-
-
-def spike(seconds=0.0):
-    with mmap.mmap(-1, SPIKE) as block:
-        block.write(bytes(SPIKE))
-        time.sleep(seconds)
 
 
 @pytest.fixture(params=["kernel", "sampled"])
@@ -28,10 +21,32 @@ def peak(request):
     measured.close()
 
 
-def test_the_peak_holds_a_spike_until_it_is_reset(peak):
+@pytest.fixture
+def looked(peak, monkeypatch):
+    """Return a function that returns once a peak that a thread sees has been seen."""
+    look, begun = host.resident_bytes, threading.Event()
+
+    def noted():
+        if threading.current_thread() is not threading.main_thread():
+            begun.set()
+        return look()
+
+    def wait():
+        # The second look begins when one is over that began after the call.
+        for _ in range(2 if isinstance(peak, host.SampledPeak) else 0):
+            begun.clear()
+            assert begun.wait(timeout=60)
+
+    monkeypatch.setattr(host, "resident_bytes", noted)
+    return wait
+
+
+def test_the_peak_holds_a_spike_until_it_is_reset(peak, looked):
     peak.reset()
     before = peak.read().peak_bytes
-    spike(seconds=0.1)
+    with mmap.mmap(-1, SPIKE) as block:
+        block.write(bytes(SPIKE))
+        looked()
 
     held = peak.read()
     peak.reset()

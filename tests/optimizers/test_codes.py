@@ -172,7 +172,13 @@ def test_order_is_kept(x):
 @few
 @given(blocks())
 def test_the_sign_is_kept_and_means_nothing_else(x):
-    np.testing.assert_array_equal(signed_trip(-x), -signed_trip(x))
+    found, mirrored = signed_trip(x), -signed_trip(-x)
+    assert (found * x >= 0).all()
+    assert (mirrored * x >= 0).all()
+    # Halfway between two codes rounding in float32 decides.
+    from_half = np.abs(signed_place(np.abs(x), largest(x)) % 1 - 0.5)
+    clear = from_half > 1e-4
+    np.testing.assert_array_equal(found[clear], mirrored[clear])
 
 
 @few

@@ -73,4 +73,7 @@ def _magnitude(weights: np.ndarray) -> np.ndarray:
 def _relative(magnitude: np.ndarray) -> np.ndarray:
     """Return magnitudes divided by their root mean square."""
     scale = math.sqrt(float(np.mean(np.square(magnitude, dtype=np.float64))))
-    return magnitude / scale if 0 < scale < math.inf else magnitude
+    if not 0 < scale < math.inf:
+        return magnitude
+    # In the type of the weights the scale of the smallest ones is zero.
+    return (magnitude / np.float64(scale)).astype(magnitude.dtype)

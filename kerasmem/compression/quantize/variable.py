@@ -114,15 +114,15 @@ class QuantizedVariable(keras.Variable):
                 end; None for the whole weight.
         """
         coded, rows = self.coded.map(lambda variable: variable.value), self._rows
+        if after is not None:
+            codes = backends.current().after(coded.codes, after)
+            coded = replace(coded, codes=codes)
         if part is not None:
             axis, start, stop = part
             place = axis if rows is None else rows.stored_axis(axis)
             cut = (*(slice(None) for _ in range(place)), slice(start, stop))
             coded = coded.map(lambda x: x if x.shape[place] == 1 else x[cut])
             rows = rows and rows.narrowed(axis, stop - start)
-        if after is not None:
-            codes = backends.current().after(coded.codes, after)
-            coded = replace(coded, codes=codes)
         return coded, rows
 
     def decoded(self, coded: Coded, rows: Rows | None) -> Any:

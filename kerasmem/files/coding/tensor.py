@@ -5,6 +5,7 @@ the others come first. What is left is written as `values` does it.
 """
 
 import math
+import re
 import zlib
 
 import numpy as np
@@ -20,6 +21,7 @@ LARGE_BYTES, MOST_TIMES = 1 << 30, 1000
 """An array so large that was so much smaller in the file was never a weight."""
 
 _MOST_AXES = 32
+_NAME_OF_TYPE = re.compile(rb"[<>|][biufV][1248]")
 
 
 def has_code(dtype: np.dtype) -> bool:
@@ -131,6 +133,8 @@ def _read_form(source: Reader) -> tuple[tuple[int, ...], np.dtype]:
 
 def _read_dtype(source: Reader) -> np.dtype:
     name = bytes(source.block())
+    if not _NAME_OF_TYPE.fullmatch(name):  # NumPy warns of some names
+        raise damaged("its type is not known")
     try:
         dtype = np.dtype(name.decode())
     except (TypeError, ValueError) as error:

@@ -99,6 +99,11 @@ def test_the_scale_of_an_array_does_not_decide_what_is_ranked_over_its_rms():
     assert raw[0].sum() < 10 < 890 < raw[1].sum()
 
 
+def test_the_smallest_numbers_have_a_score_too():
+    (found,) = scores("magnitude/rms", [np.array([1e-45, 0, 0, 0], "float32")])
+    assert found.tolist() == [2, 0, 0, 0]
+
+
 def test_nan_is_kept_rather_than_hidden():
     mask = mask_of(np.array([np.nan, 1.0, 2.0, 3.0]), 0.5)
     assert mask.tolist() == [True, False, False, True]

@@ -180,6 +180,7 @@ def forged(dtype, shape, *rest):
         (b"|O", (3,), "type is not known"),
         (b"<c8", (3,), "type is not known"),
         (b"<U2", (3,), "type is not known"),
+        (b"a", (3,), "type is not known"),
     ],
 )
 def test_what_no_weight_is_is_refused_before_there_is_room_for_it(

@@ -9,7 +9,7 @@ import kerasmem as km
 from kerasmem.files.read_run import read_run
 from tests.memory.fit.endless import Greedy
 
-PATIENCE = 120  # seconds
+PATIENCE = 600  # seconds
 
 
 def wait_until(condition, child):
