@@ -131,5 +131,5 @@ def test_fit_on_several_workers_still_fails_in_keras_itself():
     finally:
         for worker in workers:
             worker.kill()
-    for text in told:
-        assert "Attempt to convert a value (PerReplica" in text, text
+    # The first to fail may take the other with it, before that has said why.
+    assert any("Attempt to convert a value (PerReplica" in text for text in told), told
