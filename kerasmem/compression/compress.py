@@ -23,6 +23,7 @@ from kerasmem.compression.stages import Training
 from kerasmem.compression.technique import Technique
 from kerasmem.errors import ConfigError, DataError, KerasMemWarning
 from kerasmem.files.data import (
+    check_classes,
     check_data,
     check_shared,
     fit_arguments,
@@ -149,6 +150,7 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
         for samples in (data, validation_data):
             if samples is not None:
                 check_data(original, samples)
+                check_classes(original, samples)
                 check_shared(samples, batch_size)
         training = Training(data, fit, epochs, seed)
         done = job.run(original, training, coding, validation_data)

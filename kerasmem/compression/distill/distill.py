@@ -13,7 +13,13 @@ from kerasmem.compression.distill.distiller import (
 )
 from kerasmem.compression.distill.schedules import Schedule
 from kerasmem.errors import ConfigError
-from kerasmem.files.data import check_data, check_shared, fit_arguments, sample_inputs
+from kerasmem.files.data import (
+    check_classes,
+    check_data,
+    check_shared,
+    fit_arguments,
+    sample_inputs,
+)
 from kerasmem.files.data.forms import first_samples
 from kerasmem.graph.clone import clone, compile_settings
 from kerasmem.graph.finite import check_finite
@@ -97,6 +103,9 @@ def distill(  # noqa: PLR0913  (the public entry point of the contract)
             one(sample)
     with current().replicating(student), seeded(seed):
         trained = _copy(student, loss, optimizer)
+        for samples in (data, validation_data):
+            if samples is not None:
+                check_classes(trained, samples)
         distiller = Distiller(
             teachers,
             trained,
