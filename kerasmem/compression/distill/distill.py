@@ -93,6 +93,7 @@ def distill(  # noqa: PLR0913  (the public entry point of the contract)
     check_models(teachers, student)
     check_epochs(epochs)
     check_data(student, data)
+    _check_weighed(data, hard_weight)
     for samples in (data, validation_data):
         if samples is not None:
             check_shared(samples, batch_size)
@@ -130,6 +131,15 @@ def distill(  # noqa: PLR0913  (the public entry point of the contract)
     history.set_model(trained)  # it would keep the teacher alive
     trained.history = history
     return trained
+
+
+def _check_weighed(data: Any, hard_weight: float) -> None:
+    if first_samples(data).get("y") is None and hard_weight not in (0, HARD_WEIGHT):
+        raise ConfigError(
+            "The data has no labels, so the student learns from the teacher alone. "
+            f"Received: hard_weight={hard_weight!r}. Next: hand in data=(x, y), or no "
+            "hard_weight."
+        )
 
 
 def _copy(student: Any, loss: Any, optimizer: Any) -> Any:
