@@ -22,6 +22,8 @@ from kerasmem.cli.options import (
 from kerasmem.cli.outcome import Outcome, progress_console, say
 from kerasmem.errors import ConfigError
 
+_FAR_WORSE = 0.02
+
 
 def add_to(commands: Any) -> None:
     """Add the command to the parser."""
@@ -100,6 +102,7 @@ def run(options: Namespace) -> Outcome:
     if options.report:
         _write_page(options, result)
     result.save(options.output)
+    _say_if_untrained(job, result.report)
     return _outcome(options, result)
 
 
@@ -163,6 +166,23 @@ def _write_page(options: Namespace, result: Any) -> None:
         search=result.report.search,
     )
     write_page(options.report, page)
+
+
+def _say_if_untrained(job: Job, report: Any) -> None:
+    """Name the fine-tuning where there was none and the model does far worse."""
+    from kerasmem.compression.judge import drop_of, first_metric, is_better_if_higher
+    from kerasmem.compression.presets import as_preset
+
+    if job.trains or not report.before.metrics:
+        return
+    name = first_metric(report.before.metrics)
+    learns = any(step.trains_on for step in as_preset(job.steps).steps)
+    if learns and is_better_if_higher(name) and drop_of(report) > _FAR_WORSE:
+        before, after = report.before.metrics[name], report.after.metrics[name]
+        say(
+            f"{name} went from {before:.4f} to {after:.4f}, and nothing was trained "
+            "since. Next: add --fine-tune-epochs 3."
+        )
 
 
 def _outcome(options: Namespace, result: Any) -> Outcome:

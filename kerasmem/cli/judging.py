@@ -8,6 +8,7 @@ import keras
 from kerasmem.cli.outcome import say
 from kerasmem.errors import ConfigError, DataError
 from kerasmem.files.data import (
+    check_classes,
     check_data,
     fit_arguments,
     hold_out,
@@ -76,7 +77,7 @@ def check_judging(model: Any, data: Any) -> None:
             "The model was saved without a loss. Next: name one with --loss, and what "
             "to measure with --metric."
         )
-    _check_classes(model, first["y"])
+    check_classes(model, tuple(first.values()))
     try:
         model.evaluate(**fit_arguments(tuple(sample.values()), 1), verbose=0)
     except Exception as error:
@@ -85,27 +86,6 @@ def check_judging(model: Any, data: Any) -> None:
             f"The labels do not fit the model and its loss: {type(error).__name__}: "
             f"{reason}"
         ) from error
-
-
-def _check_classes(model: Any, y: Any) -> None:
-    """Raise for a class label that the model has no output for.
-
-    JAX computes a loss of 0 for it, and TensorFlow and torch stop in mid-work.
-    """
-    name = model.loss if isinstance(model.loss, str) else type(model.loss).__name__
-    is_class = name.lower().replace("_", "") == "sparsecategoricalcrossentropy"
-    outputs = getattr(model, "outputs", None) or ()  # a subclassed model names none
-    if not is_class or not hasattr(y, "shape") or len(outputs) != 1:
-        return
-    if getattr(model.loss, "ignore_class", None) is not None:
-        return
-    labels = keras.ops.convert_to_numpy(y)
-    classes = outputs[0].shape[-1]
-    if labels.min() < 0 or labels.max() >= classes:
-        raise DataError(
-            f"The model tells {classes} classes apart, so the labels go from 0 to "
-            f"{classes - 1}. Received: y from {labels.min()} to {labels.max()}."
-        )
 
 
 def _check_names(kind: str, get: Callable[[str], object], names: Sequence[str]) -> None:

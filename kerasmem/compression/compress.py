@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 
 from kerasmem.backends import current
 from kerasmem.backends.seeding import seeded
+from kerasmem.compression.export import SAMPLES
 from kerasmem.compression.given import GivenSteps, Resuming
 from kerasmem.compression.job import Done, Job
 from kerasmem.compression.judge import check_max_drop
@@ -21,11 +23,13 @@ from kerasmem.compression.stages import Training
 from kerasmem.compression.technique import Technique
 from kerasmem.errors import ConfigError, DataError, KerasMemWarning
 from kerasmem.files.data import (
+    check_classes,
     check_data,
     check_shared,
     fit_arguments,
     is_array_data,
     sample_count,
+    sample_inputs,
 )
 from kerasmem.files.load import load_model
 from kerasmem.files.save import Coding, check_coding
@@ -146,15 +150,35 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
         for samples in (data, validation_data):
             if samples is not None:
                 check_data(original, samples)
+                check_classes(original, samples)
                 check_shared(samples, batch_size)
         training = Training(data, fit, epochs, seed)
         done = job.run(original, training, coding, validation_data)
         # Anew: the weights are others now, the slots of the old ones are in the way.
         compile_as(done.model, original)
         report = _report(original, done, (validation_data, batch_size), coding)
-    result = CompressionResult(done.model, report, tuple(done.changes), coding)
+    result = CompressionResult(
+        done.model,
+        report,
+        tuple(done.changes),
+        coding,
+        _few_samples(data if validation_data is None else validation_data),
+    )
     job.judge(result)
     return result
+
+
+def _few_samples(data: Any) -> Any:
+    """Return inputs to compare an exported file on, without holding the data by them.
+
+    None without data, or where an optional input is left out.
+    """
+    if data is None:
+        return None
+    x = sample_inputs(data, SAMPLES)
+    if any(array is None for array in keras.tree.flatten(x)):
+        return None
+    return keras.tree.map_structure(np.array, x)
 
 
 def _check_no_search(**given: Any) -> None:

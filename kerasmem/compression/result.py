@@ -1,6 +1,6 @@
 """What `km.compress` returns."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,15 @@ class CompressionResult:
         report: figures of the original and of the result.
         changes: every weight after every technique: changed, or left alone and why.
         coding: how its file is written, as for `km.save_model`.
+        samples: inputs of the data that it was made or judged with, a few for `export`
+            to compare on; None where there was none.
     """
 
     model: Any
     report: CompressionReport
     changes: tuple[WeightChange, ...]
     coding: Coding = "deflate"
+    samples: Any = field(default=None, compare=False)
 
     def __repr__(self) -> str:
         before, after = self.report.before, self.report.after
@@ -77,7 +80,8 @@ class CompressionResult:
                 the one that suits the model's weights.
             batch_size: length of the batch axis, from 1; None leaves it open, which
                 LiteRT's recurrent layers do not allow.
-            samples: inputs to compare on; None for random ones.
+            samples: inputs to compare on; None for a few of the `validation_data` that
+                `km.compress` had, else of its `data`, else random ones.
             tolerance: largest difference allowed, as a share of the largest output;
                 None for 1e-5 with `"float"`, 0.1 with `"int8-dynamic"`, and two codes
                 of 127 with `"int8-static"`.
@@ -95,6 +99,6 @@ class CompressionResult:
             path,
             scheme=scheme,
             batch_size=batch_size,
-            samples=samples,
+            samples=self.samples if samples is None else samples,
             tolerance=tolerance,
         )

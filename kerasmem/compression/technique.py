@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
-from kerasmem.errors import ConfigError
+from kerasmem.errors import ConfigError, did_you_mean
 from kerasmem.records import WeightChange
 
 
@@ -77,6 +77,7 @@ class Technique(abc.ABC):
                     f"The {field} of {type(self).__name__} must be one of "
                     f"{', '.join(map(str, values))}. "
                     f"Received: {field}={getattr(self, field)!r}."
+                    f"{did_you_mean(getattr(self, field), map(str, values))}"
                 )
 
 

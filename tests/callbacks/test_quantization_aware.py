@@ -892,6 +892,39 @@ def test_what_floats_hand_to_integers_has_its_range(layers, exclude, ranges):
     km.compress(model, choice, verbose=0)  # takes no data
 
 
+@pytest.mark.parametrize("learned", [False, True])
+def test_what_an_activation_within_a_dense_takes_has_a_range(learned):
+    shared = L.Dense(4, activation="tanh", name="twice")
+    inputs = keras.Input((8, 8, 3), name="picture")
+    x = shared(shared(L.Dense(4, activation="relu", name="first")(L.Flatten()(inputs))))
+    outputs_ = L.Dense(4, activation="softmax", name="head")(x)
+    model = compiled(keras.Model(inputs, outputs_))
+    config = model.get_config()
+    callback = aware("int8-static", learned_scales=learned)
+    fit(model, callback)
+    assert model.get_config() == config
+    assert is_plain(model)
+    wanted = {"picture", "first", "twice/linear", "twice", "twice:1/linear"}
+    assert callback.ranges.keys() >= wanted | {"head/linear"}
+    choice = km.Quantize("int8-static", ranges=callback.ranges)
+    small = km.compress(model, choice).model  # takes no data
+    low, high = callback.ranges["head/linear"]
+    assert codes_of(small)["head_linear"].scale == pytest.approx((high - low) / 255)
+
+
+def test_training_rounds_what_a_softmax_takes_as_integers_do():
+    top = L.Dense(4, activation="softmax", name="head")
+    inputs = keras.Input((4,), name="x")
+    model = keras.Model(inputs, top(inputs))
+    x, ranges = X[:, 0, 0, :1] * np.ones(4), {"x": (-3, 3), "head/linear": (-8.0, 8.0)}
+    awareness = Awareness(model, km.Quantize("int8-static"), MovingAverage(), ranges)
+    rounded = outputs(model, x)
+    awareness.release()
+    integers, _ = integer_model(model, ranges)
+    np.testing.assert_allclose(rounded, outputs(integers, x), atol=0.02)
+    assert np.abs(rounded - outputs(model, x)).max() > 1e-3
+
+
 def test_a_training_for_static_needs_something_that_integers_compute():
     model = keras.Sequential([keras.Input((4,)), L.Embedding(9, 3), L.GRU(2)])
     with pytest.raises(ModelError, match="has nothing to quantize"):

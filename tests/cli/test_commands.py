@@ -174,6 +174,24 @@ def test_compress_sets_the_share_of_weights_to_zero_that_it_was_told(folder, ker
     assert np.mean(kernel == 0) == 0.75
 
 
+def test_compress_names_fine_tuning_where_the_model_does_far_worse(
+    folder, kerasmem, samples, new_network
+):
+    model = new_network()
+    model.optimizer.learning_rate = 0.05
+    model.fit(*samples, epochs=20, verbose=0)
+    model.save("model.keras")
+    line = "compress model.keras -o small.keras --prune 0.98 --prune-include kernel "
+    line += "--data split.npz"
+    hint = "nothing was trained since. Next: add --fine-tune-epochs 3."
+    said = kerasmem(line).err
+    assert hint in said
+    assert "accuracy went from " in said
+    assert hint not in kerasmem(f"{line} --fine-tune-epochs 1").err
+    assert hint not in kerasmem(line.replace("0.98", "0.01")).err
+    assert hint not in kerasmem("compress model.keras -o s.keras --prune 0.98").err
+
+
 def test_compress_may_replace_its_own_input(folder, kerasmem):
     before = Path("model.keras").stat().st_size
     assert kerasmem("compress model.keras -o model.keras --quantize int8").code == 0

@@ -291,6 +291,8 @@ def test_what_may_mislead_is_said():
     model = chain((4,), L.Dense(3), L.ReLU())
     with pytest.warns(KerasMemWarning, match="there are 5 samples, 32 or more"):
         calibrate(model, np.random.default_rng(0).normal(size=(5, 4)))
+    with pytest.warns(KerasMemWarning, match="mislead: there is 1 sample, 32 or more"):
+        calibrate(model, np.random.default_rng(0).normal(size=(1, 4)))
     with pytest.warns(KerasMemWarning, match="all 40 samples are the same"):
         calibrate(model, np.ones((40, 4)))
     silent = chain((4,), L.Rescaling(0.0, name="silent"))

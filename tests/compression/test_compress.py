@@ -246,6 +246,7 @@ def test_a_drop_of_the_metric_is_an_error(trained, digits):
         ({"fine_tune_epochs": -1}, ConfigError, "whole number from 0"),
         ({"max_drop": 0.1}, ConfigError, "max_drop needs samples"),
         ({"data": np.ones((4, 7))}, DataError, "20"),
+        ({"data": (np.ones((4, 20)), np.arange(4))}, DataError, "from 0 to 3"),
     ],
 )
 def test_bad_arguments_are_one_clear_error(trained, arguments, error, text):

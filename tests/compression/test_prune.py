@@ -113,6 +113,8 @@ def test_a_sparsity_outside_of_0_to_1_is_an_error(sparsity):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
+        ({"scope": "globl"}, r"scope='globl'. Did you mean 'global'\?"),
+        ({"criterion": "tailor"}, r"criterion='tailor'. Did you mean 'taylor'\?"),
         ({"scope": "model"}, "one of layer, global, .* Received: scope='model'"),
         ({"begin": 0.6, "end": 0.5}, "begin=0.6, end=0.5"),
         ({"end": 1.1}, "0 <= begin <= end <= 1"),

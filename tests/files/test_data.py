@@ -10,6 +10,7 @@ import pytest
 from kerasmem.errors import DataError
 from kerasmem.files.data import (
     LoadedData,
+    check_classes,
     check_data,
     fit_arguments,
     hold_out,
@@ -406,3 +407,50 @@ def test_a_subclassed_model_is_checked_for_lengths_only():
     check_data(Own(), (X, Y))
     with pytest.raises(DataError, match="same length"):
         check_data(Own(), (X, Y[:2]))
+
+
+# check_classes
+
+SPARSE = keras.losses.SparseCategoricalCrossentropy
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        "sparse_categorical_crossentropy",
+        keras.losses.sparse_categorical_crossentropy,
+        SPARSE(from_logits=True),
+    ],
+    ids=["name", "function", "object"],
+)
+def test_a_label_of_no_class_is_refused(loss):
+    model = dense(x=(2,))
+    model.compile("sgd", loss)
+    for kind in ("int32", "uint8", "float32"):
+        check_classes(model, (X, (Y % 2).astype(kind)))
+        with pytest.raises(
+            DataError, match=r"2 classes .* 0 to 1. .* from 0(.0)? to 2"
+        ):
+            check_classes(model, (X, (Y % 3).astype(kind)))
+    with pytest.raises(DataError, match="from -1 to 0"):
+        check_classes(model, (X, Y % 2 - 1))
+
+
+def test_labels_that_may_mean_something_else_are_let_through(two_outputs):
+    model, own, sparse = dense(x=(2,)), keras.Sequential(), SPARSE()
+    own.compile("sgd", sparse)
+    check_classes(own, (X, Y))
+    check_classes(model, (X, Y))
+    for loss in ("mse", SPARSE(ignore_class=-1)):
+        model.compile("sgd", loss)
+        check_classes(model, (X, Y))
+    model.compile("sgd", sparse)
+    check_classes(model, (X, Y, (Y < 2).astype("float32")))
+    check_classes(model, (X, np.array(list("abcdef"))))
+    check_classes(model, X)
+    check_classes(model, Batches())
+    two_outputs.compile("sgd", sparse)
+    check_classes(two_outputs, (X, {"p": Y, "q": Y}))
+    steps = keras.Sequential([keras.Input((2, 1)), keras.layers.Dense(2)])
+    steps.compile("sgd", sparse)
+    check_classes(steps, (X, X))

@@ -13,7 +13,13 @@ from kerasmem.compression.distill.distiller import (
 )
 from kerasmem.compression.distill.schedules import Schedule
 from kerasmem.errors import ConfigError
-from kerasmem.files.data import check_data, check_shared, fit_arguments, sample_inputs
+from kerasmem.files.data import (
+    check_classes,
+    check_data,
+    check_shared,
+    fit_arguments,
+    sample_inputs,
+)
 from kerasmem.files.data.forms import first_samples
 from kerasmem.graph.clone import clone, compile_settings
 from kerasmem.graph.finite import check_finite
@@ -87,6 +93,7 @@ def distill(  # noqa: PLR0913  (the public entry point of the contract)
     check_models(teachers, student)
     check_epochs(epochs)
     check_data(student, data)
+    _check_weighed(data, hard_weight)
     for samples in (data, validation_data):
         if samples is not None:
             check_shared(samples, batch_size)
@@ -97,6 +104,9 @@ def distill(  # noqa: PLR0913  (the public entry point of the contract)
             one(sample)
     with current().replicating(student), seeded(seed):
         trained = _copy(student, loss, optimizer)
+        for samples in (data, validation_data):
+            if samples is not None:
+                check_classes(trained, samples)
         distiller = Distiller(
             teachers,
             trained,
@@ -121,6 +131,15 @@ def distill(  # noqa: PLR0913  (the public entry point of the contract)
     history.set_model(trained)  # it would keep the teacher alive
     trained.history = history
     return trained
+
+
+def _check_weighed(data: Any, hard_weight: float) -> None:
+    if first_samples(data).get("y") is None and hard_weight not in (0, HARD_WEIGHT):
+        raise ConfigError(
+            "The data has no labels, so the student learns from the teacher alone. "
+            f"Received: hard_weight={hard_weight!r}. Next: hand in data=(x, y), or no "
+            "hard_weight."
+        )
 
 
 def _copy(student: Any, loss: Any, optimizer: Any) -> Any:

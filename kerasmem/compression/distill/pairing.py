@@ -39,9 +39,12 @@ def pair_layers(
         hidden = [_hidden(*pair) for pair in zip(models, probes, strict=True)]
         pairs = _last(*hidden) if loss.layers == "last" else _by_shape(loss, *hidden)
         if not pairs:
+            # Of layers that give vectors.
+            why = loss.mismatch((1,), (1,))
             raise ModelError(
                 f"No layers of the teacher {models[0].name!r} and the student "
-                f"{models[1].name!r} fit each other by shape and depth. Next: name "
+                f"{models[1].name!r} fit each other by shape and depth"
+                f"{f': {why}' if why else ''}. Next: name "
                 f"them, layers=[('of_teacher', 'of_student')]. "
                 f"Received: layers={loss.layers!r}."
             )

@@ -1,5 +1,5 @@
 """Models as files for other runtimes."""
 
-from kerasmem.compression.export.export import export
+from kerasmem.compression.export.export import SAMPLES, export
 
-__all__ = ["export"]
+__all__ = ["SAMPLES", "export"]

@@ -18,6 +18,7 @@ _SOFTMAX_CODES = Codes(1 / 256, -128)
 """LiteRT's softmax gives no others."""
 
 _LEAST_STEP = 2.0**-26
+_LEAST_RELU6_STEP = 6 / (2.0**31 - 2**8)
 
 _LOOKED_UP = {"sigmoid": "LOGISTIC", "tanh": "TANH"}
 
@@ -44,6 +45,24 @@ def ending(layer: Any, codes: Codes) -> tuple[Write, Codes] | None:
     if looked_up not in FUNCTIONS or name not in ACTIVATIONS:
         return None
     return _named(_LOOKED_UP[looked_up]), FUNCTIONS[looked_up][1]
+
+
+def check_relu6(layer: Any) -> None:
+    """Raise if LiteRT cannot count 6 in steps of what a layer with ReLU6 gives.
+
+    Args:
+        layer: an integer layer.
+
+    Raises:
+        ModelError: with the layer and its steps.
+    """
+    if layer.activation == "relu6" and layer.output_codes.scale < _LEAST_RELU6_STEP:
+        raise ModelError(
+            f"LiteRT cannot run {layer.name!r}: the steps of what its ReLU6 gives must "
+            f"be at least {_LEAST_RELU6_STEP:.3g}, for it counts 6 in them in 32 bits. "
+            f"Received: steps of {layer.output_codes.scale:.3g}. Next: train the model "
+            "first, or give data that it gives larger values for."
+        )
 
 
 def _softmax_of(layer: Any, codes: Codes) -> Write:

@@ -36,7 +36,8 @@ from kerasmem.graph.clone import clone
 from kerasmem.records import ExportReport
 
 _LEAST = {FLOAT: 1.0, DYNAMIC: 1e-6, STATIC: 127.0}
-_SAMPLES = 4
+SAMPLES = 4
+"""Most that a file and its model are compared on."""
 
 Made = tuple[bytes, list[np.ndarray], list[np.ndarray]]
 """The file, what it gives and what it should."""
@@ -82,9 +83,9 @@ def export(
     """
     scheme = checked(model, path, scheme, batch_size)
     kind = ONNX if is_onnx(path) else scheme
-    arrays = None if samples is None else flat_samples(model, samples, _SAMPLES)
+    arrays = None if samples is None else flat_samples(model, samples, SAMPLES)
     arguments = arguments_of(model, batch_size, arrays)
-    arrays = arrays or random_samples(arguments, _SAMPLES)
+    arrays = arrays or random_samples(arguments, SAMPLES)
     make = _integer if scheme == STATIC else _floats
     content, outputs, expected = make(model, kind, arguments, arrays, batch_size)
     worst = difference(outputs, expected, _LEAST[scheme])

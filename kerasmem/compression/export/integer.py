@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from kerasmem.compression.export.activations import ending
+from kerasmem.compression.export.activations import check_relu6, ending
 from kerasmem.compression.export.operations import OPERATIONS
 from kerasmem.compression.quantize.static import FromCodes, IntegerLayer, ToCodes
 from kerasmem.compression.quantize.static.codes import Codes
@@ -32,7 +32,8 @@ def integer_file(model: Any, batch_size: int | None = None) -> bytes:
 
     Raises:
         ConfigError: if `ai-edge-litert` is not installed.
-        ModelError: if a layer computes with floats; it is named.
+        ModelError: if a layer computes with floats, or in steps too small for LiteRT;
+            it is named.
     """
     graph = own_graph(model)
     ends = {id(tensor) for tensor in graph.outputs}
@@ -88,6 +89,8 @@ class _File:
             return False
         if not isinstance(layer, IntegerLayer) and (unlike or _cannot(layer, tensors)):
             return False
+        if isinstance(layer, IntegerLayer):
+            check_relu6(layer)
         number = self.add(output, layer.name, made)
         write(self.writer, layer, tensors, [number for number, _ in before], number)
         return True

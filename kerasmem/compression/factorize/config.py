@@ -53,8 +53,8 @@ class Factorize(Remake):
         given = [v for v in (self.rank_ratio, self.energy) if v is not None]
         if len(given) != 1 or not _is_share(given[0]):
             raise ConfigError(
-                "Factorize keeps a share of the rank or of the energy, above 0 and at "
-                f"most 1. Received: rank_ratio={self.rank_ratio!r}, "
+                "Factorize keeps a share of the rank or of the energy, one of the two, "
+                f"above 0 and at most 1. Received: rank_ratio={self.rank_ratio!r}, "
                 f"energy={self.energy!r}."
             )
         self._check_allowed({"method": METHODS})

@@ -20,7 +20,7 @@ from kerasmem.compression.prune.schedules import Polynomial, Schedule, is_number
 from kerasmem.compression.prune.scores import CRITERIA
 from kerasmem.compression.regular_expressions import regular_expressions
 from kerasmem.compression.technique import Technique
-from kerasmem.errors import ConfigError
+from kerasmem.errors import ConfigError, did_you_mean
 from kerasmem.records import WeightChange
 
 SCOPES = ("layer", "global", ERDOS_RENYI, ERDOS_RENYI_KERNEL)
@@ -182,6 +182,7 @@ def _scope(scope: Any) -> Any:
         raise ConfigError(
             f"The scope of Prune must be one of {', '.join(SCOPES)}, or a list of "
             f"regular expressions. Received: scope={scope!r}."
+            f"{did_you_mean(scope, SCOPES)}"
         )
     return scope
 
@@ -190,5 +191,5 @@ def _check_criterion(criterion: Any) -> None:
     if criterion not in CRITERIA:
         raise ConfigError(
             f"The criterion of Prune is one of {', '.join(CRITERIA)}. "
-            f"Received: criterion={criterion!r}."
+            f"Received: criterion={criterion!r}.{did_you_mean(criterion, CRITERIA)}"
         )

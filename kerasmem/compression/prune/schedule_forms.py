@@ -11,7 +11,7 @@ from kerasmem.compression.prune.schedules import (
     Polynomial,
     Schedule,
 )
-from kerasmem.errors import ConfigError
+from kerasmem.errors import ConfigError, did_you_mean
 
 SCHEDULES: dict[str, type[Schedule]] = {
     schedule.name: schedule
@@ -94,6 +94,7 @@ def schedule_from_json(config: dict[str, Any]) -> Schedule:
         raise ConfigError(
             f"A schedule is one of {', '.join(SCHEDULES)}; one that was borrowed has "
             f"to be handed in itself. Received: schedule={name!r}."
+            f"{did_you_mean(name, SCHEDULES)}"
         )
     try:
         return SCHEDULES[name](**arguments)

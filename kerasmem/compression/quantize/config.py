@@ -104,6 +104,7 @@ class Quantize(Technique):
                     f"The {field} of Quantize is a whole number from {least}. "
                     f"Received: {field}={size!r}."
                 )
+        self._check_used()
         object.__setattr__(self, "ranges", as_pairs(self.ranges))
         object.__setattr__(self, "scales", as_scales(self.scales))
         self._check_scheme()
@@ -163,6 +164,22 @@ class Quantize(Technique):
     def has_scales(self) -> bool:
         """Whether weights are symmetric codes, each with scales alone beside it."""
         return self.scheme in _SCALED and self.symmetric
+
+    def _check_used(self) -> None:
+        """Raise where a value that is not the default would change nothing."""
+        used = {
+            "group_size": (self.granularity == "group", "granularity='group'"),
+            "calibration": (self.is_static, f"scheme={STATIC!r}"),
+            "calibration_samples": (self.is_static, f"scheme={STATIC!r}"),
+        }
+        for field, (is_used, where) in used.items():
+            value = getattr(self, field)
+            if not is_used and value != getattr(Quantize, field):
+                raise ConfigError(
+                    f"The {field} of Quantize is for {where} alone. Received: "
+                    f"{field}={value!r}, scheme={self.scheme!r}, "
+                    f"granularity={self.granularity!r}."
+                )
 
     def _check_scheme(self) -> None:
         if (self.scheme == MIXED) != (self.max_bytes is not None):

@@ -6,7 +6,7 @@ iterable of batches. `x` and `y` are an array, or a dict or list of arrays for m
 with several inputs or outputs.
 """
 
-from kerasmem.files.data.check import check_data, input_names
+from kerasmem.files.data.check import check_classes, check_data, input_names
 from kerasmem.files.data.forms import (
     fit_arguments,
     hold_out,
@@ -22,6 +22,7 @@ from kerasmem.files.data.source import LoadedData, load_data
 
 __all__ = [
     "LoadedData",
+    "check_classes",
     "check_data",
     "check_shared",
     "fit_arguments",

@@ -3,10 +3,11 @@
 import re
 from typing import Any
 
+import keras
 import numpy as np
 
 from kerasmem.errors import DataError
-from kerasmem.files.data.forms import first_samples, named_leaves
+from kerasmem.files.data.forms import first_samples, is_array_data, named_leaves
 
 _NUMERIC = re.compile(r"int|float|bool|complex")  # in the dtype names of any framework
 
@@ -40,6 +41,44 @@ def check_data(model: Any, data: Any) -> None:
                 _check_input(tensor, array)
         if isinstance(parts.get("y"), dict):
             _check_label_names(model, list(named_leaves(parts["y"])))
+
+
+def check_classes(model: Any, data: Any) -> None:
+    """Raise for a class label that the model has no output for.
+
+    JAX computes a loss of 0 for it, and TensorFlow and torch stop in mid-work. Looked
+    at are arrays with one label per sample, of a model with one output and a sparse
+    categorical loss; not with weights, which may be 0 for labels that stand for none.
+
+    Args:
+        model: a `keras.Model`.
+        data: samples in any of the forms that `kerasmem.files.data` lists.
+
+    Raises:
+        DataError: with the least and the greatest label.
+    """
+    parts = first_samples(data) if is_array_data(data) else {}
+    labels, outputs = parts.get("y"), getattr(model, "outputs", None) or ()
+    is_weighted = parts.get("sample_weight") is not None
+    if not hasattr(labels, "shape") or is_weighted or not _takes_classes(model):
+        return
+    if len(outputs) != 1 or len(outputs[0].shape) != 2:
+        return
+    labels, classes = keras.ops.convert_to_numpy(labels), outputs[0].shape[-1]
+    if labels.dtype.kind in "iuf" and (labels.min() < 0 or labels.max() >= classes):
+        raise DataError(
+            f"The model tells {classes} classes apart, so the labels go from 0 to "
+            f"{classes - 1}. Received: y from {labels.min()} to {labels.max()}."
+        )
+
+
+def _takes_classes(model: Any) -> bool:
+    """Return whether the loss of a model takes the number of a class, and any one."""
+    loss = model.loss if model.compiled else None
+    name = loss if isinstance(loss, str) else getattr(loss, "__name__", "")
+    name = (name or type(loss).__name__).lower().replace("_", "")
+    ignores = getattr(loss, "ignore_class", None) is not None
+    return name == "sparsecategoricalcrossentropy" and not ignores
 
 
 def input_names(model: Any) -> list[str]:

@@ -65,9 +65,7 @@ def sample_inputs(data: Any, count: int) -> Any:
         DataError: if the data is empty, or is a generator, which can be read only once.
     """
     x = _named(data)["x"] if is_array_data(data) else _first_batch(data)[0]
-    return keras.tree.map_structure(
-        lambda array: keras.ops.convert_to_numpy(array[:count]), x
-    )
+    return _rows(x, 0, count)
 
 
 def input_batches(data: Any, count: int, batch_size: int) -> Iterator[Any]:
@@ -158,9 +156,11 @@ def named_leaves(part: Any) -> dict[str, Any]:
 
 
 def _rows(x: Any, start: int, end: int) -> Any:
-    return keras.tree.map_structure(
-        lambda array: keras.ops.convert_to_numpy(array[start:end]), x
-    )
+    def cut(array: Any) -> Any:
+        # An optional input that is left out is None.
+        return None if array is None else keras.ops.convert_to_numpy(array[start:end])
+
+    return keras.tree.map_structure(cut, x)
 
 
 def _is_array(value: Any) -> bool:

@@ -622,6 +622,19 @@ def test_a_student_without_a_loss_is_refused(data):
         distill(classifier(8), classifier(loss=None), data)
 
 
+def test_a_weight_of_labels_that_are_not_there_is_refused(data):
+    with pytest.raises(ConfigError, match="no labels, .*Received: hard_weight=1.0"):
+        distill(classifier(8), classifier(), data[0], hard_weight=1.0)
+
+
+def test_labels_of_no_class_are_refused(data):
+    x, y = data
+    far = (x, y + 1)
+    for arguments in ({"data": far}, {"data": data, "validation_data": far}):
+        with pytest.raises(DataError, match="3 classes apart, .*from 1 to 3"):
+            distill(classifier(8), classifier(), **arguments)
+
+
 def test_data_of_another_shape_is_refused(data):
     with pytest.raises(DataError, match="does not fit input"):
         distill(classifier(8), classifier(), (np.zeros((4, 7)), np.zeros(4)))

@@ -398,6 +398,7 @@ def test_teachers_that_are_wrong_about_a_sample_count_less_for_it():
         ({"teacher_weights": (1, 2)}, ConfigError, "one weight for each of the 1 "),
         ({"teacher_weights": "confidence"}, ConfigError, "for 1 of them"),
         ({"losses": "kd"}, ConfigError, "A distillation loss is one of"),
+        ({"losses": "logit"}, ConfigError, r"'logit'. Did you mean 'logits'\?"),
     ],
 )
 def test_what_does_not_fit_is_refused(options, error, message):
@@ -422,6 +423,8 @@ def test_models_without_layers_in_common_are_told_so():
     )
     with pytest.raises(ModelError, match="fit each other by shape and depth"):
         Distiller(images(6), flat, losses=Features())
+    with pytest.raises(ModelError, match="depth: attention .* those of images"):
+        Distiller(vectors(6), vectors(4), losses=AttentionTransfer())
 
 
 @pytest.mark.parametrize("jit", [False, True])

@@ -211,7 +211,7 @@ def test_a_choice_comes_back_from_plain_data():
     ("arguments", "message"),
     [
         ({}, "rank or of the energy"),
-        ({"rank_ratio": 0.5, "energy": 0.5}, "rank or of the energy"),
+        ({"rank_ratio": 0.5, "energy": 0.5}, "rank or of the energy, one of the two"),
         ({"rank_ratio": 0}, "above 0"),
         ({"rank_ratio": "half"}, "above 0"),
         ({"energy": 1.1}, "above 0"),

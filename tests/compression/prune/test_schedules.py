@@ -91,6 +91,10 @@ def test_every_schedule_goes_to_plain_data_and_back(kind):
         (lambda: Iterative(rounds=0), "Received: rounds=0"),
         (lambda: RigL(fraction=1.5), "Received: fraction=1.5"),
         (lambda: schedule_from_json({"schedule": "x"}), "Received: schedule='x'"),
+        (
+            lambda: schedule_from_json({"schedule": "cosin"}),
+            r"'cosin'. Did you mean 'cosine'\?",
+        ),
         (lambda: schedule_from_json({"schedule": "cosine", "x": 1}), "'cosine'.*'x'"),
     ],
 )

@@ -242,6 +242,24 @@ def test_a_softmax_of_steps_too_small_for_litert_is_refused(layer):
                 integer_file(integers)
 
 
+@pytest.mark.parametrize(
+    "layer", [L.Dense(3, activation="relu6", name="y"), L.Activation("relu6", name="y")]
+)
+def test_a_relu6_of_steps_too_small_for_litert_is_refused(layer):
+    # LiteRT counts 6 in them, in 32 bits.
+    model = keras.Sequential([keras.Input((3,), name="x"), layer])
+    for step, runs in ((2.7e-9, False), (2.8e-9, True)):
+        top = 255 * step
+        integers, _ = integer_model(model, {"x": (-top, top), "y": (0.0, top)})
+        if runs:
+            given = {"x": np.full((2, 3), 127, "int8")}
+            (codes,) = LiteRT(integer_file(integers), kernels="reference")(given)
+            assert codes.shape == (2, 3)
+        else:
+            with pytest.raises(ModelError, match="LiteRT cannot run 'y'.*of 2.7e-09"):
+                integer_file(integers)
+
+
 @pytest.mark.parametrize("low", [-300.0, -20.0, -3.0, -0.5, -0.01])
 @pytest.mark.parametrize("high", [200.0, 6.0, 1.0, 0.02])
 def test_a_hard_silu_is_that_of_litert_in_every_range(low, high):

@@ -165,6 +165,34 @@ def test_a_file_gives_the_integers_of_the_model(tmp_path):
     assert result.export(path, batch_size=1, samples=x).difference <= 0.01
 
 
+@pytest.mark.filterwarnings("ignore::kerasmem.errors.KerasMemWarning")
+@pytest.mark.parametrize("judged", [False, True])
+def test_a_file_is_compared_on_the_data_of_the_compression(judged, monkeypatch):
+    inputs = keras.Input((12, 12, 3), name="picture")
+    hint = keras.Input((2,), name="hint")
+    x = L.Concatenate()([L.Flatten()(inputs), hint])
+    model = keras.Model([inputs, hint], L.Dense(5, name="top")(x))
+    x, held_out = ([n + pictures(), np.full((64, 2), n, "float32")] for n in (5, 7))
+    given = {"validation_data": (held_out,)} if judged else {}
+    result = km.compress(model, STATIC, data=(x,), **given)
+    for few, all_of_them in zip(result.samples, held_out if judged else x, strict=True):
+        np.testing.assert_array_equal(few, all_of_them[:4])
+        assert few.base is None  # or the data would stay in memory
+    monkeypatch.setattr("kerasmem.compression.result.export", lambda *_, **how: how)
+    assert result.export("m.tflite")["samples"] is result.samples
+    assert result.export("m.tflite", samples=x)["samples"] is x
+
+
+def test_what_was_compressed_without_data_has_no_samples():
+    model = keras.Sequential([keras.Input((4,)), L.Dense(3)])
+    assert km.compress(model, km.Quantize("int8")).samples is None
+    left_out = keras.Input((4,), optional=True, name="left_out")
+    taken = keras.Input((4,), name="taken")
+    model = keras.Model([taken, left_out], L.Dense(3)(taken))
+    data = ([np.ones((8, 4)), None],)
+    assert km.compress(model, km.Quantize("int8"), data=data).samples is None
+
+
 def test_a_sigmoid_gates_with_codes_and_ends_with_floats(tmp_path):
     inputs = keras.Input((8, 8, 3), name="picture")
     x = L.SeparableConv2D(6, 3, activation="relu", name="first")(inputs)

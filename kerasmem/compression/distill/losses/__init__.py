@@ -23,7 +23,7 @@ from kerasmem.compression.distill.losses.relational import Relational
 from kerasmem.compression.distill.losses.similarity_preserving import (
     SimilarityPreserving,
 )
-from kerasmem.errors import ConfigError
+from kerasmem.errors import ConfigError, did_you_mean
 
 __all__ = [
     "DIST",
@@ -77,7 +77,7 @@ def loss_from_json(config: dict[str, Any]) -> DistillationLoss:
     if name not in LOSSES:
         raise ConfigError(
             f"A distillation loss is one of {', '.join(LOSSES)}. "
-            f"Received: loss={name!r}."
+            f"Received: loss={name!r}.{did_you_mean(name, LOSSES)}"
         )
     try:
         return LOSSES[name](**arguments)

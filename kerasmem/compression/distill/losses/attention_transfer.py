@@ -58,5 +58,5 @@ class AttentionTransfer(FeatureLoss):
             return None
         return (
             "attention is compared place by place, so the features must have the "
-            "same places before their last axis"
+            "same places before their last axis, as those of images and sequences have"
         )

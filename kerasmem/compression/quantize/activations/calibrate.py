@@ -215,10 +215,9 @@ def _warn(count: int, ranges: tuple[ActivationRange, ...], *, alike: bool) -> No
     constant = [each.tensor for each in ranges if each.is_constant]
     faults = []
     if count < _FEW:
-        faults.append(
-            f"there are {count} samples, {_FEW} or more tell the range better"
-        )
-    if alike:
+        samples = "is 1 sample" if count == 1 else f"are {count} samples"
+        faults.append(f"there {samples}, {_FEW} or more tell the range better")
+    if alike and count > 1:
         faults.append(f"all {count} samples are the same")
     if constant:
         faults.append(

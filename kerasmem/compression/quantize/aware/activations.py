@@ -11,11 +11,14 @@ import numpy as np
 
 from kerasmem.backends import shadow
 from kerasmem.compression.quantize.activations.search import with_zero
+from kerasmem.compression.quantize.aware.dense import round_before_activation
 from kerasmem.compression.quantize.aware.passed_state import PassedState
 from kerasmem.compression.quantize.aware.places import (
     INSIDE,
+    LINEAR,
     SEPARABLE,
     Place,
+    has_linear,
     places,
 )
 from kerasmem.compression.quantize.aware.quantizers import Ends, FakeQuantizer
@@ -73,7 +76,12 @@ class RoundedActivations:
                 undo.callback(shadow(graph, "_run_through_graph", run))
             for layer in sublayers(model):
                 if type(layer) in SEPARABLE:
-                    undo.callback(round_within(layer, self._inside, self._is_passing))
+                    within = self._inside(INSIDE)
+                    undo.callback(round_within(layer, within, self._is_passing))
+                if has_linear(layer):
+                    within = self._inside(LINEAR)
+                    how = layer, within, self._is_passing
+                    undo.callback(round_before_activation(*how))
             self._undo = undo.pop_all()
 
     @contextmanager
@@ -161,9 +169,9 @@ class RoundedActivations:
     def _is_passing(self) -> bool:
         return self._pass.ends is not None
 
-    def _inside(self, x: Any) -> Any:
-        """Return what a separable convolution makes first, rounded."""
-        return self._rounded([f"{self._pass.prefix}{INSIDE}"], [x])[0]
+    def _inside(self, name: str) -> Callable[[Any], Any]:
+        """Return what rounds a tensor within the layer that is called."""
+        return lambda x: self._rounded([f"{self._pass.prefix}{name}"], [x])[0]
 
     def _rounded(self, names: list[str], tensors: list[Any]) -> list[Any]:
         return [

@@ -8,9 +8,11 @@ import keras
 
 from kerasmem.compression.quantize.activations.calls import Call, Calls, flatten
 from kerasmem.compression.quantize.repair.fold_plan import fold_plan
+from kerasmem.compression.quantize.static.base import RELU
 from kerasmem.compression.quantize.static.kinds import is_relu, kind_of
 from kerasmem.compression.quantize.static.plan import Plan
 from kerasmem.compression.quantize.static.planning import Stays
+from kerasmem.compression.quantize.static.split import activation_of
 from kerasmem.compression.quantize.static.worth import plan_of
 
 _L = keras.layers
@@ -44,6 +46,18 @@ _NEVER_NEGATIVE = {
 }
 INSIDE = "depthwise"
 """What follows the name of a separable convolution, for the tensor within it."""
+LINEAR = "linear"
+"""What follows the name of a Dense, for what goes into the activation within it."""
+
+
+def has_linear(layer: Any) -> bool:
+    """Return whether integers have codes for what an activation within a Dense takes.
+
+    A rectifier runs as one with the product.
+    """
+    if type(layer) is not _L.Dense:
+        return False
+    return activation_of(layer) not in (None, *RELU)
 
 
 @dataclass(frozen=True)
@@ -65,11 +79,12 @@ class Place:
 def places(model: Any, static: Stays | None = None) -> dict[str, Place]:
     """Return by the name of a tensor where it is rounded, in the order of the calls.
 
-    They are the floats among the model's inputs and the outputs of its calls, and what
-    separable convolutions make within, without those that integers never hold: a
-    product before a BatchNormalization that it takes up, or before its rectifier, which
-    run as one with it, and what only moves values. Where all that reads a tensor is a
-    maximum pooling, its maxima are rounded: there are fewer, and they are the same.
+    They are the floats among the model's inputs and the outputs of its calls, what
+    separable convolutions make within and, for `static`, what activations within a
+    Dense take, without those that integers never hold: a product before a
+    BatchNormalization that it takes up, or before its rectifier, which run as one with
+    it, and what only moves values. Where all that reads a tensor is a maximum pooling,
+    its maxima are rounded: there are fewer, and they are the same.
 
     Args:
         model: a model with a graph; models within it are opened.
@@ -87,6 +102,9 @@ def places(model: Any, static: Stays | None = None) -> dict[str, Place]:
         if type(call.operation) in SEPARABLE:
             within = f"{call.name}/{INSIDE}"
             found[within] = Place(within)
+        if static is not None and has_linear(call.operation):
+            before = f"{call.name}/{LINEAR}"
+            found[before] = Place(before)
         found |= _outputs(call, _only_reader(call, calls), calls, folded)
     if static is None:
         return found
