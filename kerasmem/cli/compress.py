@@ -204,7 +204,8 @@ def _outcome(options: Namespace, result: Any) -> Outcome:
     left_alone = {change.weight for change in changes} - changed
     summary = (
         f"weights changed: {len(changed)}, left alone: {len(left_alone)} (why: --json, "
-        "--report). Files are without optimizer state, the first as Keras saves it."
+        "--report). Files are without what the optimizer has learned, the first as "
+        "Keras saves it."
     )
     table = comparison_table(before_and_after(report), str(options.output))
     noise = (noise_table(changes),) if worst_first(changes) else ()

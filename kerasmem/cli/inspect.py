@@ -62,7 +62,8 @@ def run(options: Namespace) -> Outcome:
         "contents": asdict(contents),
     }
     title = f"{options.model}, batch of {options.batch_size}"
-    tables = (layer_table(layers, title), contents_table(contents), _summary(data))
+    summary = _summary(data, is_fresh=state is not None and state.is_fresh)
+    tables = (layer_table(layers, title), contents_table(contents), summary)
     return Outcome(data, tables)
 
 
@@ -74,7 +75,7 @@ def _sorted(layers: Sequence[Any], order: str) -> list[Any]:
     return list(layers)
 
 
-def _summary(data: dict[str, Any]) -> str:
+def _summary(data: dict[str, Any], *, is_fresh: bool) -> str:
     from kerasmem.units import format_bytes
 
     peak, state = data["activation_peak_bytes"], data["optimizer_bytes"]
@@ -82,7 +83,8 @@ def _summary(data: dict[str, Any]) -> str:
     none = "none in the file" if state == 0 else "unknown: the file keeps it elsewhere"
     return (
         f"file: {format_bytes(data['file_bytes'])}\n"
-        f"optimizer state: {format_bytes(state) if state else none}\n"
+        f"optimizer state: {format_bytes(state) if state else none}"
+        f"{', of no step yet' * is_fresh}\n"
         f"activation peak of a batch of {data['batch_size']}, estimated: "
         f"{unknown if peak is None else format_bytes(peak)}"
     )

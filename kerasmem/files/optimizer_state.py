@@ -17,10 +17,13 @@ class OptimizerState:
     Args:
         entries: number of their entries, 0 if the file holds none.
         bytes: what they take in RAM.
+        is_fresh: whether it has made no step, as in the files that `km.save_model`
+            writes: its slots are there, with nothing learned.
     """
 
     entries: int
     bytes: int
+    is_fresh: bool
 
 
 def optimizer_state(path: str | Path) -> OptimizerState | None:
@@ -50,7 +53,9 @@ def _count(file: h5py.File) -> OptimizerState:
         group = file.get(name)
         if isinstance(group, h5py.Group):
             group.visititems(keep)
+    counters = [a for a in arrays if a.shape == () and a.dtype.kind in "iu"]
     return OptimizerState(
         entries=sum(array.size for array in arrays),
         bytes=sum(array.nbytes for array in arrays),
+        is_fresh=bool(counters) and not any(counter[()] for counter in counters),
     )

@@ -1,8 +1,12 @@
 """`kerasmem inspect` counts each byte of a model once and says what is unknown."""
 
+import re
+
 import keras
 import pytest
 from keras import layers
+
+import kerasmem as km
 
 
 @pytest.fixture(autouse=True)
@@ -72,6 +76,14 @@ def test_the_optimizers_state_is_what_the_file_holds(kerasmem, optimizer, entrie
     # Every entry is float32, but for the counter, which the backends hold differently.
     assert found["optimizer_bytes"] in (4 * entries, 4 * entries + 4)
     assert "optimizer state: " in kerasmem("inspect model.keras").out
+
+
+def test_an_optimizer_that_has_learned_nothing_is_told_from_one_that_has(kerasmem):
+    saved(tower(), steps=1, optimizer="adam")
+    assert "of no step yet" not in kerasmem("inspect model.keras").out
+    km.save_model(keras.models.load_model("model.keras"), "small.keras")
+    said = kerasmem("inspect small.keras").out
+    assert re.search("optimizer state: .*B, of no step yet", said)
 
 
 def test_a_file_without_an_optimizer_says_so(kerasmem):
