@@ -152,18 +152,15 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
                 check_data(original, samples)
                 check_classes(original, samples)
                 check_shared(samples, batch_size)
+        # Before the work: data that cannot be read again would take it along.
+        few = _few_samples(data if validation_data is None else validation_data)
         training = Training(data, fit, epochs, seed)
         done = job.run(original, training, coding, validation_data)
         # Anew: the weights are others now, the slots of the old ones are in the way.
         compile_as(done.model, original)
         report = _report(original, done, (validation_data, batch_size), coding)
-    result = CompressionResult(
-        done.model,
-        report,
-        tuple(done.changes),
-        coding,
-        _few_samples(data if validation_data is None else validation_data),
-    )
+    changes = tuple(done.changes)
+    result = CompressionResult(done.model, report, changes, coding, few)
     job.judge(result)
     return result
 

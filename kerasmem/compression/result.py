@@ -94,11 +94,13 @@ class CompressionResult:
                 not give what the model gives.
             OutputError: if the file cannot be written.
         """
+        if samples is None and self.samples is not None:
+            samples = (self.samples,)  # a tuple of inputs would be inputs and labels
         return export(
             self.model,
             path,
             scheme=scheme,
             batch_size=batch_size,
-            samples=self.samples if samples is None else samples,
+            samples=samples,
             tolerance=tolerance,
         )

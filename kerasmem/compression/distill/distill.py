@@ -134,7 +134,7 @@ def distill(  # noqa: PLR0913  (the public entry point of the contract)
 
 
 def _check_weighed(data: Any, hard_weight: float) -> None:
-    if first_samples(data).get("y") is None and hard_weight not in (0, HARD_WEIGHT):
+    if hard_weight not in (0, HARD_WEIGHT) and first_samples(data).get("y") is None:
         raise ConfigError(
             "The data has no labels, so the student learns from the teacher alone. "
             f"Received: hard_weight={hard_weight!r}. Next: hand in data=(x, y), or no "

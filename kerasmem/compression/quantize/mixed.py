@@ -73,7 +73,11 @@ def quantize_mixed(
 
 
 def _choice(choice: "Quantize", name: str) -> "Quantize":
-    plain = {} if name != "float16" else {"granularity": "channel", "symmetric": True}
+    """Return what a candidate does; float16 has no scales to share."""
+    plain: dict[str, Any] = {}
+    if name == "float16":
+        fields = ("granularity", "group_size", "symmetric")
+        plain = {field: getattr(type(choice), field) for field in fields}
     return replace(choice, scheme=name, max_bytes=None, **plain)
 
 

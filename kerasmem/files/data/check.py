@@ -65,7 +65,9 @@ def check_classes(model: Any, data: Any) -> None:
     if len(outputs) != 1 or len(outputs[0].shape) != 2:
         return
     labels, classes = keras.ops.convert_to_numpy(labels), outputs[0].shape[-1]
-    if labels.dtype.kind in "iuf" and (labels.min() < 0 or labels.max() >= classes):
+    if classes is None or not labels.size or labels.dtype.kind not in "iuf":
+        return
+    if labels.min() < 0 or labels.max() >= classes:
         raise DataError(
             f"The model tells {classes} classes apart, so the labels go from 0 to "
             f"{classes - 1}. Received: y from {labels.min()} to {labels.max()}."

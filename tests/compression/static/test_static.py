@@ -179,8 +179,37 @@ def test_a_file_is_compared_on_the_data_of_the_compression(judged, monkeypatch):
         np.testing.assert_array_equal(few, all_of_them[:4])
         assert few.base is None  # or the data would stay in memory
     monkeypatch.setattr("kerasmem.compression.result.export", lambda *_, **how: how)
-    assert result.export("m.tflite")["samples"] is result.samples
+    assert result.export("m.tflite")["samples"][0] is result.samples
     assert result.export("m.tflite", samples=x)["samples"] is x
+
+
+def test_a_file_is_compared_on_inputs_that_came_in_a_tuple(tmp_path):
+    parts = [keras.Input((4,), name=name) for name in ("left", "right")]
+    model = keras.Model(parts, L.Dense(3)(L.Concatenate()(parts)))
+    x = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
+    result = km.compress(model, km.Quantize("int8"), data=((x, 2 * x),))
+    assert result.export(tmp_path / "m.tflite").samples == 4
+
+
+def test_data_that_cannot_be_read_again_after_the_work_is_no_loss():
+    class ReadOnce(keras.utils.PyDataset):
+        is_over = False
+
+        def __len__(self):
+            return 1
+
+        def __getitem__(self, index):
+            assert not self.is_over
+            return np.ones((4, 4))
+
+    class Last(km.Quantize):
+        def applied(self, model, data=None):
+            done = super().applied(model, data)
+            data.is_over = True
+            return done
+
+    model = keras.Sequential([keras.Input((4,)), L.Dense(3)])
+    assert len(km.compress(model, Last("int8"), data=ReadOnce()).samples) == 4
 
 
 def test_what_was_compressed_without_data_has_no_samples():
