@@ -153,8 +153,10 @@ class JaxBackend(PlainBackend):
         """Return the function: what is compiled is a graph, not Python code."""
         return function
 
-    def after(self, value: Any, other: Any) -> Any:
-        """Return `value`, in a trace by a choice that needs `other` and is foregone."""
+    def after(self, value: Any, other: Any, taken: Callable[[Any], Any]) -> Any:
+        """Return `taken(value)`, in a trace by a foregone choice that needs `other`."""
+        # First: the choice reads all that it is given.
+        value = taken(value)
         if not isinstance(other, Tracer) or not other.size:
             return value
         # XLA drops its own barrier before it schedules for a CPU. It does not see that

@@ -173,17 +173,18 @@ class TensorFlowBackend:
         """Return a scope that waits for the gradient and for the scope before."""
         return _tensorflow_turns.in_turn(gradient, variable)
 
-    def after(self, value: Any, other: Any) -> Any:
-        """Return `value`, held back in a graph until `other` is there."""
+    def after(self, value: Any, other: Any, taken: Callable[[Any], Any]) -> Any:
+        """Return `taken(value)`, in a graph with `value` held back for `other`."""
         # Keras runs a grouped convolution as a graph of its own, of eager tensors.
         if not tf.is_symbolic_tensor(other):
-            return value
+            return taken(value)
         # oneDNN makes one operation of a convolution and the padding before it: what
         # the convolution takes must not wait for the padding.
         while other.op.type in _MOVES:
             other = other.op.inputs[0]
         with tf.control_dependencies([other]):
-            return tf.identity(value)
+            held = tf.identity(value)
+        return taken(held)
 
     def inference(self) -> AbstractContextManager[Any]:
         """Return a scope that does nothing: a tape records only where one is open."""

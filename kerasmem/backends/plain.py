@@ -36,9 +36,14 @@ class PlainBackend(ABC):
         """Return the gradient: none is sparse here."""
         return gradient
 
-    def after(self, value: Any, other: Any) -> Any:  # noqa: ARG002
-        """Return `value`: operations run one after the other."""
-        return value
+    def after(
+        self,
+        value: Any,
+        other: Any,  # noqa: ARG002 - another backend needs it
+        taken: Callable[[Any], Any],
+    ) -> Any:
+        """Return `taken(value)`: operations run one after the other."""
+        return taken(value)
 
     def in_turn(
         self,

@@ -227,12 +227,17 @@ class Backend(Protocol):
         """
         ...
 
-    def after(self, value: Any, other: Any) -> Any:
-        """Return `value` as a tensor that nothing is made of before `other` is there.
+    def after(self, value: Any, other: Any, taken: Callable[[Any], Any]) -> Any:
+        """Return `taken(value)`, of which nothing is made before `other` is there.
 
         A graph runs whatever has its inputs, and a compiler may put what needs little
         before all else: this holds it back. Where operations run one after the other
-        as they are called, it is `value` itself.
+        as they are called, there is nothing to hold back.
+
+        Args:
+            value: a tensor that is there from the beginning.
+            other: the tensor to wait for.
+            taken: cuts out what is needed of a tensor.
         """
         ...
 

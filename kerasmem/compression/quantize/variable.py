@@ -114,16 +114,21 @@ class QuantizedVariable(keras.Variable):
                 end; None for the whole weight.
         """
         coded, rows = self.coded.map(lambda variable: variable.value), self._rows
-        if after is not None:
-            codes = backends.current().after(coded.codes, after)
-            coded = replace(coded, codes=codes)
+
+        def taken(x: Any) -> Any:
+            return x if part is None or x.shape[place] == 1 else x[cut]
+
         if part is not None:
             axis, start, stop = part
             place = axis if rows is None else rows.stored_axis(axis)
             cut = (*(slice(None) for _ in range(place)), slice(start, stop))
-            coded = coded.map(lambda x: x if x.shape[place] == 1 else x[cut])
             rows = rows and rows.narrowed(axis, stop - start)
-        return coded, rows
+        if after is None:
+            codes = taken(coded.codes)
+        else:
+            codes = backends.current().after(coded.codes, after, taken)
+        scales = replace(coded, codes=None).map(taken)
+        return replace(scales, codes=codes), rows
 
     def decoded(self, coded: Coded, rows: Rows | None) -> Any:
         """Return the float weight, or part of it, that tensors stand for."""
