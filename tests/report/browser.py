@@ -44,5 +44,5 @@ def opened(browser, path, **options):
     page.wait_for_selector("html[data-ready]")
     yield page
     page.close()
-    assert wrong == []
+    assert wrong == [], wrong  # pytest looks into asserts of test files alone
     assert [url for url in asked if not url.startswith("data:")] == [path.as_uri()]

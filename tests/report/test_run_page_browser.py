@@ -47,10 +47,18 @@ def plot(page):
     """The timeline, scrolled into sight, and the box of its inside."""
     found = page.locator(".plot")
     found.scroll_into_view_if_needed()
-    page.wait_for_timeout(50)  # scrolling closes the tooltip
+    next_frame(page)  # scrolling closes the tooltip
     box = found.bounding_box()
     left = 62  # of the axis
     return found, box["x"] + left, box["y"] + 8, box["width"] - left, box["height"] - 30
+
+
+def next_frame(page):
+    """Wait until what happens before a drawing, such as a scroll's event, was told."""
+    page.evaluate(
+        """() => new Promise((done) =>
+            requestAnimationFrame(() => requestAnimationFrame(done)))"""
+    )
 
 
 def hover(page, across, up):
@@ -284,8 +292,7 @@ def test_everything_that_can_be_used_has_a_name(page):
 def test_a_narrow_screen_does_not_scroll_sideways(browser, small):
     with opened(browser, small) as page:
         page.set_viewport_size({"width": 400, "height": 800})
-        page.wait_for_timeout(100)
-        assert page.evaluate("document.documentElement.scrollWidth") <= 400
+        page.wait_for_function("() => document.documentElement.scrollWidth <= 400")
 
 
 def test_a_print_has_every_table_open_and_is_light(browser, small):
@@ -307,6 +314,38 @@ def test_the_page_lives_in_a_notebooks_frame(browser, tmp_path):
         frame = page.frame_locator("iframe")
         frame.locator(".plot").wait_for()
         assert frame.locator("h1").inner_text() == "tower"
+
+
+def test_a_frame_that_is_shown_late_is_drawn_in_its_width(browser, tmp_path):
+    notebook = tmp_path / "notebook.html"
+    notebook.write_text(
+        "<!DOCTYPE html><html data-ready><body><div hidden>"
+        f"{notebook_html(small_run())}</div></body></html>"
+    )
+    with opened(browser, notebook) as page:
+        page.frame_locator("iframe").locator("[data-ready]").wait_for(state="attached")
+        page.evaluate("document.querySelector('div').hidden = false")
+        for chart in (".plot canvas", ".lines svg"):
+            page.frames[1].wait_for_function(FILLS_ITS_HOST, arg=chart)
+
+
+FILLS_ITS_HOST = """(chart) => {
+  const node = document.querySelector(chart);
+  const drawn = node.viewBox ? node.viewBox.baseVal.width : node.width;
+  return drawn === node.parentNode.clientWidth && drawn > 400;
+}"""
+
+
+def test_a_chart_follows_the_width_it_has(browser, small):
+    with opened(browser, small) as page:
+        for width, drawn in (("500px", 500), ("30px", 240)):
+            page.locator(".plot").evaluate(
+                f"(plot) => {{plot.style.width = '{width}'}}"
+            )
+            page.wait_for_function(
+                "(drawn) => document.querySelector('.plot canvas').width === drawn",
+                arg=drawn,
+            )
 
 
 REDRAWS = """async (count) => {

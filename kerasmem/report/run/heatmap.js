@@ -88,7 +88,7 @@ function heatmap(host, flow) {
 }
 
 function heatFrame(plot, context, rows, columns) {
-  const width = Math.max(240, plot.clientWidth);
+  const width = chartWidth(plot);
   context.font = FONT;
   const longest = Math.max(...rows.map((row) => context.measureText(row.name).width));
   const left = Math.min(12 + longest, 260, Math.round(width * 0.4));

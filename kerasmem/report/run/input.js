@@ -53,7 +53,7 @@ function listenPointer(plot, chart) {
     if (!grabbed.moved) return;
     plot.classList.add("panning");
     chart.leave();
-    chart.view.pan((grabbed.last - event.clientX) / (plot.clientWidth - AXIS_LEFT));
+    chart.view.pan((grabbed.last - event.clientX) / (chartWidth(plot) - AXIS_LEFT));
     grabbed.last = event.clientX;
     chart.redraw();
   });

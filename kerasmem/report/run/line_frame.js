@@ -1,7 +1,7 @@
 // The frame of a line chart: what lies where, and its two axes.
 
 function lineFrame(host, lines, epochs, logarithmic) {
-  const width = Math.max(240, host.clientWidth);
+  const width = chartWidth(host);
   const named = width >= 400;
   const [height, top, bottom, left] = [208, 10, 182, 58];
   const right = width - (named ? 124 : 8);

@@ -1,6 +1,7 @@
 // Light or dark: as the system has it, until the reader says otherwise.
 
-const drawings = new Set();
+const drawings = new Map(); // by host
+const LEAST_WIDTH = 240; // of a chart: a frame that is not shown yet has none
 const systemDark = window.matchMedia("(prefers-color-scheme: dark)");
 const probe = element("span", { hidden: true });
 document.body.append(probe);
@@ -21,18 +22,41 @@ function pixel(name) {
   return new Uint32Array(Uint8Array.of(red, green, blue, 255).buffer)[0];
 }
 
-// Draws into `host` now, and whenever the theme or the width of the page changes.
+function chartWidth(host) {
+  return Math.max(LEAST_WIDTH, host.clientWidth);
+}
+
+const watched = new ResizeObserver((entries) => {
+  const hosts = entries.map((entry) => entry.target);
+  // Within the observer a drawing that changes a size would be an error of the page.
+  requestAnimationFrame(() => hosts.forEach((host) => {
+    const drawing = drawings.get(host);
+    if (!host.isConnected) forget(host);
+    else if (drawing.width !== chartWidth(host)) drawNow(host, drawing);
+  }));
+});
+
+// Draws into `host` now, and whenever the theme or its own width changes.
 function keepDrawn(host, draw) {
-  drawings.add({ host, draw });
-  draw();
+  const drawing = { draw };
+  drawings.set(host, drawing);
+  drawNow(host, drawing);
+  watched.observe(host);
+}
+
+function drawNow(host, drawing) {
+  drawing.width = chartWidth(host);
+  drawing.draw();
+}
+
+function forget(host) {
+  watched.unobserve(host);
+  drawings.delete(host);
 }
 
 function drawAll() {
   resolved = new Map();
-  for (const drawing of drawings) {
-    if (!drawing.host.isConnected) drawings.delete(drawing);
-    else if (drawing.host.clientWidth) drawing.draw();
-  }
+  drawings.forEach((drawing, host) => drawNow(host, drawing));
 }
 
 function isDark() {
@@ -52,11 +76,6 @@ function startTheme() {
   button.addEventListener("click", () => use(isDark() ? "light" : "dark"));
   systemDark.addEventListener("change", () => { say(); drawAll(); });
   say();
-  let width = window.innerWidth;
-  window.addEventListener("resize", () => {
-    if (window.innerWidth !== width) requestAnimationFrame(drawAll);
-    width = window.innerWidth;
-  });
   startPrinting();
 }
 

@@ -68,7 +68,7 @@ class TimelineChart {
 
   draw() {
     const { parts, view } = this;
-    const width = parts.plot.clientWidth;
+    const width = chartWidth(parts.plot);
     const size = { width, height: CHART_HEIGHT };
     const context = surface(parts.main, width, CHART_HEIGHT);
     this.drawn = this.look === "address"
@@ -92,7 +92,7 @@ class TimelineChart {
   // Marks the moment that is pinned and the one that is looked at, and tells its bytes in the legend.
   mark(looked) {
     const { view, parts, drawn } = this;
-    const width = parts.plot.clientWidth;
+    const width = chartWidth(parts.plot);
     const context = surface(parts.over, width, CHART_HEIGHT);
     const line = (moment, ink) => {
       const x = AXIS_LEFT + ((view.place(moment) - view.from) / view.span) * (width - AXIS_LEFT);
