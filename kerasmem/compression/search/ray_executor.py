@@ -13,6 +13,8 @@ import keras
 
 from kerasmem.errors import ConfigError
 
+_USAGE_REPORTS = "RAY_USAGE_STATS_ENABLED"
+
 
 def check_ray() -> None:
     """Raise if Ray is not installed.
@@ -39,12 +41,7 @@ class RayExecutor(Executor):
         self._ray: Any = importlib.import_module("ray")
         self._is_own = not self._ray.is_initialized()
         if self._is_own:
-            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would phone home
-            self._ray.init(
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level=logging.WARNING,
-            )
+            self._start()
         variables = {"KERAS_BACKEND": keras.backend.backend()}
         self._options = {
             "num_cpus": 1,
@@ -52,6 +49,19 @@ class RayExecutor(Executor):
             "runtime_env": {"env_vars": variables},
         }
         self._stored: dict[int, tuple[Any, Any]] = {}
+
+    def _start(self) -> None:
+        is_chosen = _USAGE_REPORTS in os.environ
+        os.environ.setdefault(_USAGE_REPORTS, "0")  # its processes would phone home
+        try:
+            self._ray.init(
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.WARNING,
+            )
+        finally:
+            if not is_chosen:
+                os.environ.pop(_USAGE_REPORTS, None)
 
     def submit(
         self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any

@@ -1,5 +1,6 @@
 """Ray as an executor, shown with a stand-in for Ray: the suite runs without it."""
 
+import os
 import sys
 import types
 from concurrent.futures import BrokenExecutor, Future
@@ -31,6 +32,7 @@ class StandIn(types.ModuleType):
         return self.is_running
 
     def init(self, **options):
+        self.reports = os.environ["RAY_USAGE_STATS_ENABLED"]
         self.is_running = True
 
     def shutdown(self):
@@ -61,7 +63,7 @@ class StandIn(types.ModuleType):
 
 @pytest.fixture
 def ray(monkeypatch):
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")  # which it sets for good
+    monkeypatch.delenv("RAY_USAGE_STATS_ENABLED", raising=False)
     monkeypatch.setitem(sys.modules, "ray", StandIn(is_running=False))
     return sys.modules["ray"]
 
@@ -109,3 +111,22 @@ def test_a_cluster_ends_if_it_was_started_here(ray, is_running):
         assert ray.is_running
         1 / 0  # noqa: B018
     assert ray.is_running == is_running
+
+
+@pytest.mark.parametrize(("chosen", "reports"), [(None, "0"), ("1", "1")])
+def test_a_cluster_reports_nothing_unless_asked_to(ray, monkeypatch, chosen, reports):
+    if chosen is not None:
+        monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", chosen)
+    with RayExecutor():
+        assert ray.reports == reports
+        assert os.environ.get("RAY_USAGE_STATS_ENABLED") == chosen
+
+
+def test_a_cluster_that_does_not_start_leaves_the_environment(ray, monkeypatch):
+    def fail(**options):
+        raise OSError("no port is free")
+
+    monkeypatch.setattr(ray, "init", fail)
+    with pytest.raises(OSError, match="no port"):
+        RayExecutor()
+    assert "RAY_USAGE_STATS_ENABLED" not in os.environ
