@@ -253,7 +253,7 @@ def test_a_wrong_surgery_is_found_out(monkeypatch):
 def test_a_wrong_shape_is_found_out_without_running_the_model(monkeypatch):
     inputs = keras.Input((5, 6))
     model = keras.Model(inputs, L.Dense(2)(L.Dense(8)(inputs)[:, 0]))
-    whole = Family(index.item, arguments=lambda call, kept: (slice(None),))
+    whole = Family(index.item, arguments=lambda call, kept: ((slice(None),),))
     monkeypatch.setitem(FAMILIES, "ops.GetItem", whole)
     with pytest.raises(ModelError, match=r"the shape \(None, 4\).*\(None, 5, 4\)"):
         prune_channels(model, km.PruneChannels(0.5, verify=False))
