@@ -70,7 +70,7 @@ def load_model(
         model = _load(path, custom_objects, mapped, with_loss=False)
     except Exception as error:
         raise ModelFileError(
-            f"{str(path)!r} could not be loaded: {_reason(error)}"
+            f"{str(path)!r} could not be loaded: {first_reason(error)}"
         ) from error
     if with_loss is not None:
         _say_without_loss(path, with_loss)
@@ -107,7 +107,7 @@ def _converted(path: Path, custom_objects: dict[str, Any], *, with_loss: bool) -
 
 def _say_without_loss(path: Path, error: Exception) -> None:
     warnings.warn(
-        f"{str(path)!r} was loaded without its loss and metrics: {_reason(error)}",
+        f"{str(path)!r} was loaded without its loss and metrics: {first_reason(error)}",
         KerasMemWarning,
         stacklevel=4,
     )
@@ -170,7 +170,7 @@ def _unmappable(path: Path) -> ModelFileError:
     )
 
 
-def _reason(error: Exception) -> str:
+def first_reason(error: Exception) -> str:
     """Return the one line of a Keras error that says what is wrong."""
     text = str(error)
     unknown = text.rpartition("Could not locate ")[2].partition(".")[0]

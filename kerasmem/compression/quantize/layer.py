@@ -86,7 +86,10 @@ class QuantizedBlock(keras.layers.Layer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:
-        """Return the float layer of a config, quantized as soon as it is built."""
+        """Return the float layer of a config, quantized as soon as it is built.
+
+        Its constructor may build it: then it is quantized at once.
+        """
         # Some layers take their config apart while they read it.
         layer = keras.saving.deserialize_keras_object(copy.deepcopy(config["layer"]))
         layer.name = config["name"]
@@ -142,7 +145,6 @@ def to_quantized(block: Any, places: list[Place]) -> None:
         form.pop("build_config", None)
         form.pop("compile_config", None)
     _become_block(block, form, places)
-    _replace_weights(block)
 
 
 def _become_block(layer: Any, form: dict[str, Any], places: list[Place]) -> None:
@@ -150,6 +152,10 @@ def _become_block(layer: Any, form: dict[str, Any], places: list[Place]) -> None
     _set(layer, "_places", places)
     _set(layer, "_missing", value=True)
     _change_class(layer, QuantizedBlock)
+    if layer.built:
+        # It has its weights: it was in use, or its constructor builds it, as that of a
+        # model with inputs and outputs does. Nothing builds it a second time.
+        _replace_weights(layer)
 
 
 # A name that is registered means the same in every scope of Keras's own.
