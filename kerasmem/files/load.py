@@ -16,6 +16,11 @@ from kerasmem.files.members import WEIGHTS
 from kerasmem.files.memory_map import MappedWeights
 from kerasmem.files.own_file import save_beside
 
+_IN_CALL = "Exception encountered when calling"
+"""With this Keras begins a line that says where, before the one that says what."""
+
+_MOST_LETTERS = 400
+
 
 def load_model(
     path: str | Path,
@@ -186,5 +191,8 @@ def first_reason(error: Exception) -> str:
         )
     if "Example error message" in text:  # followed by it, after an empty line
         return text.split("\n\n")[1]
+    # Around what went wrong stands the config of each layer that it went wrong in.
+    text = text.rpartition("Exception encountered: ")[2].replace("\x1b[1m", "")
     lines = [line for line in text.splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0] if lines else ''}".rstrip(": ")
+    first = " ".join(lines[: 2 if text.startswith(_IN_CALL) else 1])
+    return f"{type(error).__name__}: {first[:_MOST_LETTERS]}".rstrip(": ")

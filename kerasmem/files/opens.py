@@ -6,7 +6,9 @@ said to be there. Mostly that is its structure alone, and the weights stay in th
 """
 
 import gc
+import tempfile
 import warnings
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +25,7 @@ from kerasmem.files.load import first_reason
 from kerasmem.files.memory_map import MappedWeights
 from kerasmem.files.weights import same_bits
 from kerasmem.graph.clone import live_objects
-from kerasmem.graph.layers import Weight, sublayers, weights
+from kerasmem.graph.layers import own_variables, sublayers
 from kerasmem.graph.values import to_numpy
 
 _OPENED: WeakSet[type] = WeakSet()
@@ -66,10 +68,14 @@ def check_opens(model: Any, path: Path, stored: Path) -> None:
 
 
 def _check_whole(model: Any, path: Path) -> int:
-    try:
-        return _compare(model, _opened(path, {}))
-    finally:
-        gc.collect()  # a model is a cycle, and this one holds its weights
+    # Unpacked: from an archive Keras may read all weights before it makes one.
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        with zipfile.ZipFile(path) as archive:
+            archive.extractall(folder)
+        try:
+            return _compare(model, _opened(Path(folder), {}))
+        finally:
+            gc.collect()  # a model is a cycle, and this one holds its weights
 
 
 def _opened(path: Path, objects: dict[str, Any]) -> Any:
@@ -89,28 +95,35 @@ def _compare(model: Any, opened: Any) -> int:
     # What a model with a `save` of its own saves may be another one.
     if type(model).save is not keras.Model.save:
         return 0
-    ours, theirs = [*weights(model)], [*weights(opened)]
+    ours, theirs = _owners_and_weights(model), _owners_and_weights(opened)
     if len(ours) == len(theirs):
-        for weight, found in zip(ours, theirs, strict=True):
-            _compare_weights(weight, found)
+        for (owner, weight), (_, found) in zip(ours, theirs, strict=True):
+            _compare_weights(owner, weight, found)
     # More than in the model come of one that it holds in several layers.
     return max(len(ours) - len(theirs), 0)
 
 
-def _compare_weights(weight: Weight, found: Weight) -> None:
-    expected, given = (
-        (tuple(each.variable.shape), each.variable.dtype) for each in (weight, found)
-    )
+def _owners_and_weights(model: Any) -> list[tuple[Any, Any]]:
+    """Return every weight once, also of layers that a model with a graph has beside."""
+    found: dict[int, tuple[Any, Any]] = {}
+    for layer in sublayers(model):
+        for variable in own_variables(layer):
+            found.setdefault(id(variable), (layer, variable))
+    return list(found.values())
+
+
+def _compare_weights(owner: Any, weight: Any, found: Any) -> None:
+    expected, given = ((tuple(each.shape), each.dtype) for each in (weight, found))
     if expected != given:
         raise OutputError(
             f"the weight {weight.path!r} of shape and type {expected} would be opened "
             f"as one of {given}"
         )
-    if not _is_saved_as_it_is(weight.owner):
+    if not _is_saved_as_it_is(owner):
         return
-    value = first_value(found.variable)
+    value = first_value(found)
     in_file = isinstance(value, MappedArray)
-    if not same_bits(to_numpy(weight.variable), value if in_file else to_numpy(value)):
+    if not same_bits(to_numpy(weight), value if in_file else to_numpy(value)):
         raise OutputError(
             f"the weight {weight.path!r} would not be opened with its value. Keras "
             "finds no layer that is not in an attribute of a layer or model, or in a "
