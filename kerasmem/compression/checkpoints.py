@@ -23,6 +23,7 @@ from kerasmem.errors import ConfigError, OutputError
 from kerasmem.files.atomic import replacing
 from kerasmem.files.data import is_array_data
 from kerasmem.files.load import load_model
+from kerasmem.files.opens import check_opens
 from kerasmem.files.save import save_stored
 from kerasmem.graph.clone import live_objects
 from kerasmem.graph.fingerprint import model_digest
@@ -89,9 +90,14 @@ class Checkpoints:
         return model, [WeightChange(**entry) for entry in self._read(step)["changes"]]
 
     def write(self, step: int, model: Any, changes: list[WeightChange]) -> None:
-        """Keep the model after a step; what an earlier one left is removed."""
+        """Keep the model after a step; what an earlier one left is removed.
+
+        Raises:
+            OutputError: if its file cannot be written, or could not be opened.
+        """
         with replacing(self._model(step)) as path:
             save_stored(model, path)
+            check_opens(model, path, path)
         account = {"key": self.key, "changes": [asdict(change) for change in changes]}
         with replacing(self._account(step)) as path:
             path.write_text(json.dumps(account), encoding="utf-8")

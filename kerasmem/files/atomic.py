@@ -51,9 +51,10 @@ def replacing(path: str | Path) -> Iterator[Path]:
                 shutil.copymode(target, temporary)
             temporary.replace(target)
     except OSError as error:
+        reason = str(error.strerror or error).rstrip(".")
         raise OutputError(
-            f"Could not write {str(path)!r}: {error.strerror or error}. Nothing was "
-            "written, and what was there before is untouched."
+            f"Could not write {str(path)!r}: {reason}. Nothing was written, and what "
+            "was there before is untouched."
         ) from error
 
 

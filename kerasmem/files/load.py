@@ -16,6 +16,11 @@ from kerasmem.files.members import WEIGHTS
 from kerasmem.files.memory_map import MappedWeights
 from kerasmem.files.own_file import save_beside
 
+_IN_CALL = "Exception encountered when calling"
+"""With this Keras begins a line that says where, before the one that says what."""
+
+_MOST_LETTERS = 400
+
 
 def load_model(
     path: str | Path,
@@ -70,7 +75,7 @@ def load_model(
         model = _load(path, custom_objects, mapped, with_loss=False)
     except Exception as error:
         raise ModelFileError(
-            f"{str(path)!r} could not be loaded: {_reason(error)}"
+            f"{str(path)!r} could not be loaded: {first_reason(error)}"
         ) from error
     if with_loss is not None:
         _say_without_loss(path, with_loss)
@@ -107,7 +112,7 @@ def _converted(path: Path, custom_objects: dict[str, Any], *, with_loss: bool) -
 
 def _say_without_loss(path: Path, error: Exception) -> None:
     warnings.warn(
-        f"{str(path)!r} was loaded without its loss and metrics: {_reason(error)}",
+        f"{str(path)!r} was loaded without its loss and metrics: {first_reason(error)}",
         KerasMemWarning,
         stacklevel=4,
     )
@@ -170,7 +175,7 @@ def _unmappable(path: Path) -> ModelFileError:
     )
 
 
-def _reason(error: Exception) -> str:
+def first_reason(error: Exception) -> str:
     """Return the one line of a Keras error that says what is wrong."""
     text = str(error)
     unknown = text.rpartition("Could not locate ")[2].partition(".")[0]
@@ -186,5 +191,8 @@ def _reason(error: Exception) -> str:
         )
     if "Example error message" in text:  # followed by it, after an empty line
         return text.split("\n\n")[1]
+    # Around what went wrong stands the config of each layer that it went wrong in.
+    text = text.rpartition("Exception encountered: ")[2].replace("\x1b[1m", "")
     lines = [line for line in text.splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0] if lines else ''}".rstrip(": ")
+    first = " ".join(lines[: 2 if text.startswith(_IN_CALL) else 1])
+    return f"{type(error).__name__}: {first[:_MOST_LETTERS]}".rstrip(": ")

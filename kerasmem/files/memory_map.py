@@ -13,6 +13,7 @@ import tempfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,9 @@ class MappedWeights:
 
     Args:
         path: the file.
+        used: False for a file that this process made, and a model that is only looked
+            at: its variables get no values, and arrays that cannot be mapped, such as
+            words, are read.
 
     Raises:
         ModelFileError: if the weights cannot be mapped.
@@ -50,8 +54,8 @@ class MappedWeights:
         file: which one it is, whatever will have its name.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, *, used: bool = True) -> None:
+        self._path, self._used = path, used
         self._values = backends.current().lazy_values()
         if (reason := self._values.why_not()) is not None:
             raise ConfigError(
@@ -59,7 +63,7 @@ class MappedWeights:
                 "variable's value at once. Load the model without it."
             )
         try:
-            self._arrays, self.learned, self.file = _read(path)
+            self._arrays, self.learned, self.file = _read(path, map_all=used)
         except ModelFileError:
             raise
         except DAMAGED as error:
@@ -76,11 +80,11 @@ class MappedWeights:
         with tempfile.TemporaryDirectory() as folder:
             small = Path(folder) / self._path.name
             _write_skeleton(self._path, small, self._arrays)
-            with lazy_variables(self._values):
+            with lazy_variables(self._values, used=self._used):
                 yield small, {f"kerasmem>{_NAME}": _Mapped([*self._arrays.values()])}
 
 
-def _read(path: Path) -> tuple[dict[str, Made], bool, os.stat_result]:
+def _read(path: Path, *, map_all: bool) -> tuple[dict[str, Made], bool, os.stat_result]:
     """Return the arrays in a file by their paths, and what `MappedWeights` has."""
     with zipfile.ZipFile(path) as archive, path.open("rb") as file:
         if WEIGHTS not in archive.namelist():
@@ -92,14 +96,18 @@ def _read(path: Path) -> tuple[dict[str, Made], bool, os.stat_result]:
         start, size = data_start(file, member), member.file_size
         with h5py.File(Window(file, start, size), "r") as weights:
             found, learned = datasets(weights), _has_stepped(weights)
+            found = [each for each in found if not each.name.startswith(_OPTIMIZER)]
+            odd = [each.name for each in found if not each.plain]
+            if odd and map_all:
+                raise _compressed(path)
+            read = {name: weights[name][()] for name in odd}
         whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         status = os.fstat(file.fileno())
-    found = [each for each in found if not each.name.startswith(_OPTIMIZER)]
-    if any(not dataset.plain for dataset in found):
-        raise _compressed(path)
-    for dataset in found:
-        _check_within(path, dataset, size)
-    arrays = {each.name: _array(whole, start, each) for each in found}
+    arrays: dict[str, Made] = {name: partial(read.get, name) for name in odd}
+    for each in found:
+        if each.plain:
+            _check_within(path, each, size)
+            arrays[each.name] = _array(whole, start, each)
     return arrays, learned, status
 
 
