@@ -11,11 +11,11 @@ import keras
 
 from kerasmem import backends
 from kerasmem.files.atomic import replacing
-from kerasmem.files.regular import read_regular
 from kerasmem.files.run_dir import file_name
 from kerasmem.graph.values import nbytes
 from kerasmem.records import RunInfo
 from kerasmem.records.plain import MOST_BYTES
+from kerasmem.records.regular import read_regular
 
 
 def begin_run(log_dir: str | os.PathLike[str] | None, model: Any) -> None:

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from kerasmem.files.regular import open_regular
+from kerasmem.records.regular import open_regular
 
 
 class Journal:

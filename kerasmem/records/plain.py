@@ -46,8 +46,12 @@ def read_json(
         >>> read_json('{"a": [1, null]}')
         {'a': [1, None]}
     """
-    text = content if isinstance(content, str) else content.decode(errors="replace")
-    values = text.count(",")
+    if isinstance(content, bytes):
+        try:
+            content = content.decode()
+        except UnicodeDecodeError as error:
+            raise InputError(f"It is no text: {error}.") from error
+    values = content.count(",")
     if len(content) > most_bytes or values > most_bytes // _BYTES_A_VALUE:
         raise InputError(
             f"The JSON is too large. Expected: {format_bytes(most_bytes)} and "
@@ -55,12 +59,12 @@ def read_json(
             f"{format_bytes(len(content))} with {values} commas."
         )
     try:
-        value = json.loads(text, object_hook=object_hook)
-        if _ESCAPED_HALF.search(text):
+        value = json.loads(content, object_hook=object_hook)
+        if _ESCAPED_HALF.search(content):
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError, MemoryError) as error:
         raise InputError(f"It is no JSON: {error}.") from error
-    if text.count("[") + text.count("{") > _MOST_DEPTH:
+    if content.count("[") + content.count("{") > _MOST_DEPTH:
         check_depth(value)
     return value
 
@@ -139,7 +143,10 @@ def reader_of(kind: Any, name: str) -> Callable[[Any], Any]:
         return partial(record_from, kind)
     if kind == OrNaN:
         number = reader_of(float, name)
-        return lambda value: math.nan if value is None else number(value)
+        # NaN is the one value that is not equal to itself.
+        return lambda value: (
+            math.nan if value is None or value != value else number(value)
+        )
     if origin in (Union, UnionType):
         (one,) = (part for part in inner if part is not NoneType)
         read = reader_of(one, name)
