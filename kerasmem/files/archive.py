@@ -92,8 +92,8 @@ def _check_json(path: Path, archive: zipfile.ZipFile) -> None:
         size = archive.getinfo(name).file_size
         if size > MOST_BYTES:
             raise ModelFileError(
-                f"{str(path)!r} has a {name} of {size} bytes. Expected: {MOST_BYTES} at "
-                "most. It is not opened."
+                f"{str(path)!r} has a {name} of {size} bytes. Expected: {MOST_BYTES} "
+                "at most. It is not opened."
             )
         try:
             read_json(archive.read(name))

@@ -104,9 +104,8 @@ class _Budget:
 
         def add(owner: Any, *args: Any, **kwargs: Any) -> Any:
             shape = kwargs.get("shape", args[0] if args else None)
-            if threading.get_ident() == self._thread and isinstance(
-                shape, tuple | list
-            ):
+            is_ours = threading.get_ident() == self._thread
+            if is_ours and isinstance(shape, tuple | list):
                 self._take(math.prod(n for n in shape if isinstance(n, int)))
             return original(owner, *args, **kwargs)
 
@@ -119,8 +118,8 @@ class _Budget:
             self._most, self._is_known = 2 * _entries(self._path) + self._most, True
         if self._given > self._most:
             raise ModelFileError(
-                f"the model in {str(self._path)!r} has weights of {self._given} entries "
-                f"or more, and its file has {self._most // 2} at most."
+                f"The model has weights of {self._given} entries or more, and its file "
+                f"of {(self._most - _FREE_ENTRIES) // 2}. It gets no memory for them."
             )
 
 

@@ -88,7 +88,8 @@ def read_timelines(path: Path) -> list[Timeline]:
             f"{path.name} is too large. Expected: {format_bytes(MOST_TEXT_BYTES)} of "
             "text at most."
         )
-    return [Timeline.from_json(line) for line in content.splitlines() if line.strip()]
+    lines = [line for line in content.splitlines() if line.strip()]
+    return [Timeline.from_json(line.decode("utf-8", "replace")) for line in lines]
 
 
 def _compressed(timelines: Sequence[Timeline]) -> tuple[bytes, int]:

@@ -87,9 +87,9 @@ def check_depth(value: Any) -> None:
 
 
 def _parts(value: Any) -> Iterable[Any]:
-    return (
-        value.values() if type(value) is dict else value if type(value) is list else ()
-    )
+    if type(value) is dict:
+        value = [*value.values()]
+    return value if type(value) is list else ()
 
 
 def record_from(cls: type[_Record], content: Any) -> _Record:
