@@ -98,9 +98,9 @@ def _run(options: Namespace) -> Outcome:
 
 @contextmanager
 def _temporary_folder() -> Iterator[None]:
-    """Let all that is temporary be in one folder, which goes even after a kill.
+    """Let all that is temporary, of children too, be in one folder.
 
-    The next command removes it then. Children have it too.
+    The next command removes it if this one is killed.
     """
     from kerasmem.files.atomic import held_folder
 

@@ -54,8 +54,9 @@ def check_archive(path: Path, unread: Container[str] = ()) -> None:
                     f"{str(path)!r} is a zip archive, but no Keras model: "
                     f"{min(missing)} is missing."
                 )
-            _check_json(path, archive)
             damaged = _first_damaged(archive, unread)
+            if damaged is None:
+                _check_json(path, archive)
     except _UNREADABLE as error:
         raise ModelFileError(
             f"{str(path)!r} is no .keras file, or a damaged one."
@@ -89,12 +90,6 @@ def _check_place(path: Path, name: str) -> None:
 
 def _check_json(path: Path, archive: zipfile.ZipFile) -> None:
     for name in sorted(_MEMBERS):
-        size = archive.getinfo(name).file_size
-        if size > MOST_BYTES:
-            raise ModelFileError(
-                f"{str(path)!r} has a {name} of {size} bytes. Expected: {MOST_BYTES} "
-                "at most. It is not opened."
-            )
         try:
             read_json(archive.read(name))
         except InputError as error:
@@ -108,9 +103,14 @@ def _check_size(path: Path, members: list[zipfile.ZipInfo]) -> None:
     weights = [member for member in members if member.filename == WEIGHTS]
     others = [member for member in members if member.filename != WEIGHTS]
     _check_bomb(path, weights, _LARGE_BYTES, _MOST_TIMES)
-    for some in ([other] for other in others):
+    for some in (*([other] for other in others), others):
         _check_bomb(path, some, _SMALL_BYTES, _MOST_TIMES_OF_SMALL)
-    _check_bomb(path, others, _SMALL_BYTES, _MOST_TIMES_OF_SMALL)
+    for member in others:
+        if member.filename in _MEMBERS and member.file_size > MOST_BYTES:
+            raise ModelFileError(
+                f"{str(path)!r} has a {member.filename} of {member.file_size} bytes. "
+                f"Expected: {MOST_BYTES} at most. It is not opened."
+            )
 
 
 def _check_bomb(

@@ -87,9 +87,10 @@ def check_depth(value: Any) -> None:
 
 
 def _parts(value: Any) -> Iterable[Any]:
-    if type(value) is dict:
-        value = [*value.values()]
-    return value if type(value) is list else ()
+    kind = type(value)  # pyright: ignore[reportUnknownVariableType]
+    if kind is dict:
+        return value.values()
+    return value if kind is list else ()
 
 
 def record_from(cls: type[_Record], content: Any) -> _Record:
