@@ -45,6 +45,8 @@ def converted(
             if int8_weights:
                 converter.optimizations = [tf.lite.Optimize.DEFAULT]
             return converter.convert()
+        except OSError:  # such as on a full disk: of no model
+            raise
         except Exception as error:
             raise ModelError(_why_not(model, str(error))) from error
 

@@ -2,9 +2,9 @@
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from kerasmem.records.estimate import EstimatePart, largest_first
+from kerasmem.records.plain import read_json, record_from
 from kerasmem.records.post_mortem_words import post_mortem_text
 from kerasmem.records.tuning import MEASURED
 
@@ -146,9 +146,4 @@ class PostMortem:
     @classmethod
     def from_json(cls, line: str) -> "PostMortem":
         """Return the record that `to_json` made `line` of."""
-        content: dict[str, Any] = json.loads(line)
-        content["cause"] = Cause(**content["cause"])
-        content["parts"] = tuple(EstimatePart(**part) for part in content["parts"])
-        content["remedies"] = tuple(Remedy(**one) for one in content["remedies"])
-        content["left_out"] = tuple(content["left_out"])
-        return cls(**content)
+        return record_from(cls, read_json(line))

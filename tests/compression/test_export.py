@@ -229,6 +229,18 @@ if ON_TENSORFLOW:
         with pytest.raises(OutputError, match="Could not write"):
             export(KINDS["dense"].make(), Path(tmp_path, "no", "m.tflite"))
 
+    def test_a_full_disk_is_an_error_of_output(tmp_path, monkeypatch):
+        def no_room(*_, **__):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(keras.export.ExportArchive, "write_out", no_room)
+        if keras.backend.backend() != "tensorflow":
+            # The file is made in another process; here there is no room for its order.
+            monkeypatch.setattr(Path, "write_text", no_room)
+        with pytest.raises(OutputError, match=r"No space left on device. Nothing was"):
+            export(KINDS["dense"].make(), tmp_path / "m.tflite")
+        assert list(tmp_path.iterdir()) == []
+
     def test_a_dynamic_int8_file_is_smaller_and_near(tmp_path):
         path = tmp_path / "m.tflite"
         model = conv_net()

@@ -21,7 +21,7 @@ from kerasmem.compression.export.integer import integer_file
 from kerasmem.compression.export.run import in_codes, in_steps, outputs_of
 from kerasmem.compression.quantize.config import STATIC
 from kerasmem.compression.quantize.floats import as_floats
-from kerasmem.errors import ModelError
+from kerasmem.errors import ModelError, OutputError
 from kerasmem.files.atomic import replacing
 from kerasmem.files.litert import (
     LiteRT,
@@ -87,7 +87,13 @@ def export(
     arguments = arguments_of(model, batch_size, arrays)
     arrays = arrays or random_samples(arguments, SAMPLES)
     make = _integer if scheme == STATIC else _floats
-    content, outputs, expected = make(model, kind, arguments, arrays, batch_size)
+    try:
+        content, outputs, expected = make(model, kind, arguments, arrays, batch_size)
+    except OSError as error:
+        raise OutputError(
+            f"Could not write a temporary file to make {str(path)!r} of: "
+            f"{error.strerror or error}. Nothing was written."
+        ) from error
     worst = difference(outputs, expected, _LEAST[scheme])
     allowed = TOLERANCES[scheme] if tolerance is None else tolerance
     if not worst <= allowed:
