@@ -1,9 +1,10 @@
-"""The one place where bytes become text and text becomes bytes.
+"""The one place where bytes, times and numbers become text, and text becomes bytes.
 
 The binary prefix is used throughout: 1 KiB = 1024 bytes.
 """
 
 import re
+from decimal import Decimal
 
 from kerasmem.errors import ConfigError
 
@@ -34,6 +35,30 @@ def format_bytes(size: int) -> str:
             break
     digits = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
     return f"{value:,.{digits}f} {unit}"
+
+
+def format_number(value: float) -> str:
+    """Return a number as text with three significant digits and no exponent.
+
+    Example:
+        >>> format_number(1234.5), format_number(20.0), format_number(0.01234)
+        ('1,234', '20', '0.0123')
+    """
+    if abs(value) >= 999.5:
+        return f"{value:,.0f}"
+    return f"{Decimal(f'{value:.3g}'):f}"
+
+
+def format_ms(milliseconds: float) -> str:
+    """Return a time in milliseconds as text, in seconds from one second on.
+
+    Example:
+        >>> format_ms(1000.0), format_ms(20.5), format_ms(3_600_000)
+        ('1 s', '20.5 ms', '3,600 s')
+    """
+    if milliseconds >= 999.5:
+        return f"{format_number(milliseconds / 1000)} s"
+    return f"{format_number(milliseconds)} ms"
 
 
 def parse_bytes(size: int | str) -> int:
