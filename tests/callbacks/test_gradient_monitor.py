@@ -490,11 +490,12 @@ def test_a_release_that_fails_after_a_broken_fit_ends_nothing(
         raise OSError("nobody thought of this")
 
     monkeypatch.setattr(GradientState, "release", fail)
+    go_on = {
+        "fit": lambda: fit(model, data),
+        "save": lambda: model.save(tmp_path / "model.keras"),
+    }
     with pytest.warns(KerasMemWarning, match="could not come off the model"):
-        if then == "fit":
-            fit(model, data)
-        else:
-            model.save(tmp_path / "model.keras")
+        go_on[then]()
 
 
 def test_what_a_broken_fit_leaves_goes_with_detach(broken_off):

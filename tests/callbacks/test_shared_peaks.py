@@ -155,7 +155,7 @@ def test_the_frameworks_own_reset_is_seen_and_left_as_it_was(backend, monkeypatc
     calls = []
     resets = reset_of(backend)
     for module, name in resets:
-        monkeypatch.setattr(module, name, lambda device: calls.append(device))
+        monkeypatch.setattr(module, name, calls.append)
     before = [getattr(module, name) for module, name in resets]
     undo = backends.current().observe_peak_resets(lambda: calls.append("told"))
     for module, name in resets:
