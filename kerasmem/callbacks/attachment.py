@@ -1,6 +1,7 @@
 """What a callback hangs on a model for one `fit`, and how it comes off again."""
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 from kerasmem.backends import shadow
@@ -35,9 +36,11 @@ class Attachment:
         """Undo everything; a second call is a no-op. Works during a `fit` too."""
         if not self._undo:
             return
-        while self._undo:
-            self._undo.pop()()
-        retrace(self._model)
+        with ExitStack() as everything:  # also if a part of it fails
+            everything.callback(retrace, self._model)
+            for undo in self._undo:
+                everything.callback(undo)
+            self._undo = []
 
     def _at_next_training(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         if is_called_by_fit(self._model) or not is_fitting(self._model):
