@@ -189,7 +189,9 @@ def _keep(child: Child, answer: dict, outcome: Outcome, path: Path) -> None:
         found = child.run(case)
         return Outcome(found["word"], found["reason"]).kind == outcome.kind
 
-    case = shrunk(answer["case"], fails)
+    case = answer["case"]
+    if outcome.word != "hang":
+        case = shrunk(case, fails)
     found = {"outcome": outcome.to_json(), "case": case}
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(found, indent=1) + "\n")

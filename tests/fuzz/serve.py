@@ -15,6 +15,7 @@ def serve(
     drawn: Callable[[int], dict],
     run: Callable[[dict], Outcome],
     kinds: Callable[[dict], list[str]],
+    last: dict[str, int] | None = None,
 ) -> None:
     """Answer every line of stdin until it ends.
 
@@ -22,6 +23,7 @@ def serve(
         drawn: makes a case of a seed.
         run: tries a case.
         kinds: says what a case is made of.
+        last: has the resident memory of the last case, if that is of another process.
     """
     # What frameworks print must not come between.
     answers = os.fdopen(os.dup(1), "w")
@@ -38,5 +40,6 @@ def serve(
             "kinds": kinds(case),
             "seconds": time.perf_counter() - start,
             "rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            **(last or {}),
         }
         print(json.dumps(answer), file=answers, flush=True)
