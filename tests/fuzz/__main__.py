@@ -1,4 +1,4 @@
-"""`python -m tests.fuzz graphs|files --minutes N [--seed S] [--cases N] [--state FILE]`."""
+"""Look for graphs that break a law, or files that cannot be refused in one line."""
 
 import argparse
 import sys
@@ -18,8 +18,12 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=0, help="of the first case")
     parser.add_argument("--cases", type=int, default=1 << 40, help="most to try")
-    parser.add_argument("--state", type=Path, help="file that a later call goes on from")
-    parser.add_argument("--keep", type=Path, default=_CORPUS, help="folder for failures")
+    parser.add_argument(
+        "--state", type=Path, help="file that a later call goes on from"
+    )
+    parser.add_argument(
+        "--keep", type=Path, default=_CORPUS, help="folder for failures"
+    )
     options = parser.parse_args()
     tally = Tally.read(options.state, options.seed)
     print(f"{options.lane}: from seed {tally.next_seed}", flush=True)

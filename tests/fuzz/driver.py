@@ -139,7 +139,9 @@ class Tally:
         lines += [f"refused: {share:.1f} % of what is a case; by reason:"]
         lines += [f"  {n:6}  {why}" for why, n in self.refusals.most_common(40)]
         lines += ["failures:"] if self.failures else []
-        lines += [f"  {len(s):6}  {k} (seeds {s[:4]})" for k, s in self.failures.items()]
+        lines += [
+            f"  {len(s):6}  {k} (seeds {s[:4]})" for k, s in self.failures.items()
+        ]
         lines += [
             f"{self.seconds:.0f} s, {self.seconds / max(count, 1):.2f} s a case, "
             f"highest resident memory {self.rss_bytes / 2**20:.0f} MiB"
@@ -173,7 +175,12 @@ def look(
                 seeds.append(seed)
                 print(f"{seed}: {outcome.word}: {outcome.reason[:300]}", flush=True)
                 if corpus is not None and len(seeds) == 1:
-                    _keep(child, answer, outcome, corpus / f"{module.split('.')[2]}-{seed}.json")
+                    _keep(
+                        child,
+                        answer,
+                        outcome,
+                        corpus / f"{module.split('.')[2]}-{seed}.json",
+                    )
             if cases % 20 == 0 or outcome.failed:
                 tally.write(state)
     finally:

@@ -6,7 +6,6 @@ import resource
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
 
 from tests.fuzz.outcome import Outcome
 

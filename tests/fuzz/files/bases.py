@@ -1,4 +1,4 @@
-"""Small sound files of every kind that is read: `python -m tests.fuzz.files.bases DIR`."""
+"""Small sound files of every kind that is read, written into a folder."""
 
 import json
 import sys

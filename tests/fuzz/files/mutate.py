@@ -31,7 +31,11 @@ def _cut(content: bytes, draw: Draw) -> bytes:
 def _zeroed(content: bytes, draw: Draw) -> bytes:
     start = draw.randrange(len(content) + 1)
     size = draw.choice((8, 512, 4096))
-    return content[:start] + bytes(min(size, len(content) - start)) + content[start + size :]
+    return (
+        content[:start]
+        + bytes(min(size, len(content) - start))
+        + content[start + size :]
+    )
 
 
 def _grown(content: bytes, draw: Draw) -> bytes:
@@ -72,7 +76,9 @@ def changed_gzip(path: Path, draw: Draw) -> None:
     """Change the JSON in a gzipped file, or make it a bomb."""
     text = gzip.decompress(path.read_bytes()).decode()
     if draw.flag(0.1):
-        made = draw.choice((b" ", b"[", b"0")) * draw.choice((1 << 20, 1 << 26, 1 << 28))
+        made = draw.choice((b" ", b"[", b"0")) * draw.choice(
+            (1 << 20, 1 << 26, 1 << 28)
+        )
     else:
         made = _changed_lines(text, draw).encode(errors="surrogatepass")
     path.write_bytes(gzip.compress(made, 1))
@@ -114,11 +120,15 @@ def _change_dataset(file: Any, name: str, how: str, draw: Draw) -> None:
     shape, kind = file[name].shape, file[name].dtype
     del file[name]
     if how == "shape":
-        large = draw.choice(((0,), (), (3,), (1 << 40,), (1 << 15, 1 << 15), (2, *shape)))
+        large = draw.choice(
+            ((0,), (), (3,), (1 << 40,), (1 << 15, 1 << 15), (2, *shape))
+        )
         chunks = {"chunks": True, "compression": "gzip"} if large else {}
         file.create_dataset(name, large, dtype=kind, **chunks)
     elif how == "type":
-        made = draw.choice(("S4", "float64", "int8", "complex64", "bool", h5py.string_dtype()))
+        made = draw.choice(
+            ("S4", "float64", "int8", "complex64", "bool", h5py.string_dtype())
+        )
         file.create_dataset(name, shape, dtype=made)
     else:
         value = draw.choice((np.nan, np.inf, 0, 1e30))
@@ -146,7 +156,9 @@ def _change_attribute(item: Any, draw: Draw) -> None:
 def changed_archive(path: Path, draw: Draw) -> None:
     """Change the members of a zip archive, checksums put right."""
     with zipfile.ZipFile(path) as archive:
-        members = [(i.filename, archive.read(i), i.compress_type) for i in archive.infolist()]
+        members = [
+            (i.filename, archive.read(i), i.compress_type) for i in archive.infolist()
+        ]
     number = draw.randrange(len(members))
     name, content, packing = members[number]
     way = draw.choice((*_MEMBER_WAYS, "inside", "inside", "inside", "inside"))
@@ -176,14 +188,26 @@ def _changed_npy(content: bytes, draw: Draw) -> bytes:
     how = draw.choice(("shape", "shape", "type", "objects", "values"))
     out = io.BytesIO()
     if how == "objects":
-        np.save(out, np.array([{"a": 1}, strange(draw)], dtype=object), allow_pickle=True)
+        np.save(
+            out, np.array([{"a": 1}, strange(draw)], dtype=object), allow_pickle=True
+        )
     elif how == "type":
         kind = draw.choice(("complex128", "S5", "U3", "M8[s]", "bool", "float16", "V7"))
         np.save(out, np.zeros(array.shape, kind))
     elif how == "values":
         np.save(out, np.full(array.shape, draw.choice((np.nan, np.inf, -1, 1e300))))
     else:
-        shape = draw.choice(("(1099511627776, 4)", "(-1, 4)", "()", "(0, 4)", "(4611686018427387904,)", "8", "('a',)"))
+        shape = draw.choice(
+            (
+                "(1099511627776, 4)",
+                "(-1, 4)",
+                "()",
+                "(0, 4)",
+                "(4611686018427387904,)",
+                "8",
+                "('a',)",
+            )
+        )
         before = str(array.shape).encode()
         return content.replace(before, shape.encode().ljust(len(before)), 1)
     return out.getvalue()
@@ -196,14 +220,20 @@ def _swap(members: list, number: int, draw: Draw) -> None:
 
 
 def _rename(members: list, number: int, draw: Draw) -> None:
-    name = draw.choice(("../SENTINEL", "/tmp/SENTINEL_ABS", "x", "a/../b", "assets/x", "C:\\x"))
+    name = draw.choice(
+        ("../SENTINEL", "/tmp/SENTINEL_ABS", "x", "a/../b", "assets/x", "C:\\x")
+    )
     members[number] = (name, *members[number][1:])
 
 
 def _bomb(members: list, number: int, draw: Draw) -> None:
     piece = draw.choice((b"\0", b"[", b"{},", b" "))
     size = draw.choice((1 << 20, 1 << 24, 1 << 28))
-    members[number] = (members[number][0], piece * (size // len(piece)), zipfile.ZIP_DEFLATED)
+    members[number] = (
+        members[number][0],
+        piece * (size // len(piece)),
+        zipfile.ZIP_DEFLATED,
+    )
 
 
 _MEMBER_WAYS: dict[str, Callable[[list, int, Draw], None]] = {
@@ -214,7 +244,10 @@ _MEMBER_WAYS: dict[str, Callable[[list, int, Draw], None]] = {
     ),
     "pack": lambda members, number, draw: members.__setitem__(
         number,
-        (*members[number][:2], draw.choice((0, 8, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA))),
+        (
+            *members[number][:2],
+            draw.choice((0, 8, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)),
+        ),
     ),
     "swap": _swap,
     "rename": _rename,
@@ -249,7 +282,9 @@ def _replace(make: Callable[[Path, Draw], None]) -> Callable[[Path, Draw], None]
 
 
 def _link(file: Path, draw: Draw) -> None:
-    target = draw.choice((file.name, "/etc/passwd", "/dev/zero", "../precious", "nothing"))
+    target = draw.choice(
+        (file.name, "/etc/passwd", "/dev/zero", "../precious", "nothing")
+    )
     file.symlink_to(target)
 
 

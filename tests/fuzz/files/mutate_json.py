@@ -41,7 +41,7 @@ def _code(draw: Draw) -> Any:
             {"module": "keras.layers", "class_name": "TFSMLayer",
              "config": {"filepath": "."}, "registered_name": None},
             {"module": "keras.utils", "class_name": "get_file", "registered_name": None,
-             "config": {"origin": f"file:///etc/hostname", "fname": SENTINEL}},
+             "config": {"origin": "file:///etc/hostname", "fname": SENTINEL}},
         )
     )  # fmt: skip
 
@@ -96,7 +96,18 @@ def _places(node: Any, most: int = 3000) -> Any:
 
 def _change(places: list[tuple[Any, Any]], draw: Draw) -> None:
     container, key = draw.choice(places)
-    how = draw.choice(("replace", "replace", "replace", "number", "remove", "rename", "swap", "repeat"))
+    how = draw.choice(
+        (
+            "replace",
+            "replace",
+            "replace",
+            "number",
+            "remove",
+            "rename",
+            "swap",
+            "repeat",
+        )
+    )
     value = container[key]
     if how == "number" and isinstance(value, int | float):
         container[key] = draw.choice((value + 1, value - 1, -value, value * 1000))

@@ -1,8 +1,8 @@
 """What is done with a file: the functions and the commands that open one."""
 
-import os
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 from kerasmem.errors import KerasMemError
@@ -66,8 +66,11 @@ def _command(*arguments: str) -> Callable[[Path], None]:
 
         given = [str(path) if word == "FILE" else word for word in arguments]
         sys.argv = ["kerasmem", *given]
-        sys.stdout = Path(os.devnull).open("w")
-        with Path("stderr.txt").open("w") as sys.stderr:
+        with (
+            Path("stderr.txt").open("w") as stderr,
+            redirect_stdout(stderr),
+            redirect_stderr(stderr),
+        ):
             code = main(given)
         lines = Path("stderr.txt").read_text().splitlines()
         errors = [line for line in lines if line.startswith("kerasmem: error:")]

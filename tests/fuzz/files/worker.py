@@ -64,7 +64,9 @@ def run(case: dict[str, Any]) -> Outcome:
         if (room / SENTINEL).exists() or (room.parent / SENTINEL).exists():
             return Outcome("executed", f"{case['reader']} of {case['base']}")
         if precious.read_bytes() != b"p" * 10_001:
-            return Outcome("executed", f"{case['reader']}: a file elsewhere was changed")
+            return Outcome(
+                "executed", f"{case['reader']}: a file elsewhere was changed"
+            )
     return outcome
 
 
@@ -141,7 +143,7 @@ def kinds(case: dict[str, Any]) -> list[str]:
 def main() -> None:
     """Serve until the input ends."""
     import keras  # noqa: F401
-    import matplotlib.pyplot  # noqa: F401, ICN001, TID253
+    import matplotlib.pyplot  # noqa: F401, ICN001
 
     import kerasmem  # noqa: F401
     import kerasmem.cli.main  # noqa: F401

@@ -1,1 +1,1 @@
-"""Random Keras models of about 150 kinds of operations, and the laws they go through."""
+"""Random Keras models of about 170 kinds of operations, and what must hold of them."""

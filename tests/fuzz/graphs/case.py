@@ -69,7 +69,9 @@ class Case:
         error = apart(expected, found)
         if not error <= max(self.tolerance, 30 * noise):
             shapes = f"{[y.shape for y in expected]} {[y.shape for y in found]}"
-            raise WrongValueError(f"{what}: {error:.1e} apart, noise {noise:.0e} {shapes}")
+            raise WrongValueError(
+                f"{what}: {error:.1e} apart, noise {noise:.0e} {shapes}"
+            )
 
     def noise_of(self, model: Any, x: Any) -> float:
         """Return what a relative change of all weights by a rounding does to it."""

@@ -36,7 +36,7 @@ _REDUCED = {
     "min": ops.min,
     "prod": ops.prod,
     "variance": ops.var,
-    "standard_deviation": lambda x, **k: ops.std(x, **k),
+    "standard_deviation": ops.std,
     "logsumexp": ops.logsumexp,
 }
 _BINARY = {
@@ -128,9 +128,11 @@ def _transpose(d, x):
 
 
 def _squeeze(d, x):
-    return ops.squeeze(ops.expand_dims(x, d.choice((1, -1))) * 2.0, axis=1) if (
-        x.shape[1] == 1
-    ) else ops.squeeze(ops.expand_dims(x, 1), 1)
+    return (
+        ops.squeeze(ops.expand_dims(x, d.choice((1, -1))) * 2.0, axis=1)
+        if (x.shape[1] == 1)
+        else ops.squeeze(ops.expand_dims(x, 1), 1)
+    )
 
 
 def _reduced(function):
@@ -256,9 +258,11 @@ def _reshape(d, x):
 
 
 def _broadcast_to(d, x):
-    return ops.broadcast_to(ops.expand_dims(x, 1), (-1, 2, *x.shape[1:])) if (
-        x.shape[0] is not None
-    ) else ops.concatenate([x, x], axis=d.axis(x))
+    return (
+        ops.broadcast_to(ops.expand_dims(x, 1), (-1, 2, *x.shape[1:]))
+        if (x.shape[0] is not None)
+        else ops.concatenate([x, x], axis=d.axis(x))
+    )
 
 
 def _resize(d, x):

@@ -189,7 +189,9 @@ def _estimate(case: Case) -> None:
         if not parameters <= found.high_bytes or sorted(figures) != list(figures):
             raise WrongValueError(f"{figures}, {parameters} of weights {settings}")
     if large.peak_bytes < small.peak_bytes:
-        raise WrongValueError(f"64: {large.peak_bytes} 2: {small.peak_bytes} {settings}")
+        raise WrongValueError(
+            f"64: {large.peak_bytes} 2: {small.peak_bytes} {settings}"
+        )
 
 
 def _lengths(case: Case) -> Any:
@@ -228,9 +230,7 @@ def _save(case: Case) -> None:
         km.save_model(case.model, path, coding=coding)
         mapped = coding == "stored" and draw.flag()
         found = km.load_model(path, memory_map=mapped)
-        for old, new in zip(
-            flat_weights(case.model), flat_weights(found), strict=True
-        ):
+        for old, new in zip(flat_weights(case.model), flat_weights(found), strict=True):
             if not np.array_equal(old, new):
                 raise WrongValueError(f"{coding}, mapped {mapped}: another weight")
         case.check_equal(case.y, outputs(found, case.x), case.noise / 100, coding)
@@ -257,7 +257,9 @@ def _compress(case: Case) -> None:
             km.Factorize(0.3),
         ],
         draw.size(1, 2),
-    ) + draw.sample([km.Quantize("int8"), km.Quantize("float16"), km.Quantize("int4")], 1)
+    ) + draw.sample(
+        [km.Quantize("int8"), km.Quantize("float16"), km.Quantize("int4")], 1
+    )
     result = km.compress(case.model, steps, verbose=0)
     expected = outputs(result.model, case.x)
     with tempfile.TemporaryDirectory() as folder:
@@ -270,7 +272,16 @@ def _compress(case: Case) -> None:
             raise WrongValueError(f"{report.file_bytes} {path.stat().st_size} bytes")
 
 
-IN_PLACE = ("prune", "cluster", "equalize", "factorize", "rematerialize", "int8", "int4", "float16")
+IN_PLACE = (
+    "prune",
+    "cluster",
+    "equalize",
+    "factorize",
+    "rematerialize",
+    "int8",
+    "int4",
+    "float16",
+)
 """Laws that change the model that they are given; so do all that begin so."""
 
 OF_GRAPHS = ("estimate", "rematerialize", "equalize", "int8-static", "factorize")

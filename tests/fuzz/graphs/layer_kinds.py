@@ -7,10 +7,27 @@ import keras
 from tests.fuzz.graphs.operation import Draw, Operation
 
 L = keras.layers
-NAMES = (
-    "relu relu6 tanh gelu sigmoid linear silu softmax elu selu softplus softsign "
-    "hard_sigmoid hard_silu leaky_relu mish celu log_softmax exponential"
-).split()
+NAMES = [
+    "relu",
+    "relu6",
+    "tanh",
+    "gelu",
+    "sigmoid",
+    "linear",
+    "silu",
+    "softmax",
+    "elu",
+    "selu",
+    "softplus",
+    "softsign",
+    "hard_sigmoid",
+    "hard_silu",
+    "leaky_relu",
+    "mish",
+    "celu",
+    "log_softmax",
+    "exponential",
+]
 SMOOTH = ("relu", "tanh", "gelu", "sigmoid", "linear", "silu", None)
 
 
@@ -211,12 +228,16 @@ KINDS = {
         lambda d, x: L.Conv1D(d.size(1, 6), d.size(1, 3), padding="causal"), (2,)
     ),
     "batch_norm": Operation(_batch_norm),
-    "layer_norm": Operation(lambda d, x: L.LayerNormalization(d.choice((-1, -1, d.axis(x))))),
+    "layer_norm": Operation(
+        lambda d, x: L.LayerNormalization(d.choice((-1, -1, d.axis(x))))
+    ),
     "rms_norm": Operation(lambda d, x: L.RMSNormalization()),
     "unit_norm": Operation(lambda d, x: L.UnitNormalization(axis=-1)),
     "group_norm": Operation(_group_norm),
     "normalization": Operation(_normalization),
-    "spectral_norm": Operation(lambda d, x: L.SpectralNormalization(L.Dense(d.size(1, 5)))),
+    "spectral_norm": Operation(
+        lambda d, x: L.SpectralNormalization(L.Dense(d.size(1, 5)))
+    ),
     "lstm": Operation(partial(_recurrent, "LSTM"), (2,)),
     "gru": Operation(partial(_recurrent, "GRU"), (2,)),
     "simple_rnn": Operation(partial(_recurrent, "SimpleRNN"), (2,)),
@@ -247,9 +268,7 @@ KINDS = {
     "concatenate": Operation(_concatenate, takes=2),
     "dot": Operation(_dot, (2,), 2),
     "activation": Operation(lambda d, x: L.Activation(d.choice(NAMES))),
-    "relu": Operation(
-        lambda d, x: L.ReLU(d.choice((None, 6.0)), d.choice((0.0, 0.1)))
-    ),
+    "relu": Operation(lambda d, x: L.ReLU(d.choice((None, 6.0)), d.choice((0.0, 0.1)))),
     "leaky_relu": Operation(lambda d, x: L.LeakyReLU(0.2)),
     "prelu": Operation(_prelu),
     "elu": Operation(lambda d, x: L.ELU()),
@@ -260,7 +279,9 @@ KINDS = {
     "alpha_dropout": Operation(lambda d, x: L.AlphaDropout(0.1)),
     "activity": Operation(lambda d, x: L.ActivityRegularization(l2=1e-3)),
     "masking": Operation(lambda d, x: L.Masking(0.0), (2,)),
-    "rescaling": Operation(lambda d, x: L.Rescaling(d.uniform(0.5, 2), d.uniform(-1, 1))),
+    "rescaling": Operation(
+        lambda d, x: L.Rescaling(d.uniform(0.5, 2), d.uniform(-1, 1))
+    ),
     "identity": Operation(lambda d, x: L.Identity()),
 }
 for n, rank in ((1, 2), (2, 3), (3, 4)):
@@ -269,9 +290,7 @@ for n, rank in ((1, 2), (2, 3), (3, 4)):
         f"conv{n}d": Operation(partial(_conv, "Conv", n), own),
         f"conv{n}d_dilated": Operation(partial(_dilated, n), own),
         f"conv{n}d_groups": Operation(partial(_groups, n), own),
-        f"conv{n}d_transpose": Operation(
-            partial(_conv, f"Conv{n}DTranspose", ""), own
-        ),
+        f"conv{n}d_transpose": Operation(partial(_conv, f"Conv{n}DTranspose", ""), own),
         f"max_pool{n}d": Operation(partial(_pool, "MaxPooling", n), own),
         f"average_pool{n}d": Operation(partial(_pool, "AveragePooling", n), own),
         f"global_max{n}d": Operation(

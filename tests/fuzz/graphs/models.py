@@ -78,7 +78,7 @@ def _sequential(program: dict[str, Any]) -> Any:
 
 
 def randomize(model: Any, seed: int = 0) -> None:
-    """Give weights values that tell channels apart, of a size that keeps outputs sane."""
+    """Give weights values that tell channels apart and keep outputs sane."""
     random = np.random.default_rng(seed)
     for variable in model.weights:
         if not keras.backend.is_float_dtype(variable.dtype):

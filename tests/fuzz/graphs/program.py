@@ -2,7 +2,7 @@
 
 A step is `[id, kind, ids of its tensors, number]`: the number alone decides everything
 else about it. Where a step was left out, its first tensor stands for what it made; a
-step that then fits no more is left out as well. So every part of a program is a program.
+step that then fits no more is left out too. So every part of a program is a program.
 """
 
 from contextlib import contextmanager

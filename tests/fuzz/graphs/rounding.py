@@ -50,9 +50,11 @@ def _check_weights(before: list[Any], plain: Any, how: tuple[str, dict]) -> None
         want, have = (a.astype("float64") for a in (old, to_numpy(new.variable)))
         most = np.abs(want).max(initial=0.0)
         # Without symmetry the range is that between the ends, and zero is a code.
-        span = most if more.get("symmetric", True) else (
-            max(want.max(initial=0.0), 0) - min(want.min(initial=0.0), 0)
-        ) / 2
+        span = (
+            most
+            if more.get("symmetric", True)
+            else (max(want.max(initial=0.0), 0) - min(want.min(initial=0.0), 0)) / 2
+        )
         step = span / _STEPS[scheme] if scheme in _STEPS else most / 1024
         if not np.abs(want - have).max(initial=0.0) <= 0.505 * step + 1e-7:
             raise WrongValueError(
@@ -129,4 +131,6 @@ def _check_static(case: Case) -> None:
             raise WrongValueError(f"{[a.shape for a in y]}")
     error = apart(answers[0][1], outputs(found, data))
     if error > 1.0:
-        raise WrongValueError(f"int8-static is off by {error:.2f} of the largest output")
+        raise WrongValueError(
+            f"int8-static is off by {error:.2f} of the largest output"
+        )

@@ -33,6 +33,10 @@ _NOTHING = (
 _DEFECTS = ("defect of kerasmem", "report it")
 
 
+MOST_NOISE = 0.02
+"""Of a model that a rounding of its weights does more to, nothing can be told."""
+
+
 def drawn(seed: int) -> dict[str, Any]:
     """Return the case of a seed: a program, a law, a way to the model."""
     draw = Draw(f"case {seed}")
@@ -77,26 +81,11 @@ def run(case: dict[str, Any]) -> Outcome:
 
 def _run(case: dict[str, Any]) -> Outcome:
     program = case["program"]
-    try:
-        original = build(program)
-        x = sample(original, program, 3)
-        y = outputs(original, x)
-        outputs(original, sample(original, program, 1))
-    except Exception as error:  # noqa: BLE001 - Keras cannot do this model
-        raise UnfitError(f"{type(error).__name__}") from error
-    if not all(np.isfinite(a).all() and np.abs(a).max(initial=0) < 1e6 for a in y):
-        raise UnfitError("not finite")
-    try:
-        model = varied(original, case["variant"])
-    except KerasMemError:
-        raise
-    except Exception as error:
-        if case["variant"] == "cloned by Keras":
-            raise UnfitError("keras.models.clone_model") from error
-        raise
+    original, x, y = _fit(program)
+    model = _varied(original, case["variant"])
     given = Case(model, program, Draw(case["number"]), x, y)
     given.noise = given.noise_of(original, x)
-    if not given.noise < 0.02:
+    if not given.noise < MOST_NOISE:
         raise UnfitError("chaotic")
     if model is not original:
         given.check_equal(y, outputs(model, x), given.noise, case["variant"])
@@ -108,6 +97,29 @@ def _run(case: dict[str, Any]) -> Outcome:
                 raise WrongValueError("the model that was handed in has changed")
         given.check_equal(y, outputs(model, x), 0.0, "the model handed in")
     return Outcome("ok", case["law"])
+
+
+def _fit(program: dict[str, Any]) -> tuple[Any, Any, list[np.ndarray]]:
+    """Return the model of a program, a batch, and its answer, if it has a sane one."""
+    try:
+        model = build(program)
+        x = sample(model, program, 3)
+        y = outputs(model, x)
+        outputs(model, sample(model, program, 1))
+    except Exception as error:  # Keras cannot do this model
+        raise UnfitError(f"{type(error).__name__}") from error
+    if not all(np.isfinite(a).all() and np.abs(a).max(initial=0) < 1e6 for a in y):
+        raise UnfitError("not finite")
+    return model, x, y
+
+
+def _varied(original: Any, variant: str) -> Any:
+    try:
+        return varied(original, variant)
+    except Exception as error:
+        if variant == "cloned by Keras":
+            raise UnfitError("keras.models.clone_model") from error
+        raise
 
 
 def kinds(case: dict[str, Any]) -> list[str]:
