@@ -119,7 +119,7 @@ def _bound(twin: Any, x: Any) -> np.ndarray:
 
 
 def _check_static(case: Case) -> None:
-    """Integers run, at other batch sizes too, and are near on the calibration's data."""
+    """Integers run, at other batch sizes too, and are near where they were found."""
     data = case.batch(8)
     answers = [(x, outputs(case.model, x)) for x in (data, case.batch(1))]
     found, _ = km.Quantize("int8-static").applied(case.model, data)
