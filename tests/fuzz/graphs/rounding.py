@@ -38,8 +38,8 @@ def check_quantized(case: Case, scheme: str) -> None:
     if scheme == "int8-dynamic":
         _check_products(case, model, plain)
         return
-    noise = case.noise_of(plain, case.x)
     found, expected = outputs(model, case.x), outputs(plain, case.x)
+    noise = case.noise_of(plain, case.x, expected)
     if np.isfinite(noise) and noise < 0.1:
         case.check_equal(expected, found, noise, f"{scheme} {more}")
 

@@ -84,7 +84,7 @@ def _run(case: dict[str, Any]) -> Outcome:
     original, x, y = _fit(program)
     model = _varied(original, case["variant"])
     given = Case(model, program, Draw(case["number"]), x, y)
-    given.noise = given.noise_of(original, x)
+    given.noise = given.noise_of(original, x, y)
     if not given.noise < MOST_NOISE:
         raise UnfitError("chaotic")
     if model is not original:
@@ -95,7 +95,6 @@ def _run(case: dict[str, Any]) -> Outcome:
         for old, new in zip(before, flat_weights(model), strict=True):
             if not np.array_equal(old, new):
                 raise WrongValueError("the model that was handed in has changed")
-        given.check_equal(y, outputs(model, x), 0.0, "the model handed in")
     return Outcome("ok", case["law"])
 
 
