@@ -406,6 +406,59 @@ def test_several_inputs_and_outputs_by_name():
     assert found.model.count_params() == 7 * 8 + 8 + 8 + 1 + 16 + 2
 
 
+class OfTwo(keras.Model):
+    """A functional model that its constructor builds, with two inputs."""
+
+    def __init__(self, units, **kwargs):
+        a, b = keras.Input((4,), name="a"), keras.Input((3,), name="b")
+        x = L.Dense(units, activation="relu")(L.Concatenate()([a, b]))
+        super().__init__({"a": a, "b": b}, L.Dense(2)(x), **kwargs)
+        self.units = units
+
+    def get_config(self):
+        return {"units": self.units}
+
+
+class Doubled(OfTwo):
+    """One whose class does something else than its graph."""
+
+    def call(self, inputs, training=None, mask=None):
+        return 2.0 * super().call(inputs, training, mask)
+
+
+def test_a_model_that_its_constructor_builds_keeps_its_inputs():
+    model = OfTwo(16)
+    randomize(model)
+    found = prune_channels(model, km.PruneChannels(0.5))
+    assert found.error <= 1e-5
+    assert found.model.count_params() == 7 * 8 + 8 + 16 + 2
+    given = {"a": np.ones((2, 4), "float32"), "b": np.ones((2, 3), "float32")}
+    assert found.model(given).shape == (2, 2)
+
+
+def test_a_call_of_its_own_counts_and_not_the_graph_beneath():
+    model = Doubled(16)
+    with pytest.raises(ModelError, match="subclassed model .* cannot be followed"):
+        prune_channels(model, km.PruneChannels(0.5))
+
+
+def test_a_subclassed_model_that_takes_a_list_still_does():
+    class OfList(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = L.Dense(8), L.Dense(2)
+
+        def call(self, inputs):
+            return self.last(self.first(inputs[0]))
+
+    model, given = OfList(), [np.ones((2, 4), "float32")]
+    model(given)
+    found = prune_channels(model, km.PruneChannels(0.5))
+    assert found.error <= 1e-5
+    assert found.model(given).shape == (2, 2)
+    assert found.model.count_params() == 4 * 4 + 4 + 4 * 2 + 2
+
+
 def test_a_model_whose_call_cannot_be_followed_is_an_error():
     class Chooses(keras.Model):
         def __init__(self):

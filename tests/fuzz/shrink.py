@@ -1,0 +1,71 @@
+"""The smallest case that still fails: lists in it become shorter, choices plainer."""
+
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from typing import Any
+
+_MOST_TRIALS = 60
+_PLAINER = {
+    ("program", "policy"): "float32",
+    ("program", "compiled"): None,
+    ("program", "masks"): False,
+    ("program", "form"): "functional",
+    ("variant",): "fresh",
+}
+
+
+def shrunk(case: dict[str, Any], fails: Callable[[dict[str, Any]], bool]) -> Any:
+    """Return the smallest case that was found to fail.
+
+    Args:
+        case: one that fails: `mutations`, or a `program` with `steps` and `outputs`.
+        fails: tries another one.
+    """
+    if "seed" in case:
+        return case
+    left, going = _MOST_TRIALS, True
+    while going and left > 0:
+        going = False
+        for smaller in _smaller(case):
+            left -= 1
+            if fails(smaller):
+                case, going = smaller, True
+                break
+            if left <= 0:
+                break
+    return case
+
+
+def _smaller(case: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for place in (("program", "outputs"), ("program", "steps"), ("mutations",)):
+        items = _at(case, place)
+        if items is None:
+            continue
+        least = 1 if place[-1] == "outputs" else 0
+        for size in sorted({max(len(items) // 2, 1), 1}, reverse=True):
+            for start in range(0, len(items), size):
+                rest = items[:start] + items[start + size :]
+                if least <= len(rest) < len(items):
+                    yield _with(case, place, rest)
+    for place, plain in _PLAINER.items():
+        if _at(case, place) not in (None, plain):
+            yield _with(case, place, plain)
+
+
+def _at(case: Any, place: tuple[str, ...]) -> Any:
+    for name in place:
+        case = case.get(name) if case else None
+    return case
+
+
+def _with(case: dict[str, Any], place: tuple[str, ...], value: Any) -> dict[str, Any]:
+    made = deepcopy(case)
+    inner = made
+    for name in place[:-1]:
+        inner = inner[name]
+    if place[-1] == "outputs":
+        # A head belongs to its output.
+        heads = dict(zip(inner["outputs"], inner["heads"], strict=True))
+        inner["heads"] = [heads[name] for name in value]
+    inner[place[-1]] = value
+    return made
