@@ -4,6 +4,7 @@ from typing import Any
 
 from kerasmem.backends import current
 from kerasmem.backends.seeding import seeded
+from kerasmem.compression.batch_norm import Loss, own_loss, reestimate_if_better
 from kerasmem.compression.distill.cache_config import as_cache
 from kerasmem.compression.distill.check import check_epochs, check_models
 from kerasmem.compression.distill.distiller import (
@@ -49,6 +50,11 @@ def distill(  # noqa: PLR0913  (the public entry point of the contract)
     Every batch, the student is told how far it is from the labels and from the
     teacher's answers (see `Distiller` for the loss and what is compared). Both models
     are left as they are; a teacher without weights gets them from its first batch.
+
+    In the end the statistics of the student's BatchNormalization are gathered anew on
+    at most 512 samples of `data`, for they follow slowly in training. They are kept if
+    the student's loss on the labels, without labels that of the distillation, does not
+    rise by it on 256 others; frozen BatchNormalization stays as it is.
 
     Args:
         teacher: a trained model, or a list of them.
@@ -117,6 +123,7 @@ def distill(  # noqa: PLR0913  (the public entry point of the contract)
             sample=sample,
         )
         distiller.compile(**student_settings(trained, data))
+        uncached = data
         if cache is not None:
             kept = as_cache(cache)
             data, validation_data = distiller.answered(data, validation_data, kept)
@@ -127,6 +134,7 @@ def distill(  # noqa: PLR0913  (the public entry point of the contract)
             callbacks=callbacks,
             verbose=verbose,
         )
+        reestimate_if_better(trained, uncached, _loss(distiller))
     check_finite(trained, student)
     history.set_model(trained)  # it would keep the teacher alive
     trained.history = history
@@ -140,6 +148,17 @@ def _check_weighed(data: Any, hard_weight: float) -> None:
             f"Received: hard_weight={hard_weight!r}. Next: hand in data=(x, y), or no "
             "hard_weight."
         )
+
+
+def _loss(distiller: Distiller) -> Loss:
+    """Return the student's own loss on labels, without labels the distillation's."""
+
+    def loss(x: Any, y: Any, weight: Any) -> float:
+        judged = distiller if y is None else distiller.student
+        with current().inference():
+            return own_loss(judged, (x, y, weight), judged(x, training=False))
+
+    return loss
 
 
 def _copy(student: Any, loss: Any, optimizer: Any) -> Any:
