@@ -164,6 +164,7 @@ def _write_page(options: Namespace, result: Any) -> None:
         changes=result.changes,
         origin={"command": shlex.join(sys.argv), "seed": options.seed},
         search=result.report.search,
+        warning=result.report.warning or "",
     )
     write_page(options.report, page)
 
@@ -195,6 +196,7 @@ def _outcome(options: Namespace, result: Any) -> Outcome:
     data = {
         "model": options.model,
         "output": str(options.output),
+        "warning": report.warning,
         "file_ratio": report.file_ratio,
         "weight_ratio": report.weight_ratio,
         "report": asdict(report),
@@ -210,4 +212,5 @@ def _outcome(options: Namespace, result: Any) -> Outcome:
     table = comparison_table(before_and_after(report), str(options.output))
     noise = (noise_table(changes),) if worst_first(changes) else ()
     tried = (search_table(report.search),) if report.search else ()
-    return Outcome(data, (*tried, table, *noise, summary))
+    first = (report.warning,) if report.warning else ()
+    return Outcome(data, (*first, *tried, table, *noise, summary))

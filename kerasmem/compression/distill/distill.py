@@ -24,6 +24,7 @@ from kerasmem.files.data import (
 from kerasmem.files.data.forms import first_samples
 from kerasmem.graph.clone import clone, compile_settings
 from kerasmem.graph.finite import check_finite
+from kerasmem.graph.losses import as_loss, warn_if_unfit
 
 
 def distill(  # noqa: PLR0913  (the public entry point of the contract)
@@ -74,7 +75,8 @@ def distill(  # noqa: PLR0913  (the public entry point of the contract)
             there and asked for only once, over all epochs, students and runs. For
             arrays and `PyDataset`s whose samples stay the same.
         validation_data: data of the same forms, judged after every epoch.
-        loss: the student's loss on the labels, instead of its compiled one.
+        loss: the student's loss on the labels, instead of its compiled one; a name may
+            have arguments, as in `"binary_crossentropy(from_logits=True)"`.
         optimizer: instead of the student's compiled one; its name or a
             `keras.optimizers.Optimizer`, of which a copy is used.
         callbacks: Keras callbacks. What they save is the student.
@@ -113,6 +115,8 @@ def distill(  # noqa: PLR0913  (the public entry point of the contract)
         for samples in (data, validation_data):
             if samples is not None:
                 check_classes(trained, samples)
+        if first_samples(data).get("y") is not None:
+            warn_if_unfit(trained)
         distiller = Distiller(
             teachers,
             trained,
@@ -164,7 +168,7 @@ def _loss(distiller: Distiller) -> Loss:
 def _copy(student: Any, loss: Any, optimizer: Any) -> Any:
     """Return a copy of the student, compiled as it will be when handed back."""
     trained = clone(student)
-    given = {"loss": loss, "optimizer": optimizer}
+    given = {"loss": as_loss(loss), "optimizer": optimizer}
     chosen = {name: value for name, value in given.items() if value is not None}
     if not (student.compiled or loss is not None):
         raise ConfigError(
