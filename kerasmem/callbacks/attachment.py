@@ -18,13 +18,22 @@ class Attachment:
     Args:
         model: the model of the running `fit`.
         undo: called once, on `release()`.
+        for_fit: False in a training loop of the user's own, where nothing tells its
+            end but `release()`.
     """
 
-    def __init__(self, model: Any, undo: Callable[[], None]) -> None:
+    def __init__(
+        self, model: Any, undo: Callable[[], None], *, for_fit: bool = True
+    ) -> None:
         self._model = model
         retrace(model)
-        self._undo = [
-            undo,
+        self._undo = [undo]
+        if for_fit:
+            self._undo += self._watch()
+
+    def _watch(self) -> list[Callable[[], None]]:
+        model = self._model
+        return [
             shadow(model, "make_train_function", self._at_next_training),
             # Twice: `save` of the model may find another optimizer in it for the
             # moment, and `keras.saving.save_model` does not call it.

@@ -164,6 +164,7 @@ def _write_page(options: Namespace, result: Any) -> None:
         changes=result.changes,
         origin={"command": shlex.join(sys.argv), "seed": options.seed},
         search=result.report.search,
+        warning=result.report.warning or "",
     )
     write_page(options.report, page)
 
@@ -195,6 +196,7 @@ def _outcome(options: Namespace, result: Any) -> Outcome:
     data = {
         "model": options.model,
         "output": str(options.output),
+        "warning": report.warning,
         "file_ratio": report.file_ratio,
         "weight_ratio": report.weight_ratio,
         "report": asdict(report),
@@ -211,4 +213,5 @@ def _outcome(options: Namespace, result: Any) -> Outcome:
     noise = (noise_table(changes),) if worst_first(changes) else ()
     tried = (search_table(report.search),) if report.search else ()
     why = (left_alone_table(changes),) if left_alone else ()
-    return Outcome(data, (*tried, table, *noise, *why, summary))
+    first = (report.warning,) if report.warning else ()
+    return Outcome(data, (*first, *tried, table, *noise, *why, summary))

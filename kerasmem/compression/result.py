@@ -44,8 +44,9 @@ class CompressionResult:
             for name, old in before.metrics.items()
         ]
         changed = len({c.weight for c in self.changes if c.changed})
+        first = f"{self.report.warning}; " if self.report.warning else ""
         return (
-            f"<CompressionResult of {self.model.name!r}: {', '.join(parts)}; "
+            f"<CompressionResult of {self.model.name!r}: {first}{', '.join(parts)}; "
             f"{changed} weight{'' if changed == 1 else 's'} changed, see .report and "
             ".changes>"
         )

@@ -57,6 +57,20 @@ class Ranking:
         self._own = [_own_ratio(made_by, choice) for made_by in makers]
         self._pools = self._together(found)
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether no channel has gone in the rounds before this one."""
+        first = self._turn.sizes
+        return all(
+            first.get(key, len(scores)) == len(scores)
+            for key, scores in zip(self._groups.keys, self._scores, strict=True)
+        )
+
+    @property
+    def largest(self) -> int:
+        """The number of channels in the largest group."""
+        return max(map(len, self._scores))
+
     def kept(self, ratio: float) -> Kept:
         """Return the channels that stay if this share of them goes in this round.
 
