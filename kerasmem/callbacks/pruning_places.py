@@ -98,11 +98,12 @@ class Loop:
             )
         self._optimizer = innermost(model.optimizer)
         self._first_step = int(to_numpy(self._optimizer.iterations))
-        self._is_told = params is not None and "epochs" in params
-        self._has_steps = self._is_told and params.get("steps") is not None
+        given = params or {}
+        self._has_length = "epochs" in given
+        self._has_steps = self._has_length and given.get("steps") is not None
         self._has_epochs = False
         self._batch = self._batches = 0
-        self.params: dict[str, Any] = {"epochs": 1, **(params or {})}
+        self.params: dict[str, Any] = {"epochs": 1, **given}
 
     def start_epoch(self, epoch: int, places: Places | None) -> int:
         """Return the number of the epoch that begins, from 0."""
@@ -121,7 +122,7 @@ class Loop:
             ConfigError: if the place in the schedule cannot be told.
         """
         lacks = {
-            "share": not (self._is_told and (self._has_steps or self._has_epochs)),
+            "share": not (self._has_length and (self._has_steps or self._has_epochs)),
             "epoch": not (self._has_steps or self._has_epochs),
         }
         if lacks.get(unit):

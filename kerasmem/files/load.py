@@ -72,7 +72,9 @@ def load_model(
         if compile:
             return _load(path, custom_objects, mapped, with_loss=True)
     except Exception as error:  # noqa: BLE001 - what a damaged file raises has no limit
-        why = first_reason(error)  # not the error, whose traceback holds the first model
+        why = first_reason(
+            error
+        )  # not the error, whose traceback holds the first model
     try:
         model = _load(path, custom_objects, mapped, with_loss=False)
     except Exception as error:
