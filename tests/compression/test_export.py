@@ -1,5 +1,6 @@
 """A LiteRT file gives what its model gives, or there is no file."""
 
+import errno
 import importlib
 import os
 import sys
