@@ -63,7 +63,9 @@ def test_a_size_is_a_number_of_bytes_or_a_text_with_a_unit(text, size):
     assert parse_bytes(text) == size
 
 
-@pytest.mark.parametrize("bad", ["8", "8GB", "-1GiB", "", None, 1.5, True, -1])
+@pytest.mark.parametrize(
+    "bad", ["8", "8GB", "-1GiB", "", None, 1.5, True, -1, 1 << 63, "9" * 400 + "B"]
+)
 def test_anything_else_is_an_error(bad):
     with pytest.raises(ConfigError, match=r"Received: size="):
         parse_bytes(bad)

@@ -4,8 +4,8 @@ import lzma
 import struct
 import zipfile
 import zlib
-from collections.abc import Container
 from pathlib import Path, PurePosixPath
+from typing import Literal
 
 from kerasmem.errors import InputError, ModelFileError
 from kerasmem.files.members import WEIGHTS
@@ -32,12 +32,15 @@ _SMALL_BYTES, _MOST_TIMES_OF_SMALL = 16 * MIB, 16
 """Of all members but the weights, which are compared with the model one by one."""
 
 
-def check_archive(path: Path, unread: Container[str] = ()) -> None:
+def check_archive(
+    path: Path, weights: Literal["all", "stored", "none"] = "all"
+) -> None:
     """Read a `.keras` archive through, and compare its checksums.
 
     Args:
         path: the file.
-        unread: names of members that are not read.
+        weights: which are read; those that are deflated are compared too when they are
+            opened.
 
     Raises:
         ModelFileError: if it is damaged, is no model, or would write or take up what no
@@ -54,7 +57,7 @@ def check_archive(path: Path, unread: Container[str] = ()) -> None:
                     f"{str(path)!r} is a zip archive, but no Keras model: "
                     f"{min(missing)} is missing."
                 )
-            damaged = _first_damaged(archive, unread)
+            damaged = _first_damaged(archive, weights)
             if damaged is None:
                 _check_json(path, archive)
     except _UNREADABLE as error:
@@ -67,15 +70,18 @@ def check_archive(path: Path, unread: Container[str] = ()) -> None:
         )
 
 
-def _first_damaged(archive: zipfile.ZipFile, unread: Container[str]) -> str | None:
+def _first_damaged(archive: zipfile.ZipFile, weights: str) -> str | None:
     for member in archive.infolist():
-        if member.filename not in unread:
-            with archive.open(member) as content:
-                try:
-                    while content.read(_PIECE):
-                        pass
-                except zipfile.BadZipFile:
-                    return member.filename
+        is_stored = member.compress_type == zipfile.ZIP_STORED
+        is_read = weights == "all" or (weights == "stored" and is_stored)
+        if member.filename == WEIGHTS and not is_read:
+            continue
+        with archive.open(member) as content:
+            try:
+                while content.read(_PIECE):
+                    pass
+            except zipfile.BadZipFile:
+                return member.filename
     return None
 
 

@@ -2,7 +2,7 @@
 
 import warnings
 import zipfile
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from kerasmem.errors import KerasMemError, KerasMemWarning, ModelFileError
 from kerasmem.files.archive import check_archive
 from kerasmem.files.declared import bounded_weights, check_declared
 from kerasmem.files.legacy import Made, compile_arguments, is_legacy, load_legacy
-from kerasmem.files.members import DAMAGED, WEIGHTS
+from kerasmem.files.members import DAMAGED
 from kerasmem.files.memory_map import MappedWeights
 from kerasmem.files.own_file import save_beside
 from kerasmem.files.streamed import openable
@@ -67,22 +67,20 @@ def load_model(
             KerasMemWarning,
             stacklevel=2,
         )
-    why = None
     try:
-        if compile:
-            return _load(path, custom_objects, mapped, with_loss=True)
-    except Exception as error:  # noqa: BLE001 - what a damaged file raises has no limit
-        why = first_reason(
-            error
-        )  # not the error, whose traceback holds the first model
-    try:
-        model = _load(path, custom_objects, mapped, with_loss=False)
+        with _opened(path, mapped) as (file, objects):
+            known = {**objects, **(custom_objects or {})}
+            model, why = _with_loss(path, file, known) if compile else (None, None)
+            if model is None:
+                model = _load(path, file, known, with_loss=False)
     except Exception as error:
         raise ModelFileError(
             f"{str(path)!r} could not be loaded: {first_reason(error)}"
         ) from error
     if why is not None:
         _say_without_loss(path, why)
+    if mapped is not None:
+        save_beside(model, mapped.file)
     return model
 
 
@@ -123,32 +121,37 @@ def _say_without_loss(path: Path, why: str) -> None:
     )
 
 
-def _load(
-    path: Path, custom_objects: Any, mapped: MappedWeights | None, *, with_loss: bool
-) -> Any:
+def _opened(
+    path: Path, mapped: MappedWeights | None
+) -> AbstractContextManager[tuple[Path, dict[str, Any]]]:
+    """Give what Keras loads the model from, and custom objects for that."""
     if mapped is not None:
-        opened = mapped.skeleton()
-    else:
-        opened = openable(path) if path.suffix == ".keras" else nullcontext((path, {}))
-    with (
-        warnings.catch_warnings(),
-        bounded_weights(path),
-        opened as (file, objects),
-    ):
+        return mapped.skeleton()
+    return openable(path) if path.suffix == ".keras" else nullcontext((path, {}))
+
+
+def _with_loss(
+    path: Path, file: Path, objects: dict[str, Any]
+) -> tuple[Any, str | None]:
+    """Return the model with its loss, or None and why it cannot be had."""
+    try:
+        return _load(path, file, objects, with_loss=True), None
+    except Exception as error:  # noqa: BLE001 - what a damaged file raises has no limit
+        # Not the error itself, whose traceback keeps what there is of the model.
+        return None, first_reason(error)
+
+
+def _load(path: Path, file: Path, objects: dict[str, Any], *, with_loss: bool) -> Any:
+    with warnings.catch_warnings(), bounded_weights(path):
         # A file without optimizer state is what we ask for, not a fault.
         warnings.filterwarnings("ignore", message="Skipping variable loading for opt")
         model = keras.models.load_model(
-            file,
-            custom_objects={**objects, **(custom_objects or {})},
-            compile=with_loss,
-            safe_mode=True,
+            file, custom_objects=objects, compile=with_loss, safe_mode=True
         )
     if not isinstance(model, keras.Model):
         raise ModelFileError(
             f"it holds a {type(model).__name__}. Expected: a keras.Model."
         )
-    if mapped is not None:
-        save_beside(model, mapped.file)
     return model
 
 
@@ -164,7 +167,7 @@ def _check(path: Path, *, memory_map: bool) -> None:
             raise ModelFileError(
                 f"{str(path)!r} is no .keras file, or only the beginning of one."
             )
-        check_archive(path, unread={WEIGHTS} if memory_map else ())
+        check_archive(path, weights="none" if memory_map else "stored")
     elif path.suffix in (".h5", ".hdf5"):
         if not h5py.is_hdf5(path):
             raise ModelFileError(f"{str(path)!r} is no HDF5 file.")

@@ -118,7 +118,7 @@ def _unpack(reader: IO[bytes], target: BinaryIO) -> None:
         shutil.copyfileobj(reader, target, _PIECE)
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise ModelFileError(
-            f"The member {WEIGHTS} is damaged: its checksum does not fit."
+            f"It is damaged: the checksum of {WEIGHTS} does not fit."
         ) from error
 
 
