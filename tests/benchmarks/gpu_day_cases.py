@@ -94,7 +94,8 @@ def peak(settings):
     first = step_peak(model, x, y)
     was_reset = backends.current().reset_device_peak()
     second = step_peak(model, x, y)
-    estimate = km.estimate_memory(model, size, device=settings["device"])
+    device = settings["device"]
+    estimate = km.estimate_memory(model, size, device=device, jit_compile=jit)
     return {
         "first_bytes": first,
         "steady_bytes": second,
@@ -150,10 +151,7 @@ def batch(model, size):
 
 def out_of_memory(settings):
     """Train with batches above the limit; compare with accumulated gradients."""
-    limit = settings["limit_mib"] * 2**20
-    if settings["device"] == "gpu":
-        km.memory.configure(limit=limit, growth=True)
-    size, jit = limit // 2**12, settings["jit"]
+    size, jit = settings["limit_mib"] * 2**8, settings["jit"]
     x = np.random.default_rng(0).normal(size=(2 * size, 64)).astype("float32")
     arguments = {"x": x, "y": x[:, :1], "shuffle": False, "verbose": 0, "epochs": 2}
     model = tower(jit)
@@ -206,7 +204,9 @@ KINDS = {
 
 def main():
     kind, settings = sys.argv[1], json.loads(sys.argv[2])
-    on_gpu = settings["device"] == "gpu" and kind != "out_of_memory"
+    on_gpu = settings["device"] == "gpu"
+    if on_gpu and "limit_mib" in settings:  # before anything starts the card
+        km.memory.configure(limit=settings["limit_mib"] * 2**20, growth=True)
     if on_gpu and not backends.current().cuda_ordinals():
         # TensorFlow without one of its libraries goes on, on the CPU.
         backend = keras.backend.backend()

@@ -43,7 +43,7 @@ def integer_file(model: Any, batch_size: int | None = None) -> bytes:
     for tensor in graph.inputs:
         used = [node for node in nodes if _takes(node, tensor)]
         if len(used) != 1 or not isinstance(used[0].operation, ToCodes):
-            raise _computes_with_floats(model, used, ends)
+            raise _computes_with_floats(model, nodes, ends)
         file.add(tensor, tensor.name, used[0].operation.output_codes)
     left = [node for node in nodes if not file.add_call(node)]
     if left:
@@ -115,8 +115,8 @@ def _computes_with_floats(
 
     Args:
         model: the model.
-        nodes: its calls that are not in the file. What only stands before or behind a
-            float layer is among them.
+        nodes: its calls, those at least that are not in the file. What only stands
+            before or behind a float layer may be among them.
         ends: the ids of the model's outputs.
     """
     reasons = {
