@@ -51,6 +51,31 @@ class Subclassed(keras.Model):
         return self.head(self.lstm(self.embedding(x)))
 
 
+@keras.saving.register_keras_serializable("tests")
+class BuiltByConstructor(keras.Model):
+    """A model with inputs and outputs, made of arguments of its own."""
+
+    def __init__(self, units=8, inner=None, **kwargs):
+        inputs = keras.Input((6,))
+        x = L.Dense(units, activation="relu", name="first")(inputs)
+        x = L.Dense(6, name="middle")(x)
+        if inner is not None:
+            x = inner(x)
+        super().__init__(inputs, L.Dense(6, name="last")(x), **kwargs)
+        self.units, self.inner = units, inner
+
+    def get_config(self):
+        inner = self.inner and keras.saving.serialize_keras_object(self.inner)
+        own = {"units": self.units, "inner": inner}
+        return {**own, "name": self.name, "trainable": self.trainable}
+
+    @classmethod
+    def from_config(cls, config):
+        inner = config["inner"]
+        inner = inner and keras.saving.deserialize_keras_object(inner)
+        return cls(**{**config, "inner": inner})
+
+
 def chain(shape, *layers, dtype="float32"):
     inputs = x = keras.Input(shape, dtype=dtype)
     for layer in layers:

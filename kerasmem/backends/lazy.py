@@ -75,8 +75,13 @@ class MappedArray(np.ndarray):
 
 
 @contextmanager
-def lazy_variables(values: LazyValues) -> Iterator[None]:
-    """Return a scope in which a variable with an initializer gets no value yet."""
+def lazy_variables(values: LazyValues, *, used: bool = True) -> Iterator[None]:
+    """Return a scope in which a variable with an initializer gets no value yet.
+
+    Args:
+        values: of the framework.
+        used: False for variables that nobody uses after the scope: none gets a value.
+    """
     scope, cls = _Scope(values), keras.Variable
     # Private: the one place where every backend makes a value by an initializer.
     name = "_initialize_with_initializer"
@@ -91,10 +96,27 @@ def lazy_variables(values: LazyValues) -> Iterator[None]:
             delattr(cls, name)
         else:
             setattr(cls, name, original)
-    if values.adopts:
-        for variable in scope.deferred:
-            if (alive := variable()) is not None:
-                _settle(alive)
+    for variable in scope.deferred:
+        alive = variable()
+        if alive is not None and not used:
+            vars(alive).pop(_STATE, None)  # and with it what lies over a file
+        elif alive is not None and values.adopts:
+            _settle(alive)
+
+
+def first_value(variable: Any) -> Any:
+    """Return the value that a variable has or would get, and make none its own.
+
+    Args:
+        variable: any `keras.Variable`.
+
+    Returns:
+        A tensor, or the array over a file that it was assigned.
+    """
+    state = vars(variable).get(_STATE)
+    if state is None:
+        return variable.value
+    return _first(variable, state) if state.source is None else state.source
 
 
 @dataclass

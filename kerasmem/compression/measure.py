@@ -17,7 +17,7 @@ from kerasmem.compression.judge import in_order
 from kerasmem.compression.turns import in_turns
 from kerasmem.errors import OutputError
 from kerasmem.files.data import fit_arguments, sample_inputs
-from kerasmem.files.save import Coding, save_model, save_stored
+from kerasmem.files.save import Coding, save_stored, write_small
 from kerasmem.graph.values import nbytes, nonzero, parameters
 from kerasmem.memory.activations import peak_activation_bytes
 from kerasmem.records import ModelFigures
@@ -130,11 +130,13 @@ def file_bytes(model: Any, *, stored: bool = False, coding: Coding = "deflate") 
     Raises:
         OutputError: if there is no room for a temporary file.
     """
-    save = save_stored if stored else partial(save_model, coding=coding)
     try:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.keras"
-            save(model, path)
+            if stored:
+                save_stored(model, path)
+            else:
+                write_small(model, path, coding)
             return path.stat().st_size
     except OSError as error:
         raise OutputError(

@@ -9,12 +9,19 @@ from typing import Any
 import h5py
 import keras
 
-from kerasmem.errors import KerasMemWarning, ModelFileError
+from kerasmem.errors import KerasMemError, KerasMemWarning, ModelFileError
 from kerasmem.files.archive import check_archive
+from kerasmem.files.declared import bounded_weights, check_declared
 from kerasmem.files.legacy import Made, compile_arguments, is_legacy, load_legacy
-from kerasmem.files.members import WEIGHTS
+from kerasmem.files.members import DAMAGED, WEIGHTS
 from kerasmem.files.memory_map import MappedWeights
 from kerasmem.files.own_file import save_beside
+from kerasmem.files.streamed import openable
+
+_IN_CALL = "Exception encountered when calling"
+"""With this Keras begins a line that says where, before the one that says what."""
+
+_MOST_LETTERS = 400
 
 
 def load_model(
@@ -60,20 +67,22 @@ def load_model(
             KerasMemWarning,
             stacklevel=2,
         )
-    with_loss = None
+    why = None
     try:
         if compile:
             return _load(path, custom_objects, mapped, with_loss=True)
     except Exception as error:  # noqa: BLE001 - what a damaged file raises has no limit
-        with_loss = error
+        why = first_reason(
+            error
+        )  # not the error, whose traceback holds the first model
     try:
         model = _load(path, custom_objects, mapped, with_loss=False)
     except Exception as error:
         raise ModelFileError(
-            f"{str(path)!r} could not be loaded: {_reason(error)}"
+            f"{str(path)!r} could not be loaded: {first_reason(error)}"
         ) from error
-    if with_loss is not None:
-        _say_without_loss(path, with_loss)
+    if why is not None:
+        _say_without_loss(path, why)
     return model
 
 
@@ -96,18 +105,19 @@ def load_converted(path: str | Path) -> Made:
 
 
 def _converted(path: Path, custom_objects: dict[str, Any], *, with_loss: bool) -> Made:
-    made, training = load_legacy(path, custom_objects)
+    with bounded_weights(path):
+        made, training = load_legacy(path, custom_objects)
     if training is not None and with_loss:
         try:
             made.layer.compile(**compile_arguments(training, custom_objects))
         except Exception as error:  # noqa: BLE001 - nor has that of an unknown loss
-            _say_without_loss(path, error)
+            _say_without_loss(path, first_reason(error))
     return made
 
 
-def _say_without_loss(path: Path, error: Exception) -> None:
+def _say_without_loss(path: Path, why: str) -> None:
     warnings.warn(
-        f"{str(path)!r} was loaded without its loss and metrics: {_reason(error)}",
+        f"{str(path)!r} was loaded without its loss and metrics: {why}",
         KerasMemWarning,
         stacklevel=4,
     )
@@ -116,8 +126,15 @@ def _say_without_loss(path: Path, error: Exception) -> None:
 def _load(
     path: Path, custom_objects: Any, mapped: MappedWeights | None, *, with_loss: bool
 ) -> Any:
-    opened = nullcontext((path, {})) if mapped is None else mapped.skeleton()
-    with warnings.catch_warnings(), opened as (file, objects):
+    if mapped is not None:
+        opened = mapped.skeleton()
+    else:
+        opened = openable(path) if path.suffix == ".keras" else nullcontext((path, {}))
+    with (
+        warnings.catch_warnings(),
+        bounded_weights(path),
+        opened as (file, objects),
+    ):
         # A file without optimizer state is what we ask for, not a fault.
         warnings.filterwarnings("ignore", message="Skipping variable loading for opt")
         model = keras.models.load_model(
@@ -126,13 +143,17 @@ def _load(
             compile=with_loss,
             safe_mode=True,
         )
+    if not isinstance(model, keras.Model):
+        raise ModelFileError(
+            f"it holds a {type(model).__name__}. Expected: a keras.Model."
+        )
     if mapped is not None:
         save_beside(model, mapped.file)
     return model
 
 
 def _check(path: Path, *, memory_map: bool) -> None:
-    if not path.exists():
+    if not (path.is_file() or path.is_dir()):
         raise ModelFileError(f"There is no file {str(path)!r}.")
     if memory_map and (path.is_dir() or path.suffix != ".keras"):
         raise _unmappable(path)
@@ -147,11 +168,20 @@ def _check(path: Path, *, memory_map: bool) -> None:
     elif path.suffix in (".h5", ".hdf5"):
         if not h5py.is_hdf5(path):
             raise ModelFileError(f"{str(path)!r} is no HDF5 file.")
+        _check_weights(path)
     else:
         raise ModelFileError(
             "Expected a model file that ends in .keras or .h5. Received: "
             f"path={str(path)!r}."
         )
+
+
+def _check_weights(path: Path) -> None:
+    try:
+        with h5py.File(path, "r") as weights:
+            check_declared(path, weights)
+    except DAMAGED as error:
+        raise ModelFileError(f"{str(path)!r} is damaged: {error}") from error
 
 
 def _check_folder(path: Path) -> None:
@@ -170,9 +200,11 @@ def _unmappable(path: Path) -> ModelFileError:
     )
 
 
-def _reason(error: Exception) -> str:
+def first_reason(error: Exception) -> str:
     """Return the one line of a Keras error that says what is wrong."""
     text = str(error)
+    if isinstance(error, KerasMemError):
+        return text
     unknown = text.rpartition("Could not locate ")[2].partition(".")[0]
     if "Could not locate " in text:
         return (
@@ -186,5 +218,8 @@ def _reason(error: Exception) -> str:
         )
     if "Example error message" in text:  # followed by it, after an empty line
         return text.split("\n\n")[1]
+    # Around what went wrong stands the config of each layer that it went wrong in.
+    text = text.rpartition("Exception encountered: ")[2].replace("\x1b[1m", "")
     lines = [line for line in text.splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0] if lines else ''}".rstrip(": ")
+    first = " ".join(lines[: 2 if text.startswith(_IN_CALL) else 1])
+    return f"{type(error).__name__}: {first[:_MOST_LETTERS]}".rstrip(": ")

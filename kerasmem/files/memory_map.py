@@ -6,13 +6,13 @@ given as an array over the file, and the variables remember it. An optimizer beg
 anew: what it learned is as large as the weights, and is needed for all of them at once.
 """
 
-import json
 import mmap
 import os
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,11 @@ import numpy as np
 from kerasmem import backends
 from kerasmem.backends.lazy import MappedArray, lazy_variables
 from kerasmem.errors import ConfigError, ModelFileError
-from kerasmem.files.coded_model import CodedModel, unwrapped, wrapped
+from kerasmem.files.coded_model import CONFIG, CodedModel, unwrapped, write_skeleton
 from kerasmem.files.datasets import Dataset, datasets
 from kerasmem.files.members import DAMAGED, WEIGHTS, Window, data_start
+from kerasmem.records.plain import read_json
 
-_CONFIG = "config.json"
 _NAME = "MappedModel"
 _OPTIMIZER = "optimizer/"
 
@@ -40,6 +40,9 @@ class MappedWeights:
 
     Args:
         path: the file.
+        used: False for a file that this process made, and a model that is only looked
+            at: its variables get no values, and arrays that cannot be mapped, such as
+            words, are read.
 
     Raises:
         ModelFileError: if the weights cannot be mapped.
@@ -50,8 +53,8 @@ class MappedWeights:
         file: which one it is, whatever will have its name.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, *, used: bool = True) -> None:
+        self._path, self._used = path, used
         self._values = backends.current().lazy_values()
         if (reason := self._values.why_not()) is not None:
             raise ConfigError(
@@ -59,7 +62,7 @@ class MappedWeights:
                 "variable's value at once. Load the model without it."
             )
         try:
-            self._arrays, self.learned, self.file = _read(path)
+            self._arrays, self.learned, self.file = _read(path, map_all=used)
         except ModelFileError:
             raise
         except DAMAGED as error:
@@ -75,31 +78,35 @@ class MappedWeights:
         """
         with tempfile.TemporaryDirectory() as folder:
             small = Path(folder) / self._path.name
-            _write_skeleton(self._path, small, self._arrays)
-            with lazy_variables(self._values):
+            write_skeleton(self._path, small, self._arrays, _NAME)
+            with lazy_variables(self._values, used=self._used):
                 yield small, {f"kerasmem>{_NAME}": _Mapped([*self._arrays.values()])}
 
 
-def _read(path: Path) -> tuple[dict[str, Made], bool, os.stat_result]:
+def _read(path: Path, *, map_all: bool) -> tuple[dict[str, Made], bool, os.stat_result]:
     """Return the arrays in a file by their paths, and what `MappedWeights` has."""
     with zipfile.ZipFile(path) as archive, path.open("rb") as file:
         if WEIGHTS not in archive.namelist():
             raise ModelFileError(f"{str(path)!r} has no weights to be mapped.")
         member = archive.getinfo(WEIGHTS)
-        is_coded = _is_coded(json.loads(archive.read(_CONFIG)))
+        is_coded = _is_coded(read_json(archive.read(CONFIG)))
         if is_coded or member.compress_type != zipfile.ZIP_STORED:
             raise _compressed(path)
         start, size = data_start(file, member), member.file_size
         with h5py.File(Window(file, start, size), "r") as weights:
             found, learned = datasets(weights), _has_stepped(weights)
+            found = [each for each in found if not each.name.startswith(_OPTIMIZER)]
+            odd = [each.name for each in found if not each.plain]
+            if odd and map_all:
+                raise _compressed(path)
+            read = {name: weights[name][()] for name in odd}
         whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         status = os.fstat(file.fileno())
-    found = [each for each in found if not each.name.startswith(_OPTIMIZER)]
-    if any(not dataset.plain for dataset in found):
-        raise _compressed(path)
-    for dataset in found:
-        _check_within(path, dataset, size)
-    arrays = {each.name: _array(whole, start, each) for each in found}
+    arrays: dict[str, Made] = {name: partial(read.__getitem__, name) for name in odd}
+    for each in found:
+        if each.plain:
+            _check_within(path, each, size)
+            arrays[each.name] = _array(whole, start, each)
     return arrays, learned, status
 
 
@@ -145,21 +152,6 @@ def _compressed(path: Path) -> ModelFileError:
     )
 
 
-def _write_skeleton(path: Path, small: Path, names: Iterable[str]) -> None:
-    with zipfile.ZipFile(path) as archive, zipfile.ZipFile(small, "w") as made:
-        for member in archive.infolist():
-            if member.filename == _CONFIG:
-                config = json.loads(archive.read(member))
-                config = wrapped(config, _NAME, __name__)
-                made.writestr(_CONFIG, json.dumps(config))
-            elif member.filename != WEIGHTS:
-                made.writestr(member.filename, archive.read(member))
-        with h5py.File(small.with_suffix(".h5"), "w") as weights:
-            for number, name in enumerate(names):
-                weights[name] = number
-        made.write(small.with_suffix(".h5"), WEIGHTS)
-
-
 class _Mapped:
     """What a skeleton's config means by the model; see `CodedModel`."""
 
@@ -168,7 +160,7 @@ class _Mapped:
 
     def from_config(self, config: dict[str, Any]) -> Any:
         """Return the model, whose weights are arrays over the file."""
-        model = unwrapped(config, lambda number: self._arrays[int(number)]())
+        model = unwrapped(config, lambda number, _: self._arrays[int(number)]())
 
         def compile_from_config(compiled: dict[str, Any]) -> None:
             object.__delattr__(model, "compile_from_config")

@@ -11,9 +11,11 @@ from typing import Any, get_args
 
 import keras
 
-from kerasmem.errors import ConfigError
+from kerasmem.errors import ConfigError, OutputError
 from kerasmem.files.atomic import replacing
-from kerasmem.files.repack import Coding, repack
+from kerasmem.files.load import first_reason
+from kerasmem.files.opens import check_opens
+from kerasmem.files.repack import Coding, check_repacked, repack
 from kerasmem.graph.optimizer import fresh_optimizer
 
 
@@ -26,7 +28,11 @@ def save_model(
 ) -> None:
     """Save `model` as a `.keras` file, whole or not at all.
 
-    What was written is read back and compared before it takes the place of a file.
+    What was written is read back, and opened, before it takes the place of a file: its
+    config has to give this model, and each weight has to find its entry in the file,
+    with its shape, type and value. That takes no memory for the weights; but a model
+    with a class of layer or model that this process has not saved before is loaded
+    whole, once. Classes and functions are those of `model`, registered or not.
 
     Args:
         model: a built Keras model.
@@ -43,7 +49,7 @@ def save_model(
         ConfigError: if `path` does not end in `.keras`, `model` is no model, or the
             coding is not known.
         ModelError: if the optimizer cannot be made anew.
-        OutputError: if the file cannot be written.
+        OutputError: if the file cannot be written, or could not be opened.
     """
     path = Path(path)
     if not isinstance(model, keras.Model):
@@ -55,14 +61,37 @@ def save_model(
         )
     check_coding(coding)
     with replacing(path) as written:
-        stored = written.with_name("stored.keras")
-        with ExitStack() as scope:
-            if not include_optimizer:
-                # Built all the same: stock Keras warns about a file whose optimizer
-                # has no slots, and slots of zeros deflate to next to nothing.
-                scope.enter_context(fresh_optimizer(model, built=True))
-            model.save(stored)
-        repack(stored, written, coding=coding)
+        stored = write_small(model, written, coding, include_optimizer)
+        check_repacked(stored, written, coding=coding)
+        check_opens(model, written, stored)
+
+
+def write_small(
+    model: Any,
+    path: Path,
+    coding: Coding,
+    include_optimizer: bool = False,  # noqa: FBT001, FBT002
+) -> Path:
+    """Write the file that `save_model` writes, and do not look at it again.
+
+    Args:
+        model: a built Keras model.
+        path: where to, in a folder with room for another such file.
+        coding: as in `save_model`.
+        include_optimizer: as in `save_model`.
+
+    Returns:
+        The path of the file as Keras wrote it, beside the other.
+    """
+    stored = path.with_name("stored.keras")
+    with ExitStack() as scope:
+        if not include_optimizer:
+            # Built all the same: stock Keras warns about a file whose optimizer
+            # has no slots, and slots of zeros deflate to next to nothing.
+            scope.enter_context(fresh_optimizer(model, built=True))
+        _save(model, stored)
+    repack(stored, path, coding=coding)
+    return stored
 
 
 def check_coding(coding: Any) -> None:
@@ -73,10 +102,19 @@ def check_coding(coding: Any) -> None:
         )
 
 
-def save_stored(model: Any, path: str | Path) -> None:
+def save_stored(model: Any, path: Path) -> None:
     """Save `model` as Keras itself does, without any state of the optimizer.
 
     Its size is what a smaller file is fairly compared with.
     """
     with fresh_optimizer(model, built=False):
+        _save(model, path)
+
+
+def _save(model: Any, path: Path) -> None:
+    try:
         model.save(path)
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise OutputError(
+            f"Keras cannot save the model {model.name!r}: {first_reason(error)}"
+        ) from error

@@ -18,6 +18,15 @@ from kerasmem.graph.values import to_numpy
 _NOT_THE_USERS = ("keras", "kerasmem", "tensorflow", "jax", "torch", "builtins", "abc")
 
 
+_SETTINGS = (
+    keras.initializers.Initializer,
+    keras.regularizers.Regularizer,
+    keras.constraints.Constraint,
+    keras.dtype_policies.DTypePolicy,
+)
+"""What a layer is set up with besides functions, and may be of the user's own."""
+
+
 def clone(model: Any) -> Any:
     """Return an independent copy of `model` with equal state, freshly compiled.
 
@@ -96,21 +105,34 @@ def compile_as(made: Any, model: Any) -> None:
 
 
 def live_objects(model: Any) -> dict[str, Any]:
-    """Return the classes and functions of the user's own that `model` is made of."""
+    """Return the classes and functions of the user's own that `model` is made of.
+
+    Returns:
+        Each under the name by which a config tells of it.
+    """
     found: dict[str, Any] = {}
     for item in _parts(model):
-        for named in (item,) if _is_function(item) else type(item).__mro__:
-            if named.__module__.partition(".")[0] in _NOT_THE_USERS:
-                continue
-            if named.__name__ == "<lambda>":  # saved as code, not by name
-                continue
-            if found.setdefault(named.__name__, named) is not named:
-                raise ModelError(
-                    f"The model {model.name!r} has two different parts of one name, "
-                    "which its config cannot tell apart. Received: "
-                    f"{named.__name__!r}. Rename one."
-                )
+        named = item if _is_function(item) else _saved_class(item)
+        if named.__module__.partition(".")[0] in _NOT_THE_USERS:
+            continue
+        if named.__name__ == "<lambda>":  # saved as code, not by name
+            continue
+        name = keras.saving.get_registered_name(named)
+        if found.setdefault(name, named) is not named:
+            raise ModelError(
+                f"The model {model.name!r} has two different parts of one name, "
+                "which its config cannot tell apart. Received: "
+                f"{named.__name__!r}. Rename one."
+            )
     return found
+
+
+def _saved_class(item: Any) -> type:
+    """Return the class that a config tells: of a quantized layer the float one's."""
+    classes = (
+        c for c in type(item).__mro__ if not c.__module__.startswith("kerasmem.")
+    )
+    return next(classes)
 
 
 def _parts(model: Any) -> Iterator[Any]:
@@ -121,7 +143,8 @@ def _parts(model: Any) -> Iterator[Any]:
         yield from (
             value
             for name, value in vars(layer).items()
-            if _is_function(value) and not hasattr(type(layer), name)
+            if isinstance(value, _SETTINGS)
+            or (_is_function(value) and not hasattr(type(layer), name))
         )
     if model.compiled:
         yield model.optimizer

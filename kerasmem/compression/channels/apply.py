@@ -1,5 +1,6 @@
 """Labelling a model, choosing channels, making the smaller model, checking it."""
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from kerasmem.compression.channels.rounds import Round
 from kerasmem.compression.channels.scores import class_scores
 from kerasmem.compression.channels.slots import take_along
 from kerasmem.compression.channels.verify import difference
-from kerasmem.errors import ModelError
+from kerasmem.errors import KerasMemWarning, ModelError
 from kerasmem.graph.channels import Groups, Kept, LabelledModel, label_channels
 from kerasmem.graph.channels.groups import find_groups
 from kerasmem.graph.channels.labels import IN, OUT
@@ -86,7 +87,23 @@ def prune_channels(
     pairs = variable_pairs(rebuild.pairs)
     take_along(model, smaller, pairs, kept)
     changes = _changes(graph, pairs, found, groups, kept)
+    if turn.number == turn.count and not any(change.changed for change in changes):
+        _warn_if_whole(ranking, choice)
     return Pruned(smaller, changes, error, found.unknown)
+
+
+def _warn_if_whole(ranking: Ranking, choice: "PruneChannels") -> None:
+    """Warn if channels were to go and none has gone, in no round."""
+    asked = max([choice.ratio, *(ratio for _, ratio in choice.ratios)])
+    if asked and ranking.is_whole:
+        warnings.warn(
+            f"PruneChannels removed nothing: its share of channels rounds to none in "
+            f"every group of channels that go together, of which the largest has "
+            f"{ranking.largest}. Next: a larger ratio, of='parameters', or less of "
+            f"ignore, min_channels and round_to. Received: ratio={choice.ratio!r}.",
+            KerasMemWarning,
+            stacklevel=2,
+        )
 
 
 def _first_reasons(paths: dict[int, str], found: LabelledModel, groups: Groups) -> str:

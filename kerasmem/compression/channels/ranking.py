@@ -57,23 +57,35 @@ class Ranking:
         self._own = [_own_ratio(made_by, choice) for made_by in makers]
         self._pools = self._together(found)
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether no channel has gone in the rounds before this one."""
+        first = self._turn.sizes
+        return all(
+            first.get(key, len(scores)) == len(scores)
+            for key, scores in zip(self._groups.keys, self._scores, strict=True)
+        )
+
+    @property
+    def largest(self) -> int:
+        """The number of channels in the largest group."""
+        return max(map(len, self._scores))
+
     def kept(self, ratio: float) -> Kept:
         """Return the channels that stay if this share of them goes in this round.
 
         Where Keras would not compute with what stays as with all, more of it stays.
         """
         counts, notes = self._counts(ratio), {}
-        while True:
-            kept = self._without(counts, notes)
-            calls = added_otherwise(self._found, kept)
-            if not calls:
-                return kept
-            for call in calls:
-                for n in self._shrinking(call, counts):
-                    counts[n] = max(counts[n] - self._choice.round_to, 0)
-                    why = WHY.format(name=call.operation.name)
-                    notes.update(dict.fromkeys(self._groups.members[n].tolist(), why))
+        kept = self._without(counts, notes)
+        while calls := added_otherwise(self._found, kept):
+            for n, name in self._shrinking(calls, counts).items():
+                counts[n] = max(counts[n] - self._choice.round_to, 0)
+                why = WHY.format(name=name)
+                notes.update(dict.fromkeys(self._groups.members[n].tolist(), why))
             self._even_out(counts)
+            kept = self._without(counts, notes)
+        return kept
 
     def _without(self, counts: Sequence[int], notes: dict[int, str]) -> Kept:
         removed = [
@@ -85,24 +97,22 @@ class Ranking:
         everything = np.concatenate([np.zeros(0, np.int64), *removed])
         return Kept(self._groups.classes, everything, self._uses, notes)
 
-    def _shrinking(self, call: Call, counts: Sequence[int]) -> list[int]:
-        """Return the groups with fewer channels that a call makes or adds up."""
-        weights = {id(v) for v in getattr(call.operation, "weights", ())}
-        arrays = [
-            *(x.array for x in call.made),
-            *(() if weights else (x.array for x in call.inputs)),
-            *(
-                u.labels
-                for u in self._uses
-                if u.role != IN and id(u.variable) in weights
-            ),
-        ]
-        of = np.concatenate([self._groups.classes[a].ravel() for a in arrays])
-        return [
-            n
-            for n, members in enumerate(self._groups.members)
-            if counts[n] and np.isin(members, of).any()
-        ]
+    def _shrinking(self, calls: Sequence[Call], counts: list[int]) -> dict[int, str]:
+        """Return the groups that calls make or add up fewer channels of, with a name.
+
+        Their number of channels is in the shapes of what is added, so there are some.
+        """
+        found: dict[int, str] = {}
+        for call in calls:
+            weights = {id(v) for v in getattr(call.operation, "weights", ())}
+            made = [u for u in self._uses if u.role != IN and id(u.variable) in weights]
+            arrays = [u.labels for u in made]
+            arrays += [x.array for x in (*call.made, *([] if weights else call.inputs))]
+            of = np.concatenate([self._groups.classes[a].ravel() for a in arrays])
+            for n, members in enumerate(self._groups.members):
+                if counts[n] and np.isin(members, of).any():
+                    found.setdefault(n, call.operation.name)
+        return found
 
     def kept_as_asked(self) -> Kept:
         """Return the channels that stay of the choice's own ratio."""

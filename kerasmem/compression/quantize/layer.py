@@ -72,28 +72,38 @@ class QuantizedBlock(keras.layers.Layer):
     """A layer of a model's config, with quantized weights; see `to_quantized`."""
 
     def get_config(self) -> dict[str, Any]:
-        """Return the float layer's serialized form and the places of its kernels."""
+        """Return the float layer's serialized form and the places of its kernels.
+
+        And the ranks of LoRA, the only thing that is added to a layer after it was
+        quantized: its own as its form tells it, those of layers inside by their place.
+        """
         form = copy.deepcopy(self._float_form)
-        # The only thing that is added to a layer after it was quantized.
-        lora = {key: vars(self)[key] for key in _LORA if vars(self).get(key)}
-        form["config"].update(lora)
+        own, *inner = [_lora(layer) for layer in sublayers(self)]
+        form["config"].update(own)
         return {
             "name": self.name,
             "trainable": self.trainable,
             "layer": form,
             "weights": [place.to_json() for place in self._places],
+            "lora": {str(n): lora for n, lora in enumerate(inner, start=1) if lora},
         }
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:
-        """Return the float layer of a config, quantized as soon as it is built."""
+        """Return the float layer of a config, quantized as soon as it is built.
+
+        Its constructor may build it: then it is quantized at once.
+        """
         # Some layers take their config apart while they read it.
         layer = keras.saving.deserialize_keras_object(copy.deepcopy(config["layer"]))
         layer.name = config["name"]
         if layer.trainable != config["trainable"]:  # it would reach the inner layers
             layer.trainable = config["trainable"]
         places = [Place.from_json(place) for place in config["weights"]]
+        _set(layer, "_inner_lora", config.get("lora", {}))
         _become.get()(layer, config["layer"], places)
+        if layer.built:
+            _enable_inner_lora(layer)
         return layer
 
     def build_from_config(self, config: Any) -> None:
@@ -142,7 +152,6 @@ def to_quantized(block: Any, places: list[Place]) -> None:
         form.pop("build_config", None)
         form.pop("compile_config", None)
     _become_block(block, form, places)
-    _replace_weights(block)
 
 
 def _become_block(layer: Any, form: dict[str, Any], places: list[Place]) -> None:
@@ -150,6 +159,10 @@ def _become_block(layer: Any, form: dict[str, Any], places: list[Place]) -> None
     _set(layer, "_places", places)
     _set(layer, "_missing", value=True)
     _change_class(layer, QuantizedBlock)
+    if layer.built:
+        # It has its weights: it was in use, or its constructor builds it, as that of a
+        # model with inputs and outputs does. Nothing builds it a second time.
+        _replace_weights(layer)
 
 
 # A name that is registered means the same in every scope of Keras's own.
@@ -177,6 +190,22 @@ def _replace_weights(block: Any) -> None:
         if isinstance(layer, keras.layers.RNN) and quantized_variables(layer):
             _change_class(layer, QuantizedRecurrent)
     _set(block, "_missing", value=missing)
+    if not missing:
+        _enable_inner_lora(block)
+
+
+def _lora(layer: Any) -> dict[str, Any]:
+    """Return the rank of a layer's LoRA as its constructor takes it, or nothing."""
+    return {key: vars(layer)[key] for key in _LORA if vars(layer).get(key)}
+
+
+def _enable_inner_lora(block: Any) -> None:
+    """Enable LoRA in the layers inside a built block whose config told its ranks."""
+    layers = sublayers(block)
+    for place, lora in vars(block).pop("_inner_lora", {}).items():
+        layer = layers[int(place)]
+        if not layer.lora_enabled:
+            layer.enable_lora(lora["lora_rank"], lora["lora_alpha"])
 
 
 def _change_class(layer: Any, form: type) -> None:

@@ -59,9 +59,9 @@ def _numbers(
     place = np.full(len(groups.classes), -1)
     for number, members in enumerate(groups.members):
         place[members] = number
-    sides = [np.sort(groups.classes[side]) for side in (first, second)]
+    sides = [np.sort(groups.classes[side]).tolist() for side in (first, second)]
     numbers = [np.unique(place[side]).tolist() for side in sides]
-    if np.array_equal(*sides) or numbers == [[-1], [-1]]:
+    if sides[0] == sides[1] or numbers == [[-1], [-1]]:
         return ()
     often = {n for side in sides for n in np.unique(side, return_counts=True)[1]}
     even = len(often) == 1 and all(len(found) == 1 for found in numbers)

@@ -9,7 +9,7 @@ import kerasmem as km
 from kerasmem.compression.channels import verify
 from kerasmem.compression.channels.apply import prune_channels
 from kerasmem.compression.techniques import from_json
-from kerasmem.errors import ConfigError, ModelError
+from kerasmem.errors import ConfigError, KerasMemWarning, ModelError
 from kerasmem.graph.channels.call import Family
 from kerasmem.graph.channels.families import indexing as index
 from kerasmem.graph.channels.table import FAMILIES
@@ -189,7 +189,11 @@ def test_km_compress_removes_channels_fine_tunes_and_writes_a_plain_file(tmp_pat
     )
     assert result.report.after.parameters < 0.5 * result.report.before.parameters
     assert result.report.after.metrics["loss"] < result.report.before.metrics["loss"]
-    assert {c.technique for c in result.changes} == {"prune", "prune_channels"}
+    assert {c.technique for c in result.changes} == {
+        "prune",
+        "prune_channels",
+        "reestimate_batch_norm",
+    }
     result.save(tmp_path / "small.keras")
     loaded = keras.models.load_model(tmp_path / "small.keras")
     np.testing.assert_array_equal(to_numpy(loaded(x)), to_numpy(result.model(x)))
@@ -253,7 +257,7 @@ def test_a_wrong_surgery_is_found_out(monkeypatch):
 def test_a_wrong_shape_is_found_out_without_running_the_model(monkeypatch):
     inputs = keras.Input((5, 6))
     model = keras.Model(inputs, L.Dense(2)(L.Dense(8)(inputs)[:, 0]))
-    whole = Family(index.item, arguments=lambda call, kept: (slice(None),))
+    whole = Family(index.item, arguments=lambda call, kept: ((slice(None),),))
     monkeypatch.setitem(FAMILIES, "ops.GetItem", whole)
     with pytest.raises(ModelError, match=r"the shape \(None, 4\).*\(None, 5, 4\)"):
         prune_channels(model, km.PruneChannels(0.5, verify=False))
@@ -532,3 +536,16 @@ def test_the_choice_goes_to_json_and_back():
 def test_it_does_not_change_a_model_in_place():
     with pytest.raises(ConfigError, match="cannot change one in place"):
         km.PruneChannels(0.5).apply(convolutional())
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_a_share_that_rounds_to_no_channel_warns(rounds):
+    model = chain((6,), L.Dense(8), L.Dense(4))
+    choice = km.PruneChannels(0.1, rounds=rounds)
+    with pytest.warns(KerasMemWarning, match=r"removed nothing.* largest has 8\. "):
+        same, changes = choice.applied(model)
+    assert same.count_params() == model.count_params()
+    assert not any(change.changed for change in changes)
+    km.PruneChannels(0.0).applied(model)  # nothing was asked for
+    smaller, _ = km.PruneChannels(0.25, rounds=2).applied(model)
+    assert smaller.layers[1].units == 6

@@ -3,7 +3,6 @@
 import math
 from typing import Any
 
-import keras
 import numpy as np
 
 from kerasmem.graph.channels.arrays import Tensor, axis_of

@@ -95,11 +95,11 @@ def separable_config(call: Call, kept: Kept) -> dict[str, Any]:
 
 def biased(call: Call, kept: Kept) -> list[Addition]:
     """Return the addition of a bias, which has an axis for each of the output's."""
+    if not call.operation.use_bias:
+        return []
     made = kept.shape(call.made[0])
     axis = channel_axis(call.operation, len(made))
-    bias = [1] * len(made)
-    bias[axis] = made[axis]
-    return [(made, tuple(bias))] if call.operation.use_bias else []
+    return [(made, tuple(n if a == axis else 1 for a, n in enumerate(made)))]
 
 
 def _finished(call: Call, made: np.ndarray) -> np.ndarray:
