@@ -1,9 +1,10 @@
-"""The smallest case that still fails: lists in it become shorter, choices plainer."""
+"""The smallest case that still fails: fewer steps, plainer choices."""
 
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from typing import Any
 
+SKIP = "skip"  # as in graphs/program.py, which imports Keras
 _MOST_TRIALS = 60
 _PLAINER = {
     ("program", "policy"): "float32",
@@ -37,19 +38,39 @@ def shrunk(case: dict[str, Any], fails: Callable[[dict[str, Any]], bool]) -> Any
 
 
 def _smaller(case: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    for place in (("program", "outputs"), ("program", "steps"), ("mutations",)):
-        items = _at(case, place)
-        if items is None:
-            continue
-        least = 1 if place[-1] == "outputs" else 0
-        for size in sorted({max(len(items) // 2, 1), 1}, reverse=True):
-            for start in range(0, len(items), size):
-                rest = items[:start] + items[start + size :]
-                if least <= len(rest) < len(items):
-                    yield _with(case, place, rest)
+    yield from _without(case, ("program", "outputs"), least=1)
+    yield from _skipping(case)
+    yield from _without(case, ("mutations",), least=0)
     for place, plain in _PLAINER.items():
         if _at(case, place) not in (None, plain):
             yield _with(case, place, plain)
+
+
+def _without(
+    case: dict[str, Any], place: tuple[str, ...], least: int
+) -> Iterator[dict[str, Any]]:
+    items = _at(case, place) or []
+    for number in range(len(items)):
+        if len(items) > least:
+            yield _with(case, place, items[:number] + items[number + 1 :])
+
+
+def _skipping(case: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield cases in which half of the steps, or one more, are skipped."""
+    place = ("program", "steps")
+    steps = _at(case, place) or []
+    left = [number for number, step in enumerate(steps) if step[1] != SKIP]
+    for size in sorted({max(len(left) // 2, 1), 1}, reverse=True):
+        for start in range(0, len(left), size):
+            skipped = left[start : start + size]
+            yield _with(
+                case,
+                place,
+                [
+                    [step[0], SKIP, *step[2:]] if number in skipped else step
+                    for number, step in enumerate(steps)
+                ],
+            )
 
 
 def _at(case: Any, place: tuple[str, ...]) -> Any:

@@ -1,8 +1,8 @@
-"""A random graph as a list of steps, any of which may be left out.
+"""A random graph as a list of steps, any of which may be skipped.
 
 A step is `[id, kind, ids of its tensors, number]`: the number alone decides everything
-else about it. Where a step was left out, its first tensor stands for what it made; a
-step that then fits no more is left out too. So every part of a program is a program.
+else about it. A step of the kind `skip` makes nothing, its first tensor stands for what
+it made; one that then fits no more is as if skipped. So any step may become one.
 """
 
 from contextlib import contextmanager
@@ -17,6 +17,7 @@ L = keras.layers
 KINDS: dict[str, Operation] = {**layer_kinds.KINDS, **function_kinds.KINDS}
 """Beside these, `again` calls a layer a second time and `nested` a model as a layer."""
 
+SKIP = "skip"
 _SHAPES = {
     "vector": [(6,), (4,), (9,)],
     "sequence": [(4, 5), (6, 3), (3, 8)],
@@ -57,6 +58,8 @@ class Builder:
         name, kind, sources, number = step
         sources = [self._known(source) for source in sources]
         self.alias[name] = sources[0]
+        if kind == SKIP:
+            return False
         try:
             layer, y = self._made(name, kind, sources, number)
         except Exception:  # noqa: BLE001 - Keras refuses in many ways what does not fit
