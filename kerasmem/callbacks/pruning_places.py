@@ -98,8 +98,8 @@ class Loop:
             )
         self._optimizer = innermost(model.optimizer)
         self._first_step = int(to_numpy(self._optimizer.iterations))
-        self._is_told = params is not None and "epochs" in params
-        self._has_steps = self._is_told and params.get("steps") is not None
+        self._is_told = bool(params) and "epochs" in params
+        self._has_steps = bool(params) and params.get("steps") is not None
         self._has_epochs = False
         self._batch = self._batches = 0
         self.params: dict[str, Any] = {"epochs": 1, **(params or {})}
