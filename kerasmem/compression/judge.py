@@ -113,8 +113,8 @@ def far_worse(
         chance: accuracy of whoever guesses, see `chance_of`; None if unknown.
 
     Example:
-        >>> far_worse({"accuracy": 0.8}, {"accuracy": 0.4}, 0.1)
-        'far worse: accuracy 0.8000 to 0.4000, more than half of the way to chance, 0.1000'
+        >>> far_worse({"loss": 0.4}, {"loss": 1.0}, None)
+        'far worse: loss 0.4 to 1, more than twice as much'
     """
     for name, old in before.items():
         new = after[name]

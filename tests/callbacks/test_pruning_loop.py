@@ -1,4 +1,4 @@
-"""Pruning in a training loop of one's own, in the order of calls of tfmot's examples."""
+"""Pruning in a training loop of one's own, with the order of calls of tfmot."""
 
 import keras
 import numpy as np

@@ -112,11 +112,7 @@ def distill(  # noqa: PLR0913  (the public entry point of the contract)
             one(sample)
     with current().replicating(student), seeded(seed):
         trained = _copy(student, loss, optimizer)
-        for samples in (data, validation_data):
-            if samples is not None:
-                check_classes(trained, samples)
-        if first_samples(data).get("y") is not None:
-            warn_if_unfit(trained)
+        _check_labels(trained, data, validation_data)
         distiller = Distiller(
             teachers,
             trained,
@@ -143,6 +139,15 @@ def distill(  # noqa: PLR0913  (the public entry point of the contract)
     history.set_model(trained)  # it would keep the teacher alive
     trained.history = history
     return trained
+
+
+def _check_labels(student: Any, data: Any, validation_data: Any) -> None:
+    """Raise or warn if the student's last layer, its loss and labels do not fit."""
+    for samples in (data, validation_data):
+        if samples is not None:
+            check_classes(student, samples)
+    if first_samples(data).get("y") is not None:
+        warn_if_unfit(student)
 
 
 def _check_weighed(data: Any, hard_weight: float) -> None:
