@@ -56,11 +56,12 @@ def divergence_text(
         if not (is_overwritten or (symptoms and _ratio(worst) >= LOST)):
             return None
         update = (
-            f"an update of {layer_of(worst.path)} was {_ratio(worst):.2g} times as "
-            "large as its weights (a thousandth is healthy)"
+            f"an update of {layer_of(worst.path)} was {_times(_ratio(worst))} times "
+            "as large as its weights (a thousandth is healthy)"
         )
         symptoms.insert(0, update)
-    return _text(f"In epoch {record.epoch + 1} {', '.join(symptoms)}.", rate)
+    evidence = " and ".join(filter(None, (", ".join(symptoms[:-1]), symptoms[-1])))
+    return _text(f"In epoch {record.epoch + 1} {evidence}.", rate)
 
 
 def _symptoms(
@@ -92,6 +93,10 @@ def _text(evidence: str, rate: LearningRate | None) -> str:
     )
     what = f"The learning rate of {rate.value:g} is far too large."
     return f"{what} {evidence}{usual} {lost}"
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:,.0f}" if 100 <= ratio < 1e6 else f"{ratio:.2g}"
 
 
 def _ratio(kernel: VariableGradient) -> float:

@@ -158,7 +158,7 @@ class GradientMonitor(keras.callbacks.Callback):
                     "so its keys are absent from the logs."
                 )
                 return
-            last = learning_rate(self.model.optimizer, [1])
+            last = self._learning_rate([1])
             record = replace(
                 reading.record,
                 **epoch_losses(logs),
@@ -189,19 +189,21 @@ class GradientMonitor(keras.callbacks.Callback):
         )
 
     def _look(self, reading: GradientReading) -> list[Finding]:
+        # Of the update at which it went wrong, else of the first and the last.
+        steps, first = reading.record.steps, reading.first_nonfinite
+        ago = [1, max(1, steps)] if first is None else [steps - first]
         return self._rules.after_epoch(
             reading.record,
             reading.nonfinite_paths,
             reading.first_nonfinite,
             reading.skipped_steps,
-            self._rate(reading),
+            self._learning_rate(ago),
         )
 
-    def _rate(self, reading: GradientReading) -> LearningRate | None:
-        """Return the learning rate where it went wrong, else the epoch's highest."""
-        steps, first = reading.record.steps, reading.first_nonfinite
-        ago = [1, max(1, steps)] if first is None else [steps - first]
-        return learning_rate(self.model.optimizer, ago)
+    def _learning_rate(self, updates_ago: Sequence[int]) -> LearningRate | None:
+        with self._guard("read the learning rate"):
+            return learning_rate(self.model.optimizer, updates_ago)
+        return None
 
     def _attach(self, model: Any) -> None:
         tally = GradientTally(model, self._every)

@@ -158,14 +158,11 @@ def _what_grows(early: Census, epochs: int, blocks: float) -> Iterator[str]:
     # Of Python's own kinds there are many that somebody else holds.
     told = next((one for one in found if one.nbytes or "." in one.kind), found[0])
     samples = newest(told.kind, round(told.number * epochs), early)
-    places: list[str] = []
-    while samples:
-        # One by one, so that none is held by the list of them.
-        place = holder(samples.pop())
-        if place:
-            places.append(place)
-    if places:
-        yield f"Held by {max(places, key=places.count)}."
+    place = None
+    while samples and place is None:
+        place = holder(samples.pop())  # so the list of samples does not hold it
+    if place:
+        yield f"Held by {place}."
 
 
 def _growth_words(one: Growth) -> str:

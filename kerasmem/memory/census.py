@@ -17,7 +17,7 @@ _MOST_OBJECTS = 5_000_000
 _HIDDEN = ("src", "python")
 _LEAST_BYTES = 64 * 1024.0
 _LEAST_NUMBER = 0.9  # an epoch, of kinds that are not Python's own
-_LEAST_OF_PYTHONS = 100.0
+_MANY = 100.0
 
 
 class Census(NamedTuple):
@@ -60,7 +60,7 @@ def census() -> Census:
     objects = gc.get_objects()[-_MOST_OBJECTS:]
     number: Counter[str] = Counter()
     for kind, count in Counter(map(type, objects)).items():
-        if not kind.__module__.startswith("kerasmem."):
+        if not is_own(kind):
             number[kind_name(kind)] += count
     arrays = {id(each): each for each in _arrays(objects)}
     number |= Counter(kind_name(type(each)) for each in arrays.values())
@@ -77,10 +77,20 @@ def kind_name(kind: type) -> str:
         >>> kind_name(dict), kind_name(keras.layers.Dense)
         ('dict', 'keras.Dense')
     """
-    parts = kind.__module__.split(".")
+    parts = _module(kind).split(".")
     hidden = (i for i, part in enumerate(parts) if part in _HIDDEN or part[:1] == "_")
     module = ".".join(parts[: next(hidden, len(parts))])
     return f"{module}.{kind.__qualname__}".removeprefix("builtins.").removeprefix(".")
+
+
+def is_own(kind: type) -> bool:
+    """Return True for what kerasmem itself keeps."""
+    return _module(kind).startswith("kerasmem.")
+
+
+def _module(kind: type) -> str:
+    module = kind.__module__
+    return module if isinstance(module, str) else ""  # some classes give it a property
 
 
 def grown(
@@ -93,17 +103,25 @@ def grown(
         after: a later one.
         epochs: number of epochs between them.
         blocks: growth of all objects in an epoch: of Python's own kinds only those
-            with a tenth of it are named.
+            with a tenth of it, and a hundred, are named.
     """
-    found: list[Growth] = []
-    for kind in after.number:
-        number = (after.number[kind] - before.number[kind]) / epochs
-        size = (after.nbytes[kind] - before.nbytes[kind]) / epochs
-        least = _LEAST_NUMBER
-        if kind.partition(".")[0] in sys.stdlib_module_names or "." not in kind:
-            least = max(_LEAST_OF_PYTHONS, blocks / 10)
-        if number >= least or size >= _LEAST_BYTES:
-            found.append(Growth(kind, number, size))
+    rates = [
+        Growth(
+            kind,
+            (after.number[kind] - before.number[kind]) / epochs,
+            (after.nbytes[kind] - before.nbytes[kind]) / epochs,
+        )
+        for kind in after.number
+    ]
+    of_size = [one for one in rates if one.nbytes >= _LEAST_BYTES]
+    few = _MANY if of_size else _LEAST_NUMBER  # beside megabytes a few say nothing
+
+    def is_many(one: Growth) -> bool:
+        package = one.kind.partition(".")[0]
+        is_pythons = package == one.kind or package in sys.stdlib_module_names
+        return one.number >= (max(_MANY, blocks / 10) if is_pythons else few)
+
+    found = [one for one in rates if one in of_size or is_many(one)]
     return sorted(found, key=lambda one: (-one.nbytes, -one.number))[:3]
 
 
@@ -120,11 +138,14 @@ def newest(kind: str, number: int, before: Census) -> list[Any]:
     objects = gc.get_objects()[-_MOST_OBJECTS:]
     held = {id(each): each for each in _arrays(objects)}
     arrays = [each for key, each in held.items() if key not in before.arrays]
-    found = [each for each in arrays or objects if kind_name(type(each)) == kind]
-    if not found:
-        found = [each for each in objects if kind_name(type(each)) == kind]
+    found = _of_kind(arrays, kind) or _of_kind(objects, kind)
     late = found[-max(1, number) :]
     return late[:: -(-len(late) // 3) or 1]
+
+
+def _of_kind(objects: list[Any], kind: str) -> list[Any]:
+    kinds = {each for each in set(map(type, objects)) if kind_name(each) == kind}
+    return [each for each in objects if type(each) in kinds]
 
 
 def _arrays(objects: list[Any]) -> Iterator[Any]:
@@ -132,12 +153,14 @@ def _arrays(objects: list[Any]) -> Iterator[Any]:
     known: dict[type, bool] = {}
     for start in range(0, len(objects), _CHUNK):
         held = gc.get_referents(*objects[start : start + _CHUNK])
-        for each in held:
-            kind = type(each)
-            if kind not in known:
-                known[kind] = _has_size(kind) and _is_array(each)
-            if known[kind]:
-                yield each
+        kinds = set(map(type, held))
+        for kind in kinds - known.keys():
+            known[kind] = _has_size(kind) and _is_array(
+                next(each for each in held if type(each) is kind)
+            )
+        arrays = {kind for kind in kinds if known[kind]}
+        if arrays:
+            yield from (each for each in held if type(each) in arrays)
 
 
 def _has_size(kind: type) -> bool:

@@ -16,10 +16,11 @@ from typing import Any
 
 import keras
 
+from kerasmem.memory.census import is_own
+
 _MOST_STEPS = 10
 _MOST_AT_A_TIME = 16
 _MOST_SECONDS = 0.5
-_OWN_MODULES = "kerasmem."
 
 
 class _Step:
@@ -71,9 +72,7 @@ def _above(level: Sequence[_Step]) -> Iterator[_Step]:
     """Yield what refers to the objects of a level; the search itself does not count."""
     steps = {id(step.one): step for step in level}
     for one in gc.get_referrers(*(step.one for step in level)):
-        if isinstance(one, _Step | FrameType):
-            continue
-        if type(one).__module__.startswith(_OWN_MODULES):
+        if isinstance(one, FrameType) or is_own(type(one)):
             continue
         below = (id(each) for each in gc.get_referents(one) if id(each) in steps)
         found = next(below, None)

@@ -156,7 +156,7 @@ def test_a_divergence_in_the_first_epoch_is_told_with_the_learning_rate():
     assert finding.text == (
         "The learning rate of 1000 is far too large. In epoch 1 an update of d_0 was "
         "1.2e+09 times as large as its weights (a thousandth is healthy), the "
-        "gradient's norm went from 1 to 5.6e+16, the gradient held NaN or infinity "
+        "gradient's norm went from 1 to 5.6e+16 and the gradient held NaN or infinity "
         "from step 3 on. Keras's default for SGD is 0.01. The weights are lost: begin "
         "again from earlier ones."
     )

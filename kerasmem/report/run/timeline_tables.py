@@ -10,6 +10,10 @@ from kerasmem.report.run.timelines import lives
 from kerasmem.units import format_bytes
 
 _NO_LAYER = "(no layer)"
+BYTES_GLOSS = (
+    "Requested is what the program asked for, given what the allocator set aside for "
+    "it."
+)
 
 
 def peak_table(timeline: Timeline) -> Table:
@@ -35,12 +39,13 @@ def peak_table(timeline: Timeline) -> Table:
         for (layer, category), size in given.most_common(MOST_ROWS)
     ]
     smaller = len(given) - len(rows)
+    left_out = f" The {smaller:,} smallest rows are left out." if smaller else ""
     return Table(
         f"in use at the peak, {format_bytes(total)} in all",
         ("layer", "category", "given", "requested", "blocks", "share"),
         tuple(rows),
         texts=2,
-        note=f"The {smaller:,} smallest rows are left out." if smaller else "",
+        note=f"{BYTES_GLOSS}{left_out}",
     )
 
 
