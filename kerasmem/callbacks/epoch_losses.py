@@ -7,6 +7,8 @@ from typing import Any
 
 def epoch_losses(logs: Mapping[str, Any] | None) -> dict[str, float]:
     """Return those of `"loss"` and `"val_loss"` that are in `logs` and finite."""
-    told = {} if logs is None else logs
-    known = {name: float(told[name]) for name in ("loss", "val_loss") if name in told}
-    return {name: value for name, value in known.items() if math.isfinite(value)}
+    known = logs or {}
+    losses = {
+        name: float(known[name]) for name in ("loss", "val_loss") if name in known
+    }
+    return {name: value for name, value in losses.items() if math.isfinite(value)}

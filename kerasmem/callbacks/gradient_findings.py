@@ -59,6 +59,7 @@ class GradientFindings:
         """Look at another fit, of a model whose own name is left out of paths."""
         self._prefix = f"{model_name}/"
         self._has_diverged = False
+        self._told.discard(("divergence", None))
 
     def after_epoch(
         self,
@@ -118,7 +119,8 @@ class GradientFindings:
         return replace(record, variables=tuple(variables))
 
     def _is_new(self, fault: "_Fault") -> bool:
-        keys = {(fault.kind, layer) for layer in fault.layers or (None,)}
+        layers = (None,) if fault.is_fatal else fault.layers or (None,)
+        keys = {(fault.kind, layer) for layer in layers}
         is_new = not keys <= self._told
         self._told |= keys
         return is_new

@@ -86,7 +86,8 @@ class LeakWatch:
         return {name: rise for name, rise in rises.items() if rise}
 
     def _count_early(self) -> None:
-        if not self._rises(_EARLY_WINDOWS).keys() - self._told:
+        windows = (*_EARLY_WINDOWS, *WINDOWS)
+        if not self._rises(windows).keys() - self._told:
             self._early = None
         elif self._early is None:
             gc.collect()
@@ -109,9 +110,9 @@ class LeakWatch:
             sentences.append(f"Also rising: {'; '.join(others)}.")
         if TRACES in new:
             sentences.append(_ADVICE)
-        if self._early:
+        epochs = self._epochs - self._early.epochs if self._early else 0
+        if self._early and epochs:
             blocks = rises[OBJECTS].slope if OBJECTS in rises else 0.0
-            epochs = self._epochs - self._early.epochs
             sentences += _what_grows(self._early.kinds, epochs, blocks)
         return " ".join(sentences)
 

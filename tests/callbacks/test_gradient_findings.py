@@ -192,6 +192,8 @@ def test_another_fit_after_a_divergence_is_looked_at_anew():
     findings.after_epoch(diverging(50.0, norm_max=1e9))
     findings.start_fit("model")
     assert findings.after_epoch(sigmoids({1}))[0].kind == "vanishing gradient"
+    (again,) = findings.after_epoch(diverging(50.0, norm_max=1e9))
+    assert again.kind == "divergence"
 
 
 @pytest.mark.parametrize(

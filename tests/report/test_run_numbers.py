@@ -151,6 +151,13 @@ def test_the_loss_has_a_panel_from_whichever_monitor_was_told():
 def test_the_models_own_name_is_left_out_of_paths():
     assert gradient_flow(gradient_records(1, 2), "block_0").paths == ("kernel", "bias")
     assert gradient_flow(gradient_records(1, 1), "block").paths == ("block_0/kernel",)
+    timeline = countable_timeline()
+    inside = replace(timeline.blocks[0], layer="model/dense")
+    named = replace(timeline, blocks=(inside, *timeline.blocks[1:]))
+    assert peak_table(named, "model") == peak_table(timeline)
+    packers = Packer(), Packer()
+    kinds = timeline_columns(named, packers[0], "model")["kinds"]
+    assert kinds == timeline_columns(timeline, packers[1])["kinds"]
 
 
 def test_validation_has_a_line_of_its_own():

@@ -22,7 +22,8 @@ def page_content(run: Run) -> dict[str, Any]:
     """Return the variables of the template; `packed` is what the scripts read."""
     losses = [panel for panel in [loss_panel(run)] if panel]
     panels = [*losses, *memory_panels(run.memory)]
-    flow = gradient_flow(run.gradients, run.info.model if run.info else "")
+    model = run.info.model if run.info else ""
+    flow = gradient_flow(run.gradients, model)
     timelines, timelines_note = chosen(run.timelines)
     post_mortems, post_mortems_note = shown(run.post_mortems)
     findings = gravest_first(run.findings)
@@ -31,7 +32,7 @@ def page_content(run: Run) -> dict[str, Any]:
         {
             "panels": [_panel(panel, packer) for panel in panels],
             "gradients": _gradients(run, flow, packer),
-            "timelines": [timeline_columns(t, packer) for t in timelines],
+            "timelines": [timeline_columns(t, packer, model) for t in timelines],
         }
     )
     tables = [loss_table(run), norm_table(run.gradients, flow)]
@@ -46,7 +47,8 @@ def page_content(run: Run) -> dict[str, Any]:
         "flow": flow,
         "variable_table": variable_table(flow),
         "timelines": [
-            (timeline_title(t), t, [peak_table(t), course_table(t)]) for t in timelines
+            (timeline_title(t), t, [peak_table(t, model), course_table(t)])
+            for t in timelines
         ],
         "timelines_note": timelines_note,
         "post_mortems": post_mortems,

@@ -16,13 +16,19 @@ BYTES_GLOSS = (
 )
 
 
-def peak_table(timeline: Timeline) -> Table:
-    """Return what was in use at the peak, by layer and category, most bytes first."""
+def peak_table(timeline: Timeline, model: str = "") -> Table:
+    """Return what was in use at the peak, by layer and category, most bytes first.
+
+    Args:
+        timeline: the timeline.
+        model: name of the model, which is left out of the layers' paths.
+    """
     given: Counter[tuple[str, str]] = Counter()
     asked: Counter[tuple[str, str]] = Counter()
     count: Counter[tuple[str, str]] = Counter()
     for block in timeline.alive(timeline.peak_event):
-        key = (block.layer or _NO_LAYER, block.category)
+        layer = (block.layer or _NO_LAYER).removeprefix(f"{model}/")
+        key = layer, block.category
         given[key] += block.given_bytes
         asked[key] += block.requested_bytes
         count[key] += 1

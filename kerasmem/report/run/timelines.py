@@ -70,12 +70,20 @@ def allocator_words(timeline: Timeline) -> str:
     return name + of + process
 
 
-def timeline_columns(timeline: Timeline, packer: Packer) -> dict[str, Any]:
-    """Return a timeline for the browser, its numbers in the packer."""
+def timeline_columns(
+    timeline: Timeline, packer: Packer, model: str = ""
+) -> dict[str, Any]:
+    """Return a timeline for the browser, its numbers in the packer.
+
+    Args:
+        timeline: the timeline.
+        packer: takes the numbers.
+        model: name of the model, which is left out of the layers' paths.
+    """
     blocks = timeline.blocks
     starts, ends = lives(timeline)
     kinds: dict[tuple[str, ...], int] = {}
-    kind = [kinds.setdefault(_kind(block), len(kinds)) for block in blocks]
+    kind = [kinds.setdefault(_kind(block, model), len(kinds)) for block in blocks]
     lowest = min((block.address for block in blocks), default=0)
     opening, times = timeline.opening_bytes, timeline.times_ns
     return {
@@ -98,8 +106,8 @@ def timeline_columns(timeline: Timeline, packer: Packer) -> dict[str, Any]:
     }
 
 
-def _kind(block: Block) -> tuple[str, ...]:
-    layer = block.layer or ""
+def _kind(block: Block, model: str) -> tuple[str, ...]:
+    layer = (block.layer or "").removeprefix(f"{model}/")
     texts = (block.operation, layer, block.phase, block.category)
     return (*texts, block.shape, block.dtype)
 
