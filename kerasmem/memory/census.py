@@ -5,6 +5,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import compress, filterfalse
 from typing import Any, NamedTuple
 
 import keras
@@ -14,6 +15,7 @@ from kerasmem.graph.values import nbytes
 
 _CHUNK = 20_000
 _MOST_OBJECTS = 5_000_000
+_PLAIN = frozenset((dict, tuple))
 _HIDDEN = ("src", "python")
 _LEAST_BYTES = 64 * 1024.0
 _LEAST_NUMBER = 0.9  # an epoch, of kinds that are not Python's own
@@ -148,24 +150,52 @@ def _of_kind(objects: list[Any], kind: str) -> list[Any]:
     return [each for each in objects if type(each) in kinds]
 
 
+def held_by(objects: list[Any]) -> Iterator[tuple[list[Any], list[type]]]:
+    """Yield what objects hold with its types, part by part, some of it repeatedly.
+
+    What is held by containers that are `untracked` is yielded too.
+
+    Args:
+        objects: some that the garbage collector knows.
+    """
+    for start in range(0, len(objects), _CHUNK):
+        held = gc.get_referents(*objects[start : start + _CHUNK])
+        while held:
+            types = list(map(type, held))
+            yield held, types
+            held = gc.get_referents(*untracked(held, types))
+
+
+def untracked(held: list[Any], types: list[type]) -> list[Any]:
+    """Return the dictionaries and tuples that the garbage collector does not know.
+
+    They hold nothing but arrays, numbers, text or others of their kind.
+
+    Args:
+        held: any objects.
+        types: the type of each.
+    """
+    plain = compress(held, map(_PLAIN.__contains__, types))
+    return [*filterfalse(gc.is_tracked, plain)]
+
+
 def _arrays(objects: list[Any]) -> Iterator[Any]:
     """Yield the arrays and tensors that some objects hold; one may come repeatedly."""
     known: dict[type, bool] = {}
-    for start in range(0, len(objects), _CHUNK):
-        held = gc.get_referents(*objects[start : start + _CHUNK])
-        kinds = set(map(type, held))
+    for held, types in held_by(objects):
+        kinds = set(types)
         for kind in kinds - known.keys():
-            known[kind] = _has_size(kind) and _is_array(
-                next(each for each in held if type(each) is kind)
-            )
-        arrays = {kind for kind in kinds if known[kind]}
+            known[kind] = _has_size(kind) and _is_array(held[types.index(kind)])
+        arrays = frozenset(kind for kind in kinds if known[kind])
         if arrays:
-            yield from (each for each in held if type(each) in arrays)
+            yield from compress(held, map(arrays.__contains__, types))
 
 
 def _has_size(kind: type) -> bool:
     # Of the type: to ask the object wakes lazy modules and breaks at dead proxies.
-    return {"shape", "dtype"} <= {name for base in kind.__mro__ for name in vars(base)}
+    return all(
+        any(name in vars(base) for base in kind.__mro__) for name in ("shape", "dtype")
+    )
 
 
 def _is_array(one: Any) -> bool:

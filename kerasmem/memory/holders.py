@@ -3,7 +3,7 @@
 import gc
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import (
     CellType,
@@ -16,11 +16,11 @@ from typing import Any
 
 import keras
 
-from kerasmem.memory.census import is_own
+from kerasmem.memory.census import held_by, is_own, untracked
 
 _MOST_STEPS = 10
 _MOST_AT_A_TIME = 16
-_MOST_SECONDS = 0.5
+_MOST_SECONDS = 1.0
 
 
 class _Step:
@@ -36,7 +36,7 @@ def holder(sample: Any) -> str | None:
     """Return in words who holds an object, None if it was not found out in time.
 
     References are followed upward, level by level, to a callback, a model, a layer, a
-    module or a class; ten levels and half a second at most.
+    module or a class; ten levels and a second of processor time at most.
 
     Args:
         sample: the object; the caller's own reference does not count.
@@ -48,7 +48,7 @@ def holder(sample: Any) -> str | None:
         >>> holder(keep.kept[0][0])
         'the callback Callback, in .kept[...][...]'
     """
-    deadline = time.monotonic() + _MOST_SECONDS
+    deadline = time.thread_time() + _MOST_SECONDS
     level = [_Step(sample, None)]
     seen = {id(sample)}
     for _ in range(_MOST_STEPS):
@@ -61,17 +61,29 @@ def holder(sample: Any) -> str | None:
             return _words(
                 "no Python object: a running function or native code", level[0]
             )
-        if time.monotonic() > deadline:
+        if time.thread_time() > deadline:
             return None
         seen.update(id(step.one) for step in above)
         level = above[:_MOST_AT_A_TIME]
     return None
 
 
-def _above(level: Sequence[_Step]) -> Iterator[_Step]:
-    """Yield what refers to the objects of a level; the search itself does not count."""
+def _above(level: Sequence[_Step]) -> list[_Step]:
+    """Return what refers to the objects of a level, but for the search itself."""
     steps = {id(step.one): step for step in level}
-    for one in gc.get_referrers(*(step.one for step in level)):
+    known = gc.get_referrers(*(step.one for step in level))
+    found = list(_holding(known, steps))
+    if found:
+        return found
+    for held, types in held_by(gc.get_objects()):
+        unknown = untracked(held, types)
+        if not steps.keys().isdisjoint(map(id, gc.get_referents(*unknown))):
+            found += _holding(unknown, steps)
+    return found
+
+
+def _holding(candidates: Iterable[Any], steps: Mapping[int, _Step]) -> Iterator[_Step]:
+    for one in candidates:
         if isinstance(one, FrameType) or is_own(type(one)):
             continue
         below = (id(each) for each in gc.get_referents(one) if id(each) in steps)

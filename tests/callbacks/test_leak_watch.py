@@ -1,16 +1,32 @@
 """What is told of memory that grows from epoch to epoch, and what is not."""
 
+from collections import Counter
+
 import keras
 import numpy as np
 import pytest
 
 from kerasmem.callbacks import leak_watch
 from kerasmem.callbacks.leak_watch import HOST, OBJECTS, TRACES, LeakWatch
+from kerasmem.memory.census import Census
 from kerasmem.units import MIB
+
+NOTHING = Census(Counter(), Counter(), frozenset())
 
 
 class Kept:
     """A kind of its own."""
+
+
+@pytest.fixture
+def counting():
+    """Have objects really counted."""
+
+
+@pytest.fixture(autouse=True)
+def _counted_only_where_it_matters(request, monkeypatch):
+    if "counting" not in request.fixturenames:
+        monkeypatch.setattr(leak_watch, "census", lambda: NOTHING)
 
 
 def watched(epochs, **series):
@@ -58,6 +74,7 @@ def test_two_devices_are_two_series():
     assert [finding.epoch for finding in told] == [9, 17]
 
 
+@pytest.mark.usefixtures("counting")
 def test_the_kinds_of_python_objects_that_pile_up_are_named():
     kept = []
 
@@ -73,6 +90,7 @@ def test_the_kinds_of_python_objects_that_pile_up_are_named():
     assert f"What grows by the epoch: {Kept.__module__}.Kept by 2,000" in finding.text
 
 
+@pytest.mark.usefixtures("counting")
 def test_a_growing_array_is_named_with_its_bytes_and_its_holder():
     keep = keras.callbacks.Callback()
     keep.curves = {"loss": np.zeros(0)}

@@ -1,6 +1,9 @@
 """Who holds an object is told by the names that lead to it."""
 
+import gc
+
 import keras
+import numpy as np
 import pytest
 
 from kerasmem.memory.holders import holder
@@ -62,6 +65,13 @@ def test_an_object_in_a_module_or_a_class_is_found():
     assert holder(held) == "the class Holder, in .everywhere"
     IN_THE_MODULE["of all"].clear()
     Holder.everywhere = None
+
+
+def test_an_array_is_found_where_the_garbage_collector_knows_no_holder():
+    callback, array = Holder(), np.zeros(3)
+    callback.pairs = [("loss", {"curve": array})]
+    gc.collect()
+    assert holder(array) == "the callback Holder, in .pairs[...][...].curve"
 
 
 def test_an_object_that_only_a_running_function_has_is_said_to_be_one():
