@@ -13,7 +13,7 @@ from kerasmem.memory.census import (
     newest,
     object_count,
 )
-from kerasmem.memory.holders import holder
+from kerasmem.memory.holders import NOBODY, holder
 from kerasmem.memory.host import resident_bytes
 from kerasmem.memory.leak import WINDOWS, Rise, sustained_rise
 from kerasmem.records import Finding
@@ -160,8 +160,10 @@ def _what_grows(early: Census, epochs: int, blocks: float) -> Iterator[str]:
     told = next((one for one in found if one.nbytes or "." in one.kind), found[0])
     samples = newest(told.kind, round(told.number * epochs), early)
     place = None
-    while samples and place is None:
-        place = holder(samples.pop())  # so the list of samples does not hold it
+    while samples and (place is None or place.startswith(NOBODY)):
+        place = (
+            holder(samples.pop()) or place
+        )  # so the list of samples does not hold it
     if place:
         yield f"Held by {place}."
 

@@ -128,7 +128,7 @@ def grown(
 
 
 def newest(kind: str, number: int, before: Census) -> list[Any]:
-    """Return some of the latest objects of a kind, three at most.
+    """Return some of the latest objects of a kind, three at most; arrays the largest.
 
     Call it after a garbage collection, which leaves objects in the order of their age.
 
@@ -140,7 +140,8 @@ def newest(kind: str, number: int, before: Census) -> list[Any]:
     objects = gc.get_objects()[-_MOST_OBJECTS:]
     held = {id(each): each for each in _arrays(objects)}
     arrays = [each for key, each in held.items() if key not in before.arrays]
-    found = _of_kind(arrays, kind) or _of_kind(objects, kind)
+    found = sorted(_of_kind(arrays, kind), key=_array_bytes)
+    found = found or _of_kind(objects, kind)
     late = found[-max(1, number) :]
     return late[:: -(-len(late) // 3) or 1]
 

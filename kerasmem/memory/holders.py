@@ -18,6 +18,9 @@ import keras
 
 from kerasmem.memory.census import held_by, is_own, untracked
 
+NOBODY = "no Python object: a running function or native code"
+"""What an object that nothing refers to is held by."""
+
 _MOST_STEPS = 10
 _MOST_AT_A_TIME = 16
 _MOST_SECONDS = 1.0
@@ -58,9 +61,7 @@ def holder(sample: Any) -> str | None:
                 if is_place(step.one):
                     return _words(name(step.one), step)
         if not above:
-            return _words(
-                "no Python object: a running function or native code", level[0]
-            )
+            return _words(NOBODY, level[0])
         if time.thread_time() > deadline:
             return None
         seen.update(id(step.one) for step in above)

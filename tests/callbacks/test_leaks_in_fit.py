@@ -1,12 +1,14 @@
 """Leaks in a real `fit` are told; a healthy one, garbage and all, tells nothing."""
 
 import warnings
+from collections import Counter
 
 import keras
 import pytest
 
 from kerasmem.callbacks import MemoryMonitor
 from kerasmem.errors import KerasMemWarning
+from kerasmem.memory.census import Census
 from kerasmem.records import Finding
 from kerasmem.units import MIB
 from tests.callbacks.fakes import FakeDevices
@@ -41,6 +43,18 @@ class Litter(keras.callbacks.Callback):
 
 
 @pytest.fixture
+def counting():
+    """Have objects really counted."""
+
+
+@pytest.fixture(autouse=True)
+def _counted_only_where_it_matters(request, monkeypatch):
+    if "counting" not in request.fixturenames:
+        nothing = Census(Counter(), Counter(), frozenset())
+        monkeypatch.setattr("kerasmem.callbacks.leak_watch.census", lambda: nothing)
+
+
+@pytest.fixture
 def watched_fit(fit, devices):
     """Return a function that fits with a monitor and returns the monitor."""
 
@@ -53,6 +67,7 @@ def watched_fit(fit, devices):
     return run
 
 
+@pytest.mark.usefixtures("counting")
 def test_objects_that_are_kept_are_told_once_with_their_slope_and_their_holder(
     watched_fit, tmp_path, monkeypatch
 ):
@@ -82,6 +97,7 @@ def test_objects_that_are_kept_are_told_once_with_their_slope_and_their_holder(
     assert [Finding.from_json(line) for line in lines] == monitor.findings
 
 
+@pytest.mark.usefixtures("counting")
 def test_tensors_that_are_kept_are_named_with_their_bytes_and_their_holder(
     fit, monkeypatch
 ):
