@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,10 +11,12 @@ import keras
 
 from kerasmem import backends
 from kerasmem.callbacks.attachment import Attachment
+from kerasmem.callbacks.epoch_losses import epoch_losses
 from kerasmem.callbacks.gradient_findings import GradientFindings
 from kerasmem.callbacks.gradient_reading import GradientReading
 from kerasmem.callbacks.gradient_tally import GradientTally
 from kerasmem.callbacks.guard import Guard, tell
+from kerasmem.callbacks.learning_rate import LearningRate, learning_rate
 from kerasmem.callbacks.run_folder import begin_run, complete_run
 from kerasmem.errors import ConfigError
 from kerasmem.files.journal import Journal
@@ -73,8 +76,9 @@ class GradientMonitor(keras.callbacks.Callback):
 
     Attributes:
         records: a `GradientRecord` per epoch, over all fits.
-        findings: a `Finding` per thing that is wrong: gradients that are not finite,
-            vanish or explode, layers that get none, updates as large as the weights.
+        findings: a `Finding` per thing that is wrong: a training that diverges,
+            gradients that are not finite, vanish or explode, layers that get none,
+            updates as large as the weights.
 
     Raises:
         ConfigError: if `every` is not a whole number from 1.
@@ -127,6 +131,7 @@ class GradientMonitor(keras.callbacks.Callback):
         """Hook into the optimizer."""
         self.detach()
         with self._guard("hook into the optimizer"):
+            self._rules.start_fit(self.model.name)
             self._open_journals(backends.current().processes(self.model)[0])
             if self.model.built and not self.model.trainable_variables:
                 self._guard.warn(
@@ -155,15 +160,22 @@ class GradientMonitor(keras.callbacks.Callback):
                     "so its keys are absent from the logs."
                 )
                 return
+            last = self._learning_rate([1])
+            record = replace(
+                reading.record,
+                **epoch_losses(logs),
+                learning_rate=last and last.value,
+            )
             if logs is not None:
-                logs.update(_series(reading.record))
-            self.records.append(reading.record)
-            found = self._look(reading)
-            self._journal.append(reading.record.to_json())
+                logs.update(_series(record))
+            self.records.append(record)
+            self._journal.append(record.to_json())
+            found = self._look(replace(reading, record=record))
+            self.findings += found
             for finding in found:
                 self._findings_journal.append(finding.to_json())
         for finding in found:
-            if finding.kind == "nonfinite gradient":
+            if finding.severity == "error":
                 tell(finding.text)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
@@ -179,14 +191,21 @@ class GradientMonitor(keras.callbacks.Callback):
         )
 
     def _look(self, reading: GradientReading) -> list[Finding]:
-        found = self._rules.after_epoch(
+        # Of the update at which it went wrong, else of the first and the last.
+        steps, first = reading.record.steps, reading.first_nonfinite
+        ago = [1, max(1, steps)] if first is None else [steps - first]
+        return self._rules.after_epoch(
             reading.record,
             reading.nonfinite_paths,
             reading.first_nonfinite,
             reading.skipped_steps,
+            self._learning_rate(ago),
         )
-        self.findings += found
-        return found
+
+    def _learning_rate(self, updates_ago: Sequence[int]) -> LearningRate | None:
+        with self._guard("read the learning rate"):
+            return learning_rate(self.model.optimizer, updates_ago)
+        return None
 
     def _undo(self, hooks: ExitStack) -> None:
         # Also where the next `fit`, or a `save`, takes the monitor off.

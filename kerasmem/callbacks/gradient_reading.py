@@ -46,7 +46,8 @@ def read_epoch(
     steps, skipped = round(vector[sums.STEPS]), round(vector[sums.SKIPPED])
     if not steps + skipped:
         return None
-    nonfinite, last = round(vector[sums.NONFINITE]), vector[sums.LAST]
+    nonfinite = round(vector[sums.NONFINITE])
+    first_norm, last = vector[sums.FIRST], vector[sums.LAST]
     finite = steps - nonfinite
     gradient_bytes = [
         dense or round(sparse)
@@ -60,6 +61,7 @@ def read_epoch(
         nonfinite_steps=nonfinite + skipped,
         variables=_variables(state, gradient_bytes),
         norm_last=last if steps and math.isfinite(last) else math.nan,
+        norm_first=first_norm if steps and math.isfinite(first_norm) else math.nan,
         sampled_steps=tuple(range(0, steps, every) if every else ()),
         gradient_bytes=sum(gradient_bytes),
         own_bytes=state.own_bytes,

@@ -16,7 +16,7 @@ import numpy as np
 from kerasmem import backends
 from kerasmem.records import VariableGradient
 
-NORM, NONFINITE, STEPS, SKIPPED, LARGEST, LAST, SAMPLED, HEAD = range(8)
+NORM, NONFINITE, STEPS, SKIPPED, LARGEST, FIRST, LAST, SAMPLED, HEAD = range(9)
 _SUMS = LARGEST  # what stands before is a sum over the steps
 
 _FIGURES = ("norm", "entry", "nonzero", "nonfinite", "finite", "steps")
@@ -54,8 +54,8 @@ def with_step(vector: Any, squared_norms: Any, sparse_bytes: Any, sampled: Any) 
         sampled: 1.0 if the update is sampled, else 0.0.
     """
     ops = backends.current().ops
-    ends = np.cumsum([_SUMS, 1, 2, squared_norms.shape[0]])
-    summed, largest, _, first, most = ops.split(vector, ends.tolist())
+    ends = np.cumsum([_SUMS, 1, 1, 2, squared_norms.shape[0]])
+    summed, largest, first_norm, _, first, most = ops.split(vector, ends.tolist())
     norm = ops.reshape(ops.sqrt(ops.sum(squared_norms)), (1,))
     is_finite = ops.isfinite(norm)
     kept, one = ops.where(is_finite, norm, 0.0), ops.ones_like(norm)
@@ -66,6 +66,7 @@ def with_step(vector: Any, squared_norms: Any, sparse_bytes: Any, sampled: Any) 
         [
             summed + added,
             ops.maximum(largest, kept),
+            ops.where(summed[STEPS] == 0.0, norm, first_norm),
             norm,
             one * sampled,
             ops.where(is_first, summed[STEPS] + 1.0, first),

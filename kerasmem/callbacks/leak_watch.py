@@ -1,12 +1,19 @@
 """Notices memory that grows from epoch to epoch, and what grows with it."""
 
 import gc
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from kerasmem import backends
-from kerasmem.memory.census import census, grown, object_count
+from kerasmem.memory.census import (
+    Census,
+    Growth,
+    census,
+    grown,
+    newest,
+    object_count,
+)
+from kerasmem.memory.holders import NOBODY, holder
 from kerasmem.memory.host import resident_bytes
 from kerasmem.memory.leak import WINDOWS, Rise, sustained_rise
 from kerasmem.records import Finding
@@ -23,14 +30,15 @@ _ADVICE = (
     "Every trace stays in memory; one is enough if all batches have one shape and type."
 )
 _EARLY_WINDOWS = (5,)
-"""Enough values for a suspicion: then Python objects are counted a first time."""
+"""Enough values for a suspicion: then objects are counted by kind a first time."""
 
 
 class LeakWatch:
-    """Tells each series that rises from epoch to epoch, once.
+    """Tells each series that rises from epoch to epoch, once, and who holds it.
 
     Before it speaks it has Python collect garbage and looks again: memory that only
-    waits for the collector is no leak.
+    waits for the collector is no leak. Series that are told in one epoch are one
+    finding.
 
     Args:
         monitor: class name of the callback that asks.
@@ -41,16 +49,18 @@ class LeakWatch:
         self._series: dict[str, _Series] = {}
         self._told: set[str] = set()
         self._early: _Count | None = None
+        self._epochs = 0
 
     def after_epoch(
         self, epoch: int, measure: Callable[[], dict[str, float]]
     ) -> list[Finding]:
-        """Measure, and return the findings that are new.
+        """Measure, and return what is new, one finding at most.
 
         Args:
             epoch: index of the epoch, from 0.
             measure: returns figures by name, such as `figures` does.
         """
+        self._epochs += 1
         for name, value in measure().items():
             series = self._series.setdefault(name, _Series([], []))
             series.values.append(value)
@@ -62,12 +72,11 @@ class LeakWatch:
         for name, value in measure().items():
             self._series[name].values[-1] = value
         rises = self._rises()
-        new = rises.keys() - self._told
-        self._told |= new
-        return [
-            Finding("leak", self._text(name, rises), epoch, None, self._monitor)
-            for name in sorted(new)
-        ]
+        new = sorted(rises.keys() - self._told, key=_first_bytes)
+        self._told.update(new)
+        if not new:
+            return []
+        return [Finding("leak", self._text(new, rises), epoch, None, self._monitor)]
 
     def _rises(self, windows: Sequence[int] = WINDOWS) -> dict[str, Rise]:
         rises = {
@@ -77,12 +86,15 @@ class LeakWatch:
         return {name: rise for name, rise in rises.items() if rise}
 
     def _count_early(self) -> None:
-        if OBJECTS not in self._rises(_EARLY_WINDOWS):
+        windows = (*_EARLY_WINDOWS, *WINDOWS)
+        if not self._rises(windows).keys() - self._told:
             self._early = None
         elif self._early is None:
-            self._early = _Count(self._series[OBJECTS].values[-1], census())
+            gc.collect()
+            self._early = _Count(self._epochs, census())
 
-    def _text(self, name: str, rises: dict[str, Rise]) -> str:
+    def _text(self, new: Sequence[str], rises: dict[str, Rise]) -> str:
+        name, *_ = new
         series, rise = self._series[name], rises[name]
         others = [
             f"{other} by {_amount(other, rise.slope)}"
@@ -91,14 +103,17 @@ class LeakWatch:
         ]
         sentences = [
             f"{_subject(name)} rises by {_amount(name, rise.slope)} an epoch since "
-            f"epoch {series.epochs[rise.since]}, to {_amount(name, series.values[-1])}."
+            f"epoch {series.epochs[rise.since] + 1}, to "
+            f"{_amount(name, series.values[-1])}."
         ]
         if others:
             sentences.append(f"Also rising: {'; '.join(others)}.")
-        if name == OBJECTS and self._early:
-            sentences.append(_kinds(self._early, series.values[-1]))
-        if name == TRACES:
+        if TRACES in new:
             sentences.append(_ADVICE)
+        epochs = self._epochs - self._early.epochs if self._early else 0
+        if self._early and epochs:
+            blocks = rises[OBJECTS].slope if OBJECTS in rises else 0.0
+            sentences += _what_grows(self._early.kinds, epochs, blocks)
         return " ".join(sentences)
 
 
@@ -129,15 +144,37 @@ class _Series(NamedTuple):
 
 
 class _Count(NamedTuple):
-    objects: float
-    kinds: Counter[str]
+    epochs: int
+    kinds: Census
 
 
-def _kinds(early: _Count, objects: float) -> str:
-    kinds = grown(early.kinds, census(), least=(objects - early.objects) / 10)
-    if not kinds:
-        return "They are of kinds that Python does not list: numbers, text, arrays."
-    return f"The kinds of objects that grew most: {', '.join(kinds)}."
+def _what_grows(early: Census, epochs: int, blocks: float) -> Iterator[str]:
+    """Yield sentences on the kinds of objects that grew, and on who holds them."""
+    found = grown(early, census(), epochs=epochs, blocks=blocks)
+    if not found:
+        if blocks:
+            yield "They are of kinds that Python does not list: numbers, text."
+        return
+    yield f"What grows by the epoch: {', '.join(map(_growth_words, found))}."
+    # Of Python's own kinds there are many that somebody else holds.
+    told = next((one for one in found if one.nbytes or "." in one.kind), found[0])
+    samples = newest(told.kind, round(told.number * epochs), early)
+    place = None
+    while samples and (place is None or place.startswith(NOBODY)):
+        place = (
+            holder(samples.pop()) or place
+        )  # so the list of samples does not hold it
+    if place:
+        yield f"Held by {place}."
+
+
+def _growth_words(one: Growth) -> str:
+    size = f" ({format_bytes(round(one.nbytes))})" if one.nbytes >= KIB else ""
+    return f"{one.kind} by {_rounded(one.number)}{size}"
+
+
+def _first_bytes(name: str) -> tuple[bool, str]:
+    return name in _NUMBERS, name
 
 
 def _least(name: str) -> float:
@@ -153,4 +190,8 @@ def _subject(name: str) -> str:
 def _amount(name: str, value: float) -> str:
     if name not in _NUMBERS:
         return format_bytes(round(value))
+    return _rounded(value)
+
+
+def _rounded(value: float) -> str:
     return f"{value:,.0f}" if value >= 10 else f"{value:.1f}"

@@ -48,13 +48,15 @@ class MemoryMonitor(keras.callbacks.Callback):
     and as long as one has told nothing the sums are NaN.
 
     Memory that rises from epoch to epoch, over at least eight epochs after the first
-    two, is told once per series: a warning and a finding, with the slope and what
-    else rises (a device, the process, Python objects, traces of the training step).
+    two, is told once: a warning and a finding, with the slope, what else rises (a
+    device, the process, Python objects, traces of the training step), the kinds of
+    objects, arrays and tensors that pile up, and who holds them.
 
     Cost: a fifth of a millisecond per reading, about one an epoch. Where the kernel's
-    peak cannot be reset, a thread looks every 5 milliseconds. If Python objects seem to
-    pile up they are counted by type, and before a rise is told garbage is collected:
-    some tenths of a second each.
+    peak cannot be reset, a thread looks every 5 milliseconds. If something seems to
+    pile up, objects are counted by kind, and again when a rise is told; then garbage
+    is collected and up to three of them are followed to who holds them: some tenths
+    of a second each.
 
     Args:
         every: `"epoch"`, `"batch"`, or a number of batches after which one more
@@ -65,7 +67,7 @@ class MemoryMonitor(keras.callbacks.Callback):
 
     Attributes:
         records: a `MemoryRecord` per reading, in whole bytes, over all runs.
-        findings: a `Finding` per series that rises.
+        findings: a `Finding` per rise.
         unavailable: one sentence on why there is no device series, or None.
         workers: a `WorkerReader` to be set before `fit`, where several processes
             share no `log_dir`.
@@ -105,7 +107,7 @@ class MemoryMonitor(keras.callbacks.Callback):
 
     @property
     def findings(self) -> list[Finding]:
-        """A `Finding` per series that rises."""
+        """A `Finding` per rise."""
         return self._watch.findings
 
     @property
@@ -139,7 +141,7 @@ class MemoryMonitor(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Keep a record, write it into `logs`, and look for what rises."""
-        record = self._watch.read(epoch, None, "train")
+        record = self._watch.read(epoch, None, "train", logs)
         if record is not None and logs is not None:
             logs.update(self._watch.series(record))
         self._watch.end_epoch(self.model, epoch)

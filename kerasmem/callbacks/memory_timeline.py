@@ -163,7 +163,9 @@ class MemoryTimeline(keras.callbacks.Callback):
         if written is not None:
             with self._guard("write the page of the timeline"):
                 page = written.with_name(written.name.removesuffix(".json.gz"))
-                run = Run(timelines=tuple(self.timelines))
+                run = Run(
+                    timelines=tuple(self.timelines), name=written.resolve().parent.name
+                )
                 write_run_page(run, page.with_suffix(".html"))
 
     def _open(self, step: int) -> None:
@@ -202,7 +204,7 @@ class MemoryTimeline(keras.callbacks.Callback):
             process, _ = backends.current().processes(self._fitted)
             name = file_name("findings", ".jsonl", process)
             finding = Finding(
-                "no timeline", reason, self._epoch, None, "MemoryTimeline"
+                "no timeline", reason, self._epoch, None, "MemoryTimeline", "note"
             )
             Journal(self._log_dir, name).append(finding.to_json())
 

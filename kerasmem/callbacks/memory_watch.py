@@ -3,11 +3,14 @@
 import os
 import threading
 import warnings
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from kerasmem import backends
+from kerasmem.callbacks.epoch_losses import epoch_losses
 from kerasmem.callbacks.guard import Guard, tell
 from kerasmem.callbacks.leak_watch import LeakWatch, figures
 from kerasmem.callbacks.memory_reader import MemoryReader, Phase
@@ -100,13 +103,20 @@ class MemoryWatch:
             if self._reader:
                 self._reader.end_first_step()
 
-    def read(self, epoch: int, batch: int | None, phase: Phase) -> MemoryRecord | None:
-        """Keep a record and return it; None if nothing could be read."""
+    def read(
+        self,
+        epoch: int,
+        batch: int | None,
+        phase: Phase,
+        logs: Mapping[str, Any] | None = None,
+    ) -> MemoryRecord | None:
+        """Keep a record, with the losses in `logs`; None if nothing could be read."""
         record = None
         with self._lock:  # for both, so that lines stand in the order of the records
             with self._guard("read the memory"):
                 if self._reader:
                     record = self._reader.record(epoch, batch, phase)
+                    record = replace(record, **epoch_losses(logs))
                     self.records.append(record)
             if record:
                 with self._guard("write memory.jsonl"):

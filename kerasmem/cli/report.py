@@ -43,6 +43,7 @@ def add_to(commands: Any) -> None:
 def run(options: Namespace) -> Outcome:
     """Write the page and return what a reader wants first."""
     from kerasmem.files.read_run import read_run
+    from kerasmem.records import gravest_first
     from kerasmem.report.run import write_run_page
     from kerasmem.report.run.headline import headline, title
     from kerasmem.report.run.tensorboard import write_tensorboard
@@ -62,13 +63,14 @@ def run(options: Namespace) -> Outcome:
         write_tensorboard(recorded, options.tensorboard) if options.tensorboard else 0
     )
     figures = headline(recorded)
+    findings = gravest_first(recorded.findings)
     size = options.output.stat().st_size
     data = {
         "run_dir": str(options.run_dir),
         "page": str(options.output),
         "page_bytes": size,
         "headline": [asdict(figure) for figure in figures],
-        "findings": [asdict(finding) for finding in recorded.findings],
+        "findings": [asdict(finding) for finding in findings],
         "post_mortems": [asdict(found) for found in recorded.post_mortems],
         "notes": list(recorded.notes),
         "memory_readings": len(recorded.memory),
@@ -82,8 +84,8 @@ def run(options: Namespace) -> Outcome:
     tables = [headline_table(figures, title(recorded))]
     if recorded.post_mortems:
         tables.append(post_mortem_table(recorded.post_mortems))
-    if recorded.findings:
-        tables.append(finding_table(recorded.findings))
+    if findings:
+        tables.append(finding_table(findings))
     return Outcome(data, (*tables, "\n".join(written)))
 
 

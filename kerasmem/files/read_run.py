@@ -57,8 +57,9 @@ def read_run(path: str | Path) -> Run:
             _records(folder, "post_mortems", PostMortem.from_json, notes)
         ),
         notes=tuple(notes),
+        name=folder.resolve().name,
     )
-    if run == Run(info=run.info, notes=run.notes):
+    if run == Run(info=run.info, notes=run.notes, name=run.name):
         raise InputError(
             "There is nothing here that a monitor recorded. Expected: the folder that "
             "MemoryMonitor, GradientMonitor or MemoryTimeline was given as log_dir. "

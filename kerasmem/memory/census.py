@@ -1,10 +1,47 @@
-"""How many Python objects there are, and of which kinds."""
+"""How many Python objects there are, of which kinds, and with how many bytes."""
 
 import gc
 import sys
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import compress, filterfalse
+from typing import Any, NamedTuple
 
-_FEW = 100
+import keras
+import numpy as np
+
+from kerasmem.graph.values import nbytes
+
+_CHUNK = 20_000
+_MOST_OBJECTS = 5_000_000
+_PLAIN = frozenset((dict, tuple))
+_HIDDEN = ("src", "python")
+_LEAST_BYTES = 64 * 1024.0
+_LEAST_NUMBER = 0.9  # an epoch, of kinds that are not Python's own
+_MANY = 100.0
+
+
+class Census(NamedTuple):
+    """Objects by kind.
+
+    Args:
+        number: of objects by kind.
+        nbytes: of arrays and tensors by kind.
+        arrays: identities of those arrays and tensors.
+    """
+
+    number: Counter[str]
+    nbytes: Counter[str]
+    arrays: frozenset[int]
+
+
+class Growth(NamedTuple):
+    """How much a kind grows in an epoch: in objects, and in bytes where known."""
+
+    kind: str
+    number: float
+    nbytes: float
 
 
 def object_count() -> int:
@@ -15,29 +52,160 @@ def object_count() -> int:
     return sys.getallocatedblocks()
 
 
-def census() -> Counter[str]:
-    """Return the number of objects by type, of types with a hundred or more.
+def census() -> Census:
+    """Return the objects by kind.
 
-    Only of those that the garbage collector knows: not of numbers, text and arrays.
-    Takes tens of milliseconds.
+    Of those that the garbage collector knows, and of the arrays that these hold: not
+    of numbers and text, nor of what kerasmem itself keeps. Takes some tenths of a
+    second; of very many objects the newest five million are counted.
     """
-    kinds = Counter(type(each) for each in gc.get_objects())
-    return Counter(
-        {
-            f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins."): number
-            for kind, number in kinds.items()
-            if number >= _FEW
-        }
-    )
+    objects = gc.get_objects()[-_MOST_OBJECTS:]
+    number: Counter[str] = Counter()
+    for kind, count in Counter(map(type, objects)).items():
+        if not is_own(kind):
+            number[kind_name(kind)] += count
+    arrays = {id(each): each for each in _arrays(objects)}
+    number |= Counter(kind_name(type(each)) for each in arrays.values())
+    sizes: Counter[str] = Counter()
+    for each in arrays.values():
+        sizes[kind_name(type(each))] += _array_bytes(each)
+    return Census(number, sizes, frozenset(arrays))
 
 
-def grown(before: Counter[str], after: Counter[str], least: float) -> list[str]:
-    """Return the at most three types that grew most, such as `"dict (+400)"`.
+def kind_name(kind: type) -> str:
+    """Return the name of a type, without the rooms in which its package hides it.
+
+    Example:
+        >>> kind_name(dict), kind_name(keras.layers.Dense)
+        ('dict', 'keras.Dense')
+    """
+    parts = _module(kind).split(".")
+    hidden = (i for i, part in enumerate(parts) if part in _HIDDEN or part[:1] == "_")
+    module = ".".join(parts[: next(hidden, len(parts))])
+    return f"{module}.{kind.__qualname__}".removeprefix("builtins.").removeprefix(".")
+
+
+def is_own(kind: type) -> bool:
+    """Return True for what kerasmem itself keeps."""
+    return _module(kind).startswith("kerasmem.")
+
+
+def _module(kind: type) -> str:
+    module = kind.__module__
+    return module if isinstance(module, str) else ""  # some classes give it a property
+
+
+def grown(
+    before: Census, after: Census, *, epochs: int, blocks: float = 0.0
+) -> list[Growth]:
+    """Return the at most three kinds that grew most, by bytes, then by number.
 
     Args:
         before: an earlier census.
         after: a later one.
-        least: growth, in objects, that is worth a word.
+        epochs: number of epochs between them.
+        blocks: growth of all objects in an epoch: of Python's own kinds only those
+            with a tenth of it, and a hundred, are named.
     """
-    growth = (after - before).most_common(3)
-    return [f"{name} (+{number:,})" for name, number in growth if number >= least]
+    rates = [
+        Growth(
+            kind,
+            (after.number[kind] - before.number[kind]) / epochs,
+            (after.nbytes[kind] - before.nbytes[kind]) / epochs,
+        )
+        for kind in after.number
+    ]
+    of_size = [one for one in rates if one.nbytes >= _LEAST_BYTES]
+    few = _MANY if of_size else _LEAST_NUMBER  # beside megabytes a few say nothing
+
+    def is_many(one: Growth) -> bool:
+        package = one.kind.partition(".")[0]
+        is_pythons = package == one.kind or package in sys.stdlib_module_names
+        return one.number >= (max(_MANY, blocks / 10) if is_pythons else few)
+
+    found = [one for one in rates if one in of_size or is_many(one)]
+    return sorted(found, key=lambda one: (-one.nbytes, -one.number))[:3]
+
+
+def newest(kind: str, number: int, before: Census) -> list[Any]:
+    """Return some of the latest objects of a kind, three at most; arrays the largest.
+
+    Call it after a garbage collection, which leaves objects in the order of their age.
+
+    Args:
+        kind: one of those that `grown` named.
+        number: how many came since `before`.
+        before: an earlier census.
+    """
+    objects = gc.get_objects()[-_MOST_OBJECTS:]
+    held = {id(each): each for each in _arrays(objects)}
+    arrays = [each for key, each in held.items() if key not in before.arrays]
+    found = sorted(_of_kind(arrays, kind), key=_array_bytes)
+    found = found or _of_kind(objects, kind)
+    late = found[-max(1, number) :]
+    return late[:: -(-len(late) // 3) or 1]
+
+
+def _of_kind(objects: list[Any], kind: str) -> list[Any]:
+    kinds = {each for each in set(map(type, objects)) if kind_name(each) == kind}
+    return [each for each in objects if type(each) in kinds]
+
+
+def held_by(objects: list[Any]) -> Iterator[tuple[list[Any], list[type]]]:
+    """Yield what objects hold with its types, part by part, some of it repeatedly.
+
+    What is held by containers that are `untracked` is yielded too.
+
+    Args:
+        objects: some that the garbage collector knows.
+    """
+    for start in range(0, len(objects), _CHUNK):
+        held = gc.get_referents(*objects[start : start + _CHUNK])
+        while held:
+            types = list(map(type, held))
+            yield held, types
+            held = gc.get_referents(*untracked(held, types))
+
+
+def untracked(held: list[Any], types: list[type]) -> list[Any]:
+    """Return the dictionaries and tuples that the garbage collector does not know.
+
+    They hold nothing but arrays, numbers, text or others of their kind.
+
+    Args:
+        held: any objects.
+        types: the type of each.
+    """
+    plain = compress(held, map(_PLAIN.__contains__, types))
+    return [*filterfalse(gc.is_tracked, plain)]
+
+
+def _arrays(objects: list[Any]) -> Iterator[Any]:
+    """Yield the arrays and tensors that some objects hold; one may come repeatedly."""
+    known: dict[type, bool] = {}
+    for held, types in held_by(objects):
+        kinds = set(types)
+        for kind in kinds - known.keys():
+            known[kind] = _has_size(kind) and _is_array(held[types.index(kind)])
+        arrays = frozenset(kind for kind in kinds if known[kind])
+        if arrays:
+            yield from compress(held, map(arrays.__contains__, types))
+
+
+def _has_size(kind: type) -> bool:
+    # Of the type: to ask the object wakes lazy modules and breaks at dead proxies.
+    return all(
+        any(name in vars(base) for base in kind.__mro__) for name in ("shape", "dtype")
+    )
+
+
+def _is_array(one: Any) -> bool:
+    return isinstance(one, np.ndarray) or keras.ops.is_tensor(one)
+
+
+def _array_bytes(each: Any) -> int:
+    if isinstance(each, np.ndarray):
+        return each.nbytes if each.base is None else 0
+    with suppress(TypeError, ValueError):  # symbolic, or of no type that has a size
+        return nbytes(each)
+    return 0

@@ -11,7 +11,7 @@ from kerasmem.records.estimate import (
 )
 from kerasmem.records.export import ExportReport
 from kerasmem.records.figures import CompressionReport, ModelFigures
-from kerasmem.records.finding import Finding
+from kerasmem.records.finding import SEVERITIES, Finding, gravest_first
 from kerasmem.records.gradient import GradientRecord, VariableGradient
 from kerasmem.records.memory import DeviceReading, HostReading, MemoryRecord
 from kerasmem.records.pipeline import DataMemory, PipelineStage
@@ -41,6 +41,7 @@ __all__ = [
     "ESTIMATE_CATEGORIES",
     "MEASURED",
     "PHASES",
+    "SEVERITIES",
     "ActivationRange",
     "BatchTime",
     "Block",
@@ -79,4 +80,5 @@ __all__ = [
     "VariantFigures",
     "WeightChange",
     "WideType",
+    "gravest_first",
 ]

@@ -61,6 +61,10 @@ class GradientRecord:
         gradient_bytes: bytes of all gradients of one step together.
         own_bytes: bytes that the monitor's own state takes on the device.
         time: seconds since 1970 (UTC).
+        norm_first: global L2 norm of the first update, NaN if it was not finite.
+        loss: the epoch's loss in `logs`, None without one that is finite.
+        val_loss: the same of its validation.
+        learning_rate: that of the last update; None if unknown.
     """
 
     epoch: int
@@ -74,6 +78,10 @@ class GradientRecord:
     gradient_bytes: int = 0
     own_bytes: int = 0
     time: float = 0.0
+    norm_first: float = math.nan
+    loss: float | None = None
+    val_loss: float | None = None
+    learning_rate: float | None = None
 
     def to_json(self) -> str:
         """Return the record as one line of JSON, with null for NaN."""
@@ -85,10 +93,11 @@ class GradientRecord:
         return record_from(cls, read_json(line))
 
 
-_NORMS = ("norm", "norm_max", "norm_last")  # NaN where there is none; JSON has no NaN
+# NaN where there is none; JSON has no NaN. A variable has no `norm_first`.
+_NORMS = ("norm", "norm_max", "norm_last", "norm_first")
 
 
 def _without_nan(fields: dict[str, Any]) -> dict[str, Any]:
     rows = {"variables": [_without_nan(row) for row in fields.get("variables", ())]}
-    missing = {name: None for name in _NORMS if math.isnan(fields[name])}
+    missing = {name: None for name in _NORMS if math.isnan(fields.get(name, 0))}
     return fields | missing | (rows if "variables" in fields else {})

@@ -85,6 +85,9 @@ class MemoryRecord:
             `"predict"`.
         process: index of the process, 0 unless several train together.
         time: seconds since 1970 (UTC).
+        loss: at the end of an epoch of training its loss in `logs`, None without one
+            that is finite.
+        val_loss: the same of its validation.
     """
 
     epoch: int
@@ -94,6 +97,8 @@ class MemoryRecord:
     phase: str = "train"
     process: int = 0
     time: float = 0.0
+    loss: float | None = None
+    val_loss: float | None = None
 
     def to_json(self) -> str:
         """Return the record as one line of JSON."""

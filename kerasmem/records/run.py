@@ -56,6 +56,7 @@ class Run:
         timelines: one per allocator and window of steps.
         post_mortems: one per time that memory ran out, of every process.
         notes: what could not be read, in words.
+        name: name of the run's folder, `""` without one.
     """
 
     info: RunInfo | None = None
@@ -65,3 +66,4 @@ class Run:
     timelines: tuple[Timeline, ...] = ()
     post_mortems: tuple[PostMortem, ...] = ()
     notes: tuple[str, ...] = ()
+    name: str = ""

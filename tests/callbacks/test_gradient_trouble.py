@@ -9,8 +9,9 @@ import pytest
 from keras import layers
 
 from kerasmem.callbacks import GradientMonitor
+from kerasmem.callbacks.learning_rate import learning_rate
 from kerasmem.errors import KerasMemWarning
-from kerasmem.records import Finding
+from kerasmem.records import Finding, GradientRecord
 
 CLASSES = 3
 
@@ -29,10 +30,6 @@ def watched(model, data, optimizer, *, epochs=2, loss=None, callbacks=(), **opti
         callbacks=[*callbacks, monitor],
     )
     return monitor
-
-
-def told(monitor):
-    return [(finding.kind, finding.layer) for finding in monitor.findings]
 
 
 def classes(*shape, samples=64):
@@ -117,10 +114,11 @@ def test_layers_far_below_the_top_of_a_deep_sigmoid_network_vanish():
 
     monitor = watched(model, classes(10), keras.optimizers.SGD(0.01))
 
-    kinds, names = zip(*told(monitor), strict=True)
-    assert set(kinds) == {"vanishing gradient"}
-    assert any(name.endswith("hidden_0") for name in names)
-    assert not any(name.endswith("hidden_13") for name in names)
+    (finding,) = monitor.findings
+    assert finding.kind == "vanishing gradient"
+    assert "hidden_0" in finding.layers
+    assert "hidden_13" not in finding.layers
+    assert f"layers hidden_0 to {finding.layers[-1]} have norms" in finding.text
 
 
 def test_a_layer_behind_relus_that_are_never_positive_is_dead():
@@ -137,10 +135,10 @@ def test_a_layer_behind_relus_that_are_never_positive_is_dead():
 
     monitor = watched(model, classes(10), keras.optimizers.SGD(0.01), epochs=3)
 
-    dead = [layer.rpartition("/")[2] for kind, layer in told(monitor)]
-    assert {kind for kind, _ in told(monitor)} == {"dead layer"}
-    assert dead == ["first", "dead"]  # once each, not once an epoch
-    assert "exactly zero in all" in monitor.findings[0].text
+    (finding,) = monitor.findings  # once, not once an epoch or a layer
+    assert finding.kind == "dead layer"
+    assert finding.layers == ("first", "dead")
+    assert "of layers first, dead was exactly zero in all" in finding.text
 
 
 def test_a_run_that_diverges_explodes():
@@ -155,6 +153,56 @@ def test_a_run_that_diverges_explodes():
 
     kinds = [(finding.kind, finding.epoch) for finding in monitor.findings]
     assert kinds == [("too large update", 1), ("exploding gradient", 3)]
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda: keras.optimizers.SGD(1e3),
+        lambda: keras.optimizers.Adam(
+            keras.optimizers.schedules.PiecewiseConstantDecay([2], [0.0, 1e3])
+        ),
+    ],
+    ids=["SGD", "schedule"],
+)
+def test_a_learning_rate_that_throws_the_weights_away_is_named(optimizer):
+    keras.utils.set_random_seed(4)
+    model, data = dense_network()
+
+    with pytest.warns(KerasMemWarning, match="learning rate of 1000 is far too large"):
+        monitor = watched(model, data, optimizer(), epochs=4)
+
+    (finding,) = monitor.findings
+    assert (finding.kind, finding.epoch) == ("divergence", 0)
+    assert "Keras's default for " in finding.text
+    assert monitor.records[0].learning_rate == 1e3
+
+
+def test_the_learning_rate_is_that_of_the_update_by_a_schedule():
+    steps = keras.optimizers.schedules.PiecewiseConstantDecay([2, 5], [0.1, 3.0, 0.2])
+    optimizer = keras.optimizers.SGD(steps, gradient_accumulation_steps=2)
+    optimizer._iterations.assign(12)  # six updates, by batches 0 to 11
+    assert learning_rate(optimizer, [1]).value == pytest.approx(0.2)
+    assert learning_rate(optimizer, [1, 4, 6]).value == pytest.approx(3.0)
+    assert learning_rate(optimizer, [6]).value == pytest.approx(0.1)
+    assert learning_rate(optimizer, [6]).usual == 0.01
+
+
+def test_parts_of_an_optimizer_have_no_one_learning_rate():
+    whole = keras.optimizers.OptimizerMap(keras.optimizers.SGD(), {})
+    parts = keras.optimizers.MultiOptimizer(whole)
+    assert learning_rate(parts, [1]) is None
+
+
+def test_the_losses_of_an_epoch_are_kept_with_its_gradients():
+    keras.utils.set_random_seed(4)
+    model, data = dense_network()
+    monitor = watched(model, data, keras.optimizers.SGD(0.01), epochs=2)
+    kept = [record.loss for record in monitor.records]
+    assert kept == pytest.approx(model.history.history["loss"])
+    assert monitor.records[0].val_loss is None
+    read = GradientRecord.from_json(monitor.records[0].to_json())
+    assert (read.loss, read.learning_rate) == (kept[0], pytest.approx(0.01))
 
 
 def test_one_infinite_batch_behind_a_relu_is_found_where_the_loss_shows_nothing(
@@ -179,7 +227,7 @@ def test_one_infinite_batch_behind_a_relu_is_found_where_the_loss_shows_nothing(
     if backend == "tensorflow":  # whose ReLU makes zeros of NaN, so no loss shows it
         assert len(monitor.records) == 3
     found = [f for f in monitor.findings if f.kind == "nonfinite gradient"]
-    assert "first in step 2 of the epoch" in found[0].text
+    assert "first in step 3 of the epoch" in found[0].text
     assert "conv2d" in found[0].text
     assert monitor.records[0].nonfinite_steps > 0
     warned = [str(w.message) for w in caught if w.category is KerasMemWarning]
@@ -195,7 +243,7 @@ def test_the_layers_are_named_without_per_variable_statistics_too():
     x = x.copy()
     x[8:16] = np.nan
 
-    with pytest.warns(KerasMemWarning, match=r"step 1 of the epoch in .*dense"):
+    with pytest.warns(KerasMemWarning, match=r"step 2 of the epoch in .*dense"):
         watched(model, (x, y), keras.optimizers.SGD(0.1), per_variable=False)
 
 

@@ -1,14 +1,32 @@
 """What is told of memory that grows from epoch to epoch, and what is not."""
 
+from collections import Counter
+
+import keras
+import numpy as np
 import pytest
 
 from kerasmem.callbacks import leak_watch
 from kerasmem.callbacks.leak_watch import HOST, OBJECTS, TRACES, LeakWatch
+from kerasmem.memory.census import Census
 from kerasmem.units import MIB
+
+NOTHING = Census(Counter(), Counter(), frozenset())
 
 
 class Kept:
     """A kind of its own."""
+
+
+@pytest.fixture
+def counting():
+    """Have objects really counted."""
+
+
+@pytest.fixture(autouse=True)
+def _counted_only_where_it_matters(request, monkeypatch):
+    if "counting" not in request.fixturenames:
+        monkeypatch.setattr(leak_watch, "census", lambda: NOTHING)
 
 
 def watched(epochs, **series):
@@ -27,28 +45,23 @@ def test_a_device_that_leaks_is_told_once_with_its_slope_and_its_begin():
 
     (finding,) = told
     assert finding.text == (
-        "Memory in use on GPU:0 rises by 4.00 MiB an epoch since epoch 3, to 828 MiB."
+        "Memory in use on GPU:0 rises by 4.00 MiB an epoch since epoch 4, to 828 MiB."
     )
     assert (finding.kind, finding.layer) == ("leak", None)
     assert (finding.epoch, finding.monitor) == (10, "MemoryMonitor")
 
 
 def test_what_rises_with_it_is_named():
-    first, second = watched(
+    (finding,) = watched(
         12,
         host=lambda epoch: (500 + 2 * epoch) * MIB,
         traces=lambda epoch: 1 + epoch,
         gpu=lambda epoch: 800 * MIB,
     )
-    assert first.text == (
-        "The resident memory of the process rises by 2.00 MiB an epoch since epoch 2, "
-        "to 518 MiB. Also rising: traces of the training step by 1.0."
-    )
-    assert second.text == (
-        "The number of traces of the training step rises by 1.0 an epoch since "
-        "epoch 2, to 10. Also rising: resident memory of the process by 2.00 MiB. "
-        "Every trace stays in memory; one is enough if all batches have one shape and "
-        "type."
+    assert finding.text == (
+        "The resident memory of the process rises by 2.00 MiB an epoch since epoch 3, "
+        "to 518 MiB. Also rising: traces of the training step by 1.0. Every trace "
+        "stays in memory; one is enough if all batches have one shape and type."
     )
 
 
@@ -61,6 +74,7 @@ def test_two_devices_are_two_series():
     assert [finding.epoch for finding in told] == [9, 17]
 
 
+@pytest.mark.usefixtures("counting")
 def test_the_kinds_of_python_objects_that_pile_up_are_named():
     kept = []
 
@@ -71,16 +85,31 @@ def test_the_kinds_of_python_objects_that_pile_up_are_named():
     (finding,) = watched(10, objects=objects)
 
     assert finding.text.startswith(
-        "The number of blocks of Python objects rises by 2,000 an epoch since epoch 2, "
+        "The number of blocks of Python objects rises by 2,000 an epoch since epoch 3, "
     )
-    assert f"grew most: {Kept.__module__}.Kept (+" in finding.text
+    assert f"What grows by the epoch: {Kept.__module__}.Kept by 2,000" in finding.text
+
+
+@pytest.mark.usefixtures("counting")
+def test_a_growing_array_is_named_with_its_bytes_and_its_holder():
+    keep = keras.callbacks.Callback()
+    keep.curves = {"loss": np.zeros(0)}
+
+    def host(epoch):
+        keep.curves["loss"] = np.zeros(MIB // 4 * (epoch + 1))
+        return (500 + 2 * epoch) * MIB
+
+    (finding,) = watched(10, host=host)
+
+    assert "What grows by the epoch: numpy.ndarray by 0.0 (2.00 MiB)" in finding.text
+    assert finding.text.endswith("Held by the callback Callback, in .curves.loss.")
 
 
 def test_objects_that_python_does_not_list_are_called_so():
     (finding,) = watched(10, objects=lambda epoch: 100_000 + 9000 * epoch)
 
     assert finding.text.endswith(
-        "They are of kinds that Python does not list: numbers, text, arrays."
+        "They are of kinds that Python does not list: numbers, text."
     )
 
 
@@ -122,4 +151,4 @@ def test_a_series_that_comes_late_is_told_by_its_own_epochs():
         told += watch.after_epoch(epoch, lambda late=late: {"GPU:0": 5.0} | late)
 
     (finding,) = told
-    assert "since epoch 8," in finding.text
+    assert "since epoch 9," in finding.text

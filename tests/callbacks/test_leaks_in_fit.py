@@ -1,10 +1,14 @@
 """Leaks in a real `fit` are told; a healthy one, garbage and all, tells nothing."""
 
+import warnings
+from collections import Counter
+
 import keras
 import pytest
 
 from kerasmem.callbacks import MemoryMonitor
 from kerasmem.errors import KerasMemWarning
+from kerasmem.memory.census import Census
 from kerasmem.records import Finding
 from kerasmem.units import MIB
 from tests.callbacks.fakes import FakeDevices
@@ -39,6 +43,18 @@ class Litter(keras.callbacks.Callback):
 
 
 @pytest.fixture
+def counting():
+    """Have objects really counted."""
+
+
+@pytest.fixture(autouse=True)
+def _counted_only_where_it_matters(request, monkeypatch):
+    if "counting" not in request.fixturenames:
+        nothing = Census(Counter(), Counter(), frozenset())
+        monkeypatch.setattr("kerasmem.callbacks.leak_watch.census", lambda: nothing)
+
+
+@pytest.fixture
 def watched_fit(fit, devices):
     """Return a function that fits with a monitor and returns the monitor."""
 
@@ -51,7 +67,8 @@ def watched_fit(fit, devices):
     return run
 
 
-def test_objects_that_are_kept_are_told_once_each_with_their_slope(
+@pytest.mark.usefixtures("counting")
+def test_objects_that_are_kept_are_told_once_with_their_slope_and_their_holder(
     watched_fit, tmp_path, monkeypatch
 ):
     keep = Keep()
@@ -63,19 +80,43 @@ def test_objects_that_are_kept_are_told_once_each_with_their_slope(
     with pytest.warns(KerasMemWarning) as caught:
         monitor = watched_fit(keep, log_dir=tmp_path)
 
-    objects, host = sorted(monitor.findings, key=lambda finding: finding.text)
-    assert objects.text.startswith("The number of blocks of Python objects rises by ")
-    rate = float(objects.text.split(" rises by ")[1].split()[0].replace(",", ""))
-    assert rate == pytest.approx(20_000, rel=0.1)
-    assert f"grew most: {Item.__module__}.Item (+" in objects.text
-    assert host.text.startswith("The resident memory of the process rises by ")
-    rate = float(host.text.split(" rises by ")[1].split()[0])
+    (finding,) = monitor.findings
+    assert finding.text.startswith("The resident memory of the process rises by ")
+    rate = float(finding.text.split(" rises by ")[1].split()[0])
     assert rate == pytest.approx(8)
+    rate = float(
+        finding.text.split("Python objects by ")[1].split(".")[0].replace(",", "")
+    )
+    assert rate == pytest.approx(20_000, rel=0.1)
+    assert f"What grows by the epoch: {Item.__module__}.Item by " in finding.text
+    assert finding.text.endswith("Held by the callback Keep, in .kept[...][...].")
 
     texts = [str(w.message) for w in caught if w.category is KerasMemWarning]
-    assert sorted(texts) == [objects.text, host.text]
+    assert texts == [finding.text]
     lines = (tmp_path / "findings.jsonl").read_text().splitlines()
     assert [Finding.from_json(line) for line in lines] == monitor.findings
+
+
+@pytest.mark.usefixtures("counting")
+def test_tensors_that_are_kept_are_named_with_their_bytes_and_their_holder(
+    fit, monkeypatch
+):
+    kept = []
+    keep = keras.callbacks.LambdaCallback(
+        on_epoch_begin=lambda epoch, logs: kept.append(keras.ops.ones((MIB,)))
+    )
+    monkeypatch.setattr(
+        "kerasmem.callbacks.leak_watch.resident_bytes",
+        lambda: (500 + 4 * len(kept)) * MIB,
+    )
+    monitor = MemoryMonitor()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", KerasMemWarning)
+        fit(monitor, keep, epochs=EPOCHS)
+
+    text = monitor.findings[-1].text
+    assert " by 1.0 (4.00 MiB)" in text
+    assert "Held by the callback LambdaCallback, in .on_epoch_begin of " in text
 
 
 def test_a_healthy_fit_tells_nothing(watched_fit):

@@ -16,7 +16,8 @@ def run_dir(tmp_path, monkeypatch):
     """A real run's folder, in the current folder."""
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "run"
-    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, name="only")])
+    layers = [keras.Input((3,)), keras.layers.Dense(2, name="only")]
+    model = keras.Sequential(layers, name="run_me")
     model.compile("sgd", "mse", jit_compile=False)
     watch = km.callbacks.MemoryMonitor(log_dir=folder)
     flow = km.callbacks.GradientMonitor(every=1, log_dir=folder)
@@ -34,12 +35,16 @@ def test_a_real_run_becomes_a_page(run_dir, kerasmem):
     page = Path("page.html").read_text(encoding="utf-8")
     assert found["page_bytes"] == len(page.encode())
     shown = packed(page)
-    panel = next(p for p in shown["memory"] if p["title"] == "Host memory")
+    panel = next(p for p in shown["panels"] if p["title"] == "Host memory")
     peak = next(line for line in panel["lines"] if line["name"] == "peak")
     assert peak["y"] == [record.host.peak_bytes for record in watch.records]
     norms = [record.norm for record in flow.records]
     assert shown["gradients"]["norm"] == pytest.approx(norms, rel=2e-4)
-    assert shown["gradients"]["paths"] == [v.path for v in flow.records[0].variables]
+    paths = [v.path.removeprefix("run_me/") for v in flow.records[0].variables]
+    assert shown["gradients"]["paths"] == paths == ["only/kernel", "only/bias"]
+    loss = next(p for p in shown["panels"] if p["title"] == "Loss")
+    assert loss["lines"][0]["y"] == pytest.approx([r.loss for r in watch.records])
+    assert "<h1>run</h1>" in page
 
 
 def test_the_headline_is_told_in_the_terminal(tmp_path, monkeypatch, kerasmem):

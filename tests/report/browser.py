@@ -35,7 +35,7 @@ def missing(what):
 @contextmanager
 def opened(browser, path, **options):
     """Open a page; what went wrong on it is an error at the end."""
-    page = browser.new_page(viewport={"width": 1280, "height": 900}, **options)
+    page = browser.new_page(**{"viewport": {"width": 1280, "height": 900}} | options)
     wrong, asked = [], []
     page.on("console", lambda message: wrong.append(message.text))
     page.on("pageerror", lambda error: wrong.append(str(error)))

@@ -7,9 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kerasmem.records import GradientRecord, HostReading, MemoryRecord, Timeline
+from kerasmem.records import (
+    GradientRecord,
+    HostReading,
+    MemoryRecord,
+    Run,
+    Timeline,
+)
 from kerasmem.report.run.epochs import continued, placed
 from kerasmem.report.run.gradients import gradient_flow
+from kerasmem.report.run.losses import loss_panel
 from kerasmem.report.run.memory import memory_panels
 from kerasmem.report.run.packing import Packer
 from kerasmem.report.run.panels import Line, thinned
@@ -110,10 +117,10 @@ def test_every_device_of_every_process_has_a_panel():
         *memory_records(2, process=1),
     ]
     assert [panel.title for panel in memory_panels(records)] == [
-        "GPU:0, process 0",
-        "GPU:1, process 0",
+        "Device memory, GPU:0, process 0",
+        "Device memory, GPU:1, process 0",
         "Host memory, process 0",
-        "GPU:0, process 1",
+        "Device memory, GPU:0, process 1",
         "Host memory, process 1",
     ]
 
@@ -122,8 +129,35 @@ def test_devices_on_one_allocator_share_a_panel():
     first, second = memory_records(1, devices=("CPU:0", "CPU:1"))[0].devices
     shared = (first, replace(second, shares_with="CPU:0"))
     panels = memory_panels([MemoryRecord(0, None, shared, None)])
-    assert [panel.title for panel in panels] == ["CPU:0"]
+    assert [panel.title for panel in panels] == ["Device memory, CPU:0"]
     assert "CPU:1 and it share one allocator." in panels[0].notes
+
+
+def test_the_loss_has_a_panel_from_whichever_monitor_was_told():
+    records = memory_records(3)
+    losses = [replace(r, loss=2.0 / (1 + r.epoch), val_loss=3.0) for r in records]
+    panel = loss_panel(Run(memory=(*losses, *losses[:1])))
+    assert [(line.name, line.x, line.y) for line in panel.lines] == [
+        ("loss", [1, 2, 3, 4], [2.0, 1.0, 2.0 / 3, 2.0]),
+        ("validation", [1, 2, 3, 4], [3.0] * 4),
+    ]
+    assert "loss: from 2 to 2, at most 2." in panel.words
+    assert loss_panel(Run(memory=records)) is None
+    gradients = gradient_records(3, 2)
+    both = loss_panel(Run(memory=tuple(losses), gradients=gradients))
+    assert both.lines[0].y == [2.5, 1.25, 2.5 / 3]
+
+
+def test_the_models_own_name_is_left_out_of_paths():
+    assert gradient_flow(gradient_records(1, 2), "block_0").paths == ("kernel", "bias")
+    assert gradient_flow(gradient_records(1, 1), "block").paths == ("block_0/kernel",)
+    timeline = countable_timeline()
+    inside = replace(timeline.blocks[0], layer="model/dense")
+    named = replace(timeline, blocks=(inside, *timeline.blocks[1:]))
+    assert peak_table(named, "model") == peak_table(timeline)
+    packers = Packer(), Packer()
+    kinds = timeline_columns(named, packers[0], "model")["kinds"]
+    assert kinds == timeline_columns(timeline, packers[1])["kinds"]
 
 
 def test_validation_has_a_line_of_its_own():

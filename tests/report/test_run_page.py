@@ -12,7 +12,7 @@ import pytest
 
 import kerasmem.report.run
 from kerasmem.errors import OutputError
-from kerasmem.records import Run
+from kerasmem.records import Finding, Run
 from kerasmem.report.run import notebook_html, run_page_html, write_run_page
 from kerasmem.report.run.page import SCRIPTS, STYLES
 from tests.report.packed import packed
@@ -49,12 +49,66 @@ def test_findings_and_what_could_not_be_read_are_there_in_words(page):
     assert "The last line of memory.jsonl is cut off" in page
 
 
+def finding(number, severity="warning"):
+    return Finding("leak", f"Leak {number}.", number, None, "MemoryMonitor", severity)
+
+
+def test_the_gravest_findings_come_first_and_five_stand_before_the_charts():
+    severities = (
+        "note",
+        "warning",
+        "warning",
+        "error",
+        "warning",
+        "warning",
+        "warning",
+    )
+    found = tuple(finding(n, severity) for n, severity in enumerate(severities))
+    html = run_page_html(Run(findings=found))
+    before, _, folded = html.partition("<summary>and 2 more</summary>")
+    assert re.findall(r"<p>Leak (\d)\.", before) == ["3", "1", "2", "4", "5"]
+    assert re.findall(r"<p>Leak (\d)\.", folded) == ["6", "0"]
+    assert '<span class="severity">error</span>' in before
+    five = run_page_html(Run(findings=found[:5]))
+    assert "more</summary>" not in five
+
+
+def test_the_title_is_the_runs_folder_and_the_model_stands_below():
+    page = run_page_html(replace(small_run(), name="train-20260301"))
+    assert "<h1>train-20260301</h1>" in page
+    assert "<title>train-20260301 · " in page
+    assert "model tower · tensorflow backend" in page
+    assert "<h1>tower</h1>" in run_page_html(small_run())
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "words"),
+    [
+        ("bfc_cpu_allocator_for_gpu", "profiler", "TensorFlow's allocator (CPU)"),
+        ("GPU_1_bfc", "profiler", "TensorFlow's allocator (GPU:1)"),
+        ("cuda:0", "snapshot", "torch's allocator (GPU:0)"),
+        ("XLA", "buffer assignment", "XLA's plan"),
+        ("mine", "profiler", "mine"),
+        ("GPU_0_bfc of process 2", "x", "TensorFlow's allocator (GPU:0) of process 2"),
+    ],
+)
+def test_an_allocator_is_told_in_words_its_own_name_in_small(name, source, words):
+    (timeline, *_) = small_run().timelines
+    timeline = replace(timeline, allocator=name, source=source)
+    page = html.unescape(run_page_html(Run(timelines=(timeline,))))
+    assert f"<h3>{words}, step 3" in page
+    assert f'<dd class="soft">{words}, of 5 blocks</dd>' in page
+    if name not in words:
+        assert f'<small class="soft">{name}</small></h3>' in page
+
+
 def test_a_run_without_findings_says_so():
     assert "noticed nothing out of the ordinary" in run_page_html(Run())
 
 
 def test_every_chart_has_its_numbers_in_a_table(page):
     for title in (
+        "loss",
         "devices, at the end of every epoch",
         "host, at the end of every epoch",
         "in use at the peak, 2.04 KiB in all",
@@ -101,7 +155,7 @@ def test_the_page_is_well_formed(tags):
 def test_every_chart_has_a_name_and_words(tags):
     ids = {a["id"] for _, a in tags.found if "id" in a}
     charts = [a for _, a in tags.found if "lines" in (a.get("class") or "").split()]
-    assert len(charts) == 3  # the device, the host, the norm
+    assert len(charts) == 4  # the loss, the device, the host, the norm
     for chart in charts:
         assert chart["role"] == "img"
         assert {chart["aria-labelledby"], chart["aria-describedby"]} <= ids
@@ -156,9 +210,11 @@ def test_the_same_run_is_the_same_page(page):
 
 def test_what_was_not_watched_is_left_out():
     html = run_page_html(Run(memory=memory_records(1)))
-    assert 'id="memory"' in html
+    assert "Host memory" in html
     assert 'id="timeline"' not in html
     assert 'id="gradients"' not in html
+    assert 'id="norm-chart"' not in html
+    assert '<h3 id="panel-0">Device memory, GPU:0</h3>' in html  # no loss was told
 
 
 def test_what_is_missing_of_a_timeline_is_told():

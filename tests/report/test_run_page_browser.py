@@ -233,7 +233,7 @@ def test_the_table_can_be_by_layer_category_or_block(page, by, first, count):
 
 
 def test_lines_and_the_heatmap_tell_numbers_to_pointer_and_keyboard(page):
-    page.locator("[data-panel='0']").focus()
+    page.locator("[data-panel='1']").focus()
     page.keyboard.press("Home")
     page.keyboard.press("ArrowRight")
     said = page.get_by_role("status").inner_text()
@@ -263,7 +263,7 @@ def test_the_theme_is_the_systems_until_the_reader_changes_it(browser, small):
 
 def test_the_keyboard_reaches_everything_in_the_order_of_the_page(page):
     reached = []
-    for _ in range(40):
+    for _ in range(44):
         page.keyboard.press("Tab")
         reached.append(
             page.evaluate(
@@ -289,10 +289,59 @@ def test_everything_that_can_be_used_has_a_name(page):
     assert nameless == []
 
 
-def test_a_narrow_screen_does_not_scroll_sideways(browser, small):
-    with opened(browser, small) as page:
-        page.set_viewport_size({"width": 400, "height": 800})
-        page.wait_for_function("() => document.documentElement.scrollWidth <= 400")
+CUT = """() => [...document.querySelectorAll('table, .legend li, .findings li, dd')]
+  .filter((node) => {
+    const scroll = node.closest('.scroll');
+    const inside = scroll ?? node;
+    const box = inside.getBoundingClientRect();
+    return box.left < 0 || box.right > innerWidth ||
+      (!scroll && node.scrollWidth > node.clientWidth + 1);
+  }).map((node) => node.outerHTML)"""
+
+
+def test_on_a_phone_nothing_is_cut_and_a_finger_is_told_what_it_can_do(browser, small):
+    phone = {"viewport": {"width": 390, "height": 844}}
+    phone |= {"has_touch": True, "is_mobile": True}
+    with opened(browser, small, **phone) as page:
+        page.evaluate(
+            "document.querySelectorAll('details').forEach((d) => { d.open = true; })"
+        )
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        assert page.evaluate(CUT) == []
+        words = page.locator(".keys").inner_text()
+        assert words.startswith("A tap pins a moment")
+        assert "Wheel" not in words
+        _, x, y, width, height = plot(page)
+        page.touchscreen.tap(x + 1.5 / 9 * width, y + 0.95 * height)
+        assert "event 1" in page.locator(".tooltip").inner_text()
+        assert caption(page).startswith("In use at the pinned moment, after event 1")
+        chart = page.locator("[data-panel='1']")
+        chart.tap()
+        assert "peak" in page.locator(".tooltip").inner_text()
+        page.locator("h1").tap()
+        assert page.locator(".tooltip").is_hidden()
+
+
+def test_an_axis_that_does_not_begin_at_zero_says_so(page):
+    device, host = (page.locator(f"[data-panel='{n}']") for n in (1, 2))
+    words = host.locator(".cut-words").text_content()
+    assert re.fullmatch(r"axis begins at \d+ MiB, not at 0", words)
+    assert device.locator(".cut-words").count() == 0  # from 8 to 320 MiB
+
+
+def test_a_heatmap_of_four_epochs_fills_its_width(page):
+    heat = page.locator(".heatmap canvas")
+    heat.scroll_into_view_if_needed()
+    next_frame(page)
+    box = heat.bounding_box()
+    page.mouse.move(box["x"] + box["width"] - 6, box["y"] + 5)
+    assert "epoch\n4" in page.locator(".tooltip").inner_text()
+
+
+def test_words_of_bytes_are_explained_where_they_stand(page):
+    text = page.locator(".readout").inner_text()
+    for word in ("Requested is", "given what", "rounding the difference"):
+        assert word in text
 
 
 def test_a_print_has_every_table_open_and_is_light(browser, small):

@@ -2,10 +2,11 @@
 
 from typing import Any
 
-from kerasmem.records import MemoryRecord, Run
+from kerasmem.records import MemoryRecord, Run, gravest_first
 from kerasmem.records.post_mortem_words import remedy_words
 from kerasmem.report.run.gradient_tables import norm_table, variable_table
 from kerasmem.report.run.gradients import MEASURES, GradientFlow, gradient_flow
+from kerasmem.report.run.losses import loss_panel, loss_table
 from kerasmem.report.run.memory import memory_panels
 from kerasmem.report.run.memory_tables import memory_tables
 from kerasmem.report.run.packing import Packer
@@ -14,30 +15,41 @@ from kerasmem.report.run.post_mortems import shown
 from kerasmem.report.run.timeline_tables import course_table, peak_table
 from kerasmem.report.run.timelines import chosen, timeline_columns, timeline_title
 
+MOST_FINDINGS = 5
+"""That stand before the charts; the others can be unfolded."""
+
 
 def page_content(run: Run) -> dict[str, Any]:
     """Return the variables of the template; `packed` is what the scripts read."""
-    panels = memory_panels(run.memory)
-    flow = gradient_flow(run.gradients)
+    losses = [panel for panel in [loss_panel(run)] if panel]
+    panels = [*losses, *memory_panels(run.memory)]
+    model = run.info.model if run.info else ""
+    flow = gradient_flow(run.gradients, model)
     timelines, timelines_note = chosen(run.timelines)
     post_mortems, post_mortems_note = shown(run.post_mortems)
+    findings = gravest_first(run.findings)
     packer = Packer()
     packed = packer.pack(
         {
-            "memory": [_panel(panel, packer) for panel in panels],
+            "panels": [_panel(panel, packer) for panel in panels],
             "gradients": _gradients(run, flow, packer),
-            "timelines": [timeline_columns(t, packer) for t in timelines],
+            "timelines": [timeline_columns(t, packer, model) for t in timelines],
         }
     )
+    tables = [loss_table(run), norm_table(run.gradients, flow)]
     return {
         "packed": packed,
+        "findings": findings[:MOST_FINDINGS],
+        "more_findings": findings[MOST_FINDINGS:],
         "panels": panels,
-        "memory_tables": memory_tables(run.memory),
+        "losses": len(losses),
+        "epoch_tables": [*tables, *memory_tables(run.memory)],
         "batches": sum(_is_batch(record) for record in run.memory),
         "flow": flow,
-        "gradient_tables": [norm_table(run.gradients, flow), variable_table(flow)],
+        "variable_table": variable_table(flow),
         "timelines": [
-            (timeline_title(t), t, [peak_table(t), course_table(t)]) for t in timelines
+            (timeline_title(t), t, [peak_table(t, model), course_table(t)])
+            for t in timelines
         ],
         "timelines_note": timelines_note,
         "post_mortems": post_mortems,
@@ -52,14 +64,21 @@ def _is_batch(record: MemoryRecord) -> bool:
 
 def _panel(panel: Panel, packer: Packer) -> dict[str, Any]:
     lines = [thinned(line) for line in panel.lines]
+
+    def column(y: list[float]) -> dict[str, int]:
+        return (
+            packer.whole([*map(round, y)]) if panel.unit == "bytes" else packer.place(y)
+        )
+
     return {
         "title": panel.title,
+        "unit": panel.unit,
         "lines": [
             {
                 "name": line.name,
                 "style": line.style,
                 "x": packer.place(line.x),
-                "y": packer.whole(line.y),
+                "y": column(line.y),
             }
             for line in lines
         ],

@@ -33,11 +33,15 @@ class GradientFlow:
     merged: int
 
 
-def gradient_flow(records: Sequence[GradientRecord]) -> GradientFlow:
+def gradient_flow(records: Sequence[GradientRecord], model: str = "") -> GradientFlow:
     """Return what a run's gradients did; many epochs become fewer columns.
 
     A column that stands for several epochs has the mean of their norms, ratios and
     shares, their largest maximum and the sum of their nonfinite entries.
+
+    Args:
+        records: one per epoch.
+        model: name of the model, which is left out of the paths.
     """
     epochs = [epoch + 1 for epoch in continued(r.epoch for r in records)]
     detailed = [i for i, record in enumerate(records) if record.variables]
@@ -54,7 +58,7 @@ def gradient_flow(records: Sequence[GradientRecord]) -> GradientFlow:
     merged = max(1, math.ceil(len(paths) * len(detailed) / _MOST_CELLS))
     return GradientFlow(
         tuple(epochs),
-        tuple(paths),
+        tuple(path.removeprefix(f"{model}/") for path in paths),
         {name: _merge(name, array, merged) for name, array in measures.items()},
         tuple(epochs[i] for i in detailed[::merged]),
         merged,

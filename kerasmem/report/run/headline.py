@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from kerasmem.records import Run
 from kerasmem.records.post_mortem_words import moment_words
 from kerasmem.report.run.epochs import IN_FIT
+from kerasmem.report.run.timelines import allocator_words
 from kerasmem.units import format_bytes
 
 
@@ -32,8 +33,9 @@ def headline(run: Run) -> list[Figure]:
 
 
 def title(run: Run) -> str:
-    """Return what the page is about."""
-    return run.info.model if run.info and run.info.model else "A watched run"
+    """Return what the page is about: the run's folder, else the model."""
+    model = run.info.model if run.info else ""
+    return run.name or model or "A watched run"
 
 
 def _out_of_memory(run: Run) -> Iterator[Figure]:
@@ -71,7 +73,7 @@ def _memory(run: Run) -> Iterator[Figure]:
 def _timeline(run: Run) -> Iterator[Figure]:
     if run.timelines:
         highest = max(run.timelines, key=lambda timeline: timeline.peak_bytes)
-        detail = f"{highest.allocator}, of {len(highest.blocks):,} blocks"
+        detail = f"{allocator_words(highest)}, of {len(highest.blocks):,} blocks"
         yield Figure("Timeline peak", format_bytes(highest.peak_bytes), detail)
 
 

@@ -62,17 +62,16 @@ function heatmap(host, flow) {
     return `${rows[row].name}, epoch ${flow.columns[column]}: ${found.map((pair) => pair.join(" ")).join(", ")}`;
   }
 
-  plot.addEventListener("pointermove", (event) => {
+  listenLook(plot, (event) => {
     const box = canvas.getBoundingClientRect();
     const cell = frame.cell(event.clientX - box.left, event.clientY - box.top);
     if (cell) look(cell.row, cell.column, event.clientX, event.clientY);
     else leave();
-  });
+  }, leave);
   function leave() {
     mark.hidden = true;
     hideTooltip();
   }
-  plot.addEventListener("pointerleave", leave);
   plot.addEventListener("blur", leave);
   plot.addEventListener("keydown", (event) => {
     const moves = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
@@ -94,7 +93,7 @@ function heatFrame(plot, context, rows, columns) {
   const left = Math.min(12 + longest, 260, Math.round(width * 0.4));
   const size = rows.length > 60 ? 12 : 16;
   const [inner, bottom] = [width - left - 2, rows.length * size];
-  const cellWidth = Math.min(48, inner / columns.length);
+  const cellWidth = inner / columns.length;
   return {
     width, height: bottom + 22, left, size, bottom, cellWidth, right: left + cellWidth * columns.length, columns,
     box: (row, column) => ({ x: left + column * cellWidth, y: row * size, width: Math.max(2, cellWidth), height: size }),

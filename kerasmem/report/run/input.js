@@ -37,7 +37,7 @@ function listenWheel(plot, chart) {
   }, { passive: false });
 }
 
-// A drag pans, a click pins, and a pointer that is not pressed looks.
+// A drag pans, a click pins, and a pointer that is not pressed looks; a tap does both.
 function listenPointer(plot, chart) {
   let grabbed = null;
   plot.addEventListener("pointerdown", (event) => {
@@ -60,12 +60,13 @@ function listenPointer(plot, chart) {
   const release = (event) => {
     const moment = event.type === "pointerup" && grabbed && !grabbed.moved ? chart.momentAt(event) : null;
     if (moment !== null) chart.pin(moment);
+    if (moment !== null && event.pointerType === "touch") chart.hover(event);
     grabbed = null;
     plot.classList.remove("panning");
   };
   plot.addEventListener("pointerup", release);
   plot.addEventListener("pointercancel", release);
-  plot.addEventListener("pointerleave", () => chart.leave());
+  plot.addEventListener("pointerleave", (event) => { if (event.pointerType !== "touch") chart.leave(); });
 }
 
 // Dragging in the overview moves the part that is on the screen.

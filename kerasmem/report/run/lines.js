@@ -2,9 +2,9 @@
 
 const LINE_HEIGHT = 15;
 
-// lines: [{ name, style, x, y }], y in bytes, or on a logarithmic axis any number above 0.
-function lineChart(host, lines, { logarithmic = false, marks = [] } = {}) {
-  const format = logarithmic ? numberText : bytesText;
+// lines: [{ name, style, x, y }], y in bytes, or numbers; on a "log" axis those above 0.
+function lineChart(host, lines, { axis, marks = [] }) {
+  const format = axis === "bytes" ? bytesText : numberText;
   const epochs = [...new Set(lines.flatMap((line) => [...line.x]))].sort((a, b) => a - b);
   let at = null;
   let frame = null;
@@ -13,7 +13,7 @@ function lineChart(host, lines, { logarithmic = false, marks = [] } = {}) {
   host.setAttribute("aria-roledescription", "chart");
 
   function draw() {
-    frame = lineFrame(host, lines, epochs, logarithmic);
+    frame = lineFrame(host, lines, epochs, axis);
     const svg = shape("svg", { viewBox: `0 0 ${frame.width} ${frame.height}`, "aria-hidden": "true" });
     drawAxes(svg, frame);
     lines.forEach((line) => svg.append(...lineShapes(line, frame)));
@@ -42,11 +42,10 @@ function lineChart(host, lines, { logarithmic = false, marks = [] } = {}) {
     hideTooltip();
   }
 
-  host.addEventListener("pointermove", (event) => {
+  listenLook(host, (event) => {
     const box = host.getBoundingClientRect();
     look(nearest(epochs, frame.toEpoch(event.clientX - box.left)), event.clientX, event.clientY);
-  });
-  host.addEventListener("pointerleave", leave);
+  }, leave);
   host.addEventListener("blur", leave);
   host.addEventListener("keydown", (event) => {
     const moves = { ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity };
@@ -60,7 +59,7 @@ function lineChart(host, lines, { logarithmic = false, marks = [] } = {}) {
 }
 
 function lineShapes({ style, x, y }, frame) {
-  const drawn = [...x.keys()].filter((i) => Number.isFinite(y[i]) && (!frame.logarithmic || y[i] > 0));
+  const drawn = [...x.keys()].filter((i) => Number.isFinite(y[i]) && (frame.axis !== "log" || y[i] > 0));
   if (drawn.length < 3 || style === "first") {
     const dots = drawn.map((i) => shape("circle", { class: `dot ${style}`, cx: frame.toX(x[i]), cy: frame.toY(y[i]), r: 4 }));
     if (style === "first") return [...dots, ...drawn.map((i) => shape("text",

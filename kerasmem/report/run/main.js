@@ -3,9 +3,10 @@
 async function start() {
   document.documentElement.classList.add("scripted");
   startTheme();
-  const { memory, gradients, timelines } = await unpack(document.getElementById("packed").textContent);
+  const { panels, gradients, timelines } = await unpack(document.getElementById("packed").textContent);
   document.querySelectorAll("[data-panel]").forEach((host) => {
-    if (memory[host.dataset.panel].lines.length) lineChart(host, memory[host.dataset.panel].lines);
+    const { lines, unit } = panels[host.dataset.panel];
+    if (lines.length) lineChart(host, lines, { axis: unit === "bytes" ? "bytes" : numberAxisOf(lines) });
   });
   if (timelines.length) timelineSection(document.getElementById("timeline-view"), timelines);
   if (gradients.epochs.length) showGradients(gradients);
@@ -16,7 +17,7 @@ function showGradients({ epochs, norm, norm_max: largest, nonfinite_steps: bad, 
   const lines = [{ name: "mean", style: "peak", x: epochs, y: norm },
     { name: "largest", style: "largest", x: epochs, y: largest }];
   const marks = [...epochs].filter((_, i) => bad[i] > 0);
-  lineChart(document.getElementById("norm-chart"), lines, { logarithmic: true, marks });
+  lineChart(document.getElementById("norm-chart"), lines, { axis: "log", marks });
   if (flow.paths.length) heatmap(document.getElementById("heatmap"), flow);
 }
 

@@ -40,7 +40,7 @@ def _device_panels(records: Sequence[MemoryRecord], owner: str) -> Iterator[Pane
         notes += _device_notes(devices)
         if name in shared:
             notes.append(f"{', '.join(shared[name])} and it share one allocator.")
-        yield Panel(_title(name, owner), shown, tuple(notes))
+        yield Panel(_title(f"Device memory, {name}", owner), shown, tuple(notes))
 
 
 def _add_device(
@@ -95,7 +95,7 @@ def _without_far_above(lines: tuple[Line, ...]) -> tuple[tuple[Line, ...], list[
         if line.style in background and max(line.y) > _FAR_ABOVE * top
     ]
     notes = [
-        f"Far above, and not drawn: {line.name}, {format_bytes(max(line.y))}."
+        f"Far above, and not drawn: {line.name}, {format_bytes(round(max(line.y)))}."
         for line in far
     ]
     return tuple(line for line in lines if line not in far), notes

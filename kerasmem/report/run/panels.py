@@ -1,4 +1,4 @@
-"""Charts over the epochs: lines of bytes, and whose they are."""
+"""Charts over the epochs: lines of bytes or numbers, and what they are of."""
 
 from dataclasses import dataclass, field
 
@@ -17,37 +17,42 @@ class Line:
         name: what it is, as its label says it.
         style: name of its look, see `lines.js`.
         x: places on the axis of epochs.
-        y: bytes.
+        y: bytes, or what else the panel is of.
     """
 
     name: str
     style: str
     x: list[float] = field(default_factory=list[float])
-    y: list[int] = field(default_factory=list[int])
+    y: list[float] = field(default_factory=list[float])
 
 
 @dataclass(frozen=True)
 class Panel:
-    """The chart of one device of one process, or of its host.
+    """A chart: the memory of one device of one process or of its host, or the loss.
 
     Args:
-        title: whose memory it is.
+        title: what it is of.
         lines: its series, the most important one first.
         notes: what has to be known to read it.
+        unit: `"bytes"` or `"number"`.
     """
 
     title: str
     lines: tuple[Line, ...]
     notes: tuple[str, ...] = ()
+    unit: str = "bytes"
 
     @property
     def words(self) -> str:
         """What the chart shows, for those who cannot see it."""
         return " ".join(
-            f"{line.name}: from {format_bytes(line.y[0])} to "
-            f"{format_bytes(line.y[-1])}, at most {format_bytes(max(line.y))}."
+            f"{line.name}: from {self._text(line.y[0])} to {self._text(line.y[-1])}, "
+            f"at most {self._text(max(line.y))}."
             for line in self.lines
         )
+
+    def _text(self, value: float) -> str:
+        return format_bytes(round(value)) if self.unit == "bytes" else f"{value:.4g}"
 
 
 class Lines:
@@ -56,7 +61,7 @@ class Lines:
     def __init__(self) -> None:
         self._by_name: dict[str, Line] = {}
 
-    def add(self, name: str, style: str, x: float, y: int | None) -> None:
+    def add(self, name: str, style: str, x: float, y: float | None) -> None:
         """Add a point to the line `name`; what is unknown is no point."""
         if y is not None:
             line = self._by_name.setdefault(name, Line(name, style))

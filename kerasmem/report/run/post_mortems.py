@@ -16,6 +16,10 @@ from kerasmem.units import format_bytes
 
 MOST_SHOWN = 12
 _NO_LAYER = "(no layer)"
+ROUNDING_GLOSS = (
+    "Rounding: what the allocator sets aside beyond what the program asks for, since "
+    "it hands out whole pieces."
+)
 _LARGEST = 5
 _OWN_COLOR = frozenset(
     ("parameter", "optimizer_state", "gradient", "activation", "temporary", "input")
@@ -53,6 +57,7 @@ class Shown:
         bar: what was in use at the peak by category.
         bar_title: what the bar is about.
         layers: the largest layers, in a sentence.
+        gloss: what a category that needs it means, or `""`.
         table: the same by layer and category.
         record: all the rest.
     """
@@ -64,6 +69,7 @@ class Shown:
     bar: list[Stretch]
     bar_title: str
     layers: str
+    gloss: str
     table: Table
     record: PostMortem
 
@@ -88,6 +94,7 @@ def _shown(found: PostMortem) -> Shown:
         bar=_bar(found),
         bar_title=f"In use at the peak: {peak_words(found)}",
         layers=_layers(found),
+        gloss=ROUNDING_GLOSS * any(p.category == "rounding" for p in found.parts),
         table=_table(found),
         record=found,
     )

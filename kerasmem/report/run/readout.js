@@ -46,7 +46,9 @@ function readout(host, timeline, pinPeak) {
   const place = element("div");
   const grouping = picker("Rows by", GROUPINGS, (value) => { by = value; rebuild(); });
   const back = element("button", { type: "button", onclick: pinPeak }, "Back to the peak");
-  host.replaceChildren(element("div", { class: "bar" }, grouping, back), place);
+  const gloss = element("p", { class: "note" },
+    "Requested is what the program asked for, given what the allocator set aside for it, rounding the difference.");
+  host.replaceChildren(element("div", { class: "bar" }, grouping, back), gloss, place);
 
   function rebuild() {
     const { columns, sortedBy } = readoutColumns(by, () => total);

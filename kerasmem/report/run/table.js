@@ -6,12 +6,12 @@ const MOST_ROWS = 300;
 function sortableTable(columns, sortedBy) {
   let rows = [];
   let order = { column: sortedBy, descending: true };
-  const caption = element("caption");
+  const caption = element("span", { class: "words" });
   const heads = columns.map((column, i) => element("th", { scope: "col", class: column.text ? "text" : null },
     element("button", { type: "button", onclick: () => sortBy(i) }, column.name)));
   const body = element("tbody");
   const note = element("p", { class: "note" });
-  const table = element("table", { class: "sortable" }, caption, element("thead", {}, element("tr", {}, ...heads)), body);
+  const table = element("table", { class: "sortable" }, element("caption", {}, caption), element("thead", {}, element("tr", {}, ...heads)), body);
   const node = element("div", {},
     element("div", { class: "scroll", role: "region", tabindex: "0", "aria-label": "What was in use" }, table), note);
 

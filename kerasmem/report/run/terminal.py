@@ -25,13 +25,23 @@ def headline_table(figures: Sequence[Figure], title: str) -> Table:
     return table
 
 
-def finding_table(findings: Sequence[Finding]) -> Table:
-    """Return what the monitors noticed."""
+def finding_table(findings: Sequence[Finding], most: int = 5) -> Table:
+    """Return what the monitors noticed.
+
+    Args:
+        findings: those of a run, the gravest first.
+        most: number of them to list, the first ones.
+    """
     table = Table(title="Findings", title_justify="left", show_header=False)
-    table.add_column("kind")
+    for name in ("severity", "kind"):
+        table.add_column(name)
     table.add_column("text", overflow="fold")
-    for finding in findings:
-        table.add_row(finding.kind, f"{finding.text} (epoch {finding.epoch + 1})")
+    for one in findings[:most]:
+        text = f"{one.text} (epoch {one.epoch + 1})"
+        table.add_row(one.severity, one.kind, text)
+    if len(findings) > most:
+        more = f"{len(findings) - most:,} more are on the page"
+        table.add_row("", "", more)
     return table
 
 

@@ -28,6 +28,12 @@ function numberText(value) {
   return size < 1e-3 || size >= 1e5 ? value.toExponential(2) : String(Number(value.toPrecision(3)));
 }
 
+// For an axis of numbers: as many digits as tell its marks apart.
+function tickText(value) {
+  const size = Math.abs(value);
+  return size && (size < 1e-3 || size >= 1e5) ? value.toExponential(1) : String(Number(value.toPrecision(6)));
+}
+
 function percentText(share) {
   return Number.isFinite(share) ? `${(100 * share).toFixed(1)} %` : "-";
 }

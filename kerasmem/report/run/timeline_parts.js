@@ -15,7 +15,11 @@ function timelineParts(timeline) {
   return parts;
 }
 
+// Whoever has no pointer that hovers has a finger.
 function keyWords() {
+  if (window.matchMedia("(hover: none)").matches) {
+    return ["A tap pins a moment for the table and tells of the block under it. Drag sideways to move, zoom by the buttons."];
+  }
   const key = (text) => element("kbd", {}, text);
   return ["Wheel or ", key("+"), " ", key("-"), " zoom, drag or ", key("←"), " ", key("→"), " pan, ", key("0"),
     " shows all, ", key("p"), " goes to the peak, click or ", key("Shift"), " ", key("→"),

@@ -10,15 +10,25 @@ from kerasmem.report.run.timelines import lives
 from kerasmem.units import format_bytes
 
 _NO_LAYER = "(no layer)"
+BYTES_GLOSS = (
+    "Requested is what the program asked for, given what the allocator set aside for "
+    "it."
+)
 
 
-def peak_table(timeline: Timeline) -> Table:
-    """Return what was in use at the peak, by layer and category, most bytes first."""
+def peak_table(timeline: Timeline, model: str = "") -> Table:
+    """Return what was in use at the peak, by layer and category, most bytes first.
+
+    Args:
+        timeline: the timeline.
+        model: name of the model, which is left out of the layers' paths.
+    """
     given: Counter[tuple[str, str]] = Counter()
     asked: Counter[tuple[str, str]] = Counter()
     count: Counter[tuple[str, str]] = Counter()
     for block in timeline.alive(timeline.peak_event):
-        key = (block.layer or _NO_LAYER, block.category)
+        layer = (block.layer or _NO_LAYER).removeprefix(f"{model}/")
+        key = layer, block.category
         given[key] += block.given_bytes
         asked[key] += block.requested_bytes
         count[key] += 1
@@ -35,12 +45,13 @@ def peak_table(timeline: Timeline) -> Table:
         for (layer, category), size in given.most_common(MOST_ROWS)
     ]
     smaller = len(given) - len(rows)
+    left_out = f" The {smaller:,} smallest rows are left out." if smaller else ""
     return Table(
         f"in use at the peak, {format_bytes(total)} in all",
         ("layer", "category", "given", "requested", "blocks", "share"),
         tuple(rows),
         texts=2,
-        note=f"The {smaller:,} smallest rows are left out." if smaller else "",
+        note=f"{BYTES_GLOSS}{left_out}",
     )
 
 

@@ -5,6 +5,7 @@ moment `n + 1` that after event `n`. A block is alive from its `start` to before
 `end`.
 """
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,15 @@ from kerasmem.records import CATEGORIES, PHASES, Block, Timeline
 from kerasmem.report.run.packing import Packer
 
 MOST_BLOCKS = 300_000
+
+# What the frameworks call their allocators, and what these serve.
+_ALLOCATORS = (
+    (r"bfc_cpu_allocator\w*", "TensorFlow's allocator (CPU)"),
+    (r"(?:gpu|cuda)_host_bfc", "TensorFlow's allocator (pinned host memory)"),
+    (r"GPU_(\d+)_bfc", r"TensorFlow's allocator (GPU:\1)"),
+    (r"cpu", "torch's allocator (CPU)"),
+    (r"cuda(:\d+)?", r"torch's allocator (GPU\1)"),
+)
 
 
 def chosen(timelines: Sequence[Timeline]) -> tuple[list[Timeline], str]:
@@ -37,15 +47,43 @@ def timeline_title(timeline: Timeline) -> str:
     """Return whose memory it is, and over which steps."""
     first, last = timeline.first_step + 1, timeline.first_step + timeline.steps
     steps = f"step {first}" if first == last else f"steps {first} to {last}"
-    return f"{timeline.allocator}, {steps}"
+    return f"{allocator_words(timeline)}, {steps}"
 
 
-def timeline_columns(timeline: Timeline, packer: Packer) -> dict[str, Any]:
-    """Return a timeline for the browser, its numbers in the packer."""
+def allocator_words(timeline: Timeline) -> str:
+    """Return which allocator it is in words; one that is not known by its name.
+
+    Example:
+        >>> from dataclasses import replace
+        >>> one = Timeline("GPU_0_bfc", "profiler", 0, 1, 0, (), (), (), (), ())
+        >>> allocator_words(one)
+        "TensorFlow's allocator (GPU:0)"
+        >>> allocator_words(replace(one, allocator="gpu:0", source="buffer assignment"))
+        "XLA's plan (gpu:0)"
+    """
+    name, of, process = timeline.allocator.partition(" of process ")
+    if timeline.source == "buffer assignment":
+        name = "XLA's plan" + f" ({name})" * (name != "XLA")
+    for pattern, words in _ALLOCATORS:
+        if found := re.fullmatch(pattern, name):
+            name = found.expand(words)
+    return name + of + process
+
+
+def timeline_columns(
+    timeline: Timeline, packer: Packer, model: str = ""
+) -> dict[str, Any]:
+    """Return a timeline for the browser, its numbers in the packer.
+
+    Args:
+        timeline: the timeline.
+        packer: takes the numbers.
+        model: name of the model, which is left out of the layers' paths.
+    """
     blocks = timeline.blocks
     starts, ends = lives(timeline)
     kinds: dict[tuple[str, ...], int] = {}
-    kind = [kinds.setdefault(_kind(block), len(kinds)) for block in blocks]
+    kind = [kinds.setdefault(_kind(block, model), len(kinds)) for block in blocks]
     lowest = min((block.address for block in blocks), default=0)
     opening, times = timeline.opening_bytes, timeline.times_ns
     return {
@@ -68,8 +106,8 @@ def timeline_columns(timeline: Timeline, packer: Packer) -> dict[str, Any]:
     }
 
 
-def _kind(block: Block) -> tuple[str, ...]:
-    layer = block.layer or ""
+def _kind(block: Block, model: str) -> tuple[str, ...]:
+    layer = (block.layer or "").removeprefix(f"{model}/")
     texts = (block.operation, layer, block.phase, block.category)
     return (*texts, block.shape, block.dtype)
 

@@ -21,3 +21,11 @@ function hideTooltip() {
 
 document.addEventListener("keydown", (event) => { if (event.key === "Escape") hideTooltip(); });
 document.addEventListener("scroll", hideTooltip, { passive: true });
+// A finger taps what a pointer hovers over; what it tapped stays until the next tap.
+document.addEventListener("pointerdown", hideTooltip, { capture: true });
+
+function listenLook(host, look, leave) {
+  host.addEventListener("pointermove", look);
+  host.addEventListener("pointerdown", look);
+  host.addEventListener("pointerleave", (event) => { if (event.pointerType !== "touch") leave(); });
+}

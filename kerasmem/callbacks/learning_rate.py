@@ -1,0 +1,54 @@
+"""The learning rate that an update was made with, and what is usual."""
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+
+from kerasmem.graph.values import to_numpy
+
+
+@dataclass(frozen=True)
+class LearningRate:
+    """A learning rate, and what it is to be compared with.
+
+    Args:
+        value: the learning rate.
+        optimizer: class name of the optimizer.
+        usual: that class's default, None if it has none.
+    """
+
+    value: float
+    optimizer: str
+    usual: float | None
+
+
+def learning_rate(optimizer: Any, updates_ago: Sequence[int]) -> LearningRate | None:
+    """Return the highest learning rate of some updates; None if there is not one.
+
+    Args:
+        optimizer: a Keras optimizer; one of several parts has no learning rate.
+        updates_ago: which updates, 1 for the latest; a schedule has a value for each.
+    """
+    while isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        optimizer = optimizer.inner_optimizer
+    if isinstance(optimizer, keras.optimizers.MultiOptimizer):
+        return None
+    default = inspect.signature(type(optimizer)).parameters.get("learning_rate")
+    usual = default.default if default else None
+    return LearningRate(
+        value=max(_value(optimizer, ago) for ago in updates_ago),
+        optimizer=type(optimizer).__name__,
+        usual=usual if isinstance(usual, float) else None,
+    )
+
+
+def _value(optimizer: Any, updates_ago: int) -> float:
+    # Private: in public an optimizer tells the value of the next step alone.
+    schedule = optimizer._learning_rate
+    if not isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
+        return float(to_numpy(optimizer.learning_rate))
+    batches = updates_ago * (optimizer.gradient_accumulation_steps or 1)
+    return float(to_numpy(schedule(optimizer._iterations - batches)))
