@@ -78,7 +78,7 @@ class GradientRecord:
     gradient_bytes: int = 0
     own_bytes: int = 0
     time: float = 0.0
-    norm_first: float = math.nan
+    norm_first: OrNaN = math.nan
     loss: float | None = None
     val_loss: float | None = None
     learning_rate: float | None = None
