@@ -103,7 +103,7 @@ def _read(path: Path, *, map_all: bool) -> tuple[dict[str, Made], bool, os.stat_
             read = {name: weights[name][()] for name in odd}
         whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         status = os.fstat(file.fileno())
-    arrays: dict[str, Made] = {name: partial(read.get, name) for name in odd}
+    arrays: dict[str, Made] = {name: partial(read.__getitem__, name) for name in odd}
     for each in found:
         if each.plain:
             _check_within(path, each, size)
