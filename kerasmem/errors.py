@@ -19,13 +19,45 @@ KerasMemError
 KerasMemWarning (UserWarning)
 """
 
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any
 
+_LONGEST_WORD, _LONGEST_MESSAGE = 200, 4000
+
+
+def shortened(message: str) -> str:
+    """Return a message, what is too long to read in it cut out of the middle.
+
+    Args:
+        message: any text; a word of it keeps 200 characters, such as a path, and all of
+            it 4,000.
+
+    Example:
+        >>> len(shortened(f"There is no file {'a' * 5000}."))
+        217
+    """
+    message = re.sub(rf"\S{{{_LONGEST_WORD + 1},}}", _cut_word, message)
+    return _cut(message, _LONGEST_MESSAGE)
+
+
+def _cut_word(found: re.Match[str]) -> str:
+    return _cut(found[0], _LONGEST_WORD)
+
+
+def _cut(text: str, longest: int) -> str:
+    if len(text) <= longest:
+        return text
+    end = longest // 4
+    return f"{text[: longest - end - 3]}...{text[-end:]}"
+
 
 class KerasMemError(Exception):
-    """Base of every error that kerasmem raises itself."""
+    """Base of every error that kerasmem raises itself; its message is `shortened`."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(shortened(message))
 
 
 class InputError(KerasMemError, ValueError):

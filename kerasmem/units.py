@@ -1,9 +1,10 @@
-"""The one place where bytes become text and text becomes bytes.
+"""The one place where bytes, times and numbers become text, and text becomes bytes.
 
 The binary prefix is used throughout: 1 KiB = 1024 bytes.
 """
 
 import re
+from decimal import Decimal
 
 from kerasmem.errors import ConfigError
 
@@ -12,6 +13,7 @@ MIB = 1024**2
 GIB = 1024**3
 
 _FACTORS = {"b": 1, "kib": KIB, "mib": MIB, "gib": GIB, "tib": 1024**4}
+_MOST_BYTES = 1 << 63
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+)\s*")
 
 
@@ -35,20 +37,42 @@ def format_bytes(size: int) -> str:
     return f"{value:,.{digits}f} {unit}"
 
 
+def format_number(value: float) -> str:
+    """Return a number as text with three significant digits and no exponent.
+
+    Example:
+        >>> format_number(1234.5), format_number(20.0), format_number(0.01234)
+        ('1,234', '20', '0.0123')
+    """
+    if abs(value) >= 999.5:
+        return f"{value:,.0f}"
+    return f"{Decimal(f'{value:.3g}'):f}"
+
+
+def format_ms(milliseconds: float) -> str:
+    """Return a time in milliseconds as text, in seconds from one second on.
+
+    Example:
+        >>> format_ms(1000.0), format_ms(20.5), format_ms(3_600_000)
+        ('1 s', '20.5 ms', '3,600 s')
+    """
+    if milliseconds >= 999.5:
+        return f"{format_number(milliseconds / 1000)} s"
+    return f"{format_number(milliseconds)} ms"
+
+
 def parse_bytes(size: int | str) -> int:
     """Return a size in bytes from an int (bytes) or a text such as `"8GiB"`.
 
     Raises:
-        ConfigError: if the text is no size, or the size is negative.
+        ConfigError: if the text is no size, or the size is negative or past 2^63.
 
     Example:
         >>> parse_bytes("1.5 KiB")
         1536
     """
     if isinstance(size, int) and not isinstance(size, bool):
-        if size < 0:
-            raise ConfigError(f"A size cannot be negative. Received: size={size}.")
-        return size
+        return _checked(size)
     match = _SIZE.fullmatch(size) if isinstance(size, str) else None
     factor = _FACTORS.get(match[2].lower()) if match else None
     if match is None or factor is None:
@@ -56,7 +80,15 @@ def parse_bytes(size: int | str) -> int:
             "A size is a number of bytes or a text with one of the units B, KiB, MiB, "
             f"GiB, TiB, such as '8GiB'. Received: size={size!r}."
         )
-    return round(float(match[1]) * factor)
+    return _checked(round(min(float(match[1]), _MOST_BYTES) * factor))
+
+
+def _checked(size: int) -> int:
+    if not 0 <= size < _MOST_BYTES:
+        raise ConfigError(
+            f"A size cannot be negative, or 2^63 and more. Received: size={size}."
+        )
+    return size
 
 
 def to_mib(size: int) -> float:

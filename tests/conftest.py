@@ -1,6 +1,7 @@
 """The suite runs under one named backend; an unnamed one is an error, not a default."""
 
 import os
+import zlib
 
 import hypothesis
 import pytest
@@ -40,6 +41,14 @@ def backend():
     import keras
 
     return keras.backend.backend()
+
+
+@pytest.fixture
+def origin(request):
+    """Return where a test's model comes from, drawn by the name of the test."""
+    from tests.models import ORIGINS
+
+    return ORIGINS[zlib.crc32(request.node.name.encode()) % len(ORIGINS)]
 
 
 @pytest.fixture

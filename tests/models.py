@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import keras
 import numpy as np
 
+from kerasmem.graph.clone import reloaded
+
 L = keras.layers
 
 
@@ -209,3 +211,18 @@ KINDS = {
     "custom": Kind(lambda: chain((6,), LazyBlock(5)), 1, (6,)),
     "subclassed": Kind(subclassed, 4, (5,), integers=True),
 }
+
+
+ORIGINS = ("fresh", "cloned", "reloaded")
+"""Where a model comes from: from a file its calls have lists in place of tuples."""
+
+
+def from_origin(model, origin):
+    """Return the model as it is, as Keras clones it, or as a file gives it back."""
+    if origin == "fresh":
+        return model
+    if origin == "reloaded":
+        return reloaded(model)
+    copy = keras.models.clone_model(model)
+    copy.set_weights(model.get_weights())
+    return copy

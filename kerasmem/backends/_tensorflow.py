@@ -54,6 +54,10 @@ class TensorFlowBackend:
         """Set every peak to what is in use now; False if no device is counted."""
         return memory.reset_device_peak()
 
+    def observe_peak_resets(self, observer: Callable[[], None]) -> Callable[[], None]:
+        """Call `observer()` before anybody starts a new peak; return the undo."""
+        return memory.observe_peak_resets(observer)
+
     def why_no_device_memory(self) -> str:
         """Return one plain sentence for a user who gets no device figures."""
         return (

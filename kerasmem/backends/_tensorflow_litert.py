@@ -17,6 +17,8 @@ from kerasmem.backends.litert import Argument
 from kerasmem.errors import ModelError
 
 _NEEDS_STATIC = "TensorListReserve"
+_NO_KERNELS = {"Tensor"}
+"""What looks like an operation in an error of Keras's own."""
 _ALONE = threading.Lock()
 
 
@@ -45,13 +47,15 @@ def converted(
             if int8_weights:
                 converter.optimizations = [tf.lite.Optimize.DEFAULT]
             return converter.convert()
+        except OSError:  # such as on a full disk: of no model
+            raise
         except Exception as error:
             raise ModelError(_why_not(model, str(error))) from error
 
 
 def _why_not(model: Any, text: str) -> str:
     names = re.findall(r"'tf\.(\w+)' op|\btf\.(\w+)\(|'tf\.(\w+)' that was", text)
-    missing = sorted({name for found in names for name in found if name})
+    missing = sorted({name for found in names for name in found if name} - _NO_KERNELS)
     if _NEEDS_STATIC in missing:
         return (
             f"LiteRT runs the loop over time steps in {model.name!r} only for a batch "

@@ -1,10 +1,12 @@
 """What TensorFlow tells of the memory in use, and of the processes that train."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
+from kerasmem.backends.shadow import call_before
 from kerasmem.records import DeviceReading
 
 _TRAINING_JOBS = ("chief", "worker")
@@ -20,6 +22,11 @@ def reset_device_peak() -> bool:
     for device in _counted_devices():
         tf.config.experimental.reset_memory_stats(device)
     return bool(_counted_devices())
+
+
+def observe_peak_resets(observer: Callable[[], None]) -> Callable[[], None]:
+    """Call `observer()` before anybody starts a new peak; return the undo."""
+    return call_before(tf.config.experimental, "reset_memory_stats", observer)
 
 
 def input_bytes() -> int | None:

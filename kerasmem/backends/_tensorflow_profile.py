@@ -80,9 +80,9 @@ class TensorFlowProfiler:
         except tf.errors.AlreadyExistsError as error:
             folder.cleanup()
             raise ProfilerUnavailableError(
-                "Another profile is being taken (by the TensorBoard callback?), and "
-                "TensorFlow takes one at a time, so there is no timeline. Give the "
-                "other one other batches, or none: TensorBoard(profile_batch=0)."
+                "Another profile is being taken, and TensorFlow takes one at a time, "
+                "so there is no timeline. If the TensorBoard callback takes it, give "
+                "that other batches, or none: TensorBoard(profile_batch=0)."
             ) from error
         except BaseException:
             folder.cleanup()

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from kerasmem.backends.plain import PlainBackend
 from kerasmem.backends.profile import Followed, MemoryProfiler
 from kerasmem.backends.protocol import Backend, GradientMeter, StepState
 from kerasmem.backends.settings import DeviceSettings
+from kerasmem.backends.shadow import call_before
 from kerasmem.backends.state import VariableState, hidden_variable
 from kerasmem.records import DeviceReading
 
@@ -46,6 +47,15 @@ class TorchBackend(PlainBackend):
         for index in range(torch.cuda.device_count()):
             torch.cuda.reset_peak_memory_stats(index)
         return True
+
+    def observe_peak_resets(self, observer: Callable[[], None]) -> Callable[[], None]:
+        """Call `observer()` before anybody starts a new peak; return the undo."""
+        undo = ExitStack()
+        # One function by two names, of which torch's own callers look up the second,
+        # and the one for devices of any kind.
+        for module in (torch.cuda, torch.cuda.memory, torch.accelerator):
+            undo.callback(call_before(module, "reset_peak_memory_stats", observer))
+        return undo.close
 
     def why_no_device_memory(self) -> str:
         """Return one plain sentence for a user who gets no device figures."""

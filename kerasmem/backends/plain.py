@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
+from kerasmem.backends.gradients import nothing_to_undo
 from kerasmem.backends.recompute import Function, Store
 from kerasmem.backends.refusals import RefusalLog, nothing_noted
 
@@ -17,6 +18,13 @@ class PlainBackend(ABC):
     def refusals(self) -> AbstractContextManager[RefusalLog]:
         """Return a scope in which nothing is noted."""
         return nothing_noted()
+
+    def observe_peak_resets(
+        self,
+        observer: Callable[[], None],  # noqa: ARG002 - another backend needs it
+    ) -> Callable[[], None]:
+        """Return an undo that does nothing: there is no reset."""
+        return nothing_to_undo
 
     def cpu_limit_bytes(self) -> int | None:
         """Return None: on a CPU there is no limit."""

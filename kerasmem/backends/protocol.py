@@ -72,6 +72,15 @@ class Backend(Protocol):
         """Start a new peak on every device; False where the framework cannot."""
         ...
 
+    def observe_peak_resets(self, observer: Callable[[], None]) -> Callable[[], None]:
+        """Call `observer()` before anybody starts a new peak; return the undo.
+
+        A device has one peak for all who read it: whoever still needs that of before
+        takes it over in `observer`. A reset is seen that goes through the adapter or
+        through the framework's public function, looked up when it is called.
+        """
+        ...
+
     def why_no_device_memory(self) -> str:
         """Return one plain sentence for a user who gets no device figures."""
         ...

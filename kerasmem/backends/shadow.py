@@ -56,6 +56,24 @@ def shadow(owner: Any, name: str, wrapper: Wrapper) -> Callable[[], None]:
     return partial(_unwrap, owner, name, chain, wrapper)
 
 
+def call_before(
+    owner: Any, name: str, observer: Callable[[], None]
+) -> Callable[[], None]:
+    """Call `observer()` before every call of the method `name`; return the undo.
+
+    Args:
+        owner: the object, or the module, that has the method.
+        name: name of the method.
+        observer: what it raises is raised from the call.
+    """
+
+    def observed(original: Any, *args: Any, **kwargs: Any) -> Any:
+        observer()
+        return original(*args, **kwargs)
+
+    return shadow(owner, name, observed)
+
+
 def _unwrap(owner: Any, name: str, chain: _Chain, wrapper: Wrapper) -> None:
     chain.wrappers[:] = [kept for kept in chain.wrappers if kept is not wrapper]
     if chain.wrappers or vars(owner).get(name) is not chain:

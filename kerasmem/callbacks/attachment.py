@@ -1,6 +1,7 @@
 """What a callback hangs on a model for one `fit`, and how it comes off again."""
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 from kerasmem.backends import shadow
@@ -17,13 +18,22 @@ class Attachment:
     Args:
         model: the model of the running `fit`.
         undo: called once, on `release()`.
+        for_fit: False in a training loop of the user's own, where nothing tells its
+            end but `release()`.
     """
 
-    def __init__(self, model: Any, undo: Callable[[], None]) -> None:
+    def __init__(
+        self, model: Any, undo: Callable[[], None], *, for_fit: bool = True
+    ) -> None:
         self._model = model
         retrace(model)
-        self._undo = [
-            undo,
+        self._undo = [undo]
+        if for_fit:
+            self._undo += self._watch()
+
+    def _watch(self) -> list[Callable[[], None]]:
+        model = self._model
+        return [
             shadow(model, "make_train_function", self._at_next_training),
             # Twice: `save` of the model may find another optimizer in it for the
             # moment, and `keras.saving.save_model` does not call it.
@@ -35,9 +45,11 @@ class Attachment:
         """Undo everything; a second call is a no-op. Works during a `fit` too."""
         if not self._undo:
             return
-        while self._undo:
-            self._undo.pop()()
-        retrace(self._model)
+        with ExitStack() as everything:  # also if a part of it fails
+            everything.callback(retrace, self._model)
+            for undo in self._undo:
+                everything.callback(undo)
+            self._undo = []
 
     def _at_next_training(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         if is_called_by_fit(self._model) or not is_fitting(self._model):

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import keras
@@ -117,9 +118,10 @@ class GradientMonitor(keras.callbacks.Callback):
 
     def detach(self) -> None:
         """Take everything off the model; a second call is a no-op."""
-        if self._attachment:
-            self._attachment.release()
-        self._attachment = self._tally = None
+        attachment, self._attachment, self._tally = self._attachment, None, None
+        if attachment:
+            with self._guard("come off the model"):
+                attachment.release()
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Hook into the optimizer."""
@@ -186,6 +188,11 @@ class GradientMonitor(keras.callbacks.Callback):
         self.findings += found
         return found
 
+    def _undo(self, hooks: ExitStack) -> None:
+        # Also where the next `fit`, or a `save`, takes the monitor off.
+        with self._guard("come off the model"):
+            hooks.close()
+
     def _attach(self, model: Any) -> None:
         tally = GradientTally(model, self._every)
         backend = backends.current()
@@ -212,7 +219,8 @@ class GradientMonitor(keras.callbacks.Callback):
             hooks.callback(
                 backend.observe_loss_scaling(model.optimizer, observe_finite)
             )
-            self._attachment = Attachment(model, hooks.pop_all().close)
+            undo = partial(self._undo, hooks.pop_all())
+            self._attachment = Attachment(model, undo)
         self._tally = tally
 
 

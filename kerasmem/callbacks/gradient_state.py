@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -162,9 +163,7 @@ class GradientState:
 
         Call it between steps, and not on JAX, where they are the optimizer's.
         """
-        states = [self._vector]
-        if self._rows is not None:
-            states += [self._rows, self._entries]
+        states = self._states()
         values = [state.read() for state in states]
 
         def put_back() -> None:
@@ -175,10 +174,14 @@ class GradientState:
 
     def release(self) -> None:
         """Take it out of the optimizer."""
-        self._vector.release()
-        if self._rows is not None:
-            self._rows.release()
-            self._entries.release()
+        with ExitStack() as everything:  # also if a part of it fails
+            for state in self._states():
+                everything.callback(state.release)
+
+    def _states(self) -> list[backends.StepState]:
+        return [self._vector] + (
+            [] if self._rows is None else [self._rows, self._entries]
+        )
 
 
 def placing(order: Sequence[int]) -> Callable[[Any], Any]:

@@ -1,6 +1,7 @@
 """Adding up, inside the training step, what an epoch's gradients looked like."""
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from keras import ops
@@ -116,9 +117,10 @@ class GradientTally:
 
     def release(self) -> None:
         """Take the state out of the optimizer."""
-        self._get_off()
-        if self._state is not None:
-            self._state.release()
+        with ExitStack() as everything:  # also if a part of it fails
+            if self._state is not None:
+                everything.callback(self._state.release)
+            everything.callback(self._get_off)
 
     def _without_rows(self, step: Callable[[], Any]) -> Any:
         # A step is traced when it is first called.

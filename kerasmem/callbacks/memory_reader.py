@@ -1,7 +1,10 @@
 """Makes the records of a run out of what the devices, cards and the host tell."""
 
 import time
+import weakref
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 from kerasmem import backends
@@ -18,21 +21,34 @@ _LATER = "later"
 class MemoryReader:
     """Reads the memory in use, with the peaks of an epoch and of what lies in it.
 
+    The peaks are the process's: before anybody else resets them, such as another
+    monitor or the user's own code, the reader takes them over. It does so until it is
+    closed or gone, or its model no longer runs.
+
     Args:
         host: the process's own peak, None to leave it out; closed with the reader.
         process: index of this process.
+        is_over: whether the run that is measured has ended without a word.
     """
 
-    def __init__(self, host: HostPeak | None, process: int) -> None:
+    def __init__(
+        self, host: HostPeak | None, process: int, is_over: Callable[[], bool]
+    ) -> None:
         backend = backends.current()
         self._backend = backend
         self._peaks = Peaks(backend.device_memory, backend.reset_device_peak, host)
         self._process = process
         self._ordinals = backend.cuda_ordinals()
         self._first_step_peaks: dict[str, int] = {}
+        self._is_over = is_over
+        self._failure: Exception | None = None
+        observer = partial(_take_over, weakref.ref(self))
+        self._unobserve = weakref.finalize(self, backend.observe_peak_resets(observer))
+        self._unobserve.atexit = False
 
     def begin(self, phase: Phase) -> None:
         """Start the peaks of a phase; of `"train"` at every epoch's begin."""
+        self._failure = None
         if phase == "train":
             self._first_step_peaks = {}
             self._peaks.end(_LATER)
@@ -50,6 +66,8 @@ class MemoryReader:
 
     def record(self, epoch: int, batch: int | None, phase: Phase) -> MemoryRecord:
         """Return what is in use now, and the peaks since the phase began."""
+        if self._failure:
+            raise self._failure
         devices, host = self._peaks.read(phase)
         if phase == "train" and self._first_step_peaks:
             later, _ = self._peaks.read(_LATER)
@@ -68,7 +86,18 @@ class MemoryReader:
 
     def close(self) -> None:
         """End the measurement."""
+        self._unobserve()
         self._peaks.close()
+
+    def take_over(self) -> None:
+        """Keep the peaks so far: somebody else is about to start them anew."""
+        if self._is_over():
+            self.close()
+            return
+        try:
+            self._peaks.take_over()
+        except Exception as error:  # noqa: BLE001 - told by the next reading
+            self._failure = error
 
     def _apart(self, device: DeviceReading, later: DeviceReading) -> DeviceReading:
         return replace(
@@ -85,3 +114,9 @@ class MemoryReader:
         return replace(
             device, card_used_bytes=card.used_bytes, card_total_bytes=card.total_bytes
         )
+
+
+def _take_over(reader: "weakref.ref[MemoryReader]") -> None:
+    alive = reader()
+    if alive is not None:
+        alive.take_over()

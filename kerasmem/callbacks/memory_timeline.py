@@ -2,6 +2,7 @@
 
 import os
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,9 @@ class MemoryTimeline(keras.callbacks.Callback):
     the phase of the step (forward, backward, optimizer, input) and a category
     (parameter, gradient, optimizer state, activation, temporary, input, unknown).
     The window ends with its epoch at the latest, and before a validation. If `fit` is
-    broken off inside of it, as by out-of-memory, `finish()` reads what there is.
+    broken off inside of it, as by out-of-memory, `finish()` reads what there is. A
+    framework takes one profile at a time: of two in one fit, one that would begin while
+    the other records gets the other's window.
 
     | backend | where it comes from |
     |---|---|
@@ -100,6 +103,8 @@ class MemoryTimeline(keras.callbacks.Callback):
         """Wait for the window."""
         self._drop()
         self._fitted = self.model
+        # No window of this fit can be open yet: it is one of a fit that was broken off.
+        self._drop_windows(lambda window: window.is_open_on(self._fitted))
         self._seen = 0
         self._is_waiting = True
         with self._guard("write into log_dir"):
@@ -163,10 +168,14 @@ class MemoryTimeline(keras.callbacks.Callback):
 
     def _open(self, step: int) -> None:
         self._is_waiting = False
-        _drop_abandoned()
+        # There can be but one profile at a time, and the callback that took one may
+        # live as long as it likes.
+        self._drop_windows(lambda window: window.is_abandoned())
         with self._guard("take a profile"):
             try:
-                self._window = _Window(self, self._fitted, step)
+                self._window = _window_of(self._fitted) or _Window(
+                    self, self._fitted, step
+                )
             except ProfilerUnavailableError as error:
                 self._tell_why_missing(f"{error} Training goes on.")
 
@@ -176,6 +185,8 @@ class MemoryTimeline(keras.callbacks.Callback):
             return
         with self._guard("read the profile"):
             self.timelines, problems = window.close(step)
+            if window.end < min(step, self._steps.stop):
+                problems = [*problems, _cut_short(window, self._steps)]
             if problems:
                 self._guard.warn(" ".join(problems))
         if self.timelines and self._log_dir is not None:
@@ -196,10 +207,16 @@ class MemoryTimeline(keras.callbacks.Callback):
             Journal(self._log_dir, name).append(finding.to_json())
 
     def _drop(self) -> None:
-        if self._window is not None:
-            self._window.drop()
-        self._window = self._fitted = None
+        window, self._window = self._window, None
+        self._drop_windows(lambda one: one is window)
+        self._fitted = None
         self._is_waiting = False
+
+    def _drop_windows(self, is_meant: Callable[["_Window"], bool]) -> None:
+        for window in list(_open_windows):
+            if is_meant(window):
+                with self._guard("end a profile"):
+                    window.drop()
 
 
 class _Window:
@@ -213,7 +230,8 @@ class _Window:
     """
 
     def __init__(self, owner: object, model: Any, step: int) -> None:
-        self._first = step
+        self.begin = self.end = step
+        self._seen: tuple[list[Timeline], list[str]] | None = None
         self._model, self._followed = watched(model)
         self._profiler = backends.current().memory_profiler(self._followed)
         try:
@@ -227,7 +245,16 @@ class _Window:
         _open_windows.add(self)
 
     def close(self, step: int) -> tuple[list[Timeline], list[str]]:
-        """Return what happened until `step`, this one left out, and what is missing."""
+        """Return what happened until `step`, this one left out, and what is missing.
+
+        Later calls, of other owners, return the same.
+        """
+        if self._seen is None:
+            self._seen = self._read(step)
+        return self._seen
+
+    def _read(self, step: int) -> tuple[list[Timeline], list[str]]:
+        self.end = step
         try:
             model = watched_again(self._model, self._followed)
         except BaseException:
@@ -235,7 +262,7 @@ class _Window:
             raise
         self._at_end.detach()
         profile = self._profiler.stop()
-        steps = range(self._first, step)
+        steps = range(self.begin, step)
         made = timelines(profile, model, self._profiler.names, steps)
         problems = [profile.problem] if profile.problem else []
         return made, problems + [_gap(one) for one in made if one.lost_events]
@@ -243,6 +270,10 @@ class _Window:
     def drop(self) -> None:
         """Stop, and forget what was seen."""
         self._at_end()
+
+    def is_open_on(self, model: Any) -> bool:
+        """Return True while steps of `model` are recorded."""
+        return self._at_end.alive and self._fitted is model
 
     def is_abandoned(self) -> bool:
         """Return True if the fit was broken off: Keras tells nobody."""
@@ -252,12 +283,9 @@ class _Window:
 _open_windows: "weakref.WeakSet[_Window]" = weakref.WeakSet()
 
 
-def _drop_abandoned() -> None:
-    # There can be but one profile at a time, and the callback that took this one may
-    # live as long as it likes.
-    for window in list(_open_windows):
-        if window.is_abandoned():
-            window.drop()
+def _window_of(model: Any) -> _Window | None:
+    """Return the window that another callback has open on the same fit, or None."""
+    return next((one for one in _open_windows if one.is_open_on(model)), None)
 
 
 def _gap(timeline: Timeline) -> str:
@@ -266,6 +294,14 @@ def _gap(timeline: Timeline) -> str:
         f"The profiler left out events of {timeline.allocator}. Its timeline is the "
         f"longest run without a gap; {timeline.lost_events:,} of the {events:,} events "
         "that were told are not in it. A window of fewer steps loses fewer."
+    )
+
+
+def _cut_short(window: _Window, wanted: range) -> str:
+    return (
+        "Another MemoryTimeline of this fit recorded, and there is one profile at a "
+        f"time: the timeline has the steps {window.begin} to {window.end - 1}, not "
+        f"{wanted.start} to {wanted.stop - 1}. Give both the same steps."
     )
 
 

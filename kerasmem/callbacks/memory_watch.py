@@ -4,6 +4,7 @@ import os
 import threading
 import warnings
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from kerasmem import backends
@@ -89,7 +90,7 @@ class MemoryWatch:
 
     def end(self, phase: Phase) -> None:
         """Forget the peaks of a phase."""
-        with self._lock:
+        with self._lock, self._guard("read the memory"):
             if self._reader:
                 self._reader.end(phase)
 
@@ -148,10 +149,11 @@ class MemoryWatch:
 
     def _new_reader(self, model: Any) -> MemoryReader:
         thread = threading.get_ident()
-        host = (
-            host_peak(lambda: is_running(model, thread)) if self._watch_host else None
-        )
-        return MemoryReader(host, self._process)
+        is_needed = partial(is_running, model, thread)
+        # In a loop written by hand nothing runs that could be seen to end.
+        is_over = (lambda: not is_needed()) if is_needed() else (lambda: False)
+        host = host_peak(is_needed) if self._watch_host else None
+        return MemoryReader(host, self._process, is_over)
 
     def _open_journals(self) -> None:
         names = [file_name(stem, ".jsonl", self._process) for stem in _STEMS]

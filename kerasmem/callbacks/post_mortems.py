@@ -12,7 +12,9 @@ from kerasmem.callbacks.guard import Guard
 from kerasmem.callbacks.run_folder import begin_run
 from kerasmem.errors import OutOfMemoryError
 from kerasmem.files.post_mortems import add_post_mortem
+from kerasmem.graph.values import held_bytes
 from kerasmem.memory.oom import Moment, classify, post_mortem
+from kerasmem.memory.oom.device import figures_of
 from kerasmem.memory.oom.samples import samples_per_batch
 from kerasmem.records import PostMortem, Timeline
 
@@ -35,6 +37,14 @@ class FailureWatch(keras.callbacks.Callback):
         self._guard = Guard("kerasmem")
         self._epoch: int | None = None
         self._step: int | None = None
+        self._other_bytes: int | None = None
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Note what is in use beside the variables, such as the data."""
+        with self._guard("read the memory"):
+            in_use = figures_of().current_bytes
+            if in_use is not None:
+                self._other_bytes = max(in_use - held_bytes(self.model), 0)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Note the epoch."""
@@ -86,6 +96,8 @@ class FailureWatch(keras.callbacks.Callback):
             epoch=self._epoch,
             step=self._step,
             is_freed=False,
+            other_bytes=self._other_bytes,
+            may_try=True,
             timelines=[one for one in timelines if self._is_seen_by(one)],
             process=backends.current().processes(model)[0],
         )

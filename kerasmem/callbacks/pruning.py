@@ -8,7 +8,8 @@ import keras
 from kerasmem.backends import shadow
 from kerasmem.callbacks.attachment import Attachment
 from kerasmem.callbacks.guard import tell
-from kerasmem.callbacks.pruning_places import Places
+from kerasmem.callbacks.pruning_places import Loop, Places
+from kerasmem.callbacks.running import is_fitting
 from kerasmem.compression.prune.config import Prune
 from kerasmem.compression.prune.gradual import Gradual
 from kerasmem.compression.prune.scores import CRITERIA, INPUTS
@@ -41,6 +42,11 @@ class Pruning(keras.callbacks.Callback):
     one pass over them per update. Criteria that look at gradients take a float32 per
     weight, splicing another one.
 
+    In a training loop of your own call `set_model`, then `on_train_begin`,
+    `on_train_batch_begin` before every batch and `on_train_end`. A schedule in steps
+    needs no more, one in epochs `on_epoch_begin` too, one in shares of the training,
+    which is the default, `set_params({"epochs": 3, "steps": 100})`.
+
     Args:
         prune: what to prune and when.
         data: samples, for the criterion `"wanda"`; others need none.
@@ -53,7 +59,7 @@ class Pruning(keras.callbacks.Callback):
         ConfigError: if `prune` is no `Prune`, or needs `data`; at the start of `fit`,
             if nothing would ever be pruned in it.
         ModelError: at the start of `fit`, if the model has no weights yet, or none to
-            prune.
+            prune; in a loop of your own, if it has no optimizer.
 
     Example:
         >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(5)])
@@ -85,6 +91,7 @@ class Pruning(keras.callbacks.Callback):
         self._gradual: Gradual | None = None
         self._places: Places | None = None
         self._latest: float | None = None
+        self._loop: Loop | None = None
 
     @property
     def sparsity(self) -> float:
@@ -101,25 +108,26 @@ class Pruning(keras.callbacks.Callback):
                 "before fit: call it on a batch, or give it an Input."
             )
         self._places = self._latest = None
+        self._loop = None if is_fitting(model) else Loop(model, self.params)
         # On JAX `self.model` fetches the weights from the running epoch, which takes
         # a while; not in every batch.
         self._gradual = Gradual(model, self.prune, self._data, lambda: self.model)
-        self._attachment = Attachment(model, self._gradual.release)
+        release, for_fit = self._gradual.release, self._loop is None
+        self._attachment = Attachment(model, release, for_fit=for_fit)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Note the epoch; before the first one take what is zero as pruned."""
-        if self._places is None:
-            # Not earlier: a callback behind this one may have restored a checkpoint.
-            self._places = Places(self.model.optimizer, self.params)
-            self._places.start_epoch(epoch)
-            self._check(self._places)
-            if self._gradual is not None:
-                self._gradual.keep_zeros()
+        if self._loop is not None:
+            epoch = self._loop.start_epoch(epoch, self._places)
+        self._places = self._places or self._begin(epoch)
         self._places.start_epoch(epoch)
         self._go_on()
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Prune further if it is time."""
+        if self._loop is not None:
+            batch = self._loop.start_batch(self.prune.schedule.unit)
+            self._places = self._places or self._begin(0)
         if self._places is not None:
             self._places.start_batch(batch)
             self._go_on()
@@ -128,9 +136,10 @@ class Pruning(keras.callbacks.Callback):
         """Write the sparsity into `logs`."""
         if self._places is None or self._gradual is None:
             return
-        self._places.end_epoch(None)
-        if epoch + 1 == self.params["epochs"]:
-            self._go_on(at_end=True)
+        if self._loop is None:
+            self._places.end_epoch(None)
+            if epoch + 1 == self.params["epochs"]:
+                self._go_on(at_end=True)
         if logs is not None:
             logs["sparsity"] = self.sparsity
             logs["model_sparsity"] = self._gradual.model_sparsity()
@@ -138,7 +147,7 @@ class Pruning(keras.callbacks.Callback):
     def on_train_end(self, logs: Any = None) -> None:
         """Let go, when all other callbacks have had their last word on the weights."""
         history = getattr(self.model, "history", None)
-        if history is None:
+        if self._loop is not None or history is None:
             self._finish()
             return
         # Keras lists its History behind the user's callbacks, one of which may still
@@ -157,6 +166,17 @@ class Pruning(keras.callbacks.Callback):
         if self._attachment is not None:
             self._attachment.release()
             self._attachment = None
+
+    def _begin(self, epoch: int) -> Places:
+        """Return the places of this training; what is zero now counts as pruned."""
+        # Not earlier: a callback behind this one may have restored a checkpoint.
+        params = self.params if self._loop is None else self._loop.params
+        places = Places(self.model.optimizer, params)
+        places.start_epoch(epoch)
+        self._check(places)
+        if self._gradual is not None:
+            self._gradual.keep_zeros()
+        return places
 
     def _finish(self) -> None:
         gradual = self._gradual
@@ -182,7 +202,9 @@ class Pruning(keras.callbacks.Callback):
         due = None if place is None else schedule.due(self._latest, place)
         if due is None:
             return
-        gradual.go_on(due, None if at_end else self._until(due))
+        # A loop of the user's own may have been compiled without the masks.
+        at_once = at_end or self._loop is not None
+        gradual.go_on(due, None if at_once else self._until(due))
         self._latest = due
 
     def _until(self, due: float) -> float | None:

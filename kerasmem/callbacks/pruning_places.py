@@ -2,7 +2,10 @@
 
 from typing import Any
 
+import keras
+
 from kerasmem.backends.gradients import innermost
+from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.values import to_numpy
 
 
@@ -71,3 +74,77 @@ class Places:
             return None
         batches = (self._epochs - self._first_epoch) * self._steps
         return self.first_step + batches // self._per_update
+
+
+class Loop:
+    """The hooks of a callback as a training loop of the user's own calls them.
+
+    tfmot's examples hand in -1 for every batch and call `on_epoch_begin` never, so
+    batches are counted.
+
+    Args:
+        model: the model of the callback.
+        params: what `set_params` was given, None if it was not called.
+
+    Raises:
+        ModelError: if the model has no optimizer.
+    """
+
+    def __init__(self, model: Any, params: dict[str, Any] | None) -> None:
+        if getattr(model, "optimizer", None) is None:
+            raise ModelError(
+                f"The model {model.name!r} has no optimizer to prune beside. Next: "
+                "call model.compile(optimizer) with that of the loop first."
+            )
+        self._optimizer = innermost(model.optimizer)
+        self._first_step = int(to_numpy(self._optimizer.iterations))
+        given = params or {}
+        self._has_length = "epochs" in given
+        self._has_steps = self._has_length and given.get("steps") is not None
+        self._has_epochs = False
+        self._batch = self._batches = 0
+        self.params: dict[str, Any] = {"epochs": 1, **given}
+
+    def start_epoch(self, epoch: int, places: Places | None) -> int:
+        """Return the number of the epoch that begins, from 0."""
+        if places is not None:
+            places.start_batch(self._batch)
+        self._has_epochs, self._batch = True, 0
+        return max(epoch, 0)
+
+    def start_batch(self, unit: str) -> int:
+        """Return the number of the batch that begins, in the epoch if they are told.
+
+        Args:
+            unit: of the schedule.
+
+        Raises:
+            ConfigError: if the place in the schedule cannot be told.
+        """
+        lacks = {
+            "share": not (self._has_length and (self._has_steps or self._has_epochs)),
+            "epoch": not (self._has_steps or self._has_epochs),
+        }
+        if lacks.get(unit):
+            raise ConfigError(
+                "In a training loop of your own a schedule in shares of the training, "
+                "which is the default, takes its length: pruning.set_params({'epochs': "
+                "3, 'steps': 100}); one in epochs takes on_epoch_begin(epoch). Next: "
+                "call these, or take a schedule in steps. Received: a schedule in "
+                f"{unit}s."
+            )
+        self._check_updates()
+        self._batches += 1
+        self._batch += 1
+        return self._batch - 1
+
+    def _check_updates(self) -> None:
+        """Raise on JAX if the first updates were none of the model's own variables."""
+        per_update = getattr(self._optimizer, "gradient_accumulation_steps", None) or 1
+        if keras.backend.backend() != "jax" or self._batches != 2 * per_update:
+            return
+        if int(to_numpy(self._optimizer.iterations)) == self._first_step:
+            raise ConfigError(
+                "On JAX the weights of a stateless training loop are not in the model, "
+                "so they cannot be pruned there. Next: use fit or train_on_batch."
+            )

@@ -14,6 +14,8 @@ from kerasmem.files.atomic import replacing
 from kerasmem.files.run_dir import file_name
 from kerasmem.graph.values import nbytes
 from kerasmem.records import RunInfo
+from kerasmem.records.plain import MOST_BYTES
+from kerasmem.records.regular import read_regular
 
 
 def begin_run(log_dir: str | os.PathLike[str] | None, model: Any) -> None:
@@ -35,7 +37,7 @@ def begin_run(log_dir: str | os.PathLike[str] | None, model: Any) -> None:
     if process or path.exists():
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as temporary:
+    with replacing(path, follow_link=False) as temporary:
         temporary.write_text(_info(model, processes).to_json(), encoding="utf-8")
 
 
@@ -54,10 +56,10 @@ def complete_run(log_dir: str | os.PathLike[str] | None, model: Any) -> None:
     if log_dir is None or not model.built or backends.current().processes(model)[0]:
         return
     path = Path(log_dir) / file_name("run", ".json")
-    info = RunInfo.from_json(path.read_text(encoding="utf-8"))
+    info = RunInfo.from_json(read_regular(path, MOST_BYTES).decode())
     if info.parameters or info.model != model.name:
         return  # of another fit that wrote into the same folder
-    with replacing(path) as temporary:
+    with replacing(path, follow_link=False) as temporary:
         complete = replace(info, **_size(model))
         temporary.write_text(complete.to_json(), encoding="utf-8")
 

@@ -164,6 +164,7 @@ def _write_page(options: Namespace, result: Any) -> None:
         changes=result.changes,
         origin={"command": shlex.join(sys.argv), "seed": options.seed},
         search=result.report.search,
+        warning=result.report.warning or "",
     )
     write_page(options.report, page)
 
@@ -189,12 +190,13 @@ def _outcome(options: Namespace, result: Any) -> Outcome:
     from kerasmem.report.comparison import before_and_after
     from kerasmem.report.quantization import noise_table, worst_first
     from kerasmem.report.search import search_table
-    from kerasmem.report.tables import comparison_table
+    from kerasmem.report.tables import comparison_table, left_alone_table
 
     report, changes = result.report, result.changes
     data = {
         "model": options.model,
         "output": str(options.output),
+        "warning": report.warning,
         "file_ratio": report.file_ratio,
         "weight_ratio": report.weight_ratio,
         "report": asdict(report),
@@ -203,11 +205,13 @@ def _outcome(options: Namespace, result: Any) -> Outcome:
     changed = {change.weight for change in changes if change.changed}
     left_alone = {change.weight for change in changes} - changed
     summary = (
-        f"weights changed: {len(changed)}, left alone: {len(left_alone)} (why: --json, "
-        "--report). Files are without what the optimizer has learned, the first as "
-        "Keras saves it."
+        f"weights changed: {len(changed)}, left alone: {len(left_alone)} (one by one: "
+        "--json, --report). Files are without what the optimizer has learned, the "
+        "first as Keras saves it."
     )
     table = comparison_table(before_and_after(report), str(options.output))
     noise = (noise_table(changes),) if worst_first(changes) else ()
     tried = (search_table(report.search),) if report.search else ()
-    return Outcome(data, (*tried, table, *noise, summary))
+    why = (left_alone_table(changes),) if left_alone else ()
+    first = (report.warning,) if report.warning else ()
+    return Outcome(data, (*first, *tried, table, *noise, *why, summary))

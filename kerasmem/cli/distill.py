@@ -108,6 +108,7 @@ def _student(options: Namespace, teacher: Any) -> Any:
 
 
 def _outcome(options: Namespace, models: dict[str, Any], test: Any) -> Outcome:
+    from kerasmem.compression.judge import chance_of, far_worse
     from kerasmem.compression.measure import measure
     from kerasmem.report.tables import comparison_table
 
@@ -116,9 +117,13 @@ def _outcome(options: Namespace, models: dict[str, Any], test: Any) -> Outcome:
         name: measure(model, test, options.batch_size, stored=name == "teacher")
         for name, model in models.items()
     }
+    teacher, student = (figure.metrics for figure in figures.values())
+    warning = far_worse(teacher, student, chance_of(models["teacher"], test))
     data = {
         "teacher": options.teacher,
         "output": str(options.output),
+        "warning": warning,
         "figures": {name: asdict(figure) for name, figure in figures.items()},
     }
-    return Outcome(data, (comparison_table(figures, str(options.output)),))
+    first = (warning,) if warning else ()
+    return Outcome(data, (*first, comparison_table(figures, str(options.output))))

@@ -13,11 +13,12 @@ from kerasmem.cli.options import (
     add_model,
     at_least,
 )
-from kerasmem.cli.outcome import Outcome
+from kerasmem.cli.outcome import Outcome, say
 from kerasmem.errors import ConfigError
 from kerasmem.units import parse_bytes
 
 _JIT = {"on": True, "off": False}
+_ASSUMED = "adam"
 
 
 def add_to(commands: Any) -> None:
@@ -37,7 +38,7 @@ def add_to(commands: Any) -> None:
         help="say whether it fits: bytes, or a size such as 8GiB",
     )
     parser.add_argument(
-        "--optimizer", help="its Keras name; the one in the file by default"
+        "--optimizer", help="its Keras name; the one in the file by default, else adam"
     )
     parser.add_argument("--backend", help="tensorflow, jax or torch; the running one")
     parser.add_argument("--device", default="gpu", help="gpu (default) or cpu")
@@ -76,11 +77,12 @@ def run(options: Namespace) -> Outcome:
 
     model = load_model(options.model)
     compile_for(model, options.loss, ())
-    _check_optimizer(model, options)
+    optimizer = options.optimizer
+    assumes = not (options.predict or optimizer or _has_optimizer(model))
     estimate = estimate_memory(
         model,
         options.batch_size,
-        optimizer=options.optimizer,
+        optimizer=_ASSUMED if assumes else optimizer,
         dtype_policy=options.dtype_policy,
         jit_compile=_JIT.get(options.jit),
         backend=options.backend,
@@ -91,6 +93,12 @@ def run(options: Namespace) -> Outcome:
     )
     data = json.loads(estimate.to_json()) | {"model": options.model}
     what = "predict" if options.predict else "training"
+    if assumes:
+        data["assumed_optimizer"] = _ASSUMED
+        say(
+            f"{options.model} was saved without an optimizer: {_ASSUMED} is assumed. "
+            "Another: --optimizer NAME; none: --predict."
+        )
     title = (
         f"{options.model}, {what}, batch of {options.batch_size}, {estimate.backend}, "
         f"{estimate.device}, method {estimate.method}"
@@ -107,14 +115,8 @@ def run(options: Namespace) -> Outcome:
     return Outcome(data, tuple(tables))
 
 
-def _check_optimizer(model: Any, options: Namespace) -> None:
-    known = options.optimizer is not None or (model.compiled and model.optimizer)
-    if not options.predict and not known:
-        raise ConfigError(
-            "Training needs an optimizer, and its slots need memory. Expected: a file "
-            f"of a compiled model. Received: {options.model!r}, saved without one. "
-            "Next: pass --optimizer adam, or --predict."
-        )
+def _has_optimizer(model: Any) -> bool:
+    return bool(model.compiled and model.optimizer)
 
 
 def _size(text: str) -> int:

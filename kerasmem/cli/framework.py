@@ -36,7 +36,7 @@ def start_keras(modules: Sequence[str]) -> dict[str, Any]:
     for name in modules:
         try:
             objects |= _defined_in(importlib.import_module(name))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise ConfigError(
                 "Cannot import the module of --import: "
                 f"{type(error).__name__}: {error}. Expected: a module in this folder "

@@ -15,6 +15,7 @@ from kerasmem.files.data import (
     is_array_data,
 )
 from kerasmem.files.data.forms import first_samples
+from kerasmem.graph.losses import as_loss
 
 
 def compile_for(model: Any, loss: str | None, metrics: Sequence[str]) -> None:
@@ -23,7 +24,8 @@ def compile_for(model: Any, loss: str | None, metrics: Sequence[str]) -> None:
     Raises:
         ConfigError: if Keras does not know one of them, or metrics come without a loss.
     """
-    _check_names("loss", keras.losses.get, [loss] if loss else [])
+    found = as_loss(loss)
+    _check_names("loss", keras.losses.get, [loss] if loss and found is loss else [])
     _check_names("metric", keras.metrics.get, metrics)
     if not loss and not metrics:
         return
@@ -34,7 +36,7 @@ def compile_for(model: Any, loss: str | None, metrics: Sequence[str]) -> None:
         )
     model.compile(
         optimizer=getattr(model, "optimizer", None) or "adam",
-        loss=loss or model.loss,
+        loss=found or model.loss,
         metrics=list(metrics) or None,
     )
 

@@ -1,10 +1,13 @@
 """From the command line to an exit code: 0 for success, 2 for bad usage or input."""
 
+import os
 import sys
+import tempfile
 import warnings
 from argparse import Namespace
-from collections.abc import Sequence
-from contextlib import redirect_stdout
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
 from typing import TextIO
 
 from kerasmem.cli import (
@@ -23,7 +26,7 @@ from kerasmem.cli import run as run_command
 from kerasmem.cli.framework import importable_from_here, start_keras
 from kerasmem.cli.options import Parser
 from kerasmem.cli.outcome import Outcome
-from kerasmem.errors import KerasMemError, KerasMemWarning
+from kerasmem.errors import KerasMemError, KerasMemWarning, shortened
 
 _COMMANDS = (
     demo,
@@ -89,8 +92,28 @@ def _run(options: Namespace) -> Outcome:
         objects = start_keras(options.imports)
         import keras
 
-        with keras.saving.custom_object_scope(objects):
+        with keras.saving.custom_object_scope(objects), _temporary_folder():
             return options.run(options)
+
+
+@contextmanager
+def _temporary_folder() -> Iterator[None]:
+    """Let all that is temporary, of children too, be in one folder.
+
+    The next command removes it if this one is killed.
+    """
+    from kerasmem.files.atomic import held_folder
+
+    before = tempfile.tempdir, os.environ.get("TMPDIR")
+    with held_folder(Path(tempfile.gettempdir())) as folder:
+        tempfile.tempdir, os.environ["TMPDIR"] = str(folder), str(folder)
+        try:
+            yield
+        finally:
+            tempfile.tempdir = before[0]
+            os.environ.pop("TMPDIR")
+            if before[1] is not None:
+                os.environ["TMPDIR"] = before[1]
 
 
 def _show(outcome: Outcome, options: Namespace, stdout: TextIO) -> None:
@@ -102,7 +125,8 @@ def _show(outcome: Outcome, options: Namespace, stdout: TextIO) -> None:
 
 
 def _fail(message: str) -> int:
-    print(f"kerasmem: error: {' '.join(message.split())}", file=sys.stderr)
+    line = shortened(" ".join(message.split()))
+    print(f"kerasmem: error: {line}", file=sys.stderr)
     return _FAILED
 
 

@@ -80,7 +80,11 @@ def add_samples(parser: Parser, *, required: bool) -> None:
 
 def add_loss(parser: Parser) -> None:
     """Add `--loss`."""
-    parser.add_argument("--loss", help="for a model saved without one: its Keras name")
+    parser.add_argument(
+        "--loss",
+        help="for a model saved without one: its Keras name, or that with arguments, "
+        "such as 'sparse_categorical_crossentropy(from_logits=True)'",
+    )
 
 
 def add_batch_size(parser: Parser, default: int) -> None:

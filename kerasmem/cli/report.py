@@ -1,5 +1,6 @@
 """`kerasmem report`: what a monitored run recorded, as one self-contained page."""
 
+import importlib.util
 from argparse import Namespace
 from dataclasses import asdict
 from pathlib import Path
@@ -77,10 +78,18 @@ def run(options: Namespace) -> Outcome:
     }
     written = [f"page: {options.output}, {format_bytes(size)}"]
     if options.tensorboard:
-        written.append(f"TensorBoard: {scalars:,} scalars in {options.tensorboard}")
+        written.append(_tensorboard_line(options.tensorboard, scalars))
     tables = [headline_table(figures, title(recorded))]
     if recorded.post_mortems:
         tables.append(post_mortem_table(recorded.post_mortems))
     if recorded.findings:
         tables.append(finding_table(recorded.findings))
     return Outcome(data, (*tables, "\n".join(written)))
+
+
+def _tensorboard_line(folder: Path, scalars: int) -> str:
+    """Return what was written for TensorBoard, and how to see it."""
+    how = f"tensorboard --logdir {folder}"
+    if importlib.util.find_spec("tensorboard") is None:
+        how += ", after pip install kerasmem[tensorboard]: it is not installed here"
+    return f"TensorBoard: {scalars:,} scalars in {folder} (to see them: {how})"

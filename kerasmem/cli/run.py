@@ -14,13 +14,15 @@ from typing import Any
 
 from kerasmem.cli.options import add_command
 from kerasmem.cli.outcome import Outcome, say
-from kerasmem.errors import ConfigError
+from kerasmem.errors import ConfigError, InputError
 from kerasmem.records import PostMortem
+from kerasmem.records.plain import MOST_BYTES
 from kerasmem.records.post_mortem_words import (
     cause_sentence,
     fitting_sentence,
     moment_words,
 )
+from kerasmem.records.regular import read_regular
 
 _CHILD = Path(__file__).with_name("watched_script.py")
 # TensorFlow reads them once, when it is imported: its CPU allocator then tells of
@@ -95,14 +97,14 @@ def run(options: Namespace) -> Outcome:
 
 def _post_mortems(log_dir: Path) -> list[PostMortem]:
     """Return what the folder has on why memory ran out."""
-    lines = [
-        line
-        for file in sorted(log_dir.glob("post_mortems*.jsonl"))
-        for line in file.read_text("utf-8").splitlines()
-    ]
+    lines: list[str] = []
     found: list[PostMortem] = []
+    # What is cut off or no file of ours is left out: `report` says so.
+    for file in sorted(log_dir.glob("post_mortems*.jsonl")):
+        with suppress(InputError, OSError):
+            lines += read_regular(file, MOST_BYTES).decode(errors="replace").split("\n")
     for line in lines:
-        with suppress(ValueError, KeyError, TypeError):  # cut off: `report` says so
+        with suppress(InputError):
             found.append(PostMortem.from_json(line))
     return found
 

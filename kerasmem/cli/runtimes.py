@@ -7,9 +7,11 @@ from typing import Any
 from kerasmem.cli.options import (
     add_command,
     add_imports,
+    add_input_shape,
     add_model,
     add_samples,
     at_least,
+    not_negative,
 )
 from kerasmem.cli.outcome import Outcome
 
@@ -36,6 +38,14 @@ def add_to(commands: Any) -> None:
     parser.add_argument(
         "--threads", type=at_least(1), default=1, metavar="N", help="of LiteRT (1)"
     )
+    parser.add_argument(
+        "--tolerance",
+        type=not_negative,
+        metavar="0.2",
+        help="largest difference of a file from the model, as a share of the largest "
+        "output (0.1 with int8-dynamic, 1e-5 with floats)",
+    )
+    add_input_shape(parser)
     add_imports(parser)
 
 
@@ -56,6 +66,8 @@ def run(options: Namespace) -> Outcome:
         load_data(options.data).train if options.data else None,
         batch_sizes=options.batch_sizes or (1, 32),
         threads=options.threads,
+        tolerance=options.tolerance,
+        input_shape=options.input_shapes,
     )
     tables = [
         runtimes_table(comparison, options.model),

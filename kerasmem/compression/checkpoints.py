@@ -19,7 +19,7 @@ import keras
 import numpy as np
 
 from kerasmem.compression.technique import Technique
-from kerasmem.errors import ConfigError, OutputError
+from kerasmem.errors import ConfigError, InputError, OutputError
 from kerasmem.files.atomic import replacing
 from kerasmem.files.data import is_array_data
 from kerasmem.files.load import load_model
@@ -28,11 +28,27 @@ from kerasmem.files.save import save_stored
 from kerasmem.graph.clone import live_objects
 from kerasmem.graph.fingerprint import model_digest
 from kerasmem.records import WeightChange
+from kerasmem.records.plain import record_from
+from kerasmem.records.regular import open_regular, read_json_file
 
 _NAME = "kerasmem-step-"
+_ACCOUNT = re.compile(rf"{_NAME}([0-9]{{4,9}})\.json")
 _LEFT_OVER = re.compile(r"\.[0-9a-f]{8}\.(keras|json)")
 _PIECE = 1 << 22
 """Entries of data that are looked at in one piece."""
+
+
+@dataclass(frozen=True)
+class _Account:
+    """What is written beside a model.
+
+    Args:
+        key: what the compression is of.
+        changes: what became of every weight so far.
+    """
+
+    key: str
+    changes: tuple[WeightChange, ...]
 
 
 @dataclass(frozen=True)
@@ -64,11 +80,11 @@ class Checkpoints:
         Raises:
             ConfigError: if the folder holds another compression.
         """
-        accounts = self.folder.glob(f"{_NAME}*.json")
-        found = [int(path.stem.removeprefix(_NAME)) for path in accounts]
+        names = (_ACCOUNT.fullmatch(path.name) for path in self.folder.iterdir())
+        found = [int(name[1]) for name in names if name]
         if not found:
             return None
-        if self._read(max(found)).get("key") != self.key:
+        if self._read(max(found)).key != self.key:
             raise ConfigError(
                 f"The folder {str(self.folder)!r} holds the steps of another "
                 "compression: the model, its loss, a step, the data, the seed or "
@@ -86,8 +102,13 @@ class Checkpoints:
         Raises:
             ModelFileError: if the model cannot be read from its file.
         """
-        model = load_model(self._model(step), live_objects(like), compile=False)
-        return model, [WeightChange(**entry) for entry in self._read(step)["changes"]]
+        account, path = self._read(step), self._model(step)
+        try:
+            open_regular(path).close()
+        except OSError as error:
+            raise _unreadable(path, error) from error
+        model = load_model(path, live_objects(like), compile=False)
+        return model, list(account.changes)
 
     def write(self, step: int, model: Any, changes: list[WeightChange]) -> None:
         """Keep the model after a step; what an earlier one left is removed.
@@ -95,12 +116,12 @@ class Checkpoints:
         Raises:
             OutputError: if its file cannot be written, or could not be opened.
         """
-        with replacing(self._model(step)) as path:
+        with replacing(self._model(step), follow_link=False) as path:
             save_stored(model, path)
             check_opens(model, path, path)
-        account = {"key": self.key, "changes": [asdict(change) for change in changes]}
-        with replacing(self._account(step)) as path:
-            path.write_text(json.dumps(account), encoding="utf-8")
+        account = _Account(self.key, tuple(changes))
+        with replacing(self._account(step), follow_link=False) as path:
+            path.write_text(json.dumps(asdict(account)), encoding="utf-8")
         for earlier in range(step):
             # The account first: a model without one is nothing.
             self._account(earlier).unlink(missing_ok=True)
@@ -112,14 +133,17 @@ class Checkpoints:
     def _account(self, step: int) -> Path:
         return self.folder / f"{_NAME}{step:04}.json"
 
-    def _read(self, step: int) -> dict[str, Any]:
+    def _read(self, step: int) -> _Account:
         try:
-            return json.loads(self._account(step).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ConfigError(
-                f"The file {str(self._account(step))!r} cannot be read: {error}. Next: "
-                "take an empty folder."
-            ) from error
+            return record_from(_Account, read_json_file(self._account(step)))
+        except (OSError, InputError) as error:
+            raise _unreadable(self._account(step), error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"The file {str(path)!r} cannot be read: {error}. Next: take an empty folder."
+    )
 
 
 def key_of(model: Any, steps: Sequence[Technique], data: Any, **others: Any) -> str:

@@ -15,7 +15,7 @@ from kerasmem.backends.seeding import seeded
 from kerasmem.compression.export import SAMPLES
 from kerasmem.compression.given import GivenSteps, Resuming
 from kerasmem.compression.job import Done, Job
-from kerasmem.compression.judge import check_max_drop
+from kerasmem.compression.judge import chance_of, check_max_drop, far_worse
 from kerasmem.compression.measure import figures, file_bytes, latencies
 from kerasmem.compression.result import CompressionResult
 from kerasmem.compression.search import Request
@@ -34,6 +34,7 @@ from kerasmem.files.data import (
 from kerasmem.files.load import load_model
 from kerasmem.files.save import Coding, check_coding
 from kerasmem.graph.clone import clone, compile_as, compile_settings
+from kerasmem.graph.losses import as_loss, warn_if_unfit
 from kerasmem.records import CompressionReport
 
 BATCH_SIZE = 32
@@ -90,7 +91,8 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
             half a point of accuracy), the first in `compile`, the loss if there is
             none; needs `validation_data`. Of what a search tries it must hold by 2.5
             standard errors.
-        loss: loss to use in place of the model's own.
+        loss: loss to use in place of the model's own; a name may have arguments, as
+            in `"sparse_categorical_crossentropy(from_logits=True)"`.
         metrics: metrics to use in place of the model's own.
         custom_objects: the user's own layers and functions by name, for a path.
         seed: makes fine-tuning and a search repeatable, all but a search for
@@ -152,6 +154,8 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
                 check_data(original, samples)
                 check_classes(original, samples)
                 check_shared(samples, batch_size)
+        if data is not None:
+            warn_if_unfit(original)
         # Before the work: data that cannot be read again would take it along.
         few = _few_samples(data if validation_data is None else validation_data)
         training = Training(data, fit, epochs, seed)
@@ -227,7 +231,7 @@ def _compile(model: Any, loss: Any, metrics: Any) -> None:
     """Compile `model` anew, with a loss and metrics of the caller's if given."""
     settings = compile_settings(model) or {}
     if loss is not None:
-        settings["loss"] = loss
+        settings["loss"] = as_loss(loss)
     if metrics is not None:
         settings["metrics"] = metrics
     if settings.get("loss") is not None:
@@ -253,10 +257,13 @@ def _report(
         warnings.warn(
             f"No metric was measured: {lacks}.", KerasMemWarning, stacklevel=3
         )
+    at_last = figures(result, data, batch_size, after, size)
+    chance = chance_of(original, data)
     return CompressionReport(
         before=at_first,
-        after=figures(result, data, batch_size, after, size),
+        after=at_last,
         steps=tuple(step.to_json() for step in done.steps),
         samples=count or 0,
         search=done.search,
+        warning=far_worse(at_first.metrics, at_last.metrics, chance),
     )

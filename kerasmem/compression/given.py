@@ -1,19 +1,22 @@
 """A compression whose steps the caller names."""
 
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kerasmem.backends import current
+from kerasmem.compression.batch_norm import batch_norms
 from kerasmem.compression.checkpoints import Checkpoints, key_of
 from kerasmem.compression.job import Done, Job
 from kerasmem.compression.judge import check_drop, check_metric
 from kerasmem.compression.presets import Preset, as_preset
 from kerasmem.compression.stages import Training, run_steps
 from kerasmem.compression.technique import Technique, TrainingStep
-from kerasmem.errors import ConfigError
+from kerasmem.errors import ConfigError, KerasMemWarning
 from kerasmem.files.save import Coding
 from kerasmem.graph.finite import check_finite
+from kerasmem.records import WeightChange
 
 
 @dataclass(frozen=True)
@@ -100,6 +103,8 @@ class GivenSteps(Job):
         ]
         checkpoints = self._checkpoints(original, ready, training)
         model, changes = run_steps(original, ready, training, checkpoints)
+        if training.data is None:
+            _warn_if_stale(original, ready, changes)
         if training.epochs or any(isinstance(step, TrainingStep) for step in ready):
             check_finite(model, original)
         return Done(model, self._steps, changes)
@@ -129,6 +134,23 @@ class GivenSteps(Job):
             batch_size=self._resuming.batch_size,
         )
         return Checkpoints(Path(self._resuming.folder), key)
+
+
+def _warn_if_stale(
+    original: Any, steps: list[Technique], changes: list[WeightChange]
+) -> None:
+    """Warn if weights went that statistics of BatchNormalization were gathered on."""
+    moving = {step.name for step in steps if step.trains_on}
+    stale = [norm for norm in batch_norms(original) if norm.trainable]
+    if stale and any(c.changed and c.technique in moving for c in changes):
+        warnings.warn(
+            f"The statistics of {len(stale)} BatchNormalization layers are those of "
+            "the model before its weights were removed or moved, with which it may do "
+            "far worse than it could. Next: give samples as data= (--data on the "
+            "command line), or gather them anew with km.ReestimateBatchNorm().",
+            KerasMemWarning,
+            stacklevel=4,
+        )
 
 
 def _check_order(steps: tuple[Technique, ...]) -> None:

@@ -5,7 +5,13 @@ from collections.abc import Mapping
 from numbers import Real
 from typing import Any
 
+import keras
+import numpy as np
+
 from kerasmem.errors import AccuracyDropError, ConfigError
+from kerasmem.files.data import is_array_data
+from kerasmem.files.data.forms import first_samples
+from kerasmem.graph.outputs import Task, loss_of_each, task_of
 from kerasmem.records import CompressionReport
 
 _NEEDS = (
@@ -16,6 +22,7 @@ _BETTER_IF_HIGHER = re.compile(
     r"acc|auc|precision|recall|f1|io_?u|r2|score|similarity|correlation|sensitivity"
     r"|specificity|true_"
 )
+_ACCURACY = re.compile(r"(?!.*top)(\w+_)?acc(uracy)?(_\d+)?")
 _BETTER_IF_LOWER = re.compile(
     r"(loss|error|mae|mape|mse|msle|rmse|hinge|entropy|divergence|poisson|logcosh)"
     r"(_\d+)?$"
@@ -90,6 +97,67 @@ def drop_of(report: CompressionReport) -> float:
     name = first_metric(report.before.metrics)
     before, after = report.before.metrics[name], report.after.metrics[name]
     return before - after if is_better_if_higher(name) else after - before
+
+
+def far_worse(
+    before: Mapping[str, float], after: Mapping[str, float], chance: float | None
+) -> str | None:
+    """Return what is far worse, None if nothing is.
+
+    That is an accuracy that lost more than half of what it had above chance, or a loss
+    that more than doubled.
+
+    Args:
+        before: metrics of one model by name.
+        after: metrics of the other.
+        chance: accuracy of whoever guesses, see `chance_of`; None if unknown.
+
+    Example:
+        >>> far_worse({"loss": 0.4}, {"loss": 1.0}, None)
+        'far worse: loss 0.4 to 1, more than twice as much'
+    """
+    for name, old in before.items():
+        new = after[name]
+        # Written so that NaN is far worse.
+        if chance is not None and _ACCURACY.fullmatch(name) and old > chance:
+            if not new >= (old + chance) / 2:
+                return (
+                    f"far worse: {name} {old:.4f} to {new:.4f}, more than half of the "
+                    f"way to chance, {chance:.4f}"
+                )
+        elif name == "loss" and old > 0 and not new <= 2 * old:
+            return f"far worse: loss {old:.4g} to {new:.4g}, more than twice as much"
+    return None
+
+
+def chance_of(model: Any, data: Any) -> float | None:
+    """Return the accuracy of whoever always says the same class, None if unknown.
+
+    It is the share of the most frequent class in labels that are in an array, and at
+    least one over the number of classes.
+
+    Args:
+        model: a compiled model with a graph and one output.
+        data: samples in any form that `kerasmem.files.data` lists, or None.
+    """
+    outputs = getattr(model, "outputs", None) or ()
+    if data is None or len(outputs) != 1 or not model.compiled:
+        return None
+    width = outputs[0].shape[-1]
+    task = task_of(loss_of_each(model, model.loss, model.output)[0])
+    if task not in (Task.CATEGORICAL, Task.BINARY) or not width:
+        return None
+    labels = first_samples(data).get("y") if is_array_data(data) else None
+    share = 1 / max(width, 2)
+    if not hasattr(labels, "shape"):
+        return share
+    labels = keras.ops.convert_to_numpy(labels)
+    if width > 1 and labels.shape[-1:] == (width,):
+        if task is Task.BINARY:
+            return None  # any number of them may be true
+        labels = labels.argmax(-1)
+    _, counts = np.unique(labels, return_counts=True)
+    return max(share, float(counts.max() / labels.size))
 
 
 def in_order(model: Any, metrics: Mapping[str, float]) -> dict[str, float]:

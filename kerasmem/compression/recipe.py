@@ -1,6 +1,6 @@
 """Steps of a compression, given as techniques, as plain data or in a file."""
 
-import json
+import reprlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,9 +9,37 @@ import yaml
 
 from kerasmem.compression.technique import Technique
 from kerasmem.compression.techniques import from_json
-from kerasmem.errors import ConfigError
+from kerasmem.errors import ConfigError, InputError
+from kerasmem.records.plain import MOST_BYTES, check_depth, read_json
+from kerasmem.records.regular import read_regular
 
-_READERS = {".json": json.loads, ".yaml": yaml.safe_load, ".yml": yaml.safe_load}
+_MOST_BYTES, _MOST_STEPS = 1 << 18, 1000
+"""Of YAML, which is read slowly; and of any recipe."""
+
+
+class _PlainLoader(yaml.SafeLoader):
+    """Reads YAML without aliases, by which a short text means an endless one."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("it has an alias; write out what it stands for")
+        return super().compose_node(parent, index)
+
+
+def _read_yaml(content: bytes) -> Any:
+    try:
+        value = yaml.load(content, _PlainLoader)
+    except (yaml.YAMLError, RecursionError, ArithmeticError, MemoryError) as error:
+        raise InputError(" ".join(str(error).split())) from error
+    check_depth(value)
+    return value
+
+
+_READERS = {
+    ".json": (read_json, MOST_BYTES),
+    ".yaml": (_read_yaml, _MOST_BYTES),
+    ".yml": (_read_yaml, _MOST_BYTES),
+}
 
 
 def as_steps(steps: Any) -> tuple[Technique, ...]:
@@ -61,28 +89,32 @@ def read_recipe(path: str | Path) -> tuple[Technique, ...]:
     if not isinstance(content, Sequence) or isinstance(content, str) or not content:
         raise ConfigError(
             "A recipe is a list of steps, such as {technique: prune, sparsity: 0.8}. "
-            f"Received: {str(path)!r} with {content!r}."
+            f"Received: {str(path)!r} with {reprlib.repr(content)}."
+        )
+    if len(content) > _MOST_STEPS:
+        raise ConfigError(
+            f"A recipe has at most {_MOST_STEPS} steps. Received: {str(path)!r} with "
+            f"{len(content)}."
         )
     return tuple(_step(path, number, step) for number, step in enumerate(content, 1))
 
 
 def _content(path: Path) -> Any:
-    read = _READERS.get(path.suffix.lower())
-    if read is None:
+    if path.suffix.lower() not in _READERS:
         raise ConfigError(
             f"A recipe is a file that ends in {', '.join(_READERS)}. "
             f"Received: {str(path)!r}."
         )
+    read, most_bytes = _READERS[path.suffix.lower()]
     try:
-        return read(path.read_text(encoding="utf-8"))
+        return read(read_regular(path, most_bytes, follow_link=True))
     except OSError as error:
         raise ConfigError(
             f"Cannot read the recipe {str(path)!r}: {error.strerror}."
         ) from error
-    except (ValueError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())
+    except ValueError as error:
         raise ConfigError(
-            f"The recipe {str(path)!r} is no {path.suffix[1:].upper()}: {reason}."
+            f"The recipe {str(path)!r} is no {path.suffix[1:].upper()}: {error}."
         ) from error
 
 
@@ -90,7 +122,7 @@ def _step(path: Any, number: int, step: Any) -> Technique:
     if not isinstance(step, dict):
         raise ConfigError(
             f"Step {number} of the recipe {str(path)!r} names no technique. "
-            f"Received: {step!r}."
+            f"Received: {reprlib.repr(step)}."
         )
     try:
         return from_json(step)

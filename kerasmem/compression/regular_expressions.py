@@ -46,7 +46,7 @@ def regular_expressions(technique: str, field: str, given: Any) -> tuple[str, ..
     Raises:
         ConfigError: if one is none.
     """
-    if not isinstance(given, Iterable):
+    if not isinstance(given, Iterable) or isinstance(given, Mapping | bytes):
         raise ConfigError(
             f"The {field} of {technique} is a list of regular expressions. "
             f"Received: {field}={given!r}."

@@ -44,8 +44,9 @@ class CompressionResult:
             for name, old in before.metrics.items()
         ]
         changed = len({c.weight for c in self.changes if c.changed})
+        first = f"{self.report.warning}; " if self.report.warning else ""
         return (
-            f"<CompressionResult of {self.model.name!r}: {', '.join(parts)}; "
+            f"<CompressionResult of {self.model.name!r}: {first}{', '.join(parts)}; "
             f"{changed} weight{'' if changed == 1 else 's'} changed, see .report and "
             ".changes>"
         )
@@ -70,6 +71,7 @@ class CompressionResult:
         batch_size: int | None = None,
         samples: Any = None,
         tolerance: float | None = None,
+        input_shape: Any | None = None,
     ) -> ExportReport:
         """Write the model as a LiteRT or ONNX file, run back and compared with it.
 
@@ -85,6 +87,9 @@ class CompressionResult:
             tolerance: largest difference allowed, as a share of the largest output;
                 None for 1e-5 with `"float"`, 0.1 with `"int8-dynamic"`, and two codes
                 of 127 with `"int8-static"`.
+            input_shape: shape of the input without the batch axis, to fix the lengths
+                that the model leaves open; one per input, by name or in order, if there
+                are several.
 
         Raises:
             ConfigError: if an argument cannot be used, or a package is missing:
@@ -103,4 +108,5 @@ class CompressionResult:
             batch_size=batch_size,
             samples=samples,
             tolerance=tolerance,
+            input_shape=input_shape,
         )

@@ -6,12 +6,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import keras
 import numpy as np
 
+from kerasmem.backends import current
 from kerasmem.backends.seeding import seeded
+from kerasmem.compression import batch_norm
 from kerasmem.compression.checkpoints import Checkpoints
 from kerasmem.compression.technique import Technique, TrainingStep
 from kerasmem.graph.clone import clone, compile_as
+from kerasmem.graph.values import to_numpy
 from kerasmem.records import WeightChange
 
 
@@ -66,10 +70,15 @@ def run_steps(
         earlier = [part for stage in stages[: number - 1] for part in stage]
         with training.seeded(2 * number):
             compile_as(model, original)
+            made: list[WeightChange] = []
             for place, part in enumerate(parts):
                 before = [*earlier, *parts[:place]]
                 model, found = _run(part, before, model, training)
-                changes += found
+                made += found
+            changes += made
+            if _leaves_stale(steps[number - 1 :], made, training):
+                loss = _loss(model, original)
+                changes += batch_norm.reestimate_if_better(model, training.data, loss)
         if checkpoints:
             checkpoints.write(number, model, changes)
             model, changes = _from_file(checkpoints, number, original, training)
@@ -97,6 +106,41 @@ def _run(
         with _kept([*before, step], model, model):
             model.fit(**training.fit, epochs=training.epochs)
     return model, changes
+
+
+def _leaves_stale(
+    steps: Sequence[Technique], changes: list[WeightChange], training: Training
+) -> bool:
+    """Return whether the first of `steps` left statistics behind, and there is data.
+
+    A step removes or moves weights if training suits it, or if it is training.
+    """
+    step, following = steps[0], steps[1:2]
+    trains = isinstance(step, TrainingStep) or (step.trains_on and training.epochs > 0)
+    removed = step.trains_on and any(change.changed for change in changes)
+    by_hand = any(other.name == batch_norm.NAME for other in following)
+    return training.data is not None and (trains or removed) and not by_hand
+
+
+def _loss(model: Any, original: Any) -> batch_norm.Loss:
+    """Return the loss of a model, without labels its distance from the original."""
+
+    def loss(x: Any, y: Any, weight: Any) -> float:
+        with current().inference():
+            outputs = model(x, training=False)
+            if y is not None and model.compiled and model.loss is not None:
+                return batch_norm.own_loss(model, (x, y, weight), outputs)
+            pairs = zip(
+                keras.tree.flatten(outputs),
+                keras.tree.flatten(original(x, training=False)),
+                strict=True,
+            )
+            return sum(
+                float(np.square(to_numpy(a).astype("f8") - to_numpy(b)).mean())
+                for a, b in pairs
+            )
+
+    return loss
 
 
 @contextmanager

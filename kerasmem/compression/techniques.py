@@ -1,7 +1,7 @@
 """The one table of techniques, and their way to plain data and back."""
 
 from dataclasses import fields
-from typing import Any
+from typing import Any, get_type_hints
 
 from kerasmem.compression.channels import PruneChannels
 from kerasmem.compression.cluster import Cluster
@@ -16,6 +16,7 @@ from kerasmem.compression.quantize import (
 )
 from kerasmem.compression.technique import Technique
 from kerasmem.errors import ConfigError, did_you_mean
+from kerasmem.records.plain import reader_of
 
 TECHNIQUES: dict[str, type[Technique]] = {
     "prune": Prune,
@@ -53,7 +54,13 @@ def from_json(config: dict[str, Any]) -> Technique:
             f"{name!r} takes no {unknown[0]!r}.{did_you_mean(unknown[0], known)} It "
             f"takes {', '.join(known)}."
         )
+    hints = get_type_hints(TECHNIQUES[name])
     try:
+        for field, value in arguments.items():
+            if hints[field] in (int, bool):
+                reader_of(hints[field], field)(value)
         return TECHNIQUES[name](**arguments)
-    except TypeError as error:
+    except ConfigError:
+        raise
+    except (TypeError, ValueError, OverflowError) as error:
         raise ConfigError(f"Wrong arguments for {name!r}: {error}.") from error

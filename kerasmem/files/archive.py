@@ -4,10 +4,13 @@ import lzma
 import struct
 import zipfile
 import zlib
-from collections.abc import Container
 from pathlib import Path, PurePosixPath
+from typing import Literal
 
-from kerasmem.errors import ModelFileError
+from kerasmem.errors import InputError, ModelFileError
+from kerasmem.files.members import WEIGHTS
+from kerasmem.records.plain import MOST_BYTES, read_json
+from kerasmem.units import MIB
 
 _LARGE_BYTES, _MOST_TIMES = 1 << 32, 100
 """Keras refuses what is so large and was so much smaller in the file, too."""
@@ -25,14 +28,19 @@ _UNREADABLE = (
     RuntimeError,  # a password
 )
 _MEMBERS = {"config.json", "metadata.json"}
+_SMALL_BYTES, _MOST_TIMES_OF_SMALL = 16 * MIB, 16
+"""Of all members but the weights, which are compared with the model one by one."""
 
 
-def check_archive(path: Path, unread: Container[str] = ()) -> None:
+def check_archive(
+    path: Path, weights: Literal["all", "stored", "none"] = "all"
+) -> None:
     """Read a `.keras` archive through, and compare its checksums.
 
     Args:
         path: the file.
-        unread: names of members that are not read.
+        weights: which are read; those that are deflated are compared too when they are
+            opened.
 
     Raises:
         ModelFileError: if it is damaged, is no model, or would write or take up what no
@@ -49,7 +57,9 @@ def check_archive(path: Path, unread: Container[str] = ()) -> None:
                     f"{str(path)!r} is a zip archive, but no Keras model: "
                     f"{min(missing)} is missing."
                 )
-            damaged = _first_damaged(archive, unread)
+            damaged = _first_damaged(archive, weights)
+            if damaged is None:
+                _check_json(path, archive)
     except _UNREADABLE as error:
         raise ModelFileError(
             f"{str(path)!r} is no .keras file, or a damaged one."
@@ -60,15 +70,18 @@ def check_archive(path: Path, unread: Container[str] = ()) -> None:
         )
 
 
-def _first_damaged(archive: zipfile.ZipFile, unread: Container[str]) -> str | None:
+def _first_damaged(archive: zipfile.ZipFile, weights: str) -> str | None:
     for member in archive.infolist():
-        if member.filename not in unread:
-            with archive.open(member) as content:
-                try:
-                    while content.read(_PIECE):
-                        pass
-                except zipfile.BadZipFile:
-                    return member.filename
+        is_stored = member.compress_type == zipfile.ZIP_STORED
+        is_read = weights == "all" or (weights == "stored" and is_stored)
+        if member.filename == WEIGHTS and not is_read:
+            continue
+        with archive.open(member) as content:
+            try:
+                while content.read(_PIECE):
+                    pass
+            except zipfile.BadZipFile:
+                return member.filename
     return None
 
 
@@ -81,13 +94,38 @@ def _check_place(path: Path, name: str) -> None:
         )
 
 
+def _check_json(path: Path, archive: zipfile.ZipFile) -> None:
+    for name in sorted(_MEMBERS):
+        try:
+            read_json(archive.read(name))
+        except InputError as error:
+            raise ModelFileError(
+                f"{str(path)!r} has a damaged {name}: {error}"
+            ) from error
+
+
 def _check_size(path: Path, members: list[zipfile.ZipInfo]) -> None:
     """Refuse an archive one of whose members is a bomb, or all of them together."""
-    sizes = [(member.file_size, member.compress_size) for member in members]
-    whole = (sum(size for size, _ in sizes), path.stat().st_size)
-    for size, stored in (*sizes, whole):
-        if size > max(_LARGE_BYTES, _MOST_TIMES * stored):
+    weights = [member for member in members if member.filename == WEIGHTS]
+    others = [member for member in members if member.filename != WEIGHTS]
+    _check_bomb(path, weights, _LARGE_BYTES, _MOST_TIMES)
+    for some in (*([other] for other in others), others):
+        _check_bomb(path, some, _SMALL_BYTES, _MOST_TIMES_OF_SMALL)
+    for member in others:
+        if member.filename in _MEMBERS and member.file_size > MOST_BYTES:
             raise ModelFileError(
-                f"{str(path)!r} would take {size} bytes, of which the file has "
-                f"{stored}. No model does that: it is not opened."
+                f"{str(path)!r} has a {member.filename} of {member.file_size} bytes. "
+                f"Expected: {MOST_BYTES} at most. It is not opened."
             )
+
+
+def _check_bomb(
+    path: Path, members: list[zipfile.ZipInfo], large: int, times: int
+) -> None:
+    size = sum(member.file_size for member in members)
+    stored = sum(member.compress_size for member in members)
+    if size > max(large, times * stored):
+        raise ModelFileError(
+            f"{str(path)!r} would take {size} bytes, of which the file has {stored}. "
+            "No model does that: it is not opened."
+        )

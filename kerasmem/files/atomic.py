@@ -22,13 +22,19 @@ _YOUNG_SECONDS = 60.0
 
 
 @contextmanager
-def replacing(path: str | Path) -> Iterator[Path]:
+def replacing(path: str | Path, *, follow_link: bool = True) -> Iterator[Path]:
     """Give a temporary path in a folder beside `path` that takes its place at the end.
 
     The temporary file has the same suffix, and its folder has room for more; the file
     that takes the place of another has its permissions. On any exception, also Ctrl-C,
     the folder is gone and whatever was at `path` is untouched; one that was left by a
-    process that was killed goes with the next file. A symbolic link stays one.
+    process that was killed goes with the next file.
+
+    Args:
+        path: the file.
+        follow_link: True if a symbolic link at `path` stays one, and what it leads to
+            is replaced; False to replace the link, in a folder that is not the user's
+            own to link from.
 
     Raises:
         OutputError: if the file cannot be written, such as on a full disk.
@@ -41,9 +47,9 @@ def replacing(path: str | Path) -> Iterator[Path]:
         >>> [p.name for p in folder.iterdir()]
         ['a.txt']
     """
-    target = Path(path).resolve()
+    target = _target(Path(path), follow_link=follow_link)
     try:
-        with _folder(target.parent) as folder:
+        with held_folder(target.parent) as folder:
             temporary = folder / f"new{target.suffix}"
             yield temporary
             _flush(temporary)
@@ -58,9 +64,24 @@ def replacing(path: str | Path) -> Iterator[Path]:
         ) from error
 
 
+def _target(path: Path, *, follow_link: bool) -> Path:
+    try:
+        return path.resolve() if follow_link else path.parent.resolve() / path.name
+    except (OSError, RuntimeError) as error:
+        raise OutputError(
+            f"Could not write {str(path)!r}: its links lead round in a circle."
+        ) from error
+
+
 @contextmanager
-def _folder(beside: Path) -> Iterator[Path]:
-    """Give a temporary folder that is held while there is a process that uses it."""
+def held_folder(beside: Path) -> Iterator[Path]:
+    """Give a temporary folder that is held while there is a process that uses it.
+
+    Those that processes left which were killed are removed.
+
+    Args:
+        beside: the folder to make it in.
+    """
     _remove_left(beside)
     with (
         tempfile.TemporaryDirectory(dir=beside, prefix=_PREFIX) as folder,

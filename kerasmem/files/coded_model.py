@@ -4,14 +4,26 @@ Keras makes it from the file's config, and gets the plain model instead: the one
 of the saved model, with its own layers.
 """
 
-from collections.abc import Callable
+import json
+import math
+import zipfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
+import h5py
 import keras
 import numpy as np
 
 from kerasmem.errors import ModelFileError
+from kerasmem.files.members import WEIGHTS
 from kerasmem.files.weights import uncoded
+from kerasmem.records.plain import read_json
+from kerasmem.units import MIB
+
+CONFIG = "config.json"
+_FREE_BYTES, _WIDEST = 32 * MIB, 8
+"""What a layer may save beside its variables, and most bytes of an entry."""
 
 
 def wrapped(config: dict[str, Any], name: str, module: str) -> dict[str, Any]:
@@ -34,12 +46,37 @@ def wrapped(config: dict[str, Any], name: str, module: str) -> dict[str, Any]:
     }
 
 
-def unwrapped(config: dict[str, Any], read: Callable[[np.ndarray], np.ndarray]) -> Any:
+def write_skeleton(path: Path, small: Path, names: Iterable[str], name: str) -> None:
+    """Write a file as another one is but for the weights: numbers are in their place.
+
+    Args:
+        path: a `.keras` file.
+        small: where to.
+        names: of its arrays.
+        name: of what stands in the model's place, see `wrapped`.
+    """
+    with zipfile.ZipFile(path) as archive, zipfile.ZipFile(small, "w") as made:
+        for member in archive.infolist():
+            if member.filename == CONFIG:
+                config = wrapped(read_json(archive.read(member)), name, __name__)
+                made.writestr(CONFIG, json.dumps(config))
+            elif member.filename != WEIGHTS:
+                made.writestr(member.filename, archive.read(member))
+        with h5py.File(small.with_suffix(".h5"), "w") as weights:
+            for number, each in enumerate(names):
+                weights[each] = number
+        made.write(small.with_suffix(".h5"), WEIGHTS)
+
+
+def unwrapped(
+    config: dict[str, Any], read: Callable[[np.ndarray, int], np.ndarray]
+) -> Any:
     """Return the model within the config that `wrapped` made.
 
     Args:
         config: the inner one.
-        read: returns the weight that an array in the file stands for.
+        read: returns the weight that an array in the file stands for, if that has no
+            more than so many bytes.
     """
     model = keras.saving.deserialize_keras_object(config["model"])
     if not isinstance(model, keras.Model):
@@ -48,9 +85,10 @@ def unwrapped(config: dict[str, Any], read: Callable[[np.ndarray], np.ndarray]) 
     def load_own_variables(store: Any) -> None:
         # The model is the first to load. All others read from the same store.
         object.__delattr__(model, "load_own_variables")
+        most_bytes = _largest_bytes(model)
 
         def get(store: Any, key: str) -> np.ndarray:
-            return read(original.__getitem__(store, key))
+            return read(original.__getitem__(store, key), most_bytes)
 
         original = type(store)
         store.__class__ = type("Reading", (original,), {"__getitem__": get})
@@ -58,6 +96,12 @@ def unwrapped(config: dict[str, Any], read: Callable[[np.ndarray], np.ndarray]) 
 
     object.__setattr__(model, "load_own_variables", load_own_variables)
     return model
+
+
+def _largest_bytes(model: Any) -> int:
+    """Return the most bytes that an array of a model may have."""
+    sizes = (math.prod(variable.shape) for variable in model.variables)
+    return max(_FREE_BYTES, _WIDEST * max(sizes, default=0))
 
 
 @keras.saving.register_keras_serializable("kerasmem")

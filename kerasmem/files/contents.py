@@ -9,8 +9,8 @@ import numpy as np
 
 from kerasmem.errors import ModelFileError
 from kerasmem.files.archive import check_archive
-from kerasmem.files.coding import coded_form
 from kerasmem.files.datasets import Dataset, datasets
+from kerasmem.files.declared import form_of
 from kerasmem.files.deflated import deflated_places
 from kerasmem.files.members import DAMAGED, WEIGHTS, data_start, opened_weights
 from kerasmem.files.size import file_sizes
@@ -18,7 +18,6 @@ from kerasmem.records import FileContents, StoredTensor
 
 _STRUCTURE = "structure of the weights"
 _VARIABLES = "vars"
-_FORM_BYTES = 400
 
 Place = Callable[[int], int]
 """Where in the file the bytes of the weights up to one of them end."""
@@ -96,7 +95,7 @@ def _tensors(weights: h5py.File, place: Place, how: str) -> tuple[StoredTensor, 
 
 def _tensor(weights: h5py.File, each: Dataset, place: Place, how: str) -> StoredTensor:
     shape, dtype, coding = each.shape, each.dtype, how
-    form = _form(weights, each)
+    form = form_of(weights, each)
     if form is not None:
         (shape, dtype), coding = form, "entropy"
     elif not each.extents:
@@ -113,12 +112,6 @@ def _tensor(weights: h5py.File, each: Dataset, place: Place, how: str) -> Stored
         ),
         coding=coding,
     )
-
-
-def _form(weights: h5py.File, each: Dataset) -> tuple[tuple[int, ...], np.dtype] | None:
-    if each.dtype != np.uint8 or len(each.shape) != 1 or not each.extents:
-        return None
-    return coded_form(weights[each.name][:_FORM_BYTES].tobytes())
 
 
 def _name(weights: h5py.File, path: str) -> str:

@@ -3,9 +3,11 @@
 import os
 from pathlib import Path
 
+from kerasmem.records.regular import open_regular
+
 
 class Journal:
-    """Appends lines to `log_dir/name`; without a `log_dir` it does nothing.
+    """Appends lines to `log_dir/name`, no link; without a `log_dir` it does nothing.
 
     Args:
         log_dir: folder, made when the first line comes; None for no file.
@@ -27,15 +29,15 @@ class Journal:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         begin = "\n" if self._may_be_cut_off and _is_cut_off(self._path) else ""
         self._may_be_cut_off = True
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(begin + line + "\n")
+        with open_regular(self._path, "ab") as file:
+            file.write(f"{begin}{line}\n".encode())
         self._may_be_cut_off = False
 
 
 def _is_cut_off(path: Path) -> bool:
     """Return True if the file ends within a line: of a killed run, or a full disk."""
-    if not path.is_file() or not path.stat().st_size:
+    if not path.exists() or not path.stat().st_size:
         return False
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         file.seek(-1, os.SEEK_END)
         return file.read() != b"\n"

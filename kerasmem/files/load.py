@@ -2,19 +2,21 @@
 
 import warnings
 import zipfile
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import h5py
 import keras
 
-from kerasmem.errors import KerasMemWarning, ModelFileError
+from kerasmem.errors import KerasMemError, KerasMemWarning, ModelFileError
 from kerasmem.files.archive import check_archive
+from kerasmem.files.declared import bounded_weights, check_declared
 from kerasmem.files.legacy import Made, compile_arguments, is_legacy, load_legacy
-from kerasmem.files.members import WEIGHTS
+from kerasmem.files.members import DAMAGED
 from kerasmem.files.memory_map import MappedWeights
 from kerasmem.files.own_file import save_beside
+from kerasmem.files.streamed import openable
 
 _IN_CALL = "Exception encountered when calling"
 """With this Keras begins a line that says where, before the one that says what."""
@@ -65,20 +67,20 @@ def load_model(
             KerasMemWarning,
             stacklevel=2,
         )
-    with_loss = None
     try:
-        if compile:
-            return _load(path, custom_objects, mapped, with_loss=True)
-    except Exception as error:  # noqa: BLE001 - what a damaged file raises has no limit
-        with_loss = error
-    try:
-        model = _load(path, custom_objects, mapped, with_loss=False)
+        with _opened(path, mapped) as (file, objects):
+            known = {**objects, **(custom_objects or {})}
+            model, why = _with_loss(path, file, known) if compile else (None, None)
+            if model is None:
+                model = _load(path, file, known, with_loss=False)
     except Exception as error:
         raise ModelFileError(
             f"{str(path)!r} could not be loaded: {first_reason(error)}"
         ) from error
-    if with_loss is not None:
-        _say_without_loss(path, with_loss)
+    if why is not None:
+        _say_without_loss(path, why)
+    if mapped is not None:
+        save_beside(model, mapped.file)
     return model
 
 
@@ -101,43 +103,60 @@ def load_converted(path: str | Path) -> Made:
 
 
 def _converted(path: Path, custom_objects: dict[str, Any], *, with_loss: bool) -> Made:
-    made, training = load_legacy(path, custom_objects)
+    with bounded_weights(path):
+        made, training = load_legacy(path, custom_objects)
     if training is not None and with_loss:
         try:
             made.layer.compile(**compile_arguments(training, custom_objects))
         except Exception as error:  # noqa: BLE001 - nor has that of an unknown loss
-            _say_without_loss(path, error)
+            _say_without_loss(path, first_reason(error))
     return made
 
 
-def _say_without_loss(path: Path, error: Exception) -> None:
+def _say_without_loss(path: Path, why: str) -> None:
     warnings.warn(
-        f"{str(path)!r} was loaded without its loss and metrics: {first_reason(error)}",
+        f"{str(path)!r} was loaded without its loss and metrics: {why}",
         KerasMemWarning,
         stacklevel=4,
     )
 
 
-def _load(
-    path: Path, custom_objects: Any, mapped: MappedWeights | None, *, with_loss: bool
-) -> Any:
-    opened = nullcontext((path, {})) if mapped is None else mapped.skeleton()
-    with warnings.catch_warnings(), opened as (file, objects):
+def _opened(
+    path: Path, mapped: MappedWeights | None
+) -> AbstractContextManager[tuple[Path, dict[str, Any]]]:
+    """Give what Keras loads the model from, and custom objects for that."""
+    if mapped is not None:
+        return mapped.skeleton()
+    return openable(path) if path.suffix == ".keras" else nullcontext((path, {}))
+
+
+def _with_loss(
+    path: Path, file: Path, objects: dict[str, Any]
+) -> tuple[Any, str | None]:
+    """Return the model with its loss, or None and why it cannot be had."""
+    try:
+        return _load(path, file, objects, with_loss=True), None
+    except Exception as error:  # noqa: BLE001 - what a damaged file raises has no limit
+        # Not the error itself, whose traceback keeps what there is of the model.
+        return None, first_reason(error)
+
+
+def _load(path: Path, file: Path, objects: dict[str, Any], *, with_loss: bool) -> Any:
+    with warnings.catch_warnings(), bounded_weights(path):
         # A file without optimizer state is what we ask for, not a fault.
         warnings.filterwarnings("ignore", message="Skipping variable loading for opt")
         model = keras.models.load_model(
-            file,
-            custom_objects={**objects, **(custom_objects or {})},
-            compile=with_loss,
-            safe_mode=True,
+            file, custom_objects=objects, compile=with_loss, safe_mode=True
         )
-    if mapped is not None:
-        save_beside(model, mapped.file)
+    if not isinstance(model, keras.Model):
+        raise ModelFileError(
+            f"it holds a {type(model).__name__}. Expected: a keras.Model."
+        )
     return model
 
 
 def _check(path: Path, *, memory_map: bool) -> None:
-    if not path.exists():
+    if not (path.is_file() or path.is_dir()):
         raise ModelFileError(f"There is no file {str(path)!r}.")
     if memory_map and (path.is_dir() or path.suffix != ".keras"):
         raise _unmappable(path)
@@ -148,15 +167,24 @@ def _check(path: Path, *, memory_map: bool) -> None:
             raise ModelFileError(
                 f"{str(path)!r} is no .keras file, or only the beginning of one."
             )
-        check_archive(path, unread={WEIGHTS} if memory_map else ())
+        check_archive(path, weights="none" if memory_map else "stored")
     elif path.suffix in (".h5", ".hdf5"):
         if not h5py.is_hdf5(path):
             raise ModelFileError(f"{str(path)!r} is no HDF5 file.")
+        _check_weights(path)
     else:
         raise ModelFileError(
             "Expected a model file that ends in .keras or .h5. Received: "
             f"path={str(path)!r}."
         )
+
+
+def _check_weights(path: Path) -> None:
+    try:
+        with h5py.File(path, "r") as weights:
+            check_declared(path, weights)
+    except DAMAGED as error:
+        raise ModelFileError(f"{str(path)!r} is damaged: {error}") from error
 
 
 def _check_folder(path: Path) -> None:
@@ -178,6 +206,8 @@ def _unmappable(path: Path) -> ModelFileError:
 def first_reason(error: Exception) -> str:
     """Return the one line of a Keras error that says what is wrong."""
     text = str(error)
+    if isinstance(error, KerasMemError):
+        return text
     unknown = text.rpartition("Could not locate ")[2].partition(".")[0]
     if "Could not locate " in text:
         return (

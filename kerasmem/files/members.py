@@ -5,10 +5,11 @@ import shutil
 import struct
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 import h5py
 
@@ -21,6 +22,7 @@ DAMAGED = (OSError, RuntimeError, AttributeError, KeyError, TypeError, ValueErro
 
 _HEADER = struct.Struct("<4s22xHH")
 _MAGIC = b"PK\x03\x04"
+_HDF5 = b"\x89HDF\r\n\x1a\n"
 _PIECE = 1 << 20
 
 
@@ -82,6 +84,9 @@ def opened_weights(path: Path) -> Iterator[h5py.File | None]:
 
     As it lies there where it is stored; else unpacked beside it, or where the system
     has room if nothing may be written there, and gone at the end.
+
+    Raises:
+        ModelFileError: if the weights are damaged.
     """
     with ExitStack() as scope:
         archive = scope.enter_context(zipfile.ZipFile(path))
@@ -95,8 +100,26 @@ def opened_weights(path: Path) -> Iterator[h5py.File | None]:
         else:
             content = scope.enter_context(_room(path.parent))
             with archive.open(member) as reader:
-                shutil.copyfileobj(reader, content, _PIECE)
+                _unpack(reader, content)
         yield scope.enter_context(h5py.File(content, "r"))
+
+
+def _unpack(reader: IO[bytes], target: BinaryIO) -> None:
+    """Write a member that is compressed, unless it cannot be what it should be.
+
+    Raises:
+        ModelFileError: if it is no HDF5 file, or its checksum does not fit.
+    """
+    try:
+        beginning = reader.read(len(_HDF5))
+        if beginning != _HDF5:
+            raise ModelFileError(f"The member {WEIGHTS} is no HDF5 file.")
+        target.write(beginning)
+        shutil.copyfileobj(reader, target, _PIECE)
+    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+        raise ModelFileError(
+            f"It is damaged: the checksum of {WEIGHTS} does not fit."
+        ) from error
 
 
 def _room(folder: Path) -> BinaryIO:

@@ -6,12 +6,11 @@ given as an array over the file, and the variables remember it. An optimizer beg
 anew: what it learned is as large as the weights, and is needed for all of them at once.
 """
 
-import json
 import mmap
 import os
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -24,11 +23,11 @@ import numpy as np
 from kerasmem import backends
 from kerasmem.backends.lazy import MappedArray, lazy_variables
 from kerasmem.errors import ConfigError, ModelFileError
-from kerasmem.files.coded_model import CodedModel, unwrapped, wrapped
+from kerasmem.files.coded_model import CONFIG, CodedModel, unwrapped, write_skeleton
 from kerasmem.files.datasets import Dataset, datasets
 from kerasmem.files.members import DAMAGED, WEIGHTS, Window, data_start
+from kerasmem.records.plain import read_json
 
-_CONFIG = "config.json"
 _NAME = "MappedModel"
 _OPTIMIZER = "optimizer/"
 
@@ -79,7 +78,7 @@ class MappedWeights:
         """
         with tempfile.TemporaryDirectory() as folder:
             small = Path(folder) / self._path.name
-            _write_skeleton(self._path, small, self._arrays)
+            write_skeleton(self._path, small, self._arrays, _NAME)
             with lazy_variables(self._values, used=self._used):
                 yield small, {f"kerasmem>{_NAME}": _Mapped([*self._arrays.values()])}
 
@@ -90,7 +89,7 @@ def _read(path: Path, *, map_all: bool) -> tuple[dict[str, Made], bool, os.stat_
         if WEIGHTS not in archive.namelist():
             raise ModelFileError(f"{str(path)!r} has no weights to be mapped.")
         member = archive.getinfo(WEIGHTS)
-        is_coded = _is_coded(json.loads(archive.read(_CONFIG)))
+        is_coded = _is_coded(read_json(archive.read(CONFIG)))
         if is_coded or member.compress_type != zipfile.ZIP_STORED:
             raise _compressed(path)
         start, size = data_start(file, member), member.file_size
@@ -153,21 +152,6 @@ def _compressed(path: Path) -> ModelFileError:
     )
 
 
-def _write_skeleton(path: Path, small: Path, names: Iterable[str]) -> None:
-    with zipfile.ZipFile(path) as archive, zipfile.ZipFile(small, "w") as made:
-        for member in archive.infolist():
-            if member.filename == _CONFIG:
-                config = json.loads(archive.read(member))
-                config = wrapped(config, _NAME, __name__)
-                made.writestr(_CONFIG, json.dumps(config))
-            elif member.filename != WEIGHTS:
-                made.writestr(member.filename, archive.read(member))
-        with h5py.File(small.with_suffix(".h5"), "w") as weights:
-            for number, name in enumerate(names):
-                weights[name] = number
-        made.write(small.with_suffix(".h5"), WEIGHTS)
-
-
 class _Mapped:
     """What a skeleton's config means by the model; see `CodedModel`."""
 
@@ -176,7 +160,7 @@ class _Mapped:
 
     def from_config(self, config: dict[str, Any]) -> Any:
         """Return the model, whose weights are arrays over the file."""
-        model = unwrapped(config, lambda number: self._arrays[int(number)]())
+        model = unwrapped(config, lambda number, _: self._arrays[int(number)]())
 
         def compile_from_config(compiled: dict[str, Any]) -> None:
             object.__delattr__(model, "compile_from_config")

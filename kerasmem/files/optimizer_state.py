@@ -5,7 +5,8 @@ from pathlib import Path
 
 import h5py
 
-from kerasmem.files.members import opened_weights
+from kerasmem.errors import ModelFileError
+from kerasmem.files.members import DAMAGED, opened_weights
 
 _GROUPS = ("optimizer", "optimizer_weights")  # in a .keras file and in an .h5 file
 
@@ -32,14 +33,20 @@ def optimizer_state(path: str | Path) -> OptimizerState | None:
     Returns:
         The state, or None for a file whose weights lie elsewhere than usual, or the
         folder of a SavedModel.
+
+    Raises:
+        ModelFileError: if it is damaged.
     """
     if Path(path).is_dir():
         return None
-    if h5py.is_hdf5(path):
-        with h5py.File(path, "r") as file:
-            return _count(file)
-    with opened_weights(Path(path)) as file:
-        return None if file is None else _count(file)
+    try:
+        if h5py.is_hdf5(path):
+            with h5py.File(path, "r") as file:
+                return _count(file)
+        with opened_weights(Path(path)) as file:
+            return None if file is None else _count(file)
+    except DAMAGED as error:
+        raise ModelFileError(f"{str(path)!r} is damaged: {error}") from error
 
 
 def _count(file: h5py.File) -> OptimizerState:

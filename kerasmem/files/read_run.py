@@ -1,7 +1,8 @@
 """Reading back what the monitors of a run wrote, also of one that was killed."""
 
+import errno
+import os
 import re
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,10 +20,13 @@ from kerasmem.records import (
     RunInfo,
     Timeline,
 )
+from kerasmem.records.plain import MOST_BYTES
+from kerasmem.records.regular import open_regular, read_regular
+from kerasmem.units import MIB, format_bytes
 
 _Record = TypeVar("_Record")
-# What a line raises that was cut off, or that another version of kerasmem wrote.
-_UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, IndexError)
+_MOST_BYTES, _MOST_LINES = 128 * MIB, 500_000
+"""Of a file that are read: no page can show more."""
 
 
 def read_run(path: str | Path) -> Run:
@@ -65,11 +69,14 @@ def read_run(path: str | Path) -> Run:
 
 def _info(folder: Path, notes: list[str]) -> RunInfo | None:
     file = folder / file_name("run", ".json")
-    if not file.exists():
+    if not os.path.lexists(file):
         return None
-    found = _parse([file.read_text("utf-8", "replace")], RunInfo.from_json)
-    _note(file, found, notes)
-    return found[0]
+    try:
+        text = read_regular(file, MOST_BYTES).decode("utf-8", "replace")
+        return RunInfo.from_json(text)
+    except (InputError, OSError) as error:
+        notes.append(_left_out(file, error))
+        return None
 
 
 def _records(
@@ -78,11 +85,31 @@ def _records(
     """Return the records in a file of lines, by the process that wrote it."""
     found: dict[int, tuple[_Record, ...]] = {}
     for process, file in sorted(_files(folder, stem, ".jsonl")):
-        lines = file.read_text("utf-8", "replace").splitlines()
-        parsed = _parse([line for line in lines if line.strip()], parse)
+        try:
+            parsed = [_parsed(line, parse) for line in _lines(file, notes)]
+        except OSError as error:
+            notes.append(_left_out(file, error))
+            continue
         _note(file, parsed, notes)
         found[process] = tuple(record for record in parsed if record is not None)
     return found
+
+
+def _lines(file: Path, notes: list[str]) -> Iterator[bytes]:
+    """Yield the lines of a file that are not empty, as far as they can be shown."""
+    left, lines = _MOST_BYTES, 0
+    with open_regular(file) as content:
+        while line := content.readline(min(left, MOST_BYTES)):
+            left -= len(line)
+            lines += 1
+            if not left or lines > _MOST_LINES:
+                notes.append(
+                    f"Only the first {_MOST_LINES:,} lines of {file.name} were read, "
+                    f"or the first {format_bytes(_MOST_BYTES)}."
+                )
+                return
+            if line.strip():
+                yield line
 
 
 def _timelines(folder: Path, notes: list[str]) -> tuple[Timeline, ...]:
@@ -91,8 +118,8 @@ def _timelines(folder: Path, notes: list[str]) -> tuple[Timeline, ...]:
     for process, file in sorted(_files(folder, r"timeline-\d+", ".json.gz")):
         try:
             timelines = read_timelines(file)
-        except (*_UNREADABLE, OSError, EOFError, zlib.error):
-            notes.append(f"{file.name} is damaged and was left out.")
+        except (InputError, OSError) as error:
+            notes.append(_left_out(file, error))
             continue
         owner = f" of process {process}" if process else ""
         found += [replace(t, allocator=f"{t.allocator}{owner}") for t in timelines]
@@ -106,15 +133,18 @@ def _files(folder: Path, stem: str, suffix: str) -> Iterator[tuple[int, Path]]:
             yield int(match[1] or 0), file
 
 
-def _parse(lines: list[str], parse: Callable[[str], _Record]) -> list[_Record | None]:
-    """Return what the lines hold, None for one that cannot be read."""
-    found: list[_Record | None] = []
-    for line in lines:
-        try:
-            found.append(parse(line))
-        except _UNREADABLE:
-            found.append(None)
-    return found
+def _parsed(line: bytes, parse: Callable[[str], _Record]) -> _Record | None:
+    """Return what a line holds, None if it cannot be read."""
+    try:
+        return parse(line.decode("utf-8", "replace"))
+    except InputError:
+        return None
+
+
+def _left_out(file: Path, error: Exception) -> str:
+    irregular = isinstance(error, OSError) and error.errno == errno.EINVAL
+    why = "no regular file" if irregular else "damaged"
+    return f"{file.name} is {why} and was left out."
 
 
 def _note(file: Path, parsed: list[_Record | None], notes: list[str]) -> None:

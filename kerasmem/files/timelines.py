@@ -1,14 +1,18 @@
 """Timelines on disk: a gzipped line of JSON each, small whatever the model."""
 
 import gzip
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from kerasmem.errors import OutputError
+from kerasmem.errors import InputError, OutputError
 from kerasmem.files.atomic import replacing
 from kerasmem.files.folding import folded
 from kerasmem.files.run_dir import file_name
 from kerasmem.records import Timeline
+from kerasmem.records.regular import open_regular
+from kerasmem.records.timeline import MOST_TEXT_BYTES
+from kerasmem.units import format_bytes
 
 LIMIT_BYTES = 5_000_000
 _MOST_BLOCKS = 130_000
@@ -53,16 +57,17 @@ def write_timelines(
         OutputError: if the file cannot be written, or nothing fits in `limit_bytes`.
     """
     most = min(_MOST_BLOCKS, max((len(t.blocks) for t in timelines), default=0))
-    content = _compressed([folded(timeline, most) for timeline in timelines])
-    while len(content) > limit_bytes:
+    content, text_bytes = _compressed([folded(each, most) for each in timelines])
+    while len(content) > limit_bytes or text_bytes > MOST_TEXT_BYTES:
         if most < _FEWEST_BLOCKS:
             raise OutputError(
                 f"The timelines do not fit in the file. Received: {limit_bytes=}."
             )
         # A little less than in proportion, so that one more time mostly suffices.
-        most = int(most * 0.9 * limit_bytes / len(content))
-        content = _compressed([folded(timeline, most) for timeline in timelines])
-    with replacing(path) as temporary:
+        over = max(len(content) / limit_bytes, text_bytes / MOST_TEXT_BYTES)
+        most = int(most * 0.9 / over)
+        content, text_bytes = _compressed([folded(each, most) for each in timelines])
+    with replacing(path, follow_link=False) as temporary:
         temporary.write_bytes(content)
 
 
@@ -70,13 +75,25 @@ def read_timelines(path: Path) -> list[Timeline]:
     """Return the timelines that `write_timelines` wrote.
 
     Raises:
-        OSError: if the file cannot be read.
+        InputError: if it is damaged, or no timeline.
+        OSError: if the file cannot be read, or is a link.
     """
-    with gzip.open(path, "rt", encoding="utf-8") as lines:
-        return [Timeline.from_json(line) for line in lines if line.strip()]
+    try:
+        with open_regular(path) as file, gzip.open(file) as inflated:
+            content = inflated.read(MOST_TEXT_BYTES + 1)
+    except (EOFError, zlib.error) as error:
+        raise InputError(f"{path.name} is damaged: {error}.") from error
+    if len(content) > MOST_TEXT_BYTES:
+        raise InputError(
+            f"{path.name} is too large. Expected: {format_bytes(MOST_TEXT_BYTES)} of "
+            "text at most."
+        )
+    lines = [line for line in content.splitlines() if line.strip()]
+    return [Timeline.from_json(line.decode("utf-8", "replace")) for line in lines]
 
 
-def _compressed(timelines: Sequence[Timeline]) -> bytes:
-    lines = "".join(f"{timeline.to_json()}\n" for timeline in timelines)
+def _compressed(timelines: Sequence[Timeline]) -> tuple[bytes, int]:
+    """Return the bytes of a file of timelines, and how many bytes of text they are."""
+    lines = "".join(f"{timeline.to_json()}\n" for timeline in timelines).encode()
     # Without the time of day in it: the same timelines are the same file.
-    return gzip.compress(lines.encode(), compresslevel=6, mtime=0)
+    return gzip.compress(lines, compresslevel=6, mtime=0), len(lines)

@@ -124,15 +124,19 @@ def could_be_code(array: np.ndarray | h5py.Dataset) -> bool:
     return array.dtype == np.uint8 and array.ndim == 1
 
 
-def uncoded(array: np.ndarray) -> np.ndarray:
+def uncoded(array: np.ndarray, most_bytes: int | None = None) -> np.ndarray:
     """Return the array that a dataset written by `store_coded` stands for.
+
+    Args:
+        array: the dataset.
+        most_bytes: as of `decode`.
 
     Raises:
         ModelFileError: if it is damaged.
     """
     if not could_be_code(array):
         return array
-    found = decode(array.tobytes())
+    found = decode(array.tobytes(), most_bytes)
     # The only one of Keras's types that HDF5 has no name for.
     return found.view(ml_dtypes.bfloat16) if found.dtype.kind == "V" else found
 

@@ -1,4 +1,4 @@
-"""Whether the weights of a model are numbers."""
+"""Whether the weights and activations of a model are numbers."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from kerasmem.errors import ModelError
+from kerasmem.errors import DataError, ModelError
 from kerasmem.graph.values import to_numpy
 
 
@@ -31,6 +31,14 @@ def check_finite(model: Any, before: Any) -> None:
                 f"{wrong} of {values.size} entries of {variable.path!r}. Next: look "
                 "for them in the samples and labels first, then at the learning rate."
             )
+
+
+def not_finite(layer: Any) -> DataError:
+    """Return the error of a layer that makes something which is not finite."""
+    return DataError(
+        f"The layer {layer.name!r} makes NaN or infinity of the samples. Next: look at "
+        "the data first, then at the weights of that layer."
+    )
 
 
 def _floats(variables: Iterable[Any]) -> Iterable[Any]:

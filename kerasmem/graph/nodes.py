@@ -102,8 +102,19 @@ def _open(
             if inside is not None:
                 return _trace_graph(inside, tensors, opens, operation)
     variables = tuple(x for x in given if isinstance(x, keras.Variable))
-    outputs = tuple(keras.tree.flatten(operation.compute_output_spec(*args, **kwargs)))
+    outputs = _output_specs(operation, args, kwargs)
     return Trace((Call(operation, tensors, outputs, variables, owner),), outputs)
+
+
+def _output_specs(operation: Any, args: tuple, kwargs: dict[str, Any]) -> tuple:
+    """Return the `KerasTensor`s that an operation makes of others."""
+    outputs = tuple(keras.tree.flatten(operation.compute_output_spec(*args, **kwargs)))
+    if isinstance(operation, keras.layers.EinsumDense) and None in outputs[0].shape:
+        # Keras gives the lengths that it was built with, whatever comes in.
+        kernel = keras.KerasTensor(operation.kernel.shape, operation.compute_dtype)
+        made = keras.ops.einsum(operation.equation, args[0], kernel)
+        return (keras.KerasTensor(made.shape, outputs[0].dtype),)
+    return outputs
 
 
 def _with_batch(tensor: Any, shape: Sequence[int | None], batch_size: int) -> Any:

@@ -46,6 +46,15 @@ class Rewrite:
         del node
         return args
 
+    def check(self, node: Any, outputs: Sequence[Any]) -> None:
+        """Raise if the outputs of a call in the new graph are not what they should be.
+
+        Args:
+            node: the call.
+            outputs: its `KerasTensor`s in the new graph.
+        """
+        del node, outputs
+
     def input_shape(self, tensor: Any) -> tuple[int | None, ...]:
         """Return the shape of an input of the model or of one in it."""
         return tuple(tensor.shape)
@@ -112,9 +121,7 @@ class Rebuild:
             if self._rewrite.goes(node):
                 outputs = [known[id(node.arguments.keras_tensors[0])]]
             else:
-                args, kwargs = node.arguments.fill_in(known)
-                args = self._rewrite.arguments(node, args)
-                outputs = keras.tree.flatten(self._operation(node)(*args, **kwargs))
+                outputs = self._called(node, known)
             known.update(zip(map(id, node.outputs), outputs, strict=True))
         if isinstance(model, keras.Sequential):
             made = self._sequential(model, graph)
@@ -124,6 +131,22 @@ class Rebuild:
             # Only then: setting True would thaw the layers that are frozen.
             made.trainable = False
         return made
+
+    def _called(self, node: Any, known: dict[int, Any]) -> list[Any]:
+        """Return the outputs of a call in the new graph."""
+        args, kwargs = node.arguments.fill_in(known)
+        args = self._rewrite.arguments(node, args)
+        operation = self._operation(node)
+        try:
+            outputs = keras.tree.flatten(operation(*args, **kwargs))
+        except (TypeError, ValueError) as error:
+            raise ModelError(
+                f"In the new model {operation.name!r} does not take what the layers "
+                "before it give. Next: leave it out, and report it. "
+                f"Received: {' '.join(str(error).split())[:300]}"
+            ) from error
+        self._rewrite.check(node, outputs)
+        return outputs
 
     def _functional(self, model: Any, graph: Any, known: dict[int, Any]) -> Any:
         inputs, outputs = keras.tree.map_structure(

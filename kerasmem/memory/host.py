@@ -5,6 +5,7 @@ import mmap
 import os
 import re
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
@@ -55,20 +56,39 @@ def host_peak(is_needed: Callable[[], bool]) -> HostPeak:
 class KernelPeak:
     """The peak that Linux keeps; exact, and free while nobody reads it.
 
-    The reset also holds for every other reader of the process's peak.
+    There is one for the process: before it is reset, every other reader of this class
+    takes it over.
     """
+
+    def __init__(self) -> None:
+        self._before = 0
+        with _KERNEL_LOCK:
+            _KERNEL_READERS.add(self)
 
     def reset(self) -> None:
         """Start a new peak at what is resident now."""
-        CLEAR_REFS.write_text("5", encoding="ascii")
+        with _KERNEL_LOCK:
+            peak = _high_water_bytes()
+            for reader in _KERNEL_READERS:
+                reader._before = max(reader._before, peak)
+            CLEAR_REFS.write_text("5", encoding="ascii")
+            self._before = 0
 
     def read(self) -> HostReading:
         """Return what is resident now and the peak."""
-        rss = resident_bytes()
-        return HostReading(rss, max(rss, _high_water_bytes()), "kernel")
+        with _KERNEL_LOCK:
+            rss = resident_bytes()
+            peak = max(rss, _high_water_bytes(), self._before)
+            return HostReading(rss, peak, "kernel")
 
     def close(self) -> None:
-        """Do nothing: the kernel counts anyway."""
+        """Take no more peaks over: the kernel counts anyway."""
+        with _KERNEL_LOCK:
+            _KERNEL_READERS.discard(self)
+
+
+_KERNEL_LOCK = threading.Lock()
+_KERNEL_READERS: "weakref.WeakSet[KernelPeak]" = weakref.WeakSet()
 
 
 class SampledPeak:

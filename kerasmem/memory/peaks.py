@@ -1,9 +1,10 @@
 """Peaks of stretches of time that lie within each other, out of one peak.
 
 An allocator keeps one peak, and all that can be done is to start it anew. So every
-stretch that is open takes the peak over before a new one begins.
+stretch that is open takes the peak over before a new one begins, here or elsewhere.
 """
 
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -11,6 +12,8 @@ from kerasmem.memory.host import HostPeak
 from kerasmem.records import DeviceReading, HostReading
 
 _HOST = "host"
+_LOCK = threading.RLock()
+"""One for all readers: each may have all others take over what it resets."""
 
 
 class Peaks:
@@ -36,20 +39,22 @@ class Peaks:
 
     def begin(self, stretch: str) -> None:
         """Start the peaks of `stretch` anew; those of other stretches go on."""
-        self._open.pop(stretch, None)
-        if self._open:
-            self._look()
-        self._was_reset = self._reset_devices()
-        if self._host:
-            self._host.reset()
-        self._open[stretch] = {}
+        with _LOCK:
+            self._open.pop(stretch, None)
+            if self._open:
+                self._look()
+            self._was_reset = self._reset_devices()
+            if self._host:
+                self._host.reset()
+            self._open[stretch] = {}
 
     def read(
         self, stretch: str
     ) -> tuple[tuple[DeviceReading, ...], HostReading | None]:
         """Return readings whose peaks are those since `stretch` began."""
-        devices, host = self._look()
-        peaks = self._open.get(stretch, {})
+        with _LOCK:
+            devices, host = self._look()
+            peaks = self._open.get(stretch, {})
         if host:
             host = replace(host, peak_bytes=peaks.get(_HOST, host.peak_bytes))
         return tuple(
@@ -61,13 +66,21 @@ class Peaks:
             for device in devices
         ), host
 
+    def take_over(self) -> None:
+        """Keep the peaks so far: somebody else is about to start them anew."""
+        with _LOCK:
+            if self._open:
+                self._look()
+
     def end(self, stretch: str) -> None:
         """Forget `stretch`."""
-        self._open.pop(stretch, None)
+        with _LOCK:
+            self._open.pop(stretch, None)
 
     def close(self) -> None:
         """End the measurement."""
-        self._open.clear()
+        with _LOCK:
+            self._open.clear()
         if self._host:
             self._host.close()
 

@@ -1,7 +1,8 @@
 """Models that train otherwise than their layers say, and how."""
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -58,6 +59,16 @@ def note(model: Any, treatment: Treatment) -> None:
 def treatment_of(model: Any) -> Treatment | None:
     """Return how a model trains, None if as its layers say."""
     return _TREATMENTS.get(model)
+
+
+@contextmanager
+def assumed(model: Any, treatment: Treatment) -> Iterator[None]:
+    """Have an untreated model estimated as if it trained like this, in a scope."""
+    _TREATMENTS[model] = treatment
+    try:
+        yield
+    finally:
+        del _TREATMENTS[model]
 
 
 def check_untreated(model: Any, room: str) -> None:

@@ -1,14 +1,15 @@
 """What the other processes of a training have in use."""
 
-import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
+from kerasmem.errors import InputError
 from kerasmem.files.run_dir import file_name
 from kerasmem.records import MemoryRecord
+from kerasmem.records.regular import open_regular
 
 
 class WorkerReader(Protocol):
@@ -63,16 +64,16 @@ class _Growing:
     def newest(self) -> MemoryRecord | None:
         for line in self._new_lines():
             # A worker whose disk was full may have left half a line behind.
-            with suppress(ValueError, KeyError, TypeError):
-                fields = json.loads(line)
-                if fields["batch"] is None and fields["phase"] == "train":
-                    self._newest = MemoryRecord.from_json(line)
+            with suppress(InputError):
+                record = MemoryRecord.from_json(line)
+                if record.batch is None and record.phase == "train":
+                    self._newest = record
         return self._newest
 
     def _new_lines(self) -> list[str]:
         if not self._path.exists():
             return []
-        with self._path.open("rb") as file:
+        with open_regular(self._path) as file:
             file.seek(self._read_bytes)
             new = file.read()
         # What stands behind the last line break is being written at this moment.

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from kerasmem.records.plain import OrNaN
+
 
 @dataclass(frozen=True)
 class WeightChange:
@@ -27,5 +29,5 @@ class WeightChange:
     detail: str
     before_bytes: int
     after_bytes: int
-    sqnr_db: float | None = None
-    output_sqnr_db: float | None = None
+    sqnr_db: OrNaN | None = None
+    output_sqnr_db: OrNaN | None = None

@@ -2,7 +2,8 @@
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Any
+
+from kerasmem.records.plain import read_json, record_from
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,4 @@ class DeviceStatus:
     @classmethod
     def from_json(cls, text: str) -> "DeviceStatus":
         """Return the record that `to_json` made `text` of."""
-        fields: dict[str, Any] = json.loads(text)
-        cards = tuple(CardStatus(**card) for card in fields.pop("cards"))
-        return cls(**fields, cards=cards)
+        return record_from(cls, read_json(text))

@@ -3,8 +3,9 @@
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
+from kerasmem.records.plain import read_json, record_from
 from kerasmem.records.timeline import CATEGORIES
 from kerasmem.units import format_bytes, parse_bytes
 
@@ -123,9 +124,7 @@ class MemoryEstimate:
     @classmethod
     def from_json(cls, text: str) -> "MemoryEstimate":
         """Return the estimate that `to_json` made `text` of."""
-        content: dict[str, Any] = json.loads(text)
-        parts = tuple(EstimatePart(**part) for part in content.pop("parts"))
-        return cls(**content, parts=parts)
+        return record_from(cls, read_json(text))
 
 
 def largest_first(items: Iterable[tuple[_Key, int]]) -> dict[_Key, int]:

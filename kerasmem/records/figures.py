@@ -41,6 +41,7 @@ class CompressionReport:
         steps: the techniques, in order, as their JSON configs.
         samples: number of validation samples behind the metrics, 0 for none.
         search: how the steps were found; None if they were given.
+        warning: what is far worse than before; None if nothing is.
     """
 
     before: ModelFigures
@@ -48,6 +49,7 @@ class CompressionReport:
     steps: tuple[dict[str, object], ...] = ()
     samples: int = 0
     search: SearchReport | None = None
+    warning: str | None = None
 
     @property
     def file_ratio(self) -> float:

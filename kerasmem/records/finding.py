@@ -3,6 +3,8 @@
 import json
 from dataclasses import asdict, dataclass
 
+from kerasmem.records.plain import read_json, record_from
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -29,4 +31,4 @@ class Finding:
     @classmethod
     def from_json(cls, line: str) -> "Finding":
         """Return the finding that `to_json` made `line` of."""
-        return cls(**json.loads(line))
+        return record_from(cls, read_json(line))

@@ -5,6 +5,8 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from kerasmem.records.plain import OrNaN, read_json, record_from
+
 
 @dataclass(frozen=True)
 class VariableGradient:
@@ -29,12 +31,12 @@ class VariableGradient:
 
     path: str
     steps: int
-    norm: float
+    norm: OrNaN
     max_abs: float
     zero_fraction: float
     nonfinite: int
-    norm_max: float = math.nan
-    norm_last: float = math.nan
+    norm_max: OrNaN = math.nan
+    norm_last: OrNaN = math.nan
     update_ratio: float | None = None
     gradient_bytes: int = 0
 
@@ -63,11 +65,11 @@ class GradientRecord:
 
     epoch: int
     steps: int
-    norm: float
-    norm_max: float
+    norm: OrNaN
+    norm_max: OrNaN
     nonfinite_steps: int
     variables: tuple[VariableGradient, ...] = ()
-    norm_last: float = math.nan
+    norm_last: OrNaN = math.nan
     sampled_steps: tuple[int, ...] = ()
     gradient_bytes: int = 0
     own_bytes: int = 0
@@ -80,13 +82,7 @@ class GradientRecord:
     @classmethod
     def from_json(cls, line: str) -> "GradientRecord":
         """Return the record that `to_json` made `line` of."""
-        fields: dict[str, Any] = json.loads(line)
-        variables = fields.pop("variables")
-        fields["sampled_steps"] = tuple(fields.get("sampled_steps", ()))
-        return cls(
-            **_with_nan(fields),
-            variables=tuple(VariableGradient(**_with_nan(row)) for row in variables),
-        )
+        return record_from(cls, read_json(line))
 
 
 _NORMS = ("norm", "norm_max", "norm_last")  # NaN where there is none; JSON has no NaN
@@ -96,8 +92,3 @@ def _without_nan(fields: dict[str, Any]) -> dict[str, Any]:
     rows = {"variables": [_without_nan(row) for row in fields.get("variables", ())]}
     missing = {name: None for name in _NORMS if math.isnan(fields[name])}
     return fields | missing | (rows if "variables" in fields else {})
-
-
-def _with_nan(fields: dict[str, Any]) -> dict[str, Any]:
-    missing = {name: math.nan for name in _NORMS if fields.get(name, 0) is None}
-    return fields | missing

@@ -2,7 +2,8 @@
 
 import json
 from dataclasses import dataclass
-from typing import Any
+
+from kerasmem.records.plain import read_json, record_from
 
 
 @dataclass(frozen=True)
@@ -102,10 +103,4 @@ class MemoryRecord:
     @classmethod
     def from_json(cls, line: str) -> "MemoryRecord":
         """Return the record that `to_json` made `line` of."""
-        fields: dict[str, Any] = json.loads(line)
-        host, devices = fields.pop("host"), fields.pop("devices")
-        return cls(
-            **fields,
-            devices=tuple(DeviceReading(**device) for device in devices),
-            host=HostReading(**host) if host else None,
-        )
+        return record_from(cls, read_json(line))

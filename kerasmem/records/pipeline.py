@@ -2,8 +2,8 @@
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Any
 
+from kerasmem.records.plain import read_json, record_from
 from kerasmem.units import format_bytes
 
 
@@ -71,9 +71,7 @@ class DataMemory:
     @classmethod
     def from_json(cls, text: str) -> "DataMemory":
         """Return the record that `to_json` made `text` of."""
-        fields: dict[str, Any] = json.loads(text)
-        stages = tuple(PipelineStage(**stage) for stage in fields.pop("stages"))
-        return cls(**fields, stages=stages)
+        return record_from(cls, read_json(text))
 
 
 def _told(nbytes: int | None) -> str:

@@ -2,9 +2,9 @@
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from kerasmem.records.estimate import EstimatePart, largest_first
+from kerasmem.records.plain import read_json, record_from
 from kerasmem.records.post_mortem_words import post_mortem_text
 from kerasmem.records.tuning import MEASURED
 
@@ -62,11 +62,15 @@ class Remedy:
         how: what to write or do.
         saves_bytes: bytes that it takes off the peak, estimated; None where nobody can
             tell.
+        peak_bytes: the peak with it, estimated; None where nobody can tell.
+        fits: whether a step with it alone is estimated to fit; None without a limit.
     """
 
     name: str
     how: str
     saves_bytes: int | None = None
+    peak_bytes: int | None = None
+    fits: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,9 +94,12 @@ class PostMortem:
         other_bytes: bytes in use beside them between steps: other models, data; None
             where the framework does not count.
         fitting_micro_batches: the smallest number of micro-batches with which a step
-            is estimated to fit; None if none does or nobody can tell.
-        fitting_bytes: the peak that is estimated for them; None with it.
-        remedies: what else would help, first what brings most.
+            fits; None if none does or nobody can tell.
+        fitting_bytes: the peak with them; None with it.
+        fitting_is_tried: whether such steps ran within the limit; otherwise both are
+            estimated.
+        remedies: what else would help, first what fits by itself, then what brings
+            most.
         left_out: what could not be found out, in words.
         process: index of the process, 0 unless several train together.
         time: seconds since 1970 (UTC).
@@ -112,6 +119,7 @@ class PostMortem:
     other_bytes: int | None = None
     fitting_micro_batches: int | None = None
     fitting_bytes: int | None = None
+    fitting_is_tried: bool = False
     remedies: tuple[Remedy, ...] = ()
     left_out: tuple[str, ...] = ()
     process: int = 0
@@ -146,9 +154,4 @@ class PostMortem:
     @classmethod
     def from_json(cls, line: str) -> "PostMortem":
         """Return the record that `to_json` made `line` of."""
-        content: dict[str, Any] = json.loads(line)
-        content["cause"] = Cause(**content["cause"])
-        content["parts"] = tuple(EstimatePart(**part) for part in content["parts"])
-        content["remedies"] = tuple(Remedy(**one) for one in content["remedies"])
-        content["left_out"] = tuple(content["left_out"])
-        return cls(**content)
+        return record_from(cls, read_json(line))

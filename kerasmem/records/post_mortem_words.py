@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from kerasmem.units import format_bytes
 
 if TYPE_CHECKING:
-    from kerasmem.records.post_mortem import Cause, PostMortem
+    from kerasmem.records.post_mortem import Cause, PostMortem, Remedy
 
 
 def cause_sentence(cause: "Cause") -> str:
@@ -53,10 +53,25 @@ def fitting_sentence(found: "PostMortem") -> str:
             return "How many micro-batches would fit is unknown: nobody told the limit."
         return "No number of micro-batches is estimated to fit."
     size = -(-found.batch_size // count)
+    peak = format_bytes(found.fitting_bytes or 0)
+    if found.fitting_is_tried:
+        return f"{count:,} micro-batches of {size:,} fit: tried, with a peak of {peak}."
     return (
-        f"{count:,} micro-batches of {size:,} would fit: their peak is estimated at "
-        f"{format_bytes(found.fitting_bytes or 0)}."
+        f"{count:,} micro-batches of {size:,} should fit: their peak is estimated at "
+        f"{peak}."
     )
+
+
+def remedy_words(remedy: "Remedy") -> str:
+    """Return what a remedy takes off the peak and whether that is enough, or `""`."""
+    if remedy.saves_bytes is None:
+        return ""
+    less = f"about {format_bytes(remedy.saves_bytes)} less"
+    if remedy.fits is None:
+        return f"{less} (estimated)"
+    peak = format_bytes(remedy.peak_bytes or 0)
+    enough = "it should fit" if remedy.fits else "not enough by itself"
+    return f"{less}, a peak of {peak} (estimated): {enough}"
 
 
 def post_mortem_text(found: "PostMortem", layers: int = 10) -> str:
@@ -108,9 +123,8 @@ def _help(found: "PostMortem") -> Iterator[str]:
     if sentence:
         yield sentence
     for remedy in found.remedies:
-        saves = remedy.saves_bytes
-        gain = "" if saves is None else f", about {format_bytes(saves)} less (est.)"
-        yield f"{remedy.name}{gain}: {remedy.how}"
+        words = remedy_words(remedy)
+        yield f"{remedy.name}{f', {words}' if words else ''}. {remedy.how}"
 
 
 def _asked(cause: "Cause") -> str:

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from kerasmem.records.finding import Finding
 from kerasmem.records.gradient import GradientRecord
 from kerasmem.records.memory import MemoryRecord
+from kerasmem.records.plain import read_json, record_from
 from kerasmem.records.post_mortem import PostMortem
 from kerasmem.records.timeline import Timeline
 
@@ -39,7 +40,7 @@ class RunInfo:
     @classmethod
     def from_json(cls, text: str) -> "RunInfo":
         """Return the record that `to_json` made `text` of."""
-        return cls(**json.loads(text))
+        return record_from(cls, read_json(text))
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Any
+
+from kerasmem.records.plain import read_json, record_from
 
 
 @dataclass(frozen=True)
@@ -113,11 +114,4 @@ class RuntimeComparison:
     @classmethod
     def from_json(cls, text: str) -> "RuntimeComparison":
         """Return the record that `to_json` made `text` of."""
-        content: dict[str, Any] = json.loads(text)
-        for each in content["runtimes"]:
-            each["times"] = tuple(BatchTime(**time) for time in each["times"])
-        for each in content["advice"]:
-            each["others"] = tuple(each["others"])
-        content["runtimes"] = tuple(RuntimeFigures(**r) for r in content["runtimes"])
-        content["advice"] = tuple(RuntimeAdvice(**a) for a in content["advice"])
-        return cls(**content)
+        return record_from(cls, read_json(text))

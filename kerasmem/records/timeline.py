@@ -6,8 +6,12 @@ allocation or the free of exactly one block.
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Any, get_type_hints
+
+from kerasmem.errors import InputError
+from kerasmem.records.plain import read_json, reader_of, record_from
+from kerasmem.units import MIB
 
 CATEGORIES = (
     "parameter",
@@ -18,6 +22,9 @@ CATEGORIES = (
     "input",
     "unknown",
 )
+MOST_TEXT_BYTES = 32 * MIB
+"""Of a timeline as JSON: one of 130,000 blocks takes some 20 MiB."""
+
 PHASES = ("forward", "backward", "optimizer", "input", "unknown")
 
 
@@ -136,14 +143,40 @@ class Timeline:
     @classmethod
     def from_json(cls, text: str) -> "Timeline":
         """Return the timeline that `to_json` made `text` of."""
-        content: dict[str, Any] = json.loads(text)
-        texts, columns = content.pop("texts"), content.pop("blocks")
-        for name in _TEXTS:
-            columns[name] = [texts[index] for index in columns[name]]
-        rows = zip(*(columns[field.name] for field in fields(Block)), strict=True)
-        series = ("times_ns", "in_use_bytes", "reserved_bytes", "fragmentation")
-        content |= {name: tuple(content[name]) for name in series}
-        return cls(**content, blocks=tuple(Block(*row) for row in rows))
+        content = read_json(text, MOST_TEXT_BYTES)
+        try:
+            blocks = _blocks(content.pop("texts"), content["blocks"])
+        except (LookupError, TypeError, AttributeError) as error:
+            raise InputError("The blocks of a timeline are damaged.") from error
+        timeline = replace(record_from(cls, content | {"blocks": []}), blocks=blocks)
+        timeline._check()
+        return timeline
+
+    def _check(self) -> None:
+        """Raise unless every event has its figures, and no block is of another."""
+        events = len(self.in_use_bytes)
+        series = (self.reserved_bytes, self.fragmentation)
+        moments = (m for b in self.blocks for m in (b.allocated_at, b.freed_at))
+        if (
+            len(self.times_ns) != events
+            or any(len(figures) not in (0, events) for figures in series)
+            or any(moment is not None and moment >= events for moment in moments)
+        ):
+            raise InputError(
+                f"A timeline of {events} events has figures or blocks of others."
+            )
+
+
+def _blocks(texts: list[Any], columns: dict[str, Any]) -> tuple[Block, ...]:
+    """Return the blocks that columns of plain data tell of."""
+    kinds = get_type_hints(Block)
+    read: list[Iterator[Any]] = []
+    for field in fields(Block):
+        column = columns[field.name]
+        if field.name in _TEXTS:
+            column = [texts[index] for index in column]
+        read.append(map(reader_of(kinds[field.name], f"Block.{field.name}"), column))
+    return tuple(Block(*row) for row in zip(*read, strict=True))
 
 
 _TEXTS = ("operation", "layer", "phase", "category", "shape", "dtype")

@@ -2,7 +2,8 @@
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Any
+
+from kerasmem.records.plain import read_json, record_from
 
 MEASURED = "measured"
 
@@ -151,16 +152,4 @@ class Tuning:
     @classmethod
     def from_json(cls, text: str) -> "Tuning":
         """Return the record that `to_json` made `text` of."""
-        content: dict[str, Any] = json.loads(text)
-        for name, kind in _PARTS.items():
-            content[name] = tuple(kind(**part) for part in content[name])
-        content["open_inputs"] = tuple(content["open_inputs"])
-        return cls(**content)
-
-
-_PARTS: dict[str, type] = {
-    "variants": VariantFigures,
-    "traced_steps": TracedStep,
-    "retraces": Retrace,
-    "odd_sizes": OddSize,
-}
+        return record_from(cls, read_json(text))

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kerasmem.records import CompressionReport, ModelFigures
-from kerasmem.units import format_bytes
+from kerasmem.units import format_bytes, format_ms
 
 MISSING = "-"
 
@@ -80,7 +80,7 @@ def _count(label: str, values: Sequence[int]) -> Row:
 
 
 def _latency(label: str, values: Sequence[float | None]) -> Row:
-    texts = [MISSING if ms is None else f"{ms:.2f} ms" for ms in values]
+    texts = [MISSING if ms is None else format_ms(ms) for ms in values]
     return _row(label, "measured", texts, _times_less(values))
 
 

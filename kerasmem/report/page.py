@@ -43,6 +43,7 @@ class Page:
         gradients: what a `GradientMonitor` recorded.
         origin: what it takes to do it again, such as `{"command": ..., "seed": ...}`.
         search: how the techniques were found; None if they were given.
+        warning: what is far worse than before, the first line of the page.
     """
 
     title: str
@@ -52,6 +53,7 @@ class Page:
     gradients: tuple[GradientRecord, ...] = ()
     origin: Mapping[str, object] = field(default_factory=dict[str, object])
     search: SearchReport | None = None
+    warning: str = ""
 
 
 def write_page(path: str | Path, page: Page) -> None:

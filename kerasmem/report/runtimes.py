@@ -4,7 +4,7 @@ from rich.table import Table
 
 from kerasmem.records import RuntimeComparison, RuntimeFigures
 from kerasmem.report.comparison import MISSING
-from kerasmem.units import format_bytes
+from kerasmem.units import format_bytes, format_ms
 
 
 def runtimes_table(comparison: RuntimeComparison, title: str = "") -> Table:
@@ -68,7 +68,7 @@ def _cells(runtime: RuntimeFigures, sizes: tuple[int, ...]) -> list[str]:
     off = runtime.difference
     return [
         runtime.name,
-        *(MISSING if t is None else f"{t.milliseconds:.3g} ms" for t in times),
+        *(MISSING if t is None else format_ms(t.milliseconds) for t in times),
         *(MISSING if size is None else format_bytes(size) for size in figures),
         MISSING if off is None else f"{100 * off:.2g} %",
     ]

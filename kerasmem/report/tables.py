@@ -1,5 +1,6 @@
 """Tables for the terminal."""
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from rich.table import Table
@@ -132,6 +133,38 @@ def changes_table(changes: Sequence[WeightChange], title: str = "") -> Table:
             format_bytes(change.after_bytes),
             style=None if change.changed else "dim",
         )
+    return table
+
+
+def left_alone_table(changes: Sequence[WeightChange], most: int = 8) -> Table:
+    """Return why weights were left alone, one line per reason, the commonest first.
+
+    A weight that any technique changed is not counted. One that several left alone
+    counts once, by the reason of the first.
+
+    Args:
+        changes: what each technique did to each weight.
+        most: number of reasons with a line of their own.
+    """
+    changed = {change.weight for change in changes if change.changed}
+    first: dict[str, WeightChange] = {}
+    for change in changes:
+        if change.weight not in changed:
+            first.setdefault(change.weight, change)
+    groups: dict[str, list[WeightChange]] = defaultdict(list)
+    for change in first.values():
+        groups[change.detail].append(change)
+    ordered = sorted(groups.items(), key=lambda group: -len(group[1]))
+    rest = [change for _, group in ordered[most:] for change in group]
+    if rest:
+        ordered = [*ordered[:most], (f"{len(ordered) - most} other reasons", rest)]
+    table = Table()
+    table.add_column("left alone because", overflow="fold")
+    for name in ("weights", "bytes"):
+        table.add_column(name, justify="right")
+    for reason, group in ordered:
+        size = sum(change.after_bytes for change in group)
+        table.add_row(reason, f"{len(group):,}", format_bytes(size))
     return table
 
 

@@ -3,7 +3,7 @@
 from rich.table import Table
 
 from kerasmem.records import MEASURED, Tuning, VariantFigures
-from kerasmem.units import format_bytes
+from kerasmem.units import format_bytes, format_ms
 
 _BUSY = 0.2
 _WORTH_TELLING = 0.97  # steps whose peaks are so much apart are told as a range
@@ -135,5 +135,4 @@ def _peak(variant: VariantFigures) -> str:
 
 
 def _time(milliseconds: float | None) -> str:
-    value = milliseconds or 0.0
-    return f"{value / 1000:.3g} s" if value >= 999.5 else f"{value:.3g} ms"
+    return format_ms(milliseconds or 0.0)

@@ -145,7 +145,7 @@ def compiled_network(case, jit):
     return model
 
 
-def run_case(case, jit, first):
+def run_case(case, jit, first, turns_of_each):
     import numpy as np
 
     from kerasmem.callbacks import GradientMonitor, MemoryMonitor
@@ -162,7 +162,7 @@ def run_case(case, jit, first):
     names = names[first % len(names) :] + names[: first % len(names)]
     shape, batch_size = SHAPES[case]
     rng = np.random.default_rng(0)
-    samples = batch_size * STEPS * TURNS
+    samples = batch_size * STEPS * turns_of_each
     x = rng.normal(size=(samples, *shape)).astype("float32")
     y = rng.integers(0, 10, samples)
     turns = Turns(names)
@@ -219,10 +219,11 @@ def main():
     parser.add_argument("--case", choices=SHAPES)
     parser.add_argument("--jit", type=int)
     parser.add_argument("--processes", type=int, default=5)
+    parser.add_argument("--turns", type=int, default=TURNS, help="of each way")
     parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child is not None:
-        run_case(options.case, bool(options.jit), options.child)
+        run_case(options.case, bool(options.jit), options.child, options.turns)
         return
     for case, backend, jit in CASES:
         if options.backend not in (None, backend):
@@ -231,7 +232,10 @@ def main():
             continue
         if options.jit not in (None, int(jit)):
             continue
-        found = [child(case, backend, jit, i) for i in range(options.processes)]
+        found = [
+            child(case, backend, jit, i, options.turns)
+            for i in range(options.processes)
+        ]
         step = spread([each["step_ms"] for each in found])
         print(f"{backend} {case} jit={jit}: bare step {step} ms")
         for way in found[0]["ratios"]:
@@ -244,9 +248,9 @@ def main():
             print(f"  {name}: {hooks} ms an epoch", flush=True)
 
 
-def child(case, backend, jit, first):
+def child(case, backend, jit, first, turns=TURNS):
     command = [sys.executable, __file__, "--child", str(first), "--case", case]
-    command += ["--jit", str(int(jit))]
+    command += ["--jit", str(int(jit)), "--turns", str(turns)]
     environment = os.environ | {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
     run = subprocess.run(
         command, env=environment, stdout=subprocess.PIPE, text=True, check=True

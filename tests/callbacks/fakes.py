@@ -14,6 +14,7 @@ class FakeDevices:
     def __init__(self, can_reset=True):
         self.can_reset = can_reset
         self.resets = 0
+        self.observers = []
 
     def device_memory(self):
         return (
@@ -23,7 +24,13 @@ class FakeDevices:
 
     def reset_device_peak(self):
         self.resets += 1
+        for observer in list(self.observers):
+            observer()
         return self.can_reset
+
+    def observe_peak_resets(self, observer):
+        self.observers.append(observer)
+        return lambda: self.observers.remove(observer)
 
     def input_bytes(self):
         return None
@@ -68,7 +75,8 @@ class Allocator(FakeDevices):
         return (self.reading,)
 
     def reset_device_peak(self):
+        super().reset_device_peak()
         if self.can_reset:
             current = self.reading.current_bytes
             self.reading = replace(self.reading, peak_bytes=current)
-        return super().reset_device_peak()
+        return self.can_reset

@@ -18,6 +18,8 @@ import pytest
 import kerasmem as km
 from kerasmem import backends
 from kerasmem.callbacks import GradientMonitor, MemoryMonitor, Pruning
+from kerasmem.callbacks.gradient_state import GradientState
+from kerasmem.callbacks.gradient_tally import GradientTally
 from kerasmem.errors import ConfigError, KerasMemWarning
 from kerasmem.records import GradientRecord, RunInfo
 
@@ -452,6 +454,48 @@ def broken_off(make_model, data):
         fit(model, data, [monitor, BreakOff()], epochs=3)
     assert hooks_on(model) != set()
     return model, monitor
+
+
+@pytest.mark.parametrize("part", [GradientTally, GradientState])
+def test_a_release_that_fails_is_one_warning_and_ends_no_fit(
+    make_model, data, monkeypatch, part
+):
+    release = part.release
+
+    def fail(released):
+        release(released)
+        raise OSError("nobody thought of this")
+
+    monkeypatch.setattr(part, "release", fail)
+    model, bare = compiled(make_model, "adam"), compiled(make_model, "adam")
+    with pytest.warns(KerasMemWarning) as caught:
+        fit(model, data, [GradientMonitor()])
+    assert [str(w.message) for w in caught if w.category is KerasMemWarning] == [
+        "GradientMonitor could not come off the model: OSError: nobody thought of "
+        "this. Training goes on."
+    ]
+    assert hooks_on(model) == set()
+    fit(bare, data)
+    for watched, expected in zip(model.weights, bare.weights, strict=True):
+        np.testing.assert_array_equal(watched.numpy(), expected.numpy())
+
+
+@pytest.mark.parametrize("then", ["fit", "save"])
+def test_a_release_that_fails_after_a_broken_fit_ends_nothing(
+    broken_off, data, monkeypatch, tmp_path, then
+):
+    model, _ = broken_off
+
+    def fail(released):
+        raise OSError("nobody thought of this")
+
+    monkeypatch.setattr(GradientState, "release", fail)
+    go_on = {
+        "fit": lambda: fit(model, data),
+        "save": lambda: model.save(tmp_path / "model.keras"),
+    }
+    with pytest.warns(KerasMemWarning, match="could not come off the model"):
+        go_on[then]()
 
 
 def test_what_a_broken_fit_leaves_goes_with_detach(broken_off):

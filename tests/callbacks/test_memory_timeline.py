@@ -205,10 +205,9 @@ def test_a_profile_of_somebody_else_is_left_alone(seen, backend):
         (text,), timelines = seen["busy"]
         assert timelines == []
         assert text == (
-            "Another profile is being taken (by the TensorBoard callback?), and "
-            "TensorFlow takes one at a time, so there is no timeline. Give the other "
-            "one other batches, or none: TensorBoard(profile_batch=0). Training goes "
-            "on."
+            "Another profile is being taken, and TensorFlow takes one at a time, so "
+            "there is no timeline. If the TensorBoard callback takes it, give that "
+            "other batches, or none: TensorBoard(profile_batch=0). Training goes on."
         )
 
 
@@ -450,3 +449,79 @@ def test_a_window_of_a_broken_off_fit_does_not_stand_in_the_way(monkeypatch):
     quiet(monitor)
     assert monitor.timelines
     assert not OnlyOne.running
+
+
+@pytest.fixture
+def only_one(monkeypatch):
+    """Have every profiler be one that cannot run twice at a time."""
+    adapter = type(backends.current())
+    monkeypatch.setattr(adapter, "memory_profiler", lambda *_: OnlyOne())
+
+
+def test_two_timelines_in_one_fit_have_the_same_window(only_one, tmp_path):
+    first, second = MemoryTimeline(), MemoryTimeline(log_dir=tmp_path)
+    _, told = quiet(first, others=[second])
+    gap = ["The profiler left out events of bfc"]
+    assert [text.partition(".")[0] for text in told] == gap * 2
+    assert first.timelines == second.timelines
+    assert first.timelines == list(read_run(tmp_path).timelines)
+    assert (first.timelines[0].first_step, first.timelines[0].steps) == (2, 3)
+    assert not OnlyOne.running
+
+
+def test_a_window_that_another_cuts_short_is_told(only_one):
+    second = MemoryTimeline(steps=range(3, 6))
+    _, told = quiet(MemoryTimeline(steps=range(2, 4)), others=[second])
+    assert (
+        "Another MemoryTimeline of this fit recorded, and there is one profile at a "
+        "time: the timeline has the steps 2 to 3, not 3 to 5. Give both the same steps."
+    ) in told[1]
+    (timeline,) = second.timelines
+    assert (timeline.first_step, timeline.steps) == (2, 2)
+
+
+def test_a_window_is_not_shared_with_a_fit_that_was_broken_off(only_one):
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    model.compile("sgd", "mse")
+    x, y = np.ones((12, 4), "float32"), np.ones((12, 2), "float32")
+
+    def fit(*callbacks):
+        model.fit(x, y, batch_size=2, verbose=0, callbacks=list(callbacks))
+
+    def broken(batch, logs):
+        raise KeyboardInterrupt
+
+    stop = keras.callbacks.LambdaCallback(on_train_batch_end=broken)
+    abandoned, monitor = (
+        MemoryTimeline(steps=range(1)),
+        MemoryTimeline(steps=range(4, 6)),
+    )
+    with pytest.raises(KeyboardInterrupt):
+        fit(abandoned, stop)
+    with pytest.warns(KerasMemWarning, match="left out events of bfc"):
+        fit(monitor)
+    (timeline,) = monitor.timelines
+    assert (timeline.first_step, timeline.steps) == (4, 2)
+
+
+def test_a_profile_that_cannot_be_ended_ends_no_fit(monkeypatch):
+    class Stuck(OnlyOne):
+        def start(self):
+            pass
+
+        def stop(self):
+            raise OSError("disk full")
+
+    adapter = type(backends.current())
+    monkeypatch.setattr(adapter, "memory_profiler", lambda *_: Stuck())
+    monitor = MemoryTimeline(steps=range(2))
+
+    def finished(batch, logs):
+        monitor._drop()
+
+    early = keras.callbacks.LambdaCallback(on_train_batch_end=finished)
+    weights, told = quiet(monitor, others=[early])
+    assert told == [
+        "MemoryTimeline could not end a profile: OSError: disk full. Training goes on."
+    ]
+    assert weights == small_fit(None)

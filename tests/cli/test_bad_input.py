@@ -161,6 +161,10 @@ def test_compressing_with_options_that_cannot_be(broken, refused, options, messa
             "compress model.keras -o a.keras --prune 0.5 --max-drop small",
             "--max-drop: expected a number of 0 or more, received 'small'",
         ),
+        (
+            "evaluate model.keras --data data.npz --loss mse(no=1)",
+            "with literal keyword arguments, such as sparse_categorical_crossentropy(",
+        ),
         ("inspect model.keras --batch 4", "unrecognized arguments: --batch 4"),
         ("evaluate model.keras", "required: --data"),
         ("shrink model.keras", "invalid choice: 'shrink'"),

@@ -192,6 +192,43 @@ def test_compress_names_fine_tuning_where_the_model_does_far_worse(
     assert hint not in kerasmem("compress model.keras -o s.keras --prune 0.98").err
 
 
+def test_what_is_far_worse_is_the_first_line_everywhere(
+    folder, kerasmem, samples, new_network
+):
+    model = new_network()
+    model.fit(*samples, epochs=60, verbose=0)
+    model.save("model.keras")
+    line = "compress model.keras -o small.keras --prune 0.99 --data data.npz"
+    call = kerasmem(f"{line} --report page.html")
+    warning = call.out.splitlines()[0]
+    assert warning.startswith("far worse: accuracy ")
+    page = Path("page.html").read_text(encoding="utf-8")
+    assert page.index(warning) < page.index("<h1>")
+    assert kerasmem(f"{line} --json").json["warning"] == warning
+    new_network().save("student.keras")
+    line = "distill model.keras student.keras -o small.keras --data data.npz"
+    call = kerasmem(f"{line} --epochs 1")
+    assert call.out.startswith("far worse: ") == ("far worse" in call.out)
+    assert kerasmem(f"{line} --json").json["warning"].startswith("far worse: ")
+
+
+def test_a_loss_may_have_arguments(folder, kerasmem):
+    model = keras.models.load_model("model.keras")
+    logits = keras.Model(model.input, keras.layers.Dense(3)(model.layers[0].output))
+    logits.save("bare.keras")
+    data = "--data data.npz --metric accuracy"
+    loss = f"{data} --loss sparse_categorical_crossentropy"
+    line = "compress bare.keras -o small.keras --prune 0.1 --fine-tune-epochs 1"
+    call = kerasmem(f"{line} {loss}")
+    assert call.err.count("kerasmem: warning: The output") == 1
+    assert "--loss 'NAME(from_logits=True)'" in call.err
+    call = kerasmem(f"{line} {loss}(from_logits=True)")
+    assert "warning" not in call.err
+    assert keras.models.load_model("small.keras").loss.from_logits
+    found = kerasmem(f"evaluate small.keras {loss}(from_logits=True) --json").json
+    assert found["figures"]["metrics"]["loss"] > 0
+
+
 def test_compress_may_replace_its_own_input(folder, kerasmem):
     before = Path("model.keras").stat().st_size
     assert kerasmem("compress model.keras -o model.keras --quantize int8").code == 0

@@ -56,6 +56,31 @@ def test_predict_needs_less_than_training_and_no_optimizer(
     assert predict["peak_bytes"] < training["peak_bytes"]
 
 
+def test_without_an_optimizer_adam_is_assumed_and_said_so(
+    folder, kerasmem, new_network
+):
+    new_network(compiled=False).save("plain.keras")
+    call = kerasmem("estimate plain.keras --json")
+    named = kerasmem("estimate plain.keras --optimizer adam --json").json
+    assert call.json == named | {"assumed_optimizer": "adam"}
+    assert "saved without an optimizer: adam is assumed" in call.err
+    assert "--optimizer NAME" in call.err
+    assert "assumed" not in kerasmem("estimate model.keras").err
+
+
+def test_without_an_optimizer_open_lengths_are_the_only_error(folder, kerasmem):
+    inputs = [keras.Input((None, 8), name="one"), keras.Input((4,), name="two")]
+    more = keras.Input((None, None, 3), name="three")
+    keras.Model([*inputs, more], [x * 2 for x in (*inputs, more)]).save("open.keras")
+    call = kerasmem("estimate open.keras")
+    assert call.code == 2
+    assert call.err.count("\n") == 1
+    assert (
+        "input 'one' of shape (batch, None, 8) and input 'three' of shape (batch, "
+        "None, None, 3). Next: pass input_shape= (--input-shape)" in call.err
+    )
+
+
 def test_it_answers_for_another_backend_and_device(folder, kerasmem):
     found = kerasmem("estimate model.keras --backend torch --device cpu --json").json
     assert (found["backend"], found["device"]) == ("torch", "cpu")
@@ -64,7 +89,6 @@ def test_it_answers_for_another_backend_and_device(folder, kerasmem):
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ("plain.keras", "saved without one. Next: pass --optimizer adam, or --predict"),
         ("model.keras --memory-limit lots", "such as '8GiB'"),
         ("model.keras --batch-size 0", "whole number from 1"),
         ("model.keras --method guess", "one of auto, analytic, traced, xla, step"),

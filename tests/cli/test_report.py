@@ -1,5 +1,6 @@
 """`kerasmem report` makes a page of what a run left behind."""
 
+import importlib.util
 from pathlib import Path
 
 import keras
@@ -55,6 +56,10 @@ def test_the_headline_is_told_in_the_terminal(tmp_path, monkeypatch, kerasmem):
         assert text in call.out
     assert "The last line of memory.jsonl is cut off" in call.err
     assert len(list((tmp_path / "board").iterdir())) == 1
+    lines = " ".join(call.out.split())
+    assert "tensorboard --logdir board" in lines
+    has_viewer = importlib.util.find_spec("tensorboard") is not None
+    assert ("pip install kerasmem[tensorboard]" in lines) is not has_viewer
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,54 @@ def test_every_fit_of_a_script_is_watched(here, backend):
     assert "sequential/dense" in layers
 
 
+WITH_ITS_OWN = """
+import keras, numpy as np, tensorflow as tf
+import kerasmem as km
+
+class Reset(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        tf.config.experimental.reset_memory_stats("CPU:0")
+
+keras.utils.set_random_seed(1)
+model = keras.Sequential([keras.Input((256,)), keras.layers.Dense(512, use_bias=False)])
+model.compile("adam", "mse")
+x, y = np.ones((24, 256), "float32"), np.ones((24, 512), "float32")
+own = [km.callbacks.MemoryMonitor(every=2, log_dir=name) for name in ("own", "second")]
+own = [Reset(), *own, km.callbacks.MemoryTimeline(log_dir="own")]
+model.fit(x, y, 4, 2, 0, own, validation_data=(x, y))
+"""
+
+
+def whole_bytes(folder):
+    """Return what the monitors of a fit must agree on, of every epoch."""
+    return [
+        (record.epoch, record.phase, record.devices)
+        for record in read_run(folder).memory
+        if record.batch is None
+    ]
+
+
+def test_a_script_with_monitors_of_its_own_reads_the_same_bytes(here, backend):
+    if backend != "tensorflow":
+        return  # the others count nothing on a CPU
+    (here / "train.py").write_text(WITH_ITS_OWN)
+    done = run(here, "--timeline", "--log-dir", "seen", "train.py")
+    assert done.returncode == 0, done.stderr
+    own = whole_bytes(here / "own")
+    assert len(own) == 4
+    assert own == whole_bytes(here / "second") == whole_bytes(here / "seen")
+    # A step has at its peak the kernel, its two slots and its gradient.
+    kernel = 4 * 256 * 512
+    assert all(
+        devices[0].peak_bytes >= 4 * kernel
+        for _, phase, devices in own
+        if phase == "train"
+    )
+    timelines = [read_run(here / folder).timelines for folder in ("own", "seen")]
+    assert timelines[0] == timelines[1] != ()
+    assert "TensorBoard" not in done.stderr
+
+
 def test_a_fit_that_is_broken_off_leaves_its_window(here):
     begin = "    def on_epoch_end"
     (here / "train.py").write_text(SCRIPT.replace(begin, BREAK_OFF + begin))

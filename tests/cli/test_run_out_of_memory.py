@@ -56,7 +56,8 @@ def test_a_script_that_runs_out_of_memory_leaves_a_post_mortem(ended, backend):
     assert found.is_measured == (backend != "jax")
     assert "sequential/only" in found.by_layer()
     assert sum(found.by_layer().values()) == found.peak_bytes
-    assert found.other_bytes is None  # the failed step is still in memory
+    # The failed step is still in memory: it was looked at before the first.
+    assert (found.other_bytes is None) == (backend != "tensorflow")
     assert found.left_out == ()
 
 

@@ -1,9 +1,13 @@
 """`kerasmem runtimes`: a table, the reasons, the advice, and all of it as JSON."""
 
+from dataclasses import replace
+
+import keras
 import pytest
 
 from kerasmem.compression.runtimes import compare
 from kerasmem.compression.runtimes.forms import FORMS
+from kerasmem.errors import ModelError
 from kerasmem.records import RuntimeComparison
 
 KERAS, INT8, _, _, STATIC = FORMS
@@ -52,12 +56,31 @@ def test_a_person_reads_figures_reasons_and_advice(folder, kerasmem):
     assert 'Keras, int8 weights: km.compress(model, km.Quantize("int8")).model' in text
 
 
+def test_a_tolerance_and_lengths_go_to_the_files(folder, kerasmem, monkeypatch):
+    asked = []
+
+    def make(given):
+        asked.append(given)
+        raise ModelError("none")
+
+    monkeypatch.setattr(compare, "FORMS", (KERAS, replace(STATIC, make=make)))
+    inputs = keras.Input((None, 3), name="open")
+    keras.Model(inputs, keras.layers.Dense(2)(inputs)).save("open.keras")
+    call = kerasmem("runtimes open.keras --tolerance 0.4 --input-shape 5,3")
+    assert call.code == 0
+    (given,) = asked
+    assert given.files == {"tolerance": 0.4, "input_shape": [(5, 3)]}
+    assert given.batch[0].shape == (32, 5, 3)
+
+
 @pytest.mark.parametrize(
     ("line", "text"),
     [
         ("runtimes missing.keras", "missing.keras"),
         ("runtimes model.keras --batch-size 0", "from 1"),
         ("runtimes model.keras --data missing.npz", "missing.npz"),
+        ("runtimes model.keras --tolerance -1", "0 or more"),
+        ("runtimes model.keras --input-shape 7", "(6,). Received: input_shape=(7,)"),
     ],
 )
 def test_bad_input_is_one_line(folder, kerasmem, line, text):

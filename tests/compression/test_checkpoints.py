@@ -239,3 +239,18 @@ def kill_and_go_on(code, folder, kills, random, longest=2.0):
     for a, b in zip(first, second, strict=True):
         np.testing.assert_array_equal(a, b)
     return killed
+
+
+def test_a_file_that_is_no_step_is_left_alone(model, data, tmp_path):
+    (tmp_path / "kerasmem-step-abc.json").write_text("{}")
+    km.compress(model, km.Prune(0.5), checkpoint_dir=tmp_path)
+    assert (tmp_path / "kerasmem-step-abc.json").read_text() == "{}"
+
+
+def test_a_step_is_not_written_over_what_a_link_leads_to(model, tmp_path):
+    (tmp_path / "mine").write_text("mine")
+    folder = tmp_path / "steps"
+    folder.mkdir()
+    (folder / "kerasmem-step-0001.keras").symlink_to(tmp_path / "mine")
+    km.compress(model, km.Prune(0.5), checkpoint_dir=folder)
+    assert (tmp_path / "mine").read_text() == "mine"

@@ -1,5 +1,6 @@
 """A LiteRT file gives what its model gives, or there is no file."""
 
+import errno
 import importlib
 import os
 import sys
@@ -177,6 +178,18 @@ def test_bad_arguments_are_told_before_anything_is_converted(tmp_path):
         export(subclassed, tmp_path / "m.tflite", samples=given)
 
 
+def test_lengths_that_do_not_fit_are_told_before_anything_is_converted(tmp_path):
+    path, model = tmp_path / "m.tflite", chain((None, 4), L.Dense(2))
+    with pytest.raises(ConfigError, match=r"place of every None: \(None, 4\)\. Rec"):
+        export(model, path, input_shape=(3, 5))
+    with pytest.raises(DataError, match=r"Expected: \(3, 4\) .* Received: \(6, 4\)"):
+        export(model, path, input_shape=(3, 4), samples=np.zeros((2, 6, 4)))
+    x = np.random.default_rng(0).normal(size=(32, 5, 4)).astype("float32")
+    integers, _ = Quantize("int8-static").applied(model, x)
+    with pytest.raises(ConfigError, match="those of its model.*before km.compress"):
+        export(integers, path, input_shape=(3, 4))
+
+
 def test_what_is_no_built_model_is_told(tmp_path):
     with pytest.raises(ConfigError, match=r"keras\.Model.*model='m\.keras'"):
         export("m.keras", tmp_path / "m.tflite")
@@ -228,6 +241,41 @@ if ON_TENSORFLOW:
     def test_what_cannot_be_written_is_an_error_of_output(tmp_path):
         with pytest.raises(OutputError, match="Could not write"):
             export(KINDS["dense"].make(), Path(tmp_path, "no", "m.tflite"))
+
+    def test_a_full_disk_is_an_error_of_output(tmp_path, monkeypatch):
+        def no_room(*_, **__):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(keras.export.ExportArchive, "write_out", no_room)
+        if keras.backend.backend() != "tensorflow":
+            # The file is made in another process; here there is no room for its order.
+            monkeypatch.setattr(Path, "write_text", no_room)
+        with pytest.raises(OutputError, match=r"No space left on device. Nothing was"):
+            export(KINDS["dense"].make(), tmp_path / "m.tflite")
+        assert list(tmp_path.iterdir()) == []
+
+    def test_open_lengths_that_litert_cannot_have_are_named_and_can_be_fixed(tmp_path):
+        path = tmp_path / "m.tflite"
+        x = keras.Input((None, None, 1), name="image")
+        layers = [L.Conv2D(8, 3, padding="same"), L.UpSampling2D(2), L.Conv2D(1, 3)]
+        model = keras.Model(x, keras.Sequential(layers)(x))
+        wanted = (
+            r"open lengths of the model.*'image' of shape \(batch, None, None, 1\)\. "
+            r"Next: pass input_shape= \(--input-shape\)"
+        )
+        with pytest.raises(ModelError, match=wanted):
+            export(model, path)
+        assert not path.exists()
+        report = CompressionResult(model, None, ()).export(path, input_shape=(6, 9, 1))
+        assert report.difference <= 1e-5
+        image = np.random.default_rng(1).normal(size=(2, 6, 9, 1)).astype("float32")
+        (output,) = LiteRT(path.read_bytes())({"image": image})
+        assert output.shape == (2, 10, 16, 1)
+        np.testing.assert_allclose(output, model.predict(image, verbose=0), atol=1e-5)
+
+    def test_an_operation_that_is_lacking_is_named_whatever_the_lengths(tmp_path):
+        with pytest.raises(ModelError, match="no kernel for LogMatrixDeterminant"):
+            export(chain((None, 4, 4), LogDeterminant()), tmp_path / "m.tflite")
 
     def test_a_dynamic_int8_file_is_smaller_and_near(tmp_path):
         path = tmp_path / "m.tflite"

@@ -7,7 +7,12 @@ import numpy as np
 import pytest
 
 import kerasmem as km
-from kerasmem.compression.judge import first_metric, is_better_if_higher
+from kerasmem.compression.judge import (
+    chance_of,
+    far_worse,
+    first_metric,
+    is_better_if_higher,
+)
 from kerasmem.compression.measure import evaluate
 from kerasmem.errors import ConfigError
 from tests.models import L, chain
@@ -103,3 +108,57 @@ def test_a_loss_with_penalties_on_weights_judges_nothing(steps):
 def test_a_drop_that_is_no_number_is_one_clear_error():
     with pytest.raises(ConfigError, match="0 or more. Received: max_drop='1%'"):
         km.compress(chain((6,), L.Dense(1)), km.Quantize(), max_drop="1%")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "chance", "words"),
+    [
+        ({"accuracy": 0.9}, {"accuracy": 0.49}, 0.1, "accuracy 0.9000 to 0.4900, more"),
+        ({"accuracy": 0.9}, {"accuracy": 0.51}, 0.1, None),
+        ({"accuracy": 0.95}, {"accuracy": 0.92}, 0.9, "chance, 0.9000"),
+        ({"accuracy": 0.9}, {"accuracy": float("nan")}, 0.1, "0.9000 to nan"),
+        ({"accuracy": 0.05}, {"accuracy": 0.0}, 0.1, None),
+        ({"accuracy": 0.9}, {"accuracy": 0.1}, None, None),
+        ({"top_5_accuracy": 0.9}, {"top_5_accuracy": 0.1}, 0.1, None),
+        ({"loss": 0.4}, {"loss": 0.81}, None, "loss 0.4 to 0.81, more than twice"),
+        ({"loss": 0.4}, {"loss": 0.79}, None, None),
+        ({"loss": -0.4}, {"loss": -0.1}, None, None),
+    ],
+)
+def test_far_worse_is_half_of_the_way_to_chance_or_twice_the_loss(
+    before, after, chance, words
+):
+    found = far_worse(before, after, chance)
+    assert found is None if words is None else words in found
+
+
+@pytest.mark.parametrize(
+    ("units", "loss", "labels", "chance"),
+    [
+        (4, "sparse_categorical_crossentropy", [0, 1, 2, 3, 0, 0], 0.5),
+        (4, "sparse_categorical_crossentropy", [0, 1, 2, 3], 0.25),
+        (4, "categorical_crossentropy", np.eye(4)[[1, 1, 1, 2]], 0.75),
+        (1, "binary_crossentropy", [[0], [0], [0], [0], [1]], 0.8),
+        (3, "binary_crossentropy", np.ones((4, 3)), None),
+        (2, "mse", np.ones((4, 2)), None),
+    ],
+)
+def test_chance_is_that_of_the_most_frequent_class(units, loss, labels, chance):
+    model = chain((6,), L.Dense(units, activation="softmax"))
+    model.compile("sgd", loss)
+    found = chance_of(model, (X[: len(labels)], np.array(labels)))
+    assert found == (None if chance is None else pytest.approx(chance))
+
+
+def test_the_first_words_of_a_result_say_what_is_far_worse():
+    labels = X[:, :3].argmax(1)
+    model = chain((6,), L.Dense(32), L.Dense(3, activation="softmax"))
+    loss = "sparse_categorical_crossentropy"
+    model.compile(keras.optimizers.Adam(0.1), loss, ["accuracy"])
+    model.fit(X, labels, epochs=20, verbose=0)
+    judged = {"data": (X, labels), "validation_data": (X, labels)}
+    result = km.compress(model, km.Prune(0.97, include="kernel"), **judged)
+    assert result.report.warning.startswith("far worse: accuracy ")
+    first = f"<CompressionResult of {model.name!r}: {result.report.warning}; "
+    assert repr(result).startswith(first)
+    assert km.compress(model, km.Prune(0.1), **judged).report.warning is None

@@ -11,7 +11,7 @@ from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.kernels import is_depthwise, is_kernel
 from kerasmem.graph.layers import weights
 from kerasmem.graph.values import to_numpy
-from tests.models import KINDS, L, chain
+from tests.models import KINDS, L, chain, from_origin
 
 ALL = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
 
@@ -21,8 +21,8 @@ def zeros(variable):
 
 
 @ALL
-def test_every_kernel_loses_its_smallest_entries_and_nothing_else_changes(kind):
-    model = kind.make()
+def test_every_kernel_loses_its_smallest_entries_and_nothing_else_changes(kind, origin):
+    model = from_origin(kind.make(), origin)
     before = {w.path: to_numpy(w.variable) for w in weights(model)}
     Prune(0.5, include="kernel|embeddings").apply(model)
     for weight in weights(model):

@@ -46,7 +46,7 @@ def test_a_path_outside_of_the_archive_is_refused(path, name):
 
 
 def test_a_bomb_is_refused(path, monkeypatch):
-    monkeypatch.setattr(archive, "_LARGE_BYTES", 1 << 20)
+    monkeypatch.setattr(archive, "_SMALL_BYTES", 1 << 20)
     km.load_model(path)
     with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as file:
         file.writestr("assets/zeros", bytes(1 << 21))
@@ -55,7 +55,7 @@ def test_a_bomb_is_refused(path, monkeypatch):
 
 
 def test_many_small_bombs_are_one(path, monkeypatch):
-    monkeypatch.setattr(archive, "_LARGE_BYTES", 1 << 20)
+    monkeypatch.setattr(archive, "_SMALL_BYTES", 1 << 20)
     with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as file:
         for number in range(20):
             file.writestr(f"assets/{number}", bytes(1 << 18))

@@ -1,6 +1,7 @@
 """A task in a process of its own."""
 
 import os
+import time
 
 import keras
 import pytest
@@ -20,6 +21,11 @@ def die(job):
     os._exit(3)
 
 
+def sleep(job):
+    """Runs in the child."""
+    time.sleep(600)
+
+
 def ask(task, **options):
     backend = options.pop("backend", keras.backend.backend())
     return run_in_child(f"{__name__}:{task}", {"word": "a"}, backend=backend, **options)
@@ -34,6 +40,11 @@ def test_a_childs_error_comes_back_as_it_was_raised():
 def test_a_child_that_dies_is_told_from_one_that_complains():
     with pytest.raises(ChildDiedError, match="ended by an error"):
         ask("die")
+
+
+def test_a_child_that_takes_too_long_is_ended():
+    with pytest.raises(TimeoutError, match="sleep took more than 1 seconds"):
+        ask("sleep", seconds=1)
 
 
 def test_a_backend_that_is_not_installed_is_named():

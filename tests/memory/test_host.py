@@ -2,6 +2,7 @@
 
 import mmap
 import threading
+import weakref
 
 import pytest
 
@@ -55,6 +56,30 @@ def test_the_peak_holds_a_spike_until_it_is_reset(peak, looked):
     assert held.peak_bytes - before > 0.9 * SPIKE
     assert held.peak_bytes - held.rss_bytes > 0.9 * SPIKE
     assert held.peak_bytes - forgotten.peak_bytes > 0.9 * SPIKE
+
+
+def test_a_reader_keeps_the_peak_that_another_resets():
+    first, second = host.KernelPeak(), host.KernelPeak()
+    first.reset()
+    with mmap.mmap(-1, SPIKE) as block:
+        block.write(bytes(SPIKE))
+        during = host.resident_bytes()
+    second.reset()
+
+    assert first.read().peak_bytes > during - MIB
+    assert second.read().peak_bytes < during - SPIKE / 2
+
+
+def test_a_reader_that_is_closed_or_gone_takes_nothing_over():
+    gone, closed, resetting = (host.KernelPeak() for _ in range(3))
+    closed.close()
+    left = weakref.ref(gone)
+    del gone
+
+    resetting.reset()
+
+    assert left() is None
+    assert closed.read().peak_bytes == resetting.read().peak_bytes
 
 
 def test_the_peak_is_never_below_what_is_resident(peak):

@@ -17,6 +17,7 @@ class Counter:
         self.reading = DeviceReading("GPU:0", 0, 0, peak_was_reset=can_reset)
         self.host = HostReading(0, 0, "kernel")
         self.closed = False
+        self.readers = []
 
     def use(self, size):
         peak, host_peak = self.reading.peak_bytes, self.host.peak_bytes
@@ -29,6 +30,8 @@ class Counter:
         return (self.reading,)
 
     def reset_devices(self):
+        for reader in self.readers:
+            reader.take_over()
         if self.can_reset:
             current = self.reading.current_bytes
             self.reading = replace(self.reading, peak_bytes=current)
@@ -82,6 +85,29 @@ def test_every_stretch_has_the_peak_since_it_began(steps):
             assert device.peak_bytes == expected[stretch]
             assert host.peak_bytes >= expected[stretch]
             assert host.rss_bytes == counter.host.rss_bytes
+
+
+@settings(max_examples=150, derandomize=True, deadline=None)
+@given(st.lists(st.one_of(st.integers(0, 100), st.sampled_from("abx")), max_size=30))
+def test_every_reader_has_the_peak_since_it_began_whoever_resets(steps):
+    counter = Counter()
+    readers = {
+        name: Peaks(counter.devices, counter.reset_devices, None) for name in "ab"
+    }
+    counter.readers = list(readers.values())
+    expected, current = {}, 0
+    for step in [*"ab", *steps]:
+        if step == "x":  # the user's own code
+            counter.reset_devices()
+        elif step in readers:
+            readers[step].begin("epoch")
+            expected[step] = current
+        else:
+            counter.use(current := step)
+            expected = {name: max(peak, step) for name, peak in expected.items()}
+    for name, reader in readers.items():
+        (device,), _ = reader.read("epoch")
+        assert device.peak_bytes == expected[name]
 
 
 def test_the_host_has_its_own_peak():

@@ -30,7 +30,7 @@ def test_the_page_says_why_and_what_would_help():
         "(tower_1/dense_1/MatMul, layer tower/dense, forward) when 63.0 MiB of "
         "64.0 MiB were in use."
     ) in text
-    assert "4 micro-batches of 256 would fit: their peak is estimated at 58.0" in text
+    assert "4 micro-batches of 256 should fit: their peak is estimated at 58.0" in text
     assert "Largest free piece 1.00 MiB" in text
     assert "In use at the peak: 80.0 MiB (estimated, analytic)" in text
     layers = "By layer: tower/dense 70.0 MiB, tower/head 6.00 MiB, (no layer) 4.00 MiB."
@@ -94,6 +94,6 @@ def test_the_terminal_says_it_in_a_table():
         console.print(post_mortem_table([post_mortems()[0]] * 7))
     text = re.sub(r"\s+", " ", captured.get())
     assert "Out of memory" in text
-    assert "4 micro-batches of 256 would fit" in text
-    assert "mixed precision, about 22.0 MiB less (est.)" in text
+    assert "4 micro-batches of 256 should fit" in text
+    assert "mixed precision, about 22.0 MiB less (estimated)" in text
     assert "2 more" in text

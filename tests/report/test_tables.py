@@ -9,7 +9,12 @@ from rich.console import Console
 from kerasmem.memory.activations import layer_activations
 from kerasmem.records import ModelFigures, WeightChange
 from kerasmem.report.comparison import comparison_rows
-from kerasmem.report.tables import changes_table, comparison_table, layer_table
+from kerasmem.report.tables import (
+    changes_table,
+    comparison_table,
+    layer_table,
+    left_alone_table,
+)
 
 BEFORE = ModelFigures(4096, 2000, 500, 480, 800, 2.0, 32, {"accuracy": 0.9, "auc": 0.5})
 AFTER = ModelFigures(1024, 500, 500, 96, 800, 4.0, 32, {"accuracy": 0.885})
@@ -33,7 +38,7 @@ def printed(table):
         ("parameters", "500", "500", "1.00x"),
         ("nonzero parameters", "480", "96", "5.00x"),
         ("activation peak, 1 sample", "800 B", "800 B", "1.00x"),
-        ("latency, batch of 32", "2.00 ms", "4.00 ms", "0.50x"),
+        ("latency, batch of 32", "2 ms", "4 ms", "0.50x"),
         ("accuracy", "0.9000", "0.8850", "-0.0150"),
         ("auc", "0.5000", "-", ""),
     ],
@@ -109,3 +114,25 @@ def test_a_sum_of_which_a_part_is_unknown_is_a_lower_bound_without_shares():
     assert cells("embedding")[3:5] == ["-", "-"]
     assert cells("pool")[3:5] == ["160 B", "-"]
     assert cells("all")[3] == "at least 160 B"
+
+
+def test_weights_that_were_left_alone_are_counted_by_their_reasons():
+    found = [
+        WeightChange("a", f"a/{name}", technique, changed, detail, 40, 10)
+        for name, technique, changed, detail in (
+            ("kernel", "prune", True, "half of it"),
+            ("kernel", "quantize", False, "is too small"),
+            ("bias", "prune", False, "is no kernel"),
+            ("bias", "quantize", False, "is a bias"),
+            ("gamma", "prune", False, "is no kernel"),
+            ("table", "prune", False, "is excluded"),
+            ("mean", "prune", False, "is frozen"),
+        )
+    ]
+    lines = [line.split() for line in printed(left_alone_table(found)).splitlines()]
+    cells = [" ".join(line).strip("│ ").split(" │ ") for line in lines]
+    assert ["is no kernel", "2", "20 B"] in cells
+    assert ["is excluded", "1", "10 B"] in cells
+    assert not any("is a bias" in cell or "is too small" in cell for cell, *_ in cells)
+    few = printed(left_alone_table(found, most=1))
+    assert "2 other reasons    │       2 │  20 B" in few

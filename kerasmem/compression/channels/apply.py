@@ -1,5 +1,7 @@
 """Labelling a model, choosing channels, making the smaller model, checking it."""
 
+import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +15,8 @@ from kerasmem.compression.channels.rounds import Round
 from kerasmem.compression.channels.scores import class_scores
 from kerasmem.compression.channels.slots import take_along
 from kerasmem.compression.channels.verify import difference
-from kerasmem.errors import ModelError
-from kerasmem.graph.channels import Groups, LabelledModel, label_channels
+from kerasmem.errors import KerasMemWarning, ModelError
+from kerasmem.graph.channels import Groups, Kept, LabelledModel, label_channels
 from kerasmem.graph.channels.groups import find_groups
 from kerasmem.graph.channels.labels import IN, OUT
 from kerasmem.graph.channels.narrow import Narrow
@@ -84,7 +86,24 @@ def prune_channels(
     error = difference(graph, smaller, kept, data) if choice.verify else None
     pairs = variable_pairs(rebuild.pairs)
     take_along(model, smaller, pairs, kept)
-    return Pruned(smaller, _changes(graph, pairs, found, groups), error, found.unknown)
+    changes = _changes(graph, pairs, found, groups, kept)
+    if turn.number == turn.count and not any(change.changed for change in changes):
+        _warn_if_whole(ranking, choice)
+    return Pruned(smaller, changes, error, found.unknown)
+
+
+def _warn_if_whole(ranking: Ranking, choice: "PruneChannels") -> None:
+    """Warn if channels were to go and none has gone, in no round."""
+    asked = max([choice.ratio, *(ratio for _, ratio in choice.ratios)])
+    if asked and ranking.is_whole:
+        warnings.warn(
+            f"PruneChannels removed nothing: its share of channels rounds to none in "
+            f"every group of channels that go together, of which the largest has "
+            f"{ranking.largest}. Next: a larger ratio, of='parameters', or less of "
+            f"ignore, min_channels and round_to. Received: ratio={choice.ratio!r}.",
+            KerasMemWarning,
+            stacklevel=2,
+        )
 
 
 def _first_reasons(paths: dict[int, str], found: LabelledModel, groups: Groups) -> str:
@@ -99,32 +118,48 @@ def _first_reasons(paths: dict[int, str], found: LabelledModel, groups: Groups) 
 
 
 def _reason(labels: np.ndarray, groups: Groups) -> str | None:
-    for name in np.unique(groups.classes[labels]).tolist():
-        if name in groups.reasons:
-            return groups.reasons[name]
-    return None
+    return _first_of(groups.reasons, groups.classes[labels])
+
+
+def _first_of(told: Mapping[int, str], classes: np.ndarray) -> str | None:
+    """Return what is told of the first of some classes that anything is told of."""
+    return next((told[n] for n in np.unique(classes).tolist() if n in told), None)
 
 
 def _changes(
-    model: Any, pairs: list[tuple[Any, Any]], found: LabelledModel, groups: Groups
+    model: Any,
+    pairs: list[tuple[Any, Any]],
+    found: LabelledModel,
+    groups: Groups,
+    kept: Kept,
 ) -> list[WeightChange]:
     new = {id(before): after for before, after in pairs}
     why: dict[int, str] = {}
+    notes: dict[int, str] = {}
     # What a weight makes comes before what it consumes.
     for use in sorted(found.labels.uses, key=lambda use: use.role == IN):
         reason = _reason(use.labels, groups)
         if reason:
             why.setdefault(id(use.variable), reason)
-    return [_change(w, new[id(w.variable)], why) for w in weights(model)]
+        note = _first_of(kept.notes, groups.classes[use.labels])
+        if note and use.role != IN:
+            notes.setdefault(id(use.variable), note)
+    return [_change(w, new[id(w.variable)], why, notes) for w in weights(model)]
 
 
-def _change(weight: Weight, after: Any, why: dict[int, str]) -> WeightChange:
+def _change(
+    weight: Weight, after: Any, why: dict[int, str], notes: dict[int, str]
+) -> WeightChange:
     old, new = tuple(weight.variable.shape), tuple(after.shape)
-    detail = why.get(id(weight.variable), "has no channels that go")
+    note = notes.get(id(weight.variable))
+    if old != new:
+        detail = "; ".join([f"{old} to {new}", *([note] if note else [])])
+    else:
+        detail = note or why.get(id(weight.variable), "has no channels that go")
     return account(
         weight,
         "prune_channels",
-        f"{old} to {new}" if old != new else detail,
+        detail,
         changed=old != new,
         after_bytes=nbytes(after),
     )

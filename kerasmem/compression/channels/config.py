@@ -9,12 +9,16 @@ from kerasmem.compression.channels.measures import MEASURES
 from kerasmem.compression.channels.ranking import SCOPES
 from kerasmem.compression.channels.rounds import Round
 from kerasmem.compression.channels.scores import CRITERIA
-from kerasmem.compression.regular_expressions import check_regular_expression
+from kerasmem.compression.regular_expressions import (
+    check_regular_expression,
+    regular_expressions,
+)
 from kerasmem.compression.technique import Remake, Technique
 from kerasmem.errors import ConfigError
 from kerasmem.records import WeightChange
 
 COUNTED = ("channels", *MEASURES)
+_MOST_ROUNDS = 1000
 
 
 @dataclass(frozen=True)
@@ -39,8 +43,8 @@ class PruneChannels(Remake):
         scope: `"layer"` removes this share from every layer; `"global"` ranks all
             channels together, more go where they matter less; `"isomorphic"` ranks
             together what is built alike, such as the inner layers of all blocks.
-        rounds: number of rounds in which they go, each the same share of what is left;
-            `km.compress` fine-tunes after each.
+        rounds: number of rounds in which they go, each the same share of what is left,
+            1 to 1,000; `km.compress` fine-tunes after each.
         round_to: what stays of a layer is a multiple of this.
         min_channels: at least so many channels of a layer stay.
         ignore: regular expressions; what a weight makes whose path holds one stays.
@@ -83,10 +87,13 @@ class PruneChannels(Remake):
                     f"The {field} of PruneChannels is a whole number from 1. "
                     f"Received: {field}={value!r}."
                 )
-        ignore = (self.ignore,) if isinstance(self.ignore, str) else tuple(self.ignore)
-        for pattern in ignore:
-            check_regular_expression("PruneChannels", "ignore", pattern)
+        ignore = regular_expressions("PruneChannels", "ignore", self.ignore)
         object.__setattr__(self, "ignore", ignore)
+        if self.rounds > _MOST_ROUNDS:
+            raise ConfigError(
+                f"PruneChannels goes in at most {_MOST_ROUNDS} rounds. Received: "
+                f"rounds={self.rounds!r}."
+            )
         object.__setattr__(self, "ratios", _ratios(self.ratios))
 
     def applied(self, model: Any, data: Any = None) -> tuple[Any, list[WeightChange]]:

@@ -18,25 +18,45 @@ def with_graph(model: Any) -> Any:
     check_built(model)
     if has_graph(model):
         return model
-    config = model.get_build_config() or {}
-    shape = config.get("input_shape")
-    if not isinstance(shape, list | tuple) or any(isinstance(s, dict) for s in shape):
-        raise _no_graph(model, "its input shape is not known")
-    dtype = getattr(model, "input_dtype", None) or "float32"
-    try:
-        inputs = keras.Input(batch_shape=(None, *shape[1:]), dtype=dtype)
-        outputs = model.call(inputs)
-        inlined = keras.Model(inputs, outputs, name=model.name)
-    except Exception as error:
-        raise _no_graph(model, str(error)) from error
+    inlined = _own_graph(model) or _followed(model)
     if {id(v) for v in inlined.variables} != {id(v) for v in model.variables}:
         raise _no_graph(model, "it has weights that its layers do not know of")
     return inlined
 
 
+def _own_graph(model: Any) -> Any:
+    """Return the graph of a model that is built in its constructor, None without."""
+    if not isinstance(model, keras.Function):
+        return None
+    graph = keras.Model(model.input, model.output, name=model.name)
+    # A class with a `call` of its own does something else than its graph.
+    return graph if type(model).call is type(graph).call else None
+
+
+def _followed(model: Any) -> Any:
+    """Return the graph that a subclassed model's `call` draws."""
+    shape = (model.get_build_config() or {}).get("input_shape")
+    if shape is None:
+        raise _no_graph(model, "its input shape is not known")
+    try:
+        inputs = _inputs(shape, getattr(model, "input_dtype", None) or "float32")
+        return keras.Model(inputs, model.call(inputs), name=model.name)
+    except Exception as error:
+        raise _no_graph(model, str(error)) from error
+
+
+def _inputs(shape: Any, dtype: str) -> Any:
+    """Return inputs of a shape, or of a list or dict of shapes, with the batch axis."""
+    if isinstance(shape, dict):
+        return {name: _inputs(inner, dtype) for name, inner in shape.items()}
+    if any(isinstance(size, list | tuple | dict) for size in shape):
+        return [_inputs(inner, dtype) for inner in shape]
+    return keras.Input(batch_shape=(None, *shape[1:]), dtype=dtype)
+
+
 def _no_graph(model: Any, why: str) -> ModelError:
     return ModelError(
         f"The channels of the subclassed model {model.name!r} cannot be followed: its "
-        "`call` must be made of layers and keras.ops on one tensor. "
+        "`call` must be made of layers and keras.ops. "
         f"Received: {' '.join(why.split())[:200]}."
     )

@@ -10,7 +10,9 @@ from kerasmem.compression.channels.math import removable, shared_out, smallest
 from kerasmem.compression.channels.rounds import Round
 from kerasmem.errors import ConfigError
 from kerasmem.graph.channels import Groups, Kept, LabelledModel
-from kerasmem.graph.channels.labels import OUT, Use
+from kerasmem.graph.channels.additions import WHY, added_otherwise
+from kerasmem.graph.channels.call import Call
+from kerasmem.graph.channels.labels import IN, OUT, Use
 from kerasmem.graph.channels.structure import structures
 
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ class Ranking:
     ) -> None:
         of_channels = [paths[id(use.variable)] for use in found.labels.uses]
         _check_patterns(choice, of_channels)
+        self._found = found
         self._groups = groups
         self._uses = found.labels.uses
         self._choice = choice
@@ -54,16 +57,62 @@ class Ranking:
         self._own = [_own_ratio(made_by, choice) for made_by in makers]
         self._pools = self._together(found)
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether no channel has gone in the rounds before this one."""
+        first = self._turn.sizes
+        return all(
+            first.get(key, len(scores)) == len(scores)
+            for key, scores in zip(self._groups.keys, self._scores, strict=True)
+        )
+
+    @property
+    def largest(self) -> int:
+        """The number of channels in the largest group."""
+        return max(map(len, self._scores))
+
     def kept(self, ratio: float) -> Kept:
-        """Return the channels that stay if this share of them goes in this round."""
+        """Return the channels that stay if this share of them goes in this round.
+
+        Where Keras would not compute with what stays as with all, more of it stays.
+        """
+        counts, notes = self._counts(ratio), {}
+        kept = self._without(counts, notes)
+        while calls := added_otherwise(self._found, kept):
+            for n, name in self._shrinking(calls, counts).items():
+                counts[n] = max(counts[n] - self._choice.round_to, 0)
+                why = WHY.format(name=name)
+                notes.update(dict.fromkeys(self._groups.members[n].tolist(), why))
+            self._even_out(counts)
+            kept = self._without(counts, notes)
+        return kept
+
+    def _without(self, counts: Sequence[int], notes: dict[int, str]) -> Kept:
         removed = [
             members[smallest(scores, count)]
             for members, scores, count in zip(
-                self._groups.members, self._scores, self._counts(ratio), strict=True
+                self._groups.members, self._scores, counts, strict=True
             )
         ]
         everything = np.concatenate([np.zeros(0, np.int64), *removed])
-        return Kept(self._groups.classes, everything, self._uses)
+        return Kept(self._groups.classes, everything, self._uses, notes)
+
+    def _shrinking(self, calls: Sequence[Call], counts: list[int]) -> dict[int, str]:
+        """Return the groups that calls make or add up fewer channels of, with a name.
+
+        Their number of channels is in the shapes of what is added, so there are some.
+        """
+        found: dict[int, str] = {}
+        for call in calls:
+            weights = {id(v) for v in getattr(call.operation, "weights", ())}
+            made = [u for u in self._uses if u.role != IN and id(u.variable) in weights]
+            arrays = [u.labels for u in made]
+            arrays += [x.array for x in (*call.made, *([] if weights else call.inputs))]
+            of = np.concatenate([self._groups.classes[a].ravel() for a in arrays])
+            for n, members in enumerate(self._groups.members):
+                if counts[n] and np.isin(members, of).any():
+                    found.setdefault(n, call.operation.name)
+        return found
 
     def kept_as_asked(self) -> Kept:
         """Return the channels that stay of the choice's own ratio."""
@@ -86,11 +135,28 @@ class Ranking:
         limits = (self._choice.round_to, self._choice.min_channels)
         counts = [self._count(n, ratio) for n in range(len(self._own))]
         for pool in self._pools:
-            scores = [self._scores[n] for n in pool]
-            shared = shared_out(scores, ratio, *limits)
+            shared = shared_out([self._level(n) for n in pool], ratio, *limits)
             for n, count in zip(pool, shared, strict=True):
                 counts[n] = count
+        self._even_out(counts)
         return counts
+
+    def _level(self, n: int) -> np.ndarray:
+        """Return the scores by which a group is ranked among others.
+
+        Groups that lose equally many channels are ranked as one: by the mean of their
+        least scores, of their second least, ...
+        """
+        alike = next((tied for tied in self._groups.tied if n in tied), (n,))
+        relative = [np.sort(self._scores[m]) / self._scores[m].mean() for m in alike]
+        return self._scores[n] if len(alike) == 1 else np.mean(relative, axis=0)
+
+    def _even_out(self, counts: list[int]) -> None:
+        """Let groups lose equally many channels that must."""
+        for tied in self._groups.tied:
+            fewest = min(counts[n] for n in tied)
+            for n in tied:
+                counts[n] = fewest
 
     def _count(self, n: int, ratio: float) -> int:
         """Return how many channels one group loses by itself."""

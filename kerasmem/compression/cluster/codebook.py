@@ -44,10 +44,5 @@ def _row(
     keep_zeros: bool,  # noqa: FBT001
     rng: np.random.Generator,
 ) -> np.ndarray:
-    others = column[column != 0]
-    if not keep_zeros or len(others) == len(column):
-        return centroids(column, count, start, rng)
-    if not len(others):
-        return np.zeros(1)
-    found = centroids(others, count - 1, start, rng)
-    return np.union1d(found, [0.0])
+    with_zero = keep_zeros and bool((column == 0).any())
+    return centroids(column, count, start, rng, with_zero=with_zero)

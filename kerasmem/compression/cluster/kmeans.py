@@ -16,28 +16,41 @@ _TRIALS = 4  # centroids that it tries for each that it takes
 
 
 def centroids(
-    values: np.ndarray, count: int, start: str, rng: np.random.Generator
+    values: np.ndarray,
+    count: int,
+    start: str,
+    rng: np.random.Generator,
+    *,
+    with_zero: bool = False,
 ) -> np.ndarray:
     """Return the values that stand for all, ascending, float64, at most `count`.
 
     Args:
         values: finite numbers, of any shape, at least one.
-        count: how many may stay, from 1.
+        count: how many may stay, from 1; with zero from 2.
         start: `"kmeans++"`; `"linear"` for even steps between the smallest and the
             largest; `"density"` for as many values between each and the next.
         rng: draws for k-means++.
+        with_zero: whether zero is one of them and stays where it is; some value is
+            zero then.
     """
     line = np.sort(values, axis=None).astype("float64")
     if np.count_nonzero(line[1:] != line[:-1]) < count:
         return np.unique(line)
     sums = np.concatenate([[0.0], np.cumsum(line)])
-    found = _STARTS[start](line, count, rng)
+    if with_zero:
+        others = _STARTS[start](line[line != 0], count - 1, rng)
+        found = np.union1d(others, [0.0])
+    else:
+        found = _STARTS[start](line, count, rng)
+    fixed = (found == 0) & with_zero
     for _ in range(ITERATIONS):
         edges = np.searchsorted(line, (found[1:] + found[:-1]) / 2)
         edges = np.concatenate([[0], edges, [len(line)]])
         sizes = np.diff(edges)
         # A centroid that nothing is nearest to stays where it is.
-        means = np.where(sizes > 0, np.diff(sums[edges]) / np.maximum(sizes, 1), found)
+        means = np.diff(sums[edges]) / np.maximum(sizes, 1)
+        means = np.where((sizes > 0) & ~fixed, means, found)
         if np.array_equal(means, found):
             break
         found = means

@@ -11,8 +11,8 @@ from kerasmem.compression.distill.cache_forms import top
 from kerasmem.compression.distill.check import check_outputs
 from kerasmem.compression.distill.comparable import Comparable
 from kerasmem.compression.distill.lesson import Batch, Lesson
-from kerasmem.compression.distill.outputs import Task
 from kerasmem.compression.distill.store import Column
+from kerasmem.graph.outputs import Task
 
 
 class _Asked(keras.Model):

@@ -5,8 +5,8 @@ from typing import Any
 
 from keras import ops
 
-from kerasmem.compression.distill.outputs import Form, Output, Task
 from kerasmem.errors import ModelError
+from kerasmem.graph.outputs import Form, Output, Task
 
 _SMALLEST_PROBABILITY = 1e-30  # its reciprocal, a gradient, still fits a float32
 _BINARY_MARGIN = 1e-7  # the nearest to 1 that float32 tells from 1

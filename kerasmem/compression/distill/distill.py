@@ -4,6 +4,7 @@ from typing import Any
 
 from kerasmem.backends import current
 from kerasmem.backends.seeding import seeded
+from kerasmem.compression.batch_norm import Loss, own_loss, reestimate_if_better
 from kerasmem.compression.distill.cache_config import as_cache
 from kerasmem.compression.distill.check import check_epochs, check_models
 from kerasmem.compression.distill.distiller import (
@@ -23,6 +24,7 @@ from kerasmem.files.data import (
 from kerasmem.files.data.forms import first_samples
 from kerasmem.graph.clone import clone, compile_settings
 from kerasmem.graph.finite import check_finite
+from kerasmem.graph.losses import as_loss, warn_if_unfit
 
 
 def distill(  # noqa: PLR0913  (the public entry point of the contract)
@@ -50,6 +52,11 @@ def distill(  # noqa: PLR0913  (the public entry point of the contract)
     teacher's answers (see `Distiller` for the loss and what is compared). Both models
     are left as they are; a teacher without weights gets them from its first batch.
 
+    In the end the statistics of the student's BatchNormalization are gathered anew on
+    at most 512 samples of `data`, for they follow slowly in training. They are kept if
+    the student's loss on the labels, without labels that of the distillation, does not
+    rise by it on 256 others; frozen BatchNormalization stays as it is.
+
     Args:
         teacher: a trained model, or a list of them.
         student: the model to train, from the weights that it has.
@@ -68,7 +75,8 @@ def distill(  # noqa: PLR0913  (the public entry point of the contract)
             there and asked for only once, over all epochs, students and runs. For
             arrays and `PyDataset`s whose samples stay the same.
         validation_data: data of the same forms, judged after every epoch.
-        loss: the student's loss on the labels, instead of its compiled one.
+        loss: the student's loss on the labels, instead of its compiled one; a name may
+            have arguments, as in `"binary_crossentropy(from_logits=True)"`.
         optimizer: instead of the student's compiled one; its name or a
             `keras.optimizers.Optimizer`, of which a copy is used.
         callbacks: Keras callbacks. What they save is the student.
@@ -104,9 +112,7 @@ def distill(  # noqa: PLR0913  (the public entry point of the contract)
             one(sample)
     with current().replicating(student), seeded(seed):
         trained = _copy(student, loss, optimizer)
-        for samples in (data, validation_data):
-            if samples is not None:
-                check_classes(trained, samples)
+        _check_labels(trained, data, validation_data)
         distiller = Distiller(
             teachers,
             trained,
@@ -117,6 +123,7 @@ def distill(  # noqa: PLR0913  (the public entry point of the contract)
             sample=sample,
         )
         distiller.compile(**student_settings(trained, data))
+        uncached = data
         if cache is not None:
             kept = as_cache(cache)
             data, validation_data = distiller.answered(data, validation_data, kept)
@@ -127,10 +134,20 @@ def distill(  # noqa: PLR0913  (the public entry point of the contract)
             callbacks=callbacks,
             verbose=verbose,
         )
+        reestimate_if_better(trained, uncached, _loss(distiller))
     check_finite(trained, student)
     history.set_model(trained)  # it would keep the teacher alive
     trained.history = history
     return trained
+
+
+def _check_labels(student: Any, data: Any, validation_data: Any) -> None:
+    """Raise or warn if the student's last layer, its loss and labels do not fit."""
+    for samples in (data, validation_data):
+        if samples is not None:
+            check_classes(student, samples)
+    if first_samples(data).get("y") is not None:
+        warn_if_unfit(student)
 
 
 def _check_weighed(data: Any, hard_weight: float) -> None:
@@ -142,10 +159,21 @@ def _check_weighed(data: Any, hard_weight: float) -> None:
         )
 
 
+def _loss(distiller: Distiller) -> Loss:
+    """Return the student's own loss on labels, without labels the distillation's."""
+
+    def loss(x: Any, y: Any, weight: Any) -> float:
+        judged = distiller if y is None else distiller.student
+        with current().inference():
+            return own_loss(judged, (x, y, weight), judged(x, training=False))
+
+    return loss
+
+
 def _copy(student: Any, loss: Any, optimizer: Any) -> Any:
     """Return a copy of the student, compiled as it will be when handed back."""
     trained = clone(student)
-    given = {"loss": loss, "optimizer": optimizer}
+    given = {"loss": as_loss(loss), "optimizer": optimizer}
     chosen = {name: value for name, value in given.items() if value is not None}
     if not (student.compiled or loss is not None):
         raise ConfigError(

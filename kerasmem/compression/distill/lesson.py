@@ -20,11 +20,11 @@ from kerasmem.compression.distill.losses import (
     FeatureLoss,
     OutputLoss,
 )
-from kerasmem.compression.distill.outputs import Form, Task, describe_outputs
 from kerasmem.compression.distill.pairing import pair_layers
 from kerasmem.compression.distill.probing import Probe
 from kerasmem.compression.distill.reduced import Reduced
 from kerasmem.errors import ConfigError, ModelError
+from kerasmem.graph.outputs import Form, Task, describe_outputs
 
 Current = Callable[[DistillationLoss, str], Any]
 """Returns what a scheduled field of a loss is in this epoch."""

@@ -2,6 +2,7 @@
 
 import abc
 import math
+import sys
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
@@ -112,7 +113,8 @@ def schedule_from_json(config: dict[str, Any]) -> Schedule:
 def is_number(value: Any) -> bool:
     """Return True for a finite int or float that is no bool."""
     is_real = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return is_real and math.isfinite(value)
+    # Compared, an int that is too long for a float is no error, and NaN is less.
+    return is_real and abs(value) <= sys.float_info.max
 
 
 def lowest(value: float | Schedule) -> float:

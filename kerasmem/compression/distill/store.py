@@ -5,7 +5,9 @@ broken-off run left without its key is cut off when the store is opened again.
 """
 
 import json
+import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from kerasmem.compression.distill.fingerprint import KEY_BYTES
-from kerasmem.errors import DataError, OutputError
+from kerasmem.errors import DataError, InputError, OutputError
 from kerasmem.files.atomic import replacing
+from kerasmem.records.regular import open_regular, read_json_file
 
 _ABOUT, _KEYS = "cache.json", "keys.bin"
 
@@ -68,11 +71,14 @@ class Store:
                 "A cache is a folder, there already or to be made. Received: "
                 f"{str(folder)!r}: {error.strerror or error}."
             ) from error
-        if (folder / _ABOUT).exists():
+        if os.path.lexists(folder / _ABOUT):
             self._check()
         else:
             self._write_about()
-        self.rows = self._opened()
+        try:
+            self.rows = self._opened()
+        except OSError as error:
+            raise self._unsound(error) from error
 
     @property
     def complete(self) -> bool:
@@ -102,7 +108,7 @@ class Store:
         """Return every column, mapped into memory read-only."""
         return [
             np.memmap(
-                self._folder / column.name,
+                open_regular(self._folder / column.name),
                 dtype=column.dtype,
                 mode="r",
                 shape=(len(self.rows), *column.shape),
@@ -112,12 +118,10 @@ class Store:
 
     def _check(self) -> None:
         try:
-            about = json.loads((self._folder / _ABOUT).read_text())
+            about = read_json_file(self._folder / _ABOUT)
             found = {**about, "complete": bool(about["complete"])}
-        except (ValueError, KeyError, TypeError) as error:
-            raise DataError(
-                f"{str(self._folder)!r} is no sound cache: {error}. Next: remove it."
-            ) from error
+        except (InputError, OSError, KeyError, TypeError) as error:
+            raise self._unsound(error) from error
         for field, whose in (("teacher", "another teacher"), ("columns", "other form")):
             if found.get(field) != json.loads(json.dumps(self._about[field])):
                 raise DataError(
@@ -129,31 +133,38 @@ class Store:
 
     def _opened(self) -> dict[bytes, int]:
         """Cut off what has no key, and return the number of every key's row."""
-        path = self._folder / _KEYS
-        path.touch()
-        keys = path.read_bytes()
-        sizes = [self._size(column) // column.row_bytes for column in self._columns]
-        count = min([len(keys) // KEY_BYTES, *sizes])
-        for name, size in [
-            *((column.name, column.row_bytes) for column in self._columns),
-            (_KEYS, KEY_BYTES),
-        ]:
-            if (self._folder / name).stat().st_size != count * size:
-                with (self._folder / name).open("rb+") as file:
-                    file.truncate(count * size)
-        return {keys[i * KEY_BYTES : (i + 1) * KEY_BYTES]: i for i in range(count)}
+        row_bytes = {column.name: column.row_bytes for column in self._columns}
+        row_bytes[_KEYS] = KEY_BYTES
+        rows: dict[bytes, int] = {}
+        with ExitStack() as scope:
+            files = {
+                name: scope.enter_context(open_regular(self._folder / name, "ab+"))
+                for name in row_bytes
+            }
+            sizes = {name: file.seek(0, os.SEEK_END) for name, file in files.items()}
+            count = min(sizes[name] // size for name, size in row_bytes.items())
+            files[_KEYS].seek(0)
+            for number in range(count):
+                key = files[_KEYS].read(KEY_BYTES)
+                if key in rows:
+                    raise self._unsound("a key of it comes twice")
+                rows[key] = number
+            for name, file in files.items():
+                if sizes[name] != count * row_bytes[name]:
+                    file.truncate(count * row_bytes[name])
+        return rows
 
-    def _size(self, column: Column) -> int:
-        path = self._folder / column.name
-        path.touch()
-        return path.stat().st_size
+    def _unsound(self, why: object) -> DataError:
+        return DataError(
+            f"{str(self._folder)!r} is no sound cache: {why}. Next: remove it."
+        )
 
     def _add(self, name: str, content: bytes) -> None:
-        with (self._folder / name).open("ab") as file:
+        with open_regular(self._folder / name, "ab") as file:
             file.write(content)
 
     def _write_about(self) -> None:
-        with replacing(self._folder / _ABOUT) as path:
+        with replacing(self._folder / _ABOUT, follow_link=False) as path:
             path.write_text(json.dumps(self._about, indent=1))
 
 

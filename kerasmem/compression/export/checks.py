@@ -1,14 +1,18 @@
 """Whether a model can be exported as it is asked for, before anything is converted."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 
+from kerasmem.backends.litert import Argument
 from kerasmem.compression.export.convert import DYNAMIC, FLOAT
 from kerasmem.compression.export.integer import is_integer
 from kerasmem.compression.quantize.config import STATIC
-from kerasmem.errors import ConfigError
+from kerasmem.errors import ConfigError, DataError
+from kerasmem.files.litert import arguments_of
 from kerasmem.files.onnx import check_onnx
 from kerasmem.graph.built import check_built
 
@@ -60,6 +64,37 @@ def checked(
         return STATIC
     dtypes = {keras.backend.standardize_dtype(v.dtype) for v in model.weights}
     return scheme or (DYNAMIC if dtypes & {"int8", "uint8"} else FLOAT)
+
+
+def check_lengths(
+    model: Any, arguments: Sequence[Argument], arrays: Sequence[np.ndarray]
+) -> None:
+    """Raise unless samples have the lengths that the file shall have.
+
+    Args:
+        model: the model, which may leave lengths open that the file has not.
+        arguments: the inputs of the file.
+        arrays: an array per input.
+
+    Raises:
+        ConfigError: if a file of integers is to have other lengths than its model.
+        DataError: if a sample has another length.
+    """
+    for argument, own in zip(arguments, arguments_of(model, None, arrays), strict=True):
+        if is_integer(model) and argument.shape[1:] != own.shape[1:]:
+            raise ConfigError(
+                "The lengths of an int8-static file are those of its model. Received: "
+                f"{argument.shape[1:]} for {own.shape[1:]} of input "
+                f"{argument.name!r}. Next: fix them before km.compress."
+            )
+    for argument, array in zip(arguments, arrays, strict=True):
+        lengths = zip(argument.shape[1:], array.shape[1:], strict=True)
+        if any(known not in (None, length) for known, length in lengths):
+            raise DataError(
+                f"The samples do not have the lengths of the file. Expected: "
+                f"{argument.shape[1:]} for input {argument.name!r}. Received: "
+                f"{array.shape[1:]}. Next: samples of these lengths, or none."
+            )
 
 
 def _checked_for_onnx(model: Any, scheme: str | None) -> str:

@@ -7,10 +7,12 @@ from kerasmem.compression.export.activations import check_relu6, ending
 from kerasmem.compression.export.operations import OPERATIONS
 from kerasmem.compression.quantize.static import FromCodes, IntegerLayer, ToCodes
 from kerasmem.compression.quantize.static.codes import Codes
-from kerasmem.compression.quantize.static.kinds import kind_of
+from kerasmem.compression.quantize.static.kinds import kind_of, why_not_coded
 from kerasmem.errors import ModelError
 from kerasmem.files.litert import Writer
-from kerasmem.graph.nodes import nodes_in_order, own_graph
+from kerasmem.graph.nodes import is_trained, nodes_in_order, own_graph
+
+_ANY = Codes(1.0, 0)  # an ending is one whatever its codes
 
 
 def is_integer(model: Any) -> bool:
@@ -41,11 +43,11 @@ def integer_file(model: Any, batch_size: int | None = None) -> bytes:
     for tensor in graph.inputs:
         used = [node for node in nodes if _takes(node, tensor)]
         if len(used) != 1 or not isinstance(used[0].operation, ToCodes):
-            raise _computes_with_floats(model, [node.operation for node in used])
+            raise _computes_with_floats(model, nodes, ends)
         file.add(tensor, tensor.name, used[0].operation.output_codes)
-    left = [node.operation for node in nodes if not file.add_call(node)]
+    left = [node for node in nodes if not file.add_call(node)]
     if left:
-        raise _computes_with_floats(model, left)
+        raise _computes_with_floats(model, left, ends)
     return file.writer.content(
         {tensor.name: file.known[id(tensor)][0] for tensor in graph.inputs},
         {f"output_{i}": file.known[id(t)][0] for i, t in enumerate(graph.outputs)},
@@ -106,13 +108,27 @@ def _takes(node: Any, tensor: Any) -> bool:
     return any(tensor is taken for taken in node.arguments.keras_tensors)
 
 
-def _computes_with_floats(model: Any, operations: Sequence[Any]) -> ModelError:
-    # What only stands behind a float layer is none itself.
-    known = (IntegerLayer, *OPERATIONS)
-    floats = [x for x in operations if not isinstance(x, known)]
-    floats = floats or [x for x in operations if not isinstance(x, IntegerLayer)][:1]
-    floats = floats or operations[:1]
-    named = [f"{x.name} ({type(x).__name__})" for x in floats]
+def _computes_with_floats(
+    model: Any, nodes: Sequence[Any], ends: set[int]
+) -> ModelError:
+    """Return the error that names the layers that no codes go through, and why.
+
+    Args:
+        model: the model.
+        nodes: its calls, those at least that are not in the file. What only stands
+            before or behind a float layer may be among them.
+        ends: the ids of the model's outputs.
+    """
+    reasons = {
+        node.operation.name: f"{_named(node.operation)} {reason}"
+        for node in nodes
+        if (reason := _why_float(node, ends)) is not None
+    }
+    named = [*reasons.values()] or [
+        _named(node.operation)
+        for node in nodes
+        if not isinstance(node.operation, IntegerLayer)
+    ]
     some = ", ".join(named[:5]) + (", ..." if len(named) > 5 else "")
     return ModelError(
         f"The model {model.name!r} does not compute with int8 codes from end to end. "
@@ -120,3 +136,24 @@ def _computes_with_floats(model: Any, operations: Sequence[Any]) -> ModelError:
         "layers in their place that int8-static knows, or export a model without "
         "int8-static, with scheme='int8-dynamic'."
     )
+
+
+def _named(operation: Any) -> str:
+    return f"{operation.name} ({type(operation).__name__})"
+
+
+def _why_float(node: Any, ends: set[int]) -> str | None:
+    """Return why a call has no codes, None if it could have them but for the others."""
+    operation = node.operation
+    is_end = any(id(output) in ends for output in node.outputs)
+    if isinstance(operation, IntegerLayer) or (is_end and ending(operation, _ANY)):
+        return None
+    if is_trained(node):
+        return "is called with training=True"
+    given, found = node.arguments, kind_of(operation)
+    if found is None:
+        return "has no form in int8"
+    call = given.args, given.kwargs
+    reason = why_not_coded(operation, given.keras_tensors, call)
+    # A product has codes wherever it stands, unless it was excluded.
+    return reason or ("is excluded" if found.gains else None)

@@ -93,7 +93,7 @@ def _mean(
 def _pad(
     writer: Writer, layer: Any, _: Sequence[Any], inputs: Sequence[int], output: int
 ) -> None:
-    pad_to(writer, inputs[0], output, ((0, 0), *layer.padding, (0, 0)))
+    pad_to(writer, inputs[0], output, layer.pads)
 
 
 def _reshape(
@@ -126,7 +126,7 @@ OPERATIONS: dict[type, Write] = {
     ours.IntegerMultiply: _elementwise("MUL", "MulOptions"),
     ours.IntegerReLU: activations.relu,
     ours.IntegerTable: activations.table,
-    ours.IntegerZeroPadding2D: _pad,
+    ours.IntegerPadding: _pad,
     L.Concatenate: _concatenate,
     L.Flatten: _reshape,
     L.Reshape: _reshape,

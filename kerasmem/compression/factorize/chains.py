@@ -106,12 +106,15 @@ def _einsum(layer: Any, kernel: np.ndarray, choice: "Factorize") -> Chain:
     rank = left.shape[1]
     rest = "".join(letter for letter in inputs if letter not in summed)
     hidden = next(c for c in "zyxwvutsrqponm" if c not in layer.equation)
-    # An output shape is without the batch axis, which is the first or in the ellipsis.
-    open_axes = [None] * (len(rest.replace("...", "")) - ("..." not in rest))
+    # An output shape is without the batch axis, which is the first or in the ellipsis;
+    # what it says of an axis the last layer expects to find in what the first hands on.
+    letters = rest.replace("...", "") if "..." in rest else rest[1:]
+    sizes = dict(zip(output[::-1], layer.partial_output_shape[::-1], strict=False))
+    shared_axes = [sizes.get(letter) for letter in letters]
     first = _first(
         layer,
         equation=f"{inputs},{summed}{hidden}->{rest}{hidden}",
-        output_shape=(*open_axes, rank),
+        output_shape=(*shared_axes, rank),
         bias_axes=None,
     )
     last = _last(layer) | {"equation": f"{rest}{hidden},{hidden}{new}->{output}"}

@@ -47,9 +47,11 @@ def changes(model: Any, plan: Plan, shares: Sequence[float]) -> list[WeightChang
         shares: the share of zeros in each of them, 0 to 1.
     """
     details = {id(weight.variable): reason for weight, reason in plan.left_alone}
+    pruned: set[int] = set()
     for variable, share in zip(plan.variables, shares, strict=True):
         details[id(variable)] = f"{share:.1%} zero"
-    pruned = set(map(id, plan.variables))
+        if share > 0:
+            pruned.add(id(variable))
     return [
         account(
             weight,

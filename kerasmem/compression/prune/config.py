@@ -1,6 +1,6 @@
 """The choice of which weights become zero, and when."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import KW_ONLY, InitVar, dataclass
 from typing import Any, ClassVar
@@ -88,7 +88,7 @@ class Prune(Technique):
         ratios = (
             self.ratios.items() if isinstance(self.ratios, Mapping) else self.ratios
         )
-        self._set("ratios", tuple((str(key), ratio) for key, ratio in ratios))
+        self._set("ratios", tuple(map(_pair, ratios)))
         for key, ratio in self.ratios:
             _check_sparsity(f"ratios[{key!r}]", ratio)
         self._set("scope", _scope(self.scope))
@@ -173,6 +173,15 @@ def _check_sparsity(name: str, value: Any) -> None:
             "The sparsity of Prune is the share of weights that becomes zero, at "
             f"least 0 and less than 1. Received: {name}={value!r}."
         )
+
+
+def _pair(given: Any) -> tuple[str, Any]:
+    if not isinstance(given, Sequence) or isinstance(given, str) or len(given) != 2:
+        raise ConfigError(
+            "The ratios of Prune are pairs of a regular expression and a sparsity. "
+            f"Received: {given!r}."
+        )
+    return str(given[0]), given[1]
 
 
 def _scope(scope: Any) -> Any:

@@ -17,6 +17,7 @@ from kerasmem.compression.prune.selection import keep_largest_of_all, removed_co
 from kerasmem.errors import ConfigError
 
 UNSTRUCTURED = "unstructured"
+_LARGEST_GROUP = 1 << 16
 
 
 class Pattern(abc.ABC):
@@ -137,7 +138,7 @@ class Blocks(Pattern):
         ]
 
     def _pooled(self, scores: np.ndarray) -> np.ndarray:
-        lengths = self._lengths(scores.ndim)
+        lengths = self._lengths(scores.shape)
         padding = [(0, -n % b) for n, b in zip(scores.shape, lengths, strict=True)]
         padded = np.pad(scores.astype(float), padding, constant_values=np.nan)
         split = [(n // b, b) for n, b in zip(padded.shape, lengths, strict=True)]
@@ -150,12 +151,14 @@ class Blocks(Pattern):
         return np.where(entries, blocks, 0).sum(inner) / entries.sum(inner)
 
     def _spread(self, kept: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-        for axis, length in enumerate(self._lengths(len(shape))):
+        for axis, length in enumerate(self._lengths(shape)):
             kept = np.repeat(kept, length, axis)
         return kept[tuple(map(slice, shape))]
 
-    def _lengths(self, rank: int) -> tuple[int, ...]:
-        return (1,) * (rank - len(self.shape)) + self.shape
+    def _lengths(self, shape: Sequence[int]) -> tuple[int, ...]:
+        lengths = (1,) * (len(shape) - len(self.shape)) + self.shape
+        # A block that reaches over the end of an axis is as good as cut off there.
+        return tuple(map(min, lengths, (max(length, 1) for length in shape)))
 
 
 def pattern_name(given: Any) -> str:
@@ -197,7 +200,7 @@ def _parsed(name: str) -> Pattern | None:
         return Unstructured()
     if match := re.fullmatch(r"(\d+):(\d+)", name):
         kept, group = map(int, match.groups())
-        return NOfM(kept, group) if 0 < kept < group else None
+        return NOfM(kept, group) if 0 < kept < group <= _LARGEST_GROUP else None
     if match := re.fullmatch(r"(max )?(\d+(?:x\d+)*)", name):
         shape = tuple(map(int, match[2].split("x")))
         return Blocks(shape, bool(match[1])) if math.prod(shape) > 1 else None

@@ -39,10 +39,27 @@ def product(layer: Any, inputs: Any, kernel: Any) -> Any:
         kernel: a tensor: its kernel, or some output channels of it.
     """
     if isinstance(layer, _CONVOLUTIONS):
-        return layer.convolution_op(inputs, kernel)
+        return _convolved(layer, inputs, kernel)
     if isinstance(layer, keras.layers.EinsumDense):
         return keras.ops.einsum(layer.equation, inputs, kernel)
     return keras.ops.matmul(inputs, kernel)
+
+
+def _convolved(layer: Any, inputs: Any, kernel: Any) -> Any:
+    if layer.padding != "causal":
+        return layer.convolution_op(inputs, kernel)
+    # As `keras.layers.Conv1D.call` does: the convolution itself knows no such padding.
+    widths = [(0, 0)] * 3
+    steps = 2 if layer.data_format == "channels_first" else 1
+    widths[steps] = (layer.dilation_rate[0] * (layer.kernel_size[0] - 1), 0)
+    return keras.ops.conv(
+        keras.ops.pad(inputs, widths),
+        kernel,
+        strides=list(layer.strides),
+        padding="valid",
+        dilation_rate=layer.dilation_rate,
+        data_format=layer.data_format,
+    )
 
 
 def finished(layer: Any, outputs: Any) -> Any:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kerasmem.records import RuntimeAdvice, RuntimeFigures
-from kerasmem.units import format_bytes
+from kerasmem.units import format_bytes, format_ms
 
 RESIDENT_NOISE = 0.05
 """Resident memory of two runs of the same process differs by up to this much."""
@@ -84,8 +84,8 @@ def _time_of(batch_size: int) -> Callable[[RuntimeFigures], _Figure | None]:
         time = runtime.time(batch_size)
         if time is None:
             return None
-        text = f"{time.milliseconds:.3g} ms"
-        return _Figure(time.milliseconds, time.low_ms, text)
+        ms = time.milliseconds
+        return _Figure(ms, time.low_ms, format_ms(ms))
 
     return figure
 

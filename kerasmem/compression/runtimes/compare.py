@@ -8,6 +8,7 @@ import keras
 import numpy as np
 from rich.console import Console
 
+from kerasmem.compression.export.checks import check_lengths
 from kerasmem.compression.quantize.owners import quantized_variables
 from kerasmem.compression.quantize.static import IntegerLayer
 from kerasmem.compression.runtimes.advice import advise
@@ -35,12 +36,14 @@ _LEAST_OUTPUT = 1e-6
 Made = dict[Form, Runnable]
 
 
-def compare_runtimes(
+def compare_runtimes(  # noqa: PLR0913 - the public entry point
     model: Any,
     data: Any = None,
     *,
     batch_sizes: Sequence[int] = (1, 32),
     threads: int = 1,
+    tolerance: float | None = None,
+    input_shape: Any | None = None,
     verbose: int = 1,
 ) -> RuntimeComparison:
     """Return what a float model costs in each form, and which to use for what.
@@ -58,6 +61,12 @@ def compare_runtimes(
             no `"int8-static"`.
         batch_sizes: samples per batch, each from 1.
         threads: of LiteRT; Keras takes all that it finds.
+        tolerance: largest difference of a file from the model, as a share of the
+            largest output; None for those of `km.export`. A file that is further off
+            is not compared.
+        input_shape: shape of the input without the batch axis, to fix the lengths that
+            the model leaves open; one per input, by name or in order, if there are
+            several.
         verbose: 0 for silence, 1 for a line on stderr about what is done.
 
     Raises:
@@ -77,9 +86,10 @@ def compare_runtimes(
     if data is not None:
         check_data(model, data)
     say = _say if verbose else lambda _: None
-    batch = _batch(model, data, sizes[-1])
+    batch = _batch(model, data, sizes[-1], input_shape)
     # One that cannot be copied has no other forms, nor a file.
-    given = Given(clone(model), data, batch, sizes, threads)
+    files = {"tolerance": tolerance, "input_shape": input_shape}
+    given = Given(clone(model), data, batch, sizes, threads, files)
     figures, made = _made(given, say)
     timed = _timed(made, given, say)
     for form, runnable in made.items():
@@ -134,17 +144,19 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
-def _batch(model: Any, data: Any, size: int) -> Arrays:
+def _batch(model: Any, data: Any, size: int, input_shape: Any) -> Arrays:
     """Return a batch, samples once more where there are fewer."""
     if data is not None:
         arrays = flat_samples(model, data, size)
+        arguments = arguments_of(model, None, arrays, input_shape)
+        check_lengths(model, arguments, arrays)
         if not all(np.isfinite(array).all() for array in arrays):
             raise DataError(
                 "A model is compared on finite numbers. Received: NaN or infinity in "
                 f"the first {len(arrays[0])} samples."
             )
     elif getattr(model, "inputs", None):
-        arrays = random_samples(arguments_of(model, None), size)
+        arrays = random_samples(arguments_of(model, None, None, input_shape), size)
     else:
         raise ConfigError(
             f"The model {model.name!r} does not say what it takes. Expected: data= "

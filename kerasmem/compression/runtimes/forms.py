@@ -39,6 +39,7 @@ class Given:
         batch: the largest batch that is measured.
         batch_sizes: all that are.
         threads: of LiteRT.
+        files: more arguments of `export`.
     """
 
     model: Any
@@ -46,6 +47,7 @@ class Given:
     batch: Arrays
     batch_sizes: tuple[int, ...]
     threads: int
+    files: Mapping[str, Any]
 
 
 class Runnable(Protocol):
@@ -193,7 +195,14 @@ def _content(model: Any, given: Given, scheme: str, batch_size: int | None) -> b
     with tempfile.TemporaryDirectory(prefix="kerasmem-") as folder:
         path = Path(folder, "model.tflite")
         samples = in_structure(model, given.batch)
-        export(model, path, scheme=scheme, batch_size=batch_size, samples=samples)
+        export(
+            model,
+            path,
+            scheme=scheme,
+            batch_size=batch_size,
+            samples=samples,
+            **given.files,
+        )
         return path.read_bytes()
 
 

@@ -46,8 +46,12 @@ def encode(array: np.ndarray) -> bytes:
     return _MAGIC + zlib.crc32(content).to_bytes(4, "little") + content
 
 
-def decode(content: bytes | memoryview) -> np.ndarray:
+def decode(content: bytes | memoryview, most_bytes: int | None = None) -> np.ndarray:
     """Return the array that `encode` was given.
+
+    Args:
+        content: what `encode` returned.
+        most_bytes: that the array may have; None for what any file may hold.
 
     Raises:
         ModelFileError: if the content is damaged.
@@ -61,7 +65,9 @@ def decode(content: bytes | memoryview) -> np.ndarray:
     shape, dtype = _read_form(source)
     # An axis of 0 counts as 1: the others are made room for all the same.
     size = math.prod(max(length, 1) for length in shape) * dtype.itemsize
-    if size > max(LARGE_BYTES, MOST_TIMES * len(content)):
+    if most_bytes is None:
+        most_bytes = max(LARGE_BYTES, MOST_TIMES * len(content))
+    if size > most_bytes:
         raise damaged("it tells a size that cannot be")
     entries = _read(source, _integers(dtype), shape)
     source.finish()

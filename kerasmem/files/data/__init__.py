@@ -8,6 +8,7 @@ with several inputs or outputs.
 
 from kerasmem.files.data.check import check_classes, check_data, input_names
 from kerasmem.files.data.forms import (
+    drawn_batches,
     fit_arguments,
     hold_out,
     input_batches,
@@ -25,6 +26,7 @@ __all__ = [
     "check_classes",
     "check_data",
     "check_shared",
+    "drawn_batches",
     "fit_arguments",
     "hold_out",
     "input_batches",

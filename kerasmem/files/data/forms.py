@@ -1,6 +1,7 @@
 """The forms in which samples come, and what each becomes for `model.fit`."""
 
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 import keras
@@ -97,6 +98,48 @@ def input_batches(data: Any, count: int, batch_size: int) -> Iterator[Any]:
             return
 
 
+def drawn_batches(
+    data: Any, count: int, batch_size: int, *, part: int
+) -> Iterator[tuple[Any, Any, Any]]:
+    """Yield inputs, labels and sample weights of some samples, in NumPy arrays.
+
+    Arrays and `PyDataset`s are drawn from as a whole, the same samples each time, for
+    labels may be in order; of other iterables the first batches are read.
+
+    Args:
+        data: samples in any of the forms that `kerasmem.files.data` lists.
+        count: most samples to yield.
+        batch_size: samples in a batch; batched data keeps its own.
+        part: 0 for every second batch, 1 for the others. If there is one batch only,
+            it is both parts.
+    """
+    start = count
+    for batch in islice(_drawn(data, batch_size), part, None, 2):
+        x, y, weight = (_rows(array, 0, count) for array in batch)
+        yield x, y, weight
+        count -= len(_leaves(x)[0])
+        if count <= 0:
+            return
+    if part and count == start:
+        yield from drawn_batches(data, count, batch_size, part=0)
+
+
+def _drawn(data: Any, batch_size: int) -> Iterator[tuple[Any, Any, Any]]:
+    random = np.random.default_rng(0)
+    if is_array_data(data):
+        parts = [_named(data).get(name) for name in _ARGUMENTS]
+        order = random.permutation(sample_count(data) or 0)
+        size = min(batch_size, -(-len(order) // 2))  # for there are two parts
+        for start in range(0, len(order), size):
+            x, y, weight = (_taken(p, order[start : start + size]) for p in parts)
+            yield x, y, weight
+        return
+    batches = data
+    if isinstance(data, keras.utils.PyDataset):
+        batches = (data[index] for index in random.permutation(len(data)).tolist())
+    yield from map(keras.utils.unpack_x_y_sample_weight, batches)
+
+
 def hold_out(data: Any, fraction: float = 0.1) -> tuple[tuple, tuple]:
     """Return `(train, held_out)`, the last `fraction` of the samples held out.
 
@@ -130,15 +173,7 @@ def take(data: Any, rows: Any) -> tuple:
         data: `x`, `(x, y)` or `(x, y, sample_weight)` in arrays.
         rows: numbers of the samples, in the order in which they are wanted.
     """
-
-    def taken(array: Any) -> Any:
-        # TensorFlow's tensors cannot be indexed by an array.
-        is_numpy = isinstance(array, np.ndarray)
-        return (array if is_numpy else keras.ops.convert_to_numpy(array))[rows]
-
-    return tuple(
-        keras.tree.map_structure(taken, part) for part in _named(data).values()
-    )
+    return tuple(_taken(part, rows) for part in _named(data).values())
 
 
 def first_samples(data: Any) -> dict[str, Any]:
@@ -161,6 +196,18 @@ def _rows(x: Any, start: int, end: int) -> Any:
         return None if array is None else keras.ops.convert_to_numpy(array[start:end])
 
     return keras.tree.map_structure(cut, x)
+
+
+def _taken(part: Any, rows: Any) -> Any:
+    def taken(array: Any) -> Any:
+        if array is None:  # an optional input that is left out
+            return None
+        if keras.ops.is_tensor(array):
+            return keras.ops.convert_to_numpy(keras.ops.take(array, rows, axis=0))
+        is_numpy = isinstance(array, np.ndarray)
+        return (array if is_numpy else keras.ops.convert_to_numpy(array))[rows]
+
+    return keras.tree.map_structure(taken, part)
 
 
 def _is_array(value: Any) -> bool:

@@ -1,11 +1,12 @@
 """Arrays of an `.npz` or `.npy` file, mapped into memory instead of read."""
 
 import io
+import math
 import mmap
 import struct
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -60,6 +61,29 @@ def release_pages(mapping: mmap.mmap) -> None:
         mapping.madvise(mmap.MADV_DONTNEED)
 
 
+def form_of(file: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """Return shape, whether columns come first, and type of an array, read up to it.
+
+    Args:
+        file: at its header, as `numpy.save` writes it.
+        size: bytes of the header and the array, or more.
+
+    Raises:
+        ValueError: if it is none, or larger, or holds Python objects.
+    """
+    version = np.lib.format.read_magic(file)
+    if version == (1, 0):
+        shape, in_columns, dtype = np.lib.format.read_array_header_1_0(file)
+    else:
+        shape, in_columns, dtype = np.lib.format.read_array_header_2_0(file)
+    if dtype.hasobject:
+        raise ValueError("it holds Python objects, which are never loaded")
+    wanted = math.prod(shape) * dtype.itemsize
+    if min(shape, default=0) < 0 or wanted > size:
+        raise ValueError(f"it tells of an array of {wanted} bytes and has {size}")
+    return shape, in_columns, dtype
+
+
 def _base(array: Any) -> Any:
     return getattr(array, "base", None)
 
@@ -80,13 +104,7 @@ def _start(path: Path, member: zipfile.ZipInfo) -> int:
 
 def _array(mapping: mmap.mmap, start: int) -> np.ndarray:
     head = io.BytesIO(mapping[start : start + 2**16])
-    version = np.lib.format.read_magic(head)
-    if version == (1, 0):
-        shape, in_columns, dtype = np.lib.format.read_array_header_1_0(head)
-    else:
-        shape, in_columns, dtype = np.lib.format.read_array_header_2_0(head)
-    if dtype.hasobject:
-        raise ValueError("it holds Python objects, which are never unpickled")
+    shape, in_columns, dtype = form_of(head, len(mapping) - start)
     return np.ndarray(
         shape,
         dtype,

@@ -14,10 +14,14 @@ import numpy as np
 from kerasmem.errors import DataError
 from kerasmem.files.data.check import check_lengths
 from kerasmem.files.data.forms import is_array_data
-from kerasmem.files.data.mapped import map_arrays
+from kerasmem.files.data.mapped import form_of, map_arrays
+from kerasmem.units import MIB
 
 _KEY = re.compile(r"(x|y|sample_weight)(?:_(train|test))?(?:_(.+))?")
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+_KINDS = "biufSU"
+_LARGE_BYTES, _MOST_TIMES = 256 * MIB, 100
+"""What is so large and was so much smaller in the file was never a sample."""
 _ADVICE = (
     "Next: write it with numpy.savez, with the arrays x and y, or x_train, y_train, "
     "x_test and y_test."
@@ -67,7 +71,7 @@ def _from_function(spec: str) -> LoadedData:
     module_name, name = spec.split(":")
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise DataError(
             f"Cannot import the data function {spec!r}: {type(error).__name__}: "
             f"{error}."
@@ -83,7 +87,7 @@ def _from_function(spec: str) -> LoadedData:
 def _call(function: Callable[[], Any], spec: str) -> Any:
     try:
         return function()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise DataError(
             f"The data function {spec!r} raised {type(error).__name__}: {error}."
         ) from error
@@ -118,6 +122,11 @@ def _grouped(path: Path, arrays_by_key: dict[str, np.ndarray]) -> LoadedData:
         arrays = splits.setdefault(split, {}).setdefault(role, {})
         if name in arrays or (arrays and "" in {name, *arrays}):
             raise DataError(f"{path} holds {role} twice: also as {key!r}. {_ADVICE}")
+        if array.dtype.kind not in _KINDS:
+            raise DataError(
+                f"{path} holds {key!r} with entries of the type {array.dtype}. "
+                f"Expected: numbers or texts, no complex ones. {_ADVICE}"
+            )
         arrays[name] = array
     for split in {"train", *splits}:
         if "x" not in splits.get(split, {}):
@@ -153,7 +162,8 @@ def _read_npz(path: Path) -> dict[str, np.ndarray]:
             archive = np.load(file, allow_pickle=False)
             if isinstance(archive, np.ndarray):
                 raise ValueError("it holds one bare array")
-            return {key: archive[key] for key in archive.files}
+            _check_sizes(archive.zip)
+            return {key: archive[key] for key in archive.files if _KEY.fullmatch(key)}
     except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         reason = str(error).rstrip(".")
         if "allow_pickle" in reason:  # NumPy tells how to run what is in the file
@@ -163,3 +173,19 @@ def _read_npz(path: Path) -> dict[str, np.ndarray]:
         raise DataError(
             f"{path} is not a sound .npz file: {reason}. {_ADVICE}"
         ) from error
+
+
+def _check_sizes(archive: zipfile.ZipFile) -> None:
+    """Raise unless every array has the bytes that it tells of, not too deflated.
+
+    Raises:
+        ValueError: if one has not.
+    """
+    for member in archive.infolist():
+        if member.filename.endswith(".npy"):
+            with archive.open(member) as file:
+                form_of(file, member.file_size)
+    whole = sum(member.file_size for member in archive.infolist())
+    stored = sum(member.compress_size for member in archive.infolist())
+    if whole > max(_LARGE_BYTES, _MOST_TIMES * stored):
+        raise ValueError(f"it would take {whole} bytes, of which it has {stored}")

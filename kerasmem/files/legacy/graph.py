@@ -56,6 +56,9 @@ def _functional(stored: Config, custom_objects: Mapping[str, Any]) -> Made:
 
 def _sequential(stored: Config, custom_objects: Mapping[str, Any]) -> Made:
     config = stored["config"]
+    for layer in config["layers"]:
+        if is_operator(layer):
+            raise refusal(layer, "it is a function of TensorFlow in a Sequential")
     layers = [make(layer, custom_objects) for layer in config["layers"]]
     own = [made.layer for made in layers if made.layer is not None]
     if not (own and isinstance(own[0], keras.layers.InputLayer)):

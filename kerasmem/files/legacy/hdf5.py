@@ -1,6 +1,5 @@
 """`.h5` files that Keras 2 wrote."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from kerasmem.errors import ModelFileError
 from kerasmem.files.coding import LARGE_BYTES, MOST_TIMES
 from kerasmem.files.legacy.file import LegacyFile
 from kerasmem.files.legacy.flat import FlatWeights, Named
+from kerasmem.records.plain import read_json
 
 _VERSIONS = ("1.", "2.")
 
@@ -39,8 +39,8 @@ def read_h5(path: Path) -> LegacyFile:
         names = _texts(group, "layer_names")
         layers = {name: _arrays(group[name]) for name in names}
     return LegacyFile(
-        json.loads(_text(config)),
-        None if training is None else json.loads(_text(training)),
+        read_json(_text(config)),
+        None if training is None else read_json(_text(training)),
         FlatWeights(layers),
     )
 
@@ -50,8 +50,15 @@ def _arrays(group: Any) -> list[Named]:
     return [(name, whole_array(group[name], group.file)) for name in names]
 
 
-def whole_array(dataset: Any, file: h5py.File) -> np.ndarray:
+def whole_array(
+    dataset: Any, file: h5py.File, most_bytes: int | None = None
+) -> np.ndarray:
     """Return the array in a dataset.
+
+    Args:
+        dataset: of a file.
+        file: the file.
+        most_bytes: that the array may have; None for what any file may hold.
 
     Raises:
         ModelFileError: if it is none, leads to another file, or is a bomb.
@@ -60,7 +67,9 @@ def whole_array(dataset: Any, file: h5py.File) -> np.ndarray:
         raise ModelFileError(f"{dataset.name!r} is no array.")
     if dataset.external or dataset.is_virtual or dataset.file != file:
         raise ModelFileError(f"{dataset.name!r} is kept outside of the file.")
-    if dataset.nbytes > max(LARGE_BYTES, MOST_TIMES * dataset.id.get_storage_size()):
+    if most_bytes is None:
+        most_bytes = max(LARGE_BYTES, MOST_TIMES * dataset.id.get_storage_size())
+    if dataset.nbytes > most_bytes:
         raise ModelFileError(
             f"{dataset.name!r} would take {dataset.nbytes} bytes, of which the file "
             f"has {dataset.id.get_storage_size()}."

@@ -1,7 +1,5 @@
 """`.keras` files that Keras 2 wrote."""
 
-import io
-import json
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -9,18 +7,19 @@ from typing import Any
 import h5py
 
 from kerasmem.errors import ModelFileError
+from kerasmem.files.declared import check_declared
 from kerasmem.files.legacy.file import LegacyFile
 from kerasmem.files.legacy.hdf5 import whole_array
 from kerasmem.files.legacy.parts import Part
 from kerasmem.files.legacy.tree import TreeWeights
-
-_WEIGHTS = "model.weights.h5"
+from kerasmem.files.members import WEIGHTS, opened_weights
+from kerasmem.records.plain import read_json
 
 
 def is_legacy_archive(path: Path) -> bool:
     """Return True for a `.keras` file that Keras 2 wrote."""
     with zipfile.ZipFile(path) as archive:
-        metadata = json.loads(archive.read("metadata.json"))
+        metadata = read_json(archive.read("metadata.json"))
     return str(metadata.get("keras_version", "3")).startswith("2")
 
 
@@ -31,13 +30,12 @@ def read_archive(path: Path) -> LegacyFile:
         ModelFileError: if it has no weights.
     """
     with zipfile.ZipFile(path) as archive:
-        config = json.loads(archive.read("config.json"))
-        if _WEIGHTS not in archive.namelist():
-            raise ModelFileError(
-                f"{str(path)!r} has no weights: {_WEIGHTS} is missing."
-            )
-        with h5py.File(io.BytesIO(archive.read(_WEIGHTS))) as file:
-            root = _part(file)
+        config = read_json(archive.read("config.json"))
+    with opened_weights(path) as file:
+        if file is None:
+            raise ModelFileError(f"{str(path)!r} has no weights: {WEIGHTS} is missing.")
+        check_declared(path, file)
+        root = _part(file)
     return LegacyFile(config, config.get("compile_config"), TreeWeights(root))
 
 

@@ -4,7 +4,6 @@ The functions of TensorFlow in them are neither read nor run. What Keras put bes
 is: the config in `keras_metadata.pb`, and the weights in the checkpoint.
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from kerasmem.backends.wire import fields
 from kerasmem.errors import ModelFileError
 from kerasmem.files.legacy.file import LegacyFile
 from kerasmem.files.legacy.flat import FlatWeights, Layers, Named
+from kerasmem.records.plain import read_json
 
 _METADATA = "keras_metadata.pb"
 _ROOT = "root"
@@ -54,7 +54,7 @@ def _metadata(path: Path) -> dict[str, Any]:
                 found: dict[int, Any] = dict(fields(value))
                 if bytes(found[3]).decode() == _ROOT:
                     text = bytes(found[5]).decode()
-                    return json.loads(text, object_hook=_without_wrapping)
+                    return read_json(text, object_hook=_without_wrapping)
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise ModelFileError(f"{_METADATA} is damaged") from error
     raise ModelFileError(f"{_METADATA} tells of no model")

@@ -8,10 +8,14 @@ import numpy as np
 
 from kerasmem.backends.litert import Argument
 from kerasmem.errors import ConfigError
+from kerasmem.graph.input_shapes import with_lengths
 
 
 def arguments_of(
-    model: Any, batch_size: int | None, samples: Sequence[np.ndarray] | None = None
+    model: Any,
+    batch_size: int | None,
+    samples: Sequence[np.ndarray] | None = None,
+    input_shape: Any | None = None,
 ) -> list[Argument]:
     """Return the inputs that a file of `model` has.
 
@@ -20,14 +24,21 @@ def arguments_of(
         batch_size: None leaves the length of the batch axis open.
         samples: an array per input; only a subclassed model, which does not name its
             inputs, needs them.
+        input_shape: shape without the batch axis, with a length in the place of those
+            that the model leaves open; one per input by name or in order if there are
+            several; None leaves them open.
 
     Raises:
-        ConfigError: if the model names no inputs and there are no samples.
+        ConfigError: if the model names no inputs and there are no samples, or the
+            shapes do not fit its inputs.
     """
     tensors = getattr(model, "inputs", None)
     if tensors:
+        own = {t.name: tuple(t.shape[1:]) for t in tensors}
+        shapes = with_lengths(own, input_shape)
         return [
-            Argument(t.name, (batch_size, *t.shape[1:]), str(t.dtype)) for t in tensors
+            Argument(t.name, (batch_size, *(shapes[t.name] or ())), str(t.dtype))
+            for t in tensors
         ]
     if samples is None:
         raise ConfigError(

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+Shape = tuple[int | None, ...]
+"""Lengths of axes, None for what the model leaves open."""
+
 MOST_LABELS = 20_000_000
 """Labels of one tensor, at most, where all of its axes must be written out."""
 
@@ -19,12 +22,13 @@ class Tensor:
     """The labels of one tensor of a graph.
 
     Args:
-        array: int array of the tensor's rank that broadcasts against its shape.
+        array: int array of the tensor's rank that broadcasts against its shape; of size
+            1 along every axis along which nothing changes.
         shape: the tensor's shape, with None for what the model leaves open.
     """
 
     array: np.ndarray
-    shape: tuple[int | None, ...]
+    shape: Shape
 
 
 def axis_of(vector: np.ndarray, axis: int, rank: int) -> np.ndarray:
@@ -89,3 +93,11 @@ def standing_in(shape: Sequence[int | None]) -> tuple[int, ...]:
 def of_rank(array: np.ndarray, rank: int) -> np.ndarray:
     """Return an array with axes of size 1 in front, as broadcasting adds them."""
     return array.reshape((1,) * (rank - array.ndim) + array.shape)
+
+
+def fits(shape: Sequence[int | None], expected: Sequence[int | None]) -> bool:
+    """Return True for a shape that has the lengths which are known."""
+    return len(shape) == len(expected) and all(
+        want is None or have is None or have == want
+        for have, want in zip(shape, expected, strict=True)
+    )

@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
-from kerasmem.graph.channels.arrays import Tensor
+from kerasmem.graph.channels.arrays import Shape, Tensor
 from kerasmem.graph.channels.labels import CHANNEL, Labels
 
 if TYPE_CHECKING:
     from kerasmem.graph.channels.kept import Kept
+
+Addition = tuple[Shape, Shape]
+"""The shapes of the two operands of one `keras.ops.add`, in order."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +33,7 @@ class Call:
     operation: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    shapes: tuple[tuple[int | None, ...], ...]
+    shapes: tuple[Shape, ...]
     labels: Labels
     made: list[Tensor] = field(default_factory=list)
 
@@ -46,7 +49,7 @@ class Call:
         return self.inputs[0]
 
     @property
-    def shape(self) -> tuple[int | None, ...]:
+    def shape(self) -> Shape:
         """The shape of the first output."""
         return self.shapes[0]
 
@@ -83,6 +86,12 @@ def as_it_is(call: Call, kept: "Kept") -> dict[int, float]:
     return {}
 
 
+def no_additions(call: Call, kept: "Kept") -> list[Addition]:
+    """Return no additions."""
+    del call, kept
+    return []
+
+
 @dataclass(frozen=True)
 class Family:
     """What is known of a kind of operation.
@@ -94,9 +103,11 @@ class Family:
         arguments: returns its positional arguments after the first for the smaller
             graph, None if they stay.
         factors: returns numbers to multiply weights with, by the id of the variable.
+        additions: returns what it adds up by broadcasting, once channels are gone.
     """
 
     label: Callable[[Call], Sequence[np.ndarray]]
     config: Callable[[Call, "Kept"], dict[str, Any]] = unchanged
     arguments: Callable[[Call, "Kept"], tuple[Any, ...] | None] = same_arguments
     factors: Callable[[Call, "Kept"], dict[int, float]] = as_it_is
+    additions: Callable[[Call, "Kept"], list[Addition]] = no_additions

@@ -4,12 +4,13 @@ Classes of one group lie in the same tensors and weights. As long as one class o
 group stays, nothing becomes empty.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from kerasmem.graph.channels.arrays import varying
-from kerasmem.graph.channels.labels import OUT, Labels
+from kerasmem.graph.channels.labels import OUT, Labels, components
 
 ALONE = "all of its channels would have to go together"
 
@@ -24,16 +25,67 @@ class Groups:
         keys: a number per group that tells which tensors and weights it lies in, by
             their place in the model: equal in a smaller model of the same layers.
         reasons: every class that must stay, with why.
+        tied: the numbers of groups that lose equally many classes.
     """
 
     classes: np.ndarray
     members: tuple[np.ndarray, ...]
     keys: tuple[int, ...]
     reasons: dict[int, str]
+    tied: tuple[tuple[int, ...], ...] = ()
 
 
 def find_groups(labels: Labels) -> Groups:
     """Return the classes of a model that can be removed, in groups."""
+    found = _untied(labels)
+    ties = [(pair, _numbers(found, *pair)) for pair in labels.tied]
+    uneven = [pair for pair, numbers in ties if numbers is None]
+    if uneven:
+        # Not for every choice of classes: then these labels go in pairs.
+        for pair in uneven:
+            labels.unite(*pair)
+        return find_groups(labels)
+    return replace(found, tied=_sets(numbers for _, numbers in ties if numbers))
+
+
+def _numbers(
+    groups: Groups, first: np.ndarray, second: np.ndarray
+) -> tuple[int, ...] | None:
+    """Return two groups that lose equally many classes if two arrays of labels do.
+
+    Empty if the arrays lose equally many labels whatever goes; None if that takes more
+    than to remove equally many classes of two groups.
+    """
+    place = np.full(len(groups.classes), -1)
+    for number, members in enumerate(groups.members):
+        place[members] = number
+    sides = [np.sort(groups.classes[side]).tolist() for side in (first, second)]
+    numbers = [np.unique(place[side]).tolist() for side in sides]
+    if sides[0] == sides[1] or numbers == [[-1], [-1]]:
+        return ()
+    often = {n for side in sides for n in np.unique(side, return_counts=True)[1]}
+    even = len(often) == 1 and all(len(found) == 1 for found in numbers)
+    return (numbers[0][0], numbers[1][0]) if even and [-1] not in numbers else None
+
+
+def _sets(pairs: Iterable[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
+    """Return the connected sets of numbers that pairs of them make.
+
+    Example:
+        >>> _sets([(0, 3), (1, 2), (3, 4)])
+        ((0, 3, 4), (1, 2))
+    """
+    ends = np.array(sorted(pairs), np.int64).reshape(-1, 2)
+    found = components(int(ends.max(initial=-1)) + 1, ends[:, 0], ends[:, 1])
+    numbers = np.unique(ends)
+    return tuple(
+        tuple(numbers[found[numbers] == root].tolist())
+        for root in np.unique(found[numbers])
+    )
+
+
+def _untied(labels: Labels) -> Groups:
+    """Return the classes in groups, those apart that lose equally many."""
     arrays = [x.array for x in labels.tensors] + [use.labels for use in labels.uses]
     classes = _rectangular(labels, [a for a in arrays if a.size > 1])
     reasons = labels.reasons(classes)

@@ -1,6 +1,6 @@
 """Which channels stay, and what that makes of shapes and weights."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,11 +16,17 @@ class Kept:
         classes: the class of every label.
         removed: the classes that go.
         uses: the labels of weights.
+        notes: classes of which some stay for a reason of their own, and that reason.
     """
 
     def __init__(
-        self, classes: np.ndarray, removed: np.ndarray, uses: Sequence[Use]
+        self,
+        classes: np.ndarray,
+        removed: np.ndarray,
+        uses: Sequence[Use],
+        notes: Mapping[int, str] | None = None,
     ) -> None:
+        self.notes = dict(notes or {})
         self._stays = ~np.isin(classes, removed)
         self._uses: dict[int, list[Use]] = {}
         for use in uses:

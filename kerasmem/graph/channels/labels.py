@@ -44,6 +44,7 @@ class Labels:
         self.tensors: list[Tensor] = []
         self._uses: dict[tuple[int, str, tuple[int, ...]], Use] = {}
         self._made: dict[tuple[int, int], np.ndarray] = {}
+        self.tied: list[tuple[np.ndarray, np.ndarray]] = []
         self._pairs: list[tuple[np.ndarray, np.ndarray]] = []
         self._frozen: list[tuple[np.ndarray, str]] = []
         self._notes: list[tuple[np.ndarray, str]] = []
@@ -68,6 +69,10 @@ class Labels:
             different = a != b
             if different.any():
                 self._pairs.append((a[different], b[different]))
+
+    def tie(self, first: np.ndarray, second: np.ndarray) -> None:
+        """Let as many labels of one 1-D array go as of the other, of equal length."""
+        self.tied.append((first, second))
 
     def join(self, array: np.ndarray, axes: Sequence[int], why: str = "") -> np.ndarray:
         """Unite labels along `axes`, and return one of each with these axes of size 1.

@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from kerasmem.errors import ModelError
+from kerasmem.graph.channels.arrays import fits
 from kerasmem.graph.channels.kept import Kept
 from kerasmem.graph.channels.walk import LabelledModel, family_of
 from kerasmem.graph.rebuild import Rewrite, variable_pairs
@@ -38,6 +40,22 @@ class Narrow(Rewrite):
             return args
         new = family.arguments(self._found.calls[id(node)], self._kept)
         return args if new is None else (args[0], *new)
+
+    def check(self, node: Any, outputs: Sequence[Any]) -> None:
+        """Raise unless outputs have the shapes that the labels say.
+
+        Raises:
+            ModelError: if one has another.
+        """
+        for old, new in zip(node.outputs, outputs, strict=True):
+            expected, found = self._kept.shape(self._found.tensors[id(old)]), new.shape
+            if not fits(found, expected):
+                raise ModelError(
+                    f"Without channels {node.operation.name!r} does not give what its "
+                    f"labels say. Expected the shape {expected}. Received: {found}. "
+                    "This is a defect of kerasmem. Next: name the layers around in "
+                    "`ignore`, and report it."
+                )
 
     def input_shape(self, tensor: Any) -> tuple[int | None, ...]:
         """Return the shape without the channels that go."""

@@ -26,22 +26,32 @@ def _of(family: Family, package: str, names: str, ends: str = "") -> dict[str, F
 
 _KERNELS = {
     **_of(
-        Family(conv.convolved, conv.convolution_config), "layers", "Conv", "1D 2D 3D"
+        Family(conv.convolved, conv.convolution_config, additions=conv.biased),
+        "layers",
+        "Conv",
+        "1D 2D 3D",
     ),
     **_of(
-        Family(conv.transposed, conv.transposed_config),
+        Family(conv.transposed, conv.transposed_config, additions=conv.biased),
         "layers",
         "Conv1DTranspose Conv2DTranspose Conv3DTranspose",
     ),
-    **_of(Family(conv.depthwise), "layers", "DepthwiseConv", "1D 2D"),
     **_of(
-        Family(conv.separable, conv.separable_config),
+        Family(conv.depthwise, additions=conv.biased),
+        "layers",
+        "DepthwiseConv",
+        "1D 2D",
+    ),
+    **_of(
+        Family(conv.separable, conv.separable_config, additions=conv.biased),
         "layers",
         "SeparableConv",
         "1D 2D",
     ),
     "layers.Dense": Family(matrix.dense, matrix.dense_config),
-    "layers.EinsumDense": Family(matrix.einsum_dense, matrix.einsum_dense_config),
+    "layers.EinsumDense": Family(
+        matrix.einsum_dense, matrix.einsum_dense_config, additions=matrix.einsum_biased
+    ),
     "layers.Embedding": Family(matrix.embedding, matrix.embedding_config),
 }
 
@@ -74,14 +84,12 @@ _EACH_ENTRY = {
     **_of(
         Family(each.combined),
         "ops",
-        "Add Subtract Multiply Divide TrueDivide Maximum Minimum Power Where Greater "
+        "Subtract Multiply Divide TrueDivide Maximum Minimum Power Where Greater "
         "GreaterEqual Less LessEqual Equal NotEqual LogicalAnd LogicalOr",
     ),
-    **_of(
-        Family(each.merged),
-        "layers",
-        "Add Subtract Multiply Average Maximum Minimum",
-    ),
+    "ops.Add": Family(each.combined, additions=each.terms),
+    **_of(Family(each.merged), "layers", "Subtract Multiply Maximum Minimum"),
+    **_of(Family(each.merged, additions=each.terms), "layers", "Add Average"),
     "layers.Activation": Family(each.activation_layer),
     "layers.PReLU": Family(each.slopes),
     "layers.Rescaling": Family(each.rescaled),
@@ -146,12 +154,16 @@ FAMILIES: dict[str, Family] = {
     "layers.Bidirectional": Family(rnn.both_ways, rnn.both_ways_config),
     "layers.TimeDistributed": rnn.at_every_step(_PLAIN),
     "layers.MultiHeadAttention": Family(
-        attend.multi_head, attend.multi_head_config, factors=attend.rescaled_query
+        attend.multi_head,
+        attend.multi_head_config,
+        factors=attend.rescaled_query,
+        additions=attend.biased_heads,
     ),
     "layers.GroupedQueryAttention": Family(
         attend.grouped_query,
         attend.grouped_query_config,
         factors=attend.rescaled_query,
+        additions=attend.biased_heads,
     ),
 }
 """What is known of an operation, by `kind`; what is not in here is frozen."""

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 
 from kerasmem.errors import ModelError
-from kerasmem.graph.channels.arrays import Tensor, of_rank
+from kerasmem.graph.channels.arrays import Tensor, narrow, of_rank
 from kerasmem.graph.channels.call import Call, Family
 from kerasmem.graph.channels.kind import kind
 from kerasmem.graph.channels.labels import Labels
@@ -101,7 +101,7 @@ def _outputs(found: LabelledModel, call: Call) -> list[Tensor]:
     else:
         arrays = family.label(call)
     return [
-        Tensor(_closed(call, of_rank(array, len(shape)), shape), shape)
+        Tensor(_closed(call, narrow(of_rank(array, len(shape))), shape), shape)
         for array, shape in zip(arrays, call.shapes, strict=True)
     ]
 

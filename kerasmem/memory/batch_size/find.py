@@ -1,6 +1,8 @@
 """The one function that says which batch size fits."""
 
 import importlib
+import time
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -14,7 +16,7 @@ from kerasmem.memory.batch_size.limit import (
     limit_in_bytes,
 )
 from kerasmem.memory.batch_size.predict import predictor
-from kerasmem.memory.batch_size.result import BatchSize, CurvePoint
+from kerasmem.memory.batch_size.result import BatchSize, CurvePoint, Trial
 from kerasmem.memory.batch_size.search import Search
 from kerasmem.memory.batch_size.trial import attempt
 from kerasmem.memory.estimate.checks import (
@@ -28,8 +30,6 @@ from kerasmem.memory.estimate.persistent import persistent_parts
 from kerasmem.memory.estimate.request import Request
 from kerasmem.memory.estimate.step.batch import with_batch_size
 from kerasmem.units import format_bytes
-
-_USABLE = 0.96  # of what variables leave: nearer to the limit chance decides
 
 
 def find_batch_size(
@@ -77,10 +77,21 @@ def find_batch_size(
             f"`largest` is a number of samples from 1. Received: {largest=}."
         )
     _check_free_batch(model)
-    device = device_kind()
-    limit = limit_in_bytes(memory_limit, device)
-    backend = keras.backend.backend()
-    request = Request(
+    limit = limit_in_bytes(memory_limit, device_kind())
+    request = request_of_one(model, optimizer, input_shape, training=training)
+    search = search_for(
+        request, limit, predictor(request, _estimated, largest), largest
+    )
+    search.run()
+    return _found(search, limit)
+
+
+def request_of_one(
+    model: Any, optimizer: Any | None, input_shape: Any | None, *, training: bool
+) -> Request:
+    """Return the question of what one sample needs, on the device that there is."""
+    device, backend = device_kind(), keras.backend.backend()
+    return Request(
         model=model,
         inputs=checked_inputs(model, 1, input_shape),
         batch_size=1,
@@ -91,29 +102,49 @@ def find_batch_size(
         training=training,
         device=device,
     )
+
+
+def search_for(
+    request: Request,
+    limit_bytes: int,
+    predict: Callable[[int], int],
+    largest: int,
+    seconds: float | None = None,
+) -> Search:
+    """Return a search for the largest batch that runs within a limit.
+
+    Args:
+        request: the question, for any batch size.
+        limit_bytes: the limit.
+        predict: returns the estimated peak of a batch size, in bytes; it grows.
+        largest: no larger batch is tried, from 1.
+        seconds: how long it may take, counted from now; then the next trial, or the
+            running one, raises a TimeoutError. None for as long as it takes.
+
+    Raises:
+        ConfigError: if the limit is below what the variables take.
+    """
     fixed = sum(part.nbytes for part in persistent_parts(request))
-    check_limit(limit, fixed)
-    return _found(_search(request, limit, fixed, largest), limit)
+    check_limit(limit_bytes, fixed)
+    limit = Limit.beside(fixed, limit_bytes)
+    kept = environment(limit_bytes, request.backend, request.device)
+    end = None if seconds is None else time.monotonic() + seconds
+
+    def tried(size: int) -> Trial:
+        left = None if end is None else max(end - time.monotonic(), 0.0)
+        return attempt(with_batch_size(request, size), limit, kept, left)
+
+    return Search(
+        predict=predict,
+        attempt=tried,
+        limit_bytes=limit.usable_bytes,
+        fixed_bytes=fixed,
+        largest=largest,
+    )
 
 
 def _optimizer(model: Any, optimizer: Any | None) -> Any:
     return scaled_if_half(model, checked_optimizer(model, optimizer), None)
-
-
-def _search(request: Request, limit: int, fixed: int, largest: int) -> Search:
-    kept = environment(limit, request.backend, request.device)
-    usable = fixed + round(_USABLE * (limit - fixed))
-    search = Search(
-        predict=predictor(request, _estimated, largest),
-        attempt=lambda size: attempt(
-            with_batch_size(request, size), Limit(limit, usable), kept
-        ),
-        limit_bytes=usable,
-        fixed_bytes=fixed,
-        largest=largest,
-    )
-    search.run()
-    return search
 
 
 def _found(search: Search, limit: int) -> BatchSize:

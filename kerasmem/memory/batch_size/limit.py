@@ -23,6 +23,9 @@ next, and a limit decides by chance.
 """
 
 
+USABLE = 0.96
+"""Of what variables leave: nearer to the limit chance decides."""
+
 ONLY_WHAT_IT_NEEDS = {
     "TF_FORCE_GPU_ALLOW_GROWTH": "true",
     "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
@@ -41,6 +44,11 @@ class Limit:
 
     nbytes: int
     usable_bytes: int
+
+    @classmethod
+    def beside(cls, fixed_bytes: int, nbytes: int) -> "Limit":
+        """Return a limit of which variables take so many bytes."""
+        return cls(nbytes, fixed_bytes + round(USABLE * (nbytes - fixed_bytes)))
 
 
 def device_kind() -> str:

@@ -20,15 +20,22 @@ from kerasmem.units import format_bytes
 _STEPS = 5  # near the limit threads decide: one step may run and the next may not
 
 
-def attempt(request: Request, limit: Limit, environment: Mapping[str, str]) -> Trial:
+def attempt(
+    request: Request,
+    limit: Limit,
+    environment: Mapping[str, str],
+    seconds: float | None = None,
+) -> Trial:
     """Return whether steps of `request`'s batch run within the limit.
 
     Args:
         request: the model and the batch.
         limit: the memory limit.
         environment: with which the child keeps to the limit.
+        seconds: how long it may take; None for as long as it takes.
 
     Raises:
+        TimeoutError: if it took longer.
         ChildDiedError: if the step fails for another reason than memory.
     """
     job = {**job_of(request), "limit": limit.nbytes, "usable": limit.usable_bytes}
@@ -38,6 +45,7 @@ def attempt(request: Request, limit: Limit, environment: Mapping[str, str]) -> T
             job,
             backend=request.backend,
             environment=environment,
+            seconds=seconds,
         )
     except ChildDiedError as error:
         # An allocator that fails may end the process; what else ends it is no answer.

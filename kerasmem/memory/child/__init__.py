@@ -31,6 +31,7 @@ def run_in_child(
     *,
     backend: str,
     environment: Mapping[str, str] | None = None,
+    seconds: float | None = None,
 ) -> dict[str, Any]:
     """Return what `task` returns for `job` in a fresh process.
 
@@ -39,8 +40,10 @@ def run_in_child(
         job: what it gets.
         backend: the Keras backend of the child.
         environment: more environment variables for it.
+        seconds: how long it may take; None for as long as it takes.
 
     Raises:
+        TimeoutError: if it took longer, and was ended.
         ConfigError: if that backend is not installed.
         KerasMemError: of the same class as in the child, if the task raised one.
         ChildDiedError: if it ended in any other way.
@@ -58,13 +61,19 @@ def run_in_child(
         }
         content = {"task": task, "settings": settings, "job": job}
         order.write_text(json.dumps(content), encoding="utf-8")
-        ended = subprocess.run(
-            [sys.executable, "-m", __name__, str(order), str(answer)],
-            env=_environment(backend, environment or {}),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        try:
+            ended = subprocess.run(
+                [sys.executable, "-m", __name__, str(order), str(answer)],
+                env=_environment(backend, environment or {}),
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=seconds,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise TimeoutError(f"{task} took more than {seconds:.0f} seconds.") from (
+                error
+            )
         if not answer.exists():
             raise ChildDiedError(_why_dead(task, ended))
         return _answer(json.loads(answer.read_text(encoding="utf-8")))

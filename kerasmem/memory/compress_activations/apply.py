@@ -12,7 +12,7 @@ from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.clone import clone, same_draws
 from kerasmem.graph.nodes import own_graph
 from kerasmem.graph.segments import treat
-from kerasmem.memory.compress_activations.plan import plan
+from kerasmem.memory.compress_activations.plan import GraphPlan, plan
 from kerasmem.memory.compress_activations.settings import Settings
 from kerasmem.memory.compress_activations.store import EmptyStore, PackedStore
 from kerasmem.memory.estimate.checks import check_model
@@ -91,6 +91,28 @@ def compress_in_place(model: Any, settings: Settings) -> None:
     Raises:
         ModelError: if no activation is worth it.
     """
+    plans = _plans(model, settings)
+    for graph in plans:
+        treated = [
+            (step.segment, step.store and partial(_recomputed, model, step.store))
+            for step in graph.steps
+        ]
+        treat(graph.model, treated)
+    _SETTINGS[model] = settings
+    note(model, _treatment(plans, settings))
+
+
+def treatment_by_default(model: Any) -> Treatment:
+    """Return how `compress_activations(model)` would train; the model stays as it is.
+
+    Raises:
+        ModelError: if no activation is worth it.
+    """
+    settings = Settings(None, (), 0)
+    return _treatment(_plans(model, settings), settings)
+
+
+def _plans(model: Any, settings: Settings) -> list[GraphPlan]:
     plans = plan(model, settings.chosen, settings.seed)
     stores = [step.store for graph in plans for step in graph.steps]
     if not any(isinstance(store, PackedStore) and store.packed for store in stores):
@@ -99,21 +121,17 @@ def compress_in_place(model: Any, settings: Settings) -> None:
             "Expected: between its layers, 32 or more floats of at most 32 bits a "
             "sample. Next: see `include` and `exclude`, or train it as it is."
         )
-    for graph in plans:
-        treated = [
-            (step.segment, step.store and partial(_recomputed, model, step.store))
-            for step in graph.steps
-        ]
-        treat(graph.model, treated)
-    _SETTINGS[model] = settings
+    return plans
+
+
+def _treatment(plans: Sequence[GraphPlan], settings: Settings) -> Treatment:
     pieces = [
         Piece(step.segment.nodes, _kept(step.store))
         for graph in plans
         for step in graph.steps
         if step.store is not None
     ]
-    told = asdict(settings)
-    note(model, Treatment("compress_activations", told, tuple(pieces)))
+    return Treatment("compress_activations", asdict(settings), tuple(pieces))
 
 
 def treat_again(model: Any, settings: Mapping[str, Any]) -> None:

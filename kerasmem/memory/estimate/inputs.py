@@ -1,13 +1,11 @@
 """The inputs of a model with every length known, or one clear error."""
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kerasmem.errors import ConfigError, ModelError
+from kerasmem.graph.input_shapes import Shape, is_shape, open_lengths, with_lengths
 from kerasmem.graph.layers import has_graph
 from kerasmem.memory.estimate.request import Input
-
-Shape = Sequence[int | None]
 
 
 def checked_inputs(
@@ -27,11 +25,23 @@ def checked_inputs(
     """
     _check_batch_axis(model, batch_size)
     own = _own_inputs(model)
-    given = _given_shapes(input_shape, [name for name, _, _ in own])
+    shapes = with_lengths({name: shape for name, shape, _ in own}, input_shape)
+    unknown = open_lengths(shapes)
+    if unknown:
+        raise ModelError(
+            "The memory depends on the length of every axis of the input. Expected: "
+            f"known lengths. Received: {unknown}. Next: pass input_shape= "
+            "(--input-shape), without the batch axis; for a bound, the largest one "
+            "that occurs."
+        )
     return tuple(
-        Input(name, (batch_size, *_merged(name, shape, given.get(name))), dtype)
-        for name, shape, dtype in own
+        Input(name, (batch_size, *_known(shapes[name])), dtype)
+        for name, _, dtype in own
     )
+
+
+def _known(shape: Shape | None) -> tuple[int, ...]:
+    return tuple(size for size in shape or () if size is not None)
 
 
 def _check_batch_axis(model: Any, batch_size: int) -> None:
@@ -51,63 +61,6 @@ def _own_inputs(model: Any) -> list[tuple[str, Shape | None, str]]:
     # A model without a graph remembers at most the shape that it was built with.
     shapes = list((model._build_shapes_dict or {}).items())
     return [
-        (name, tuple(shape[1:]) if _is_shape(shape) else None, model.input_dtype)
+        (name, tuple(shape[1:]) if is_shape(shape) else None, model.input_dtype)
         for name, shape in shapes
     ] or [("inputs", None, model.input_dtype)]
-
-
-def _is_shape(shape: Any) -> bool:
-    return isinstance(shape, (tuple, list)) and all(
-        size is None or (isinstance(size, int) and size > 0) for size in shape
-    )
-
-
-def _given_shapes(input_shape: Any, names: list[str]) -> dict[str, tuple[int, ...]]:
-    shapes = _by_name(input_shape, names)
-    if shapes is None or not all(map(_is_shape, shapes.values())):
-        raise ConfigError(
-            "The input shape does not fit the model. Expected: a shape without the "
-            f"batch axis, of lengths from 1, or one per input of {names}. Received: "
-            f"input_shape={input_shape!r}."
-        )
-    return {name: tuple(shape) for name, shape in shapes.items()}
-
-
-def _by_name(input_shape: Any, names: list[str]) -> dict[str, Any] | None:
-    """Return the shapes by input, None if they cannot be told apart."""
-    if input_shape is None:
-        return {}
-    if isinstance(input_shape, Mapping):
-        return dict(input_shape) if set(input_shape) <= set(names) else None
-    if _is_shape(input_shape):
-        return {names[0]: input_shape}
-    if not isinstance(input_shape, (tuple, list)) or len(input_shape) > len(names):
-        return None
-    return dict(zip(names, input_shape, strict=False))
-
-
-def _merged(name: str, own: Shape | None, given: Shape | None) -> tuple[int, ...]:
-    shape = given if own is None else own if given is None else _filled(own, given)
-    if shape is None or None in shape:
-        lengths = ", ".join(map(str, shape or ()))
-        known = "of unknown shape" if shape is None else f"of shape (batch, {lengths})"
-        raise ModelError(
-            "The memory depends on the length of every axis of the input. Expected: "
-            f"known lengths. Received: input {name!r} {known}. Next: pass "
-            "input_shape= (--input-shape), without the batch axis; for a bound, the "
-            "largest one that occurs."
-        )
-    return tuple(size for size in shape if size is not None)
-
-
-def _filled(own: Shape, given: Shape) -> Shape:
-    fits = len(own) == len(given) and all(
-        known is None or known == size for known, size in zip(own, given, strict=True)
-    )
-    if not fits:
-        raise ConfigError(
-            "The input shape does not fit the model. Expected: its own, with a length "
-            f"in the place of every None: {tuple(own)}. Received: "
-            f"input_shape={tuple(given)}."
-        )
-    return given

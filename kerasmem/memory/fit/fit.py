@@ -7,6 +7,7 @@ import keras
 
 from kerasmem import backends
 from kerasmem.errors import ConfigError, ModelError
+from kerasmem.graph.losses import warn_if_unfit
 from kerasmem.memory.fit.foresight import limit_of_device
 from kerasmem.memory.fit.installation import Installation, installed
 from kerasmem.memory.fit.losses import LossFactors
@@ -88,6 +89,7 @@ def fit(  # noqa: PLR0913 - the public entry point
         ['loss']
     """
     _check(model, on_oom)
+    warn_if_unfit(model)
     limit = parse_bytes(memory_limit) if memory_limit is not None else limit_of_device()
     policy = Policy(
         limit_bytes=limit,

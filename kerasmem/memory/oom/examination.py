@@ -4,6 +4,7 @@ import functools
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import keras
@@ -14,21 +15,31 @@ from kerasmem.memory.batch_size.limit import device_kind
 from kerasmem.memory.estimate import estimate_memory
 from kerasmem.memory.oom.alive import Alive, estimated, measured
 from kerasmem.memory.oom.device import figures_of
-from kerasmem.memory.oom.fitting import Fitting, Room, fewest_micro_batches
+from kerasmem.memory.oom.fitting import (
+    Fitting,
+    Room,
+    correction_by_failure,
+    fewest_micro_batches,
+)
 from kerasmem.memory.oom.moment import Moment
 from kerasmem.memory.oom.remedies import remedies_for
-from kerasmem.memory.oom.savings import SAVINGS, FailedStep, worthwhile
+from kerasmem.memory.oom.savings import SAVINGS, FailedStep, Saving, worthwhile
+from kerasmem.memory.oom.trying import can_be_tried, try_micro_batches
+from kerasmem.memory.treated import Treatment, assumed
 from kerasmem.records import Cause, MemoryEstimate, PostMortem, Remedy
 
 _Part = TypeVar("_Part")
 _OF_THE_DEVICE = ("device", "fragmentation", "one tensor")
+_SECONDS = 20
+"""After these no more estimate is begun."""
 
 
 def post_mortem(model: Any, cause: Cause, moment: Moment) -> PostMortem:
     """Return all that can be told of why memory ran out, and what would help.
 
     It never raises: a part that cannot be found out is left out and said. Nothing runs
-    on the device, and what is returned holds no tensors. What was in use at the peak is
+    on the device but in processes of their own, if `moment` allows that, and what is
+    returned holds no tensors. What was in use at the peak is
     measured if `moment` has a timeline, else estimated for a step like the failed one.
     Ask for it when the error is gone and its tensors are free: what is in use by then
     is taken for what stays in use.
@@ -56,10 +67,11 @@ class _Examination:
         )
         other = self._try("what else is in use", lambda: self._other_bytes(variables))
         alive = self._try("what was in use at the peak", self._alive)
+        room = self._try("what a step may use", lambda: self._room(other or 0))
         fitting = self._try(
-            "how many micro-batches would fit", lambda: self._fitting(other or 0)
+            "how many micro-batches would fit", lambda: self._fitting(room)
         )
-        found = self._try("what would help", lambda: self._remedies(fitting))
+        found = self._try("what would help", lambda: self._remedies(fitting, room))
         return PostMortem(
             cause=self._cause,
             model=str(getattr(self._model, "name", type(self._model).__name__)),
@@ -75,6 +87,7 @@ class _Examination:
             other_bytes=other,
             fitting_micro_batches=fitting.micro_batches if fitting else None,
             fitting_bytes=fitting.peak_bytes if fitting else None,
+            fitting_is_tried=fitting.is_tried if fitting else False,
             remedies=found or (),
             left_out=tuple(dict.fromkeys(self._left_out)),
             process=moment.process,
@@ -92,6 +105,8 @@ class _Examination:
             return None
 
     def _other_bytes(self, variable_bytes: int | None) -> int | None:
+        if self._moment.other_bytes is not None:
+            return self._moment.other_bytes
         now = figures_of(self._cause.device).current_bytes
         if now is None or variable_bytes is None or not self._moment.is_freed:
             return None
@@ -103,23 +118,36 @@ class _Examination:
             return found
         return estimated(self._estimate(self._moment.micro_batch_size))
 
-    def _fitting(self, other_bytes: int) -> Fitting | None:
+    def _room(self, other_bytes: int) -> Room | None:
         limits = (self._moment.limit_bytes, self._cause.limit_bytes)
         limit = min((one for one in limits if one is not None), default=None)
         if self._cause.kind not in _OF_THE_DEVICE or limit is None:
             return None
         trained = sum(map(nbytes, self._model.trainable_variables))
-        room = Room(
+        return Room(
             limit_bytes=limit,
             other_bytes=other_bytes,
             accumulator_bytes=trained if self._moment.accumulates else 0,
         )
+
+    def _fitting(self, room: Room | None) -> Fitting | None:
+        if room is None:
+            return None
         moment = self._moment
+        if moment.may_try and can_be_tried():
+            tried = self._try(
+                "how many micro-batches fit when tried",
+                lambda: try_micro_batches(self._model, moment, room, self._estimate),
+            )
+            if tried is not None:
+                return tried.fitting
         return fewest_micro_batches(
             self._estimate, room, moment.batch_size, moment.micro_batches
         )
 
-    def _remedies(self, fitting: Fitting | None) -> tuple[Remedy, ...]:
+    def _remedies(
+        self, fitting: Fitting | None, room: Room | None
+    ) -> tuple[Remedy, ...]:
         shrinks = fitting is not None and self._cause.kind == "one tensor"
         special = () if shrinks else remedies_for(self._cause)
         size = self._moment.micro_batch_size
@@ -135,21 +163,38 @@ class _Examination:
             estimate=estimate,
             estimated=functools.partial(self._estimate, size),
         )
-        found = [
-            self._try(f"what {name} would save", functools.partial(find, step))
-            for name, find in SAVINGS.items()
-        ]
-        return (*special, *worthwhile(found, estimate))
-
-    def _estimate(self, size: int, **options: Any) -> MemoryEstimate:
-        key = (size, *sorted(options.items()))
-        if key not in self._estimates:
-            self._estimates[key] = estimate_memory(
-                self._model,
-                size,
-                training=self._moment.training,
-                device=device_kind(),
-                input_shape=self._moment.input_shape,
-                **options,
+        end = time.monotonic() + _SECONDS
+        found = [self._saving(name, step, end) for name in SAVINGS]
+        correction = 1.0
+        if room is not None:
+            correction = max(
+                correction_by_failure(estimate, room),
+                fitting.correction if fitting else 1.0,
             )
+        return (*special, *worthwhile(found, estimate, room, correction))
+
+    def _saving(self, name: str, step: FailedStep, end: float) -> Saving | None:
+        if time.monotonic() > end:
+            self._left_out.append(
+                f"what {name} would save: the other estimates took {_SECONDS} seconds"
+            )
+            return None
+        find = functools.partial(SAVINGS[name], step)
+        return self._try(f"what {name} would save", find)
+
+    def _estimate(
+        self, size: int, *, treatment: Treatment | None = None, **options: Any
+    ) -> MemoryEstimate:
+        key = (size, treatment, *options.items())
+        if key not in self._estimates:
+            how = assumed(self._model, treatment) if treatment else nullcontext()
+            with how:
+                self._estimates[key] = estimate_memory(
+                    self._model,
+                    size,
+                    training=self._moment.training,
+                    device=device_kind(),
+                    input_shape=self._moment.input_shape,
+                    **options,
+                )
         return self._estimates[key]

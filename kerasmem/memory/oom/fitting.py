@@ -3,10 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from kerasmem.memory.batch_size.limit import USABLE
 from kerasmem.records import MemoryEstimate
 
-_USABLE = 0.96
-"""Of what the variables leave: nearer to the limit chance decides."""
 _STORED = ("parameter", "optimizer_state")
 _LOOKS_BY_LINE = 4
 
@@ -26,13 +25,57 @@ class Room:
     other_bytes: int = 0
     accumulator_bytes: int = 0
 
+    def left_bytes(self, estimate: MemoryEstimate) -> int:
+        """Return what the variables of a step leave to the rest of it."""
+        return self.limit_bytes - stored_bytes(estimate) - self.other_bytes
+
+    def peak_bytes(self, estimate: MemoryEstimate, correction: float) -> int:
+        """Return the peak to expect, with what is in use beside the step.
+
+        Args:
+            estimate: of the step.
+            correction: by how much more than estimated it moves, 1 for not at all.
+        """
+        moving = round(correction * moving_bytes(estimate))
+        return stored_bytes(estimate) + moving + self.other_bytes
+
+    def holds(self, estimate: MemoryEstimate, correction: float) -> bool:
+        """Return whether a step fits: the upper end of its estimate has to."""
+        most = most_moving_bytes(estimate, correction)
+        return most <= USABLE * self.left_bytes(estimate)
+
+
+def stored_bytes(estimate: MemoryEstimate) -> int:
+    """Return the bytes of the model's and the optimizer's variables."""
+    return sum(p.nbytes for p in estimate.parts if p.category in _STORED)
+
+
+def moving_bytes(estimate: MemoryEstimate) -> int:
+    """Return the bytes at the peak that are there only during a step."""
+    return estimate.peak_bytes - stored_bytes(estimate)
+
+
+def most_moving_bytes(estimate: MemoryEstimate, correction: float) -> float:
+    """Return the most of them: by the upper end, or as corrected."""
+    upper = estimate.high_bytes - stored_bytes(estimate)
+    return max(upper, correction * moving_bytes(estimate))
+
 
 @dataclass(frozen=True)
 class Fitting:
-    """A number of micro-batches that is estimated to fit, and the peak with it."""
+    """A number of micro-batches that fits.
+
+    Args:
+        micro_batches: the number.
+        peak_bytes: the peak with it, and with what is in use beside it.
+        is_tried: whether steps of it ran within the limit; otherwise it is estimated.
+        correction: by how much more than estimated a step was seen to move, from 1.
+    """
 
     micro_batches: int
     peak_bytes: int
+    is_tried: bool = False
+    correction: float = 1.0
 
 
 def fewest_micro_batches(
@@ -59,6 +102,11 @@ def fewest_micro_batches(
         return None
     count = -(-batch_size // _largest_fitting(need, -(-batch_size // max(failed, 1))))
     return Fitting(count, need.peak(-(-batch_size // count)))
+
+
+def correction_by_failure(failed: MemoryEstimate, room: Room) -> float:
+    """Return by how much more than estimated a step moves, from 1, given one failed."""
+    return max(1.0, room.left_bytes(failed) / max(moving_bytes(failed), 1))
 
 
 def _largest_fitting(need: "_Need", failing: int) -> int:
@@ -91,20 +139,17 @@ class _Need:
         self._room = room
         self._batch_size = batch_size
         self._known: dict[int, MemoryEstimate] = {}
-        largest = -(-batch_size // max(failed, 1))
-        parts = self._get(largest).parts
-        self._stored = sum(p.nbytes for p in parts if p.category in _STORED)
-        self._left = room.limit_bytes - self._stored - room.other_bytes
-        seen = self._left / max(self._moving(largest), 1) if failed else 0.0
-        self._correction = max(1.0, seen)
+        largest = self._get(-(-batch_size // max(failed, 1)))
+        self._left = room.left_bytes(largest)
+        self._correction = correction_by_failure(largest, room) if failed else 1.0
 
     def fits(self, size: int) -> bool:
         """Return whether a step with `size` samples at a time fits."""
-        return self._most(size) + self._sums(size) <= _USABLE * self._left
+        return self._most(size) + self._sums(size) <= USABLE * self._left
 
     def crossing(self, low: int, high: int) -> int:
         """Return where the line through two sizes meets what can be used."""
-        usable = _USABLE * self._left - self._room.accumulator_bytes
+        usable = USABLE * self._left - self._room.accumulator_bytes
         at_low, at_high = self._most(low), self._most(high)
         if at_high <= at_low:
             return high
@@ -112,20 +157,14 @@ class _Need:
 
     def peak(self, size: int) -> int:
         """Return the peak to expect, with what is in use beside it."""
-        moving = self._correction * self._moving(size)
-        beside = self._room.other_bytes + self._sums(size)
-        return self._stored + round(moving) + beside
+        own = self._room.peak_bytes(self._get(size), self._correction)
+        return own + self._sums(size)
 
     def _sums(self, size: int) -> int:
         return self._room.accumulator_bytes if size < self._batch_size else 0
 
     def _most(self, size: int) -> float:
-        upper = self._get(size).high_bytes - self._stored
-        return max(upper, self._correction * self._moving(size))
-
-    def _moving(self, size: int) -> int:
-        """Return the bytes at the peak that are there only during a step."""
-        return self._get(size).peak_bytes - self._stored
+        return most_moving_bytes(self._get(size), self._correction)
 
     def _get(self, size: int) -> MemoryEstimate:
         if size not in self._known:

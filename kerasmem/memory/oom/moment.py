@@ -24,6 +24,10 @@ class Moment:
         input_shape: as in `estimate_memory`, for a model that leaves lengths open.
         is_freed: whether the tensors of the failed step are gone; otherwise what is in
             use now says nothing of what stays in use.
+        other_bytes: bytes in use beside the variables between steps; None to take what
+            is in use now for it, if the failed step is gone.
+        may_try: whether what should fit may be tried in processes of its own, within
+            a minute, where a process can be kept to the limit.
         timelines: a window of steps that ends with this one, where there is one.
         process: index of the process.
     """
@@ -37,6 +41,8 @@ class Moment:
     accumulates: bool = True
     input_shape: Any | None = None
     is_freed: bool = True
+    other_bytes: int | None = None
+    may_try: bool = False
     timelines: Sequence[Timeline] = ()
     process: int = 0
 

@@ -1,13 +1,17 @@
-"""What takes bytes off the peak of a step, and how many by the estimate."""
+"""What takes bytes off the peak of a step, and the estimate of a step with it."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import keras
 
+from kerasmem.errors import ModelError
 from kerasmem.graph.layers import has_graph
-from kerasmem.memory.estimate.slots import optimizer_slots
+from kerasmem.memory.compress_activations.apply import treatment_by_default
+from kerasmem.memory.oom.fitting import Room
+from kerasmem.memory.rematerialize.apply import treatment
 from kerasmem.memory.rematerialize.choose import by_limit
 from kerasmem.memory.rematerialize.setting import setting_of
 from kerasmem.memory.treated import treatment_of
@@ -29,7 +33,7 @@ class FailedStep:
         input_shape: as in `estimate_memory`.
         estimate: of the step.
         estimated: returns the estimate of that step with other arguments, such as
-            `dtype_policy`.
+            `dtype_policy`, or a `treatment` of the model.
     """
 
     model: Any
@@ -39,74 +43,136 @@ class FailedStep:
     estimated: Callable[..., MemoryEstimate]
 
 
+@dataclass(frozen=True)
+class Saving:
+    """A change that makes a step smaller.
+
+    Args:
+        name: what a person calls it.
+        how: what to write or do.
+        estimate: of the step with it.
+    """
+
+    name: str
+    how: str
+    estimate: MemoryEstimate
+
+    def saved_bytes(self, plain: MemoryEstimate) -> int:
+        """Return what it takes off the peak of the step as it is."""
+        return plain.peak_bytes - self.estimate.peak_bytes
+
+
 def worthwhile(
-    found: Iterable[Remedy | None], estimate: MemoryEstimate
+    found: Iterable[Saving | None],
+    plain: MemoryEstimate,
+    room: Room | None,
+    correction: float,
 ) -> list[Remedy]:
-    """Return the remedies that are worth a change, first what brings most."""
-    least = _LEAST_SHARE * estimate.peak_bytes
-    worth = [one for one in found if one and (one.saves_bytes or 0) > least]
-    return sorted(worth, key=lambda one: -(one.saves_bytes or 0))
+    """Return the remedies that are worth a change: what fits first, then what saves.
+
+    Args:
+        found: what there is.
+        plain: the estimate of the step as it is.
+        room: what a step may use; None if nobody told the limit.
+        correction: by how much more than estimated a step moves.
+    """
+    least = _LEAST_SHARE * plain.peak_bytes
+    remedies = [
+        Remedy(
+            name=saving.name,
+            how=saving.how,
+            saves_bytes=saving.saved_bytes(plain),
+            peak_bytes=(room or Room(limit_bytes=0)).peak_bytes(
+                saving.estimate, correction
+            ),
+            fits=room and room.holds(saving.estimate, correction),
+        )
+        for saving in found
+        if saving and saving.saved_bytes(plain) > least
+    ]
+    return sorted(remedies, key=lambda one: (not one.fits, -(one.saves_bytes or 0)))
 
 
-def _mixed_precision(step: FailedStep) -> Remedy | None:
-    if step.model.dtype_policy.name != "float32":
+def _mixed_precision(step: FailedStep) -> Saving | None:
+    # A CPU has no arithmetic for it: what it saves, it loses many times over in time.
+    if step.model.dtype_policy.name != "float32" or step.estimate.device == "cpu":
         return None
-    half = step.estimated(dtype_policy=_HALF_POLICY)
-    return Remedy(
+    return Saving(
         name="mixed precision",
         how=f"keras.config.set_dtype_policy({_HALF_POLICY!r}) before the model is made",
-        saves_bytes=step.estimate.peak_bytes - half.peak_bytes,
+        estimate=step.estimated(dtype_policy=_HALF_POLICY),
     )
 
 
-def _rematerialization(step: FailedStep) -> Remedy | None:
-    if not (step.estimate.training and has_graph(step.model)) or _is_treated(step):
+def _rematerialization(step: FailedStep) -> Saving | None:
+    if not _may_be_treated(step):
         return None
-    plan = by_limit(setting_of(step.model, step.size, step.input_shape), None).plan
-    return Remedy(
+    setting = setting_of(step.model, step.size, step.input_shape)
+    chosen = by_limit(setting, None)
+    if not any(piece.recomputed for piece in chosen.plan.pieces):
+        return None
+    treated = treatment(step.model, setting.path, chosen.pieces)
+    return Saving(
         name="rematerialization",
         how=f"km.rematerialize(model, batch_size={step.size}) computes activations "
-        f"again in the backward pass: a step is {plan.extra_time:.0%} longer (est.)",
-        saves_bytes=plan.saved_bytes,
+        "again in the backward pass: a step is "
+        f"{chosen.plan.extra_time:.0%} longer (estimated)",
+        estimate=step.estimated(treatment=treated),
     )
 
 
-def _int8_activations(step: FailedStep) -> Remedy | None:
-    if not step.estimate.training or _is_treated(step):
+def _int8_activations(step: FailedStep) -> Saving | None:
+    if not _may_be_treated(step):
         return None
-    # By how much depends on what else a step holds at its peak: a transformer's falls
-    # to a fifth, that of a CNN on a CPU does not.
-    return Remedy(
+    try:
+        treated = treatment_by_default(step.model)
+    except ModelError:  # no activation is worth it
+        return None
+    return Saving(
         name="int8 activations",
         how="km.compress_activations(model) keeps them as int8 for the backward pass",
+        estimate=step.estimated(treatment=treated),
     )
 
 
-def _adam_8_bit(step: FailedStep) -> Remedy | None:
-    optimizer: Any = step.model.optimizer if step.model.compiled else None
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        optimizer = optimizer.inner_optimizer
-    is_adam = isinstance(optimizer, keras.optimizers.Adam)
-    if not is_adam or not step.estimate.training:
+def _other_optimizer(
+    step: FailedStep, *, name: str, make: Callable[[], Any], how: str
+) -> Saving | None:
+    if not step.estimate.training:
         return None
-    slots = optimizer_slots(Adam8bit(), step.model.trainable_variables)
-    state = step.estimate.by_category().get("optimizer_state", 0)
-    return Remedy(
-        name="8-bit Adam",
-        how="km.optimizers.Adam8bit(...) in the place of the optimizer",
-        saves_bytes=state - sum(slot.nbytes for slot in slots),
-    )
+    return Saving(name, how, step.estimated(optimizer=make()))
 
 
-def _is_treated(step: FailedStep) -> bool:
-    """Return whether the model keeps fewer activations already."""
-    return treatment_of(step.model) is not None
+def _may_be_treated(step: FailedStep) -> bool:
+    """Return whether the model can be made to keep fewer activations."""
+    untreated = treatment_of(step.model) is None
+    return step.estimate.training and has_graph(step.model) and untreated
 
 
-SAVINGS: Mapping[str, Callable[[FailedStep], Remedy | None]] = {
-    "mixed precision": _mixed_precision,
+_OPTIMIZERS: Mapping[str, tuple[Callable[[], Any], str]] = {
+    "8-bit Adam": (
+        Adam8bit,
+        "km.optimizers.Adam8bit(...) in the place of the optimizer",
+    ),
+    "Adafactor": (
+        keras.optimizers.Adafactor,
+        "keras.optimizers.Adafactor(...) keeps rows and columns of its statistics; it "
+        "wants another learning rate",
+    ),
+    "SGD": (
+        keras.optimizers.SGD,
+        "keras.optimizers.SGD(...) without momentum keeps no statistics; it wants "
+        "another learning rate",
+    ),
+}
+
+SAVINGS: Mapping[str, Callable[[FailedStep], Saving | None]] = {
     "rematerialization": _rematerialization,
     "int8 activations": _int8_activations,
-    "8-bit Adam": _adam_8_bit,
+    "mixed precision": _mixed_precision,
+    **{
+        name: partial(_other_optimizer, name=name, make=make, how=how)
+        for name, (make, how) in _OPTIMIZERS.items()
+    },
 }
 """What each would save; None where there is nothing for it to save."""

@@ -1,11 +1,12 @@
 """A plan put into effect: the model is run in pieces, and some of them twice."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from kerasmem import backends
 from kerasmem.backends.recompute import Function
+from kerasmem.graph.pure import Segment
 from kerasmem.graph.segments import cut, treat
 from kerasmem.memory.rematerialize.part import Path, main_part
 from kerasmem.memory.rematerialize.search import Pieces
@@ -21,18 +22,36 @@ def apply(model: Any, path: Path, pieces: Pieces) -> None:
         pieces: ranges of that one's calls, each computed again as one.
     """
     part = main_part(model, path)
+    run = partial(_recomputed, model)
+    treat(part, [(s, run if again else None) for s, again in _segments(part, pieces)])
+    note(model, treatment(model, path, pieces))
+
+
+def treatment(model: Any, path: Path, pieces: Pieces) -> Treatment:
+    """Return how a model would train by a plan; the model stays as it is.
+
+    Args:
+        model: the model.
+        path: where the model inside of it is that is cut.
+        pieces: ranges of that one's calls, each computed again as one.
+    """
+    noted = [
+        Piece(segment.nodes, Kept.AS_IT_IS)
+        for segment, again in _segments(main_part(model, path), pieces)
+        if again
+    ]
+    settings = {"path": list(path), "pieces": [list(piece) for piece in pieces]}
+    return Treatment("rematerialize", settings, tuple(noted))
+
+
+def _segments(part: Any, pieces: Pieces) -> Iterator[tuple[Segment, bool]]:
+    """Yield all segments in order, and whether each is computed again."""
     starts = sorted({place for piece in pieces for place in piece} - {0})
     again = {start for start, _ in pieces}
-    at, treated, noted = 0, [], []
+    at = 0
     for segment in cut(part, starts):
-        recomputes = at in again
-        treated.append((segment, partial(_recomputed, model) if recomputes else None))
-        if recomputes:
-            noted.append(Piece(segment.nodes, Kept.AS_IT_IS))
+        yield segment, at in again
         at += len(segment.nodes)
-    treat(part, treated)
-    settings = {"path": list(path), "pieces": [list(piece) for piece in pieces]}
-    note(model, Treatment("rematerialize", settings, tuple(noted)))
 
 
 def treat_again(model: Any, settings: Mapping[str, Any]) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from kerasmem.records import MEASURED, VariantFigures
-from kerasmem.units import format_bytes
+from kerasmem.units import format_bytes, format_ms, format_number
 
 _LEAST_TIME = 0.05
 _LEAST_MEMORY, _LEAST_ESTIMATED = 0.05, 0.10
@@ -144,7 +144,7 @@ def _about_time(compare: _Comparison, faster: VariantFigures | None) -> str:
 def _about_memory(compare: _Comparison, leaner: VariantFigures) -> str:
     if compare.is_slower(leaner):
         ratio = _number(leaner.step_ms) / _number(compare.base.step_ms)
-        price = f"at {ratio:.2g} times the time a step"
+        price = f"at {format_number(ratio)} times the time a step"
     elif compare.is_faster(leaner):
         price = f"and it is faster too: {_speed(leaner, compare.base)}"
     else:
@@ -161,15 +161,16 @@ def _without_base(base: VariantFigures, ran: Sequence[VariantFigures]) -> str:
     best = min(ran, key=lambda v: v.peak_bytes or float("inf"))
     return (
         f"As compiled it does not run: {base.reason}. Use {best.name} ({best.how}), "
-        f"which does: a peak of {_peak(best)}, {_number(best.step_ms):.3g} ms a step."
+        f"which does: a peak of {_peak(best)}, {format_ms(_number(best.step_ms))} a "
+        "step."
     )
 
 
 def _speed(one: VariantFigures, base: VariantFigures) -> str:
     ratio = _number(base.step_ms) / _number(one.step_ms)
     return (
-        f"{ratio:.2g} times as fast ({_number(one.step_ms):.3g} instead of "
-        f"{_number(base.step_ms):.3g} ms a step)"
+        f"{format_number(ratio)} times as fast ({format_ms(_number(one.step_ms))} "
+        f"instead of {format_ms(_number(base.step_ms))} a step)"
     )
 
 

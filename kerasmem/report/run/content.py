@@ -3,13 +3,14 @@
 from typing import Any
 
 from kerasmem.records import MemoryRecord, Run
+from kerasmem.records.post_mortem_words import remedy_words
 from kerasmem.report.run.gradient_tables import norm_table, variable_table
 from kerasmem.report.run.gradients import MEASURES, GradientFlow, gradient_flow
 from kerasmem.report.run.memory import memory_panels
 from kerasmem.report.run.memory_tables import memory_tables
 from kerasmem.report.run.packing import Packer
 from kerasmem.report.run.panels import Panel, thinned
-from kerasmem.report.run.post_mortems import gain, shown
+from kerasmem.report.run.post_mortems import shown
 from kerasmem.report.run.timeline_tables import course_table, peak_table
 from kerasmem.report.run.timelines import chosen, timeline_columns, timeline_title
 
@@ -41,7 +42,7 @@ def page_content(run: Run) -> dict[str, Any]:
         "timelines_note": timelines_note,
         "post_mortems": post_mortems,
         "post_mortems_note": post_mortems_note,
-        "gain": gain,
+        "remedy_words": remedy_words,
     }
 
 

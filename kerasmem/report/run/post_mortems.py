@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kerasmem.records import PostMortem, Remedy
+from kerasmem.records import PostMortem
 from kerasmem.records.post_mortem_words import (
     cause_sentence,
     fitting_sentence,
@@ -75,13 +75,6 @@ def shown(found: Sequence[PostMortem]) -> tuple[list[Shown], str]:
         "post_mortems.jsonl."
     )
     return [_shown(one) for one in found[:MOST_SHOWN]], note * (len(found) > MOST_SHOWN)
-
-
-def gain(remedy: Remedy) -> str:
-    """Return what a remedy takes off the peak, `""` where nobody can tell."""
-    if remedy.saves_bytes is None:
-        return ""
-    return f"about {format_bytes(remedy.saves_bytes)} less (estimated)"
 
 
 def _shown(found: PostMortem) -> Shown:

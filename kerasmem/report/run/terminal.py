@@ -9,9 +9,9 @@ from kerasmem.records.post_mortem_words import (
     cause_sentence,
     fitting_sentence,
     moment_words,
+    remedy_words,
 )
 from kerasmem.report.run.headline import Figure
-from kerasmem.units import format_bytes
 
 
 def headline_table(figures: Sequence[Figure], title: str) -> Table:
@@ -56,6 +56,4 @@ def post_mortem_table(found: Sequence[PostMortem], most: int = 5) -> Table:
 
 
 def _gain(remedy: Remedy) -> str:
-    saves = remedy.saves_bytes
-    gain = "" if saves is None else f", about {format_bytes(saves)} less (est.)"
-    return f"{remedy.name}{gain}"
+    return ", ".join(filter(None, (remedy.name, remedy_words(remedy))))

@@ -3,15 +3,19 @@
 import keras
 import numpy as np
 import pytest
+from keras import ops
 
 import kerasmem as km
 from kerasmem.compression.channels import verify
 from kerasmem.compression.channels.apply import prune_channels
 from kerasmem.compression.techniques import from_json
-from kerasmem.errors import ConfigError, ModelError
+from kerasmem.errors import ConfigError, KerasMemWarning, ModelError
+from kerasmem.graph.channels.call import Family
+from kerasmem.graph.channels.families import indexing as index
+from kerasmem.graph.channels.table import FAMILIES
 from kerasmem.graph.values import to_numpy
 from tests.graph.channels.strategies import randomize
-from tests.models import KINDS, L, chain
+from tests.models import KINDS, L, chain, from_origin
 
 NOTHING = {
     # One layer between input and output has no channels of its own.
@@ -41,8 +45,8 @@ def shapes(model):
 
 
 @pytest.mark.parametrize("name", sorted(KINDS.keys() - NOTHING))
-def test_every_kind_of_model_becomes_narrower(name):
-    model = KINDS[name].make()
+def test_every_kind_of_model_becomes_narrower(name, origin):
+    model = from_origin(KINDS[name].make(), origin)
     randomize(model)
     before = model.get_weights()
     found = prune_channels(model, km.PruneChannels(0.5))
@@ -185,7 +189,11 @@ def test_km_compress_removes_channels_fine_tunes_and_writes_a_plain_file(tmp_pat
     )
     assert result.report.after.parameters < 0.5 * result.report.before.parameters
     assert result.report.after.metrics["loss"] < result.report.before.metrics["loss"]
-    assert {c.technique for c in result.changes} == {"prune", "prune_channels"}
+    assert {c.technique for c in result.changes} == {
+        "prune",
+        "prune_channels",
+        "reestimate_batch_norm",
+    }
     result.save(tmp_path / "small.keras")
     loaded = keras.models.load_model(tmp_path / "small.keras")
     np.testing.assert_array_equal(to_numpy(loaded(x)), to_numpy(result.model(x)))
@@ -246,6 +254,94 @@ def test_a_wrong_surgery_is_found_out(monkeypatch):
     assert found.error <= 1e-5
 
 
+def test_a_wrong_shape_is_found_out_without_running_the_model(monkeypatch):
+    inputs = keras.Input((5, 6))
+    model = keras.Model(inputs, L.Dense(2)(L.Dense(8)(inputs)[:, 0]))
+    whole = Family(index.item, arguments=lambda call, kept: ((slice(None),),))
+    monkeypatch.setitem(FAMILIES, "ops.GetItem", whole)
+    with pytest.raises(ModelError, match=r"the shape \(None, 4\).*\(None, 5, 4\)"):
+        prune_channels(model, km.PruneChannels(0.5, verify=False))
+
+
+@pytest.mark.parametrize("scope", ["layer", "global", "isomorphic"])
+@pytest.mark.parametrize("merge_mode", ["concat", None])
+def test_both_directions_of_a_layer_lose_equally_many_units(scope, merge_mode):
+    inputs = keras.Input((4, 3))
+    layer = L.Bidirectional(
+        L.GRU(8, return_sequences=True), merge_mode=merge_mode, name="both"
+    )
+    y = layer(inputs)
+    y = y if merge_mode else L.Concatenate()(y[::-1])
+    model = keras.Model(inputs, L.Dense(1)(L.Flatten()(y)))
+    randomize(model)
+    kernel = layer.forward_layer.cell.kernel
+    weak = np.tile(np.arange(8) < 5, 3)
+    kernel.assign(np.where(weak, 0.01, 1.0) * np.ones((3, 24)))
+    found = prune_channels(model, km.PruneChannels(0.5, scope=scope))
+    both = found.model.get_layer("both")
+    assert both.forward_layer.units == both.backward_layer.units == 4
+    assert found.error <= 1e-5
+    # One direction that is left alone keeps the other, too.
+    alone = km.PruneChannels(0.5, scope=scope, ignore="forward")
+    assert alone.applied(model)[0].count_params() == model.count_params()
+
+
+def test_units_of_one_direction_that_stay_keep_as_many_of_the_other():
+    inputs = keras.Input((4, 3))
+    y = L.Bidirectional(L.LSTM(6, return_sequences=True), name="both")(inputs)
+    model = keras.Model(inputs, [L.Dense(1)(y), y[..., :2]])
+    randomize(model)
+    found = prune_channels(model, km.PruneChannels(0.5))
+    assert found.error <= 1e-5
+    both = found.model.get_layer("both")
+    assert both.forward_layer.units == both.backward_layer.units == 4
+
+
+def padded_inputs(inputs):
+    return L.Flatten()(
+        ops.pad(L.Concatenate()([inputs, inputs]), [(0, 0), (0, 0), (2, 1)])
+    )
+
+
+def looked_up(inputs):
+    indices = ops.cast(ops.abs(L.Dense(3, name="indices")(inputs)), "int32")
+    return L.Reshape((-1,))(L.Embedding(9, 4)(indices))
+
+
+def later_steps(inputs):
+    return L.Flatten()(L.Dense(6)(inputs)[:, 1:])
+
+
+@pytest.mark.parametrize(
+    ("front", "shape", "parameters"),
+    [
+        # Of 30 inputs of a layer of 8 units 4 units stay.
+        (padded_inputs, (2, 6), 30 * 4 + 4 + 4 * 2 + 2),
+        # What is looked up has 2 of 4 channels left, for each of 2 x 3 indices.
+        (looked_up, (2, 5), 5 * 3 + 3 + 9 * 2 + 12 * 4 + 4 + 4 * 2 + 2),
+        # Three of the six channels stay, at one step of two and at any of an open axis.
+        (later_steps, (2, 6), 6 * 3 + 3 + 3 * 4 + 4 + 4 * 2 + 2),
+    ],
+)
+def test_entries_that_are_moved_are_not_mixed_up(front, shape, parameters, origin):
+    inputs = keras.Input(shape)
+    model = keras.Model(inputs, L.Dense(2)(L.Dense(8)(front(inputs))))
+    randomize(model)
+    found = prune_channels(from_origin(model, origin), km.PruneChannels(0.5))
+    assert found.error <= 1e-5
+    assert found.model.count_params() == parameters
+
+
+@pytest.mark.parametrize("key", [(slice(None), 3), (slice(None), slice(1, None))])
+def test_steps_are_taken_from_an_axis_without_a_length(key, origin):
+    inputs = keras.Input((None, 6))
+    model = keras.Model(inputs, L.Dense(2)(L.Dense(8)(inputs)[key]))
+    randomize(model)
+    found = prune_channels(from_origin(model, origin), km.PruneChannels(0.5))
+    assert found.error <= 1e-5
+    assert found.model.count_params() == 6 * 4 + 4 + 4 * 2 + 2
+
+
 def test_heads_and_their_dimensions_go_and_scores_stay_what_they_were():
     x = keras.Input((5, 8))
     attention = L.MultiHeadAttention(4, 6, name="attention")
@@ -260,7 +356,13 @@ def test_heads_and_their_dimensions_go_and_scores_stay_what_they_were():
 
 @pytest.mark.parametrize(
     ("steps", "bias", "stays_on_tensorflow"),
-    [(5, True, False), (4, True, True), (3, True, True), (4, False, False)],
+    [
+        (5, True, False),
+        (4, True, True),
+        (3, True, False),
+        (2, True, True),
+        (4, False, False),
+    ],
 )
 def test_heads_of_one_dimension_go_unless_keras_confuses_them_with_steps(
     steps, bias, stays_on_tensorflow
@@ -277,7 +379,7 @@ def test_heads_of_one_dimension_go_unless_keras_confuses_them_with_steps(
     config = found.model.get_layer("heads_1").get_config()
     assert config["num_query_heads"] == (4 if stays else 2)
     reasons = [c.detail for c in found.changes if "heads_1/query" in c.weight]
-    assert any("may add the biases of" in reason for reason in reasons) == stays
+    assert any("may add along the wrong axis" in reason for reason in reasons) == stays
 
 
 def test_a_shared_layer_and_a_nested_model_called_twice():
@@ -306,6 +408,59 @@ def test_several_inputs_and_outputs_by_name():
     given = {"a": np.ones((2, 4), "float32"), "b": np.ones((2, 3), "float32")}
     assert found.model(given).keys() == {"sum", "sign"}
     assert found.model.count_params() == 7 * 8 + 8 + 8 + 1 + 16 + 2
+
+
+class OfTwo(keras.Model):
+    """A functional model that its constructor builds, with two inputs."""
+
+    def __init__(self, units, **kwargs):
+        a, b = keras.Input((4,), name="a"), keras.Input((3,), name="b")
+        x = L.Dense(units, activation="relu")(L.Concatenate()([a, b]))
+        super().__init__({"a": a, "b": b}, L.Dense(2)(x), **kwargs)
+        self.units = units
+
+    def get_config(self):
+        return {"units": self.units}
+
+
+class Doubled(OfTwo):
+    """One whose class does something else than its graph."""
+
+    def call(self, inputs, training=None, mask=None):
+        return 2.0 * super().call(inputs, training, mask)
+
+
+def test_a_model_that_its_constructor_builds_keeps_its_inputs():
+    model = OfTwo(16)
+    randomize(model)
+    found = prune_channels(model, km.PruneChannels(0.5))
+    assert found.error <= 1e-5
+    assert found.model.count_params() == 7 * 8 + 8 + 16 + 2
+    given = {"a": np.ones((2, 4), "float32"), "b": np.ones((2, 3), "float32")}
+    assert found.model(given).shape == (2, 2)
+
+
+def test_a_call_of_its_own_counts_and_not_the_graph_beneath():
+    model = Doubled(16)
+    with pytest.raises(ModelError, match="subclassed model .* cannot be followed"):
+        prune_channels(model, km.PruneChannels(0.5))
+
+
+def test_a_subclassed_model_that_takes_a_list_still_does():
+    class OfList(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = L.Dense(8), L.Dense(2)
+
+        def call(self, inputs):
+            return self.last(self.first(inputs[0]))
+
+    model, given = OfList(), [np.ones((2, 4), "float32")]
+    model(given)
+    found = prune_channels(model, km.PruneChannels(0.5))
+    assert found.error <= 1e-5
+    assert found.model(given).shape == (2, 2)
+    assert found.model.count_params() == 4 * 4 + 4 + 4 * 2 + 2
 
 
 def test_a_model_whose_call_cannot_be_followed_is_an_error():
@@ -381,3 +536,16 @@ def test_the_choice_goes_to_json_and_back():
 def test_it_does_not_change_a_model_in_place():
     with pytest.raises(ConfigError, match="cannot change one in place"):
         km.PruneChannels(0.5).apply(convolutional())
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_a_share_that_rounds_to_no_channel_warns(rounds):
+    model = chain((6,), L.Dense(8), L.Dense(4))
+    choice = km.PruneChannels(0.1, rounds=rounds)
+    with pytest.warns(KerasMemWarning, match=r"removed nothing.* largest has 8\. "):
+        same, changes = choice.applied(model)
+    assert same.count_params() == model.count_params()
+    assert not any(change.changed for change in changes)
+    km.PruneChannels(0.0).applied(model)  # nothing was asked for
+    smaller, _ = km.PruneChannels(0.25, rounds=2).applied(model)
+    assert smaller.layers[1].units == 6

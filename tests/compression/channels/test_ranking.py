@@ -20,7 +20,7 @@ from kerasmem.graph.rebuild import Rebuild
 from kerasmem.graph.values import to_numpy
 from kerasmem.memory.activations import peak_activation_bytes
 from tests.graph.channels.strategies import PLANS, graph, randomize
-from tests.models import L, chain
+from tests.models import ORIGINS, L, chain, from_origin
 
 few = settings(
     max_examples=6,
@@ -86,9 +86,9 @@ def test_heads_of_all_blocks_are_alike_and_are_not_like_their_dimensions():
 
 
 @few
-@given(PLANS)
-def test_the_bytes_that_are_predicted_are_those_of_the_smaller_model(plan):
-    model, _ = graph(plan)
+@given(PLANS, st.sampled_from(ORIGINS))
+def test_the_bytes_that_are_predicted_are_those_of_the_smaller_model(plan, origin):
+    model = from_origin(graph(plan)[0], origin)
     found = label_channels(model)
     groups = find_groups(found.labels)
     if not groups.members:
@@ -164,6 +164,7 @@ def test_rounds_leave_what_one_round_leaves(sizes, data):
     }
     layers = [L.Dense(size) for size in sizes]
     model = chain((3,), *layers, L.Dense(9, name="dense_own"), L.Dense(2))
+    model = from_origin(model, data.draw(st.sampled_from(ORIGINS)))
     at_once, _ = km.PruneChannels(ratio, **limits).applied(model)
     slowly, _ = km.PruneChannels(ratio, rounds=rounds, **limits).applied(model)
     units = [[layer.units for layer in m.layers[1:]] for m in (at_once, slowly)]

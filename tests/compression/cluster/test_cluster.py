@@ -10,6 +10,8 @@ from kerasmem.compression.techniques import from_json
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.values import to_numpy
 
+# Its BatchNormalization is among what is not clustered; there are no samples.
+pytestmark = pytest.mark.filterwarnings("ignore:The statistics of 1 BatchNorm")
 X = np.random.default_rng(0).normal(size=(64, 8, 8, 2)).astype("float32")
 Y = np.random.default_rng(1).integers(0, 3, 64)
 JIT = {"tensorflow": [False, True], "jax": [True], "torch": [False]}[

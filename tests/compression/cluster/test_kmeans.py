@@ -85,3 +85,28 @@ def test_a_weight_has_few_values_and_zeros_stay(values, count, axis, zeros):
     assert all(len(np.unique(row)) <= count for row in rows)
     if zeros:
         assert not decoded[values == 0].any()
+
+
+def lloyd_with_zero(values, found):
+    """Return where Lloyd's algorithm ends if a centroid of zero never moves."""
+    while True:
+        places = np.abs(values[:, None] - found).argmin(axis=1)
+        moved = [
+            values[places == place].mean() if centroid else 0.0
+            for place, centroid in enumerate(found)
+        ]
+        if np.allclose(moved, found, rtol=0, atol=1e-12):
+            return found
+        found = np.array(moved)
+
+
+@pytest.mark.parametrize(("count", "most"), [(4, 540), (8, 144), (16, 38)])
+def test_the_other_values_make_room_for_a_zero_that_stays(count, most):
+    values = RNG(0).normal(size=4000)
+    values[0] = 0
+    start = np.linspace(values.min(), values.max(), count - 1)
+    expected = lloyd_with_zero(values, np.union1d(start, [0.0]))
+    found = few_values(values, count, start="linear", rng=RNG(0))
+    np.testing.assert_allclose(np.unique(found), expected, atol=1e-9)
+    best = few_values(values, count, rng=RNG(0))
+    assert np.square(values - best).sum() < most

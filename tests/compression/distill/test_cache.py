@@ -1,5 +1,7 @@
 """A teacher is asked once; what it said is kept, and nobody else's is taken for it."""
 
+import os
+
 import keras
 import numpy as np
 import pytest
@@ -291,3 +293,40 @@ def test_a_store_cut_anywhere_has_whole_rows_or_none(tmp_path_factory, batches, 
 def test_numbers_too_large_for_half_precision_become_its_largest():
     kept = stored(np.array([1e6, -1e6, 2.0]), "float16")
     assert kept.tolist() == [65504.0, -65504.0, 2.0]
+
+
+LINKED = ["a.bin", "keys.bin", "cache.json"]
+
+
+@pytest.mark.parametrize("name", LINKED)
+def test_a_cache_that_leads_elsewhere_is_refused_and_nothing_there_changes(
+    name, tmp_path
+):
+    mine, folder = tmp_path / "mine", tmp_path / "cache"
+    columns = [Column("a.bin", "float16", (3,))]
+    Store(folder, "teacher", columns)
+    mine.write_bytes((folder / name).read_bytes() + bytes(10_001))
+    before = mine.read_bytes()
+    (folder / name).unlink()
+    (folder / name).symlink_to(mine)
+    with pytest.raises(DataError, match=r"no sound cache.*(regular file|no JSON)"):
+        Store(folder, "teacher", columns)
+    assert mine.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "content", ["[" * 100_000, "[]", "null", "3", '{"complete": 1}']
+)
+def test_a_cache_that_says_something_else_is_refused(content, tmp_path):
+    (tmp_path / "cache.json").write_text(content)
+    with pytest.raises(DataError, match=r"no sound cache|is of another teacher"):
+        Store(tmp_path, "teacher", [Column("a.bin", "float16", (3,))])
+
+
+def test_a_cache_of_zeros_without_end_is_not_read_to_it(tmp_path):
+    columns = [Column("a.bin", "float16", (3,))]
+    Store(tmp_path, "teacher", columns)
+    for name in ("a.bin", "keys.bin"):
+        os.truncate(tmp_path / name, 1 << 40)
+    with pytest.raises(DataError, match="a key of it comes twice"):
+        Store(tmp_path, "teacher", columns)

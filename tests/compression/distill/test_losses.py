@@ -24,9 +24,9 @@ from kerasmem.compression.distill.losses import (
     as_losses,
     loss_from_json,
 )
-from kerasmem.compression.distill.outputs import Task
 from kerasmem.compression.distill.schedules import Cosine, Linear
 from kerasmem.errors import ConfigError
+from kerasmem.graph.outputs import Task
 from tests.compression.distill import papers
 from tests.compression.distill.gradients import by_backend, by_differences
 

@@ -83,6 +83,9 @@ def test_a_kernel_of_low_rank_loses_nothing(name, method, tmp_path):
         ("abcd,cde->abe", (4, 6, 5), (None, 13)),
         ("...x,xy->...y", (4, 12), 14),
         ("...ab,bc->...ac", (4, 12), (None, 14)),
+        ("abc,cd->abd", (4, 12), (4, 14)),
+        ("abcd,cde->abe", (4, 6, 5), (4, 13)),
+        ("...ab,bc->...ac", (4, 12), (4, 14)),
     ],
 )
 def test_einsum_layers_are_factorized_by_their_equation(equation, shape, out):

@@ -257,3 +257,13 @@ def test_a_guess_that_finds_too_few_is_no_harm():
     scores_ = np.where(np.arange(6400) % 64 == 0, 0.0, np.arange(6400.0))
     found = smallest(scores_, np.ones(6400, bool), 3000)
     np.testing.assert_array_equal(np.sort(scores_)[:3000], scores_[found])
+
+
+def test_a_block_larger_than_a_weight_is_the_weight():
+    weights = np.arange(12.0).reshape(3, 4)
+    huge, whole = Blocks((10**9, 10**9)), Blocks((3, 4))
+    for sparsity in (0.0, 0.5, 0.9):
+        np.testing.assert_array_equal(
+            huge.masks([weights, weights + 1], sparsity, [0, 0]),
+            whole.masks([weights, weights + 1], sparsity, [0, 0]),
+        )

@@ -25,7 +25,7 @@ from tests.compression.repair.test_fold_batch_norm import (
     samples,
 )
 from tests.graph.channels.strategies import PLANS, randomize
-from tests.models import L, Subclassed, chain
+from tests.models import ORIGINS, L, Subclassed, chain, from_origin
 
 few = settings(
     max_examples=8,
@@ -114,8 +114,8 @@ STEPS = (
 
 
 @few
-@given(PLANS)
-def test_whatever_is_scaled_the_function_stays(plan):
+@given(PLANS, st.sampled_from(ORIGINS))
+def test_whatever_is_scaled_the_function_stays(plan, origin):
     choices = iter(plan)
     inputs = keras.Input((5, 5, 3))
     x = L.Conv2D(4, 1, activation="relu")(L.Conv2D(4, 3)(inputs))
@@ -124,10 +124,10 @@ def test_whatever_is_scaled_the_function_stays(plan):
     x = L.Flatten()(x) if next(choices) % 2 else L.GlobalMaxPooling2D()(x)
     model = keras.Model(inputs, L.Dense(2)(x))
     randomize(model, next(choices))
-    scaled = clone(model)
+    before, scaled = clone(model), from_origin(model, origin)
     changes = Equalize().apply(scaled)
     assert any(change.changed for change in changes)
-    assert_same_function(model, scaled)
+    assert_same_function(before, scaled)
 
 
 def test_channels_that_come_first_are_found_behind_a_flatten():

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import kerasmem as km
 from kerasmem.compression.quantize.repair import FoldBatchNorm, fold_batch_norm
@@ -12,7 +13,7 @@ from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.layers import weights
 from kerasmem.graph.values import to_numpy
 from tests.graph.channels.strategies import PLANS, randomize
-from tests.models import L, chain
+from tests.models import ORIGINS, L, chain, from_origin
 
 BN = L.BatchNormalization
 
@@ -303,9 +304,9 @@ def stack(plan):
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
-@given(PLANS)
-def test_whatever_is_folded_the_function_stays(plan):
-    model = stack(plan)
+@given(PLANS, st.sampled_from(ORIGINS))
+def test_whatever_is_folded_the_function_stays(plan, origin):
+    model = from_origin(stack(plan), origin)
     folded, changes = fold_batch_norm(model)
     gone = {c.layer for c in changes if c.detail.startswith("folded into")}
     assert len(norms(folded)) == len(norms(model)) - len(gone)

@@ -130,6 +130,23 @@ def test_what_the_converter_says_is_the_reason(monkeypatch):
     assert found.runtimes[1].reason == "LiteRT has no kernel for Foo. Next: another."
 
 
+if ON_TENSORFLOW:
+
+    def test_a_file_further_off_than_the_tolerance_is_dropped_and_says_what_to_set(
+        monkeypatch,
+    ):
+        quick(monkeypatch, KERAS, DYNAMIC)
+        strict, loose = (
+            km.compare_runtimes(
+                network(), samples(), batch_sizes=[4], tolerance=tolerance, verbose=0
+            ).runtimes[1]
+            for tolerance in (1e-9, 10.0)
+        )
+        assert "at most 1e-09 of the largest output" in strict.reason
+        assert "a larger tolerance= (--tolerance)" in strict.reason
+        assert loose.reason == ""
+
+
 def test_numbers_that_the_model_makes_infinite_are_the_reason(monkeypatch):
     quick(monkeypatch, KERAS, STATIC)
     inputs = keras.Input((32,))

@@ -91,6 +91,10 @@ OPERATIONS = {
     "silu": lambda: one((7, 7, 3), L.Conv2D(4, 3, activation="silu")),
     "silu_alone": lambda: one((4, 3), L.Activation("swish")),
     "pad": lambda: one((4, 4, 2), L.ZeroPadding2D(((1, 0), (2, 3)))),
+    "pad_1d": lambda: one((4, 3), L.ZeroPadding1D((2, 1))),
+    "pad_channels": lambda: one(
+        (4, 4, 2), lambda x: keras.ops.pad(x, [(0, 0), (0, 1), (0, 0), (1, 2)])
+    ),
     "reshape": lambda: one((4, 3, 2), L.Reshape((2, 12)), L.Flatten()),
 }
 
@@ -119,6 +123,7 @@ VARIANTS = [
     "tanh",
     "reshape",
     "pad",
+    "pad_1d",
 ]
 ON_JAX = keras.backend.backend() == "jax"
 NAMES = [name for name in OPERATIONS if not (ON_JAX and name in VARIANTS)]

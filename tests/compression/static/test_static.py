@@ -553,3 +553,66 @@ def test_a_softmax_in_the_middle_is_no_end_of_a_file(tmp_path):
     result = km.compress(model, km.Quantize("int8-static"), data=x)
     with pytest.raises(ModelError, match="does not compute with int8 codes"):
         result.export(tmp_path / "m.tflite", samples=x[:4])
+
+
+def shortcuts(pad):
+    """A ResNet whose shortcuts get more channels by a padding, and no convolution."""
+    inputs = x = keras.Input((8, 8, 4), name="picture")
+    for width in (8, 16):
+        y = L.Conv2D(width, 3, strides=2, padding="same")(x)
+        short = L.AveragePooling2D(2)(x)
+        x = L.ReLU()(y + pad(short, width // 4))
+    x = L.GlobalAveragePooling2D()(x)
+    return keras.Model(inputs, L.Dense(3, activation="softmax")(x))
+
+
+def padded(x, count, **how):
+    return keras.ops.pad(x, [(0, 0), (0, 0), (0, 0), (count, count)], **how)
+
+
+def test_shortcuts_padded_with_zeros_have_codes_and_a_file(tmp_path):
+    model, x = shortcuts(padded), pictures(64, (8, 8, 4))
+    result = static(model, x)
+    kinds = list(layers_of(result.model).values())
+    assert kinds.count("IntegerPadding") == kinds.count("IntegerAveragePooling") == 2
+    assert not {"AveragePooling2D", "Pad"} & set(kinds)
+    exact = outputs(model, x)
+    assert np.abs(outputs(result.model, x) - exact).max() < 0.05
+    path = tmp_path / "m.tflite"
+    assert result.export(path, samples=x).difference <= 0.02
+    km.save_model(result.model, tmp_path / "m.keras")
+    again = km.load_model(tmp_path / "m.keras")
+    np.testing.assert_array_equal(outputs(again, x[:4]), outputs(result.model, x[:4]))
+
+
+@pytest.mark.parametrize(
+    ("pad", "reason"),
+    [
+        (
+            lambda x, count: padded(x, count, constant_values=1.0),
+            r"pad\w* \(Pad\) pads with other numbers than zeros",
+        ),
+        (
+            lambda x, count: padded(x, count, mode="reflect"),
+            r"pad\w* \(Pad\) pads in the mode 'reflect'",
+        ),
+        (
+            lambda x, _: keras.ops.repeat(x, 2, axis=-1),
+            r"repeat\w* \(Repeat\) has no form in int8",
+        ),
+    ],
+)
+def test_a_file_that_cannot_be_names_what_blocks_it_and_nothing_else(
+    pad, reason, tmp_path
+):
+    result = static(shortcuts(pad), pictures(64, (8, 8, 4)))
+    with pytest.raises(
+        ModelError, match=rf"Received: {reason}, {reason}\. Next: put layers"
+    ):
+        result.export(tmp_path / "m.tflite")
+
+
+def test_a_layer_that_was_excluded_is_named_as_such(tmp_path):
+    result = static(net(), pictures(), exclude="top")
+    with pytest.raises(ModelError, match=r"Received: top \(Dense\) is excluded\. N"):
+        result.export(tmp_path / "m.tflite")

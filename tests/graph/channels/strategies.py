@@ -94,6 +94,11 @@ def _heads(x, c, k):
     return L.EinsumDense("bthd,hdo->bto", (x.shape[1], c(1, 6)), bias_axes="o")(y)
 
 
+def _head_biases(x, c, k):
+    layer = L.EinsumDense("btc,chd->bthd", (x.shape[1], 3, 4), bias_axes=k({"h", "d"}))
+    return ops.reshape(layer(x), (-1, x.shape[1], 12))
+
+
 def _prelu(x, c, k):
     axes = list(range(1, len(x.shape) - 1))
     return L.PReLU(shared_axes=axes if k({True, False}) else None)(x)
@@ -118,6 +123,10 @@ ANY = {
     "halves": _halves,
     "items": _items,
     "take": lambda x, c, k: ops.take(x, [c(0, x.shape[-1] - 1), 0], axis=-1),
+    "take_pairs": lambda x, c, k: ops.max(
+        ops.take(L.Dense(4)(x), ((0, 1), (2, 3)), axis=-1), -1
+    ),
+    "new_axis": lambda x, c, k: x[:, None, ...][:, 0],
     "shuffle": _shuffle,
     "twice": lambda x, c, k: L.Concatenate()([x, x]),
     "flip": lambda x, c, k: ops.flip(x, axis=-1),
@@ -147,6 +156,9 @@ SEQUENCE = {
     "grouped_attention": lambda x, c, k: L.GroupQueryAttention(c(1, 4), 4, 2)(x, x),
     "plain_attention": lambda x, c, k: L.Attention()([x, L.Dense(x.shape[-1])(x)]),
     "heads": _heads,
+    "head_biases": _head_biases,
+    "token": lambda x, c, k: L.RepeatVector(x.shape[1])(x[:, c(0, x.shape[1] - 1)]),
+    "later": lambda x, c, k: ops.concatenate([x[:, 1:], x[:, :1]], axis=1),
     "qkv": _qkv,
     "every_step": lambda x, c, k: L.TimeDistributed(L.Dense(c(1, 6)))(x),
     "permute": lambda x, c, k: L.Permute((2, 1))(L.Permute((2, 1))(x)),

@@ -1,24 +1,31 @@
 """A law for every graph: what is left computes what the original does without it."""
 
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from kerasmem.compression.channels import PruneChannels
 from kerasmem.compression.channels.apply import prune_channels
+from kerasmem.compression.channels.ranking import SCOPES
 from kerasmem.errors import ModelError
 from tests.graph.channels.strategies import PLANS, graph
+from tests.models import ORIGINS, from_origin
 
 
-@given(PLANS)
+@given(PLANS, st.sampled_from(ORIGINS), st.sampled_from(SCOPES))
 @settings(
     max_examples=25,
     derandomize=True,
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
-def test_a_random_graph_without_channels_equals_itself_with_them_silenced(plan):
+def test_a_random_graph_without_channels_equals_itself_with_them_silenced(
+    plan, origin, scope
+):
     model, names = graph(plan)
+    model = from_origin(model, origin)
     try:
-        found = prune_channels(model, PruneChannels(0.5, criterion="random"))
+        choice = PruneChannels(0.5, criterion="random", scope=scope)
+        found = prune_channels(model, choice)
     except ModelError as error:
         # What an unknown operation or a norm reaches may be all there is.
         if "no channels that could be removed" not in str(error):

@@ -190,6 +190,18 @@ def test_open_lengths_can_be_given():
     assert named.peak_bytes == long
 
 
+@pytest.mark.parametrize("backend", ["tensorflow", "jax", "torch"])
+def test_open_lengths_go_through_an_einsum_as_known_ones_do(backend):
+    def layered(length):
+        inputs = keras.Input((length, 8))
+        x = layers.EinsumDense("abc,cde->abde", (None, 2, 3), "relu")(inputs)
+        return keras.Model(inputs, layers.Dense(4)(x))
+
+    given = {"backend": backend, "input_shape": (5, 8)}
+    known, open_ = (estimate(layered(length), **given) for length in (5, None))
+    assert open_.peak_bytes == known.peak_bytes
+
+
 def test_json_brings_an_estimate_back():
     found = estimate()
     assert MemoryEstimate.from_json(found.to_json()) == found

@@ -13,19 +13,22 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from kerasmem.memory.compress_activations import compress_activations
 from kerasmem.memory.oom import Moment, classify, noting_refusals, post_mortem
+from kerasmem.memory.rematerialize import rematerialize
+from kerasmem.optimizers import Adam8bit
 
 LIMIT_MB = int(os.environ.get("TF_CPU_BFC_MEM_LIMIT_IN_MB", "0"))
 BATCH = 8192
 
 
-def network(accumulation=None):
+def network(accumulation=None, optimizer=keras.optimizers.Adam):
     layers = [keras.layers.Dense(256, activation="relu") for _ in range(4)]
     model = keras.Sequential(
         [keras.Input((64,)), *layers, keras.layers.Dense(1)], name="tower"
     )
-    optimizer = keras.optimizers.Adam(gradient_accumulation_steps=accumulation)
-    model.compile(optimizer, "mse", jit_compile=False)
+    made = optimizer(gradient_accumulation_steps=accumulation)
+    model.compile(made, "mse", jit_compile=False)
     return model
 
 
@@ -48,14 +51,32 @@ def device():
     model = network()
     model.train_on_batch(*batch(8))
     cause, text = failed(lambda: model.train_on_batch(*batch(BATCH)), model)
-    found = post_mortem(model, cause, Moment(batch_size=BATCH, step=1))
+    found = post_mortem(model, cause, Moment(batch_size=BATCH, step=1, may_try=True))
     return {
         "text": text,
         "found": found.to_json(),
         "estimate": _estimate(),
         "ran": _ran(found.fitting_micro_batches),
+        "remedies": {one.name: _trains(one.name) for one in found.remedies if one.fits},
         "left": os.environ.get("TF_BFC_MEMORY_DUMP"),
     }
+
+
+def _trains(remedy):
+    """Return whether whole batches run with a remedy."""
+    model = REMEDIES[remedy]()
+    for _ in range(3):
+        model.train_on_batch(*batch(BATCH))
+    return True
+
+
+REMEDIES = {
+    "rematerialization": lambda: rematerialize(network(), batch_size=BATCH),
+    "int8 activations": lambda: compress_activations(network()),
+    "8-bit Adam": lambda: network(optimizer=Adam8bit),
+    "Adafactor": lambda: network(optimizer=keras.optimizers.Adafactor),
+    "SGD": lambda: network(optimizer=keras.optimizers.SGD),
+}
 
 
 def _estimate():

@@ -55,9 +55,17 @@ def test_what_filled_it_is_the_estimate_to_the_byte(seen, found):
 def test_as_many_micro_batches_as_it_names_run_within_the_limit(seen, found):
     peak = seen["device"]["ran"]
     assert found.fitting_micro_batches > 1
+    assert found.fitting_is_tried
     assert peak <= LIMIT_MB * MIB
     # Not with many more than are needed either: they fill a good part of it.
     assert peak > 0.4 * LIMIT_MB * MIB
+
+
+def test_what_is_said_to_fit_by_itself_runs_within_the_limit(seen, found):
+    fits = {one.name for one in found.remedies if one.fits}
+    assert "int8 activations" in fits
+    assert seen["device"]["remedies"] == dict.fromkeys(fits, True)
+    assert found.left_out == ()
 
 
 def test_a_pipeline_that_runs_out_is_told_from_a_model(seen):

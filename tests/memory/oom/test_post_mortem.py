@@ -9,11 +9,15 @@ import pytest
 
 from kerasmem import errors
 from kerasmem.memory.child import run_in_child
+from kerasmem.memory.compress_activations import compress_activations
 from kerasmem.memory.estimate import estimate_memory
 from kerasmem.memory.oom import Moment, classify, out_of_memory_error, post_mortem
 from kerasmem.memory.oom.device import DeviceFigures
 from kerasmem.memory.oom.samples import samples_per_batch
-from kerasmem.memory.rematerialize.rematerialize import plan_of, rematerialize
+from kerasmem.memory.oom.savings import SAVINGS
+from kerasmem.memory.rematerialize import rematerialize
+from kerasmem.memory.treated import treatment_of
+from kerasmem.optimizers import Adam8bit
 from kerasmem.records import Cause, EstimatePart, PostMortem, Remedy
 from kerasmem.units import MIB
 from tests.report.runs import countable_timeline
@@ -82,20 +86,86 @@ def test_a_timeline_is_measured_and_adds_up_too(model):
     }
 
 
-def test_remedies_come_with_what_they_save_most_first(found, model):
+def test_remedies_come_with_the_peak_of_a_step_that_has_them(found, model):
     expected = estimate_memory(model, 512, device="cpu")
-    half = estimate_memory(
-        model, 512, device="cpu", dtype_policy="mixed_float16"
-    ).peak_bytes
-    saves = {remedy.name: remedy.saves_bytes for remedy in found.remedies}
-    assert saves["mixed precision"] == expected.peak_bytes - half
-    state = expected.by_category()["optimizer_state"]
-    # Codes of a byte instead of two floats, and a scale for every so many.
-    assert 0.73 * state <= saves["8-bit Adam"] <= 0.75 * state
-    plan = plan_of(rematerialize(model, batch_size=512))
-    assert saves.get("rematerialization", plan.saved_bytes) == plan.saved_bytes
-    assert list(saves.values()) == sorted(saves.values(), reverse=True)
-    assert all(size > 0.01 * expected.peak_bytes for size in saves.values())
+    with_it = {
+        "8-bit Adam": estimate_memory(model, 512, device="cpu", optimizer=Adam8bit()),
+        "Adafactor": estimate_memory(model, 512, device="cpu", optimizer="adafactor"),
+        "SGD": estimate_memory(model, 512, device="cpu", optimizer="sgd"),
+        "int8 activations": estimate_memory(
+            compress_activations(model), 512, device="cpu"
+        ),
+        "rematerialization": estimate_memory(
+            rematerialize(model, batch_size=512), 512, device="cpu"
+        ),
+    }
+    least = 0.01 * expected.peak_bytes
+    worth = {
+        name: estimate.peak_bytes
+        for name, estimate in with_it.items()
+        if expected.peak_bytes - estimate.peak_bytes > least
+    }
+    assert {"8-bit Adam", "SGD"} <= set(worth)
+    assert {one.name: one.peak_bytes for one in found.remedies} == worth
+    for one in found.remedies:
+        assert one.saves_bytes == expected.peak_bytes - one.peak_bytes
+        assert one.fits == (with_it[one.name].high_bytes < 0.96 * 8 * MIB)
+
+
+def test_what_fits_comes_first_then_what_saves_most(model):
+    every = {}
+    for limit in (3, 5, 6, 8):
+        moment = Moment(batch_size=512, limit_bytes=limit * MIB)
+        remedies = post_mortem(model, CAUSE, moment).remedies
+        places = [(not one.fits, -one.saves_bytes) for one in remedies]
+        assert places == sorted(places)
+        every |= {(one.name, limit): one.fits for one in remedies}
+        text = post_mortem(model, CAUSE, moment).text()
+        assert ("it should fit" in text) == any(one.fits for one in remedies)
+        assert ("not enough by itself" in text) != all(one.fits for one in remedies)
+    assert {True, False} == set(every.values())
+
+
+def test_half_precision_is_for_a_device_that_gains_by_it(model, monkeypatch):
+    module = sys.modules[post_mortem.__module__]
+    on_cpu = post_mortem(model, CAUSE, Moment(batch_size=2048))
+    monkeypatch.setattr(module, "device_kind", lambda: "gpu")
+    on_gpu = post_mortem(model, CAUSE, Moment(batch_size=2048))
+    names = [{one.name for one in found.remedies} for found in (on_cpu, on_gpu)]
+    assert ["mixed precision" in some for some in names] == [False, True]
+
+
+def test_without_a_limit_nobody_says_what_fits(model):
+    found = post_mortem(model, replace(CAUSE, limit_bytes=None), Moment(batch_size=512))
+    assert {one.fits for one in found.remedies} == {None}
+    assert "less (estimated)." in found.text()
+
+
+def test_a_model_that_is_only_estimated_as_treated_is_not(model):
+    post_mortem(model, CAUSE, Moment(batch_size=64))
+    assert treatment_of(model) is None
+
+
+def test_a_saving_that_cannot_be_estimated_is_left_out_and_said(model, monkeypatch):
+    def fail(step):
+        raise RecursionError("nobody thought of this")
+
+    module = sys.modules[post_mortem.__module__]
+    monkeypatch.setattr(module, "SAVINGS", SAVINGS | {"rematerialization": fail})
+    found = post_mortem(model, CAUSE, Moment(batch_size=512))
+    assert found.left_out == (
+        "what rematerialization would save: RecursionError: nobody thought of this",
+    )
+    assert {"8-bit Adam", "SGD"} <= {one.name for one in found.remedies}
+
+
+def test_no_estimate_is_begun_when_time_is_up(model, monkeypatch):
+    module = sys.modules[post_mortem.__module__]
+    monkeypatch.setattr(module, "_SECONDS", -1)
+    found = post_mortem(model, CAUSE, Moment(batch_size=512))
+    assert found.remedies == ()
+    assert len(found.left_out) == len(SAVINGS)
+    assert found.fitting_micro_batches is not None
 
 
 def test_nobody_is_told_to_take_what_is_there_already(model):

@@ -46,7 +46,7 @@ def test_the_fastest_that_needs_no_more_is_to_be_used_and_the_leanest_if_short()
         noise=0.01,
     )
     assert text == (
-        "Use jit (how to jit): 2 times as fast (50 instead of 100 ms a step), with "
+        "Use jit (how to jit): 2 times as fast (50 ms instead of 100 ms a step), with "
         "about as much memory. If memory is short, use accumulate (how to accumulate): "
         "a peak of 40.0 MiB instead of 100 MiB, at 1.5 times the time a step."
     )

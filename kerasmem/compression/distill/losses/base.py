@@ -4,7 +4,6 @@ import abc
 from dataclasses import KW_ONLY, dataclass, fields
 from typing import Any, ClassVar
 
-from kerasmem.compression.distill.outputs import Task
 from kerasmem.compression.distill.schedules import (
     Schedule,
     is_number,
@@ -12,6 +11,7 @@ from kerasmem.compression.distill.schedules import (
     schedule_from_json,
 )
 from kerasmem.errors import ConfigError
+from kerasmem.graph.outputs import Task
 
 Number = float | Schedule
 Layers = str | tuple[tuple[str, str], ...]

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from keras import ops
 
 from kerasmem.compression.distill.losses.base import Answers, OutputLoss
-from kerasmem.compression.distill.outputs import Task
+from kerasmem.graph.outputs import Task
 
 
 def categorical_divergence(teacher: Any, student: Any, temperature: Any) -> Any:

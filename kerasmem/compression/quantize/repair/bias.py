@@ -20,11 +20,11 @@ from kerasmem.compression.quantize.repair.kernels import has_channels
 from kerasmem.compression.quantize.repair.side_by_side import (
     BATCH_SIZE,
     SAMPLES,
-    not_finite,
     quantized_pairs,
 )
 from kerasmem.files.data import input_batches
 from kerasmem.graph.clone import clone
+from kerasmem.graph.finite import not_finite
 from kerasmem.graph.layers import blocks, weights
 from kerasmem.graph.values import to_numpy
 from kerasmem.records import WeightChange

@@ -3,12 +3,11 @@
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
+from kerasmem.compression import batch_norm
 from kerasmem.compression.quantize.repair.equalize import NAME as EQUALIZE
 from kerasmem.compression.quantize.repair.equalize import equalize, without_relu6
 from kerasmem.compression.quantize.repair.fold import NAME as FOLD
 from kerasmem.compression.quantize.repair.fold import fold_batch_norm
-from kerasmem.compression.quantize.repair.reestimate import NAME as REESTIMATE
-from kerasmem.compression.quantize.repair.reestimate import reestimate
 from kerasmem.compression.technique import Remake, Technique
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.files.data import check_data
@@ -133,9 +132,9 @@ class ReestimateBatchNorm(Technique):
     """
 
     _: KW_ONLY
-    samples: int = 512
+    samples: int = batch_norm.SAMPLES
 
-    name: ClassVar[str] = REESTIMATE
+    name: ClassVar[str] = batch_norm.NAME
     trains_on: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -160,4 +159,4 @@ class ReestimateBatchNorm(Technique):
                 "command line). Received: data=None."
             )
         check_data(model, data)
-        return reestimate(model, data, self.samples)
+        return batch_norm.reestimate(model, data, self.samples)

@@ -11,8 +11,8 @@ import numpy as np
 from kerasmem.backends import current
 from kerasmem.backends.shadow import shadow
 from kerasmem.compression.quantize.owners import quantized_variables
-from kerasmem.errors import DataError
 from kerasmem.files.data import input_batches
+from kerasmem.graph.finite import not_finite
 from kerasmem.graph.layers import blocks
 from kerasmem.graph.values import to_numpy
 
@@ -76,11 +76,3 @@ def _arrays(layer: Any, outputs: Any) -> list[np.ndarray]:
     if not all(np.isfinite(array).all() for array in arrays):
         raise not_finite(layer)
     return arrays
-
-
-def not_finite(layer: Any) -> DataError:
-    """Return the error of a layer that makes something which is not finite."""
-    return DataError(
-        f"The layer {layer.name!r} makes NaN or infinity of the samples. Next: look at "
-        "the data first, then at the weights of that layer."
-    )

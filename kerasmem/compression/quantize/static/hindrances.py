@@ -10,8 +10,13 @@ import keras
 import numpy as np
 
 from kerasmem.compression.quantize.static.factors import affine_factors
+from kerasmem.compression.quantize.static.padding import pads_of
 from kerasmem.compression.quantize.static.pooling import MOST_AVERAGED
 from kerasmem.compression.quantize.static.product import MOST_PRODUCTS
+from kerasmem.graph.channels.kind import kind
+
+MOST_AXES = 5
+"""Of a tensor that LiteRT pads."""
 
 
 def why_no_product(layer: Any, tensors: Sequence[Any]) -> str | None:
@@ -56,6 +61,20 @@ def why_no_pair(_: Any, tensors: Sequence[Any]) -> str | None:
         return f"takes {len(tensors)} tensors, LiteRT's takes two"
     one, two = (tensor.shape for tensor in tensors)
     return None if len(one) == len(two) else "takes tensors of two ranks"
+
+
+def why_no_padding(operation: Any, tensors: Sequence[Any]) -> str | None:
+    """Tell of a padding, in whatever it pads with."""
+    if len(tensors) != 1:
+        return "pads with a tensor"
+    rank = len(tensors[0].shape)
+    if kind(operation) == "ops.Pad" and operation.mode != "constant":
+        return f"pads in the mode {operation.mode!r}"
+    if pads_of(operation, rank)[0] != (0, 0):
+        return "pads the batch"
+    if rank > MOST_AXES:
+        return f"has more than {MOST_AXES} axes"
+    return why_no_pictures(operation, tensors)
 
 
 def why_no_affine(layer: Any, tensors: Sequence[Any]) -> str | None:

@@ -16,10 +16,12 @@ from kerasmem.compression.quantize.static.hindrances import (
     why_no_average,
     why_no_convolution,
     why_no_move,
+    why_no_padding,
     why_no_pair,
     why_no_pictures,
     why_no_product,
 )
+from kerasmem.compression.quantize.static.padding import pads_of
 from kerasmem.compression.quantize.static.split import Gate, activation_of
 from kerasmem.compression.quantize.static.table import FUNCTIONS
 from kerasmem.graph.channels.kind import kind
@@ -40,6 +42,7 @@ class Kind:
         weights: returns the kernel and the bias of the operation, for an input of a
             shape; None without.
         codes: those of its output, where it can have no others.
+        why_no_call: like `why_not`, of the arguments of a call.
     """
 
     made: Callable[[Any, Any, dict[str, Any]], Any] | None
@@ -49,6 +52,7 @@ class Kind:
     takes_relu: bool = False
     weights: Callable[[Any, Any], tuple[np.ndarray, np.ndarray | None]] | None = None
     codes: Codes | None = None
+    why_no_call: Callable[..., str | None] = lambda *_, **__: None
 
 
 def kind_of(operation: Any) -> Kind | None:
@@ -59,6 +63,20 @@ def kind_of(operation: Any) -> Kind | None:
     if name in ACTIVATIONS:
         return _ACTIVATIONS.get(activation_of(operation) or "", KINDS.get(name))
     return KINDS.get(name)
+
+
+def why_not_coded(operation: Any, tensors: Sequence[Any], call: Any) -> str | None:
+    """Return why one call cannot be computed with codes, None if it can.
+
+    Args:
+        operation: what is called.
+        tensors: the `KerasTensor`s that it takes.
+        call: its positional and its keyword arguments.
+    """
+    found, (args, kwargs) = kind_of(operation), call
+    if found is None:
+        return f"{type(operation).__name__} has no form in int8"
+    return found.why_not(operation, tensors) or found.why_no_call(*args, **kwargs)
 
 
 def is_identity(operation: Any) -> bool:
@@ -146,6 +164,15 @@ def _plain(made: type, *names: str) -> Callable[[Any, Any, dict[str, Any]], Any]
     return make
 
 
+def _pad(operation: Any, shape: Any, common: dict[str, Any]) -> Any:
+    return ours.IntegerPadding(pads=pads_of(operation, len(shape)), **common)
+
+
+def _why_no_zeros(_: Any, constant_values: Any = None) -> str | None:
+    is_zero = constant_values is None or not np.any(constant_values)
+    return None if is_zero else "pads with other numbers than zeros"
+
+
 def _multiply(operation: Any, _: Any, common: dict[str, Any]) -> Any:
     hides = isinstance(operation, keras.layers.Multiply)
     return ours.IntegerMultiply(hides=hides, **common)
@@ -173,6 +200,7 @@ _RELU = Kind(
 )
 _MAXIMUM = Kind(_pool(ours.IntegerMaxPooling), why_no_pictures, keeps=True)
 _AVERAGE = Kind(_pool(ours.IntegerAveragePooling), why_no_average, keeps=True)
+_PADDING = Kind(_pad, why_no_padding, keeps=True, why_no_call=_why_no_zeros)
 _MOVES = Kind(None, keeps=True)
 _MOVES_ENTRIES = Kind(None, why_no_move, keeps=True)
 _LEAKY = Kind(
@@ -218,9 +246,9 @@ KINDS = {
     "layers.MaxPooling2D": _MAXIMUM,
     "layers.AveragePooling1D": _AVERAGE,
     "layers.AveragePooling2D": _AVERAGE,
-    "layers.ZeroPadding2D": Kind(
-        _plain(ours.IntegerZeroPadding2D, "padding"), why_no_pictures, keeps=True
-    ),
+    "layers.ZeroPadding1D": _PADDING,
+    "layers.ZeroPadding2D": _PADDING,
+    "ops.Pad": _PADDING,
     "layers.Concatenate": _MOVES,
     "layers.Flatten": _MOVES_ENTRIES,
     "layers.Reshape": _MOVES_ENTRIES,

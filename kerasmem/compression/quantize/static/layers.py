@@ -17,7 +17,7 @@ from kerasmem.compression.quantize.static.elementwise import (
     IntegerReLU,
 )
 from kerasmem.compression.quantize.static.hard_silu import IntegerHardSilu
-from kerasmem.compression.quantize.static.padding import IntegerZeroPadding2D
+from kerasmem.compression.quantize.static.padding import IntegerPadding
 from kerasmem.compression.quantize.static.pooling import (
     IntegerAveragePooling,
     IntegerMaxPooling,
@@ -41,8 +41,8 @@ __all__ = [
     "IntegerMaxPooling",
     "IntegerMean",
     "IntegerMultiply",
+    "IntegerPadding",
     "IntegerReLU",
     "IntegerTable",
-    "IntegerZeroPadding2D",
     "ToCodes",
 ]

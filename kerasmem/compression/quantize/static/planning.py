@@ -14,6 +14,7 @@ from kerasmem.compression.quantize.static.kinds import (
     is_identity,
     is_relu,
     kind_of,
+    why_not_coded,
 )
 from kerasmem.compression.quantize.static.plan import Plan, Step, join
 from kerasmem.compression.quantize.static.split import activation_of
@@ -87,7 +88,9 @@ def _why_float(plan: Plan, call: Call, coded: set[int]) -> str | None:
     numbers = [plan.number(number) for number in call.inputs]
     if not all(_is_float(plan.calls, number) for number in numbers):
         return "takes what are no floats"
-    reason = found.why_not(call.operation, [plan.calls.tensors[n] for n in numbers])
+    tensors = [plan.calls.tensors[number] for number in numbers]
+    arguments = call.arguments({n: plan.calls.tensors[n] for n in call.inputs})
+    reason = why_not_coded(call.operation, tensors, arguments)
     if reason is None and not found.gains and not coded & set(numbers):
         return "stands behind layers that stay float"
     if found.codes is not None and plan.ends_in(call.outputs[0]):

@@ -3,11 +3,10 @@
 import math
 from typing import Any
 
-import keras
 import numpy as np
 
 from kerasmem.graph.channels.arrays import Tensor, axis_of
-from kerasmem.graph.channels.call import Call
+from kerasmem.graph.channels.call import Addition, Call
 from kerasmem.graph.channels.families.reduction import contracted
 from kerasmem.graph.channels.kept import Kept
 from kerasmem.graph.channels.labels import CHANNEL, IN, OUT, Labels
@@ -45,8 +44,6 @@ def _attended(
     rank = len(query.shape)
     if rank != 3 or "gate" in parts or len(output.kernel.shape) != 3:
         return call.frozen(f"{layer.name!r} is attention of an unknown form")
-    if dims == 1 and _adds_biases_to_steps(parts, heads[0], [query, value, key]):
-        return call.frozen(f"Keras may add the biases of {layer.name!r} to its steps")
     of_keys = labels.made(parts["key"].kernel, heads[1])
     of_heads = np.repeat(of_keys, heads[0] // heads[1])
     key_dims = labels.made(parts["query"].kernel, dims)
@@ -65,17 +62,16 @@ def _attended(
     return [axis_of(made, -1, rank), axis_of(of_heads, 1, 4)][: len(call.shapes)]
 
 
-def _adds_biases_to_steps(
-    parts: dict[str, Any], heads: int, tensors: list[Tensor]
-) -> bool:
-    """Return True if a bias of fewer heads of one dimension may be added wrongly.
-
-    On TensorFlow `keras.ops.add` takes a bias of shape `(n, 1)` for one along the
-    second axis, whenever that has the length `n` (Keras 3.15).
-    """
-    if keras.backend.backend() != "tensorflow" or parts["query"].bias is None:
-        return False
-    return any((x.shape[1] or 0) <= heads for x in tensors)
+def biased_heads(call: Call, kept: Kept) -> list[Addition]:
+    """Return the additions of the biases of queries, values and keys."""
+    parts = _parts(call.operation)
+    found = []
+    for name, x in zip(("query", "value", "key"), _arguments(call), strict=True):
+        kernel, bias = parts[name].kernel, parts[name].bias
+        if bias is not None:
+            made = (*x.shape[:-1], *kept.weight_shape(kernel)[1:])
+            found.append((made, kept.weight_shape(bias)))
+    return found
 
 
 def _project(

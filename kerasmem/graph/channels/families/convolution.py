@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from kerasmem.graph.channels.arrays import axis_of
-from kerasmem.graph.channels.call import Call
+from kerasmem.graph.channels.call import Addition, Call
 from kerasmem.graph.channels.families.elementwise import activated
 from kerasmem.graph.channels.kept import Kept
 from kerasmem.graph.channels.labels import CHANNEL, IN, OUT
@@ -91,6 +91,15 @@ def separable(call: Call) -> list[np.ndarray]:
 def separable_config(call: Call, kept: Kept) -> dict[str, Any]:
     """Return the new number of filters."""
     return {"filters": kept.weight_shape(call.operation.pointwise_kernel)[-1]}
+
+
+def biased(call: Call, kept: Kept) -> list[Addition]:
+    """Return the addition of a bias, which has an axis for each of the output's."""
+    if not call.operation.use_bias:
+        return []
+    made = kept.shape(call.made[0])
+    axis = channel_axis(call.operation, len(made))
+    return [(made, tuple(n if a == axis else 1 for a, n in enumerate(made)))]
 
 
 def _finished(call: Call, made: np.ndarray) -> np.ndarray:

@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from kerasmem.graph.channels.arrays import Tensor, axis_of
-from kerasmem.graph.channels.call import Call
+from kerasmem.graph.channels.arrays import Tensor, axis_of, varying
+from kerasmem.graph.channels.call import Addition, Call
 from kerasmem.graph.channels.families.elementwise import activated
 from kerasmem.graph.channels.kept import Kept
 from kerasmem.graph.channels.labels import CHANNEL, IN, OUT, Labels
@@ -30,8 +30,12 @@ def dense_config(call: Call, kept: Kept) -> dict[str, Any]:
 
 
 def embedding(call: Call) -> list[np.ndarray]:
-    """Label an embedding: what it looks up has the channels of its table."""
+    """Label an embedding: what it looks up has the channels of its table.
+
+    Channels that are its indices stay: each has a whole row of the table behind it.
+    """
     layer, labels = call.operation, call.labels
+    labels.freeze(call.x.array, f"is an index into the table of {layer.name!r}")
     made = labels.made(layer.embeddings, layer.output_dim)
     labels.weigh_axis(layer.embeddings, OUT, 1, made)
     return [axis_of(made, -1, call.rank)]
@@ -67,6 +71,14 @@ def einsum_dense_config(call: Call, kept: Kept) -> dict[str, Any]:
         for letter, size in zip(output, shape, strict=True)
     ]
     return {"output_shape": tuple(new[1:])}
+
+
+def einsum_biased(call: Call, kept: Kept) -> list[Addition]:
+    """Return the addition of the bias of an EinsumDense."""
+    bias = call.operation.bias
+    if bias is None:
+        return []
+    return [(kept.shape(call.made[0]), kept.weight_shape(bias))]
 
 
 def einsum_letters(equation: str) -> tuple[str, str, str] | None:
@@ -107,9 +119,17 @@ def projected(
     labels.weigh(layer.kernel, OUT, _placed(made, new, kernel))
     array = _placed(made, new, output)
     if layer.bias is not None:
-        drop = array.ndim - len(layer.bias.shape)
-        labels.weigh(layer.bias, CHANNEL, array.reshape(array.shape[drop:]))
+        _weigh_bias(labels, layer.bias, array)
     return array
+
+
+def _weigh_bias(labels: Labels, bias: Any, array: np.ndarray) -> None:
+    """Note the labels of a bias, which has some of the axes of the output."""
+    sizes = (1,) * (array.ndim - len(bias.shape)) + tuple(bias.shape)
+    shared = [a for a, size in enumerate(sizes) if size == 1 and array.shape[a] > 1]
+    if len(shared) < len(varying(array)):
+        one = labels.join(array, shared)
+        labels.weigh(bias, CHANNEL, one.reshape(one.shape[-len(bias.shape) :]))
 
 
 def _placed(array: np.ndarray, letters: list[str], wanted: str) -> np.ndarray:

@@ -6,8 +6,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from kerasmem.graph.channels.arrays import Tensor, narrow, of_rank
-from kerasmem.graph.channels.call import Call
+from kerasmem.graph.channels.arrays import Shape, Tensor, narrow, of_rank
+from kerasmem.graph.channels.call import Addition, Call
 from kerasmem.graph.channels.kept import Kept
 from kerasmem.graph.channels.kind import kind
 from kerasmem.graph.channels.labels import CHANNEL, Labels
@@ -66,6 +66,22 @@ def merged(call: Call) -> list[np.ndarray]:
     if len({len(x.shape) for x in call.inputs}) > 1:
         return call.frozen(f"{call.operation.name!r} merges tensors of several ranks")
     return combined(call)
+
+
+def terms(call: Call, kept: Kept) -> list[Addition]:
+    """Return the additions of several tensors, one after the other."""
+    sum_, *others = (kept.shape(x) for x in call.inputs)
+    found = []
+    for other in others:
+        found.append((sum_, other))
+        sum_ = _broadcast(sum_, other)
+    return found
+
+
+def _broadcast(first: Shape, second: Shape) -> Shape:
+    rank = max(len(first), len(second))
+    both = ((1,) * (rank - len(shape)) + shape for shape in (first, second))
+    return tuple(b if a == 1 else a for a, b in zip(*both, strict=True))
 
 
 def constants(args: Any, kwargs: Any) -> list[Any]:

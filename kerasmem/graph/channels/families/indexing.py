@@ -1,14 +1,16 @@
 """Operations that take parts of a tensor: split, `x[...]`, take."""
 
+from numbers import Integral
 from typing import Any
 
-import keras
 import numpy as np
 
-from kerasmem.graph.channels.arrays import narrow, varying, written_out
+from kerasmem.graph.channels.arrays import varying
 from kerasmem.graph.channels.call import Call
-from kerasmem.graph.channels.families.movement import fits
 from kerasmem.graph.channels.kept import Kept
+
+Key = list[tuple[Any, int | None]]
+"""The parts of an index, each with the axis that it takes from; None for a new axis."""
 
 
 def split_config(call: Call, kept: Kept) -> dict[str, Any]:
@@ -31,28 +33,31 @@ def split(op: Any, full: np.ndarray) -> list[np.ndarray]:
 
 def item(call: Call) -> list[np.ndarray]:
     """Label `x[...]` with slices, numbers, an ellipsis and new axes."""
-    full, key = written_out(call.x), _key(call)
-    if full is None or key is None:
+    key = _key(call)
+    if key is None:
         return call.frozen(f"the index of {call.operation.name!r} is not plain")
-    changing = varying(full)
+    changing = varying(call.x.array)
     for part, axis in key:
         stepped = isinstance(part, slice) and part.step not in (None, 1)
         if axis in changing and stepped:
             return call.frozen(f"{call.operation.name!r} takes every n-th channel")
-    result = full[tuple(part for part, _ in key)]
-    if not fits(result.shape, call.shape):
-        return call.frozen(f"{call.operation.name!r} moves samples of a batch")
-    return [narrow(result)]
+    # Along an axis of one label for all places, any place has it.
+    places = [p if a is None or a in changing else _any_place(p) for p, a in key]
+    return [call.x.array[tuple(places)]]
 
 
-def item_arguments(call: Call, kept: Kept) -> tuple[Any, ...]:
-    """Return the index for the channels that stay."""
+def _any_place(part: Any) -> Any:
+    return slice(None) if isinstance(part, slice) else 0
+
+
+def item_arguments(call: Call, kept: Kept) -> tuple[Any, ...] | None:
+    """Return the index for the channels that stay, None where it stays as it is."""
+    key = _key(call)
+    if key is None:
+        return None
     new = []
-    for part, axis in _key(call) or ():
-        if axis is None or (isinstance(part, slice) and part == slice(None)):
-            new.append(part)
-            continue
-        mask = kept.mask(call.x, axis)
+    for part, axis in key:
+        mask = np.ones(0, bool) if axis is None else kept.mask(call.x, axis)
         new.append(part if mask.all() else _part(part, mask))
     return (tuple(new),)
 
@@ -65,10 +70,11 @@ def _part(part: Any, mask: np.ndarray) -> Any:
     return int(before[part % len(mask)])
 
 
-def _key(call: Call) -> list[tuple[Any, int | None]] | None:
-    """Return the parts of an index, each with the axis that it takes from."""
-    key = call.args[1] if len(call.args) > 1 else call.kwargs["key"]
-    parts = list(key) if isinstance(key, tuple) else [key]
+def _key(call: Call) -> Key | None:
+    """Return the parts of an index, None where one of them is not known."""
+    key = call.args[1]
+    # The config of a model gives tuples back as lists.
+    parts = list(key) if isinstance(key, list | tuple) else [key]
     if not all(p is None or p is Ellipsis or _plain(p) for p in parts):
         return None
     taken = sum(p is not None and p is not Ellipsis for p in parts)
@@ -81,35 +87,39 @@ def _key(call: Call) -> list[tuple[Any, int | None]] | None:
 
 def _plain(part: Any) -> bool:
     if isinstance(part, slice):
-        return all(
-            x is None or isinstance(x, int) for x in (part.start, part.stop, part.step)
-        )
-    return isinstance(part, int)
+        ends = (part.start, part.stop, part.step)
+        return all(x is None or isinstance(x, Integral) for x in ends)
+    return isinstance(part, Integral)
 
 
 def taken(call: Call) -> list[np.ndarray]:
-    """Label `ops.take` with a list of places."""
-    full, places = written_out(call.x), _places(call)
-    axis = call.operation.axis
-    if full is None or places is None or axis is None or axis % full.ndim == 0:
+    """Label `ops.take` with a number or with an array of numbers of any rank."""
+    places, axis = _places(call), call.operation.axis
+    rank = len(call.x.shape)
+    if places is None or axis is None or axis % rank == 0:
         return call.frozen(f"the places of {call.operation.name!r} are not plain")
-    return [narrow(full.take(places, axis))]
+    if axis % rank not in varying(call.x.array):
+        places = np.zeros_like(places)
+    return [call.x.array.take(places, axis)]
 
 
 def taken_arguments(call: Call, kept: Kept) -> tuple[Any, ...] | None:
-    """Return the places of the channels that stay."""
-    mask = kept.mask(call.x, call.operation.axis)
-    if mask.all():
+    """Return the places of the channels that stay, None where all of them do."""
+    places, axis = _places(call), call.operation.axis
+    if places is None or axis is None or kept.mask(call.x, axis).all():
         return None
-    places = np.asarray(_places(call)) % len(mask)
-    return ((np.cumsum(mask) - 1)[places[mask[places]]].tolist(),)
+    mask, made = kept.mask(call.x, axis), call.made[0]
+    new = (np.cumsum(mask) - 1)[places]
+    for number in range(new.ndim):
+        stays = kept.mask(made, axis % len(call.x.shape) + number)
+        new = np.compress(stays, new, number)
+    return (new.tolist(),)
 
 
-def _places(call: Call) -> list[int] | None:
-    places = call.args[1] if len(call.args) > 1 else call.kwargs["indices"]
-    flat = keras.tree.flatten(places)
-    if not isinstance(places, list | tuple) or not all(
-        isinstance(x, int) for x in flat
-    ):
+def _places(call: Call) -> np.ndarray | None:
+    """Return the places that `ops.take` takes, None where they are not known."""
+    given = call.args[1]
+    if not isinstance(given, list | tuple | np.ndarray | Integral):
         return None
-    return list(places)
+    places = np.asarray(given)
+    return places if np.issubdtype(places.dtype, np.integer) else None

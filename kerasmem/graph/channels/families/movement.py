@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from kerasmem.graph.channels.arrays import (
-    narrow,
+    fits,
     of_rank,
     standing_in,
     varying,
@@ -31,16 +31,9 @@ def moved(move: Move) -> Callable[[Call], list[np.ndarray]]:
         for result, shape in zip(results, call.shapes, strict=True):
             if not fits(result.shape, shape):
                 return call.frozen(f"{call.operation.name!r} moves samples of a batch")
-        return [narrow(result) for result in results]
+        return list(results)
 
     return label
-
-
-def fits(shape: Sequence[int], expected: Sequence[int | None]) -> bool:
-    """Return True for a shape that has the lengths which are known."""
-    return len(shape) == len(expected) and all(
-        want is None or have == want for have, want in zip(shape, expected, strict=True)
-    )
 
 
 def reshaped(call: Call) -> list[np.ndarray]:
@@ -57,7 +50,7 @@ def reshaped(call: Call) -> list[np.ndarray]:
     if np.prod(target) != full.size and open_axes:
         target[open_axes[-1]] = -1
     try:
-        return [narrow(full.reshape(target))]
+        return [full.reshape(target)]
     except ValueError:
         return call.frozen(f"{call.operation.name!r} moves what has no fixed place")
 
@@ -104,23 +97,20 @@ def stacked(call: Call) -> list[np.ndarray]:
     axis = call.operation.axis % call.rank
     rank = call.rank - 1
     wide = np.broadcast_arrays(*(of_rank(x.array, rank) for x in call.inputs))
-    return [narrow(np.stack(wide, axis))]
+    return [np.stack(wide, axis)]
 
 
 def padded(call: Call) -> list[np.ndarray]:
     """Label `ops.pad`: what is added along the axis of channels stays."""
-    op = call.operation
-    full = written_out(call.x)
-    widths = np.broadcast_to(np.asarray(op.pad_width), (len(call.x.shape), 2))
-    if full is None or widths[0].any():
+    op, array = call.operation, call.x.array
+    widths = np.broadcast_to(np.asarray(op.pad_width), (array.ndim, 2))
+    if widths[0].any():
         return call.frozen(f"{op.name!r} moves samples of a batch")
-    changing = varying(call.x.array)
+    changing = varying(array)
     wanted = [tuple(w) if a in changing else (0, 0) for a, w in enumerate(widths)]
     if not any(map(any, wanted)):
-        return [call.x.array]
-    why = f"{op.name!r} adds it"
+        return [array]
     if op.mode != "constant":
         return call.frozen(f"{op.name!r} mirrors channels")
-    zero = int(call.labels.frozen(1, why)[0])
-    slim = narrow(full)
-    return [np.pad(slim, wanted, constant_values=zero)]
+    zero = int(call.labels.frozen(1, f"{op.name!r} adds it")[0])
+    return [np.pad(array, wanted, constant_values=zero)]

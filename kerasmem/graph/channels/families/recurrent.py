@@ -6,7 +6,7 @@ import keras
 import numpy as np
 
 from kerasmem.graph.channels.arrays import Tensor, axis_of
-from kerasmem.graph.channels.call import Call, Family
+from kerasmem.graph.channels.call import Addition, Call, Family
 from kerasmem.graph.channels.families.elementwise import activated
 from kerasmem.graph.channels.kept import Kept
 from kerasmem.graph.channels.kind import kind
@@ -66,6 +66,8 @@ def both_ways(call: Call) -> list[np.ndarray]:
     if not plain or _states(call) or layer.return_state:
         return call.frozen(f"{layer.name!r} wraps a layer of an unknown kind")
     ways = [_units(call.labels, part, call.x) for part in parts]
+    # Keras makes both layers of one config.
+    call.labels.tie(*ways)
     if layer.merge_mode is None:
         return [axis_of(way, -1, call.rank) for way in ways]
     if layer.merge_mode == "concat":
@@ -110,13 +112,21 @@ def at_every_step(inner: dict[str, Family]) -> Family:
         made["config"].update(found.config(_step(call), kept))
         return {"layer": made}
 
-    return Family(label, config)
+    def additions(call: Call, kept: Kept) -> list[Addition]:
+        found = family(call)
+        return [] if found is None else found.additions(_step(call), kept)
+
+    return Family(label, config, additions=additions)
 
 
 def _step(call: Call) -> Call:
     """Return the call of the inner layer on one step."""
     one = call.labels.join(call.x.array, [1])
-    shape = (call.x.shape[0], *call.x.shape[2:])
-    x = Tensor(one.reshape(one.shape[:1] + one.shape[2:]), shape)
+    x = _first_step(Tensor(one, call.x.shape))
     shapes = tuple((s[0], *s[2:]) for s in call.shapes)
-    return Call(call.operation.layer, (x,), {}, shapes, call.labels)
+    made = [_first_step(y) for y in call.made]
+    return Call(call.operation.layer, (x,), {}, shapes, call.labels, made)
+
+
+def _first_step(x: Tensor) -> Tensor:
+    return Tensor(x.array[:, 0], (x.shape[0], *x.shape[2:]))

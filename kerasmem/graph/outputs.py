@@ -71,12 +71,16 @@ def describe_outputs(model: Any, loss: Any, values: Any) -> list[Output]:
         loss: the loss that it is compiled with, or a dict or list of them, or None.
         values: what the model returned for a batch: a tensor, or a dict or list.
     """
-    losses = _loss_of_each(model, loss, values)
+    losses = loss_of_each(model, loss, values)
     tensors = getattr(model, "outputs", None) or [None] * len(losses)
     return [_describe(*pair) for pair in zip(tensors, losses, strict=True)]
 
 
-def _loss_of_each(model: Any, loss: Any, values: Any) -> list[Any]:
+def loss_of_each(model: Any, loss: Any, values: Any) -> list[Any]:
+    """Return the loss of every output in flattened order, None for one without.
+
+    Takes what `describe_outputs` does; `values` may be symbolic.
+    """
     count = len(keras.tree.flatten(values))
     if isinstance(loss, dict):
         return [loss.get(name) for name in _names(model, values, count)]
@@ -92,25 +96,28 @@ def _names(model: Any, values: Any, count: int) -> list[str]:
 
 
 def _describe(tensor: Any, loss: Any) -> Output:
-    task = _task(loss)
-    form = Form.UNKNOWN if tensor is None else _form_in_graph(tensor)
+    task = task_of(loss)
+    form = Form.UNKNOWN if tensor is None else form_in_graph(tensor)
     if form is Form.UNKNOWN:
         form = _form_by_loss(loss, task)
     return Output(form, task)
 
 
-def _form_in_graph(tensor: Any) -> Form:
+def form_in_graph(tensor: Any) -> Form:
+    """Return what a symbolic output is by the layers that made it, else `UNKNOWN`."""
     operation, inputs, index = _producer(tensor)
     if isinstance(operation, keras.Model) and getattr(operation, "outputs", None):
-        return _form_in_graph(operation.outputs[index])
+        return form_in_graph(operation.outputs[index])
     if isinstance(operation, keras.layers.TimeDistributed):
         operation = operation.layer
+    if type(operation).__module__.partition(".")[0] not in ("keras", "kerasmem"):
+        return Form.UNKNOWN  # its `call` may do more than its activation
     # `keras.ops.softmax` on a symbolic tensor becomes an operation of that name.
     function = getattr(operation, "activation", None) or type(operation)
     name = getattr(function, "__name__", "").lower()
     passes = isinstance(operation, keras.layers.Activation) and name == "linear"
     if inputs and (passes or isinstance(operation, _PASSING)):
-        return _form_in_graph(inputs[0])
+        return form_in_graph(inputs[0])
     forms = {"softmax": Form.SOFTMAX, "sigmoid": Form.SIGMOID, "linear": Form.LINEAR}
     return forms.get(name, Form.UNKNOWN)
 
@@ -133,7 +140,7 @@ def _form_by_loss(loss: Any, task: Task) -> Form:
     return Form.SOFTMAX if task is Task.CATEGORICAL else Form.SIGMOID
 
 
-def _task(loss: Any) -> Task:
+def task_of(loss: Any) -> Task:
     """Return the task of a loss given as text, function or object."""
     if isinstance(loss, str) and loss.lower() in _TASKS:
         return _TASKS[loss.lower()]

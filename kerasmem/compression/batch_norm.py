@@ -1,0 +1,229 @@
+"""BatchNormalization that sees the activations of the model as it is now.
+
+Pruned, rounded or trained weights make other activations than those that the moving
+statistics were gathered on: with a momentum of 0.99 it takes hundreds of steps of
+training until these have followed.
+
+Source: Sun et al., "Hybrid 8-bit floating point (HFP8) training and inference for deep
+neural networks", 2019.
+"""
+
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import keras
+import numpy as np
+
+from kerasmem.backends import current
+from kerasmem.backends.shadow import shadow
+from kerasmem.compression.account import account
+from kerasmem.errors import DataError, ModelError
+from kerasmem.files.data import drawn_batches, input_batches
+from kerasmem.graph.finite import not_finite
+from kerasmem.graph.layers import sublayers, weights
+from kerasmem.graph.values import to_numpy
+from kerasmem.records import WeightChange
+
+NAME = "reestimate_batch_norm"
+SAMPLES, JUDGING_SAMPLES, BATCH_SIZE = 512, 256, 32
+_NO_STATISTIC = "is no statistic of a BatchNormalization that is called"
+
+Loss = Callable[[Any, Any, Any], float]
+"""The loss of inputs, labels and sample weights, as a mean over the samples."""
+
+
+class _Moments:
+    """Count, mean and sum of squared differences from it, of each channel."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.mean: Any = 0.0
+        self.squares: Any = 0.0
+
+    def add(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Add values of shape `(n, channels)`; return their own mean and variance."""
+        count, mean, variance = len(values), values.mean(0), values.var(0)
+        total = self.count + count
+        apart = mean - self.mean
+        self.squares = (
+            self.squares + variance * count + apart**2 * self.count * count / total
+        )
+        self.mean = self.mean + apart * count / total
+        self.count = total
+        return mean, variance
+
+
+def reestimate(model: Any, data: Any, samples: int) -> list[WeightChange]:
+    """Gather the statistics of every BatchNormalization anew, in place.
+
+    Args:
+        model: a built model.
+        data: samples in any form that `kerasmem.files.data` lists.
+        samples: most samples to look at.
+
+    Returns:
+        Every weight, changed or left alone.
+
+    Raises:
+        DataError: if what goes into one is not finite.
+        ModelError: if there is none, or none that is called.
+    """
+    norms = batch_norms(model)
+    called = _gather(model, norms, input_batches(data, samples, BATCH_SIZE))
+    if not called:
+        raise ModelError(
+            f"The model {model.name!r} has no BatchNormalization to estimate anew. "
+            f"Received: {len(norms)} of them, none called."
+        )
+    anew = set(map(id, _statistics(called)))
+    return [
+        account(weight, NAME, "gathered anew", changed=True)
+        if id(weight.variable) in anew
+        else account(weight, NAME, _NO_STATISTIC, changed=False)
+        for weight in weights(model)
+    ]
+
+
+def reestimate_if_better(model: Any, data: Any, loss: Loss) -> list[WeightChange]:
+    """Gather statistics anew, in place, if the loss on samples does not rise by it.
+
+    They are gathered on at most 512 samples and judged on at most 256 others, drawn
+    from all of the data (of a dataset that is only iterated over, the first ones).
+    Frozen BatchNormalization, `trainable=False`, stays as it is.
+
+    Args:
+        model: a built model.
+        data: samples in any form that `kerasmem.files.data` lists.
+        loss: of the model as it is when called.
+
+    Returns:
+        The statistics, changed or left alone and why; nothing without
+        BatchNormalization that is not frozen.
+    """
+    norms = [norm for norm in batch_norms(model) if norm.trainable]
+    if not norms:
+        return []
+    statistics = _statistics(norms)
+    before = [to_numpy(variable) for variable in statistics]
+    gathered = drawn_batches(data, SAMPLES, BATCH_SIZE, part=0)
+    try:
+        _gather(model, norms, (x for x, _, _ in gathered))
+    except DataError as error:
+        return _told(model, statistics, f"stays: {error}", changed=False)
+    after = [to_numpy(variable) for variable in statistics]
+    totals, count = np.zeros(2), 0
+    for x, y, weight in drawn_batches(data, JUDGING_SAMPLES, BATCH_SIZE, part=1):
+        samples = len(keras.tree.flatten(x)[0])
+        count += samples
+        for place, values in enumerate((before, after)):
+            _assign(statistics, values)
+            totals[place] += samples * loss(x, y, weight)
+    old, new = totals / max(count, 1)
+    # Written so that a loss of NaN is no better than another.
+    is_better = bool(new <= old) or not np.isfinite(old)
+    _assign(statistics, after if is_better else before)
+    words = "gathered anew" if is_better else "stays: the loss would rise"
+    return _told(
+        model, statistics, f"{words}, {old:.4g} to {new:.4g}", changed=is_better
+    )
+
+
+def own_loss(model: Any, samples: tuple[Any, Any, Any], outputs: Any) -> float:
+    """Return the compiled loss of a model for samples, computed at once.
+
+    Args:
+        model: a compiled model.
+        samples: inputs, labels, and sample weights or None, in NumPy arrays.
+        outputs: of the model for these inputs.
+    """
+    x, y, weight = keras.tree.map_structure(_as_tensor, samples)
+    return float(model.compute_loss(x=x, y=y, y_pred=outputs, sample_weight=weight))
+
+
+def _as_tensor(array: Any) -> Any:
+    return None if array is None else keras.ops.convert_to_tensor(array)
+
+
+def batch_norms(model: Any) -> list[Any]:
+    """Return every BatchNormalization in a model, nested ones too."""
+    return [
+        layer
+        for layer in sublayers(model)
+        if isinstance(layer, keras.layers.BatchNormalization)
+    ]
+
+
+def _statistics(norms: Iterable[Any]) -> list[Any]:
+    return [v for norm in norms for v in (norm.moving_mean, norm.moving_variance)]
+
+
+def _assign(variables: list[Any], values: list[np.ndarray]) -> None:
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
+
+
+def _told(
+    model: Any, statistics: list[Any], detail: str, *, changed: bool
+) -> list[WeightChange]:
+    chosen = set(map(id, statistics))
+    return [
+        account(weight, NAME, detail, changed=changed)
+        for weight in weights(model)
+        if id(weight.variable) in chosen
+    ]
+
+
+def _gather(model: Any, norms: list[Any], batches: Iterable[Any]) -> list[Any]:
+    """Set the statistics of `norms`; return those of them that are called.
+
+    In the pass over the samples each of them normalizes by the batch, as in training;
+    all else runs as in inference.
+    """
+    seen = {id(norm): _Moments() for norm in norms}
+    with ExitStack() as hooks:
+        for norm in norms:
+            wrapper = partial(_by_batch, norm, seen[id(norm)])
+            hooks.callback(shadow(norm, "call", wrapper))
+        hooks.enter_context(current().inference())
+        for batch in batches:
+            model(batch, training=False)
+    called = [norm for norm in norms if seen[id(norm)].count]
+    for norm in called:
+        moments = seen[id(norm)]
+        norm.moving_mean.assign(moments.mean)
+        norm.moving_variance.assign(moments.squares / moments.count)
+    return called
+
+
+def _by_batch(
+    norm: Any,
+    moments: _Moments,
+    original: Callable[..., Any],
+    inputs: Any,
+    *args: Any,
+    mask: Any = None,
+    **kwargs: Any,
+) -> Any:
+    """Normalize by the batch; what a mask leaves out does not count, as in training."""
+    values = np.moveaxis(to_numpy(inputs).astype(np.float64), norm.axis, -1)
+    rows = values.reshape(-1, values.shape[-1])
+    if mask is not None:
+        # Keras's masks go with channels that come last, and with no others.
+        rows = values[to_numpy(mask).astype(bool)]
+    if not np.isfinite(rows).all():
+        raise not_finite(norm)
+    if not len(rows):
+        return original(inputs, *args, mask=mask, **kwargs)
+    mean, variance = moments.add(rows)
+    outputs = keras.ops.batch_normalization(
+        keras.ops.cast(inputs, "float32"),
+        keras.ops.convert_to_tensor(mean, "float32"),
+        keras.ops.convert_to_tensor(variance, "float32"),
+        axis=norm.axis,
+        offset=norm.beta if norm.center else None,
+        scale=norm.gamma if norm.scale else None,
+        epsilon=norm.epsilon,
+    )
+    return keras.ops.cast(outputs, norm.compute_dtype)

@@ -1,0 +1,143 @@
+"""What a file says that it holds, against what it has and what a model needs.
+
+A dataset may tell of an array of any size and store nothing of it, and a config of a
+layer of any size without a weight. Neither gets memory before the other agrees.
+"""
+
+import math
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import h5py
+import keras
+
+from kerasmem.errors import ModelFileError
+from kerasmem.files.coding import coded_form
+from kerasmem.files.datasets import Dataset, datasets
+from kerasmem.files.members import opened_weights
+from kerasmem.files.size import stored_bytes
+from kerasmem.units import MIB, format_bytes
+
+FORM_BYTES = 400
+"""Of the beginning of a coded array, in which its shape and type are."""
+
+_FREE_ENTRIES = 16 * MIB
+"""Of weights that a model may have beside those in its file, such as unsaved ones."""
+
+_LARGE_BYTES, _MOST_TIMES = 256 * MIB, 16
+_MOST_TIMES_BEFORE_THE_MODEL = 100
+
+
+def form_of(weights: h5py.File, each: Dataset) -> tuple[tuple[int, ...], Any] | None:
+    """Return shape and type of the array that is coded in a dataset, None if none is.
+
+    Raises:
+        ModelFileError: if the code is damaged.
+    """
+    if each.dtype != "uint8" or len(each.shape) != 1 or not each.extents:
+        return None
+    return coded_form(weights[each.name][:FORM_BYTES].tobytes())
+
+
+def inflates(path: Path, weights: h5py.File) -> bool:
+    """Return whether the weights of a file may be far larger than the file.
+
+    Args:
+        path: the file.
+        weights: those in it.
+    """
+    whole = max(sum(each.nbytes for each in datasets(weights)), _bytes_of(weights))
+    return whole > max(_LARGE_BYTES, _MOST_TIMES * path.stat().st_size)
+
+
+def check_declared(path: Path, weights: h5py.File) -> None:
+    """Raise if the weights in a file are far larger than any file of Keras makes them.
+
+    Args:
+        path: the file.
+        weights: those in it.
+
+    Raises:
+        ModelFileError: if they are.
+    """
+    whole = sum(each.nbytes for each in datasets(weights))
+    if whole > max(_LARGE_BYTES, _MOST_TIMES_BEFORE_THE_MODEL * path.stat().st_size):
+        raise ModelFileError(
+            f"{str(path)!r} tells of weights of {format_bytes(whole)}, of which it has "
+            f"{format_bytes(path.stat().st_size)} at most: it is not opened."
+        )
+
+
+@contextmanager
+def bounded_weights(path: Path) -> Iterator[None]:
+    """Return a scope in which layers get about as many weights as a file has.
+
+    Args:
+        path: the file of a model, or the folder of a SavedModel.
+
+    Raises:
+        ModelFileError: by the layer that would get too many, before it has them.
+    """
+    budget = _Budget(path)
+    places = [(keras.Layer, "add_weight"), (keras.metrics.Metric, "add_variable")]
+    originals = [getattr(owner, name) for owner, name in places]
+    for (owner, name), original in zip(places, originals, strict=True):
+        setattr(owner, name, budget.counting(original))
+    try:
+        yield
+    finally:
+        for (owner, name), original in zip(places, originals, strict=True):
+            setattr(owner, name, original)
+
+
+class _Budget:
+    def __init__(self, path: Path) -> None:
+        self._path, self._thread = path, threading.get_ident()
+        self._given, self._most = 0, _FREE_ENTRIES
+        self._is_known = False
+
+    def counting(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a method that makes a variable, and counts it first."""
+
+        def add(owner: Any, *args: Any, **kwargs: Any) -> Any:
+            shape = kwargs.get("shape", args[0] if args else None)
+            is_ours = threading.get_ident() == self._thread
+            if is_ours and isinstance(shape, tuple | list):
+                self._take(math.prod(n for n in shape if isinstance(n, int)))
+            return original(owner, *args, **kwargs)
+
+        return add
+
+    def _take(self, entries: int) -> None:
+        self._given += entries
+        if self._given > self._most and not self._is_known:
+            # Twice: of codes of 4 bits the file has half as many entries.
+            self._most, self._is_known = 2 * _entries(self._path) + self._most, True
+        if self._given > self._most:
+            raise ModelFileError(
+                f"The model has weights of {self._given} entries or more, and its file "
+                f"of {(self._most - _FREE_ENTRIES) // 2}. It gets no memory for them."
+            )
+
+
+def _entries(path: Path) -> int:
+    if path.is_dir():
+        return stored_bytes(path)
+    if h5py.is_hdf5(path):
+        with h5py.File(path, "r") as weights:
+            return _count(weights)
+    with opened_weights(path) as weights:
+        return 0 if weights is None else _count(weights)
+
+
+def _count(weights: h5py.File) -> int:
+    found = datasets(weights)
+    forms = ((form_of(weights, each) or (each.shape,))[0] for each in found)
+    return sum(math.prod(shape) for shape in forms)
+
+
+def _bytes_of(weights: h5py.File) -> int:
+    return int(weights.id.get_filesize())

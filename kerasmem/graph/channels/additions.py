@@ -1,0 +1,92 @@
+"""Additions that Keras carries out along another axis than NumPy does.
+
+On TensorFlow `keras.ops.add` takes a second operand with one axis longer than 1 for a
+bias, whenever the first has that length along its last axis or along its second. It
+then adds it along that axis, wherever the operand has it (Keras 3.15). A number of
+channels decides whether two lengths are equal, so pruning can bring this out.
+"""
+
+from collections.abc import Sequence
+from itertools import product
+
+import keras
+
+from kerasmem.graph.channels.arrays import Shape
+from kerasmem.graph.channels.call import Addition, Call
+from kerasmem.graph.channels.cost import everything
+from kerasmem.graph.channels.kept import Kept
+from kerasmem.graph.channels.walk import LabelledModel, family_of
+
+WHY = "with fewer, keras.ops.add on TensorFlow may add along the wrong axis in {name!r}"
+"""What a user is told of channels that stay for this."""
+
+
+def added_otherwise(found: LabelledModel, kept: Kept) -> list[Call]:
+    """Return the calls in which Keras adds along another axis once channels are gone.
+
+    Args:
+        found: the labels of the model.
+        kept: the channels that stay.
+    """
+    if keras.backend.backend() != "tensorflow":
+        return []
+    whole, calls = everything(found), []
+    for call in found.calls.values():
+        family = family_of(call.operation)
+        if family is not None:
+            before, after = (family.additions(call, of) for of in (whole, kept))
+            if any(not _alike(*two) for two in zip(before, after, strict=True)):
+                calls.append(call)
+    return calls
+
+
+def wrong_axis(first: Sequence[int], second: Sequence[int]) -> int | None:
+    """Return the axis along which Keras adds two shapes, None if that is right.
+
+    Args:
+        first: shape of the first operand of `keras.ops.add`, on TensorFlow.
+        second: shape of the second.
+
+    Example:
+        >>> wrong_axis((2, 4, 3, 4), (1, 4, 1, 1)), wrong_axis((2, 4, 3, 5), (4, 1, 1))
+        (3, None)
+    """
+    long = [axis for axis, size in enumerate(second) if size > 1]
+    if len(long) != 1 or len(first) < 2:
+        return None
+    for axis in (len(first) - 1, 1):
+        if first[axis] == second[long[0]]:
+            right = axis - len(first) == long[0] - len(second)
+            return None if right and len(second) <= len(first) else axis
+    return None
+
+
+def _alike(before: Addition, after: Addition) -> bool:
+    """Return True if Keras adds both along the same axis, whatever the open lengths."""
+    if before == after or all(map(_has_two_long_axes, (before, after))):
+        return True
+    known = {size for shape in (*before, *after) for size in shape if size is not None}
+    most = max(known, default=1)
+    lengths = sorted({1, *known, most + 1, most + 2})
+    # Axes are counted from the last: what is broadcast has one length.
+    axes = sorted({a - len(s) for s in before for a, n in enumerate(s) if n is None})
+    for chosen in product(lengths, repeat=len(axes)):
+        given = dict(zip(axes, chosen, strict=True))
+        old, new = (
+            wrong_axis(*(_filled(shape, given) for shape in shapes))
+            for shapes in (before, after)
+        )
+        if old != new:
+            return False
+    return True
+
+
+def _has_two_long_axes(addition: Addition) -> bool:
+    return sum(size is not None and size > 1 for size in addition[1]) > 1
+
+
+def _filled(shape: Shape, given: dict[int, int]) -> list[int]:
+    return [
+        given[axis - len(shape)] if size is None else size
+        for axis, size in enumerate(shape)
+    ]

@@ -1,0 +1,88 @@
+"""The shapes of a model's inputs, with the lengths that it leaves open filled in."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kerasmem.errors import ConfigError
+
+Shape = Sequence[int | None]
+"""Without the batch axis; None is an open length."""
+
+
+def is_shape(shape: Any) -> bool:
+    """Return whether `shape` has only lengths from 1 and open ones."""
+    return isinstance(shape, (tuple, list)) and all(
+        size is None or (isinstance(size, int) and size > 0) for size in shape
+    )
+
+
+def with_lengths(
+    own: Mapping[str, Shape | None], input_shape: Any | None
+) -> dict[str, Shape | None]:
+    """Return the shape of every input, with the lengths that were given.
+
+    Args:
+        own: what the model says of each input by name, None where it says nothing.
+        input_shape: a shape, one per input by name or in order if there are several;
+            None for the model's own.
+
+    Raises:
+        ConfigError: if `input_shape` does not fit the inputs.
+    """
+    given = _given(input_shape, list(own))
+    return {name: _merged(shape, given.get(name)) for name, shape in own.items()}
+
+
+def open_lengths(shapes: Mapping[str, Shape | None]) -> str:
+    """Return the inputs with lengths that are not known in words, `""` if all are.
+
+    Args:
+        shapes: those of inputs by name, None where nothing is known.
+    """
+    words = [
+        f"input {name!r} of unknown shape"
+        if shape is None
+        else f"input {name!r} of shape (batch, {', '.join(map(str, shape))})"
+        for name, shape in shapes.items()
+        if shape is None or None in shape
+    ]
+    return " and ".join(words)
+
+
+def _given(input_shape: Any, names: list[str]) -> dict[str, Shape]:
+    shapes = _by_name(input_shape, names)
+    if shapes is None or not all(map(is_shape, shapes.values())):
+        raise ConfigError(
+            "The input shape does not fit the model. Expected: a shape without the "
+            f"batch axis, of lengths from 1, or one per input of {names}. Received: "
+            f"input_shape={input_shape!r}."
+        )
+    return {name: tuple(shape) for name, shape in shapes.items()}
+
+
+def _by_name(input_shape: Any, names: list[str]) -> dict[str, Any] | None:
+    """Return the shapes by input, None if they cannot be told apart."""
+    if input_shape is None:
+        return {}
+    if isinstance(input_shape, Mapping):
+        return dict(input_shape) if set(input_shape) <= set(names) else None
+    if is_shape(input_shape):
+        return {names[0]: input_shape}
+    if not isinstance(input_shape, (tuple, list)) or len(input_shape) > len(names):
+        return None
+    return dict(zip(names, input_shape, strict=False))
+
+
+def _merged(own: Shape | None, given: Shape | None) -> Shape | None:
+    if own is None or given is None:
+        return own if given is None else given
+    fits = len(own) == len(given) and all(
+        known is None or known == size for known, size in zip(own, given, strict=True)
+    )
+    if not fits:
+        raise ConfigError(
+            "The input shape does not fit the model. Expected: its own, with a length "
+            f"in the place of every None: {tuple(own)}. Received: "
+            f"input_shape={tuple(given)}."
+        )
+    return given

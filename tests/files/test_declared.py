@@ -1,0 +1,88 @@
+"""What a file tells of its weights is compared with the model before it is read."""
+
+import h5py
+import keras
+import numpy as np
+import pytest
+
+import kerasmem as km
+from kerasmem.errors import ModelFileError
+from kerasmem.files import declared
+from kerasmem.graph.values import to_numpy
+from tests.models import KINDS, L, chain
+
+
+@pytest.fixture
+def always_inflates(monkeypatch):
+    monkeypatch.setattr(declared, "_LARGE_BYTES", 0)
+    monkeypatch.setattr(declared, "_MOST_TIMES", 0)
+
+
+@pytest.fixture
+def nothing_is_free(monkeypatch):
+    monkeypatch.setattr(declared, "_FREE_ENTRIES", 0)
+
+
+def assert_same(model, loaded):
+    assert type(loaded) is type(model)
+    for a, b in zip(model.variables, loaded.variables, strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(to_numpy(a), to_numpy(b))
+
+
+@pytest.mark.parametrize("coding", ["deflate", "entropy", "stored"])
+def test_weights_are_read_one_by_one_to_the_bit(coding, always_inflates, tmp_path):
+    for kind in sorted(KINDS):
+        model, path = KINDS[kind].make(), tmp_path / f"{coding}.keras"
+        km.save_model(model, path, coding=coding)
+        assert_same(model, km.load_model(path))
+
+
+def test_the_state_of_an_optimizer_is_read_too(always_inflates, tmp_path):
+    model = chain((6,), L.Dense(40, dtype="bfloat16"), L.Dense(2))
+    model.compile("adam", "mse")
+    model.fit(np.ones((8, 6)), np.ones((8, 2)), verbose=0)
+    km.save_model(model, tmp_path / "m.keras", include_optimizer=True)
+    loaded = km.load_model(tmp_path / "m.keras")
+    assert_same(model, loaded)
+    pairs = zip(model.optimizer.variables, loaded.optimizer.variables, strict=True)
+    for a, b in pairs:
+        np.testing.assert_array_equal(to_numpy(a), to_numpy(b))
+
+
+@pytest.mark.parametrize("coding", ["deflate", "entropy"])
+def test_a_file_has_the_weights_that_its_model_gets(coding, nothing_is_free, tmp_path):
+    path = tmp_path / "m.keras"
+    for kind in sorted(KINDS):
+        km.save_model(KINDS[kind].make(), path, coding=coding)
+        km.load_model(path)
+    model = chain((64,), L.Dense(64), L.Dense(3))
+    for scheme in ("int8", "int4"):
+        small = km.compress(model, km.Quantize(scheme), coding=coding)
+        small.save(path)
+        assert_same(small.model, km.load_model(path))
+
+
+def test_a_layer_gets_no_memory_for_weights_that_are_not_there(tmp_path):
+    model = chain((6,), L.Dense(4))
+    config = model.get_config()
+    config["layers"][1]["config"]["units"] = 1_000_000_000
+    model.save(tmp_path / "m.keras")
+    path = tmp_path / "m.keras"
+    add_weight = keras.Layer.add_weight
+    with (
+        pytest.raises(ModelFileError, match=r"weights of 6000000000 entries or more"),
+        declared.bounded_weights(path),
+    ):
+        keras.Model.from_config(config)
+    assert keras.Layer.add_weight is add_weight
+
+
+def test_sizes_of_an_hdf5_file_are_compared_with_its_own(tmp_path):
+    path = tmp_path / "m.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("a", (1 << 14, 1 << 14), "f4", chunks=(64, 64))
+    with h5py.File(path) as file:
+        assert declared.inflates(path, file)
+        with pytest.raises(ModelFileError, match=r"tells of weights of 1\.00 GiB"):
+            declared.check_declared(path, file)

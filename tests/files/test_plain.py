@@ -1,0 +1,183 @@
+"""Plain data is read by type, to a size and to a depth; files, if they are regular."""
+
+import dataclasses
+import json
+import math
+import os
+import socket
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kerasmem.errors import InputError, KerasMemError, shortened
+from kerasmem.files.journal import Journal
+from kerasmem.files.read_run import read_run
+from kerasmem.records import Timeline, WeightChange
+from kerasmem.records.plain import read_json, record_from
+from kerasmem.records.regular import open_regular, read_regular
+from kerasmem.report.run.page import run_page_html
+from tests.files.hostile import write_run
+from tests.report.runs import small_run
+
+RUN = small_run()
+RECORDS = [
+    RUN.info,
+    *RUN.memory[:1],
+    *RUN.gradients[:1],
+    *RUN.findings[:1],
+    *RUN.post_mortems[:1],
+    *RUN.timelines[:1],
+]
+WRONG = [
+    *([], {}, {"a": 1}, "x", "\ud800", -1, 1.5, math.nan, math.inf, True, None),
+    *(10**400, 1 << 63, [None], ["x"], [-1], [[]], [{}]),
+]
+
+
+def places(value, path=()):
+    """Yield the paths of everything in plain data."""
+    yield path
+    pairs = value.items() if isinstance(value, dict) else enumerate(value[:2])
+    for key, each in pairs if isinstance(value, dict | list) else ():
+        yield from places(each, (*path, key))
+
+
+def replaced(value, path, new):
+    if not path:
+        return new
+    copy = dict(value) if isinstance(value, dict) else list(value)
+    copy[path[0]] = replaced(copy[path[0]], path[1:], new)
+    return copy
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)
+def test_a_record_with_anything_of_another_type_is_refused_or_as_it_says(record):
+    plain = json.loads(record.to_json())
+    refused = 0
+    for path in places(plain):
+        for wrong in WRONG:
+            text = json.dumps(replaced(plain, path, wrong))
+            try:
+                found = type(record).from_json(text)
+            except InputError:
+                refused += 1
+                continue
+            # What was taken is written and read back as it was.
+            assert repr(type(record).from_json(found.to_json())) == repr(found)
+    assert refused > 5 * len(list(places(plain)))
+
+
+@pytest.mark.parametrize("stem", ["memory", "gradients", "findings", "post_mortems"])
+def test_a_page_is_made_of_whatever_was_taken(stem, tmp_path):
+    write_run(tmp_path / "run")
+    file = tmp_path / "run" / f"{stem}.jsonl"
+    plain = json.loads(file.read_text().splitlines()[0])
+    wrong = (w for w in WRONG if w not in ([], {}))
+    lines = [
+        json.dumps(replaced(plain, path, each))
+        for each in wrong
+        for path in places(plain)
+    ]
+    file.write_text("\n".join(lines))
+    assert "<html" in run_page_html(read_run(tmp_path / "run"))
+
+
+@given(st.recursive(st.none() | st.integers() | st.text(), st.lists, max_leaves=9))
+def test_plain_data_comes_back(value):
+    assert (
+        read_json(json.dumps(value)) == read_json(json.dumps(value).encode()) == value
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[" * 100_000, "no JSON: maximum recursion depth"),
+        ("[" * 201 + "]" * 201, "201 levels deep. Expected: 200"),
+        ('{"a":' * 500 + "1" + "}" * 500, "201 levels deep"),
+        ("[" + "1," * 3_000_000 + "1]", "2097152 values at most"),
+        ("1" * 5000, "Exceeds the limit"),
+        (b"\xff", "no text"),
+        (r'["\ud800"]', "surrogates not allowed"),
+        (" " * ((16 << 20) + 1), "16.0 MiB and"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_json_that_no_reader_bears_is_refused(text, message):
+    with pytest.raises(InputError, match=message):
+        read_json(text)
+
+
+def test_pairs_of_half_characters_are_one():
+    assert read_json(r'["\ud83d\ude00"]') == ["\N{GRINNING FACE}"]
+
+
+def test_a_field_that_is_missing_or_unknown_is_named():
+    change = dataclasses.asdict(WeightChange("a", "a/k", "prune", True, "", 8, 8))
+    assert record_from(WeightChange, change).weight == "a/k"
+    with pytest.raises(InputError, match="without or beside: 'layer'"):
+        record_from(WeightChange, {k: v for k, v in change.items() if k != "layer"})
+    with pytest.raises(InputError, match="without or beside: 'extra'"):
+        record_from(WeightChange, change | {"extra": 1})
+    with pytest.raises(InputError, match=r"before_bytes cannot be that.*int -1"):
+        record_from(WeightChange, change | {"before_bytes": -1})
+
+
+def test_a_block_of_an_event_that_never_was_is_refused():
+    plain = json.loads(RUN.timelines[0].to_json())
+    plain["blocks"]["freed_at"][0] = len(plain["times_ns"])
+    with pytest.raises(InputError, match="has figures or blocks of others"):
+        Timeline.from_json(json.dumps(plain))
+
+
+def a_socket(path):
+    with socket.socket(socket.AF_UNIX) as one:
+        one.bind(path.name)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda path: path.symlink_to("file"),
+        lambda path: path.symlink_to("nowhere"),
+        os.mkfifo,
+        os.mkdir,
+        a_socket,
+    ],
+)
+@pytest.mark.parametrize("mode", ["rb", "ab", "rb+"])
+def test_only_a_regular_file_is_opened(made, mode, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_bytes(b"mine")
+    made(tmp_path / "other")
+    with pytest.raises(OSError, match=r"regular file|Is a directory"):
+        open_regular(tmp_path / "other", mode)
+    assert (tmp_path / "file").read_bytes() == b"mine"
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_link_of_the_users_own_leads_to_its_file(tmp_path):
+    (tmp_path / "file").write_bytes(b"mine")
+    (tmp_path / "link").symlink_to("file")
+    assert read_regular(tmp_path / "link", 4, follow_link=True) == b"mine"
+    with pytest.raises(InputError, match="is too large. Expected: 3 B at most"):
+        read_regular(tmp_path / "file", 3)
+
+
+def test_a_monitor_appends_to_no_link(tmp_path):
+    (tmp_path / "file").write_bytes(b"mine")
+    (tmp_path / "memory.jsonl").symlink_to("file")
+    with pytest.raises(OSError, match="regular file"):
+        Journal(tmp_path, "memory.jsonl").append("{}")
+    assert (tmp_path / "file").read_bytes() == b"mine"
+
+
+def test_a_message_says_no_more_than_can_be_read():
+    assert str(KerasMemError("short")) == "short"
+    path = "/" + "a/" * 5000 + "model.keras"
+    text = str(InputError(f"There is no file {path!r}."))
+    assert len(text) < 250
+    assert text.endswith("model.keras'.")
+    assert text.startswith("There is no file '/a/")
+    assert len(shortened("a b " * 5000)) == 4000

@@ -1,0 +1,1 @@
+"""Damaged and hostile files, and what reading them may do."""

@@ -1,0 +1,58 @@
+"""What broke once does not break again; and a seed always means the same case."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.fuzz.driver import Child
+from tests.fuzz.graphs import program, worker
+from tests.fuzz.outcome import Outcome
+
+CORPUS = Path(__file__).parent / "corpus"
+
+
+def cases(lane):
+    files = sorted(CORPUS.glob(f"{lane}-*.json"))
+    return [pytest.param(json.loads(f.read_text())["case"], id=f.stem) for f in files]
+
+
+@pytest.mark.parametrize("case", cases("graphs"))
+def test_a_graph_that_once_broke_a_law_keeps_it(case):
+    outcome = worker.run(case)
+    assert not outcome.failed, f"{outcome.reason}\n{outcome.trace}"
+
+
+@pytest.fixture(scope="module")
+def reader():
+    child = Child("tests.fuzz.files.worker")
+    yield child
+    child.stop()
+
+
+@pytest.mark.parametrize("case", cases("files"))
+def test_a_file_that_once_could_not_be_refused_in_one_line_is(reader, case, backend):
+    if backend != "tensorflow":
+        return  # the reading is the same, and its child takes as long as all the rest
+    found = reader.run(case)
+    assert not Outcome(found["word"]).failed, found["reason"]
+
+
+def test_a_seed_is_one_program_and_any_of_its_steps_may_be_skipped():
+    made = program.generate(11)
+    assert made == program.generate(11)
+    assert len(made["steps"]) > 2
+    for number in range(len(made["steps"])):
+        steps = list(made["steps"])
+        steps[number] = [steps[number][0], program.SKIP, *steps[number][2:]]
+        inputs, outputs = program.structures(made | {"steps": steps})
+        assert inputs is not None
+        assert outputs is not None
+
+
+def test_there_are_more_than_ninety_kinds_of_operations_and_they_are_drawn():
+    drawn = set()
+    for seed in range(40):
+        drawn |= {step[1] for step in program.generate(seed)["steps"]}
+    assert len(program.KINDS) > 90
+    assert len(drawn) > 60

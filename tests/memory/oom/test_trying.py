@@ -1,0 +1,95 @@
+"""The number of micro-batches by trials, against a device that is made up."""
+
+import sys
+from functools import partial
+
+import pytest
+
+from kerasmem.memory.batch_size import find_batch_size
+from kerasmem.memory.batch_size.result import Trial
+from kerasmem.memory.estimate import estimate_memory
+from kerasmem.memory.oom import Moment, Room
+from kerasmem.memory.oom.trying import can_be_tried, try_micro_batches
+from kerasmem.units import MIB
+
+SUMS, OTHER = MIB, 2 * MIB
+
+
+@pytest.fixture
+def tried(model, monkeypatch):
+    """Return a function of a trial by batch size: what trials of it come to."""
+
+    def run(trial, **moment):
+        asked = []
+
+        def attempt(request, limit, environment, seconds):
+            asked.append((request.batch_size, limit))
+            return trial(request.batch_size, limit)
+
+        monkeypatch.setattr(sys.modules[find_batch_size.__module__], "attempt", attempt)
+        room = Room(limit_bytes=12 * MIB, other_bytes=OTHER, accumulator_bytes=SUMS)
+        found = try_micro_batches(
+            model,
+            Moment(**({"batch_size": 1024} | moment)),
+            room,
+            partial(estimate_memory, model, device="cpu"),
+        )
+        return found, asked
+
+    return run
+
+
+def needs(factor):
+    """Return trials of steps that need so many times as much as is estimated."""
+
+    def trial(model, size, limit):
+        peak = round(factor * estimate_memory(model, size, device="cpu").peak_bytes)
+        return Trial(size, fits=peak <= limit.usable_bytes, peak_bytes=peak)
+
+    return trial
+
+
+@pytest.mark.parametrize("factor", [0.8, 1.0, 1.5])
+def test_what_it_names_was_seen_to_fit(tried, model, factor):
+    found, asked = tried(partial(needs(factor), model))
+    fits = {size for size, limit in asked if needs(factor)(model, size, limit).fits}
+    assert found.fitting.is_tried
+    assert found.fitting.micro_batches == -(-1024 // max(fits))
+    assert found.fitting.peak_bytes <= 12 * MIB
+    assert {limit.nbytes for _, limit in asked} == {9 * MIB}
+    assert max(size for size, _ in asked) < 1024
+    # What is half as large again as estimated is so for what else would help too.
+    assert (found.fitting.correction > 1.2) == (factor == 1.5)
+
+
+def test_if_nothing_fits_there_is_no_number(tried):
+    found, asked = tried(lambda size, limit: Trial(size, fits=False))
+    assert found.fitting is None
+    assert asked
+
+
+def test_what_was_tried_counts_when_time_is_up(tried):
+    sizes = []
+
+    def slow(size, limit):
+        sizes.append(size)
+        if len(sizes) == 2:
+            raise TimeoutError("it took more than a minute")
+        return Trial(size, fits=True, peak_bytes=5 * MIB)
+
+    found, _ = tried(slow)
+    assert found.fitting.micro_batches == -(-1024 // sizes[0])
+
+
+def test_without_a_trial_nothing_is_known(tried):
+    def never(size, limit):
+        raise TimeoutError("it took more than a minute")
+
+    assert tried(never)[0] is None
+
+
+def test_only_what_keeps_to_a_limit_is_tried(backend, monkeypatch):
+    monkeypatch.delenv("TF_CPU_ALLOCATOR_USE_BFC", raising=False)
+    assert not can_be_tried()
+    monkeypatch.setenv("TF_CPU_ALLOCATOR_USE_BFC", "1")
+    assert can_be_tried() == (backend == "tensorflow")
