@@ -206,7 +206,7 @@ def test_nothing_is_left_behind(seen, tmp_path):
     def state():
         objects = dict(keras.saving.get_custom_objects())
         made = keras.Variable._initialize_with_initializer
-        numbers = np.random.get_state()[1].tolist()
+        numbers = str(np.random.get_state(legacy=False))
         return random.getstate(), numbers, objects, made
 
     before = state()
