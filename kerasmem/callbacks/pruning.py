@@ -118,7 +118,9 @@ class Pruning(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Note the epoch; before the first one take what is zero as pruned."""
         if self._loop is not None:
-            epoch = self._loop.start_epoch(epoch, self._places)
+            if epoch < 0:  # tfmot's examples do not tell it
+                return
+            self._loop.start_epoch(self._places)
         self._places = self._places or self._begin(epoch)
         self._places.start_epoch(epoch)
         self._go_on()

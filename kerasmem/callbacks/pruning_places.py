@@ -105,15 +105,14 @@ class Loop:
         self._batch = self._batches = 0
         self.params: dict[str, Any] = {"epochs": 1, **given}
 
-    def start_epoch(self, epoch: int, places: Places | None) -> int:
-        """Return the number of the epoch that begins, from 0."""
+    def start_epoch(self, places: Places | None) -> None:
+        """Note that an epoch begins, and in `places` how long the one before was."""
         if places is not None:
             places.start_batch(self._batch)
         self._has_epochs, self._batch = True, 0
-        return max(epoch, 0)
 
     def start_batch(self, unit: str) -> int:
-        """Return the number of the batch that begins, in the epoch if they are told.
+        """Return the number of the batch in its epoch, from 0; without epochs in all.
 
         Args:
             unit: of the schedule.

@@ -109,9 +109,9 @@ def reestimate_if_better(model: Any, data: Any, loss: Loss) -> list[WeightChange
     before = [to_numpy(variable) for variable in statistics]
     gathered = drawn_batches(data, SAMPLES, BATCH_SIZE, part=0)
     try:
-        _gather(model, norms, (x for x, _, _ in gathered))
+        called = _gather(model, norms, (x for x, _, _ in gathered))
     except DataError as error:
-        return _told(model, statistics, f"stays: {error}", changed=False)
+        return _told(model, norms, f"stays: {error}", changed=False)
     after = [to_numpy(variable) for variable in statistics]
     totals, count = np.zeros(2), 0
     for x, y, weight in drawn_batches(data, JUDGING_SAMPLES, BATCH_SIZE, part=1):
@@ -125,9 +125,7 @@ def reestimate_if_better(model: Any, data: Any, loss: Loss) -> list[WeightChange
     is_better = bool(new <= old) or not np.isfinite(old)
     _assign(statistics, after if is_better else before)
     words = "gathered anew" if is_better else "stays: the loss would rise"
-    return _told(
-        model, statistics, f"{words}, {old:.4g} to {new:.4g}", changed=is_better
-    )
+    return _told(model, called, f"{words}, {old:.4g} to {new:.4g}", changed=is_better)
 
 
 def own_loss(model: Any, samples: tuple[Any, Any, Any], outputs: Any) -> float:
@@ -165,9 +163,9 @@ def _assign(variables: list[Any], values: list[np.ndarray]) -> None:
 
 
 def _told(
-    model: Any, statistics: list[Any], detail: str, *, changed: bool
+    model: Any, norms: list[Any], detail: str, *, changed: bool
 ) -> list[WeightChange]:
-    chosen = set(map(id, statistics))
+    chosen = set(map(id, _statistics(norms)))
     return [
         account(weight, NAME, detail, changed=changed)
         for weight in weights(model)

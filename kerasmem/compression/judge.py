@@ -11,7 +11,7 @@ import numpy as np
 from kerasmem.errors import AccuracyDropError, ConfigError
 from kerasmem.files.data import is_array_data
 from kerasmem.files.data.forms import first_samples
-from kerasmem.graph.outputs import Task, loss_of_each, task_of
+from kerasmem.graph.outputs import Task, losses_of, task_of
 from kerasmem.records import CompressionReport
 
 _NEEDS = (
@@ -144,7 +144,7 @@ def chance_of(model: Any, data: Any) -> float | None:
     if data is None or len(outputs) != 1 or not model.compiled:
         return None
     width = outputs[0].shape[-1]
-    task = task_of(loss_of_each(model, model.loss, model.output)[0])
+    task = task_of(losses_of(model)[0])
     if task not in (Task.CATEGORICAL, Task.BINARY) or not width:
         return None
     labels = first_samples(data).get("y") if is_array_data(data) else None

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from kerasmem.errors import ConfigError, KerasMemWarning, did_you_mean
-from kerasmem.graph.outputs import Form, Task, form_in_graph, loss_of_each, task_of
+from kerasmem.graph.outputs import Form, Task, form_in_graph, losses_of, task_of
 
 _LONGEST = 500
 _WORDS = {
@@ -111,8 +111,7 @@ def warn_if_unfit(model: Any) -> None:
 
 
 def _misfits(model: Any) -> Iterator[str]:
-    losses = loss_of_each(model, model.loss, model.output)
-    for tensor, loss in zip(model.outputs, losses, strict=True):
+    for tensor, loss in zip(model.outputs, losses_of(model), strict=True):
         known = None if loss is None else keras.losses.get(loss)
         of_keras = (getattr(known, "__module__", None) or "").startswith("keras.")
         name = getattr(known, "__name__", None) or type(known).__name__

@@ -6,6 +6,8 @@ from typing import Any
 
 import keras
 
+from kerasmem.graph.nodes import own_graph
+
 _PASSING = (
     keras.layers.Dropout,
     keras.layers.Flatten,
@@ -71,16 +73,23 @@ def describe_outputs(model: Any, loss: Any, values: Any) -> list[Output]:
         loss: the loss that it is compiled with, or a dict or list of them, or None.
         values: what the model returned for a batch: a tensor, or a dict or list.
     """
-    losses = loss_of_each(model, loss, values)
+    losses = _loss_of_each(model, loss, values)
     tensors = getattr(model, "outputs", None) or [None] * len(losses)
     return [_describe(*pair) for pair in zip(tensors, losses, strict=True)]
 
 
-def loss_of_each(model: Any, loss: Any, values: Any) -> list[Any]:
-    """Return the loss of every output in flattened order, None for one without.
+def losses_of(model: Any) -> list[Any]:
+    """Return the loss that each of `model.outputs` is trained by, None for none.
 
-    Takes what `describe_outputs` does; `values` may be symbolic.
+    Args:
+        model: a compiled model that knows its outputs.
     """
+    graph = own_graph(model)
+    values = model.outputs if graph is None else graph.output
+    return _loss_of_each(model, model.loss, values)
+
+
+def _loss_of_each(model: Any, loss: Any, values: Any) -> list[Any]:
     count = len(keras.tree.flatten(values))
     if isinstance(loss, dict):
         return [loss.get(name) for name in _names(model, values, count)]

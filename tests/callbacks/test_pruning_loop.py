@@ -62,6 +62,7 @@ def test_a_schedule_in_steps_needs_no_epochs_and_no_numbers_of_batches(loop):
     pruning.on_train_begin()
     found = []
     for _ in range(2):  # tfmot hands in -1 for what it does not know
+        pruning.on_epoch_begin(-1)
         for _ in range(5):
             pruning.on_train_batch_begin(-1)
             update()

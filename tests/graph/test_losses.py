@@ -76,6 +76,10 @@ def own_loss(y, predictions):
     return keras.losses.sparse_categorical_crossentropy(y, predictions)
 
 
+def sequential():
+    return keras.Sequential([keras.Input((4,)), L.Dense(3)])
+
+
 def nested():
     return chain((4,), ending_in(L.Dropout(0.1)), L.Activation("linear"))
 
@@ -91,6 +95,7 @@ def two_outputs():
     [
         (ending_in, SPARSE, "give it from_logits=True"),
         (nested, keras.losses.CategoricalCrossentropy(), "or end the model in a soft"),
+        (sequential, SPARSE, "give it from_logits=True"),
         (ending_in, "binary_crossentropy", "or end the model in a sigmoid"),
         (ending_in, keras.losses.BinaryFocalCrossentropy(), "from_logits=True"),
         (
