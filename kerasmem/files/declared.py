@@ -141,11 +141,11 @@ def _count(weights: h5py.File) -> int:
 
 def _told_bytes(weights: h5py.File) -> int:
     """Return the bytes in RAM of all arrays that a file tells of."""
-    sizes: list[int] = []
+    sizes: list[Any] = []
 
     def note(_: str, item: object) -> None:
         if isinstance(item, h5py.Dataset):
-            sizes.append(int(item.nbytes))
+            sizes.append(item.nbytes)  # pyright: ignore[reportAttributeAccessIssue]
 
     weights.visititems(note)
     return sum(sizes)
