@@ -63,7 +63,7 @@ def read_json(
         if _ESCAPED_HALF.search(content):
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError, MemoryError) as error:
-        raise InputError(f"It is no JSON: {error}.") from error
+        raise InputError(f"It cannot be read: {error}.") from error
     if content.count("[") + content.count("{") > _MOST_DEPTH:
         check_depth(value)
     return value
