@@ -176,6 +176,12 @@ def check_output(path: Path, suffix: str) -> None:
             f"There is no folder {str(path.parent)!r} for the output. Received: "
             f"{str(path)!r}. Next: make the folder."
         )
+    try:
+        path.resolve()
+    except (OSError, RuntimeError) as error:
+        raise ConfigError(
+            f"The output leads round in a circle of links. Received: {str(path)!r}."
+        ) from error
     if path.is_dir():
         raise ConfigError(f"The output is a folder. Received: {str(path)!r}.")
 

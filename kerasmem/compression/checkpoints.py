@@ -39,7 +39,7 @@ _PIECE = 1 << 22
 
 
 @dataclass(frozen=True)
-class _Account:
+class StepAccount:
     """What is written beside a model.
 
     Args:
@@ -119,7 +119,7 @@ class Checkpoints:
         with replacing(self._model(step), follow_link=False) as path:
             save_stored(model, path)
             check_opens(model, path, path)
-        account = _Account(self.key, tuple(changes))
+        account = StepAccount(self.key, tuple(changes))
         with replacing(self._account(step), follow_link=False) as path:
             path.write_text(json.dumps(asdict(account)), encoding="utf-8")
         for earlier in range(step):
@@ -133,16 +133,17 @@ class Checkpoints:
     def _account(self, step: int) -> Path:
         return self.folder / f"{_NAME}{step:04}.json"
 
-    def _read(self, step: int) -> _Account:
+    def _read(self, step: int) -> StepAccount:
         try:
-            return record_from(_Account, read_json_file(self._account(step)))
+            return record_from(StepAccount, read_json_file(self._account(step)))
         except (OSError, InputError) as error:
             raise _unreadable(self._account(step), error) from error
 
 
 def _unreadable(path: Path, error: Exception) -> ConfigError:
+    reason = str(error).removesuffix(".")
     return ConfigError(
-        f"The file {str(path)!r} cannot be read: {error}. Next: take an empty folder."
+        f"The file {str(path)!r} cannot be read: {reason}. Next: take an empty folder."
     )
 
 

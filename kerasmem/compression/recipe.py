@@ -30,7 +30,8 @@ def _read_yaml(content: bytes) -> Any:
     try:
         value = yaml.load(content, _PlainLoader)
     except (yaml.YAMLError, RecursionError, ArithmeticError, MemoryError) as error:
-        raise InputError(" ".join(str(error).split())) from error
+        reason = " ".join(str(error).split())
+        raise InputError(f"It cannot be read: {reason}.") from error
     check_depth(value)
     return value
 
@@ -112,9 +113,9 @@ def _content(path: Path) -> Any:
         raise ConfigError(
             f"Cannot read the recipe {str(path)!r}: {error.strerror}."
         ) from error
-    except ValueError as error:
+    except InputError as error:
         raise ConfigError(
-            f"The recipe {str(path)!r} is no {path.suffix[1:].upper()}: {error}."
+            f"The recipe {str(path)!r} is no {path.suffix[1:].upper()}: {error}"
         ) from error
 
 

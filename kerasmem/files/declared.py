@@ -49,7 +49,7 @@ def inflates(path: Path, weights: h5py.File) -> bool:
         path: the file.
         weights: those in it.
     """
-    whole = max(sum(each.nbytes for each in datasets(weights)), _bytes_of(weights))
+    whole = max(_told_bytes(weights), int(weights.id.get_filesize()))
     return whole > max(_LARGE_BYTES, _MOST_TIMES * path.stat().st_size)
 
 
@@ -63,7 +63,7 @@ def check_declared(path: Path, weights: h5py.File) -> None:
     Raises:
         ModelFileError: if they are.
     """
-    whole = sum(each.nbytes for each in datasets(weights))
+    whole = _told_bytes(weights)
     if whole > max(_LARGE_BYTES, _MOST_TIMES_BEFORE_THE_MODEL * path.stat().st_size):
         raise ModelFileError(
             f"{str(path)!r} tells of weights of {format_bytes(whole)}, of which it has "
@@ -139,5 +139,13 @@ def _count(weights: h5py.File) -> int:
     return sum(math.prod(shape) for shape in forms)
 
 
-def _bytes_of(weights: h5py.File) -> int:
-    return int(weights.id.get_filesize())
+def _told_bytes(weights: h5py.File) -> int:
+    """Return the bytes in RAM of all arrays that a file tells of."""
+    sizes: list[Any] = []
+
+    def note(_: str, item: object) -> None:
+        if isinstance(item, h5py.Dataset):
+            sizes.append(item.nbytes)  # pyright: ignore[reportAttributeAccessIssue]
+
+    weights.visititems(note)
+    return sum(sizes)

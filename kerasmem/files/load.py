@@ -183,6 +183,8 @@ def _check_weights(path: Path) -> None:
     try:
         with h5py.File(path, "r") as weights:
             check_declared(path, weights)
+    except ModelFileError:
+        raise
     except DAMAGED as error:
         raise ModelFileError(f"{str(path)!r} is damaged: {error}") from error
 

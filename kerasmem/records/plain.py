@@ -63,7 +63,7 @@ def read_json(
         if _ESCAPED_HALF.search(content):
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError, MemoryError) as error:
-        raise InputError(f"It is no JSON: {error}.") from error
+        raise InputError(f"It cannot be read: {error}.") from error
     if content.count("[") + content.count("{") > _MOST_DEPTH:
         check_depth(value)
     return value
@@ -96,7 +96,7 @@ def _parts(value: Any) -> Iterable[Any]:
 def record_from(cls: type[_Record], content: Any) -> _Record:
     """Return a record made of plain data, every field of the type that it has.
 
-    A whole number is at least 0 and below 2^63, and other numbers are finite.
+    A whole number is at least 0 and below 2^53, and other numbers are finite.
 
     Args:
         cls: a dataclass whose fields are numbers, texts, other records, tuples or
@@ -174,10 +174,12 @@ def _checked(kind: type, name: str, value: Any) -> Any:
 
 
 _LARGEST = sys.float_info.max
+_MOST_WHOLE = 1 << 53
+"""Pages count in floats, and add up several; memory of 8 PiB is not met."""
 _SCALARS: dict[Any, Callable[[Any], bool]] = {
     bool: lambda value: type(value) is bool,
     str: lambda value: type(value) is str,
-    int: lambda value: type(value) is int and 0 <= value < 1 << 63,
+    int: lambda value: type(value) is int and 0 <= value < _MOST_WHOLE,
     # Compared, a number too long for a float is no error, and NaN is refused.
     float: lambda v: type(v) in (int, float) and -_LARGEST <= v <= _LARGEST,
 }
@@ -185,7 +187,7 @@ _SCALARS: dict[Any, Callable[[Any], bool]] = {
 
 def _wrong(name: str, value: Any) -> InputError:
     return InputError(
-        f"{name} cannot be that: a whole number is at least 0 and below 2^63, another "
+        f"{name} cannot be that: a whole number is at least 0 and below 2^53, another "
         "one finite, a text a text, and None stands only where something may be "
         f"missing. Received: {type(value).__name__} {str(value)[:50]}."
     )

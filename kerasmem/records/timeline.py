@@ -146,7 +146,7 @@ class Timeline:
         content = read_json(text, MOST_TEXT_BYTES)
         try:
             blocks = _blocks(content.pop("texts"), content["blocks"])
-        except (LookupError, TypeError, AttributeError) as error:
+        except (LookupError, TypeError, AttributeError, ValueError) as error:
             raise InputError("The blocks of a timeline are damaged.") from error
         timeline = replace(record_from(cls, content | {"blocks": []}), blocks=blocks)
         timeline._check()

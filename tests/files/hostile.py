@@ -406,7 +406,7 @@ def hostile(scale=1):
         ),
         "an output that links to itself": Hostile(
             "compress model.keras -o round.keras --prune 0.5",
-            "its links lead round in a circle",
+            "a circle of links",
             leads_round,
         ),
         "a path of 5,000 characters": Hostile(

@@ -1,9 +1,11 @@
 """Plain data is read by type, to a size and to a depth; files, if they are regular."""
 
 import dataclasses
+import gzip
 import json
 import math
 import os
+import shutil
 import socket
 
 import pytest
@@ -29,18 +31,26 @@ RECORDS = [
     *RUN.post_mortems[:1],
     *RUN.timelines[:1],
 ]
+STEMS = {
+    "RunInfo": "run.json",
+    "MemoryRecord": "memory.jsonl",
+    "GradientRecord": "gradients.jsonl",
+    "Finding": "findings.jsonl",
+    "PostMortem": "post_mortems.jsonl",
+}
 WRONG = [
     *([], {}, {"a": 1}, "x", "\ud800", -1, 1.5, math.nan, math.inf, True, None),
-    *(10**400, 1 << 63, [None], ["x"], [-1], [[]], [{}]),
+    *(10**400, 1 << 53, [None], ["x"], [-1], [[]], [{}], 0, (1 << 53) - 1, 1e308, ""),
 ]
 
 
 def places(value, path=()):
     """Yield the paths of everything in plain data."""
     yield path
-    pairs = value.items() if isinstance(value, dict) else enumerate(value[:2])
-    for key, each in pairs if isinstance(value, dict | list) else ():
-        yield from places(each, (*path, key))
+    if isinstance(value, dict | list):
+        pairs = value.items() if isinstance(value, dict) else enumerate(value[:2])
+        for key, each in pairs:
+            yield from places(each, (*path, key))
 
 
 def replaced(value, path, new):
@@ -68,19 +78,21 @@ def test_a_record_with_anything_of_another_type_is_refused_or_as_it_says(record)
     assert refused > 5 * len(list(places(plain)))
 
 
-@pytest.mark.parametrize("stem", ["memory", "gradients", "findings", "post_mortems"])
-def test_a_page_is_made_of_whatever_was_taken(stem, tmp_path):
-    write_run(tmp_path / "run")
-    file = tmp_path / "run" / f"{stem}.jsonl"
-    plain = json.loads(file.read_text().splitlines()[0])
-    wrong = (w for w in WRONG if w not in ([], {}))
-    lines = [
-        json.dumps(replaced(plain, path, each))
-        for each in wrong
-        for path in places(plain)
-    ]
-    file.write_text("\n".join(lines))
-    assert "<html" in run_page_html(read_run(tmp_path / "run"))
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)
+def test_a_page_is_made_of_whatever_was_taken(record, tmp_path):
+    plain, folder, taken = json.loads(record.to_json()), tmp_path / "run", 0
+    for wrong in WRONG:
+        write_run(folder)
+        lines = [json.dumps(replaced(plain, path, wrong)) for path in places(plain)]
+        content = "\n".join(lines).encode()
+        if isinstance(record, Timeline):
+            content = gzip.compress(content)
+            (folder / "timeline-0002.json.gz").write_bytes(content)
+        else:
+            (folder / STEMS[type(record).__name__]).write_bytes(content)
+        taken += run_page_html(read_run(folder)).count("<html")
+        shutil.rmtree(folder)
+    assert taken == len(WRONG)
 
 
 @given(st.recursive(st.none() | st.integers() | st.text(), st.lists, max_leaves=9))
@@ -93,7 +105,7 @@ def test_plain_data_comes_back(value):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[" * 100_000, "no JSON: maximum recursion depth"),
+        ("[" * 100_000, "It cannot be read: maximum recursion depth"),
         ("[" * 201 + "]" * 201, "201 levels deep. Expected: 200"),
         ('{"a":' * 500 + "1" + "}" * 500, "201 levels deep"),
         ("[" + "1," * 3_000_000 + "1]", "2097152 values at most"),
@@ -145,6 +157,7 @@ def a_socket(path):
         os.mkdir,
         a_socket,
     ],
+    ids=["link", "dangling link", "fifo", "folder", "socket"],
 )
 @pytest.mark.parametrize("mode", ["rb", "ab", "rb+"])
 def test_only_a_regular_file_is_opened(made, mode, tmp_path, monkeypatch):

@@ -155,8 +155,9 @@ class Store:
         return rows
 
     def _unsound(self, why: object) -> DataError:
+        reason = str(why).removesuffix(".")
         return DataError(
-            f"{str(self._folder)!r} is no sound cache: {why}. Next: remove it."
+            f"{str(self._folder)!r} is no sound cache: {reason}. Next: remove it."
         )
 
     def _add(self, name: str, content: bytes) -> None:

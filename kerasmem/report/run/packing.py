@@ -39,11 +39,11 @@ class Packer:
 
     def place(self, values: Sequence[float]) -> dict[str, int]:
         """Return the reference of a column of numbers, kept to seven digits."""
-        return self._add(np.asarray(values, np.float32), rising=False)
+        return self._add(_as_float32(values), rising=False)
 
     def real(self, values: Sequence[float] | np.ndarray) -> dict[str, int]:
         """Return the reference of a column of numbers, kept to four digits."""
-        column = np.asarray(values, np.float32).reshape(-1)
+        column = _as_float32(values).reshape(-1)
         bits = column.view(np.uint32)
         dropped = np.uint32(23 - _KEPT_BITS)
         rounded = (bits + (np.uint32(1) << (dropped - np.uint32(1)))) >> dropped
@@ -67,6 +67,11 @@ class Packer:
         )
         self._bytes += data + bytes(-len(data) % _ALIGNMENT)
         return {"column": len(self._columns) - 1}
+
+
+def _as_float32(values: Sequence[float] | np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore"):  # infinite is what a chart leaves out
+        return np.asarray(values, np.float32)
 
 
 def _narrow(column: np.ndarray) -> np.ndarray:
