@@ -21,9 +21,7 @@ def zeros(variable):
 
 
 @ALL
-def test_every_kernel_loses_its_smallest_entries_and_nothing_else_changes(
-    kind, origin
-):
+def test_every_kernel_loses_its_smallest_entries_and_nothing_else_changes(kind, origin):
     model = from_origin(kind.make(), origin)
     before = {w.path: to_numpy(w.variable) for w in weights(model)}
     Prune(0.5, include="kernel|embeddings").apply(model)
