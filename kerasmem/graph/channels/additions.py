@@ -17,7 +17,7 @@ from kerasmem.graph.channels.cost import everything
 from kerasmem.graph.channels.kept import Kept
 from kerasmem.graph.channels.walk import LabelledModel, family_of
 
-WHY = "with fewer, keras.ops.add on TensorFlow may add along the wrong axis in {name!r}"
+WHY = "with fewer, keras.ops.add on TensorFlow may add along another axis in {name!r}"
 """What a user is told of channels that stay for this."""
 
 

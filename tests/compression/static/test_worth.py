@@ -258,3 +258,10 @@ def test_an_activation_of_its_own_is_computed_with_floats_before_floats():
     kinds = layers_of(static(model, pictures(64, (6,))).model)
     assert kinds["silu"] == "Activation"
     assert "first_floats" not in kinds
+
+
+def test_silu_as_an_operation_takes_what_a_layer_of_half_precision_gives():
+    layers = [L.Dense(6, dtype="mixed_float16"), keras.ops.silu, L.Dense(2)]
+    model, x = chain((6,), *layers), pictures(40, (6,))
+    found, exact = outputs(static(model, x).model, x), outputs(model, x)
+    assert np.abs(found - exact).max() < 0.05 * np.abs(exact).max()

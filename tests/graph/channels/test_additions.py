@@ -56,7 +56,7 @@ def test_no_number_of_channels_is_left_that_keras_confuses_with_columns(
     left = {4: 5, 2: 4}[wanted] if confused else wanted
     assert found.model.get_layer("wide").filters == left
     assert found.error <= 1e-5
-    told = [c.detail for c in found.changes if "wrong axis" in c.detail]
+    told = [c.detail for c in found.changes if "may add along another axis" in c.detail]
     assert bool(told) == confused
 
 

@@ -33,7 +33,8 @@ class Gate(L.Layer):
 
     def call(self, inputs: Any) -> Any:
         """Return the product of a list of two tensors."""
-        return inputs[0] * inputs[1]
+        # Not `*`: an operation has no precision of its own to cast both of them to.
+        return keras.ops.multiply(*inputs)
 
     def compute_mask(self, inputs: Any, previous_mask: Any) -> Any:
         """Return the mask that both have."""

@@ -94,12 +94,12 @@ def separable_config(call: Call, kept: Kept) -> dict[str, Any]:
 
 
 def biased(call: Call, kept: Kept) -> list[Addition]:
-    """Return the addition of a bias, which has an axis for each of the output's."""
-    if not call.operation.use_bias:
+    """Return the addition of a bias; along the last axis it is always right."""
+    layer = call.operation
+    if not layer.use_bias or layer.data_format != "channels_first":
         return []
     made = kept.shape(call.made[0])
-    axis = channel_axis(call.operation, len(made))
-    return [(made, tuple(n if a == axis else 1 for a, n in enumerate(made)))]
+    return [(made, (1, made[1], *[1] * layer.rank))]
 
 
 def _finished(call: Call, made: np.ndarray) -> np.ndarray:
