@@ -17,8 +17,20 @@ from kerasmem.errors import ModelFileError
 
 WEIGHTS = "model.weights.h5"
 
-DAMAGED = (OSError, RuntimeError, AttributeError, KeyError, TypeError, ValueError)
-"""What h5py and json raise of a file that is no model, or a damaged one."""
+DAMAGED = (
+    OSError,
+    RuntimeError,
+    AttributeError,
+    LookupError,
+    TypeError,
+    ValueError,
+    ArithmeticError,
+    MemoryError,
+    EOFError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+"""What h5py, zipfile and json raise of a file that is no model, or a damaged one."""
 
 _HEADER = struct.Struct("<4s22xHH")
 _MAGIC = b"PK\x03\x04"
