@@ -25,7 +25,7 @@ def nothing_is_free(monkeypatch):
 
 def assert_same(model, loaded):
     assert type(loaded) is type(model)
-    for a, b in zip(model.variables, loaded.variables, strict=True):
+    for a, b in zip(model.weights, loaded.weights, strict=True):
         assert a.dtype == b.dtype
         np.testing.assert_array_equal(to_numpy(a), to_numpy(b))
 
