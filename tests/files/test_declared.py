@@ -84,5 +84,7 @@ def test_sizes_of_an_hdf5_file_are_compared_with_its_own(tmp_path):
         file.create_dataset("a", (1 << 14, 1 << 14), "f4", chunks=(64, 64))
     with h5py.File(path) as file:
         assert declared.inflates(path, file)
-        with pytest.raises(ModelFileError, match=r"tells of weights of 1\.00 GiB"):
+        with pytest.raises(
+            ModelFileError, match="would take 1073741824 bytes: .*file has 0"
+        ):
             declared.check_declared(path, file)
