@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_MOST_BITS = 63
 
 
 def fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
@@ -66,3 +67,5 @@ def _varint(message: memoryview, at: int) -> tuple[int, int]:
         at, shift = at + 1, shift + 7
         if byte < 128:
             return value, at
+        if shift > _MOST_BITS:
+            raise ValueError("No protocol buffer. Received: a number without an end.")

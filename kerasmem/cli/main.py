@@ -65,6 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail("Interrupted. Nothing was left half-written.")
     except (KerasMemError, OSError) as error:
         return _fail(str(error))
+    except MemoryError:
+        return _fail("The host has too little memory for this.")
     return outcome.exit_code
 
 

@@ -19,7 +19,7 @@ from kerasmem.files.coding import coded_form
 from kerasmem.files.datasets import Dataset, datasets
 from kerasmem.files.members import opened_weights
 from kerasmem.files.size import stored_bytes
-from kerasmem.units import MIB, format_bytes
+from kerasmem.units import MIB
 
 FORM_BYTES = 400
 """Of the beginning of a coded array, in which its shape and type are."""
@@ -49,7 +49,7 @@ def inflates(path: Path, weights: h5py.File) -> bool:
         path: the file.
         weights: those in it.
     """
-    whole = max(_told_bytes(weights), int(weights.id.get_filesize()))
+    whole = max(sum(_told_bytes(weights).values()), int(weights.id.get_filesize()))
     return whole > max(_LARGE_BYTES, _MOST_TIMES * path.stat().st_size)
 
 
@@ -63,11 +63,15 @@ def check_declared(path: Path, weights: h5py.File) -> None:
     Raises:
         ModelFileError: if they are.
     """
-    whole = _told_bytes(weights)
-    if whole > max(_LARGE_BYTES, _MOST_TIMES_BEFORE_THE_MODEL * path.stat().st_size):
+    sizes = _told_bytes(weights)
+    most = max(_LARGE_BYTES, _MOST_TIMES_BEFORE_THE_MODEL * path.stat().st_size)
+    if sum(sizes.values()) > most:
+        largest = max(sizes, key=sizes.__getitem__)
+        stored = weights[largest].id.get_storage_size()
         raise ModelFileError(
-            f"{str(path)!r} tells of weights of {format_bytes(whole)}, of which it has "
-            f"{format_bytes(path.stat().st_size)} at most: it is not opened."
+            f"The weights in {str(path)!r} would take {sum(sizes.values())} bytes: "
+            f"{largest!r} {sizes[largest]}, of which the file has {stored}. It is not "
+            "opened."
         )
 
 
@@ -139,13 +143,13 @@ def _count(weights: h5py.File) -> int:
     return sum(math.prod(shape) for shape in forms)
 
 
-def _told_bytes(weights: h5py.File) -> int:
-    """Return the bytes in RAM of all arrays that a file tells of."""
-    sizes: list[Any] = []
+def _told_bytes(weights: h5py.File) -> dict[str, int]:
+    """Return the bytes in RAM of every array that a file tells of, by its path."""
+    sizes: dict[str, Any] = {}
 
-    def note(_: str, item: object) -> None:
+    def note(name: str, item: object) -> None:
         if isinstance(item, h5py.Dataset):
-            sizes.append(item.nbytes)  # pyright: ignore[reportAttributeAccessIssue]
+            sizes[name] = item.nbytes  # pyright: ignore[reportAttributeAccessIssue]
 
     weights.visititems(note)
-    return sum(sizes)
+    return sizes

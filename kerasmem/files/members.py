@@ -17,12 +17,27 @@ from kerasmem.errors import ModelFileError
 
 WEIGHTS = "model.weights.h5"
 
-DAMAGED = (OSError, RuntimeError, AttributeError, KeyError, TypeError, ValueError)
-"""What h5py and json raise of a file that is no model, or a damaged one."""
+DAMAGED = (
+    OSError,
+    RuntimeError,
+    AttributeError,
+    LookupError,
+    TypeError,
+    ValueError,
+    ArithmeticError,
+    MemoryError,
+    EOFError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+"""What h5py, zipfile and json raise of a file that is no model, or a damaged one."""
 
 _HEADER = struct.Struct("<4s22xHH")
 _MAGIC = b"PK\x03\x04"
-_HDF5 = b"\x89HDF\r\n\x1a\n"
+_HDF5, _BEGINNING_BYTES = b"\x89HDF\r\n\x1a\n", 64
+_END_BY_VERSION = {0: 40, 1: 44, 2: 28, 3: 28}
+"""Where an HDF5 file has its size, by the version behind its first 8 bytes."""
+
 _PIECE = 1 << 20
 
 
@@ -100,19 +115,19 @@ def opened_weights(path: Path) -> Iterator[h5py.File | None]:
         else:
             content = scope.enter_context(_room(path.parent))
             with archive.open(member) as reader:
-                _unpack(reader, content)
+                _unpack(reader, content, member.file_size)
         yield scope.enter_context(h5py.File(content, "r"))
 
 
-def _unpack(reader: IO[bytes], target: BinaryIO) -> None:
+def _unpack(reader: IO[bytes], target: BinaryIO, size: int) -> None:
     """Write a member that is compressed, unless it cannot be what it should be.
 
     Raises:
         ModelFileError: if it is no HDF5 file, or its checksum does not fit.
     """
     try:
-        beginning = reader.read(len(_HDF5))
-        if beginning != _HDF5:
+        beginning = reader.read(_BEGINNING_BYTES)
+        if not beginning.startswith(_HDF5) or size > _end(beginning):
             raise ModelFileError(f"The member {WEIGHTS} is no HDF5 file.")
         target.write(beginning)
         shutil.copyfileobj(reader, target, _PIECE)
@@ -120,6 +135,12 @@ def _unpack(reader: IO[bytes], target: BinaryIO) -> None:
         raise ModelFileError(
             f"It is damaged: the checksum of {WEIGHTS} does not fit."
         ) from error
+
+
+def _end(beginning: bytes) -> int:
+    """Return how many bytes an HDF5 file says that it has, 0 if it does not."""
+    place = _END_BY_VERSION.get(beginning[len(_HDF5)])
+    return int.from_bytes(beginning[place : place + 8], "little") if place else 0
 
 
 def _room(folder: Path) -> BinaryIO:

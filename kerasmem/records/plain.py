@@ -4,8 +4,8 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable
-from dataclasses import MISSING, fields, is_dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields, is_dataclass
 from functools import cache, partial
 from types import NoneType, UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -106,40 +106,35 @@ def record_from(cls: type[_Record], content: Any) -> _Record:
     Raises:
         InputError: if a field is missing, unknown or of another type.
     """
-    readers, required = _readers(cls)
+    readers = _readers(cls)
     given = _checked(dict, cls.__name__, content)
-    if (odd := given.keys() - readers.keys()) or (odd := required - given.keys()):
+    try:
+        return cls(**{name: readers[name](value) for name, value in given.items()})
+    except (KeyError, TypeError) as error:
         raise InputError(
-            f"A {cls.__name__} has the fields {', '.join(readers)}. Received: one "
-            f"without or beside: {min(odd)!r}."
-        )
-    return cls(**{name: readers[name](value) for name, value in given.items()})
+            f"A {cls.__name__} has the fields {', '.join(readers)}; those with a "
+            f"default may be missing. Received: {', '.join(given)}."
+        ) from error
 
 
 @cache
-def _readers(cls: Any) -> tuple[dict[str, Callable[[Any], Any]], frozenset[str]]:
+def _readers(cls: Any) -> dict[str, Callable[[Any], Any]]:
     hints = get_type_hints(cls, include_extras=True)
     names = [field.name for field in fields(cls) if field.init]
-    required = {
-        field.name
-        for field in fields(cls)
-        if field.default is MISSING and field.default_factory is MISSING
-    }
-    return {
-        name: reader_of(hints[name], f"{cls.__name__}.{name}") for name in names
-    }, frozenset(required)
+    return {name: reader_of(hints[name], f"{cls.__name__}.{name}") for name in names}
 
 
 def reader_of(kind: Any, name: str) -> Callable[[Any], Any]:
     """Return what makes a value of a type of plain data, or raises `InputError`.
 
     Args:
-        kind: the type, as a field of a record is annotated.
+        kind: the type, as a field of a record is annotated; `Annotated` with the texts
+            that there are.
         name: for the message.
     """
     origin, inner = get_origin(kind), get_args(kind)
     if kind in _SCALARS:
-        return partial(_scalar, _SCALARS[kind], name)
+        return partial(_SCALARS[kind], name)
     if isinstance(kind, type) and is_dataclass(kind):
         return partial(record_from, kind)
     if kind == OrNaN:
@@ -148,6 +143,8 @@ def reader_of(kind: Any, name: str) -> Callable[[Any], Any]:
         return lambda value: (
             math.nan if value is None or value != value else number(value)
         )
+    if origin is Annotated:
+        return partial(_one_of, inner[1], name)
     if origin in (Union, UnionType):
         (one,) = (part for part in inner if part is not NoneType)
         read = reader_of(one, name)
@@ -161,27 +158,40 @@ def reader_of(kind: Any, name: str) -> Callable[[Any], Any]:
     return lambda value: tuple(map(read, _checked(list, name, value)))
 
 
-def _scalar(is_one: Callable[[Any], bool], name: str, value: Any) -> Any:
-    if is_one(value):
-        return value
-    raise _wrong(name, value)
-
-
 def _checked(kind: type, name: str, value: Any) -> Any:
     if type(value) is not kind:
         raise _wrong(name, value)
     return value
 
 
+def _one_of(known: Sequence[str], name: str, value: Any) -> str:
+    if value in known:
+        return value
+    raise InputError(f"{name} is one of {', '.join(known)}. Received: {value!r}.")
+
+
+def _whole(name: str, value: Any) -> int:
+    if type(value) is int and 0 <= value < _MOST_WHOLE:
+        return value
+    raise _wrong(name, value)
+
+
+def _number(name: str, value: Any) -> float:
+    # Compared, a number too long for a float is no error, and NaN is refused.
+    if type(value) in (int, float) and -_LARGEST <= value <= _LARGEST:
+        return value
+    raise _wrong(name, value)
+
+
 _LARGEST = sys.float_info.max
 _MOST_WHOLE = 1 << 53
 """Pages count in floats, and add up several; memory of 8 PiB is not met."""
-_SCALARS: dict[Any, Callable[[Any], bool]] = {
-    bool: lambda value: type(value) is bool,
-    str: lambda value: type(value) is str,
-    int: lambda value: type(value) is int and 0 <= value < _MOST_WHOLE,
-    # Compared, a number too long for a float is no error, and NaN is refused.
-    float: lambda v: type(v) in (int, float) and -_LARGEST <= v <= _LARGEST,
+
+_SCALARS: dict[Any, Callable[[str, Any], Any]] = {
+    bool: partial(_checked, bool),
+    str: partial(_checked, str),
+    int: _whole,
+    float: _number,
 }
 
 

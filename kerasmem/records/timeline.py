@@ -7,7 +7,7 @@ allocation or the free of exactly one block.
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 from kerasmem.errors import InputError
 from kerasmem.records.plain import read_json, reader_of, record_from
@@ -55,8 +55,8 @@ class Block:
     freed_at: int | None
     operation: str
     layer: str | None
-    phase: str
-    category: str
+    phase: Annotated[str, PHASES]
+    category: Annotated[str, CATEGORIES]
     shape: str = ""
     dtype: str = ""
 
@@ -169,7 +169,7 @@ class Timeline:
 
 def _blocks(texts: list[Any], columns: dict[str, Any]) -> tuple[Block, ...]:
     """Return the blocks that columns of plain data tell of."""
-    kinds = get_type_hints(Block)
+    kinds = get_type_hints(Block, include_extras=True)
     read: list[Iterator[Any]] = []
     for field in fields(Block):
         column = columns[field.name]

@@ -102,6 +102,30 @@ def zeros_in(member, size, beginning=b""):
     return write
 
 
+def zeros_behind_weights(size):
+    """Write `bad.keras` with a sound HDF5 file, and zeros that are none of it."""
+    with zipfile.ZipFile("model.keras") as archive:
+        zeros_in(WEIGHTS, size, archive.read(WEIGHTS))()
+
+
+def zeros_as_weights(size):
+    """Write `bad.keras`, whose first kernel is as large as the zeros in its file."""
+    with zipfile.ZipFile("model.keras") as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    Path("bad.h5").write_bytes(members.pop(WEIGHTS))
+    with h5py.File("bad.h5", "r+") as weights:
+        del kernel_of(weights)["0"]
+        kernel = kernel_of(weights).create_dataset("0", (size // 4,), "f4")
+        for start in range(0, size // 4, MIB):
+            kernel[start : start + MIB] = 0
+    how = {"compression": zipfile.ZIP_DEFLATED, "compresslevel": 1}
+    with zipfile.ZipFile("bad.keras", "w", **how) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+        archive.write("bad.h5", WEIGHTS)
+    Path("bad.h5").unlink()
+
+
 def config(content):
     """Write `bad.keras` with another config."""
     return lambda: rewritten(
@@ -359,6 +383,12 @@ def hostile(scale=1):
         "weights of zeros": Hostile(
             INSPECT, "is no HDF5 file", zeros_in(WEIGHTS, large)
         ),
+        "weights with zeros behind them": Hostile(
+            INSPECT, "is no HDF5 file", lambda: zeros_behind_weights(large)
+        ),
+        "zeros that are a weight of another model": Hostile(
+            INSPECT, "would take", lambda: zeros_as_weights(5 * large)
+        ),
         "weights of 4 GiB of which none is stored": Hostile(
             INSPECT, "would take 4294967296 bytes", in_weights("model.keras", hollow)
         ),
@@ -381,7 +411,7 @@ def hostile(scale=1):
             INSPECT_H5, "bad.h5", h5_with("model_config", "[" * 60_000)
         ),
         "HDF5 of 4 GiB of which none is stored": Hostile(
-            INSPECT_H5, "tells of weights of 4.00 GiB", hollow_h5
+            INSPECT_H5, "of which the file has 0", hollow_h5
         ),
         "a layer of 10^9 units by Keras 2": Hostile(
             "convert bad.h5 -o out.keras",

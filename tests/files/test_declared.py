@@ -25,7 +25,7 @@ def nothing_is_free(monkeypatch):
 
 def assert_same(model, loaded):
     assert type(loaded) is type(model)
-    for a, b in zip(model.variables, loaded.variables, strict=True):
+    for a, b in zip(model.weights, loaded.weights, strict=True):
         assert a.dtype == b.dtype
         np.testing.assert_array_equal(to_numpy(a), to_numpy(b))
 
@@ -84,5 +84,7 @@ def test_sizes_of_an_hdf5_file_are_compared_with_its_own(tmp_path):
         file.create_dataset("a", (1 << 14, 1 << 14), "f4", chunks=(64, 64))
     with h5py.File(path) as file:
         assert declared.inflates(path, file)
-        with pytest.raises(ModelFileError, match=r"tells of weights of 1\.00 GiB"):
+        with pytest.raises(
+            ModelFileError, match="would take 1073741824 bytes: .*file has 0"
+        ):
             declared.check_declared(path, file)

@@ -106,15 +106,12 @@ class Store:
 
     def arrays(self) -> list[np.ndarray]:
         """Return every column, mapped into memory read-only."""
-        return [
-            np.memmap(
-                open_regular(self._folder / column.name),
-                dtype=column.dtype,
-                mode="r",
-                shape=(len(self.rows), *column.shape),
-            )
-            for column in self._columns
-        ]
+        return [self._mapped(column) for column in self._columns]
+
+    def _mapped(self, column: Column) -> np.ndarray:
+        shape = (len(self.rows), *column.shape)
+        with open_regular(self._folder / column.name) as file:
+            return np.memmap(file, dtype=column.dtype, mode="r", shape=shape)
 
     def _check(self) -> None:
         try:

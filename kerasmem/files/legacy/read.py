@@ -13,8 +13,7 @@ from kerasmem.files.legacy.hdf5 import is_legacy_h5, read_h5
 from kerasmem.files.legacy.keras_archive import is_legacy_archive, read_archive
 from kerasmem.files.legacy.made import Made
 from kerasmem.files.legacy.saved_model import read_saved_model
-
-_DAMAGED = (OSError, AttributeError, KeyError, TypeError, ValueError)
+from kerasmem.files.members import DAMAGED
 
 
 def is_legacy(path: Path) -> bool:
@@ -28,7 +27,7 @@ def is_legacy(path: Path) -> bool:
     try:
         is_archive = path.suffix == ".keras"
         return is_legacy_archive(path) if is_archive else is_legacy_h5(path)
-    except _DAMAGED as error:
+    except DAMAGED as error:
         raise ModelFileError(f"{str(path)!r} is damaged: {error}") from error
 
 
@@ -47,7 +46,7 @@ def load_legacy(
         assignment = Assignment()
         file.weights.put_into(made, assignment)
         assignment.check_complete(made.layer)
-    except (ModelFileError, *_DAMAGED) as error:
+    except DAMAGED as error:
         raise ModelFileError(f"{str(path)!r} could not be loaded: {error}") from error
     if made.is_rounded:
         warnings.warn(

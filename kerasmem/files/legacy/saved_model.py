@@ -13,7 +13,8 @@ from kerasmem.backends.wire import fields
 from kerasmem.errors import ModelFileError
 from kerasmem.files.legacy.file import LegacyFile
 from kerasmem.files.legacy.flat import FlatWeights, Layers, Named
-from kerasmem.records.plain import read_json
+from kerasmem.records.plain import MOST_BYTES, read_json
+from kerasmem.records.regular import read_regular
 
 _METADATA = "keras_metadata.pb"
 _ROOT = "root"
@@ -49,7 +50,8 @@ def _metadata(path: Path) -> dict[str, Any]:
             "Keras 2 wrote. Next: keras.layers.TFSMLayer runs any other SavedModel."
         )
     try:
-        for number, value in fields(memoryview((path / _METADATA).read_bytes())):
+        content = read_regular(path / _METADATA, MOST_BYTES, follow_link=True)
+        for number, value in fields(memoryview(content)):
             if number == 1 and isinstance(value, memoryview):
                 found: dict[int, Any] = dict(fields(value))
                 if bytes(found[3]).decode() == _ROOT:
