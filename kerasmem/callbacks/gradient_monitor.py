@@ -164,7 +164,7 @@ class GradientMonitor(keras.callbacks.Callback):
             record = replace(
                 reading.record,
                 **epoch_losses(logs),
-                learning_rate=last and last.value,
+                learning_rate=last.value if last else None,
             )
             if logs is not None:
                 logs.update(_series(record))

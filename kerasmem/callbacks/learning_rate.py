@@ -1,6 +1,7 @@
 """The learning rate that an update was made with, and what is usual."""
 
 import inspect
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,10 +27,10 @@ class LearningRate:
 
 
 def learning_rate(optimizer: Any, updates_ago: Sequence[int]) -> LearningRate | None:
-    """Return the highest learning rate of some updates; None if there is not one.
+    """Return the highest learning rate of some updates; None if there is none.
 
     Args:
-        optimizer: a Keras optimizer; one of several parts has no learning rate.
+        optimizer: a Keras optimizer; one of several parts has none of its own.
         updates_ago: which updates, 1 for the latest; a schedule has a value for each.
     """
     while isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
@@ -38,8 +39,11 @@ def learning_rate(optimizer: Any, updates_ago: Sequence[int]) -> LearningRate | 
         return None
     default = inspect.signature(type(optimizer)).parameters.get("learning_rate")
     usual = default.default if default else None
+    value = max(_value(optimizer, ago) for ago in updates_ago)
+    if not math.isfinite(value):
+        return None
     return LearningRate(
-        value=max(_value(optimizer, ago) for ago in updates_ago),
+        value=value,
         optimizer=type(optimizer).__name__,
         usual=usual if isinstance(usual, float) else None,
     )

@@ -14,7 +14,7 @@ from kerasmem.callbacks.run_folder import begin_run, complete_run
 from kerasmem.callbacks.running import is_fitting
 from kerasmem.errors import ConfigError, ProfilerUnavailableError
 from kerasmem.files.journal import Journal
-from kerasmem.files.run_dir import file_name
+from kerasmem.files.run_dir import file_name, run_name
 from kerasmem.files.timelines import add_timelines
 from kerasmem.memory.timeline import timelines, watched, watched_again
 from kerasmem.records import Finding, Run, Timeline
@@ -163,9 +163,8 @@ class MemoryTimeline(keras.callbacks.Callback):
         if written is not None:
             with self._guard("write the page of the timeline"):
                 page = written.with_name(written.name.removesuffix(".json.gz"))
-                run = Run(
-                    timelines=tuple(self.timelines), name=written.resolve().parent.name
-                )
+                name = run_name(written.parent)
+                run = Run(timelines=tuple(self.timelines), name=name)
                 write_run_page(run, page.with_suffix(".html"))
 
     def _open(self, step: int) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from kerasmem.errors import InputError
-from kerasmem.files.run_dir import file_name
+from kerasmem.files.run_dir import file_name, run_name
 from kerasmem.files.timelines import read_timelines
 from kerasmem.records import (
     Finding,
@@ -57,7 +57,7 @@ def read_run(path: str | Path) -> Run:
             _records(folder, "post_mortems", PostMortem.from_json, notes)
         ),
         notes=tuple(notes),
-        name=folder.resolve().name,
+        name=run_name(folder),
     )
     if run == Run(info=run.info, notes=run.notes, name=run.name):
         raise InputError(

@@ -12,6 +12,8 @@
 Process 0 of a run writes these; process 1 writes `memory-p1.jsonl` and so on.
 """
 
+from pathlib import Path
+
 
 def file_name(stem: str, suffix: str, process: int = 0) -> str:
     """Return the name of a file in a run's folder.
@@ -26,3 +28,8 @@ def file_name(stem: str, suffix: str, process: int = 0) -> str:
         ('memory.jsonl', 'memory-p1.jsonl')
     """
     return f"{stem}-p{process}{suffix}" if process else f"{stem}{suffix}"
+
+
+def run_name(folder: Path) -> str:
+    """Return the name of a run's folder, with `?` for what is no text in it."""
+    return folder.resolve().name.encode(errors="replace").decode()

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
+from kerasmem.errors import InputError
 from kerasmem.records.plain import read_json, record_from
 
 SEVERITIES = ("error", "warning", "note")
@@ -41,11 +42,14 @@ class Finding:
         """Return the finding that `to_json` made `line` of.
 
         Raises:
-            ValueError: if the severity is none of `SEVERITIES`.
+            InputError: if it is none, or its severity none of `SEVERITIES`.
         """
         found = record_from(cls, read_json(line))
         if found.severity not in SEVERITIES:
-            raise ValueError(f"No severity. Received: severity={found.severity!r}.")
+            raise InputError(
+                f"A severity is one of {', '.join(SEVERITIES)}. Received: "
+                f"severity={found.severity[:50]!r}."
+            )
         return found
 
 

@@ -7,6 +7,7 @@ import pytest
 from kerasmem.callbacks.gradient_findings import GradientFindings
 from kerasmem.callbacks.layer_ranges import layer_of, layer_words
 from kerasmem.callbacks.learning_rate import LearningRate
+from kerasmem.errors import InputError
 from kerasmem.records import Finding, GradientRecord, VariableGradient
 
 FAR_TOO_LARGE = LearningRate(1000.0, "SGD", usual=0.01)
@@ -131,6 +132,12 @@ def test_layers_that_vanish_together_are_one_finding_without_the_models_name():
     assert finding.layer is None
     assert finding.layers == tuple(f"dense_{i}" for i in range(3, 14))
     assert Finding.from_json(finding.to_json()) == finding
+
+
+def test_a_severity_that_is_none_is_refused():
+    line = Finding("a", "b", 0, None, "c").to_json()
+    with pytest.raises(InputError, match="one of error, warning, note. Received"):
+        Finding.from_json(line.replace('"warning"', '"awful"'))
 
 
 def test_a_range_that_only_grows_is_not_told_again_but_another_one_is():

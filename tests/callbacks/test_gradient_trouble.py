@@ -194,6 +194,10 @@ def test_parts_of_an_optimizer_have_no_one_learning_rate():
     assert learning_rate(parts, [1]) is None
 
 
+def test_a_learning_rate_that_is_no_number_is_none():
+    assert learning_rate(keras.optimizers.SGD(float("inf")), [1]) is None
+
+
 def test_the_losses_of_an_epoch_are_kept_with_its_gradients():
     keras.utils.set_random_seed(4)
     model, data = dense_network()

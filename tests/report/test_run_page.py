@@ -4,6 +4,7 @@ import base64
 import hashlib
 import html
 import itertools
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 import kerasmem.report.run
 from kerasmem.errors import OutputError
+from kerasmem.files.read_run import read_run
 from kerasmem.records import Finding, Run
 from kerasmem.report.run import notebook_html, run_page_html, write_run_page
 from kerasmem.report.run.page import SCRIPTS, STYLES
@@ -79,6 +81,15 @@ def test_the_title_is_the_runs_folder_and_the_model_stands_below():
     assert "<title>train-20260301 · " in page
     assert "model tower · tensorflow backend" in page
     assert "<h1>tower</h1>" in run_page_html(small_run())
+
+
+def test_a_folder_whose_name_is_no_text_becomes_a_page(tmp_path):
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/run-\xff"))
+    folder.mkdir()
+    line = small_run().findings[0].to_json()
+    (folder / "findings.jsonl").write_text(line)
+    write_run_page(read_run(folder), tmp_path / "page.html")
+    assert "<h1>run-?</h1>" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
