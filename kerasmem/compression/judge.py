@@ -152,7 +152,7 @@ def chance_of(model: Any, data: Any) -> float | None:
     if not hasattr(labels, "shape"):
         return share
     labels = keras.ops.convert_to_numpy(labels)
-    if width > 1 and labels.shape[-1:] == (width,):
+    if width > 1 and labels.shape[1:] == tuple(outputs[0].shape[1:]):
         if task is Task.BINARY:
             return None  # any number of them may be true
         labels = labels.argmax(-1)

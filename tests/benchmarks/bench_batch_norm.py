@@ -27,7 +27,7 @@ TRAINED_ON, GIVEN = 30_000, 1_000
 
 
 def resnet(shape, classes, widths=(32, 32, 64, 64, 128)):
-    """Return a ResNet of 391,000 weights."""
+    """Return a ResNet of 402,000 weights."""
 
     def normalized(x, width, size, strides=1):
         x = L.Conv2D(width, size, strides, padding="same", use_bias=False)(x)

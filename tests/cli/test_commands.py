@@ -196,9 +196,11 @@ def test_what_is_far_worse_is_the_first_line_everywhere(
     folder, kerasmem, samples, new_network
 ):
     model = new_network()
-    model.fit(*samples, epochs=60, verbose=0)
+    model.optimizer.learning_rate = 0.05
+    model.fit(*samples, epochs=20, verbose=0)
     model.save("model.keras")
-    line = "compress model.keras -o small.keras --prune 0.99 --data data.npz"
+    line = "compress model.keras -o small.keras --prune 0.999 --prune-include kernel "
+    line += "--data data.npz"
     call = kerasmem(f"{line} --report page.html")
     warning = call.out.splitlines()[0]
     assert warning.startswith("far worse: accuracy ")
@@ -207,23 +209,22 @@ def test_what_is_far_worse_is_the_first_line_everywhere(
     assert kerasmem(f"{line} --json").json["warning"] == warning
     new_network().save("student.keras")
     line = "distill model.keras student.keras -o small.keras --data data.npz"
-    call = kerasmem(f"{line} --epochs 1")
-    assert call.out.startswith("far worse: ") == ("far worse" in call.out)
+    assert kerasmem(line).out.startswith("far worse: ")
     assert kerasmem(f"{line} --json").json["warning"].startswith("far worse: ")
 
 
 def test_a_loss_may_have_arguments(folder, kerasmem):
-    model = keras.models.load_model("model.keras")
-    logits = keras.Model(model.input, keras.layers.Dense(3)(model.layers[0].output))
-    logits.save("bare.keras")
+    inputs = keras.Input((6,))
+    keras.Model(inputs, keras.layers.Dense(3)(inputs)).save("bare.keras")
     data = "--data data.npz --metric accuracy"
     loss = f"{data} --loss sparse_categorical_crossentropy"
-    line = "compress bare.keras -o small.keras --prune 0.1 --fine-tune-epochs 1"
+    line = "compress bare.keras -o small.keras --prune 0.1 --prune-include kernel "
+    line += "--fine-tune-epochs 1"
     call = kerasmem(f"{line} {loss}")
     assert call.err.count("kerasmem: warning: The output") == 1
     assert "--loss 'NAME(from_logits=True)'" in call.err
     call = kerasmem(f"{line} {loss}(from_logits=True)")
-    assert "warning" not in call.err
+    assert "kerasmem: warning" not in call.err
     assert keras.models.load_model("small.keras").loss.from_logits
     found = kerasmem(f"evaluate small.keras {loss}(from_logits=True) --json").json
     assert found["figures"]["metrics"]["loss"] > 0

@@ -15,7 +15,8 @@ RNG = np.random.default_rng
 
 
 def samples(count=256, seed=0):
-    x = RNG(seed).normal(1.0, 2.0, size=(count, 12)).astype("float32")
+    """Far from zero, so that the mean of what a layer makes moves with its weights."""
+    x = RNG(seed).normal(20.0, 2.0, size=(count, 12)).astype("float32")
     return x, (x[:, :3] + x[:, 3:6]).argmax(1)
 
 
@@ -25,14 +26,18 @@ def trained():
     layers = []
     for number in range(2):
         layers += [L.Dense(24, name=f"hidden_{number}")]
-        layers += [L.BatchNormalization(name=f"norm_{number}"), L.ReLU()]
+        layers += [L.BatchNormalization(beta_initializer="ones", name=f"norm_{number}")]
+        layers += [L.ReLU(name=f"relu_{number}")]
     model = chain((12,), *layers, L.Dense(3, activation="softmax", name="classes"))
-    model.compile(
-        keras.optimizers.Adam(0.01), "sparse_categorical_crossentropy", ["accuracy"]
-    )
-    model.fit(*samples(), epochs=15, verbose=0)
+    compiled(model).fit(*samples(), epochs=15, verbose=0)
     # What a training of many steps would have left.
     return km.compress(model, km.ReestimateBatchNorm(), data=samples()).model
+
+
+def compiled(model):
+    loss = "sparse_categorical_crossentropy"
+    model.compile(keras.optimizers.Adam(0.01), loss, metrics=["accuracy"])
+    return model
 
 
 def copy(model, *, frozen=False):
@@ -41,8 +46,7 @@ def copy(model, *, frozen=False):
     for layer in same.layers:
         if frozen and isinstance(layer, L.BatchNormalization):
             layer.trainable = False
-    same.compile("adam", "sparse_categorical_crossentropy", ["accuracy"])
-    return same
+    return compiled(same)
 
 
 def statistics(model):
@@ -57,6 +61,20 @@ def loss(model):
     return model.evaluate(*samples(seed=1), verbose=0)[0]
 
 
+def check_gathered(model):
+    """Check the first statistics against NumPy, on the samples that are drawn."""
+    drawn = drawn_batches(samples(), 512, 32, part=0)
+    x = np.concatenate([batch for batch, _, _ in drawn])
+    assert len(x) == 128
+    norm = model.get_layer("norm_0")
+    values = keras.Model(model.inputs, norm.input).predict(x, verbose=0)
+    for found, expected in (
+        (norm.moving_mean, values.mean(0)),
+        (norm.moving_variance, values.var(0)),
+    ):
+        np.testing.assert_allclose(to_numpy(found), expected, rtol=1e-3, atol=1e-3)
+
+
 def without_data(model, step):
     with pytest.warns(KerasMemWarning, match=r"of 2 BatchNorm.*km\.ReestimateBatchNo"):
         return km.compress(model, step)
@@ -66,7 +84,6 @@ def without_data(model, step):
     "step",
     [
         km.Prune(0.8),
-        km.PruneChannels(0.5),
         km.Factorize(0.3),
         km.Cluster(2),
     ],
@@ -76,9 +93,8 @@ def test_statistics_are_those_of_the_model_as_it_is(trained, step):
     stale = without_data(trained, step)
     assert told(stale) == []
     found = km.compress(trained, step, data=samples())
-    by_hand = km.compress(stale.model, km.ReestimateBatchNorm(), data=samples())
+    check_gathered(found.model)
     assert loss(found.model) < loss(stale.model)
-    assert loss(found.model) < 1.1 * loss(by_hand.model)
     changed = {change.weight for change in told(found) if change.changed}
     assert changed == statistics(found.model).keys()
     assert told(found)[0].detail.startswith("gathered anew, ")
@@ -88,13 +104,7 @@ def test_training_between_steps_leaves_none_behind(trained):
     result = km.compress(
         trained, km.Prune(0.8), data=samples(), fine_tune_epochs=1, seed=0
     )
-    kernel = to_numpy(result.model.get_layer("hidden_0").kernel)
-    mean = samples()[0].astype("float64").mean(0) @ kernel
-    mean += to_numpy(result.model.get_layer("hidden_0").bias)
-    norm = result.model.get_layer("norm_0")
-    # Half of the samples were looked at: within three standard errors.
-    error = 3 * np.sqrt(to_numpy(norm.moving_variance) / 128)
-    assert (np.abs(to_numpy(norm.moving_mean) - mean) < error).all()
+    check_gathered(result.model)
     assert len(told(result)) == 4
 
 
@@ -145,12 +155,7 @@ def test_a_student_has_the_statistics_of_its_own_activations(trained, labelled):
     student = km.make_student(trained, 0.5)
     data = (x, y) if labelled else x
     found = km.distill(trained, student, data, verbose=0, seed=0)
-    norm, layer = found.get_layer("norm_0"), found.get_layer("hidden_0")
-    values = x @ to_numpy(layer.kernel) + to_numpy(layer.bias)
-    error = 3 * values.std(0) / np.sqrt(128)
-    assert (np.abs(to_numpy(norm.moving_mean) - values.mean(0)) < error).all()
-    by_hand = km.compress(found, km.ReestimateBatchNorm(), data=x).model
-    assert loss(found) < 1.1 * loss(by_hand)
+    check_gathered(found)
 
 
 class Batches(keras.utils.PyDataset):
@@ -175,16 +180,16 @@ def rows(data, count, part):
     "data", [(np.arange(60), -np.arange(60), np.arange(60) + 0.5), Batches(6)]
 )
 def test_samples_are_drawn_from_all_of_the_data_in_two_parts(data):
-    parts = [rows(data, 25, part) for part in (0, 1)]
-    assert [len(x) for x, _, _ in parts] == [25, 25]
+    parts = [rows(data, 24, part) for part in (0, 1)]
+    assert [len(x) for x, _, _ in parts] == [24, 24]
     drawn = np.concatenate([x for x, _, _ in parts])
-    assert len(np.unique(drawn)) == 50
+    assert len(np.unique(drawn)) == 48
     assert drawn.min() < 15
     assert drawn.max() > 45
     for x, y, weight in parts:
         np.testing.assert_array_equal(y, -x)
         np.testing.assert_array_equal(weight, x + 0.5)
-    np.testing.assert_array_equal(rows(data, 25, 0)[0], parts[0][0])
+    np.testing.assert_array_equal(rows(data, 24, 0)[0], parts[0][0])
     assert sorted(
         rows(data, 99, 0)[0].tolist() + rows(data, 99, 1)[0].tolist()
     ) == list(range(60))
