@@ -1,5 +1,6 @@
 """A Keras model through TensorFlow's converter to LiteRT."""
 
+import errno
 import os
 import re
 import sys
@@ -50,6 +51,8 @@ def converted(
         except OSError:  # such as on a full disk: of no model
             raise
         except Exception as error:
+            if (full := os.strerror(errno.ENOSPC)) in str(error):
+                raise OSError(errno.ENOSPC, full) from error
             raise ModelError(_why_not(model, str(error))) from error
 
 
