@@ -410,6 +410,18 @@ def test_several_inputs_and_outputs_by_name():
     assert found.model.count_params() == 7 * 8 + 8 + 8 + 1 + 16 + 2
 
 
+def test_query_and_value_of_grouped_attention_lose_the_same_channels():
+    inputs = keras.Input((3, 8))
+    query, value = L.Dense(8, name="query")(inputs), L.Dense(8, name="value")(inputs)
+    x = L.GroupQueryAttention(3, 4, 2)(query, value)
+    model = keras.Model(inputs, L.Dense(1)(L.Flatten()(x)))
+    randomize(model)
+    found = prune_channels(model, km.PruneChannels(0.5, criterion="random"))
+    assert found.error <= 1e-5
+    assert found.model.get_layer("query").units == 4
+    assert found.model.get_layer("value").units == 4
+
+
 class OfTwo(keras.Model):
     """A functional model that its constructor builds, with two inputs."""
 

@@ -465,6 +465,17 @@ def test_masks_reach_what_stands_behind_codes():
     )
 
 
+def test_a_mask_goes_into_a_model_within_the_model():
+    steps = keras.Input((6, 5))
+    inner = keras.Model(steps, L.LSTM(4)(L.Dense(12, activation="relu")(steps)))
+    inputs = keras.Input((6, 5))
+    model = keras.Model(inputs, L.Dense(3)(inner(L.Masking()(inputs))))
+    x = np.random.default_rng(0).normal(size=(32, 6, 5)).astype("float32")
+    x[:, 3:] = 0
+    small = km.compress(model, STATIC, data=x).model
+    np.testing.assert_allclose(outputs(small, x), outputs(model, x), atol=0.03)
+
+
 @pytest.mark.filterwarnings("ignore:Layer .* does not support masking")
 @pytest.mark.filterwarnings("ignore:.*does not support mask")
 def test_masks_end_where_they_end_in_keras():

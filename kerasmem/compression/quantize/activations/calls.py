@@ -119,10 +119,13 @@ class _Pass:
     def _node(
         self, node: Any, name: str, known: dict[int, int], *, trained: bool
     ) -> list[int]:
-        taken = tuple(known[id(tensor)] for tensor in node.arguments.keras_tensors)
         inner = own_graph(node.operation)
         if inner is not None:
-            return self.graph(inner, taken, f"{name}/", trained=trained)
+            # Beside the inputs there may be a mask.
+            given = keras.tree.flatten(node.arguments.args[0])
+            inputs = [known[id(tensor)] for tensor in given]
+            return self.graph(inner, inputs, f"{name}/", trained=trained)
+        taken = tuple(known[id(tensor)] for tensor in node.arguments.keras_tensors)
         parts = None if name in self._whole else self._split(node.operation)
         if parts is not None:
             return self._parts(parts, node, name, taken, trained=trained)

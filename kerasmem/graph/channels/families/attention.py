@@ -27,8 +27,10 @@ def grouped_query(call: Call) -> list[np.ndarray]:
     shared = parts["key"].kernel.shape[1]
     output = parts["attention_output"].kernel
     made = call.labels.made(output, output.shape[-1])
-    # What comes out has as many channels as the query, always.
-    call.labels.unite(made, call.labels.only_along(_arguments(call)[0], -1))
+    # What comes out has as many channels as the query, always, and so has the value.
+    query, value, _ = _arguments(call)
+    for other in (made, call.labels.only_along(value, -1)):
+        call.labels.unite(other, call.labels.only_along(query, -1))
     return _attended(call, parts, (heads, shared), dims)
 
 
