@@ -39,7 +39,7 @@ def without_nan(run):
 
 
 def test_what_was_written_comes_back(folder):
-    expected = Run(**{**vars(small_run()), "notes": ()})
+    expected = Run(**{**vars(small_run()), "notes": (), "name": folder.name})
     assert without_nan(read_run(folder)) == without_nan(expected)
 
 
