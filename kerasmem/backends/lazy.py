@@ -82,20 +82,22 @@ def lazy_variables(values: LazyValues, *, used: bool = True) -> Iterator[None]:
         values: of the framework.
         used: False for variables that nobody uses after the scope: none gets a value.
     """
-    scope, cls = _Scope(values), keras.Variable
+    cls = keras.Variable
     # Private: the one place where every backend makes a value by an initializer.
     name = "_initialize_with_initializer"
-    inherited = name not in vars(cls)
-    original = getattr(cls, name)
-    setattr(cls, name, functools.partialmethod(_defer, scope))
-    try:
-        yield
-    finally:
-        scope.is_open = False
-        if inherited:
-            delattr(cls, name)
-        else:
-            setattr(cls, name, original)
+    with _ONE_THREAD:
+        inherited = name not in vars(cls)
+        original = getattr(cls, name)
+        scope = _Scope(values, original, threading.get_ident())
+        setattr(cls, name, functools.partialmethod(_defer, scope))
+        try:
+            yield
+        finally:
+            scope.is_open = False
+            if inherited:
+                delattr(cls, name)
+            else:
+                setattr(cls, name, original)
     for variable in scope.deferred:
         alive = variable()
         if alive is not None and not used:
@@ -122,6 +124,8 @@ def first_value(variable: Any) -> Any:
 @dataclass
 class _Scope:
     values: LazyValues
+    original: Callable[..., None]
+    thread: int
     is_open: bool = True
     deferred: list[Callable[[], Any]] = field(default_factory=list)
 
@@ -134,7 +138,7 @@ class _State:
 
 
 _STATE, _VALUE = "_kerasmem_lazy", "_value"
-_SETTLING = threading.RLock()
+_SETTLING, _ONE_THREAD = threading.RLock(), threading.RLock()
 
 
 class _Lazy:
@@ -166,6 +170,9 @@ class _Lazy:
 
 
 def _defer(variable: Any, scope: _Scope, initializer: Callable[..., Any]) -> None:
+    if threading.get_ident() != scope.thread:  # what another thread makes has its value
+        scope.original(variable, initializer)
+        return
     cls = type(variable)
     placeholder = scope.values.placeholder(variable)
     if placeholder is not None:

@@ -291,6 +291,21 @@ def test_a_variable_that_no_file_has_is_initialized():
     np.testing.assert_array_equal(kernel, to_numpy(layer.kernel))
 
 
+def test_what_another_thread_makes_meanwhile_has_its_value():
+    made = []
+
+    def make():
+        made.append(L.Dense(3))
+        made[0].build((None, 2))
+
+    with lazy_variables(backends.current().lazy_values(), used=False):
+        thread = threading.Thread(target=make)
+        thread.start()
+        thread.join()
+    assert type(made[0].kernel) is keras.Variable
+    assert to_numpy(made[0].kernel).shape == (2, 3)
+
+
 OPENED = """
     import sys
     import numpy as np, psutil

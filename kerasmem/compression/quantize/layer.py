@@ -26,6 +26,7 @@ from kerasmem.compression.quantize.owners import (
     owner_form,
     quantized_variables,
 )
+from kerasmem.compression.quantize.products import has_lora
 from kerasmem.compression.quantize.variable import QuantizedVariable, replace_weight
 from kerasmem.graph.layers import sublayers
 
@@ -65,6 +66,10 @@ class Place:
 
 _REGISTERED = {"package": "kerasmem", "name": "QuantizedLayer"}
 _LORA = ("lora_rank", "lora_alpha")
+_WITH_LORA = (
+    *(keras.layers.Dense, keras.layers.EinsumDense, keras.layers.Embedding),
+    *(keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D),
+)
 
 
 @keras.saving.register_keras_serializable(**_REGISTERED)
@@ -78,14 +83,14 @@ class QuantizedBlock(keras.layers.Layer):
         quantized: its own as its form tells it, those of layers inside by their place.
         """
         form = copy.deepcopy(self._float_form)
-        own, *inner = [_lora(layer) for layer in sublayers(self)]
-        form["config"].update(own)
+        form["config"].update(_lora(self))
+        inner = {str(n): layer for n, layer in enumerate(sublayers(self)) if n}
         return {
             "name": self.name,
             "trainable": self.trainable,
             "layer": form,
             "weights": [place.to_json() for place in self._places],
-            "lora": {str(n): lora for n, lora in enumerate(inner, start=1) if lora},
+            "lora": {n: _lora(each) for n, each in inner.items() if _takes_lora(each)},
         }
 
     @classmethod
@@ -199,13 +204,18 @@ def _lora(layer: Any) -> dict[str, Any]:
     return {key: vars(layer)[key] for key in _LORA if vars(layer).get(key)}
 
 
+def _takes_lora(layer: Any) -> bool:
+    # One of the user's own may have a rank that means something else.
+    return isinstance(layer, _WITH_LORA) and has_lora(layer)
+
+
 def _enable_inner_lora(block: Any) -> None:
     """Enable LoRA in the layers inside a built block whose config told its ranks."""
     layers = sublayers(block)
     for place, lora in vars(block).pop("_inner_lora", {}).items():
         layer = layers[int(place)]
         if not layer.lora_enabled:
-            layer.enable_lora(lora["lora_rank"], lora["lora_alpha"])
+            layer.enable_lora(*(lora[key] for key in _LORA))
 
 
 def _change_class(layer: Any, form: type) -> None:
