@@ -35,9 +35,12 @@ _last: dict[str, int] = {"rss_bytes": 0}
 @cache
 def bases() -> Path:
     """Return the folder with the sound files, written once, in a process of its own."""
-    folder = Path(tempfile.mkdtemp(prefix="fuzz-bases-"))
-    command = [sys.executable, "-m", "tests.fuzz.files.bases", str(folder)]
-    subprocess.run(command, check=True, stdout=2)
+    folder = Path(tempfile.gettempdir()) / "bases"
+    if not folder.exists():
+        unfinished = Path(tempfile.mkdtemp())
+        command = [sys.executable, "-m", "tests.fuzz.files.bases", str(unfinished)]
+        subprocess.run(command, check=True, stdout=2)
+        unfinished.rename(folder)
     return folder
 
 
