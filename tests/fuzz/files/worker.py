@@ -74,6 +74,7 @@ def run(case: dict[str, Any]) -> Outcome:
 
 
 def _forked(case: dict[str, Any], room: Path) -> Outcome:
+    bases()  # or the child would write its own
     answer, question = os.pipe()
     child = os.fork()
     if child == 0:
