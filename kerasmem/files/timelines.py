@@ -1,6 +1,7 @@
 """Timelines on disk: a gzipped line of JSON each, small whatever the model."""
 
 import gzip
+import io
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from kerasmem.files.atomic import replacing
 from kerasmem.files.folding import folded
 from kerasmem.files.run_dir import file_name
 from kerasmem.records import Timeline
-from kerasmem.records.regular import open_regular
+from kerasmem.records.regular import read_regular
 from kerasmem.records.timeline import MOST_TEXT_BYTES
 from kerasmem.units import format_bytes
 
@@ -79,7 +80,9 @@ def read_timelines(path: Path) -> list[Timeline]:
         OSError: if the file cannot be read, or is a link.
     """
     try:
-        with open_regular(path) as file, gzip.open(file) as inflated:
+        # Zeros behind the end are read as well, however many a sparse file has.
+        packed = io.BytesIO(read_regular(path, MOST_TEXT_BYTES))
+        with gzip.open(packed) as inflated:
             content = inflated.read(MOST_TEXT_BYTES + 1)
     except (EOFError, zlib.error) as error:
         raise InputError(f"{path.name} is damaged: {error}.") from error

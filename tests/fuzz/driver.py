@@ -5,6 +5,7 @@ import os
 import select
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -36,6 +37,8 @@ class Child:
         self._command = [sys.executable, "-m", module]
         self._process: Any = None
         self._served = 0
+        # What a child that was killed leaves behind is here, and goes with `close`.
+        self._room = tempfile.TemporaryDirectory(prefix="fuzz-")
 
     def run(self, case: dict[str, Any]) -> dict[str, Any]:
         """Return what became of a case; a crash and a hang are outcomes, too."""
@@ -55,8 +58,13 @@ class Child:
         outcome = Outcome(word, f"exit code {code}")
         return {**outcome.to_json(), "case": case, "kinds": [], "seconds": 0.0}
 
+    def close(self) -> None:
+        """End the worker, and remove what it wrote."""
+        self.stop()
+        self._room.cleanup()
+
     def stop(self) -> None:
-        """End the worker."""
+        """End the worker; the next case starts another one."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -69,7 +77,12 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             cwd=_ROOT,
-            env={**_ONE_THREAD, **os.environ, "PYTHONPATH": str(_ROOT)},
+            env={
+                **_ONE_THREAD,
+                **os.environ,
+                "PYTHONPATH": str(_ROOT),
+                "TMPDIR": self._room.name,
+            },
         )
         self._served = 0
 
@@ -190,7 +203,7 @@ def look(
             if cases % 20 == 0 or outcome.failed:
                 tally.write(state)
     finally:
-        child.stop()
+        child.close()
         tally.write(state)
     return tally
 

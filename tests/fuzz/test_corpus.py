@@ -27,7 +27,7 @@ def test_a_graph_that_once_broke_a_law_keeps_it(case):
 def reader():
     child = Child("tests.fuzz.files.worker")
     yield child
-    child.stop()
+    child.close()
 
 
 @pytest.mark.parametrize("case", cases("files"))

@@ -14,7 +14,7 @@ from kerasmem.errors import ModelFileError
 from kerasmem.files.legacy.file import LegacyFile
 from kerasmem.files.legacy.flat import FlatWeights, Layers, Named
 from kerasmem.records.plain import MOST_BYTES, read_json
-from kerasmem.records.regular import read_regular
+from kerasmem.records.regular import open_regular, read_regular
 
 _METADATA = "keras_metadata.pb"
 _ROOT = "root"
@@ -34,9 +34,11 @@ def read_saved_model(path: Path) -> LegacyFile:
             "subclass, of which the file has functions of TensorFlow but no layers. "
             "Next: load it where its code is, and save it with Keras 3."
         )
-    prefix = path / "variables" / "variables"
+    folder = path / "variables"
     try:
-        checkpoint = Checkpoint(prefix)
+        for file in folder.iterdir():  # TensorFlow would wait for a fifo
+            open_regular(file, follow_link=True).close()
+        checkpoint = Checkpoint(folder / "variables")
         layers = _layers(checkpoint, checkpoint.root, config)
     except (ValueError, KeyError, IndexError, OSError) as error:
         raise ModelFileError(f"its weights are missing or damaged ({error})") from error

@@ -35,9 +35,12 @@ _last: dict[str, int] = {"rss_bytes": 0}
 @cache
 def bases() -> Path:
     """Return the folder with the sound files, written once, in a process of its own."""
-    folder = Path(tempfile.mkdtemp(prefix="fuzz-bases-"))
-    command = [sys.executable, "-m", "tests.fuzz.files.bases", str(folder)]
-    subprocess.run(command, check=True, stdout=2)
+    folder = Path(tempfile.gettempdir()) / "bases"
+    if not folder.exists():
+        unfinished = Path(tempfile.mkdtemp())
+        command = [sys.executable, "-m", "tests.fuzz.files.bases", str(unfinished)]
+        subprocess.run(command, check=True, stdout=2)
+        unfinished.rename(folder)
     return folder
 
 
@@ -71,6 +74,7 @@ def run(case: dict[str, Any]) -> Outcome:
 
 
 def _forked(case: dict[str, Any], room: Path) -> Outcome:
+    bases()  # or the child would write its own
     answer, question = os.pipe()
     child = os.fork()
     if child == 0:
