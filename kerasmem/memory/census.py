@@ -123,8 +123,9 @@ def grown(
         is_pythons = package == one.kind or package in sys.stdlib_module_names
         return one.number >= (max(_MANY, blocks / 10) if is_pythons else few)
 
-    found = [one for one in rates if one in of_size or is_many(one)]
-    return sorted(found, key=lambda one: (-one.nbytes, -one.number))[:3]
+    found = [one for one in rates if one not in of_size and is_many(one)]
+    of_size.sort(key=lambda one: -one.nbytes)
+    return [*of_size, *sorted(found, key=lambda one: -one.number)][:3]
 
 
 def newest(kind: str, number: int, before: Census) -> list[Any]:

@@ -19,7 +19,12 @@ LOGITS = f"{SPARSE}(from_logits=True)"
     ("text", "kind", "config"),
     [
         (LOGITS, keras.losses.SparseCategoricalCrossentropy, {"from_logits": True}),
-        (" Huber( delta = 2.5 )", keras.losses.Huber, {"delta": 2.5}),
+        (" Huber( delta = 2.5 )", keras.losses.Huber, {}),
+        (
+            "BinaryFocalCrossentropy( gamma = 3.0 )",
+            keras.losses.BinaryFocalCrossentropy,
+            {"gamma": 3.0},
+        ),
         ("mse(reduction='sum')", keras.losses.MeanSquaredError, {"reduction": "sum"}),
         ("kl_divergence()", keras.losses.KLDivergence, {}),
     ],
@@ -126,6 +131,19 @@ def test_a_loss_that_is_not_for_the_last_layer_is_named(make, loss, word):
         (lambda: ending_in(Own(3)), SPARSE),
         (two_outputs, {"a": SPARSE, "b": "mse"}),
         (two_outputs, {"a": SPARSE, "b": None}),
+    ],
+    ids=[
+        "logits",
+        "mse",
+        "kl_divergence",
+        "own_loss",
+        "softmax",
+        "softmax_activation",
+        "sigmoid",
+        "rescaling",
+        "own_layer",
+        "two_outputs",
+        "output_without_loss",
     ],
 )
 def test_of_what_fits_or_is_not_known_nothing_is_said(make, loss):
