@@ -73,6 +73,7 @@ class Child:
     def _start(self) -> None:
         self._process = subprocess.Popen(
             self._command,
+            bufsize=0,  # nothing is left to write where the worker has died
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
