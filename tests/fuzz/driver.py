@@ -67,12 +67,13 @@ class Child:
         """End the worker; the next case starts another one."""
         if self._process is not None:
             self._process.kill()
-            self._process.wait()
-            self._process = None
+            with self._process:  # closes its pipes and waits
+                self._process = None
 
     def _start(self) -> None:
         self._process = subprocess.Popen(
             self._command,
+            bufsize=0,  # nothing is left to write where the worker has died
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
