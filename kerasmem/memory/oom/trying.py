@@ -23,9 +23,15 @@ _SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Tried:
-    """What trials said: the number of micro-batches that fits, None if none did."""
+    """What trials said.
+
+    Args:
+        fitting: the number of micro-batches that fits, None if none did.
+        failed: the largest number of them that was seen not to fit.
+    """
 
     fitting: Fitting | None
+    failed: int
 
 
 def can_be_tried() -> bool:
@@ -69,10 +75,13 @@ def try_micro_batches(
     if not search.trials:
         return None
     fits = [trial for trial in search.trials if trial.fits]
+    fails = [trial.batch_size for trial in search.trials if not trial.fits]
+    failed = -(-moment.batch_size // min(fails, default=moment.micro_batch_size))
     if not fits:
-        return Tried(None)
+        return Tried(None, failed)
     largest = max(fits, key=lambda trial: trial.batch_size)
-    return Tried(_fitting(largest, moment, room, estimate(largest.batch_size)))
+    fitting = _fitting(largest, moment, room, estimate(largest.batch_size))
+    return Tried(fitting, failed)
 
 
 def _fitting(
