@@ -100,7 +100,8 @@ _EACH_ENTRY = {
 _SPATIAL = {
     **_of(Family(over.spatial), "layers", "MaxPooling AveragePooling", "1D 2D 3D"),
     **_of(Family(over.spatial), "layers", "ZeroPadding Cropping UpSampling", "2D 3D"),
-    **_of(Family(over.spatial_last), "layers", "ZeroPadding Cropping UpSampling", "1D"),
+    "layers.ZeroPadding1D": Family(over.spatial),
+    **_of(Family(over.spatial_last), "layers", "Cropping UpSampling", "1D"),
     **_of(
         Family(over.pooled),
         "layers",

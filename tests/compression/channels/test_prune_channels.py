@@ -410,6 +410,17 @@ def test_several_inputs_and_outputs_by_name():
     assert found.model.count_params() == 7 * 8 + 8 + 8 + 1 + 16 + 2
 
 
+def test_zeros_beside_steps_that_stand_behind_channels():
+    inputs = keras.Input((4, 3))
+    x = L.Permute((2, 1))(L.Dense(8, name="narrow")(inputs))
+    x = L.ZeroPadding1D(1, data_format="channels_first")(x)
+    model = keras.Model(inputs, L.Dense(1)(L.Flatten()(x)))
+    randomize(model)
+    found = prune_channels(model, km.PruneChannels(0.5))
+    assert found.error <= 1e-5
+    assert found.model.get_layer("narrow").units == 4
+
+
 def test_query_and_value_of_grouped_attention_lose_the_same_channels():
     inputs = keras.Input((3, 8))
     query, value = L.Dense(8, name="query")(inputs), L.Dense(8, name="value")(inputs)

@@ -465,6 +465,7 @@ def test_masks_reach_what_stands_behind_codes():
     )
 
 
+@pytest.mark.filterwarnings("ignore:Layer .* does not support masking")
 def test_a_mask_goes_into_a_model_within_the_model():
     steps = keras.Input((6, 5))
     inner = keras.Model(steps, L.LSTM(4)(L.Dense(12, activation="relu")(steps)))

@@ -227,7 +227,10 @@ _FILE_WAYS: dict[str, Callable[[Path, Draw], None]] = {
     "folder": _replace(lambda file, draw: file.mkdir()),
     "gone": lambda file, draw: file.unlink(),
     "empty": lambda file, draw: file.write_bytes(b""),
-    "copy": lambda file, draw: shutil.copy(file, file.with_name(draw.choice(_NAMES))),
+    "copy": lambda file, draw: (
+        file.stat().st_size < 1 << 24
+        and shutil.copy(file, file.with_name(draw.choice(_NAMES)))
+    ),
     "sparse": lambda file, draw: os.truncate(file, draw.choice((1 << 24, 1 << 33))),
 }
 

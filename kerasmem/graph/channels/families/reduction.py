@@ -20,7 +20,7 @@ def spatial(call: Call) -> list[np.ndarray]:
 
 
 def spatial_last(call: Call) -> list[np.ndarray]:
-    """Label what works on the middle axis: UpSampling1D, Cropping1D, ..."""
+    """Label what works on the middle axis: UpSampling1D and Cropping1D."""
     rank = len(call.x.shape)
     return [call.labels.join(call.x.array, _others(rank, rank - 1))]
 
