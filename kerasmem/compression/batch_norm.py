@@ -111,7 +111,7 @@ def reestimate_if_better(model: Any, data: Any, loss: Loss) -> list[WeightChange
     try:
         called = _gather(model, norms, (x for x, _, _ in gathered))
     except DataError as error:
-        return _told(model, norms, f"stays: {error}", changed=False)
+        return _changes_of(model, norms, f"stays: {error}", changed=False)
     after = [to_numpy(variable) for variable in statistics]
     totals, count = np.zeros(2), 0
     for x, y, weight in drawn_batches(data, JUDGING_SAMPLES, BATCH_SIZE, part=1):
@@ -125,7 +125,9 @@ def reestimate_if_better(model: Any, data: Any, loss: Loss) -> list[WeightChange
     is_better = bool(new <= old) or not np.isfinite(old)
     _assign(statistics, after if is_better else before)
     words = "gathered anew" if is_better else "stays: the loss would rise"
-    return _told(model, called, f"{words}, {old:.4g} to {new:.4g}", changed=is_better)
+    return _changes_of(
+        model, called, f"{words}, {old:.4g} to {new:.4g}", changed=is_better
+    )
 
 
 def own_loss(model: Any, samples: tuple[Any, Any, Any], outputs: Any) -> float:
@@ -162,7 +164,7 @@ def _assign(variables: list[Any], values: list[np.ndarray]) -> None:
         variable.assign(value)
 
 
-def _told(
+def _changes_of(
     model: Any, norms: list[Any], detail: str, *, changed: bool
 ) -> list[WeightChange]:
     chosen = set(map(id, _statistics(norms)))
