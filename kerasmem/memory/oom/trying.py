@@ -7,6 +7,7 @@ from typing import Any
 
 from kerasmem import backends
 from kerasmem.memory.batch_size.find import request_of_one, search_for
+from kerasmem.memory.batch_size.limit import device_kind
 from kerasmem.memory.batch_size.result import Trial
 from kerasmem.memory.oom.fitting import (
     Fitting,
@@ -39,7 +40,7 @@ def can_be_tried() -> bool:
 
     A GPU is full while this process has it.
     """
-    return backends.current().cpu_limit_bytes() is not None
+    return device_kind() == "cpu" and backends.current().cpu_limit_bytes() is not None
 
 
 def try_micro_batches(
