@@ -72,7 +72,7 @@ class LeakWatch:
         for name, value in measure().items():
             self._series[name].values[-1] = value
         rises = self._rises()
-        new = sorted(rises.keys() - self._told, key=_first_bytes)
+        new = sorted(rises.keys() - self._told, key=_bytes_first)
         self._told.update(new)
         if not new:
             return []
@@ -157,13 +157,12 @@ def _what_grows(early: Census, epochs: int, blocks: float) -> Iterator[str]:
         return
     yield f"What grows by the epoch: {', '.join(map(_growth_words, found))}."
     # Of Python's own kinds there are many that somebody else holds.
-    told = next((one for one in found if one.nbytes or "." in one.kind), found[0])
-    samples = newest(told.kind, round(told.number * epochs), early)
+    chosen = next((one for one in found if one.nbytes or "." in one.kind), found[0])
+    samples = newest(chosen.kind, round(chosen.number * epochs), early)
     place = None
     while samples and (place is None or place.startswith(NOBODY)):
-        place = (
-            holder(samples.pop()) or place
-        )  # so the list of samples does not hold it
+        # Popped: the list must not hold it.
+        place = holder(samples.pop()) or place
     if place:
         yield f"Held by {place}."
 
@@ -173,7 +172,7 @@ def _growth_words(one: Growth) -> str:
     return f"{one.kind} by {_rounded(one.number)}{size}"
 
 
-def _first_bytes(name: str) -> tuple[bool, str]:
+def _bytes_first(name: str) -> tuple[bool, str]:
     return name in _NUMBERS, name
 
 

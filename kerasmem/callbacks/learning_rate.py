@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 
+from kerasmem.backends.gradients import innermost
 from kerasmem.graph.values import to_numpy
 
 
@@ -33,8 +34,7 @@ def learning_rate(optimizer: Any, updates_ago: Sequence[int]) -> LearningRate | 
         optimizer: a Keras optimizer; one of several parts has none of its own.
         updates_ago: which updates, 1 for the latest; a schedule has a value for each.
     """
-    while isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        optimizer = optimizer.inner_optimizer
+    optimizer = innermost(optimizer)
     if isinstance(optimizer, keras.optimizers.MultiOptimizer):
         return None
     default = inspect.signature(type(optimizer)).parameters.get("learning_rate")

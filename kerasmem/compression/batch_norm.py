@@ -8,7 +8,8 @@ Source: Sun et al., "Hybrid 8-bit floating point (HFP8) training and inference f
 neural networks", 2019.
 """
 
-from collections.abc import Callable, Iterable
+import warnings
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -19,7 +20,7 @@ import numpy as np
 from kerasmem.backends import current
 from kerasmem.backends.shadow import shadow
 from kerasmem.compression.account import account
-from kerasmem.errors import DataError, ModelError
+from kerasmem.errors import DataError, KerasMemWarning, ModelError, shortened
 from kerasmem.files.data import drawn_batches, input_batches
 from kerasmem.graph.finite import not_finite
 from kerasmem.graph.layers import sublayers, weights
@@ -86,7 +87,9 @@ def reestimate(model: Any, data: Any, samples: int) -> list[WeightChange]:
     ]
 
 
-def reestimate_if_better(model: Any, data: Any, loss: Loss) -> list[WeightChange]:
+def reestimate_if_better(
+    model: Any, data: Any, loss: Loss, batch_size: int = BATCH_SIZE
+) -> list[WeightChange]:
     """Gather statistics anew, in place, if the loss on samples does not rise by it.
 
     They are gathered on at most 512 samples and judged on at most 256 others, drawn
@@ -97,35 +100,60 @@ def reestimate_if_better(model: Any, data: Any, loss: Loss) -> list[WeightChange
         model: a built model.
         data: samples in any form that `kerasmem.files.data` lists.
         loss: of the model as it is when called.
+        batch_size: most samples at a time, of arrays; 32 at most are taken.
 
     Returns:
         The statistics, changed or left alone and why; nothing without
-        BatchNormalization that is not frozen.
+        BatchNormalization that is not frozen. What goes wrong is warned of, and leaves
+        them as they were: the model was made at some cost.
     """
     norms = [norm for norm in batch_norms(model) if norm.trainable]
     if not norms:
         return []
     statistics = _statistics(norms)
     before = [to_numpy(variable) for variable in statistics]
-    gathered = drawn_batches(data, SAMPLES, BATCH_SIZE, part=0)
+    size = min(batch_size, BATCH_SIZE)
+    gathered = drawn_batches(data, SAMPLES, size, part=0)
+    judging = drawn_batches(data, JUDGING_SAMPLES, size, part=1)
     try:
         called = _gather(model, norms, (x for x, _, _ in gathered))
-    except DataError as error:
-        return _told(model, norms, f"stays: {error}", changed=False)
-    after = [to_numpy(variable) for variable in statistics]
-    totals, count = np.zeros(2), 0
-    for x, y, weight in drawn_batches(data, JUDGING_SAMPLES, BATCH_SIZE, part=1):
-        samples = len(keras.tree.flatten(x)[0])
-        count += samples
-        for place, values in enumerate((before, after)):
-            _assign(statistics, values)
-            totals[place] += samples * loss(x, y, weight)
-    old, new = totals / max(count, 1)
+        after = [to_numpy(variable) for variable in statistics]
+        old, new = _losses(statistics, (before, after), judging, loss)
+    except Exception as error:  # noqa: BLE001 - of a model of the user's own any
+        _assign(statistics, before)
+        why = shortened(str(error))
+        if not isinstance(error, DataError):
+            warnings.warn(
+                "The statistics of BatchNormalization were not gathered anew, and are "
+                f"those of the model before: {type(error).__name__}: {why}",
+                KerasMemWarning,
+                stacklevel=2,
+            )
+        return _changes_of(model, norms, f"stays: {why}", changed=False)
     # Written so that a loss of NaN is no better than another.
     is_better = bool(new <= old) or not np.isfinite(old)
     _assign(statistics, after if is_better else before)
     words = "gathered anew" if is_better else "stays: the loss would rise"
-    return _told(model, called, f"{words}, {old:.4g} to {new:.4g}", changed=is_better)
+    return _changes_of(
+        model, called, f"{words}, {old:.4g} to {new:.4g}", changed=is_better
+    )
+
+
+def _losses(
+    statistics: list[Any],
+    choices: Sequence[list[np.ndarray]],
+    batches: Iterable[tuple[Any, Any, Any]],
+    loss: Loss,
+) -> np.ndarray:
+    """Return the mean loss with each choice of values for the statistics."""
+    totals, count = np.zeros(len(choices)), 0
+    for x, y, weight in batches:
+        samples = len(keras.tree.flatten(x)[0])
+        count += samples
+        for place, values in enumerate(choices):
+            _assign(statistics, values)
+            totals[place] += samples * loss(x, y, weight)
+    return totals / max(count, 1)
 
 
 def own_loss(model: Any, samples: tuple[Any, Any, Any], outputs: Any) -> float:
@@ -162,7 +190,7 @@ def _assign(variables: list[Any], values: list[np.ndarray]) -> None:
         variable.assign(value)
 
 
-def _told(
+def _changes_of(
     model: Any, norms: list[Any], detail: str, *, changed: bool
 ) -> list[WeightChange]:
     chosen = set(map(id, _statistics(norms)))

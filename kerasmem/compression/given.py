@@ -104,7 +104,7 @@ class GivenSteps(Job):
         checkpoints = self._checkpoints(original, ready, training)
         model, changes = run_steps(original, ready, training, checkpoints)
         if training.data is None:
-            _warn_if_stale(original, ready, changes)
+            _warn_if_stale(model, ready, changes)
         if training.epochs or any(isinstance(step, TrainingStep) for step in ready):
             check_finite(model, original)
         return Done(model, self._steps, changes)
@@ -137,11 +137,11 @@ class GivenSteps(Job):
 
 
 def _warn_if_stale(
-    original: Any, steps: list[Technique], changes: list[WeightChange]
+    model: Any, steps: list[Technique], changes: list[WeightChange]
 ) -> None:
     """Warn if weights went that statistics of BatchNormalization were gathered on."""
     moving = {step.name for step in steps if step.trains_on}
-    stale = [norm for norm in batch_norms(original) if norm.trainable]
+    stale = [norm for norm in batch_norms(model) if norm.trainable]
     if stale and any(c.changed and c.technique in moving for c in changes):
         warnings.warn(
             f"The statistics of {len(stale)} BatchNormalization layers are those of "

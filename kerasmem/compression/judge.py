@@ -109,7 +109,7 @@ def far_worse(
 
     Args:
         before: metrics of one model by name.
-        after: metrics of the other.
+        after: metrics of the other; what only one of them has is not compared.
         chance: accuracy of whoever guesses, see `chance_of`; None if unknown.
 
     Example:
@@ -117,6 +117,8 @@ def far_worse(
         'far worse: loss 0.4 to 1, more than twice as much'
     """
     for name, old in before.items():
+        if name not in after:
+            continue
         new = after[name]
         # Written so that NaN is far worse.
         if chance is not None and _ACCURACY.fullmatch(name) and old > chance:

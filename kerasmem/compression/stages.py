@@ -78,7 +78,10 @@ def run_steps(
             changes += made
             if _leaves_stale(steps[number - 1 :], made, training):
                 loss = _loss(model, original)
-                changes += batch_norm.reestimate_if_better(model, training.data, loss)
+                size = training.fit.get("batch_size") or batch_norm.BATCH_SIZE
+                changes += batch_norm.reestimate_if_better(
+                    model, training.data, loss, size
+                )
         if checkpoints:
             checkpoints.write(number, model, changes)
             model, changes = _from_file(checkpoints, number, original, training)

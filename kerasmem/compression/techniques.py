@@ -63,4 +63,5 @@ def from_json(config: dict[str, Any]) -> Technique:
     except ConfigError:
         raise
     except (TypeError, ValueError, OverflowError) as error:
-        raise ConfigError(f"Wrong arguments for {name!r}: {error}.") from error
+        why = str(error).rstrip(".")
+        raise ConfigError(f"Wrong arguments for {name!r}: {why}.") from error

@@ -27,6 +27,9 @@ FORM_BYTES = 400
 _FREE_ENTRIES = 16 * MIB
 """Of weights that a model may have beside those in its file, such as unsaved ones."""
 
+_ONE_THREAD = threading.RLock()
+"""Two loads at a time would each put back what the other had put in its place."""
+
 _LARGE_BYTES, _MOST_TIMES = 256 * MIB, 16
 _MOST_TIMES_BEFORE_THE_MODEL = 100
 
@@ -49,7 +52,7 @@ def inflates(path: Path, weights: h5py.File) -> bool:
         path: the file.
         weights: those in it.
     """
-    whole = max(sum(_told_bytes(weights).values()), int(weights.id.get_filesize()))
+    whole = max(sum(_declared_bytes(weights).values()), int(weights.id.get_filesize()))
     return whole > max(_LARGE_BYTES, _MOST_TIMES * path.stat().st_size)
 
 
@@ -63,7 +66,7 @@ def check_declared(path: Path, weights: h5py.File) -> None:
     Raises:
         ModelFileError: if they are.
     """
-    sizes = _told_bytes(weights)
+    sizes = _declared_bytes(weights)
     most = max(_LARGE_BYTES, _MOST_TIMES_BEFORE_THE_MODEL * path.stat().st_size)
     if sum(sizes.values()) > most:
         largest = max(sizes, key=sizes.__getitem__)
@@ -87,14 +90,15 @@ def bounded_weights(path: Path) -> Iterator[None]:
     """
     budget = _Budget(path)
     places = [(keras.Layer, "add_weight"), (keras.metrics.Metric, "add_variable")]
-    originals = [getattr(owner, name) for owner, name in places]
-    for (owner, name), original in zip(places, originals, strict=True):
-        setattr(owner, name, budget.counting(original))
-    try:
-        yield
-    finally:
+    with _ONE_THREAD:
+        originals = [getattr(owner, name) for owner, name in places]
         for (owner, name), original in zip(places, originals, strict=True):
-            setattr(owner, name, original)
+            setattr(owner, name, budget.counting(original))
+        try:
+            yield
+        finally:
+            for (owner, name), original in zip(places, originals, strict=True):
+                setattr(owner, name, original)
 
 
 class _Budget:
@@ -143,7 +147,7 @@ def _count(weights: h5py.File) -> int:
     return sum(math.prod(shape) for shape in forms)
 
 
-def _told_bytes(weights: h5py.File) -> dict[str, int]:
+def _declared_bytes(weights: h5py.File) -> dict[str, int]:
     """Return the bytes in RAM of every array that a file tells of, by its path."""
     sizes: dict[str, Any] = {}
 

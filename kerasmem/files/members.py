@@ -139,7 +139,7 @@ def _unpack(reader: IO[bytes], target: BinaryIO, size: int) -> None:
 
 def _end(beginning: bytes) -> int:
     """Return how many bytes an HDF5 file says that it has, 0 if it does not."""
-    place = _END_BY_VERSION.get(beginning[len(_HDF5)])
+    place = _END_BY_VERSION.get(int.from_bytes(beginning[len(_HDF5) :][:1], "little"))
     return int.from_bytes(beginning[place : place + 8], "little") if place else 0
 
 

@@ -51,7 +51,10 @@ def check_opens(model: Any, path: Path, stored: Path) -> None:
     classes = {type(layer) for layer in sublayers(model)}
     is_new = any(each not in _OPENED for each in classes)
     lost = 0
-    with _apart(), keras.saving.custom_object_scope(live_objects(model)):
+    with (
+        _apart(),
+        keras.saving.custom_object_scope(live_objects(model, compiled=False)),
+    ):
         if is_new or current().lazy_values().why_not():
             lost = _check_whole(model, path)
         else:
@@ -91,15 +94,22 @@ def _opened(path: Path, objects: dict[str, Any]) -> Any:
 
 
 def _compare(model: Any, opened: Any) -> int:
-    """Compare the weights of two models; return how many the second one lacks."""
+    """Compare the weights of two models; return how many the second one lacks.
+
+    Where one has more of them, those of one path are compared: in the first model more
+    is what no config tells of, in the second what the first has in several layers.
+    """
     # What a model with a `save` of its own saves may be another one.
     if type(model).save is not keras.Model.save:
         return 0
     ours, theirs = _owners_and_weights(model), _owners_and_weights(opened)
     if len(ours) == len(theirs):
-        for (owner, weight), (_, found) in zip(ours, theirs, strict=True):
-            _compare_weights(owner, weight, found)
-    # More than in the model come of one that it holds in several layers.
+        pairs = [(one, found) for one, (_, found) in zip(ours, theirs, strict=True)]
+    else:
+        by_path = {found.path: found for _, found in theirs}
+        pairs = [(one, by_path[one[1].path]) for one in ours if one[1].path in by_path]
+    for (owner, weight), found in pairs:
+        _compare_weights(owner, weight, found)
     return max(len(ours) - len(theirs), 0)
 
 

@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 import keras
 
-from kerasmem.errors import ConfigError, OutputError
+from kerasmem.errors import ConfigError, KerasMemError, OutputError
 from kerasmem.files.atomic import replacing
 from kerasmem.files.load import first_reason
 from kerasmem.files.opens import check_opens
@@ -114,7 +114,11 @@ def save_stored(model: Any, path: Path) -> None:
 def _save(model: Any, path: Path) -> None:
     try:
         model.save(path)
-    except (TypeError, ValueError, NotImplementedError) as error:
+    except KerasMemError:
+        raise
+    except OSError:
+        raise  # of the disk, and told as that
+    except Exception as error:  # what a class of the user's own raises has no limit
         raise OutputError(
             f"Keras cannot save the model {model.name!r}: {first_reason(error)}"
         ) from error

@@ -104,14 +104,18 @@ def compile_as(made: Any, model: Any) -> None:
         made.compile(**settings)
 
 
-def live_objects(model: Any) -> dict[str, Any]:
+def live_objects(model: Any, *, compiled: bool = True) -> dict[str, Any]:
     """Return the classes and functions of the user's own that `model` is made of.
+
+    Args:
+        model: a Keras model.
+        compiled: whether those of its optimizer, loss and metrics count.
 
     Returns:
         Each under the name by which a config tells of it.
     """
     found: dict[str, Any] = {}
-    for item in _parts(model):
+    for item in _parts(model, compiled=compiled and model.compiled):
         named = item if _is_function(item) else _saved_class(item)
         if named.__module__.partition(".")[0] in _NOT_THE_USERS:
             continue
@@ -135,7 +139,7 @@ def _saved_class(item: Any) -> type:
     return next(classes)
 
 
-def _parts(model: Any) -> Iterator[Any]:
+def _parts(model: Any, *, compiled: bool) -> Iterator[Any]:
     for layer in sublayers(model):
         yield layer
         # Keras puts a wrapper of its own before the `build` of every layer: what a
@@ -146,7 +150,7 @@ def _parts(model: Any) -> Iterator[Any]:
             if isinstance(value, _SETTINGS)
             or (_is_function(value) and not hasattr(type(layer), name))
         )
-    if model.compiled:
+    if compiled:
         yield model.optimizer
         yield from keras.tree.flatten(model.loss)
         for metric in model.metrics:

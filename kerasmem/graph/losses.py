@@ -106,7 +106,11 @@ def warn_if_unfit(model: Any) -> None:
     )
     if not takes_loss or not model.compiled or not getattr(model, "outputs", None):
         return
-    for text in _misfits(model):
+    try:
+        texts = list(_misfits(model))
+    except (ValueError, TypeError, KeyError):
+        return  # losses in a form that only `fit` knows: of those nothing is said
+    for text in texts:
         warnings.warn(text, KerasMemWarning, stacklevel=3)
 
 

@@ -94,7 +94,9 @@ def _open(
 ) -> Trace:
     graph = own_graph(operation)
     if graph is not None:
-        return _trace_graph(graph, keras.tree.flatten(args[0]), opens, owner)
+        return _trace_graph(
+            graph, keras.tree.flatten(first_argument(args, kwargs)), opens, owner
+        )
     given = keras.tree.flatten((args, kwargs))
     tensors = tuple(x for x in given if isinstance(x, keras.KerasTensor))
     if isinstance(operation, keras.layers.Layer) and opens(operation):
@@ -121,6 +123,11 @@ def _with_batch(tensor: Any, shape: Sequence[int | None], batch_size: int) -> An
     first, *rest = shape
     shape = (batch_size if first is None else first, *rest)
     return keras.KerasTensor(shape, dtype=tensor.dtype, sparse=tensor.sparse)
+
+
+def first_argument(args: tuple, kwargs: dict[str, Any]) -> Any:
+    """Return what a model is called on, by place or by name."""
+    return args[0] if args else next(iter(kwargs.values()))
 
 
 def own_graph(model: Any) -> Any:

@@ -94,7 +94,7 @@ def _loss_of_each(model: Any, loss: Any, values: Any) -> list[Any]:
     if isinstance(loss, dict):
         return [loss.get(name) for name in _names(model, values, count)]
     if isinstance(loss, (list, tuple)):
-        return list(loss) if len(loss) == count else [loss[0]] * count
+        return list(loss) if len(loss) == count else [*loss[:1], None][:1] * count
     return [loss] * count
 
 

@@ -59,16 +59,17 @@ def census() -> Census:
     of numbers and text, nor of what kerasmem itself keeps. Takes some tenths of a
     second; of very many objects the newest five million are counted.
     """
+    arrays = {id(each): each for each in _arrays(gc.get_objects()[-_MOST_OBJECTS:])}
+    sizes: Counter[str] = Counter()
+    for each in arrays.values():
+        sizes[kind_name(type(each))] += _array_bytes(each)
+    # Now: a tensor whose size was asked for may keep an object of its shape.
     objects = gc.get_objects()[-_MOST_OBJECTS:]
     number: Counter[str] = Counter()
     for kind, count in Counter(map(type, objects)).items():
         if not is_own(kind):
             number[kind_name(kind)] += count
-    arrays = {id(each): each for each in _arrays(objects)}
     number |= Counter(kind_name(type(each)) for each in arrays.values())
-    sizes: Counter[str] = Counter()
-    for each in arrays.values():
-        sizes[kind_name(type(each))] += _array_bytes(each)
     return Census(number, sizes, frozenset(arrays))
 
 
@@ -194,10 +195,10 @@ def _arrays(objects: list[Any]) -> Iterator[Any]:
 
 
 def _has_size(kind: type) -> bool:
-    # Of the type: to ask the object wakes lazy modules and breaks at dead proxies.
-    return all(
-        any(name in vars(base) for base in kind.__mro__) for name in ("shape", "dtype")
-    )
+    # Of the type: to ask the object wakes lazy modules and breaks at dead proxies. A
+    # symbolic tensor has no value, and would make an object of its shape when asked.
+    names = frozenset().union(*map(vars, kind.__mro__))
+    return {"shape", "dtype"} <= names and not names.isdisjoint({"numpy", "nbytes"})
 
 
 def _is_array(one: Any) -> bool:

@@ -55,7 +55,6 @@ def dense():
 
 
 MODELS = {"resnet": resnet, "dense": dense}
-OPTIMIZERS = ("8-bit Adam", "Adafactor", "SGD")
 
 
 def _optimizer(name):
@@ -63,8 +62,12 @@ def _optimizer(name):
 
     from kerasmem.optimizers import Adam8bit
 
-    made = {"8-bit Adam": Adam8bit, "SGD": keras.optimizers.SGD}
-    return made.get(name, getattr(keras.optimizers, name, keras.optimizers.Adam))()
+    made = {
+        "8-bit Adam": Adam8bit,
+        "Adafactor": keras.optimizers.Adafactor,
+        "SGD": keras.optimizers.SGD,
+    }
+    return made.get(name, keras.optimizers.Adam)()
 
 
 def _model(name, remedy, batch):
@@ -140,9 +143,10 @@ def child(limit, *arguments):
         text=True,
         check=False,
     )
-    lines = ended.stdout.splitlines()
     if ended.returncode == 0:
-        return json.loads(lines[-1])
+        return json.loads(ended.stdout.splitlines()[-1])
+    if "fail" in arguments:
+        raise RuntimeError(ended.stderr[-2000:])
     return {"peak": None, "error": ended.stderr.strip().splitlines()[-1][:200]}
 
 

@@ -20,6 +20,7 @@ def cases(lane):
 @pytest.mark.parametrize("case", cases("graphs"))
 def test_a_graph_that_once_broke_a_law_keeps_it(case):
     outcome = worker.run(case)
+    assert outcome.word != "unfit"
     assert not outcome.failed, f"{outcome.reason}\n{outcome.trace}"
 
 

@@ -88,19 +88,22 @@ def prune_channels(
     take_along(model, smaller, pairs, kept)
     changes = _changes(graph, pairs, found, groups, kept)
     if turn.number == turn.count and not any(change.changed for change in changes):
-        _warn_if_whole(ranking, choice)
+        _warn_if_whole(ranking, choice, kept)
     return Pruned(smaller, changes, error, found.unknown)
 
 
-def _warn_if_whole(ranking: Ranking, choice: "PruneChannels") -> None:
+def _warn_if_whole(ranking: Ranking, choice: "PruneChannels", kept: Kept) -> None:
     """Warn if channels were to go and none has gone, in no round."""
     asked = max([choice.ratio, *(ratio for _, ratio in choice.ratios)])
     if asked and ranking.is_whole:
+        why = next(iter(kept.notes.values()), None) or (
+            "its share of channels rounds to none in every group of channels that go "
+            f"together, of which the largest has {ranking.largest}"
+        )
         warnings.warn(
-            f"PruneChannels removed nothing: its share of channels rounds to none in "
-            f"every group of channels that go together, of which the largest has "
-            f"{ranking.largest}. Next: a larger ratio, of='parameters', or less of "
-            f"ignore, min_channels and round_to. Received: ratio={choice.ratio!r}.",
+            f"PruneChannels removed nothing: {why}. Next: a larger ratio, "
+            "of='parameters', or less of ignore, min_channels and round_to. Received: "
+            f"ratio={choice.ratio!r}.",
             KerasMemWarning,
             stacklevel=2,
         )

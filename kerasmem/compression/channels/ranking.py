@@ -79,7 +79,10 @@ class Ranking:
         counts, notes = self._counts(ratio), {}
         kept = self._without(counts, notes)
         while calls := added_otherwise(self._found, kept):
-            for n, name in self._shrinking(calls, counts).items():
+            shrinking = self._shrinking(calls, counts)
+            if not shrinking:
+                counts = [0] * len(counts)  # no group is seen to be the cause: all stay
+            for n, name in shrinking.items():
                 counts[n] = max(counts[n] - self._choice.round_to, 0)
                 why = WHY.format(name=name)
                 notes.update(dict.fromkeys(self._groups.members[n].tolist(), why))

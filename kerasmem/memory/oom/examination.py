@@ -38,9 +38,9 @@ def post_mortem(model: Any, cause: Cause, moment: Moment) -> PostMortem:
     """Return all that can be told of why memory ran out, and what would help.
 
     It never raises: a part that cannot be found out is left out and said. Nothing runs
-    on the device but in processes of their own, if `moment` allows that, and what is
-    returned holds no tensors. What was in use at the peak is
-    measured if `moment` has a timeline, else estimated for a step like the failed one.
+    on the device, but in processes of their own if `moment` allows that, and what is
+    returned holds no tensors. What was in use at the peak is measured if `moment` has a
+    timeline, else estimated for a step like the failed one.
     Ask for it when the error is gone and its tensors are free: what is in use by then
     is taken for what stays in use.
 
@@ -133,17 +133,16 @@ class _Examination:
     def _fitting(self, room: Room | None) -> Fitting | None:
         if room is None:
             return None
-        moment = self._moment
+        moment, failed = self._moment, self._moment.micro_batches
         if moment.may_try and can_be_tried():
             tried = self._try(
                 "how many micro-batches fit when tried",
                 lambda: try_micro_batches(self._model, moment, room, self._estimate),
             )
-            if tried is not None:
+            if tried is not None and tried.fitting is not None:
                 return tried.fitting
-        return fewest_micro_batches(
-            self._estimate, room, moment.batch_size, moment.micro_batches
-        )
+            failed = tried.failed if tried else failed
+        return fewest_micro_batches(self._estimate, room, moment.batch_size, failed)
 
     def _remedies(
         self, fitting: Fitting | None, room: Room | None

@@ -7,6 +7,7 @@ from typing import Any
 
 from kerasmem import backends
 from kerasmem.memory.batch_size.find import request_of_one, search_for
+from kerasmem.memory.batch_size.limit import device_kind
 from kerasmem.memory.batch_size.result import Trial
 from kerasmem.memory.oom.fitting import (
     Fitting,
@@ -23,9 +24,15 @@ _SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Tried:
-    """What trials said: the number of micro-batches that fits, None if none did."""
+    """What trials said.
+
+    Args:
+        fitting: the number of micro-batches that fits, None if none did.
+        failed: the largest number of them that was seen not to fit.
+    """
 
     fitting: Fitting | None
+    failed: int
 
 
 def can_be_tried() -> bool:
@@ -33,7 +40,7 @@ def can_be_tried() -> bool:
 
     A GPU is full while this process has it.
     """
-    return backends.current().cpu_limit_bytes() is not None
+    return device_kind() == "cpu" and backends.current().cpu_limit_bytes() is not None
 
 
 def try_micro_batches(
@@ -69,10 +76,13 @@ def try_micro_batches(
     if not search.trials:
         return None
     fits = [trial for trial in search.trials if trial.fits]
+    fails = [trial.batch_size for trial in search.trials if not trial.fits]
+    failed = -(-moment.batch_size // min(fails, default=moment.micro_batch_size))
     if not fits:
-        return Tried(None)
+        return Tried(None, failed)
     largest = max(fits, key=lambda trial: trial.batch_size)
-    return Tried(_fitting(largest, moment, room, estimate(largest.batch_size)))
+    fitting = _fitting(largest, moment, room, estimate(largest.batch_size))
+    return Tried(fitting, failed)
 
 
 def _fitting(

@@ -62,8 +62,9 @@ def test_as_many_micro_batches_as_it_names_run_within_the_limit(seen, found):
 
 
 def test_what_is_said_to_fit_by_itself_runs_within_the_limit(seen, found):
+    assert found.remedies
+    assert None not in {one.fits for one in found.remedies}  # the limit is known
     fits = {one.name for one in found.remedies if one.fits}
-    assert "int8 activations" in fits
     assert seen["device"]["remedies"] == dict.fromkeys(fits, True)
     assert found.left_out == ()
 

@@ -7,7 +7,12 @@ from typing import Any
 
 import keras
 
-from kerasmem.graph.nodes import is_trained, nodes_in_order, own_graph
+from kerasmem.graph.nodes import (
+    first_argument,
+    is_trained,
+    nodes_in_order,
+    own_graph,
+)
 
 Part = tuple[str, Any, tuple[int, ...]]
 """What follows a name, a layer, and what it takes: places in the list of the input and
@@ -122,7 +127,9 @@ class _Pass:
         inner = own_graph(node.operation)
         if inner is not None:
             # Beside the inputs there may be a mask.
-            given = keras.tree.flatten(node.arguments.args[0])
+            given = keras.tree.flatten(
+                first_argument(node.arguments.args, node.arguments.kwargs)
+            )
             inputs = [known[id(tensor)] for tensor in given]
             return self.graph(inner, inputs, f"{name}/", trained=trained)
         taken = tuple(known[id(tensor)] for tensor in node.arguments.keras_tensors)
