@@ -15,7 +15,8 @@ import tempfile
 import time
 import warnings
 import zipfile
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -59,13 +60,13 @@ def drawn(seed: int) -> dict[str, Any]:
 
 
 def run(case: dict[str, Any]) -> Outcome:
-    """Damage a copy of the base in a child, and read it there."""
+    """Damage a copy of the base, and read it; what else happens on the way shows."""
     with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
         room = Path(folder) / "room"
         room.mkdir()
         precious = room / "precious"
         precious.write_bytes(b"p" * 10_001)
-        outcome = _forked(case, room)
+        outcome = _damaged_and_read(case, room)
         if (room / SENTINEL).exists() or (room.parent / SENTINEL).exists():
             return Outcome("executed", f"{case['reader']} of {case['base']}")
         if precious.read_bytes() != b"p" * 10_001:
@@ -75,45 +76,55 @@ def run(case: dict[str, Any]) -> Outcome:
     return outcome
 
 
-def _forked(case: dict[str, Any], room: Path) -> Outcome:
-    bases()  # or the child would write its own
+def _damaged_and_read(case: dict[str, Any], room: Path) -> Outcome:
+    """Damage in one child and read in another: the memory is that of the reader."""
+    bases()  # or a child would write its own
+    path, what = room / case["base"], f"{case['reader']} of {case['base']}"
+    outcome, _ = _forked(partial(_damaged, case, path), room)
+    if outcome.word != "ok":
+        return Outcome("unfit", outcome.reason)
+    outcome, most = _forked(partial(outcome_of, case["reader"], path), room)
+    _last["rss_bytes"] = most
+    if outcome.word in ("crash", "hang"):
+        return Outcome(outcome.word, f"{what}: {outcome.reason}")
+    over = most - MOST_BYTES_RESIDENT
+    if over > 0 and not outcome.failed and over > _own_bytes(path):
+        return Outcome("too much memory", f"{what}: {most >> 20} MiB")
+    return outcome
+
+
+def _forked(work: Callable[[], Outcome], room: Path) -> tuple[Outcome, int]:
+    """Return what became of work in a child, and its highest resident memory."""
     answer, question = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(answer)
-        _in_child(case, room, question)
+        _in_child(work, room, question)
     os.close(question)
     end = time.monotonic() + 1.5 * MOST_SECONDS
-    usage = None
-    while usage is None and time.monotonic() < end:
+    usage, status, word = None, 0, "crash"
+    while usage is None:
         found, status, rusage = os.wait4(child, os.WNOHANG)
         if found:
             usage = rusage
+        elif time.monotonic() > end:
+            os.kill(child, signal.SIGKILL)
+            end, word = float("inf"), "hang"
         else:
             time.sleep(0.005)
-    if usage is None:
-        os.kill(child, signal.SIGKILL)
-        _, status, usage = os.wait4(child, 0)
-        os.close(answer)
-        return Outcome("hang", f"{case['reader']} of {case['base']}")
     with os.fdopen(answer, "rb") as pipe:
         told = pipe.read()
     most = usage.ru_maxrss * 1024
-    _last["rss_bytes"] = most
-    outcome = _told(told, status, case)
-    allowed = MOST_BYTES_RESIDENT
-    if (
-        not outcome.failed
-        and most > allowed
-        and most > allowed + _own_bytes(room, case)
-    ):
-        what = f"{case['reader']} of {case['base']}: {most >> 20} MiB"
-        return Outcome("too much memory", what)
-    return outcome
+    if told:
+        return Outcome(**json.loads(told)), most
+    number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+    if number == signal.SIGXCPU:
+        word = "hang"
+    reason = signal.Signals(number).name if number else os.WEXITSTATUS(status)
+    return Outcome(word, str(reason)), most
 
 
-def _own_bytes(room: Path, case: dict[str, Any]) -> int:
-    path = room / case["base"]
+def _own_bytes(path: Path) -> int:
     try:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
@@ -123,38 +134,26 @@ def _own_bytes(room: Path, case: dict[str, Any]) -> int:
     return min(sum(member.file_size for member in arrays), 1 << 30)
 
 
-def _told(told: bytes, status: int, case: dict[str, Any]) -> Outcome:
-    what = f"{case['reader']} of {case['base']}"
-    if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
-        word = "hang" if number in (signal.SIGXCPU, signal.SIGALRM) else "crash"
-        return Outcome(word, f"{what}: {signal.Signals(number).name}")
-    if not told:
-        return Outcome("crash", f"{what}: exit code {os.WEXITSTATUS(status)}")
-    return Outcome(**json.loads(told))
-
-
-def _in_child(case: dict[str, Any], room: Path, question: int) -> None:
+def _in_child(work: Callable[[], Outcome], room: Path, question: int) -> None:
     os.chdir(room)
     resource.setrlimit(resource.RLIMIT_DATA, (MOST_BYTES, MOST_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    seconds = int(time.process_time()) + MOST_SECONDS + 1
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.RLIM_INFINITY))
     warnings.simplefilter("ignore")
-    path = room / case["base"]
+    os.write(question, json.dumps(work().to_json()).encode())
+    os._exit(0)
+
+
+def _damaged(case: dict[str, Any], path: Path) -> Outcome:
     source = bases() / case["base"]
     (shutil.copytree if source.is_dir() else shutil.copy)(source, path)
     try:
         for number in case["mutations"]:
             damage(path, number)
     except Exception as error:  # noqa: BLE001 - what is damaged already may not open
-        outcome = Outcome("unfit", f"{type(error).__name__}")
-    else:
-        start = time.process_time()
-        resource.setrlimit(
-            resource.RLIMIT_CPU, (int(start) + MOST_SECONDS + 1, resource.RLIM_INFINITY)
-        )
-        outcome = outcome_of(case["reader"], path)
-    os.write(question, json.dumps(outcome.to_json()).encode())
-    os._exit(0)
+        return Outcome("unfit", f"{type(error).__name__}")
+    return Outcome("ok")
 
 
 def kinds(case: dict[str, Any]) -> list[str]:

@@ -224,7 +224,8 @@ def _rematerialize(case: Case) -> None:
     if not all(np.isfinite(weight).all() for weight in after[0]):
         raise UnfitError("a step leaves NaN")
     after = [[a.astype("float64") for a in each] for each in after]
-    case.check_equal(*after, case.noise, "step")
+    # Gradients are less exact than answers: what is large cancels in them.
+    case.check_equal(*after, max(case.noise, 1e-3 / 30), "step")
 
 
 def _save(case: Case) -> None:
