@@ -28,12 +28,13 @@ class Census(NamedTuple):
     Args:
         number: of objects by kind.
         nbytes: of arrays and tensors by kind.
-        arrays: identities of those arrays and tensors.
+        arrays: identity and bytes of each of them: one that takes the place of another
+            may have its identity.
     """
 
     number: Counter[str]
     nbytes: Counter[str]
-    arrays: frozenset[int]
+    arrays: frozenset[tuple[int, int]]
 
 
 class Growth(NamedTuple):
@@ -61,8 +62,10 @@ def census() -> Census:
     """
     arrays = {id(each): each for each in _arrays(gc.get_objects()[-_MOST_OBJECTS:])}
     sizes: Counter[str] = Counter()
-    for each in arrays.values():
-        sizes[kind_name(type(each))] += _array_bytes(each)
+    known: set[tuple[int, int]] = set()
+    for key, each in arrays.items():
+        known.add((key, size := _array_bytes(each)))
+        sizes[kind_name(type(each))] += size
     # Now: a tensor whose size was asked for may keep an object of its shape.
     objects = gc.get_objects()[-_MOST_OBJECTS:]
     number: Counter[str] = Counter()
@@ -70,7 +73,7 @@ def census() -> Census:
         if not is_own(kind):
             number[kind_name(kind)] += count
     number |= Counter(kind_name(type(each)) for each in arrays.values())
-    return Census(number, sizes, frozenset(arrays))
+    return Census(number, sizes, frozenset(known))
 
 
 def kind_name(kind: type) -> str:
@@ -140,9 +143,10 @@ def newest(kind: str, number: int, before: Census) -> list[Any]:
         before: an earlier census.
     """
     objects = gc.get_objects()[-_MOST_OBJECTS:]
-    held = {id(each): each for each in _arrays(objects)}
-    arrays = [each for key, each in held.items() if key not in before.arrays]
-    found = sorted(_of_kind(arrays, kind), key=_array_bytes)
+    arrays = {id(each): each for each in _arrays(objects)}.values()
+    of_kind = ((_array_bytes(each), each) for each in _of_kind([*arrays], kind))
+    new = [(n, each) for n, each in of_kind if (id(each), n) not in before.arrays]
+    found = [each for _, each in sorted(new, key=lambda one: one[0])]
     found = found or _of_kind(objects, kind)
     late = found[-max(1, number) :]
     return late[:: -(-len(late) // 3) or 1]

@@ -1,5 +1,6 @@
 """What is told of memory that grows from epoch to epoch, and what is not."""
 
+import gc
 from collections import Counter
 
 import keras
@@ -22,6 +23,7 @@ class Kept:
 def counting(monkeypatch):
     """Have objects really counted. The process of a whole suite has very many."""
     monkeypatch.setattr("kerasmem.memory.holders._MOST_SECONDS", 60.0)
+    gc.collect()  # what other tests left must not be freed while it counts
 
 
 @pytest.fixture(autouse=True)

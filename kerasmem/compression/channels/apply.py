@@ -98,7 +98,8 @@ def _warn_if_whole(ranking: Ranking, choice: "PruneChannels", kept: Kept) -> Non
     if asked and ranking.is_whole:
         why = next(iter(kept.notes.values()), None) or (
             "its share of channels rounds to none in every group of channels that go "
-            f"together, of which the largest has {ranking.largest}"
+            f"together, of which the largest has {ranking.largest}, or others that "
+            "must lose as many stay"
         )
         warnings.warn(
             f"PruneChannels removed nothing: {why}. Next: a larger ratio, "
