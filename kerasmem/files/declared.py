@@ -5,6 +5,8 @@ layer of any size without a weight. Neither gets memory before the other agrees.
 """
 
 import math
+import mmap
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,6 +25,10 @@ from kerasmem.units import MIB
 
 FORM_BYTES = 400
 """Of the beginning of a coded array, in which its shape and type are."""
+
+_HEAP = b"GCOL\x01\0\0\0"
+_ENTRY = struct.Struct("<H6xQ")
+"""Where a heap begins, and an entry: its index, 0 for none, and its length."""
 
 _FREE_ENTRIES = 16 * MIB
 """Of weights that a model may have beside those in its file, such as unsaved ones."""
@@ -76,6 +82,42 @@ def check_declared(path: Path, weights: h5py.File) -> None:
             f"{largest!r} {sizes[largest]}, of which the file has {stored}. It is not "
             "opened."
         )
+
+
+def check_heaps(path: Path) -> None:
+    """Raise if a heap of texts in an HDF5 file has an entry that leads to itself.
+
+    HDF5 itself would follow it for ever.
+
+    Args:
+        path: the file.
+
+    Raises:
+        ModelFileError: if one has.
+    """
+    with path.open("rb") as file:
+        content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    with content:
+        start = content.find(_HEAP)
+        while start >= 0:
+            if not _ends(content, start):
+                raise ModelFileError(
+                    f"{str(path)!r} is damaged: a heap of its texts does not end."
+                )
+            start = content.find(_HEAP, start + len(_HEAP))
+
+
+def _ends(content: mmap.mmap, start: int) -> bool:
+    """Return whether the entries of a heap lead behind its last one."""
+    size = int.from_bytes(content[start + 8 : start + 16], "little")
+    place, end = start + 16, min(start + size, len(content))
+    while place + _ENTRY.size <= end:
+        index, length = _ENTRY.unpack_from(content, place)
+        if not index and length < _ENTRY.size:
+            return False
+        # Entry 0 is the room that is left: its length is with its head.
+        place += length if not index else _ENTRY.size + -(-length // 8) * 8
+    return True
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import keras
 
 from kerasmem.errors import KerasMemError, KerasMemWarning, ModelFileError
 from kerasmem.files.archive import check_archive
-from kerasmem.files.declared import bounded_weights, check_declared
+from kerasmem.files.declared import bounded_weights, check_declared, check_heaps
 from kerasmem.files.legacy import Made, compile_arguments, is_legacy, load_legacy
 from kerasmem.files.members import DAMAGED
 from kerasmem.files.memory_map import MappedWeights
@@ -180,6 +180,7 @@ def _check(path: Path, *, memory_map: bool) -> None:
 
 
 def _check_weights(path: Path) -> None:
+    check_heaps(path)
     try:
         with h5py.File(path, "r") as weights:
             check_declared(path, weights)

@@ -88,3 +88,14 @@ def test_sizes_of_an_hdf5_file_are_compared_with_its_own(tmp_path):
             ModelFileError, match="would take 1073741824 bytes: .*file has 0"
         ):
             declared.check_declared(path, file)
+
+
+def test_a_heap_of_texts_that_leads_to_itself_is_not_followed(tmp_path):
+    model, path = chain((3,), L.Dense(2)), tmp_path / "model.h5"
+    model.save(path)
+    content = bytearray(path.read_bytes())
+    heap = content.index(b"GCOL")
+    content[heap + 16 : heap + 64] = bytes(48)
+    path.write_bytes(content)
+    with pytest.raises(ModelFileError, match="a heap of its texts does not end"):
+        km.load_model(path)

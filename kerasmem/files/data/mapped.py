@@ -6,6 +6,7 @@ import mmap
 import struct
 import zipfile
 from pathlib import Path
+from tokenize import TokenError
 from typing import IO, Any
 
 import numpy as np
@@ -72,10 +73,13 @@ def form_of(file: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, np.dtype
         ValueError: if it is none, or larger, or holds Python objects.
     """
     version = np.lib.format.read_magic(file)
-    if version == (1, 0):
-        shape, in_columns, dtype = np.lib.format.read_array_header_1_0(file)
-    else:
-        shape, in_columns, dtype = np.lib.format.read_array_header_2_0(file)
+    try:
+        if version == (1, 0):
+            shape, in_columns, dtype = np.lib.format.read_array_header_1_0(file)
+        else:
+            shape, in_columns, dtype = np.lib.format.read_array_header_2_0(file)
+    except TokenError as error:
+        raise ValueError("its header is damaged") from error
     if dtype.hasobject:
         raise ValueError("it holds Python objects, which are never loaded")
     wanted = math.prod(shape) * dtype.itemsize
