@@ -4,6 +4,7 @@ import io
 import math
 import mmap
 import struct
+import tokenize
 import zipfile
 from pathlib import Path
 from typing import IO, Any
@@ -72,10 +73,13 @@ def form_of(file: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, np.dtype
         ValueError: if it is none, or larger, or holds Python objects.
     """
     version = np.lib.format.read_magic(file)
-    if version == (1, 0):
-        shape, in_columns, dtype = np.lib.format.read_array_header_1_0(file)
-    else:
-        shape, in_columns, dtype = np.lib.format.read_array_header_2_0(file)
+    try:
+        if version == (1, 0):
+            shape, in_columns, dtype = np.lib.format.read_array_header_1_0(file)
+        else:
+            shape, in_columns, dtype = np.lib.format.read_array_header_2_0(file)
+    except tokenize.TokenError as error:  # NumPy tries it as one of Python 2
+        raise ValueError(f"its header is damaged: {error}") from error
     if dtype.hasobject:
         raise ValueError("it holds Python objects, which are never loaded")
     wanted = math.prod(shape) * dtype.itemsize
