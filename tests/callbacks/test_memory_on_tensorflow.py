@@ -90,9 +90,10 @@ def test_under_a_mirrored_strategy_the_aggregate_counts_the_allocator_once(measu
 
 def test_a_tensor_that_is_kept_every_epoch_is_a_leak_of_its_size(measured):
     (text,) = measured["leak"]["findings"]
-    # The first is kept in epoch 3, so what epoch 2 ends with is the last of before.
+    # Epochs in words count from 1. The first is kept in the fourth, so what the third
+    # ends with is the last of before.
     said = re.match(
-        r"Memory in use on CPU:0 rises by (\S+) MiB an epoch since epoch [23], to ",
+        r"Memory in use on CPU:0 rises by (\S+) MiB an epoch since epoch [34], to ",
         text,
     )
     assert float(said[1]) == pytest.approx(4, abs=SMALL / MIB)

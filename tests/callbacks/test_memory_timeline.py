@@ -385,7 +385,7 @@ def test_a_window_that_never_comes_is_told_and_written_down(tmp_path):
         "earlier ones, such as steps=range(0, 1)."
     ]
     (finding,) = read_run(tmp_path).findings
-    assert finding == Finding("no timeline", told[0], 1, None, "MemoryTimeline")
+    assert finding == Finding("no timeline", told[0], 1, None, "MemoryTimeline", "note")
 
 
 def test_the_window_counts_over_epochs_and_ends_with_its_epoch(tmp_path, backend):

@@ -2,6 +2,7 @@
 
 import sys
 import types
+import zipfile
 
 import keras
 import numpy as np
@@ -459,3 +460,12 @@ def test_labels_that_may_mean_something_else_are_let_through(two_outputs):
     steps = keras.Sequential([keras.Input((2, 1)), keras.layers.Dense(2)])
     steps.compile("sgd", sparse)
     check_classes(steps, (X, X))
+
+
+def test_an_array_whose_header_is_no_sentence_of_python_is_refused(tmp_path):
+    header = b"{'descr': '<f4', 'fortran_order': False, 'shape': ((4, 6), "
+    content = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
+    with zipfile.ZipFile(tmp_path / "data.npz", "w") as archive:
+        archive.writestr("x.npy", content)
+    with pytest.raises(DataError, match="its header is damaged"):
+        load_data(str(tmp_path / "data.npz"))

@@ -4,9 +4,9 @@ import io
 import math
 import mmap
 import struct
+import tokenize
 import zipfile
 from pathlib import Path
-from tokenize import TokenError
 from typing import IO, Any
 
 import numpy as np
@@ -78,8 +78,8 @@ def form_of(file: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, np.dtype
             shape, in_columns, dtype = np.lib.format.read_array_header_1_0(file)
         else:
             shape, in_columns, dtype = np.lib.format.read_array_header_2_0(file)
-    except TokenError as error:
-        raise ValueError("its header is damaged") from error
+    except tokenize.TokenError as error:  # NumPy tries it as one of Python 2
+        raise ValueError(f"its header is damaged: {error}") from error
     if dtype.hasobject:
         raise ValueError("it holds Python objects, which are never loaded")
     wanted = math.prod(shape) * dtype.itemsize
