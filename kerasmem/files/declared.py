@@ -93,31 +93,35 @@ def check_heaps(path: Path) -> None:
         path: the file.
 
     Raises:
-        ModelFileError: if one has.
+        ModelFileError: if one has, or heaps lie over each other.
     """
     with path.open("rb") as file:
         content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     with content:
+        left = len(content) // _ENTRY.size
         start = content.find(_HEAP)
-        while start >= 0:
-            if not _ends(content, start):
-                raise ModelFileError(
-                    f"{str(path)!r} is damaged: a heap of its texts does not end."
-                )
+        while start >= 0 and left >= 0:
+            left -= _entries_in(content, start, left)
             start = content.find(_HEAP, start + len(_HEAP))
+    if left < 0:
+        raise ModelFileError(
+            f"{str(path)!r} is damaged: a heap of its texts does not end."
+        )
 
 
-def _ends(content: mmap.mmap, start: int) -> bool:
-    """Return whether the entries of a heap lead behind its last one."""
+def _entries_in(content: mmap.mmap, start: int, most: int) -> int:
+    """Return how many entries a heap has, more than `most` if it does not end."""
     size = int.from_bytes(content[start + 8 : start + 16], "little")
     place, end = start + 16, min(start + size, len(content))
-    while place + _ENTRY.size <= end:
+    count = 0
+    while place + _ENTRY.size <= end and count <= most:
         index, length = _ENTRY.unpack_from(content, place)
         if not index and length < _ENTRY.size:
-            return False
+            return most + 1
         # Entry 0 is the room that is left: its length is with its head.
         place += length if not index else _ENTRY.size + -(-length // 8) * 8
-    return True
+        count += 1
+    return count
 
 
 @contextmanager
