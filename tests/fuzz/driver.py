@@ -16,7 +16,7 @@ from tests.fuzz.outcome import Outcome
 from tests.fuzz.shrink import shrunk
 
 _ROOT = Path(__file__).parents[2]
-_CASES_A_CHILD = 250
+_CASES_A_CHILD = 100  # JAX keeps what it compiles: about 25 MiB a graph
 _ONE_THREAD = {
     "OMP_NUM_THREADS": "1",  # tiny graphs: threads would only wait for each other
     "TF_NUM_INTRAOP_THREADS": "1",
