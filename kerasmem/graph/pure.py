@@ -77,6 +77,8 @@ class PureRun:
             *_values(self._segment.nodes, self._variables),
         ]
         results = iter(treatment(self._function)(*tensors))
+        if _around() is None:
+            _check_no_weight(self._changed, self._segment)
         outputs = [next(results) for _ in self._segment.outputs]
         for y, masked in zip(outputs, self._masked_out, strict=True):
             if masked:
@@ -162,8 +164,7 @@ def _values(nodes: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
     # Not `variable.value`: inside of a layer that computes in half precision it is
     # converted, also for a layer that does not. The values that JAX trains with are in
     # the scope around, which only a scope of our own gives away.
-    with keras.StatelessScope(initialize_variables=False) as here:
-        around = here.original_scope
+    around = _around()
     values = [around and around.get_current_value(v) for v in variables]
     values = [
         keras.ops.convert_to_tensor(v._value) if value is None else value
@@ -178,6 +179,12 @@ def _values(nodes: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
     ]
 
 
+def _around() -> Any:
+    """Return the scope that keeps values in place of variables, None without one."""
+    with keras.StatelessScope(initialize_variables=False) as here:
+        return here.original_scope
+
+
 def _weights(nodes: Sequence[Any]) -> set[int]:
     """Return the ids of variables that are made to be trained, frozen ones too."""
     # `layer.trainable_variables` leaves out what is frozen.
@@ -188,6 +195,23 @@ def _weights(nodes: Sequence[Any]) -> set[int]:
         for layer in sublayers(node.operation)
         for v in layer._trainable_variables
     }
+
+
+def _check_no_weight(changed: Sequence[Any], segment: Segment) -> None:
+    """Raise for a weight that is trained and assigned in the forward pass.
+
+    Its gradient is that of the new value where variables are assigned; here it would
+    be that of the old one.
+    """
+    weights = _weights(segment.nodes)
+    for variable in changed:
+        if variable.trainable and id(variable) in weights:
+            raise ModelError(
+                "A layer assigns a weight that is trained in its forward pass, as "
+                "SpectralNormalization does, so that it cannot be run a second time. "
+                f"Received: {variable.path!r}. Next: leave the layer as it is; "
+                "km.rematerialize does so in the last of its `segments`."
+            )
 
 
 def _check_only_own(
