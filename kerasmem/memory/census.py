@@ -192,7 +192,11 @@ def _arrays(objects: list[Any]) -> Iterator[Any]:
     for held, types in held_by(objects):
         kinds = set(types)
         for kind in kinds - known.keys():
-            known[kind] = _has_size(kind) and _is_array(held[types.index(kind)])
+            known[kind] = (
+                _has_size(kind)
+                and not is_own(kind)
+                and _is_array(held[types.index(kind)])
+            )
         arrays = frozenset(kind for kind in kinds if known[kind])
         if arrays:
             yield from compress(held, map(arrays.__contains__, types))

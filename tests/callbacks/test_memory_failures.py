@@ -12,6 +12,7 @@ import pytest
 
 from kerasmem.callbacks import MemoryMonitor, memory_watch
 from kerasmem.errors import KerasMemWarning
+from kerasmem.files import journal
 from kerasmem.graph.values import to_numpy
 from kerasmem.records import MemoryRecord
 from tests.callbacks.fakes import FakeDevices
@@ -110,13 +111,17 @@ def test_a_reader_of_the_other_processes_that_fails(trains_alike, devices):
 def test_a_full_disk(trains_alike, devices, monkeypatch, tmp_path, name):
     devices(FakeDevices())
     if name == "memory.jsonl":
-        (tmp_path / name).symlink_to("/dev/full")
+        monkeypatch.setattr(journal, "open_regular", lambda *_: full_disk())
     else:
         monkeypatch.setattr(Path, "write_text", no_space)
     monitor = MemoryMonitor(log_dir=tmp_path, host=False)
 
     trains_alike(monitor, rf"could not write {name}: .*No space left on device")
     assert len(monitor.records) == 2 * EPOCHS
+
+
+def full_disk():
+    return Path("/dev/full").open("ab")
 
 
 def no_space(path, *arguments, **keywords):

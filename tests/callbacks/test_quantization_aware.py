@@ -15,7 +15,7 @@ from kerasmem.compression.quantize.math import dequantize, quantize
 from kerasmem.compression.quantize.repair.fold import fold_batch_norm
 from kerasmem.compression.quantize.static import IntegerLayer
 from kerasmem.compression.quantize.static.apply import integer_model
-from kerasmem.errors import ConfigError, ModelError
+from kerasmem.errors import ConfigError, KerasMemWarning, ModelError
 from kerasmem.graph.kernels import reduced_axes
 from kerasmem.graph.layers import sublayers, weights
 from kerasmem.graph.values import to_numpy
@@ -582,7 +582,8 @@ def test_pruned_weights_stay_zero_in_any_order_of_callbacks(aware_first):
 
 def test_clusters_and_zeros_stay_what_they_are():
     steps = [km.Prune(0.5, include="kernel"), km.Cluster(8)]
-    model = compiled(km.compress(network(), steps).model, optimizer="adam")
+    with pytest.warns(KerasMemWarning, match="statistics of 1 BatchNormalization"):
+        model = compiled(km.compress(network(), steps).model, optimizer="adam")
     before = to_numpy(model.get_layer("side").kernel)
     choice = km.Quantize("int8", granularity="tensor")
     with km.Cluster(8).preserved(model, model):

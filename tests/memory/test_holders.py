@@ -11,6 +11,12 @@ from kerasmem.memory.holders import holder
 IN_THE_MODULE = {"of all": []}
 
 
+@pytest.fixture(autouse=True)
+def _enough_time(monkeypatch):
+    """The objects of all tests before are searched too."""
+    monkeypatch.setattr("kerasmem.memory.holders._MOST_SECONDS", 60.0)
+
+
 class Item:
     """Something that is held."""
 
