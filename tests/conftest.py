@@ -1,5 +1,6 @@
 """The suite runs under one named backend; an unnamed one is an error, not a default."""
 
+import gc
 import os
 import zlib
 
@@ -16,6 +17,9 @@ hypothesis.settings.load_profile("kerasmem")
 BACKENDS = ("tensorflow", "jax", "torch")
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+# A test runs its programs once or twice: to compile them well takes longer than it saves.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+gc.set_threshold(100_000, 20, 100)  # a tenth of the time goes into looking for garbage
 
 
 def pytest_configure(config):
@@ -24,6 +28,23 @@ def pytest_configure(config):
         raise pytest.UsageError(
             f"Set KERAS_BACKEND to one of {BACKENDS}. Received: {backend!r}."
         )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    """Leave out, but in TensorFlow's lane, what is the same on every backend."""
+    if os.environ["KERAS_BACKEND"] != "tensorflow":
+        once = [item for item in items if item.get_closest_marker("one_backend")]
+        config.hook.pytest_deselected(items=once)
+        items[:] = [item for item in items if item not in set(once)]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _few_objects():
+    """What a module leaves behind is not looked through again in every collection."""
+    yield
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -14,6 +14,7 @@ IN_THE_MODULE = {"of all": []}
 @pytest.fixture(autouse=True)
 def _enough_time(monkeypatch):
     """The objects of all tests before are searched too."""
+    gc.unfreeze()
     monkeypatch.setattr("kerasmem.memory.holders._MOST_SECONDS", 60.0)
 
 
