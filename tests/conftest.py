@@ -3,9 +3,12 @@
 import gc
 import os
 import zlib
+from collections import Counter
 
 import hypothesis
 import pytest
+
+from tests import lanes
 
 # How long an example takes is a matter of who else uses the machine. CI takes the same
 # examples for every change; new ones are looked for by hand.
@@ -17,9 +20,9 @@ hypothesis.settings.load_profile("kerasmem")
 BACKENDS = ("tensorflow", "jax", "torch")
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-# A test runs its programs once or twice: to compile them well takes longer than it saves.
+# A test runs its programs once or twice: to compile them well takes too long.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
-gc.set_threshold(100_000, 20, 100)  # a tenth of the time goes into looking for garbage
+gc.set_threshold(100_000, 20, 100)  # to look for garbage took a sixth of the time
 
 
 def pytest_configure(config):
@@ -30,13 +33,33 @@ def pytest_configure(config):
         )
 
 
+def pytest_addoption(parser):
+    text = "keep how long each test took, in tests/durations"
+    parser.addoption("--write-durations", action="store_true", help=text)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Leave out, but in TensorFlow's lane, what is the same on every backend."""
-    if os.environ["KERAS_BACKEND"] != "tensorflow":
-        once = [item for item in items if item.get_closest_marker("one_backend")]
-        config.hook.pytest_deselected(items=once)
-        items[:] = [item for item in items if item not in set(once)]
+    """Mark what is slow, leave out what one lane is enough for, the longest first."""
+    backend = os.environ["KERAS_BACKEND"]
+    names = [item.nodeid for item in items]
+    slow = lanes.slow(names, lanes.durations("tensorflow"))
+    for item in items:
+        if item.nodeid in slow:
+            item.add_marker("slow")
+    if backend != "tensorflow":
+        once = {item for item in items if item.get_closest_marker("one_backend")}
+        config.hook.pytest_deselected(items=[*once])
+        items[:] = [item for item in items if item not in once]
+    lanes.longest_first(items, lanes.durations(backend))
+
+
+TOOK = Counter()
+"""Seconds by test, of this run."""
+
+
+def pytest_runtest_logreport(report):
+    TOOK[report.nodeid] += report.duration
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -88,6 +111,9 @@ MOST_SKIPPED = 2
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session):
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    is_worker = hasattr(session.config, "workerinput")
+    if session.config.option.write_durations and not is_worker:
+        lanes.write_durations(os.environ["KERAS_BACKEND"], TOOK)
     skipped = len(reporter.stats.get("skipped", [])) if reporter else 0
     if skipped > MOST_SKIPPED and session.exitstatus == pytest.ExitCode.OK:
         reporter.write_line(f"{skipped} tests were skipped, {MOST_SKIPPED} may be.")

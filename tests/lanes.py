@@ -1,0 +1,61 @@
+"""Which tests a lane runs, and in which order, by how long they took before.
+
+`tests/durations/BACKEND.json` has the seconds of every test that took a second or more
+in the last run that wrote them: `pytest -n 2 --dist worksteal --write-durations`.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parent / "durations"
+SLOW_SECONDS = 1.0
+"""A test that took longer on TensorFlow is marked `slow`."""
+
+
+def durations(backend: str) -> dict[str, float]:
+    """Return seconds by test, of those that took a second or more."""
+    path = FOLDER / f"{backend}.json"
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def write_durations(backend: str, seconds: dict[str, float]) -> None:
+    """Write the list anew, the longest first."""
+    longest = sorted(seconds.items(), key=lambda one: (-one[1], one[0]))
+    kept = {name: round(took, 1) for name, took in longest if took >= SLOW_SECONDS}
+    FOLDER.mkdir(exist_ok=True)
+    (FOLDER / f"{backend}.json").write_text(json.dumps(kept, indent=0) + "\n")
+
+
+def slow(names: Sequence[str], seconds: dict[str, float]) -> set[str]:
+    """Return the slow ones; of a file in which all are, the shortest is not.
+
+    Args:
+        names: of all tests, as `tests/a/test_b.py::test_c[d]`.
+        seconds: by test.
+
+    Example:
+        >>> sorted(slow(["a::x", "a::y", "b::x"], {"a::x": 3, "a::y": 2, "b::x": 9}))
+        ['a::x']
+    """
+    shortest: dict[str, str] = {}
+    for name in names:
+        file = _file(name)
+        best = shortest.setdefault(file, name)
+        if seconds.get(name, 0.0) < seconds.get(best, 0.0):
+            shortest[file] = name
+    return set(seconds) & set(names) - set(shortest.values())
+
+
+def longest_first(items: list[Any], seconds: dict[str, float]) -> None:
+    """Order tests by the time that their file takes: two workers end at once."""
+    of_files = Counter[str]()
+    for name, took in seconds.items():
+        of_files[_file(name)] += took
+    items.sort(key=lambda item: -of_files[_file(item.nodeid)])
+
+
+def _file(name: str) -> str:
+    return name.partition("::")[0]

@@ -1,0 +1,37 @@
+"""The lanes of the suite leave nothing out."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from tests.lanes import durations, longest_first, slow, write_durations
+
+pytestmark = pytest.mark.one_backend
+SECONDS = {"a.py::x": 3.0, "a.py::y": 2.0, "b.py::x": 9.0, "c.py::gone": 5.0}
+
+
+def test_what_took_long_is_slow():
+    assert slow(["a.py::x", "a.py::z"], SECONDS) == {"a.py::x"}
+
+
+def test_no_file_is_slow_altogether():
+    assert slow(["a.py::x", "a.py::y", "b.py::x"], SECONDS) == {"a.py::x"}
+
+
+def test_a_test_that_is_new_is_fast_and_one_that_is_gone_is_nothing():
+    assert slow(["c.py::new", "c.py::newer"], SECONDS) == set()
+
+
+def test_the_file_that_took_longest_comes_first_in_its_own_order():
+    names = ["a.py::y", "a.py::x", "c.py::new", "b.py::x", "d.py::x"]
+    items = [SimpleNamespace(nodeid=name) for name in names]
+    longest_first(items, SECONDS)
+    found = [item.nodeid for item in items]
+    assert found == ["b.py::x", "a.py::y", "a.py::x", "c.py::new", "d.py::x"]
+
+
+def test_what_took_a_second_is_kept(monkeypatch, tmp_path):
+    monkeypatch.setattr("tests.lanes.FOLDER", tmp_path)
+    write_durations("jax", {"a.py::x": 0.99, "a.py::y": 1.04, "b.py::x": 7.0})
+    assert list(durations("jax").items()) == [("b.py::x", 7.0), ("a.py::y", 1.0)]
+    assert durations("torch") == {}
