@@ -1,5 +1,6 @@
 """The end of the line in a worker: one case in, one outcome out, as JSON."""
 
+import gc
 import json
 import os
 import resource
@@ -28,6 +29,7 @@ def serve(
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     sys.stdout = sys.stderr
+    gc.freeze()  # what is imported is not looked through by every collection
     for line in sys.stdin:
         start = time.perf_counter()
         case = json.loads(line)
