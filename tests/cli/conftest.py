@@ -1,7 +1,6 @@
 """One small trained model and its data, in files, and `kerasmem` called on them."""
 
 import json
-import os
 import sys
 
 import keras
@@ -11,13 +10,6 @@ import pytest
 from kerasmem.cli import main
 
 SHAPE, CLASSES, SAMPLES = 6, 3, 60
-
-# What is refused before a backend has it is refused on all of them.
-collect_ignore = (
-    []
-    if os.environ.get("KERAS_BACKEND") == "tensorflow"
-    else ["test_hostile_files.py", "test_temporary_folder.py"]
-)
 
 
 @pytest.fixture

@@ -63,6 +63,7 @@ def test_a_file_has_the_weights_that_its_model_gets(coding, nothing_is_free, tmp
         assert_same(small.model, km.load_model(path))
 
 
+@pytest.mark.one_backend
 def test_a_layer_gets_no_memory_for_weights_that_are_not_there(tmp_path):
     model = chain((6,), L.Dense(4))
     config = model.get_config()
@@ -78,6 +79,7 @@ def test_a_layer_gets_no_memory_for_weights_that_are_not_there(tmp_path):
     assert keras.Layer.add_weight is add_weight
 
 
+@pytest.mark.one_backend
 def test_sizes_of_an_hdf5_file_are_compared_with_its_own(tmp_path):
     path = tmp_path / "m.h5"
     with h5py.File(path, "w") as file:
@@ -90,6 +92,7 @@ def test_sizes_of_an_hdf5_file_are_compared_with_its_own(tmp_path):
             declared.check_declared(path, file)
 
 
+@pytest.mark.one_backend
 def test_a_heap_of_texts_that_leads_to_itself_is_not_followed(tmp_path):
     model, path = chain((3,), L.Dense(2)), tmp_path / "model.h5"
     model.save(path)

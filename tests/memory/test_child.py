@@ -9,6 +9,8 @@ import pytest
 from kerasmem.errors import ConfigError, DataError
 from kerasmem.memory.child import ChildDiedError, run_in_child
 
+pytestmark = pytest.mark.one_backend
+
 
 def complain(job):
     """Runs in the child."""

@@ -70,6 +70,7 @@ def test_the_batch_found_has_run_and_was_measured(wide):
     assert predicted == sorted(predicted)
 
 
+@pytest.mark.one_backend
 def test_a_prediction_never_falls_where_what_was_measured_does(wide, monkeypatch):
     measured = {"peaks": [700, 600, 610, 900]}
     monkeypatch.setattr(predict, "run_in_child", lambda *_, **__: measured)
@@ -77,6 +78,7 @@ def test_a_prediction_never_falls_where_what_was_measured_does(wide, monkeypatch
     assert [predicted(size) for size in (1, 2, 3, 4, 6, 8)] == [700] * 4 + [800, 900]
 
 
+@pytest.mark.one_backend
 def test_there_is_a_prediction_where_one_sample_is_the_most(wide, monkeypatch):
     def measured(_, job, **__):
         return {"peaks": [100 * size for size in job["sizes"]]}
@@ -99,6 +101,7 @@ class Broken(layers.Layer):
         return inputs
 
 
+@pytest.mark.one_backend
 def test_a_step_that_fails_for_another_reason_is_no_batch_that_does_not_fit():
     model = keras.Sequential([keras.Input((256,)), Broken(), layers.Dense(1)])
     model.compile("sgd", "mse")
@@ -106,6 +109,7 @@ def test_a_step_that_fails_for_another_reason_is_no_batch_that_does_not_fit():
         trial(model, 7)
 
 
+@pytest.mark.one_backend
 def test_a_batch_size_is_an_int_that_knows_its_story():
     curve = (CurvePoint(8, 100, 110),)
     found = BatchSize(8, limit_bytes=120, curve=curve, trials=(Trial(8, fits=True),))
@@ -114,26 +118,31 @@ def test_a_batch_size_is_an_int_that_knows_its_story():
     assert (found.limit_bytes, found.curve) == (120, curve)
 
 
+@pytest.mark.one_backend
 def test_a_limit_below_the_weights_is_refused(wide):
     with pytest.raises(errors.ConfigError, match=r"below what the model's variables"):
         find_batch_size(wide, "1MiB")
 
 
+@pytest.mark.one_backend
 def test_a_limit_that_is_no_size_is_refused(wide):
     with pytest.raises(errors.ConfigError, match=r"A size is a number of bytes"):
         find_batch_size(wide, "a lot")
 
 
+@pytest.mark.one_backend
 def test_a_model_without_weights_is_refused():
     with pytest.raises(errors.ModelError, match=r"has no weights yet"):
         find_batch_size(keras.Sequential([layers.Dense(2)]), "1GiB")
 
 
+@pytest.mark.one_backend
 def test_a_largest_batch_of_nothing_is_refused(wide):
     with pytest.raises(errors.ConfigError, match=r"from 1\. Received: largest=0"):
         find_batch_size(wide, "1GiB", largest=0)
 
 
+@pytest.mark.one_backend
 def test_a_fixed_batch_axis_is_refused():
     inputs = keras.Input(batch_shape=(4, 8))
     model = keras.Model(inputs, layers.Dense(1)(inputs))
@@ -141,6 +150,7 @@ def test_a_fixed_batch_axis_is_refused():
         find_batch_size(model, "1GiB", optimizer="sgd")
 
 
+@pytest.mark.one_backend
 def test_training_needs_an_optimizer():
     model = keras.Sequential([keras.Input((2,)), layers.Dense(1)])
     with pytest.raises(errors.ModelError, match=r"Training needs an optimizer"):
