@@ -1,5 +1,7 @@
 """Trials that really run, and what is refused before one does."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import keras
 import pytest
 from keras import layers
@@ -21,8 +23,7 @@ WIDTH = 1024
 LIMIT = 24 * MIB
 
 
-@pytest.fixture
-def wide():
+def make_wide():
     """2 MiB of weights; 12 KiB of activations for a sample."""
     model = keras.Sequential(
         [
@@ -35,6 +36,19 @@ def wide():
     )
     model.compile("sgd", "mse")
     return model
+
+
+@pytest.fixture
+def wide():
+    return make_wide()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def too_large():
+    """A trial for which TensorFlow's allocator waits ten seconds, while others run."""
+    model = make_wide()
+    with ThreadPoolExecutor(1) as thread:
+        yield model, thread.submit(trial, model, 8192)
 
 
 def request_for(model, batch_size):
@@ -85,13 +99,6 @@ def test_there_is_a_prediction_where_one_sample_is_the_most(wide, monkeypatch):
 
     monkeypatch.setattr(predict, "run_in_child", measured)
     assert predict.predictor(request_for(wide, 1), lambda _: 0, largest=1)(1) == 100
-
-
-def test_a_batch_that_does_not_fit_hurts_nobody(wide):
-    found = trial(wide, 8192)  # 64 MiB for the widest activations alone
-    assert not found.fits
-    assert found.reason
-    assert wide.predict(keras.ops.zeros((1, 256)), verbose=0).shape == (1, 1)
 
 
 class Broken(layers.Layer):
@@ -155,3 +162,11 @@ def test_training_needs_an_optimizer():
     model = keras.Sequential([keras.Input((2,)), layers.Dense(1)])
     with pytest.raises(errors.ModelError, match=r"Training needs an optimizer"):
         find_batch_size(model, "1GiB")
+
+
+def test_a_batch_that_does_not_fit_hurts_nobody(too_large):
+    model, ended = too_large
+    found = ended.result()  # 64 MiB for the widest activations alone
+    assert not found.fits
+    assert found.reason
+    assert model.predict(keras.ops.zeros((1, 256)), verbose=0).shape == (1, 1)
