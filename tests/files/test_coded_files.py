@@ -37,7 +37,19 @@ def assert_same(model, loaded, x=None):
         np.testing.assert_array_equal(to_numpy(loaded(x)), to_numpy(model(x)))
 
 
-@pytest.mark.parametrize("kind", sorted(KINDS))
+OF_EVERY_BACKEND = {"attention", "custom", "nested", "recurrent", "subclassed"}
+"""The arrays in a file are the same; how layers within layers get them may not be."""
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(
+            kind, marks=[] if kind in OF_EVERY_BACKEND else [pytest.mark.one_backend]
+        )
+        for kind in sorted(KINDS)
+    ],
+)
 def test_stock_keras_opens_every_kind_of_model(kind, tmp_path):
     model = KINDS[kind].make()
     loaded = keras.models.load_model(coded(model, tmp_path))
@@ -55,7 +67,7 @@ def test_weights_of_16_bits_come_back(dtype, tmp_path):
 def trained():
     x = np.random.default_rng(0).normal(size=(16, 6)).astype("float32")
     model = chain((6,), L.Dense(50, activation="relu"), L.BatchNormalization())
-    model.compile("adam", "mse", metrics=["mae"])
+    model.compile("adam", "mse", metrics=["mae"], jit_compile=False)
     model.fit(x, np.ones((16, 50)), verbose=0)
     return model
 

@@ -21,6 +21,9 @@ from tests.models import KINDS, L, chain
 
 SOME = ["conv2d", "recurrent", "attention", "shared", "nested", "subclassed"]
 X = np.random.default_rng(0).normal(size=(16, 6)).astype("float32")
+ON_JAX = (
+    keras.backend.backend() == "jax"
+)  # XLA elsewhere takes longer than all the rest
 
 
 def waiting(variables):
@@ -41,7 +44,7 @@ def lazy(backend):
 
 def two_layers():
     model = chain((6,), L.Dense(50, activation="relu"), L.Dense(2))
-    model.compile(keras.optimizers.Adam(0.01), "mse")
+    model.compile(keras.optimizers.Adam(0.01), "mse", jit_compile=ON_JAX)
     return model
 
 

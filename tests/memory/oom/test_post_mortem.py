@@ -8,7 +8,6 @@ import keras
 import pytest
 
 from kerasmem import errors
-from kerasmem.memory.child import run_in_child
 from kerasmem.memory.compress_activations import compress_activations
 from kerasmem.memory.estimate import estimate_memory
 from kerasmem.memory.oom import Moment, classify, out_of_memory_error, post_mortem
@@ -297,18 +296,6 @@ def test_an_error_survives_a_pickle_with_its_post_mortem(found):
     error = pickle.loads(pickle.dumps(out_of_memory_error(found)))
     assert type(error) is errors.DeviceOutOfMemoryError
     assert error.post_mortem == found
-
-
-def fail(job):
-    """Run out of memory; this happens in a child."""
-    raise errors.FragmentationError(job["message"])
-
-
-@pytest.mark.one_backend
-def test_an_error_survives_another_process(backend):
-    with pytest.raises(errors.FragmentationError, match="in pieces") as caught:
-        run_in_child(f"{__name__}:fail", {"message": "in pieces"}, backend=backend)
-    assert caught.value.post_mortem is None
 
 
 def test_samples_per_batch_are_those_of_fit():
