@@ -1,6 +1,7 @@
 """One small trained model and its data, in files, and `kerasmem` called on them."""
 
 import json
+import shutil
 import sys
 
 import keras
@@ -46,14 +47,23 @@ def network(units=32, *, compiled=True):
     return model
 
 
+@pytest.fixture(scope="session")
+def written(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cli")
+    keras.utils.set_random_seed(7)
+    network().save(folder / "model.keras")
+    x, y = arrays()
+    np.savez(folder / "data.npz", x=x, y=y)
+    split = {"x_train": x[10:], "y_train": y[10:], "x_test": x[:10], "y_test": y[:10]}
+    np.savez(folder / "split.npz", **split)
+    return folder
+
+
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(written, tmp_path, monkeypatch):
     """The current folder, with model.keras and data.npz in it."""
     monkeypatch.chdir(tmp_path)
-    network().save("model.keras")
-    x, y = arrays()
-    np.savez("data.npz", x=x, y=y)
-    np.savez("split.npz", x_train=x[10:], y_train=y[10:], x_test=x[:10], y_test=y[:10])
+    shutil.copytree(written, tmp_path, dirs_exist_ok=True)
     return tmp_path
 
 
