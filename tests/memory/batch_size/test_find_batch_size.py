@@ -43,9 +43,12 @@ def wide():
     return make_wide()
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="module")
 def too_large():
-    """A trial for which TensorFlow's allocator waits ten seconds, while others run."""
+    """A trial of 64 MiB for the widest activations alone.
+
+    TensorFlow's allocator waits ten seconds for them, while another test runs.
+    """
     model = make_wide()
     with ThreadPoolExecutor(1) as thread:
         yield model, thread.submit(trial, model, 8192)
@@ -72,6 +75,7 @@ def trial(model, batch_size):
     return attempt(request, limit, environment(LIMIT, request.backend, "cpu"))
 
 
+@pytest.mark.usefixtures("too_large")  # it waits while this runs
 def test_the_batch_found_has_run_and_was_measured(wide):
     found = find_batch_size(wide, LIMIT, largest=64)
     (tried,) = found.trials
@@ -82,6 +86,14 @@ def test_the_batch_found_has_run_and_was_measured(wide):
     assert found.curve[6].predicted_bytes == found.curve[6].measured_bytes
     predicted = [point.predicted_bytes for point in found.curve]
     assert predicted == sorted(predicted)
+
+
+def test_a_batch_that_does_not_fit_hurts_nobody(too_large):
+    model, ended = too_large
+    found = ended.result()
+    assert not found.fits
+    assert found.reason
+    assert model.predict(keras.ops.zeros((1, 256)), verbose=0).shape == (1, 1)
 
 
 @pytest.mark.one_backend
@@ -162,11 +174,3 @@ def test_training_needs_an_optimizer():
     model = keras.Sequential([keras.Input((2,)), layers.Dense(1)])
     with pytest.raises(errors.ModelError, match=r"Training needs an optimizer"):
         find_batch_size(model, "1GiB")
-
-
-def test_a_batch_that_does_not_fit_hurts_nobody(too_large):
-    model, ended = too_large
-    found = ended.result()  # 64 MiB for the widest activations alone
-    assert not found.fits
-    assert found.reason
-    assert model.predict(keras.ops.zeros((1, 256)), verbose=0).shape == (1, 1)
