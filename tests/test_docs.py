@@ -13,6 +13,18 @@ import pytest
 import kerasmem
 
 ROOT = Path(__file__).parents[1]
+OF_EVERY_BACKEND = {
+    "README.md",
+    "docs/compressed_activations.md",
+    "docs/data_and_devices.md",
+    "docs/estimating.md",
+    "docs/exporting.md",
+    "docs/optimizers.md",
+    "docs/out_of_memory.md",
+    "docs/rematerializing.md",
+    "docs/watching.md",
+}
+"""Pages of what each backend does in its own way; the others run on one of them."""
 PAGES = [
     page
     for page in [
@@ -30,8 +42,14 @@ MODULES = [
 ]
 
 
+def as_parameter(page):
+    name = page.relative_to(ROOT).as_posix()
+    marks = [] if name in OF_EVERY_BACKEND else [pytest.mark.one_backend]
+    return pytest.param(page, id=name, marks=marks)
+
+
 @pytest.mark.filterwarnings("ignore::kerasmem.errors.KerasMemWarning")
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+@pytest.mark.parametrize("page", [as_parameter(page) for page in PAGES])
 def test_the_code_blocks_of_a_page_run_one_after_the_other(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text, names = page.read_text(), {}
@@ -42,6 +60,7 @@ def test_the_code_blocks_of_a_page_run_one_after_the_other(page, tmp_path, monke
     assert len(names) > 1  # besides __builtins__
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("name", MODULES)
 def test_the_examples_in_docstrings_hold(name):
     module = importlib.import_module(name)
@@ -49,6 +68,12 @@ def test_the_examples_in_docstrings_hold(name):
     assert doctest.testmod(module, extraglobs=names).failed == 0
 
 
+@pytest.mark.one_backend
+def test_pages_of_every_backend_are_there():
+    assert {page.relative_to(ROOT).as_posix() for page in PAGES} >= OF_EVERY_BACKEND
+
+
+@pytest.mark.one_backend
 def test_readme_names_every_command_and_no_other():
     from kerasmem.cli.main import build_parser
 

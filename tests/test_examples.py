@@ -27,6 +27,7 @@ def numbers(pattern, text):
     return [float(group.replace(",", "")) for group in match.groups()]
 
 
+@pytest.mark.one_backend
 def test_these_are_all_examples():
     assert {path.name for path in FOLDER.glob("*.py")} == {
         "callbacks_in_fit.py",
@@ -55,6 +56,7 @@ def test_the_monitors_write_columns_and_three_epochs_of_figures(printed):
     assert 0 < norm < series["gradient_norm_max"][2]
 
 
+@pytest.mark.one_backend
 def test_the_saved_model_is_eight_times_smaller_and_as_good_when_reloaded(printed):
     text = printed("compress_a_saved_model.py")
     (ratio,) = numbers(rf"(?m)^│ file  .*│ +{NUMBER}x │ measured +│$", text)
@@ -66,6 +68,7 @@ def test_the_saved_model_is_eight_times_smaller_and_as_good_when_reloaded(printe
     assert len(re.findall(r"int8 with \d+ scales", text)) == 2
 
 
+@pytest.mark.one_backend
 def test_the_student_is_a_tenth_of_its_teacher_and_has_learned(printed):
     text = printed("teacher_to_student.py")
     figures = rf"{NUMBER} parameters, {NUMBER}"
@@ -76,6 +79,7 @@ def test_the_student_is_a_tenth_of_its_teacher_and_has_learned(printed):
     assert learned > taught - 0.1
 
 
+@pytest.mark.one_backend
 def test_what_was_reduced_on_disk_is_a_fraction_and_still_learned_from(printed):
     text = printed("stream_with_pca.py")
     features, kept = numbers(rf"{NUMBER} features keep {NUMBER} of the variance", text)
@@ -87,6 +91,7 @@ def test_what_was_reduced_on_disk_is_a_fraction_and_still_learned_from(printed):
     assert learned > 0.6
 
 
+@pytest.mark.one_backend
 def test_both_ways_to_prune_keep_the_accuracy(printed):
     text = printed("prune_in_two_ways.py")
     left = {}

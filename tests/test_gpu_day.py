@@ -14,6 +14,7 @@ def rows_of(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.one_backend
 def test_every_case_is_in_one_piece_and_no_piece_takes_longer_than_asked():
     cases = gpu_day.all_cases("gpu")
     pieces = gpu_day.pieces_of(cases, 480, at_once=6)
@@ -63,6 +64,7 @@ def test_a_case_leaves_a_line_and_a_second_call_begins_nothing(
     assert "1 of 1 cases are done" in capsys.readouterr().out
 
 
+@pytest.mark.one_backend
 def test_what_failed_is_tried_again_only_if_asked_and_a_cut_line_is_no_result(
     tmp_path, monkeypatch
 ):
@@ -80,6 +82,7 @@ def test_what_failed_is_tried_again_only_if_asked_and_a_cut_line_is_no_result(
     assert [row["error"] for row in rows] == ["broken", None]
 
 
+@pytest.mark.one_backend
 def test_a_case_that_is_cut_off_by_the_end_of_the_piece_counts_as_not_begun(
     tmp_path, monkeypatch
 ):

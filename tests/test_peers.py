@@ -13,6 +13,8 @@ from tests.benchmarks.peers.table import markdown
 from tests.benchmarks.peers.task import Task
 from tests.benchmarks.peers.verdict import verdict
 
+pytestmark = pytest.mark.one_backend
+
 PEER = {
     "network": "dense",
     "job": "prune",

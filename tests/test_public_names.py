@@ -6,6 +6,8 @@ import pytest
 
 import kerasmem as km
 
+pytestmark = pytest.mark.one_backend
+
 
 def parameters(function):
     return list(inspect.signature(function).parameters)

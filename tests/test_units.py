@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 from kerasmem.errors import ConfigError
 from kerasmem.units import format_bytes, format_ms, format_number, parse_bytes, to_mib
 
+pytestmark = pytest.mark.one_backend
+
 
 @pytest.mark.parametrize(
     ("size", "text"),

@@ -1,7 +1,7 @@
 """One small trained model and its data, in files, and `kerasmem` called on them."""
 
 import json
-import os
+import shutil
 import sys
 
 import keras
@@ -11,13 +11,6 @@ import pytest
 from kerasmem.cli import main
 
 SHAPE, CLASSES, SAMPLES = 6, 3, 60
-
-# What is refused before a backend has it is refused on all of them.
-collect_ignore = (
-    []
-    if os.environ.get("KERAS_BACKEND") == "tensorflow"
-    else ["test_hostile_files.py", "test_temporary_folder.py"]
-)
 
 
 @pytest.fixture
@@ -54,14 +47,23 @@ def network(units=32, *, compiled=True):
     return model
 
 
+@pytest.fixture(scope="session")
+def written(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cli")
+    keras.utils.set_random_seed(7)
+    network().save(folder / "model.keras")
+    x, y = arrays()
+    np.savez(folder / "data.npz", x=x, y=y)
+    split = {"x_train": x[10:], "y_train": y[10:], "x_test": x[:10], "y_test": y[:10]}
+    np.savez(folder / "split.npz", **split)
+    return folder
+
+
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(written, tmp_path, monkeypatch):
     """The current folder, with model.keras and data.npz in it."""
     monkeypatch.chdir(tmp_path)
-    network().save("model.keras")
-    x, y = arrays()
-    np.savez("data.npz", x=x, y=y)
-    np.savez("split.npz", x_train=x[10:], y_train=y[10:], x_test=x[:10], y_test=y[:10])
+    shutil.copytree(written, tmp_path, dirs_exist_ok=True)
     return tmp_path
 
 

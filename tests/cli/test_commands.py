@@ -31,6 +31,7 @@ def test_inspect_says_where_the_bytes_are(folder, kerasmem):
     assert (layer["parameters"], layer["output_shape"]) == (hidden, [4, 32])
 
 
+@pytest.mark.one_backend
 def test_inspect_shows_a_line_per_layer(folder, kerasmem):
     call = kerasmem("inspect model.keras")
     assert call.code == 0
@@ -47,6 +48,7 @@ def test_evaluate_measures_on_the_test_split(folder, kerasmem, samples):
     assert found["figures"]["file_bytes"] == Path("model.keras").stat().st_size
 
 
+@pytest.mark.one_backend
 def test_evaluate_takes_a_loss_for_a_model_saved_without_one(
     folder, kerasmem, new_network
 ):
@@ -91,6 +93,7 @@ def test_compress_removes_channels_and_stock_keras_opens_the_file(folder, kerasm
     assert small.output_shape == load_model("model.keras").output_shape
 
 
+@pytest.mark.one_backend
 def test_compress_removes_channels_as_it_was_told(folder, kerasmem):
     line = (
         "compress model.keras -o small.keras --prune-channels 0.5 --data data.npz "
@@ -107,6 +110,7 @@ def test_compress_removes_channels_as_it_was_told(folder, kerasmem):
     assert "Next: add --prune-channels." in call.err
 
 
+@pytest.mark.one_backend
 def test_compress_follows_a_recipe(folder, kerasmem):
     Path("r.yaml").write_text(
         "- {technique: prune, sparsity: 0.5}\n"
@@ -126,6 +130,7 @@ def test_compress_follows_a_recipe(folder, kerasmem):
     assert (kernel == 0).mean() >= 0.5
 
 
+@pytest.mark.one_backend
 def test_compress_takes_ranges_from_samples_without_labels(folder, kerasmem, samples):
     np.savez("unlabeled.npz", x=samples[0])
     line = "compress model.keras -o small.keras --quantize int8-static --data"
@@ -140,6 +145,7 @@ def test_compress_takes_ranges_from_samples_without_labels(folder, kerasmem, sam
     assert set(call.json["report"]["after"]["metrics"]) >= {"accuracy"}
 
 
+@pytest.mark.one_backend
 def test_compress_measures_in_batches_of_the_size_it_was_told(folder, kerasmem):
     line = "compress model.keras -o small.keras --prune 0.5 --data data.npz --json"
     sizes = {
@@ -149,6 +155,7 @@ def test_compress_measures_in_batches_of_the_size_it_was_told(folder, kerasmem):
     assert sizes == {32, 7}
 
 
+@pytest.mark.one_backend
 def test_compress_fine_tunes_in_batches_of_the_size_it_was_told(
     folder, kerasmem, monkeypatch
 ):
@@ -166,6 +173,7 @@ def test_compress_fine_tunes_in_batches_of_the_size_it_was_told(
     assert sizes == [25]
 
 
+@pytest.mark.one_backend
 def test_compress_sets_the_share_of_weights_to_zero_that_it_was_told(folder, kerasmem):
     found = kerasmem("compress model.keras -o small.keras --prune 0.75 --json").json
     assert found["report"]["after"]["metrics"] == {}
@@ -174,6 +182,7 @@ def test_compress_sets_the_share_of_weights_to_zero_that_it_was_told(folder, ker
     assert np.mean(kernel == 0) == 0.75
 
 
+@pytest.mark.one_backend
 def test_compress_names_fine_tuning_where_the_model_does_far_worse(
     folder, kerasmem, samples, new_network
 ):
@@ -192,6 +201,7 @@ def test_compress_names_fine_tuning_where_the_model_does_far_worse(
     assert hint not in kerasmem("compress model.keras -o s.keras --prune 0.98").err
 
 
+@pytest.mark.one_backend
 def test_what_is_far_worse_is_the_first_line_everywhere(
     folder, kerasmem, samples, new_network
 ):
@@ -213,6 +223,7 @@ def test_what_is_far_worse_is_the_first_line_everywhere(
     assert kerasmem(f"{line} --json").json["warning"].startswith("far worse: ")
 
 
+@pytest.mark.one_backend
 def test_a_loss_may_have_arguments(folder, kerasmem):
     inputs = keras.Input((6,))
     keras.Model(inputs, keras.layers.Dense(3)(inputs)).save("bare.keras")
@@ -230,6 +241,7 @@ def test_a_loss_may_have_arguments(folder, kerasmem):
     assert found["figures"]["metrics"]["loss"] > 0
 
 
+@pytest.mark.one_backend
 def test_compress_may_replace_its_own_input(folder, kerasmem):
     before = Path("model.keras").stat().st_size
     assert kerasmem("compress model.keras -o model.keras --quantize int8").code == 0
@@ -237,6 +249,7 @@ def test_compress_may_replace_its_own_input(folder, kerasmem):
     assert [p.name for p in folder.iterdir() if p.name.startswith(".")] == []
 
 
+@pytest.mark.one_backend
 def test_fine_tuning_shows_its_epochs_and_holds_samples_out(folder, kerasmem):
     call = kerasmem(
         "compress model.keras -o small.keras --prune 0.5 --data data.npz "
@@ -260,6 +273,7 @@ def test_distill_writes_the_student(folder, kerasmem, samples, new_network):
     assert "distilling, epoch 1/1" in call.err
 
 
+@pytest.mark.one_backend
 def test_distill_makes_the_student_of_the_teacher_and_keeps_what_that_says(
     folder, kerasmem, samples
 ):
@@ -273,6 +287,7 @@ def test_distill_makes_the_student_of_the_teacher_and_keeps_what_that_says(
     assert (folder / "kept" / "cache.json").exists()
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("student", ["", "model.keras --student-ratio 0.5"])
 def test_distill_takes_one_student(folder, kerasmem, student):
     call = kerasmem(f"distill model.keras {student} -o a.keras --data split.npz")
@@ -305,6 +320,7 @@ def file_with_own_layer(folder, monkeypatch):
     sys.modules.pop("my_layers", None)
 
 
+@pytest.mark.one_backend
 def test_a_custom_layer_is_known_after_an_import(file_with_own_layer, kerasmem):
     path = list(sys.path)
     unknown = kerasmem(f"inspect {file_with_own_layer}")
@@ -316,6 +332,7 @@ def test_a_custom_layer_is_known_after_an_import(file_with_own_layer, kerasmem):
     assert sys.path == path
 
 
+@pytest.mark.one_backend
 def test_a_layer_that_nobody_registered_is_known_after_an_import(folder, kerasmem):
     Path("plain_layers.py").write_text(
         OWN_LAYER.replace('@keras.saving.register_keras_serializable("mine")', "")
@@ -334,6 +351,7 @@ def test_a_layer_that_nobody_registered_is_known_after_an_import(folder, kerasme
         sys.modules.pop("plain_layers", None)
 
 
+@pytest.mark.one_backend
 def test_distill_holds_samples_out_where_there_is_no_test_split(
     folder, kerasmem, samples, new_network
 ):
@@ -349,6 +367,7 @@ def test_distill_holds_samples_out_where_there_is_no_test_split(
     assert measured == pytest.approx(accuracy("taught.keras", x[54:], y[54:]))
 
 
+@pytest.mark.one_backend
 def test_several_inputs_come_by_name(folder, kerasmem):
     a, b = keras.Input((2,), name="a"), keras.Input((3,), name="b")
     output = keras.layers.Dense(2)(keras.layers.Concatenate()([a, b]))
@@ -362,6 +381,7 @@ def test_several_inputs_come_by_name(folder, kerasmem):
     assert found["figures"]["metrics"]["loss"] == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.one_backend
 def test_demo_shows_the_models_side_by_side_and_where_the_files_are(
     folder, kerasmem, monkeypatch
 ):
@@ -384,6 +404,7 @@ def test_demo_shows_the_models_side_by_side_and_where_the_files_are(
     assert asked == [("kerasmem-demo", None), ("here", "own.npz")]
 
 
+@pytest.mark.one_backend
 def test_a_metric_that_is_no_number_is_null_in_json(folder, kerasmem, new_network):
     model = new_network()
     model.set_weights([np.full_like(w, np.nan) for w in model.get_weights()])
@@ -392,6 +413,7 @@ def test_a_metric_that_is_no_number_is_null_in_json(folder, kerasmem, new_networ
     assert found["figures"]["metrics"]["loss"] is None
 
 
+@pytest.mark.one_backend
 def test_help_lists_what_there_is(kerasmem):
     assert kerasmem("--version").out.split()[0] == "kerasmem"
     commands = ("demo", "inspect", "estimate", "compress", "distill", "evaluate")

@@ -28,18 +28,21 @@ def test_json_holds_the_estimate_and_the_verdict(folder, kerasmem):
     )
 
 
+@pytest.mark.one_backend
 def test_a_step_is_compiled_if_asked_for(folder, kerasmem):
     command = "estimate model.keras --backend tensorflow --device gpu --json --jit"
     for word, expected in {"on": True, "off": False}.items():
         assert kerasmem(f"{command} {word}").json["jit_compile"] is expected
 
 
+@pytest.mark.one_backend
 def test_a_loss_that_keras_does_not_know_is_refused(folder, kerasmem):
     call = kerasmem("estimate model.keras --loss nothing")
     assert (call.code, call.out) == (2, "")
     assert "nothing" in call.err
 
 
+@pytest.mark.one_backend
 def test_a_limit_within_the_interval_is_too_close_to_call(folder, kerasmem):
     found = kerasmem("estimate model.keras --json").json
     limit = (found["low_bytes"] + found["high_bytes"]) // 2
@@ -56,6 +59,7 @@ def test_predict_needs_less_than_training_and_no_optimizer(
     assert predict["peak_bytes"] < training["peak_bytes"]
 
 
+@pytest.mark.one_backend
 def test_without_an_optimizer_adam_is_assumed_and_said_so(
     folder, kerasmem, new_network
 ):
@@ -68,6 +72,7 @@ def test_without_an_optimizer_adam_is_assumed_and_said_so(
     assert "assumed" not in kerasmem("estimate model.keras").err
 
 
+@pytest.mark.one_backend
 def test_without_an_optimizer_open_lengths_are_the_only_error(folder, kerasmem):
     inputs = [keras.Input((None, 8), name="one"), keras.Input((4,), name="two")]
     more = keras.Input((None, None, 3), name="three")
@@ -81,11 +86,13 @@ def test_without_an_optimizer_open_lengths_are_the_only_error(folder, kerasmem):
     )
 
 
+@pytest.mark.one_backend
 def test_it_answers_for_another_backend_and_device(folder, kerasmem):
     found = kerasmem("estimate model.keras --backend torch --device cpu --json").json
     assert (found["backend"], found["device"]) == ("torch", "cpu")
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("options", "text"),
     [
@@ -106,6 +113,7 @@ def test_wrong_input_is_one_line_and_code_two(
     assert call.err.count("\n") == 1
 
 
+@pytest.mark.one_backend
 def test_a_length_that_the_model_leaves_open_can_be_given(folder, kerasmem):
     inputs = keras.Input((None, 8))
     keras.Model(inputs, keras.layers.Dense(4)(inputs)).save("open.keras")

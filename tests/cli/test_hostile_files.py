@@ -10,6 +10,8 @@ import pytest
 
 from tests.files.hostile import hostile, ordinary
 
+pytestmark = pytest.mark.one_backend
+
 MOST_MIB, MOST_SECONDS = 500, 20
 FILES = hostile()
 

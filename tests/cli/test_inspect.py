@@ -37,6 +37,7 @@ WEIGHTS = 4 * 4 + 4 * 4 + 4 * 6 + 6
 OUTPUTS = 4 + 3 * 4 + 2 * (4 + 4) + 6
 
 
+@pytest.mark.one_backend
 def test_nested_and_shared_layers_count_once_and_the_sums_are_exact(kerasmem):
     saved(tower())
     found = kerasmem("inspect model.keras --batch-size 5 --json").json
@@ -54,6 +55,7 @@ def test_nested_and_shared_layers_count_once_and_the_sums_are_exact(kerasmem):
     assert sum(row["output_bytes"] for row in rows.values()) == found["output_bytes"]
 
 
+@pytest.mark.one_backend
 def test_shares_are_of_the_whole(kerasmem):
     saved(tower())
     lines = kerasmem("inspect model.keras").out.splitlines()
@@ -86,6 +88,7 @@ def test_an_optimizer_that_has_learned_nothing_is_told_from_one_that_has(kerasme
     assert re.search("optimizer state: .*B, of no step yet", said)
 
 
+@pytest.mark.one_backend
 def test_a_file_without_an_optimizer_says_so(kerasmem):
     tower().save("model.keras")
     assert kerasmem("inspect model.keras --json").json["optimizer_bytes"] == 0
@@ -104,6 +107,7 @@ def test_an_h5_file_is_read_too(kerasmem):
     assert abs(both[0] - both[1]) <= 8
 
 
+@pytest.mark.one_backend
 def test_layers_can_come_by_size(kerasmem):
     saved(tower())
     by_weights = kerasmem("inspect model.keras --sort weights --json").json["layers"]
@@ -125,6 +129,7 @@ class Own(keras.Model):
         return self.high(self.block(inputs))
 
 
+@pytest.mark.one_backend
 def test_a_model_without_a_graph_says_what_is_unknown(kerasmem):
     model = Own(name="own")
     model(keras.ops.ones((1, 5)))
@@ -142,6 +147,7 @@ def test_a_model_without_a_graph_says_what_is_unknown(kerasmem):
     assert "unknown: the model has no graph" in text
 
 
+@pytest.mark.one_backend
 def test_a_model_that_was_never_built_is_an_error_and_no_empty_table(kerasmem):
     with pytest.warns(UserWarning, match="has not yet been built"):
         keras.Sequential([layers.Dense(3)]).save("model.keras")

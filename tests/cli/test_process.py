@@ -38,6 +38,7 @@ def test_the_program_writes_json_alone_to_stdout(folder):
     assert done.stderr == ""
 
 
+@pytest.mark.one_backend
 def test_the_program_fails_with_one_line_and_code_2():
     done = run("inspect", "model.keras", "--batch-size", "0")
     assert (done.returncode, done.stdout) == (2, "")
@@ -47,6 +48,7 @@ def test_the_program_fails_with_one_line_and_code_2():
     )
 
 
+@pytest.mark.one_backend
 def test_a_backend_that_keras_does_not_know_is_one_line():
     done = run("inspect", "model.keras", KERAS_BACKEND="foo")
     assert (done.returncode, done.stdout) == (2, "")
@@ -57,6 +59,7 @@ def test_a_backend_that_keras_does_not_know_is_one_line():
     )
 
 
+@pytest.mark.one_backend
 def test_the_version_is_printed_and_nothing_else():
     done = run("--version")
     assert (done.returncode, done.stdout, done.stderr) == (
@@ -66,6 +69,7 @@ def test_the_version_is_printed_and_nothing_else():
     )
 
 
+@pytest.mark.one_backend
 def test_keras_opens_an_int8_file_after_an_import_of_kerasmem(folder, kerasmem):
     assert kerasmem("compress model.keras -o int8.keras --quantize int8").code == 0
     answer = keras.models.load_model("int8.keras")(np.ones((1, 6), "float32"))
@@ -81,6 +85,7 @@ def test_keras_opens_an_int8_file_after_an_import_of_kerasmem(folder, kerasmem):
     np.testing.assert_allclose(json.loads(done.stdout), expected, rtol=1e-5)
 
 
+@pytest.mark.one_backend
 def test_the_readme_starts_with_an_install_and_the_demo_in_one_line():
     blocks = re.findall(
         r"```bash\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL
@@ -121,6 +126,7 @@ def images(tmp_path, monkeypatch):
     return "images.npz"
 
 
+@pytest.mark.one_backend
 def test_the_demo_runs_from_the_command_line_to_its_last_file(images):
     done = python("-c", DEMO, "demo", "--data", images, "--out", "here", "--json")
     assert done.returncode == 0, done.stderr

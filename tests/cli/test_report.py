@@ -47,6 +47,7 @@ def test_a_real_run_becomes_a_page(run_dir, kerasmem):
     assert "<h1>run</h1>" in page
 
 
+@pytest.mark.one_backend
 def test_the_headline_is_told_in_the_terminal(tmp_path, monkeypatch, kerasmem):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run").mkdir()
@@ -67,6 +68,7 @@ def test_the_headline_is_told_in_the_terminal(tmp_path, monkeypatch, kerasmem):
     assert ("pip install kerasmem[tensorboard]" in lines) is not has_viewer
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("line", "message"),
     [

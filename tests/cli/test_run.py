@@ -101,9 +101,8 @@ def whole_bytes(folder):
     ]
 
 
-def test_a_script_with_monitors_of_its_own_reads_the_same_bytes(here, backend):
-    if backend != "tensorflow":
-        return  # the others count nothing on a CPU
+@pytest.mark.one_backend  # the others count nothing on a CPU
+def test_a_script_with_monitors_of_its_own_reads_the_same_bytes(here):
     (here / "train.py").write_text(WITH_ITS_OWN)
     done = run(here, "--timeline", "--log-dir", "seen", "train.py")
     assert done.returncode == 0, done.stderr
@@ -122,6 +121,7 @@ def test_a_script_with_monitors_of_its_own_reads_the_same_bytes(here, backend):
     assert "TensorBoard" not in done.stderr
 
 
+@pytest.mark.one_backend
 def test_a_fit_that_is_broken_off_leaves_its_window(here):
     begin = "    def on_epoch_end"
     (here / "train.py").write_text(SCRIPT.replace(begin, BREAK_OFF + begin))
@@ -133,6 +133,7 @@ def test_a_fit_that_is_broken_off_leaves_its_window(here):
     assert_adds_up(timeline)
 
 
+@pytest.mark.one_backend
 def test_json_is_alone_on_stdout(here):
     (here / "idle.py").write_text("print('no fit here')\n")
     done = run(here, "--json", "--log-dir", "seen", "idle.py")
@@ -146,6 +147,7 @@ def test_json_is_alone_on_stdout(here):
     assert "idle.py called no fit, or the folder could not be written" in done.stderr
 
 
+@pytest.mark.one_backend
 def test_a_script_that_is_not_there_is_one_line(here):
     done = run(here, "missing.py")
     assert (done.returncode, done.stdout) == (2, "")
@@ -184,12 +186,14 @@ def started(here):
             os.killpg(process.pid, signal.SIGKILL)
 
 
+@pytest.mark.one_backend
 def test_a_script_may_save_something_at_ctrl_c(started, here):
     os.killpg(started.pid, signal.SIGINT)  # as a terminal does
     assert started.wait(timeout=600) == 5
     assert (here / "saved").exists()
 
 
+@pytest.mark.one_backend
 def test_a_script_does_not_outlive_a_run_that_is_terminated(started):
     started.terminate()
     assert started.wait(timeout=600) == 128 + signal.SIGTERM

@@ -36,12 +36,14 @@ def test_json_holds_the_whole_record(folder, kerasmem, backend):
     assert found["advice"][-1]["name"] == INT8.name
 
 
+@pytest.mark.one_backend
 def test_data_goes_to_the_comparison(folder, kerasmem, monkeypatch):
     monkeypatch.setattr(compare, "FORMS", (KERAS,))
     found = kerasmem("runtimes model.keras --data split.npz --batch-size 9 --json").json
     assert (found["given"], found["samples"]) == (True, 9)
 
 
+@pytest.mark.one_backend
 def test_a_person_reads_figures_reasons_and_advice(folder, kerasmem):
     call = kerasmem("runtimes model.keras --threads 2")
     assert call.code == 0
@@ -56,6 +58,7 @@ def test_a_person_reads_figures_reasons_and_advice(folder, kerasmem):
     assert 'Keras, int8 weights: km.compress(model, km.Quantize("int8")).model' in text
 
 
+@pytest.mark.one_backend
 def test_a_tolerance_and_lengths_go_to_the_files(folder, kerasmem, monkeypatch):
     asked = []
 
@@ -73,6 +76,7 @@ def test_a_tolerance_and_lengths_go_to_the_files(folder, kerasmem, monkeypatch):
     assert given.batch[0].shape == (32, 5, 3)
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("line", "text"),
     [

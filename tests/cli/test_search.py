@@ -4,6 +4,8 @@ import keras
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.one_backend
+
 BASE = "compress model.keras -o out.keras"
 
 

@@ -9,6 +9,8 @@ import pytest
 
 from kerasmem.cli.main import _temporary_folder
 
+pytestmark = pytest.mark.one_backend
+
 
 @pytest.fixture
 def system(tmp_path, monkeypatch):

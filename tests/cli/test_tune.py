@@ -5,6 +5,8 @@ import pytest
 from kerasmem.memory.tune import trial
 from kerasmem.records import Tuning, VariantFigures
 
+pytestmark = pytest.mark.one_backend
+
 FIGURES = {
     "peak_bytes": 3 << 20,
     "peak_low_bytes": 2 << 20,

@@ -10,6 +10,8 @@ from kerasmem.demo.images import load_images
 from kerasmem.errors import DataError
 from kerasmem.units import MIB
 
+pytestmark = pytest.mark.one_backend
+
 
 def test_the_images_are_ten_thousand_and_balanced():
     (x_train, y_train), (x_test, y_test) = load_demo_data()

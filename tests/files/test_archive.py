@@ -9,6 +9,8 @@ from kerasmem.errors import ModelFileError
 from kerasmem.files import archive
 from tests.models import L, chain
 
+pytestmark = pytest.mark.one_backend
+
 
 @pytest.fixture
 def path(tmp_path):

@@ -12,6 +12,8 @@ from kerasmem.errors import ModelFileError
 from kerasmem.files import inspect_file
 from tests.models import KINDS, L, chain
 
+pytestmark = pytest.mark.one_backend
+
 SIZES = 2 * 300 + 300, 300 * 40 + 40
 
 

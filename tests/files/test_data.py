@@ -58,6 +58,7 @@ def save(path, **arrays):
 # load_data
 
 
+@pytest.mark.one_backend
 def test_plain_arrays_are_the_training_split(tmp_path):
     loaded = load_data(save(tmp_path / "d.npz", x=X, y=Y, sample_weight=X[:, 0]))
     x, y, weight = loaded.train
@@ -67,17 +68,20 @@ def test_plain_arrays_are_the_training_split(tmp_path):
     assert loaded.test is None
 
 
+@pytest.mark.one_backend
 def test_a_test_split_is_kept_apart(tmp_path):
     path = save(tmp_path / "d.npz", x_train=X, y_train=Y, x_test=X[:2], y_test=Y[:2])
     loaded = load_data(str(path))
     assert [len(part) for part in loaded.train + loaded.test] == [6, 6, 2, 2]
 
 
+@pytest.mark.one_backend
 def test_x_alone_is_enough(tmp_path):
     (x,) = load_data(save(tmp_path / "d.npz", x=X)).train
     np.testing.assert_array_equal(x, X)
 
 
+@pytest.mark.one_backend
 def test_named_arrays_become_dicts_in_either_split(tmp_path):
     path = save(
         tmp_path / "d.npz",
@@ -94,10 +98,12 @@ def test_named_arrays_become_dicts_in_either_split(tmp_path):
     assert y.shape == (6,)
 
 
+@pytest.mark.one_backend
 def test_other_arrays_in_the_file_are_left_alone(tmp_path):
     assert len(load_data(save(tmp_path / "d.npz", x=X, y=Y, names=Y)).train) == 2
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
@@ -122,6 +128,7 @@ def test_arrays_that_are_no_samples_are_refused(tmp_path, arrays, message):
         load_data(path)
 
 
+@pytest.mark.one_backend
 def test_files_that_are_no_npz_are_refused(tmp_path):
     sound = save(tmp_path / "sound.npz", x=X, y=Y).read_bytes()
     np.save(tmp_path / "bare.npy", X)
@@ -140,6 +147,7 @@ def test_files_that_are_no_npz_are_refused(tmp_path):
         assert "pickle" not in str(caught.value)
 
 
+@pytest.mark.one_backend
 def test_a_missing_file_and_a_folder_are_refused(tmp_path):
     for path in (tmp_path / "none.npz", tmp_path):
         with pytest.raises(DataError, match="There is no data file"):
@@ -159,6 +167,7 @@ def functions(monkeypatch):
     monkeypatch.setitem(sys.modules, "my_data", module)
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("name", "has_test"), [("pair", False), ("splits", True), ("loaded", False)]
 )
@@ -168,10 +177,12 @@ def test_a_function_names_the_data(functions, name, has_test):
     assert (loaded.test is not None) == has_test
 
 
+@pytest.mark.one_backend
 def test_a_function_may_return_a_dataset(functions):
     assert isinstance(load_data("my_data:batches").train, Batches)
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
@@ -190,6 +201,7 @@ def test_a_function_that_gives_no_data_is_refused(functions, spec, message):
 # fit_arguments, sample_count, sample_inputs
 
 
+@pytest.mark.one_backend
 def test_arrays_become_named_arguments_with_a_batch_size():
     assert list(fit_arguments(X)) == ["x", "batch_size"]
     assert list(fit_arguments((X,), 7).values())[1] == 7
@@ -197,6 +209,7 @@ def test_arrays_become_named_arguments_with_a_batch_size():
     assert fit_arguments({"a": X})["x"] == {"a": X}
 
 
+@pytest.mark.one_backend
 def test_batched_data_is_given_as_it_is():
     for data in (Batches(), tf_dataset(), iter([(X, Y)])):
         assert fit_arguments(data) == {"x": data}
@@ -211,12 +224,14 @@ def test_fit_takes_what_fit_arguments_returns(data):
     assert loss == pytest.approx(np.mean((prediction - Y) ** 2), rel=1e-5)
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("data", ["x.npz", 3, (), (X, Y, Y, Y), None])
 def test_what_is_no_data_is_refused(data):
     with pytest.raises(DataError, match="Received: "):
         fit_arguments(data)
 
 
+@pytest.mark.one_backend
 def test_samples_are_counted_where_that_takes_no_pass():
     assert [sample_count(X), sample_count(({"a": X}, Y)), sample_count([X, X])] == [
         6
@@ -231,6 +246,7 @@ def test_the_first_inputs_come_as_numpy(data):
     np.testing.assert_array_equal(first, X[:2])
 
 
+@pytest.mark.one_backend
 def test_the_first_inputs_keep_the_structure_of_x():
     first = sample_inputs(({"a": X, "b": Y}, Y), 1)
     assert {name: array.shape for name, array in first.items()} == {
@@ -239,6 +255,7 @@ def test_the_first_inputs_keep_the_structure_of_x():
     }
 
 
+@pytest.mark.one_backend
 def test_a_generator_is_not_eaten_for_a_sample():
     with pytest.raises(DataError, match="generator can be read only once"):
         sample_inputs(iter([(X, Y)]), 1)
@@ -247,6 +264,7 @@ def test_a_generator_is_not_eaten_for_a_sample():
 # hold_out
 
 
+@pytest.mark.one_backend
 def test_the_last_tenth_is_held_out():
     rows = np.arange(25)
     (x, y), (x_held, y_held) = hold_out(({"a": rows}, rows))
@@ -255,10 +273,12 @@ def test_the_last_tenth_is_held_out():
     assert y_held.tolist() == x_held["a"].tolist() == [23, 24]
 
 
+@pytest.mark.one_backend
 def test_at_least_one_sample_is_held_out():
     assert [len(part) for (part,) in hold_out(np.zeros((2, 1)))] == [1, 1]
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("data", "message"),
     [(X[:1], "takes at least 2 of them. Received: 1"), (Batches(), "only from arrays")],
@@ -291,6 +311,7 @@ def test_a_missing_last_axis_of_one_fits_as_in_keras():
     assert model(X).shape == (6, 2)
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("data", "message"),
     [
@@ -312,6 +333,7 @@ def test_data_that_does_not_fit_is_refused_in_one_line(data, message):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.one_backend
 def test_each_named_input_is_checked_by_its_name():
     model = dense(left=(2,), right=(5,))
     check_data(model, {"right": np.zeros((4, 5)), "left": np.zeros((4, 2))})
@@ -344,6 +366,7 @@ def test_a_model_with_inputs_in_a_dict_is_given_their_keys():
     )
 
 
+@pytest.mark.one_backend
 def test_a_dataset_without_batches_is_refused():
     with pytest.raises(DataError, match=r"y = .*no rows. Next: batch the dataset"):
         check_data(dense(x=(2,)), tf_dataset().unbatch())
@@ -358,6 +381,7 @@ def two_outputs(request):
     return keras.Model(x, {"p": p, "q": q} if named else [p, q])
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("names", ["p", "pz", "pqz", "ab"])
 def test_labels_with_other_names_than_the_outputs_are_refused(two_outputs, names):
     two_outputs.compile("sgd", "mse")
@@ -381,6 +405,7 @@ def test_labels_may_be_missing_only_for_an_output_without_a_loss(two_outputs):
         check_data(two_outputs, (X, {"q": Y}))
 
 
+@pytest.mark.one_backend
 def test_a_sequential_takes_no_named_labels():
     with pytest.raises(DataError, match="one array. Received: labels named a, b"):
         check_data(
@@ -389,17 +414,20 @@ def test_a_sequential_takes_no_named_labels():
         )
 
 
+@pytest.mark.one_backend
 def test_a_model_that_is_not_compiled_may_get_its_loss_later(two_outputs):
     check_data(two_outputs, (X, {"p": Y}))
     with pytest.raises(DataError, match="p"):
         check_data(two_outputs, (X, {"r": Y}))
 
 
+@pytest.mark.one_backend
 def test_an_empty_dataset_is_refused():
     with pytest.raises(DataError, match=r"data is empty\. Received: _TakeDataset"):
         check_data(dense(x=(2,)), tf_dataset().take(0))
 
 
+@pytest.mark.one_backend
 def test_a_subclassed_model_is_checked_for_lengths_only():
     class Own(keras.Model):
         def call(self, inputs):
@@ -415,6 +443,7 @@ def test_a_subclassed_model_is_checked_for_lengths_only():
 SPARSE = keras.losses.SparseCategoricalCrossentropy
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "loss",
     [
@@ -437,6 +466,7 @@ def test_a_label_of_no_class_is_refused(loss):
         check_classes(model, (X, Y % 2 - 1))
 
 
+@pytest.mark.one_backend
 def test_labels_that_may_mean_something_else_are_let_through(two_outputs):
     model, own, sparse = dense(x=(2,)), keras.Sequential(), SPARSE()
     own.compile("sgd", sparse)
@@ -462,6 +492,7 @@ def test_labels_that_may_mean_something_else_are_let_through(two_outputs):
     check_classes(steps, (X, X))
 
 
+@pytest.mark.one_backend
 def test_an_array_whose_header_is_no_sentence_of_python_is_refused(tmp_path):
     header = b"{'descr': '<f4', 'fortran_order': False, 'shape': ((4, 6), "
     content = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header

@@ -9,10 +9,13 @@ from pathlib import Path
 
 import keras
 import numpy as np
+import pytest
 
 import kerasmem as km
 from kerasmem.files.atomic import _PREFIX, replacing
 from tests.models import L, chain
+
+pytestmark = pytest.mark.one_backend
 
 SAVER = Path(__file__).with_name("killed_saver.py")
 

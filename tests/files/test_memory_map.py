@@ -21,6 +21,9 @@ from tests.models import KINDS, L, chain
 
 SOME = ["conv2d", "recurrent", "attention", "shared", "nested", "subclassed"]
 X = np.random.default_rng(0).normal(size=(16, 6)).astype("float32")
+ON_JAX = (
+    keras.backend.backend() == "jax"
+)  # XLA elsewhere takes longer than all the rest
 
 
 def waiting(variables):
@@ -41,7 +44,7 @@ def lazy(backend):
 
 def two_layers():
     model = chain((6,), L.Dense(50, activation="relu"), L.Dense(2))
-    model.compile(keras.optimizers.Adam(0.01), "mse")
+    model.compile(keras.optimizers.Adam(0.01), "mse", jit_compile=ON_JAX)
     return model
 
 
@@ -194,6 +197,7 @@ def test_threads_that_ask_at_once_get_one_value(path):
     assert set(found) == {id(kernel.value)}
 
 
+@pytest.mark.one_backend
 def test_arrays_lie_where_processors_like_them_and_zeros_take_nothing(path):
     model = chain((30,), L.Dense(40), L.Dense(1000, kernel_initializer="zeros"))
     km.save_model(model, path, coding="stored")
@@ -220,6 +224,7 @@ def test_entries_that_lie_at_odd_places_are_copied_to_better_ones(path):
         np.testing.assert_allclose(to_numpy(loaded(X)), to_numpy(model(X)), atol=1e-6)
 
 
+@pytest.mark.one_backend
 def test_what_is_written_to_an_array_stays_out_of_the_file(path):
     km.save_model(two_layers(), path, coding="stored")
     before = path.read_bytes()
@@ -228,6 +233,7 @@ def test_what_is_written_to_an_array_stays_out_of_the_file(path):
     assert path.read_bytes() == before
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("coding", ["deflate", "entropy"])
 def test_compressed_weights_are_one_clear_line(coding, path):
     km.save_model(two_layers(), path, coding=coding)
@@ -235,6 +241,7 @@ def test_compressed_weights_are_one_clear_line(coding, path):
         km.load_model(path, memory_map=True)
 
 
+@pytest.mark.one_backend
 def test_another_format_is_one_clear_line(tmp_path):
     two_layers().save(tmp_path / "m.h5")
     with pytest.raises(
@@ -243,6 +250,7 @@ def test_another_format_is_one_clear_line(tmp_path):
         km.load_model(tmp_path / "m.h5", memory_map=True)
 
 
+@pytest.mark.one_backend
 def test_a_config_that_was_damaged_is_told_and_weights_are_not_read(path):
     km.save_model(two_layers(), path, coding="stored")
     whole = path.read_bytes()
@@ -254,6 +262,7 @@ def test_a_config_that_was_damaged_is_told_and_weights_are_not_read(path):
         km.load_model(path, memory_map=True)
 
 
+@pytest.mark.one_backend
 def test_weights_that_lie_nowhere_are_one_clear_line(path):
     km.save_model(two_layers(), path, coding="stored")
     whole = path.read_bytes()

@@ -265,7 +265,7 @@ class Spoil(keras.callbacks.Callback):
 def test_a_checkpoint_that_would_not_open_is_not_written(tmp_path, monkeypatch):
     monkeypatch.setattr(Moody, "mood", True)
     model = chain((6,), L.Dense(6), Moody(6))
-    model.compile("sgd", "mse")
+    model.compile("sgd", "mse", jit_compile=False)
     how = {"data": (X, X), "fine_tune_epochs": 1, "checkpoint_dir": tmp_path}
     with pytest.raises(OutputError, match=r"step-0001.*not be opened: .*not now"):
         km.compress(model, km.Prune(0.5), callbacks=[Spoil()], **how)
@@ -275,7 +275,7 @@ def test_a_checkpoint_that_would_not_open_is_not_written(tmp_path, monkeypatch):
 
 def test_what_the_optimizer_has_learned_is_saved_as_ever(tmp_path):
     model = chain((6,), L.Dense(6))
-    model.compile("adam", "mse")
+    model.compile("adam", "mse", jit_compile=False)
     model.fit(X, X, verbose=0)
     for _ in range(2):
         km.save_model(model, tmp_path / "m.keras", include_optimizer=True)

@@ -22,6 +22,8 @@ from kerasmem.report.run.page import run_page_html
 from tests.files.hostile import write_run
 from tests.report.runs import small_run
 
+pytestmark = pytest.mark.one_backend
+
 RUN = small_run()
 RECORDS = [
     RUN.info,

@@ -17,6 +17,8 @@ from tests.report.runs import (
     small_run,
 )
 
+pytestmark = pytest.mark.one_backend
+
 
 def write_lines(path, records):
     path.write_text("".join(f"{record.to_json()}\n" for record in records))

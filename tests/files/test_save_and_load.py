@@ -22,7 +22,7 @@ X = np.random.default_rng(0).normal(size=(16, 6)).astype("float32")
 @pytest.fixture
 def model():
     made = chain((6,), L.Dense(50, activation="relu"), L.Dense(2))
-    made.compile("adam", "mse", metrics=["mae"])
+    made.compile("adam", "mse", metrics=["mae"], jit_compile=False)
     made.fit(X, X[:, :2], verbose=0)
     return made
 
@@ -61,6 +61,7 @@ def test_the_optimizer_starts_anew_unless_it_is_asked_for(model, tmp_path):
     assert model.fit(X, X[:, :2], verbose=0).history["loss"][0] > 0
 
 
+@pytest.mark.one_backend
 def test_zeros_cost_next_to_nothing(tmp_path):
     model = chain((200,), L.Dense(500))
     km.save_model(model, tmp_path / "dense.keras")
@@ -80,6 +81,7 @@ def test_an_h5_file_is_loaded(tmp_path):
     np.testing.assert_allclose(to_numpy(loaded(X)), to_numpy(model(X)), rtol=1e-6)
 
 
+@pytest.mark.one_backend
 def test_custom_layers_come_by_name(tmp_path):
     model = KINDS["custom"].make()
     km.save_model(model, tmp_path / "m.keras")
@@ -96,6 +98,7 @@ def test_custom_layers_come_by_name(tmp_path):
     np.testing.assert_array_equal(to_numpy(loaded(X)), to_numpy(model(X)))
 
 
+@pytest.mark.one_backend
 def test_a_model_whose_loss_is_unknown_is_loaded_without_it(tmp_path):
     def odd(y_true, y_pred):
         return keras.ops.mean(y_true - y_pred)
@@ -108,6 +111,7 @@ def test_a_model_whose_loss_is_unknown_is_loaded_without_it(tmp_path):
     assert not loaded.compiled
 
 
+@pytest.mark.one_backend
 def test_code_in_a_file_is_never_run(tmp_path):
     model = chain((6,), L.Lambda(lambda x: x + 1))
     model.save(tmp_path / "m.keras")
@@ -136,6 +140,7 @@ def damaged(tmp_path, name):
     return path
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("name", ["half", "empty", "text", "other_zip", "flipped"])
 def test_a_damaged_file_is_one_clear_line(name, tmp_path):
     with pytest.raises(ModelFileError, match=r"m\.keras'") as caught:
@@ -143,6 +148,7 @@ def test_a_damaged_file_is_one_clear_line(name, tmp_path):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.one_backend
 def test_a_path_that_is_no_model_file_is_one_clear_line(tmp_path):
     with pytest.raises(ModelFileError, match="There is no file"):
         km.load_model(tmp_path / "missing.keras")
@@ -153,11 +159,13 @@ def test_a_path_that_is_no_model_file_is_one_clear_line(tmp_path):
         km.load_model(tmp_path / "a.txt")
 
 
+@pytest.mark.one_backend
 def test_only_keras_files_are_written(model, tmp_path):
     with pytest.raises(ConfigError, match=r"ends in .keras. Received: .*m\.h5"):
         km.save_model(model, tmp_path / "m.h5")
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit])
 def test_a_broken_write_leaves_the_old_file_and_nothing_else(error, tmp_path):
     path = tmp_path / "a.txt"
@@ -169,6 +177,7 @@ def test_a_broken_write_leaves_the_old_file_and_nothing_else(error, tmp_path):
     assert os.listdir(tmp_path) == ["a.txt"]
 
 
+@pytest.mark.one_backend
 def test_permissions_and_links_are_kept(tmp_path):
     path, link = tmp_path / "a.txt", tmp_path / "link.txt"
     path.write_text("old")
@@ -182,6 +191,7 @@ def test_permissions_and_links_are_kept(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["a.txt", "link.txt"]
 
 
+@pytest.mark.one_backend
 def test_a_long_name_is_written(tmp_path):
     path = tmp_path / ("x" * 249 + ".keras")
     with replacing(path) as temporary:
@@ -189,16 +199,19 @@ def test_a_long_name_is_written(tmp_path):
     assert path.read_text() == "whole"
 
 
+@pytest.mark.one_backend
 def test_something_that_is_no_model_is_not_saved(tmp_path):
     with pytest.raises(ConfigError, match="Expected a keras.Model. Received"):
         km.save_model(L.Dense(3), tmp_path / "m.keras")
 
 
+@pytest.mark.one_backend
 def test_a_folder_that_is_not_there_is_one_clear_line(model, tmp_path):
     with pytest.raises(OutputError, match=r"Could not write .* No such file"):
         km.save_model(model, tmp_path / "no" / "m.keras")
 
 
+@pytest.mark.one_backend
 def test_a_full_disk_is_one_clear_line_and_the_old_file_stays(tmp_path):
     # A limit on the size of files is what an unprivileged test can have of a full disk.
     script = """
@@ -225,6 +238,7 @@ def test_a_full_disk_is_one_clear_line_and_the_old_file_stays(tmp_path):
     assert km.load_model(tmp_path / "small.keras").count_params() == 100_500
 
 
+@pytest.mark.one_backend
 def test_ctrl_c_while_saving_leaves_the_old_file_and_nothing_else(
     model, tmp_path, monkeypatch
 ):

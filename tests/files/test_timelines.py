@@ -10,6 +10,8 @@ from kerasmem.files.folding import folded
 from kerasmem.files.timelines import add_timelines, read_timelines, write_timelines
 from tests.timelines import assert_adds_up, live_bytes, synthetic
 
+pytestmark = pytest.mark.one_backend
+
 
 def lifetimes(number, chance):
     """Return `number` pairs of event numbers in which blocks begin and end."""

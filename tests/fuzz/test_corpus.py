@@ -31,14 +31,14 @@ def reader():
     child.close()
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("case", cases("files"))
-def test_a_file_that_once_could_not_be_refused_in_one_line_is(reader, case, backend):
-    if backend != "tensorflow":
-        return  # the reading is the same, and its child takes as long as all the rest
+def test_a_file_that_once_could_not_be_refused_in_one_line_is(reader, case):
     found = reader.run(case)
     assert not Outcome(found["word"]).failed, found["reason"]
 
 
+@pytest.mark.one_backend
 def test_a_seed_is_one_program_and_any_of_its_steps_may_be_skipped():
     made = program.generate(11)
     assert made == program.generate(11)
@@ -51,6 +51,7 @@ def test_a_seed_is_one_program_and_any_of_its_steps_may_be_skipped():
         assert outputs is not None
 
 
+@pytest.mark.one_backend
 def test_there_are_more_than_ninety_kinds_of_operations_and_they_are_drawn():
     drawn = set()
     for seed in range(40):

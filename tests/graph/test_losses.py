@@ -15,6 +15,7 @@ SPARSE = "sparse_categorical_crossentropy"
 LOGITS = f"{SPARSE}(from_logits=True)"
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("text", "kind", "config"),
     [
@@ -37,6 +38,7 @@ def test_text_with_arguments_becomes_a_loss_of_keras(text, kind, config):
     assert type(as_loss([text])[0]) is kind
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("text", "reason"),
     [

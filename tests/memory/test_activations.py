@@ -6,6 +6,8 @@ from keras import layers
 
 from kerasmem.memory.activations import layer_activations, peak_activation_bytes
 
+pytestmark = pytest.mark.one_backend
+
 
 def by_name(model, batch_size=1):
     return {record.name: record for record in layer_activations(model, batch_size)}

@@ -8,6 +8,8 @@ import pytest
 from kerasmem.memory import card
 from kerasmem.memory.card import CardReading, read_card
 
+pytestmark = pytest.mark.one_backend
+
 UUIDS = ("GPU-aa11", "GPU-ab22", "GPU-cc33")
 
 

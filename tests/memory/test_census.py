@@ -23,6 +23,7 @@ class Kept:
     """A kind of its own."""
 
 
+@pytest.mark.one_backend
 def test_the_number_of_objects_grows_by_those_that_are_kept():
     before = object_count()
     kept = [object() for _ in range(50_000)]
@@ -31,6 +32,7 @@ def test_the_number_of_objects_grows_by_those_that_are_kept():
     assert grown_by == pytest.approx(len(kept), rel=0.02)
 
 
+@pytest.mark.one_backend
 def test_a_census_counts_a_kind_by_its_full_name():
     before = census().number
     kept = [Kept() for _ in range(150)]
@@ -41,12 +43,14 @@ def test_a_census_counts_a_kind_by_its_full_name():
     assert found["dict"] - before["dict"] >= len(pairs)
 
 
+@pytest.mark.one_backend
 def test_rare_kinds_are_counted_too():
     kept = Kept()
     assert census().number[f"{Kept.__module__}.Kept"] == 1
     assert kept
 
 
+@pytest.mark.one_backend
 def test_what_kerasmem_keeps_is_not_counted():
     kept = [MemoryRecord(0, None, (), None) for _ in range(200)]
     assert not [name for name in census().number if name.startswith("kerasmem.")]
@@ -70,6 +74,7 @@ def test_arrays_and_tensors_count_with_their_bytes_and_views_with_none():
     assert (id(array), 8000) in after.arrays
 
 
+@pytest.mark.one_backend
 def test_a_kind_is_named_without_the_rooms_that_its_package_hides():
     assert kind_name(keras.layers.Dense) == "keras.Dense"
     assert kind_name(Counter) == "collections.Counter"
@@ -80,6 +85,7 @@ def counts(**number):
     return Census(Counter(number), Counter(), frozenset())
 
 
+@pytest.mark.one_backend
 def test_the_kinds_that_grew_most_come_first_and_small_growth_is_left_out():
     before = counts(dict=1000, list=500, tuple=10, set=900)
     after = counts(dict=1200, list=3100, tuple=10, set=100, frame=290, cell=190)
@@ -94,6 +100,7 @@ def test_the_kinds_that_grew_most_come_first_and_small_growth_is_left_out():
     ]
 
 
+@pytest.mark.one_backend
 def test_one_graph_an_epoch_is_worth_a_word_and_bytes_come_first():
     before = Census(Counter({"tensorflow.FuncGraph": 3}), Counter(), frozenset())
     arrays = Counter({"numpy.ndarray": 4 * MIB})
@@ -107,6 +114,7 @@ def test_one_graph_an_epoch_is_worth_a_word_and_bytes_come_first():
     assert grown(before, after, epochs=4) == [("numpy.ndarray", 1.0, MIB)]
 
 
+@pytest.mark.one_backend
 def test_the_newest_of_a_kind_are_those_that_came_since():
     old = [Kept() for _ in range(5)]
     before = census()

@@ -6,14 +6,17 @@ import time
 import keras
 import pytest
 
-from kerasmem.errors import ConfigError, DataError
+from kerasmem.errors import ConfigError, FragmentationError
 from kerasmem.memory.child import ChildDiedError, run_in_child
+
+pytestmark = pytest.mark.one_backend
 
 
 def complain(job):
     """Runs in the child."""
     given = os.environ["GIVEN"]
-    raise DataError(f"{keras.backend.backend()} was told {job['word']!r}, {given}.")
+    told = f"{keras.backend.backend()} was told {job['word']!r}, {given}."
+    raise FragmentationError(told)
 
 
 def die(job):
@@ -32,8 +35,10 @@ def ask(task, **options):
 
 
 def test_a_childs_error_comes_back_as_it_was_raised():
-    with pytest.raises(DataError, match=r"^tensorflow was told 'a', and set\.$"):
+    words = r"^tensorflow was told 'a', and set\.$"
+    with pytest.raises(FragmentationError, match=words) as caught:
         ask("complain", backend="tensorflow", environment={"GIVEN": "and set"})
+    assert caught.value.post_mortem is None
     assert "GIVEN" not in os.environ
 
 

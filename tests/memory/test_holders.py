@@ -44,6 +44,7 @@ class Holder(keras.callbacks.Callback):
         self.items = [{item}]
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("hold", "path"),
     [
@@ -64,6 +65,7 @@ def test_an_object_in_a_layer_or_a_model_is_found():
     assert holder(item) == "the layer Layer, in .cache.last"
 
 
+@pytest.mark.one_backend
 def test_an_object_in_a_module_or_a_class_is_found():
     kept, held = Item(), Item()
     IN_THE_MODULE["of all"].append(kept)
@@ -74,6 +76,7 @@ def test_an_object_in_a_module_or_a_class_is_found():
     Holder.everywhere = None
 
 
+@pytest.mark.one_backend
 def test_an_array_is_found_where_the_garbage_collector_knows_no_holder():
     callback, array = Holder(), np.zeros(3)
     callback.pairs = [("loss", {"curve": array})]
@@ -81,10 +84,12 @@ def test_an_array_is_found_where_the_garbage_collector_knows_no_holder():
     assert holder(array) == "the callback Holder, in .pairs[...][...].curve"
 
 
+@pytest.mark.one_backend
 def test_an_object_that_only_a_running_function_has_is_said_to_be_one():
     assert holder([Item()][0]).startswith("no Python object: a running function")
 
 
+@pytest.mark.one_backend
 def test_a_long_chain_is_given_up():
     item = chain = Item()
     for _ in range(20):

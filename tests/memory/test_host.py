@@ -9,6 +9,8 @@ import pytest
 from kerasmem.memory import host
 from kerasmem.units import MIB
 
+pytestmark = pytest.mark.one_backend
+
 SPIKE = 100 * MIB
 
 

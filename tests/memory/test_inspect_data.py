@@ -46,6 +46,7 @@ def test_doubles_are_cast_to_what_keras_trains_in():
     assert "copy in float32" not in sizes(data.astype("float32"))
 
 
+@pytest.mark.one_backend
 def test_every_stage_of_a_dataset_is_counted_by_its_elements():
     x, y = np.zeros((1000, 28, 28), "float32"), np.zeros(1000, "int64")
     one = 28 * 28 * 4 + 8
@@ -63,11 +64,13 @@ def test_every_stage_of_a_dataset_is_counted_by_its_elements():
     assert inspect_data(data, batches=0).batch_bytes == 50 * one
 
 
+@pytest.mark.one_backend
 def test_a_shuffle_buffer_is_never_larger_than_what_goes_in():
     data = tf.data.Dataset.from_tensor_slices(np.zeros((10, 4), "float32"))
     assert sizes(data.shuffle(10_000))["shuffle buffer"] == 160
 
 
+@pytest.mark.one_backend
 def test_what_grows_by_itself_gets_advice(tmp_path):
     data = tf.data.Dataset.from_tensor_slices(np.zeros((10, 4), "float32"))
     tuned = advice(data.prefetch(tf.data.AUTOTUNE))
@@ -76,6 +79,7 @@ def test_what_grows_by_itself_gets_advice(tmp_path):
     assert sizes(data.cache(in_file))[f"cache in the file {in_file}"] == 0
 
 
+@pytest.mark.one_backend
 def test_shapes_that_nobody_knows_are_unknown_and_not_zero():
     data = tf.data.Dataset.from_generator(
         lambda: iter([[1.0], [1.0, 2.0]]),
@@ -107,6 +111,7 @@ def test_a_py_dataset_is_its_arrays_and_its_queue():
     assert sizes(processes)["3 worker processes"] == 3 * (64 * 10 * 4 + batch)
 
 
+@pytest.mark.one_backend
 def test_a_stream_holds_its_order_and_its_queue(tmp_path):
     np.save(tmp_path / "x.npy", np.zeros((640, 4), "float32"))
     assert sizes(stream(tmp_path / "x.npy", 64)) == {
@@ -118,6 +123,7 @@ def test_a_stream_holds_its_order_and_its_queue(tmp_path):
     assert sizes(mapped)["x, on disk"] == 0
 
 
+@pytest.mark.one_backend
 def test_a_stream_of_arrays_in_memory_says_so():
     x = np.zeros((MIB, 1), "float32")
     assert sizes(stream(x, 64))["arrays in memory"] == 4 * MIB
@@ -145,12 +151,14 @@ def test_a_generator_that_has_begun_shows_its_arrays():
     assert sizes(began)["held"] == 800
 
 
+@pytest.mark.one_backend
 def test_a_path_stands_for_the_samples_in_it(tmp_path):
     np.savez(tmp_path / "d.npz", x=np.zeros((6, 4), "uint8"), y=np.zeros(6, "int32"))
     found = sizes(tmp_path / "d.npz")
     assert (found["x"], found["y"]) == (24, 24)
 
 
+@pytest.mark.one_backend
 def test_datasets_inside_of_datasets_are_unknown():
     inner = tf.data.Dataset.from_tensor_slices(np.zeros((4, 2), "float32"))
     data = tf.data.Dataset.range(9).interleave(lambda number: inner, cycle_length=3)
@@ -162,6 +170,7 @@ def test_datasets_inside_of_datasets_are_unknown():
     assert sizes(made)["datasets or batches that a function makes"] is None
 
 
+@pytest.mark.one_backend
 def test_texts_have_no_known_size():
     data = tf.data.Dataset.from_tensor_slices(["a", "bc"])
     assert sizes(data.shuffle(2))["shuffle buffer"] is None
@@ -180,6 +189,7 @@ if keras.backend.backend() == "torch":
         }
 
 
+@pytest.mark.one_backend
 def test_the_table_has_every_stage_and_what_to_bound():
     data = tf.data.Dataset.from_tensor_slices(np.zeros((1000, 512), "float32"))
     figures = inspect_data(data.shuffle(600).batch(10).prefetch(2), batches=0)
@@ -201,11 +211,13 @@ larger (decode, batch), or fewer of them."""
     )
 
 
+@pytest.mark.one_backend
 def test_numbers_that_are_no_arrays_are_refused():
     with pytest.raises(DataError, match=r"Received: int 1\. Next: numpy.asarray"):
         inspect_data([1, 2, 3])
 
 
+@pytest.mark.one_backend
 def test_what_can_be_read_once_is_not_read():
     batches = iter([(np.zeros((2, 2)), np.zeros(2))])
     figures = inspect_data(batches)
@@ -227,7 +239,9 @@ print([stage.nbytes for stage in figures.stages], figures.measured_bytes)
 """
 
 
-@pytest.mark.parametrize("data", ["float64", "cache"])
+@pytest.mark.parametrize(
+    "data", ["float64", pytest.param("cache", marks=pytest.mark.one_backend)]
+)
 def test_what_is_estimated_is_what_is_measured(data):
     # In a process of its own: in this one, what other tests have freed is used again.
     finished = subprocess.run(
@@ -243,11 +257,13 @@ def test_what_is_estimated_is_what_is_measured(data):
     assert int(measured) == pytest.approx(expected, abs=40 * MIB)
 
 
+@pytest.mark.one_backend
 def test_the_figures_survive_json():
     figures = inspect_data(np.zeros((9, 3)), batches=0)
     assert DataMemory.from_json(figures.to_json()) == figures
 
 
+@pytest.mark.one_backend
 def test_figures_out_of_range_are_refused():
     with pytest.raises(ConfigError, match="Received: batch_size=0"):
         inspect_data(np.zeros(3), 0)

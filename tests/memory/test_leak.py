@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 
 from kerasmem.memory.leak import WARM_UP, WINDOWS, sustained_rise
 
+pytestmark = pytest.mark.one_backend
+
 SMALLEST = min(WINDOWS)
 seeds = st.integers(0, 10**6)
 law = settings(max_examples=20, derandomize=True, deadline=None)

@@ -2,11 +2,14 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kerasmem.memory.peaks import Peaks
 from kerasmem.records import DeviceReading, HostReading
+
+pytestmark = pytest.mark.one_backend
 
 
 class Counter:

@@ -8,6 +8,8 @@ from kerasmem.memory.series import series
 from kerasmem.records import DeviceReading, HostReading, MemoryRecord
 from kerasmem.units import MIB
 
+pytestmark = pytest.mark.one_backend
+
 
 def record(*devices, host=None, process=0):
     return MemoryRecord(

@@ -370,6 +370,7 @@ def test_the_status_tells_this_process_from_the_others(
     assert second.others_bytes == (GIB if is_told else None)
 
 
+@pytest.mark.one_backend
 def test_a_status_survives_json():
     found = CardStatus(1, GIB, True, "bfc", 5, 7, 9, None)
     status = DeviceStatus("jax", started=True, cards=(found,))

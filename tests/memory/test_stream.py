@@ -28,6 +28,7 @@ def epoch(dataset):
     return [np.concatenate(parts) for parts in zip(*batches, strict=True)]
 
 
+@pytest.mark.one_backend
 @given(batch_size=st.integers(1, 130), shuffle=st.booleans())
 @settings(max_examples=25, derandomize=True, deadline=None)
 def test_every_sample_comes_once_an_epoch_with_its_label(
@@ -41,6 +42,7 @@ def test_every_sample_comes_once_an_epoch_with_its_label(
     assert len(dataset) == -(-100 // batch_size)
 
 
+@pytest.mark.one_backend
 def test_the_order_changes_between_epochs_and_repeats_with_the_seed(train_file):
     first, again = (stream(train_file, 10, seed=3) for _ in range(2))
     orders = [epoch(first)[1] for _ in range(2)]
@@ -48,18 +50,21 @@ def test_the_order_changes_between_epochs_and_repeats_with_the_seed(train_file):
     np.testing.assert_array_equal(epoch(again)[1], orders[0])
 
 
+@pytest.mark.one_backend
 def test_without_shuffling_the_order_is_that_of_the_file(train_file):
     np.testing.assert_array_equal(
         epoch(stream(train_file, 32, shuffle=False))[1], np.arange(100)
     )
 
 
+@pytest.mark.one_backend
 def test_the_test_split_is_streamed_when_asked_for(train_file):
     x, y = epoch(stream(train_file, 4, split="test", shuffle=False))
     assert (x.shape, list(y)) == ((7, 6), [0] * 7)
     assert x[3, 1] == -19
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("dtype", ["float64", "uint8", "bool"])
 def test_mapped_arrays_equal_loaded_ones(tmp_path, order, dtype):
@@ -73,6 +78,7 @@ def test_mapped_arrays_equal_loaded_ones(tmp_path, order, dtype):
     assert mapping_of(mapped["x"][2:]) is mapping_of(mapped["y"])
 
 
+@pytest.mark.one_backend
 def test_several_inputs_and_weights_come_by_name(tmp_path):
     a, b = np.arange(9), np.arange(9) * 2
     np.savez(tmp_path / "d.npz", x_a=a, x_b=b, y=a + b, sample_weight=a / 9)
@@ -81,6 +87,7 @@ def test_several_inputs_and_weights_come_by_name(tmp_path):
     np.testing.assert_array_equal(weight, x["a"] / 9)
 
 
+@pytest.mark.one_backend
 def test_a_memmap_handed_in_is_streamed_too(tmp_path):
     np.save(tmp_path / "x.npy", np.arange(50.0))
     x = np.load(tmp_path / "x.npy", mmap_mode="r")
@@ -104,6 +111,7 @@ def test_a_model_trains_from_a_stream_as_from_memory(train_file):
         np.testing.assert_allclose(one, other, rtol=1e-6)
 
 
+@pytest.mark.one_backend
 def test_a_file_larger_than_its_share_of_memory_stays_on_disk(tmp_path):
     x = np.lib.format.open_memmap(
         tmp_path / "x.npy", mode="w+", dtype="uint8", shape=(192, MIB)
@@ -120,12 +128,14 @@ def test_a_file_larger_than_its_share_of_memory_stays_on_disk(tmp_path):
     assert most < 96 * MIB
 
 
+@pytest.mark.one_backend
 def test_a_compressed_file_is_refused_with_the_remedy(tmp_path):
     np.savez_compressed(tmp_path / "d.npz", x=np.zeros(9))
     with pytest.raises(DataError, match="'x' of .* is compressed.*numpy.savez instead"):
         stream(tmp_path / "d.npz")
 
 
+@pytest.mark.one_backend
 def test_what_cannot_be_mapped_is_refused(tmp_path, train_file):
     np.savez(tmp_path / "o.npz", x=np.array([{}], dtype=object))
     (tmp_path / "bad.npz").write_bytes(b"no archive")

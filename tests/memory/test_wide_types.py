@@ -31,6 +31,7 @@ def wide_model():
     return keras.Model(inputs, x)
 
 
+@pytest.mark.one_backend
 def test_images_kept_as_floats_are_bytes():
     images = np.random.default_rng(0).integers(0, 256, (10, 4, 4))
     as_bytes = ("uint8", 3 * 160)
@@ -39,6 +40,7 @@ def test_images_kept_as_floats_are_bytes():
     assert found(data=scaled) == {"data x": ("float32", *as_bytes)}
 
 
+@pytest.mark.one_backend
 def test_floats_that_are_no_integers_stay_floats():
     x = np.random.default_rng(0).normal(size=(10, 4))
     assert found(data=x.astype("float32")) == {}
@@ -56,11 +58,13 @@ def test_doubles_are_no_wider_than_the_model_where_keras_trains_in_them():
         keras.config.set_floatx("float32")
 
 
+@pytest.mark.one_backend
 def test_a_path_stands_for_the_samples_in_it(tmp_path):
     np.savez(tmp_path / "d.npz", x=np.full((4, 3), 0.3), y=np.ones(4, "uint8"))
     assert found(data=tmp_path / "d.npz") == {"data x": ("float64", "float32", 48)}
 
 
+@pytest.mark.one_backend
 @given(
     numpy_strategies.arrays(
         st.sampled_from(["int32", "int64", "uint64", "float32", "float64"]),
@@ -75,6 +79,7 @@ def test_every_number_survives_the_type_that_is_enough(x):
         assert wide.saved_bytes == x.nbytes - x.astype(wide.enough).nbytes > 0
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("largest", "enough"), [(255, "uint8"), (256, "int16"), (2**15, "int32")]
 )
@@ -83,6 +88,7 @@ def test_the_largest_number_decides(largest, enough):
     assert found(data=np.array([2**31, 0])) == {}
 
 
+@pytest.mark.one_backend
 def test_a_number_at_the_end_of_a_large_array_is_seen():
     x = np.zeros(2**22 + 5, "float32")
     assert found(data=x)["data x"][1] == "uint8"
@@ -90,6 +96,7 @@ def test_a_number_at_the_end_of_a_large_array_is_seen():
     assert found(data=x) == {}
 
 
+@pytest.mark.one_backend
 def test_inputs_by_name_and_labels_are_told_apart():
     data = ({"a": np.zeros((2, 2)), "b": np.ones((2, 2), "uint8")}, np.zeros(2))
     assert set(found(data=data)) == {"data x a", "data y"}

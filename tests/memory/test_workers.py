@@ -7,6 +7,8 @@ import pytest
 from kerasmem.memory.workers import RunFolderReader
 from kerasmem.records import DeviceReading, MemoryRecord
 
+pytestmark = pytest.mark.one_backend
+
 RECORD = MemoryRecord(0, None, (DeviceReading("GPU:0", 1, 2, True),), None, process=1)
 
 

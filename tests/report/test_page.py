@@ -18,6 +18,8 @@ from kerasmem.report.page import Page, render_page, write_page
 from kerasmem.report.plots import gradient_figure, memory_figure
 from kerasmem.units import MIB
 
+pytestmark = pytest.mark.one_backend
+
 MODELS = {
     "before": ModelFigures(4096, 2000, 500, 480),
     "after": ModelFigures(1024, 500, 500, 96),

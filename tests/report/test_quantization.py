@@ -2,10 +2,13 @@
 
 from dataclasses import replace
 
+import pytest
 from rich.console import Console
 
 from kerasmem.records import WeightChange
 from kerasmem.report.quantization import noise_table, plot_noise, worst_first
+
+pytestmark = pytest.mark.one_backend
 
 GOOD = WeightChange("a", "a/kernel", "quantize", True, "int8", 400, 100, 41.25)
 BAD = replace(GOOD, weight="b/kernel", sqnr_db=17.5)

@@ -26,6 +26,8 @@ from kerasmem.units import MIB, format_bytes
 from tests.report.packed import unpacked
 from tests.report.runs import countable_timeline, gradient_records, memory_records
 
+pytestmark = pytest.mark.one_backend
+
 few = settings(derandomize=True, max_examples=25, deadline=None)
 
 

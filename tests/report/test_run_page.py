@@ -21,6 +21,8 @@ from tests.report.packed import packed
 from tests.report.runs import EVIL, memory_records, small_run
 from tests.report.test_page import Tags
 
+pytestmark = pytest.mark.one_backend
+
 
 @pytest.fixture(scope="module")
 def page():

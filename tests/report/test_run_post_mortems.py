@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 
+import pytest
 from rich.console import Console
 
 from kerasmem.records import Run
@@ -11,6 +12,8 @@ from kerasmem.report.run.post_mortems import MOST_SHOWN, shown
 from kerasmem.report.run.terminal import post_mortem_table
 from tests.report.runs import memory_records, post_mortems
 from tests.report.test_page import Tags
+
+pytestmark = pytest.mark.one_backend
 
 
 def text_of(html):

@@ -9,6 +9,8 @@ from kerasmem.report.run.tensorboard import write_tensorboard
 from kerasmem.units import MIB
 from tests.report.runs import gradient_records, memory_records
 
+pytestmark = pytest.mark.one_backend
+
 
 def events(folder):
     """What the one event file in a folder says: {tag: [(step, time, value)]}."""

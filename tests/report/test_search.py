@@ -2,11 +2,14 @@
 
 import re
 
+import pytest
 from rich.console import Console
 
 from kerasmem.records import ModelFigures, SearchReport, SearchTrial
 from kerasmem.report.page import Page, render_page
 from kerasmem.report.search import search_figure, search_table
+
+pytestmark = pytest.mark.one_backend
 
 
 def trial(name, size, drop, **rest):

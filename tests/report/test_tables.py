@@ -16,6 +16,8 @@ from kerasmem.report.tables import (
     left_alone_table,
 )
 
+pytestmark = pytest.mark.one_backend
+
 BEFORE = ModelFigures(4096, 2000, 500, 480, 800, 2.0, 32, {"accuracy": 0.9, "auc": 0.5})
 AFTER = ModelFigures(1024, 500, 500, 96, 800, 4.0, 32, {"accuracy": 0.885})
 

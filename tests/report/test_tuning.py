@@ -14,6 +14,8 @@ from kerasmem.report.tuning import (
 )
 from kerasmem.units import MIB
 
+pytestmark = pytest.mark.one_backend
+
 RUN = VariantFigures(
     name="as compiled",
     batch_size=32,

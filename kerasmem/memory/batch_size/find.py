@@ -79,6 +79,7 @@ def find_batch_size(
     _check_free_batch(model)
     limit = limit_in_bytes(memory_limit, device_kind())
     request = request_of_one(model, optimizer, input_shape, training=training)
+    _fixed_bytes(request, limit)  # a limit of no use is refused before a step runs
     search = search_for(
         request, limit, predictor(request, _estimated, largest), largest
     )
@@ -124,8 +125,7 @@ def search_for(
     Raises:
         ConfigError: if the limit is below what the variables take.
     """
-    fixed = sum(part.nbytes for part in persistent_parts(request))
-    check_limit(limit_bytes, fixed)
+    fixed = _fixed_bytes(request, limit_bytes)
     limit = Limit.beside(fixed, limit_bytes)
     kept = environment(limit_bytes, request.backend, request.device)
     end = None if seconds is None else time.monotonic() + seconds
@@ -141,6 +141,13 @@ def search_for(
         fixed_bytes=fixed,
         largest=largest,
     )
+
+
+def _fixed_bytes(request: Request, limit_bytes: int) -> int:
+    """Return what the variables take; raise if the limit is below it."""
+    fixed = sum(part.nbytes for part in persistent_parts(request))
+    check_limit(limit_bytes, fixed)
+    return fixed
 
 
 def _optimizer(model: Any, optimizer: Any | None) -> Any:

@@ -13,6 +13,8 @@ from kerasmem.errors import ModelFileError
 from kerasmem.files.coding import decode, encode
 from kerasmem.files.coding.stream import Writer
 
+pytestmark = pytest.mark.one_backend
+
 SHAPES = arrays.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=9)
 TYPES = st.sampled_from(
     ["bool", "i1", "u1", "<i2", "<f2", "<i4", "<u4", "<f4", ">f4", "<i8", "<f8"]

@@ -11,6 +11,8 @@ import pytest
 import kerasmem as km
 from kerasmem.errors import ModelFileError
 
+pytestmark = pytest.mark.one_backend
+
 
 @pytest.fixture
 def copy(written, tmp_path):

@@ -11,6 +11,8 @@ from kerasmem.backends import keras_2
 from kerasmem.cli import main
 from tests.models import L, chain
 
+pytestmark = pytest.mark.one_backend
+
 
 @pytest.fixture
 def convert(tmp_path, capsys):

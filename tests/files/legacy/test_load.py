@@ -75,6 +75,7 @@ def test_what_was_converted_can_be_compressed(kind, written, recorded, tmp_path)
     assert any(change.changed for change in result.changes)
 
 
+@pytest.mark.one_backend
 def test_pruned_kernels_keep_their_zeros(written):
     for path in files(written, "pruned"):
         model = km.load_model(path)
@@ -87,6 +88,7 @@ def test_pruned_kernels_keep_their_zeros(written):
         ]
 
 
+@pytest.mark.one_backend
 def test_clustered_kernels_take_the_values_of_the_centroids(written):
     for path in files(written, "clustered"):
         model = km.load_model(path)
@@ -98,6 +100,7 @@ def test_clustered_kernels_take_the_values_of_the_centroids(written):
     assert 0.1 < (dense == 0).mean() < 0.6
 
 
+@pytest.mark.one_backend
 def test_layers_that_were_frozen_still_are(written):
     for path in files(written, "nested"):
         model = km.load_model(path)
@@ -123,6 +126,7 @@ def test_loss_and_metrics_come_along_and_the_optimizer_starts_anew(written, reco
             assert found["accuracy"] == right
 
 
+@pytest.mark.one_backend
 def test_a_float_model_is_what_remains_of_quantization_aware_training(written):
     with pytest.warns(km.errors.KerasMemWarning, match="without the rounding"):
         model = km.load_model(written / "quantized.h5")
@@ -139,6 +143,7 @@ def test_a_float_model_is_what_remains_of_quantization_aware_training(written):
     }
 
 
+@pytest.mark.one_backend
 def test_slashes_in_names_are_replaced(written):
     for path in files(written, "states"):
         model = km.load_model(path)

@@ -78,6 +78,7 @@ def test_the_hard_sigmoid_of_keras_2_is_another_than_that_of_keras_3():
     )
 
 
+@pytest.mark.one_backend
 def test_clusters_follow_the_weight_and_zeros_stay_where_they_were():
     weight = np.array([0.1, 0.9, 2.4, -0.2])
     stale = np.array([1, 1, 2, 0])
@@ -91,6 +92,7 @@ def test_clusters_follow_the_weight_and_zeros_stay_where_they_were():
     np.testing.assert_array_equal(per_channel, [[0.1, 2.0]])
 
 
+@pytest.mark.one_backend
 def test_masks_find_their_weights_by_shape_in_order():
     kernel, bias, recurrent = np.ones((2, 3)), np.ones(3), np.ones((3, 3))
     mask = np.eye(2, 3)
@@ -99,6 +101,7 @@ def test_masks_find_their_weights_by_shape_in_order():
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
@@ -115,6 +118,7 @@ def test_names_are_those_that_keras_2_makes_of_classes(name, expected):
     assert snake_case(name) == expected
 
 
+@pytest.mark.one_backend
 def test_a_list_is_counted_by_class_or_as_a_whole():
     by_class = Part(parts={"dense": Part({"0": X}), "dense_1": Part({"0": Y})})
     found = by_class.listed(["Dense", "ReLU", "Dense"])

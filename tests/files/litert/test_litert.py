@@ -11,6 +11,8 @@ from kerasmem.backends.litert import Argument
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.files.litert import LiteRT, difference, random_samples
 
+pytestmark = pytest.mark.one_backend
+
 finite = st.floats(-1e6, 1e6)
 
 

@@ -10,6 +10,8 @@ from kerasmem.graph.channels.groups import find_groups
 from tests.graph.channels.strategies import ANY, SHAPES, L, randomize
 from tests.models import from_origin
 
+pytestmark = pytest.mark.one_backend
+
 CASES = [
     (kind, name)
     for kind, (_, own) in SHAPES.items()

@@ -12,6 +12,8 @@ import pytest
 from kerasmem.memory.allocator import BFCAllocator, PoolPolicy
 from kerasmem.units import KIB, MIB
 
+pytestmark = pytest.mark.one_backend
+
 SOURCE = Path(__file__).with_name("oracle.cc")
 OPERATIONS = 5_000
 CONFIGURATIONS = 20

@@ -11,6 +11,8 @@ from kerasmem.memory.allocator import replay
 from kerasmem.records import Block, Timeline
 from tests.memory.allocator.recorded_pool import found_pool, pool_of
 
+pytestmark = pytest.mark.one_backend
+
 DATA = Path(__file__).parents[2] / "data"
 
 

@@ -18,6 +18,8 @@ from kerasmem.memory.allocator import (
 )
 from kerasmem.units import KIB, MIB
 
+pytestmark = pytest.mark.one_backend
+
 ROOM = PoolPolicy(limit_bytes=64 * MIB)
 
 

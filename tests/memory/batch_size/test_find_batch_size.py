@@ -1,5 +1,7 @@
 """Trials that really run, and what is refused before one does."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import keras
 import pytest
 from keras import layers
@@ -21,8 +23,7 @@ WIDTH = 1024
 LIMIT = 24 * MIB
 
 
-@pytest.fixture
-def wide():
+def make_wide():
     """2 MiB of weights; 12 KiB of activations for a sample."""
     model = keras.Sequential(
         [
@@ -35,6 +36,22 @@ def wide():
     )
     model.compile("sgd", "mse")
     return model
+
+
+@pytest.fixture
+def wide():
+    return make_wide()
+
+
+@pytest.fixture(scope="module")
+def too_large():
+    """A trial of 64 MiB for the widest activations alone.
+
+    TensorFlow's allocator waits ten seconds for them, while another test runs.
+    """
+    model = make_wide()
+    with ThreadPoolExecutor(1) as thread:
+        yield model, thread.submit(trial, model, 8192)
 
 
 def request_for(model, batch_size):
@@ -58,6 +75,7 @@ def trial(model, batch_size):
     return attempt(request, limit, environment(LIMIT, request.backend, "cpu"))
 
 
+@pytest.mark.usefixtures("too_large")  # it waits while this runs
 def test_the_batch_found_has_run_and_was_measured(wide):
     found = find_batch_size(wide, LIMIT, largest=64)
     (tried,) = found.trials
@@ -70,6 +88,15 @@ def test_the_batch_found_has_run_and_was_measured(wide):
     assert predicted == sorted(predicted)
 
 
+def test_a_batch_that_does_not_fit_hurts_nobody(too_large):
+    model, ended = too_large
+    found = ended.result()
+    assert not found.fits
+    assert found.reason
+    assert model.predict(keras.ops.zeros((1, 256)), verbose=0).shape == (1, 1)
+
+
+@pytest.mark.one_backend
 def test_a_prediction_never_falls_where_what_was_measured_does(wide, monkeypatch):
     measured = {"peaks": [700, 600, 610, 900]}
     monkeypatch.setattr(predict, "run_in_child", lambda *_, **__: measured)
@@ -77,19 +104,13 @@ def test_a_prediction_never_falls_where_what_was_measured_does(wide, monkeypatch
     assert [predicted(size) for size in (1, 2, 3, 4, 6, 8)] == [700] * 4 + [800, 900]
 
 
+@pytest.mark.one_backend
 def test_there_is_a_prediction_where_one_sample_is_the_most(wide, monkeypatch):
     def measured(_, job, **__):
         return {"peaks": [100 * size for size in job["sizes"]]}
 
     monkeypatch.setattr(predict, "run_in_child", measured)
     assert predict.predictor(request_for(wide, 1), lambda _: 0, largest=1)(1) == 100
-
-
-def test_a_batch_that_does_not_fit_hurts_nobody(wide):
-    found = trial(wide, 8192)  # 64 MiB for the widest activations alone
-    assert not found.fits
-    assert found.reason
-    assert wide.predict(keras.ops.zeros((1, 256)), verbose=0).shape == (1, 1)
 
 
 class Broken(layers.Layer):
@@ -99,6 +120,7 @@ class Broken(layers.Layer):
         return inputs
 
 
+@pytest.mark.one_backend
 def test_a_step_that_fails_for_another_reason_is_no_batch_that_does_not_fit():
     model = keras.Sequential([keras.Input((256,)), Broken(), layers.Dense(1)])
     model.compile("sgd", "mse")
@@ -106,6 +128,7 @@ def test_a_step_that_fails_for_another_reason_is_no_batch_that_does_not_fit():
         trial(model, 7)
 
 
+@pytest.mark.one_backend
 def test_a_batch_size_is_an_int_that_knows_its_story():
     curve = (CurvePoint(8, 100, 110),)
     found = BatchSize(8, limit_bytes=120, curve=curve, trials=(Trial(8, fits=True),))
@@ -114,26 +137,31 @@ def test_a_batch_size_is_an_int_that_knows_its_story():
     assert (found.limit_bytes, found.curve) == (120, curve)
 
 
+@pytest.mark.one_backend
 def test_a_limit_below_the_weights_is_refused(wide):
     with pytest.raises(errors.ConfigError, match=r"below what the model's variables"):
         find_batch_size(wide, "1MiB")
 
 
+@pytest.mark.one_backend
 def test_a_limit_that_is_no_size_is_refused(wide):
     with pytest.raises(errors.ConfigError, match=r"A size is a number of bytes"):
         find_batch_size(wide, "a lot")
 
 
+@pytest.mark.one_backend
 def test_a_model_without_weights_is_refused():
     with pytest.raises(errors.ModelError, match=r"has no weights yet"):
         find_batch_size(keras.Sequential([layers.Dense(2)]), "1GiB")
 
 
+@pytest.mark.one_backend
 def test_a_largest_batch_of_nothing_is_refused(wide):
     with pytest.raises(errors.ConfigError, match=r"from 1\. Received: largest=0"):
         find_batch_size(wide, "1GiB", largest=0)
 
 
+@pytest.mark.one_backend
 def test_a_fixed_batch_axis_is_refused():
     inputs = keras.Input(batch_shape=(4, 8))
     model = keras.Model(inputs, layers.Dense(1)(inputs))
@@ -141,6 +169,7 @@ def test_a_fixed_batch_axis_is_refused():
         find_batch_size(model, "1GiB", optimizer="sgd")
 
 
+@pytest.mark.one_backend
 def test_training_needs_an_optimizer():
     model = keras.Sequential([keras.Input((2,)), layers.Dense(1)])
     with pytest.raises(errors.ModelError, match=r"Training needs an optimizer"):

@@ -1,10 +1,13 @@
 """The search for a batch size, against devices that are made up."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kerasmem.memory.batch_size.result import Trial
 from kerasmem.memory.batch_size.search import TOLERANCE, Search
+
+pytestmark = pytest.mark.one_backend
 
 FIXED = 1000
 LARGEST = 4096

@@ -15,6 +15,8 @@ from kerasmem.memory.compress_activations.math import (
     unpack,
 )
 
+pytestmark = pytest.mark.one_backend
+
 FLOATS = st.floats(-(2.0**99), 2.0**99, width=32)
 TENSORS = arrays(np.float32, array_shapes(min_dims=1, max_dims=4), elements=FLOATS)
 FEW = settings(derandomize=True, max_examples=60, deadline=None)

@@ -3,11 +3,14 @@
 import functools
 
 import keras
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from keras import layers
 
 import kerasmem as km
+
+pytestmark = pytest.mark.one_backend
 
 HOW = st.sampled_from(
     [("tensorflow", False), ("tensorflow", True), ("jax", True), ("torch", False)]

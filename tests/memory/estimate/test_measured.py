@@ -86,6 +86,7 @@ def of(backend, jit=False):
     return [(row, estimate(row)) for row in rows]
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(("backend", "most"), [("tensorflow", 0.06), ("torch", 0.02)])
 def test_without_a_compiler_the_median_error_is_small(backend, most):
     errors = sorted(error(*case) for case in of(backend))
@@ -93,11 +94,13 @@ def test_without_a_compiler_the_median_error_is_small(backend, most):
     assert errors[int(0.9 * len(errors))] <= 0.25
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("backend", ["tensorflow", "jax"])
 def test_every_compiled_step_is_within_a_quarter(backend):
     assert max(error(*case) for case in of(backend, jit=True)) <= 0.25
 
 
+@pytest.mark.one_backend
 def test_the_interval_holds_nine_in_ten():
     inside = [
         found.low_bytes <= row["steady_bytes"] <= found.high_bytes
@@ -107,6 +110,7 @@ def test_the_interval_holds_nine_in_ten():
     assert sum(inside) >= 0.9 * len(inside)
 
 
+@pytest.mark.one_backend
 def test_the_interval_of_the_first_step_holds_nine_in_ten():
     inside = [
         found.first_step_low_bytes <= row["first_bytes"] <= found.first_step_high_bytes

@@ -16,6 +16,8 @@ from kerasmem.memory.estimate.step import COUNTING_ALLOCATOR
 from kerasmem.memory.estimate.step.batch import run_once, zeros
 from kerasmem.memory.estimate.step.here import estimate_here
 
+pytestmark = pytest.mark.one_backend
+
 BATCH = 32  # more than runs: a step of so many is extended from two small ones
 STEPS = 3
 

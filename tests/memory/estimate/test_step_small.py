@@ -1,5 +1,7 @@
 """From two small batches to a large one, against arithmetic."""
 
+import pytest
+
 from kerasmem.backends.profile import MemoryEvent
 from kerasmem.memory.estimate.step.small import (
     extended,
@@ -7,6 +9,8 @@ from kerasmem.memory.estimate.step.small import (
     peak_of,
     small_batches,
 )
+
+pytestmark = pytest.mark.one_backend
 
 BEFORE = 1000
 

@@ -1,5 +1,7 @@
 """The tape: what the backward pass reads, what lives, what a compiler merges."""
 
+import pytest
+
 from kerasmem.memory.estimate.analytic import primitives as p
 from kerasmem.memory.estimate.analytic.fusion import fused
 from kerasmem.memory.estimate.analytic.liveness import plan
@@ -7,6 +9,8 @@ from kerasmem.memory.estimate.analytic.order import as_ready
 from kerasmem.memory.estimate.analytic.pool import peak_of
 from kerasmem.memory.estimate.analytic.scratch import no_scratch
 from kerasmem.memory.estimate.analytic.tape import Tape
+
+pytestmark = pytest.mark.one_backend
 
 N = 256  # one tensor of 64 floats: no rounding
 

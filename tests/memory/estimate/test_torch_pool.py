@@ -1,10 +1,13 @@
 """The rules of torch's caching allocator, each on requests small enough to follow."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kerasmem.memory.estimate.analytic.torch_pool import TorchAllocator
 from kerasmem.units import MIB
+
+pytestmark = pytest.mark.one_backend
 
 
 def test_small_requests_share_a_segment_of_two_mib():

@@ -1,7 +1,11 @@
 """A graph's blocks against a run on paper."""
 
+import pytest
+
 from kerasmem.backends.trace import Graph, Operation, Output
 from kerasmem.memory.estimate.traced.executor import execute
+
+pytestmark = pytest.mark.one_backend
 
 KB = Output((256,), 4)
 

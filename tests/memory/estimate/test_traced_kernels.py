@@ -10,6 +10,8 @@ from kerasmem.memory.estimate.traced.kernels import output_bytes, scratch_bytes
 from kerasmem.memory.estimate.unrolled import unrolled_bytes
 from kerasmem.units import MIB
 
+pytestmark = pytest.mark.one_backend
+
 
 def floats(*shape):
     return Output(shape, 4)

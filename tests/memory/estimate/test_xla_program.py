@@ -1,9 +1,13 @@
 """Which values of a program are stored and for how long, against a run on paper."""
 
+import pytest
+
 from kerasmem.backends.trace_hlo import Flat, Value
 from kerasmem.memory.estimate.xla.fusion import stored
 from kerasmem.memory.estimate.xla.liveness import temporary
 from kerasmem.memory.estimate.xla.scratch import trial
+
+pytestmark = pytest.mark.one_backend
 
 SIDE = 64
 SIZE = SIDE * SIDE * 4

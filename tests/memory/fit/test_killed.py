@@ -5,9 +5,13 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 import kerasmem as km
 from kerasmem.files.read_run import read_run
 from tests.memory.fit.endless import Greedy
+
+pytestmark = pytest.mark.one_backend
 
 PATIENCE = 600  # seconds
 

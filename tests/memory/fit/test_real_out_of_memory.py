@@ -4,6 +4,8 @@ import pytest
 
 from tests.memory.fit.oom_child import WHERE
 
+pytestmark = pytest.mark.one_backend
+
 
 @pytest.mark.parametrize("where", WHERE)
 def test_twenty_updates_end_as_if_memory_had_never_run_out(seen, where):

@@ -1,6 +1,10 @@
 """A batch is known to fit if two steps ran with one at least as large."""
 
+import pytest
+
 from kerasmem.memory.fit.safe_shapes import SafeShapes
+
+pytestmark = pytest.mark.one_backend
 
 
 def test_a_batch_is_safe_after_two_steps_and_smaller_ones_with_it():

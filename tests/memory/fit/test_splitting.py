@@ -16,6 +16,7 @@ from kerasmem.backends.splitting import (
 from kerasmem.errors import DataError
 
 
+@pytest.mark.one_backend
 @given(length=st.integers(1, 70), parts=st.integers(1, 70))
 @settings(derandomize=True, max_examples=60, deadline=None)
 def test_parts_are_the_batch_in_order_and_of_nearly_one_length(length, parts):
@@ -32,6 +33,7 @@ def test_parts_are_the_batch_in_order_and_of_nearly_one_length(length, parts):
     assert all(piece["y"][1] is None for piece in pieces)
 
 
+@pytest.mark.one_backend
 @given(
     st.lists(
         st.tuples(st.integers(1, 9), st.integers(1, 50), st.floats(-5, 5)),
@@ -54,6 +56,7 @@ def test_shares_and_factors_make_the_mean_of_the_whole(parts):
     np.testing.assert_allclose(whole, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.one_backend
 def test_arrays_of_different_lengths_are_refused_in_words():
     with pytest.raises(DataError, match=r"one length for all.*lengths \[3, 4\]"):
         split((np.zeros((4, 2)), np.zeros(3)), 2)
@@ -64,6 +67,7 @@ def test_a_scalar_in_a_batch_is_refused_in_words():
         length_of((keras.ops.zeros((4, 2)), np.float32(1)))
 
 
+@pytest.mark.one_backend
 def test_what_cannot_be_split_counts_as_one_sample():
     assert splittable_length((np.zeros((4, 2)), np.zeros(3))) == 1
     assert splittable_length({"x": np.zeros((0, 2))}) == 1

@@ -35,6 +35,7 @@ def device(monkeypatch):
     return use
 
 
+@pytest.mark.one_backend
 def test_the_layer_and_the_phase_come_from_the_operation(exhausted, model, device):
     cause = classify(exhausted("64,512"), model)
     assert (cause.layer, cause.phase) == ("tower/wide", "forward")
@@ -47,6 +48,7 @@ def test_the_layer_and_the_phase_come_from_the_operation(exhausted, model, devic
     assert classify(exhausted("64", "adam/Square_5"), model).phase == "optimizer"
 
 
+@pytest.mark.one_backend
 def test_what_the_allocator_noted_stands_against_the_request(exhausted, noted, device):
     device(limit_bytes=64 * MIB, current_bytes=5 * MIB, peak_bytes=63 * MIB)
     log = noted(60 * MIB, 62 * MIB, 1 * MIB)
@@ -58,6 +60,7 @@ def test_what_the_allocator_noted_stands_against_the_request(exhausted, noted, d
     assert cause.in_use_after_bytes == 5 * MIB
 
 
+@pytest.mark.one_backend
 def test_enough_that_is_free_but_in_pieces_is_fragmentation(exhausted, noted, device):
     device(limit_bytes=64 * MIB, peak_bytes=63 * MIB)
     cause = classify(
@@ -67,6 +70,7 @@ def test_enough_that_is_free_but_in_pieces_is_fragmentation(exhausted, noted, de
     assert cause.largest_free_bytes == 3 * MIB
 
 
+@pytest.mark.one_backend
 def test_a_limit_that_cannot_have_been_had_is_not_believed(exhausted, noted, device):
     # Of a card 80 MiB are left by others, but the pool of 64 could not be extended.
     device(limit_bytes=80 * MIB, peak_bytes=63 * MIB)
@@ -74,6 +78,7 @@ def test_a_limit_that_cannot_have_been_had_is_not_believed(exhausted, noted, dev
     assert (cause.kind, cause.limit_bytes) == ("device", 64 * MIB)
 
 
+@pytest.mark.one_backend
 def test_without_a_note_only_the_peak_is_certain(exhausted, device):
     device(limit_bytes=64 * MIB, current_bytes=MIB, peak_bytes=60 * MIB)
     assert classify(exhausted("1024,2048")).kind == "device"
@@ -83,12 +88,14 @@ def test_without_a_note_only_the_peak_is_certain(exhausted, device):
     assert classify(exhausted("1024,1024")).kind == "device"
 
 
+@pytest.mark.one_backend
 def test_a_tensor_above_the_limit_is_one_tensor(exhausted, device):
     device(limit_bytes=64 * MIB, peak_bytes=KIB)
     assert classify(exhausted("8193,2048")).kind == "one tensor"
     assert classify(exhausted("8192,2048")).kind != "one tensor"
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("text", "kind"),
     [
@@ -104,6 +111,7 @@ def test_the_kind_follows_from_the_text(text, kind, device):
     assert classify(RuntimeError(text)).kind == kind
 
 
+@pytest.mark.one_backend
 def test_torchs_own_figures_are_taken(device):
     cause = classify(RuntimeError(TORCH_CUDA))
     assert cause.in_use_bytes == 130 * GIB
@@ -111,6 +119,7 @@ def test_torchs_own_figures_are_taken(device):
     assert cause.device == "cuda:1"
 
 
+@pytest.mark.one_backend
 def test_memory_of_the_host_is_told_apart(device):
     assert classify(MemoryError(NUMPY)).kind == "host"
     in_fit = classify(MemoryError(NUMPY), phase="input")
@@ -133,6 +142,7 @@ def test_a_generator_that_asks_for_too_much_is_the_pipeline(model, device):
     assert cause.requested_bytes == 2**50
 
 
+@pytest.mark.one_backend
 def test_another_error_is_none(device):
     assert classify(ValueError("shapes differ")) is None
     assert classify(KeyboardInterrupt()) is None
@@ -140,6 +150,7 @@ def test_another_error_is_none(device):
     assert classify(errors.DeviceOutOfMemoryError("out of memory")) is None
 
 
+@pytest.mark.one_backend
 def test_a_long_text_is_cut(device):
     cause = classify(MemoryError("words\n" * 500))
     assert len(cause.message) < 410
@@ -147,6 +158,7 @@ def test_a_long_text_is_cut(device):
     assert TF_GENERATOR.startswith(classify(MemoryError(TF_GENERATOR)).message[:40])
 
 
+@pytest.mark.one_backend
 def test_a_compiled_step_that_asks_for_more_than_there_is_is_no_tensor(device):
     device(limit_bytes=4 * MIB)
     cause = classify(RuntimeError(TF_JIT))
@@ -154,6 +166,7 @@ def test_a_compiled_step_that_asks_for_more_than_there_is_is_no_tensor(device):
     assert classify(RuntimeError(TORCH_CPU)).kind == "one tensor"
 
 
+@pytest.mark.one_backend
 def test_a_device_that_does_not_even_answer_is_left_out(exhausted, monkeypatch):
     def broken(name):
         raise RuntimeError("CUDA error: unspecified launch failure")

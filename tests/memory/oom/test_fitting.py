@@ -1,10 +1,13 @@
 """The number of micro-batches, against a search through all of them."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kerasmem.memory.oom import Fitting, Room, fewest_micro_batches
 from kerasmem.records import EstimatePart, MemoryEstimate
+
+pytestmark = pytest.mark.one_backend
 
 STORED = 1000
 

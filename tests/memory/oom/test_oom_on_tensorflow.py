@@ -10,6 +10,8 @@ from kerasmem.memory.oom import noting_refusals
 from kerasmem.records import MemoryEstimate, PostMortem
 from kerasmem.units import MIB
 
+pytestmark = pytest.mark.one_backend
+
 LIMIT_MB = 48
 
 

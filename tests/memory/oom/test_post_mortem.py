@@ -8,7 +8,6 @@ import keras
 import pytest
 
 from kerasmem import errors
-from kerasmem.memory.child import run_in_child
 from kerasmem.memory.compress_activations import compress_activations
 from kerasmem.memory.estimate import estimate_memory
 from kerasmem.memory.oom import Moment, classify, out_of_memory_error, post_mortem
@@ -73,6 +72,7 @@ def test_a_limit_of_the_users_counts_if_it_is_lower(model):
     assert loose.fitting_micro_batches == wide.fitting_micro_batches
 
 
+@pytest.mark.one_backend
 def test_a_timeline_is_measured_and_adds_up_too(model):
     moment = Moment(batch_size=32, timelines=[countable_timeline()])
     found = post_mortem(model, CAUSE, moment)
@@ -159,6 +159,7 @@ def test_a_model_that_is_only_estimated_as_treated_is_not(model):
     assert treatment_of(model) is None
 
 
+@pytest.mark.one_backend
 def test_a_saving_that_cannot_be_estimated_is_left_out_and_said(model, monkeypatch):
     def fail(step):
         raise RecursionError("nobody thought of this")
@@ -172,6 +173,7 @@ def test_a_saving_that_cannot_be_estimated_is_left_out_and_said(model, monkeypat
     assert {"8-bit Adam", "SGD"} <= {one.name for one in found.remedies}
 
 
+@pytest.mark.one_backend
 def test_no_estimate_is_begun_when_time_is_up(model, monkeypatch):
     module = sys.modules[post_mortem.__module__]
     monkeypatch.setattr(module, "_SECONDS", -1)
@@ -187,6 +189,7 @@ def test_nobody_is_told_to_take_what_is_there_already(model):
     assert "8-bit Adam" not in {remedy.name for remedy in found.remedies}
 
 
+@pytest.mark.one_backend
 def test_a_pipeline_gets_its_own_advice_and_no_micro_batches(model):
     cause = replace(CAUSE, kind="input pipeline")
     found = post_mortem(model, cause, Moment(batch_size=512))
@@ -204,14 +207,17 @@ def test_fragmentation_is_cured_by_its_own_means_first(model, backend):
     assert word in found.remedies[0].how
 
 
+@pytest.mark.one_backend
 def test_it_comes_back_from_json_whole(found):
     assert PostMortem.from_json(found.to_json()) == found
 
 
+@pytest.mark.one_backend
 def test_it_holds_nothing_but_plain_data(found):
     assert pickle.loads(pickle.dumps(found)) == found
 
 
+@pytest.mark.one_backend
 def test_the_text_has_the_figures(found):
     text = found.text(layers=1)
     assert "tower" in text
@@ -237,6 +243,7 @@ def unbuilt():
     return keras.Sequential([keras.layers.Dense(1)])
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("make", "batch_size", "words"),
     [
@@ -265,6 +272,7 @@ KINDS = {
 }
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_cause_has_an_error_that_carries_its_post_mortem(kind, found):
     one = replace(found, cause=replace(found.cause, kind=kind))
@@ -276,27 +284,18 @@ def test_every_cause_has_an_error_that_carries_its_post_mortem(kind, found):
     assert "Next: " in str(error)
 
 
+@pytest.mark.one_backend
 def test_a_torn_model_has_an_error_of_its_own(found):
     error = out_of_memory_error(found, errors.TornStateError)
     assert type(error) is errors.TornStateError
     assert classify(error) is None
 
 
+@pytest.mark.one_backend
 def test_an_error_survives_a_pickle_with_its_post_mortem(found):
     error = pickle.loads(pickle.dumps(out_of_memory_error(found)))
     assert type(error) is errors.DeviceOutOfMemoryError
     assert error.post_mortem == found
-
-
-def fail(job):
-    """Run out of memory; this happens in a child."""
-    raise errors.FragmentationError(job["message"])
-
-
-def test_an_error_survives_another_process(backend):
-    with pytest.raises(errors.FragmentationError, match="in pieces") as caught:
-        run_in_child(f"{__name__}:fail", {"message": "in pieces"}, backend=backend)
-    assert caught.value.post_mortem is None
 
 
 def test_samples_per_batch_are_those_of_fit():
@@ -317,6 +316,7 @@ def test_samples_per_batch_are_those_of_fit():
     assert samples_per_batch(Fives(), None) == 5
 
 
+@pytest.mark.one_backend
 def test_a_remedy_without_a_figure_has_none():
     assert Remedy(name="a", how="b").saves_bytes is None
 

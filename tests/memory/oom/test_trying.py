@@ -49,6 +49,7 @@ def needs(factor):
     return trial
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("factor", [0.8, 1.0, 1.5])
 def test_what_it_names_was_seen_to_fit(tried, model, factor):
     found, asked = tried(partial(needs(factor), model))
@@ -62,12 +63,14 @@ def test_what_it_names_was_seen_to_fit(tried, model, factor):
     assert (found.fitting.correction > 1.2) == (factor == 1.5)
 
 
+@pytest.mark.one_backend
 def test_if_nothing_fits_there_is_no_number(tried):
     found, asked = tried(lambda size, limit: Trial(size, fits=False))
     assert found.fitting is None
     assert found.failed == -(-1024 // min(size for size, _ in asked)) > 1
 
 
+@pytest.mark.one_backend
 def test_what_was_tried_counts_when_time_is_up(tried):
     sizes = []
 
@@ -81,6 +84,7 @@ def test_what_was_tried_counts_when_time_is_up(tried):
     assert found.fitting.micro_batches == -(-1024 // sizes[0])
 
 
+@pytest.mark.one_backend
 def test_without_a_trial_nothing_is_known(tried):
     def never(size, limit):
         raise TimeoutError("it took more than a minute")

@@ -18,7 +18,8 @@ def weights_on_two(_):
         with scope():
             keras.utils.set_random_seed(7)
             model = models.cnn()
-            model.compile(keras.optimizers.SGD(0.03), "mse")
+            jit = keras.backend.backend() == "jax"
+            model.compile(keras.optimizers.SGD(0.03), "mse", jit_compile=jit)
             if name == "lean":
                 model = rematerialize(model, segments=3)
             x, y = models.batch(model, 8)

@@ -18,6 +18,8 @@ from tests.timelines import (
     share_known,
 )
 
+pytestmark = pytest.mark.one_backend
+
 DATA = Path(__file__).parents[2] / "data"
 L = keras.layers
 

@@ -3,6 +3,8 @@ import pytest
 from kerasmem.memory.timeline.names import Names, Origin
 from kerasmem.memory.timeline.watched import LayerNode, Watched
 
+pytestmark = pytest.mark.one_backend
+
 ROOT = LayerNode(
     "model",
     {

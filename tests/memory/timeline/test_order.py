@@ -1,10 +1,13 @@
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kerasmem.backends.profile import MemoryEvent
 from kerasmem.memory.timeline.order import consistent
+
+pytestmark = pytest.mark.one_backend
 
 
 def events_of(sizes):

@@ -1,5 +1,9 @@
+import pytest
+
 from kerasmem.backends.profile import MemoryEvent
 from kerasmem.backends.torch_snapshot import with_requests
+
+pytestmark = pytest.mark.one_backend
 
 
 def entry(action, address, size):

@@ -11,6 +11,8 @@ import pytest
 from kerasmem.backends.hlo import read_buffers, read_program
 from kerasmem.backends.xla_plan import plan
 
+pytestmark = pytest.mark.one_backend
+
 DATA = Path(__file__).parents[2] / "data"
 ARGUMENTS, TEMPORARY = 34_788, 29_584  # XLA's own figures of this step
 PARAMETERS = 4 * (20 * 50 + 50 + 50 * 30 + 30 + 30 * 3 + 3)
@@ -59,9 +61,7 @@ def test_the_names_are_those_of_the_framework(step):
     assert ("[32,50]", "float32") in shapes
 
 
-def test_our_reader_agrees_with_the_classes_that_tensorflow_brings(backend):
-    if backend != "tensorflow":
-        return  # it would take seconds to import here
+def test_our_reader_agrees_with_the_classes_that_tensorflow_brings():
     from tensorflow.compiler.xla.service import hlo_pb2
 
     module = hlo_pb2.HloModuleProto.FromString(recorded("program"))

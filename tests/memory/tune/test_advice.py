@@ -10,6 +10,8 @@ from kerasmem.memory.tune.advice import both, noise, recommendation
 from kerasmem.records import VariantFigures
 from kerasmem.units import MIB
 
+pytestmark = pytest.mark.one_backend
+
 
 def run(name, *, ms=100.0, mib=100, spread=0.02, source="measured", samples=32):
     return VariantFigures(

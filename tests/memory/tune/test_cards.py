@@ -6,6 +6,8 @@ import pytest
 
 from kerasmem.memory.tune import cards
 
+pytestmark = pytest.mark.one_backend
+
 
 @pytest.mark.parametrize(
     ("count", "started", "asked"),

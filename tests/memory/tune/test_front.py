@@ -1,9 +1,12 @@
 """The Pareto front, against its definition."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kerasmem.memory.tune.front import front
+
+pytestmark = pytest.mark.one_backend
 
 costs = st.integers(0, 6)
 

@@ -1,10 +1,13 @@
 """Sizes that are no multiple of 8, of models where they can be read off."""
 
 import keras
+import pytest
 from keras import layers
 
 from kerasmem.memory.tune.odd_sizes import odd_sizes
 from kerasmem.records import OddSize
+
+pytestmark = pytest.mark.one_backend
 
 
 def test_each_odd_size_is_told_with_the_next_even_one():

@@ -14,6 +14,7 @@ def steps(*rows):
     return [TracedStep(n // half, n % half, *row) for n, row in enumerate(rows)]
 
 
+@pytest.mark.one_backend
 def test_a_smaller_last_batch_is_named_with_what_it_costs():
     (found,) = retraces(
         steps((32, 1, 400), (32, 1, 2), (7, 2, 303), (32, 2, 2), (32, 2, 2), (7, 2, 3)),
@@ -26,12 +27,14 @@ def test_a_smaller_last_batch_is_named_with_what_it_costs():
     )
 
 
+@pytest.mark.one_backend
 def test_a_trace_for_a_shape_that_was_there_before_has_another_cause():
     found = retraces(steps((8, 1, 9), (8, 2, 9), (8, 3, 9), (8, 3, 9)), compiled=False)
     assert [(one.epoch, one.batch) for one in found] == [(0, 1), (1, 0)]
     assert all("not the shape changed" in one.cause for one in found)
 
 
+@pytest.mark.one_backend
 def test_xla_that_compiles_what_was_traced_once_is_seen_by_its_time():
     rows = steps((32, 2, 400), (7, 2, 303), (32, 2, 2), (7, 2, 3))
     (found,) = retraces(rows, compiled=True)
@@ -39,6 +42,7 @@ def test_xla_that_compiles_what_was_traced_once_is_seen_by_its_time():
     assert retraces(rows, compiled=False) == ()
 
 
+@pytest.mark.one_backend
 def test_a_slow_step_of_a_size_that_was_there_is_no_retrace():
     rows = steps((32, 1, 400), (32, 1, 900), (32, 1, 2), (32, 1, 2))
     assert retraces(rows, compiled=True) == ()
@@ -64,6 +68,7 @@ def test_a_fit_with_a_smaller_last_batch_is_counted(question, backend):
     assert [one.batch for one in again] == ([2] if backend == "jax" else [])
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(("size", "last"), [(1, 0), (2, 1), (8, 1), (12, 2), (32, 7)])
 def test_the_last_batch_is_smaller_if_one_can_be(size, last):
     assert last_batch(size) == last < size

@@ -88,6 +88,7 @@ def test_a_batch_is_spread_over_the_devices(deep, question, backend, monkeypatch
     assert figures.steps >= 5
 
 
+@pytest.mark.one_backend
 def test_a_child_that_dies_becomes_a_line_with_its_reason(deep, question, monkeypatch):
     def die(*_, **__):
         raise ChildDiedError(
@@ -101,6 +102,7 @@ def test_a_child_that_dies_becomes_a_line_with_its_reason(deep, question, monkey
     assert found.peak_bytes is found.step_ms is None
 
 
+@pytest.mark.one_backend
 def test_what_cannot_be_asked_becomes_a_line_with_its_reason(deep, question):
     found = attempt(question(deep, 6), Variant("a", steps_per_update=4)).figures
     assert found.reason == "A batch of 6 does not divide into 4."
@@ -147,6 +149,7 @@ def test_a_last_batch_that_fails_does_not_take_the_figures_along(
     assert ("Picky takes many" in found.not_counted) == (backend != "tensorflow")
 
 
+@pytest.mark.one_backend
 def test_memory_that_runs_out_is_called_so(question, here, monkeypatch):
     def run_out(*_):
         raise MemoryError("no room for 8 TiB")

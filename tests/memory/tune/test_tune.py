@@ -66,6 +66,7 @@ def test_the_first_line_is_as_compiled_and_the_front_is_marked(small, here, back
     assert "at 4 times the time a step" in found.recommendation
 
 
+@pytest.mark.one_backend
 def test_what_was_fast_only_once_is_not_recommended(small, monkeypatch):
     runs = []
 
@@ -86,6 +87,7 @@ def test_what_was_fast_only_once_is_not_recommended(small, monkeypatch):
     assert found.recommendation.startswith("Leave it as compiled")
 
 
+@pytest.mark.one_backend
 def test_a_record_of_it_survives_json(small, here):
     found = tune(small, 12, only=["accumulation, 2"])
     assert [variant.name for variant in found.variants] == [
@@ -107,11 +109,13 @@ def test_inputs_of_open_length_are_named_where_each_length_is_compiled(here, bac
     assert ("'tokens' is open" in retracing_lines(found)) == (backend == "jax")
 
 
+@pytest.mark.one_backend
 def test_an_option_that_is_not_there_is_refused_with_those_that_are(small, here):
     with pytest.raises(ConfigError, match=r"one of 'jit o.*Received: only='turbo'"):
         tune(small, 12, only=["turbo"])
 
 
+@pytest.mark.one_backend
 def test_a_batch_of_another_size_than_the_models_is_refused(here):
     inputs = keras.Input(batch_shape=(4, 8))
     model = keras.Model(inputs, layers.Dense(1)(inputs))
@@ -120,6 +124,7 @@ def test_a_batch_of_another_size_than_the_models_is_refused(here):
         tune(model, 8)
 
 
+@pytest.mark.one_backend
 def test_parts_from_the_running_script_are_refused_before_anything_runs(small, here):
     class Local(layers.Layer):
         def call(self, x):

@@ -41,6 +41,7 @@ def test_several_devices_are_tried_where_one_process_can(deep, question, backend
     assert ("data parallel, 2 devices" in found) == (backend != "torch")
 
 
+@pytest.mark.one_backend
 def test_accumulation_divides_the_batch_and_leaves_the_models_optimizer(deep, question):
     asked = changed(question(deep, 8), Variant("a", steps_per_update=4))
     assert (asked.batch_size, asked.input_shapes) == (2, ((2, 64, 4),))
@@ -48,6 +49,7 @@ def test_accumulation_divides_the_batch_and_leaves_the_models_optimizer(deep, qu
     assert deep.optimizer.gradient_accumulation_steps is None
 
 
+@pytest.mark.one_backend
 def test_float16_scales_its_loss_and_bfloat16_does_not(deep, question):
     half = changed(question(deep, 8), Variant("a", dtype_policy="mixed_float16"))
     assert isinstance(half.optimizer, keras.optimizers.LossScaleOptimizer)
@@ -57,6 +59,7 @@ def test_float16_scales_its_loss_and_bfloat16_does_not(deep, question):
     assert scaled.inner_optimizer.gradient_accumulation_steps == 2
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("variant", "text"),
     [
@@ -69,6 +72,7 @@ def test_a_batch_that_does_not_divide_is_refused(deep, question, variant, text):
         changed(question(deep, 6), variant)
 
 
+@pytest.mark.one_backend
 def test_an_optimizer_that_accumulates_already_is_left_alone(question):
     model = keras.Sequential([keras.Input((4,)), layers.Dense(2)])
     model.compile(keras.optimizers.SGD(gradient_accumulation_steps=2), "mse")
