@@ -61,6 +61,7 @@ def test_latency_halves_the_multiplications(model):
 
 
 @pytest.mark.parametrize("name", ["size", "latency", "balanced"])
+@pytest.mark.one_backend
 def test_a_preset_trains_unless_told_not_to(model, name):
     with pytest.raises(ConfigError, match="data=.*--fine-tune-epochs 0.*epochs=3"):
         km.compress(model, name)
@@ -74,11 +75,13 @@ def test_a_preset_trains_unless_told_not_to(model, name):
         ("a.txt", "A recipe is a file that ends in"),
     ],
 )
+@pytest.mark.one_backend
 def test_a_name_that_is_no_preset_is_one_clear_error(model, name, text):
     with pytest.raises(ConfigError, match=text):
         km.compress(model, name)
 
 
+@pytest.mark.one_backend
 def test_what_is_no_name_means_its_steps():
     assert as_preset(km.Quantize()).steps == (km.Quantize(),)
     assert as_preset(km.Quantize()).epochs == 0

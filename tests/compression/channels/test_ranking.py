@@ -53,6 +53,7 @@ def inner_norms(model):
 
 
 @pytest.mark.parametrize("ratio", [0.25, 0.5])
+@pytest.mark.one_backend
 def test_blocks_that_are_built_alike_are_ranked_together_and_nothing_else(ratio):
     model = residual()
     random = np.random.default_rng(3)
@@ -69,6 +70,7 @@ def test_blocks_that_are_built_alike_are_ranked_together_and_nothing_else(ratio)
     assert small.get_layer("hidden").units == 10 - int(ratio * 10)
 
 
+@pytest.mark.one_backend
 def test_heads_of_all_blocks_are_alike_and_are_not_like_their_dimensions():
     x = y = keras.Input((5, 6))
     for heads in (2, 3, 4):
@@ -87,6 +89,7 @@ def test_heads_of_all_blocks_are_alike_and_are_not_like_their_dimensions():
 
 @few
 @given(PLANS, st.sampled_from(ORIGINS))
+@pytest.mark.one_backend
 def test_the_bytes_that_are_predicted_are_those_of_the_smaller_model(plan, origin):
     model = from_origin(graph(plan)[0], origin)
     found = label_channels(model)
@@ -104,6 +107,7 @@ def test_the_bytes_that_are_predicted_are_those_of_the_smaller_model(plan, origi
 
 
 @pytest.mark.parametrize("scope", ["layer", "global", "isomorphic"])
+@pytest.mark.one_backend
 def test_as_many_channels_go_as_it_takes_to_save_memory(scope):
     model = residual()
     small, _ = km.PruneChannels(0.4, of="memory", scope=scope, verify=False).applied(
@@ -113,12 +117,14 @@ def test_as_many_channels_go_as_it_takes_to_save_memory(scope):
     assert 0.45 < share <= 0.6
 
 
+@pytest.mark.one_backend
 def test_more_memory_than_there_is_in_channels_is_an_error():
     model = chain((100,), L.Dense(8), L.Dense(90))
     with pytest.raises(ModelError, match=r"leaves 9\d% of the memory"):
         km.PruneChannels(0.5, of="memory").applied(model)
 
 
+@pytest.mark.one_backend
 def test_memory_of_axes_without_a_length_is_an_error():
     model = chain((None, 4), L.Dense(8), L.Dense(2))
     with pytest.raises(ConfigError, match="axes of unknown length"):
@@ -127,6 +133,7 @@ def test_memory_of_axes_without_a_length_is_an_error():
         km.PruneChannels(0.5, of="latency").applied(model)
 
 
+@pytest.mark.one_backend
 def test_as_many_channels_go_as_it_takes_to_save_time(monkeypatch):
     timed = []
 
@@ -154,6 +161,7 @@ def test_the_time_that_is_left_is_measured_on_models_that_are_made():
 
 @settings(few, max_examples=3)
 @given(st.lists(st.integers(2, 40), min_size=2, max_size=4), st.data())
+@pytest.mark.one_backend
 def test_rounds_leave_what_one_round_leaves(sizes, data):
     ratio = data.draw(st.floats(0.1, 0.9))
     rounds = data.draw(st.integers(2, 4))
@@ -171,6 +179,7 @@ def test_rounds_leave_what_one_round_leaves(sizes, data):
     assert units[0] == units[1]
 
 
+@pytest.mark.one_backend
 def test_heads_and_shared_widths_go_in_rounds_too():
     x = keras.Input((5, 8))
     y = L.Dense(8)(x) + L.MultiHeadAttention(8, 6, name="attention")(x, x)
@@ -184,6 +193,7 @@ def test_heads_and_shared_widths_go_in_rounds_too():
 
 
 @pytest.mark.parametrize("of", ["parameters", "memory"])
+@pytest.mark.one_backend
 def test_rounds_reach_a_budget(of):
     model = residual()
     count = {"parameters": lambda m: m.count_params(), "memory": peak_activation_bytes}

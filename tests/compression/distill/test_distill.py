@@ -312,9 +312,15 @@ def test_history_has_the_students_metrics_and_what_the_teacher_does_by_them(data
     )
 
 
-@pytest.mark.parametrize("teacher_gives", [None, "softmax"])
-@pytest.mark.parametrize("student_gives", [None, "softmax"])
-@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize(
+    ("teacher_gives", "student_gives", "cached"),
+    [
+        (None, None, False),
+        (None, "softmax", True),
+        ("softmax", None, True),
+        ("softmax", "softmax", False),
+    ],
+)
 def test_the_teacher_is_judged_as_one_that_gives_what_the_student_gives(
     data, teacher_gives, student_gives, cached, tmp_path
 ):
