@@ -64,8 +64,8 @@ def test_it_finds_nearly_the_best_of_all_ways_to_round():
     assert found.sum() < 0.9 * usual.sum()
 
 
-@pytest.mark.parametrize("samples", [8, 30])
 @pytest.mark.one_backend
+@pytest.mark.parametrize("samples", [8, 30])
 def test_few_samples_do_no_harm_to_others(samples):
     x, kernel = problem(60, samples=samples + 600)
     steps, codes = adapted(x[:samples], kernel)
@@ -74,8 +74,8 @@ def test_few_samples_do_no_harm_to_others(samples):
     assert found < 0.98 * errors(x[samples:], kernel, nearest).sum()
 
 
-@pytest.mark.parametrize("limit", [7, 127])
 @pytest.mark.one_backend
+@pytest.mark.parametrize("limit", [7, 127])
 def test_outputs_of_new_samples_are_nearer_too(limit):
     x, kernel = problem(60, samples=1200)
     steps, codes = adapted(x[:600], kernel, limit)

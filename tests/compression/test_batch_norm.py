@@ -176,10 +176,10 @@ def rows(data, count, part):
     return [np.concatenate(arrays) for arrays in zip(*batches, strict=True)]
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "data", [(np.arange(60), -np.arange(60), np.arange(60) + 0.5), Batches(6)]
 )
-@pytest.mark.one_backend
 def test_samples_are_drawn_from_all_of_the_data_in_two_parts(data):
     parts = [rows(data, 24, part) for part in (0, 1)]
     assert [len(x) for x, _, _ in parts] == [24, 24]

@@ -181,6 +181,7 @@ def test_models_of_every_kind_are_compressed_and_reloaded(name, tmp_path):
     assert result.report.weight_ratio > 1
 
 
+@pytest.mark.one_backend
 def test_a_pruned_model_is_plain_keras(trained, tmp_path):
     km.compress(trained, km.Prune(0.9)).save(tmp_path / "pruned.keras")
     with zipfile.ZipFile(tmp_path / "pruned.keras") as archive:
@@ -244,6 +245,7 @@ def test_a_drop_of_the_metric_is_an_error(trained, digits):
     assert kept.model is not None
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("arguments", "error", "text"),
     [
@@ -257,14 +259,13 @@ def test_a_drop_of_the_metric_is_an_error(trained, digits):
         ({"data": (np.ones((4, 20)), np.arange(4))}, DataError, "from 0 to 3"),
     ],
 )
-@pytest.mark.one_backend
 def test_bad_arguments_are_one_clear_error(trained, arguments, error, text):
     with pytest.raises(error, match=text):
         km.compress(trained, **{"steps": km.Prune(0.5), **arguments})
 
 
-@pytest.mark.parametrize("field", ["include", "exclude"])
 @pytest.mark.one_backend
+@pytest.mark.parametrize("field", ["include", "exclude"])
 def test_a_path_that_means_nothing_is_answered_with_what_is_near(trained, field):
     name = trained.layers[-1].name
     near = rf"Did you mean .*'{name}'.*Received: {field}='{name}x/kernel'"
@@ -314,6 +315,7 @@ def test_something_that_is_no_model_is_an_error():
         km.compress(3, km.Prune(0.5))
 
 
+@pytest.mark.one_backend
 def test_a_model_saved_without_a_loss_needs_one_to_fine_tune(digits, tmp_path):
     model = chain((20,), L.Dense(3))
     model.save(tmp_path / "bare.keras")

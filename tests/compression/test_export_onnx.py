@@ -80,8 +80,8 @@ def test_a_file_that_gives_something_else_is_not_written(pretended, tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("missing", [("tf2onnx",), ("tf2onnx", "onnxruntime")])
 @pytest.mark.one_backend
+@pytest.mark.parametrize("missing", [("tf2onnx",), ("tf2onnx", "onnxruntime")])
 def test_without_the_packages_the_extra_is_named(missing, tmp_path, monkeypatch):
     find = importlib.util.find_spec
 

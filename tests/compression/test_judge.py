@@ -60,8 +60,8 @@ def test_many_metrics_of_keras_are_looked_at():
     assert len(METRICS) > 30
 
 
-@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
 @pytest.mark.one_backend
+@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
 def test_a_direction_is_that_of_keras_whatever_the_name_of_the_output(metric):
     higher = metric._direction == "up"
     assert is_better_if_higher(metric.name) is higher
@@ -114,6 +114,7 @@ def test_a_drop_that_is_no_number_is_one_clear_error():
         km.compress(chain((6,), L.Dense(1)), km.Quantize(), max_drop="1%")
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("before", "after", "chance", "words"),
     [
@@ -129,7 +130,6 @@ def test_a_drop_that_is_no_number_is_one_clear_error():
         ({"loss": -0.4}, {"loss": -0.1}, None, None),
     ],
 )
-@pytest.mark.one_backend
 def test_far_worse_is_half_of_the_way_to_chance_or_twice_the_loss(
     before, after, chance, words
 ):

@@ -28,9 +28,9 @@ def axes_of(weights, last_is_channel):
     return tuple(range(weights.ndim - 1)) if last_is_channel else (weights.ndim - 1,)
 
 
+@pytest.mark.one_backend
 @settings(derandomize=True, max_examples=150, deadline=None)
 @given(WEIGHTS, st.booleans(), st.sampled_from([4, 8]))
-@pytest.mark.one_backend
 def test_no_entry_is_off_by_more_than_half_a_scale(weights, last_is_channel, bits):
     codes, scales = quantize(weights, axes_of(weights, last_is_channel), bits)
     exact = codes.astype(np.float64) * scales.astype(np.float64)
@@ -38,9 +38,9 @@ def test_no_entry_is_off_by_more_than_half_a_scale(weights, last_is_channel, bit
     assert (np.abs(exact - weights) <= scales / 2 + slack).all()
 
 
+@pytest.mark.one_backend
 @settings(derandomize=True, max_examples=100, deadline=None)
 @given(WEIGHTS, st.booleans())
-@pytest.mark.one_backend
 def test_quantizing_what_was_quantized_changes_nothing(weights, last_is_channel):
     axes = axes_of(weights, last_is_channel)
     codes, scales = quantize(weights, axes)
@@ -50,9 +50,9 @@ def test_quantizing_what_was_quantized_changes_nothing(weights, last_is_channel)
     np.testing.assert_array_equal(again[normal], codes[normal])
 
 
+@pytest.mark.one_backend
 @settings(derandomize=True, max_examples=100, deadline=None)
 @given(WEIGHTS)
-@pytest.mark.one_backend
 def test_zero_stays_zero_and_the_largest_of_a_channel_gets_the_largest_code(weights):
     codes, scales = quantize(weights, axes_of(weights, last_is_channel=True))
     assert (codes[weights == 0] == 0).all()
@@ -69,16 +69,16 @@ def test_a_channel_of_zeros_is_exact():
     np.testing.assert_array_equal(dequantize(*quantize(weights, (0,)))[:, 0], [0, 0])
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.one_backend
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_weights_that_are_not_finite_are_refused(bad):
     with pytest.raises(ModelError, match=r"NaN or infinity .* 1 such entries of 4"):
         quantize(np.array([[1.0, bad], [0.0, 2.0]]), (0,))
 
 
+@pytest.mark.one_backend
 @settings(derandomize=True, max_examples=150, deadline=None)
 @given(WEIGHTS, st.booleans(), st.sampled_from([4, 8]))
-@pytest.mark.one_backend
 def test_affine_codes_are_as_close_and_keep_zero(weights, last_is_channel, bits):
     axes = axes_of(weights, last_is_channel)
     codes, scales, zeros = quantize_affine(weights, axes, bits)
@@ -109,9 +109,9 @@ def test_int4_codes_come_back_from_their_bytes_which_are_those_of_keras(codes, d
     np.testing.assert_array_equal(back, codes)
 
 
+@pytest.mark.one_backend
 @settings(derandomize=True, max_examples=150, deadline=None)
 @given(WEIGHTS, st.data(), st.integers(2, 9))
-@pytest.mark.one_backend
 def test_a_layout_in_groups_loses_nothing(weights, data, size):
     every = list(range(weights.ndim))
     axes = sorted(data.draw(st.sets(st.sampled_from(every), min_size=1)))

@@ -327,6 +327,7 @@ def test_the_noise_of_a_weight_is_told():
     assert changes["int8"][1].sqnr_db is None
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("value", "scheme", "message"),
     [
@@ -339,7 +340,6 @@ def test_the_noise_of_a_weight_is_told():
         ),
     ],
 )
-@pytest.mark.one_backend
 def test_weights_that_do_not_fit_are_an_error_and_nothing_is_changed(
     value, scheme, message
 ):
@@ -359,6 +359,7 @@ def test_a_kernel_of_zeros_stays_one(scheme):
     assert outputs(model, np.ones((2, 4), "float32")).tolist() == [[0.0] * 3] * 2
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -380,7 +381,6 @@ def test_a_kernel_of_zeros_stays_one(scheme):
         ),
     ],
 )
-@pytest.mark.one_backend
 def test_bad_choices_are_errors(arguments, message):
     with pytest.raises(ConfigError, match=message):
         Quantize(**arguments)

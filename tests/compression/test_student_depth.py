@@ -59,6 +59,7 @@ def kinds(model, kind):
     return [layer for layer in model.layers if isinstance(layer, kind)]
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("model", "expected"),
     [
@@ -74,7 +75,6 @@ def kinds(model, kind):
         (lambda: strides(32), []),
     ],
 )
-@pytest.mark.one_backend
 def test_the_parts_that_repeat_each_other_are_found(model, expected):
     assert [len(parts) for parts in repeated(model())] == expected
 
@@ -123,8 +123,8 @@ def test_a_student_of_a_sequential_is_one_and_trains():
         np.testing.assert_array_equal(now, then)
 
 
-@pytest.mark.parametrize("depth", [1, -0.1, "half", float("nan"), True])
 @pytest.mark.one_backend
+@pytest.mark.parametrize("depth", [1, -0.1, "half", float("nan"), True])
 def test_a_depth_out_of_range_is_refused(depth):
     with pytest.raises(ConfigError, match="at least 0 and less than 1"):
         km.make_student(perceptron(7, 7), depth=depth)
@@ -136,8 +136,8 @@ def test_neither_narrower_nor_less_deep_is_refused():
         km.make_student(perceptron(7, 7))
 
 
-@pytest.mark.parametrize("model", [perceptron(9, 7, 5), perceptron(7, 7)])
 @pytest.mark.one_backend
+@pytest.mark.parametrize("model", [perceptron(9, 7, 5), perceptron(7, 7)])
 def test_a_teacher_without_parts_to_spare_is_refused(model):
     with pytest.raises(ModelError, match="could be left out"):
         km.make_student(model, depth=0.9)

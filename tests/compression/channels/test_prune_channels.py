@@ -56,8 +56,8 @@ def test_every_kind_of_model_becomes_narrower(name, origin):
         np.testing.assert_array_equal(old, now)
 
 
-@pytest.mark.parametrize("name", sorted(NOTHING))
 @pytest.mark.one_backend
+@pytest.mark.parametrize("name", sorted(NOTHING))
 def test_a_model_without_channels_of_its_own_is_an_error(name):
     with pytest.raises(ModelError, match="no channels that could be removed"):
         prune_channels(KINDS[name].make(), km.PruneChannels(0.5))
@@ -79,6 +79,7 @@ def test_the_channels_with_the_smallest_kernels_go_from_every_weight():
         np.testing.assert_array_equal(found[path], value)
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("arguments", "filters"),
     [
@@ -93,7 +94,6 @@ def test_the_channels_with_the_smallest_kernels_go_from_every_weight():
         ({"criterion": "batch_norm", "ignore": "second"}, (4, 6)),
     ],
 )
-@pytest.mark.one_backend
 def test_how_many_channels_stay(arguments, filters):
     found = prune_channels(convolutional(), km.PruneChannels(0.5, **arguments))
     of = [found.model.get_layer(name).filters for name in ("first", "second")]
@@ -122,8 +122,8 @@ def multiplications(model):
     return int(total)
 
 
-@pytest.mark.parametrize("scope", ["layer", "global"])
 @pytest.mark.one_backend
+@pytest.mark.parametrize("scope", ["layer", "global"])
 def test_as_many_channels_go_as_it_takes(scope):
     model = chain(
         (12, 12, 3),
@@ -531,13 +531,14 @@ def test_half_precision_and_channels_first():
     assert found.model.layers[2].dtype_policy.name == "mixed_bfloat16"
 
 
-@pytest.mark.parametrize("ratio", [-0.1, 1, float("nan"), "0.5", True, None])
 @pytest.mark.one_backend
+@pytest.mark.parametrize("ratio", [-0.1, 1, float("nan"), "0.5", True, None])
 def test_a_ratio_outside_of_0_to_1_is_an_error(ratio):
     with pytest.raises(ConfigError, match="less than 1. Received: ratio="):
         km.PruneChannels(ratio)
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
@@ -555,7 +556,6 @@ def test_a_ratio_outside_of_0_to_1_is_an_error(ratio):
         ({"ratios": ["a"]}, "pairs of a regular expression and a ratio"),
     ],
 )
-@pytest.mark.one_backend
 def test_bad_arguments_are_errors(arguments, text):
     with pytest.raises(ConfigError, match=text):
         km.PruneChannels(0.5, **arguments)
@@ -579,8 +579,8 @@ def test_it_does_not_change_a_model_in_place():
         km.PruneChannels(0.5).apply(convolutional())
 
 
-@pytest.mark.parametrize("rounds", [1, 2])
 @pytest.mark.one_backend
+@pytest.mark.parametrize("rounds", [1, 2])
 def test_a_share_that_rounds_to_no_channel_warns(rounds):
     model = chain((6,), L.Dense(8), L.Dense(4))
     choice = km.PruneChannels(0.1, rounds=rounds)

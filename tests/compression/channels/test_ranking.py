@@ -52,8 +52,8 @@ def inner_norms(model):
     ]
 
 
-@pytest.mark.parametrize("ratio", [0.25, 0.5])
 @pytest.mark.one_backend
+@pytest.mark.parametrize("ratio", [0.25, 0.5])
 def test_blocks_that_are_built_alike_are_ranked_together_and_nothing_else(ratio):
     model = residual()
     random = np.random.default_rng(3)
@@ -87,9 +87,9 @@ def test_heads_of_all_blocks_are_alike_and_are_not_like_their_dimensions():
     assert sorted(pools.values()) == [[2, 3, 4], [5, 5, 5], [9, 10, 11]]
 
 
+@pytest.mark.one_backend
 @few
 @given(PLANS, st.sampled_from(ORIGINS))
-@pytest.mark.one_backend
 def test_the_bytes_that_are_predicted_are_those_of_the_smaller_model(plan, origin):
     model = from_origin(graph(plan)[0], origin)
     found = label_channels(model)
@@ -106,8 +106,8 @@ def test_the_bytes_that_are_predicted_are_those_of_the_smaller_model(plan, origi
     assert left(kept) == peak_activation_bytes(smaller) / peak_activation_bytes(model)
 
 
-@pytest.mark.parametrize("scope", ["layer", "global", "isomorphic"])
 @pytest.mark.one_backend
+@pytest.mark.parametrize("scope", ["layer", "global", "isomorphic"])
 def test_as_many_channels_go_as_it_takes_to_save_memory(scope):
     model = residual()
     small, _ = km.PruneChannels(0.4, of="memory", scope=scope, verify=False).applied(
@@ -159,9 +159,9 @@ def test_the_time_that_is_left_is_measured_on_models_that_are_made():
     assert latency_left(model, found, None)(everything) > 0
 
 
+@pytest.mark.one_backend
 @settings(few, max_examples=3)
 @given(st.lists(st.integers(2, 40), min_size=2, max_size=4), st.data())
-@pytest.mark.one_backend
 def test_rounds_leave_what_one_round_leaves(sizes, data):
     ratio = data.draw(st.floats(0.1, 0.9))
     rounds = data.draw(st.integers(2, 4))
@@ -192,8 +192,8 @@ def test_heads_and_shared_widths_go_in_rounds_too():
     assert shapes[0] == shapes[1]
 
 
-@pytest.mark.parametrize("of", ["parameters", "memory"])
 @pytest.mark.one_backend
+@pytest.mark.parametrize("of", ["parameters", "memory"])
 def test_rounds_reach_a_budget(of):
     model = residual()
     count = {"parameters": lambda m: m.count_params(), "memory": peak_activation_bytes}

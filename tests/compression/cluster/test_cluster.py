@@ -153,6 +153,7 @@ def test_a_choice_comes_back_from_plain_data():
     assert from_json(choice.to_json()) == choice
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -166,7 +167,6 @@ def test_a_choice_comes_back_from_plain_data():
         ({"n": 8, "exclude": "("}, "regular expression"),
     ],
 )
-@pytest.mark.one_backend
 def test_bad_values_are_refused(arguments, message):
     with pytest.raises(ConfigError, match=message):
         km.Cluster(**arguments)

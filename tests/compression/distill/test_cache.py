@@ -210,6 +210,7 @@ def test_what_has_no_samples_to_find_again_is_refused(data, tmp_path):
         run(teacher, student, batches, tmp_path)
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -219,7 +220,6 @@ def test_what_has_no_samples_to_find_again_is_refused(data, tmp_path):
         ({"folder": 7}, "Received: folder=7"),
     ],
 )
-@pytest.mark.one_backend
 def test_a_wrong_choice_is_refused(options, message):
     with pytest.raises(ConfigError, match=message):
         Cache(**({"folder": "kept"} | options))
@@ -273,12 +273,12 @@ def test_several_teachers_have_a_folder_each(data, tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["teacher_0", "teacher_1"]
 
 
+@pytest.mark.one_backend
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(
     batches=st.lists(st.lists(st.binary(min_size=16, max_size=16), max_size=4)),
     cut=st.integers(0, 60),
 )
-@pytest.mark.one_backend
 def test_a_store_cut_anywhere_has_whole_rows_or_none(tmp_path_factory, batches, cut):
     folder = tmp_path_factory.mktemp("store")
     column = Column("a.bin", "float16", (3,))
@@ -308,8 +308,8 @@ def test_numbers_too_large_for_half_precision_become_its_largest():
 LINKED = ["a.bin", "keys.bin", "cache.json"]
 
 
-@pytest.mark.parametrize("name", LINKED)
 @pytest.mark.one_backend
+@pytest.mark.parametrize("name", LINKED)
 def test_a_cache_that_leads_elsewhere_is_refused_and_nothing_there_changes(
     name, tmp_path
 ):
@@ -327,10 +327,10 @@ def test_a_cache_that_leads_elsewhere_is_refused_and_nothing_there_changes(
     assert mine.read_bytes() == before
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "content", ["[" * 100_000, "[]", "null", "3", '{"complete": 1}']
 )
-@pytest.mark.one_backend
 def test_a_cache_that_says_something_else_is_refused(content, tmp_path):
     (tmp_path / "cache.json").write_text(content)
     with pytest.raises(DataError, match=r"no sound cache|is of another teacher"):

@@ -106,6 +106,7 @@ model.fit(np.load("x.npy"), np.load("y.npy"), verbose=0)
     subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -117,7 +118,6 @@ model.fit(np.load("x.npy"), np.load("y.npy"), verbose=0)
         ({"losses": "nonsense"}, "A distillation loss is one of"),
     ],
 )
-@pytest.mark.one_backend
 def test_bad_values_are_refused(arguments, message):
     with pytest.raises(ConfigError, match=message):
         km.Distill(**arguments)

@@ -167,8 +167,8 @@ def test_relations_do_not_feel_scale_and_place(scale, shift):
     )
 
 
-@pytest.mark.parametrize("name", sorted(LOSSES))
 @pytest.mark.one_backend
+@pytest.mark.parametrize("name", sorted(LOSSES))
 def test_a_loss_survives_json(name):
     given = {"weight": Linear(0.0, 2.0, begin=0.25)}
     given |= {"temperature": Cosine(8.0, 1.0)} if name in {"dkd", "logits"} else {}
@@ -187,6 +187,7 @@ def test_losses_come_as_objects_names_and_plain_data():
     )
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -209,7 +210,6 @@ def test_losses_come_as_objects_names_and_plain_data():
         ),
     ],
 )
-@pytest.mark.one_backend
 def test_a_wrong_choice_is_refused(make, message):
     with pytest.raises(ConfigError, match=message):
         make()

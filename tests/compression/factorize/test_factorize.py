@@ -121,9 +121,9 @@ def test_einsum_layers_are_factorized_by_their_equation(equation, shape, out):
 MATRICES = st.tuples(st.integers(1, 9), st.integers(1, 9), st.integers(0, 2**31))
 
 
+@pytest.mark.one_backend
 @settings(max_examples=50, deadline=None)
 @given(MATRICES, st.floats(0.05, 1))
-@pytest.mark.one_backend
 def test_the_loss_is_that_of_the_singular_values_left_out(given_, share):
     rows, columns, seed = given_
     matrix = np.random.default_rng(seed).normal(size=(rows, columns))
@@ -213,8 +213,8 @@ def test_a_layer_is_shared_by_inputs_of_other_sizes_and_ranks():
         np.testing.assert_allclose(to_numpy(one), to_numpy(other), atol=1e-4)
 
 
-@pytest.mark.parametrize("earlier", [km.Prune(0.5), km.Cluster(8)])
 @pytest.mark.one_backend
+@pytest.mark.parametrize("earlier", [km.Prune(0.5), km.Cluster(8)])
 def test_steps_that_undo_others_are_refused_before_work_starts(earlier):
     with pytest.raises(ConfigError, match="put 'factorize' first"):
         km.compress(network(), [earlier, km.Factorize(0.5)])
@@ -226,6 +226,7 @@ def test_a_choice_comes_back_from_plain_data():
     assert from_json(choice.to_json()) == choice
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -237,7 +238,6 @@ def test_a_choice_comes_back_from_plain_data():
         ({"rank_ratio": 0.5, "method": "svd"}, "method of Factorize"),
     ],
 )
-@pytest.mark.one_backend
 def test_bad_values_are_refused(arguments, message):
     with pytest.raises(ConfigError, match=message):
         km.Factorize(**arguments)

@@ -38,8 +38,8 @@ tables = st.integers(1, 5).flatmap(
 )
 
 
-@given(tables, st.floats(0, 1))
 @pytest.mark.one_backend
+@given(tables, st.floats(0, 1))
 def test_options_fit_and_are_the_best_where_there_is_room(table, share):
     sizes, harm = np.array(table[0]), np.array(table[1])
     least, most = sizes.min(1).sum(), sizes.max(1).sum()

@@ -221,6 +221,7 @@ def test_memory_beyond_the_start_is_none_where_the_system_does_not_tell(monkeypa
     assert "least memory" not in " ".join(advice.use for advice in found.advice)
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("arguments", "error", "text"),
     [
@@ -233,7 +234,6 @@ def test_memory_beyond_the_start_is_none_where_the_system_does_not_tell(monkeypa
         ({"data": np.full((40, 32), np.nan, "float32")}, DataError, "(?i)nan"),
     ],
 )
-@pytest.mark.one_backend
 def test_bad_arguments_are_one_clear_error(arguments, error, text, monkeypatch):
     quick(monkeypatch, KERAS, STATIC)
     with pytest.raises(error, match=text):

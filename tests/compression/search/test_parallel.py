@@ -187,8 +187,8 @@ class Dying(LastFirst):
         raise BrokenExecutor("a process is gone")
 
 
-@pytest.mark.parametrize("most", [1, 2])
 @pytest.mark.one_backend
+@pytest.mark.parametrize("most", [1, 2])
 def test_a_process_that_dies_is_one_clear_error_and_nothing_goes_on(most):
     executor = Dying(most)
     told = refused_by(executor)

@@ -236,6 +236,7 @@ def test_a_model_that_is_no_number_before_cannot_be_compared_with():
         searched(model, **OF_LINEAR, max_drop=9.0)
 
 
+@pytest.mark.one_backend
 def test_outputs_and_inputs_by_name_are_judged_by_the_first_metric():
     inputs = {name: keras.Input((6,), name=name) for name in "ab"}
     hidden = L.Concatenate()(list(inputs.values()))
@@ -286,6 +287,7 @@ def test_when_the_time_is_up_the_best_so_far_is_returned(monkeypatch, only):
     assert not any(trial.epochs for trial in search.trials)
 
 
+@pytest.mark.one_backend
 def test_every_cost_can_be_limited(only):
     only("prune, int8", "channels")
     model = network()
@@ -337,6 +339,7 @@ def test_a_cost_that_cannot_be_told_is_one_clear_error():
         searched(model, **given, target={"activation_bytes": 1})
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("arguments", "error", "text"),
     [
@@ -386,7 +389,6 @@ def test_a_cost_that_cannot_be_told_is_one_clear_error():
         ),
     ],
 )
-@pytest.mark.one_backend
 def test_a_search_that_cannot_be_is_one_clear_error(arguments, error, text):
     with pytest.raises(error, match=text):
         searched(small(), **arguments)

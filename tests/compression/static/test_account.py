@@ -107,8 +107,8 @@ def test_a_layer_that_stays_float_has_its_weights_in_int8_and_says_why(tmp_path)
     np.testing.assert_allclose(outputs(again, x), outputs(made, x), atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["attention", "recurrent", "grouped_attention"])
 @pytest.mark.one_backend
+@pytest.mark.parametrize("name", ["attention", "recurrent", "grouped_attention"])
 def test_it_is_not_larger_than_with_int8_weights_alone(name):
     kind = KINDS[name]
     wide = chain(

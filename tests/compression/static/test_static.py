@@ -167,9 +167,9 @@ def test_a_file_gives_the_integers_of_the_model(tmp_path):
     assert result.export(path, batch_size=1, samples=x).difference <= 0.01
 
 
+@pytest.mark.one_backend
 @pytest.mark.filterwarnings("ignore::kerasmem.errors.KerasMemWarning")
 @pytest.mark.parametrize("judged", [False, True])
-@pytest.mark.one_backend
 def test_a_file_is_compared_on_the_data_of_the_compression(judged, monkeypatch):
     inputs = keras.Input((12, 12, 3), name="picture")
     hint = keras.Input((2,), name="hint")
@@ -395,6 +395,7 @@ def test_few_samples_are_told():
         static(net(), pictures(8))
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("wrong", "text"),
     [
@@ -409,7 +410,6 @@ def test_few_samples_are_told():
         ({"ranges": {1: (0, 1)}}, r"a tensor, by its name. Received: ranges\[1\]"),
     ],
 )
-@pytest.mark.one_backend
 def test_a_choice_that_does_not_fit_is_an_error(wrong, text):
     with pytest.raises(ConfigError, match=text):
         km.Quantize("int8-static", **wrong)
@@ -612,6 +612,7 @@ def test_shortcuts_padded_with_zeros_have_codes_and_a_file(tmp_path):
     np.testing.assert_array_equal(outputs(again, x[:4]), outputs(result.model, x[:4]))
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("pad", "reason"),
     [
@@ -629,7 +630,6 @@ def test_shortcuts_padded_with_zeros_have_codes_and_a_file(tmp_path):
         ),
     ],
 )
-@pytest.mark.one_backend
 def test_a_file_that_cannot_be_names_what_blocks_it_and_nothing_else(
     pad, reason, tmp_path
 ):
