@@ -3,12 +3,14 @@
     python tests/compression/forward_peak.py MODEL MODE SCHEME...
 
 MODEL is `dense`, `deep`, `table` or `convolution`; MODE is `eager`, `graph` or `jit`;
-a SCHEME of `float` is the model as it is. Weights count in full. On TensorFlow the
+of several, with commas between, each pair is a line. A SCHEME of `float` is the model
+as it is. Weights count in full. On TensorFlow the
 figures are its allocator's, on JAX those of the compiled program, on torch those of its
 profiler: at least one of the three counts on every machine.
 """
 
 import gc
+import itertools
 import json
 import os
 import sys
@@ -103,18 +105,23 @@ def on_torch(model, x, mode):
 
 
 def main():
-    name, mode, *schemes = sys.argv[1:]
+    names, modes, *schemes = sys.argv[1:]
+    for name, mode in itertools.product(names.split(","), modes.split(",")):
+        sys.stdout.write(json.dumps(peaks(name, mode, schemes)) + "\n")
+
+
+def peaks(name, mode, schemes):
     measure = {"tensorflow": on_tensorflow, "jax": on_jax, "torch": on_torch}
-    peaks = {}
+    found = {}
     for scheme in schemes:
         model, x = globals()[name]()
         if scheme != "float":
             Quantize(scheme).apply(model)
         gc.collect()
-        peaks[scheme] = measure[keras.backend.backend()](model, x, mode)
+        found[scheme] = measure[keras.backend.backend()](model, x, mode)
         del model
         keras.utils.clear_session()
-    sys.stdout.write(json.dumps(peaks))
+    return found
 
 
 if __name__ == "__main__":

@@ -47,6 +47,7 @@ def errors(x, kernel, rounded):
     return np.square(x @ (rounded - kernel)).sum(axis=0)
 
 
+@pytest.mark.one_backend
 def test_it_finds_nearly_the_best_of_all_ways_to_round():
     x, kernel = problem(7)
     steps, codes = adapted(x, kernel)
@@ -63,6 +64,7 @@ def test_it_finds_nearly_the_best_of_all_ways_to_round():
     assert found.sum() < 0.9 * usual.sum()
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("samples", [8, 30])
 def test_few_samples_do_no_harm_to_others(samples):
     x, kernel = problem(60, samples=samples + 600)
@@ -72,6 +74,7 @@ def test_few_samples_do_no_harm_to_others(samples):
     assert found < 0.98 * errors(x[samples:], kernel, nearest).sum()
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("limit", [7, 127])
 def test_outputs_of_new_samples_are_nearer_too(limit):
     x, kernel = problem(60, samples=1200)
@@ -83,6 +86,7 @@ def test_outputs_of_new_samples_are_nearer_too(limit):
     assert np.abs(codes).max() == limit
 
 
+@pytest.mark.one_backend
 def test_zeros_and_the_largest_weights_stay():
     x, kernel = problem(20)
     kernel[::2] = 0.0

@@ -176,6 +176,7 @@ def rows(data, count, part):
     return [np.concatenate(arrays) for arrays in zip(*batches, strict=True)]
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "data", [(np.arange(60), -np.arange(60), np.arange(60) + 0.5), Batches(6)]
 )
@@ -195,6 +196,7 @@ def test_samples_are_drawn_from_all_of_the_data_in_two_parts(data):
     ) == list(range(60))
 
 
+@pytest.mark.one_backend
 def test_one_batch_is_both_parts():
     first, second = (rows(Batches(1), 99, part)[0] for part in (0, 1))
     np.testing.assert_array_equal(first, second)

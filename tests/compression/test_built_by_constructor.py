@@ -7,7 +7,6 @@ import textwrap
 from pathlib import Path
 
 import keras
-import keras_hub
 import numpy as np
 import pytest
 
@@ -20,6 +19,8 @@ from tests.models import BuiltByConstructor, Subclassed, chain, subclassed
 pytestmark = pytest.mark.filterwarnings("ignore:.compile\\(\\). was not called")
 
 ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
+if ON_TENSORFLOW:  # elsewhere none of its models is made here
+    import keras_hub
 TINY = {"hidden_dim": 16, "intermediate_dim": 32}
 INT4 = km.Quantize("int4", granularity="group", group_size=4, symmetric=False)
 

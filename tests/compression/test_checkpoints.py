@@ -15,9 +15,11 @@ from tests.models import L
 
 STEPS = [km.PruneChannels(0.25, rounds=2), km.Prune(0.8), km.Cluster(8)]
 KILLS = 1
+# What a key is made of, and what a folder holds: no backend has a part in it.
+of_files = pytest.mark.one_backend
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def data():
     random = np.random.default_rng(0)
     x = random.normal(size=(96, 6)).astype("float32")
@@ -26,7 +28,11 @@ def data():
 
 @pytest.fixture
 def model():
-    made = keras.Sequential(
+    return network()
+
+
+def network():
+    model = keras.Sequential(
         [
             keras.Input((6,)),
             L.Dense(40, activation="relu"),
@@ -35,13 +41,21 @@ def model():
             L.Dense(3),
         ]
     )
-    made.compile(keras.optimizers.Adam(0.01), "mse")
-    return made
+    model.compile(keras.optimizers.Adam(0.01), "mse")
+    return model
 
 
 def compress(model, data, folder, **how):
     arguments = {"data": data, "fine_tune_epochs": 1, "seed": 3, "batch_size": 16}
     return km.compress(model, STEPS, checkpoint_dir=folder, **arguments | how)
+
+
+@pytest.fixture(scope="module")
+def whole(data, tmp_path_factory):
+    """A run that went to its end, the model that it began with, and its folder."""
+    keras.utils.set_random_seed(7)
+    model, folder = network(), tmp_path_factory.mktemp("whole")
+    return compress(model, data, folder), model, folder
 
 
 class BreaksOff(keras.callbacks.Callback):
@@ -59,17 +73,17 @@ class BreaksOff(keras.callbacks.Callback):
 
 @pytest.mark.parametrize("training", [1, 2, 3, 4])
 def test_a_run_that_was_broken_off_ends_with_the_same_weights(
-    training, model, data, tmp_path
+    training, whole, data, tmp_path
 ):
-    whole = compress(model, data, tmp_path / "whole")
+    whole, model, _ = whole
     with pytest.raises(InterruptedError):
-        compress(model, data, tmp_path / "a", callbacks=[BreaksOff(training)])
+        compress(model, data, tmp_path, callbacks=[BreaksOff(training)])
     done = {1: 0, 2: 0, 3: 1, 4: 2}[training]
-    names = sorted(path.name for path in (tmp_path / "a").iterdir())
+    names = sorted(path.name for path in tmp_path.iterdir())
     assert names == [f"kerasmem-step-{done:04}.{end}" for end in ("json", "keras")]
     trained = []
     count = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: trained.append(1))
-    again = compress(model, data, tmp_path / "a", callbacks=[count])
+    again = compress(model, data, tmp_path, callbacks=[count])
     assert len(trained) == 4 - {0: 0, 1: 2, 2: 3}[done]
     for a, b in zip(whole.model.get_weights(), again.model.get_weights(), strict=True):
         np.testing.assert_array_equal(a, b)
@@ -77,27 +91,38 @@ def test_a_run_that_was_broken_off_ends_with_the_same_weights(
     assert whole.report.after.file_bytes == again.report.after.file_bytes
 
 
-def test_a_run_that_is_done_is_not_done_again(model, data, tmp_path):
-    first = compress(model, data, tmp_path)
-    second = compress(model, data, tmp_path, callbacks=[BreaksOff(1)])
+def test_a_run_that_is_done_is_not_done_again(whole, data):
+    first, model, folder = whole
+    second = compress(model, data, folder, callbacks=[BreaksOff(1)])
     for a, b in zip(first.model.get_weights(), second.model.get_weights(), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
+@of_files
 @pytest.mark.parametrize(
     "how", [{"seed": 4}, {"fine_tune_epochs": 2}, {"batch_size": 8}, {"data": None}]
 )
-def test_another_compression_does_not_go_on_there(how, model, data, tmp_path):
-    compress(model, data, tmp_path)
+def test_another_compression_does_not_go_on_there(how, whole, data):
+    _, model, folder = whole
     x, y = data
     how = {"data": (x + 1, y)} if "data" in how else how
     with pytest.raises(ConfigError, match="the steps of another compression"):
-        compress(model, **{"data": data, "folder": tmp_path} | how)
-    model.layers[0].kernel.assign(model.layers[0].kernel * 2)
+        compress(model, **{"data": data, "folder": folder} | how)
+
+
+@of_files
+def test_a_model_of_other_weights_does_not_go_on_there(whole, data):
+    _, model, folder = whole
+    other = keras.models.clone_model(model)
+    other.compile(keras.optimizers.Adam(0.01), "mse")
+    other.set_weights(model.get_weights())
+    compress(other, data, folder, callbacks=[BreaksOff(1)])
+    other.layers[0].kernel.assign(other.layers[0].kernel * 2)
     with pytest.raises(ConfigError, match="the steps of another compression"):
-        compress(model, data, tmp_path)
+        compress(other, data, folder)
 
 
+@of_files
 def test_without_data_and_with_another_loss(model, tmp_path):
     how = {"checkpoint_dir": tmp_path, "seed": 1}
     first = km.compress(model, [km.Prune(0.5), km.Quantize("int8")], **how)
@@ -110,6 +135,7 @@ def test_without_data_and_with_another_loss(model, tmp_path):
         km.compress(model, km.Prune(0.5), **how)
 
 
+@of_files
 def test_the_teacher_counts(model, data, tmp_path):
     how = {"data": data, "checkpoint_dir": tmp_path / "steps", "seed": 1}
     teacher = keras.models.clone_model(model)
@@ -122,6 +148,7 @@ def test_the_teacher_counts(model, data, tmp_path):
         km.compress(model, steps, **how)
 
 
+@of_files
 def test_code_is_refused_before_anything_is_trained(data, tmp_path):
     model = keras.Sequential([keras.Input((6,)), L.Lambda(lambda x: x), L.Dense(3)])
     model.compile("sgd", "mse")
@@ -139,6 +166,7 @@ def test_code_is_refused_before_anything_is_trained(data, tmp_path):
     assert trained == []
 
 
+@of_files
 def test_words_are_told_apart_by_what_they_say(model):
     def key(*words):
         return key_of(model, (), np.array(words, dtype=object))
@@ -148,6 +176,7 @@ def test_words_are_told_apart_by_what_they_say(model):
     assert key_of(model, (), (x, None, x)) != key_of(model, (), (x, None, x + 1))
 
 
+@of_files
 def test_what_a_killed_run_left_and_what_is_the_users(model, data, tmp_path):
     (tmp_path / ".0123abcd.keras").write_text("half a file")
     (tmp_path / "step-0001.keras").write_text("the user's own")
@@ -159,6 +188,7 @@ def test_what_a_killed_run_left_and_what_is_the_users(model, data, tmp_path):
     ]
 
 
+@of_files
 def test_a_folder_that_cannot_be_is_one_clear_line(model, data, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match="Could not make the folder"):
@@ -202,6 +232,7 @@ km.compress(model, steps, checkpoint_dir=sys.argv[2], **how).save(sys.argv[3])
 """
 
 
+@of_files
 def test_kill_9_at_any_moment_changes_nothing(model, tmp_path):
     """Here at one, in `tests/benchmarks/bench_kills.py` at fifty."""
     model.save(tmp_path / "model.keras")
@@ -241,12 +272,14 @@ def kill_and_go_on(code, folder, kills, random, longest=2.0):
     return killed
 
 
+@of_files
 def test_a_file_that_is_no_step_is_left_alone(model, data, tmp_path):
     (tmp_path / "kerasmem-step-abc.json").write_text("{}")
     km.compress(model, km.Prune(0.5), checkpoint_dir=tmp_path)
     assert (tmp_path / "kerasmem-step-abc.json").read_text() == "{}"
 
 
+@of_files
 def test_a_step_is_not_written_over_what_a_link_leads_to(model, tmp_path):
     (tmp_path / "mine").write_text("mine")
     folder = tmp_path / "steps"

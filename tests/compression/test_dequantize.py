@@ -47,6 +47,7 @@ def test_every_kind_of_model_is_again_of_the_layers_it_had(name, scheme):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.one_backend
 def test_stock_keras_opens_the_file_without_kerasmem(tmp_path):
     model = chain((6,), L.Dense(5, activation="relu"), L.BatchNormalization())
     small = km.compress(model, km.Quantize("int8")).model
@@ -125,6 +126,7 @@ def test_lora_stays_beside_the_float_kernel():
     np.testing.assert_allclose(found, outputs(model, x), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.one_backend
 def test_a_model_of_integers_is_refused():
     model = chain((6,), L.Dense(4, activation="relu"), L.Dense(2))
     x = np.random.default_rng(0).normal(size=(32, 6)).astype("float32")
@@ -133,6 +135,7 @@ def test_a_model_of_integers_is_refused():
         km.dequantize(static)
 
 
+@pytest.mark.one_backend
 def test_what_has_nothing_to_dequantize_is_an_error():
     with pytest.raises(ModelError, match="nothing to dequantize"):
         km.dequantize(chain((6,), L.Dense(4)))

@@ -19,6 +19,7 @@ from tests.models import KINDS, chain
 room = importlib.import_module("kerasmem.compression.export.export")
 checks = importlib.import_module("kerasmem.compression.export.checks")
 L = keras.layers
+ONCE = ("conv2d", "recurrent", "subclassed")
 IS_INSTALLED = all(map(importlib.util.find_spec, ("tf2onnx", "onnxruntime")))
 
 
@@ -68,6 +69,7 @@ def test_a_file_that_gives_what_its_model_does_is_there(scheme, pretended, tmp_p
     assert pretended.asked[-1] == "onnx"
 
 
+@pytest.mark.one_backend
 def test_a_file_that_gives_something_else_is_not_written(pretended, tmp_path):
     path = tmp_path / "m.onnx"
     path.write_bytes(b"before")
@@ -78,6 +80,7 @@ def test_a_file_that_gives_something_else_is_not_written(pretended, tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("missing", [("tf2onnx",), ("tf2onnx", "onnxruntime")])
 def test_without_the_packages_the_extra_is_named(missing, tmp_path, monkeypatch):
     find = importlib.util.find_spec
@@ -95,6 +98,7 @@ def test_without_the_packages_the_extra_is_named(missing, tmp_path, monkeypatch)
         km.export(network(), tmp_path / "m.onnx")
 
 
+@pytest.mark.one_backend
 def test_int8_has_no_form_in_an_onnx_file(tmp_path):
     path = tmp_path / "m.onnx"
     with pytest.raises(ConfigError, match=r"float weights.*int8-dynamic.*\.tflite"):
@@ -133,10 +137,12 @@ def runtime(monkeypatch):
     monkeypatch.setattr(onnx.importlib, "import_module", lambda name: Runtime)
 
 
+@pytest.mark.one_backend
 def test_outputs_come_in_the_order_of_their_numbers(runtime):
     assert onnx.Onnx(b"fine")({"x": np.ones(1)}) == list(range(11))
 
 
+@pytest.mark.one_backend
 def test_what_onnxruntime_refuses_is_a_model_error_in_one_line(runtime):
     with pytest.raises(ModelError, match="refuses the file: INVALID GRAPH"):
         onnx.Onnx(b"damaged")
@@ -145,8 +151,12 @@ def test_what_onnxruntime_refuses_is_a_model_error_in_one_line(runtime):
 
 
 if IS_INSTALLED:
+    once = pytest.mark.one_backend  # elsewhere every file takes a process of its own
 
-    @pytest.mark.parametrize("kind", ["conv2d", "attention", "recurrent", "subclassed"])
+    @pytest.mark.parametrize(
+        "kind",
+        ["attention", *(pytest.param(kind, marks=once) for kind in ONCE)],
+    )
     def test_the_file_equals_the_model_to_1e_5(kind, tmp_path):
         path = tmp_path / "m.onnx"
         model, x = KINDS[kind].make(), KINDS[kind].inputs()
@@ -163,6 +173,7 @@ if IS_INSTALLED:
         small = km.compress(model, km.Quantize("int8"))
         assert small.export(tmp_path / "m.onnx", samples=samples()).difference <= 1e-5
 
+    @pytest.mark.one_backend
     def test_operations_that_onnx_lacks_are_named(tmp_path):
         inputs = keras.Input((4, 4))
         model = keras.Model(inputs, keras.ops.slogdet(inputs)[1])

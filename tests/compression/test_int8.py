@@ -165,6 +165,7 @@ def inspected(model):
     return sum(layer.parameters for layer in layer_activations(model))
 
 
+@pytest.mark.one_backend
 def test_every_weight_is_accounted_for():
     model = chain((6, 6, 3), L.Conv2D(4, 3), L.BatchNormalization())
     changes = Quantize("int8").apply(model)
@@ -181,6 +182,7 @@ def test_every_weight_is_accounted_for():
     assert parameters == 108 + 4 + 4 * 4
 
 
+@pytest.mark.one_backend
 def test_a_model_without_float_kernels_is_an_error():
     model = chain((4,), L.LayerNormalization())
     with pytest.raises(ModelError, match="nothing to quantize: none of its 2 weights"):
@@ -191,6 +193,7 @@ def test_a_model_without_float_kernels_is_an_error():
         Quantize("int8").apply(model)
 
 
+@pytest.mark.one_backend
 def test_weights_with_nan_are_an_error():
     model = chain((4,), L.Dense(2))
     model.layers[-1].kernel.assign(np.full((4, 2), np.nan))
@@ -198,6 +201,7 @@ def test_weights_with_nan_are_an_error():
         Quantize("int8").apply(model)
 
 
+@pytest.mark.one_backend
 def test_an_unknown_scheme_is_an_error():
     with pytest.raises(ConfigError, match=r"one of int8, .* Received: scheme='int3'"):
         Quantize("int3")

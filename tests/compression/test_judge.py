@@ -55,10 +55,12 @@ def metrics_of_keras():
 METRICS = list(metrics_of_keras())
 
 
+@pytest.mark.one_backend
 def test_many_metrics_of_keras_are_looked_at():
     assert len(METRICS) > 30
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
 def test_a_direction_is_that_of_keras_whatever_the_name_of_the_output(metric):
     higher = metric._direction == "up"
@@ -67,6 +69,7 @@ def test_a_direction_is_that_of_keras_whatever_the_name_of_the_output(metric):
     assert is_better_if_higher(f"score_{metric.name}") is higher
 
 
+@pytest.mark.one_backend
 def test_the_loss_of_an_output_called_score_is_no_score():
     assert not is_better_if_higher("score_loss")
     assert not is_better_if_higher("acceleration_mae")
@@ -105,11 +108,13 @@ def test_a_loss_with_penalties_on_weights_judges_nothing(steps):
         km.compress(model, steps, **data, **wanted, metrics=["mse"])
 
 
+@pytest.mark.one_backend
 def test_a_drop_that_is_no_number_is_one_clear_error():
     with pytest.raises(ConfigError, match="0 or more. Received: max_drop='1%'"):
         km.compress(chain((6,), L.Dense(1)), km.Quantize(), max_drop="1%")
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("before", "after", "chance", "words"),
     [

@@ -1,4 +1,4 @@
-"""A recipe on two devices makes the model that it makes on one."""
+"""What a recipe makes and a student learns on two devices is what it is on one."""
 
 import keras
 import numpy as np
@@ -64,20 +64,19 @@ def devices_of(model):
     return model.distribute_strategy.num_replicas_in_sync
 
 
-def on_two(job):
-    """Return what recipes make on one device and on two; in a child."""
-    scope = two_devices()
+def recipes(scope, folder):
+    """Return what recipes make on one device and on two."""
     _, alone = results(network())
     with scope():
         model = network()
         if keras.backend.backend() == "jax":
-            found, together = results(model, checkpoint_dir=job["folder"])
+            found, together = results(model, checkpoint_dir=folder)
             with pytest.raises(DataError, match="shared by 2 devices") as uneven:
                 km.compress(model, km.Prune(0.5), data=data(), batch_size=3)
             assert "Received: 24 samples, batch_size=3" in str(uneven.value)
     if keras.backend.backend() == "tensorflow":
         # Outside: what is made trains on the devices of the model all the same.
-        found, together = results(model, checkpoint_dir=job["folder"])
+        found, together = results(model, checkpoint_dir=folder)
         small = km.make_student(model, 0.5)
         student = km.distill(model, small, data(), batch_size=8, verbose=0)
         assert devices_of(student) == 2
@@ -85,19 +84,83 @@ def on_two(job):
     return {"alone": alone, "together": together, "devices": devices}
 
 
-def test_on_two_devices_a_recipe_makes_what_it_makes_on_one(backend, tmp_path):
-    if backend == "torch":
-        return  # Keras needs several processes there
-    found = run_in_child(
+def perceptron(units):
+    return keras.Sequential(
+        [
+            keras.Input((5,)),
+            L.Dense(units, activation="tanh", name="hidden"),
+            L.Dense(3),
+        ]
+    )
+
+
+def prepared():
+    keras.utils.set_random_seed(3)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(24, 5)).astype("float32")
+    y = rng.integers(0, 3, 24)
+    teacher, student = perceptron(8), perceptron(4)
+    distiller = km.Distiller(
+        teacher, student, losses=["logits", {"loss": "features", "layers": "auto"}]
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    distiller.compile(keras.optimizers.SGD(0.1), loss, metrics=["accuracy"])
+    return distiller, student, (x, y)
+
+
+def learned(distiller, student, data):
+    options = {"batch_size": 8, "epochs": 3, "shuffle": False, "verbose": 0}
+    history = distiller.fit(*data, validation_data=data, **options).history
+    weights = [keras.ops.convert_to_numpy(v) for v in student.trainable_variables]
+    logs = [list(map(float, history[k])) for k in ("loss", "val_teacher_accuracy")]
+    return [*(w.ravel().tolist() for w in weights), *logs]
+
+
+def students(scope):
+    """Return what a student learned on one device and on two."""
+    alone = learned(*prepared())
+    with scope():
+        given = prepared()
+        if keras.backend.backend() == "jax":
+            together = learned(*given)
+    if keras.backend.backend() == "tensorflow":
+        together = learned(*given)  # a strategy's scope is needed by `compile` only
+    devices = len(keras.distribution.list_devices())
+    return {"alone": alone, "together": together, "devices": devices}
+
+
+def on_two(job):
+    """Return what came of both; in a child."""
+    scope = two_devices()
+    return {"recipes": recipes(scope, job["folder"]), "students": students(scope)}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """One child for both tests: to start a framework takes seconds."""
+    return run_in_child(
         f"{__name__}:on_two",
-        {"folder": str(tmp_path)},
-        backend=backend,
+        {"folder": str(tmp_path_factory.mktemp("steps"))},
+        backend=keras.backend.backend(),
         environment={**ON_THE_CPU, **TWO_DEVICES},
     )
-    assert found["devices"] == [2, 2]
-    alone, together = found["alone"], found["together"]
-    for one, two in zip(alone["weights"], together["weights"], strict=True):
-        np.testing.assert_allclose(two, one, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(together["loss"], alone["loss"], rtol=0.01)
-    for one, two in zip(alone["answers"], together["answers"], strict=True):
-        np.testing.assert_allclose(two, one, atol=0.05)  # of integers: a few codes
+
+
+if keras.backend.backend() != "torch":  # Keras needs several processes there
+
+    def test_on_two_devices_a_recipe_makes_what_it_makes_on_one(found):
+        assert found["recipes"]["devices"] == [2, 2]
+        alone, together = found["recipes"]["alone"], found["recipes"]["together"]
+        for one, two in zip(alone["weights"], together["weights"], strict=True):
+            np.testing.assert_allclose(two, one, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(together["loss"], alone["loss"], rtol=0.01)
+        for one, two in zip(alone["answers"], together["answers"], strict=True):
+            np.testing.assert_allclose(two, one, atol=0.05)  # of integers: a few codes
+
+    def test_on_two_devices_a_student_learns_what_it_would_on_one(found):
+        assert found["students"]["devices"] == 2
+        pairs = zip(
+            found["students"]["alone"], found["students"]["together"], strict=True
+        )
+        for alone, together in pairs:
+            np.testing.assert_allclose(together, alone, rtol=1e-4, atol=1e-5)

@@ -44,6 +44,7 @@ def test_lossless_changes_no_output_and_makes_a_smaller_file(model, data, tmp_pa
     )
 
 
+@pytest.mark.one_backend
 def test_size_prunes_trains_rounds_and_codes(model, data):
     result = km.compress(model, "size", data=data, fine_tune_epochs=1, seed=0)
     assert result.report.steps == tuple(s.to_json() for s in PRESETS["size"].steps)
@@ -54,18 +55,21 @@ def test_size_prunes_trains_rounds_and_codes(model, data):
     )
 
 
+@pytest.mark.one_backend
 def test_latency_halves_the_multiplications(model):
     result = km.compress(model, "latency", fine_tune_epochs=0)
     assert result.model.layers[1].kernel.shape == (8, 32)
     assert result.coding == "deflate"
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("name", ["size", "latency", "balanced"])
 def test_a_preset_trains_unless_told_not_to(model, name):
     with pytest.raises(ConfigError, match="data=.*--fine-tune-epochs 0.*epochs=3"):
         km.compress(model, name)
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("name", "text"),
     [
@@ -79,6 +83,7 @@ def test_a_name_that_is_no_preset_is_one_clear_error(model, name, text):
         km.compress(model, name)
 
 
+@pytest.mark.one_backend
 def test_what_is_no_name_means_its_steps():
     assert as_preset(km.Quantize()).steps == (km.Quantize(),)
     assert as_preset(km.Quantize()).epochs == 0

@@ -28,6 +28,7 @@ def axes_of(weights, last_is_channel):
     return tuple(range(weights.ndim - 1)) if last_is_channel else (weights.ndim - 1,)
 
 
+@pytest.mark.one_backend
 @settings(derandomize=True, max_examples=150, deadline=None)
 @given(WEIGHTS, st.booleans(), st.sampled_from([4, 8]))
 def test_no_entry_is_off_by_more_than_half_a_scale(weights, last_is_channel, bits):
@@ -37,6 +38,7 @@ def test_no_entry_is_off_by_more_than_half_a_scale(weights, last_is_channel, bit
     assert (np.abs(exact - weights) <= scales / 2 + slack).all()
 
 
+@pytest.mark.one_backend
 @settings(derandomize=True, max_examples=100, deadline=None)
 @given(WEIGHTS, st.booleans())
 def test_quantizing_what_was_quantized_changes_nothing(weights, last_is_channel):
@@ -48,6 +50,7 @@ def test_quantizing_what_was_quantized_changes_nothing(weights, last_is_channel)
     np.testing.assert_array_equal(again[normal], codes[normal])
 
 
+@pytest.mark.one_backend
 @settings(derandomize=True, max_examples=100, deadline=None)
 @given(WEIGHTS)
 def test_zero_stays_zero_and_the_largest_of_a_channel_gets_the_largest_code(weights):
@@ -60,17 +63,20 @@ def test_zero_stays_zero_and_the_largest_of_a_channel_gets_the_largest_code(weig
     assert codes.min() >= -127
 
 
+@pytest.mark.one_backend
 def test_a_channel_of_zeros_is_exact():
     weights = np.array([[0.0, 2.0], [0.0, -4.0]], np.float32)
     np.testing.assert_array_equal(dequantize(*quantize(weights, (0,)))[:, 0], [0, 0])
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_weights_that_are_not_finite_are_refused(bad):
     with pytest.raises(ModelError, match=r"NaN or infinity .* 1 such entries of 4"):
         quantize(np.array([[1.0, bad], [0.0, 2.0]]), (0,))
 
 
+@pytest.mark.one_backend
 @settings(derandomize=True, max_examples=150, deadline=None)
 @given(WEIGHTS, st.booleans(), st.sampled_from([4, 8]))
 def test_affine_codes_are_as_close_and_keep_zero(weights, last_is_channel, bits):
@@ -103,6 +109,7 @@ def test_int4_codes_come_back_from_their_bytes_which_are_those_of_keras(codes, d
     np.testing.assert_array_equal(back, codes)
 
 
+@pytest.mark.one_backend
 @settings(derandomize=True, max_examples=150, deadline=None)
 @given(WEIGHTS, st.data(), st.integers(2, 9))
 def test_a_layout_in_groups_loses_nothing(weights, data, size):

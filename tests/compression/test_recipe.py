@@ -14,6 +14,8 @@ from kerasmem.compression.recipe import as_steps, read_recipe
 from kerasmem.compression.techniques import TECHNIQUES
 from kerasmem.errors import ConfigError
 
+pytestmark = pytest.mark.one_backend
+
 STEPS = [
     km.PruneChannels(0.3, round_to=4),
     km.Prune(0.8, scope="global", ratios={"dense": 0.5}),

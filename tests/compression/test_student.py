@@ -37,18 +37,21 @@ def test_a_student_has_the_weights_of_the_channels_it_keeps():
     assert all((row == all_units).all(axis=1).any() for row in kept)
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("ratio", [0, 1, -1, "half", float("nan")])
 def test_a_ratio_out_of_range_is_refused(ratio):
     with pytest.raises(ConfigError, match="keeps a share of its teacher"):
         make_student(teacher_of(8), ratio)
 
 
+@pytest.mark.one_backend
 def test_a_ratio_that_is_too_small_says_how_small_it_may_be():
     text = r"leaves 0\.0\d+% of the parameters.*of which 0\.001% are to stay"
     with pytest.raises(ModelError, match=text):
         make_student(teacher_of(512, 512), 0.00001)
 
 
+@pytest.mark.one_backend
 def test_a_teacher_without_channels_to_spare_is_refused():
     with pytest.raises(ModelError, match="has no channels that could be removed"):
         make_student(teacher_of(), 0.5)

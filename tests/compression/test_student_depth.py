@@ -59,6 +59,7 @@ def kinds(model, kind):
     return [layer for layer in model.layers if isinstance(layer, kind)]
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("model", "expected"),
     [
@@ -122,17 +123,20 @@ def test_a_student_of_a_sequential_is_one_and_trains():
         np.testing.assert_array_equal(now, then)
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("depth", [1, -0.1, "half", float("nan"), True])
 def test_a_depth_out_of_range_is_refused(depth):
     with pytest.raises(ConfigError, match="at least 0 and less than 1"):
         km.make_student(perceptron(7, 7), depth=depth)
 
 
+@pytest.mark.one_backend
 def test_neither_narrower_nor_less_deep_is_refused():
     with pytest.raises(ConfigError, match="narrower or less deep"):
         km.make_student(perceptron(7, 7))
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("model", [perceptron(9, 7, 5), perceptron(7, 7)])
 def test_a_teacher_without_parts_to_spare_is_refused(model):
     with pytest.raises(ModelError, match="could be left out"):

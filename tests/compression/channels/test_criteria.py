@@ -125,6 +125,7 @@ def test_a_subclassed_model_is_scored_too(criterion):
     assert found.model.count_params() < model.count_params()
 
 
+@pytest.mark.one_backend
 def test_missing_samples_labels_or_loss_are_errors():
     x = np.ones((8, 4), "float32")
     taylor = km.PruneChannels(0.5, criterion="taylor")

@@ -52,6 +52,7 @@ def inner_norms(model):
     ]
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("ratio", [0.25, 0.5])
 def test_blocks_that_are_built_alike_are_ranked_together_and_nothing_else(ratio):
     model = residual()
@@ -69,6 +70,7 @@ def test_blocks_that_are_built_alike_are_ranked_together_and_nothing_else(ratio)
     assert small.get_layer("hidden").units == 10 - int(ratio * 10)
 
 
+@pytest.mark.one_backend
 def test_heads_of_all_blocks_are_alike_and_are_not_like_their_dimensions():
     x = y = keras.Input((5, 6))
     for heads in (2, 3, 4):
@@ -85,6 +87,7 @@ def test_heads_of_all_blocks_are_alike_and_are_not_like_their_dimensions():
     assert sorted(pools.values()) == [[2, 3, 4], [5, 5, 5], [9, 10, 11]]
 
 
+@pytest.mark.one_backend
 @few
 @given(PLANS, st.sampled_from(ORIGINS))
 def test_the_bytes_that_are_predicted_are_those_of_the_smaller_model(plan, origin):
@@ -103,6 +106,7 @@ def test_the_bytes_that_are_predicted_are_those_of_the_smaller_model(plan, origi
     assert left(kept) == peak_activation_bytes(smaller) / peak_activation_bytes(model)
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("scope", ["layer", "global", "isomorphic"])
 def test_as_many_channels_go_as_it_takes_to_save_memory(scope):
     model = residual()
@@ -113,12 +117,14 @@ def test_as_many_channels_go_as_it_takes_to_save_memory(scope):
     assert 0.45 < share <= 0.6
 
 
+@pytest.mark.one_backend
 def test_more_memory_than_there_is_in_channels_is_an_error():
     model = chain((100,), L.Dense(8), L.Dense(90))
     with pytest.raises(ModelError, match=r"leaves 9\d% of the memory"):
         km.PruneChannels(0.5, of="memory").applied(model)
 
 
+@pytest.mark.one_backend
 def test_memory_of_axes_without_a_length_is_an_error():
     model = chain((None, 4), L.Dense(8), L.Dense(2))
     with pytest.raises(ConfigError, match="axes of unknown length"):
@@ -127,6 +133,7 @@ def test_memory_of_axes_without_a_length_is_an_error():
         km.PruneChannels(0.5, of="latency").applied(model)
 
 
+@pytest.mark.one_backend
 def test_as_many_channels_go_as_it_takes_to_save_time(monkeypatch):
     timed = []
 
@@ -152,6 +159,7 @@ def test_the_time_that_is_left_is_measured_on_models_that_are_made():
     assert latency_left(model, found, None)(everything) > 0
 
 
+@pytest.mark.one_backend
 @settings(few, max_examples=3)
 @given(st.lists(st.integers(2, 40), min_size=2, max_size=4), st.data())
 def test_rounds_leave_what_one_round_leaves(sizes, data):
@@ -171,6 +179,7 @@ def test_rounds_leave_what_one_round_leaves(sizes, data):
     assert units[0] == units[1]
 
 
+@pytest.mark.one_backend
 def test_heads_and_shared_widths_go_in_rounds_too():
     x = keras.Input((5, 8))
     y = L.Dense(8)(x) + L.MultiHeadAttention(8, 6, name="attention")(x, x)
@@ -183,6 +192,7 @@ def test_heads_and_shared_widths_go_in_rounds_too():
     assert shapes[0] == shapes[1]
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("of", ["parameters", "memory"])
 def test_rounds_reach_a_budget(of):
     model = residual()

@@ -12,6 +12,8 @@ from sklearn.cluster import KMeans
 from kerasmem.compression.cluster.codebook import few_values
 from kerasmem.compression.cluster.kmeans import STARTS, centroids, nearest
 
+pytestmark = pytest.mark.one_backend
+
 FLOATS = st.floats(-10, 10, width=32)
 LINES = arrays(np.float32, st.integers(1, 60), elements=FLOATS)
 RNG = np.random.default_rng

@@ -74,8 +74,10 @@ def assert_close(found, expected, tolerance):
         np.testing.assert_allclose(a, b, atol=tolerance)
 
 
-@pytest.mark.parametrize("end", [None, "softmax"])
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-6), ("float16", 1e-3)])
+@pytest.mark.parametrize(
+    ("end", "dtype", "tolerance"),
+    [(None, "float32", 1e-6), ("softmax", "float16", 1e-3)],
+)
 def test_a_student_learns_the_same_from_what_was_kept(
     end, dtype, tolerance, data, tmp_path
 ):
@@ -120,6 +122,7 @@ def test_a_teacher_is_asked_once_for_several_students(data, tmp_path, monkeypatc
     assert sum(asked) == SAMPLES
 
 
+@pytest.mark.one_backend
 def test_a_file_is_no_cache(data, tmp_path):
     path = tmp_path / "teacher.keras"
     path.touch()
@@ -167,6 +170,7 @@ def test_what_was_broken_off_goes_on_where_it_stopped(data, tmp_path, monkeypatc
     assert_close(found, expected, 0)
 
 
+@pytest.mark.one_backend
 def test_the_cache_of_another_teacher_is_refused(data, tmp_path):
     teacher, student = classifier(8), classifier(4)
     run(teacher, student, data, tmp_path)
@@ -181,6 +185,7 @@ def test_the_cache_of_another_teacher_is_refused(data, tmp_path):
         run(teacher, student, data, Cache(tmp_path, dtype="float32"))
 
 
+@pytest.mark.one_backend
 def test_the_cache_of_other_data_is_refused(data, tmp_path):
     x, y = data
     teacher, student = classifier(8), classifier(4)
@@ -197,6 +202,7 @@ def test_augmentation_at_random_is_refused(data, tmp_path):
         run(teacher, student, Batches(*data, noise=0.1), tmp_path)
 
 
+@pytest.mark.one_backend
 def test_what_has_no_samples_to_find_again_is_refused(data, tmp_path):
     teacher, student = classifier(8), classifier(4)
     batches = Reiterated(tuple(part[:4] for part in data))
@@ -204,6 +210,7 @@ def test_what_has_no_samples_to_find_again_is_refused(data, tmp_path):
         run(teacher, student, batches, tmp_path)
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -218,6 +225,7 @@ def test_a_wrong_choice_is_refused(options, message):
         Cache(**({"folder": "kept"} | options))
 
 
+@pytest.mark.one_backend
 def test_a_damaged_cache_is_refused(data, tmp_path):
     teacher, student = classifier(8), classifier(4)
     (tmp_path / "cache.json").write_text("{")
@@ -265,6 +273,7 @@ def test_several_teachers_have_a_folder_each(data, tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["teacher_0", "teacher_1"]
 
 
+@pytest.mark.one_backend
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(
     batches=st.lists(st.lists(st.binary(min_size=16, max_size=16), max_size=4)),
@@ -290,6 +299,7 @@ def test_a_store_cut_anywhere_has_whole_rows_or_none(tmp_path_factory, batches, 
             np.testing.assert_array_equal(array[row], [key[0], key[1], key[2]])
 
 
+@pytest.mark.one_backend
 def test_numbers_too_large_for_half_precision_become_its_largest():
     kept = stored(np.array([1e6, -1e6, 2.0]), "float16")
     assert kept.tolist() == [65504.0, -65504.0, 2.0]
@@ -298,6 +308,7 @@ def test_numbers_too_large_for_half_precision_become_its_largest():
 LINKED = ["a.bin", "keys.bin", "cache.json"]
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("name", LINKED)
 def test_a_cache_that_leads_elsewhere_is_refused_and_nothing_there_changes(
     name, tmp_path
@@ -316,6 +327,7 @@ def test_a_cache_that_leads_elsewhere_is_refused_and_nothing_there_changes(
     assert mine.read_bytes() == before
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "content", ["[" * 100_000, "[]", "null", "3", '{"complete": 1}']
 )
@@ -325,6 +337,7 @@ def test_a_cache_that_says_something_else_is_refused(content, tmp_path):
         Store(tmp_path, "teacher", [Column("a.bin", "float16", (3,))])
 
 
+@pytest.mark.one_backend
 def test_a_cache_of_zeros_without_end_is_not_read_to_it(tmp_path):
     columns = [Column("a.bin", "float16", (3,))]
     Store(tmp_path, "teacher", columns)

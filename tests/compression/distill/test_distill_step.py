@@ -76,6 +76,7 @@ def test_an_int8_model_can_teach(teacher):
     assert distance(taught, teacher) < 0.5 * distance(student, teacher)
 
 
+@pytest.mark.one_backend
 def test_a_choice_comes_back_from_plain_data():
     choice = km.Distill(
         epochs=3, losses=["logits", {"loss": "features"}], hard_weight=0.2
@@ -86,6 +87,7 @@ def test_a_choice_comes_back_from_plain_data():
     )
 
 
+@pytest.mark.one_backend
 def test_a_student_opens_where_there_is_no_kerasmem(teacher, tmp_path):
     student = km.make_student(teacher, 0.5)
     taught = km.distill(teacher, student, X, verbose=0)
@@ -104,6 +106,7 @@ model.fit(np.load("x.npy"), np.load("y.npy"), verbose=0)
     subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -120,6 +123,7 @@ def test_bad_values_are_refused(arguments, message):
         km.Distill(**arguments)
 
 
+@pytest.mark.one_backend
 def test_what_cannot_work_is_refused_before_it_begins(teacher):
     with pytest.raises(ConfigError, match="'distill' learns from samples"):
         km.compress(teacher, km.Distill())

@@ -89,6 +89,7 @@ def logs_of(teacher, student, x, y, **options):
 # Which layers are compared
 
 
+@pytest.mark.one_backend
 def test_images_are_paired_where_they_have_one_size():
     found = paired(Features(), images(8, (2, 3)), images(4))
     sizes = [("relu_1", "relu_0"), ("relu_4", "relu_1")]
@@ -96,12 +97,14 @@ def test_images_are_paired_where_they_have_one_size():
     assert paired(AttentionTransfer(), images(8, (2, 3)), images(4)) == sizes
 
 
+@pytest.mark.one_backend
 def test_vectors_are_paired_by_depth():
     teacher, student = vectors(9, 8, 7, 6), vectors(4, 3)
     assert paired(Features(), teacher, student) == [("h1", "h0"), ("h3", "h1")]
     assert paired(Relational(), teacher, student) == [("h3", "h1")]
 
 
+@pytest.mark.one_backend
 def test_layers_are_paired_by_name_regular_expression_and_path():
     teacher, student = images(8, (2, 2)), images(4, (2, 2))
     assert paired(Features(layers="conv_1"), teacher, student) == [("conv_1",) * 2]
@@ -367,6 +370,7 @@ def test_teachers_that_are_wrong_about_a_sample_count_less_for_it():
 # What is refused
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
@@ -406,6 +410,7 @@ def test_what_does_not_fit_is_refused(options, error, message):
         Distiller(images(6), images(4), **options)
 
 
+@pytest.mark.one_backend
 def test_losses_for_classes_are_refused_for_values_and_without_labels():
     x = np.ones((SAMPLES, 5), "float32")
     teacher, student = vectors(6), vectors(4)
@@ -417,6 +422,7 @@ def test_losses_for_classes_are_refused_for_values_and_without_labels():
         distill(teacher, student, (x, x[:, :3]), losses=DKD(), verbose=0)
 
 
+@pytest.mark.one_backend
 def test_models_without_layers_in_common_are_told_so():
     flat = compiled(
         keras.Sequential([keras.Input((8, 8, 2)), layers.Flatten(), layers.Dense(3)])

@@ -167,6 +167,7 @@ def test_relations_do_not_feel_scale_and_place(scale, shift):
     )
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("name", sorted(LOSSES))
 def test_a_loss_survives_json(name):
     given = {"weight": Linear(0.0, 2.0, begin=0.25)}
@@ -177,6 +178,7 @@ def test_a_loss_survives_json(name):
     assert hash(loss) == hash(LOSSES[name](**given))
 
 
+@pytest.mark.one_backend
 def test_losses_come_as_objects_names_and_plain_data():
     assert as_losses("dkd") == (DKD(),)
     assert as_losses([Features(), {"loss": "dist", "beta": 3.0}]) == (
@@ -185,6 +187,7 @@ def test_losses_come_as_objects_names_and_plain_data():
     )
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -212,6 +215,7 @@ def test_a_wrong_choice_is_refused(make, message):
         make()
 
 
+@pytest.mark.one_backend
 def test_a_schedule_goes_from_start_to_end():
     schedule = Linear(8.0, 2.0, begin=0.5)
     assert [schedule.value(p) for p in (0, 0.5, 0.75, 1)] == [8, 8, 5, 2]

@@ -11,6 +11,8 @@ import pytest
 from kerasmem.compression.prune import Constant, Polynomial, Prune
 from kerasmem.compression.prune.patterns import NOfM, parse_pattern
 
+pytestmark = pytest.mark.one_backend
+
 CHILD = Path(__file__).with_name("tfmot_child.py")
 SCHEDULES = {
     "polynomial": (

@@ -22,6 +22,8 @@ from kerasmem.compression.prune.scores import CRITERIA, scores
 from kerasmem.compression.prune.selection import keep_largest, removed_count
 from kerasmem.errors import ConfigError
 
+pytestmark = pytest.mark.one_backend
+
 # Few different values, so that ties are the rule.
 WEIGHTS = arrays.arrays(
     np.float32,

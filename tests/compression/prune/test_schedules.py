@@ -17,6 +17,8 @@ from kerasmem.compression.prune import (
 from kerasmem.compression.prune.schedule_forms import SCHEDULES, schedule_from_json
 from kerasmem.errors import ConfigError
 
+pytestmark = pytest.mark.one_backend
+
 RISING = [Polynomial(), Cosine(), Iterative(), Splicing(end=0.5)]
 law = settings(derandomize=True, max_examples=100, deadline=None)
 

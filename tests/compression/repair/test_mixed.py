@@ -38,6 +38,7 @@ tables = st.integers(1, 5).flatmap(
 )
 
 
+@pytest.mark.one_backend
 @given(tables, st.floats(0, 1))
 def test_options_fit_and_are_the_best_where_there_is_room(table, share):
     sizes, harm = np.array(table[0]), np.array(table[1])
@@ -143,6 +144,7 @@ def test_it_is_a_step_of_compress_with_what_the_schemes_share():
     assert from_json(choice.to_json()) == choice
 
 
+@pytest.mark.one_backend
 def test_budgets_that_cannot_be_are_errors():
     with pytest.raises(ModelError, match=r"take at least .* Received: max_bytes=1000"):
         Quantize("mixed", max_bytes=1000).apply(net())

@@ -11,6 +11,8 @@ from kerasmem.records import (
     RuntimeFigures,
 )
 
+pytestmark = pytest.mark.one_backend
+
 SIZES = (1, 32)
 
 

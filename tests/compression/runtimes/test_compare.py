@@ -35,14 +35,16 @@ def samples(count=40):
 
 
 def quick(monkeypatch, *forms):
-    """Only some forms, and no process of their own."""
+    """Only some forms, few turns, and no process of their own."""
     monkeypatch.setattr(compare, "FORMS", forms)
+    monkeypatch.setattr(compare, "_TURNS", 3)
     resident = {"process_bytes": 5, "peak_bytes": 3}
     monkeypatch.setattr(compare, "_resident", lambda *_: resident)
 
 
 def test_every_form_is_made_compared_timed_and_weighed(monkeypatch, capfd):
     monkeypatch.setattr(compare, "FORMS", ALL)
+    monkeypatch.setattr(compare, "_TURNS", 10)
     # One process with Keras is enough, they take seconds.
     monkeypatch.setattr(forms, "resident_in_keras", once(forms.resident_in_keras))
     model, x = network(), samples()
@@ -110,6 +112,7 @@ def test_samples_are_used_once_more_where_a_batch_is_larger(monkeypatch):
     assert found.runtimes[1].difference > 0
 
 
+@pytest.mark.one_backend
 def test_without_samples_there_is_no_int8_static_and_it_says_what_to_give(monkeypatch):
     quick(monkeypatch, KERAS, STATIC)
     found = km.compare_runtimes(network(), batch_sizes=[1], verbose=0)
@@ -121,6 +124,7 @@ def test_without_samples_there_is_no_int8_static_and_it_says_what_to_give(monkey
     assert all(advice.name == KERAS.name for advice in found.advice)
 
 
+@pytest.mark.one_backend
 def test_what_the_converter_says_is_the_reason(monkeypatch):
     def make(given):
         raise ModelError("LiteRT has no kernel for Foo.\nNext: another.")
@@ -135,16 +139,16 @@ if ON_TENSORFLOW:
     def test_a_file_further_off_than_the_tolerance_is_dropped_and_says_what_to_set(
         monkeypatch,
     ):
-        quick(monkeypatch, KERAS, DYNAMIC)
-        strict, loose = (
-            km.compare_runtimes(
-                network(), samples(), batch_sizes=[4], tolerance=tolerance, verbose=0
-            ).runtimes[1]
-            for tolerance in (1e-9, 10.0)
-        )
-        assert "at most 1e-09 of the largest output" in strict.reason
-        assert "a larger tolerance= (--tolerance)" in strict.reason
-        assert loose.reason == ""
+        def reasons(tolerance, *forms):
+            quick(monkeypatch, KERAS, *forms)
+            given = {"batch_sizes": [4], "tolerance": tolerance, "verbose": 0}
+            _, *found = km.compare_runtimes(network(), samples(), **given).runtimes
+            return [runtime.reason for runtime in found]
+
+        for reason in reasons(1e-9, DYNAMIC, STATIC):
+            assert "at most 1e-09 of the largest output" in reason
+            assert "a larger tolerance= (--tolerance)" in reason
+        assert reasons(10.0, STATIC) == [""]
 
 
 def test_numbers_that_the_model_makes_infinite_are_the_reason(monkeypatch):
@@ -195,6 +199,7 @@ def test_inputs_in_a_dict_reach_each_form_by_their_names(monkeypatch):
     assert all(runtime.difference < 0.1 for runtime in found.runtimes)
 
 
+@pytest.mark.one_backend
 def test_a_model_that_cannot_go_to_another_process_has_no_memory(monkeypatch, capfd):
     def refuse(*_):
         raise ModelError("parts from the running script")
@@ -206,6 +211,7 @@ def test_a_model_that_cannot_go_to_another_process_has_no_memory(monkeypatch, ca
     assert "parts from the running script" in capfd.readouterr().err
 
 
+@pytest.mark.one_backend
 def test_memory_beyond_the_start_is_none_where_the_system_does_not_tell(monkeypatch):
     monkeypatch.setattr(compare, "FORMS", (KERAS,))
     target = "kerasmem.compression.runtimes.forms.resident_in_keras"
@@ -215,6 +221,7 @@ def test_memory_beyond_the_start_is_none_where_the_system_does_not_tell(monkeypa
     assert "least memory" not in " ".join(advice.use for advice in found.advice)
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("arguments", "error", "text"),
     [
@@ -244,6 +251,7 @@ class Untold(keras.Model):
         return self.last(self.function(x))
 
 
+@pytest.mark.one_backend
 def test_models_that_cannot_be_compared_are_refused():
     untold = Untold(lambda x: 2 * x)
     untold(samples())

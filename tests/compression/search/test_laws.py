@@ -16,6 +16,8 @@ from kerasmem.compression.search.target import COSTS, Target, cost_text
 from kerasmem.errors import ConfigError, DataError
 from kerasmem.records import SearchTrial
 
+pytestmark = pytest.mark.one_backend
+
 unit = st.floats(0, 1)
 
 

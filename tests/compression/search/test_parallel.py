@@ -143,6 +143,7 @@ def test_the_order_in_which_trials_end_decides_nothing():
     assert_same_as_alone(searched(network(), parallel=LastFirst()))
 
 
+@pytest.mark.one_backend
 def test_processes_of_their_own_find_what_one_finds():
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context, initializer=few) as pool:
@@ -153,6 +154,7 @@ def test_processes_of_their_own_find_what_one_finds():
     assert "cannot pickle '_thread.lock'" in str(caught.value)
 
 
+@pytest.mark.one_backend
 def test_what_does_not_come_in_time_is_ended_and_the_rest_is_taken(monkeypatch):
     monkeypatch.setattr(elsewhere, "_GRACE", 0.0)
     executor = LastFirst(lost=1)
@@ -185,6 +187,7 @@ class Dying(LastFirst):
         raise BrokenExecutor("a process is gone")
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("most", [1, 2])
 def test_a_process_that_dies_is_one_clear_error_and_nothing_goes_on(most):
     executor = Dying(most)
@@ -220,6 +223,7 @@ def refused_by(executor, **others):
     return str(caught.value)
 
 
+@pytest.mark.one_backend
 def test_where_trials_cannot_run_is_one_clear_error(monkeypatch):
     monkeypatch.setattr(ray_executor.importlib.util, "find_spec", lambda name: None)
     assert "pip install kerasmem[ray]" in refused_by("ray")
@@ -232,6 +236,7 @@ def test_where_trials_cannot_run_is_one_clear_error(monkeypatch):
         km.compress(network(), km.Quantize(), parallel="ray")
 
 
+@pytest.mark.one_backend
 def test_a_process_on_another_backend_is_refused(backend, monkeypatch):
     unpacked = Parcel.unpacked
     monkeypatch.setattr(
@@ -246,6 +251,7 @@ def test_a_process_on_another_backend_is_refused(backend, monkeypatch):
     )
 
 
+@pytest.mark.one_backend
 def test_a_process_that_is_a_fork_is_refused(monkeypatch):
     monkeypatch.setattr(errand, "_PROCESS", -1)
     assert "multiprocessing.get_context('spawn')" in refused_by(LastFirst())

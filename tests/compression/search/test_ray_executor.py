@@ -10,6 +10,8 @@ import pytest
 from kerasmem.compression.search.ray_executor import RayExecutor
 from kerasmem.errors import ConfigError
 
+pytestmark = pytest.mark.one_backend
+
 
 class RayTaskError(Exception):
     """As Ray tells what a task raised: in colors, with a traceback."""

@@ -182,6 +182,7 @@ def assert_nearest(text, result):
     assert found == pytest.approx(result.report.after.metrics)
 
 
+@pytest.mark.one_backend
 def test_without_time_the_model_is_as_it_was():
     model = network()
     with pytest.warns(KerasMemWarning, match="the model is as it was .the time was up"):
@@ -235,6 +236,7 @@ def test_a_model_that_is_no_number_before_cannot_be_compared_with():
         searched(model, **OF_LINEAR, max_drop=9.0)
 
 
+@pytest.mark.one_backend
 def test_outputs_and_inputs_by_name_are_judged_by_the_first_metric():
     inputs = {name: keras.Input((6,), name=name) for name in "ab"}
     hidden = L.Concatenate()(list(inputs.values()))
@@ -261,6 +263,7 @@ def test_outputs_and_inputs_by_name_are_judged_by_the_first_metric():
     assert found[:4] == ["score_mse", "score_mae", "z_mae", "loss"]
 
 
+@pytest.mark.one_backend
 def test_when_the_time_is_up_the_best_so_far_is_returned(monkeypatch, only):
     only("int8", "prune")
     # A clock that goes on by a second whenever someone looks at it: the time is up in
@@ -284,6 +287,7 @@ def test_when_the_time_is_up_the_best_so_far_is_returned(monkeypatch, only):
     assert not any(trial.epochs for trial in search.trials)
 
 
+@pytest.mark.one_backend
 def test_every_cost_can_be_limited(only):
     only("prune, int8", "channels")
     model = network()
@@ -308,6 +312,7 @@ def test_every_cost_can_be_limited(only):
     assert all(chosen.costs[k] <= v for k, v in search.target.items())
 
 
+@pytest.mark.one_backend
 def test_what_cannot_be_done_to_a_model_is_left_out_with_the_reason(only):
     only("int8", "prune, int8", "channels")
     # Three by twelve weights are less than what it takes to tell of their codes.
@@ -320,6 +325,7 @@ def test_what_cannot_be_done_to_a_model_is_left_out_with_the_reason(only):
     assert search.chosen == 0
 
 
+@pytest.mark.one_backend
 def test_a_cost_that_cannot_be_told_is_one_clear_error():
     model = Subclassed()
     x = np.random.default_rng(0).integers(0, 11, (100, 5))
@@ -333,6 +339,7 @@ def test_a_cost_that_cannot_be_told_is_one_clear_error():
         searched(model, **given, target={"activation_bytes": 1})
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("arguments", "error", "text"),
     [
@@ -387,6 +394,7 @@ def test_a_search_that_cannot_be_is_one_clear_error(arguments, error, text):
         searched(small(), **arguments)
 
 
+@pytest.mark.one_backend
 def test_a_model_without_a_loss_cannot_be_searched_for():
     with pytest.raises(ConfigError, match="has no loss.*--loss"):
         searched(chain((12,), L.Dense(3)), max_drop=0.1, fine_tune_epochs=0)

@@ -16,6 +16,8 @@ from kerasmem.compression.search.task import Task
 from kerasmem.compression.stages import Training
 from kerasmem.errors import ModelError
 
+pytestmark = pytest.mark.one_backend
+
 FULL, PARTS = 100_000.0, 20
 _BITS = {"float16": 0.5, "int8": 0.25, "int4": 0.125}
 

@@ -69,6 +69,7 @@ def test_the_bytes_are_those_of_the_arrays_in_the_model(name):
     assert len(own) == len(set(own))
 
 
+@pytest.mark.one_backend
 def test_each_kernel_of_a_separable_convolution_has_its_own_bytes():
     _, changes = STATIC.applied(separable(), pictures(40, (8, 8, 4)))
     told = {c.weight.partition("/")[2]: c for c in changes if "sep" in c.layer}
@@ -78,6 +79,7 @@ def test_each_kernel_of_a_separable_convolution_has_its_own_bytes():
     assert told["bias"].after_bytes == 9 * 4
 
 
+@pytest.mark.one_backend
 def test_a_factor_per_channel_has_bytes_though_its_layer_has_no_weights():
     _, changes = STATIC.applied(scaled(), pictures(40, (6,)))
     (rescaling,) = [c for c in changes if c.layer.startswith("rescaling")]
@@ -105,6 +107,7 @@ def test_a_layer_that_stays_float_has_its_weights_in_int8_and_says_why(tmp_path)
     np.testing.assert_allclose(outputs(again, x), outputs(made, x), atol=1e-6)
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("name", ["attention", "recurrent", "grouped_attention"])
 def test_it_is_not_larger_than_with_int8_weights_alone(name):
     kind = KINDS[name]
@@ -128,6 +131,7 @@ def test_it_is_not_larger_than_with_int8_weights_alone(name):
     assert sizes[1] <= sizes[0] + sum(5 * layer.units for layer in dense)
 
 
+@pytest.mark.one_backend
 def test_what_is_excluded_is_not_touched_at_all():
     model, x = with_floats(), pictures(40, (6, 8))
     made, changes = km.Quantize("int8-static", exclude="lstm").applied(model, x)
@@ -136,6 +140,7 @@ def test_what_is_excluded_is_not_touched_at_all():
     assert type(made.get_layer("lstm")) is L.LSTM
 
 
+@pytest.mark.one_backend
 def test_given_ranges_have_the_same_account():
     model = chain((4,), L.Dense(3, name="dense"), L.Dense(2, name="top"))
     name = model.inputs[0].name

@@ -23,6 +23,7 @@ def twins():
     return chain((6,), inner("left"), L.ReLU(), inner("right"), L.Dense(2, name="top"))
 
 
+@pytest.mark.one_backend
 def test_the_path_of_a_weight_has_the_models_around_it():
     paths = [weight.path for weight in weights(twins())]
     assert paths[:4] == [
@@ -58,6 +59,7 @@ def test_one_of_two_layers_of_one_name_is_excluded(side):
     assert np.abs(outputs(made, x) - outputs(model, x)).max() < 0.2
 
 
+@pytest.mark.one_backend
 def test_weight_only_schemes_tell_them_apart_too():
     model = twins()
     changes = km.Quantize("int8", exclude="left/").apply(model)
@@ -69,6 +71,7 @@ def test_weight_only_schemes_tell_them_apart_too():
     }
 
 
+@pytest.mark.one_backend
 def test_a_budget_is_shared_by_layers_of_one_name():
     model, x = twins(), pictures(64, (6,))
     left, right = (model.get_layer(n).get_layer("dense") for n in ("left", "right"))
@@ -103,6 +106,7 @@ def test_a_normalization_that_is_folded_away_may_be_excluded(correct):
     assert np.abs(outputs(made, x) - exact).max() < 0.05 * np.abs(exact).max()
 
 
+@pytest.mark.one_backend
 def test_a_normalization_that_stays_is_left_float_if_it_is_excluded():
     inputs = keras.Input((6, 6, 2))
     x = L.Conv2D(4, 3, name="conv")(inputs)
@@ -130,6 +134,7 @@ class Unnamed(L.Layer):
         return self.inner(x)
 
 
+@pytest.mark.one_backend
 def test_what_is_excluded_stays_float_under_whatever_name_its_copy_has():
     model = chain((6,), L.Dense(6, name="first"), Unnamed(name="block"), L.Dense(2))
     made, changes = km.Quantize("int8-static", exclude="Unnamed").applied(
@@ -141,6 +146,7 @@ def test_what_is_excluded_stays_float_under_whatever_name_its_copy_has():
     assert not any(change.changed for change in told)
 
 
+@pytest.mark.one_backend
 def test_a_layer_is_excluded_by_any_of_its_weights():
     layers = [L.Conv2D(4, 3, name="conv"), L.Flatten(), L.Dense(2, name="top")]
     model = chain((6, 6, 2), *layers)

@@ -92,6 +92,7 @@ def test_a_net_computes_with_integers_from_the_input_to_the_softmax(tmp_path):
     np.testing.assert_allclose(again.predict(x, verbose=0), eager, atol=1e-6)
 
 
+@pytest.mark.one_backend
 def test_what_shares_a_scale_is_what_litert_wants_to():
     model = static(net(), pictures()).model
     codes = {
@@ -105,6 +106,7 @@ def test_what_shares_a_scale_is_what_litert_wants_to():
     assert codes["stem"].scale <= 6 / 255 * 1.0001  # ReLU6, not the conv before it
 
 
+@pytest.mark.one_backend
 def test_every_weight_is_accounted_for():
     model = net()
     result = static(model, pictures())
@@ -165,6 +167,7 @@ def test_a_file_gives_the_integers_of_the_model(tmp_path):
     assert result.export(path, batch_size=1, samples=x).difference <= 0.01
 
 
+@pytest.mark.one_backend
 @pytest.mark.filterwarnings("ignore::kerasmem.errors.KerasMemWarning")
 @pytest.mark.parametrize("judged", [False, True])
 def test_a_file_is_compared_on_the_data_of_the_compression(judged, monkeypatch):
@@ -191,6 +194,7 @@ def test_a_file_is_compared_on_inputs_that_came_in_a_tuple(tmp_path):
     assert result.export(tmp_path / "m.tflite").samples == 4
 
 
+@pytest.mark.one_backend
 def test_data_that_cannot_be_read_again_after_the_work_is_no_loss():
     class ReadOnce(keras.utils.PyDataset):
         is_over = False
@@ -212,6 +216,7 @@ def test_data_that_cannot_be_read_again_after_the_work_is_no_loss():
     assert len(km.compress(model, Last("int8"), data=ReadOnce()).samples) == 4
 
 
+@pytest.mark.one_backend
 def test_what_was_compressed_without_data_has_no_samples():
     model = keras.Sequential([keras.Input((4,)), L.Dense(3)])
     assert km.compress(model, km.Quantize("int8")).samples is None
@@ -240,6 +245,7 @@ def test_a_sigmoid_gates_with_codes_and_ends_with_floats(tmp_path):
     assert result.export(tmp_path / "m.tflite", samples=x).difference <= 0.01
 
 
+@pytest.mark.one_backend
 def test_the_kind_of_file_is_that_of_the_model(tmp_path):
     path, result = tmp_path / "m.tflite", static(net(), pictures())
     with pytest.raises(ConfigError, match="and so does its file.*scheme='float'"):
@@ -249,6 +255,7 @@ def test_the_kind_of_file_is_that_of_the_model(tmp_path):
         plain.export(path, scheme="int8-static")
 
 
+@pytest.mark.one_backend
 def test_ranges_may_come_from_elsewhere():
     model = keras.Sequential([keras.Input((4,)), L.Dense(3, name="dense")])
     name = model.inputs[0].name
@@ -287,6 +294,7 @@ def test_an_activation_that_never_changes_has_codes(value):
     assert np.abs(got - exact).max() <= 0.02 * np.abs(exact).max() + 1e-6
 
 
+@pytest.mark.one_backend
 def test_bad_input_is_one_clear_error():
     model = net()
     with pytest.raises(ConfigError, match="give data=x .*Received: data=None"):
@@ -356,6 +364,7 @@ def test_training_says_that_nothing_is_trained(tmp_path):
         np.testing.assert_array_equal(keras.ops.convert_to_numpy(weight), value)
 
 
+@pytest.mark.one_backend
 def test_ranges_of_inputs_without_a_name_are_told_from_each_other_by_their_order():
     # Those of one model have the names that Keras gave to the inputs of another.
     inputs = [keras.Input((2,), name=f"keras_tensor_{i}") for i in (1, 2)]
@@ -380,11 +389,13 @@ def test_a_separable_convolution_is_two_wherever_its_channels_are(data_format):
     assert after.kernel.shape == layer.pointwise_kernel.shape
 
 
+@pytest.mark.one_backend
 def test_few_samples_are_told():
     with pytest.warns(KerasMemWarning, match="there are 8 samples"):
         static(net(), pictures(8))
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("wrong", "text"),
     [
@@ -404,6 +415,7 @@ def test_a_choice_that_does_not_fit_is_an_error(wrong, text):
         km.Quantize("int8-static", **wrong)
 
 
+@pytest.mark.one_backend
 def test_the_choice_is_plain_data():
     choice = km.Quantize(
         "int8-static", calibration="entropy", calibration_samples=99, exclude="top"
@@ -414,6 +426,7 @@ def test_the_choice_is_plain_data():
     assert hash(known) == hash(from_json(known.to_json()))
 
 
+@pytest.mark.one_backend
 def test_one_scale_for_a_kernel_is_coarser_than_one_for_a_channel():
     model, x = net(), pictures()
     noise = {}
@@ -542,6 +555,7 @@ def test_what_is_called_in_training_mode_stays_as_it_is():
     assert (once != twice).any()
 
 
+@pytest.mark.one_backend
 def test_the_model_that_is_handed_in_keeps_its_layers():
     model = keras.Sequential(
         [
@@ -557,6 +571,7 @@ def test_the_model_that_is_handed_in_keeps_its_layers():
     assert not {id(v) for v in model.weights} & {id(v) for v in small.weights}
 
 
+@pytest.mark.one_backend
 def test_a_softmax_in_the_middle_is_no_end_of_a_file(tmp_path):
     inputs = keras.Input((8,))
     gates = keras.layers.Dense(6, activation="softmax")(inputs)
@@ -597,6 +612,7 @@ def test_shortcuts_padded_with_zeros_have_codes_and_a_file(tmp_path):
     np.testing.assert_array_equal(outputs(again, x[:4]), outputs(result.model, x[:4]))
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("pad", "reason"),
     [
@@ -624,6 +640,7 @@ def test_a_file_that_cannot_be_names_what_blocks_it_and_nothing_else(
         result.export(tmp_path / "m.tflite")
 
 
+@pytest.mark.one_backend
 def test_a_layer_that_was_excluded_is_named_as_such(tmp_path):
     result = static(net(), pictures(), exclude="top")
     with pytest.raises(ModelError, match=r"Received: top \(Dense\) is excluded\. N"):

@@ -44,6 +44,7 @@ def test_features_of_unlike_sizes_are_normalized_as_floats(before):
     assert np.abs(outputs(result.model, x) - exact).max() < 0.03 * np.abs(exact).max()
 
 
+@pytest.mark.one_backend
 def test_pictures_are_still_normalized_with_codes():
     random = np.random.default_rng(0)
     x = random.integers(0, 256, (40, 6, 6, 3)).astype("float32")
@@ -60,6 +61,7 @@ def test_pictures_are_still_normalized_with_codes():
     assert kinds["bytes"] == kinds["scale"] == "IntegerAffine"
 
 
+@pytest.mark.one_backend
 def test_inputs_are_not_rounded_for_layers_that_stay_float():
     inputs = keras.Input((4, 3))
     flat = L.Flatten(name="flat")(L.ReLU(name="cut")(inputs))
@@ -72,6 +74,7 @@ def test_inputs_are_not_rounded_for_layers_that_stay_float():
     assert [n for n in kinds if n.endswith("_codes")] == ["rows_codes"]
 
 
+@pytest.mark.one_backend
 def test_a_normalization_behind_floats_is_not_given_codes():
     layers = [L.Dense(6, name="first"), L.LayerNormalization(), L.ReLU()]
     model = chain((6,), *layers, L.BatchNormalization(name="norm"), L.Softmax())
@@ -138,6 +141,7 @@ def test_what_has_an_open_size_stays_float_where_it_is_reshaped(layer, tmp_path)
         result.export(tmp_path / "m.tflite", samples=x)
 
 
+@pytest.mark.one_backend
 def test_layers_that_stay_float_stay_whole():
     inputs = keras.Input((8, 8, 4))
     activation = L.Activation("silu", name="silu")
@@ -157,6 +161,7 @@ def test_layers_that_stay_float_stay_whole():
     assert told(result)["apart/depthwise_kernel"] == "stays float: is excluded"
 
 
+@pytest.mark.one_backend
 def test_what_is_called_in_training_mode_is_not_taken_apart():
     inputs = keras.Input((6,))
     inner = keras.Sequential([keras.Input((6,)), L.Dense(6, "gelu", name="dense")])
@@ -168,6 +173,7 @@ def test_what_is_called_in_training_mode_is_not_taken_apart():
     assert detail in told(result).values()
 
 
+@pytest.mark.one_backend
 def test_ranges_of_what_stays_float_need_not_be_given():
     layers = [L.Dense(3, activation="gelu", name="dense"), L.Dense(2, name="top")]
     model = chain((4,), *layers)
@@ -217,6 +223,7 @@ def test_what_only_floats_go_on_with_comes_as_floats(activation, tmp_path):
     np.testing.assert_array_equal(outputs(again, x), outputs(result.model, x))
 
 
+@pytest.mark.one_backend
 def test_sums_that_only_floats_go_on_with_are_not_rounded():
     inputs = keras.Input((6,))
     x = L.Dense(8, name="stem")(inputs)
@@ -232,6 +239,7 @@ def test_sums_that_only_floats_go_on_with_are_not_rounded():
     assert "IntegerAdd" not in kinds.values()
 
 
+@pytest.mark.one_backend
 def test_an_activation_that_was_a_part_of_a_layer_stays_with_it():
     dense = L.Dense(8, activation="tanh", name="first")
     model = chain((6,), dense, L.LayerNormalization(name="norm"), L.Dense(2))
@@ -241,12 +249,14 @@ def test_an_activation_that_was_a_part_of_a_layer_stays_with_it():
     assert kinds["first_floats"] == "FromCodes"
 
 
+@pytest.mark.one_backend
 def test_what_the_last_layer_takes_are_codes():
     model = chain((6,), L.Dense(4, name="top"), L.Softmax(name="end"))
     kinds = layers_of(static(model, pictures(64, (6,))).model)
     assert kinds["top_floats"] == "FromCodes"
 
 
+@pytest.mark.one_backend
 def test_an_activation_of_its_own_is_computed_with_floats_before_floats():
     model = chain(
         (6,),
