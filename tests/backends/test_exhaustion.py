@@ -11,6 +11,8 @@ from kerasmem.backends.exhaustion import (
 )
 from kerasmem.units import GIB
 
+pytestmark = pytest.mark.one_backend
+
 TF_PLACE = "on /job:localhost/replica:0/task:0/device:{} by allocator {}"
 TF_GRAPH = (
     "Graph execution error:\n\nDetected at node sequential_1/wide_1/MatMul defined at "

@@ -6,6 +6,8 @@ import pytest
 
 from kerasmem.backends import shadow
 
+pytestmark = pytest.mark.one_backend
+
 
 class Counter:
     def __init__(self):

@@ -188,9 +188,9 @@ def fit(make_model, data):
 
 
 # What is about one framework runs where the suite runs on it, and is no skipped test
-# elsewhere.
+# elsewhere. Keras trains on one device on torch.
+_BACKEND = os.environ.get("KERAS_BACKEND")
 collect_ignore = [
-    f"test_memory_on_{name}.py"
-    for name in ("tensorflow", "jax")
-    if name != os.environ.get("KERAS_BACKEND")
+    f"test_memory_on_{name}.py" for name in ("tensorflow", "jax") if name != _BACKEND
 ]
+collect_ignore += ["test_on_two_devices.py"] if _BACKEND == "torch" else []

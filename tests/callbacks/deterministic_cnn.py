@@ -1,23 +1,18 @@
 """Run by a test in a process of its own: prints what monitored training did, as JSON.
 
-TensorFlow's deterministic ops and logical devices cannot be switched off again.
+TensorFlow's deterministic ops and logical devices cannot be switched off again. torch
+has nothing of the kind: there the test calls `found()`.
 """
 
 import json
-import os
 import sys
 import warnings
-
-if os.environ["KERAS_BACKEND"] == "jax":
-    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
 
 import keras
 import numpy as np
 
 from kerasmem import backends
 from kerasmem.callbacks import GradientMonitor, MemoryMonitor
-
-warnings.simplefilter("ignore")
 
 
 def network():
@@ -95,7 +90,7 @@ def two_replicas():
     return {"alone": alone, "together": together, "devices": 2}
 
 
-if __name__ == "__main__":
+def found():
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
 
@@ -104,5 +99,9 @@ if __name__ == "__main__":
     else:
         replicas = two_devices() if keras.backend.backend() == "jax" else None
     complete = [reading.complete for reading in backends.current().device_memory()]
-    found = {"is_equal": bit_equal(), "replicas": replicas, "complete": complete}
-    json.dump(found, sys.stdout)
+    return {"is_equal": bit_equal(), "replicas": replicas, "complete": complete}
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    json.dump(found(), sys.stdout)

@@ -10,6 +10,8 @@ from kerasmem.callbacks.learning_rate import LearningRate
 from kerasmem.errors import InputError
 from kerasmem.records import Finding, GradientRecord, VariableGradient
 
+pytestmark = pytest.mark.one_backend
+
 FAR_TOO_LARGE = LearningRate(1000.0, "SGD", usual=0.01)
 USUAL = LearningRate(0.01, "SGD", usual=0.01)
 

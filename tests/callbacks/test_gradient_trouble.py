@@ -178,6 +178,7 @@ def test_a_learning_rate_that_throws_the_weights_away_is_named(optimizer):
     assert monitor.records[0].learning_rate == 1e3
 
 
+@pytest.mark.one_backend
 def test_the_learning_rate_is_that_of_the_update_by_a_schedule():
     steps = keras.optimizers.schedules.PiecewiseConstantDecay([2, 5], [0.1, 3.0, 0.2])
     optimizer = keras.optimizers.SGD(steps, gradient_accumulation_steps=2)
@@ -188,12 +189,14 @@ def test_the_learning_rate_is_that_of_the_update_by_a_schedule():
     assert learning_rate(optimizer, [6]).usual == 0.01
 
 
+@pytest.mark.one_backend
 def test_parts_of_an_optimizer_have_no_one_learning_rate():
     whole = keras.optimizers.OptimizerMap(keras.optimizers.SGD(), {})
     parts = keras.optimizers.MultiOptimizer(whole)
     assert learning_rate(parts, [1]) is None
 
 
+@pytest.mark.one_backend
 def test_a_learning_rate_that_is_no_number_is_none():
     assert learning_rate(keras.optimizers.SGD(float("inf")), [1]) is None
 

@@ -12,6 +12,8 @@ from kerasmem.callbacks.leak_watch import HOST, OBJECTS, TRACES, LeakWatch
 from kerasmem.memory.census import Census
 from kerasmem.units import MIB
 
+pytestmark = pytest.mark.one_backend
+
 NOTHING = Census(Counter(), Counter(), frozenset())
 
 

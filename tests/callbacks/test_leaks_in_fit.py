@@ -70,6 +70,7 @@ def watched_fit(fit, devices):
     return run
 
 
+@pytest.mark.one_backend
 @pytest.mark.usefixtures("counting")
 def test_objects_that_are_kept_are_told_once_with_their_slope_and_their_holder(
     watched_fit, tmp_path, monkeypatch
@@ -127,10 +128,12 @@ def test_a_healthy_fit_tells_nothing(watched_fit):
     assert watched_fit().findings == []
 
 
+@pytest.mark.one_backend
 def test_garbage_is_no_leak(watched_fit):
     assert watched_fit(Litter()).findings == []
 
 
+@pytest.mark.one_backend
 def test_without_the_host_its_memory_is_not_watched(watched_fit):
     with pytest.warns(KerasMemWarning, match="Python objects"):
         monitor = watched_fit(Keep(), host=False)

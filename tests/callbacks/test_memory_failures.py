@@ -17,6 +17,8 @@ from kerasmem.graph.values import to_numpy
 from kerasmem.records import MemoryRecord
 from tests.callbacks.fakes import FakeDevices
 
+pytestmark = pytest.mark.one_backend
+
 EPOCHS = 2
 
 

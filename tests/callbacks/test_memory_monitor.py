@@ -16,6 +16,7 @@ from kerasmem.units import MIB
 from tests.callbacks.fakes import FakeDevices, NoDevices
 
 
+@pytest.mark.one_backend
 def test_logs_hold_the_fullest_device_in_mib(fit, devices):
     devices(FakeDevices())
 
@@ -72,6 +73,7 @@ def test_every_says_after_which_batches_a_record_is_kept(fit, devices, every, ba
     assert sorted(found[:-1]) == batches[:-1]  # Keras may call batch hooks in threads
 
 
+@pytest.mark.one_backend
 def test_several_steps_per_execution_still_give_a_record_every_n_batches(devices):
     devices(FakeDevices())
     monitor = MemoryMonitor(every=3)
@@ -87,6 +89,7 @@ def test_several_steps_per_execution_still_give_a_record_every_n_batches(devices
     assert [record.batch for record in monitor.records] == [3, 7, 11]
 
 
+@pytest.mark.one_backend
 def test_where_nothing_is_counted_one_sentence_says_why(fit, devices):
     devices(NoDevices())
     monitor = MemoryMonitor()
@@ -135,6 +138,7 @@ def test_the_host_peak_sees_a_spike_within_the_epoch_and_forgets_it(fit, devices
     assert after < resident[0] - spike / 2
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("validate", [False, True])
 def test_callbacks_listed_after_see_the_keys_and_none_is_of_validation(
     fit, devices, data, tmp_path, validate
@@ -157,6 +161,7 @@ def test_callbacks_listed_after_see_the_keys_and_none_is_of_validation(
         assert set(rows[0]) == set(history) | {"epoch"}
 
 
+@pytest.mark.one_backend
 def test_a_device_that_fails_is_one_warning_and_training_goes_on(fit, devices):
     class Broken(FakeDevices):
         readings = 0
@@ -180,6 +185,7 @@ def test_a_device_that_fails_is_one_warning_and_training_goes_on(fit, devices):
     assert len(history["loss"]) == 4
 
 
+@pytest.mark.one_backend
 def test_a_full_disk_is_one_warning_and_the_keys_stay(fit, devices, tmp_path):
     devices(FakeDevices())
     (tmp_path / "log").write_text("a file where the folder shall be")
@@ -190,6 +196,7 @@ def test_a_full_disk_is_one_warning_and_the_keys_stay(fit, devices, tmp_path):
     assert history["device_peak_mib"] == [5.0, 5.0]
 
 
+@pytest.mark.one_backend
 def test_every_record_is_a_line_at_once_and_reads_back(fit, devices, tmp_path):
     devices(FakeDevices())
     monitor = MemoryMonitor(every=4, log_dir=tmp_path / "run")
@@ -207,6 +214,7 @@ def test_every_record_is_a_line_at_once_and_reads_back(fit, devices, tmp_path):
     assert [MemoryRecord.from_json(line) for line in lines] == monitor.records
 
 
+@pytest.mark.one_backend
 def test_a_broken_fit_leaves_no_sampling_thread(fit, devices, monkeypatch):
     devices(FakeDevices())
     peaks = []
@@ -229,6 +237,7 @@ def test_a_broken_fit_leaves_no_sampling_thread(fit, devices, monkeypatch):
     assert monitor.records[0].host.peak_source == "sampled"
 
 
+@pytest.mark.one_backend
 def test_a_record_without_a_host_reads_back():
     record = MemoryRecord(epoch=0, batch=None, devices=(), host=None)
     assert MemoryRecord.from_json(record.to_json()) == record
@@ -237,6 +246,7 @@ def test_a_record_without_a_host_reads_back():
     assert MemoryRecord.from_json(read.to_json()) == read
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("every", ["step", 0, -1, 1.5, True])
 def test_an_interval_that_is_none_is_refused(every):
     with pytest.raises(ConfigError, match=rf"'epoch', 'batch' .* every={every!r}"):

@@ -60,6 +60,7 @@ def test_the_first_step_is_told_apart_and_loses_nothing_of_the_epoch(fit, device
     assert {first.current_bytes, second.current_bytes} == {10}
 
 
+@pytest.mark.one_backend
 def test_every_fit_has_a_first_step(fit, devices):
     allocator = devices(Allocator())
     monitor = MemoryMonitor()
@@ -71,6 +72,7 @@ def test_every_fit_has_a_first_step(fit, devices):
     assert found == [100, 100]
 
 
+@pytest.mark.one_backend
 def test_where_no_peak_can_be_reset_the_later_steps_are_unknown(fit, devices):
     allocator = devices(Allocator(can_reset=False))
     monitor = MemoryMonitor()
@@ -178,6 +180,7 @@ def test_evaluate_works_after_a_fit_that_was_broken_off(make_model, devices, dat
     assert [record.phase for record in monitor.records] == ["train", "evaluate"]
 
 
+@pytest.mark.one_backend
 def test_a_record_says_when_it_was_made(fit, devices, monkeypatch):
     devices(FakeDevices())
     monitor = MemoryMonitor()
@@ -218,6 +221,7 @@ def test_a_model_that_the_first_step_builds_has_its_size_told(devices, data, tmp
     assert (info.parameters, info.weight_bytes) == (21, 84)
 
 
+@pytest.mark.one_backend
 def test_another_model_does_not_complete_the_head_of_a_run(devices, data, tmp_path):
     devices(FakeDevices())
     head = RunInfo("first", 0, 0, "torch", {}, "2026-11-20T12:00:00+00:00", 1)
@@ -230,6 +234,7 @@ def test_another_model_does_not_complete_the_head_of_a_run(devices, data, tmp_pa
     assert RunInfo.from_json((tmp_path / "run.json").read_text()) == head
 
 
+@pytest.mark.one_backend
 def test_a_copy_for_another_trial_is_a_monitor_of_its_own(fit, devices):
     # Keras Tuner copies the callbacks that it is given.
     devices(FakeDevices())
@@ -240,6 +245,7 @@ def test_a_copy_for_another_trial_is_a_monitor_of_its_own(fit, devices):
     assert (len(copied.records), monitor.records) == (2, [])
 
 
+@pytest.mark.one_backend
 def test_the_head_of_a_run_is_written_once(fit, devices, tmp_path):
     devices(FakeDevices())
     fit(MemoryMonitor(log_dir=tmp_path))

@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 import warnings
+from functools import cache
 from pathlib import Path
 
 import keras
@@ -290,6 +291,12 @@ def small_fit(monitor, epochs=1, others=()):
     return [weight.tobytes() for weight in model.get_weights()]
 
 
+@cache
+def bare(epochs=1):
+    """Return the weights of a `fit` without a monitor."""
+    return small_fit(None, epochs)
+
+
 def quiet(monitor, **how):
     """Return the weights, and what was warned of."""
     with warnings.catch_warnings(record=True) as caught:
@@ -300,7 +307,7 @@ def quiet(monitor, **how):
 
 def test_without_the_counting_allocator_it_says_what_to_set(backend):
     weights, told = quiet(MemoryTimeline(), epochs=2)
-    assert weights == small_fit(None, epochs=2)
+    assert weights == bare(epochs=2)
     if backend == "tensorflow":
         (text,) = told
         assert "Set TF_CPU_ALLOCATOR_USE_BFC=1 and TF_ENABLE_ONEDNN_OPTS=0" in text
@@ -309,6 +316,7 @@ def test_without_the_counting_allocator_it_says_what_to_set(backend):
         assert told == []
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("failing", ["start", "stop"])
 def test_a_profiler_that_fails_warns_once_and_changes_nothing(monkeypatch, failing):
     class Failing:
@@ -329,7 +337,7 @@ def test_a_profiler_that_fails_warns_once_and_changes_nothing(monkeypatch, faili
     assert told == [
         f"MemoryTimeline could not {doing}: OSError: disk full. Training goes on."
     ]
-    assert weights == small_fit(None, epochs=2)
+    assert weights == bare(epochs=2)
     assert monitor.timelines == []
 
 
@@ -354,6 +362,7 @@ class TwoEventsOfThree:
         return Profile([trace], problem=self._problem)
 
 
+@pytest.mark.one_backend
 def test_events_that_the_profiler_left_out_are_told(monkeypatch):
     adapter = type(backends.current())
     gappy = TwoEventsOfThree("The plan is missing.")
@@ -375,7 +384,7 @@ def test_a_folder_that_cannot_be_written_warns_once(tmp_path):
     weights, told = quiet(MemoryTimeline(log_dir=tmp_path / "file"))
     assert len(told) == 1
     assert "could not write into log_dir" in told[0]
-    assert weights == small_fit(None)
+    assert weights == bare()
 
 
 def test_a_window_that_never_comes_is_told_and_written_down(tmp_path):
@@ -399,6 +408,7 @@ def test_the_window_counts_over_epochs_and_ends_with_its_epoch(tmp_path, backend
     assert read_timelines(tmp_path / "timeline-0000.json.gz") == [timeline]
 
 
+@pytest.mark.one_backend
 def test_a_copy_watches_on_its_own(monkeypatch):
     """Keras Tuner copies callbacks for every trial."""
     adapter = type(backends.current())
@@ -410,6 +420,7 @@ def test_a_copy_watches_on_its_own(monkeypatch):
     assert not monitor.timelines
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("steps", [3, (1, 2), range(0), range(0, 4, 2), range(-1, 2)])
 def test_steps_are_a_range_of_consecutive_steps(steps):
     with pytest.raises(ConfigError, match="such as range\\(2, 5\\). Received: steps="):
@@ -432,6 +443,7 @@ class OnlyOne(TwoEventsOfThree):
         return super().stop()
 
 
+@pytest.mark.one_backend
 def test_a_window_of_a_broken_off_fit_does_not_stand_in_the_way(monkeypatch):
     adapter = type(backends.current())
     monkeypatch.setattr(adapter, "memory_profiler", lambda *_: OnlyOne())
@@ -458,6 +470,7 @@ def only_one(monkeypatch):
     monkeypatch.setattr(adapter, "memory_profiler", lambda *_: OnlyOne())
 
 
+@pytest.mark.one_backend
 def test_two_timelines_in_one_fit_have_the_same_window(only_one, tmp_path):
     first, second = MemoryTimeline(), MemoryTimeline(log_dir=tmp_path)
     _, told = quiet(first, others=[second])
@@ -469,6 +482,7 @@ def test_two_timelines_in_one_fit_have_the_same_window(only_one, tmp_path):
     assert not OnlyOne.running
 
 
+@pytest.mark.one_backend
 def test_a_window_that_another_cuts_short_is_told(only_one):
     second = MemoryTimeline(steps=range(3, 6))
     _, told = quiet(MemoryTimeline(steps=range(2, 4)), others=[second])
@@ -480,6 +494,7 @@ def test_a_window_that_another_cuts_short_is_told(only_one):
     assert (timeline.first_step, timeline.steps) == (2, 2)
 
 
+@pytest.mark.one_backend
 def test_a_window_is_not_shared_with_a_fit_that_was_broken_off(only_one):
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
     model.compile("sgd", "mse")
@@ -504,6 +519,7 @@ def test_a_window_is_not_shared_with_a_fit_that_was_broken_off(only_one):
     assert (timeline.first_step, timeline.steps) == (4, 2)
 
 
+@pytest.mark.one_backend
 def test_a_profile_that_cannot_be_ended_ends_no_fit(monkeypatch):
     class Stuck(OnlyOne):
         def start(self):
@@ -524,4 +540,4 @@ def test_a_profile_that_cannot_be_ended_ends_no_fit(monkeypatch):
     assert told == [
         "MemoryTimeline could not end a profile: OSError: disk full. Training goes on."
     ]
-    assert weights == small_fit(None)
+    assert weights == bare()

@@ -47,10 +47,18 @@ def nested():
     return keras.Sequential([keras.Input((8, 8, 3)), *layers])
 
 
-def compiled(model, jit=None, optimizer="sgd", loss="mse"):
-    jit = JIT[-1] if jit is None else jit
+def compiled(model, jit=JIT[0], optimizer="sgd", loss="mse"):
+    """Compile, without XLA where there is a choice: it takes longer than the test."""
     model.compile(optimizer, loss, jit_compile=jit)
     return model
+
+
+def small_network():
+    """Return one of each: weights, a BatchNormalization and a rectifier, in order."""
+    inputs = keras.Input((8, 8, 3), name="picture")
+    x = L.Conv2D(4, 3, strides=2, name="conv")(inputs)
+    x = L.ReLU(name="relu")(L.BatchNormalization(name="norm")(x))
+    return keras.Model(inputs, L.Dense(4, name="head")(L.Flatten(name="flat")(x)))
 
 
 def fit(model, *callbacks, **options):
@@ -89,13 +97,18 @@ SCHEMES = {
 }
 
 
-@pytest.mark.parametrize("jit", JIT)
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize(
+    ("scheme", "jit"),
+    [
+        *((scheme, JIT[0]) for scheme in SCHEMES),
+        *((scheme, jit) for jit in JIT[1:] for scheme in ("int8", "groups")),
+    ],
+)
 def test_a_step_sees_what_compress_makes_of_the_weights(scheme, jit):
     choice = SCHEMES[scheme]
     model = compiled(network(), jit, keras.optimizers.SGD(0.0))
     loss = fit(model, aware(choice, freeze_batch_norm=0)).history["loss"][0]
-    small = compiled(km.compress(model, choice).model, jit=JIT[0])
+    small = compiled(km.compress(model, choice).model)
     assert loss == pytest.approx(small.evaluate(X, Y, verbose=0), rel=2e-5)
     plain = model.evaluate(X, Y, verbose=0)
     assert abs(plain - loss) > 1e-6
@@ -140,14 +153,14 @@ def test_another_layer_that_assigns_its_kernel_is_refused():
     awareness.release()
     np.testing.assert_array_equal(to_numpy(model.layers[0].kernel), before)
     with pytest.raises(ModelError, match="stays float"):
-        compiled(model, JIT[0]).fit(x, x[:, :2], verbose=0, callbacks=[aware()])
+        compiled(model).fit(x, x[:, :2], verbose=0, callbacks=[aware()])
 
 
 @pytest.mark.parametrize("dtype", ["mixed_float16", "mixed_bfloat16"])
 def test_mixed_precision_sees_them_too(dtype):
     model = compiled(network(dtype), optimizer=keras.optimizers.SGD(0.0))
     history = fit(model, aware("int4", freeze_batch_norm=0)).history
-    small = compiled(km.compress(model, km.Quantize("int4")).model, jit=JIT[0])
+    small = compiled(km.compress(model, km.Quantize("int4")).model)
     # One is rounded to half precision before, the other after batches are averaged.
     assert history["loss"][0] == pytest.approx(
         small.evaluate(X, Y, batch_size=16, verbose=0), rel=5e-3
@@ -159,7 +172,7 @@ def test_mixed_precision_sees_them_too(dtype):
 def test_dynamic_rounding_of_inputs_is_that_of_the_dynamic_scheme():
     model = compiled(network(), optimizer=keras.optimizers.SGD(0.0))
     loss = fit(model, aware("int8-dynamic", freeze_batch_norm=0)).history["loss"][0]
-    small = compiled(km.compress(model, km.Quantize("int8-dynamic")).model, jit=JIT[0])
+    small = compiled(km.compress(model, km.Quantize("int8-dynamic")).model)
     assert loss == pytest.approx(small.evaluate(X, Y, verbose=0), rel=2e-5)
     assert is_plain(model)
 
@@ -349,7 +362,7 @@ def test_no_samples_move_no_range(backend):
 
 
 def test_ranges_are_the_moving_average_of_what_the_layers_give():
-    model = compiled(network(), optimizer=keras.optimizers.SGD(0.0))
+    model = compiled(network(), JIT[-1], optimizer=keras.optimizers.SGD(0.0))
     callback = aware(activations=True, decay=0.75, freeze_batch_norm=0)
     fit(model, callback)
     first, second = (
@@ -392,7 +405,7 @@ def moving_variance(model):
 
 def test_batch_norm_is_frozen_when_it_is_time():
     seen = []
-    model = compiled(network(), optimizer=keras.optimizers.SGD(0.0))
+    model = compiled(network(), JIT[-1], optimizer=keras.optimizers.SGD(0.0))
     note = keras.callbacks.LambdaCallback(
         on_epoch_end=lambda epoch, logs: seen.append(moving_variance(model))
     )
@@ -425,7 +438,7 @@ class BrokenInAnEpoch(keras.callbacks.Callback):
 
 def broken_off(how=Broken, scheme="int4"):
     """Return a model whose training was, and the callback."""
-    model = compiled(network())
+    model = compiled(small_network())
     callback = aware(scheme, activations=True, freeze_batch_norm=0)
     with pytest.raises(KeyboardInterrupt):
         fit(model, callback, how(), validation_data=(X, Y))
@@ -467,8 +480,14 @@ def test_nothing_is_left_after_a_fit_that_was_broken_off(use, how, tmp_path):
     assert is_plain(model)
 
 
-@pytest.mark.parametrize("scheme", ["int4", "int8-dynamic"])
-@pytest.mark.parametrize("use", ["model", "layers", "detach"])
+@pytest.mark.parametrize(
+    ("use", "scheme"),
+    [
+        ("model", "int4"),
+        *(("layers", scheme) for scheme in ("int4", "int8-dynamic")),
+        ("detach", "int8-dynamic"),
+    ],
+)
 def test_a_model_whose_fit_was_broken_off_computes_as_ever(use, scheme):
     model, callback = broken_off(scheme=scheme)
     plain = keras.models.clone_model(model)
@@ -487,7 +506,7 @@ def test_a_model_whose_fit_was_broken_off_computes_as_ever(use, scheme):
 
 
 def test_it_can_be_detached_in_the_middle_of_an_epoch():
-    model, twin = compiled(network()), compiled(network())
+    model, twin = (compiled(network(), JIT[-1]) for _ in range(2))
     callback = aware("int4", activations=True)
     notes = []
 
@@ -522,7 +541,7 @@ ROOM = "kerasmem.compression.quantize.aware"
 )
 def test_nothing_is_left_where_it_could_not_begin(name, works, monkeypatch):
     """All but the first so many uses of a part fail."""
-    model = compiled(nested(), JIT[0])
+    model = compiled(nested())
     callback = aware("int8-dynamic", activations=True)
     expected = model.evaluate(X, Y, verbose=0)
     done = []
@@ -646,7 +665,7 @@ def test_models_of_every_kind_train(name):
     model = kind.make()
     x = kind.inputs()
     y = np.zeros(model(x).shape, "float32")
-    compiled(model, JIT[0], "adam")
+    compiled(model, optimizer="adam")
     has_graph = name != "subclassed"
     callback = aware("int8", activations=has_graph)
     before = [to_numpy(v) for v in model.trainable_weights]
@@ -683,16 +702,15 @@ def test_one_model_with_all_that_tfmot_refuses_reads_each_weight_rounded():
     check_each_weight_is_read_rounded(model, x)
 
 
-@pytest.mark.parametrize("jit", JIT)
-def test_one_model_with_all_that_tfmot_refuses(jit):
+def test_one_model_with_all_that_tfmot_refuses():
     model = everything_tfmot_refuses()
     x = np.random.default_rng(0).integers(1, 12, (16, 10)).astype("int32")
     y = np.random.default_rng(1).normal(size=(16, 2))
-    small = compiled(km.compress(model, km.Quantize("int4")).model, JIT[0])
-    compiled(model, jit, keras.optimizers.SGD(0.0))
+    small = compiled(km.compress(model, km.Quantize("int4")).model)
+    compiled(model, JIT[-1], keras.optimizers.SGD(0.0))
     seen = model.fit(x, y, verbose=0, callbacks=[aware("int4")]).history["loss"][0]
     assert seen == pytest.approx(small.evaluate(x, y, verbose=0), rel=2e-5)
-    compiled(model, jit, "adam")
+    compiled(model, optimizer="adam")
     callback = aware(activations=True)
     losses = model.fit(x, y, epochs=3, verbose=0, callbacks=[callback]).history["loss"]
     assert losses[-1] < losses[0]
@@ -717,7 +735,7 @@ def test_the_ranges_are_those_of_the_integer_model():
     callback = aware("int8-static", decay=0.0, freeze_batch_norm=0)
     seen = fit(model, callback, batch_size=32, validation_data=(X, Y)).history
     integers, _ = integer_model(fold_batch_norm(model)[0], callback.ranges)
-    found = compiled(integers, JIT[0]).evaluate(X, Y, batch_size=32, verbose=0)
+    found = compiled(integers).evaluate(X, Y, batch_size=32, verbose=0)
     plain = model.evaluate(X, Y, batch_size=32, verbose=0)
     assert abs(found - seen["val_loss"][0]) < 0.3 * abs(found - plain) + 1e-4
     alone = L.BatchNormalization(name="after")
@@ -766,14 +784,17 @@ def test_compress_takes_the_ranges_of_the_training(name):
 
 
 class TestErrors:
+    @pytest.mark.one_backend
     def test_a_scheme_that_is_chosen_afterwards(self):
         with pytest.raises(ConfigError, match="Next: .*another.*scheme='mixed'"):
             km.callbacks.QuantizationAware(km.Quantize("mixed", max_bytes="5KiB"))
 
+    @pytest.mark.one_backend
     def test_no_quantize(self):
         with pytest.raises(ConfigError, match="takes a Quantize.*'int8'"):
             km.callbacks.QuantizationAware("int8")
 
+    @pytest.mark.one_backend
     @pytest.mark.parametrize(
         ("options", "text"),
         [
@@ -797,19 +818,19 @@ class TestErrors:
     def test_ranges_of_another_model(self):
         text = "1 of 2 ranges are of no tensor.*'functional.*Received: ranges of 'rel'"
         callback = aware(activations=True, ranges={"rel": (0, 1), "relu": (0, 1)})
-        model = compiled(network(), JIT[0])
+        model = compiled(network())
         with pytest.raises(ModelError, match=text):
             fit(model, callback)
         assert is_plain(model)
         reused = aware(activations=True)
         fit(model, reused)
-        other = compiled(in_order(L.Flatten(), L.Dense(4, name="dense")), JIT[0])
+        other = compiled(in_order(L.Flatten(), L.Dense(4, name="dense")))
         with pytest.raises(ModelError, match="new QuantizationAware for each model"):
             fit(other, reused)
         fit(model, reused)
 
     def test_ranges_of_a_calibration_are_of_the_model(self):
-        model = compiled(in_order(L.Flatten(), L.Dense(4, "tanh", name="d")), JIT[0])
+        model = compiled(in_order(L.Flatten(), L.Dense(4, "tanh", name="d")))
         begin = {
             "picture": (-9.0, 9.0),
             "d/linear": (-3.0, 3.0),
@@ -820,19 +841,19 @@ class TestErrors:
         assert callback.ranges["picture"][0] < -4.5
 
     def test_a_model_that_is_not_built(self):
-        model = compiled(keras.Sequential([L.Flatten(), L.Dense(4)]), JIT[0])
+        model = compiled(keras.Sequential([L.Flatten(), L.Dense(4)]))
         if BACKEND == "tensorflow":  # others build it before any callback
             with pytest.raises(ModelError, match="no weights to round yet"):
                 fit(model, aware())
 
     def test_activations_without_a_graph(self):
-        model = compiled(KINDS["subclassed"].make(), JIT[0])
+        model = compiled(KINDS["subclassed"].make())
         x = KINDS["subclassed"].inputs()
         with pytest.raises(ModelError, match="not known.*activations=False"):
             model.fit(x, np.zeros((3, 3)), callbacks=[aware(activations=True)])
 
     def test_a_model_that_is_quantized_already(self):
-        model = compiled(km.compress(network(), km.Quantize()).model, JIT[0])
+        model = compiled(km.compress(network(), km.Quantize()).model)
         with pytest.raises(ModelError, match="nothing to quantize"):
             fit(model, aware())
 

@@ -68,6 +68,7 @@ ALONE = [
 ]
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("beside", ["nothing", "monitors", "resets", "both"])
 def test_a_monitor_reads_the_same_whoever_else_resets(fit, data, allocator, beside):
     first, *others = (MemoryMonitor(host=False) for _ in range(3))
@@ -81,6 +82,7 @@ def test_a_monitor_reads_the_same_whoever_else_resets(fit, data, allocator, besi
     assert allocator.observers == []
 
 
+@pytest.mark.one_backend
 def test_what_a_broken_fit_leaves_goes_with_the_first_reset(fit, allocator):
     monitor = MemoryMonitor(host=False)
     with pytest.raises(KeyboardInterrupt):
@@ -99,6 +101,7 @@ def test_a_monitor_that_is_gone_leaves_nothing(fit, allocator):
     assert allocator.observers == []
 
 
+@pytest.mark.one_backend
 def test_in_a_loop_of_ones_own_two_monitors_read_the_same(make_model, allocator):
     monitors = [MemoryMonitor(host=False) for _ in range(2)]
     model = make_model()
@@ -114,6 +117,7 @@ def test_in_a_loop_of_ones_own_two_monitors_read_the_same(make_model, allocator)
     assert [figures(monitor) for monitor in monitors] == [ALONE[1:2]] * 2
 
 
+@pytest.mark.one_backend
 def test_a_peak_that_cannot_be_taken_over_is_no_matter_of_who_resets(fit, devices):
     class Lost(Allocator):
         is_lost = False

@@ -97,6 +97,7 @@ def test_a_kernel_of_attention_trains_as_the_matrix_that_it_is():
     np.testing.assert_allclose(columns.numpy(), second["columns"], rtol=1e-4)
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("shape", "factored"),
     [
@@ -211,6 +212,7 @@ def test_rows_of_a_table_train_as_with_keras():
     np.testing.assert_allclose(tables[1], tables[0], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.one_backend
 def test_axes_of_another_name_are_refused():
     with pytest.raises(ConfigError, match="'last' for the last two.*axes='first'"):
         Adafactor(axes="first")

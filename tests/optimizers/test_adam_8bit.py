@@ -253,6 +253,7 @@ def test_a_variable_that_is_set_to_its_gradient_has_no_slots():
     assert all(v.name.startswith("kernel_") for v in optimizer.variables[2:])
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -271,6 +272,7 @@ def test_an_argument_that_cannot_be_used_is_named(arguments, message):
         Adam8bit(**arguments)
 
 
+@pytest.mark.one_backend
 def test_a_keyword_that_keras_does_not_know_is_refused_as_by_keras():
     with pytest.raises(ValueError, match="not recognized"):
         Adam8bit(lr=0.1)
@@ -358,6 +360,7 @@ def test_a_saved_model_goes_on_as_if_nothing_had_happened(tmp_path):
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.one_backend
 def test_its_config_makes_it_anew():
     schedule = keras.optimizers.schedules.CosineDecay(RATE, 10)
     optimizer = Adam8bit(

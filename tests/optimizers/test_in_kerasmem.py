@@ -1,11 +1,5 @@
 """What kerasmem does with optimizers, it does with its own."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import keras
 import numpy as np
 import pytest
@@ -125,22 +119,6 @@ def test_a_file_tells_the_bytes_of_its_optimizer(make, tmp_path):
     fit(loaded)
     for one, other in zip(loaded.get_weights(), model.get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
-
-
-def test_on_two_devices_it_trains_as_on_one(backend):
-    if backend == "torch":  # Keras trains on one device there
-        return
-    run = subprocess.run(
-        [sys.executable, "-W", "ignore", Path(__file__).with_name("two_devices.py")],
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    found = json.loads(run.stdout)
-    assert sorted(found) == ["Adafactor", "Adam8bit with scaled loss"]
-    # A sum in another order may round a code to its neighbor.
-    assert max(found.values()) < 0.05 * RATE
 
 
 def test_in_a_graph_codes_become_floats_one_variable_after_the_other(backend):

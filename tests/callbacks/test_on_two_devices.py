@@ -1,10 +1,14 @@
-"""Training with rounding on two devices: one model, one set of ranges."""
+"""Training on two devices: one rounded model, one set of zeros, the weights of one."""
 
 import keras
 import numpy as np
+import pytest
 
 import kerasmem as km
+from kerasmem.compression.prune import RigL, Splicing
+from kerasmem.graph.values import to_numpy
 from kerasmem.memory.child import ON_THE_CPU, run_in_child
+from kerasmem.optimizers import Adafactor, Adam8bit
 from tests.two_devices import TWO_DEVICES, two_devices
 
 L = keras.layers
@@ -42,6 +46,52 @@ def trained(callback, **options):
     return {**found, "scales": scales}
 
 
+PRUNINGS = {
+    "magnitude": km.Prune(0.75),
+    "taylor": km.Prune(0.75, criterion="taylor"),
+    "rigl": km.Prune(0.75, schedule=RigL(every=0.2)),
+    "splicing": km.Prune(0.75, schedule=Splicing()),
+}
+
+
+def pruned(choice):
+    """Return the share of zeros after every epoch."""
+    model = keras.Sequential([keras.Input((6,)), L.Dense(20), L.Dense(3)])
+    model.compile(keras.optimizers.Adam(0.01), "mse")
+    x = np.random.default_rng(0).normal(size=(64, 6)).astype("float32")
+    seen = []
+
+    class Look(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            kernel = to_numpy(self.model.layers[0].kernel)
+            seen.append(float((kernel == 0).mean()))
+
+    callbacks = [Look(), km.callbacks.Pruning(choice)]
+    model.fit(x, x[:, :3], batch_size=16, epochs=4, verbose=0, callbacks=callbacks)
+    return seen
+
+
+RATE = 0.01
+OPTIMIZERS = {
+    "Adam8bit with scaled loss": lambda: keras.optimizers.LossScaleOptimizer(
+        Adam8bit(RATE)
+    ),
+    "Adafactor": lambda: Adafactor(0.1),
+}
+
+
+def optimized(make):
+    """Return the weights after three steps."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(24, 40)).astype("float32")
+    y = rng.normal(size=(24, 104)).astype("float32")
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((40,)), L.Dense(104)])
+    model.compile(make(), "mse")
+    model.fit(x, y, batch_size=8, shuffle=False, verbose=0)
+    return np.concatenate([w.ravel() for w in model.get_weights()]).tolist()
+
+
 def on_two(_):
     """Return what trained on two devices and on one; in a child."""
     jit = keras.backend.backend() == "jax"
@@ -51,13 +101,16 @@ def on_two(_):
     def aware(**options):
         return km.callbacks.QuantizationAware(choice, freeze_batch_norm=1, **options)
 
-    found = {"one": trained(aware(), jit=jit)}
+    by_optimizer = {"one": {n: optimized(make) for n, make in OPTIMIZERS.items()}}
+    found = {"one": trained(aware(), jit=jit), "optimizers": by_optimizer}
     found["one learns"] = trained(aware(learned_scales=True), jit=jit)
     with scope():
         found["two"] = trained(aware(), jit=jit)
         found["two learn"] = trained(aware(learned_scales=True), jit=jit)
         both = aware(activations=True, decay=0.5)
         found["rounded"] = trained(both, jit=jit, norm=True)
+        found["zeros"] = {name: pruned(each) for name, each in PRUNINGS.items()}
+        by_optimizer["two"] = {n: optimized(make) for n, make in OPTIMIZERS.items()}
     return found | {"devices": len(keras.distribution.list_devices())}
 
 
@@ -72,13 +125,16 @@ def input_range(backend):
     return ends
 
 
-def test_two_devices_train_one_rounded_model(backend):
-    if backend == "torch":
-        return  # Keras needs several processes there
-    environment = {**ON_THE_CPU, **TWO_DEVICES}
-    found = run_in_child(
-        f"{__name__}:on_two", {}, backend=backend, environment=environment
-    )
+@pytest.fixture(scope="module")
+def found():
+    """Return what one child trained, of all that is asked here."""
+    environment = {**ON_THE_CPU, **TWO_DEVICES, "PYTHONWARNINGS": "ignore"}
+    backend = keras.backend.backend()
+    task = f"{__name__}:on_two"
+    return run_in_child(task, {}, backend=backend, environment=environment)
+
+
+def test_two_devices_train_one_rounded_model(found, backend):
     assert found["devices"] == 2
     for one, two in zip(found["one"]["weights"], found["two"]["weights"], strict=True):
         np.testing.assert_allclose(two, one, rtol=1e-5, atol=1e-7)
@@ -99,3 +155,17 @@ def test_two_devices_train_one_rounded_model(backend):
     np.testing.assert_allclose(ranges["picture"], input_range(backend), rtol=1e-5)
     assert all(np.isfinite(w).all() for w in found["rounded"]["weights"])
     assert found["rounded"]["kinds"] == ["Variable"]
+
+
+def test_two_devices_that_train_together_have_the_same_zeros(found):
+    assert found["zeros"].keys() == PRUNINGS.keys()
+    for name, seen in found["zeros"].items():
+        assert seen[-1] == 0.75, name
+        assert seen[0] > 0.3
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_optimizer_of_kerasmem_trains_on_two_devices_as_on_one(found, name):
+    alone, together = (found["optimizers"][n][name] for n in ("one", "two"))
+    # A sum in another order may round a code to its neighbor.
+    assert np.abs(np.subtract(together, alone)).max() < 0.05 * RATE
