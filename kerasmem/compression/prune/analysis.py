@@ -63,7 +63,8 @@ class Sensitivity:
 
     def drops(self, weight: WeightSensitivity) -> np.ndarray:
         """Return how much worse the metric is at each sparsity, at least as before."""
-        change = np.array(weight.values) - self.baseline
+        with np.errstate(invalid="ignore", over="ignore"):  # a loss may be infinite
+            change = np.array(weight.values) - self.baseline
         worse = -change if is_better_if_higher(self.metric) else change
         # Chance may make a sparser weight look better; it is not.
         return np.maximum.accumulate(np.maximum(np.nan_to_num(worse, nan=np.inf), 0.0))
