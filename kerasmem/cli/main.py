@@ -26,7 +26,12 @@ from kerasmem.cli import run as run_command
 from kerasmem.cli.framework import importable_from_here, start_keras
 from kerasmem.cli.options import Parser
 from kerasmem.cli.outcome import Outcome
-from kerasmem.errors import KerasMemError, KerasMemWarning, shortened
+from kerasmem.errors import (
+    KerasMemError,
+    KerasMemWarning,
+    ModelFileError,
+    shortened,
+)
 
 _COMMANDS = (
     demo,
@@ -41,6 +46,8 @@ _COMMANDS = (
     report,
     run_command,
 )
+_OPENED = ("model", "teacher", "student")
+"""Arguments that are files."""
 _FAILED = 2
 
 
@@ -90,6 +97,10 @@ def build_parser() -> Parser:
 def _run(options: Namespace) -> Outcome:
     if not options.starts_keras:
         return options.run(options)
+    # A wrong name is said at once, and not when TensorFlow is there.
+    for model in (vars(options).get(name) for name in _OPENED):
+        if model is not None and not os.path.lexists(model):
+            raise ModelFileError(f"There is no file {model!r}.")
     with importable_from_here():
         objects = start_keras(options.imports)
         import keras

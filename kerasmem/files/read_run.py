@@ -1,16 +1,18 @@
 """Reading back what the monitors of a run wrote, also of one that was killed."""
 
 import errno
+import gc
 import os
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
 from kerasmem.errors import InputError
 from kerasmem.files.run_dir import file_name, run_name
-from kerasmem.files.timelines import read_timelines
+from kerasmem.files.timelines import timeline_text, timelines_in
 from kerasmem.records import (
     Finding,
     GradientRecord,
@@ -26,7 +28,14 @@ from kerasmem.units import MIB, format_bytes
 
 _Record = TypeVar("_Record")
 _MOST_BYTES, _MOST_LINES = 128 * MIB, 500_000
-"""Of a file that are read: no page can show more."""
+"""Of a folder that are read: no page can show more, and records take thrice the bytes.
+
+What comes first is what is small: findings, then post-mortems.
+"""
+_NAMES = 3
+_BYTES_A_VALUE = 12
+_LEAST_OF_A_WINDOW = MIB
+"""To find out that a file is damaged takes as long as to read this much."""
 
 
 def read_run(path: str | Path) -> Run:
@@ -45,27 +54,88 @@ def read_run(path: str | Path) -> Run:
             "A run's folder is what a monitor was given as log_dir. There is no folder "
             f"here. Received: path={str(path)!r}."
         )
-    notes: list[str] = []
-    gradients = _records(folder, "gradients", GradientRecord.from_json, notes)
-    run = Run(
-        info=_info(folder, notes),
-        memory=_all(_records(folder, "memory", MemoryRecord.from_json, notes)),
-        gradients=next(iter(gradients.values()), ()),
-        findings=_all(_records(folder, "findings", Finding.from_json, notes)),
-        timelines=_timelines(folder, notes),
-        post_mortems=_all(
-            _records(folder, "post_mortems", PostMortem.from_json, notes)
-        ),
-        notes=tuple(notes),
-        name=run_name(folder),
-    )
+    with _without_collections():
+        run = _read(folder)
+    notes = "".join(f" ({note})" for note in run.notes)
     if run == Run(info=run.info, notes=run.notes, name=run.name):
         raise InputError(
             "There is nothing here that a monitor recorded. Expected: the folder that "
             "MemoryMonitor, GradientMonitor or MemoryTimeline was given as log_dir. "
-            f"Received: path={str(path)!r}.{''.join(f' ({note})' for note in notes)}"
+            f"Received: path={str(path)!r}.{notes}"
         )
     return run
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """Return a scope in which nobody looks for garbage.
+
+    Millions of records without a circle among them are looked through again and again
+    while they are made: a third of the time.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@dataclass
+class _Budget:
+    """What of a folder may still be read.
+
+    Args:
+        nbytes: bytes of text.
+        lines: lines of it.
+        left_out: names of the files of which something was left out.
+    """
+
+    nbytes: int
+    lines: int
+    left_out: list[str] = field(default_factory=list)
+
+    def allows(self, name: str, nbytes: int, lines: int = 0) -> bool:
+        """Return whether so much of a file may be read, and count it."""
+        self.nbytes -= nbytes
+        self.lines -= lines
+        if min(self.nbytes, self.lines) >= 0:
+            return True
+        self.left_out.append(name)
+        return False
+
+
+def _read(folder: Path) -> Run:
+    notes: list[str] = []
+    budget = _Budget(_MOST_BYTES, _MOST_LINES)
+
+    def records(
+        stem: str, parse: Callable[[str], _Record]
+    ) -> dict[int, tuple[_Record, ...]]:
+        return _records(folder, stem, parse, notes, budget)
+
+    findings = _all(records("findings", Finding.from_json))
+    post_mortems = _all(records("post_mortems", PostMortem.from_json))
+    gradients = records("gradients", GradientRecord.from_json)
+    run = Run(
+        info=_info(folder, notes),
+        memory=_all(records("memory", MemoryRecord.from_json)),
+        gradients=next(iter(gradients.values()), ()),
+        findings=findings,
+        timelines=_timelines(folder, notes, budget),
+        post_mortems=post_mortems,
+        name=run_name(folder),
+    )
+    if budget.left_out:
+        names = ", ".join(budget.left_out[:_NAMES])
+        more = len(budget.left_out) - _NAMES
+        notes.append(
+            f"Of a run {format_bytes(_MOST_BYTES)} of text and {_MOST_LINES:,} lines "
+            f"are read. What is beyond them was left out, in {names}"
+            f"{f' and {more} more files' if more > 0 else ''}."
+        )
+    return replace(run, notes=tuple(notes))
 
 
 def _info(folder: Path, notes: list[str]) -> RunInfo | None:
@@ -81,13 +151,17 @@ def _info(folder: Path, notes: list[str]) -> RunInfo | None:
 
 
 def _records(
-    folder: Path, stem: str, parse: Callable[[str], _Record], notes: list[str]
+    folder: Path,
+    stem: str,
+    parse: Callable[[str], _Record],
+    notes: list[str],
+    budget: _Budget,
 ) -> dict[int, tuple[_Record, ...]]:
     """Return the records in a file of lines, by the process that wrote it."""
     found: dict[int, tuple[_Record, ...]] = {}
     for process, file in sorted(_files(folder, stem, ".jsonl")):
         try:
-            parsed = [_parsed(line, parse) for line in _lines(file, notes)]
+            parsed = [_parsed(line, parse) for line in _lines(file, budget)]
         except OSError as error:
             notes.append(_left_out(file, error))
             continue
@@ -96,30 +170,30 @@ def _records(
     return found
 
 
-def _lines(file: Path, notes: list[str]) -> Iterator[bytes]:
-    """Yield the lines of a file that are not empty, as far as they can be shown."""
-    left, lines = _MOST_BYTES, 0
+def _lines(file: Path, budget: _Budget) -> Iterator[bytes]:
+    """Yield the lines of a file that are not empty, as far as they may be read."""
     with open_regular(file) as content:
-        while line := content.readline(min(left, MOST_BYTES)):
-            left -= len(line)
-            lines += 1
-            if not left or lines > _MOST_LINES:
-                notes.append(
-                    f"Only the first {_MOST_LINES:,} lines of {file.name} were read, "
-                    f"or the first {format_bytes(_MOST_BYTES)}."
-                )
+        while line := content.readline(min(max(budget.nbytes, 0) + 1, MOST_BYTES)):
+            if not budget.allows(file.name, len(line), 1):
                 return
             if line.strip():
                 yield line
 
 
-def _timelines(folder: Path, notes: list[str]) -> tuple[Timeline, ...]:
+def _timelines(folder: Path, notes: list[str], budget: _Budget) -> tuple[Timeline, ...]:
     """Return every window; of a later process the allocator's name tells which."""
     found: list[Timeline] = []
     for process, file in sorted(_files(folder, r"timeline-\d+", ".json.gz")):
+        if budget.nbytes <= 0:
+            budget.left_out.append(file.name)
+            continue
         try:
-            timelines = read_timelines(file)
+            text = timeline_text(file)
+            # A value takes more memory than it has digits.
+            size = max(len(text), _BYTES_A_VALUE * text.count(b","))
+            timelines = timelines_in(text) if budget.allows(file.name, size) else []
         except (InputError, OSError) as error:
+            budget.nbytes -= _LEAST_OF_A_WINDOW
             notes.append(_left_out(file, error))
             continue
         owner = f" of process {process}" if process else ""

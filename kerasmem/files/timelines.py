@@ -79,6 +79,16 @@ def read_timelines(path: Path) -> list[Timeline]:
         InputError: if it is damaged, or no timeline.
         OSError: if the file cannot be read, or is a link.
     """
+    return timelines_in(timeline_text(path))
+
+
+def timeline_text(path: Path) -> bytes:
+    """Return the lines of JSON in a file of timelines.
+
+    Raises:
+        InputError: if it is damaged, or too large.
+        OSError: if the file cannot be read, or is a link.
+    """
     try:
         # Zeros behind the end are read as well, however many a sparse file has.
         packed = io.BytesIO(read_regular(path, MOST_TEXT_BYTES))
@@ -91,7 +101,16 @@ def read_timelines(path: Path) -> list[Timeline]:
             f"{path.name} is too large. Expected: {format_bytes(MOST_TEXT_BYTES)} of "
             "text at most."
         )
-    lines = [line for line in content.splitlines() if line.strip()]
+    return content
+
+
+def timelines_in(text: bytes) -> list[Timeline]:
+    """Return the timelines in lines of JSON.
+
+    Raises:
+        InputError: if one is damaged, or no timeline.
+    """
+    lines = [line for line in text.splitlines() if line.strip()]
     return [Timeline.from_json(line.decode("utf-8", "replace")) for line in lines]
 
 

@@ -23,6 +23,9 @@ _ESCAPED_HALF = re.compile(r"\\u[dD]")
 OrNaN = Annotated[float, "NaN"]
 """A number of a record that is NaN where there is none; JSON has null for it."""
 
+AnyNumber = Annotated[float, "any"]
+"""A number of a record that may be NaN or infinite, as Python writes them as JSON."""
+
 _Record = TypeVar("_Record")
 
 
@@ -143,6 +146,10 @@ def reader_of(kind: Any, name: str) -> Callable[[Any], Any]:
         return lambda value: (
             math.nan if value is None or value != value else number(value)
         )
+    if kind == AnyNumber:
+        number = reader_of(float, name)
+        # Not a whole number: one too large for its place is no number to NumPy.
+        return lambda value: float(value if type(value) is float else number(value))
     if origin is Annotated:
         return partial(_one_of, inner[1], name)
     if origin in (Union, UnionType):

@@ -51,6 +51,10 @@ def fitting_sentence(found: "PostMortem") -> str:
     if count is None:
         if found.cause.limit_bytes is None:
             return "How many micro-batches would fit is unknown: nobody told the limit."
+        if not found.batch_size:
+            return (
+                "How many micro-batches would fit is unknown, as is the batch's size."
+            )
         return "No number of micro-batches is estimated to fit."
     size = -(-found.batch_size // count)
     peak = format_bytes(found.fitting_bytes or 0)

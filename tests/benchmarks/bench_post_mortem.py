@@ -1,11 +1,12 @@
 """Whether what a post-mortem says would fit does, and what it says would not does not.
 
 Run by hand: `KERAS_BACKEND=tensorflow python tests/benchmarks/bench_post_mortem.py
-[--models resnet dense] [--limits 64 200]`.
+[--models resnet deep_resnet dense] [--limits 64 200]`.
 
 A child trains under a limit until memory runs out, and asks for a post-mortem. Each
 remedy, and the number of micro-batches, then trains in a child of its own under the
-same limit, with as many threads as TensorFlow likes. A line of JSON per advice.
+same limit, with as many threads as TensorFlow likes, and so does a batch as large as
+`find_batch_size` says. A line of JSON per advice.
 """
 
 import argparse
@@ -20,12 +21,14 @@ COUNTING = {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_ENABLE_ONEDNN_OPTS": "0"}
 BATCHES = {
     ("resnet", 64): 64,
     ("resnet", 200): 256,
+    ("deep_resnet", 64): 64,
+    ("deep_resnet", 200): 256,
     ("dense", 64): 4096,
     ("dense", 200): 16384,
 }
 
 
-def resnet():
+def resnet(blocks=3):
     import keras
     from keras import layers
 
@@ -42,9 +45,14 @@ def resnet():
     x = layers.Conv2D(16, 3, padding="same", use_bias=False)(x)
     x = layers.ReLU()(layers.BatchNormalization()(x))
     for units in (16, 32, 64):
-        for number in range(3):
+        for number in range(blocks):
             x = block(x, units, 2 if units > 16 and not number else 1)
     return keras.Model(inputs, layers.Dense(10)(layers.GlobalAveragePooling2D()(x)))
+
+
+def deep_resnet():
+    """Return a ResNet-32 of 466,906 weights."""
+    return resnet(blocks=5)
 
 
 def dense():
@@ -54,7 +62,7 @@ def dense():
     return keras.Sequential([keras.Input((256,)), *hidden, keras.layers.Dense(10)])
 
 
-MODELS = {"resnet": resnet, "dense": dense}
+MODELS = {"resnet": resnet, "deep_resnet": deep_resnet, "dense": dense}
 
 
 def _optimizer(name):
@@ -135,6 +143,15 @@ def train(name, batch, remedy, parts):
     return {"peak": tf.config.experimental.get_memory_info("CPU:0")["peak"]}
 
 
+def find(name, limit):
+    """Print the batch size that `find_batch_size` says, with the predicted peak."""
+    from kerasmem.memory.batch_size import find_batch_size
+
+    found = find_batch_size(_model(name, None, 1), f"{limit}MiB")
+    said = next(one for one in found.curve if one.batch_size == found)
+    return {"size": int(found), "said": said.measured_bytes}
+
+
 def child(limit, *arguments):
     ended = subprocess.run(
         [sys.executable, "-W", "ignore", __file__, "--child", *map(str, arguments)],
@@ -145,7 +162,7 @@ def child(limit, *arguments):
     )
     if ended.returncode == 0:
         return json.loads(ended.stdout.splitlines()[-1])
-    if "fail" in arguments:
+    if "train" not in arguments:
         raise RuntimeError(ended.stderr[-2000:])
     return {"peak": None, "error": ended.stderr.strip().splitlines()[-1][:200]}
 
@@ -166,6 +183,10 @@ def measure(name, limit):
         ran = child(limit, "train", name, batch, remedy, number)
         said = {"advice": remedy, "fits": told["fits"], "said": told["peak_bytes"]}
         print(json.dumps(where | said | ran), flush=True)
+    found = child(4 * limit, "find", name, limit)
+    ran = child(limit, "train", name, found["size"], "plain", 1)
+    said = {"advice": f"a batch of {found['size']}", "fits": True}
+    print(json.dumps(where | said | {"said": found["said"]} | ran), flush=True)
 
 
 def main():
@@ -183,6 +204,8 @@ if __name__ == "__main__":
         _, _, task, name, batch, *more = sys.argv
         if task == "fail":
             answer = fail(name, int(batch))
+        elif task == "find":
+            answer = find(name, int(batch))
         else:
             answer = train(name, int(batch), more[0], int(more[1]))
         print(json.dumps(answer))

@@ -275,3 +275,21 @@ def test_a_mistake_of_ours_is_not_hidden(folder, kerasmem, monkeypatch):
     monkeypatch.setattr("kerasmem.files.load_model", mistake)
     with pytest.raises(RuntimeError, match="a bug"):
         kerasmem("inspect model.keras")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "inspect missing.keras",
+        "compress missing.keras -o out.keras --prune 0.5",
+        "distill model.keras missing.keras -o out.keras --data data.npz",
+    ],
+)
+def test_a_model_that_is_not_there_is_said_before_keras_starts(
+    line, folder, refused, monkeypatch
+):
+    def start(imports):
+        raise AssertionError(imports)
+
+    monkeypatch.setattr(sys.modules["kerasmem.cli.main"], "start_keras", start)
+    assert "There is no file 'missing.keras'." in refused(line)

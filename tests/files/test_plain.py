@@ -7,14 +7,22 @@ import math
 import os
 import shutil
 import socket
+from contextlib import suppress
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kerasmem.errors import InputError, KerasMemError, shortened
+from kerasmem.compression.prune import Sensitivity
+from kerasmem.compression.prune.analysis import WeightSensitivity
+from kerasmem.errors import ConfigError, InputError, KerasMemError, shortened
 from kerasmem.files.journal import Journal
 from kerasmem.files.read_run import read_run
+from kerasmem.memory.compress_activations import (
+    ActivationReport,
+    GradientChange,
+    LayerBytes,
+)
 from kerasmem.records import Timeline, WeightChange
 from kerasmem.records.plain import read_json, record_from
 from kerasmem.records.regular import open_regular, read_regular
@@ -32,6 +40,16 @@ RECORDS = [
     *RUN.findings[:1],
     *RUN.post_mortems[:1],
     *RUN.timelines[:1],
+]
+OF_A_MODEL = [
+    Sensitivity(
+        "accuracy", math.nan, (0.5, 0.9), (WeightSensitivity("k", 8, (0.9, math.inf)),)
+    ),
+    ActivationReport(
+        (LayerBytes("dense", 8, 2, "8 bits"),),
+        (GradientChange("dense", math.inf),),
+        0.5,
+    ),
 ]
 STEMS = {
     "RunInfo": "run.json",
@@ -63,7 +81,9 @@ def replaced(value, path, new):
     return copy
 
 
-@pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)
+@pytest.mark.parametrize(
+    "record", [*RECORDS, *OF_A_MODEL], ids=lambda record: type(record).__name__
+)
 def test_a_record_with_anything_of_another_type_is_refused_or_as_it_says(record):
     plain = json.loads(record.to_json())
     refused = 0
@@ -75,6 +95,11 @@ def test_a_record_with_anything_of_another_type_is_refused_or_as_it_says(record)
             except InputError:
                 refused += 1
                 continue
+            if isinstance(found, Sensitivity):
+                with suppress(ConfigError):  # no sparsity as high was measured
+                    assert len(found.ratios(0.3)) == len(found.weights)
+            if isinstance(found, Sensitivity | ActivationReport):
+                assert found.table()
             # What was taken is written and read back as it was.
             assert repr(type(record).from_json(found.to_json())) == repr(found)
     assert refused > 5 * len(list(places(plain)))
@@ -121,6 +146,29 @@ def test_plain_data_comes_back(value):
 def test_json_that_no_reader_bears_is_refused(text, message):
     with pytest.raises(InputError, match=message):
         read_json(text)
+
+
+@pytest.mark.parametrize("kind", [Sensitivity, ActivationReport])
+@pytest.mark.parametrize("text", ["[" * 100_000, "[]", "{}", "{", '{"a": 1}', "\ud800"])
+def test_measurements_of_a_model_that_are_none_are_one_line(kind, text):
+    with pytest.raises(InputError) as refused:
+        kind.from_json(text)
+    assert len(str(refused.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sparsities": [0.9, 0.5]}, r"rise, and lie .* Received: \(0.9, 0.5\)"),
+        ({"sparsities": [0.5, 1.0]}, "between 0 and 1"),
+        ({"sparsities": [0.5]}, "1 sparsities, and weights with 2 values"),
+        ({"weights": []}, "tells of weights"),
+    ],
+)
+def test_measurements_that_no_ratio_follows_from_are_refused(change, message):
+    plain = json.loads(OF_A_MODEL[0].to_json())
+    with pytest.raises(InputError, match=message):
+        Sensitivity.from_json(json.dumps(plain | change))
 
 
 def test_pairs_of_half_characters_are_one():

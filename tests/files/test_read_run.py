@@ -1,6 +1,9 @@
 """A run's folder is read back whole, and as far as it goes where it was cut off."""
 
+import gc
+import gzip
 import re
+import sys
 from dataclasses import replace
 
 import pytest
@@ -124,3 +127,90 @@ def test_a_post_mortem_without_a_folder_is_written_nowhere(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     add_post_mortem(None, post_mortems()[0])
     assert list(tmp_path.iterdir()) == []
+
+
+def limited(monkeypatch, **limits):
+    for name, value in limits.items():
+        monkeypatch.setattr(sys.modules[read_run.__module__], name, value)
+
+
+def test_of_many_files_no_more_is_read_than_of_one(folder, monkeypatch):
+    (folder / "gradients.jsonl").unlink()
+    for process in (1, 2):
+        write_lines(folder / f"memory-p{process}.jsonl", memory_records(4, process))
+    firsts = ("findings", "post_mortems", "memory")
+    sizes = [(folder / f"{stem}.jsonl").stat().st_size for stem in firsts]
+    limited(monkeypatch, _MOST_BYTES=sum(sizes) + sizes[2] // 2)
+    run = read_run(folder)
+    assert [record.process for record in run.memory][:4] == [0] * 4
+    assert 1 <= len(run.memory) - 4 <= 3
+    assert len(run.findings) == 1
+    assert run.timelines == ()
+    assert re.search(
+        r"was left out, in memory-p1.jsonl, memory-p2.jsonl, timeline-0000.json.gz\.$",
+        run.notes[-1],
+    )
+
+
+def test_of_many_lines_no_more_are_read_than_of_one_file(folder, monkeypatch):
+    lines = sum(len(f.read_text().splitlines()) for f in folder.glob("*.jsonl"))
+    limited(monkeypatch, _MOST_LINES=lines - 3)
+    assert len(read_run(folder).memory) == 1
+
+
+def test_windows_that_take_more_than_a_run_may_are_left_out(tmp_path, monkeypatch):
+    for _ in range(6):
+        file = add_timelines(tmp_path, [countable_timeline()])
+    text = gzip.decompress(file.read_bytes())
+    most = max(len(text), 12 * text.count(b","))
+    limited(monkeypatch, _MOST_BYTES=2 * most)
+    run = read_run(tmp_path)
+    assert len(run.timelines) == 2
+    assert "in timeline-0002.json.gz, timeline-0003.json.gz, timel" in run.notes[0]
+    assert run.notes[0].endswith("and 1 more files.")
+
+
+def test_damaged_windows_count_too(tmp_path, monkeypatch):
+    for _ in range(9):
+        add_timelines(tmp_path, [countable_timeline()]).write_bytes(b"none")
+    add_timelines(tmp_path, [countable_timeline()])
+    limited(monkeypatch, _MOST_BYTES=4 << 20)
+    with pytest.raises(InputError, match="left out, in timeline-0004.json.gz"):
+        read_run(tmp_path)
+
+
+@pytest.fixture
+def collections():
+    """Return the collections of garbage begun since, at every few objects."""
+    begun, thresholds = [], gc.get_threshold()
+
+    def note(phase, info):
+        begun.append(phase)
+
+    gc.callbacks.append(note)
+    gc.set_threshold(100, 2, 2)
+    yield begun
+    gc.set_threshold(*thresholds)
+    gc.callbacks.remove(note)
+
+
+def test_nobody_looks_for_garbage_among_a_million_records(folder, collections):
+    write_lines(folder / "memory.jsonl", memory_records(4) * 200)
+    collections.clear()
+    run = read_run(folder)
+    assert len(run.memory) == 800
+    assert len(collections) < 5
+    assert gc.isenabled()
+
+
+def test_garbage_is_looked_for_again_whatever_was_read(tmp_path):
+    with pytest.raises(InputError, match="nothing here"):
+        read_run(tmp_path)
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with pytest.raises(InputError, match="nothing here"):
+            read_run(tmp_path)
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

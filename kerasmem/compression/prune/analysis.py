@@ -19,11 +19,12 @@ from kerasmem.compression.prune.evidence import gather
 from kerasmem.compression.prune.plan import make_plan
 from kerasmem.compression.prune.schedules import check_sparsity
 from kerasmem.compression.prune.scores import scores
-from kerasmem.errors import ConfigError, ModelError
+from kerasmem.errors import ConfigError, InputError, ModelError
 from kerasmem.files.data import fit_arguments
 from kerasmem.graph.clone import clone
 from kerasmem.graph.layers import Weight
 from kerasmem.graph.values import to_numpy
+from kerasmem.records.plain import AnyNumber, read_json, record_from
 
 SPARSITIES = (0.5, 0.7, 0.8, 0.9, 0.95)
 _HALVINGS = 60
@@ -41,7 +42,7 @@ class WeightSensitivity:
 
     weight: str
     size: int
-    values: tuple[float, ...]
+    values: tuple[AnyNumber, ...]
 
 
 @dataclass(frozen=True)
@@ -56,13 +57,14 @@ class Sensitivity:
     """
 
     metric: str
-    baseline: float
+    baseline: AnyNumber
     sparsities: tuple[float, ...]
     weights: tuple[WeightSensitivity, ...]
 
     def drops(self, weight: WeightSensitivity) -> np.ndarray:
         """Return how much worse the metric is at each sparsity, at least as before."""
-        change = np.array(weight.values) - self.baseline
+        with np.errstate(invalid="ignore", over="ignore"):  # a loss may be infinite
+            change = np.array(weight.values) - self.baseline
         worse = -change if is_better_if_higher(self.metric) else change
         # Chance may make a sparser weight look better; it is not.
         return np.maximum.accumulate(np.maximum(np.nan_to_num(worse, nan=np.inf), 0.0))
@@ -121,14 +123,32 @@ class Sensitivity:
 
     @classmethod
     def from_json(cls, text: str) -> "Sensitivity":
-        """Return the measurements that `to_json` made `text` of."""
-        content = json.loads(text)
-        weights = [
-            WeightSensitivity(each["weight"], each["size"], tuple(each["values"]))
-            for each in content["weights"]
-        ]
-        content |= {"weights": tuple(weights)}
-        return cls(**content | {"sparsities": tuple(content["sparsities"])})
+        """Return the measurements that `to_json` made `text` of.
+
+        Raises:
+            InputError: if it is another text, or tells of measurements that `ratios`
+                cannot go by.
+        """
+        found = record_from(cls, read_json(text))
+        tried = found.sparsities
+        if list(tried) != sorted(tried) or any(not 0 < each < 1 for each in tried):
+            raise InputError(
+                "The sparsities of a Sensitivity rise, and lie between 0 and 1. "
+                f"Received: {tried}."
+            )
+        if (
+            not tried
+            or not found.weights
+            or any(len(weight.values) != len(tried) for weight in found.weights)
+            or any(not weight.size for weight in found.weights)
+        ):
+            raise InputError(
+                "A Sensitivity tells of weights that are not empty, each with a value "
+                f"at each of its sparsities. Received: {len(tried)} sparsities, and "
+                f"weights with {', '.join(str(len(w.values)) for w in found.weights)} "
+                "values."
+            )
+        return found
 
     def _at(self, weight: WeightSensitivity, cost: float) -> float:
         """Return the highest sparsity of a weight that costs no more than `cost`."""

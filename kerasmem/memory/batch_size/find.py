@@ -2,13 +2,15 @@
 
 import importlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.memory.batch_size.limit import (
+    USABLE,
+    USABLE_BY_THREADS,
     Limit,
     check_limit,
     device_kind,
@@ -81,7 +83,10 @@ def find_batch_size(
     request = request_of_one(model, optimizer, input_shape, training=training)
     _fixed_bytes(request, limit)  # a limit of no use is refused before a step runs
     search = search_for(
-        request, limit, predictor(request, _estimated, largest), largest
+        request,
+        limit,
+        predictor(request, _estimated, largest),
+        range(1, largest + 1),
     )
     search.run()
     return _found(search, limit)
@@ -109,8 +114,10 @@ def search_for(
     request: Request,
     limit_bytes: int,
     predict: Callable[[int], int],
-    largest: int,
+    sizes: Sequence[int],
+    *,
     seconds: float | None = None,
+    one_thread: bool = True,
 ) -> Search:
     """Return a search for the largest batch that runs within a limit.
 
@@ -118,16 +125,20 @@ def search_for(
         request: the question, for any batch size.
         limit_bytes: the limit.
         predict: returns the estimated peak of a batch size, in bytes; it grows.
-        largest: no larger batch is tried, from 1.
+        sizes: those that may be tried, from 1 and rising.
         seconds: how long it may take, counted from now; then the next trial, or the
             running one, raises a TimeoutError. None for as long as it takes.
+        one_thread: as of `environment`; with several there is more to spare.
 
     Raises:
         ConfigError: if the limit is below what the variables take.
     """
     fixed = _fixed_bytes(request, limit_bytes)
-    limit = Limit.beside(fixed, limit_bytes)
-    kept = environment(limit_bytes, request.backend, request.device)
+    usable = USABLE if one_thread else USABLE_BY_THREADS
+    limit = Limit.beside(fixed, limit_bytes, usable)
+    kept = environment(
+        limit_bytes, request.backend, request.device, one_thread=one_thread
+    )
     end = None if seconds is None else time.monotonic() + seconds
 
     def tried(size: int) -> Trial:
@@ -139,7 +150,7 @@ def search_for(
         attempt=tried,
         limit_bytes=limit.usable_bytes,
         fixed_bytes=fixed,
-        largest=largest,
+        sizes=sizes,
     )
 
 

@@ -26,6 +26,9 @@ next, and a limit decides by chance.
 USABLE = 0.96
 """Of what variables leave: nearer to the limit chance decides."""
 
+USABLE_BY_THREADS = 0.9
+"""The same where several threads start operations, in another order each time."""
+
 ONLY_WHAT_IT_NEEDS = {
     "TF_FORCE_GPU_ALLOW_GROWTH": "true",
     "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
@@ -46,9 +49,15 @@ class Limit:
     usable_bytes: int
 
     @classmethod
-    def beside(cls, fixed_bytes: int, nbytes: int) -> "Limit":
-        """Return a limit of which variables take so many bytes."""
-        return cls(nbytes, fixed_bytes + round(USABLE * (nbytes - fixed_bytes)))
+    def beside(cls, fixed_bytes: int, nbytes: int, usable: float = USABLE) -> "Limit":
+        """Return a limit of which variables take so many bytes.
+
+        Args:
+            fixed_bytes: what they take.
+            nbytes: the limit.
+            usable: share of the rest that a step may need.
+        """
+        return cls(nbytes, fixed_bytes + round(usable * (nbytes - fixed_bytes)))
 
 
 def device_kind() -> str:
@@ -89,14 +98,25 @@ def check_limit(limit_bytes: int, needed_bytes: int) -> None:
         )
 
 
-def environment(limit_bytes: int, backend: str, device: str) -> Mapping[str, str]:
-    """Return the environment in which a child keeps to the limit, where one can."""
+def environment(
+    limit_bytes: int, backend: str, device: str, *, one_thread: bool = True
+) -> Mapping[str, str]:
+    """Return the environment in which a child keeps to the limit, where one can.
+
+    Args:
+        limit_bytes: the limit.
+        backend: name of the Keras backend of the child.
+        device: `"cpu"` or `"gpu"`.
+        one_thread: whether TensorFlow starts operations one by one on a CPU; otherwise
+            as this process does.
+    """
     if device == "gpu":
         return ONLY_WHAT_IT_NEEDS
     if backend != "tensorflow":
         return ON_THE_CPU
     limited = {"TF_CPU_BFC_MEM_LIMIT_IN_MB": str(max(limit_bytes // MIB, 1))}
-    return {**ON_THE_CPU, **COUNTING_ALLOCATOR, **ONE_THREAD, **limited}
+    threads = ONE_THREAD if one_thread else {}
+    return {**ON_THE_CPU, **COUNTING_ALLOCATOR, **threads, **limited}
 
 
 def set_limit(limit_bytes: int, device: str) -> None:

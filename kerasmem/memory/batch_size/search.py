@@ -1,6 +1,7 @@
 """The largest batch that fits, with few trials and at most two that fail."""
 
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from kerasmem.memory.batch_size.result import Trial
@@ -24,14 +25,14 @@ class Search:
         attempt: tries a batch size for real.
         limit_bytes: the memory limit.
         fixed_bytes: bytes in use whatever the batch size.
-        largest: no batch above this is asked for.
+        sizes: those that may be asked for, from 1 and rising.
     """
 
     predict: Callable[[int], int]
     attempt: Callable[[int], Trial]
     limit_bytes: int
     fixed_bytes: int
-    largest: int
+    sizes: Sequence[int]
     trials: list[Trial] = field(default_factory=list)
 
     def run(self) -> int:
@@ -68,16 +69,26 @@ class Search:
         if self._failures >= _MOST_FAILURES or len(self.trials) >= _MOST_TRIALS:
             return True
         if fails is None:
-            return fits >= self.largest
-        return fails <= max(fits + 1, int(TOLERANCE * fits))
+            return fits >= self.sizes[-1]
+        return fails <= max(self._above(fits), int(TOLERANCE * fits))
+
+    def _above(self, size: int) -> int:
+        """Return the next size that may be asked for."""
+        return self.sizes[bisect_right(self.sizes, size)]
 
     def _next(self) -> int:
+        """Return a size above what fits and below what does not."""
+        below = bisect_right(self.sizes, self._wanted())
+        size = self.sizes[max(below - 1, 0)]
+        return size if size > self._fits else self._above(self._fits)
+
+    def _wanted(self) -> int:
         fits, fails = self._fits, self._fails
         if not self.trials:
             return self._most(lambda size: self.predict(size) * _CAUTION)
         if fails is None:
             probe = max(fits + 1, round(_PROBE * fits))
-            return min(max(self._most(self.corrected), probe), self.largest)
+            return max(self._most(self.corrected), probe)
         if not fits:
             return max(fails // 2, 1)
         # If this one fails too, what fits is near enough, if it is that close.
@@ -89,10 +100,11 @@ class Search:
 
     def _most(self, peak: Callable[[int], float]) -> int:
         """Return the largest batch size, from 1, whose `peak` is within the limit."""
+        largest = self.sizes[-1]
         low, high = 1, 2
-        while high < self.largest and peak(high) <= self.limit_bytes:
-            low, high = high, min(2 * high, self.largest)
-        if high == self.largest and peak(high) <= self.limit_bytes:
+        while high < largest and peak(high) <= self.limit_bytes:
+            low, high = high, min(2 * high, largest)
+        if high == largest and peak(high) <= self.limit_bytes:
             return high
         while high - low > 1:
             middle = (low + high) // 2

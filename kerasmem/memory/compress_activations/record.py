@@ -2,8 +2,9 @@
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated
 
+from kerasmem.records.plain import AnyNumber, read_json, record_from
 from kerasmem.units import format_bytes
 
 FATES = ("8 bits", "as it is", "not stored")
@@ -24,7 +25,7 @@ class LayerBytes:
     layer: str
     output_bytes: int
     stored_bytes: int
-    fate: str
+    fate: Annotated[str, FATES]
 
 
 @dataclass(frozen=True)
@@ -33,11 +34,12 @@ class GradientChange:
 
     Args:
         layer: path of the layer.
-        relative: L2 norm of the difference as a share of the exact gradient's norm.
+        relative: L2 norm of the difference as a share of the exact gradient's norm;
+            infinite where that is zero and the other is not.
     """
 
     layer: str
-    relative: float
+    relative: AnyNumber
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class ActivationReport:
 
     layers: tuple[LayerBytes, ...]
     gradients: tuple[GradientChange, ...] = ()
-    gradient_change: float | None = None
+    gradient_change: AnyNumber | None = None
 
     @property
     def output_bytes(self) -> int:
@@ -66,7 +68,7 @@ class ActivationReport:
 
     def table(self) -> str:
         """Return the figures as text, a line a layer."""
-        width = max(len(layer.layer) for layer in self.layers)
+        width = max((len(layer.layer) for layer in self.layers), default=0)
         lines = [
             f"outputs of layers: {format_bytes(self.output_bytes)}, of which "
             f"{format_bytes(self.stored_bytes)} are stored (by arithmetic)"
@@ -90,8 +92,9 @@ class ActivationReport:
 
     @classmethod
     def from_json(cls, text: str) -> "ActivationReport":
-        """Return the record that `to_json` made `text` of."""
-        fields: dict[str, Any] = json.loads(text)
-        layers = tuple(LayerBytes(**row) for row in fields.pop("layers"))
-        gradients = tuple(GradientChange(**row) for row in fields.pop("gradients"))
-        return cls(layers, gradients, **fields)
+        """Return the record that `to_json` made `text` of.
+
+        Raises:
+            InputError: if it is another text.
+        """
+        return record_from(cls, read_json(text))

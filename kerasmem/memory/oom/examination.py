@@ -131,7 +131,7 @@ class _Examination:
         )
 
     def _fitting(self, room: Room | None) -> Fitting | None:
-        if room is None:
+        if room is None or not self._moment.batch_size:
             return None
         moment, failed = self._moment, self._moment.micro_batches
         if moment.may_try and can_be_tried():

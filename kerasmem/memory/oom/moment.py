@@ -50,3 +50,9 @@ class Moment:
     def micro_batch_size(self) -> int:
         """Samples that went through the model at a time, at most."""
         return -(-self.batch_size // self.micro_batches)
+
+    def smaller_sizes(self) -> Sequence[int]:
+        """Return the sizes of more micro-batches than these, rising; at least 1."""
+        counts = range(self.micro_batches + 1, self.batch_size + 1)
+        sizes = {-(-self.batch_size // count) for count in counts}
+        return sorted({1} | {size for size in sizes if size < self.micro_batch_size})

@@ -68,8 +68,10 @@ def try_micro_batches(
         request,
         room.limit_bytes - room.other_bytes - room.accumulator_bytes,
         most,
-        largest=max(moment.micro_batch_size - 1, 1),
+        moment.smaller_sizes(),
         seconds=_SECONDS,
+        # What is said here is of a step in this process, with its threads.
+        one_thread=False,
     )
     with suppress(TimeoutError):  # what was tried until then counts
         search.run()

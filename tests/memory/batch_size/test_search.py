@@ -13,7 +13,7 @@ FIXED = 1000
 LARGEST = 4096
 
 
-def search(limit, per_sample, *, said):
+def search(limit, per_sample, *, said, sizes=range(1, LARGEST + 1)):
     """Return a search on a device that needs `per_sample`, estimated as `said`."""
 
     def attempt(size):
@@ -25,7 +25,7 @@ def search(limit, per_sample, *, said):
         attempt=attempt,
         limit_bytes=limit,
         fixed_bytes=FIXED,
-        largest=LARGEST,
+        sizes=sizes,
     )
 
 
@@ -61,3 +61,24 @@ def test_no_batch_above_the_largest_is_tried():
     look = search(FIXED + 10**9, 1, said=1)
     assert look.run() == LARGEST
     assert max(trial.batch_size for trial in look.trials) == LARGEST
+
+
+@settings(max_examples=200, derandomize=True)
+@given(
+    sizes=st.sets(st.integers(2, LARGEST), max_size=40),
+    fitting=st.integers(1, LARGEST - 1),
+    error=st.floats(0.5, 2),
+)
+def test_of_a_few_sizes_the_largest_that_fits_is_found(sizes, fitting, error):
+    sizes = sorted({1} | sizes)
+    limit = FIXED + 100 * fitting + 50
+    look = search(limit, 100, said=round(100 * error), sizes=sizes)
+    found = look.run()
+    tried = [trial.batch_size for trial in look.trials]
+    assert set(tried) <= set(sizes)
+    assert len(set(tried)) == len(tried)
+    if sum(not trial.fits for trial in look.trials) < 2:
+        # What is larger by no more than the tolerance may be left untried.
+        assert max(size for size in sizes if size <= fitting) <= max(
+            found, int(TOLERANCE * found)
+        )

@@ -330,3 +330,12 @@ def test_a_tensor_that_smaller_micro_batches_shrink_needs_no_smaller_layer(model
     first, *_ = post_mortem(model, tiny, Moment(batch_size=2048)).remedies
     assert first.name == "a smaller layer"
     assert "tower/wide" in first.how
+
+
+def test_a_batch_of_unknown_size_is_not_split(model, monkeypatch):
+    module, tried = sys.modules[post_mortem.__module__], []
+    monkeypatch.setattr(module, "can_be_tried", lambda: True)
+    monkeypatch.setattr(module, "try_micro_batches", lambda *made: tried.append(made))
+    found = post_mortem(model, CAUSE, Moment(batch_size=0, may_try=True))
+    assert tried == []
+    assert "would fit is unknown, as is the batch's size" in found.text()

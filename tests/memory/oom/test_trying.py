@@ -19,11 +19,14 @@ SUMS, OTHER = MIB, 2 * MIB
 def tried(model, monkeypatch):
     """Return a function of a trial by batch size: what trials of it come to."""
 
+    environments = []
+
     def run(trial, **moment):
         asked = []
 
         def attempt(request, limit, environment, seconds):
             asked.append((request.batch_size, limit))
+            environments.append(environment)
             return trial(request.batch_size, limit)
 
         monkeypatch.setattr(sys.modules[find_batch_size.__module__], "attempt", attempt)
@@ -36,6 +39,7 @@ def tried(model, monkeypatch):
         )
         return found, asked
 
+    run.environments = environments
     return run
 
 
@@ -56,11 +60,38 @@ def test_what_it_names_was_seen_to_fit(tried, model, factor):
     fits = {size for size, limit in asked if needs(factor)(model, size, limit).fits}
     assert found.fitting.is_tried
     assert found.fitting.micro_batches == -(-1024 // max(fits))
-    assert found.fitting.peak_bytes <= 12 * MIB
+    # What ran is a batch of that many parts, with their peak, not a larger one.
+    assert max(fits) == -(-1024 // found.fitting.micro_batches)
+    peak = needs(factor)(model, max(fits), asked[0][1]).peak_bytes
+    assert found.fitting.peak_bytes == peak + OTHER + SUMS <= 12 * MIB
     assert {limit.nbytes for _, limit in asked} == {9 * MIB}
     assert max(size for size, _ in asked) < 1024
     # What is half as large again as estimated is so for what else would help too.
     assert (found.fitting.correction > 1.2) == (factor == 1.5)
+
+
+def test_trials_have_the_threads_of_this_process_and_a_tenth_to_spare(tried, model):
+    _, asked = tried(partial(needs(1.0), model))
+    (limit,) = {limit for _, limit in asked}
+    fixed = 10 * limit.usable_bytes - 9 * limit.nbytes
+    assert 0 < fixed < estimate_memory(model, 1, device="cpu").peak_bytes
+    assert not any("THREADS" in name for each in tried.environments for name in each)
+
+
+def test_a_size_that_makes_no_fewer_micro_batches_is_not_tried(tried):
+    found, asked = tried(
+        lambda size, limit: Trial(size, fits=size <= 341, peak_bytes=9 * MIB)
+    )
+    sizes = [size for size, _ in asked]
+    assert all(size == -(-1024 // -(-1024 // size)) for size in sizes)
+    assert found.fitting.micro_batches == -(-1024 // max(s for s in sizes if s <= 341))
+
+
+def test_sizes_are_those_of_more_micro_batches():
+    assert Moment(batch_size=10).smaller_sizes() == [1, 2, 3, 4, 5]
+    assert Moment(batch_size=10, micro_batches=3).smaller_sizes() == [1, 2, 3]
+    assert Moment(batch_size=10, micro_batches=10).smaller_sizes() == [1]
+    assert Moment(batch_size=0).smaller_sizes() == [1]
 
 
 @pytest.mark.one_backend
