@@ -11,7 +11,7 @@ import numpy as np
 from kerasmem.backends import current
 from kerasmem.errors import ModelError
 from kerasmem.graph.clone import live_objects
-from kerasmem.graph.nodes import nodes_in_order, listed_graph
+from kerasmem.graph.nodes import listed_graph, nodes_in_order
 from kerasmem.graph.values import to_numpy
 
 
@@ -171,7 +171,9 @@ class Rebuild:
     def _operation(self, node: Any) -> Any:
         old = node.operation
         if id(old) not in self._renewed:
-            new = self._model(old) if listed_graph(old) is not None else self._made(node)
+            new = (
+                self._model(old) if listed_graph(old) is not None else self._made(node)
+            )
             self._renewed[id(old)] = new
             self.pairs.append((old, new))
         return self._renewed[id(old)]

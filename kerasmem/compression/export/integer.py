@@ -10,7 +10,7 @@ from kerasmem.compression.quantize.static.codes import Codes
 from kerasmem.compression.quantize.static.kinds import kind_of, why_not_coded
 from kerasmem.errors import ModelError
 from kerasmem.files.litert import Writer
-from kerasmem.graph.nodes import is_trained, nodes_in_order, listed_graph
+from kerasmem.graph.nodes import is_trained, listed_graph, nodes_in_order
 
 _ANY = Codes(1.0, 0)  # an ending is one whatever its codes
 

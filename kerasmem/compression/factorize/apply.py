@@ -13,7 +13,7 @@ from kerasmem.errors import ModelError
 from kerasmem.graph.clone import compile_as
 from kerasmem.graph.kernels import is_kernel
 from kerasmem.graph.layers import Weight, weights
-from kerasmem.graph.nodes import nodes_in_order, listed_graph
+from kerasmem.graph.nodes import listed_graph, nodes_in_order
 from kerasmem.graph.rebuild import Rebuild, Rewrite
 from kerasmem.graph.values import to_numpy
 from kerasmem.records import WeightChange

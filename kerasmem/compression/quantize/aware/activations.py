@@ -30,7 +30,7 @@ from kerasmem.compression.quantize.static.known_ranges import check_known
 from kerasmem.compression.quantize.static.planning import Stays
 from kerasmem.graph.layers import sublayers
 from kerasmem.graph.masks import mask_of, with_mask
-from kerasmem.graph.nodes import nodes_in_order, listed_graph
+from kerasmem.graph.nodes import listed_graph, nodes_in_order
 
 
 class RoundedActivations:

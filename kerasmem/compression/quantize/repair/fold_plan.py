@@ -20,7 +20,7 @@ from kerasmem.compression.quantize.repair.kernels import (
     per_output,
 )
 from kerasmem.graph.channels.kind import kind
-from kerasmem.graph.nodes import is_trained, nodes_in_order, listed_graph
+from kerasmem.graph.nodes import is_trained, listed_graph, nodes_in_order
 
 
 @dataclass(frozen=True, eq=False)

@@ -69,7 +69,9 @@ class Pair:
         with ExitStack() as hooks:
             for name, layer in self._layers.items():
                 hooks.callback(shadow(layer, "call", partial(_kept, codes, name)))
-            self._made(keras.tree.pack_sequence_as(listed_graph(self._made).input, inputs))
+            self._made(
+                keras.tree.pack_sequence_as(listed_graph(self._made).input, inputs)
+            )
         names = self._plan.calls.names
         wanted = {names[self._plan.steps[name].output]: name for name in codes}
 
