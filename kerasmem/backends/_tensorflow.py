@@ -129,7 +129,9 @@ class TensorFlowBackend:
         """Call `observer(gradients, variables)` in every update; return the undo."""
         return hooks.observe_updates(
             optimizer,
-            lambda gradients, variables: observer(_all_reduced(gradients), variables),
+            lambda gradients, variables: observer(
+                _shaped(_all_reduced(gradients), variables), variables
+            ),
         )
 
     def observe_loss_scaling(
@@ -202,6 +204,19 @@ class TensorFlowBackend:
         if tf.distribute.has_strategy():
             return nullcontext()
         return model.distribute_strategy.scope()
+
+
+def _shaped(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+    """Return gradients with the shapes of their variables, which a trace may not know.
+
+    A slice of a table by the length of a sequence has a gradient of unknown shape.
+    """
+    return [
+        gradient
+        if isinstance(gradient, tf.IndexedSlices) or gradient.shape.is_fully_defined()
+        else tf.ensure_shape(gradient, variable.shape)
+        for gradient, variable in zip(gradients, variables, strict=True)
+    ]
 
 
 def _all_reduced(gradients: Sequence[Any]) -> Sequence[Any]:

@@ -6,7 +6,7 @@ from kerasmem.compression.channels import PruneChannels
 from kerasmem.compression.distill.schedules import is_number
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.clone import clone, compile_as
-from kerasmem.graph.nodes import own_graph
+from kerasmem.graph.nodes import listed_graph
 from kerasmem.graph.repeats import repeated, without
 
 
@@ -60,7 +60,7 @@ def make_student(
 
 def _less_deep(teacher: Any, depth: float) -> Any:
     """Return `teacher` without some of the parts that repeat each other."""
-    stages = repeated(teacher) if own_graph(teacher) is not None else []
+    stages = repeated(teacher) if listed_graph(teacher) is not None else []
     left_out = [part for parts in stages for part in _spread(parts, depth)]
     if not left_out:
         found = sum(map(len, stages))

@@ -63,24 +63,36 @@ class Weight:
 
 
 def has_graph(layer: Any) -> bool:
-    """Return True for a model whose config lists its layers.
+    """Return True for a model whose calls can be read.
 
-    These are Sequential and Functional models, and not the subclassed ones.
+    These are Sequential and Functional models, those of a class of their own too if
+    their constructor makes inputs and outputs and they leave `call` to Keras.
     """
     if isinstance(layer, keras.Sequential):
         return True
-    if not isinstance(layer, keras.Model):
+    if not (isinstance(layer, keras.Model) and isinstance(layer, keras.Function)):
         return False
+    owner = next(kind for kind in type(layer).__mro__ if "call" in vars(kind))
+    return owner.__module__.partition(".")[0] == "keras"
+
+
+def lists_layers(layer: Any) -> bool:
+    """Return True for a model whose config lists its layers.
+
+    One that is a class of its own tells the arguments of its constructor instead.
+    """
+    if isinstance(layer, keras.Sequential) or not has_graph(layer):
+        return isinstance(layer, keras.Sequential)
     if layer not in _LISTS_LAYERS:
         # A large model takes a good part of a second to write its config.
-        _LISTS_LAYERS[layer] = _lists_layers(layer)
+        _LISTS_LAYERS[layer] = _config_lists_layers(layer)
     return _LISTS_LAYERS[layer]
 
 
 _LISTS_LAYERS: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 
 
-def _lists_layers(model: Any) -> bool:
+def _config_lists_layers(model: Any) -> bool:
     try:
         return "input_layers" in model.get_config()
     except NotImplementedError:
@@ -90,7 +102,7 @@ def _lists_layers(model: Any) -> bool:
 def blocks(model: Any) -> list[Any]:
     """Return the layers that the config of `model` lists, nested models opened.
 
-    A subclassed model is one block: itself.
+    A model whose config does not list its layers is one block: itself.
     """
     return [block for block, _ in _blocks_and_models(model)]
 
@@ -99,11 +111,11 @@ def _blocks_and_models(
     model: Any, around: tuple[str, ...] = ()
 ) -> list[tuple[Any, tuple[str, ...]]]:
     """Return every block with the names of the models within `model` around it."""
-    if not has_graph(model):
+    if not lists_layers(model):
         return [(model, around)]
     found: dict[int, tuple[Any, tuple[str, ...]]] = {}
     for layer in model.layers:
-        within = (*around, layer.name) if has_graph(layer) else around
+        within = (*around, layer.name) if lists_layers(layer) else around
         for block, models in _blocks_and_models(layer, within):
             found.setdefault(id(block), (block, models))
     return list(found.values())

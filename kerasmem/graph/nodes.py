@@ -1,5 +1,6 @@
 """The calls that one forward pass of a model makes, in order, with their tensors."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import keras
 
 from kerasmem.graph.inside import graph_inside
-from kerasmem.graph.layers import has_graph
+from kerasmem.graph.layers import has_graph, lists_layers
 
 Opens = Callable[[Any], bool]
 
@@ -110,13 +111,29 @@ def _open(
 
 def _output_specs(operation: Any, args: tuple, kwargs: dict[str, Any]) -> tuple:
     """Return the `KerasTensor`s that an operation makes of others."""
+    kwargs.pop("training", None)  # Identity and others take none here
     outputs = tuple(keras.tree.flatten(operation.compute_output_spec(*args, **kwargs)))
+    if not any(getattr(x, "sparse", False) for x in keras.tree.flatten((args, kwargs))):
+        # For Keras a product with a plain tensor is sparse: that tensor may be so.
+        outputs = tuple(keras.KerasTensor(x.shape, x.dtype) for x in outputs)
     if isinstance(operation, keras.layers.EinsumDense) and None in outputs[0].shape:
         # Keras gives the lengths that it was built with, whatever comes in.
         kernel = keras.KerasTensor(operation.kernel.shape, operation.compute_dtype)
         made = keras.ops.einsum(operation.equation, args[0], kernel)
         return (keras.KerasTensor(made.shape, outputs[0].dtype),)
+    if hasattr(operation, "newshape") and outputs[0].shape.count(None) == 1:
+        return (_of_size(outputs[0], args[0]),)
     return outputs
+
+
+def _of_size(reshaped: Any, x: Any) -> Any:
+    """Return a reshaped tensor with the one length that Keras did not follow."""
+    known = math.prod(size for size in reshaped.shape if size is not None)
+    if None in x.shape or not known:
+        return reshaped
+    length = math.prod(x.shape) // known
+    shape = [length if size is None else size for size in reshaped.shape]
+    return keras.KerasTensor(shape, reshaped.dtype)
 
 
 def _with_batch(tensor: Any, shape: Sequence[int | None], batch_size: int) -> Any:
@@ -136,6 +153,14 @@ def own_graph(model: Any) -> Any:
     if isinstance(model, keras.Sequential):
         return model._functional
     return model if has_graph(model) else None
+
+
+def listed_graph(model: Any) -> Any:
+    """Return the same for a model whose config lists its layers, None for others.
+
+    Of these only another can be made with other layers in it.
+    """
+    return own_graph(model) if lists_layers(model) else None
 
 
 def nodes_in_order(graph: Any) -> list[Any]:

@@ -11,7 +11,7 @@ import numpy as np
 from kerasmem.backends import current
 from kerasmem.errors import ModelError
 from kerasmem.graph.clone import live_objects
-from kerasmem.graph.nodes import nodes_in_order, own_graph
+from kerasmem.graph.nodes import listed_graph, nodes_in_order
 from kerasmem.graph.values import to_numpy
 
 
@@ -115,7 +115,7 @@ class Rebuild:
         return made
 
     def _model(self, model: Any) -> Any:
-        graph = own_graph(model)
+        graph = listed_graph(model)
         known = {id(x): self._input(x) for x in graph.inputs}
         for node in nodes_in_order(graph):
             if self._rewrite.goes(node):
@@ -171,7 +171,9 @@ class Rebuild:
     def _operation(self, node: Any) -> Any:
         old = node.operation
         if id(old) not in self._renewed:
-            new = self._model(old) if own_graph(old) is not None else self._made(node)
+            new = (
+                self._model(old) if listed_graph(old) is not None else self._made(node)
+            )
             self._renewed[id(old)] = new
             self.pairs.append((old, new))
         return self._renewed[id(old)]
@@ -197,7 +199,7 @@ class Rebuild:
 
     def _carry_over(self) -> None:
         for old, new in self.pairs:
-            if own_graph(old) is not None:
+            if listed_graph(old) is not None:
                 continue
             for variable, value in self._rewrite.values(old, new):
                 if np.shape(value) != tuple(variable.shape):
@@ -229,7 +231,7 @@ def variable_pairs(pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     return [
         both
         for old, new in pairs
-        if own_graph(old) is None
+        if listed_graph(old) is None
         for both in zip(variables(old), variables(new), strict=True)
     ]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import keras
 
-from kerasmem.graph.nodes import nodes_in_order, own_graph
+from kerasmem.graph.nodes import listed_graph, nodes_in_order
 from kerasmem.graph.rebuild import Rebuild, Rewrite
 
 Nodes = tuple[Any, ...]
@@ -44,7 +44,7 @@ def repeated(model: Any) -> list[list[Nodes]]:
     Args:
         model: a Sequential or Functional model. Models nested in it are one call.
     """
-    stages = map(_parts, _stages(own_graph(model)))
+    stages = map(_parts, _stages(listed_graph(model)))
     return [parts for parts in stages if parts]
 
 

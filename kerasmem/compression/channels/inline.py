@@ -6,7 +6,7 @@ import keras
 
 from kerasmem.errors import ModelError
 from kerasmem.graph.built import check_built
-from kerasmem.graph.layers import has_graph
+from kerasmem.graph.layers import has_graph, lists_layers
 
 
 def with_graph(model: Any) -> Any:
@@ -16,7 +16,7 @@ def with_graph(model: Any) -> Any:
         ModelError: if its `call` cannot be followed.
     """
     check_built(model)
-    if has_graph(model):
+    if lists_layers(model):
         return model
     inlined = _own_graph(model) or _followed(model)
     if {id(v) for v in inlined.variables} != {id(v) for v in model.variables}:
@@ -26,11 +26,9 @@ def with_graph(model: Any) -> Any:
 
 def _own_graph(model: Any) -> Any:
     """Return the graph of a model that is built in its constructor, None without."""
-    if not isinstance(model, keras.Function):
+    if not has_graph(model):
         return None
-    graph = keras.Model(model.input, model.output, name=model.name)
-    # A class with a `call` of its own does something else than its graph.
-    return graph if type(model).call is type(graph).call else None
+    return keras.Model(model.input, model.output, name=model.name)
 
 
 def _followed(model: Any) -> Any:

@@ -10,14 +10,14 @@ from kerasmem.compression.quantize.static.codes import Codes
 from kerasmem.compression.quantize.static.kinds import kind_of, why_not_coded
 from kerasmem.errors import ModelError
 from kerasmem.files.litert import Writer
-from kerasmem.graph.nodes import is_trained, nodes_in_order, own_graph
+from kerasmem.graph.nodes import is_trained, listed_graph, nodes_in_order
 
 _ANY = Codes(1.0, 0)  # an ending is one whatever its codes
 
 
 def is_integer(model: Any) -> bool:
     """Return True for a model that computes with int8 codes, if only in parts."""
-    graph = own_graph(model)
+    graph = listed_graph(model)
     return graph is not None and any(isinstance(x, IntegerLayer) for x in graph.layers)
 
 
@@ -37,7 +37,7 @@ def integer_file(model: Any, batch_size: int | None = None) -> bytes:
         ModelError: if a layer computes with floats, or in steps too small for LiteRT;
             it is named.
     """
-    graph = own_graph(model)
+    graph = listed_graph(model)
     ends = {id(tensor) for tensor in graph.outputs}
     nodes, file = nodes_in_order(graph), _File(batch_size, ends)
     for tensor in graph.inputs:

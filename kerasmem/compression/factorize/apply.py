@@ -13,7 +13,7 @@ from kerasmem.errors import ModelError
 from kerasmem.graph.clone import compile_as
 from kerasmem.graph.kernels import is_kernel
 from kerasmem.graph.layers import Weight, weights
-from kerasmem.graph.nodes import nodes_in_order, own_graph
+from kerasmem.graph.nodes import listed_graph, nodes_in_order
 from kerasmem.graph.rebuild import Rebuild, Rewrite
 from kerasmem.graph.values import to_numpy
 from kerasmem.records import WeightChange
@@ -84,7 +84,7 @@ class _Thinner(Rewrite):
 
 def _layers(model: Any) -> list[Any]:
     """Return the operations that graphs call, those of nested models among them."""
-    graph = own_graph(model)
+    graph = listed_graph(model)
     if graph is None:
         return []
     called = [node.operation for node in nodes_in_order(graph)]

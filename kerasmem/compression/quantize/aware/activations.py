@@ -30,7 +30,7 @@ from kerasmem.compression.quantize.static.known_ranges import check_known
 from kerasmem.compression.quantize.static.planning import Stays
 from kerasmem.graph.layers import sublayers
 from kerasmem.graph.masks import mask_of, with_mask
-from kerasmem.graph.nodes import nodes_in_order, own_graph
+from kerasmem.graph.nodes import listed_graph, nodes_in_order
 
 
 class RoundedActivations:
@@ -65,7 +65,7 @@ class RoundedActivations:
         unknown = (np.nan, np.nan)
         ends = [begin.get(place.tensor, unknown) for place in self._places.values()]
         self._steps = beside and TensorSteps(self._places, beside)
-        self._graph = own_graph(model)
+        self._graph = listed_graph(model)
         self._pass = _Pass()
         with ExitStack() as undo:
             self._state = PassedState(model, np.array(ends, "float32"), "ranges")
@@ -233,7 +233,7 @@ def _graphs(graph: Any) -> list[Any]:
     """Return a graph and those of the models within it, each once."""
     found = {id(graph): graph}
     for node in nodes_in_order(graph):
-        inner = own_graph(node.operation)
+        inner = listed_graph(node.operation)
         if inner is not None:
             found.update((id(each), each) for each in _graphs(inner))
     return list(found.values())

@@ -24,7 +24,7 @@ from kerasmem.compression.quantize.static.planning import staying_float
 from kerasmem.compression.regular_expressions import means
 from kerasmem.errors import ModelError
 from kerasmem.graph.layers import sublayers
-from kerasmem.graph.nodes import own_graph
+from kerasmem.graph.nodes import listed_graph
 from kerasmem.memory.treated import treatment_of
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Awareness:
                 "made outside of a keras.RematScope. Next: make the model anew, from "
                 "its config."
             )
-        if quantizer is not None and own_graph(model) is None:
+        if quantizer is not None and listed_graph(model) is None:
             raise ModelError(
                 f"The activations of the model {model.name!r} are not known. Expected: "
                 "a Sequential or Functional model. Received: a subclassed one. Next: "

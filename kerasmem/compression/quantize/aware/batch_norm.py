@@ -13,7 +13,7 @@ import keras
 from kerasmem.backends import shadow
 from kerasmem.compression.quantize.activations.calls import flatten
 from kerasmem.graph.layers import sublayers
-from kerasmem.graph.nodes import own_graph
+from kerasmem.graph.nodes import listed_graph
 
 
 def freeze(model: Any, is_passing: Callable[[], bool]) -> Callable[[], None]:
@@ -42,6 +42,6 @@ def freeze(model: Any, is_passing: Callable[[], bool]) -> Callable[[], None]:
 
 def _always_trained(model: Any) -> set[int]:
     """Return the ids of what the graph calls with `training=True`."""
-    if own_graph(model) is None:
+    if listed_graph(model) is None:
         return set()
     return {id(call.operation) for call in flatten(model).calls if call.is_trained}

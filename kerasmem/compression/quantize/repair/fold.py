@@ -17,7 +17,7 @@ from kerasmem.compression.quantize.repair.fold_plan import FoldPlan, fold_plan
 from kerasmem.compression.quantize.repair.kernels import is_separable, output_kernel
 from kerasmem.graph.clone import compile_as
 from kerasmem.graph.layers import Weight, weights
-from kerasmem.graph.nodes import own_graph
+from kerasmem.graph.nodes import listed_graph
 from kerasmem.graph.rebuild import Rebuild, Rewrite
 from kerasmem.graph.values import nbytes, to_numpy
 from kerasmem.records import WeightChange
@@ -38,7 +38,7 @@ def fold_batch_norm(model: Any) -> tuple[Any, list[WeightChange]]:
         The new model, or `model` itself if nothing could be folded; and every weight,
         changed or left alone and why, with one more for every bias that was made.
     """
-    plan = FoldPlan() if own_graph(model) is None else fold_plan(model)
+    plan = FoldPlan() if listed_graph(model) is None else fold_plan(model)
     if not plan.takers:
         return model, [_told(weight, plan) for weight in weights(model)]
     rebuild = Rebuild(_Folded(plan))

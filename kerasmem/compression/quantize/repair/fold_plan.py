@@ -20,7 +20,7 @@ from kerasmem.compression.quantize.repair.kernels import (
     per_output,
 )
 from kerasmem.graph.channels.kind import kind
-from kerasmem.graph.nodes import is_trained, nodes_in_order, own_graph
+from kerasmem.graph.nodes import is_trained, listed_graph, nodes_in_order
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +57,7 @@ def fold_plan(model: Any) -> FoldPlan:
     """Return what can be folded in a model with a graph, and in the models in it."""
     plan = FoldPlan()
     graphs: dict[int, Graph] = {}
-    _gather(own_graph(model), graphs, trained=False)
+    _gather(listed_graph(model), graphs, trained=False)
     calls = Counter(id(node.operation) for g in graphs.values() for node in g.nodes)
     for graph in graphs.values():
         before: dict[int, Any] = {}
@@ -93,7 +93,7 @@ def _gather(graph: Any, graphs: dict[int, Graph], *, trained: bool) -> None:
         uses.update(map(id, graph.outputs))
         graphs[id(graph)] = Graph(nodes, uses, trained)
     for node in graphs[id(graph)].nodes:
-        inner = own_graph(node.operation)
+        inner = listed_graph(node.operation)
         if inner is not None:
             _gather(inner, graphs, trained=trained or is_trained(node))
 

@@ -21,7 +21,7 @@ from kerasmem.compression.regular_expressions import check_all_mean_one, means
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.clone import clone
 from kerasmem.graph.layers import Weight, weights
-from kerasmem.graph.nodes import own_graph
+from kerasmem.graph.nodes import listed_graph
 from kerasmem.records import WeightChange
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def _finished(
 
 
 def _check_graph(model: Any) -> None:
-    if own_graph(model) is None:
+    if listed_graph(model) is None:
         raise ModelError(
             f"The calls of the model {model.name!r} are not known, so there are no "
             "ranges for its activations. Expected: a Sequential or Functional model. "

@@ -10,7 +10,7 @@ from kerasmem.compression.quantize.static.boundary import FromCodes, ToCodes
 from kerasmem.compression.quantize.static.codes import Codes
 from kerasmem.compression.quantize.static.plan import Plan, Step
 from kerasmem.graph.clone import live_objects
-from kerasmem.graph.nodes import own_graph
+from kerasmem.graph.nodes import listed_graph
 
 
 class Build:
@@ -38,7 +38,7 @@ class Build:
 
     def run(self) -> Any:
         """Return the new model; `layers` then has its layers by the names of calls."""
-        graph, calls = own_graph(self.model), self.plan.calls
+        graph, calls = listed_graph(self.model), self.plan.calls
         with keras.saving.custom_object_scope(live_objects(self.model)):
             inputs = [self._input(tensor) for tensor in graph.inputs]
             self._floats.update(zip(calls.inputs, inputs, strict=True))

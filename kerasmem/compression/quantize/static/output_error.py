@@ -16,7 +16,7 @@ from kerasmem.compression.quantize.activations.calibrate import flat_batches
 from kerasmem.compression.quantize.activations.walk import walk_calls
 from kerasmem.compression.quantize.static.plan import Plan
 from kerasmem.compression.quantize.static.product import IntegerProduct
-from kerasmem.graph.nodes import own_graph
+from kerasmem.graph.nodes import listed_graph
 from kerasmem.graph.values import to_numpy
 
 SAMPLES = Calibration(samples=128)
@@ -69,7 +69,9 @@ class Pair:
         with ExitStack() as hooks:
             for name, layer in self._layers.items():
                 hooks.callback(shadow(layer, "call", partial(_kept, codes, name)))
-            self._made(keras.tree.pack_sequence_as(own_graph(self._made).input, inputs))
+            self._made(
+                keras.tree.pack_sequence_as(listed_graph(self._made).input, inputs)
+            )
         names = self._plan.calls.names
         wanted = {names[self._plan.steps[name].output]: name for name in codes}
 

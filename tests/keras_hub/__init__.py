@@ -1,0 +1,1 @@
+"""Models of KerasHub, from their configs, of some thousand weights."""

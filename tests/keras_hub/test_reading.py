@@ -1,0 +1,117 @@
+"""A model of KerasHub is a graph that can be read, though its config has no layers."""
+
+import keras
+import numpy as np
+import pytest
+
+import kerasmem as km
+from kerasmem.graph.layers import blocks, has_graph, lists_layers
+from kerasmem.graph.nodes import trace
+from kerasmem.graph.values import to_numpy
+from tests.keras_hub.families import FAMILIES, LENGTH, samples, shapes, targets
+
+pytestmark = [
+    # Keras says it of a task of KerasHub whenever it loads one.
+    pytest.mark.filterwarnings("ignore:.compile\\(\\). was not called"),
+    pytest.mark.filterwarnings("ignore:Layers in no table of the analytic method"),
+    # A token of DINO's that only its own training needs.
+    pytest.mark.filterwarnings("ignore:Gradients do not exist for variables.*mask_tok"),
+]
+
+ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
+ALL = pytest.mark.parametrize("name", [*FAMILIES])
+SOME = pytest.mark.parametrize(
+    "name", [*FAMILIES] if ON_TENSORFLOW else ["gemma", "bert", "vit"]
+)
+
+
+def compiled(model, optimizer="sgd"):
+    model.compile(optimizer, "mse", metrics=[], weighted_metrics=[])
+    return model
+
+
+def answers(model, x):
+    tensors = keras.tree.map_structure(keras.ops.convert_to_tensor, x)
+    return [to_numpy(y) for y in keras.tree.flatten(model(tensors, training=False))]
+
+
+@ALL
+def test_its_calls_are_known_with_every_length_and_its_config_lists_no_layer(name):
+    model = FAMILIES[name]()
+    assert has_graph(model)
+    assert not lists_layers(model)
+    assert blocks(model) == [model]
+    x = samples(model)
+    arrays = [x[t.name] for t in model.inputs] if isinstance(x, dict) else [x]
+    traced = trace(model, 2, [a.shape for a in arrays], opens=lambda _: True)
+    assert all(None not in y.shape for call in traced.calls for y in call.outputs)
+    expected = [y.shape for y in answers(model, x)]
+    assert [y.shape for y in traced.outputs] == expected
+
+
+@SOME
+def test_its_memory_is_estimated_by_the_names_of_its_inputs(name):
+    model = compiled(FAMILIES[name](), "adam")
+    given = shapes(model, samples(model))
+    small, large = (
+        km.estimate_memory(model, size, input_shape=given, method="analytic")
+        for size in (2, 64)
+    )
+    # Weights, gradients at the end of the step, and two slots of Adam.
+    assert small.peak_bytes > 3 * 4 * model.count_params()
+    assert large.peak_bytes > small.peak_bytes
+    if isinstance(given, dict):
+        given["tokens"] = given.pop(next(iter(given)))
+        with pytest.raises(km.errors.ConfigError, match="one per input of"):
+            km.estimate_memory(model, 2, input_shape=given)
+
+
+@SOME
+@pytest.mark.parametrize("way", ["rematerialize", "compress_activations"])
+def test_it_trains_in_less_memory_and_stays_of_its_class(name, way):
+    model = compiled(FAMILIES[name]())
+    x = samples(model)
+    if way == "rematerialize":
+        lean = km.rematerialize(model, segments=2, input_shape=shapes(model, x))
+    else:
+        lean = km.compress_activations(model)
+    assert type(lean) is type(model)
+    for plain, other in zip(answers(model, x), answers(lean, x), strict=True):
+        np.testing.assert_allclose(other, plain, rtol=1e-5, atol=1e-6)
+
+    before = [to_numpy(v) for v in model.trainable_variables]
+    y = targets(model, x)
+    for each in (model, compiled(lean)):
+        each.train_on_batch(x, y)
+    pairs = zip(
+        before, model.trainable_variables, lean.trainable_variables, strict=True
+    )
+    after = [(old, to_numpy(v), to_numpy(w)) for old, v, w in pairs]
+    moved = np.concatenate([(plain - old).ravel() for old, plain, _ in after])
+    apart = np.concatenate([(other - plain).ravel() for _, plain, other in after])
+    assert np.linalg.norm(moved) > 0
+    share = 1e-3 if way == "rematerialize" else 0.2  # of rounding to eight bits
+    assert np.linalg.norm(apart) < share * np.linalg.norm(moved)
+
+
+@pytest.mark.skipif(not ON_TENSORFLOW, reason="others know every shape in a step")
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
+def test_a_gradient_of_unknown_shape_is_measured(name):
+    import tensorflow as tf
+
+    model = compiled(FAMILIES[name]())
+    x = samples(model)
+    y = targets(model, x)
+    with tf.GradientTape() as tape:
+        tensors = keras.tree.map_structure(tf.convert_to_tensor, x)
+        loss = tf.reduce_mean(tf.square(model(tensors, training=False) - y))
+    dense = map(tf.convert_to_tensor, tape.gradient(loss, [*model.trainable_weights]))
+    squares = sum(float(tf.reduce_sum(tf.square(g))) for g in dense)
+    assert LENGTH < 16  # the table of positions is longer than the sequences
+
+    monitor = km.callbacks.GradientMonitor()
+    for layer in model._flatten_layers():
+        if isinstance(layer, keras.layers.Dropout):
+            layer.rate = 0.0
+    model.fit(x, y, batch_size=2, shuffle=False, verbose=0, callbacks=[monitor])
+    assert monitor.records[0].norm == pytest.approx(squares**0.5, rel=1e-4)
