@@ -66,6 +66,10 @@ def pytest_runtest_logreport(report):
 def _few_objects():
     """What a module leaves behind is not looked through again in every collection."""
     yield
+    if os.environ["KERAS_BACKEND"] == "jax":
+        import jax
+
+        jax.clear_caches()  # some 25 MiB for every model that was compiled
     gc.collect()
     gc.freeze()
 
