@@ -78,9 +78,10 @@ class Awareness:
             )
         if quantizer is not None and listed_graph(model) is None:
             raise ModelError(
-                f"The activations of the model {model.name!r} are not known. Expected: "
-                "a Sequential or Functional model. Received: a subclassed one. Next: "
-                "pass activations=False."
+                "Activations are rounded between the layers that a model's config "
+                f"lists. Received: model={model.name!r}, of class "
+                f"{type(model).__name__}, whose config lists none. Next: pass "
+                "activations=False."
             )
         reasons = choose(model, choice)
         chosen = [weight for weight, reason in reasons if reason is None]

@@ -157,7 +157,8 @@ def _finished(
 def _check_graph(model: Any) -> None:
     if listed_graph(model) is None:
         raise ModelError(
-            f"The calls of the model {model.name!r} are not known, so there are no "
-            "ranges for its activations. Expected: a Sequential or Functional model. "
-            "Received: a subclassed one. Next: Quantize('int8-dynamic')."
+            "A model of integers is made of a model's layers, one by one. Expected: a "
+            "Sequential or Functional model whose config lists its layers. Received: "
+            f"model={model.name!r}, of class {type(model).__name__}, whose config "
+            "does not. Next: Quantize('int8-dynamic')."
         )
