@@ -305,7 +305,7 @@ def test_bad_input_is_one_clear_error():
     x[3, 2, 2] = np.nan
     with pytest.raises(DataError, match="NaN or infinity in 3 of .* of 'picture'"):
         km.compress(model, STATIC, data=x)
-    with pytest.raises(ModelError, match="subclassed one. Next: Quantize.'int8-dyn"):
+    with pytest.raises(ModelError, match="config does not. Next: Quantize.'int8-dyn"):
         STATIC.applied(KINDS["subclassed"].make(), np.zeros((4, 5), "int32"))
     with pytest.raises(ModelError, match="nothing to quantize"):
         rows = keras.Sequential([keras.Input((4, 6)), L.LayerNormalization()])
