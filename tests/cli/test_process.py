@@ -49,8 +49,9 @@ def test_the_program_fails_with_one_line_and_code_2():
 
 
 @pytest.mark.one_backend
-def test_a_backend_that_keras_does_not_know_is_one_line():
-    done = run("inspect", "model.keras", KERAS_BACKEND="foo")
+def test_a_backend_that_keras_does_not_know_is_one_line(tmp_path):
+    (tmp_path / "model.keras").touch()
+    done = run("inspect", str(tmp_path / "model.keras"), KERAS_BACKEND="foo")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
         "kerasmem: error: Keras cannot start: ValueError: Unable to import backend : "
