@@ -23,8 +23,9 @@ BACKENDS = ("tensorflow", "jax", "torch")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # A test runs its programs once or twice: to compile them well takes too long.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
-# There is a worker for each core; torch takes as many threads in each.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+if os.environ.get("KERAS_BACKEND") == "torch":
+    # There is a worker for each core, and torch takes as many threads in each.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 # What JAX has compiled is kept for other tests, workers, children and the next run.
 os.environ.setdefault(
     "JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".pytest_cache/jax")
