@@ -21,18 +21,20 @@ hypothesis.settings.load_profile("kerasmem")
 BACKENDS = ("tensorflow", "jax", "torch")
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-# A test runs its programs once or twice: to compile them well takes too long.
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 if os.environ.get("KERAS_BACKEND") == "torch":
     # There is a worker for each core, and torch takes as many threads in each.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+else:
+    # A test runs its programs once or twice: to compile them well takes too long.
+    os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+    # To look for garbage took a sixth of the time. torch's own depends on when it is.
+    gc.set_threshold(100_000, 20, 100)
 # What JAX has compiled is kept for other tests, workers, children and the next run.
 os.environ.setdefault(
     "JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".pytest_cache/jax")
 )
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
-gc.set_threshold(100_000, 20, 100)  # to look for garbage took a sixth of the time
 
 
 def pytest_configure(config):

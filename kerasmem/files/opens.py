@@ -10,7 +10,7 @@ import tempfile
 import warnings
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -159,8 +159,16 @@ def _apart() -> Iterator[None]:
     """Return a scope after which random numbers go on as if it had not been.
 
     What a class warns of when it is made was said when the model was. An accelerator
-    has no part in it: the model may fill that.
+    has no part in it: the model may fill that. Nor have other processes: each opens
+    what it wrote by itself, on its own device.
     """
-    with generators_kept(), keras.device("cpu"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+    distribution = keras.distribution.distribution()
+    # With several processes JAX's first "cpu" is that of the first.
+    on_cpu = keras.device("cpu") if distribution is None else nullcontext()
+    keras.distribution.set_distribution(None)
+    try:
+        with generators_kept(), on_cpu, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        keras.distribution.set_distribution(distribution)

@@ -849,7 +849,7 @@ class TestErrors:
     def test_activations_without_a_graph(self):
         model = compiled(KINDS["subclassed"].make())
         x = KINDS["subclassed"].inputs()
-        with pytest.raises(ModelError, match="not known.*activations=False"):
+        with pytest.raises(ModelError, match="config lists none.*activations=False"):
             model.fit(x, np.zeros((3, 3)), callbacks=[aware(activations=True)])
 
     def test_a_model_that_is_quantized_already(self):

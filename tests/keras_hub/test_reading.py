@@ -21,7 +21,7 @@ pytestmark = [
 ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
 ALL = pytest.mark.parametrize("name", [*FAMILIES])
 SOME = pytest.mark.parametrize(
-    "name", [*FAMILIES] if ON_TENSORFLOW else ["gemma", "bert", "vit"]
+    "name", [*FAMILIES] if ON_TENSORFLOW else ["gemma", "llama3", "vit"]
 )
 
 
@@ -94,24 +94,27 @@ def test_it_trains_in_less_memory_and_stays_of_its_class(name, way):
     assert np.linalg.norm(apart) < share * np.linalg.norm(moved)
 
 
-@pytest.mark.skipif(not ON_TENSORFLOW, reason="others know every shape in a step")
-@pytest.mark.parametrize("name", ["bert", "gpt2"])
-def test_a_gradient_of_unknown_shape_is_measured(name):
-    import tensorflow as tf
+if ON_TENSORFLOW:  # others know every shape in a step
 
-    model = compiled(FAMILIES[name]())
-    x = samples(model)
-    y = targets(model, x)
-    with tf.GradientTape() as tape:
-        tensors = keras.tree.map_structure(tf.convert_to_tensor, x)
-        loss = tf.reduce_mean(tf.square(model(tensors, training=False) - y))
-    dense = map(tf.convert_to_tensor, tape.gradient(loss, [*model.trainable_weights]))
-    squares = sum(float(tf.reduce_sum(tf.square(g))) for g in dense)
-    assert LENGTH < 16  # the table of positions is longer than the sequences
+    @pytest.mark.parametrize("name", ["bert", "gpt2"])
+    def test_a_gradient_of_unknown_shape_is_measured(name):
+        import tensorflow as tf
 
-    monitor = km.callbacks.GradientMonitor()
-    for layer in model._flatten_layers():
-        if isinstance(layer, keras.layers.Dropout):
-            layer.rate = 0.0
-    model.fit(x, y, batch_size=2, shuffle=False, verbose=0, callbacks=[monitor])
-    assert monitor.records[0].norm == pytest.approx(squares**0.5, rel=1e-4)
+        model = compiled(FAMILIES[name]())
+        x = samples(model)
+        y = targets(model, x)
+        with tf.GradientTape() as tape:
+            tensors = keras.tree.map_structure(tf.convert_to_tensor, x)
+            loss = tf.reduce_mean(tf.square(model(tensors, training=False) - y))
+        dense = map(
+            tf.convert_to_tensor, tape.gradient(loss, [*model.trainable_weights])
+        )
+        squares = sum(float(tf.reduce_sum(tf.square(g))) for g in dense)
+        assert LENGTH < 16  # the table of positions is longer than the sequences
+
+        monitor = km.callbacks.GradientMonitor()
+        for layer in model._flatten_layers():
+            if isinstance(layer, keras.layers.Dropout):
+                layer.rate = 0.0
+        model.fit(x, y, batch_size=2, shuffle=False, verbose=0, callbacks=[monitor])
+        assert monitor.records[0].norm == pytest.approx(squares**0.5, rel=1e-4)
