@@ -10,7 +10,7 @@ from kerasmem.report.run import notebook_html, write_run_page
 from tests.report.browser import chromium, opened, playwright
 from tests.report.runs import EVIL, large_run, small_run
 
-pytestmark = [pytest.mark.browser, pytest.mark.one_backend]
+pytestmark = pytest.mark.browser
 start, program = playwright(), chromium()
 
 
