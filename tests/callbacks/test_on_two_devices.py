@@ -11,6 +11,8 @@ from kerasmem.memory.child import ON_THE_CPU, run_in_child
 from kerasmem.optimizers import Adafactor, Adam8bit
 from tests.two_devices import TWO_DEVICES, two_devices
 
+pytestmark = pytest.mark.slow
+
 L = keras.layers
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(16, 6, 6, 3)).astype("float32")

@@ -180,6 +180,7 @@ def write_expected(model, path):
     np.savez(path, **arrays)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "way"), CASES)
 def test_another_process_loads_what_was_compressed(model, way, told):
     files = ["saved", "checkpoint"] if way == "steps" else ["saved"]

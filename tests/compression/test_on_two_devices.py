@@ -10,6 +10,8 @@ from kerasmem.memory.child import ON_THE_CPU, run_in_child
 from tests.models import L, chain
 from tests.two_devices import TWO_DEVICES, two_devices
 
+pytestmark = pytest.mark.slow
+
 CHAIN = [km.Prune(0.5), km.Cluster(4), km.Distill(teacher="original")]
 CODES = [km.PruneChannels(0.25), km.Quantize("int8-static")]
 

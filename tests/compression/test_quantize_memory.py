@@ -10,6 +10,7 @@ from pathlib import Path
 import keras
 import pytest
 
+pytestmark = pytest.mark.slow
 SCRIPT = Path(__file__).parent / "forward_peak.py"
 MODES = {"tensorflow": ("eager", "graph"), "jax": ("graph",), "torch": ("eager",)}[
     keras.backend.backend()
