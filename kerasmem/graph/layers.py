@@ -81,8 +81,10 @@ def lists_layers(layer: Any) -> bool:
 
     One that is a class of its own tells the arguments of its constructor instead.
     """
-    if isinstance(layer, keras.Sequential) or not has_graph(layer):
-        return isinstance(layer, keras.Sequential)
+    if isinstance(layer, keras.Sequential):
+        return True
+    if not has_graph(layer):
+        return False
     if layer not in _LISTS_LAYERS:
         # A large model takes a good part of a second to write its config.
         _LISTS_LAYERS[layer] = _config_lists_layers(layer)
