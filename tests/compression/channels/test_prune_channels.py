@@ -250,6 +250,12 @@ def test_what_rounding_may_explain_goes_with_the_precision(policy):
         apart(0.5)
 
 
+def test_what_is_no_number_in_both_is_equal_and_in_one_infinitely_apart():
+    nan, one = np.array([np.nan, 2.0, np.inf]), np.array([1.0, 2.0, np.inf])
+    assert verify._apart([nan], [nan.copy()]) == 0.0
+    assert verify._apart([nan], [one]) == verify._apart([one], [nan]) == np.inf
+
+
 def test_a_wrong_surgery_is_found_out(monkeypatch):
     model = convolutional()
     found = prune_channels(model, km.PruneChannels(0.5))
