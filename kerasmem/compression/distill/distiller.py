@@ -26,6 +26,7 @@ from kerasmem.compression.distill.losses import (
     Logits,
     as_losses,
 )
+from kerasmem.compression.distill.padding import padding_masks, padding_weights
 from kerasmem.compression.distill.probing import probe_models
 from kerasmem.compression.distill.schedules import Schedule
 from kerasmem.compression.distill.teacher_metrics import (
@@ -44,8 +45,10 @@ class Distiller(keras.Model):
     The loss of a batch is `hard_weight` times the student's own loss on the labels
     plus `1 - hard_weight` times the distance to the teacher, and, in full, whatever
     the student's layers add (regularizers). Without labels, or compiled without a
-    loss, the teacher counts alone. Sample weights count in both. The distance is the
-    sum of `losses`, each by its weight; with several teachers, by theirs.
+    loss, the teacher counts alone. Sample weights count in both; without any, places
+    of sequences that an input named `padding_mask` marks as padding count in neither.
+    The distance is the sum of `losses`, each by its weight; with several teachers, by
+    theirs.
 
     Compile and fit it like any model. The student given is the one that is trained;
     the teacher is only asked, once per step, in inference mode. What `fit` reports:
@@ -205,7 +208,13 @@ class Distiller(keras.Model):
         """Return the loss of one batch; `y_pred` are the student's outputs for `x`."""
         if self._judged is not None:
             return ops.zeros(())
-        soft = self._distance(x, y, y_pred, sample_weight, training)
+        x, answers = split_answers(x)
+        batch = self._batch(y_pred, y, sample_weight)
+        if sample_weight is None:
+            masks = padding_masks(x)
+            sample_weight = padding_weights(masks, y_pred)
+            batch = replace(batch, padding=masks)
+        soft = self._distance(x, batch, answers, training)
         samples = ops.shape(keras.tree.flatten(y_pred)[0])[0]
         self._distillation_loss.update_state(soft, sample_weight=samples)
         soft += sum(ops.sum(loss) for loss in self.losses)
@@ -231,17 +240,13 @@ class Distiller(keras.Model):
         loss = self.loss or self.student.loss
         return Batch(None, y_pred, y, sample_weight, self.student, loss)
 
-    def _distance(
-        self, x: Any, y: Any, y_pred: Any, sample_weight: Any, training: Any
-    ) -> Any:
+    def _distance(self, x: Any, batch: Batch, answers: Any, training: Any) -> Any:
         """Return the distance to all teachers, each by its share."""
-        x, answers = split_answers(x)
-        features = self._last_pass.take(y_pred)
+        features = self._last_pass.take(batch.predictions)
         if features is None and self._reader.taps:
             # These outputs were not the last ones made here: Keras builds its metrics
             # on symbols, for one.
             _, features = self._reader(x, training=training)
-        batch = self._batch(y_pred, y, sample_weight)
         given = answers or [None] * len(self._lessons)
         told = [
             lesson.told(x, batch, kept)

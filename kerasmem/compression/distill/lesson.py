@@ -1,7 +1,7 @@
 """Everything that one teacher tells a student about a batch."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import keras
@@ -11,7 +11,7 @@ from kerasmem.compression.distill.cache_forms import whole
 from kerasmem.compression.distill.check import check_outputs
 from kerasmem.compression.distill.comparable import Comparable, comparable
 from kerasmem.compression.distill.comparison import Comparison
-from kerasmem.compression.distill.confidence import cross_entropy
+from kerasmem.compression.distill.confidence import cross_entropy, weighted
 from kerasmem.compression.distill.features import Tap
 from kerasmem.compression.distill.frozen import FrozenTeacher
 from kerasmem.compression.distill.losses import (
@@ -19,6 +19,11 @@ from kerasmem.compression.distill.losses import (
     DistillationLoss,
     FeatureLoss,
     OutputLoss,
+)
+from kerasmem.compression.distill.padding import (
+    Masks,
+    padding_weights,
+    without_padding,
 )
 from kerasmem.compression.distill.pairing import pair_layers
 from kerasmem.compression.distill.probing import Probe
@@ -42,6 +47,7 @@ class Batch:
         student: the student.
         loss: what it is trained with on labels, or None.
         kept: whether the answers come from a cache, where all are logits or values.
+        padding: masks of the sequences; empty where the data has sample weights.
     """
 
     answers: Any
@@ -51,6 +57,7 @@ class Batch:
     student: Any
     loss: Any
     kept: bool = False
+    padding: Masks = field(default_factory=dict)
 
 
 class Lesson(keras.layers.Layer):
@@ -119,7 +126,7 @@ class Lesson(keras.layers.Layer):
             current: tells scheduled numbers.
         """
         return self.on_outputs(batch, current) + self.on_features(
-            taught, learned, batch.weight, current
+            batch, taught, learned, current
         )
 
     def error(self, batch: Batch) -> Any:
@@ -159,20 +166,26 @@ class Lesson(keras.layers.Layer):
 
     def on_features(
         self,
+        batch: Batch,
         taught: dict[Tap, Any],
         learned: dict[Tap, Any],
-        weight: Any,
         current: Current,
     ) -> Any:
         """Return the weighted sum of all losses on features; those of one add up."""
         total = 0.0
         for comparison in self.comparisons:
-            pair = comparison.features(
-                taught[comparison.teacher_tap], learned[comparison.student_tap]
-            )
+            taps = comparison.teacher_tap, comparison.student_tap
+            pair = [
+                without_padding(batch.padding, tap.path, ops.cast(f, "float32"))
+                for tap, f in zip(
+                    taps,
+                    comparison.features(taught[taps[0]], learned[taps[1]]),
+                    strict=True,
+                )
+            ]
             # First the distances, so that no mask of time steps meets one per sample.
-            each = comparison.loss.distances(*(ops.cast(f, "float32") for f in pair))
-            value = Reduced(lambda _, same: same)(each, each, _per_sample(weight))
+            each = comparison.loss.distances(*pair)
+            value = Reduced(lambda _, same: same)(each, each, _per_sample(batch.weight))
             total += current(comparison.loss, "weight") * value
         return total
 
@@ -188,6 +201,12 @@ class Lesson(keras.layers.Layer):
         weights = keras.tree.flatten(batch.weight)
         if len(weights) != len(learned):
             weights = [batch.weight] * len(learned)
+        padding = padding_weights(batch.padding, batch.predictions)
+        if padding is not None:  # of data without weights, so they are of samples
+            weights = [
+                one if share is None else weighted(one, share)
+                for one, share in zip(keras.tree.flatten(padding), weights, strict=True)
+            ]
         total = 0.0
         for loss in self.losses_on_outputs:
             factor = current(loss, "weight")
