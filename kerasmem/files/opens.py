@@ -20,7 +20,7 @@ import keras
 from kerasmem.backends import current
 from kerasmem.backends.lazy import MappedArray, first_value
 from kerasmem.backends.seeding import generators_kept
-from kerasmem.errors import KerasMemWarning, OutputError
+from kerasmem.errors import OutputError
 from kerasmem.files.load import first_reason
 from kerasmem.files.memory_map import MappedWeights
 from kerasmem.files.weights import same_bits
@@ -50,33 +50,25 @@ def check_opens(model: Any, path: Path, stored: Path) -> None:
     """
     classes = {type(layer) for layer in sublayers(model)}
     is_new = any(each not in _OPENED for each in classes)
-    lost = 0
     with (
         _apart(),
         keras.saving.custom_object_scope(live_objects(model, compiled=False)),
     ):
         if is_new or current().lazy_values().why_not():
-            lost = _check_whole(model, path)
+            _check_whole(model, path)
         else:
             with MappedWeights(stored, used=False).skeleton() as (small, objects):
-                lost = _compare(model, _opened(small, objects))
+                _compare(model, _opened(small, objects))
     _OPENED.update(classes)
-    if lost:
-        warnings.warn(
-            f"The model {model.name!r} is saved, but its file opens without {lost} of "
-            "its weights: its config does not tell of what was added to it.",
-            KerasMemWarning,
-            stacklevel=3,
-        )
 
 
-def _check_whole(model: Any, path: Path) -> int:
+def _check_whole(model: Any, path: Path) -> None:
     # Unpacked: from an archive Keras may read all weights before it makes one.
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         with zipfile.ZipFile(path) as archive:
             archive.extractall(folder)
         try:
-            return _compare(model, _opened(Path(folder), {}))
+            _compare(model, _opened(Path(folder), {}))
         finally:
             gc.collect()  # a model is a cycle, and this one holds its weights
 
@@ -93,24 +85,31 @@ def _opened(path: Path, objects: dict[str, Any]) -> Any:
         ) from error
 
 
-def _compare(model: Any, opened: Any) -> int:
-    """Compare the weights of two models; return how many the second one lacks.
+def _compare(model: Any, opened: Any) -> None:
+    """Compare the weights of two models.
 
-    Where one has more of them, those of one path are compared: in the first model more
-    is what no config tells of, in the second what the first has in several layers.
+    The second one may have more of them: what the first has in several layers. Then
+    those of one path are compared.
     """
     # What a model with a `save` of its own saves may be another one.
     if type(model).save is not keras.Model.save:
-        return 0
+        return
     ours, theirs = _owners_and_weights(model), _owners_and_weights(opened)
+    by_path = {found.path: found for _, found in theirs}
+    if len(ours) > len(theirs):
+        lost = [weight.path for _, weight in ours if weight.path not in by_path]
+        raise OutputError(
+            f"the file would be opened without {len(ours) - len(theirs)} of its "
+            f"weights{f', {lost[0]!r} for one' if lost else ''}: its config does not "
+            "tell of layers that were added to it. Next: make them part of its graph "
+            "or of its constructor"
+        )
     if len(ours) == len(theirs):
         pairs = [(one, found) for one, (_, found) in zip(ours, theirs, strict=True)]
     else:
-        by_path = {found.path: found for _, found in theirs}
         pairs = [(one, by_path[one[1].path]) for one in ours if one[1].path in by_path]
     for (owner, weight), found in pairs:
         _compare_weights(owner, weight, found)
-    return max(len(ours) - len(theirs), 0)
 
 
 def _owners_and_weights(model: Any) -> list[tuple[Any, Any]]:

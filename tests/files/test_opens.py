@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import kerasmem as km
-from kerasmem.errors import KerasMemWarning, OutputError
+from kerasmem.errors import OutputError
 from kerasmem.files import opens
 from kerasmem.graph.values import to_numpy
 from tests.models import L, chain
@@ -215,15 +215,15 @@ def test_nothing_is_left_behind(seen, tmp_path):
     assert type(chain((6,), L.Dense(2)).weights[0]) is keras.Variable
 
 
-def test_weights_that_no_config_tells_of_are_warned_about(seen, tmp_path):
+def test_weights_that_no_config_tells_of_are_not_lost_in_silence(seen, tmp_path):
     model = chain((6,), L.Dense(6))
-    model.more = L.Dense(3)
+    model.more = L.Dense(3, name="more")
     model.more.build((None, 6))
     if seen:
         known(model)
-    with pytest.warns(KerasMemWarning, match="opens without 2 of its weights"):
+    with pytest.raises(OutputError, match="without 2 of its weights, 'more/kernel'"):
         km.save_model(model, tmp_path / "m.keras")
-    assert len(km.load_model(tmp_path / "m.keras").weights) == 2
+    assert not list(tmp_path.iterdir())
 
 
 class Rounded(Scaled):
