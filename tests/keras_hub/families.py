@@ -16,59 +16,161 @@ _TOKENS = {"vocabulary_size": 40, **_SIZE}
 _HEADS = {**_TOKENS, "num_heads": 2}
 _ENCODER = {**_HEADS, "max_sequence_length": 16}
 _SHARED_HEADS = {**_TOKENS, "num_query_heads": 2, "num_key_value_heads": 1}
+_IMAGE = {"image_shape": (16, 16, 3)}
 
 
-def gemma() -> Any:
-    backbone = M.GemmaBackbone(**_SHARED_HEADS, head_dim=16)
-    return M.GemmaCausalLM(backbone, preprocessor=None)
+def _writer(name: str, **arguments: Any) -> Callable[[], Any]:
+    return _task(name, "CausalLM", arguments, preprocessor=None)
 
 
-def llama3() -> Any:
-    return M.Llama3CausalLM(M.Llama3Backbone(**_SHARED_HEADS), preprocessor=None)
+def _classifier(name: str, **arguments: Any) -> Callable[[], Any]:
+    return _task(name, "TextClassifier", arguments, num_classes=3)
 
 
-def mixtral() -> Any:
-    backbone = M.MixtralBackbone(**_SHARED_HEADS, num_experts=4, top_k=2)
-    return M.MixtralCausalLM(backbone, preprocessor=None)
+def _task(name: str, task: str, arguments: Any, **options: Any) -> Callable[[], Any]:
+    def make() -> Any:
+        backbone = getattr(M, f"{name}Backbone")(**arguments)
+        return getattr(M, name + task)(backbone, **options)
+
+    return make
 
 
-def gpt2() -> Any:
-    return M.GPT2CausalLM(M.GPT2Backbone(**_ENCODER), preprocessor=None)
+def _backbone(name: str, **arguments: Any) -> Callable[[], Any]:
+    return lambda: getattr(M, f"{name}Backbone")(**arguments)
 
 
-def bert() -> Any:
-    return M.BertTextClassifier(M.BertBackbone(**_ENCODER), num_classes=3)
+def _gemma3() -> Any:
+    backbone = M.Gemma3Backbone(
+        **_SHARED_HEADS,
+        head_dim=16,
+        image_size=16,
+        query_head_dim_normalize=True,
+        use_query_key_norm=True,
+        use_post_ffw_norm=True,
+        use_post_attention_norm=True,
+        final_logit_soft_cap=None,
+        attention_logit_soft_cap=None,
+        use_sliding_window_attention=True,
+        sliding_window_size=8,
+        vision_encoder=None,
+    )
+    return M.Gemma3CausalLM(preprocessor=None, backbone=backbone)
 
 
-def roberta() -> Any:
-    return M.RobertaTextClassifier(M.RobertaBackbone(**_ENCODER), num_classes=3)
-
-
-def bart() -> Any:
+def _bart() -> Any:
     return M.BartSeq2SeqLM(M.BartBackbone(**_ENCODER), preprocessor=None)
 
 
-def vit() -> Any:
+def _vit() -> Any:
     backbone = M.ViTBackbone(
-        (16, 16, 3), patch_size=8, num_layers=2, num_heads=2, hidden_dim=32, mlp_dim=64
+        **_IMAGE, patch_size=8, num_layers=2, num_heads=2, hidden_dim=32, mlp_dim=64
     )
     return M.ViTImageClassifier(backbone, num_classes=3)
 
 
-def dino() -> Any:
-    # Its Identity is called with `training`, of which it takes none.
-    return M.DINOV2Backbone(8, **_SIZE, num_heads=2, image_shape=(16, 16, 3))
+def _clip() -> Any:
+    size = {**_SIZE, "num_heads": 2}
+    seen = M.CLIPVisionEncoder(patch_size=8, **size, **_IMAGE)
+    read = M.CLIPTextEncoder(
+        vocabulary_size=40, embedding_dim=32, max_sequence_length=LENGTH, **size
+    )
+    return M.CLIPBackbone(seen, read, projection_dim=16)
+
+
+def _resnet() -> Any:
+    backbone = M.ResNetBackbone(
+        [16], [7], [16, 16], [1, 1], [1, 2], "basic_block", **_IMAGE
+    )
+    return M.ResNetImageClassifier(backbone, num_classes=3)
+
+
+def _densenet() -> Any:
+    backbone = M.DenseNetBackbone(
+        [1, 1], growth_rate=8, compression_ratio=0.5, **_IMAGE
+    )
+    return M.DenseNetImageClassifier(backbone, num_classes=3)
+
+
+_EFFICIENTNET = {
+    "stackwise_width_coefficients": [1.0] * 2,
+    "stackwise_depth_coefficients": [1.0] * 2,
+    "stackwise_kernel_sizes": [3, 3],
+    "stackwise_num_repeats": [1, 1],
+    "stackwise_input_filters": [8, 8],
+    "stackwise_output_filters": [8, 16],
+    "stackwise_expansion_ratios": [1, 2],
+    "stackwise_strides": [1, 2],
+    "stackwise_squeeze_and_excite_ratios": [0.25] * 2,
+    "stackwise_block_types": ["v1"] * 2,
+    "stem_conv_padding": "valid",
+}
+
+
+class Tagger(keras.Model):
+    """A subclassed model: its calls cannot be read, only run."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.embedding = keras.layers.Embedding(40, 32)
+        self.hidden = keras.layers.Dense(64, activation="relu")
+        self.tags = keras.layers.Dense(3)
+
+    def call(self, inputs: Any) -> Any:
+        return self.tags(self.hidden(self.embedding(inputs)))
+
+
+def subclassed() -> Any:
+    """Return a model that has no graph."""
+    model = Tagger(name="tagger")
+    model(np.zeros((1, LENGTH), "int32"))
+    return model
 
 
 FAMILIES: dict[str, Callable[[], Any]] = {
-    make.__name__: make
-    for make in (gemma, llama3, mixtral, gpt2, bert, roberta, bart, vit, dino)
+    "Gemma": _writer("Gemma", **_SHARED_HEADS, head_dim=16),
+    "Gemma3": _gemma3,
+    "Llama3": _writer("Llama3", **_SHARED_HEADS),
+    "Qwen3": _writer("Qwen3", **_SHARED_HEADS, head_dim=16),
+    "Mistral": _writer("Mistral", **_SHARED_HEADS, sliding_window=8),
+    "Phi3": _writer("Phi3", **_SHARED_HEADS),
+    "Mixtral": _writer("Mixtral", **_SHARED_HEADS, num_experts=4, top_k=2),
+    "GptOss": _writer(
+        "GptOss", **_SHARED_HEADS, num_experts=4, top_k=2, head_dim=16, sliding_window=8
+    ),
+    "GPT2": _writer("GPT2", **_ENCODER),
+    "OPT": _writer("OPT", **_ENCODER),
+    "Bloom": _writer("Bloom", **_ENCODER),
+    "GPTNeoX": _writer("GPTNeoX", **_HEADS),
+    "Falcon": _writer("Falcon", **_TOKENS, num_attention_heads=2),
+    "Bert": _classifier("Bert", **_ENCODER),
+    "DistilBert": _classifier("DistilBert", **_ENCODER),
+    "Roberta": _classifier("Roberta", **_ENCODER),
+    "Albert": _classifier("Albert", **_ENCODER, embedding_dim=8),
+    "DebertaV3": _classifier("DebertaV3", **_ENCODER, bucket_size=8),
+    "T5": _backbone("T5", **_HEADS),
+    "Bart": _bart,
+    "Whisper": _backbone(
+        "Whisper",
+        **_HEADS,
+        num_mels=8,
+        max_encoder_sequence_length=16,
+        max_decoder_sequence_length=8,
+    ),
+    "ViT": _vit,
+    # Its Identity is called with `training`, of which it takes none.
+    "DINOV2": _backbone("DINOV2", patch_size=8, **_SIZE, num_heads=2, **_IMAGE),
+    "CLIP": _clip,
+    "EfficientNet": _backbone("EfficientNet", **_EFFICIENTNET, **_IMAGE),
+    "ResNet": _resnet,
+    "DenseNet": _densenet,
 }
 
 
 def samples(model: Any, size: int = 2) -> Any:
     """Return inputs in the model's structure; every other sequence ends earlier."""
     random = np.random.default_rng(0)
+    if isinstance(model, Tagger):
+        return random.integers(0, 40, (size, LENGTH)).astype("int32")
     found = {}
     for tensor in model.inputs:
         shape = (size, *(length or LENGTH for length in tensor.shape[1:]))
@@ -84,7 +186,7 @@ def samples(model: Any, size: int = 2) -> Any:
 
 def shapes(model: Any, x: Any) -> Any:
     """Return the shapes of samples without the batch axis, as a user gives them."""
-    if isinstance(model.input, dict):
+    if isinstance(x, dict):
         return {name: array.shape[1:] for name, array in x.items()}
     return x.shape[1:]
 

@@ -21,7 +21,7 @@ pytestmark = [
 ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
 ALL = pytest.mark.parametrize("name", [*FAMILIES])
 SOME = pytest.mark.parametrize(
-    "name", [*FAMILIES] if ON_TENSORFLOW else ["gemma", "llama3", "vit"]
+    "name", [*FAMILIES] if ON_TENSORFLOW else ["Gemma", "Llama3", "ViT"]
 )
 
 
@@ -96,7 +96,7 @@ def test_it_trains_in_less_memory_and_stays_of_its_class(name, way):
 
 if ON_TENSORFLOW:  # others know every shape in a step
 
-    @pytest.mark.parametrize("name", ["bert", "gpt2"])
+    @pytest.mark.parametrize("name", ["Bert", "GPT2"])
     def test_a_gradient_of_unknown_shape_is_measured(name):
         import tensorflow as tf
 

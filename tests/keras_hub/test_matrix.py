@@ -1,0 +1,40 @@
+"""The table of families and features in the documentation is what is found."""
+
+import keras
+import pytest
+
+from tests.keras_hub import matrix
+from tests.keras_hub.families import FAMILIES
+from tests.keras_hub.rows import Rows
+
+ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
+EVERYWHERE = ["Gemma", "Llama3", "Mixtral", "Bert", "Bart", "ViT"]
+BY_GRAPH = ("rematerialize", "compress_activations", "int8-dynamic")
+
+
+@pytest.fixture(scope="module")
+def rows():
+    found = Rows()
+    yield found
+    found.close()
+
+
+@pytest.mark.parametrize("family", matrix.documented() if ON_TENSORFLOW else EVERYWHERE)
+def test_a_row_of_the_table_is_what_is_found(rows, family):
+    assert rows.row(family) == matrix.documented()[family]
+
+
+@pytest.mark.one_backend
+def test_the_table_has_every_family_and_nearly_all_works():
+    found = matrix.documented()
+    assert [*found] == [*FAMILIES, "Subclassed"]
+    graphs = {name: found[name] for name in FAMILIES}
+    assert len(graphs) >= 24
+    for cells in graphs.values():
+        assert all(
+            cells[c] == matrix.WORKS
+            for c in matrix.COLUMNS
+            if c not in BY_GRAPH and c != "generate"
+        )
+    for column in BY_GRAPH:
+        assert sum(cells[column] == matrix.WORKS for cells in graphs.values()) >= 16
