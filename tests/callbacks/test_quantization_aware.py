@@ -430,6 +430,14 @@ class Broken(keras.callbacks.Callback):
         raise KeyboardInterrupt
 
 
+class BrokenAfterPredicting(keras.callbacks.Callback):
+    """Leaves a function that was traced with the rounding, as validation does."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.predict(X, verbose=0)
+        raise KeyboardInterrupt
+
+
 class BrokenInAnEpoch(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         if batch == 1:
@@ -462,6 +470,7 @@ USES = {
     ("use", "how"),
     [
         *((use, Broken) for use in USES),
+        ("predict", BrokenAfterPredicting),
         *((u, BrokenInAnEpoch) for u in ("fit", "save")),
     ],
 )
