@@ -12,9 +12,16 @@ from tests.fuzz.outcome import Outcome
 CORPUS = Path(__file__).parent / "corpus"
 
 
+READ_AS_GRAPHS = {"channels", "factorize", "int8-static"}
+"""Laws that models broke which were misread, before a backend computed anything."""
+
+
 def cases(lane):
-    files = sorted(CORPUS.glob(f"{lane}-*.json"))
-    return [pytest.param(json.loads(f.read_text())["case"], id=f.stem) for f in files]
+    for file in sorted(CORPUS.glob(f"{lane}-*.json")):
+        case = json.loads(file.read_text())["case"]
+        is_of_one = lane == "files" or case["law"] in READ_AS_GRAPHS
+        marks = [pytest.mark.one_backend] if is_of_one else []
+        yield pytest.param(case, id=file.stem, marks=marks)
 
 
 @pytest.mark.parametrize("case", cases("graphs"))
@@ -32,7 +39,6 @@ def reader():
     child.close()
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("case", cases("files"))
 def test_a_file_that_once_could_not_be_refused_in_one_line_is(reader, case):
     found = reader.run(case)
