@@ -35,6 +35,15 @@ def answers(model, x):
     return [to_numpy(y) for y in keras.tree.flatten(model(tensors, training=False))]
 
 
+def shapes_of_answers(model, x):
+    if keras.backend.backend() != "jax":
+        return [y.shape for y in answers(model, x)]
+    import jax  # it would compile every operation by itself
+
+    told = jax.eval_shape(lambda x: model(x, training=False), x)
+    return [y.shape for y in keras.tree.flatten(told)]
+
+
 @ALL
 def test_its_calls_are_known_with_every_length_and_its_config_lists_no_layer(name):
     model = FAMILIES[name]()
@@ -45,8 +54,7 @@ def test_its_calls_are_known_with_every_length_and_its_config_lists_no_layer(nam
     arrays = [x[t.name] for t in model.inputs] if isinstance(x, dict) else [x]
     traced = trace(model, 2, [a.shape for a in arrays], opens=lambda _: True)
     assert all(None not in y.shape for call in traced.calls for y in call.outputs)
-    expected = [y.shape for y in answers(model, x)]
-    assert [y.shape for y in traced.outputs] == expected
+    assert [y.shape for y in traced.outputs] == shapes_of_answers(model, x)
 
 
 @SOME
