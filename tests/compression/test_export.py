@@ -52,7 +52,7 @@ if not ON_TENSORFLOW:  # elsewhere every export starts TensorFlow in its own pro
 
 @pytest.fixture(scope="module")
 def converter():
-    """Elsewhere one process with TensorFlow; it starts anew in the first test alone."""
+    """Elsewhere one process with TensorFlow: each file would start one for seconds."""
     if ON_TENSORFLOW:
         yield
         return
@@ -99,6 +99,7 @@ def conv_net():
     )
 
 
+@pytest.mark.usefixtures("converter")
 @pytest.mark.parametrize("kind", MODELS)
 def test_the_float_file_equals_the_model_to_1e_5(kind, tmp_path):
     path = tmp_path / "m.tflite"
