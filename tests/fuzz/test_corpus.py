@@ -17,11 +17,13 @@ READ_AS_GRAPHS = {"channels", "factorize", "int8-static"}
 
 
 def cases(lane):
+    found = []
     for file in sorted(CORPUS.glob(f"{lane}-*.json")):
         case = json.loads(file.read_text())["case"]
         is_of_one = lane == "files" or case["law"] in READ_AS_GRAPHS
         marks = [pytest.mark.one_backend] if is_of_one else []
-        yield pytest.param(case, id=file.stem, marks=marks)
+        found.append(pytest.param(case, id=file.stem, marks=marks))
+    return found
 
 
 @pytest.mark.parametrize("case", cases("graphs"))
