@@ -656,7 +656,20 @@ def check_each_weight_is_read_rounded(model, x):
         weight.variable.assign(now)
 
 
-@pytest.mark.parametrize("name", KINDS)
+ALIKE = {
+    *("einsum_dense", "conv1d", "conv3d", "depthwise_1d", "embedding_subclass"),
+    *("bidirectional", "stacked_cells", "conv_lstm", "grouped_attention"),
+}
+"""Kinds whose weights a backend reads as those of another."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=pytest.mark.one_backend) if n in ALIKE else n
+        for n in KINDS
+    ],
+)
 def test_every_kind_of_layer_reads_each_weight_rounded(name):
     keras.utils.set_random_seed(0)
     check_each_weight_is_read_rounded(KINDS[name].make(), KINDS[name].inputs())

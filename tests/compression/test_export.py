@@ -45,7 +45,7 @@ MODELS = {
     "tied_embedding": (KINDS["tied_embedding"].make, "tied_embedding"),
 }
 RECURRENT = ("recurrent", "bidirectional")
-if not ON_TENSORFLOW:  # elsewhere every export starts TensorFlow in its own process
+if not ON_TENSORFLOW:  # elsewhere TensorFlow converts them all the same, in a child
     MODELS = {"shared": MODELS["shared"]}
     RECURRENT = ()
 
