@@ -1,0 +1,149 @@
+"""Estimates of KerasHub models against TensorFlow's own peak of a second step.
+
+python -m tests.benchmarks.bench_kerashub_estimates [--methods analytic traced step]
+    [--families gemma bert ...] [--jit]
+
+Each family is made from its config, with 1 to 5 million random parameters, and trained
+by Adam on 8 sequences of 64 tokens (or images of 65 patches), in a process of its own
+with the allocator of a GPU on the CPU, which counts.
+"""
+
+import argparse
+import os
+import statistics
+
+os.environ["KERAS_BACKEND"] = "tensorflow"
+os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"
+
+import keras
+import keras_hub
+import numpy as np
+
+import kerasmem as km
+from kerasmem.memory.child import ON_THE_CPU, run_in_child
+from kerasmem.memory.estimate.step import COUNTING_ALLOCATOR
+from kerasmem.units import MIB
+from tests.keras_hub.families import samples, shapes
+
+M = keras_hub.models
+BATCH = 8
+LENGTH = 64
+VOCABULARY = 2000
+
+_SIZE = {"num_layers": 4, "hidden_dim": 128, "intermediate_dim": 512}
+_TOKENS = {"vocabulary_size": VOCABULARY, **_SIZE}
+_HEADS = {**_TOKENS, "num_heads": 4}
+_ENCODER = {**_HEADS, "max_sequence_length": LENGTH}
+_SHARED_HEADS = {**_TOKENS, "num_query_heads": 4, "num_key_value_heads": 2}
+_PATCHES = {"image_shape": (64, 64, 3), "patch_size": 8, "num_layers": 4}
+
+FAMILIES = {
+    "gemma": lambda: M.GemmaCausalLM(
+        M.GemmaBackbone(**_SHARED_HEADS, head_dim=32), preprocessor=None
+    ),
+    "llama3": lambda: M.Llama3CausalLM(
+        M.Llama3Backbone(**_SHARED_HEADS), preprocessor=None
+    ),
+    "bert": lambda: M.BertTextClassifier(M.BertBackbone(**_ENCODER), num_classes=3),
+    "gpt2": lambda: M.GPT2CausalLM(M.GPT2Backbone(**_ENCODER), preprocessor=None),
+    "roberta": lambda: M.RobertaTextClassifier(
+        M.RobertaBackbone(**_ENCODER), num_classes=3
+    ),
+    "mixtral": lambda: M.MixtralCausalLM(
+        M.MixtralBackbone(**_SHARED_HEADS, num_experts=4, top_k=2), preprocessor=None
+    ),
+    "bart": lambda: M.BartSeq2SeqLM(M.BartBackbone(**_ENCODER), preprocessor=None),
+    "vit": lambda: M.ViTImageClassifier(
+        M.ViTBackbone(**_PATCHES, num_heads=4, hidden_dim=128, mlp_dim=512),
+        num_classes=3,
+    ),
+    "t5": lambda: M.T5Backbone(**_HEADS),
+    "whisper": lambda: M.WhisperBackbone(
+        **_HEADS,
+        num_mels=16,
+        max_encoder_sequence_length=2 * LENGTH,
+        max_decoder_sequence_length=LENGTH,
+    ),
+}
+
+
+def compiled(name, *, jit=False):
+    """Return a model of a family, compiled with Adam and a loss that fits it."""
+    keras.utils.set_random_seed(1)
+    model = FAMILIES[name]()
+    loss = "mse"
+    if not isinstance(model, keras_hub.models.Backbone):
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("adam", loss, metrics=[], weighted_metrics=[], jit_compile=jit)
+    return model
+
+
+def batch_of(model, size=BATCH):
+    """Return samples and their targets."""
+    x = samples(model, size, LENGTH)
+    answers = model.compute_output_spec(
+        keras.tree.map_structure(lambda a: keras.KerasTensor(a.shape, a.dtype), x)
+    )
+    if model.loss == "mse":
+        return x, keras.tree.map_structure(
+            lambda y: np.zeros((size, *y.shape[1:]), "float32"), answers
+        )
+    length = answers.shape[1:-1]
+    return x, np.zeros((size, *length), "int32")
+
+
+def measure(job):
+    """Return the peak of a second step by the allocator; runs in a child."""
+    import tensorflow as tf
+
+    model = compiled(job["family"], jit=job["jit"])
+    x, y = batch_of(model)
+    model.train_on_batch(x, y)
+    tf.config.experimental.reset_memory_stats("CPU:0")
+    model.train_on_batch(x, y)
+    return {"peak": tf.config.experimental.get_memory_info("CPU:0")["peak"]}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--methods", nargs="*", default=["auto"])
+    parser.add_argument("--families", nargs="*", default=list(FAMILIES))
+    parser.add_argument("--jit", action="store_true")
+    options = parser.parse_args()
+    found = {method: [] for method in options.methods}
+    for name in options.families:
+        task = f"tests.benchmarks.bench_kerashub_estimates:{measure.__name__}"
+        true = run_in_child(
+            task,
+            {"family": name, "jit": options.jit},
+            backend="tensorflow",
+            environment={**ON_THE_CPU, **COUNTING_ALLOCATOR},
+        )["peak"]
+        model = compiled(name, jit=options.jit)
+        given = shapes(model, samples(model, BATCH, LENGTH))
+        line = f"{name:8} {model.count_params() / 1e6:4.1f} M {true / MIB:7.1f} MiB"
+        for method in options.methods:
+            known = km.estimate_memory(
+                model,
+                BATCH,
+                input_shape=given,
+                device="cpu",
+                method=method,
+            )
+            error = known.peak_bytes / true - 1
+            inside = known.low_bytes <= true <= known.high_bytes
+            found[method].append((abs(error), inside))
+            line += f"  {method} {known.peak_bytes / MIB:6.1f} {error:+6.1%}"
+            line += f" {'in ' if inside else 'OUT'}"
+        print(line, flush=True)
+    for method, rows in found.items():
+        errors = [error for error, _ in rows]
+        print(
+            f"{method}: median {statistics.median(errors):.1%}, largest "
+            f"{max(errors):.1%}, inside the interval {sum(i for _, i in rows)} of "
+            f"{len(rows)}"
+        )
+
+
+if __name__ == "__main__":
+    main()
