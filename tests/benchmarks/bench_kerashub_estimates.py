@@ -2,6 +2,8 @@
 
 python -m tests.benchmarks.bench_kerashub_estimates [--methods analytic traced step]
     [--families gemma bert ...] [--jit]
+python -m tests.benchmarks.bench_kerashub_estimates --rematerialize
+    [--families gemma bert vit] [--batch 64] [--jit]: peak and step time, plain and lean
 
 Each family is made from its config, with 1 to 5 million random parameters, and trained
 by Adam on 8 sequences of 64 tokens (or images of 65 patches), in a process of its own
@@ -9,8 +11,10 @@ with the allocator of a GPU on the CPU, which counts.
 """
 
 import argparse
+import gc
 import os
 import statistics
+import time
 
 os.environ["KERAS_BACKEND"] = "tensorflow"
 os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"
@@ -28,6 +32,7 @@ from tests.keras_hub.families import samples, shapes
 M = keras_hub.models
 BATCH = 8
 LENGTH = 64
+TURNS = 8
 VOCABULARY = 2000
 
 _SIZE = {"num_layers": 4, "hidden_dim": 128, "intermediate_dim": 512}
@@ -97,35 +102,90 @@ def measure(job):
     import tensorflow as tf
 
     model = compiled(job["family"], jit=job["jit"])
-    x, y = batch_of(model)
+    x, y = batch_of(model, job["batch"])
+    if job["lean"]:
+        model = lean_of(model, x, jit=job["jit"])
+        gc.collect()
     model.train_on_batch(x, y)
     tf.config.experimental.reset_memory_stats("CPU:0")
     model.train_on_batch(x, y)
     return {"peak": tf.config.experimental.get_memory_info("CPU:0")["peak"]}
 
 
+def lean_of(model, x, *, jit):
+    """Return the model with activations computed again, compiled as it is."""
+    size = len(keras.tree.flatten(x)[0])
+    lean = km.rematerialize(model, batch_size=size, input_shape=shapes(model, x))
+    settings = {"metrics": [], "weighted_metrics": [], "jit_compile": jit}
+    lean.compile("adam", model.loss, **settings)
+    return lean
+
+
+def step_times(job):
+    """Return how long later steps take, plain and lean in turns; runs in a child."""
+    plain = compiled(job["family"], jit=job["jit"])
+    x, y = batch_of(plain, job["batch"])
+    models = [plain, lean_of(plain, x, jit=job["jit"])]
+    seconds = [[], []]
+    for turn in range(2 + TURNS):
+        for model, found in list(zip(models, seconds, strict=True))[
+            :: 1 - turn % 2 * 2
+        ]:
+            begin = time.perf_counter()
+            model.train_on_batch(x, y)
+            found.append(time.perf_counter() - begin)
+    return {"seconds": [found[2:] for found in seconds]}
+
+
+def in_child(task, **job):
+    """Return what a task of this module answers, with the allocator that counts."""
+    return run_in_child(
+        f"tests.benchmarks.bench_kerashub_estimates:{task.__name__}",
+        job,
+        backend="tensorflow",
+        environment={**ON_THE_CPU, **COUNTING_ALLOCATOR},
+    )
+
+
+def rematerialized(options):
+    for name in options.families:
+        job = {"family": name, "jit": options.jit, "batch": options.batch}
+        plain, lean = (
+            in_child(measure, lean=lean, **job)["peak"] for lean in (False, True)
+        )
+        seconds = in_child(step_times, **job)["seconds"]
+        ratios = [again / once for once, again in zip(*seconds, strict=True)]
+        print(
+            f"{name:8} {plain / MIB:7.1f} MiB -> {lean / MIB:7.1f} MiB "
+            f"{lean / plain - 1:+6.1%}, step time {statistics.median(ratios):.2f}x "
+            f"of {statistics.median(seconds[0]):.3f} s",
+            flush=True,
+        )
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--methods", nargs="*", default=["auto"])
     parser.add_argument("--families", nargs="*", default=list(FAMILIES))
+    parser.add_argument("--batch", type=int, default=BATCH)
     parser.add_argument("--jit", action="store_true")
+    parser.add_argument("--rematerialize", action="store_true")
     options = parser.parse_args()
+    (rematerialized if options.rematerialize else estimated)(options)
+
+
+def estimated(options):
     found = {method: [] for method in options.methods}
     for name in options.families:
-        task = f"tests.benchmarks.bench_kerashub_estimates:{measure.__name__}"
-        true = run_in_child(
-            task,
-            {"family": name, "jit": options.jit},
-            backend="tensorflow",
-            environment={**ON_THE_CPU, **COUNTING_ALLOCATOR},
-        )["peak"]
+        job = {"family": name, "jit": options.jit, "batch": options.batch}
+        true = in_child(measure, lean=False, **job)["peak"]
         model = compiled(name, jit=options.jit)
-        given = shapes(model, samples(model, BATCH, LENGTH))
+        given = shapes(model, samples(model, 1, LENGTH))
         line = f"{name:8} {model.count_params() / 1e6:4.1f} M {true / MIB:7.1f} MiB"
         for method in options.methods:
             known = km.estimate_memory(
                 model,
-                BATCH,
+                options.batch,
                 input_shape=given,
                 device="cpu",
                 method=method,
