@@ -3,7 +3,8 @@
 python -m tests.benchmarks.bench_kerashub_estimates [--methods analytic traced step]
     [--families gemma bert ...] [--jit]
 python -m tests.benchmarks.bench_kerashub_estimates --rematerialize
-    [--families gemma bert vit] [--batch 64] [--jit]: peak and step time, plain and lean
+    [--families gemma bert vit] [--batch 64] [--layers 8] [--jit]
+    peak and step time, plain and with activations computed again
 
 Each family is made from its config, with 1 to 5 million random parameters, and trained
 by Adam on 8 sequences of 64 tokens (or images of 65 patches), in a process of its own
@@ -35,47 +36,76 @@ LENGTH = 64
 TURNS = 8
 VOCABULARY = 2000
 
-_SIZE = {"num_layers": 4, "hidden_dim": 128, "intermediate_dim": 512}
-_TOKENS = {"vocabulary_size": VOCABULARY, **_SIZE}
+_TOKENS = {
+    "vocabulary_size": VOCABULARY,
+    "hidden_dim": 128,
+    "intermediate_dim": 512,
+}
 _HEADS = {**_TOKENS, "num_heads": 4}
 _ENCODER = {**_HEADS, "max_sequence_length": LENGTH}
 _SHARED_HEADS = {**_TOKENS, "num_query_heads": 4, "num_key_value_heads": 2}
-_PATCHES = {"image_shape": (64, 64, 3), "patch_size": 8, "num_layers": 4}
+_IMAGES = {"image_shape": (64, 64, 3), "patch_size": 8, "num_heads": 4}
+
+
+def gemma(**layers):
+    backbone = M.GemmaBackbone(**_SHARED_HEADS, head_dim=32, **layers)
+    return M.GemmaCausalLM(backbone, preprocessor=None)
+
+
+def llama3(**layers):
+    backbone = M.Llama3Backbone(**_SHARED_HEADS, **layers)
+    return M.Llama3CausalLM(backbone, preprocessor=None)
+
+
+def bert(**layers):
+    return M.BertTextClassifier(M.BertBackbone(**_ENCODER, **layers), num_classes=3)
+
+
+def gpt2(**layers):
+    return M.GPT2CausalLM(M.GPT2Backbone(**_ENCODER, **layers), preprocessor=None)
+
+
+def roberta(**layers):
+    backbone = M.RobertaBackbone(**_ENCODER, **layers)
+    return M.RobertaTextClassifier(backbone, num_classes=3)
+
+
+def mixtral(**layers):
+    backbone = M.MixtralBackbone(**_SHARED_HEADS, num_experts=4, top_k=2, **layers)
+    return M.MixtralCausalLM(backbone, preprocessor=None)
+
+
+def bart(**layers):
+    return M.BartSeq2SeqLM(M.BartBackbone(**_ENCODER, **layers), preprocessor=None)
+
+
+def vit(**layers):
+    backbone = M.ViTBackbone(**_IMAGES, hidden_dim=128, mlp_dim=512, **layers)
+    return M.ViTImageClassifier(backbone, num_classes=3)
+
+
+def t5(**layers):
+    return M.T5Backbone(**_HEADS, **layers)
+
+
+def whisper(**layers):
+    lengths = {
+        "max_encoder_sequence_length": 2 * LENGTH,
+        "max_decoder_sequence_length": LENGTH,
+    }
+    return M.WhisperBackbone(**_HEADS, num_mels=16, **lengths, **layers)
+
 
 FAMILIES = {
-    "gemma": lambda: M.GemmaCausalLM(
-        M.GemmaBackbone(**_SHARED_HEADS, head_dim=32), preprocessor=None
-    ),
-    "llama3": lambda: M.Llama3CausalLM(
-        M.Llama3Backbone(**_SHARED_HEADS), preprocessor=None
-    ),
-    "bert": lambda: M.BertTextClassifier(M.BertBackbone(**_ENCODER), num_classes=3),
-    "gpt2": lambda: M.GPT2CausalLM(M.GPT2Backbone(**_ENCODER), preprocessor=None),
-    "roberta": lambda: M.RobertaTextClassifier(
-        M.RobertaBackbone(**_ENCODER), num_classes=3
-    ),
-    "mixtral": lambda: M.MixtralCausalLM(
-        M.MixtralBackbone(**_SHARED_HEADS, num_experts=4, top_k=2), preprocessor=None
-    ),
-    "bart": lambda: M.BartSeq2SeqLM(M.BartBackbone(**_ENCODER), preprocessor=None),
-    "vit": lambda: M.ViTImageClassifier(
-        M.ViTBackbone(**_PATCHES, num_heads=4, hidden_dim=128, mlp_dim=512),
-        num_classes=3,
-    ),
-    "t5": lambda: M.T5Backbone(**_HEADS),
-    "whisper": lambda: M.WhisperBackbone(
-        **_HEADS,
-        num_mels=16,
-        max_encoder_sequence_length=2 * LENGTH,
-        max_decoder_sequence_length=LENGTH,
-    ),
+    make.__name__: make
+    for make in (gemma, llama3, bert, gpt2, roberta, mixtral, bart, vit, whisper, t5)
 }
 
 
-def compiled(name, *, jit=False):
+def compiled(name, *, jit=False, layers=4):
     """Return a model of a family, compiled with Adam and a loss that fits it."""
     keras.utils.set_random_seed(1)
-    model = FAMILIES[name]()
+    model = FAMILIES[name](num_layers=layers)
     loss = "mse"
     if not isinstance(model, keras_hub.models.Backbone):
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -101,7 +131,7 @@ def measure(job):
     """Return the peak of a second step by the allocator; runs in a child."""
     import tensorflow as tf
 
-    model = compiled(job["family"], jit=job["jit"])
+    model = compiled(job["family"], jit=job["jit"], layers=job["layers"])
     x, y = batch_of(model, job["batch"])
     if job["lean"]:
         model = lean_of(model, x, jit=job["jit"])
@@ -123,7 +153,7 @@ def lean_of(model, x, *, jit):
 
 def step_times(job):
     """Return how long later steps take, plain and lean in turns; runs in a child."""
-    plain = compiled(job["family"], jit=job["jit"])
+    plain = compiled(job["family"], jit=job["jit"], layers=job["layers"])
     x, y = batch_of(plain, job["batch"])
     models = [plain, lean_of(plain, x, jit=job["jit"])]
     seconds = [[], []]
@@ -147,9 +177,14 @@ def in_child(task, **job):
     )
 
 
+def _job(name, options):
+    wanted = {key: getattr(options, key) for key in ("jit", "batch", "layers")}
+    return {"family": name, **wanted}
+
+
 def rematerialized(options):
     for name in options.families:
-        job = {"family": name, "jit": options.jit, "batch": options.batch}
+        job = _job(name, options)
         plain, lean = (
             in_child(measure, lean=lean, **job)["peak"] for lean in (False, True)
         )
@@ -168,6 +203,7 @@ def main():
     parser.add_argument("--methods", nargs="*", default=["auto"])
     parser.add_argument("--families", nargs="*", default=list(FAMILIES))
     parser.add_argument("--batch", type=int, default=BATCH)
+    parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--jit", action="store_true")
     parser.add_argument("--rematerialize", action="store_true")
     options = parser.parse_args()
@@ -177,9 +213,9 @@ def main():
 def estimated(options):
     found = {method: [] for method in options.methods}
     for name in options.families:
-        job = {"family": name, "jit": options.jit, "batch": options.batch}
+        job = _job(name, options)
         true = in_child(measure, lean=False, **job)["peak"]
-        model = compiled(name, jit=options.jit)
+        model = compiled(name, jit=options.jit, layers=options.layers)
         given = shapes(model, samples(model, 1, LENGTH))
         line = f"{name:8} {model.count_params() / 1e6:4.1f} M {true / MIB:7.1f} MiB"
         for method in options.methods:
