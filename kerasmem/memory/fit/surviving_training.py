@@ -74,7 +74,6 @@ class SurvivingTraining(SurvivingStep):
 
     def _meet(self, state: Any, batch: Any, size: int) -> None:
         build_for(self._model, batch)
-        self._input_shape = lengths_in(self._model, batch)
         policy = self._policy
         limit = policy.limit_bytes
         if limit is None or not policy.splits:
@@ -82,13 +81,7 @@ class SurvivingTraining(SurvivingStep):
         verify = not self._training.survives_failure
         with self._training.values(state):
             parts = self._teller.ask(
-                lambda: micro_batches(
-                    self._model,
-                    size,
-                    limit,
-                    verify=verify,
-                    input_shape=self._input_shape,
-                )
+                lambda: self._parts_of(batch, size, limit, verify=verify)
             )
         if parts is None and policy.is_given and not self._teller.was_at_a_loss:
             raise ConfigError(
@@ -98,6 +91,14 @@ class SurvivingTraining(SurvivingStep):
             )
         if parts is not None and parts > 1:
             self._foresee(size, parts)
+
+    def _parts_of(
+        self, batch: Any, size: int, limit: int, *, verify: bool
+    ) -> int | None:
+        lengths = self._input_shape = lengths_in(self._model, batch)
+        return micro_batches(
+            self._model, size, limit, verify=verify, input_shape=lengths
+        )
 
     def _foresee(self, size: int, parts: int) -> None:
         names = stateful_layers(self._model)

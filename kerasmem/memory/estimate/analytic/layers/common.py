@@ -119,7 +119,7 @@ def taken_sparsely(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
 
 def _taken(t: Tape, s: Site, xs: list[Tensor], *, sparse: bool) -> Tensor:
     given = dict(zip(s.names, xs, strict=True))
-    x, indices = given.pop("x", xs[0]), given.get("indices", xs[0])
+    x, indices = given.get("x", xs[0]), given.get("indices", xs[0])
     return gathered(t, x, indices, s.shape, sparse=sparse and x.kind == "parameter")
 
 
@@ -141,10 +141,12 @@ def told(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     return y
 
 
-def divided(t: Tape, _s: Site, xs: list[Tensor]) -> Tensor:
+def divided(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     """Divide: both operands are kept, a number is not."""
-    if len(xs) < 2:
+    if s.names == ("x1",):
         return p.scaled(t, xs[0])
+    if s.names == ("x2",):
+        return p.of_output(t, "reciprocal", xs[0])
     above, below = xs
     return p.pointwise(t, "divide", *xs, needs=((below,), (above, below)))
 

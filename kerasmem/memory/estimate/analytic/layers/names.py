@@ -39,7 +39,7 @@ def activation_name(function: Any) -> str:
         name = type(function).__name__.lower()
         if name == "gelu" and getattr(function, "approximate", True):
             return "gelu_approximate"
-    elif not hasattr(keras.activations, name):
+    elif name not in vars(keras.activations):
         return _of_operation(function, name)
     return _SAME.get(name, name)
 
@@ -51,6 +51,9 @@ def _of_operation(function: Any, name: str) -> str:
         y = function(x)
     except Exception:  # noqa: BLE001 - a user's function may raise anything on symbols
         return name
+    if not isinstance(y, keras.KerasTensor):
+        return name
     operation = y._keras_history.operation
-    inputs = operation._inbound_nodes[-1].input_tensors
-    return activation_name(operation) if inputs == [x] else name
+    taken = operation._inbound_nodes[-1].input_tensors
+    is_all = len(taken) == 1 and taken[0] is x
+    return activation_name(operation) if is_all else name
