@@ -70,7 +70,9 @@ def _symbolic(layer: Any, args: tuple, kwargs: dict[str, Any]) -> Any | None:
             inputs.append(x)
         return x
 
-    new_args, new_kwargs = keras.tree.map_structure(renewed, (args, kwargs))
+    # Not by mapping: that goes through a dict in another order where torch runs.
+    renewed_flat = [renewed(x) for x in keras.tree.flatten((args, kwargs))]
+    new_args, new_kwargs = keras.tree.pack_sequence_as((args, kwargs), renewed_flat)
     try:
         # Whatever it assigns, such as the state of random numbers, stays in the scope.
         with keras.StatelessScope():

@@ -43,6 +43,7 @@ def measured(job):
     return peaks
 
 
+@pytest.mark.slow
 def test_an_estimate_comes_near_the_peak_of_a_second_step():
     true = run_in_child(
         f"{__name__}:measured",
