@@ -18,7 +18,6 @@ OF_EVERY_BACKEND = {
     "docs/compressed_activations.md",
     "docs/data_and_devices.md",
     "docs/estimating.md",
-    "docs/exporting.md",
     "docs/optimizers.md",
     "docs/out_of_memory.md",
     "docs/rematerializing.md",

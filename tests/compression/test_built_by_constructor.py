@@ -121,15 +121,17 @@ if ON_TENSORFLOW:  # whichever runs below, they are built and loaded in the same
 LOADED = """
     import json, sys
     from pathlib import Path
-    import keras, numpy as np
-    import kerasmem as km
-    if keras.backend.backend() == "tensorflow":
-        import keras_hub
-    import tests.models
-    from kerasmem.graph.values import to_numpy
+    import keras_hub
+    from tests.compression.test_built_by_constructor import loaded_from
 
+    print(json.dumps(loaded_from(Path(sys.argv[1]))))
+"""
+
+
+def loaded_from(folder):
+    """Return of every file its classes, largest error, and weights that changed."""
     told = {}
-    for path in sorted(Path(sys.argv[1]).glob("*/*/*.keras")):
+    for path in sorted(folder.glob("*/*/*.keras")):
         if path.stem == "once":
             continue
         kept = np.load(path.parent / "expected.npz")
@@ -138,18 +140,20 @@ LOADED = """
         outputs = model(given.pop("", given), training=False)
         found = [to_numpy(each) for each in keras.tree.flatten(outputs)]
         weights = enumerate(model.get_weights())
-        told[str(path.relative_to(sys.argv[1]))] = [
+        told[str(path.relative_to(folder))] = [
             [cls.__name__ for cls in type(model).__mro__],
             max(float(abs(y - kept[f"y_{n}"]).max()) for n, y in enumerate(found)),
             [n for n, weight in weights if (weight != kept[f"w_{n}"]).any()],
         ]
-    print(json.dumps(told))
-"""
+    return told
 
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory):
-    """What another process finds in every file: one process for all of them."""
+    """What another process finds in every file: one process for all of them.
+
+    Elsewhere the files are read here: that a process has made nothing shows on one.
+    """
     folder = tmp_path_factory.mktemp("files")
     made = {name: MODELS[name]() for name in {name for name, _ in CASES}}
     for name, way in CASES:
@@ -159,6 +163,8 @@ def told(tmp_path_factory):
         coding = "entropy" if way in ("entropy", "twice") else "deflate"
         km.save_model(model, place / "saved.keras", coding=coding)
         write_expected(model, place / "expected.npz")
+    if not ON_TENSORFLOW:
+        return loaded_from(folder)
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(LOADED), str(folder)],
         cwd=Path(__file__).parents[2],

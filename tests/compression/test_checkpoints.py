@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import textwrap
+import warnings
 
 import keras
 import numpy as np
@@ -242,10 +243,13 @@ def test_kill_9_at_any_moment_changes_nothing(model, tmp_path):
 def kill_and_go_on(code, folder, kills, random, longest=2.0):
     """Compare the file of a run that was killed some times with that of a whole one."""
 
+    def arguments(name):
+        paths = folder / "model.keras", folder / name, folder / f"{name}.keras"
+        return [*map(str, paths)]
+
     def run(name, seconds=None):
         """Return whether the run came to its end, in so many seconds after loading."""
-        arguments = [folder / "model.keras", folder / name, folder / f"{name}.keras"]
-        line = [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)]
+        line = [sys.executable, "-c", textwrap.dedent(code), *arguments(name)]
         with (folder / f"{name}.log").open("wb") as log:
             begun = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=log)
         with begun:
@@ -258,7 +262,10 @@ def kill_and_go_on(code, folder, kills, random, longest=2.0):
         assert begun.returncode == 0, (folder / f"{name}.log").read_text()[-2000:]
         return True
 
-    run("whole")
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # as in a process
+        patch.setattr(sys, "argv", ["-c", *arguments("whole")])
+        exec(textwrap.dedent(code), {})
     killed = 0
     while killed < kills and not run("killed", random.uniform(0, longest)):
         killed += 1

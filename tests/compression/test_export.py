@@ -18,7 +18,9 @@ from kerasmem.compression.quantize import Quantize
 from kerasmem.compression.result import CompressionResult
 from kerasmem.errors import ConfigError, DataError, ModelError, OutputError
 from kerasmem.files.litert import LiteRT
+from kerasmem.memory.child import ON_THE_CPU
 from tests.models import KINDS, LazyBlock, chain
+from tests.one_child import one_child
 
 L = keras.layers
 ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
@@ -43,9 +45,19 @@ MODELS = {
     "tied_embedding": (KINDS["tied_embedding"].make, "tied_embedding"),
 }
 RECURRENT = ("recurrent", "bidirectional")
-if not ON_TENSORFLOW:  # elsewhere every export starts TensorFlow in its own process
+if not ON_TENSORFLOW:  # elsewhere TensorFlow converts them all the same, in a child
     MODELS = {"shared": MODELS["shared"]}
     RECURRENT = ()
+
+
+@pytest.fixture(scope="module")
+def converter():
+    """Elsewhere one process with TensorFlow: each file would start one for seconds."""
+    if ON_TENSORFLOW:
+        yield
+        return
+    with one_child("tensorflow", ON_THE_CPU):
+        yield
 
 
 @keras.saving.register_keras_serializable("tests")
@@ -87,6 +99,7 @@ def conv_net():
     )
 
 
+@pytest.mark.usefixtures("converter")
 @pytest.mark.parametrize("kind", MODELS)
 def test_the_float_file_equals_the_model_to_1e_5(kind, tmp_path):
     path = tmp_path / "m.tflite"
@@ -102,6 +115,7 @@ def test_the_float_file_equals_the_model_to_1e_5(kind, tmp_path):
     np.testing.assert_allclose(output, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.usefixtures("converter")
 def test_inputs_keep_their_names_and_outputs_their_order(tmp_path):
     path = tmp_path / "m.tflite"
     model = mixed_inputs()
@@ -123,6 +137,7 @@ def test_inputs_keep_their_names_and_outputs_their_order(tmp_path):
 QUANTIZED = ("int8", "int8-dynamic", "int4") if ON_TENSORFLOW else ("int4",)
 
 
+@pytest.mark.usefixtures("converter")
 @pytest.mark.parametrize("scheme", QUANTIZED)
 def test_quantized_weights_are_exported_as_what_they_stand_for(scheme, tmp_path):
     layers = [L.Conv2D(16, 3), L.Flatten(), L.Dense(5)]
@@ -149,6 +164,7 @@ def test_a_table_in_int4_is_exported_as_what_it_stands_for(tmp_path):
     assert export(model, path, scheme="float", samples=words).difference <= 1e-5
 
 
+@pytest.mark.usefixtures("converter")
 @pytest.mark.parametrize("kind", ["subclassed", *RECURRENT])
 def test_recurrent_layers_are_exported_for_a_fixed_batch(kind, tmp_path):
     model, x = KINDS[kind].make(), KINDS[kind].inputs()
@@ -163,6 +179,7 @@ def test_recurrent_layers_are_exported_for_a_fixed_batch(kind, tmp_path):
     assert report.samples == 3
 
 
+@pytest.mark.usefixtures("converter")
 def test_a_model_in_half_precision_is_exported_in_float32(tmp_path):
     layers = [L.Conv2D(4, 3, activation="relu"), L.BatchNormalization(), L.Flatten()]
     with_policy = [
@@ -175,6 +192,7 @@ def test_a_model_in_half_precision_is_exported_in_float32(tmp_path):
     assert {layer.compute_dtype for layer in model.layers[1:]} == {"bfloat16"}
 
 
+@pytest.mark.usefixtures("converter")
 def test_operations_that_litert_lacks_are_named(tmp_path):
     path = tmp_path / "m.tflite"
     # Of open lengths it is tried with known ones too, and they are not to blame.
@@ -182,6 +200,28 @@ def test_operations_that_litert_lacks_are_named(tmp_path):
     with pytest.raises(ModelError, match="no kernel for LogMatrixDeterminant, which"):
         export(chain(shape, LogDeterminant()), path)
     assert not path.exists()
+
+
+@pytest.mark.usefixtures("converter")
+def test_open_lengths_that_litert_cannot_have_are_named_and_can_be_fixed(tmp_path):
+    path = tmp_path / "m.tflite"
+    x = keras.Input((None, None, 1), name="image")
+    layers = [L.Conv2D(8, 3, padding="same"), L.UpSampling2D(2), L.Conv2D(1, 3)]
+    model = keras.Model(x, keras.Sequential(layers)(x))
+    wanted = (
+        r"open lengths of the model.*'image' of shape \(batch, None, None, 1\)\. "
+        r"Next: pass input_shape= \(--input-shape\)"
+    )
+    if ON_TENSORFLOW:
+        with pytest.raises(ModelError, match=wanted):
+            export(model, path)
+        assert not path.exists()
+    report = CompressionResult(model, None, ()).export(path, input_shape=(6, 9, 1))
+    assert report.difference <= 1e-5
+    image = np.random.default_rng(1).normal(size=(2, 6, 9, 1)).astype("float32")
+    (output,) = LiteRT(path.read_bytes())({"image": image})
+    assert output.shape == (2, 10, 16, 1)
+    np.testing.assert_allclose(output, model.predict(image, verbose=0), atol=1e-5)
 
 
 @pytest.mark.one_backend
@@ -285,25 +325,6 @@ if ON_TENSORFLOW:
         with pytest.raises(OutputError, match=r"No space left on device. Nothing was"):
             export(KINDS["dense"].make(), tmp_path / "m.tflite")
         assert list(tmp_path.iterdir()) == []
-
-    def test_open_lengths_that_litert_cannot_have_are_named_and_can_be_fixed(tmp_path):
-        path = tmp_path / "m.tflite"
-        x = keras.Input((None, None, 1), name="image")
-        layers = [L.Conv2D(8, 3, padding="same"), L.UpSampling2D(2), L.Conv2D(1, 3)]
-        model = keras.Model(x, keras.Sequential(layers)(x))
-        wanted = (
-            r"open lengths of the model.*'image' of shape \(batch, None, None, 1\)\. "
-            r"Next: pass input_shape= \(--input-shape\)"
-        )
-        with pytest.raises(ModelError, match=wanted):
-            export(model, path)
-        assert not path.exists()
-        report = CompressionResult(model, None, ()).export(path, input_shape=(6, 9, 1))
-        assert report.difference <= 1e-5
-        image = np.random.default_rng(1).normal(size=(2, 6, 9, 1)).astype("float32")
-        (output,) = LiteRT(path.read_bytes())({"image": image})
-        assert output.shape == (2, 10, 16, 1)
-        np.testing.assert_allclose(output, model.predict(image, verbose=0), atol=1e-5)
 
     def test_a_dynamic_int8_file_is_smaller_and_near(tmp_path):
         path = tmp_path / "m.tflite"

@@ -1,11 +1,15 @@
 """A sample of the benchmark: one whole net of keras.applications."""
 
 import keras
+import pytest
 
 import kerasmem as km
 from tests.benchmarks.bench_int8_applications import calibrated, layer_errors
 
 
+# JAX takes half a minute to compile the shapes of a net, not of what a backend does to
+# a layer: of every kind of layer that is compared on each.
+@pytest.mark.one_backend
 def test_mobilenet_v2_shrinks_and_every_layer_stays_close(tmp_path):
     model, images = calibrated("MobileNetV2", size=32)
     model.save(tmp_path / "float.keras")

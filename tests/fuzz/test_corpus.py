@@ -12,9 +12,18 @@ from tests.fuzz.outcome import Outcome
 CORPUS = Path(__file__).parent / "corpus"
 
 
+READ_AS_GRAPHS = {"channels", "factorize", "int8-static"}
+"""Laws that models broke which were misread, before a backend computed anything."""
+
+
 def cases(lane):
-    files = sorted(CORPUS.glob(f"{lane}-*.json"))
-    return [pytest.param(json.loads(f.read_text())["case"], id=f.stem) for f in files]
+    found = []
+    for file in sorted(CORPUS.glob(f"{lane}-*.json")):
+        case = json.loads(file.read_text())["case"]
+        is_of_one = lane == "files" or case["law"] in READ_AS_GRAPHS
+        marks = [pytest.mark.one_backend] if is_of_one else []
+        found.append(pytest.param(case, id=file.stem, marks=marks))
+    return found
 
 
 @pytest.mark.parametrize("case", cases("graphs"))
@@ -32,7 +41,6 @@ def reader():
     child.close()
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("case", cases("files"))
 def test_a_file_that_once_could_not_be_refused_in_one_line_is(reader, case):
     found = reader.run(case)

@@ -16,14 +16,9 @@ SMALL = {
 }
 
 
-# One is enough to see what a backend makes of it, all of them are followed once.
-NAMES = [
-    name if name == "MobileNetV2" else pytest.param(name, marks=pytest.mark.one_backend)
-    for name in SMALL
-]
-
-
-@pytest.mark.parametrize("name", NAMES)
+# What a backend makes of a smaller model is seen on random graphs.
+@pytest.mark.one_backend
+@pytest.mark.parametrize("name", SMALL)
 def test_an_application_loses_half_of_its_channels_and_nothing_else(name, tmp_path):
     make = getattr(keras.applications, name)
     model = make(

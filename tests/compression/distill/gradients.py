@@ -18,7 +18,7 @@ def by_backend(function, x):
     if backend == "jax":
         import jax
 
-        return np.asarray(jax.grad(function)(x))
+        return np.asarray(jax.jit(jax.grad(function))(x))
     import torch
 
     tensor = torch.tensor(x, requires_grad=True)

@@ -137,7 +137,9 @@ class LastFirst(Executor):
         return Future.result(future, 0 if timeout is None else min(timeout, 0))
 
 
-def test_the_order_in_which_trials_end_decides_nothing():
+def test_the_order_in_which_trials_end_decides_nothing(backend):
+    if backend == "jax":
+        return  # the two others do not compile what is tried
     assert {t.epochs for t in alone().report.search.trials[1:]} == {0, 1}
     assert alone().report.search.chosen > 0
     assert_same_as_alone(searched(network(), parallel=LastFirst()))

@@ -55,10 +55,10 @@ MODELS = {
     "floats": (with_floats, (6, 8)),
     "partly_trained": (partly_trained, (6,)),
 }
-NAMES = [n for n in MODELS if n != "net" or keras.backend.backend() != "jax"]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.one_backend
+@pytest.mark.parametrize("name", MODELS)
 def test_the_bytes_are_those_of_the_arrays_in_the_model(name):
     make, shape = MODELS[name]
     model = make()

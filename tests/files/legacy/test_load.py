@@ -29,6 +29,8 @@ KINDS = [
     "shared",
     "states",
 ]
+ON_EACH = ("custom", "half", "hard_sigmoid", "nested", "operators", "quantized")
+"""What becomes other calls of Keras; weights and configs are the same on each."""
 CLOSE = {"rtol": 0, "atol": 1e-5}
 
 
@@ -41,7 +43,13 @@ def files(written, kind):
     return [written / name for name in named if (written / name).exists()]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        kind if kind in ON_EACH else pytest.param(kind, marks=pytest.mark.one_backend)
+        for kind in KINDS
+    ],
+)
 @pytest.mark.filterwarnings("ignore:.*without the rounding")
 def test_every_format_answers_as_tf_keras_did(kind, written, recorded, own_layers):
     x, expected = recorded(kind)

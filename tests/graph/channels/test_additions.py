@@ -21,7 +21,8 @@ NOTHING_MAY_GO = pytest.mark.filterwarnings("ignore:PruneChannels removed nothin
 """Where every smaller number of channels would be added along another axis."""
 
 
-@settings(max_examples=300)
+# Only TensorFlow's are wrong, and JAX compiles each.
+@settings(max_examples=30 if keras.backend.backend() == "jax" else 300)
 @given(st.lists(SIZES, min_size=1, max_size=4), st.data())
 def test_keras_adds_wrongly_exactly_where_it_is_said(first, data):
     rank = data.draw(st.integers(1, len(first)))
