@@ -1,6 +1,6 @@
 """The graph inside of one layer, from its own `call`."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,14 +23,51 @@ def graph_inside(
         args: its arguments, `KerasTensor`s among them.
         kwargs: likewise.
     """
+    with calls_forgotten(layer):
+        yield _symbolic(layer, args, kwargs)
+
+
+@contextmanager
+def calls_forgotten(layer: Any) -> Iterator[None]:
+    """Return a scope whose symbolic calls leave no trace at `layer`."""
     inner = sublayers(layer)
     # Keras notes every symbolic call at the layer that is called, and forgets none.
     counts = [len(one._inbound_nodes) for one in inner]
     try:
-        yield _symbolic(layer, args, kwargs)
+        yield
     finally:
         for one, count in zip(inner, counts, strict=True):
             del one._inbound_nodes[count:]
+
+
+def call_on_symbols(
+    layer: Any, args: tuple, kwargs: dict[str, Any], weights: Mapping[str, Any]
+) -> Any:
+    """Return what the `call` of a layer makes of symbols; it may raise anything.
+
+    Args:
+        layer: a built layer.
+        args: its arguments.
+        kwargs: likewise.
+        weights: symbols to call it with in place of weights, by attribute.
+    """
+    inner = sublayers(layer)
+    before = [dict(vars(one)) for one in inner]
+    try:
+        for one in inner:
+            # It takes values only.
+            vars(one)["add_loss"] = lambda _: None
+        # Not `setattr`: a layer that is built takes no other weight.
+        vars(layer).update(weights)
+        # Whatever it assigns, such as the state of random numbers, stays in the scope.
+        with keras.StatelessScope():
+            return layer.call(*args, **kwargs)
+    finally:
+        # It may have kept symbols, such as its last logits, under names of its own.
+        for one, attributes in zip(inner, before, strict=True):
+            for name in vars(one).keys() - attributes.keys():
+                del vars(one)[name]
+            vars(one).update(attributes)
 
 
 def _symbolic(layer: Any, args: tuple, kwargs: dict[str, Any]) -> Any | None:
@@ -44,9 +81,6 @@ def _symbolic(layer: Any, args: tuple, kwargs: dict[str, Any]) -> Any | None:
 
     new_args, new_kwargs = keras.tree.map_structure(renewed, (args, kwargs))
     try:
-        # Whatever it assigns, such as the state of random numbers, stays in the scope.
-        with keras.StatelessScope():
-            outputs = layer.call(*new_args, **new_kwargs)
-        return keras.Function(inputs, outputs)
+        return keras.Function(inputs, call_on_symbols(layer, new_args, new_kwargs, {}))
     except Exception:  # noqa: BLE001 - a user's `call` may raise anything on symbols
         return None
