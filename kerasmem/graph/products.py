@@ -7,9 +7,10 @@ axis of the experts is a batch axis. A table of positions that is added, a bias 
 filter of a convolution takes part in no product.
 """
 
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 import keras
 
@@ -21,9 +22,10 @@ from kerasmem.graph.nodes import own_graph, trace_call
 
 _Arguments = tuple[tuple, dict[str, Any]]
 _BATCH, _LENGTH = 2, 8  # in place of what a model leaves open
-_AXES: WeakKeyDictionary[type, dict[Any, dict[str, tuple[int, ...]]]]
-_AXES = WeakKeyDictionary()
-_UNREAD: WeakSet[Any] = WeakSet()
+_AXES: WeakKeyDictionary[Any, dict[str, tuple[int, ...]]] = WeakKeyDictionary()
+_ALIKE: WeakKeyDictionary[type, dict[str, dict[str, tuple[int, ...]]]]
+_ALIKE = WeakKeyDictionary()
+"""What was read of layers by their class and `_config`."""
 
 
 def summed_axes(weight: Weight) -> tuple[int, ...] | None:
@@ -35,9 +37,9 @@ def summed_axes(weight: Weight) -> tuple[int, ...] | None:
     owner = weight.owner
     if weight.attribute not in _attributes(owner):
         return None
-    if _known(owner) is None and owner not in _UNREAD:
+    if owner not in _AXES:
         _read(weight.block)
-    return (_known(owner) or {}).get(weight.attribute)
+    return _AXES[owner].get(weight.attribute)
 
 
 def _attributes(owner: Any) -> list[str]:
@@ -49,39 +51,39 @@ def _attributes(owner: Any) -> list[str]:
     return [name for name, value in vars(owner).items() if id(value) in own]
 
 
-def _known(owner: Any) -> dict[str, tuple[int, ...]] | None:
-    """Return what was read of a layer, or of one that was made alike."""
-    return _AXES.get(type(owner), {}).get(_settings(owner))
-
-
-def _settings(owner: Any) -> Any:
-    """Return what the `call` of a layer may depend on, beside its class."""
-    plain = {
-        (name, value)
-        for name, value in vars(owner).items()
-        if isinstance(value, (bool, int, float, str)) and name not in _NAMES
-    }
-    shapes = ((name, tuple(vars(owner)[name].shape)) for name in _attributes(owner))
-    return frozenset(plain), tuple(shapes)
-
-
-_NAMES = ("name", "_name", "_parent_path", "_path")
+def _config(owner: Any) -> str:
+    """Return what tells a layer from others of its class that compute otherwise."""
+    shapes = [tuple(vars(owner)[name].shape) for name in _attributes(owner)]
+    try:
+        config = json.dumps({**owner.get_config(), "name": None}, sort_keys=True)
+    except (NotImplementedError, TypeError):
+        return ""
+    return f"{config} {shapes}"
 
 
 def _read(block: Any) -> None:
     """Read the layers within a block, of those that were made alike one."""
     waiting = [one for one in sublayers(block) if _attributes(one)]
+    configs = {id(one): _config(one) for one in waiting}
     while True:  # one that is around another takes a round of its own
-        waiting = [one for one in waiting if _known(one) is None]
-        alike = {(type(one), _settings(one)): id(one) for one in waiting}
+        known = {
+            id(one): _ALIKE.get(type(one), {}).get(configs[id(one)]) for one in waiting
+        }
+        _AXES.update(
+            (one, axes) for one in waiting if (axes := known[id(one)]) is not None
+        )
+        waiting = [one for one in waiting if one not in _AXES]
+        first = {(type(one), configs[id(one)] or id(one)): one for one in waiting}
         found: dict[int, tuple[Any, list[_Arguments]]] = {}
-        for owner, arguments in _calls(block, set(alike.values())):
+        for owner, arguments in _calls(block, set(map(id, first.values()))):
             found.setdefault(id(owner), (owner, []))[1].append(arguments)
         if not found:
             break
         for owner, calls in found.values():
-            _AXES.setdefault(type(owner), {})[_settings(owner)] = _axes(owner, calls)
-    _UNREAD.update(waiting)
+            _AXES[owner] = _axes(owner, calls)
+            if configs[id(owner)]:
+                _ALIKE.setdefault(type(owner), {})[configs[id(owner)]] = _AXES[owner]
+    _AXES.update((one, {}) for one in waiting)
 
 
 def _calls(block: Any, wanted: set[int]) -> Iterator[tuple[Any, _Arguments]]:
