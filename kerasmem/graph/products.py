@@ -63,27 +63,27 @@ def _config(owner: Any) -> str:
 
 def _read(block: Any) -> None:
     """Read the layers within a block, of those that were made alike one."""
-    waiting = [one for one in sublayers(block) if _attributes(one)]
-    configs = {id(one): _config(one) for one in waiting}
-    while True:  # one that is around another takes a round of its own
-        known = {
-            id(one): _ALIKE.get(type(one), {}).get(configs[id(one)]) for one in waiting
-        }
-        _AXES.update(
-            (one, axes) for one in waiting if (axes := known[id(one)]) is not None
-        )
-        waiting = [one for one in waiting if one not in _AXES]
-        first = {(type(one), configs[id(one)] or id(one)): one for one in waiting}
+    while unread := _unread(block):  # one around another takes a round of its own
+        first = {(type(one), _config(one) or id(one)): one for one in unread}
         found: dict[int, tuple[Any, list[_Arguments]]] = {}
         for owner, arguments in _calls(block, set(map(id, first.values()))):
             found.setdefault(id(owner), (owner, []))[1].append(arguments)
-        if not found:
-            break
         for owner, calls in found.values():
             _AXES[owner] = _axes(owner, calls)
-            if configs[id(owner)]:
-                _ALIKE.setdefault(type(owner), {})[configs[id(owner)]] = _AXES[owner]
-    _AXES.update((one, {}) for one in waiting)
+            if config := _config(owner):
+                _ALIKE.setdefault(type(owner), {})[config] = _AXES[owner]
+        if not found:
+            _AXES.update((one, {}) for one in unread)
+
+
+def _unread(block: Any) -> list[Any]:
+    """Return the layers within a block that are to be read, and none like them was."""
+    layers = [one for one in sublayers(block) if _attributes(one)]
+    for one in layers:
+        known = _ALIKE.get(type(one), {}).get(_config(one))
+        if known is not None:
+            _AXES.setdefault(one, known)
+    return [one for one in layers if one not in _AXES]
 
 
 def _calls(block: Any, wanted: set[int]) -> Iterator[tuple[Any, _Arguments]]:
