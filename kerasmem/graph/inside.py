@@ -56,7 +56,7 @@ def call_on_symbols(
     try:
         for one in inner:
             # It takes values only.
-            vars(one)["add_loss"] = lambda _: None
+            vars(one)["add_loss"] = lambda loss: None  # noqa: ARG005
         # Not `setattr`: a layer that is built takes no other weight.
         vars(layer).update(weights)
         # Whatever it assigns, such as the state of random numbers, stays in the scope.

@@ -30,7 +30,7 @@ def warn_if_left_float(changes: Sequence[WeightChange], model_bytes: int) -> Non
         changes: what became of the weights.
         model_bytes: bytes of all weights in RAM before.
     """
-    stored = {change.weight for change in changes if change.changed}
+    stored = {c.weight for c in changes if c.after_bytes < c.before_bytes}
     left = {
         change.weight: change.after_bytes
         for change in changes
