@@ -30,6 +30,32 @@ class LazyBlock(L.Layer):
 
 
 @keras.saving.register_keras_serializable("tests")
+class Experts(L.Layer):
+    """A mixture: each row is what all experts make of it, in a router's shares."""
+
+    def __init__(self, count, width, **kwargs):
+        super().__init__(**kwargs)
+        self.count = count
+        self.width = width
+        self.router = L.Dense(count, activation="softmax")
+
+    def build(self, input_shape):
+        self.router.build(input_shape)
+        size = input_shape[-1]
+        self.up = self.add_weight((self.count, size, self.width), name="up")
+        self.down = self.add_weight((self.count, self.width, size), name="down")
+
+    def call(self, x):
+        ops = keras.ops
+        hidden = ops.relu(ops.einsum("bti,eio->ebto", x, self.up))
+        made = ops.matmul(hidden, self.down[:, None])
+        return ops.einsum("ebti,bte->bti", made, self.router(x))
+
+    def get_config(self):
+        return {**super().get_config(), "count": self.count, "width": self.width}
+
+
+@keras.saving.register_keras_serializable("tests")
 class ScaledEmbedding(L.Embedding):
     """A table that does more with its rows than to look them up."""
 
@@ -208,6 +234,7 @@ KINDS = {
     ),
     "shared": Kind(shared, 1, (6,)),
     "nested": Kind(nested, 2, (6, 6, 3)),
+    "experts": Kind(lambda: chain((5, 6), Experts(3, 8)), 3, (5, 6)),
     "custom": Kind(lambda: chain((6,), LazyBlock(5)), 1, (6,)),
     "subclassed": Kind(subclassed, 4, (5,), integers=True),
 }

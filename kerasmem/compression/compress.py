@@ -17,6 +17,7 @@ from kerasmem.compression.given import GivenSteps, Resuming
 from kerasmem.compression.job import Done, Job
 from kerasmem.compression.judge import chance_of, check_max_drop, far_worse
 from kerasmem.compression.measure import figures, file_bytes, latencies
+from kerasmem.compression.quantize.left_float import warn_if_left_float
 from kerasmem.compression.result import CompressionResult
 from kerasmem.compression.search import Request
 from kerasmem.compression.stages import Training
@@ -164,6 +165,7 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
         compile_as(done.model, original)
         report = _report(original, done, (validation_data, batch_size), coding)
     changes = tuple(done.changes)
+    warn_if_left_float(changes, report.before.weight_bytes)
     result = CompressionResult(done.model, report, changes, coding, few)
     job.judge(result)
     return result

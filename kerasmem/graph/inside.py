@@ -1,6 +1,6 @@
 """The graph inside of one layer, from its own `call`."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -24,19 +24,54 @@ def graph_inside(
         args: its arguments, `KerasTensor`s among them.
         kwargs: likewise.
     """
+    with calls_forgotten(layer):
+        yield _symbolic(layer, args, kwargs)
+
+
+@contextmanager
+def calls_forgotten(layer: Any) -> Iterator[None]:
+    """Return a scope whose symbolic calls leave no trace at `layer`."""
     inner = sublayers(layer)
     # Keras notes every symbolic call at the layer that is called, and forgets none.
     counts = [len(one._inbound_nodes) for one in inner]
+    try:
+        yield
+    finally:
+        for one, count in zip(inner, counts, strict=True):
+            del one._inbound_nodes[count:]
+
+
+def call_on_symbols(
+    layer: Any, args: tuple, kwargs: dict[str, Any], weights: Mapping[str, Any]
+) -> Any:
+    """Return what the `call` of a layer makes of symbols; it may raise anything.
+
+    Args:
+        layer: a built layer.
+        args: its arguments.
+        kwargs: likewise.
+        weights: symbols to call it with in place of weights, by attribute.
+    """
+    inner = sublayers(layer)
+    before = [dict(vars(one)) for one in inner]
     try:
         with ExitStack() as stack:
             for one in inner:
                 if _inherits_spec(type(one)):
                     stack.callback(shadow(one, "compute_output_spec", _as_called(one)))
-            graph = _symbolic(layer, args, kwargs)
-        yield graph
+                # It takes values only.
+                vars(one)["add_loss"] = lambda loss: None  # noqa: ARG005
+            # Not `setattr`: a layer that is built takes no other weight.
+            vars(layer).update(weights)
+            # What it assigns, such as the state of random numbers, stays in the scope.
+            with keras.StatelessScope():
+                return layer.call(*args, **kwargs)
     finally:
-        for one, count in zip(inner, counts, strict=True):
-            del one._inbound_nodes[count:]
+        # It may have kept symbols, such as its last logits, under names of its own.
+        for one, attributes in zip(inner, before, strict=True):
+            for name in vars(one).keys() - attributes.keys():
+                del vars(one)[name]
+            vars(one).update(attributes)
 
 
 def _inherits_spec(kind: type) -> bool:
@@ -74,9 +109,6 @@ def _symbolic(layer: Any, args: tuple, kwargs: dict[str, Any]) -> Any | None:
     renewed_flat = [renewed(x) for x in keras.tree.flatten((args, kwargs))]
     new_args, new_kwargs = keras.tree.pack_sequence_as((args, kwargs), renewed_flat)
     try:
-        # Whatever it assigns, such as the state of random numbers, stays in the scope.
-        with keras.StatelessScope():
-            outputs = layer.call(*new_args, **new_kwargs)
-        return keras.Function(inputs, outputs)
+        return keras.Function(inputs, call_on_symbols(layer, new_args, new_kwargs, {}))
     except Exception:  # noqa: BLE001 - a user's `call` may raise anything on symbols
         return None

@@ -5,6 +5,7 @@ from typing import Any
 import keras
 
 from kerasmem.graph.layers import Weight
+from kerasmem.graph.products import summed_axes
 
 _DEPTHWISE = (
     keras.layers.DepthwiseConv1D,
@@ -23,12 +24,15 @@ def is_kernel(weight: Weight) -> bool:
     """Return True for a weight that multiplies a layer's input: a matrix or more.
 
     Kernels, recurrent kernels and embedding tables are; biases, normalization
-    statistics and scales are not.
+    statistics and scales are not. Of a layer that is not one of Keras's so is what its
+    products take, such as a bank of experts, a matrix for each.
     """
     variable = weight.variable
-    return len(variable.shape) >= 2 and (
-        variable.name.endswith("kernel") or is_embedding(weight)
-    )
+    if variable.name.endswith("kernel") or is_embedding(weight):
+        return len(variable.shape) >= 2
+    # A bias or a table of positions may be multiplied with, as relative ones are.
+    is_added = any(word in variable.name for word in ("bias", "embed"))
+    return not is_added and summed_axes(weight) is not None
 
 
 def is_embedding(weight: Weight) -> bool:
@@ -47,7 +51,8 @@ def reduced_axes(weight: Weight) -> tuple[int, ...]:
     """Return the axes of a kernel that one output channel sums over.
 
     What is left are the channels: each gets a scale of its own. For an embedding
-    table the channels are its rows, which are looked up one by one.
+    table the channels are its rows, which are looked up one by one. In a bank of
+    experts of shape (experts, in, out) every expert has channels of its own.
     """
     rank = len(weight.variable.shape)
     if is_embedding(weight):
@@ -58,7 +63,7 @@ def reduced_axes(weight: Weight) -> tuple[int, ...]:
         return (*range(rank - 2), rank - 1)
     if isinstance(weight.owner, keras.layers.EinsumDense):
         return _contracted(weight.owner)
-    return tuple(range(rank - 1))
+    return summed_axes(weight) or tuple(range(rank - 1))
 
 
 def _contracted(layer: Any) -> tuple[int, ...]:

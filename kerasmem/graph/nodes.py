@@ -81,6 +81,20 @@ def trace(
     return Trace((*calls, *inner.calls), inner.outputs)
 
 
+def trace_call(
+    operation: Any, args: tuple, kwargs: dict[str, Any], opens: Opens
+) -> Trace:
+    """Return the calls within one call of an operation, itself if it stays whole.
+
+    Args:
+        operation: a layer or a `keras.Operation`.
+        args: its arguments, `KerasTensor`s of known shapes among them.
+        kwargs: likewise.
+        opens: see `trace`.
+    """
+    return _open(operation, args, kwargs, opens, None)
+
+
 def _trace_graph(
     graph: Any, inputs: Sequence[Any], opens: Opens, owner: Any = None
 ) -> Trace:

@@ -44,6 +44,18 @@ def bert():
     return keras_hub.models.BertTextClassifier(backbone, num_classes=3)
 
 
+def mixtral():
+    backbone = keras_hub.models.MixtralBackbone(
+        vocabulary_size=40,
+        num_layers=1,
+        num_query_heads=2,
+        num_key_value_heads=1,
+        num_experts=3,
+        **TINY,
+    )
+    return keras_hub.models.MixtralCausalLM(backbone, preprocessor=None)
+
+
 def whisper():
     return keras_hub.models.WhisperBackbone(
         vocabulary_size=40,
@@ -62,6 +74,7 @@ MODELS = {
     "subclassed": subclassed,
     "gemma": gemma,
     "bert": bert,
+    "mixtral": mixtral,
     "whisper": whisper,
 }
 
@@ -115,7 +128,7 @@ CASES = [("own", "steps"), ("nested", "twice"), ("subclassed", "twice")]
 WITH_LORA = ["own"]
 if ON_TENSORFLOW:  # whichever runs below, they are built and loaded in the same way
     CASES += [("own", way) for way in WAYS if way != "steps"]
-    CASES += [(name, "twice") for name in ("gemma", "bert", "whisper")]
+    CASES += [(name, "twice") for name in ("gemma", "bert", "mixtral", "whisper")]
     WITH_LORA += ["gemma"]
 
 LOADED = """

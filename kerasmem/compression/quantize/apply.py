@@ -12,6 +12,7 @@ from kerasmem.compression.noise import sqnr_db
 from kerasmem.compression.quantize.coding import Coding
 from kerasmem.compression.quantize.given_scales import in_shape, scales_in
 from kerasmem.compression.quantize.layer import Place, to_quantized
+from kerasmem.compression.quantize.left_float import LISTED, NO_KERNEL, why_no_kernel
 from kerasmem.compression.quantize.math import finite
 from kerasmem.compression.quantize.owners import quantized_variables
 from kerasmem.compression.quantize.products import block_axes, is_product
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from kerasmem.compression.quantize.config import Quantize
 
 _BLOCKS, _LEAST_BLOCK_BYTES = 16, 1 << 16
-NO_KERNEL = "is no kernel or embedding table"
 
 
 Left = Callable[[Weight], bool]
@@ -149,7 +149,7 @@ def _why_not(
     if not keras.backend.is_float_dtype(dtype) or wanted == dtype:
         return f"is {dtype} already"
     if weight.attribute is None and is_kernel(weight):
-        return "is kept in a list, where no layer can be given another weight"
+        return LISTED
     return None
 
 
@@ -159,7 +159,7 @@ def _why_not_meant(weight: Weight, choice: "Quantize", left: Left) -> str | None
     if is_kernel(weight):
         return None
     if not means(choice.include, weight):
-        return NO_KERNEL
+        return NO_KERNEL if choice.include else why_no_kernel(weight)
     if weight.attribute is None or len(weight.variable.shape) < 2:
         return "has fewer than two axes, or is kept in a list"
     return None

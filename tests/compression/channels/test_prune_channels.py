@@ -23,7 +23,7 @@ NOTHING = {
     *("time_distributed", "activation_layer_inside", "shared"),
     # Layers that nothing is known of.
     *("embedding_subclass", "tied_embedding", "stacked_cells", "conv_lstm"),
-    *("spectral_normalization", "custom"),
+    *("spectral_normalization", "custom", "experts"),
 }
 
 

@@ -3,7 +3,6 @@
 from typing import Any
 
 from kerasmem.compression.quantize.apply import (
-    NO_KERNEL,
     Left,
     channel_axes,
     largest_block,
@@ -12,6 +11,7 @@ from kerasmem.compression.quantize.apply import (
     why_not_storable,
 )
 from kerasmem.compression.quantize.coding import Coding
+from kerasmem.compression.quantize.left_float import why_no_kernel
 from kerasmem.graph.kernels import is_kernel
 from kerasmem.graph.layers import weights
 from kerasmem.records import WeightChange
@@ -54,4 +54,4 @@ def store_kernels(model: Any, granularity: str, left: Left) -> dict[int, WeightC
 def _why_float(weight: Any, left: Left) -> str | None:
     if left(weight):
         return "is excluded"
-    return None if is_kernel(weight) else NO_KERNEL
+    return None if is_kernel(weight) else why_no_kernel(weight)
