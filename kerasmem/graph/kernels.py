@@ -36,8 +36,9 @@ def is_kernel(weight: Weight) -> bool:
 
 
 def is_embedding(weight: Weight) -> bool:
-    """Return True for a table whose rows are looked up by index."""
-    return weight.variable.name.endswith("embeddings")
+    """Return True for a table, (rows, width), whose rows are looked up by index."""
+    variable = weight.variable
+    return variable.name.endswith("embeddings") and len(variable.shape) == 2
 
 
 def is_depthwise(weight: Weight) -> bool:

@@ -79,7 +79,7 @@ def _clip() -> Any:
 
 def _resnet() -> Any:
     backbone = M.ResNetBackbone(
-        [16], [7], [16, 16], [1, 1], [1, 2], "basic_block", **_IMAGE
+        [64], [7], [64, 64], [1, 1], [1, 2], "basic_block", **_IMAGE
     )
     return M.ResNetImageClassifier(backbone, num_classes=3)
 
@@ -158,7 +158,14 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     ),
     "ViT": _vit,
     # Its Identity is called with `training`, of which it takes none.
-    "DINOV2": _backbone("DINOV2", patch_size=8, **_SIZE, num_heads=2, **_IMAGE),
+    "DINOV2": _backbone(
+        "DINOV2",
+        patch_size=8,
+        num_heads=2,
+        position_embedding_shape=(16, 16),  # or its own saving would resize them
+        **_SIZE,
+        **_IMAGE,
+    ),
     "CLIP": _clip,
     "EfficientNet": _backbone("EfficientNet", **_EFFICIENTNET, **_IMAGE),
     "ResNet": _resnet,

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(
     reason="TensorFlow's allocator counts on a CPU, others' do not",
 )
 
-FEW = ("bert", "gpt2")
+FEW = ("Bert", "GPT2")
 BATCH = 128
 LENGTH = 16
 

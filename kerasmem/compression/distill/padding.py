@@ -36,7 +36,7 @@ def padding_weights(masks: Masks, outputs: Any) -> Any:
     if all(weight is None for weight in keras.tree.flatten(found)):
         return None
     flat = [
-        ops.ones(ops.shape(y)[:1]) if weight is None else weight
+        ops.ones(ops.shape(y)[:-1]) if weight is None else weight
         for y, weight in zip(
             keras.tree.flatten(outputs), keras.tree.flatten(found), strict=True
         )
