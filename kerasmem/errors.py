@@ -56,6 +56,10 @@ def _cut(text: str, longest: int) -> str:
 class KerasMemError(Exception):
     """Base of every error that kerasmem raises itself; its message is `shortened`."""
 
+    # Read by Keras, private: an error that leaves a layer's call with it stays as it
+    # is. Others become a page with terminal codes and all arguments of the call.
+    _keras_call_info_injected = True
+
     def __init__(self, message: str = "") -> None:
         super().__init__(shortened(message))
 
@@ -138,6 +142,18 @@ class TornStateError(OutOfMemoryError):
 
 class KerasMemWarning(UserWarning):
     """Something was left out or could not be read; the work goes on."""
+
+
+def as_received(value: object) -> str:
+    """Return a value for `Received:`; of what has a long text its type alone.
+
+    Example:
+        >>> as_received("a.keras"), as_received([0.5] * 99)
+        ("'a.keras' of type str", '(...) of type list')
+    """
+    text, kind = repr(value), f"of type {type(value).__name__}"
+    is_long = len(text) > _LONGEST_WORD or "\n" in text
+    return f"(...) {kind}" if is_long else f"{text} {kind}"
 
 
 def did_you_mean(

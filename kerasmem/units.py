@@ -42,11 +42,11 @@ def format_number(value: float) -> str:
 
     Example:
         >>> format_number(1234.5), format_number(20.0), format_number(0.01234)
-        ('1,234', '20', '0.0123')
+        ('1,234', '20.0', '0.0123')
     """
-    if abs(value) >= 999.5:
+    if abs(value) >= 999.5 or not value:
         return f"{value:,.0f}"
-    return f"{Decimal(f'{value:.3g}'):f}"
+    return f"{Decimal(f'{value:#.3g}'):f}"
 
 
 def format_ms(milliseconds: float) -> str:
@@ -54,7 +54,7 @@ def format_ms(milliseconds: float) -> str:
 
     Example:
         >>> format_ms(1000.0), format_ms(20.5), format_ms(3_600_000)
-        ('1 s', '20.5 ms', '3,600 s')
+        ('1.00 s', '20.5 ms', '3,600 s')
     """
     if milliseconds >= 999.5:
         return f"{format_number(milliseconds / 1000)} s"

@@ -3,11 +3,12 @@
 import shlex
 import sys
 from argparse import Namespace
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from kerasmem.cli.compress_steps import Job, add_steps, job_of
+from kerasmem.cli.handed_in import file_sentence, of_its_file
 from kerasmem.cli.options import (
     add_batch_size,
     add_command,
@@ -15,6 +16,7 @@ from kerasmem.cli.options import (
     add_imports,
     add_model,
     add_output,
+    add_seed,
     at_least,
     check_output,
     not_negative,
@@ -51,7 +53,7 @@ def add_to(commands: Any) -> None:
         "search for the smallest file",
     )
     add_batch_size(parser, default=32)
-    parser.add_argument("--seed", type=at_least(0), metavar="N")
+    add_seed(parser)
     parser.add_argument(
         "--checkpoint-dir",
         type=Path,
@@ -60,9 +62,9 @@ def add_to(commands: Any) -> None:
     )
     parser.add_argument(
         "--coding",
-        choices=("deflate", "entropy"),
+        choices=("deflate", "entropy", "stored"),
         help="of the file (deflate); entropy is smaller, and opens after "
-        "`import kerasmem`",
+        "`import kerasmem`; stored is what km.load_model can map into memory",
     )
     parser.add_argument(
         "--report", type=Path, metavar="FILE.html", help="write a page of it too"
@@ -97,6 +99,8 @@ def run(options: Namespace) -> Outcome:
             coding=options.coding,
             checkpoint_dir=options.checkpoint_dir,
         )
+    before = of_its_file(result.report.before, options.model)
+    result = replace(result, report=replace(result.report, before=before))
     # The page first: a command that fails leaves no model behind. If the model cannot
     # be written then, the page stays; what it tells was measured all the same.
     if options.report:
@@ -203,15 +207,20 @@ def _outcome(options: Namespace, result: Any) -> Outcome:
         "changes": [asdict(change) for change in changes],
     }
     changed = {change.weight for change in changes if change.changed}
-    left_alone = {change.weight for change in changes} - changed
+    left_alone = {change.weight for change in changes if change.before_bytes} - changed
     summary = (
         f"weights changed: {len(changed)}, left alone: {len(left_alone)} (one by one: "
-        "--json, --report). Files are without what the optimizer has learned, the "
-        "first as Keras saves it."
+        f"--json, --report). {file_sentence(options.model, 'before')}"
     )
     table = comparison_table(before_and_after(report), str(options.output))
     noise = (noise_table(changes),) if worst_first(changes) else ()
     tried = (search_table(report.search),) if report.search else ()
     why = (left_alone_table(changes),) if left_alone else ()
-    first = (report.warning,) if report.warning else ()
+    first = [report.warning] if report.warning else []
+    if report.file_ratio < 1:
+        first.append(
+            f"{options.output} is larger than {options.model}: "
+            f"{report.after.file_bytes:,} bytes instead of "
+            f"{report.before.file_bytes:,}."
+        )
     return Outcome(data, (*first, *tried, table, *noise, *why, summary))

@@ -4,12 +4,14 @@ from argparse import Namespace
 from dataclasses import asdict
 from typing import Any
 
+from kerasmem.cli.handed_in import file_sentence, of_its_file
 from kerasmem.cli.options import (
     add_batch_size,
     add_command,
     add_data,
     add_imports,
     add_output,
+    add_seed,
     at_least,
     check_output,
 )
@@ -34,13 +36,21 @@ def add_to(commands: Any) -> None:
     )
     add_output(parser)
     add_data(parser, required=True)
-    parser.add_argument("--epochs", type=at_least(1), default=1, metavar="N")
+    parser.add_argument(
+        "--epochs", type=at_least(1), default=1, metavar="N", help="on DATA (1)"
+    )
     add_batch_size(parser, default=32)
     parser.add_argument(
         "--cache", metavar="DIR", help="keep what the teacher says there, for next time"
     )
-    parser.add_argument("--temperature", type=float, default=4.0, metavar="T")
-    parser.add_argument("--seed", type=at_least(0), metavar="N")
+    parser.add_argument(
+        "--temperature",
+        type=float,
+        default=4.0,
+        metavar="T",
+        help="what softens both models' answers (4.0)",
+    )
+    add_seed(parser)
     add_imports(parser)
 
 
@@ -114,9 +124,9 @@ def _outcome(options: Namespace, models: dict[str, Any], test: Any) -> Outcome:
 
     say("measuring teacher and student")
     figures = {
-        name: measure(model, test, options.batch_size, stored=name == "teacher")
-        for name, model in models.items()
+        name: measure(model, test, options.batch_size) for name, model in models.items()
     }
+    figures["teacher"] = of_its_file(figures["teacher"], options.teacher)
     teacher, student = (figure.metrics for figure in figures.values())
     warning = far_worse(teacher, student, chance_of(models["teacher"], test))
     data = {
@@ -126,4 +136,6 @@ def _outcome(options: Namespace, models: dict[str, Any], test: Any) -> Outcome:
         "figures": {name: asdict(figure) for name, figure in figures.items()},
     }
     first = (warning,) if warning else ()
-    return Outcome(data, (*first, comparison_table(figures, str(options.output))))
+    table = comparison_table(figures, str(options.output))
+    file = file_sentence(options.teacher, "of the teacher")
+    return Outcome(data, (*first, table, file))

@@ -1,9 +1,10 @@
 """`kerasmem evaluate`: how well a model does and what it costs."""
 
 from argparse import Namespace
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
+from kerasmem.cli.handed_in import of_its_file
 from kerasmem.cli.options import (
     add_batch_size,
     add_command,
@@ -30,8 +31,7 @@ def run(options: Namespace) -> Outcome:
     from kerasmem.cli.judging import check_judging, compile_for
     from kerasmem.compression.measure import measure
     from kerasmem.files import load_model
-    from kerasmem.files.data import load_data, sample_count
-    from kerasmem.files.size import stored_bytes
+    from kerasmem.files.data import load_data, sample_count, warn_if_not_finite
     from kerasmem.report.tables import comparison_table
 
     model = load_model(options.model)
@@ -39,10 +39,11 @@ def run(options: Namespace) -> Outcome:
     data = loaded.train if loaded.test is None else loaded.test
     compile_for(model, options.loss, options.metrics)
     check_judging(model, data)
+    warn_if_not_finite(data)
     say(f"measuring {options.model}")
     figures = measure(model, data, batch_size=options.batch_size)
     # The file that is there, not the one that kerasmem would write.
-    figures = replace(figures, file_bytes=stored_bytes(options.model))
+    figures = of_its_file(figures, options.model)
     result = {
         "model": options.model,
         "data": options.data,

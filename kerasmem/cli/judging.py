@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 
 from kerasmem.cli.outcome import say
 from kerasmem.errors import ConfigError, DataError
@@ -79,6 +80,12 @@ def check_judging(model: Any, data: Any) -> None:
             "The model was saved without a loss. Next: name one with --loss, and what "
             "to measure with --metric."
         )
+    for labels in keras.tree.flatten(sample["y"]):
+        if isinstance(labels, np.ndarray) and labels.dtype.kind in "SUO":
+            raise DataError(
+                f"Labels are numbers. Received: y of dtype {labels.dtype}. Next: "
+                "number the classes from 0, as in np.unique(y, return_inverse=True)[1]."
+            )
     check_classes(model, tuple(first.values()))
     try:
         model.evaluate(**fit_arguments(tuple(sample.values()), 1), verbose=0)

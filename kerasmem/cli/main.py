@@ -24,12 +24,12 @@ from kerasmem.cli import (
 )
 from kerasmem.cli import run as run_command
 from kerasmem.cli.framework import importable_from_here, start_keras
+from kerasmem.cli.handed_in import check_handed_in
 from kerasmem.cli.options import Parser
 from kerasmem.cli.outcome import Outcome
 from kerasmem.errors import (
     KerasMemError,
     KerasMemWarning,
-    ModelFileError,
     shortened,
 )
 
@@ -46,8 +46,6 @@ _COMMANDS = (
     report,
     run_command,
 )
-_OPENED = ("model", "teacher", "student")
-"""Arguments that are files."""
 _FAILED = 2
 
 
@@ -98,9 +96,7 @@ def _run(options: Namespace) -> Outcome:
     if not options.starts_keras:
         return options.run(options)
     # A wrong name is said at once, and not when TensorFlow is there.
-    for model in (vars(options).get(name) for name in _OPENED):
-        if model is not None and not os.path.lexists(model):
-            raise ModelFileError(f"There is no file {model!r}.")
+    check_handed_in(options)
     with importable_from_here():
         objects = start_keras(options.imports)
         import keras

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from kerasmem.errors import ConfigError
+from kerasmem.errors import ConfigError, did_you_mean
 
 
 class Parser(argparse.ArgumentParser):
@@ -16,8 +16,22 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Exit with code 2 and one line on stderr."""
-        words = message.removesuffix(".")
-        self.exit(2, f"{self.prog}: error: {words}. See: {self.prog} --help\n")
+        words = message if message.endswith("?") else f"{message.removesuffix('.')}."
+        self.exit(2, f"{self.prog}: error: {words} See: {self.prog} --help\n")
+
+    def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, args: Any = None, namespace: Any = None
+    ) -> Any:
+        """Parse as argparse does; what is unknown to a command is its own error."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            near = did_you_mean(unknown[0].partition("=")[0], self._options())
+            end = f".{near}" if near else ""
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{end}")
+        return found, unknown
+
+    def _options(self) -> list[str]:
+        return [option for each in self._actions for option in each.option_strings]
 
 
 def add_command(commands: Any, name: str, run: Callable, summary: str) -> Parser:
@@ -90,7 +104,21 @@ def add_loss(parser: Parser) -> None:
 def add_batch_size(parser: Parser, default: int) -> None:
     """Add `--batch-size`."""
     parser.add_argument(
-        "--batch-size", type=at_least(1), default=default, metavar="N", help="samples"
+        "--batch-size",
+        type=at_least(1),
+        default=default,
+        metavar="N",
+        help=f"samples ({default})",
+    )
+
+
+def add_seed(parser: Parser) -> None:
+    """Add `--seed`."""
+    parser.add_argument(
+        "--seed",
+        type=at_least(0),
+        metavar="N",
+        help="the same again with the same N (another every time)",
     )
 
 

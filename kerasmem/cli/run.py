@@ -1,10 +1,13 @@
 """`kerasmem run`: a user's own script, watched."""
 
 import argparse
+import ast
 import os
 import signal
 import subprocess
 import sys
+import warnings
+import zipfile
 from argparse import Namespace
 from collections.abc import Mapping
 from contextlib import suppress
@@ -64,6 +67,11 @@ def run(options: Namespace) -> Outcome:
     script: Path = options.script
     if not script.is_file():
         raise ConfigError(f"There is no such script. Received: {str(script)!r}.")
+    if not _is_python(script):
+        raise ConfigError(
+            "The script is no Python. Expected: a training script, as python runs it. "
+            f"Received: {str(script)!r}."
+        )
     now = datetime.now().astimezone()
     log_dir: Path = (
         options.log_dir or Path("runs") / f"{script.stem}-{now:%Y%m%d-%H%M%S}"
@@ -93,6 +101,24 @@ def run(options: Namespace) -> Outcome:
         say(f"Recorded in {log_dir}. Next: kerasmem report {log_dir} -o page.html")
     data = {"script": str(script), "exit_code": code, "log_dir": str(log_dir)}
     return Outcome(data | {"files": recorded}, (), exit_code=code)
+
+
+def _is_python(script: Path) -> bool:
+    """Return whether Python can make anything of a file.
+
+    What is wrong in a file that is named as Python is for its traceback to say.
+    """
+    if zipfile.is_zipfile(script):
+        with zipfile.ZipFile(script) as archive:
+            return not {"__main__.py", "__main__.pyc"}.isdisjoint(archive.namelist())
+    if script.suffix in (".py", ".pyc"):
+        return True
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            ast.parse(script.read_bytes())
+    except (SyntaxError, ValueError):
+        return False
+    return True
 
 
 def _post_mortems(log_dir: Path) -> list[PostMortem]:

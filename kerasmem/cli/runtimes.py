@@ -2,8 +2,10 @@
 
 import json
 from argparse import Namespace
+from dataclasses import replace
 from typing import Any
 
+from kerasmem.cli.handed_in import file_sentence, of_its_file
 from kerasmem.cli.options import (
     add_command,
     add_imports,
@@ -52,6 +54,7 @@ def add_to(commands: Any) -> None:
 def run(options: Namespace) -> Outcome:
     """Return what each form of the model costs, and which to use for what."""
     from kerasmem.compression.runtimes import compare_runtimes
+    from kerasmem.compression.runtimes.advice import advise
     from kerasmem.files import load_model
     from kerasmem.files.data import load_data
     from kerasmem.report.runtimes import (
@@ -69,10 +72,15 @@ def run(options: Namespace) -> Outcome:
         tolerance=options.tolerance,
         input_shape=options.input_shapes,
     )
+    as_it_is, *others = comparison.runtimes
+    if not as_it_is.reason:
+        runtimes = (of_its_file(as_it_is, options.model), *others)
+        comparison = replace(comparison, runtimes=runtimes, advice=advise(runtimes))
     tables = [
         runtimes_table(comparison, options.model),
         missing_lines(comparison),
         conditions_line(comparison),
+        file_sentence(options.model, "of Keras, as it is,"),
         advice_lines(comparison),
     ]
     data = json.loads(comparison.to_json()) | {"model": options.model}

@@ -22,7 +22,7 @@ from kerasmem.compression.result import CompressionResult
 from kerasmem.compression.search import Request
 from kerasmem.compression.stages import Training
 from kerasmem.compression.technique import Technique
-from kerasmem.errors import ConfigError, DataError, KerasMemWarning
+from kerasmem.errors import ConfigError, DataError, KerasMemWarning, as_received
 from kerasmem.files.data import (
     check_classes,
     check_data,
@@ -34,6 +34,7 @@ from kerasmem.files.data import (
 )
 from kerasmem.files.load import load_model
 from kerasmem.files.save import Coding, check_coding
+from kerasmem.files.size import stored_bytes
 from kerasmem.graph.clone import clone, compile_as, compile_settings
 from kerasmem.graph.losses import as_loss, warn_if_unfit
 from kerasmem.records import CompressionReport
@@ -144,6 +145,7 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
     fit |= {"callbacks": list(callbacks or ()), "verbose": 0}
     with _replicas_of(model_or_path), seeded(seed):
         original = _open(model_or_path, custom_objects)
+        size = _size_of(model_or_path, original)
         _compile(original, loss, metrics)
         if epochs and not original.compiled:
             raise ConfigError(
@@ -163,7 +165,7 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
         done = job.run(original, training, coding, validation_data)
         # Anew: the weights are others now, the slots of the old ones are in the way.
         compile_as(done.model, original)
-        report = _report(original, done, (validation_data, batch_size), coding)
+        report = _report(original, done, (validation_data, batch_size), size, coding)
     changes = tuple(done.changes)
     warn_if_left_float(changes, report.before.weight_bytes)
     result = CompressionResult(done.model, report, changes, coding, few)
@@ -218,8 +220,15 @@ def _open(model_or_path: Any, custom_objects: Any) -> Any:
         return load_model(model_or_path, custom_objects)
     raise ConfigError(
         "Expected a keras.Model or the path of a saved one. Received: "
-        f"model_or_path={model_or_path!r}."
+        f"model_or_path={as_received(model_or_path)}."
     )
+
+
+def _size_of(model_or_path: Any, model: Any) -> int:
+    """Return the size of the file that was handed in, else of one by Keras itself."""
+    if isinstance(model_or_path, keras.Model):
+        return file_bytes(model, stored=True)
+    return stored_bytes(model_or_path)
 
 
 def _replicas_of(model_or_path: Any) -> AbstractContextManager[Any]:
@@ -245,20 +254,18 @@ def _compile(model: Any, loss: Any, metrics: Any) -> None:
 
 
 def _report(
-    original: Any, done: Done, judge: tuple[Any, int], coding: Coding
+    original: Any, done: Done, judge: tuple[Any, int], size: int, coding: Coding
 ) -> CompressionReport:
     result, (data, batch_size) = done.model, judge
     before, after = latencies([original, result], data, batch_size)
-    size = file_bytes(result, coding=coding)
     count = None if data is None else sample_count(data)
-    at_first = figures(
-        original, data, batch_size, before, file_bytes(original, stored=True)
-    )
+    at_first = figures(original, data, batch_size, before, size)
     if data is not None and not at_first.metrics:
         lacks = "validation_data has no labels" if original.compiled else _NO_LOSS
         warnings.warn(
             f"No metric was measured: {lacks}.", KerasMemWarning, stacklevel=3
         )
+    size = file_bytes(result, coding=coding)
     at_last = figures(result, data, batch_size, after, size)
     chance = chance_of(original, data)
     return CompressionReport(

@@ -1,7 +1,6 @@
 """The figures of a model: its file, its weights, its speed, its metrics."""
 
 import math
-import statistics
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,36 +19,37 @@ from kerasmem.files.data import fit_arguments, sample_inputs
 from kerasmem.files.save import Coding, save_stored, write_small
 from kerasmem.graph.values import nbytes, nonzero, parameters
 from kerasmem.memory.activations import peak_activation_bytes
+from kerasmem.memory.tune.stopwatch import spread
 from kerasmem.records import ModelFigures
 
 
 @dataclass(frozen=True)
 class Latency:
-    """Median time of one forward pass, and the samples in its batch."""
+    """Median time of one forward pass, and the samples in its batch.
+
+    Eight in ten passes took between `low` and `high` milliseconds.
+    """
 
     milliseconds: float
     batch_size: int
+    low: float | None = None
+    high: float | None = None
 
 
 def measure(
     model: Any,
     validation_data: Any = None,
     batch_size: int = 32,
-    *,
-    stored: bool = False,
 ) -> ModelFigures:
-    """Return the figures of `model`.
+    """Return the figures of `model`, its file the deflated one of `km.save_model`.
 
     Args:
         model: a built model; metrics are measured only if it is compiled.
         validation_data: samples to judge it by, with labels; None for no metrics.
         batch_size: samples per batch, for the metrics and the latency.
-        stored: True for the size of the file as Keras itself writes it, False for
-            the deflated file of `km.save_model`.
     """
     (latency,) = latencies([model], validation_data, batch_size)
-    size = file_bytes(model, stored=stored)
-    return figures(model, validation_data, batch_size, latency, size)
+    return figures(model, validation_data, batch_size, latency, file_bytes(model))
 
 
 def figures(
@@ -68,6 +68,8 @@ def figures(
         activation_peak_bytes=peak_activation_bytes(model),
         latency_ms=latency.milliseconds if latency else None,
         latency_batch_size=latency.batch_size if latency else None,
+        latency_low_ms=latency.low if latency else None,
+        latency_high_ms=latency.high if latency else None,
         metrics=evaluate(model, validation_data, batch_size),
     )
 
@@ -100,7 +102,8 @@ def latencies(
     calls = [partial(model.predict_on_batch, inputs) for model in models]
     times = in_turns(calls, **limit)
     samples = len(keras.tree.flatten(inputs)[0])
-    return [Latency(statistics.median(found), samples) for found in times]
+    spreads = [spread(found) for found in times]
+    return [Latency(median, samples, low, high) for low, median, high in spreads]
 
 
 def _some_inputs(model: Any, data: Any, batch_size: int) -> Any:

@@ -74,7 +74,7 @@ class Technique(abc.ABC):
         for field, values in allowed.items():
             if getattr(self, field) not in values:
                 raise ConfigError(
-                    f"The {field} of {type(self).__name__} must be one of "
+                    f"The argument {field!r} of {type(self).__name__} must be one of "
                     f"{', '.join(map(str, values))}. "
                     f"Received: {field}={getattr(self, field)!r}."
                     f"{did_you_mean(getattr(self, field), map(str, values))}"

@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 import keras
 
-from kerasmem.errors import ConfigError, KerasMemError, OutputError
+from kerasmem.errors import ConfigError, KerasMemError, OutputError, as_received
 from kerasmem.files.atomic import replacing
 from kerasmem.files.load import first_reason
 from kerasmem.files.opens import check_opens
@@ -53,7 +53,9 @@ def save_model(
     """
     path = Path(path)
     if not isinstance(model, keras.Model):
-        raise ConfigError(f"Expected a keras.Model. Received: model={model!r}.")
+        raise ConfigError(
+            f"Expected a keras.Model. Received: model={as_received(model)}."
+        )
     if path.suffix != ".keras":
         raise ConfigError(
             "A model is saved as a file that ends in .keras. "

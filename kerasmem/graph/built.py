@@ -4,7 +4,7 @@ from typing import Any
 
 import keras
 
-from kerasmem.errors import ConfigError, ModelError
+from kerasmem.errors import ConfigError, ModelError, as_received
 
 
 def check_built(model: Any) -> None:
@@ -15,7 +15,9 @@ def check_built(model: Any) -> None:
         ModelError: if it has no weights yet.
     """
     if not isinstance(model, keras.Model):
-        raise ConfigError(f"Expected a keras.Model. Received: model={model!r}.")
+        raise ConfigError(
+            f"Expected a keras.Model. Received: model={as_received(model)}."
+        )
     if not model.built:
         raise ModelError(
             f"The model {model.name!r} has no weights yet. Build it first: call it on "

@@ -10,7 +10,8 @@ class ModelFigures:
     """What one model costs and how well it does. None means: not to be had.
 
     Args:
-        file_bytes: size of the `.keras` file without optimizer state.
+        file_bytes: size of the file that was handed in, or that is written; of a model
+            that came without one, of what Keras writes without optimizer state.
         weight_bytes: bytes of all weights in RAM.
         parameters: number of weight entries.
         nonzero: number of weight entries that are not zero.
@@ -19,6 +20,8 @@ class ModelFigures:
         latency_ms: measured median time of one forward pass of one batch.
         latency_batch_size: number of samples in that batch.
         metrics: measured loss and metrics on the validation data, by name.
+        latency_low_ms: nine in ten passes took longer.
+        latency_high_ms: nine in ten passes took less.
     """
 
     file_bytes: int
@@ -29,6 +32,14 @@ class ModelFigures:
     latency_ms: float | None = None
     latency_batch_size: int | None = None
     metrics: dict[str, float] = field(default_factory=dict[str, float])
+    latency_low_ms: float | None = None
+    latency_high_ms: float | None = None
+
+    def is_clearly_faster(self, other: "ModelFigures") -> bool | None:
+        """Return whether nine in ten passes of another took longer; None if unknown."""
+        if self.latency_ms is None or other.latency_low_ms is None:
+            return None
+        return self.latency_ms < other.latency_low_ms
 
 
 @dataclass(frozen=True)

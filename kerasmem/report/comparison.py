@@ -52,7 +52,6 @@ def comparison_rows(models: Mapping[str, ModelFigures]) -> list[Row]:
         models: figures by the model's name, the one to compare with first.
     """
     figures = list(models.values())
-    batch = next((f.latency_batch_size for f in figures if f.latency_batch_size), None)
     rows = [
         _size("file", "measured", [f.file_bytes for f in figures]),
         _size("weights in RAM", "counted", [f.weight_bytes for f in figures]),
@@ -63,7 +62,7 @@ def comparison_rows(models: Mapping[str, ModelFigures]) -> list[Row]:
             "estimated",
             [f.activation_peak_bytes for f in figures],
         ),
-        _latency(f"latency, batch of {batch}", [f.latency_ms for f in figures]),
+        _latency(figures),
     ]
     names = dict.fromkeys(name for f in figures for name in f.metrics)
     rows += [_metric(name, [f.metrics.get(name) for f in figures]) for name in names]
@@ -79,9 +78,29 @@ def _count(label: str, values: Sequence[int]) -> Row:
     return _row(label, "counted", [f"{n:,}" for n in values], _times_less(values))
 
 
-def _latency(label: str, values: Sequence[float | None]) -> Row:
-    texts = [MISSING if ms is None else format_ms(ms) for ms in values]
-    return _row(label, "measured", texts, _times_less(values))
+def _latency(figures: Sequence[ModelFigures]) -> Row:
+    batch = next((f.latency_batch_size for f in figures if f.latency_batch_size), None)
+    label = f"latency, batch of {batch}"
+    if any(f.latency_low_ms is not None for f in figures):
+        label += " (eight in ten)"
+    first, ratios = figures[0], _times_less([f.latency_ms for f in figures])
+    against = [
+        "no clear difference"
+        if ratio and first.is_clearly_faster(f) is f.is_clearly_faster(first) is False
+        else ratio
+        for f, ratio in zip(figures, ratios, strict=True)
+    ]
+    return _row(label, "measured", [_time(f) for f in figures], against)
+
+
+def _time(figures: ModelFigures) -> str:
+    """Return a median and what eight in ten times are between."""
+    if figures.latency_ms is None:
+        return MISSING
+    low, high = figures.latency_low_ms, figures.latency_high_ms
+    if low is None or high is None:
+        return format_ms(figures.latency_ms)
+    return f"{format_ms(figures.latency_ms)} ({format_ms(low)} to {format_ms(high)})"
 
 
 def _metric(label: str, values: Sequence[float | None]) -> Row:

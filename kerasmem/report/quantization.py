@@ -8,6 +8,8 @@ from rich.table import Table
 from kerasmem.records import WeightChange
 from kerasmem.units import format_bytes
 
+_DONE = {"quantize": "quantized", "factorize": "factorized", "cluster": "clustered"}
+
 
 def worst_first(changes: Sequence[WeightChange]) -> list[WeightChange]:
     """Return the weights that lost something, the lowest ratio first.
@@ -27,7 +29,10 @@ def noise_table(changes: Sequence[WeightChange], most: int = 10) -> Table:
     """
     worst = worst_first(changes)
     measured = _measured(worst)
-    of = "quantized weights and of layers' outputs" if measured else "quantized weights"
+    done = dict.fromkeys(_DONE.get(change.technique, "changed") for change in worst)
+    of = f"{' and '.join(done)} weights"
+    if measured:
+        of += " and of layers' outputs"
     title = f"signal-to-noise ratio of {of}, the worst first"
     if len(worst) > most:
         title += f" ({most} of {len(worst)})"

@@ -140,7 +140,8 @@ def left_alone_table(changes: Sequence[WeightChange], most: int = 8) -> Table:
     """Return why weights were left alone, one line per reason, the commonest first.
 
     A weight that any technique changed is not counted. One that several left alone
-    counts once, by the reason of the first.
+    counts once, by the reason of the first. Layers without weights that a technique
+    leaves as they are have no bytes.
 
     Args:
         changes: what each technique did to each weight.
@@ -164,7 +165,11 @@ def left_alone_table(changes: Sequence[WeightChange], most: int = 8) -> Table:
         table.add_column(name, justify="right")
     for reason, group in ordered:
         size = sum(change.after_bytes for change in group)
-        table.add_row(reason, f"{len(group):,}", format_bytes(size))
+        owned = sum(change.before_bytes > 0 for change in group)
+        bare = len(group) - owned
+        layers = f"{bare:,} layer{'s' * (bare > 1)} without" if bare else ""
+        count = ", ".join(filter(None, [f"{owned:,}" * (owned > 0), layers]))
+        table.add_row(reason, count, format_bytes(size) if owned else MISSING)
     return table
 
 

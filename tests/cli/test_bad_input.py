@@ -22,6 +22,8 @@ def broken(folder, samples):
     np.savez("classes.npz", x=x, y=y + 5)
     np.savez("labels.npz", x=x, y=np.ones((len(x), 7), "float32"))
     np.savez("unlabeled.npz", x=x)
+    np.savez("one_hot.npz", x=x, y=np.eye(3)[y])
+    np.savez("strings.npz", x=x, y=np.array(["cat", "dog", "bird"])[y])
     Path("cut.npz").write_bytes(Path("data.npz").read_bytes()[:500])
     return folder
 
@@ -98,6 +100,20 @@ def test_labels_that_name_other_outputs_than_the_models(folder, refused, samples
         ("inspect .", "is a folder"),
         ("inspect model.keras --import no_such_module", "the module of --import"),
         ("evaluate model.keras --data missing.npz", "There is no data file"),
+        (
+            "evaluate model.keras --data .",
+            "data file '.': it is a folder. Expected: an",
+        ),
+        (
+            "evaluate model.keras --data one_hot.npz",
+            "y of shape (60, 3), one-hot it seems. Next: y.argmax(axis=-1), or",
+        ),
+        (
+            "evaluate model.keras --data strings.npz",
+            "numbers. Received: y of dtype <U4",
+        ),
+        ("run model.keras", "The script is no Python. Expected: a training script"),
+        ("run notes.txt", "The script is no Python."),
         ("evaluate model.keras --data cut.npz", "cut.npz is not a sound .npz file"),
         ("evaluate model.keras --data no_x.npz", "no_x.npz holds no array x"),
         ("evaluate model.keras --data unequal.npz", "x has 60, y has 59 samples"),
@@ -173,7 +189,21 @@ def test_compressing_with_options_that_cannot_be(broken, refused, options, messa
             "evaluate model.keras --data data.npz --loss mse(no=1)",
             "with literal keyword arguments, such as sparse_categorical_crossentropy(",
         ),
-        ("inspect model.keras --batch 4", "unrecognized arguments: --batch 4"),
+        (
+            "inspect model.keras --batch 4",
+            "kerasmem inspect: error: unrecognized arguments: --batch 4. Did you mean "
+            "'--batch-size'? See: kerasmem inspect --help",
+        ),
+        (
+            "compress model.keras -o out.keras --quantise=int8",
+            "kerasmem compress: error: unrecognized arguments: --quantise=int8. Did "
+            "you mean '--quantize'? See: kerasmem compress --help",
+        ),
+        (
+            "compress model.keras -o a.keras --prune-channels 0.5 "
+            "--prune-channels-of chanels",
+            "The argument 'of' of PruneChannels must be one of channels, ",
+        ),
         ("evaluate model.keras", "required: --data"),
         ("shrink model.keras", "invalid choice: 'shrink'"),
         ("", "required: COMMAND"),
@@ -223,7 +253,7 @@ def test_a_full_disk(folder, refused, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Path, "replace", no_space)
-    message = refused("compress model.keras -o model.keras --prune 0.5")
+    message = refused("compress model.keras -o out.keras --prune 0.5")
     assert "No space left on device" in message
 
 
@@ -275,6 +305,32 @@ def test_a_mistake_of_ours_is_not_hidden(folder, kerasmem, monkeypatch):
     monkeypatch.setattr("kerasmem.files.load_model", mistake)
     with pytest.raises(RuntimeError, match="a bug"):
         kerasmem("inspect model.keras")
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize("output", ["model.keras", "../{}/model.keras", "soft", "hard"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "compress model.keras --quantize int8",
+        "compress model.keras --max-drop 0.1 --data data.npz",
+        "convert model.keras",
+        "distill model.keras other.keras --data data.npz",
+        "distill other.keras model.keras --data data.npz",
+    ],
+)
+def test_what_was_handed_in_is_never_the_output(
+    line, output, folder, refused, monkeypatch
+):
+    def start(imports):
+        raise AssertionError(imports)
+
+    monkeypatch.setattr(sys.modules["kerasmem.cli.main"], "start_keras", start)
+    Path("other.keras").touch()
+    Path("soft").symlink_to("model.keras")
+    Path("hard").hardlink_to("model.keras")
+    message = refused(f"{line} -o {output.format(folder.name)}")
+    assert "The output is the file that was handed in, which is never modi" in message
 
 
 @pytest.mark.parametrize(

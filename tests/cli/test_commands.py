@@ -242,11 +242,62 @@ def test_a_loss_may_have_arguments(folder, kerasmem):
 
 
 @pytest.mark.one_backend
-def test_compress_may_replace_its_own_input(folder, kerasmem):
-    before = Path("model.keras").stat().st_size
-    assert kerasmem("compress model.keras -o model.keras --quantize int8").code == 0
-    assert Path("model.keras").stat().st_size < before
+def test_compress_may_replace_an_output_of_before(folder, kerasmem):
+    Path("old.keras").write_bytes(before := Path("model.keras").read_bytes())
+    assert kerasmem("compress model.keras -o old.keras --quantize int8").code == 0
+    assert Path("old.keras").stat().st_size < len(before)
+    assert Path("model.keras").read_bytes() == before
     assert [p.name for p in folder.iterdir() if p.name.startswith(".")] == []
+
+
+@pytest.mark.one_backend
+def test_the_file_before_is_the_one_that_was_handed_in(folder, kerasmem, new_network):
+    model, data = load_model("model.keras"), np.load("data.npz")
+    model.fit(data["x"], data["y"], verbose=0)
+    model.save("trained.keras")
+    size = Path("trained.keras").stat().st_size
+    line = "trained.keras -o small.keras --prune 0.5 --coding entropy"
+    assert kerasmem(f"compress {line} --json").json["report"]["before"][
+        "file_bytes"
+    ] == (size)
+    small = Path("small.keras").stat().st_size
+    call = kerasmem("compress small.keras -o large.keras --prune 0.5 --coding stored")
+    large = Path("large.keras").stat().st_size
+    assert call.out.startswith(
+        f"large.keras is larger than small.keras: {large:,} bytes instead of {small:,}."
+    )
+    told = " ".join(call.out.split())
+    assert "The file before is the one that was handed in, with its optimizer's" in told
+    new_network(units=4).save("student.keras")
+    taught = "student.keras -o taught.keras --data split.npz --json"
+    figures = kerasmem(f"distill trained.keras {taught}").json["figures"]
+    assert figures["teacher"]["file_bytes"] == size
+    assert figures["student"]["file_bytes"] == Path("taught.keras").stat().st_size
+
+
+@pytest.mark.one_backend
+def test_evaluate_says_that_the_data_is_not_finite(folder, kerasmem, samples):
+    x, y = samples
+    np.savez("nan.npz", x=np.where(np.arange(6) == 2, np.nan, x), y=y)
+    call = kerasmem("evaluate model.keras --data nan.npz")
+    assert call.code == 0
+    assert "warning: The data holds NaN or infinity: 60 of 360 entries of x.\n" in (
+        call.err
+    )
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize(
+    ("command", "default"),
+    [
+        ("distill", "answers (4.0)"),
+        ("distill", "on DATA (1)"),
+        ("evaluate", "samples (32)"),
+        ("compress", "(another every time)"),
+    ],
+)
+def test_help_says_what_holds_without_an_option(kerasmem, command, default):
+    assert default in " ".join(kerasmem(f"{command} --help").out.split())
 
 
 @pytest.mark.one_backend

@@ -150,6 +150,17 @@ def test_json_is_alone_on_stdout(here):
 
 
 @pytest.mark.one_backend
+def test_a_mistake_in_a_script_keeps_its_traceback(here):
+    (here / "half.py").write_text("def half(:")
+    done = run(here, "half.py")
+    assert done.returncode == 1
+    assert "SyntaxError: invalid syntax" in done.stderr
+    (here / "watched").write_text("print('any name will do')")
+    done = run(here, "watched")
+    assert (done.returncode, done.stdout) == (0, "any name will do\n")
+
+
+@pytest.mark.one_backend
 def test_a_script_that_is_not_there_is_one_line(here):
     done = run(here, "missing.py")
     assert (done.returncode, done.stdout) == (2, "")

@@ -1,6 +1,7 @@
 """`kerasmem runtimes`: a table, the reasons, the advice, and all of it as JSON."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import keras
 import pytest
@@ -34,6 +35,7 @@ def test_json_holds_the_whole_record(folder, kerasmem, backend):
     assert [t["batch_size"] for t in found["runtimes"][1]["times"]] == [4]
     assert (found["given"], found["samples"], found["threads"]) == (False, 4, 1)
     assert found["advice"][-1]["name"] == INT8.name
+    assert found["runtimes"][0]["file_bytes"] == Path("model.keras").stat().st_size
 
 
 @pytest.mark.one_backend

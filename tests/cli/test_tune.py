@@ -73,7 +73,7 @@ def test_the_table_tells_what_ran_what_did_not_and_what_to_do(
     assert call.code == 0
     lines = " ".join(call.out.split())
     for text in (
-        "as compiled │ 2.00 MiB to 3.00 MiB │ 20 ms │ 18 ms to 26 ms │ 1.5 s │ 800",
+        "as compiled │ 2.00 MiB to 3.00 MiB │ 20.0 ms │ 18.0 ms to 26.0 ms │ 1.50 s │",
         "accumulation, 4 batches did not run: out of memory: [no room]",
         "As compiled ran twice; the times differ by 0.0 %.",
         "Retracing: not counted, ",

@@ -86,6 +86,10 @@ def test_the_report_measures_the_file_that_keras_writes_without_slots(
     stock.save(tmp_path / "stock.keras")
     size = (tmp_path / "stock.keras").stat().st_size
     assert result.report.before.file_bytes == pytest.approx(size, abs=300)
+    result.save(tmp_path / "small.keras")
+    again = km.compress(tmp_path / "small.keras", km.Quantize())
+    small = (tmp_path / "small.keras").stat().st_size
+    assert again.report.before.file_bytes == small
     expected = trained.evaluate(*digits[1], verbose=0, return_dict=True)
     assert result.report.before.metrics == pytest.approx(expected, rel=1e-5)
 

@@ -87,6 +87,17 @@ def test_depthwise_output_and_excluded_weights_are_left_alone_and_that_is_said()
         Prune(0.5, exclude="middle").apply(make())
 
 
+@pytest.mark.one_backend
+def test_a_weight_of_which_nothing_goes_is_left_alone_with_a_reason():
+    model = chain((6, 6, 1), L.Conv2D(4, 3, name="first"), L.Conv2D(4, 3), L.ReLU())
+    pruned = Prune(0.5, pattern="2:4", include="kernel").apply(model)
+    (first,) = (change for change in pruned if change.weight == "first/kernel")
+    assert not first.changed
+    assert first.detail == (
+        "has too few entries in a row, or too large ones, for any to go"
+    )
+
+
 def test_an_exclude_that_matches_nothing_is_an_error():
     model = chain((4,), L.Dense(3))
     with pytest.raises(

@@ -367,7 +367,7 @@ def test_a_kernel_of_zeros_stays_one(scheme):
             {"granularity": "row"},
             "one of channel, tensor, group. Received: granularity",
         ),
-        ({"symmetric": "no"}, "symmetric of Quantize must be one of True, False"),
+        ({"symmetric": "no"}, "symmetric' of Quantize must be one of True, False"),
         ({"group_size": 64}, "for granularity='group' alone. Received: group_size=64"),
         ({"calibration": "mse"}, "for scheme='int8-static' alone.*'mse'"),
         ({"calibration_samples": 9}, "for scheme='int8-static' alone.*samples=9"),

@@ -322,8 +322,8 @@ def test_a_missing_last_axis_of_one_fits_as_in_keras():
         (X.astype(str), "takes numbers .float32.. Received: x of dtype <U"),
         ([X, X], r"has 1 inputs, \['x'\]. Received: 2 arrays"),
         ({"z": X}, r"inputs are named \['x'\]. Received: data named \['z'\]"),
-        (([[0.5, 1.0]], Y), r"x_0.0 = 0.5.* make a list of values a NumPy array"),
-        ((X, [1, 2]), r"y_0 = 1, which has no rows.* make a list of values a NumPy"),
+        (([[0.5, 1.0]], Y), r"x as a list of values, the first 0.5.* np.asarray\(x\)"),
+        ((X, [1, 2]), r"y as a list of values, the first 1\. .* np.asarray\(y\)"),
         ((X, {"x": Y}), "has one output, so its labels are one array.*labels named x"),
     ],
 )

@@ -30,6 +30,13 @@ def test_the_worst_weight_comes_first_and_exact_ones_are_left_out():
     assert "(1 of 2)" in printed(noise_table([GOOD, BAD], most=1))
 
 
+def test_the_title_says_what_was_done():
+    assert noise_table([GOOD]).title.endswith("of quantized weights, the worst first")
+    thinner = replace(BAD, technique="factorize", detail="two of rank 8")
+    text = noise_table([GOOD, thinner]).title
+    assert "ratio of factorized and quantized weights, the worst first" in text
+
+
 def test_the_plot_names_every_weight(tmp_path):
     plot_noise([GOOD, EXACT, BAD], tmp_path / "noise.svg")
     text = (tmp_path / "noise.svg").read_text()

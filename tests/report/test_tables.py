@@ -40,7 +40,7 @@ def printed(table):
         ("parameters", "500", "500", "1.00x"),
         ("nonzero parameters", "480", "96", "5.00x"),
         ("activation peak, 1 sample", "800 B", "800 B", "1.00x"),
-        ("latency, batch of 32", "2 ms", "4 ms", "0.50x"),
+        ("latency, batch of 32", "2.00 ms", "4.00 ms", "0.50x"),
         ("accuracy", "0.9000", "0.8850", "-0.0150"),
         ("auc", "0.5000", "-", ""),
     ],
@@ -49,6 +49,21 @@ def test_a_figure_stands_beside_the_first_models(label, before, after, against):
     first, second = rows(before=BEFORE, after=AFTER)[label].cells
     assert (first.value, first.against_first) == (before, "")
     assert (second.value, second.against_first) == (after, against)
+
+
+@pytest.mark.parametrize(
+    ("spread", "against"),
+    [((2.0, 4.2), "0.67x"), ((1.9, 4.0), "no clear difference")],
+)
+def test_times_within_each_others_spread_have_no_ratio(spread, against):
+    first, second = (
+        ModelFigures(9, 9, 9, 9, None, ms, 32, {}, low, high)
+        for ms, low, high in ((1.95, 1.9, 2.3), (2.925, *spread))
+    )
+    row = rows(before=first, after=second)["latency, batch of 32 (eight in ten)"]
+    low, high = spread
+    assert row.cells[1].value == f"2.92 ms ({low:.2f} ms to {high:.2f} ms)"
+    assert row.cells[1].against_first == against
 
 
 def test_a_figure_that_no_model_has_is_left_out():
@@ -136,5 +151,11 @@ def test_weights_that_were_left_alone_are_counted_by_their_reasons():
     assert ["is no kernel", "2", "20 B"] in cells
     assert ["is excluded", "1", "10 B"] in cells
     assert not any("is a bias" in cell or "is too small" in cell for cell, *_ in cells)
+    bare = [
+        WeightChange("a", f"add_{n}", "quantize", False, "stays float", 0, 0)
+        for n in range(18)
+    ]
+    told = " ".join(printed(left_alone_table(bare)).split())
+    assert "│ stays float │ 18 layers without │ - │" in told
     few = printed(left_alone_table(found, most=1))
     assert "2 other reasons    │       2 │  20 B" in few

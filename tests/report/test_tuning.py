@@ -60,7 +60,7 @@ def table(tuning):
 
 def test_a_line_has_the_figures_of_its_run_or_none():
     text = table(FOUND)
-    assert "│ 3.00 MiB │ 20 ms │ 18 ms to 26 ms │ 1.5 s │ 1,600 │ yes │" in text
+    assert "│ 3.00 MiB │ 20.0 ms │ 18.0 ms to 26.0 ms │ 1.50 s │ 1,600 │ yes │" in text
     assert "│ jit │ did not run │ │" in text
     assert failure_lines(FOUND) == "jit did not run: no room"
 
@@ -74,7 +74,7 @@ def test_an_estimated_peak_is_called_so_wherever_it_stands():
     assert "The peaks are estimated (method 'xla'), not measured: jax does" in text
     assert "That of jit off is by another method ('analytic'), and is not" in text
     unknown = replace(RUN, peak_bytes=None, peak_low_bytes=None, peak_source=None)
-    assert "│ unknown │ 20 ms" in table(replace(FOUND, variants=(unknown,)))
+    assert "│ unknown │ 20.0 ms" in table(replace(FOUND, variants=(unknown,)))
     assert "estimated" not in spread_line(FOUND) + table(FOUND)
 
 

@@ -7,7 +7,7 @@ import keras
 
 from kerasmem.compression.distill.confidence import BY_CONFIDENCE
 from kerasmem.compression.distill.schedules import is_number
-from kerasmem.errors import ConfigError, ModelError
+from kerasmem.errors import ConfigError, ModelError, as_received
 
 
 def check_models(teachers: Sequence[Any], student: Any) -> None:
@@ -22,8 +22,8 @@ def check_models(teachers: Sequence[Any], student: Any) -> None:
     for role, model in roles:
         if not isinstance(model, keras.Model):
             raise ModelError(
-                f"The {role} must be a keras.Model. Received: {role}={model!r} of type "
-                f"{type(model).__name__}."
+                f"The {role} must be a keras.Model, as in distill(teacher, student, "
+                f"data). Received: {role}={as_received(model)}."
             )
     if any(teacher is student for teacher in teachers):
         raise ModelError(

@@ -1,5 +1,6 @@
 """The model anew, with chains of thin layers in the place of thick ones."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from kerasmem.compression.factorize.config import Factorize
 
 NAME = "factorize"
+_NO_KERNEL = "is no kernel"
+_TOO_LARGE = "would have as many weights or more"
+_ADVICE = " Next: keep less of the rank."
 
 
 def factorize(model: Any, choice: "Factorize") -> tuple[Any, list[WeightChange]]:
@@ -30,9 +34,15 @@ def factorize(model: Any, choice: "Factorize") -> tuple[Any, list[WeightChange]]
     The model that is handed in is not touched.
 
     Raises:
-        ModelError: if nothing in the model becomes smaller by it.
+        ModelError: if the model has no graph, or nothing in it becomes smaller.
         ConfigError: if a pattern matches no weight.
     """
+    if listed_graph(model) is None:
+        raise ModelError(
+            f"The model {model.name!r} has no graph in which layers could take the "
+            "place of others. Expected a Sequential or Functional model. Received: "
+            f"{type(model).__name__}."
+        )
     everything = list(weights(model))
     patterns = {"include": choice.include, "exclude": choice.exclude}
     check_all_mean_one(model, everything, patterns)
@@ -46,13 +56,14 @@ def factorize(model: Any, choice: "Factorize") -> tuple[Any, list[WeightChange]]
             if found.size < weight.size:
                 chains[id(weight.owner)] = found
                 continue
-            reason = "would have as many weights or more"
+            reason = _TOO_LARGE
         reasons[id(weight.variable)] = reason
     if not chains:
         raise ModelError(
             f"The model {model.name!r} has nothing to factorize: of its "
             f"{len(everything)} weights none is a kernel in its graph that becomes "
-            f"smaller. Received: {choice.to_json()}. Next: keep less of the rank."
+            f"smaller; the commonest reason: {_commonest(reasons.values())}. Received: "
+            f"{choice!r}.{_ADVICE * (_TOO_LARGE in reasons.values())}"
         )
     smaller = Rebuild(_Thinner(chains)).run(model)
     compile_as(smaller, model)
@@ -93,7 +104,7 @@ def _layers(model: Any) -> list[Any]:
 
 def _why_not(weight: Weight, choice: "Factorize", in_graph: set[int]) -> str | None:
     if not is_kernel(weight):
-        return "is no kernel"
+        return _NO_KERNEL
     if id(weight.owner) not in in_graph:
         return "is inside of a layer, which would need another layer in its place"
     if means(choice.exclude, weight):
@@ -103,6 +114,11 @@ def _why_not(weight: Weight, choice: "Factorize", in_graph: set[int]) -> str | N
     if not np.isfinite(to_numpy(weight.variable)).all():
         return "has entries that are NaN or infinite"
     return why_not(weight.owner)
+
+
+def _commonest(reasons: Iterable[str]) -> str:
+    of_kernels = [reason for reason in reasons if reason != _NO_KERNEL]
+    return Counter(of_kernels or [_NO_KERNEL]).most_common(1)[0][0]
 
 
 def _told(

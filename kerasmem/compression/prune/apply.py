@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from kerasmem.compression.prune.config import Prune
 
 
+_NOTHING_GOES = "has too few entries in a row, or too large ones, for any to go"
+
+
 def prune_weights(model: Any, choice: "Prune", data: Any = None) -> list[WeightChange]:
     """Set the weights of `model` that matter least to zero, in place.
 
@@ -49,8 +52,8 @@ def changes(model: Any, plan: Plan, shares: Sequence[float]) -> list[WeightChang
     details = {id(weight.variable): reason for weight, reason in plan.left_alone}
     pruned: set[int] = set()
     for variable, share in zip(plan.variables, shares, strict=True):
-        details[id(variable)] = f"{share:.1%} zero"
-        if share > 0:
+        details[id(variable)] = f"{share:.1%} zero" if share else _NOTHING_GOES
+        if share:
             pruned.add(id(variable))
     return [
         account(

@@ -8,7 +8,7 @@ from kerasmem.compression.quantize.layer import Place, read_as
 from kerasmem.compression.quantize.owners import quantized_variables
 from kerasmem.compression.quantize.static.base import IntegerLayer
 from kerasmem.compression.quantize.variable import QuantizedVariable
-from kerasmem.errors import ConfigError, ModelError
+from kerasmem.errors import ConfigError, ModelError, as_received
 from kerasmem.graph.clone import reloaded
 from kerasmem.graph.layers import own_variables, sublayers
 from kerasmem.graph.values import to_numpy
@@ -95,7 +95,9 @@ def _without(layer: Any, others: list[Any]) -> list[Any]:
 
 def _check(model: Any) -> None:
     if not isinstance(model, keras.Model):
-        raise ConfigError(f"Expected a keras.Model. Received: model={model!r}.")
+        raise ConfigError(
+            f"Expected a keras.Model. Received: model={as_received(model)}."
+        )
     if any(isinstance(layer, IntegerLayer) for layer in sublayers(model)):
         raise ModelError(
             f"The model {model.name!r} computes with integers, so that it has no float "

@@ -6,7 +6,12 @@ iterable of batches. `x` and `y` are an array, or a dict or list of arrays for m
 with several inputs or outputs.
 """
 
-from kerasmem.files.data.check import check_classes, check_data, input_names
+from kerasmem.files.data.check import (
+    check_classes,
+    check_data,
+    input_names,
+    warn_if_not_finite,
+)
 from kerasmem.files.data.forms import (
     drawn_batches,
     fit_arguments,
@@ -38,4 +43,5 @@ __all__ = [
     "sample_inputs",
     "shared",
     "take",
+    "warn_if_not_finite",
 ]

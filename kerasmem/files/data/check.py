@@ -1,12 +1,13 @@
 """Do these samples fit this model? One clear line if they do not."""
 
 import re
+import warnings
 from typing import Any
 
 import keras
 import numpy as np
 
-from kerasmem.errors import DataError
+from kerasmem.errors import DataError, KerasMemWarning
 from kerasmem.files.data.forms import first_samples, is_array_data, named_leaves
 
 _NUMERIC = re.compile(r"int|float|bool|complex")  # in the dtype names of any framework
@@ -55,14 +56,17 @@ def check_classes(model: Any, data: Any) -> None:
         data: samples in any of the forms that `kerasmem.files.data` lists.
 
     Raises:
-        DataError: with the least and the greatest label.
+        DataError: with the least and the greatest label, or with the shape of labels
+            that are one-hot.
     """
     parts = first_samples(data) if is_array_data(data) else {}
     labels, outputs = parts.get("y"), getattr(model, "outputs", None) or ()
-    is_weighted = parts.get("sample_weight") is not None
-    if not hasattr(labels, "shape") or is_weighted or not _takes_classes(model):
+    if labels is None or not hasattr(labels, "shape") or not _takes_classes(model):
         return
     if len(outputs) != 1 or len(outputs[0].shape) != 2:
+        return
+    _check_not_one_hot(tuple(labels.shape), outputs[0].shape[-1])
+    if parts.get("sample_weight") is not None:
         return
     labels, classes = keras.ops.convert_to_numpy(labels), outputs[0].shape[-1]
     if classes is None or not labels.size or labels.dtype.kind not in "iuf":
@@ -74,6 +78,15 @@ def check_classes(model: Any, data: Any) -> None:
         )
 
 
+def _check_not_one_hot(shape: tuple[int, ...], classes: int | None) -> None:
+    if len(shape) == 2 and shape[1] > 1 and shape[1] == classes:
+        raise DataError(
+            "A sparse loss takes the number of a class for each sample. Received: y of "
+            f"shape {shape}, one-hot it seems. Next: y.argmax(axis=-1), or "
+            "loss='categorical_crossentropy' (--loss on the command line)."
+        )
+
+
 def _takes_classes(model: Any) -> bool:
     """Return whether the loss of a model takes the number of a class, and any one."""
     loss = model.loss if model.compiled else None
@@ -81,6 +94,28 @@ def _takes_classes(model: Any) -> bool:
     name = (name or type(loss).__name__).lower().replace("_", "")
     ignores = getattr(loss, "ignore_class", None) is not None
     return name == "sparsecategoricalcrossentropy" and not ignores
+
+
+def warn_if_not_finite(data: Any) -> None:
+    """Warn, in one line, if arrays of samples hold NaN or infinity.
+
+    Args:
+        data: samples in any of the forms that `kerasmem.files.data` lists; batches are
+            not looked at.
+    """
+    parts = first_samples(data) if is_array_data(data) else {}
+    for part, structure in parts.items():
+        for name, array in named_leaves(structure).items():
+            if not isinstance(array, np.ndarray) or array.dtype.kind != "f":
+                continue
+            wrong = array.size - np.count_nonzero(np.isfinite(array))
+            if wrong:
+                warnings.warn(
+                    f"The data holds NaN or infinity: {wrong:,} of {array.size:,} "
+                    f"entries of {f'{part}_{name}' if name else part}.",
+                    KerasMemWarning,
+                    stacklevel=3,
+                )
 
 
 def input_names(model: Any) -> list[str]:
@@ -120,14 +155,16 @@ def _check_rows(name: str, array: Any) -> None:
     # A tuple, because TensorFlow's shape of a scalar is true.
     if tuple(np.shape(array)):
         return
-    advice = (
-        "batch the dataset, and store an array"
-        if hasattr(array, "shape")
-        else "make a list of values a NumPy array"
-    )
+    if hasattr(array, "shape"):
+        raise DataError(
+            f"An array of samples has one row per sample. Received: {name} = "
+            f"{array!r}, which has no rows. Next: batch the dataset, and store an "
+            "array."
+        )
+    part = re.sub(r"([._]\d+)+$", "", name)
     raise DataError(
-        f"An array of samples has one row per sample. Received: {name} = {array!r}, "
-        f"which has no rows. Next: {advice}."
+        f"Samples come in arrays. Received: {part} as a list of values, the first "
+        f"{array!r}. Next: make it a NumPy array, np.asarray({part})."
     )
 
 

@@ -154,8 +154,8 @@ def _read_npz(path: Path) -> dict[str, np.ndarray]:
     """Return all arrays of the file; an array of Python objects is refused."""
     if not path.is_file():
         raise DataError(
-            f"There is no data file {str(path)!r}. Expected: an .npz file, or a "
-            "function as package.module:function."
+            f"There is no data file {str(path)!r}{': it is a folder' * path.is_dir()}. "
+            "Expected: an .npz file, or a function as package.module:function."
         )
     try:
         with path.open("rb") as file:

@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 
-from kerasmem.errors import ConfigError, ModelError
+from kerasmem.errors import ConfigError, ModelError, as_received
 from kerasmem.graph.layers import sublayers
 from kerasmem.memory.estimate.slots import made_anew
 
@@ -22,7 +22,7 @@ def check_model(model: Any) -> None:
     if not isinstance(model, keras.Model):
         raise ModelError(
             "The memory of a Keras model is estimated. Expected: a keras.Model. "
-            f"Received: model={model!r}."
+            f"Received: model={as_received(model)}."
         )
     if not model.built:
         raise ModelError(

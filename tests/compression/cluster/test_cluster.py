@@ -162,8 +162,8 @@ def test_a_choice_comes_back_from_plain_data():
         ({"n": 8.0}, "2 to 256"),
         ({"n": 8, "seed": -1}, "seed of Cluster"),
         ({"n": 8, "include": 5}, "list of regular expressions"),
-        ({"n": 8, "start": "random"}, "start of Cluster must be one of"),
-        ({"n": 8, "granularity": "group"}, "granularity of Cluster"),
+        ({"n": 8, "start": "random"}, "start' of Cluster must be one of"),
+        ({"n": 8, "granularity": "group"}, "granularity' of Cluster"),
         ({"n": 8, "exclude": "("}, "regular expression"),
     ],
 )

@@ -665,6 +665,9 @@ def test_a_distiller_wants_two_models_and_a_teacher_with_weights(data):
     model = classifier()
     with pytest.raises(ModelError, match=r"Received: teacher='teacher\.keras' of"):
         Distiller("teacher.keras", model)
+    with pytest.raises(ModelError, match=r"distill\(teacher, student, data\)") as found:
+        distill(data, model, model)
+    assert "Received: teacher=(...) of type ndarray." in str(found.value)
     with pytest.raises(ModelError, match="one and the same model"):
         Distiller(model, model)
     unbuilt = keras.Sequential([keras.layers.Dense(CLASSES)])

@@ -235,7 +235,7 @@ def test_a_choice_comes_back_from_plain_data():
         ({"rank_ratio": 0}, "above 0"),
         ({"rank_ratio": "half"}, "above 0"),
         ({"energy": 1.1}, "above 0"),
-        ({"rank_ratio": 0.5, "method": "svd"}, "method of Factorize"),
+        ({"rank_ratio": 0.5, "method": "svd"}, "method' of Factorize"),
     ],
 )
 def test_bad_values_are_refused(arguments, message):
@@ -243,10 +243,31 @@ def test_bad_values_are_refused(arguments, message):
         km.Factorize(**arguments)
 
 
+class Subclassed(keras.Model):
+    def __init__(self, **settings):
+        super().__init__(**settings)
+        self.dense = layers.Dense(4)
+
+    def call(self, x):
+        return self.dense(x)
+
+
 @pytest.mark.one_backend
 def test_models_without_anything_to_gain_are_refused():
     model = keras.Sequential([keras.Input((4,)), layers.Dense(4)])
-    with pytest.raises(ModelError, match="nothing to factorize"):
+    with pytest.raises(
+        ModelError, match=r"nothing to fac.*Next: keep less of the rank"
+    ):
         km.compress(model, km.Factorize(0.9))
+    with pytest.raises(
+        ModelError, match="commonest reason: is excl.*exclude=\\('[.]',\\)\\)[.]$"
+    ):
+        km.compress(model, km.Factorize(0.9, exclude="."))
+    without = Subclassed()
+    without(np.ones((1, 4)))
+    with pytest.raises(
+        ModelError, match="no graph .* Functional model[.] Received: Su"
+    ):
+        km.compress(without, km.Factorize(0.9))
     with pytest.raises(ConfigError, match="cannot change one in place"):
         km.Factorize(0.5).apply(model)

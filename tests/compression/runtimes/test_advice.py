@@ -128,7 +128,8 @@ def test_a_sentence_tells_the_figure_that_of_the_model_and_what_it_costs():
     small = form("small", 0.5, file_bytes=1024, difference=0.02)
     sentences = {advice.use: advice.sentence for advice in advise([model, small])}
     assert sentences["fastest, batch of 1"] == (
-        "Fastest, batch of 1: small, 0.5 ms (model: 2 ms); outputs differ by up to 2 %."
+        "Fastest, batch of 1: small, 0.500 ms (model: 2.00 ms); outputs differ by up "
+        "to 2 %."
     )
     assert sentences["smallest file"] == (
         "Smallest file: small, 1.00 KiB (model: 4.00 KiB); outputs differ by up to 2 %."

@@ -399,7 +399,7 @@ def test_few_samples_are_told():
 @pytest.mark.parametrize(
     ("wrong", "text"),
     [
-        ({"calibration": "median"}, "calibration of Quantize must be one of min-max"),
+        ({"calibration": "median"}, "calibration' of Quantize must be one of min-max"),
         ({"calibration_samples": 0}, "calibration_samples of Quantize is a whole"),
         ({"granularity": "group"}, "per channel or per tensor"),
         ({"symmetric": False}, "per channel or per tensor"),

@@ -48,15 +48,16 @@ def test_the_fastest_that_needs_no_more_is_to_be_used_and_the_leanest_if_short()
         noise=0.01,
     )
     assert text == (
-        "Use jit (how to jit): 2 times as fast (50 ms instead of 100 ms a step), with "
-        "about as much memory. If memory is short, use accumulate (how to accumulate): "
-        "a peak of 40.0 MiB instead of 100 MiB, at 1.5 times the time a step."
+        "Use jit (how to jit): 2.00 times as fast (50.0 ms instead of 100 ms a step), "
+        "with about as much memory. If memory is short, use accumulate (how to "
+        "accumulate): a peak of 40.0 MiB instead of 100 MiB, at 1.50 times the "
+        "time a step."
     )
 
 
 def test_what_is_faster_only_with_more_memory_is_said_to_need_it():
     text = recommendation([BASE, run("big", ms=20, mib=300)], noise=0.01)
-    assert "if there is room: 5 times as fast" in text
+    assert "if there is room: 5.00 times as fast" in text
     assert "for a peak of 300 MiB instead of 100 MiB" in text
     assert text.endswith("Nothing here needs clearly less memory.")
 

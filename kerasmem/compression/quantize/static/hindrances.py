@@ -58,7 +58,8 @@ def why_no_average(layer: Any, tensors: Sequence[Any]) -> str | None:
 def why_no_pair(_: Any, tensors: Sequence[Any]) -> str | None:
     """Tell of an operation on two tensors."""
     if len(tensors) != 2:
-        return f"takes {len(tensors)} tensors, LiteRT's takes two"
+        count = len(tensors)
+        return f"takes {count} tensor{'s' * (count != 1)}, that of LiteRT takes two"
     one, two = (tensor.shape for tensor in tensors)
     return None if len(one) == len(two) else "takes tensors of two ranks"
 
