@@ -74,9 +74,10 @@ def main() -> None:
     for line in sys.stdin:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            cells = _forked(matrix.cells, line.strip(), folder)
+            arguments = line.strip(), folder
+            cells = _forked(matrix.cells, *arguments)
             if "error" not in cells:
-                cells |= _forked(matrix.reopened, folder)
+                cells |= _forked(matrix.reopened, *arguments)
         out.write(f"{json.dumps(cells)}\n")
         out.flush()
 
