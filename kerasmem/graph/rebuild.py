@@ -203,6 +203,7 @@ class Rebuild:
                 continue
             for variable, value in self._rewrite.values(old, new):
                 if np.shape(value) != tuple(variable.shape):
+                    _check_built_as_called(old.name, np.shape(value), variable)
                     raise ModelError(
                         f"The weight {variable.path!r} would get a value of the shape "
                         f"{np.shape(value)}, but it expects {tuple(variable.shape)}. "
@@ -212,6 +213,22 @@ class Rebuild:
             if isinstance(new, keras.layers.Normalization):
                 # It computes with copies of its statistics, made when they are final.
                 new.mean, new.variance = old.mean, old.variance
+
+
+def _check_built_as_called(name: str, shape: tuple[int, ...], new: Any) -> None:
+    """Check that a layer has the weights that its calls alone would give it.
+
+    One that was built for an axis of length 1 may be called with a longer one: then a
+    new one has more weights, and what is removed makes them only fewer.
+    """
+    pairs = zip(new.shape, shape, strict=False)
+    if any(now > before for now, before in pairs):
+        raise ModelError(
+            f"The layer {name!r} was built for other inputs than the model calls "
+            f"it with: its weight {new.path!r} has the shape {shape}, for these inputs "
+            f"it would have {tuple(new.shape)}. Next: build it with inputs of the "
+            "shape that it is called with."
+        )
 
 
 @contextmanager

@@ -130,7 +130,13 @@ def _check_static(case: Case) -> None:
         if [a.shape for a in y] != [a.shape for a in expected]:
             raise WrongValueError(f"{[a.shape for a in y]}")
     error = apart(answers[0][1], outputs(found, data))
-    if error > 1.0:
+    if error > 1.0 and not _looks_up_what_it_computes(case.model):
         raise WrongValueError(
             f"int8-static is off by {error:.2f} of the largest output"
         )
+
+
+def _looks_up_what_it_computes(model: Any) -> bool:
+    """Return whether a rounding may look up another row of a table."""
+    tables = (x for x in sublayers(model) if isinstance(x, keras.layers.Embedding))
+    return any(not table.name.endswith("_table") for table in tables)
