@@ -1,5 +1,6 @@
 """The calls that one forward pass of a model makes, in order, with their tensors."""
 
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +23,8 @@ class Call:
         inputs: the `KerasTensor`s that went in; empty for an input of the model.
         outputs: the `KerasTensor`s that came out.
         variables: the `keras.Variable`s that went in as arguments.
+        names: of the operation's arguments, that of each of `inputs` and, after them,
+            of `variables`; empty for an input of the model.
         owner: the layer in whose `call` it happens, None in the model's own graph.
         nodes: the nodes of graphs that it happens in, outermost first; empty for an
             input of the model.
@@ -31,6 +34,7 @@ class Call:
     inputs: tuple[Any, ...]
     outputs: tuple[Any, ...]
     variables: tuple[Any, ...] = ()
+    names: tuple[str, ...] = ()
     owner: Any = None
     nodes: tuple[Any, ...] = ()
 
@@ -98,15 +102,42 @@ def _open(
         return _trace_graph(
             graph, keras.tree.flatten(first_argument(args, kwargs)), opens, owner
         )
-    given = keras.tree.flatten((args, kwargs))
-    tensors = tuple(x for x in given if isinstance(x, keras.KerasTensor))
     if isinstance(operation, keras.layers.Layer) and opens(operation):
         with graph_inside(operation, args, kwargs) as inside:
             if inside is not None:
+                given = keras.tree.flatten((args, kwargs))
+                tensors = [x for x in given if isinstance(x, keras.KerasTensor)]
                 return _trace_graph(inside, tensors, opens, operation)
-    variables = tuple(x for x in given if isinstance(x, keras.Variable))
-    outputs = _output_specs(operation, args, kwargs)
-    return Trace((Call(operation, tensors, outputs, variables, owner),), outputs)
+    given = _named(operation, args, kwargs)
+    tensors = [(name, x) for name, x in given if isinstance(x, keras.KerasTensor)]
+    variables = [(name, x) for name, x in given if isinstance(x, keras.Variable)]
+    call = Call(
+        operation,
+        inputs=tuple(x for _, x in tensors),
+        outputs=_output_specs(operation, args, kwargs),
+        variables=tuple(x for _, x in variables),
+        names=tuple(name for name, _ in (*tensors, *variables)),
+        owner=owner,
+    )
+    return Trace((call,), call.outputs)
+
+
+def _named(
+    operation: Any, args: tuple, kwargs: dict[str, Any]
+) -> list[tuple[str, Any]]:
+    """Return all that an operation is called on, with the names of the arguments.
+
+    In the order in which `call` names them, however they were given.
+    """
+    names = [*inspect.signature(operation.call).parameters]
+    # What goes beyond the names is of the last one, `*args`; of no name, `**kwargs`.
+    by_place = [(names[min(n, len(names) - 1)], x) for n, x in enumerate(args)]
+    by_name = sorted(kwargs.items(), key=lambda pair: [*names, pair[0]].index(pair[0]))
+    return [
+        (name, x)
+        for name, given in (*by_place, *by_name)
+        for x in keras.tree.flatten(given)
+    ]
 
 
 def _output_specs(operation: Any, args: tuple, kwargs: dict[str, Any]) -> tuple:

@@ -66,14 +66,16 @@ FAMILIES: dict[str, Callable[[], Any]] = {
 }
 
 
-def samples(model: Any, size: int = 2) -> Any:
+def samples(model: Any, size: int = 2, open_length: int = LENGTH) -> Any:
     """Return inputs in the model's structure; every other sequence ends earlier."""
     random = np.random.default_rng(0)
     found = {}
     for tensor in model.inputs:
-        shape = (size, *(length or LENGTH for length in tensor.shape[1:]))
+        shape = (size, *(length or open_length for length in tensor.shape[1:]))
         if "mask" in tensor.name:
-            found[tensor.name] = np.arange(shape[1]) < np.resize([[8], [5]], (size, 1))
+            found[tensor.name] = np.arange(shape[1]) < np.resize(
+                [[shape[1]], [shape[1] * 5 // 8]], (size, 1)
+            )
         elif "int" in tensor.dtype:
             kinds = 2 if "segment" in tensor.name else 40
             found[tensor.name] = random.integers(0, kinds, shape).astype("int32")

@@ -57,7 +57,9 @@ def test_its_calls_are_known_with_every_length_and_its_config_lists_no_layer(nam
     assert [y.shape for y in traced.outputs] == shapes_of_answers(model, x)
 
 
-@SOME
+@pytest.mark.parametrize(
+    "name", [*FAMILIES] if ON_TENSORFLOW else ["gemma", "llama3", "vit", "bart"]
+)
 def test_its_memory_is_estimated_by_the_names_of_its_inputs(name):
     model = compiled(FAMILIES[name](), "adam")
     given = shapes(model, samples(model))
@@ -126,3 +128,67 @@ if ON_TENSORFLOW:  # others know every shape in a step
                 layer.rate = 0.0
         model.fit(x, y, batch_size=2, shuffle=False, verbose=0, callbacks=[monitor])
         assert monitor.records[0].norm == pytest.approx(squares**0.5, rel=1e-4)
+
+
+def keyed():
+    """Return a model that is fed by other keys than its inputs' names."""
+    words = keras.Input((None,), dtype="int32")
+    scale = keras.Input((1,), name="s")
+    x = keras.layers.Embedding(40, 8)(words)
+    for _ in range(4):
+        x = keras.layers.Dense(8, activation="relu")(x)
+    x = keras.layers.GlobalAveragePooling1D()(x)
+    y = keras.layers.Dense(1)(keras.layers.Multiply()([x, scale]))
+    return compiled(keras.Model({"words": words, "factor": scale}, y))
+
+
+@pytest.mark.filterwarnings("ignore:When providing `inputs` as a dict")
+def test_inputs_are_named_as_they_are_fed():
+    model = keyed()
+    given = {"words": (16,)}
+    peaks = [
+        km.estimate_memory(
+            model, 4, input_shape=given, method=method, device="cpu", jit_compile=False
+        ).peak_bytes
+        for method in ("analytic", "traced")
+    ]
+    assert peaks[0] == pytest.approx(peaks[1], rel=0.5)
+    lean = km.rematerialize(model, segments=2, input_shape=given)
+    again = km.estimate_memory(lean, 4, input_shape=given, method="analytic")
+    assert again.peak_bytes > 0
+    with pytest.raises(km.errors.ConfigError, match="'factor', 'words'"):
+        km.estimate_memory(model, 4, input_shape={"s": (1,)})
+
+
+def test_inputs_in_a_list_keep_their_names_when_the_model_is_rematerialized():
+    tokens = [keras.Input((None,), dtype="int32") for _ in range(2)]  # of no name
+    x = keras.layers.Add()([keras.layers.Embedding(40, 8)(t) for t in tokens])
+    for _ in range(4):
+        x = keras.layers.Dense(8, activation="relu")(x)
+    model = compiled(keras.Model(tokens, keras.layers.GlobalMaxPooling1D()(x)))
+    given = {tensor.name: (16,) for tensor in model.inputs}
+    assert km.rematerialize(model, segments=2, input_shape=given) is not model
+
+
+if ON_TENSORFLOW:
+
+    @pytest.mark.parametrize("form", ["arrays", "dataset"])
+    def test_fit_plans_with_the_lengths_of_its_batches(form):
+        import tensorflow as tf
+
+        model = compiled(FAMILIES["bert"](), "adam")
+        x = samples(model, 64)
+        y = targets(model, x)
+        given = shapes(model, x)
+        whole, half = (
+            km.estimate_memory(
+                model, size, input_shape=given, device="cpu", method="analytic"
+            ).peak_bytes
+            for size in (64, 32)
+        )
+        limit = (whole + half) // 2
+        data = {"x": x, "y": y, "batch_size": 64}
+        if form == "dataset":
+            data = {"x": tf.data.Dataset.from_tensor_slices((x, y)).batch(64)}
+        with pytest.warns(km.errors.KerasMemWarning, match="is trained in"):
+            km.fit(model, **data, memory_limit=limit, verbose=0, shuffle=False)

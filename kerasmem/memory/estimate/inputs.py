@@ -3,6 +3,7 @@
 from typing import Any
 
 from kerasmem.errors import ConfigError, ModelError
+from kerasmem.files.data import input_names
 from kerasmem.graph.input_shapes import Shape, is_shape, open_lengths, with_lengths
 from kerasmem.graph.layers import has_graph
 from kerasmem.memory.estimate.request import Input
@@ -57,7 +58,8 @@ def _check_batch_axis(model: Any, batch_size: int) -> None:
 def _own_inputs(model: Any) -> list[tuple[str, Shape | None, str]]:
     """Return name, shape without the batch axis (None if unknown) and dtype."""
     if has_graph(model):
-        return [(x.name, tuple(x.shape[1:]), x.dtype) for x in model.inputs]
+        named = zip(input_names(model), model.inputs, strict=True)
+        return [(name, tuple(x.shape[1:]), x.dtype) for name, x in named]
     # A model without a graph remembers at most the shape that it was built with.
     shapes = list((model._build_shapes_dict or {}).items())
     return [

@@ -4,7 +4,11 @@ import functools
 from dataclasses import replace
 from typing import Any
 
+import keras
+
 from kerasmem.errors import ConfigError
+from kerasmem.files.data import input_names, named_leaves
+from kerasmem.graph.layers import has_graph
 from kerasmem.graph.values import held_bytes, nbytes
 from kerasmem.memory.batch_size import find_batch_size
 from kerasmem.memory.batch_size.limit import device_kind
@@ -22,8 +26,39 @@ def limit_of_device() -> int | None:
     return figures_of().limit_bytes
 
 
+def lengths_in(model: Any, batch: Any) -> dict[str, tuple[int, ...]] | None:
+    """Return the lengths of a batch that `model` leaves open, None if there are none.
+
+    Args:
+        model: a built model.
+        batch: inputs, or a tuple of inputs, targets and weights.
+
+    Returns:
+        By the name of the input its shape without the batch axis, for those of
+        unknown lengths: what `estimate_memory` takes as `input_shape`.
+    """
+    if not has_graph(model):
+        return None
+    x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
+    names = input_names(model)
+    leaves = named_leaves(x)
+    if not isinstance(x, dict):
+        leaves = dict(zip(names, leaves.values(), strict=False))
+    found = {
+        name: tuple(leaves[name].shape[1:])
+        for name, tensor in zip(names, model.inputs, strict=True)
+        if None in tensor.shape[1:] and name in leaves
+    }
+    return found or None
+
+
 def micro_batches(
-    model: Any, batch_size: int, limit_bytes: int, *, verify: bool
+    model: Any,
+    batch_size: int,
+    limit_bytes: int,
+    *,
+    verify: bool,
+    input_shape: Any | None = None,
 ) -> int | None:
     """Return into how many parts a batch should go, None if no way is estimated to fit.
 
@@ -33,8 +68,11 @@ def micro_batches(
         limit_bytes: most bytes that may be in use.
         verify: whether a failed step could not be made good: then the upper end of the
             estimate counts, and a step near the limit is tried in a child first.
+        input_shape: as in `estimate_memory`.
     """
-    estimate = functools.cache(functools.partial(_estimate, model, is_cautious=verify))
+    estimate = functools.cache(
+        functools.partial(_estimate, model, is_cautious=verify, input_shape=input_shape)
+    )
     room = Room(
         limit_bytes=limit_bytes,
         other_bytes=_other_bytes(model),
@@ -49,14 +87,16 @@ def micro_batches(
     left = round(_SAFE * limit_bytes) - room.other_bytes - sums
     largest = -(-batch_size // (parts or batch_size))
     try:
-        found = find_batch_size(model, left, largest=largest)
+        found = find_batch_size(model, left, largest=largest, input_shape=input_shape)
     except ConfigError:  # as where this process has the whole card already
         return min(batch_size, 2 * parts) if parts else batch_size
     return -(-batch_size // found)
 
 
-def _estimate(model: Any, size: int, *, is_cautious: bool) -> MemoryEstimate:
-    found = estimate_memory(model, size, device=device_kind())
+def _estimate(
+    model: Any, size: int, *, is_cautious: bool, input_shape: Any | None
+) -> MemoryEstimate:
+    found = estimate_memory(model, size, device=device_kind(), input_shape=input_shape)
     return found if is_cautious else replace(found, high_bytes=found.peak_bytes)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from kerasmem.backends.training import Step, Training, build_for
 from kerasmem.errors import ConfigError, OutOfMemoryError
-from kerasmem.memory.fit.foresight import micro_batches
+from kerasmem.memory.fit.foresight import lengths_in, micro_batches
 from kerasmem.memory.fit.micro import MicroBatches
 from kerasmem.memory.fit.safe_shapes import SafeShapes
 from kerasmem.memory.fit.surviving_step import Circumstances, SurvivingStep
@@ -32,6 +32,7 @@ class SurvivingTraining(SurvivingStep):
         self._factors = circumstances.factors
         self._micro: MicroBatches | None = None
         self._made: Any = None
+        self._input_shape: Any | None = None
 
     def begin_epoch(self, epoch: int) -> None:
         """Renew the copy to go back to, and see whether to try larger parts again."""
@@ -80,7 +81,7 @@ class SurvivingTraining(SurvivingStep):
         verify = not self._training.survives_failure
         with self._training.values(state):
             parts = self._teller.ask(
-                lambda: micro_batches(self._model, size, limit, verify=verify)
+                lambda: self._parts_of(batch, size, limit, verify=verify)
             )
         if parts is None and policy.is_given and not self._teller.was_at_a_loss:
             raise ConfigError(
@@ -90,6 +91,14 @@ class SurvivingTraining(SurvivingStep):
             )
         if parts is not None and parts > 1:
             self._foresee(size, parts)
+
+    def _parts_of(
+        self, batch: Any, size: int, limit: int, *, verify: bool
+    ) -> int | None:
+        lengths = self._input_shape = lengths_in(self._model, batch)
+        return micro_batches(
+            self._model, size, limit, verify=verify, input_shape=lengths
+        )
 
     def _foresee(self, size: int, parts: int) -> None:
         names = stateful_layers(self._model)
@@ -104,7 +113,7 @@ class SurvivingTraining(SurvivingStep):
         return self._micro
 
     def _moment(self, moment: Moment) -> Moment:
-        return replace(moment, step=self._step)
+        return replace(moment, step=self._step, input_shape=self._input_shape)
 
     def _tell(self, found: PostMortem, parts: int, lost: int) -> None:
         self._teller.failed(self._model, found, parts, lost)

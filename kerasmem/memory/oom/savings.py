@@ -10,6 +10,7 @@ import keras
 from kerasmem.errors import ModelError
 from kerasmem.graph.layers import has_graph
 from kerasmem.memory.compress_activations.apply import treatment_by_default
+from kerasmem.memory.estimate.inputs import checked_inputs
 from kerasmem.memory.oom.fitting import Room
 from kerasmem.memory.rematerialize.apply import treatment
 from kerasmem.memory.rematerialize.choose import by_limit
@@ -107,7 +108,8 @@ def _mixed_precision(step: FailedStep) -> Saving | None:
 def _rematerialization(step: FailedStep) -> Saving | None:
     if not _may_be_treated(step):
         return None
-    setting = setting_of(step.model, step.size, step.input_shape)
+    inputs = checked_inputs(step.model, step.size, step.input_shape)
+    setting = setting_of(step.model, step.size, inputs)
     chosen = by_limit(setting, None)
     if not any(piece.recomputed for piece in chosen.plan.pieces):
         return None

@@ -7,6 +7,7 @@ from weakref import WeakKeyDictionary
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.clone import clone, same_draws
 from kerasmem.memory.estimate.checks import check_batch_size, check_model
+from kerasmem.memory.estimate.inputs import checked_inputs
 from kerasmem.memory.rematerialize.apply import apply
 from kerasmem.memory.rematerialize.choose import by_limit, by_segments
 from kerasmem.memory.rematerialize.part import check_graph
@@ -68,8 +69,9 @@ def rematerialize(
     _check(model, memory_limit, segments, batch_size)
     check_graph(model)
     check_untreated(model, "rematerialize")
+    inputs = checked_inputs(model, batch_size, input_shape)  # as the user names them
     lean = same_draws(clone(model), model)
-    setting = setting_of(lean, batch_size, input_shape)
+    setting = setting_of(lean, batch_size, inputs)
     if segments is not None:
         chosen = by_segments(setting, segments)
     else:

@@ -10,8 +10,7 @@ from kerasmem.graph.layers import has_graph
 from kerasmem.graph.nodes import nodes_in_order, own_graph
 from kerasmem.memory.batch_size.limit import device_kind
 from kerasmem.memory.estimate.checks import compiles
-from kerasmem.memory.estimate.inputs import checked_inputs
-from kerasmem.memory.estimate.request import Request
+from kerasmem.memory.estimate.request import Input, Request
 from kerasmem.memory.rematerialize.costs import Call, costs
 from kerasmem.memory.rematerialize.part import Path, main_part
 from kerasmem.memory.rematerialize.recorded import RecordedStep, recorded
@@ -45,13 +44,15 @@ class Setting:
         return main_part(self.model, self.path)
 
 
-def setting_of(model: Any, batch_size: int, input_shape: Any | None) -> Setting:
+def setting_of(model: Any, batch_size: int, inputs: tuple[Input, ...]) -> Setting:
     """Return what is known of a model.
 
-    Raises:
-        ModelError: if lengths in it are not known.
+    Args:
+        model: a built model with a graph.
+        batch_size: samples in the batch.
+        inputs: what `checked_inputs` returned.
     """
-    request = _request(model, batch_size, input_shape)
+    request = _request(model, batch_size, inputs)
     path: Path = ()
     while True:
         graph = own_graph(main_part(model, path))
@@ -73,11 +74,11 @@ def setting_of(model: Any, batch_size: int, input_shape: Any | None) -> Setting:
     )
 
 
-def _request(model: Any, batch_size: int, input_shape: Any | None) -> Request:
+def _request(model: Any, batch_size: int, inputs: tuple[Input, ...]) -> Request:
     backend, device = keras.backend.backend(), device_kind()
     return Request(
         model=model,
-        inputs=checked_inputs(model, batch_size, input_shape),
+        inputs=inputs,
         batch_size=batch_size,
         optimizer=model.optimizer if model.compiled else keras.optimizers.SGD(),
         dtype_policy=None,

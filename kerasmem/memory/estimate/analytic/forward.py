@@ -59,7 +59,7 @@ class Forward:
             xs = [self._cast(x, str(spec.dtype), size) for x, spec in pairs]
         xs += [self.parameter(v, size) for v in call.variables]
         shapes = tuple(tuple(y.shape) for y in call.outputs)
-        y = self.layer(layer, xs, shapes, size)
+        y = self.layer(layer, xs, shapes, size, call.names)
         self._known[id(call.outputs[0])] = y
         self.made.append(y)
         for spec in call.outputs[1:]:
@@ -68,7 +68,12 @@ class Forward:
             self._known[id(spec)] = part
 
     def layer(
-        self, layer: Any, xs: list[Tensor], shapes: tuple[Any, ...], size: int
+        self,
+        layer: Any,
+        xs: list[Tensor],
+        shapes: tuple[Any, ...],
+        size: int,
+        names: tuple[str, ...] = (),
     ) -> Tensor:
         """Record one layer and return its first output."""
         name = type(layer).__name__
@@ -78,6 +83,7 @@ class Forward:
             handler = unknown
         site = Site(
             layer=layer,
+            names=names,
             shapes=shapes,
             width=size,
             weight=self._weight(size),

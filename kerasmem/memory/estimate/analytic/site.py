@@ -14,6 +14,8 @@ class Site:
 
     Args:
         layer: the `keras.layers.Layer` or `keras.Operation`.
+        names: of its arguments, that of each tensor that goes in; empty for a layer
+            inside of another.
         shapes: shapes of its outputs.
         width: bytes of an entry of what it computes with.
         weight: returns the tensor of one of its variables, in the type that it
@@ -23,6 +25,7 @@ class Site:
     """
 
     layer: Any
+    names: tuple[str, ...]
     shapes: tuple[Shape, ...]
     width: int
     weight: Callable[[Any], Tensor | None]

@@ -24,11 +24,6 @@ def _like_inputs(model: Any, tensors: list[Any]) -> Any:
     if isinstance(model, keras.Sequential) or structure is None:
         return tensors[0] if len(tensors) == 1 else tensors
     # Private: whether a model takes a list or a dict, and of which names.
-    if isinstance(structure, dict):
-        by_name = {
-            tensor.name: one for tensor, one in zip(model.inputs, tensors, strict=True)
-        }
-        return {key: by_name[tensor.name] for key, tensor in structure.items()}
     return keras.tree.pack_sequence_as(structure, tensors)
 
 

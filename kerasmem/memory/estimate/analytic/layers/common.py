@@ -6,7 +6,7 @@ from kerasmem.memory.estimate.analytic import primitives as p
 from kerasmem.memory.estimate.analytic.layers.parts import projected
 from kerasmem.memory.estimate.analytic.site import Handler, Site
 from kerasmem.memory.estimate.analytic.tape import Tape
-from kerasmem.memory.estimate.analytic.tensor import Tensor
+from kerasmem.memory.estimate.analytic.tensor import Shape, Tensor
 
 
 def same(_t: Tape, _s: Site, xs: list[Tensor]) -> Tensor:
@@ -107,6 +107,66 @@ def dense(t: Tape, s: Site, xs: list[Tensor], activate: Any) -> Tensor:
     return activate(t, s.layer.activation, y)
 
 
+def taken(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+    """Take: rows of a tensor; the gradient is made as large as the tensor."""
+    return _taken(t, s, xs, sparse=False)
+
+
+def taken_sparsely(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+    """Take where the gradient of a variable is of the rows that were read."""
+    return _taken(t, s, xs, sparse=True)
+
+
+def _taken(t: Tape, s: Site, xs: list[Tensor], *, sparse: bool) -> Tensor:
+    given = dict(zip(s.names, xs, strict=True))
+    x, indices = given.get("x", xs[0]), given.get("indices", xs[0])
+    return gathered(t, x, indices, s.shape, sparse=sparse and x.kind == "parameter")
+
+
+def chosen(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+    """Where: only the condition is kept."""
+    pairs = list(zip(s.names, xs, strict=True))
+    conditions = [x for name, x in pairs if name == "condition"]
+    values = [x for name, x in pairs if name != "condition"]
+    if not values:
+        return told(t, s, xs)
+    needs = [*((conditions,) * len(values)), *((None,) * len(conditions))]
+    return p.pointwise(t, "where", *values, *conditions, needs=needs)
+
+
+def told(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+    """Comparisons, and all else to which no gradient flows."""
+    y = t.new(s.shape, s.width, differentiable=False)
+    t.op("tell", xs, y, fusible=True)
+    return y
+
+
+def divided(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+    """Divide: both operands are kept, a number is not."""
+    if s.names == ("x1",):
+        return p.scaled(t, xs[0])
+    if s.names == ("x2",):
+        return p.of_output(t, "reciprocal", xs[0])
+    above, below = xs
+    return p.pointwise(t, "divide", *xs, needs=((below,), (above, below)))
+
+
+def negated(t: Tape, _s: Site, xs: list[Tensor]) -> Tensor:
+    """Negative: nothing is kept."""
+    return p.scaled(t, xs[0])
+
+
+def cast(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+    """Cast: another width."""
+    return p.converted(t, xs[0], s.width)
+
+
+def positioned(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+    """KerasHub's PositionEmbedding: the first rows of a table for every sample."""
+    table = s.parameter(s.layer.position_embeddings)
+    return p.spread(t, p.copied(t, table, s.shape[-2:], "slice"), xs[0])
+
+
 def looked_up(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     """Embedding: rows of a table; the gradient is made as large as the table."""
     return rows(t, s, xs, sparse=False)
@@ -115,14 +175,21 @@ def looked_up(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
 def rows(t: Tape, s: Site, xs: list[Tensor], *, sparse: bool) -> Tensor:
     """Return rows of a table, with a gradient for those rows or for all."""
     table = s.parameter(s.layer.embeddings)
-    y = t.new(s.shape, table.width)
-    t.op("gather", (table, xs[0]), y)
+    return gathered(t, table, xs[0], s.shape, sparse=sparse)
+
+
+def gathered(
+    t: Tape, table: Tensor, indices: Tensor, shape: Shape, *, sparse: bool
+) -> Tensor:
+    """Return rows of `table`, with a gradient for those rows or for all."""
+    y = t.new(shape, table.width)
+    t.op("gather", (table, indices), y)
 
     def pullback(dy: Tensor) -> list[Tensor | None]:
         if sparse:
             return [dy]
         dx = t.new(table.shape, table.width)
-        t.op("scatter", (dy, xs[0]), dx)
+        t.op("scatter", (dy, indices), dx)
         return [dx]
 
     t.pull((table,), y, pullback)
@@ -131,7 +198,7 @@ def rows(t: Tape, s: Site, xs: list[Tensor], *, sparse: bool) -> Tensor:
 
 COMMON: dict[str, Handler] = {
     **dict.fromkeys(
-        ["Identity", "InputLayer", "ActivityRegularization", "Masking", "Cast"], same
+        ["Identity", "InputLayer", "ActivityRegularization", "Masking"], same
     ),
     **dict.fromkeys(
         ["Flatten", "Reshape", "ExpandDims", "Squeeze", "Ravel", "StopGradient"],
@@ -143,7 +210,7 @@ COMMON: dict[str, Handler] = {
             *["Cropping2D", "Cropping3D", "UpSampling1D", "UpSampling2D"],
             *["UpSampling3D", "RepeatVector", "Permute", "Transpose", "Pad", "GetItem"],
             *["Repeat", "Tile", "Flip", "Roll", "Slice", "BroadcastTo", "SwapAxes"],
-            *["Moveaxis", "Split", "Resizing", "Resize", "CenterCrop"],
+            *["Moveaxis", "Split", "Resizing", "Resize", "CenterCrop", "TopK"],
         ],
         moved,
     ),
@@ -163,6 +230,20 @@ COMMON: dict[str, Handler] = {
     ),
     **dict.fromkeys(["Add", "Subtract", "Average"], summed),
     "Multiply": multiplied,
+    **dict.fromkeys(["Divide", "TrueDivide"], divided),
+    "Negative": negated,
+    "Cast": cast,
+    "Where": chosen,
+    "Take": taken,
+    "PositionEmbedding": positioned,
+    **dict.fromkeys(
+        [
+            *["Equal", "NotEqual", "Less", "LessEqual", "Greater", "GreaterEqual"],
+            *["LogicalAnd", "LogicalOr", "LogicalNot", "All", "Any", "ZerosLike"],
+            *["OnesLike", "OneHot", "Argmax", "Argmin"],
+        ],
+        told,
+    ),
     **dict.fromkeys(["Maximum", "Minimum"], compared),
     **dict.fromkeys(["Concatenate", "Stack", "Hstack", "Vstack"], concatenated),
     **dict.fromkeys(["Dot", "Matmul", "Einsum", "Tensordot"], contracted),

@@ -67,10 +67,9 @@ class Heads:
     def of(cls, t: Tape, s: Site, xs: list[Tensor]) -> "Heads":
         """Record the three projections of an attention layer."""
         layer = s.layer
-        # Masks that come as inputs have other ranks or no entries of their own width.
-        query, *others = [x for x in xs if len(x.shape) == len(xs[0].shape)]
-        value = others[0] if others else query
-        key = others[1] if len(others) > 1 else value
+        given = dict(zip(s.names or ("query", "value", "key"), xs, strict=False))
+        query, value = given["query"], given.get("value", given["query"])
+        key = given.get("key", value)
         number = getattr(layer, "num_heads", None) or layer.num_query_heads
         fewer = getattr(layer, "num_key_value_heads", number)
         size = getattr(layer, "key_dim", None) or layer.head_dim
@@ -87,4 +86,17 @@ class Heads:
             scores=(batch, number, length, others_length),
             mixed=(*query.shape[:-1], number, wide),
             dropout=bool(getattr(layer, "dropout", 0)),
+        )
+
+    @classmethod
+    def of_operation(cls, s: Site, xs: list[Tensor]) -> "Heads":
+        """Return the operands of `keras.ops.dot_product_attention`."""
+        given = dict(zip(s.names, xs, strict=True))
+        query, key = given["query"], given["key"]
+        batch, length, number, _ = query.shape
+        return cls(
+            *(query, key, given["value"]),
+            scores=(batch, number, length, key.shape[1]),
+            mixed=s.shape,
+            dropout=False,
         )

@@ -6,7 +6,12 @@ operations, sizes, lifetimes.
 
 from functools import partial
 
-from kerasmem.memory.estimate.analytic.layers.common import COMMON, dense, rows
+from kerasmem.memory.estimate.analytic.layers.common import (
+    COMMON,
+    dense,
+    rows,
+    taken_sparsely,
+)
 from kerasmem.memory.estimate.analytic.layers.names import (
     ACTIVATIONS,
     AVERAGE_POOLING,
@@ -28,6 +33,7 @@ from kerasmem.memory.estimate.analytic.layers.tensorflow.activations import (
 from kerasmem.memory.estimate.analytic.layers.tensorflow.attention import (
     attended,
     dropped,
+    operated,
 )
 from kerasmem.memory.estimate.analytic.layers.tensorflow.convolution import (
     convolved,
@@ -62,6 +68,7 @@ TENSORFLOW: dict[str, Handler] = {
     **dict.fromkeys(LOOPS, partial(recurrent, in_flight=IN_FLIGHT)),
     **dict.fromkeys(["Dense", "EinsumDense"], _dense),
     "Embedding": _looked_up,
+    "Take": taken_sparsely,
     **dict.fromkeys(ACTIVATIONS, activation),
     "BatchNormalization": normalized_batch,
     "LayerNormalization": normalized_layer,
@@ -74,4 +81,5 @@ TENSORFLOW: dict[str, Handler] = {
     **dict.fromkeys(AVERAGE_POOLING, pooled_average),
     **dict.fromkeys(DROPOUTS, dropped),
     **dict.fromkeys(["MultiHeadAttention", "GroupedQueryAttention"], attended),
+    "DotProductAttention": operated,
 }

@@ -8,7 +8,17 @@ from kerasmem.memory.estimate.analytic.site import Site
 from kerasmem.memory.estimate.analytic.tape import Tape
 from kerasmem.memory.estimate.analytic.tensor import Tensor
 
-_KEEP_OUTPUT = ("relu", "relu6", "selu", "elu", "sigmoid", "tanh", "exponential", "exp")
+_KEEP_OUTPUT = (
+    "relu",
+    "relu6",
+    "selu",
+    "elu",
+    "sigmoid",
+    "tanh",
+    "exponential",
+    "exp",
+    "rsqrt",
+)
 
 
 def activated(t: Tape, function: Any, x: Tensor) -> Tensor:
@@ -80,6 +90,18 @@ def _gelu(t: Tape, x: Tensor) -> Tensor:
     return p.multiply(t, p.scaled(t, x), erfc)
 
 
+def _gelu_approximate(t: Tape, x: Tensor) -> Tensor:
+    """0.5 x (1 + tanh(a (x + b x^3))): four tensors are kept beside the result."""
+    half = p.pointwise(t, "scale", x, needs=((),), free=True)
+    # The gradient of the power has its square too, and both are one.
+    square = t.new(x.shape, x.width, differentiable=False)
+    t.op("square", (x,), square, fusible=True)
+    cube = p.pointwise(t, "cube", x, square, needs=((square,), None), free=True)
+    inner = p.add(t, x, p.scaled(t, cube))
+    tanh = p.of_output(t, "tanh", p.scaled(t, inner))
+    return p.multiply(t, half, p.pointwise(t, "shift", tanh, needs=((),), free=True))
+
+
 def _hard_silu(t: Tape, x: Tensor) -> Tensor:
     """X relu6(x + 3) / 6."""
     shifted = p.pointwise(t, "shift", x, needs=((),), free=True)
@@ -89,6 +111,7 @@ def _hard_silu(t: Tape, x: Tensor) -> Tensor:
 _COMPOSED = {
     "silu": _silu,
     "gelu": _gelu,
+    "gelu_approximate": _gelu_approximate,
     "softmax": softmax,
     "log_softmax": softmax,
     "hard_silu": _hard_silu,

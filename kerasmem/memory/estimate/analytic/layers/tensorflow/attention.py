@@ -19,15 +19,23 @@ def attended(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     return projected(t, s, s.layer._output_dense, _mixed(t, s, heads), s.shape)
 
 
+def operated(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+    """`keras.ops.dot_product_attention`."""
+    return _mixed(t, s, Heads.of_operation(s, xs))
+
+
 def _mixed(t: Tape, s: Site, heads: Heads) -> Tensor:
     q, k, v = heads.query, heads.key, heads.value
     turned = q.nbytes + k.nbytes
+    if heads.dropout:
+        # Keras writes it out itself, and multiplies the query by the scale.
+        scores = p.product(t, "scores", p.scaled(t, q), k, heads.scores, turned)
+        weights = dropout(t, softmax(t, scores), heads.scores)
+        return p.product(t, "mix", weights, v, heads.mixed, workspace=2 * v.nbytes)
     scores = p.product(t, "scores", q, k, heads.scores, workspace=turned)
     scores = p.converted(t, scores, max(FLOAT, s.width))
     scores = p.pointwise(t, "scale", scores, needs=(None,))
     weights = softmax(t, scores, scale_follows=True)
-    if heads.dropout:
-        weights = dropout(t, weights, weights.shape)
     weights = p.converted(t, weights, s.width)
     return p.product(t, "mix", weights, v, heads.mixed, workspace=2 * v.nbytes)
 

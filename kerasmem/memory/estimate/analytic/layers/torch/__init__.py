@@ -22,7 +22,11 @@ from kerasmem.memory.estimate.analytic.layers.torch.activations import (
     activated,
     activation,
 )
-from kerasmem.memory.estimate.analytic.layers.torch.attention import attended, dropped
+from kerasmem.memory.estimate.analytic.layers.torch.attention import (
+    attended,
+    dropped,
+    operated,
+)
 from kerasmem.memory.estimate.analytic.layers.torch.convolution import (
     convolved,
     convolved_separably,
@@ -65,4 +69,5 @@ TORCH: dict[str, Handler] = {
     **dict.fromkeys(AVERAGE_POOLING, pooled_average),
     **dict.fromkeys(DROPOUTS, dropped),
     **dict.fromkeys(["MultiHeadAttention", "GroupedQueryAttention"], attended),
+    "DotProductAttention": operated,
 }

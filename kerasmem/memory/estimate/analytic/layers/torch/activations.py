@@ -10,6 +10,7 @@ from kerasmem.memory.estimate.analytic.tensor import Tensor
 
 _KEEP_OUTPUT = (
     *["softmax", "log_softmax", "relu", "sigmoid", "tanh", "exponential", "exp"],
+    "rsqrt",
 )
 
 

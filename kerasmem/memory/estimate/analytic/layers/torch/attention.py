@@ -19,6 +19,11 @@ def attended(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     return projected(t, s, s.layer._output_dense, mixed, s.shape)
 
 
+def operated(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+    """`keras.ops.dot_product_attention`."""
+    return _without_scores(t, Heads.of_operation(s, xs))
+
+
 def _without_scores(t: Tape, heads: Heads) -> Tensor:
     """Attention in one kernel, which keeps its operands and its result."""
     operands = [heads.query, heads.key, heads.value]
