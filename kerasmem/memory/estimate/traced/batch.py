@@ -4,6 +4,8 @@ from typing import Any
 
 import keras
 
+from kerasmem.graph.layers import has_graph
+from kerasmem.memory.estimate.inputs import structure_when_built
 from kerasmem.memory.estimate.request import Input, Request
 
 
@@ -20,10 +22,12 @@ def _tensor(one: Input) -> Any:
 
 
 def _like_inputs(model: Any, tensors: list[Any]) -> Any:
+    # Private: whether a model takes a list or a dict, and of which names.
     structure = getattr(model, "_inputs_struct", None)
+    if structure is None and not has_graph(model):
+        structure = structure_when_built(model)
     if isinstance(model, keras.Sequential) or structure is None:
         return tensors[0] if len(tensors) == 1 else tensors
-    # Private: whether a model takes a list or a dict, and of which names.
     return keras.tree.pack_sequence_as(structure, tensors)
 
 
