@@ -1,5 +1,6 @@
 """A batch of the shapes that a model takes and is compared with."""
 
+import inspect
 from typing import Any
 
 import keras
@@ -33,8 +34,10 @@ def _like_inputs(model: Any, tensors: list[Any]) -> Any:
 
 def _targets(model: Any, x: Any) -> Any:
     """Return targets of the shapes that the model's losses compare with."""
+    takes_training = "training" in inspect.signature(model.call).parameters
+    options = {"training": False} if takes_training else {}
     outputs = keras.tree.map_structure(
-        lambda spec: spec, model.compute_output_spec(x, training=False)
+        lambda spec: spec, model.compute_output_spec(x, **options)
     )
     losses = keras.tree.flatten(model.loss)
     found = keras.tree.flatten(outputs)
