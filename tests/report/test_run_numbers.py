@@ -145,9 +145,7 @@ def test_a_fit_that_goes_on_from_an_epoch_is_no_later_one():
 
 
 def test_a_peak_that_the_allocator_does_not_count_is_no_peak_of_0_bytes():
-    small = replace(
-        memory_records(1)[0].devices[0], peak_bytes=0, later_peak_bytes=0
-    )
+    small = replace(memory_records(1)[0].devices[0], peak_bytes=0, later_peak_bytes=0)
     for complete in (True, False):
         device = replace(small, name="CPU:0", complete=complete)
         run = Run(memory=(replace(memory_records(1)[0], devices=(device,)),))

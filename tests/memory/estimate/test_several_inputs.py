@@ -7,9 +7,7 @@ from keras import layers
 
 import kerasmem as km
 from kerasmem.errors import ConfigError
-from kerasmem.graph.values import held_bytes
 from kerasmem.memory.estimate.inputs import checked_inputs
-from kerasmem.memory.fit.foresight import micro_batches
 from tests.models import OfTwoInputs
 
 FORMS = ("dict", "list", "tuple", "nested")
@@ -55,12 +53,11 @@ def test_every_input_has_the_shape_that_the_model_was_built_with(form, made, tmp
     }
 
 
-@pytest.mark.parametrize("form", ["nested", "tuple"])
-def test_a_step_needs_what_the_same_layers_in_a_graph_need(form):
+@pytest.mark.one_backend
+def test_a_step_needs_what_the_same_layers_in_a_graph_need():
     options = {"method": "traced", "device": "cpu", "optimizer": "adam"}
     expected = km.estimate_memory(same_as_graph(), BATCH, **options)
-    found = km.estimate_memory(built(form), BATCH, **options)
-    assert found.by_category()["input"] == BATCH * 28 * 28 * (4 + 3) * 4
+    found = km.estimate_memory(built("nested"), BATCH, **options)
     assert found.peak_bytes == pytest.approx(expected.peak_bytes, rel=0.02)
 
 
@@ -77,16 +74,3 @@ def test_open_lengths_are_given_by_name_or_in_order():
         }
     with pytest.raises(ConfigError, match=r"one per input of \['meta', 'picture'\]"):
         checked_inputs(model, 2, {"image": (9, 4)})
-
-
-@pytest.mark.one_backend
-def test_a_fit_splits_the_batch_to_keep_to_a_limit_of_memory():
-    model = built("dict")
-    needed = [
-        km.estimate_memory(model, size, device="cpu").peak_bytes for size in (32, 64)
-    ]
-    assert needed[1] > 1.5 * needed[0]
-    limit = sum(needed) // 2 + held_bytes(model)  # a step's sums of gradients beside
-    parts = micro_batches(model, 64, limit, verify=False)
-    assert parts is not None
-    assert 2 <= parts <= 4
