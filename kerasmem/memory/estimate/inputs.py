@@ -1,5 +1,6 @@
 """The inputs of a model with every length known, or one clear error."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -69,9 +70,16 @@ def structure_when_built(model: Any) -> Any | None:
     shapes = list((model._build_shapes_dict or {}).values())
     if len(shapes) != 1 or is_shape(shapes[0]) or not keras.tree.is_nested(shapes[0]):
         return None
-    return keras.tree.map_shape_structure(
-        lambda shape: keras.KerasTensor(shape, model.input_dtype), shapes[0]
-    )
+    return _tensors(shapes[0], model.input_dtype)
+
+
+def _tensors(shapes: Any, dtype: str) -> Any:
+    # Into plain lists and dicts: Keras's own, which track, are none to JAX.
+    if is_shape(shapes):
+        return keras.KerasTensor(shapes, dtype)
+    if isinstance(shapes, Mapping):
+        return {name: _tensors(shape, dtype) for name, shape in shapes.items()}
+    return [_tensors(shape, dtype) for shape in shapes]
 
 
 def _own_inputs(model: Any) -> list[tuple[str, Shape | None, str]]:

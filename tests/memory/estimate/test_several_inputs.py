@@ -53,7 +53,6 @@ def test_every_input_has_the_shape_that_the_model_was_built_with(form, made, tmp
     }
 
 
-@pytest.mark.one_backend
 def test_a_step_needs_what_the_same_layers_in_a_graph_need():
     options = {"method": "traced", "device": "cpu", "optimizer": "adam"}
     expected = km.estimate_memory(same_as_graph(), BATCH, **options)

@@ -243,15 +243,17 @@ def test_a_model_keeps_less_in_one_way_only():
 
 @pytest.mark.one_backend
 def test_a_plan_that_hardly_lowers_the_peak_is_told():
-    # Weights fill the peak: what is kept of two samples is nothing beside them.
-    wide = [layers.Dense(512, activation="relu") for _ in range(4)]
-    model = keras.Sequential([keras.Input((512,)), *wide])
+    # A chain as short as this keeps nothing that could be computed again for less.
+    short = [layers.Dense(64, activation="relu") for _ in range(2)]
+    model = keras.Sequential([keras.Input((64,)), *short])
     model.compile("adam", "mse")
-    with pytest.warns(KerasMemWarning, match=r"hardly pays.*% less.*train the model a"):
-        lean = rematerialize(model, batch_size=2)
+    with pytest.warns(KerasMemWarning, match=r"hardly pays.*\(0% less\).*train the mo"):
+        lean = rematerialize(model, batch_size=512)
     plan = plan_of(lean)
     assert plan.saved_bytes < 0.05 * plan.plain_peak_bytes
+    deep = compiled(models.mlp())
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert plan_of(rematerialize(model, batch_size=8192)).saved_bytes > 0
-        rematerialize(model, batch_size=2, segments=2)  # as was asked for
+        warnings.simplefilter("error", KerasMemWarning)
+        found = plan_of(rematerialize(deep, batch_size=512))
+        assert found.saved_bytes > 0.05 * found.plain_peak_bytes
+        rematerialize(model, batch_size=512, segments=2)  # as was asked for
