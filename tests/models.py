@@ -78,6 +78,42 @@ class Subclassed(keras.Model):
 
 
 @keras.saving.register_keras_serializable("tests")
+class OfTwoInputs(keras.Model):
+    """A model without a graph, of images and what is known of each.
+
+    Args:
+        form: of the inputs, `"dict"`, `"list"`, `"tuple"` or `"nested"`.
+    """
+
+    def __init__(self, form="dict", **kwargs):
+        super().__init__(**kwargs)
+        self.form = form
+        self.of_image, self.of_meta = L.Dense(64, activation="relu"), L.Dense(64)
+        self.add, self.head = L.Add(), L.Dense(3)
+
+    def joined(self, image, meta):
+        """Return how two inputs become the form that the model takes."""
+        return {
+            "dict": {"picture": image, "meta": meta},
+            "list": [image, meta],
+            "tuple": (image, meta),
+            "nested": {"pictures": [image], "meta": meta},
+        }[self.form]
+
+    def call(self, inputs):
+        if self.form == "dict":
+            image, meta = inputs["picture"], inputs["meta"]
+        elif self.form == "nested":
+            image, meta = inputs["pictures"][0], inputs["meta"]
+        else:
+            image, meta = inputs
+        return self.head(self.add([self.of_image(image), self.of_meta(meta)]))
+
+    def get_config(self):
+        return {**super().get_config(), "form": self.form}
+
+
+@keras.saving.register_keras_serializable("tests")
 class BuiltByConstructor(keras.Model):
     """A model with inputs and outputs, made of arguments of its own."""
 

@@ -14,11 +14,14 @@ from kerasmem.records import (
     Run,
     Timeline,
 )
-from kerasmem.report.run.epochs import continued, placed
+from kerasmem.report.run.epochs import continued, later_fits, numbered, placed
 from kerasmem.report.run.gradients import gradient_flow
-from kerasmem.report.run.losses import loss_panel
+from kerasmem.report.run.headline import headline
+from kerasmem.report.run.losses import loss_panel, loss_table
 from kerasmem.report.run.memory import memory_panels
+from kerasmem.report.run.memory_tables import memory_tables
 from kerasmem.report.run.packing import Packer
+from kerasmem.report.run.page import run_page_html
 from kerasmem.report.run.panels import Line, thinned
 from kerasmem.report.run.timeline_tables import course_table, peak_table
 from kerasmem.report.run.timelines import MOST_BLOCKS, chosen, timeline_columns
@@ -91,6 +94,65 @@ def test_a_batch_lies_inside_of_its_epoch():
         reading(5, None, "predict"),
     ]
     assert [x for x, _ in placed(records)] == [0.5, 1, 1, 1, 1.5, 2, 2.5, 3]
+
+
+def two_fits(first=2, second=3):
+    """Two runs of one script with the same folder; the second takes more memory."""
+    memory = [*memory_records(first), *memory_records(second)]
+    memory[-1] = replace(
+        memory[-1],
+        devices=(replace(memory[-1].devices[0], peak_bytes=2000 * MIB),),
+        host=HostReading(1000 * MIB, 3000 * MIB, "kernel"),
+    )
+    gradients = [*gradient_records(first, 2), *gradient_records(second, 2, seed=1)]
+    return Run(memory=tuple(memory), gradients=tuple(gradients))
+
+
+def test_epochs_of_two_fits_are_counted_on_everywhere():
+    run = two_fits()
+    details = {figure.label: figure.detail for figure in headline(run)}
+    assert details["Device peak"] == "GPU:0, epoch 5"
+    assert details["Host peak"] == "epoch 5"
+    devices, host = memory_tables(run.memory)
+    numbers = ["1", "2", "3", "4", "5"]
+    assert [row[3] for row in devices.rows] == numbers
+    assert [row[2] for row in host.rows] == numbers
+    assert [row[0] for row in loss_table(run).rows] == numbers
+    assert memory_panels(run.memory)[0].lines[0].x == [1, 2, 3, 4, 5]
+
+
+def test_it_is_told_where_a_later_fit_begins_and_norms_are_compared_within_it():
+    run = two_fits()
+    assert later_fits(run) == [3]
+    assert later_fits(replace(run, gradients=())) == [3]
+    figures = {figure.label: figure for figure in headline(run)}
+    begin, *_, last = (record.norm for record in run.gradients[2:])
+    assert figures["Fits, one after the other"].value == "2"
+    assert figures["Fits, one after the other"].detail.endswith("with epoch 3")
+    assert figures["Gradient norm, last"].value == f"{last:.3g}"
+    assert figures["Gradient norm, last"].detail == f"first of this fit {begin:.3g}"
+    assert "A fit begins with epoch 3" in run_page_html(run)
+
+
+def test_a_fit_that_goes_on_from_an_epoch_is_no_later_one():
+    memory = memory_records(5)
+    run = Run(memory=memory, gradients=gradient_records(5, 2))
+    assert later_fits(run) == []
+    assert "A fit begins" not in run_page_html(run)
+    again = Run(memory=(*memory, *memory[3:]))
+    assert later_fits(again) == [6]
+    assert [number for number, _ in numbered(again.memory)] == [*range(1, 8)]
+
+
+def test_a_peak_that_the_allocator_does_not_count_is_no_peak_of_0_bytes():
+    small = replace(memory_records(1)[0].devices[0], peak_bytes=0, later_peak_bytes=0)
+    for complete in (True, False):
+        device = replace(small, name="CPU:0", complete=complete)
+        run = Run(memory=(replace(memory_records(1)[0], devices=(device,)),))
+        found = [f for f in headline(run) if f.label == "Device peak"]
+        assert [f.value for f in found] == ["0 B" if complete else "-"]
+        told = "only large requests are counted" in found[0].detail
+        assert told is not complete
 
 
 def test_a_panel_has_the_bytes_of_every_epoch():

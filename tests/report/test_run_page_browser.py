@@ -3,6 +3,7 @@
 import re
 import statistics
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -453,3 +454,21 @@ def test_a_post_mortem_stays_within_a_narrow_window(browser, small):
     with opened(browser, small) as page:
         page.set_viewport_size({"width": 360, "height": 800})
         assert page.evaluate("document.documentElement.scrollWidth") <= 360
+
+
+def test_a_dashed_line_stands_where_a_fit_begins_and_no_line_crosses_it(
+    browser, tmp_path
+):
+    run = small_run()
+    again = replace(run, memory=run.memory * 2, gradients=run.gradients * 2)
+    write_run_page(again, tmp_path / "page.html")
+    with opened(browser, tmp_path / "page.html") as page:
+        charts = page.locator(".lines")
+        assert page.locator(".lines .fit").count() == charts.count() > 1
+        peak = page.locator(".lines path.line.peak").first.get_attribute("d")
+        assert peak.count("M") == 2
+        page.set_viewport_size({"width": 390, "height": 900})
+        next_frame(page)
+        for name in page.locator(".lines svg text.label").all():
+            box = name.bounding_box()
+            assert box["x"] + box["width"] <= 390

@@ -1,9 +1,12 @@
 """The inputs of a model with every length known, or one clear error."""
 
+from collections.abc import Mapping
 from typing import Any
 
+import keras
+
 from kerasmem.errors import ConfigError, ModelError
-from kerasmem.files.data import input_names
+from kerasmem.files.data import input_names, named_leaves
 from kerasmem.graph.input_shapes import Shape, is_shape, open_lengths, with_lengths
 from kerasmem.graph.layers import has_graph
 from kerasmem.memory.estimate.request import Input
@@ -55,12 +58,40 @@ def _check_batch_axis(model: Any, batch_size: int) -> None:
         )
 
 
+def structure_when_built(model: Any) -> Any | None:
+    """Return the inputs as a model without a graph takes them, or None if one tensor.
+
+    Args:
+        model: a built model.
+
+    Returns:
+        Lists and dicts of `keras.KerasTensor`s of the shapes that it was built with.
+    """
+    shapes = list((model._build_shapes_dict or {}).values())
+    if len(shapes) != 1 or is_shape(shapes[0]) or not keras.tree.is_nested(shapes[0]):
+        return None
+    return _tensors(shapes[0], model.input_dtype)
+
+
+def _tensors(shapes: Any, dtype: str) -> Any:
+    # Into plain lists and dicts: Keras's own, which track, are none to JAX.
+    if is_shape(shapes):
+        return keras.KerasTensor(shapes, dtype)
+    if isinstance(shapes, Mapping):
+        return {name: _tensors(shape, dtype) for name, shape in shapes.items()}
+    return [_tensors(shape, dtype) for shape in shapes]
+
+
 def _own_inputs(model: Any) -> list[tuple[str, Shape | None, str]]:
     """Return name, shape without the batch axis (None if unknown) and dtype."""
     if has_graph(model):
         named = zip(input_names(model), model.inputs, strict=True)
         return [(name, tuple(x.shape[1:]), x.dtype) for name, x in named]
-    # A model without a graph remembers at most the shape that it was built with.
+    # A model without a graph remembers at most the shapes that it was built with.
+    structure = structure_when_built(model)
+    if structure is not None:
+        named = named_leaves(structure).items()
+        return [(name, tuple(x.shape[1:]), x.dtype) for name, x in named]
     shapes = list((model._build_shapes_dict or {}).items())
     return [
         (name, tuple(shape[1:]) if is_shape(shape) else None, model.input_dtype)

@@ -1,10 +1,11 @@
 """The one function that makes a model that keeps less for its backward pass."""
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from kerasmem.errors import ConfigError, ModelError
+from kerasmem.errors import ConfigError, KerasMemWarning, ModelError
 from kerasmem.graph.clone import clone, same_draws
 from kerasmem.memory.estimate.checks import check_batch_size, check_model
 from kerasmem.memory.estimate.inputs import checked_inputs
@@ -15,6 +16,8 @@ from kerasmem.memory.rematerialize.plan import Rematerialization
 from kerasmem.memory.rematerialize.setting import setting_of
 from kerasmem.memory.treated import check_untreated
 from kerasmem.units import parse_bytes
+
+_LEAST_SHARE = 0.05  # of the peak: estimates are not sharper
 
 _PLANS: WeakKeyDictionary[Any, Rematerialization] = WeakKeyDictionary()
 
@@ -35,7 +38,8 @@ def rematerialize(
     trains plainly again. Inference is as ever. The optimizer starts anew.
 
     Without a limit and without segments the plan is the one with the lowest estimated
-    peak. `plan_of(copy)` tells what it is and what it is estimated to cost.
+    peak; a warning tells if that is less than 5 % lower. `plan_of(copy)` tells what it
+    is and what it is estimated to cost.
 
     Args:
         model: a built Sequential or Functional model; a nested model that holds most
@@ -77,6 +81,8 @@ def rematerialize(
     else:
         limit = None if memory_limit is None else parse_bytes(memory_limit)
         chosen = by_limit(setting, limit)
+        if limit is None:
+            _warn_if_little(chosen.plan)
     apply(lean, setting.path, chosen.pieces)
     _PLANS[lean] = chosen.plan
     return lean
@@ -85,6 +91,19 @@ def rematerialize(
 def plan_of(model: Any) -> Rematerialization | None:
     """Return the plan of a model that `rematerialize` made, None of any other."""
     return _PLANS.get(model)
+
+
+def _warn_if_little(plan: Rematerialization) -> None:
+    """Warn of a plan that is chosen for its peak and hardly lowers it."""
+    if plan.saved_bytes < _LEAST_SHARE * plan.plain_peak_bytes:
+        warnings.warn(
+            "To compute activations again hardly pays here. "
+            f"{str(plan).splitlines()[0]} Next: train the model as it is, or pass "
+            "the batch_size= that it is trained with; km.estimate_memory(model, "
+            "batch_size).table() says what else fills the peak.",
+            KerasMemWarning,
+            stacklevel=3,
+        )
 
 
 def _check(model: Any, memory_limit: Any, segments: Any, batch_size: Any) -> None:

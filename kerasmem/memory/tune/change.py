@@ -1,11 +1,12 @@
 """A question about a model as compiled, changed by one option."""
 
+import warnings
 from dataclasses import replace
 from typing import Any
 
 import keras
 
-from kerasmem.errors import ConfigError
+from kerasmem.errors import ConfigError, KerasMemWarning
 from kerasmem.memory.estimate.checks import compiles, scaled_if_half
 from kerasmem.memory.estimate.request import Request
 from kerasmem.memory.estimate.step.batch import with_batch_size
@@ -39,9 +40,12 @@ def changed(request: Request, variant: Variant) -> Request:
 def _rematerialized(request: Request) -> Request:
     # In order: a copy's inputs may have other names.
     shapes = [x.shape[1:] for x in request.inputs]
-    lean = rematerialize(
-        request.model, batch_size=request.batch_size, input_shape=shapes
-    )
+    with warnings.catch_warnings():
+        # That it hardly pays is what the table says.
+        warnings.simplefilter("ignore", KerasMemWarning)
+        lean = rematerialize(
+            request.model, batch_size=request.batch_size, input_shape=shapes
+        )
     return replace(request, model=lean)
 
 

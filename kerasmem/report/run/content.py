@@ -4,6 +4,7 @@ from typing import Any
 
 from kerasmem.records import MemoryRecord, Run, gravest_first
 from kerasmem.records.post_mortem_words import remedy_words
+from kerasmem.report.run.epochs import later_fits
 from kerasmem.report.run.gradient_tables import norm_table, variable_table
 from kerasmem.report.run.gradients import MEASURES, GradientFlow, gradient_flow
 from kerasmem.report.run.losses import loss_panel, loss_table
@@ -28,9 +29,11 @@ def page_content(run: Run) -> dict[str, Any]:
     timelines, timelines_note = chosen(run.timelines)
     post_mortems, post_mortems_note = shown(run.post_mortems)
     findings = gravest_first(run.findings)
+    later = later_fits(run)
     packer = Packer()
     packed = packer.pack(
         {
+            "fits": packer.whole(later),
             "panels": [_panel(panel, packer) for panel in panels],
             "gradients": _gradients(run, flow, packer),
             "timelines": [timeline_columns(t, packer, model) for t in timelines],
@@ -41,6 +44,7 @@ def page_content(run: Run) -> dict[str, Any]:
         "packed": packed,
         "findings": findings[:MOST_FINDINGS],
         "more_findings": findings[MOST_FINDINGS:],
+        "later_fits": later,
         "panels": panels,
         "losses": len(losses),
         "epoch_tables": [*tables, *memory_tables(run.memory)],

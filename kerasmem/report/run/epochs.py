@@ -1,8 +1,9 @@
 """Where each reading of a run lies on the axis of its epochs."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 
-from kerasmem.records import MemoryRecord
+from kerasmem.records import MemoryRecord, Run
 
 IN_FIT = ("train", "validation")
 
@@ -23,6 +24,25 @@ def continued(epochs: Iterable[int]) -> list[int]:
     return found
 
 
+def numbered(records: Iterable[MemoryRecord]) -> Iterator[tuple[int, MemoryRecord]]:
+    """Yield every reading with the number of its epoch, from 1, as `continued` counts.
+
+    Args:
+        records: of any processes, those of each in the order in which it took them.
+    """
+    counts: dict[int, tuple[int, int]] = {}
+    for record in records:
+        # How far the numbers are ahead of the fit's own, and how many epochs ended.
+        offset, ended = counts.get(record.process, (0, 0))
+        is_earlier = record.phase == "train" and record.epoch < ended
+        if record.phase in IN_FIT and (is_earlier or record.epoch < ended - 1):
+            offset, ended = offset + ended - record.epoch, 0
+        yield offset + record.epoch + 1, record
+        if record.phase == "train" and record.batch is None:
+            ended = record.epoch + 1
+        counts[record.process] = offset, ended
+
+
 def placed(records: Sequence[MemoryRecord]) -> Iterator[tuple[float, MemoryRecord]]:
     """Yield every reading taken inside of a fit with its place, epoch 1 ending at 1.
 
@@ -32,14 +52,25 @@ def placed(records: Sequence[MemoryRecord]) -> Iterator[tuple[float, MemoryRecor
         records: what one process recorded, in order.
     """
     batches = 1 + max((r.batch for r in records if r.batch is not None), default=0)
-    offset = last = 0
-    for record in records:
-        if record.phase not in IN_FIT:
-            continue
-        ended = record.phase == "train" and record.epoch < last
-        if ended or record.epoch < last - 1:
-            offset, last = offset + last, 0
-        inside = 1.0 if record.batch is None else (record.batch + 1) / batches
-        yield offset + record.epoch + inside, record
-        if record.phase == "train" and record.batch is None:
-            last = record.epoch + 1
+    for number, record in numbered(records):
+        if record.phase in IN_FIT:
+            inside = 1.0 if record.batch is None else (record.batch + 1) / batches
+            yield number - 1 + inside, record
+
+
+def later_fits(run: Run) -> list[int]:
+    """Return the numbers, from 1, of the epochs with which a fit after the first began.
+
+    A fit with an `initial_epoch` that goes on where another ended is one with it.
+    """
+    numbers = [
+        (number, record.epoch)
+        for number, record in numbered(run.memory)
+        if record.process == 0 and record.phase in IN_FIT
+    ]
+    if run.gradients:
+        own = [record.epoch for record in run.gradients]
+        numbers = [(n + 1, e) for n, e in zip(continued(own), own, strict=True)]
+    offsets = [number - epoch for number, epoch in numbers]
+    pairs = zip(pairwise(offsets), numbers[1:], strict=True)
+    return [number for (before, now), (number, _) in pairs if now != before]

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from kerasmem.records import Run
 from kerasmem.records.post_mortem_words import moment_words
-from kerasmem.report.run.epochs import IN_FIT
+from kerasmem.report.run.epochs import IN_FIT, continued, later_fits, numbered
+from kerasmem.report.run.table import MISSING
 from kerasmem.report.run.timelines import allocator_words
 from kerasmem.units import format_bytes
 
@@ -28,7 +29,7 @@ class Figure:
 
 def headline(run: Run) -> list[Figure]:
     """Return the figures that a reader wants first; those that are known."""
-    parts = (_out_of_memory, _model, _memory, _timeline, _gradients)
+    parts = (_out_of_memory, _model, _fits, _memory, _timeline, _gradients)
     return [figure for part in parts for figure in part(run)]
 
 
@@ -52,22 +53,32 @@ def _model(run: Run) -> Iterator[Figure]:
         yield Figure("Parameters", f"{run.info.parameters:,}", f"weights take {size}")
 
 
+def _fits(run: Run) -> Iterator[Figure]:
+    if later := later_fits(run):
+        detail = f"the last begins with epoch {later[-1]:,}"
+        yield Figure("Fits, one after the other", f"{1 + len(later):,}", detail)
+
+
 def _memory(run: Run) -> Iterator[Figure]:
-    inside = [record for record in run.memory if record.phase in IN_FIT]
+    inside = [one for one in numbered(run.memory) if one[1].phase in IN_FIT]
     peaks = [
-        (device.peak_bytes, device.name, record)
-        for record in inside
+        (device, number, record.process)
+        for number, record in inside
         for device in record.devices
     ]
     if peaks:
-        size, name, record = max(peaks, key=lambda peak: peak[0])
-        where = f"{name}, epoch {record.epoch + 1}"
-        process = f", process {record.process}" if record.process else ""
-        yield Figure("Device peak", format_bytes(size), where + process)
-    hosts = [(r.host.peak_bytes, r) for r in inside if r.host is not None]
+        device, number, process = max(peaks, key=lambda peak: peak[0].peak_bytes)
+        where = f"{device.name}, epoch {number}"
+        where += f", process {process}" if process else ""
+        if device.peak_bytes or device.complete:
+            yield Figure("Device peak", format_bytes(device.peak_bytes), where)
+        else:
+            why = "only large requests are counted here, and there were none"
+            yield Figure("Device peak", MISSING, f"{device.name}: {why}")
+    hosts = [(r.host.peak_bytes, n) for n, r in inside if r.host is not None]
     if hosts:
-        size, record = max(hosts, key=lambda peak: peak[0])
-        yield Figure("Host peak", format_bytes(size), f"epoch {record.epoch + 1}")
+        size, number = max(hosts, key=lambda peak: peak[0])
+        yield Figure("Host peak", format_bytes(size), f"epoch {number}")
 
 
 def _timeline(run: Run) -> Iterator[Figure]:
@@ -78,9 +89,17 @@ def _timeline(run: Run) -> Iterator[Figure]:
 
 
 def _gradients(run: Run) -> Iterator[Figure]:
-    norms = [r.norm for r in run.gradients if math.isfinite(r.norm)]
+    later = later_fits(run)
+    begin = later[-1] - 1 if later else 0
+    places = continued(record.epoch for record in run.gradients)
+    norms = [
+        record.norm
+        for place, record in zip(places, run.gradients, strict=True)
+        if place >= begin and math.isfinite(record.norm)
+    ]
     if norms:
-        yield Figure("Gradient norm, last", f"{norms[-1]:.3g}", f"first {norms[0]:.3g}")
+        first = f"first{' of this fit' if later else ''} {norms[0]:.3g}"
+        yield Figure("Gradient norm, last", f"{norms[-1]:.3g}", first)
     bad = sum(record.nonfinite_steps for record in run.gradients)
     if bad:
         steps = sum(record.steps for record in run.gradients)

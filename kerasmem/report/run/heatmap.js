@@ -91,7 +91,7 @@ function heatFrame(plot, context, rows, columns) {
   context.font = FONT;
   const longest = Math.max(...rows.map((row) => context.measureText(row.name).width));
   const left = Math.min(12 + longest, 260, Math.round(width * 0.4));
-  const size = rows.length > 60 ? 12 : 16;
+  const size = rows.length > 60 ? 15 : 16;
   const [inner, bottom] = [width - left - 2, rows.length * size];
   const cellWidth = inner / columns.length;
   return {

@@ -1,6 +1,6 @@
 // The frame of a line chart: what lies where, and its two axes.
 
-function lineFrame(host, lines, epochs, axis) {
+function lineFrame(host, lines, epochs, axis, fits) {
   const logarithmic = axis === "log";
   const width = chartWidth(host);
   const named = width >= 400;
@@ -18,6 +18,7 @@ function lineFrame(host, lines, epochs, axis) {
     : (value) => (value - low) / (over - low);
   return {
     width, height, top, bottom, left, right, named, axis, epochs,
+    fits: [...fits].map((number) => middleBefore(epochs, number)).filter((x) => x !== null),
     cutAt: logarithmic || low === 0 ? null : low,
     toX: (epoch) => left + ((epoch - first) / span) * (right - left),
     toEpoch: (x) => first + ((x - left) / (right - left)) * span,
@@ -25,6 +26,12 @@ function lineFrame(host, lines, epochs, axis) {
     yTicks: logarithmic ? powerTicks(10 ** low10, 10 ** high10, 5) : (axis === "bytes" ? byteTicks : evenTicks)(low, over, 5),
     xTicks: wholeTicks(first, first + span, Math.max(2, Math.floor((right - left) / 60))),
   };
+}
+
+// Between the last reading of one fit and the first of the next: epoch 1 lies between 0 and 1.
+function middleBefore(epochs, number) {
+  const [last, next] = [epochs.findLast((x) => x <= number - 1), epochs.find((x) => x > number - 1)];
+  return last === undefined || next === undefined ? null : (last + next) / 2;
 }
 
 // Lines that lie close together, away from 0, are looked at closely: their axis does not begin there.

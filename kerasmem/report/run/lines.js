@@ -3,7 +3,8 @@
 const LINE_HEIGHT = 15;
 
 // lines: [{ name, style, x, y }], y in bytes, or numbers; on a "log" axis those above 0.
-function lineChart(host, lines, { axis, marks = [] }) {
+// fits: numbers of the epochs with which a fit after the first began: no line joins two fits.
+function lineChart(host, lines, { axis, fits, marks = [] }) {
   const format = axis === "bytes" ? bytesText : numberText;
   const epochs = [...new Set(lines.flatMap((line) => [...line.x]))].sort((a, b) => a - b);
   let at = null;
@@ -13,9 +14,11 @@ function lineChart(host, lines, { axis, marks = [] }) {
   host.setAttribute("aria-roledescription", "chart");
 
   function draw() {
-    frame = lineFrame(host, lines, epochs, axis);
+    frame = lineFrame(host, lines, epochs, axis, fits);
     const svg = shape("svg", { viewBox: `0 0 ${frame.width} ${frame.height}`, "aria-hidden": "true" });
     drawAxes(svg, frame);
+    svg.append(...frame.fits.map((x) => shape("line",
+      { class: "fit", x1: frame.toX(x), x2: frame.toX(x), y1: frame.top, y2: frame.bottom })));
     lines.forEach((line) => svg.append(...lineShapes(line, frame)));
     svg.append(...marks.map((x) => crossShape(frame.toX(x), frame.bottom - 8)));
     if (frame.named) drawNames(svg, lines, frame);
@@ -62,16 +65,25 @@ function lineShapes({ style, x, y }, frame) {
   const drawn = [...x.keys()].filter((i) => Number.isFinite(y[i]) && (frame.axis !== "log" || y[i] > 0));
   if (drawn.length < 3 || style === "first") {
     const dots = drawn.map((i) => shape("circle", { class: `dot ${style}`, cx: frame.toX(x[i]), cy: frame.toY(y[i]), r: 4 }));
-    if (style === "first") return [...dots, ...drawn.map((i) => shape("text",
-      { class: "label", x: frame.toX(x[i]) + 7, y: frame.toY(y[i]) + 17 }, `first step ${bytesText(y[i])}`))];
+    if (style === "first") return [...dots, ...drawn.map((i) => firstStepName(frame.toX(x[i]), frame.toY(y[i]), y[i], frame))];
     return [linePath(drawn, style, x, y, frame), ...dots];
   }
   return [linePath(drawn, style, x, y, frame)];
 }
 
 function linePath(drawn, style, x, y, frame) {
-  const points = drawn.map((i) => `${frame.toX(x[i]).toFixed(1)} ${frame.toY(y[i]).toFixed(1)}`);
-  return shape("path", { class: `line ${style}`, d: points.length ? `M${points.join("L")}` : "" });
+  const points = drawn.map((i, n) => {
+    const joins = n > 0 && !frame.fits.some((begin) => x[drawn[n - 1]] < begin && begin < x[i]);
+    return `${joins ? "L" : "M"}${frame.toX(x[i]).toFixed(1)} ${frame.toY(y[i]).toFixed(1)}`;
+  });
+  return shape("path", { class: `line ${style}`, d: points.join("") });
+}
+
+// To the left of its dot where there is no room to the right, and below what stands there.
+function firstStepName(x, y, value, frame) {
+  const text = `first step ${bytesText(value)}`;
+  const fits = x + 7 + 6.5 * text.length < frame.width;
+  return shape("text", { class: "label", x: fits ? x + 7 : x - 7, y: y + (fits ? 17 : 17 + LINE_HEIGHT), "text-anchor": fits ? "start" : "end" }, text);
 }
 
 function crossShape(x, y) {

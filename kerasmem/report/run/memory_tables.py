@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from kerasmem.records import MemoryRecord
+from kerasmem.report.run.epochs import numbered
 from kerasmem.report.run.table import Table, bytes_or_missing, evenly, share_text
 from kerasmem.units import format_bytes
 
@@ -12,16 +13,16 @@ def memory_tables(records: Sequence[MemoryRecord]) -> list[Table]:
 
     Readings of single batches are left out: they are in the charts and the files.
     """
-    ends = [record for record in records if record.batch is None]
+    ends = [(n, record) for n, record in numbered(records) if record.batch is None]
     tables = [_device_table(ends), _host_table(ends)]
     return [table for table in tables if table.rows]
 
 
-def _device_table(records: Sequence[MemoryRecord]) -> Table:
+def _device_table(records: Sequence[tuple[int, MemoryRecord]]) -> Table:
     rows = [
         (
             device.name,
-            *_when(record),
+            *_when(number, record),
             format_bytes(device.current_bytes),
             format_bytes(device.peak_bytes),
             bytes_or_missing(device.first_step_peak_bytes),
@@ -29,7 +30,7 @@ def _device_table(records: Sequence[MemoryRecord]) -> Table:
             share_text(device.fragmentation),
             bytes_or_missing(device.card_used_bytes),
         )
-        for record in records
+        for number, record in records
         for device in record.devices
     ]
     shown, note = evenly(rows)
@@ -43,15 +44,15 @@ def _device_table(records: Sequence[MemoryRecord]) -> Table:
     )
 
 
-def _host_table(records: Sequence[MemoryRecord]) -> Table:
+def _host_table(records: Sequence[tuple[int, MemoryRecord]]) -> Table:
     rows = [
         (
-            *_when(record),
+            *_when(number, record),
             format_bytes(record.host.rss_bytes),
             format_bytes(record.host.peak_bytes),
             bytes_or_missing(record.host.input_bytes),
         )
-        for record in records
+        for number, record in records
         if record.host is not None
     ]
     shown, note = evenly(rows)
@@ -63,5 +64,5 @@ def _host_table(records: Sequence[MemoryRecord]) -> Table:
     )
 
 
-def _when(record: MemoryRecord) -> tuple[str, str, str]:
-    return record.phase, str(record.process), str(record.epoch + 1)
+def _when(number: int, record: MemoryRecord) -> tuple[str, str, str]:
+    return record.phase, str(record.process), str(number)

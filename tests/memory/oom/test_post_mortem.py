@@ -86,6 +86,7 @@ def test_a_timeline_is_measured_and_adds_up_too(model):
     }
 
 
+@pytest.mark.filterwarnings("ignore:To compute activations again hardly pays")
 def test_remedies_come_with_the_peak_of_a_step_that_has_them(model):
     cause = replace(CAUSE, limit_bytes=None)
     found = post_mortem(model, cause, Moment(batch_size=512))

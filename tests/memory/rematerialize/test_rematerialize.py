@@ -1,10 +1,13 @@
 """A model that computes activations again trains to the same weights."""
 
+import warnings
+
 import keras
 import numpy as np
 import pytest
+from keras import layers
 
-from kerasmem.errors import ConfigError, ModelError
+from kerasmem.errors import ConfigError, KerasMemWarning, ModelError
 from kerasmem.graph.clone import clone
 from kerasmem.memory.compress_activations import compress_activations
 from kerasmem.memory.rematerialize import plan_of, rematerialize
@@ -236,3 +239,21 @@ def test_a_model_keeps_less_in_one_way_only():
     with pytest.raises(ModelError, match=words):
         rematerialize(small, segments=2)
     assert plan_of(rematerialize(lean, segments=3)) is not None
+
+
+@pytest.mark.one_backend
+def test_a_plan_that_hardly_lowers_the_peak_is_told():
+    # A chain as short as this keeps nothing that could be computed again for less.
+    short = [layers.Dense(64, activation="relu") for _ in range(2)]
+    model = keras.Sequential([keras.Input((64,)), *short])
+    model.compile("adam", "mse")
+    with pytest.warns(KerasMemWarning, match=r"hardly pays.*\(0% less\).*train the mo"):
+        lean = rematerialize(model, batch_size=512)
+    plan = plan_of(lean)
+    assert plan.saved_bytes < 0.05 * plan.plain_peak_bytes
+    deep = compiled(models.mlp())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", KerasMemWarning)
+        found = plan_of(rematerialize(deep, batch_size=512))
+        assert found.saved_bytes > 0.05 * found.plain_peak_bytes
+        rematerialize(model, batch_size=512, segments=2)  # as was asked for

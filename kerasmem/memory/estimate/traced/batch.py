@@ -1,9 +1,12 @@
 """A batch of the shapes that a model takes and is compared with."""
 
+import inspect
 from typing import Any
 
 import keras
 
+from kerasmem.graph.layers import has_graph
+from kerasmem.memory.estimate.inputs import structure_when_built
 from kerasmem.memory.estimate.request import Input, Request
 
 
@@ -20,17 +23,21 @@ def _tensor(one: Input) -> Any:
 
 
 def _like_inputs(model: Any, tensors: list[Any]) -> Any:
+    # Private: whether a model takes a list or a dict, and of which names.
     structure = getattr(model, "_inputs_struct", None)
+    if structure is None and not has_graph(model):
+        structure = structure_when_built(model)
     if isinstance(model, keras.Sequential) or structure is None:
         return tensors[0] if len(tensors) == 1 else tensors
-    # Private: whether a model takes a list or a dict, and of which names.
     return keras.tree.pack_sequence_as(structure, tensors)
 
 
 def _targets(model: Any, x: Any) -> Any:
     """Return targets of the shapes that the model's losses compare with."""
+    takes_training = "training" in inspect.signature(model.call).parameters
+    options = {"training": False} if takes_training else {}
     outputs = keras.tree.map_structure(
-        lambda spec: spec, model.compute_output_spec(x, training=False)
+        lambda spec: spec, model.compute_output_spec(x, **options)
     )
     losses = keras.tree.flatten(model.loss)
     found = keras.tree.flatten(outputs)
