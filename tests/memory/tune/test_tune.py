@@ -63,7 +63,7 @@ def test_the_first_line_is_as_compiled_and_the_front_is_marked(small, here, back
     assert found.noise == 0
     assert [odd.layer for odd in found.odd_sizes] == ["", "table", "nine"]
     assert "use accumulation, 4 batches (batch_size=3 and" in found.recommendation
-    assert "at 4 times the time a step" in found.recommendation
+    assert "at 4.00 times the time a step" in found.recommendation
 
 
 @pytest.mark.one_backend
