@@ -223,6 +223,7 @@ def _trains_alike(s: Subject, lean: Any, share: float) -> None:
 def stepped(model: Any, x: Any, y: Any) -> list[np.ndarray]:
     """Return what one step of training adds to every variable; leave it as it was."""
     before = [(v, to_numpy(v)) for v in model.variables]  # those of dropout, too
+    keras.utils.set_random_seed(1)  # torch draws from numbers that all models share
     compiled(model, jit_compile=False).train_on_batch(x, y)
     after = [to_numpy(v) for v in model.trainable_variables]
     for variable, value in before:
