@@ -6,7 +6,8 @@ tells why not. The command prints the table into the documentation.
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ import numpy as np
 import kerasmem as km
 from kerasmem.errors import KerasMemError
 from kerasmem.graph.clone import clone
-from kerasmem.graph.layers import sublayers
 from kerasmem.graph.values import to_numpy
 from tests.keras_hub.families import (
     FAMILIES,
@@ -90,10 +90,11 @@ def compiled(model: Any, **options: Any) -> Any:
 
 def monitors(s: Subject) -> None:
     """The gradient is as long as a step of plain descent, divided by its rate."""
-    model = compiled(_without_dropout(clone(s.model)), jit_compile=JIT)
+    model = compiled(clone(s.model), jit_compile=JIT)
     before = [to_numpy(v) for v in model.trainable_variables]
     gradients, memory = km.callbacks.GradientMonitor(), km.callbacks.MemoryMonitor()
-    model.fit(s.x, s.y, batch_size=2, verbose=0, callbacks=[gradients, memory])
+    with _no_dropout():
+        model.fit(s.x, s.y, batch_size=2, verbose=0, callbacks=[gradients, memory])
     moved = [
         to_numpy(v) - old
         for v, old in zip(model.trainable_variables, before, strict=True)
@@ -170,8 +171,7 @@ def distill(s: Subject) -> None:
     student = clone(s.model)
     for weight in student.trainable_variables:
         weight.assign(0.9 * weight)
-    call, keras.layers.Dropout.call = keras.layers.Dropout.call, _identity
-    try:
+    with _no_dropout():
         taught = km.distill(
             s.model,
             compiled(student, jit_compile=False),
@@ -182,8 +182,6 @@ def distill(s: Subject) -> None:
             verbose=0,
             seed=0,
         )
-    finally:
-        keras.layers.Dropout.call = call
     assert type(taught) is type(s.model)
     s.saved("distill", taught)
     # Routers of experts add a loss of their own, and outweigh it.
@@ -191,15 +189,18 @@ def distill(s: Subject) -> None:
     assert last < first
 
 
-def _identity(_: Any, inputs: Any, training: bool = False) -> Any:
-    return inputs
+@contextmanager
+def _no_dropout() -> Iterator[None]:
+    """Return a scope in which every layer of the kind hands its inputs on."""
 
+    def call(_: Any, inputs: Any, training: bool = False) -> Any:
+        return inputs
 
-def _without_dropout(model: Any) -> Any:
-    for layer in sublayers(model):
-        if isinstance(layer, keras.layers.Dropout):
-            layer.rate = 0.0
-    return model
+    kept, keras.layers.Dropout.call = keras.layers.Dropout.call, call
+    try:
+        yield
+    finally:
+        keras.layers.Dropout.call = kept
 
 
 def rematerialize(s: Subject) -> None:

@@ -6,8 +6,8 @@ import pytest
 import kerasmem as km
 from kerasmem.graph.layers import blocks, has_graph, lists_layers
 from kerasmem.graph.nodes import trace
-from kerasmem.graph.values import to_numpy
 from tests.keras_hub.families import FAMILIES, LENGTH, samples, shapes, targets
+from tests.keras_hub.matrix import answers
 
 pytestmark = [
     # Keras says it of a task of KerasHub whenever it loads one.
@@ -27,11 +27,6 @@ SOME = ["Gemma", "Llama3", "Mixtral", "Bert", "Bart", "ViT"]
 def compiled(model, optimizer="sgd"):
     model.compile(optimizer, "mse", metrics=[], weighted_metrics=[])
     return model
-
-
-def answers(model, x):
-    tensors = keras.tree.map_structure(keras.ops.convert_to_tensor, x)
-    return [to_numpy(y) for y in keras.tree.flatten(model(tensors, training=False))]
 
 
 def shapes_of_answers(model, x):

@@ -213,7 +213,7 @@ class Distiller(keras.Model):
         if sample_weight is None:
             masks = padding_masks(x)
             sample_weight = padding_weights(masks, y_pred)
-            batch = replace(batch, padding=masks)
+            batch = replace(batch, padding=masks, places=sample_weight)
         soft = self._distance(x, batch, answers, training)
         samples = ops.shape(keras.tree.flatten(y_pred)[0])[0]
         self._distillation_loss.update_state(soft, sample_weight=samples)

@@ -20,11 +20,7 @@ from kerasmem.compression.distill.losses import (
     FeatureLoss,
     OutputLoss,
 )
-from kerasmem.compression.distill.padding import (
-    Masks,
-    padding_weights,
-    without_padding,
-)
+from kerasmem.compression.distill.padding import Masks, without_padding
 from kerasmem.compression.distill.pairing import pair_layers
 from kerasmem.compression.distill.probing import Probe
 from kerasmem.compression.distill.reduced import Reduced
@@ -48,6 +44,7 @@ class Batch:
         loss: what it is trained with on labels, or None.
         kept: whether the answers come from a cache, where all are logits or values.
         padding: masks of the sequences; empty where the data has sample weights.
+        places: weights by them in the structure of the outputs, or None.
     """
 
     answers: Any
@@ -58,6 +55,7 @@ class Batch:
     loss: Any
     kept: bool = False
     padding: Masks = field(default_factory=dict)
+    places: Any = None
 
 
 class Lesson(keras.layers.Layer):
@@ -201,11 +199,11 @@ class Lesson(keras.layers.Layer):
         weights = keras.tree.flatten(batch.weight)
         if len(weights) != len(learned):
             weights = [batch.weight] * len(learned)
-        padding = padding_weights(batch.padding, batch.predictions)
-        if padding is not None:  # of data without weights, so they are of samples
+        if batch.places is not None:  # of data without weights: these are of samples
+            places = keras.tree.flatten(batch.places)
             weights = [
                 one if share is None else weighted(one, share)
-                for one, share in zip(keras.tree.flatten(padding), weights, strict=True)
+                for one, share in zip(places, weights, strict=True)
             ]
         total = 0.0
         for loss in self.losses_on_outputs:
