@@ -1,8 +1,10 @@
 """The graph inside of one layer, from its own `call`."""
 
+import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import keras
 
@@ -28,6 +30,49 @@ def graph_inside(
         yield _symbolic(layer, args, kwargs)
 
 
+_OPENED: WeakKeyDictionary[Any, keras.Function] = WeakKeyDictionary()
+
+
+def opened_graph(layer: Any) -> keras.Function | None:
+    """Return what `open_for_good` made of a layer, None where it was not opened."""
+    return _OPENED.get(layer)
+
+
+def open_for_good(node: Any) -> keras.Function | None:
+    """Return what a layer does in training as a graph that may run in its place.
+
+    None where the two could differ: a `call` that draws random numbers, assigns, adds
+    a loss or sets an attribute by itself, or takes weights that are to be cast.
+
+    Args:
+        node: the only call of a layer that is built.
+    """
+    layer = node.operation
+    if layer not in _OPENED:
+        kwargs = dict(node.arguments.kwargs)
+        if "training" in inspect.signature(layer.call).parameters:
+            kwargs.setdefault("training", True)
+        with calls_forgotten(layer):
+            graph = _symbolic(layer, node.arguments.args, kwargs, pure=True)
+        if graph is None or not _casts_no_weight(layer, graph):
+            return None
+        _OPENED[layer] = graph
+    return _OPENED[layer]
+
+
+def _casts_no_weight(layer: Any, graph: keras.Function) -> bool:
+    """Return whether weights reach operations as they are stored, or only layers."""
+    arguments = [
+        x
+        for nodes in graph._nodes_by_depth.values()
+        for node in nodes
+        for x in keras.tree.flatten((node.arguments.args, node.arguments.kwargs))
+    ]
+    return layer.compute_dtype == layer.variable_dtype or not any(
+        isinstance(x, keras.Variable) for x in arguments
+    )
+
+
 @contextmanager
 def calls_forgotten(layer: Any) -> Iterator[None]:
     """Return a scope whose symbolic calls leave no trace at `layer`."""
@@ -42,7 +87,12 @@ def calls_forgotten(layer: Any) -> Iterator[None]:
 
 
 def call_on_symbols(
-    layer: Any, args: tuple, kwargs: dict[str, Any], weights: Mapping[str, Any]
+    layer: Any,
+    args: tuple,
+    kwargs: dict[str, Any],
+    weights: Mapping[str, Any],
+    *,
+    pure: bool = False,
 ) -> Any:
     """Return what the `call` of a layer makes of symbols; it may raise anything.
 
@@ -51,7 +101,9 @@ def call_on_symbols(
         args: its arguments.
         kwargs: likewise.
         weights: symbols to call it with in place of weights, by attribute.
+        pure: raise a ValueError if it does more than to return something.
     """
+    losses: list[Any] = []
     inner = sublayers(layer)
     before = [dict(vars(one)) for one in inner]
     try:
@@ -60,18 +112,26 @@ def call_on_symbols(
                 if _inherits_spec(type(one)):
                     stack.callback(shadow(one, "compute_output_spec", _as_called(one)))
                 # It takes values only.
-                vars(one)["add_loss"] = lambda loss: None  # noqa: ARG005
+                vars(one)["add_loss"] = losses.append if one is layer else _no_loss
             # Not `setattr`: a layer that is built takes no other weight.
             vars(layer).update(weights)
             # What it assigns, such as the state of random numbers, stays in the scope.
-            with keras.StatelessScope():
-                return layer.call(*args, **kwargs)
+            attributes = dict(vars(layer))
+            with keras.StatelessScope() as scope:
+                outputs = layer.call(*args, **kwargs)
+            if pure and (losses or scope.state_mapping or vars(layer) != attributes):
+                raise ValueError("It adds losses, assigns or draws random numbers.")
+            return outputs
     finally:
         # It may have kept symbols, such as its last logits, under names of its own.
         for one, attributes in zip(inner, before, strict=True):
             for name in vars(one).keys() - attributes.keys():
                 del vars(one)[name]
             vars(one).update(attributes)
+
+
+def _no_loss(_: Any) -> None:
+    """Stand in for `add_loss`, which takes no symbol."""
 
 
 def _inherits_spec(kind: type) -> bool:
@@ -96,7 +156,9 @@ def _as_called(layer: Any) -> Any:
     return spec
 
 
-def _symbolic(layer: Any, args: tuple, kwargs: dict[str, Any]) -> Any | None:
+def _symbolic(
+    layer: Any, args: tuple, kwargs: dict[str, Any], *, pure: bool = False
+) -> Any | None:
     inputs: list[Any] = []
 
     def renewed(x: Any) -> Any:
@@ -109,6 +171,7 @@ def _symbolic(layer: Any, args: tuple, kwargs: dict[str, Any]) -> Any | None:
     renewed_flat = [renewed(x) for x in keras.tree.flatten((args, kwargs))]
     new_args, new_kwargs = keras.tree.pack_sequence_as((args, kwargs), renewed_flat)
     try:
-        return keras.Function(inputs, call_on_symbols(layer, new_args, new_kwargs, {}))
+        made = call_on_symbols(layer, new_args, new_kwargs, {}, pure=pure)
+        return keras.Function(inputs, made)
     except Exception:  # noqa: BLE001 - a user's `call` may raise anything on symbols
         return None

@@ -17,6 +17,7 @@ import keras
 
 from kerasmem import backends
 from kerasmem.backends.recompute import Function
+from kerasmem.graph.inside import opened_graph
 from kerasmem.graph.nodes import nodes_in_order, own_graph
 from kerasmem.graph.pure import Operator, PureRun, Segment, run_node
 
@@ -28,10 +29,10 @@ def cut(model: Any, starts: Sequence[int]) -> list[Segment]:
     """Return the segments of a model with a graph.
 
     Args:
-        model: a Sequential or Functional model.
+        model: a Sequential or Functional model, or a layer that was opened for good.
         starts: numbers of the calls before which to cut, ascending, from 1.
     """
-    graph = own_graph(model)
+    graph = graph_of(model)
     nodes = nodes_in_order(graph)
     edges = [0, *starts, len(nodes)]
     last_use: dict[int, int] = {}
@@ -42,6 +43,11 @@ def cut(model: Any, starts: Sequence[int]) -> list[Segment]:
         _segment(nodes[start:end], last_use, end)
         for start, end in itertools.pairwise(edges)
     ]
+
+
+def graph_of(model: Any) -> Any:
+    """Return the graph of a model, or of a layer that was opened for good, or None."""
+    return own_graph(model) or opened_graph(model)
 
 
 def _segment(nodes: Sequence[Any], last_use: dict[int, int], end: int) -> Segment:
@@ -64,11 +70,13 @@ def treat(
     and its config are those of the model as it was.
 
     Args:
-        model: a Sequential or Functional model.
+        model: a Sequential or Functional model, or a layer that was opened for good.
         segments: all of its segments in order, as `cut` gives them, each with how to
             run it; None for as ever.
     """
     graph = own_graph(model)
+    if graph is None:
+        return _treat_layer(model, segments)
 
     def in_segments(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         with _running(graph, partial(_run, graph, segments)):
@@ -81,6 +89,34 @@ def treat(
         return run(original, *args, **kwargs)
 
     return backends.shadow(graph, "call", call)
+
+
+def _treat_layer(
+    layer: Any, segments: Sequence[tuple[Segment, Treatment | None]]
+) -> Callable[[], None]:
+    """Run a layer by segments of the graph that stands for its `call`."""
+    run = backends.current().uncompiled(partial(_run, opened_graph(layer), segments))
+
+    def call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        # Private: a `call` that takes no `training` is not told of it.
+        if not getattr(layer._get_call_context(), "training", None):
+            return original(*args, **kwargs)
+        given = keras.tree.flatten((args, kwargs))
+        tensors = [x for x in given if keras.ops.is_tensor(x)]
+        return run(original, tensors, _in_training)
+
+    return backends.shadow(layer, "call", call)
+
+
+def _in_training(operation: Any) -> Callable[..., Any]:
+    """Return how an operation is called; a second run does not know that it trains."""
+    if not isinstance(operation, keras.layers.Layer):
+        return operation
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return operation(*args, **{"training": True, **kwargs})
+
+    return call
 
 
 def _as_ever(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

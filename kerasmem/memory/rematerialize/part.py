@@ -5,16 +5,21 @@ from typing import Any
 
 from kerasmem.errors import ModelError
 from kerasmem.graph.layers import has_graph, sublayers
+from kerasmem.graph.inside import open_for_good
 from kerasmem.graph.nodes import nodes_in_order, own_graph
+from kerasmem.graph.segments import graph_of
 
 Path = tuple[int, ...]
-"""Numbers of the calls, outermost first, that lead to a nested model."""
+"""Numbers of the calls, outermost first, that lead to a nested model or a layer."""
 
 
 def main_part(model: Any, path: Sequence[int]) -> Any:
-    """Return the nested model that a path leads to, the model itself for none."""
+    """Return what a path leads to, opened where it is a layer; the model for none."""
     for number in path:
-        model = nodes_in_order(own_graph(model))[number].operation
+        node = nodes_in_order(graph_of(model))[number]
+        model = node.operation
+        if own_graph(model) is None:
+            open_for_good(node)
     return model
 
 

@@ -6,8 +6,10 @@ from typing import Any
 
 import keras
 
-from kerasmem.graph.layers import has_graph
-from kerasmem.graph.nodes import nodes_in_order, own_graph
+from kerasmem.graph.inside import open_for_good
+from kerasmem.graph.layers import has_graph, sublayers
+from kerasmem.graph.nodes import nodes_in_order
+from kerasmem.graph.segments import graph_of
 from kerasmem.memory.batch_size.limit import device_kind
 from kerasmem.memory.estimate.checks import compiles
 from kerasmem.memory.estimate.request import Input, Request
@@ -55,7 +57,7 @@ def setting_of(model: Any, batch_size: int, inputs: tuple[Input, ...]) -> Settin
     request = _request(model, batch_size, inputs)
     path: Path = ()
     while True:
-        graph = own_graph(main_part(model, path))
+        graph = graph_of(main_part(model, path))
         step = recorded(request, graph)
         calls = costs(step)
         inner = _main_call(graph, calls)
@@ -90,14 +92,28 @@ def _request(model: Any, batch_size: int, inputs: tuple[Input, ...]) -> Request:
 
 
 def _main_call(graph: Any, calls: Sequence[Call]) -> int | None:
-    """Return the call of a nested model that keeps more than all others together."""
+    """Return the call that keeps more than all others together, if it can be cut.
+
+    It is of a nested model, or of a layer of layers, such as an encoder of all blocks.
+    """
     total = sum(call.kept_bytes for call in calls)
-    operations = [node.operation for node in nodes_in_order(graph)]
-    for number, (operation, call) in enumerate(zip(operations, calls, strict=True)):
-        once = operations.count(operation) == 1
-        if has_graph(operation) and once and 2 * call.kept_bytes > total:
+    nodes = nodes_in_order(graph)
+    operations = [node.operation for node in nodes]
+    for number, (node, call) in enumerate(zip(nodes, calls, strict=True)):
+        once = operations.count(node.operation) == 1
+        if once and 2 * call.kept_bytes > total and _can_be_cut(node):
             return number
     return None
+
+
+def _can_be_cut(node: Any) -> bool:
+    layer = node.operation
+    if has_graph(layer):
+        return True
+    if not isinstance(layer, keras.layers.Layer) or not sublayers(layer)[1:]:
+        return False
+    graph = None if type(layer).__module__.startswith("keras.") else open_for_good(node)
+    return graph is not None and len(nodes_in_order(graph)) > 1
 
 
 def _is_fixed(node: Any) -> bool:

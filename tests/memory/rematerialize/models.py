@@ -23,6 +23,47 @@ class Noisy(L.Layer):
         return self.dropout(x) + self.seen
 
 
+class Block(L.Layer):
+    """A block of an encoder, which takes no `training` but has dropout."""
+
+    def build(self, shape):
+        self.norm, self.dropout = L.LayerNormalization(), L.Dropout(0.3, seed=3)
+        self.widen, self.narrow = L.Dense(12, "gelu"), L.Dense(4)
+        self.norm.build(shape)
+        self.widen.build(shape)
+        self.narrow.build((*shape[:-1], 12))
+
+    def call(self, x):
+        return x + self.dropout(self.narrow(self.widen(self.norm(x))))
+
+
+@keras.saving.register_keras_serializable("remat")
+class Encoder(L.Layer):
+    """All blocks of a model within one layer, which trains otherwise than it infers."""
+
+    def __init__(self, adds_a_loss=False, **kwargs):
+        super().__init__(**kwargs)
+        self.adds_a_loss = adds_a_loss
+        self.blocks = [Block() for _ in range(4)]
+
+    def build(self, x_shape, scale_shape):
+        self.bias = self.add_weight(shape=x_shape[1:], name="bias")
+        for one in self.blocks:
+            one.build(x_shape)
+
+    def call(self, x, scale, training=None):
+        x = x * scale if training else x
+        x = x + self.bias
+        for one in self.blocks:
+            x = one(x)
+        if self.adds_a_loss:
+            self.add_loss(keras.ops.mean(keras.ops.square(x)))
+        return x
+
+    def get_config(self):
+        return {**super().get_config(), "adds_a_loss": self.adds_a_loss}
+
+
 def block(x, filters):
     y = L.Conv2D(filters, 3, padding="same")(x)
     y = L.BatchNormalization()(y)
@@ -102,7 +143,14 @@ def frozen():
     return model
 
 
-MAKERS = [cnn, mlp, recurrent, attention, losses, nested, several, frozen]
+def encoder(adds_a_loss=False, dtype=None):
+    inputs = keras.Input((5, 4))
+    scale = L.Dense(1, "sigmoid")(inputs)
+    x = Encoder(adds_a_loss, dtype=dtype)(inputs, scale=scale)
+    return keras.Model(inputs, L.Dense(2)(L.GlobalAveragePooling1D()(x)))
+
+
+MAKERS = [cnn, mlp, recurrent, attention, losses, nested, several, frozen, encoder]
 
 
 def batch(model, size=4):

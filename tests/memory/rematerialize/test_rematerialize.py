@@ -10,6 +10,7 @@ from keras import layers
 from kerasmem.errors import ConfigError, KerasMemWarning, ModelError
 from kerasmem.graph.clone import clone
 from kerasmem.memory.compress_activations import compress_activations
+from kerasmem.memory.estimate import estimate_memory
 from kerasmem.memory.rematerialize import plan_of, rematerialize
 from tests.memory.rematerialize import models
 
@@ -64,6 +65,27 @@ def test_so_it_does_when_every_piece_is_one_layer():
     lean = rematerialize(model, segments=names)
     assert len(plan_of(lean).pieces) == len(names) + 1
     assert_trains_alike(model, lean)
+
+
+def test_a_layer_that_holds_all_blocks_is_cut_between_them():
+    model = compiled(models.encoder())
+    lean = rematerialize(model, batch_size=64)
+    plan = plan_of(lean)
+    assert plan.model_name == model.layers[2].name
+    assert plan.peak_bytes < 0.7 * plan.plain_peak_bytes
+    estimated = estimate_memory(lean, 64, method="analytic", device="cpu")
+    assert estimated.peak_bytes < 0.7 * plan.plain_peak_bytes
+    x, _ = models.batch(model)
+    np.testing.assert_array_equal(lean.predict(x), clone(model).predict(x))
+    assert_trains_alike(model, lean)
+
+
+@pytest.mark.parametrize("wishes", [{"adds_a_loss": True}, {"dtype": "mixed_bfloat16"}])
+def test_a_layer_whose_call_does_more_than_return_is_left_whole(wishes):
+    model = compiled(models.encoder(**wishes))
+    lean = rematerialize(model, segments=2, batch_size=64)
+    assert plan_of(lean).model_name == model.name
+    assert_trains_alike(model, lean, 1e-2 if "dtype" in wishes else 1e-5)
 
 
 def test_so_it_does_in_half_precision_with_a_last_layer_that_is_not():
