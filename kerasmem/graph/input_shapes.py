@@ -17,7 +17,7 @@ def is_shape(shape: Any) -> bool:
 
 
 def with_lengths(
-    own: Mapping[str, Shape | None], input_shape: Any | None
+    own: Mapping[str, Shape | None], input_shape: Any | None, *, binding: bool = True
 ) -> dict[str, Shape | None]:
     """Return the shape of every input, with the lengths that were given.
 
@@ -25,11 +25,15 @@ def with_lengths(
         own: what the model says of each input by name, None where it says nothing.
         input_shape: a shape, one per input by name or in order if there are several;
             None for the model's own.
+        binding: whether the model takes no other lengths than those that it says; if
+            not, what is given counts.
 
     Raises:
         ConfigError: if `input_shape` does not fit the inputs.
     """
     given = _given(input_shape, list(own))
+    if not binding:
+        return {**own, **given}
     return {name: _merged(shape, given.get(name)) for name, shape in own.items()}
 
 

@@ -1,11 +1,15 @@
 """A model of KerasHub is a graph that can be read, though its config has no layers."""
 
 import keras
+import numpy as np
 import pytest
 
 import kerasmem as km
+from kerasmem.errors import ConfigError, DataError
 from kerasmem.graph.layers import blocks, has_graph, lists_layers
 from kerasmem.graph.nodes import trace
+from kerasmem.memory.fit import foresight
+from kerasmem.memory.oom.device import DeviceFigures
 from tests.keras_hub.families import FAMILIES, LENGTH, samples, shapes, targets
 from tests.keras_hub.matrix import answers
 
@@ -115,6 +119,56 @@ def test_inputs_are_named_as_they_are_fed():
         km.estimate_memory(model, 4, input_shape={"s": (1,)})
 
 
+def sentences(length, count=6):
+    return {"words": np.ones((count, length), "int32"), "factor": np.ones((count, 1))}
+
+
+class Batches(keras.utils.PyDataset):
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        return sentences(16, 3), np.ones((3, 1))
+
+
+@pytest.mark.filterwarnings("ignore:When providing `inputs` as a dict")
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda: sentences(16),
+        lambda: (sentences(16), np.ones((6, 1))),
+        lambda: sentences(16) | {"unused": np.ones((6, 9))},
+        Batches,
+    ],
+    ids=["inputs", "inputs and answers", "one too many", "batches"],
+)
+def test_open_lengths_are_read_from_example_data(form):
+    model = keyed()
+    options = {"method": "analytic", "device": "cpu"}
+    found = km.estimate_memory(model, 4, data=form(), **options)
+    said = km.estimate_memory(model, 4, input_shape={"words": (16,)}, **options)
+    assert found == said
+    longer = km.estimate_memory(model, 4, data=sentences(32), **options)
+    assert longer.peak_bytes > found.peak_bytes
+
+
+@pytest.mark.filterwarnings("ignore:When providing `inputs` as a dict")
+def test_a_batch_size_is_found_for_the_lengths_of_example_data():
+    model = keyed()
+    needed = km.estimate_memory(model, 1, data=sentences(500), device="cpu").low_bytes
+    with pytest.raises(ConfigError, match="limit"):
+        km.find_batch_size(model, needed // 2, data=sentences(500))
+
+
+@pytest.mark.filterwarnings("ignore:When providing `inputs` as a dict")
+def test_example_data_is_of_the_model_and_the_only_word_on_lengths():
+    model = keyed()
+    with pytest.raises(ConfigError, match=r"one of the two. Received: input_shape"):
+        km.estimate_memory(model, 4, input_shape=(16,), data=sentences(16))
+    with pytest.raises(DataError, match=r"named \['factor', 'words'\]"):
+        km.estimate_memory(model, 4, data={"words": np.ones((6, 16))})
+
+
 def test_inputs_in_a_list_keep_their_names_when_the_model_is_rematerialized():
     tokens = [keras.Input((None,), dtype="int32") for _ in range(2)]  # of no name
     x = keras.layers.Add()([keras.layers.Embedding(40, 8)(t) for t in tokens])
@@ -128,8 +182,11 @@ def test_inputs_in_a_list_keep_their_names_when_the_model_is_rematerialized():
 if ON_TENSORFLOW:
 
     @pytest.mark.parametrize("form", ["arrays", "dataset"])
-    def test_fit_plans_with_the_lengths_of_its_batches(form):
+    def test_fit_plans_with_the_lengths_of_its_batches(form, monkeypatch):
         import tensorflow as tf
+
+        # What other tests have left in memory leaves no room in so low a limit.
+        monkeypatch.setattr(foresight, "figures_of", DeviceFigures)
 
         model = compiled(FAMILIES["Bert"](), "adam")
         x = samples(model, 64)

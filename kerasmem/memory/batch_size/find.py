@@ -27,20 +27,21 @@ from kerasmem.memory.estimate.checks import (
     compiles,
     scaled_if_half,
 )
-from kerasmem.memory.estimate.inputs import checked_inputs
+from kerasmem.memory.estimate.inputs import checked_inputs, shape_for
 from kerasmem.memory.estimate.persistent import persistent_parts
 from kerasmem.memory.estimate.request import Request
 from kerasmem.memory.estimate.step.batch import with_batch_size
 from kerasmem.units import format_bytes
 
 
-def find_batch_size(
+def find_batch_size(  # noqa: PLR0913 - a public entry point
     model: Any,
     memory_limit: int | str | None = None,
     *,
     optimizer: Any | None = None,
     training: bool = True,
     input_shape: Any | None = None,
+    data: Any | None = None,
     largest: int = 8192,
 ) -> BatchSize:
     """Return the largest batch size that fits: estimated, then tried for real.
@@ -61,6 +62,7 @@ def find_batch_size(
         training: True for training, False for `predict`.
         input_shape: shape of the input without the batch axis, if the model leaves
             lengths open, as in `estimate_memory`.
+        data: example samples, from which these lengths are read instead.
         largest: no larger batch is tried, from 1.
 
     Returns:
@@ -70,6 +72,7 @@ def find_batch_size(
     Raises:
         ConfigError: if the limit is below what one sample needs, or another argument
             is wrong.
+        DataError: if the data does not fit the model.
         ModelError: if the model is not built, its batch size is fixed, its input shape
             is not known, or it cannot go to another process.
     """
@@ -80,7 +83,8 @@ def find_batch_size(
         )
     _check_free_batch(model)
     limit = limit_in_bytes(memory_limit, device_kind())
-    request = request_of_one(model, optimizer, input_shape, training=training)
+    shape = shape_for(model, input_shape, data)
+    request = request_of_one(model, optimizer, shape, training=training)
     _fixed_bytes(request, limit)  # a limit of no use is refused before a step runs
     search = search_for(
         request,

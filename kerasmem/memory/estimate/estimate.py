@@ -17,7 +17,7 @@ from kerasmem.memory.estimate.checks import (
     compiles,
     scaled_if_half,
 )
-from kerasmem.memory.estimate.inputs import checked_inputs
+from kerasmem.memory.estimate.inputs import checked_inputs, shape_for
 from kerasmem.memory.estimate.request import Request
 from kerasmem.records import MemoryEstimate
 
@@ -37,6 +37,7 @@ def estimate_memory(  # noqa: PLR0913 - the public entry point
     device: str = "gpu",
     method: str = "auto",
     input_shape: Any | None = None,
+    data: Any | None = None,
 ) -> MemoryEstimate:
     """Return the memory that `model` is estimated to need, and what fills it.
 
@@ -57,11 +58,15 @@ def estimate_memory(  # noqa: PLR0913 - the public entry point
             analytic where the model has a graph, else traced.
         input_shape: shape of the input without the batch axis, if the model leaves
             lengths open; one per input, by name or in order, if there are several.
+        data: example samples, from which these lengths are read instead: `x`,
+            `(x, y)`, a `tf.data.Dataset` or another that `fit` takes. Of batches the
+            first one counts.
 
     Raises:
         ModelError: if the model is not built, its input shape is not known, or the
             method cannot do this model.
         ConfigError: if another argument is wrong.
+        DataError: if the data does not fit the model.
 
     Example:
         >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
@@ -84,7 +89,7 @@ def estimate_memory(  # noqa: PLR0913 - the public entry point
         optimizer = scaled_if_half(model, optimizer, policy)
     request = Request(
         model=model,
-        inputs=checked_inputs(model, batch_size, input_shape),
+        inputs=checked_inputs(model, batch_size, shape_for(model, input_shape, data)),
         batch_size=batch_size,
         optimizer=optimizer if training else None,
         dtype_policy=policy,

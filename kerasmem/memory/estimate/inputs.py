@@ -6,7 +6,8 @@ from typing import Any
 import keras
 
 from kerasmem.errors import ConfigError, ModelError
-from kerasmem.files.data import input_names, named_leaves
+from kerasmem.files.data import check_data, input_names, named_leaves
+from kerasmem.files.data.forms import first_samples
 from kerasmem.graph.input_shapes import Shape, is_shape, open_lengths, with_lengths
 from kerasmem.graph.layers import has_graph
 from kerasmem.memory.estimate.request import Input
@@ -29,7 +30,10 @@ def checked_inputs(
     """
     _check_batch_axis(model, batch_size)
     own = _own_inputs(model)
-    shapes = with_lengths({name: shape for name, shape, _ in own}, input_shape)
+    # Without a graph they are those of the first call, and others may follow.
+    shapes = with_lengths(
+        {name: shape for name, shape, _ in own}, input_shape, binding=has_graph(model)
+    )
     unknown = open_lengths(shapes)
     if unknown:
         raise ModelError(
@@ -42,6 +46,53 @@ def checked_inputs(
         Input(name, (batch_size, *_known(shapes[name])), dtype)
         for name, _, dtype in own
     )
+
+
+def shape_for(model: Any, input_shape: Any | None, data: Any | None) -> Any | None:
+    """Return the input shape that is meant: the one given, or that of example data.
+
+    Args:
+        model: a built model.
+        input_shape: as in `checked_inputs`.
+        data: samples in any of the forms that `kerasmem.files.data` lists.
+
+    Raises:
+        ConfigError: if both are given.
+        DataError: if the data does not fit the model.
+    """
+    if data is None:
+        return input_shape
+    if input_shape is not None:
+        raise ConfigError(
+            "Lengths are given, or read from example data. Expected: one of the two. "
+            f"Received: input_shape={input_shape!r} and data."
+        )
+    check_data(model, data)
+    return lengths_in(model, first_samples(data)["x"])
+
+
+def lengths_in(model: Any, x: Any) -> dict[str, tuple[int, ...]]:
+    """Return the lengths of inputs that `model` leaves open, of samples or a batch.
+
+    Args:
+        model: a built model.
+        x: arrays or tensors with a batch axis, in the model's structure.
+
+    Returns:
+        By the name of the input its shape without the batch axis, for those of
+        unknown lengths: what `estimate_memory` takes as `input_shape`.
+    """
+    own = _own_inputs(model)
+    leaves = named_leaves(x)
+    if not isinstance(x, dict):
+        names = (name for name, _, _ in own)
+        leaves = dict(zip(names, leaves.values(), strict=False))
+    return {
+        name: tuple(leaves[name].shape[1:])
+        for name, shape, _ in own
+        if leaves.get(name) is not None
+        and (shape is None or None in shape or not has_graph(model))
+    }
 
 
 def _known(shape: Shape | None) -> tuple[int, ...]:

@@ -4,11 +4,7 @@ import functools
 from dataclasses import replace
 from typing import Any
 
-import keras
-
 from kerasmem.errors import ConfigError
-from kerasmem.files.data import input_names, named_leaves
-from kerasmem.graph.layers import has_graph
 from kerasmem.graph.values import held_bytes, nbytes
 from kerasmem.memory.batch_size import find_batch_size
 from kerasmem.memory.batch_size.limit import device_kind
@@ -24,32 +20,6 @@ _SAFE = 0.8  # of the limit: XLA asks for what a step needs in one piece, where 
 def limit_of_device() -> int | None:
     """Return the most bytes that this process can have of its device, if known."""
     return figures_of().limit_bytes
-
-
-def lengths_in(model: Any, batch: Any) -> dict[str, tuple[int, ...]] | None:
-    """Return the lengths of a batch that `model` leaves open, None if there are none.
-
-    Args:
-        model: a built model.
-        batch: inputs, or a tuple of inputs, targets and weights.
-
-    Returns:
-        By the name of the input its shape without the batch axis, for those of
-        unknown lengths: what `estimate_memory` takes as `input_shape`.
-    """
-    if not has_graph(model):
-        return None
-    x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
-    names = input_names(model)
-    leaves = named_leaves(x)
-    if not isinstance(x, dict):
-        leaves = dict(zip(names, leaves.values(), strict=False))
-    found = {
-        name: tuple(leaves[name].shape[1:])
-        for name, tensor in zip(names, model.inputs, strict=True)
-        if None in tensor.shape[1:] and name in leaves
-    }
-    return found or None
 
 
 def micro_batches(

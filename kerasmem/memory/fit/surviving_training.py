@@ -3,9 +3,12 @@
 from dataclasses import replace
 from typing import Any
 
+import keras
+
 from kerasmem.backends.training import Step, Training, build_for
 from kerasmem.errors import ConfigError, OutOfMemoryError
-from kerasmem.memory.fit.foresight import lengths_in, micro_batches
+from kerasmem.memory.estimate.inputs import lengths_in
+from kerasmem.memory.fit.foresight import micro_batches
 from kerasmem.memory.fit.micro import MicroBatches
 from kerasmem.memory.fit.safe_shapes import SafeShapes
 from kerasmem.memory.fit.surviving_step import Circumstances, SurvivingStep
@@ -95,7 +98,8 @@ class SurvivingTraining(SurvivingStep):
     def _parts_of(
         self, batch: Any, size: int, limit: int, *, verify: bool
     ) -> int | None:
-        lengths = self._input_shape = lengths_in(self._model, batch)
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
+        lengths = self._input_shape = lengths_in(self._model, x) or None
         return micro_batches(
             self._model, size, limit, verify=verify, input_shape=lengths
         )

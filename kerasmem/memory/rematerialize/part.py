@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from kerasmem.errors import ModelError
-from kerasmem.graph.layers import has_graph, sublayers
 from kerasmem.graph.inside import open_for_good
+from kerasmem.graph.layers import has_graph, sublayers
 from kerasmem.graph.nodes import nodes_in_order, own_graph
 from kerasmem.graph.segments import graph_of
 

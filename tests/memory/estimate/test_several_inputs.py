@@ -7,7 +7,7 @@ from keras import layers
 
 import kerasmem as km
 from kerasmem.errors import ConfigError
-from kerasmem.memory.estimate.inputs import checked_inputs
+from kerasmem.memory.estimate.inputs import checked_inputs, lengths_in
 from tests.models import OfTwoInputs
 
 FORMS = ("dict", "list", "tuple", "nested")
@@ -75,3 +75,15 @@ def test_open_lengths_are_given_by_name_or_in_order():
         }
     with pytest.raises(ConfigError, match=r"one per input of \['meta', 'picture'\]"):
         checked_inputs(model, 2, {"image": (9, 4)})
+
+
+def test_example_data_says_other_lengths_than_the_model_was_built_with():
+    model = built("dict")
+    data = {"picture": np.zeros((5, 14, 14, 4)), "meta": np.zeros((5, 14, 14, 3))}
+    found = lengths_in(model, data)
+    assert found == {"picture": (14, 14, 4), "meta": (14, 14, 3)}
+    small, large = (
+        km.estimate_memory(model, BATCH, device="cpu", method="traced", data=given)
+        for given in (data, None)
+    )
+    assert small.peak_bytes < 0.5 * large.peak_bytes
