@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kerasmem.memory.estimate.analytic.packing import Stored, packed, zeros
-from kerasmem.memory.estimate.analytic.tensor import Op, Tensor
 from kerasmem.memory.estimate.analytic.units import Unit, in_order, units_of
+from kerasmem.memory.program import Op, Tensor
 from kerasmem.memory.treated import Kept
 
 WAIT = "wait"

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from kerasmem.memory.estimate.analytic.framework import Framework
-from kerasmem.memory.estimate.analytic.step import Step
+from kerasmem.memory.program import Program
 from kerasmem.records import EstimatePart
 from kerasmem.units import GIB
 
@@ -18,7 +18,7 @@ _UPDATE_COPIES = 2
 
 
 def interval(
-    how: Framework, step: Step, stored: Iterable[EstimatePart], peak: int
+    how: Framework, step: Program, stored: Iterable[EstimatePart], peak: int
 ) -> tuple[int, int]:
     """Return the ends of the interval that holds the truth nine times in ten.
 

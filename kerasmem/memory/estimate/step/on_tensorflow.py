@@ -20,10 +20,11 @@ from kerasmem.memory.estimate.step.small import (
     small_batches,
 )
 from kerasmem.memory.estimate.traced.batch import symbolic_batch
-from kerasmem.memory.estimate.traced.executor import execute
+from kerasmem.memory.estimate.traced.graph import written
 from kerasmem.memory.estimate.traced.here import as_keras_compiles
 from kerasmem.memory.estimate.traced.here import estimate_here as trace
 from kerasmem.memory.estimate.traced.on_tensorflow import loops
+from kerasmem.memory.program import peak_of, plan
 from kerasmem.memory.timeline import watched
 from kerasmem.memory.timeline.order import consistent
 from kerasmem.records import MemoryEstimate
@@ -89,8 +90,9 @@ def _correction(request: Request) -> float:
 
     1 where the CPU runs a loop, of which no trace knows what it keeps per round.
     """
+    model, followed = watched(request.model)
     graph = tracer().step_graph(
-        watched(request.model)[1],
+        followed,
         symbolic_batch(request),
         training=request.training,
         on_gpu=False,
@@ -98,10 +100,10 @@ def _correction(request: Request) -> float:
     if loops(graph):
         return 1.0
     measured = without_scratch(_real_step(request))
-    now = expected = 0
-    for step in execute(graph, scratch=None):
-        now += step.nbytes if step.comes else -step.nbytes
-        expected = max(expected, now)
+    step = written(graph, model, device=None)
+    planned = plan(step, in_place=True)
+    before = sum(x.nbytes for x in step.present)
+    expected = peak_of(planned.events, 1, step.present).nbytes - before
     factor = measured / max(expected, 1)
     # Beyond that the two did not see the same step.
     return min(max(factor, 1 / _FURTHEST), _FURTHEST)

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from dataclasses import replace
 
+from kerasmem.memory.estimate.outcome import answer
 from kerasmem.memory.estimate.request import Request
 from kerasmem.memory.timeline import Watched
 from kerasmem.records import EstimatePart, MemoryEstimate
@@ -26,18 +27,9 @@ def from_peak(
         sums[variable.category, variable.layer] += variable.nbytes
     peak = max(peak, sum(sums.values()))
     sums["temporary", None] += peak - sum(sums.values())
-    return MemoryEstimate(
-        peak_bytes=peak,
-        low_bytes=round(spread[0] * peak),
-        high_bytes=round(spread[1] * peak),
-        parts=tuple(EstimatePart(*place, size) for place, size in sums.items() if size),
-        batch_size=request.batch_size,
-        backend=request.backend,
-        jit_compile=request.jit_compile,
-        device=request.device,
-        training=request.training,
-        method="step",
-    )
+    low, high = (round(multiple * peak) for multiple in spread)
+    parts = (EstimatePart(*place, size) for place, size in sums.items())
+    return answer(request, "step", parts, (low, peak, high))
 
 
 def scaled(estimate: MemoryEstimate, factor: float) -> MemoryEstimate:

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from kerasmem.memory.estimate.analytic.pool import Peak
-from kerasmem.memory.estimate.analytic.tensor import Op, Tensor
+from kerasmem.memory.program.operations import Op, Tensor
+from kerasmem.memory.program.run import Peak
 from kerasmem.records import EstimatePart
 
 
@@ -36,7 +36,7 @@ def parts_of(
 def _category(block: Tensor | Op, later: set[Tensor]) -> str:
     if isinstance(block, Op):
         return "workspace"
-    if block.kind in ("gradient", "input"):
+    if block.kind != "value":
         return block.kind
     return "activation" if block in later else "temporary"
 
@@ -53,6 +53,6 @@ def kept_for_backward(ops: Iterable[Op], owner: Mapping[Tensor, Tensor]) -> set[
     for op in ops:
         if op.phase == "forward":
             made.update(op.writes)
-        else:
+        elif op.phase in ("backward", "optimizer"):
             later.update(x.root for x in op.reads)
     return {owner.get(x, x) for x in made & later}

@@ -1,13 +1,12 @@
 """What is allocated and freed when operations run one after another."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from kerasmem.memory.estimate.analytic.tensor import Op, Tensor
+from kerasmem.memory.program.operations import Op, Program, Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class Event:
     """An allocation or a free.
 
     Args:
@@ -25,24 +24,25 @@ class Request:
 class _Run:
     """One pass over the operations, with a count of readers per owner of memory."""
 
-    def __init__(self, ops: Sequence[Op], kept: Sequence[Tensor]) -> None:
-        self.requests: list[Request] = []
+    def __init__(self, program: Program) -> None:
+        self.events: list[Event] = []
         self.owner: dict[Tensor, Tensor] = {}
-        self.alive: set[Tensor] = set()
+        self.alive = set(program.present)
         self.readers: dict[Tensor, int] = {}
-        for op in ops:
+        for op in program.ops:
             for x in op.reads:
                 self.readers[x.root] = self.readers.get(x.root, 0) + 1
-        for x in kept:
+        for x in program.kept:
             self.readers[x.root] = self.readers.get(x.root, 0) + 1
 
     def play(self, op: Op, *, in_place: bool) -> None:
+        if op.workspace:
+            self._ask(op, op.workspace, op)
         for y in op.writes:
             if y.base is None and not (in_place and self._takes_over(op, y)):
                 self.alive.add(y)
                 self._ask(y, y.nbytes, op)
         if op.workspace:
-            self._ask(op, op.workspace, op)
             self._ask(op, 0, op)
         for x in op.reads:
             self._release(self._memory(x), op)
@@ -84,33 +84,38 @@ class _Run:
     def _ask(self, block: Tensor | Op, nbytes: int, op: Op) -> None:
         # An allocator gives nothing for nothing.
         if nbytes or not isinstance(block, Tensor) or block.nbytes:
-            self.requests.append(Request(block, nbytes, op))
+            self.events.append(Event(block, nbytes, op))
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The requests of a step to its allocator.
+    """What a step asks of its allocator.
 
     Args:
-        requests: allocations and frees, in order.
+        events: allocations and frees, in order.
         owner: whose memory a tensor has taken over, for those that have.
     """
 
-    requests: tuple[Request, ...]
+    events: tuple[Event, ...]
     owner: dict[Tensor, Tensor]
 
 
-def plan(ops: Sequence[Op], kept: Sequence[Tensor] = (), *, in_place: bool) -> Plan:
+def plan(program: Program, *, in_place: bool) -> Plan:
     """Return what is allocated and freed.
 
     What an operation made is freed after its last reader, at once if it has none.
 
     Args:
-        ops: the operations, in the order in which they run.
-        kept: tensors that outlive the last operation.
+        program: the step.
         in_place: whether an output may take the memory of an input that ends there.
     """
-    run = _Run(ops, kept)
-    for op in ops:
+    run = _Run(program)
+    for op in program.ops:
         run.play(op, in_place=in_place)
-    return Plan(tuple(run.requests), run.owner)
+    return Plan(tuple(run.events), run.owner)
+
+
+def with_trials(program: Program) -> Program:
+    """Return a first step, in which libraries try out their algorithms."""
+    ops = (replace(op, workspace=max(op.workspace, op.trial)) for op in program.ops)
+    return replace(program, ops=tuple(ops))

@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kerasmem.memory.estimate.analytic.torch_pool import TorchAllocator
+from kerasmem.memory.allocator.caching import CachingAllocator
 from kerasmem.units import MIB
 
 pytestmark = pytest.mark.one_backend
 
 
 def test_small_requests_share_a_segment_of_two_mib():
-    allocator = TorchAllocator()
+    allocator = CachingAllocator()
     first, second = allocator.allocate(100), allocator.allocate(MIB)
     assert second - first == 512
     assert allocator.in_use_bytes == 512 + MIB
@@ -19,20 +19,20 @@ def test_small_requests_share_a_segment_of_two_mib():
 
 
 def test_medium_requests_come_out_of_twenty_mib():
-    allocator = TorchAllocator()
+    allocator = CachingAllocator()
     allocator.allocate(3 * MIB)
     assert (allocator.in_use_bytes, allocator.pool_bytes) == (3 * MIB, 20 * MIB)
 
 
 def test_large_requests_have_segments_of_their_own_in_steps_of_two_mib():
-    allocator = TorchAllocator()
+    allocator = CachingAllocator()
     allocator.allocate(11 * MIB)
     # One MiB is left: not enough to split a large block.
     assert (allocator.in_use_bytes, allocator.pool_bytes) == (12 * MIB, 12 * MIB)
 
 
 def test_a_freed_block_is_used_again_and_merges_with_its_neighbors():
-    allocator = TorchAllocator()
+    allocator = CachingAllocator()
     low, high = allocator.allocate(4 * MIB), allocator.allocate(4 * MIB)
     allocator.free(low)
     allocator.free(high)
@@ -43,7 +43,7 @@ def test_a_freed_block_is_used_again_and_merges_with_its_neighbors():
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(st.lists(st.integers(1, 30 * MIB), min_size=1, max_size=40))
 def test_what_is_all_given_back_leaves_nothing_in_use(sizes):
-    allocator, blocks, segments = TorchAllocator(), [], []
+    allocator, blocks, segments = CachingAllocator(), [], []
     for size in sizes:
         held = allocator.pool_bytes
         blocks.append(allocator.allocate(size))

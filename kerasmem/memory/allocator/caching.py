@@ -23,7 +23,7 @@ class _Block:
     is_free: bool = True
 
 
-class TorchAllocator:
+class CachingAllocator:
     """Gives out addresses by the rules of torch's allocator; no memory is touched.
 
     Requests up to 1 MiB come out of segments of 2 MiB, those below 10 MiB out of

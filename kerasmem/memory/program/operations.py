@@ -1,7 +1,12 @@
-"""What a step is made of: tensors, and operations that read and write them."""
+"""A step as a program: operations that read and write tensors.
+
+The tables of layers, TensorFlow's graph, torch's fake tensors and HLO write programs;
+one liveness pass and one interface of allocators read them.
+"""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 Shape = tuple[int, ...]
 
@@ -15,8 +20,8 @@ class Tensor:
         width: bytes of one entry.
         layer: path of the layer that made it.
         base: the tensor whose memory it looks into, None if it has its own.
-        kind: `"value"`, `"parameter"` (lives outside of the step), `"input"` or
-            `"gradient"` (of a parameter).
+        kind: `"value"`, `"parameter"` or `"optimizer_state"` (they live outside of the
+            step), `"input"` or `"gradient"` (of a parameter).
         differentiable: whether a gradient flows to it.
         layout: how its entries lie: `"last"` or `"first"` for the channels.
     """
@@ -71,20 +76,20 @@ class Op:
     call: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Scratch:
-    """Scratch space of a convolution, in bytes.
+@dataclass(frozen=True)
+class Program:
+    """The operations of a step, in the order in which they run.
 
     Args:
-        forward: of the convolution itself.
-        to_kernel: of the gradient of its kernel.
-        to_input: of the gradient of its input.
-        trial: the most that is tried out in the first step.
-        at_once: whether both gradients are made at the same time.
+        ops: the operations.
+        kept: tensors that outlive them.
+        present: tensors that are there before, such as variables.
+        successors: for a present tensor, that which the step leaves in its place.
+        unknown: classes of layers of which only inputs and outputs are in it.
     """
 
-    forward: int = 0
-    to_kernel: int = 0
-    to_input: int = 0
-    trial: int = 0
-    at_once: bool = False
+    ops: tuple[Op, ...]
+    kept: tuple[Tensor, ...] = ()
+    present: tuple[Tensor, ...] = ()
+    successors: Mapping[Tensor, Tensor] = field(default_factory=dict[Tensor, Tensor])
+    unknown: frozenset[str] = frozenset()
