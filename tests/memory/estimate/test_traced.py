@@ -82,6 +82,18 @@ def test_predict_needs_less_than_training(cnn, found):
     assert "gradient" not in predict.by_category()
 
 
+@pytest.mark.parametrize("method", ["analytic", "traced"])
+def test_predict_needs_no_optimizer_whether_the_model_has_one_or_not(method):
+    options = {"training": False, "device": "cpu", "method": method}
+    model = keras.Sequential([keras.Input((12,)), keras.layers.Dense(4)])
+    before = estimate_memory(model, 8, **options)
+    model.compile("adam", "mse")
+    model.optimizer.build(model.trainable_variables)
+    assert estimate_memory(model, 8, **options) == before
+    assert before.by_category()["parameter"] == 4 * (12 * 4 + 4)
+    assert "optimizer_state" not in before.by_category()
+
+
 def test_another_backend_is_traced_in_a_process_of_its_own(cnn, backend):
     # TensorFlow, because it is always there; in its own suite it is no other.
     if backend == "torch":
