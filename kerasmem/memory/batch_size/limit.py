@@ -11,7 +11,7 @@ from kerasmem import backends
 from kerasmem.errors import ConfigError
 from kerasmem.memory.card import read_card
 from kerasmem.memory.child import ON_THE_CPU
-from kerasmem.memory.estimate.step import COUNTING_ALLOCATOR
+from kerasmem.memory.measure import COUNTING_ALLOCATOR
 from kerasmem.memory.settings import configure
 from kerasmem.units import MIB, format_bytes, parse_bytes
 

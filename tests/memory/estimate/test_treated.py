@@ -13,10 +13,10 @@ from kerasmem.memory.compress_activations.math import packed_bytes
 from kerasmem.memory.estimate import Input, Request
 from kerasmem.memory.estimate.analytic.again import Run, computed_again
 from kerasmem.memory.estimate.child import job_of, request_of
-from kerasmem.memory.estimate.step import COUNTING_ALLOCATOR
-from kerasmem.memory.estimate.step.batch import run_once, zeros
 from kerasmem.memory.estimate.traced.here import estimate_here as by_trace
 from kerasmem.memory.estimate.xla.here import estimate_here as by_xla
+from kerasmem.memory.measure import COUNTING_ALLOCATOR
+from kerasmem.memory.measure.batch import run_once, zeros
 from kerasmem.memory.program import Op, Program, Tensor, peak_of, plan
 from kerasmem.memory.rematerialize import plan_of
 from kerasmem.memory.treated import Kept, treatment_of

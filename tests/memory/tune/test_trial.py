@@ -10,7 +10,7 @@ from kerasmem.memory.tune.trial import answer, attempt
 from kerasmem.memory.tune.variants import AS_COMPILED, Variant
 
 BATCH = 128
-SOURCES = {"tensorflow": "measured", "jax": "xla", "torch": "step"}
+SOURCES = {"tensorflow": "measured", "jax": "traced", "torch": "step"}
 
 
 def answers(jobs):

@@ -42,7 +42,7 @@ def estimate(request: Request) -> MemoryEstimate:
             "The analytic method reads a model's graph. Expected: a Sequential or "
             f"Functional model. Received: model={request.model.name!r}, of class "
             f"{type(request.model).__name__}, which has none. Next: pass "
-            "method='traced', or method='step' to run a small step on the CPU."
+            "method='traced'."
         )
     stored = persistent_parts(request)
     first = record(request, traced, how)

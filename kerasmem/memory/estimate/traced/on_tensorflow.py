@@ -68,5 +68,5 @@ def _check_no_loop(request: Request, graph: Graph) -> None:
         raise ModelError(
             f"The step of {request.model.name!r} has a loop, and how much it keeps per "
             "round stands nowhere in its graph. Expected: a step without loops. "
-            f"Received: {found[0]!r}. Next: use method='step'."
+            f"Received: {found[0]!r}. Next: km.memory.measure_step runs it."
         )

@@ -58,7 +58,7 @@ def estimate_here(request: Request) -> MemoryEstimate:
         raise ModelError(
             f"The step of {request.model.name!r} cannot be traced on torch: "
             f"{str(error)[:200]} Expected: a step whose shapes do not depend on its "
-            "data. Next: method='step' runs it."
+            "data. Next: km.memory.measure_step runs it."
         ) from error
     libraries = beside(request)
     first, peak = (nbytes + libraries for nbytes in lived.peaks)

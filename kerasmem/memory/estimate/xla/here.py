@@ -23,17 +23,17 @@ from kerasmem.records import EstimatePart, MemoryEstimate
 _COMPILED, _NOT_COMPILED = (0.8, 1.3), (0.5, 1.75)
 
 
-def estimate_here(request: Request, method: str = "xla") -> MemoryEstimate:
+def estimate_here(request: Request) -> MemoryEstimate:
     """Return the estimate of a step that XLA compiles."""
     model, followed = watched(request.model)
     batch = symbolic_batch(request)
     hlo = tracer("trace_hlo")
-    if request.device == "cpu" and method == "xla":
+    if request.device == "cpu" and request.jit_compile:
         planned = hlo.compiled_bytes(followed, batch, training=request.training)
         return _exact(request, model, planned, _batch_bytes(batch))
     module = hlo.step_module(followed, batch, training=request.training)
     program = read_flat(module)
-    return _imitated(request, model, program, method)
+    return _imitated(request, model, program)
 
 
 def _exact(
@@ -42,12 +42,10 @@ def _exact(
     """Return the estimate from XLA's own plan for this machine."""
     sums = _beside(model, batch_bytes)
     sums["temporary", None] += planned
-    return _estimate(request, model, "xla", sums, planned, trial_bytes=0)
+    return _estimate(request, model, sums, planned, trial_bytes=0)
 
 
-def _imitated(
-    request: Request, model: Watched, flat: Flat, method: str
-) -> MemoryEstimate:
+def _imitated(request: Request, model: Watched, flat: Flat) -> MemoryEstimate:
     """Return the estimate from the program before XLA compiles it for a GPU."""
     places = _Places(model, request.backend)
     program = written(flat, places.place, fused=request.jit_compile)
@@ -60,7 +58,7 @@ def _imitated(
     results = 0 if request.training else _result_bytes(flat)
     sums["temporary", None] += results
     planned = found.nbytes + results
-    return _estimate(request, model, method, sums, planned, trial_bytes=largest)
+    return _estimate(request, model, sums, planned, trial_bytes=largest)
 
 
 class _Places:
@@ -118,7 +116,6 @@ def _in_pool(model: Watched, planned: int, batch_bytes: int) -> int:
 def _estimate(
     request: Request,
     model: Watched,
-    method: str,
     sums: dict[tuple[str, str | None], int],
     planned: int,
     trial_bytes: int,
@@ -133,7 +130,7 @@ def _estimate(
     sums["rounding", None] += in_use - persistent - planned
     return answer(
         request,
-        method,
+        "traced",
         (EstimatePart(*place, size) for place, size in sums.items()),
         (round(low * peak), peak, round(high * peak)),
         (None, first, None),

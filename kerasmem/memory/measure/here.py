@@ -23,5 +23,5 @@ def estimate_here(request: Request) -> MemoryEstimate:
             "A step runs on the running backend. Expected: "
             f"{running!r}. Received: backend={request.backend!r}."
         )
-    name = f"kerasmem.memory.estimate.step.on_{running}"
+    name = f"kerasmem.memory.measure.on_{running}"
     return importlib.import_module(name).estimate_here(request)

@@ -12,18 +12,18 @@ from kerasmem.backends.profile import MemoryEvent
 from kerasmem.backends.trace import tracer
 from kerasmem.errors import ModelError, ProfilerUnavailableError
 from kerasmem.memory.estimate.request import Request
-from kerasmem.memory.estimate.step.batch import run_once, with_batch_size, zeros
-from kerasmem.memory.estimate.step.outcome import from_peak, scaled
-from kerasmem.memory.estimate.step.small import (
-    extended,
-    peak_in_pool,
-    small_batches,
-)
 from kerasmem.memory.estimate.traced.batch import symbolic_batch
 from kerasmem.memory.estimate.traced.graph import written
 from kerasmem.memory.estimate.traced.here import as_keras_compiles
 from kerasmem.memory.estimate.traced.here import estimate_here as trace
 from kerasmem.memory.estimate.traced.on_tensorflow import loops
+from kerasmem.memory.measure.batch import run_once, with_batch_size, zeros
+from kerasmem.memory.measure.outcome import from_peak, scaled
+from kerasmem.memory.measure.small import (
+    extended,
+    peak_in_pool,
+    small_batches,
+)
 from kerasmem.memory.program import peak_of, plan
 from kerasmem.memory.timeline import watched
 from kerasmem.memory.timeline.order import consistent

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from kerasmem.backends.profile import MemoryEvent
 from kerasmem.memory.estimate.request import Request
-from kerasmem.memory.estimate.step.batch import with_batch_size
-from kerasmem.memory.estimate.step.outcome import from_peak
-from kerasmem.memory.estimate.step.small import extended, peak_of, small_batches
 from kerasmem.memory.estimate.traced.on_torch import beside, later_step
+from kerasmem.memory.measure.batch import with_batch_size
+from kerasmem.memory.measure.outcome import from_peak
+from kerasmem.memory.measure.small import extended, peak_of, small_batches
 from kerasmem.memory.timeline import watched
 from kerasmem.records import MemoryEstimate
 
