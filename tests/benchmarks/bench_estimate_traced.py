@@ -2,12 +2,14 @@
 
 python -m tests.benchmarks.bench_estimate_traced gpu METHOD FACTS [MODEL...]
     the cases of FACTS/peaks.jsonl (H200) of the backend in KERAS_BACKEND; METHOD is
-    "traced", or "step" for measured steps (with TF_CPU_ALLOCATOR_USE_BFC=1 TF_ENABLE_ONEDNN_OPTS=0)
+    "traced", or "step" for measured steps (with TF_CPU_ALLOCATOR_USE_BFC=1
+    TF_ENABLE_ONEDNN_OPTS=0)
 python -m tests.benchmarks.bench_estimate_traced cpu METHODS [MODEL...]
     methods, such as "analytic,step", against get_memory_info on this machine
     (KERAS_BACKEND=tensorflow TF_ENABLE_ONEDNN_OPTS=0)
 python -m tests.benchmarks.bench_estimate_traced xla
-    compiled steps, traced, against get_memory_info on this machine (KERAS_BACKEND=tensorflow)
+    compiled steps, traced, against get_memory_info on this machine
+    (KERAS_BACKEND=tensorflow)
 python -m tests.benchmarks.bench_estimate_traced batch [MODEL...]
     find_batch_size on four models with an artificial limit
 """
