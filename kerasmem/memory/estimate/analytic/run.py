@@ -4,7 +4,11 @@ import warnings
 from dataclasses import dataclass, replace
 
 from kerasmem.errors import KerasMemWarning, ModelError
-from kerasmem.memory.estimate.analytic.doubt import first_interval, interval
+from kerasmem.memory.estimate.analytic.doubt import (
+    calibrated_width,
+    doubt_of,
+    first_interval,
+)
 from kerasmem.memory.estimate.analytic.framework import Framework, framework
 from kerasmem.memory.estimate.analytic.step import (
     record,
@@ -112,9 +116,11 @@ def _result(
         "rounding": found.peak_bytes - asked,
         "pool": max(0, found.pool_bytes - found.peak_bytes),
     }
-    low, high = interval(how, step, stored, found.peak_bytes)
+    doubt = doubt_of(how, step, stored, found.peak_bytes)
+    low, high = doubt.around(found.peak_bytes, calibrated_width(request))
+    widest = doubt.around(found.peak_bytes)
     tries = any(op.trial for op in step.ops)
-    first = first_interval(low, high, found.peak_bytes, found.first_bytes, tries=tries)
+    first = first_interval(*widest, found.peak_bytes, found.first_bytes, tries=tries)
     if not request.training:
         # Every batch of a new length is a first one.
         high = first[1]
