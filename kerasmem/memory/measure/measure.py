@@ -19,21 +19,18 @@ def measure_step(
     model: Any,
     batch_size: int,
     *,
-    device: str = "cpu",
     input_shape: Any | None = None,
     data: Any | None = None,
     **options: Any,
 ) -> MemoryEstimate:
     """Return the memory of a step, from real steps in a process of its own.
 
-    On the CPU batches of up to 16 zeros run, and larger ones are extended from two of
-    them. For a GPU, which need not be there, the traced estimate is corrected by how
-    far a trace for the CPU is off there. Seconds to minutes; the model stays as it is.
+    Batches of up to 16 zeros run on this machine's CPU, and larger ones are extended
+    from two of them. Seconds to minutes; the model stays as it is.
 
     Args:
         model: a built `keras.Model`.
         batch_size: samples in the batch, from 1.
-        device: `"cpu"` or `"gpu"`.
         input_shape: as in `estimate_memory`.
         data: likewise.
         **options: `optimizer`, `dtype_policy`, `jit_compile`, `backend` (`"tensorflow"`
@@ -50,7 +47,7 @@ def measure_step(
         'step'
     """
     shape = shape_for(model, input_shape, data)
-    request = question(model, batch_size, device=device, input_shape=shape, **options)
+    request = question(model, batch_size, device="cpu", input_shape=shape, **options)
     if request.backend == "jax":
         raise ConfigError(
             "JAX does not tell how much memory it uses on a CPU. Expected: a backend "
