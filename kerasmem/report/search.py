@@ -1,13 +1,11 @@
-"""What a search has tried: as a table, as rows of a page, as a plot of its front."""
+"""What a search has tried: as a table, and as rows that a page can show."""
 
-import io
 from dataclasses import dataclass
 
 from rich.table import Table
 
 from kerasmem.compression.search.target import cost_value
-from kerasmem.records import SearchReport, SearchTrial
-from kerasmem.report.plots import Figure, dress_axes, without_ids
+from kerasmem.records import SearchReport
 
 
 @dataclass(frozen=True)
@@ -78,41 +76,3 @@ def search_title(report: SearchReport) -> str:
         f"search for {', '.join(limits)}; judged by {report.samples} samples of data "
         f"that nothing was trained on; {report.stopped}"
     )
-
-
-def search_figure(report: SearchReport) -> Figure:
-    """Return a plot of drop against cost, with the Pareto front as a line."""
-    front = sorted(
-        (trial for trial in report.trials if trial.on_front),
-        key=lambda trial: trial.over,
-    )
-    chosen = report.trials[report.chosen]
-    of = "limit" if report.target else "unchanged file"
-    title = f"Drop of {report.metric} by share of the {of}"
-    description = (
-        f"{len(report.trials)} trials, {len(front)} on the Pareto front. Taken: "
-        f"{chosen.name}, {chosen.over:.2f} of the {of}, drop {chosen.drop:+.4f}."
-    )
-    return Figure(title, description, _svg(report, front, of))
-
-
-def _svg(report: SearchReport, front: list[SearchTrial], of: str) -> str:
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure as Canvas
-
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "search"}):
-        canvas = Canvas(figsize=(7.2, 3.2), layout="constrained")
-        axes = canvas.add_subplot()
-        dress_axes(axes, f"share of the {of}", f"drop of {report.metric}")
-        for trials, style in ((report.trials, "o"), (front, "o-")):
-            over, drops = ([t.over for t in trials], [t.drop for t in trials])
-            color = "#808890" if style == "o" else "#2a78d6"
-            axes.plot(over, drops, style, color=color)
-        chosen = report.trials[report.chosen]
-        axes.plot([chosen.over], [chosen.drop], "*", color="#d97706", markersize=12)
-        if report.max_drop is not None:
-            axes.axhline(report.max_drop, color="#d97706", linestyle=":")
-        axes.set_xscale("log")
-        text = io.StringIO()
-        canvas.savefig(text, format="svg", transparent=True, metadata={"Date": None})
-    return without_ids(text.getvalue())
