@@ -87,11 +87,11 @@ def comparison_table(models: Mapping[str, ModelFigures]) -> Table:
     rows = [
         (
             row.label,
-            row.cells[0].value,
+            _two_lines(row.cells[0].value),
             *(
                 text
                 for cell in row.cells[1:]
-                for text in (cell.value, cell.against_first)
+                for text in (_two_lines(cell.value), cell.against_first)
             ),
             row.source,
         )
@@ -134,6 +134,11 @@ def weight_table(changes: Sequence[WeightChange]) -> Table:
         texts=3,
         row_looks={i: "soft" for i, c in enumerate(changes) if not c.changed},
     )
+
+
+def _two_lines(figure: str) -> str:
+    """Return a figure with the range it lies in, if it has one, below it."""
+    return figure.replace(" (", "\n(")
 
 
 def _counted(changes: Sequence[WeightChange]) -> str:

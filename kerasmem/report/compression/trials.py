@@ -27,12 +27,15 @@ class SearchChart:
 def trial_table(report: SearchReport) -> Table:
     """Return every trial of a search; the one that was taken is bold."""
     trials = trial_rows(report)
+    about = search_title(report)
     costs = cost_names(report)
     return Table(
         "What was tried",
         ("techniques", "trained", *costs, f"drop of {report.metric}", "Pareto front"),
         tuple((t.name, t.training, *t.costs, t.drop, t.front) for t in trials),
-        note=f"{search_title(report)}. The one that was taken is bold.",
+        texts=2,
+        last_texts=1,
+        note=f"{about[0].upper()}{about[1:]}. The one that was taken is bold.",
         row_looks={i: "strong" for i, trial in enumerate(trials) if trial.is_chosen},
     )
 

@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import re
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -74,8 +75,8 @@ def write_html(path: str | Path, html: str) -> None:
 
 
 def _breakable(text: str) -> Markup:
-    """Return text that may go on in the next line after each slash of a path."""
-    return Markup("/<wbr>").join(map(escape, text.split("/")))
+    """Return text that may go on in the next line after a name within a path."""
+    return Markup(re.sub("([/_])", r"\1<wbr>", str(escape(text))))
 
 
 def _joined(package: str, names: Sequence[str]) -> str:

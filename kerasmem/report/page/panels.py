@@ -85,6 +85,7 @@ def packed_panels(panels: Sequence[Panel], packer: Packer) -> list[dict[str, Any
     """Return what `start.js` reads of charts, their columns left with `packer`."""
     return [
         {
+            "title": panel.title,
             "unit": panel.unit,
             "marks": packer.place(panel.marks),
             "lines": [
