@@ -40,7 +40,7 @@ def test_the_table_has_every_trial_and_the_one_that_was_taken():
         console.print(search_table(REPORT))
     text = capture.get()
     title = re.sub(r"\x1b\[[0-9;]*m", "", " ".join(text.split()))
-    assert "search for file_bytes up to 2.00 KiB, a drop up to 0.01; judged" in title
+    assert "Search for file_bytes up to 2.00 KiB, a drop up to 0.01; judged" in title
     rows = [line for line in text.splitlines() if "±" in line]
     assert len(rows) == 3
     assert "1.50 KiB" in rows[2]
@@ -67,7 +67,7 @@ def test_the_browser_gets_every_trial_as_a_point():
     assert found["y"] == pytest.approx([0.0, 0.03, 0.002])
     assert (found["front"], found["taken"]) == ([0, 2], 2)
     assert found["most"] == pytest.approx([0.01])
-    assert ["drop", "+0.0020 ± 0.0010"] in found["rows"][2]
+    assert ["drop of accuracy", "+0.0020 ± 0.0010"] in found["rows"][2]
     assert ["file_bytes", "1.50 KiB"] in found["rows"][2]
 
 

@@ -12,8 +12,8 @@ from kerasmem.records import (
     SearchReport,
     WeightChange,
 )
-from kerasmem.report.comparison import comparison_rows
-from kerasmem.report.compression.trials import packed_trials, search_chart, trial_table
+from kerasmem.report.comparison import models_table
+from kerasmem.report.compression.trials import packed_trials, search_chart
 from kerasmem.report.page.packing import Packer
 from kerasmem.report.page.panels import packed_panels
 from kerasmem.report.page.table import Table
@@ -22,6 +22,7 @@ from kerasmem.report.run.gradient_tables import norm_table
 from kerasmem.report.run.gradients import gradient_flow, norm_panel
 from kerasmem.report.run.memory import memory_panels
 from kerasmem.report.run.memory_tables import memory_tables
+from kerasmem.report.search import trial_table
 from kerasmem.units import format_bytes
 
 
@@ -67,7 +68,7 @@ def page_content(page: Page) -> dict[str, Any]:
     flow = gradient_flow(page.gradients)
     return {
         "packed": packed,
-        "models": comparison_table(page.models) if page.models else None,
+        "models": models_table(page.models) if page.models else None,
         "panels": panels,
         "epoch_tables": [
             *memory_tables(page.memory),
@@ -78,37 +79,6 @@ def page_content(page: Page) -> dict[str, Any]:
         "changes": weight_table(page.changes),
         "changes_summary": _counted(page.changes),
     }
-
-
-def comparison_table(models: Mapping[str, ModelFigures]) -> Table:
-    """Return the figures of models side by side, each against the first."""
-    first, *others = models
-    against = [text for name in others for text in (name, f"vs {first}")]
-    rows = [
-        (
-            row.label,
-            _two_lines(row.cells[0].value),
-            *(
-                text
-                for cell in row.cells[1:]
-                for text in (_two_lines(cell.value), cell.against_first)
-            ),
-            row.source,
-        )
-        for row in comparison_rows(models)
-    ]
-    return Table(
-        "The models side by side",
-        ("figure", first, *against, "source"),
-        tuple(rows),
-        note=(
-            f"Sizes and times: how many times less than under “{first}”. Metrics: the "
-            "difference."
-        ),
-        last_texts=1,
-        strong=tuple(range(3, 2 + len(against), 2)),
-        sortable=False,
-    )
 
 
 def weight_table(changes: Sequence[WeightChange]) -> Table:
@@ -134,11 +104,6 @@ def weight_table(changes: Sequence[WeightChange]) -> Table:
         texts=3,
         row_looks={i: "soft" for i, c in enumerate(changes) if not c.changed},
     )
-
-
-def _two_lines(figure: str) -> str:
-    """Return a figure with the range it lies in, if it has one, below it."""
-    return figure.replace(" (", "\n(")
 
 
 def _counted(changes: Sequence[WeightChange]) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import keras
 
 from kerasmem.report.compression.content import Page, page_content
-from kerasmem.report.page import html_page, write_html
+from kerasmem.report.page.html import html_page, write_html
 
 STYLES = ("compression.css",)
 SCRIPTS = ("points.js", "main.js")

@@ -1,12 +1,11 @@
-"""What a search has tried, as a chart of points and as a table."""
+"""What a search has tried, as a chart of points."""
 
 from dataclasses import dataclass
 from typing import Any
 
 from kerasmem.records import SearchReport
 from kerasmem.report.page.packing import Packer
-from kerasmem.report.page.table import Table
-from kerasmem.report.search import cost_names, search_title, trial_rows
+from kerasmem.report.search import trial_table
 
 
 @dataclass(frozen=True)
@@ -22,22 +21,6 @@ class SearchChart:
     title: str
     words: str
     across: str
-
-
-def trial_table(report: SearchReport) -> Table:
-    """Return every trial of a search; the one that was taken is bold."""
-    trials = trial_rows(report)
-    about = search_title(report)
-    costs = cost_names(report)
-    return Table(
-        "What was tried",
-        ("techniques", "trained", *costs, f"drop of {report.metric}", "Pareto front"),
-        tuple((t.name, t.training, *t.costs, t.drop, t.front) for t in trials),
-        texts=2,
-        last_texts=1,
-        note=f"{about[0].upper()}{about[1:]}. The one that was taken is bold.",
-        row_looks={i: "strong" for i, trial in enumerate(trials) if trial.is_chosen},
-    )
 
 
 def search_chart(report: SearchReport) -> SearchChart:
@@ -58,16 +41,10 @@ def search_chart(report: SearchReport) -> SearchChart:
 def packed_trials(report: SearchReport, packer: Packer) -> dict[str, Any]:
     """Return what `points.js` reads."""
     trials = report.trials
-    names = ("trained", *cost_names(report), "drop", "Pareto front")
+    table = trial_table(report)
     rows = [
-        [
-            (name, text)
-            for name, text in zip(
-                names, (row.training, *row.costs, row.drop, row.front), strict=True
-            )
-            if text
-        ]
-        for row in trial_rows(report)
+        [pair for pair in zip(table.columns[1:], row[1:], strict=True) if pair[1]]
+        for row in table.rows
     ]
     return {
         "names": [trial.name for trial in trials],

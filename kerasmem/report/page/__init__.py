@@ -4,7 +4,3 @@ Python prepares the words, the tables and the numbers by column; the scripts bes
 draw the charts in the browser. Without scripts the words and the tables are all there.
 A room beside this one has a page's own content: `run`, `compression`.
 """
-
-from kerasmem.report.page.html import html_page, write_html
-
-__all__ = ["html_page", "write_html"]

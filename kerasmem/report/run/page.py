@@ -4,7 +4,7 @@ import html
 from pathlib import Path
 
 from kerasmem.records import Run
-from kerasmem.report.page import html_page, write_html
+from kerasmem.report.page.html import html_page, write_html
 from kerasmem.report.run.content import page_content
 from kerasmem.report.run.headline import headline, title
 
