@@ -1,9 +1,13 @@
 """Charts over the epochs: lines of bytes or numbers, and what they are of."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
+from kerasmem.report.page.packing import Packer
 from kerasmem.units import format_bytes
 
 _MOST_POINTS = 5000
@@ -28,27 +32,31 @@ class Line:
 
 @dataclass(frozen=True)
 class Panel:
-    """A chart: the memory of one device of one process or of its host, or the loss.
+    """A chart: the memory of one device of one process or of its host, loss, norm.
 
     Args:
         title: what it is of.
         lines: its series, the most important one first.
         notes: what has to be known to read it.
-        unit: `"bytes"` or `"number"`.
+        unit: `"bytes"`, `"number"`, or `"log"` for numbers by their powers of ten.
+        marks: places on the axis of epochs that have a cross.
     """
 
     title: str
     lines: tuple[Line, ...]
     notes: tuple[str, ...] = ()
     unit: str = "bytes"
+    marks: tuple[float, ...] = ()
 
     @property
     def words(self) -> str:
         """What the chart shows, for those who cannot see it."""
+        finite = [(line.name, [*filter(math.isfinite, line.y)]) for line in self.lines]
         return " ".join(
-            f"{line.name}: from {self._text(line.y[0])} to {self._text(line.y[-1])}, "
-            f"at most {self._text(max(line.y))}."
-            for line in self.lines
+            f"{name}: from {self._text(y[0])} to {self._text(y[-1])}, "
+            f"at most {self._text(max(y))}."
+            for name, y in finite
+            if y
         )
 
     def _text(self, value: float) -> str:
@@ -73,6 +81,29 @@ class Lines:
         return tuple(self._by_name.values())
 
 
+def packed_panels(panels: Sequence[Panel], packer: Packer) -> list[dict[str, Any]]:
+    """Return what `start.js` reads of charts, their columns left with `packer`."""
+    return [
+        {
+            "title": panel.title,
+            "unit": panel.unit,
+            "marks": packer.place(panel.marks),
+            "lines": [
+                {
+                    "name": line.name,
+                    "style": line.style,
+                    "x": packer.place(line.x),
+                    "y": packer.whole([*map(round, line.y)])
+                    if panel.unit == "bytes"
+                    else packer.place(line.y),
+                }
+                for line in map(thinned, panel.lines)
+            ],
+        }
+        for panel in panels
+    ]
+
+
 def thinned(line: Line) -> Line:
     """Return the line with at most `_MOST_POINTS` points; lows and highs stay.
 
@@ -81,9 +112,10 @@ def thinned(line: Line) -> Line:
     if len(line.x) <= _MOST_POINTS:
         return line
     y = np.asarray(line.y)
+    low, high = np.where(np.isnan(y), np.inf, y), np.where(np.isnan(y), -np.inf, y)
     kept: dict[int, None] = {}
     for part in np.array_split(np.arange(len(y)), _MOST_POINTS // 2):
-        ends = {int(part[y[part].argmin()]), int(part[y[part].argmax()])}
+        ends = {int(part[low[part].argmin()]), int(part[high[part].argmax()])}
         kept |= dict.fromkeys(sorted(ends))
     return Line(
         line.name, line.style, [line.x[i] for i in kept], [line.y[i] for i in kept]

@@ -47,3 +47,11 @@ function timeText(nanoseconds) {
 function wordsOf(name) {
   return name.replaceAll("_", " ");
 }
+
+const FACTORS = { KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30, TiB: 2 ** 40, ns: 1e-9, µs: 1e-6, ms: 1e-3 };
+
+// The number that a cell of a table begins with, in the unit that its column shares; below all others without one.
+function quantityOf(text) {
+  const [, number, unit] = text.match(/^([+-]?\d[\d,]*\.?\d*(?:e[+-]?\d+)?)\s?(\S*)/) || [];
+  return number === undefined ? -Infinity : Number(number.replaceAll(",", "")) * (FACTORS[unit] || 1);
+}

@@ -1,7 +1,7 @@
 """Rows of text under a chart, for those who read rather than look."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from kerasmem.units import format_bytes
@@ -22,6 +22,10 @@ class Table:
         rows: the cells as text.
         texts: how many of the columns are text; the others are figures.
         note: what was left out of it.
+        last_texts: how many of the last columns are text, too.
+        strong: indices of the columns that count most.
+        row_looks: by a row's index what it is beside the others: `"strong"`, `"soft"`.
+        sortable: whether its rows can be compared with each other.
     """
 
     title: str
@@ -29,6 +33,16 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
     texts: int = 1
     note: str = ""
+    last_texts: int = 0
+    strong: tuple[int, ...] = ()
+    row_looks: Mapping[int, str] = field(default_factory=dict[int, str])
+    sortable: bool = True
+
+    def look(self, column: int) -> str:
+        """Return the style class of a column's cells, `""` for that of figures."""
+        if column < self.texts or column >= len(self.columns) - self.last_texts:
+            return "text"
+        return "strong" if column in self.strong else ""
 
 
 def bytes_or_missing(size: int | None) -> str:
