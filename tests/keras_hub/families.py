@@ -15,7 +15,7 @@ _SIZE = {"num_layers": 2, "hidden_dim": 32, "intermediate_dim": 64}
 _TOKENS = {"vocabulary_size": 40, **_SIZE}
 _HEADS = {**_TOKENS, "num_heads": 2}
 _ENCODER = {**_HEADS, "max_sequence_length": 16}
-# In the encoder and in the decoder; T5 has two in each.
+# In the encoder and in the decoder; Bart has two in each.
 _ONE = {"num_layers": 1}
 _SHARED_HEADS = {**_TOKENS, "num_query_heads": 2, "num_key_value_heads": 1}
 _IMAGE = {"image_shape": (16, 16, 3)}
@@ -60,7 +60,7 @@ def _gemma3() -> Any:
 
 
 def _bart() -> Any:
-    return M.BartSeq2SeqLM(M.BartBackbone(**_ENCODER | _ONE), preprocessor=None)
+    return M.BartSeq2SeqLM(M.BartBackbone(**_ENCODER), preprocessor=None)
 
 
 def _vit() -> Any:
@@ -149,7 +149,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "Roberta": _classifier("Roberta", **_ENCODER),
     "Albert": _classifier("Albert", **_ENCODER, embedding_dim=8),
     "DebertaV3": _classifier("DebertaV3", **_ENCODER, bucket_size=8),
-    "T5": _backbone("T5", **_HEADS),
+    "T5": _backbone("T5", **_HEADS | _ONE),
     "Bart": _bart,
     "Whisper": _backbone(
         "Whisper",
