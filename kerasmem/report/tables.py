@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from rich.table import Table
 
-from kerasmem.memory.activations import LayerActivations
+from kerasmem.graph.activations import LayerActivations
 from kerasmem.records import FileContents, ModelFigures, WeightChange
 from kerasmem.report.comparison import MISSING, comparison_rows
 from kerasmem.units import format_bytes

@@ -18,7 +18,7 @@ from kerasmem.compression.quantize import Quantize
 from kerasmem.compression.result import CompressionResult
 from kerasmem.errors import ConfigError, DataError, ModelError, OutputError
 from kerasmem.files.litert import LiteRT
-from kerasmem.memory.child import ON_THE_CPU
+from kerasmem.processes import ON_THE_CPU
 from tests.models import KINDS, LazyBlock, chain
 from tests.one_child import one_child
 

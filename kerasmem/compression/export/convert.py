@@ -9,11 +9,11 @@ from typing import Any
 
 from kerasmem.backends import current, litert, onnx
 from kerasmem.backends.litert import Argument
-from kerasmem.compression.elsewhere import received, sent
 from kerasmem.compression.quantize.floats import as_floats
 from kerasmem.files.litert import call_flat
 from kerasmem.graph.layers import sublayers
-from kerasmem.memory.child import ON_THE_CPU, run_in_child
+from kerasmem.processes import ON_THE_CPU, run_in_child
+from kerasmem.processes.transfer import receive, send
 
 _HALF = ("float16", "bfloat16")
 
@@ -49,7 +49,7 @@ def convert(model: Any, arguments: Sequence[Argument], kind: str) -> bytes:
     with tempfile.TemporaryDirectory(prefix="kerasmem-") as folder:
         target = Path(folder, "model.file")
         job = {
-            **sent(model, Path(folder, "model.keras")),
+            **send(model, Path(folder, "model.keras")),
             "target": str(target),
             "arguments": [astuple(argument) for argument in arguments],
             "kind": kind,
@@ -63,13 +63,13 @@ def convert_file(job: dict[str, Any]) -> dict[str, Any]:
     """Convert a saved model; the task of the process that runs TensorFlow.
 
     Args:
-        job: what `sent` returns; `target`, a path; `arguments` and `kind` as for
+        job: what `send` returns; `target`, a path; `arguments` and `kind` as for
             `convert`.
     """
     arguments = [
         Argument(name, tuple(shape), dtype) for name, shape, dtype in job["arguments"]
     ]
-    content = convert(received(job), arguments, job["kind"])
+    content = convert(receive(job), arguments, job["kind"])
     Path(job["target"]).write_bytes(content)
     return {}
 

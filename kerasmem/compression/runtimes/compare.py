@@ -8,12 +8,12 @@ import keras
 import numpy as np
 from rich.console import Console
 
+from kerasmem.backends import device_kind
 from kerasmem.compression.export.checks import check_lengths
 from kerasmem.compression.quantize.owners import quantized_variables
 from kerasmem.compression.quantize.static import IntegerLayer
 from kerasmem.compression.runtimes.advice import advise
 from kerasmem.compression.runtimes.forms import FORMS, Arrays, Form, Given, Runnable
-from kerasmem.compression.turns import in_turns
 from kerasmem.errors import ConfigError, DataError, ModelError
 from kerasmem.files.data import check_data
 from kerasmem.files.litert import (
@@ -25,10 +25,9 @@ from kerasmem.files.litert import (
 from kerasmem.graph.built import check_built
 from kerasmem.graph.clone import clone
 from kerasmem.graph.layers import sublayers
-from kerasmem.memory.batch_size.limit import device_kind
-from kerasmem.memory.child import ChildDiedError
-from kerasmem.memory.tune.stopwatch import spread
+from kerasmem.processes import ChildDiedError
 from kerasmem.records import BatchTime, RuntimeComparison, RuntimeFigures
+from kerasmem.stats.timing import in_turns, spread
 
 _TURNS, _SECONDS = 100, 2.0
 _LEAST_OUTPUT = 1e-6

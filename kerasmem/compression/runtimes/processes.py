@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
-from kerasmem.compression.elsewhere import received, sent
 from kerasmem.files.litert import alone, in_structure
-from kerasmem.memory.child import ON_THE_CPU, ChildDiedError, run_in_child
-from kerasmem.memory.host import KernelPeak, kernel_peak_works, resident_bytes
+from kerasmem.processes import ON_THE_CPU, ChildDiedError, run_in_child
+from kerasmem.processes.host import KernelPeak, kernel_peak_works, resident_bytes
+from kerasmem.processes.transfer import receive, send
 
 _PASSES = 3
 
@@ -45,7 +45,7 @@ def resident_in_keras(model: Any, arrays: Sequence[np.ndarray]) -> Resident:
         ChildDiedError: if the process died.
     """
     with tempfile.TemporaryDirectory(prefix="kerasmem-") as folder:
-        job = sent(model, Path(folder, "model.keras"))
+        job = send(model, Path(folder, "model.keras"))
         job["inputs"] = str(_stored(folder, arrays))
         task, backend = f"{__name__}:predict", keras.backend.backend()
         found = run_in_child(task, job, backend=backend, environment=ON_THE_CPU)
@@ -89,7 +89,7 @@ def predict(job: Mapping[str, Any]) -> dict[str, Any]:
     """Return the resident bytes before a model and at their peak; runs in the child.
 
     Args:
-        job: what `sent` returns, and `inputs`, the path of an array per input.
+        job: what `send` returns, and `inputs`, the path of an array per input.
     """
     if not kernel_peak_works():
         return {"before": None, "peak": None}
@@ -97,7 +97,7 @@ def predict(job: Mapping[str, Any]) -> dict[str, Any]:
     with np.load(job["inputs"]) as stored:
         arrays = [stored[f"arr_{number}"] for number in range(len(stored.files))]
     before = resident_bytes()
-    model = received(job)
+    model = receive(job)
     batch, peak = in_structure(model, arrays), KernelPeak()
     peak.reset()
     for _ in range(_PASSES):

@@ -12,7 +12,7 @@ from kerasmem.compression.runtimes import compare, forms
 from kerasmem.compression.runtimes.forms import FORMS
 from kerasmem.compression.runtimes.processes import Resident
 from kerasmem.errors import ConfigError, DataError, ModelError
-from kerasmem.memory.host import kernel_peak_works
+from kerasmem.processes.host import kernel_peak_works
 from kerasmem.records import RuntimeComparison
 from tests.models import KINDS
 

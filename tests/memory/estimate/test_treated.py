@@ -5,10 +5,9 @@ import pytest
 from keras import layers
 
 import kerasmem as km
+from kerasmem.graph.treated import Kept, treatment_of
 from kerasmem.graph.values import held_bytes
 from kerasmem.memory.batch_size.limit import ONE_THREAD
-from kerasmem.memory.child import ON_THE_CPU, run_in_child
-from kerasmem.memory.child.parcel import pack, unpack
 from kerasmem.memory.compress_activations.math import packed_bytes
 from kerasmem.memory.estimate import Input, Request
 from kerasmem.memory.estimate.analytic.again import Run, computed_again
@@ -21,7 +20,8 @@ from kerasmem.memory.estimate.step.batch import run_once, zeros
 from kerasmem.memory.estimate.traced.here import estimate_here as by_trace
 from kerasmem.memory.estimate.xla.here import estimate_here as by_xla
 from kerasmem.memory.rematerialize import plan_of
-from kerasmem.memory.treated import Kept, treatment_of
+from kerasmem.processes import ON_THE_CPU, run_in_child
+from kerasmem.processes.transfer import pack, unpack
 
 BATCH = 512
 WIDTH = 64

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from kerasmem.graph.nodes import Trace, trace
+from kerasmem.graph.treated import Piece, treatment_of
 from kerasmem.memory.estimate.analytic import primitives as p
 from kerasmem.memory.estimate.analytic.again import RETURN, Run, computed_again
 from kerasmem.memory.estimate.analytic.forward import Forward
@@ -19,7 +20,6 @@ from kerasmem.memory.estimate.analytic.updates import (
 )
 from kerasmem.memory.estimate.precision import Precision
 from kerasmem.memory.estimate.request import Request
-from kerasmem.memory.treated import Piece, treatment_of
 
 
 @dataclass(frozen=True)

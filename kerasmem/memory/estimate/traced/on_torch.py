@@ -10,11 +10,11 @@ import keras
 from kerasmem.backends.profile import AllocatorTrace, MemoryEvent, Profile
 from kerasmem.backends.trace import tracer
 from kerasmem.errors import ModelError
-from kerasmem.memory.child.parcel import pack, unpack
 from kerasmem.memory.estimate.request import Request
 from kerasmem.memory.estimate.traced.batch import symbolic_batch
 from kerasmem.memory.estimate.traced.parts import Figures, to_estimate
 from kerasmem.memory.timeline import Watched, timelines, watched
+from kerasmem.processes.transfer import pack, unpack
 from kerasmem.records import MemoryEstimate
 from kerasmem.units import MIB
 

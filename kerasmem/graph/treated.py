@@ -1,7 +1,7 @@
 """Models that train otherwise than their layers say, and how."""
 
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -37,13 +37,14 @@ class Treatment:
     """How a model trains.
 
     Args:
-        room: the package of `kerasmem.memory` that made it so; its `apply` has a
-            `treat_again(model, settings)` that does the same to an equal model.
-        settings: what that takes, ready for JSON.
+        room: what made it so, by the name that it has for the user.
+        treat: function of a module that does the same to an equal model, in place.
+        settings: what that takes besides, ready for JSON.
         pieces: what is computed again.
     """
 
     room: str
+    treat: Callable[[Any, Mapping[str, Any]], None]
     settings: Mapping[str, Any]
     pieces: tuple[Piece, ...]
 
@@ -72,7 +73,7 @@ def assumed(model: Any, treatment: Treatment) -> Iterator[None]:
 
 
 def check_untreated(model: Any, room: str) -> None:
-    """Raise if the model was treated already, by another package than `room`.
+    """Raise if the model was treated already, by something else than `room`.
 
     Raises:
         ModelError: if it was: a copy would train as its layers say again.
@@ -92,11 +93,12 @@ def told(model: Any) -> dict[str, Any] | None:
     found = treatment_of(model)
     if found is None:
         return None
-    return {"room": found.room, "settings": dict(found.settings)}
+    task = f"{found.treat.__module__}:{found.treat.__name__}"
+    return {"task": task, "settings": dict(found.settings)}
 
 
 def treat_again(model: Any, words: Mapping[str, Any] | None) -> None:
     """Have a model that was made anew train as the one that `told` told of."""
     if words is not None:
-        room = importlib.import_module(f"{__package__}.{words['room']}.apply")
-        room.treat_again(model, words["settings"])
+        module, _, function = words["task"].partition(":")
+        getattr(importlib.import_module(module), function)(model, words["settings"])

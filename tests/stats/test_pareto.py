@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kerasmem.memory.tune.front import front
+from kerasmem.stats.pareto import front
 
 pytestmark = pytest.mark.one_backend
 

@@ -7,7 +7,7 @@ import keras
 import pytest
 
 from kerasmem.errors import ConfigError, FragmentationError
-from kerasmem.memory.child import ChildDiedError, run_in_child
+from kerasmem.processes import ChildDiedError, run_in_child
 
 pytestmark = pytest.mark.one_backend
 

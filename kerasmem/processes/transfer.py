@@ -1,16 +1,18 @@
-"""A model without its weights, as JSON, from one process to another."""
+"""A model on its way to another process: its config alone, or weights and all."""
 
 import importlib
 import math
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import keras
 
 from kerasmem.errors import ModelError
+from kerasmem.files.save import save_stored
 from kerasmem.graph.clone import live_objects
 from kerasmem.graph.layers import has_graph
-from kerasmem.memory.treated import told, treat_again
+from kerasmem.graph.treated import told, treat_again
 
 _DEFAULT_LOSS = "mean_squared_error"
 
@@ -28,7 +30,7 @@ def pack(model: Any, optimizer: Any | None, dtype_policy: str | None) -> dict[st
         ModelError: if a part of the model is defined in the running script, or its
             config does not describe it.
     """
-    modules = modules_of(model, _or_analytic(model))
+    modules = _modules_of(model, _or_analytic(model))
     try:
         config = keras.saving.serialize_keras_object(model)
         settings = model.get_compile_config() if model.compiled else None
@@ -56,7 +58,7 @@ def unpack(parcel: Mapping[str, Any], *, jit_compile: bool) -> Any:
     Raises:
         ModelError: if the config does not describe it.
     """
-    with keras.saving.custom_object_scope(objects_in(parcel["modules"])):
+    with keras.saving.custom_object_scope(_objects_in(parcel["modules"])):
         # The config comes from a live object of the parent, never from a file.
         load = keras.saving.deserialize_keras_object
         try:
@@ -81,7 +83,27 @@ def unpack(parcel: Mapping[str, Any], *, jit_compile: bool) -> Any:
     return model
 
 
-def modules_of(model: Any, otherwise: str = "") -> list[str]:
+def send(model: Any, path: Path) -> dict[str, Any]:
+    """Write `model` to `path`, and return what `receive` opens it by there.
+
+    Raises:
+        ModelError: if a part of it is defined in the running script.
+    """
+    modules = _modules_of(model)
+    save_stored(model, path)
+    return {"model": str(path), "modules": modules}
+
+
+def receive(parcel: Mapping[str, Any]) -> Any:
+    """Return the model that `send` wrote, not compiled."""
+    objects = _objects_in(parcel["modules"])
+    # The file was made a moment ago, of a live model of the parent.
+    return keras.models.load_model(
+        parcel["model"], custom_objects=objects, compile=False, safe_mode=False
+    )
+
+
+def _modules_of(model: Any, otherwise: str = "") -> list[str]:
     """Return the names of the modules of the user's own that `model` has parts of.
 
     Args:
@@ -101,7 +123,7 @@ def modules_of(model: Any, otherwise: str = "") -> list[str]:
     return modules
 
 
-def objects_in(modules: Iterable[str]) -> dict[str, Any]:
+def _objects_in(modules: Iterable[str]) -> dict[str, Any]:
     """Return all that is in modules by its name, to load a model with."""
     objects: dict[str, Any] = {}
     for name in modules:

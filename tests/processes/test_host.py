@@ -6,7 +6,7 @@ import weakref
 
 import pytest
 
-from kerasmem.memory import host
+from kerasmem.processes import host
 from kerasmem.units import MIB
 
 pytestmark = pytest.mark.one_backend

@@ -4,7 +4,7 @@ import keras
 import pytest
 from keras import layers
 
-from kerasmem.memory.activations import layer_activations, peak_activation_bytes
+from kerasmem.graph.activations import layer_activations, peak_activation_bytes
 
 pytestmark = pytest.mark.one_backend
 
