@@ -1,20 +1,21 @@
-"""The graph of a model of Keras 2, called anew."""
+"""The graph of a model of Keras 2, called anew.
+
+A config names a tensor that goes into a call by a reference, `[layer, call, output]`.
+The first one of a call has its keyword arguments behind that; a value that is no tensor
+stands in the place of `output`.
+"""
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import keras
 
-from kerasmem.files.legacy.layers import Config, known_name, reason, refusal
-from kerasmem.files.legacy.made import Made
-from kerasmem.files.legacy.operators import operator
-from kerasmem.files.legacy.references import (
-    CONSTANT,
-    is_reference,
-    keyword_arguments,
-    references,
-    without_arguments,
-)
+from kerasmem.legacy.layers import Config, known_name, reason, refusal
+from kerasmem.legacy.made import Made
+from kerasmem.legacy.operators import operator
+
+_CONSTANT = "_CONSTANT_VALUE"
 
 _RECURRENT = (keras.layers.RNN, keras.layers.Bidirectional)
 """What Keras 2 calls on a list: the sequence, and the states to begin with."""
@@ -66,7 +67,7 @@ class Functional:
     def _advance(self, name: str, nodes: list[Any]) -> bool:
         """Make the calls of a layer that can be made; say whether there was one."""
         before = len(nodes)
-        while nodes and all(self._is_there(r) for r in references(nodes[0])):
+        while nodes and all(self._is_there(r) for r in _references(nodes[0])):
             self._outputs[name].append(self._call(name, nodes.pop(0)))
         return len(nodes) < before
 
@@ -79,7 +80,7 @@ class Functional:
 
     def _call(self, name: str, node: Any) -> Any:
         made = self._layers[name]
-        x, arguments = self._tensors(without_arguments(node)), keyword_arguments(node)
+        x, arguments = self._tensors(_without_arguments(node)), _keyword_arguments(node)
         arguments = {k: self._tensors(v) for k, v in arguments.items()}
         if is_operator(made.stored):
             return _operate(made.stored, x, arguments)
@@ -97,8 +98,8 @@ class Functional:
 
     def _tensors(self, structure: Any) -> Any:
         """Return a structure with tensors in the place of references to them."""
-        if is_reference(structure):
-            if structure[0] == CONSTANT:
+        if _is_reference(structure):
+            if structure[0] == _CONSTANT:
                 return structure[2]
             made = self._outputs[structure[0]][self._call_number(structure)]
             return keras.tree.flatten(made)[structure[2]]
@@ -129,3 +130,41 @@ def _operate(stored: Config, x: Any, arguments: dict[str, Any]) -> Any:
         operation = keras.tree.flatten(outputs)[0]._keras_history.operation
         operation.name = re.sub(r"[._/]+", "_", stored["config"]["name"])
     return outputs
+
+
+def _is_reference(value: Any) -> bool:
+    """Return True for the name of a layer with the numbers of a call and an output."""
+    if not (isinstance(value, list) and len(value) in (3, 4)):
+        return False
+    name, call, output = value[:3]
+    is_place = isinstance(call, int) and isinstance(output, int)
+    return name == _CONSTANT or (isinstance(name, str) and is_place)
+
+
+def _references(structure: Any) -> Iterator[Any]:
+    """Yield all references to tensors, in keyword arguments too."""
+    if _is_reference(structure):
+        if structure[0] != _CONSTANT:
+            yield structure
+        structure = structure[3:]
+    if isinstance(structure, dict):
+        structure = list(structure.values())
+    if isinstance(structure, list):
+        for value in structure:
+            yield from _references(value)
+
+
+def _keyword_arguments(node: Any) -> dict[str, Any]:
+    """Return the keyword arguments, which stand behind the first tensor."""
+    while isinstance(node, dict) or (node and isinstance(node[0], list)):
+        node = next(iter(node.values())) if isinstance(node, dict) else node[0]
+    return node[3] if len(node) > 3 else {}
+
+
+def _without_arguments(node: Any) -> Any:
+    """Return what goes in first, without the keyword arguments."""
+    if isinstance(node, dict):
+        return {key: _without_arguments(value) for key, value in node.items()}
+    if node and isinstance(node[0], list):
+        return [_without_arguments(value) for value in node]
+    return node[:3]

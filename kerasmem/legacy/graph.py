@@ -6,16 +6,16 @@ from typing import Any
 import keras
 
 from kerasmem.errors import ModelFileError
-from kerasmem.files.legacy.functional import Functional, is_operator
-from kerasmem.files.legacy.layers import (
+from kerasmem.legacy.functional import Functional, is_operator
+from kerasmem.legacy.layers import (
     Config,
     is_graph,
     known_name,
     make_layer,
     refusal,
 )
-from kerasmem.files.legacy.made import Made
-from kerasmem.files.legacy.tfmot import inner_layer, is_quantizer
+from kerasmem.legacy.made import Made
+from kerasmem.legacy.tfmot import inner_layer, is_quantizer
 
 
 def make(stored: Config, custom_objects: Mapping[str, Any]) -> Made:

@@ -1,13 +1,15 @@
-"""An array of a file put into a variable, once and in its shape."""
+"""What every file of Keras 2 holds, whichever its format, and where weights go."""
 
 import math
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import keras
 import numpy as np
 
 from kerasmem.errors import ModelFileError
 from kerasmem.graph.layers import weights
+from kerasmem.legacy.made import Made
 
 
 class Assignment:
@@ -46,3 +48,26 @@ class Assignment:
                 )
             if isinstance(weight.owner, keras.layers.Normalization):
                 weight.owner.finalize_state()
+
+
+class Weights(Protocol):
+    """The weights of a file."""
+
+    def put_into(self, model: Made, assignment: Assignment) -> None:
+        """Put them into the layers of a model."""
+        ...
+
+
+@dataclass(frozen=True)
+class LegacyFile:
+    """A model of Keras 2 as its file has it.
+
+    Args:
+        config: `class_name` and `config` of the model.
+        training: loss, metrics and optimizer, None for a model that was not compiled.
+        weights: to be put into the model that is made of the config.
+    """
+
+    config: dict[str, Any]
+    training: dict[str, Any] | None
+    weights: Weights

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from kerasmem.files.legacy.tfmot import inner_layer, is_rounding, wrapper_kind
+from kerasmem.legacy.tfmot import inner_layer, is_rounding, wrapper_kind
 
 Config = dict[str, Any]
 

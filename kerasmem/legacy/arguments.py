@@ -6,9 +6,13 @@ from typing import Any
 
 import keras
 
-from kerasmem.files.legacy.activations import translated
+from kerasmem.files.keras_2 import hard_sigmoid_of_keras_2
+from kerasmem.legacy.tfmot import inner_activation
 
 Config = dict[str, Any]
+
+_CHANGED = {"hard_sigmoid": hard_sigmoid_of_keras_2}
+"""Activations that mean something else in Keras 3 than under the same name before."""
 
 _OF_EVERY_LAYER = ("name", "trainable", "dtype", "activity_regularizer")
 _HARMLESS: Mapping[str, Any] = {
@@ -73,13 +77,29 @@ def _is_without_effect(key: str, value: Any) -> bool:
 
 def _value(made: type, key: str, value: Any) -> Any:
     if key.endswith("activation"):
-        return translated(value)
+        return _translated(value)
     if key == "axis" and made is keras.layers.BatchNormalization:
         axes = value if isinstance(value, list) else [value]
         if len(axes) > 1:
             raise ValueError(f"Keras 3 normalizes one axis. Received: {axes}")
         return axes[0]
     return value
+
+
+def _translated(activation: Any) -> Any:
+    """Return an activation of a config of Keras 2 as one of Keras 3.
+
+    Args:
+        activation: a name, or a dict with `class_name`.
+    """
+    activation = inner_activation(activation)
+    name = activation
+    if isinstance(activation, dict):
+        inner = activation.get("config")
+        name = inner if isinstance(inner, str) else activation.get("class_name")
+    if name in _CHANGED:
+        return keras.saving.serialize_keras_object(_CHANGED[name])
+    return activation
 
 
 def _parameters(made: type) -> set[str]:

@@ -2,7 +2,7 @@
 
 Run once, by hand, where tf_keras and tensorflow-model-optimization are installed:
 
-    python tests/files/legacy/write_data.py FOLDER [KIND ...]
+    python tests/legacy/write_data.py FOLDER [KIND ...]
 
 Of a SavedModel the parts are kept that tell of weights and configs; the functions of
 TensorFlow are large, and not read: an empty file stands for them.

@@ -11,8 +11,8 @@ from typing import Any
 from kerasmem.backends.checkpoint import Checkpoint, Node
 from kerasmem.backends.wire import fields
 from kerasmem.errors import ModelFileError
-from kerasmem.files.legacy.file import LegacyFile
-from kerasmem.files.legacy.flat import FlatWeights, Layers, Named
+from kerasmem.legacy.file import LegacyFile
+from kerasmem.legacy.flat import FlatWeights, Layers, Named
 from kerasmem.records.plain import MOST_BYTES, read_json
 from kerasmem.records.regular import open_regular, read_regular
 

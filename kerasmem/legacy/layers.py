@@ -6,7 +6,7 @@ from typing import Any
 import keras
 
 from kerasmem.errors import ModelFileError
-from kerasmem.files.legacy.arguments import accepted
+from kerasmem.legacy.arguments import accepted
 
 Config = dict[str, Any]
 

@@ -7,20 +7,12 @@ from typing import Any
 import h5py
 
 from kerasmem.errors import ModelFileError
+from kerasmem.files.datasets import whole_array
 from kerasmem.files.declared import check_declared
-from kerasmem.files.legacy.file import LegacyFile
-from kerasmem.files.legacy.hdf5 import whole_array
-from kerasmem.files.legacy.parts import Part
-from kerasmem.files.legacy.tree import TreeWeights
 from kerasmem.files.members import WEIGHTS, opened_weights
+from kerasmem.legacy.file import LegacyFile
+from kerasmem.legacy.tree import Part, TreeWeights
 from kerasmem.records.plain import read_json
-
-
-def is_legacy_archive(path: Path) -> bool:
-    """Return True for a `.keras` file that Keras 2 wrote."""
-    with zipfile.ZipFile(path) as archive:
-        metadata = read_json(archive.read("metadata.json"))
-    return str(metadata.get("keras_version", "3")).startswith("2")
 
 
 def read_archive(path: Path) -> LegacyFile:

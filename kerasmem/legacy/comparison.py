@@ -9,9 +9,9 @@ import numpy as np
 
 from kerasmem.backends.keras_2 import answers_of_keras_2
 from kerasmem.errors import ModelError, ModelFileError
-from kerasmem.files.legacy.made import Made
 from kerasmem.graph.layers import sublayers
 from kerasmem.graph.values import to_numpy
+from kerasmem.legacy.made import Made
 
 _SAMPLES, _OPEN_LENGTH = 4, 8
 _TOLERANCE, _TOLERANCE_OF_HALVES = 1e-5, 2e-2
