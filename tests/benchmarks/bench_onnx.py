@@ -22,8 +22,8 @@ import numpy as np
 
 import kerasmem as km
 from kerasmem.demo.network import residual_network
-from kerasmem.files.litert import LiteRT
-from kerasmem.files.onnx import Onnx
+from kerasmem.exporting.litert import LiteRT
+from kerasmem.exporting.onnx import Onnx
 from kerasmem.stats.timing import in_turns
 from tests.models import KINDS
 

@@ -6,16 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from kerasmem.compression.export.weights import kernel_and_bias
-from kerasmem.compression.export.writing import (
+from kerasmem.exporting.writer import Writer
+from kerasmem.exporting.writing import (
     ACTIVATION,
     PADDING,
     Write,
+    kernel_and_bias,
     new,
     pad_to,
     reshape_to,
 )
-from kerasmem.files.litert import Writer
 from kerasmem.graph.values import to_numpy
 
 

@@ -9,18 +9,19 @@ from typing import Any, Protocol
 import keras
 import numpy as np
 
-from kerasmem.compression.export import export
-from kerasmem.compression.export.run import in_codes
 from kerasmem.compression.measure import file_bytes
 from kerasmem.compression.quantize import Quantize
 from kerasmem.compression.quantize.config import DYNAMIC, STATIC
-from kerasmem.compression.runtimes.processes import (
+from kerasmem.errors import ConfigError
+from kerasmem.exporting import export
+from kerasmem.exporting.arguments import arguments_of, in_structure
+from kerasmem.exporting.litert import LiteRT, constant_bytes
+from kerasmem.exporting.run import in_codes
+from kerasmem.exporting.runtimes.resident import (
     Resident,
     resident_in_keras,
     resident_in_litert,
 )
-from kerasmem.errors import ConfigError
-from kerasmem.files.litert import LiteRT, arguments_of, constant_bytes, in_structure
 from kerasmem.graph.clone import clone
 from kerasmem.graph.layers import sublayers
 from kerasmem.graph.values import nbytes

@@ -6,18 +6,18 @@ from typing import Any
 import keras
 import numpy as np
 
-from kerasmem.compression.export import activations, windows
-from kerasmem.compression.export.weights import kernel_and_bias
-from kerasmem.compression.export.writing import (
+from kerasmem.compression.quantize.static import layers as ours
+from kerasmem.exporting import activations, windows
+from kerasmem.exporting.writer import Writer
+from kerasmem.exporting.writing import (
     ACTIVATION,
     PADDING,
     Write,
+    kernel_and_bias,
     new,
     pad_to,
     reshape_to,
 )
-from kerasmem.compression.quantize.static import layers as ours
-from kerasmem.files.litert import Writer
 from kerasmem.graph.values import to_numpy
 
 L = keras.layers

@@ -4,7 +4,6 @@ The packages that make and run one are an extra that the suite does without: wha
 give is tested where they are installed, and by `tests/benchmarks/bench_onnx.py`.
 """
 
-import importlib
 import importlib.util
 
 import keras
@@ -13,11 +12,10 @@ import pytest
 
 import kerasmem as km
 from kerasmem.errors import ConfigError, ModelError
-from kerasmem.files import onnx
+from kerasmem.exporting import checks, onnx
+from kerasmem.exporting import verified as room
 from tests.models import KINDS, chain
 
-room = importlib.import_module("kerasmem.compression.export.export")
-checks = importlib.import_module("kerasmem.compression.export.checks")
 L = keras.layers
 ONCE = ("conv2d", "recurrent", "subclassed")
 IS_INSTALLED = all(map(importlib.util.find_spec, ("tf2onnx", "onnxruntime")))

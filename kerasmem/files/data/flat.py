@@ -1,33 +1,13 @@
-"""The inputs that a file and its model are compared on."""
+"""Samples as a list: an array for each input of a model."""
 
 from typing import Any
 
 import keras
 import numpy as np
 
-from kerasmem.backends.litert import Argument
 from kerasmem.errors import ConfigError
-from kerasmem.files.data import check_data, input_names, named_leaves, sample_inputs
-
-_OPEN_LENGTH = 32
-
-
-def random_samples(arguments: list[Argument], count: int) -> list[np.ndarray]:
-    """Return `count` random samples per input: normal floats, integers of 0 and 1.
-
-    Integers are most often indices, and these two any table has.
-    """
-    random = np.random.default_rng(0)
-    samples = []
-    for argument in arguments:
-        _check_numbers(argument)
-        shape = [_OPEN_LENGTH if n is None else n for n in argument.shape[1:]]
-        if "float" in argument.dtype:
-            values = random.normal(size=(count, *shape))
-        else:
-            values = random.integers(0, 2, (count, *shape))
-        samples.append(values.astype(argument.dtype))
-    return samples
+from kerasmem.files.data.check import check_data, input_names
+from kerasmem.files.data.forms import named_leaves, sample_inputs
 
 
 def flat_samples(model: Any, data: Any, count: int) -> list[np.ndarray]:
@@ -55,11 +35,19 @@ def flat_samples(model: Any, data: Any, count: int) -> list[np.ndarray]:
     else:
         arrays = keras.tree.flatten(x)
     for tensor in tensors:
-        _check_numbers(tensor)
+        check_numbers(tensor)
     return [_fitted(a, t) for a, t in zip(arrays, tensors, strict=True)]
 
 
-def _check_numbers(tensor: Any) -> None:
+def check_numbers(tensor: Any) -> None:
+    """Raise unless an input takes numbers.
+
+    Args:
+        tensor: has the name and the dtype of the input.
+
+    Raises:
+        ConfigError: if it takes strings.
+    """
     if tensor.dtype == "string":
         raise ConfigError(
             "A file is run back on numbers. Received: input "

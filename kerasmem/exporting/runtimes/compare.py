@@ -9,19 +9,16 @@ import numpy as np
 from rich.console import Console
 
 from kerasmem.backends import device_kind
-from kerasmem.compression.export.checks import check_lengths
 from kerasmem.compression.quantize.owners import quantized_variables
 from kerasmem.compression.quantize.static import IntegerLayer
-from kerasmem.compression.runtimes.advice import advise
-from kerasmem.compression.runtimes.forms import FORMS, Arrays, Form, Given, Runnable
 from kerasmem.errors import ConfigError, DataError, ModelError
+from kerasmem.exporting.arguments import arguments_of, random_samples
+from kerasmem.exporting.checks import check_lengths
+from kerasmem.exporting.run import difference
+from kerasmem.exporting.runtimes.advice import advise
+from kerasmem.exporting.runtimes.forms import FORMS, Arrays, Form, Given, Runnable
 from kerasmem.files.data import check_data
-from kerasmem.files.litert import (
-    arguments_of,
-    difference,
-    flat_samples,
-    random_samples,
-)
+from kerasmem.files.data.flat import flat_samples
 from kerasmem.graph.built import check_built
 from kerasmem.graph.clone import clone
 from kerasmem.graph.layers import sublayers

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from kerasmem.compression.quantize.static.codes import Codes
-from kerasmem.files.litert import Writer
+from kerasmem.exporting.writer import Writer
+from kerasmem.graph.values import to_numpy
 
 Write = Callable[[Writer, Any, Sequence[Any], Sequence[int], int], None]
 """Takes a writer, a layer, its `KerasTensor`s, their numbers, that of its output."""
@@ -37,3 +38,27 @@ def pad_to(writer: Writer, source: int, target: int, pads: Sequence[Any]) -> Non
     values = np.array(pads, np.int32)
     wanted = writer.tensor(f"padding_{target}", values.shape, values=values)
     writer.operation("PAD", [source, wanted], target, "PadOptions")
+
+
+def kernel_and_bias(
+    writer: Writer, layer: Any, values: np.ndarray, axis: int
+) -> tuple[int, int]:
+    """Return the numbers of two new tensors.
+
+    Args:
+        writer: gets them.
+        layer: an integer layer with a kernel.
+        values: the codes of the kernel, laid out as LiteRT wants them.
+        axis: their axis of channels.
+    """
+    scales = to_numpy(layer.kernel_scale)
+    kernel = writer.tensor(
+        f"{layer.name}/kernel", values.shape, values=values, scales=scales, axis=axis
+    )
+    bias = writer.tensor(
+        f"{layer.name}/bias",
+        (layer.channels,),
+        values=to_numpy(layer.bias),
+        scales=np.float32(layer.input_codes[0].scale) * scales,
+    )
+    return kernel, bias

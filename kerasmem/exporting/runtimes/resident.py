@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
-from kerasmem.files.litert import alone, in_structure
+from kerasmem.exporting.arguments import in_structure
+from kerasmem.exporting.runtimes import alone
 from kerasmem.processes import ON_THE_CPU, ChildDiedError, run_in_child
 from kerasmem.processes.host import KernelPeak, kernel_peak_works, resident_bytes
 from kerasmem.processes.transfer import receive, send

@@ -5,13 +5,13 @@ from typing import Any
 
 import keras
 
-from kerasmem.compression.export.writing import Write
 from kerasmem.compression.quantize.static.codes import Codes
 from kerasmem.compression.quantize.static.kinds import ACTIVATIONS
 from kerasmem.compression.quantize.static.split import activation_of
 from kerasmem.compression.quantize.static.table import FUNCTIONS
 from kerasmem.errors import ModelError
-from kerasmem.files.litert import Writer
+from kerasmem.exporting.writer import Writer
+from kerasmem.exporting.writing import Write
 from kerasmem.graph.channels.kind import kind
 
 _SOFTMAX_CODES = Codes(1 / 256, -128)

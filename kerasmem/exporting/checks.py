@@ -8,12 +8,12 @@ import keras
 import numpy as np
 
 from kerasmem.backends.litert import Argument
-from kerasmem.compression.export.convert import DYNAMIC, FLOAT
-from kerasmem.compression.export.integer import is_integer
 from kerasmem.compression.quantize.config import STATIC
 from kerasmem.errors import ConfigError, DataError
-from kerasmem.files.litert import arguments_of
-from kerasmem.files.onnx import check_onnx
+from kerasmem.exporting.arguments import arguments_of
+from kerasmem.exporting.convert import DYNAMIC, FLOAT
+from kerasmem.exporting.integer import is_integer
+from kerasmem.exporting.onnx import check_onnx
 from kerasmem.graph.built import check_built
 
 TOLERANCES = {FLOAT: 1e-5, DYNAMIC: 0.1, STATIC: 0.02}

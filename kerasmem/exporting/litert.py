@@ -1,11 +1,12 @@
-"""A LiteRT file, run by LiteRT's own interpreter."""
+"""A LiteRT file, run by LiteRT's own interpreter, whose package is an extra."""
 
+import importlib
+import importlib.util
 from typing import Any
 
 import numpy as np
 
-from kerasmem.errors import ModelError
-from kerasmem.files.litert.package import litert_module
+from kerasmem.errors import ConfigError, ModelError
 
 KERNELS = {
     "xnnpack": "AUTO",
@@ -66,6 +67,37 @@ class LiteRT:
             raise ModelError(f"LiteRT cannot run the file: {_line(error)}") from error
         # `output_10` comes after `output_9`.
         return [outputs[name] for name in sorted(outputs, key=lambda n: (len(n), n))]
+
+
+def constant_bytes(content: bytes) -> int:
+    """Return the bytes of the constants of a LiteRT file: weights and shapes.
+
+    Args:
+        content: the bytes of the file.
+
+    Raises:
+        ConfigError: if `ai-edge-litert` is not installed.
+    """
+    model = litert_module("schema_py_generated").ModelT.InitFromPackedBuf(content, 0)
+    used = {tensor.buffer for graph in model.subgraphs for tensor in graph.tensors}
+    buffers = (model.buffers[number].data for number in used)
+    return sum(len(data) for data in buffers if data is not None)
+
+
+def litert_module(name: str) -> Any:
+    """Return a module of `ai_edge_litert`.
+
+    Raises:
+        ConfigError: if it is not installed.
+    """
+    # Typed as a whole only where it is installed.
+    if importlib.util.find_spec("ai_edge_litert") is None:
+        raise ConfigError(
+            "A LiteRT file is run back before it is written. Expected: the package "
+            "ai-edge-litert is installed (pip install kerasmem[litert]). Received: no "
+            "module 'ai_edge_litert'."
+        )
+    return importlib.import_module(f"ai_edge_litert.{name}")
 
 
 def _line(error: Exception) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from kerasmem.backends import current, litert, onnx
 from kerasmem.backends.litert import Argument
 from kerasmem.compression.quantize.floats import as_floats
-from kerasmem.files.litert import call_flat
+from kerasmem.exporting.arguments import call_flat
 from kerasmem.graph.layers import sublayers
 from kerasmem.processes import ON_THE_CPU, run_in_child
 from kerasmem.processes.transfer import receive, send

@@ -8,7 +8,10 @@ import numpy as np
 
 from kerasmem.backends.litert import Argument
 from kerasmem.errors import ConfigError
+from kerasmem.files.data.flat import check_numbers
 from kerasmem.graph.input_shapes import with_lengths
+
+_OPEN_LENGTH = 32
 
 
 def arguments_of(
@@ -49,6 +52,24 @@ def arguments_of(
         Argument(f"input_{i}", (batch_size, *array.shape[1:]), str(array.dtype))
         for i, array in enumerate(samples)
     ]
+
+
+def random_samples(arguments: list[Argument], count: int) -> list[np.ndarray]:
+    """Return `count` random samples per input: normal floats, integers of 0 and 1.
+
+    Integers are most often indices, and these two any table has.
+    """
+    random = np.random.default_rng(0)
+    samples = []
+    for argument in arguments:
+        check_numbers(argument)
+        shape = [_OPEN_LENGTH if n is None else n for n in argument.shape[1:]]
+        if "float" in argument.dtype:
+            values = random.normal(size=(count, *shape))
+        else:
+            values = random.integers(0, 2, (count, *shape))
+        samples.append(values.astype(argument.dtype))
+    return samples
 
 
 def call_flat(model: Any, tensors: Sequence[Any]) -> list[Any]:

@@ -12,12 +12,12 @@ import keras
 import numpy as np
 import pytest
 
-from kerasmem.compression.export import export
-from kerasmem.compression.export.checks import checked
 from kerasmem.compression.quantize import Quantize
 from kerasmem.compression.result import CompressionResult
 from kerasmem.errors import ConfigError, DataError, ModelError, OutputError
-from kerasmem.files.litert import LiteRT
+from kerasmem.exporting import export
+from kerasmem.exporting.checks import checked
+from kerasmem.exporting.litert import LiteRT
 from kerasmem.processes import ON_THE_CPU
 from tests.models import KINDS, LazyBlock, chain
 from tests.one_child import one_child

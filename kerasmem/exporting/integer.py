@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
-from kerasmem.compression.export.activations import check_relu6, ending
-from kerasmem.compression.export.operations import OPERATIONS
 from kerasmem.compression.quantize.static import FromCodes, IntegerLayer, ToCodes
 from kerasmem.compression.quantize.static.codes import Codes
 from kerasmem.compression.quantize.static.kinds import kind_of, why_not_coded
 from kerasmem.errors import ModelError
-from kerasmem.files.litert import Writer
+from kerasmem.exporting.activations import check_relu6, ending
+from kerasmem.exporting.operations import OPERATIONS
+from kerasmem.exporting.writer import Writer
 from kerasmem.graph.nodes import is_trained, listed_graph, nodes_in_order
 
 _ANY = Codes(1.0, 0)  # an ending is one whatever its codes

@@ -10,41 +10,35 @@ import numpy as np
 
 from kerasmem.backends import current
 from kerasmem.backends.litert import Argument
-from kerasmem.compression.export.checks import (
+from kerasmem.compression.quantize.config import STATIC
+from kerasmem.compression.quantize.floats import as_floats
+from kerasmem.compression.result import SAMPLES
+from kerasmem.errors import ModelError, OutputError
+from kerasmem.exporting.arguments import arguments_of, call_flat, random_samples
+from kerasmem.exporting.checks import (
     TOLERANCES,
     check_lengths,
     checked,
     is_onnx,
 )
-from kerasmem.compression.export.convert import (
+from kerasmem.exporting.convert import (
     DYNAMIC,
     FLOAT,
     ONNX,
     compute_in_float32,
     convert,
 )
-from kerasmem.compression.export.integer import integer_file
-from kerasmem.compression.export.run import in_codes, in_steps, outputs_of
-from kerasmem.compression.quantize.config import STATIC
-from kerasmem.compression.quantize.floats import as_floats
-from kerasmem.errors import ModelError, OutputError
+from kerasmem.exporting.integer import integer_file
+from kerasmem.exporting.litert import LiteRT
+from kerasmem.exporting.onnx import Onnx
+from kerasmem.exporting.run import difference, in_codes, in_steps, outputs_of
 from kerasmem.files.atomic import replacing
-from kerasmem.files.litert import (
-    LiteRT,
-    arguments_of,
-    call_flat,
-    difference,
-    flat_samples,
-    random_samples,
-)
-from kerasmem.files.onnx import Onnx
+from kerasmem.files.data.flat import flat_samples
 from kerasmem.graph.clone import clone
 from kerasmem.graph.input_shapes import open_lengths
 from kerasmem.records import ExportReport
 
 _LEAST = {FLOAT: 1.0, DYNAMIC: 1e-6, STATIC: 127.0}
-SAMPLES = 4
-"""Most that a file and its model are compared on."""
 
 Made = tuple[bytes, list[np.ndarray], list[np.ndarray]]
 """The file, what it gives and what it should."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from kerasmem.files.litert.package import litert_module
+from kerasmem.exporting.litert import litert_module
 
 VERSIONS = {
     "ADD": 2,

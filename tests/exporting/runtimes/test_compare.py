@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import kerasmem as km
-from kerasmem.compression.runtimes import compare, forms
-from kerasmem.compression.runtimes.forms import FORMS
-from kerasmem.compression.runtimes.processes import Resident
 from kerasmem.errors import ConfigError, DataError, ModelError
+from kerasmem.exporting.runtimes import compare, forms
+from kerasmem.exporting.runtimes.forms import FORMS
+from kerasmem.exporting.runtimes.resident import Resident
 from kerasmem.processes.host import kernel_peak_works
 from kerasmem.records import RuntimeComparison
 from tests.models import KINDS
@@ -205,7 +205,7 @@ def test_a_model_that_cannot_go_to_another_process_has_no_memory(monkeypatch, ca
         raise ModelError("parts from the running script")
 
     monkeypatch.setattr(compare, "FORMS", (KERAS,))
-    monkeypatch.setattr("kerasmem.compression.runtimes.forms.resident_in_keras", refuse)
+    monkeypatch.setattr("kerasmem.exporting.runtimes.forms.resident_in_keras", refuse)
     (found,) = km.compare_runtimes(network(), batch_sizes=[1]).runtimes
     assert (found.process_bytes, found.reason) == (None, "")
     assert "parts from the running script" in capfd.readouterr().err
@@ -214,7 +214,7 @@ def test_a_model_that_cannot_go_to_another_process_has_no_memory(monkeypatch, ca
 @pytest.mark.one_backend
 def test_memory_beyond_the_start_is_none_where_the_system_does_not_tell(monkeypatch):
     monkeypatch.setattr(compare, "FORMS", (KERAS,))
-    target = "kerasmem.compression.runtimes.forms.resident_in_keras"
+    target = "kerasmem.exporting.runtimes.forms.resident_in_keras"
     monkeypatch.setattr(target, lambda *_: Resident(None, None))
     found = km.compare_runtimes(network(), batch_sizes=[1], verbose=0)
     assert found.runtimes[0].peak_bytes is None

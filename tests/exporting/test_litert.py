@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from kerasmem.backends.litert import Argument
 from kerasmem.errors import ConfigError, ModelError
-from kerasmem.files.litert import LiteRT, difference, random_samples
+from kerasmem.exporting.arguments import random_samples
+from kerasmem.exporting.litert import LiteRT
+from kerasmem.exporting.run import difference
 
 pytestmark = pytest.mark.one_backend
 
