@@ -52,34 +52,38 @@ def pack(model: Any, optimizer: Any | None, dtype_policy: str | None) -> dict[st
     }
 
 
-def unpack(parcel: Mapping[str, Any], *, jit_compile: bool) -> Any:
-    """Return the model, compiled if an optimizer came with it.
+def unpack(sent: Mapping[str, Any], *, jit_compile: bool) -> Any:
+    """Return the model that `pack` described, compiled if an optimizer came with it.
+
+    Args:
+        sent: what `pack` returned.
+        jit_compile: whether XLA compiles its step.
 
     Raises:
         ModelError: if the config does not describe it.
     """
-    with keras.saving.custom_object_scope(_objects_in(parcel["modules"])):
+    with keras.saving.custom_object_scope(_objects_in(sent["modules"])):
         # The config comes from a live object of the parent, never from a file.
         load = keras.saving.deserialize_keras_object
         try:
-            model = load(parcel["config"], safe_mode=False)
+            model = load(sent["config"], safe_mode=False)
         except (TypeError, ValueError) as error:
             raise ModelError(
                 "The model cannot be made from its config in another process: "
                 f"{str(error)[:300]}. Expected: a `get_config` that tells all of it."
             ) from error
-        if sum(math.prod(w.shape) for w in model.weights) != parcel["parameters"]:
+        if sum(math.prod(w.shape) for w in model.weights) != sent["parameters"]:
             raise ModelError(
                 f"The model {model.name!r} is not the same when it is made from its "
                 "config: weights are missing. Expected: a config that tells all of "
                 "it, and a `build` that makes every weight. Next: complete them"
                 f"{_or_analytic(model)}."
             )
-        if parcel["optimizer"] is not None:
-            settings = dict(load(parcel["compile"], safe_mode=False))
-            settings["optimizer"] = keras.optimizers.deserialize(parcel["optimizer"])
+        if sent["optimizer"] is not None:
+            settings = dict(load(sent["compile"], safe_mode=False))
+            settings["optimizer"] = keras.optimizers.deserialize(sent["optimizer"])
             model.compile(**settings | {"jit_compile": jit_compile})
-    treat_again(model, parcel["treated"])
+    treat_again(model, sent["treated"])
     return model
 
 
@@ -94,12 +98,16 @@ def send(model: Any, path: Path) -> dict[str, Any]:
     return {"model": str(path), "modules": modules}
 
 
-def receive(parcel: Mapping[str, Any]) -> Any:
-    """Return the model that `send` wrote, not compiled."""
-    objects = _objects_in(parcel["modules"])
+def receive(sent: Mapping[str, Any]) -> Any:
+    """Return the model that `send` wrote, not compiled.
+
+    Args:
+        sent: what `send` returned; more may stand beside it.
+    """
+    objects = _objects_in(sent["modules"])
     # The file was made a moment ago, of a live model of the parent.
     return keras.models.load_model(
-        parcel["model"], custom_objects=objects, compile=False, safe_mode=False
+        sent["model"], custom_objects=objects, compile=False, safe_mode=False
     )
 
 
