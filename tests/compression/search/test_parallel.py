@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 
 import kerasmem as km
+from kerasmem.compression.search import executors, parallel, trials
 from kerasmem.compression.search import families as tried_families
-from kerasmem.compression.search import parallel, ray_executor, trials
 from kerasmem.compression.search import search as search_of_kerasmem
 from kerasmem.compression.search.parallel import SharedSetup
 from kerasmem.compression.search.target import Target
@@ -227,7 +227,7 @@ def refused_by(executor, **others):
 
 @pytest.mark.one_backend
 def test_where_trials_cannot_run_is_one_clear_error(monkeypatch):
-    monkeypatch.setattr(ray_executor.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(executors.importlib.util, "find_spec", lambda name: None)
     assert "pip install kerasmem[ray]" in refused_by("ray")
     assert "Received: parallel='dask'" in refused_by("dask")
     with ThreadPoolExecutor(1) as threads:
