@@ -1,5 +1,8 @@
 """Whether a converted model answers as the one in the file does under tf_keras."""
 
+import importlib.util
+import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -7,13 +10,17 @@ from typing import Any
 import keras
 import numpy as np
 
-from kerasmem.backends.keras_2 import answers_of_keras_2
+from kerasmem.backends import keras_2_child
 from kerasmem.errors import ModelError, ModelFileError
 from kerasmem.graph.layers import sublayers
 from kerasmem.graph.values import to_numpy
 from kerasmem.legacy.made import Made
+from kerasmem.processes import ChildDiedError, run_script
 
 _SAMPLES, _OPEN_LENGTH = 4, 8
+_KERAS_2 = {"TF_USE_LEGACY_KERAS": "1"}
+"""Environment in which TensorFlow's own Keras is tf_keras."""
+
 _TOLERANCE, _TOLERANCE_OF_HALVES = 1e-5, 2e-2
 
 
@@ -65,6 +72,35 @@ def compare(path: Path, made: Made) -> Comparison:
             f"{comparison.tolerance}. Received: {difference:.3g}."
         )
     return comparison
+
+
+def answers_of_keras_2(
+    path: Path, inputs: Sequence[np.ndarray], *, with_tfmot: bool
+) -> list[np.ndarray]:
+    """Return the outputs of a model that tf_keras wrote, as tf_keras computes them.
+
+    Takes some ten seconds, for a process that starts TensorFlow, on the CPU.
+
+    Args:
+        path: the `.h5` or `.keras` file.
+        inputs: an array per input.
+        with_tfmot: whether wrappers of tfmot are in it.
+
+    Raises:
+        ModelError: if tf_keras is not installed, or cannot load or call the model.
+    """
+    if importlib.util.find_spec("tf_keras") is None:
+        raise ModelError("tf_keras is not installed (pip install tf_keras)")
+    with tempfile.TemporaryDirectory(prefix="kerasmem-") as folder:
+        x, y = Path(folder, "inputs.npz"), Path(folder, "answers.npz")
+        np.savez(x, *inputs)
+        names = (str(path), str(x), str(y), "tfmot" if with_tfmot else "plain")
+        try:
+            run_script(Path(keras_2_child.__file__), *names, environment=_KERAS_2)
+        except ChildDiedError as error:
+            raise ModelError(f"tf_keras fails: {error.reason}") from error
+        with np.load(y) as arrays:
+            return [arrays[name] for name in arrays.files]
 
 
 def _inputs(model: Any) -> list[np.ndarray]:

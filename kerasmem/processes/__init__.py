@@ -22,7 +22,16 @@ ON_THE_CPU = {"CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"}
 
 
 class ChildDiedError(KerasMemError):
-    """The child process ended without an answer; the message says how."""
+    """The child process ended without an answer; the message says how.
+
+    Args:
+        message: what became of it.
+        reason: the last line that it wrote to stderr, empty if unknown.
+    """
+
+    def __init__(self, message: str, reason: str = "") -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 def run_in_child(
@@ -64,7 +73,7 @@ def run_in_child(
         try:
             ended = subprocess.run(
                 [sys.executable, "-m", __name__, str(order), str(answer)],
-                env=_environment(backend, environment or {}),
+                env=_environment({"KERAS_BACKEND": backend, **(environment or {})}),
                 capture_output=True,
                 text=True,
                 check=False,
@@ -75,8 +84,34 @@ def run_in_child(
                 error
             )
         if not answer.exists():
-            raise ChildDiedError(_why_dead(task, ended))
+            raise _died(task.partition(":")[0], ended)
         return _answer(json.loads(answer.read_text(encoding="utf-8")))
+
+
+def run_script(
+    script: Path, *arguments: str, environment: Mapping[str, str] | None = None
+) -> str:
+    """Return what a script writes to stdout in a fresh process, on the CPU.
+
+    Args:
+        script: path of one that imports nothing of kerasmem, which would import Keras.
+        *arguments: those of its command line.
+        environment: more environment variables for it.
+
+    Raises:
+        ChildDiedError: if it ended by an error.
+    """
+    # Without -P its folder would be where its imports are looked for first.
+    ended = subprocess.run(
+        [sys.executable, "-P", str(script), *arguments],
+        env=_environment({**ON_THE_CPU, **(environment or {})}),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if ended.returncode:
+        raise _died(script.stem, ended)
+    return ended.stdout
 
 
 def work(order: Path, answer: Path) -> None:
@@ -94,16 +129,10 @@ def work(order: Path, answer: Path) -> None:
     answer.write_text(json.dumps(result), encoding="utf-8")
 
 
-def _environment(backend: str, more: Mapping[str, str]) -> dict[str, str]:
+def _environment(more: Mapping[str, str]) -> dict[str, str]:
     # The child finds the modules that the parent finds.
     paths = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
-    return {
-        **os.environ,
-        **_QUIET,
-        "KERAS_BACKEND": backend,
-        "PYTHONPATH": paths,
-        **more,
-    }
+    return {**os.environ, **_QUIET, "PYTHONPATH": paths, **more}
 
 
 def _answer(content: dict[str, Any]) -> dict[str, Any]:
@@ -112,10 +141,12 @@ def _answer(content: dict[str, Any]) -> dict[str, Any]:
     return content["result"]
 
 
-def _why_dead(task: str, ended: subprocess.CompletedProcess[str]) -> str:
+def _died(name: str, ended: subprocess.CompletedProcess[str]) -> ChildDiedError:
     lines = [line for line in ended.stderr.splitlines() if line.strip()]
+    reason = lines[-1] if lines else "nothing on stderr"
     how = f"signal {-ended.returncode}" if ended.returncode < 0 else "an error"
-    return (
-        f"The child process for {task.partition(':')[0]} ended by {how}. Expected: an "
-        f"answer. Received: {lines[-1] if lines else 'nothing on stderr'}"
+    return ChildDiedError(
+        f"The child process for {name} ended by {how}. Expected: an answer. Received: "
+        f"{reason}",
+        reason,
     )

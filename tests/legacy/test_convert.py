@@ -1,5 +1,6 @@
 """`kerasmem convert` writes what answers as before, or nothing."""
 
+import importlib.util
 import json
 import subprocess
 
@@ -7,7 +8,6 @@ import numpy as np
 import pytest
 
 import kerasmem as km
-from kerasmem.backends import keras_2
 from kerasmem.cli import main
 from tests.models import L, chain
 
@@ -61,10 +61,10 @@ def test_where_nothing_can_be_compared_that_is_said(written, convert, monkeypatc
     assert "rounds" in data["not_compared"]
     assert "without the rounding" in err
     ended = subprocess.CompletedProcess([], 1, "", "Traceback\nValueError: Unknown\n")
-    monkeypatch.setattr(keras_2.subprocess, "run", lambda *_, **__: ended)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: ended)
     _, data, _, _ = convert(written / "dense.keras")
     assert "tf_keras fails: ValueError: Unknown" in data["not_compared"]
-    monkeypatch.setattr(keras_2.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     _, data, _, _ = convert(written / "dense.keras")
     assert "tf_keras is not installed" in data["not_compared"]
 

@@ -7,7 +7,7 @@ import keras
 import pytest
 
 from kerasmem.errors import ConfigError, FragmentationError
-from kerasmem.processes import ChildDiedError, run_in_child
+from kerasmem.processes import ChildDiedError, run_in_child, run_script
 
 pytestmark = pytest.mark.one_backend
 
@@ -55,3 +55,23 @@ def test_a_child_that_takes_too_long_is_ended():
 def test_a_backend_that_is_not_installed_is_named():
     with pytest.raises(ConfigError, match="Received: no module 'mxnet'"):
         ask("die", backend="mxnet")
+
+
+def test_a_script_gives_what_it_prints_and_finds_what_this_process_finds(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, sys, psutil\n"
+        "assert not any(name.startswith('keras') for name in sys.modules)\n"
+        "print(sys.argv[1:], os.environ['GIVEN'], os.environ['CUDA_VISIBLE_DEVICES'])"
+    )
+    (tmp_path / "psutil.py").write_text("raise ImportError('beside the script')")
+    found = run_script(script, "a", "b c", environment={"GIVEN": "set"})
+    assert found == "['a', 'b c'] set -1\n"
+
+
+def test_a_script_that_dies_tells_the_last_line_that_it_wrote(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("print('lost')\nraise ValueError('why')")
+    with pytest.raises(ChildDiedError, match="for script ended by an error") as caught:
+        run_script(script)
+    assert caught.value.reason == "ValueError: why"

@@ -1,9 +1,6 @@
 """Resident memory of a model that runs in a process of its own, on the CPU."""
 
 import json
-import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +11,7 @@ import numpy as np
 
 from kerasmem.exporting.arguments import in_structure
 from kerasmem.exporting.runtimes import alone
-from kerasmem.processes import ON_THE_CPU, ChildDiedError, run_in_child
+from kerasmem.processes import ON_THE_CPU, run_in_child, run_script
 from kerasmem.processes.host import KernelPeak, kernel_peak_works, resident_bytes
 from kerasmem.processes.transfer import receive, send
 
@@ -70,20 +67,9 @@ def resident_in_litert(
         file = Path(folder, "model.tflite")
         file.write_bytes(content)
         inputs = _stored(folder, list(arrays.values()))
-        script = [sys.executable, "-P", str(Path(alone.__file__))]
-        ended = subprocess.run(
-            [*script, str(file), str(inputs), str(threads), *arrays],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    if ended.returncode:
-        raise ChildDiedError(
-            "The process that runs the LiteRT file ended without an answer. Expected: "
-            f"its memory. Received: {ended.stderr.strip()[-300:]}"
-        )
-    return _resident(json.loads(ended.stdout))
+        names = (str(file), str(inputs), str(threads), *arrays)
+        found = run_script(Path(alone.__file__), *names)
+    return _resident(json.loads(found))
 
 
 def predict(job: Mapping[str, Any]) -> dict[str, Any]:
