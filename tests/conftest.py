@@ -25,8 +25,13 @@ if os.environ.get("KERAS_BACKEND") == "torch":
     # There is a worker for each core, and torch takes as many threads in each.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 else:
-    # A test runs its programs once or twice: to compile them well takes too long.
-    os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+    # A test runs its programs once or twice: to compile them well takes too long. Most
+    # are one operation, and fusion emitters would take half of the time for that.
+    os.environ.setdefault(
+        "XLA_FLAGS",
+        "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false "
+        "--xla_cpu_parallel_codegen_split_count=1",
+    )
     # To look for garbage took a sixth of the time. torch's own depends on when it is.
     gc.set_threshold(100_000, 20, 100)
 # What JAX has compiled is kept for other tests, workers, children and the next run.

@@ -1,12 +1,14 @@
 """Two devices on one CPU, for tests that run in a child."""
 
+import os
+
 import keras
 
 TWO_DEVICES = {
     "XLA_FLAGS": "--xla_force_host_platform_device_count=2 "
-    "--xla_backend_optimization_level=0"
+    + os.environ.get("XLA_FLAGS", "")
 }
-"""What JAX wants in the environment before it starts, and to compile in less time."""
+"""What JAX wants in the environment before it starts, beside the flags of the suite."""
 
 
 def two_devices():

@@ -160,7 +160,7 @@ def _load(options: Namespace, job: Job) -> tuple[Any, Any, Any]:
 
 def _write_page(options: Namespace, result: Any) -> None:
     from kerasmem.report.comparison import before_and_after
-    from kerasmem.report.page import Page, write_page
+    from kerasmem.report.compression import Page, write_page
 
     page = Page(
         title=f"{Path(options.model).name}, compressed",

@@ -45,8 +45,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument(
         "--method",
         default="auto",
-        help="analytic, traced, xla, step, or auto (default): analytic if the model "
-        "has a graph",
+        help="analytic, traced, or auto (default): analytic if the model has a graph",
     )
     parser.add_argument("--dtype-policy", help="assume one, such as mixed_bfloat16")
     parser.add_argument(

@@ -10,7 +10,7 @@ from kerasmem.demo.images import load_images
 from kerasmem.demo.recipe import Recipe
 from kerasmem.demo.stages import Workshop, compare, shrink, teach, train
 from kerasmem.records import ModelFigures
-from kerasmem.report.page import Page, write_page
+from kerasmem.report.compression import Page, write_page
 
 _FILES = ("original.keras", "compressed.keras", "student.keras", "epochs.csv")
 _PAGE = "report.html"

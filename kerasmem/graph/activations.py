@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kerasmem.graph.layers import blocks, weights
-from kerasmem.graph.nodes import Trace, trace
+from kerasmem.graph.nodes import Trace, own_graph, trace
 from kerasmem.graph.values import parameters
 
 _DTYPE = re.compile(r"(?:bfloat|float|uint|int|complex)(\d+)")
@@ -84,6 +84,10 @@ def peak_activation_bytes(model: Any, batch_size: int = 1) -> int | None:
     Returns:
         The bytes, or None for a model without a graph or with axes of unknown length.
     """
+    graph = own_graph(model)
+    # The inputs are among the tensors: without their sizes there is nothing to trace.
+    if graph is None or any(None in tensor.shape[1:] for tensor in graph.inputs):
+        return None
     traced = trace(model, batch_size)
     return None if traced is None else peak_of(traced, sizes_of(traced))
 

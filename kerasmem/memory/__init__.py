@@ -1,6 +1,7 @@
 """What memory is used for, and how the framework and the data take it."""
 
 from kerasmem.memory import allocator
+from kerasmem.memory.measure import measure_step
 from kerasmem.memory.narrow import narrow_weights
 from kerasmem.memory.pipeline import inspect_data, stream
 from kerasmem.memory.settings import configure, status
@@ -11,6 +12,7 @@ __all__ = [
     "configure",
     "find_wide_types",
     "inspect_data",
+    "measure_step",
     "narrow_weights",
     "status",
     "stream",

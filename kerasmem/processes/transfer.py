@@ -40,6 +40,8 @@ def pack(model: Any, optimizer: Any | None, dtype_policy: str | None) -> dict[st
             f"config does not describe it: {error}. Expected: a `get_config` in every "
             f"part of your own. Next: add it{_or_analytic(model)}."
         ) from error
+    if optimizer is None:  # nor its slots: what was compiled does not matter
+        config.pop("compile_config", None)
     if dtype_policy is not None:
         config = _with_policy(config, model.dtype_policy.name, dtype_policy)
     return {
@@ -83,6 +85,8 @@ def unpack(sent: Mapping[str, Any], *, jit_compile: bool) -> Any:
             settings = dict(load(sent["compile"], safe_mode=False))
             settings["optimizer"] = keras.optimizers.deserialize(sent["optimizer"])
             model.compile(**settings | {"jit_compile": jit_compile})
+        else:
+            model.jit_compile = jit_compile
     treat_again(model, sent["treated"])
     return model
 

@@ -55,7 +55,8 @@ class MemoryEstimate:
         jit_compile: whether the step is compiled.
         device: `"gpu"` or `"cpu"`.
         training: True for a training step, False for `predict`.
-        method: how it was found: `"analytic"`, `"traced"`, `"xla"` or `"step"`.
+        method: how it was found: `"analytic"`, `"traced"`, or `"step"` of
+            `km.memory.measure_step`.
     """
 
     peak_bytes: int

@@ -4,9 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kerasmem.records import CompressionReport, ModelFigures
+from kerasmem.report.page.table import MISSING, Table
 from kerasmem.units import format_bytes, format_ms
-
-MISSING = "-"
 
 
 @dataclass(frozen=True)
@@ -69,6 +68,37 @@ def comparison_rows(models: Mapping[str, ModelFigures]) -> list[Row]:
     return [row for row in rows if any(cell.value != MISSING for cell in row.cells)]
 
 
+def models_table(models: Mapping[str, ModelFigures]) -> Table:
+    """Return the figures of models side by side, each against the first."""
+    first, *others = models
+    against = [text for name in others for text in (name, f"vs {first}")]
+    rows = [
+        (
+            row.label,
+            _two_lines(row.cells[0].value),
+            *(
+                text
+                for cell in row.cells[1:]
+                for text in (_two_lines(cell.value), cell.against_first)
+            ),
+            row.source,
+        )
+        for row in comparison_rows(models)
+    ]
+    return Table(
+        "The models side by side",
+        ("figure", first, *against, "source"),
+        tuple(rows),
+        note=(
+            f"Sizes and times: how many times less than under “{first}”. Metrics: the "
+            "difference."
+        ),
+        last_texts=1,
+        strong=tuple(range(3, 2 + len(against), 2)),
+        sortable=False,
+    )
+
+
 def _size(label: str, source: str, values: Sequence[int | None]) -> Row:
     texts = [MISSING if size is None else format_bytes(size) for size in values]
     return _row(label, source, texts, _times_less(values))
@@ -123,3 +153,8 @@ def _times_less(values: Sequence[float | None]) -> list[str]:
 def _row(label: str, source: str, texts: list[str], against_first: list[str]) -> Row:
     pairs = zip(texts, ["", *against_first[1:]], strict=True)
     return Row(label, source, tuple(Cell(*pair) for pair in pairs))
+
+
+def _two_lines(figure: str) -> str:
+    """Return a figure with the range it lies in, if it has one, below it."""
+    return figure.replace(" (", "\n(")

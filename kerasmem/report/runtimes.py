@@ -3,7 +3,7 @@
 from rich.table import Table
 
 from kerasmem.records import RuntimeComparison, RuntimeFigures
-from kerasmem.report.comparison import MISSING
+from kerasmem.report.page.table import MISSING
 from kerasmem.units import format_bytes, format_ms
 
 

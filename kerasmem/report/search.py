@@ -1,73 +1,43 @@
-"""What a search has tried: as a table, as rows of a page, as a plot of its front."""
+"""What a search has tried, as a table."""
 
-import io
-from dataclasses import dataclass
-
-from rich.table import Table
+from rich.table import Table as TerminalTable
 
 from kerasmem.compression.search.target import cost_value
-from kerasmem.records import SearchReport, SearchTrial
-from kerasmem.report.plots import Figure, dress_axes, without_ids
+from kerasmem.records import SearchReport
+from kerasmem.report.page.table import Table
+from kerasmem.report.tables import terminal_table
 
 
-@dataclass(frozen=True)
-class TrialRow:
-    """One trial in words.
-
-    Args:
-        name: its techniques.
-        training: whether it was fine-tuned.
-        costs: each cost, in the order of `cost_names`.
-        drop: of the metric, with its standard error.
-        front: `"yes"` if it is on the Pareto front.
-        is_chosen: whether it was taken.
-    """
-
-    name: str
-    training: str
-    costs: tuple[str, ...]
-    drop: str
-    front: str
-    is_chosen: bool
-
-
-def cost_names(report: SearchReport) -> list[str]:
-    """Return the names of the costs that the trials tell."""
-    return list(report.trials[0].costs)
-
-
-def trial_rows(report: SearchReport) -> list[TrialRow]:
-    """Return the trials in words, in order."""
-    return [
-        TrialRow(
-            name=trial.name,
-            training=f"{trial.epochs} epochs" if trial.epochs else "",
-            costs=tuple(cost_value(name, value) for name, value in trial.costs.items()),
-            drop=f"{trial.drop:+.4f} ± {trial.drop_error:.4f}",
-            front="yes" if trial.on_front else "",
-            is_chosen=number == report.chosen,
+def trial_table(report: SearchReport) -> Table:
+    """Return every trial of a search, in order; the one that was taken is bold."""
+    costs = list(report.trials[0].costs)
+    rows = [
+        (
+            trial.name,
+            f"{trial.epochs} epochs" if trial.epochs else "",
+            *(cost_value(name, value) for name, value in trial.costs.items()),
+            f"{trial.drop:+.4f} ± {trial.drop_error:.4f}",
+            "yes" if trial.on_front else "",
         )
-        for number, trial in enumerate(report.trials)
+        for trial in report.trials
     ]
+    return Table(
+        "What was tried",
+        ("techniques", "trained", *costs, f"drop of {report.metric}", "Pareto front"),
+        tuple(rows),
+        texts=2,
+        last_texts=1,
+        note=f"{_about(report)}. The one that was taken is bold.",
+        row_looks={report.chosen: "strong"},
+    )
 
 
-def search_table(report: SearchReport) -> Table:
+def search_table(report: SearchReport) -> TerminalTable:
     """Return the trials as a table for the terminal; the one taken is bold."""
-    table = Table(title=search_title(report), title_justify="left")
-    table.add_column("tried", overflow="fold")
-    table.add_column("trained")
-    for name in cost_names(report):
-        table.add_column(name, justify="right")
-    table.add_column(f"drop of {report.metric}", justify="right")
-    table.add_column("Pareto front")
-    for row in trial_rows(report):
-        style = "bold" if row.is_chosen else None
-        cells = (row.name, row.training, *row.costs, row.drop, row.front)
-        table.add_row(*cells, style=style)
-    return table
+    return terminal_table(trial_table(report), _about(report))
 
 
-def search_title(report: SearchReport) -> str:
+def _about(report: SearchReport) -> str:
     """Return what was searched for, and what the trials were judged by."""
     limits = [
         f"{name} up to {cost_value(name, n)}" for name, n in report.target.items()
@@ -75,44 +45,6 @@ def search_title(report: SearchReport) -> str:
     if report.max_drop is not None:
         limits.append(f"a drop up to {report.max_drop:g}")
     return (
-        f"search for {', '.join(limits)}; judged by {report.samples} samples of data "
+        f"Search for {', '.join(limits)}; judged by {report.samples} samples of data "
         f"that nothing was trained on; {report.stopped}"
     )
-
-
-def search_figure(report: SearchReport) -> Figure:
-    """Return a plot of drop against cost, with the Pareto front as a line."""
-    front = sorted(
-        (trial for trial in report.trials if trial.on_front),
-        key=lambda trial: trial.over,
-    )
-    chosen = report.trials[report.chosen]
-    of = "limit" if report.target else "unchanged file"
-    title = f"Drop of {report.metric} by share of the {of}"
-    description = (
-        f"{len(report.trials)} trials, {len(front)} on the Pareto front. Taken: "
-        f"{chosen.name}, {chosen.over:.2f} of the {of}, drop {chosen.drop:+.4f}."
-    )
-    return Figure(title, description, _svg(report, front, of))
-
-
-def _svg(report: SearchReport, front: list[SearchTrial], of: str) -> str:
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure as Canvas
-
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "search"}):
-        canvas = Canvas(figsize=(7.2, 3.2), layout="constrained")
-        axes = canvas.add_subplot()
-        dress_axes(axes, f"share of the {of}", f"drop of {report.metric}")
-        for trials, style in ((report.trials, "o"), (front, "o-")):
-            over, drops = ([t.over for t in trials], [t.drop for t in trials])
-            color = "#808890" if style == "o" else "#2a78d6"
-            axes.plot(over, drops, style, color=color)
-        chosen = report.trials[report.chosen]
-        axes.plot([chosen.over], [chosen.drop], "*", color="#d97706", markersize=12)
-        if report.max_drop is not None:
-            axes.axhline(report.max_drop, color="#d97706", linestyle=":")
-        axes.set_xscale("log")
-        text = io.StringIO()
-        canvas.savefig(text, format="svg", transparent=True, metadata={"Date": None})
-    return without_ids(text.getvalue())

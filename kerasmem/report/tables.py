@@ -7,8 +7,12 @@ from rich.table import Table
 
 from kerasmem.graph.activations import LayerActivations
 from kerasmem.records import FileContents, ModelFigures, WeightChange
-from kerasmem.report.comparison import MISSING, comparison_rows
+from kerasmem.report.comparison import models_table
+from kerasmem.report.page.table import MISSING
+from kerasmem.report.page.table import Table as PageTable
 from kerasmem.units import format_bytes
+
+_STYLES = {"strong": "bold", "soft": "dim"}
 
 
 def comparison_table(models: Mapping[str, ModelFigures], title: str = "") -> Table:
@@ -18,17 +22,17 @@ def comparison_table(models: Mapping[str, ModelFigures], title: str = "") -> Tab
         models: figures by the model's name, the one to compare with first.
         title: what stands above the table.
     """
+    return terminal_table(models_table(models), title)
+
+
+def terminal_table(rows: PageTable, title: str) -> Table:
+    """Return a table of a page for the terminal."""
     table = Table(title=title or None, title_justify="left")
-    table.add_column("")
-    for index, name in enumerate(models):
-        table.add_column(name, justify="right")
-        if index:
-            table.add_column(f"vs {next(iter(models))}", justify="right")
-    table.add_column("source")
-    for row in comparison_rows(models):
-        first, *others = row.cells
-        texts = [text for cell in others for text in (cell.value, cell.against_first)]
-        table.add_row(row.label, first.value, *texts, row.source)
+    for column, name in enumerate(rows.columns):
+        is_text = rows.look(column) == "text"
+        table.add_column(name, justify="left" if is_text else "right", overflow="fold")
+    for number, cells in enumerate(rows.rows):
+        table.add_row(*cells, style=_STYLES.get(rows.row_looks.get(number, "")))
     return table
 
 

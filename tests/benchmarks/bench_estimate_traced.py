@@ -2,12 +2,14 @@
 
 python -m tests.benchmarks.bench_estimate_traced gpu METHOD FACTS [MODEL...]
     the cases of FACTS/peaks.jsonl (H200) of the backend in KERAS_BACKEND; METHOD is
-    "traced" or "step" (with TF_CPU_ALLOCATOR_USE_BFC=1 TF_ENABLE_ONEDNN_OPTS=0)
+    "traced", or "step" for measured steps (with TF_CPU_ALLOCATOR_USE_BFC=1
+    TF_ENABLE_ONEDNN_OPTS=0)
 python -m tests.benchmarks.bench_estimate_traced cpu METHODS [MODEL...]
     methods, such as "analytic,step", against get_memory_info on this machine
     (KERAS_BACKEND=tensorflow TF_ENABLE_ONEDNN_OPTS=0)
 python -m tests.benchmarks.bench_estimate_traced xla
-    method "xla" against get_memory_info on this machine (KERAS_BACKEND=tensorflow)
+    compiled steps, traced, against get_memory_info on this machine
+    (KERAS_BACKEND=tensorflow)
 python -m tests.benchmarks.bench_estimate_traced batch [MODEL...]
     find_batch_size on four models with an artificial limit
 """
@@ -18,6 +20,7 @@ import statistics
 import sys
 import time
 from collections import defaultdict
+from functools import partial
 from pathlib import Path
 
 import keras
@@ -31,8 +34,8 @@ from kerasmem.memory.batch_size.trial import attempt
 from kerasmem.memory.estimate import estimate_memory
 from kerasmem.memory.estimate.child import job_of, request_of
 from kerasmem.memory.estimate.request import Input, Request
-from kerasmem.memory.estimate.step import COUNTING_ALLOCATOR
-from kerasmem.memory.estimate.step.batch import run_once, zeros
+from kerasmem.memory.measure import COUNTING_ALLOCATOR, measure_step
+from kerasmem.memory.measure.batch import run_once, zeros
 from kerasmem.processes import ON_THE_CPU, run_in_child
 from kerasmem.units import MIB
 
@@ -67,7 +70,8 @@ def compiled(model, optimizer="adam"):
 def gpu(method, facts, *models):
     sys.path.insert(0, facts)
     cases = importlib.import_module("cases")
-    here = importlib.import_module(f"kerasmem.memory.estimate.{method}.here")
+    room = "measure" if method == "step" else f"estimate.{method}"
+    here = importlib.import_module(f"kerasmem.memory.{room}.here")
     rows = map(json.loads, Path(facts, "peaks.jsonl").read_text().splitlines())
     rows = [row for row in rows if row["backend"] == keras.backend.backend()]
     errors, inside = {True: [], False: []}, []
@@ -191,7 +195,7 @@ def cpu(methods, *names):
 
 
 def xla():
-    against_allocator(LIMITS, ("analytic", "xla"), jit=True)
+    against_allocator(LIMITS, ("analytic", "traced"), jit=True)
 
 
 def against_allocator(names, methods, *, jit):
@@ -226,9 +230,12 @@ def measured(model, size, *, jit):
 
 
 def estimated(model, size, method, *, jit):
-    options = {"device": "cpu", "method": method, "jit_compile": jit}
+    options = {"device": "cpu", "jit_compile": jit}
+    find = measure_step
+    if method != "step":
+        find = partial(estimate_memory, method=method)
     try:
-        return estimate_memory(model, size, **options)
+        return find(model, size, **options)
     except ModelError:  # a loop, of which a trace says so
         return None
 

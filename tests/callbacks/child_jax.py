@@ -10,7 +10,10 @@ import sys
 import time
 from pathlib import Path
 
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
+# Beside the flags of the suite, with which XLA compiles in less time.
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2 " + (
+    os.environ.get("XLA_FLAGS", "")
+)
 
 import jax
 import keras

@@ -28,9 +28,8 @@ from tests.timelines import (
     share_known,
 )
 
-# Without threads that wait for each other, and without the last polish of XLA's machine
-# code, of which a plan knows nothing: seconds, on a machine that is busy.
-FASTER = {"OMP_NUM_THREADS": "1", "XLA_FLAGS": "--xla_backend_optimization_level=0"}
+# Without threads that wait for each other: seconds, on a machine that is busy.
+FASTER = {"OMP_NUM_THREADS": "1"}
 CHILD = Path(__file__).with_name("timeline_child.py")
 BATCH = 32
 LAST = "sequential/dense_2"

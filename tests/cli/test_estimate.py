@@ -98,7 +98,7 @@ def test_it_answers_for_another_backend_and_device(folder, kerasmem):
     [
         ("model.keras --memory-limit lots", "such as '8GiB'"),
         ("model.keras --batch-size 0", "whole number from 1"),
-        ("model.keras --method guess", "one of auto, analytic, traced, xla, step"),
+        ("model.keras --method guess", "one of auto, analytic, traced"),
         ("model.keras --backend numpy", "Received: backend='numpy'"),
         ("missing.keras", "missing.keras"),
     ],

@@ -39,9 +39,15 @@ def test_a_real_run_becomes_a_page(run_dir, kerasmem):
     peak = next(line for line in panel["lines"] if line["name"] == "peak")
     assert peak["y"] == [record.host.peak_bytes for record in watch.records]
     norms = [record.norm for record in flow.records]
-    assert shown["gradients"]["norm"] == pytest.approx(norms, rel=2e-4)
+    (mean,) = (
+        line
+        for panel in shown["panels"]
+        for line in panel["lines"]
+        if (panel["unit"], line["name"]) == ("log", "mean")
+    )
+    assert mean["y"] == pytest.approx(norms, rel=2e-4)
     paths = [v.path.removeprefix("run_me/") for v in flow.records[0].variables]
-    assert shown["gradients"]["paths"] == paths == ["only/kernel", "only/bias"]
+    assert shown["flow"]["paths"] == paths == ["only/kernel", "only/bias"]
     loss = next(p for p in shown["panels"] if p["title"] == "Loss")
     assert loss["lines"][0]["y"] == pytest.approx([r.loss for r in watch.records])
     assert "<h1>run</h1>" in page

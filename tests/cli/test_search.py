@@ -45,7 +45,7 @@ def test_a_table_tells_what_was_tried(folder, kerasmem):
         f"{BASE} --target file_bytes=1MiB --target flops=1e9 --data split.npz"
     )
     assert call.code == 0
-    assert "search for file_bytes up to 1.00 MiB, flops up to 1,000,000,000" in call.out
+    assert "Search for file_bytes up to 1.00 MiB, flops up to 1,000,000,000" in call.out
     assert "unchanged" in call.out
 
 

@@ -15,6 +15,8 @@ _SIZE = {"num_layers": 2, "hidden_dim": 32, "intermediate_dim": 64}
 _TOKENS = {"vocabulary_size": 40, **_SIZE}
 _HEADS = {**_TOKENS, "num_heads": 2}
 _ENCODER = {**_HEADS, "max_sequence_length": 16}
+# In the encoder and in the decoder; T5 has two in each.
+_ONE = {"num_layers": 1}
 _SHARED_HEADS = {**_TOKENS, "num_query_heads": 2, "num_key_value_heads": 1}
 _IMAGE = {"image_shape": (16, 16, 3)}
 
@@ -58,7 +60,7 @@ def _gemma3() -> Any:
 
 
 def _bart() -> Any:
-    return M.BartSeq2SeqLM(M.BartBackbone(**_ENCODER), preprocessor=None)
+    return M.BartSeq2SeqLM(M.BartBackbone(**_ENCODER | _ONE), preprocessor=None)
 
 
 def _vit() -> Any:
@@ -151,7 +153,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "Bart": _bart,
     "Whisper": _backbone(
         "Whisper",
-        **_HEADS,
+        **_HEADS | _ONE,
         num_mels=8,
         max_encoder_sequence_length=16,
         max_decoder_sequence_length=8,

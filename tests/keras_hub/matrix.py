@@ -52,7 +52,7 @@ class Subject:
         self.y = targets(self.model, self.x)
         self.plain = answers(self.model, self.x)
         self.trained = clone(self.model)
-        self.step = stepped(self.trained, self.x, self.y)
+        self.step = stepped(self.trained, self.x, self.y, run_eagerly=True)
         self.folder = folder
         np.savez(
             folder / _INPUTS, **(self.x if isinstance(self.x, dict) else {"": self.x})
@@ -85,20 +85,34 @@ def compiled(model: Any, **options: Any) -> Any:
     return model
 
 
-# Each check of a feature changes nothing of the subject's model.
+@contextmanager
+def _put_back(model: Any) -> Iterator[list[np.ndarray]]:
+    """Return a scope that leaves all variables as they were; those that are trained."""
+    kept = [(v, to_numpy(v)) for v in model.variables]  # those of dropout, too
+    try:
+        yield [to_numpy(v) for v in model.trainable_variables]
+    finally:
+        for variable, value in kept:
+            variable.assign(value)
+
+
+def _moved(model: Any, before: list[np.ndarray]) -> list[np.ndarray]:
+    return [
+        to_numpy(v) - old
+        for v, old in zip(model.trainable_variables, before, strict=True)
+    ]
+
+
+# Each check of a feature leaves the subject's models with the weights that they had.
 
 
 def monitors(s: Subject) -> None:
     """The gradient is as long as a step of plain descent, divided by its rate."""
-    model = compiled(clone(s.model), jit_compile=JIT)
-    before = [to_numpy(v) for v in model.trainable_variables]
+    model = compiled(s.trained, jit_compile=JIT)
     gradients, memory = km.callbacks.GradientMonitor(), km.callbacks.MemoryMonitor()
-    with _no_dropout():
+    with _put_back(model) as before, _no_dropout():
         model.fit(s.x, s.y, batch_size=2, verbose=0, callbacks=[gradients, memory])
-    moved = [
-        to_numpy(v) - old
-        for v, old in zip(model.trainable_variables, before, strict=True)
-    ]
+        moved = _moved(model, before)
     length = np.sqrt(sum(float(np.square(each).sum()) for each in moved))
     np.testing.assert_allclose(gradients.records[0].norm, length / _STEP, rtol=1e-2)
     assert memory.records[0].host.peak_bytes > 0
@@ -106,9 +120,10 @@ def monitors(s: Subject) -> None:
 
 def timeline(s: Subject) -> None:
     """Live blocks add up to the allocator's figure; almost every one has a layer."""
-    model = compiled(clone(s.model), jit_compile=JIT)
+    model = compiled(s.trained, jit_compile=JIT)
     seen = km.callbacks.MemoryTimeline(steps=range(1, 2))
-    model.fit(s.x, s.y, batch_size=1, verbose=0, callbacks=[seen])
+    with _put_back(model):
+        model.fit(s.x, s.y, batch_size=1, verbose=0, callbacks=[seen])
     (found,) = seen.timelines
     assert_adds_up(found)
     assert share_known(made_in_window(found)) > 0.95
@@ -116,13 +131,11 @@ def timeline(s: Subject) -> None:
 
 def estimate(s: Subject) -> None:
     """It has weights, gradients and both slots of Adam, and grows with the batch."""
-    model = clone(s.model)
-    model.compile("adam", "mse", metrics=[], weighted_metrics=[])
+    given = {"optimizer": "adam", "input_shape": shapes(s.trained, s.x)}
     one, more = (
-        km.estimate_memory(model, n, input_shape=shapes(model, s.x), method="analytic")
-        for n in (2, 64)
+        km.estimate_memory(s.trained, n, method="analytic", **given) for n in (2, 64)
     )
-    assert 3 * 4 * model.count_params() < one.peak_bytes < more.peak_bytes
+    assert 3 * 4 * s.trained.count_params() < one.peak_bytes < more.peak_bytes
 
 
 def int8(s: Subject) -> None:
@@ -168,10 +181,10 @@ def prune(s: Subject) -> None:
 
 def distill(s: Subject) -> None:
     """The distance of a student that has forgotten something to its teacher falls."""
-    student = clone(s.model)
-    for weight in student.trainable_variables:
-        weight.assign(0.9 * weight)
-    with _no_dropout():
+    student = s.trained
+    with _put_back(student) as weights, _no_dropout():
+        for variable, weight in zip(student.trainable_variables, weights, strict=True):
+            variable.assign(0.9 * weight)
         taught = km.distill(
             s.model,
             compiled(student, jit_compile=False),
@@ -221,18 +234,12 @@ def _trains_alike(s: Subject, lean: Any, share: float) -> None:
     assert apart(stepped(lean, s.x, s.y), s.step) < share
 
 
-def stepped(model: Any, x: Any, y: Any) -> list[np.ndarray]:
+def stepped(model: Any, x: Any, y: Any, **options: Any) -> list[np.ndarray]:
     """Return what one step of training adds to every variable; leave it as it was."""
-    before = [(v, to_numpy(v)) for v in model.variables]  # those of dropout, too
-    keras.utils.set_random_seed(1)  # torch draws from numbers that all models share
-    compiled(model, jit_compile=False).train_on_batch(x, y)
-    after = [to_numpy(v) for v in model.trainable_variables]
-    for variable, value in before:
-        variable.assign(value)
-    return [
-        new - to_numpy(v)
-        for new, v in zip(after, model.trainable_variables, strict=True)
-    ]
+    with _put_back(model) as before:
+        keras.utils.set_random_seed(1)  # torch draws from numbers that all models share
+        compiled(model, jit_compile=False, **options).train_on_batch(x, y)
+        return _moved(model, before)
 
 
 def respects_padding(model: Any, x: Any) -> None:

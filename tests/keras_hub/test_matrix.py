@@ -9,7 +9,7 @@ from tests.keras_hub.rows import Rows
 
 ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
 # Elsewhere: an activation in eight bits may send a token to another expert, or not.
-SOME = ["Gemma", "Llama3", "Bert", "ViT"]
+SOME = ["Gemma", "Llama3", "GPT2", "Bert", "ViT"]
 MORE = {"jax": "Bart", "torch": "Mixtral"}
 BY_GRAPH = ("rematerialize", "compress_activations", "int8-dynamic")
 

@@ -2,6 +2,5 @@
 
 import os
 
-collect_ignore = (
-    [] if os.environ.get("KERAS_BACKEND") == "jax" else ["test_run_page_browser.py"]
-)
+_BROWSER = ["test_run_page_browser.py", "test_compression_page_browser.py"]
+collect_ignore = [] if os.environ.get("KERAS_BACKEND") == "jax" else _BROWSER

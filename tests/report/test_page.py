@@ -14,9 +14,10 @@ from kerasmem.records import (
     ModelFigures,
     WeightChange,
 )
-from kerasmem.report.page import Page, render_page, write_page
-from kerasmem.report.plots import gradient_figure, memory_figure
+from kerasmem.report.compression import Page, render_page, write_page
+from kerasmem.report.run.gradients import norm_panel
 from kerasmem.units import MIB
+from tests.report.packed import packed
 
 pytestmark = pytest.mark.one_backend
 
@@ -92,17 +93,18 @@ def test_a_weight_that_two_techniques_met_counts_once():
 
 
 def test_text_from_outside_is_escaped(full):
-    assert "<script" not in full
-    assert "&lt;script&gt;alert(1)" in full
+    assert "<script>alert" not in full
+    assert len(Tags(full).attributes("script")) == 2  # ours, and its numbers
+    assert "&lt;script&gt;alert(1)&lt;/<wbr>script&gt;" in full
 
 
-def test_the_page_needs_nothing_from_the_network(full):
+def test_the_page_needs_nothing_from_the_network_and_runs_nothing_else(full):
     tags = Tags(full)
-    loading = [a for _, a in tags.found if "src" in a or a.get("rel") == "stylesheet"]
-    assert loading == []
-    assert not re.search(r"url\((?!#)|@import", full)
-    links = [a["xlink:href"] for a in tags.attributes("use")]
-    assert all(link.startswith("#") for link in links)
+    loading = [a for _, a in tags.found if "src" in a or "href" in a]
+    assert [a["href"] for a in loading] == ["data:,", "#main"]
+    assert not re.search(r"url\(|@import|https?://(?!www\.w3\.org/2000/svg)", full)
+    (policy,) = [a["content"] for a in tags.attributes("meta") if "http-equiv" in a]
+    assert policy.startswith("default-src 'none';")
 
 
 def test_the_page_is_well_formed_and_can_be_read_aloud(full):
@@ -110,11 +112,33 @@ def test_the_page_is_well_formed_and_can_be_read_aloud(full):
     assert tags.open == []
     assert tags.attributes("html") == [{"lang": "en"}]
     assert all("scope" in attributes for attributes in tags.attributes("th"))
-    images = [a for a in tags.attributes("div") if a.get("role") == "img"]
-    assert len(images) == len(tags.attributes("svg")) == 2
-    assert "GPU:0 peak: from 64 in epoch 1 to 96 in epoch 2." in images[0]["aria-label"]
     ids = [a["id"] for _, a in tags.found if "id" in a]
     assert len(ids) == len(set(ids))
+    images = [a for a in tags.attributes("div") if a.get("role") == "img"]
+    assert len(images) == 3  # the device, the host, the norm
+    for image in images:
+        assert {image["aria-labelledby"], image["aria-describedby"]} <= set(ids)
+    assert "peak: from 64.0 MiB to 96.0 MiB, at most 96.0 MiB." in full
+
+
+def test_every_chart_has_its_numbers_in_a_table(full):
+    for title in (
+        "devices, at the end of every epoch",
+        "host, at the end of every epoch",
+        "global L2 norm of the gradient",
+    ):
+        assert f"<summary>Table: {title}</summary>" in full
+
+
+def test_the_browser_gets_the_numbers_of_every_epoch(full):
+    device, host, norm = packed(full)["panels"]
+    peaks = {line["name"]: line["y"] for line in device["lines"]}
+    assert peaks == {"peak": [64 * MIB, 96 * MIB], "in use": [5 * MIB, 5 * MIB]}
+    assert [line["x"] for line in host["lines"]] == [[1, 2], [1, 2]]
+    assert {line["name"]: line["y"] for line in norm["lines"]} == {
+        "mean": [2.5, 1.25],
+        "largest": [8.0, 4.0],
+    }
 
 
 def test_the_page_says_how_to_do_it_again(full):
@@ -135,22 +159,26 @@ def test_what_is_empty_is_left_out():
     assert "<svg" not in html
 
 
-def test_the_memory_figure_shows_the_ends_of_epochs_of_training_only():
+def test_the_peak_is_that_of_the_ends_of_epochs_of_training():
     within = MemoryRecord(0, 3, (), HostReading(1, 1, "kernel"))
     judged = MemoryRecord(1, None, (), HostReading(1, 1, "kernel"), phase="validation")
-    assert memory_figure([within, judged]) is None
-    assert memory_figure([within, *MEMORY, judged]).description == (
-        "GPU:0 peak: from 64 in epoch 1 to 96 in epoch 2. "
-        "process peak: from 9 in epoch 1 to 9 in epoch 2."
-    )
+    page = Page("A run", memory=(within, *MEMORY, judged))
+    _, host = packed(render_page(page))["panels"]
+    lines = {line["name"]: line["y"] for line in host["lines"]}
+    assert lines["peak"] == [9 * MIB, 9 * MIB]
+    assert lines["validation peak"] == lines["by batch"] == [1]
 
 
-def test_the_gradient_figure_says_its_norms():
-    assert gradient_figure([]) is None
-    assert (
-        "mean norm: from 2.5 in epoch 1 to 1.25"
-        in gradient_figure(GRADIENTS).description
+def test_an_epoch_without_a_finite_norm_is_marked_and_has_no_words():
+    lost = GradientRecord(2, 10, float("nan"), float("nan"), 10)
+    assert norm_panel([]) is None
+    panel = norm_panel([*GRADIENTS, lost])
+    assert panel.words == (
+        "mean: from 2.5 to 1.25, at most 2.5. largest: from 8 to 4, at most 8."
     )
+    assert panel.marks == (3,)
+    assert "A cross marks an epoch with nonfinite gradients." in panel.notes
+    assert len(norm_panel(GRADIENTS).notes) == 1
 
 
 def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):

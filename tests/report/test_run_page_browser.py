@@ -234,7 +234,7 @@ def test_the_table_can_be_by_layer_category_or_block(page, by, first, count):
 
 
 def test_lines_and_the_heatmap_tell_numbers_to_pointer_and_keyboard(page):
-    page.locator("[data-panel='1']").focus()
+    page.locator("[data-panel='2']").focus()
     page.keyboard.press("Home")
     page.keyboard.press("ArrowRight")
     said = page.get_by_role("status").inner_text()
@@ -316,7 +316,7 @@ def test_on_a_phone_nothing_is_cut_and_a_finger_is_told_what_it_can_do(browser, 
         page.touchscreen.tap(x + 1.5 / 9 * width, y + 0.95 * height)
         assert "event 1" in page.locator(".tooltip").inner_text()
         assert caption(page).startswith("In use at the pinned moment, after event 1")
-        chart = page.locator("[data-panel='1']")
+        chart = page.locator("[data-panel='2']")
         chart.tap()
         assert "peak" in page.locator(".tooltip").inner_text()
         page.locator("h1").tap()
@@ -324,7 +324,7 @@ def test_on_a_phone_nothing_is_cut_and_a_finger_is_told_what_it_can_do(browser, 
 
 
 def test_an_axis_that_does_not_begin_at_zero_says_so(page):
-    device, host = (page.locator(f"[data-panel='{n}']") for n in (1, 2))
+    device, host = (page.locator(f"[data-panel='{n}']") for n in (2, 3))
     words = host.locator(".cut-words").text_content()
     assert re.fullmatch(r"axis begins at \d+ MiB, not at 0", words)
     assert device.locator(".cut-words").count() == 0  # from 8 to 320 MiB

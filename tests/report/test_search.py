@@ -6,8 +6,9 @@ import pytest
 from rich.console import Console
 
 from kerasmem.records import ModelFigures, SearchReport, SearchTrial
-from kerasmem.report.page import Page, render_page
-from kerasmem.report.search import search_figure, search_table
+from kerasmem.report.compression import Page, render_page
+from kerasmem.report.search import search_table
+from tests.report.packed import packed
 
 pytestmark = pytest.mark.one_backend
 
@@ -39,7 +40,7 @@ def test_the_table_has_every_trial_and_the_one_that_was_taken():
         console.print(search_table(REPORT))
     text = capture.get()
     title = re.sub(r"\x1b\[[0-9;]*m", "", " ".join(text.split()))
-    assert "search for file_bytes up to 2.00 KiB, a drop up to 0.01; judged" in title
+    assert "Search for file_bytes up to 2.00 KiB, a drop up to 0.01; judged" in title
     rows = [line for line in text.splitlines() if "±" in line]
     assert len(rows) == 3
     assert "1.50 KiB" in rows[2]
@@ -53,12 +54,21 @@ def test_the_page_has_the_trials_their_plot_and_what_was_left_out():
     figures = ModelFigures(8192, 2000, 500, 480)
     html = render_page(Page("A search", {"before": figures}, search=REPORT))
     assert html.count("±") == 3
-    assert '<tr class="ratio">\n<th scope="row">prune, int8</th>' in html
+    assert '<tr class="strong"><th scope="row" class="text">prune, int8</th>' in html
     assert "left out: nothing &lt;b&gt; to remove" in html
-    figure = search_figure(REPORT)
-    assert figure.title in html
+    assert ">Drop of accuracy by share of the limit</h3>" in html
     assert "3 trials, 2 on the Pareto front. Taken: prune, int8, 0.75 of" in html
-    assert figure.svg.startswith("<svg")
+
+
+def test_the_browser_gets_every_trial_as_a_point():
+    found = packed(render_page(Page("A search", search=REPORT)))["search"]
+    assert found["names"] == ["unchanged", "int8", "prune, int8"]
+    assert found["x"] == [4.0, 1.25, 0.75]
+    assert found["y"] == pytest.approx([0.0, 0.03, 0.002])
+    assert (found["front"], found["taken"]) == ([0, 2], 2)
+    assert found["most"] == pytest.approx([0.01])
+    assert ["drop of accuracy", "+0.0020 ± 0.0010"] in found["rows"][2]
+    assert ["file_bytes", "1.50 KiB"] in found["rows"][2]
 
 
 def test_a_page_without_a_search_tells_of_none():

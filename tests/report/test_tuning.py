@@ -66,12 +66,12 @@ def test_a_line_has_the_figures_of_its_run_or_none():
 
 
 def test_an_estimated_peak_is_called_so_wherever_it_stands():
-    one = replace(RUN, peak_source="xla")
+    one = replace(RUN, peak_source="traced")
     other = replace(RUN, name="jit off", peak_source="analytic")
     estimated = replace(FOUND, variants=(one, other))
     assert table(estimated).count("3.00 MiB est.") == 2
     text = spread_line(estimated)
-    assert "The peaks are estimated (method 'xla'), not measured: jax does" in text
+    assert "The peaks are estimated (method 'traced'), not measured: jax does" in text
     assert "That of jit off is by another method ('analytic'), and is not" in text
     unknown = replace(RUN, peak_bytes=None, peak_low_bytes=None, peak_source=None)
     assert "│ unknown │ 20.0 ms" in table(replace(FOUND, variants=(unknown,)))

@@ -30,7 +30,7 @@ from kerasmem.memory.estimate.checks import (
 from kerasmem.memory.estimate.inputs import checked_inputs, shape_for
 from kerasmem.memory.estimate.persistent import persistent_parts
 from kerasmem.memory.estimate.request import Request
-from kerasmem.memory.estimate.step.batch import with_batch_size
+from kerasmem.memory.measure.batch import with_batch_size
 from kerasmem.units import format_bytes
 
 

@@ -10,7 +10,7 @@ import psutil
 from kerasmem import backends
 from kerasmem.errors import ConfigError
 from kerasmem.memory.card import read_card
-from kerasmem.memory.estimate.step import COUNTING_ALLOCATOR
+from kerasmem.memory.measure import COUNTING_ALLOCATOR
 from kerasmem.memory.settings import configure
 from kerasmem.processes import ON_THE_CPU
 from kerasmem.units import MIB, format_bytes, parse_bytes

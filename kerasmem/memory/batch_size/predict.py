@@ -12,9 +12,9 @@ import keras
 from kerasmem.memory.batch_size.limit import ONE_THREAD
 from kerasmem.memory.estimate.child import job_of, request_of
 from kerasmem.memory.estimate.request import Request
-from kerasmem.memory.estimate.step import COUNTING_ALLOCATOR
-from kerasmem.memory.estimate.step.batch import with_batch_size
 from kerasmem.memory.estimate.xla.here import estimate_here
+from kerasmem.memory.measure import COUNTING_ALLOCATOR
+from kerasmem.memory.measure.batch import with_batch_size
 from kerasmem.processes import ON_THE_CPU, run_in_child
 
 _SMALL = (8, 16)
@@ -51,7 +51,7 @@ def answer(job: Mapping[str, Any]) -> dict[str, list[int]]:
     request, sizes = request_of(job), job["sizes"]
     if keras.backend.backend() == "jax":
         return {"peaks": _planned(request, sizes)}
-    name = f"kerasmem.memory.estimate.step.on_{keras.backend.backend()}"
+    name = f"kerasmem.memory.measure.on_{keras.backend.backend()}"
     return {"peaks": importlib.import_module(name).peaks_at(request, sizes)}
 
 

@@ -12,13 +12,13 @@ from kerasmem.records import MemoryEstimate
 _PLAIN = ("batch_size", "jit_compile", "backend", "training", "device")
 
 
-def estimate_in_child(
-    method: str, request: Request, environment: Mapping[str, str] | None = None
+def answer_in_child(
+    module: str, request: Request, environment: Mapping[str, str] | None = None
 ) -> MemoryEstimate:
-    """Return what `METHOD.here.estimate_here` answers in a fresh process.
+    """Return what `estimate_here` of a module answers in a fresh process.
 
     Args:
-        method: a package of this room, such as `"traced"`.
+        module: its name.
         request: the question; its backend becomes the child's.
         environment: environment variables of the child.
 
@@ -27,7 +27,7 @@ def estimate_in_child(
     """
     answered = run_in_child(
         f"{__name__}:answer",
-        {**job_of(request), "method": method},
+        {**job_of(request), "module": module},
         backend=request.backend,
         environment={**ON_THE_CPU, **(environment or {})},
     )
@@ -63,5 +63,5 @@ def request_of(job: Mapping[str, Any]) -> Request:
 
 def answer(job: Mapping[str, Any]) -> dict[str, str]:
     """Return the estimate as JSON; runs in the child."""
-    method = importlib.import_module(f"kerasmem.memory.estimate.{job['method']}.here")
-    return {"estimate": method.estimate_here(request_of(job)).to_json()}
+    module = importlib.import_module(job["module"])
+    return {"estimate": module.estimate_here(request_of(job)).to_json()}

@@ -21,7 +21,7 @@ from kerasmem.memory.estimate.inputs import checked_inputs, shape_for
 from kerasmem.memory.estimate.request import Request
 from kerasmem.records import MemoryEstimate
 
-METHODS = ("analytic", "traced", "xla", "step")
+METHODS = ("analytic", "traced")
 """Cheapest first. Each is a module of this room with `estimate(request)`."""
 
 
@@ -53,9 +53,9 @@ def estimate_memory(  # noqa: PLR0913 - the public entry point
         backend: `"tensorflow"`, `"jax"` or `"torch"`; None for the running one.
         training: True for a training step, False for `predict`.
         device: `"gpu"` or `"cpu"`.
-        method: `"analytic"` (from the model's graph, under two seconds), `"traced"`,
-            `"xla"`, `"step"` (a real step on the CPU, in a child process), or `"auto"`:
-            analytic where the model has a graph, else traced.
+        method: `"analytic"` (from the model's graph, under two seconds), `"traced"`
+            (from the step that the framework would run, in a child process), or
+            `"auto"`: analytic where the model has a graph, else traced.
         input_shape: shape of the input without the batch axis, if the model leaves
             lengths open; one per input, by name or in order, if there are several.
         data: example samples, from which these lengths are read instead: `x`,
@@ -74,6 +74,34 @@ def estimate_memory(  # noqa: PLR0913 - the public entry point
         >>> estimate.by_category()["parameter"]
         40
     """
+    check_choice("method", method, ("auto", *METHODS))
+    request = question(
+        model,
+        batch_size,
+        optimizer=optimizer,
+        dtype_policy=dtype_policy,
+        jit_compile=jit_compile,
+        backend=backend,
+        training=training,
+        device=device,
+        input_shape=shape_for(model, input_shape, data),
+    )
+    return _method(method, request).estimate(request)
+
+
+def question(  # noqa: PLR0913 - the arguments of the public entry points
+    model: Any,
+    batch_size: int,
+    *,
+    optimizer: Any | None = None,
+    dtype_policy: Any | None = None,
+    jit_compile: bool | None = None,
+    backend: str | None = None,
+    training: bool = True,
+    device: str = "gpu",
+    input_shape: Any | None = None,
+) -> Request:
+    """Return the checked arguments of `estimate_memory`."""
     check_model(model)
     check_batch_size(batch_size)
     backend = keras.backend.backend() if backend is None else backend
@@ -82,14 +110,13 @@ def estimate_memory(  # noqa: PLR0913 - the public entry point
     check_flag("training", training)
     if jit_compile is not None:
         check_flag("jit_compile", jit_compile)
-    check_choice("method", method, ("auto", *METHODS))
     policy = checked_policy(dtype_policy)
     if training:
         optimizer = checked_optimizer(model, optimizer)
         optimizer = scaled_if_half(model, optimizer, policy)
-    request = Request(
+    return Request(
         model=model,
-        inputs=checked_inputs(model, batch_size, shape_for(model, input_shape, data)),
+        inputs=checked_inputs(model, batch_size, input_shape),
         batch_size=batch_size,
         optimizer=optimizer if training else None,
         dtype_policy=policy,
@@ -98,7 +125,6 @@ def estimate_memory(  # noqa: PLR0913 - the public entry point
         training=training,
         device=device,
     )
-    return _method(method, request).estimate(request)
 
 
 def _method(method: str, request: Request) -> Any:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kerasmem.graph.nodes import nodes_in_order
-from kerasmem.memory.estimate.analytic.tensor import Op, Tensor
+from kerasmem.memory.program import Op, Tensor
 from kerasmem.memory.rematerialize.recorded import RecordedStep, work
 
 

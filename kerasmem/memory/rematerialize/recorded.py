@@ -10,18 +10,15 @@ from kerasmem.graph.nodes import Trace, nodes_in_order
 from kerasmem.graph.treated import Kept
 from kerasmem.memory.estimate.analytic.again import WAIT, Run
 from kerasmem.memory.estimate.analytic.framework import Framework, framework
-from kerasmem.memory.estimate.analytic.liveness import plan
-from kerasmem.memory.estimate.analytic.pool import peak_of
 from kerasmem.memory.estimate.analytic.step import (
-    Step,
     in_order,
     traced_calls,
     with_gradients_before,
     written,
 )
-from kerasmem.memory.estimate.analytic.tensor import Op, Shape, Tensor
 from kerasmem.memory.estimate.persistent import persistent_parts
 from kerasmem.memory.estimate.request import Request
+from kerasmem.memory.program import Op, Program, Shape, Tensor, peak_of, plan
 
 _WORK_PER_BYTE = 10
 """Operations on numbers in the time in which a processor moves a byte, roughly."""
@@ -41,7 +38,7 @@ class RecordedStep:
         fixed_bytes: bytes that are there before and after.
     """
 
-    step: Step
+    step: Program
     trace: Trace
     graph: Any
     how: Framework
@@ -70,7 +67,7 @@ class RecordedStep:
         """Return the call of the graph that an operation belongs to, None for none."""
         return None if op.call is None else self.numbers[op.call]
 
-    def with_pieces(self, pieces: Sequence[tuple[int, int]]) -> Step:
+    def with_pieces(self, pieces: Sequence[tuple[int, int]]) -> Program:
         """Return a later step in which ranges of the graph's calls run twice."""
         calls = [
             frozenset(
@@ -83,10 +80,10 @@ class RecordedStep:
         runs = [Run(found, Kept.AS_IT_IS) for found in calls]
         return with_gradients_before(in_order(self.step, self.how, runs))
 
-    def peak_bytes(self, step: Step) -> int:
+    def peak_bytes(self, step: Program) -> int:
         """Return the estimated peak of what `with_pieces` returned."""
-        run = plan(step.ops, step.kept, in_place=self.how.in_place)
-        nbytes = peak_of(run.requests, self.how.rounding).nbytes
+        planned = plan(step, in_place=self.how.in_place)
+        nbytes = peak_of(planned.events, self.how.rounding).nbytes
         return self.fixed_bytes + round(nbytes * (1 + self.how.waste))
 
 

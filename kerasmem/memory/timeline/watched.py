@@ -118,7 +118,8 @@ def _known_variables(model: Any) -> Iterator[tuple[KnownVariable, Any]]:
             layer = layer_of.get(id(variable), _owner(variable.path))
             is_trained = id(variable) in trained
             yield _known(variable, layer, "parameter", is_trained=is_trained), variable
-    for variable in model.optimizer.variables if model.optimizer else ():
+    optimizer = _optimizer(model)
+    for variable in optimizer.variables if optimizer else ():
         if id(variable) not in seen:
             seen.add(id(variable))
             layer = _layer_of_slot(variable, model.trainable_variables, layer_of)
@@ -168,8 +169,13 @@ def _layer_of_slot(
     return layer_of.get(id(longest))
 
 
+def _optimizer(model: Any) -> Any | None:
+    # Of a model that was never compiled it is no attribute.
+    return model.optimizer if model.compiled else None
+
+
 def _optimizers(model: Any) -> Iterator[Any]:
-    inner = model.optimizer
+    inner = _optimizer(model)
     while inner is not None:
         yield inner
         yield from getattr(inner, "optimizers", ())

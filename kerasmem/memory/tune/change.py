@@ -9,7 +9,7 @@ import keras
 from kerasmem.errors import ConfigError, KerasMemWarning
 from kerasmem.memory.estimate.checks import compiles, scaled_if_half
 from kerasmem.memory.estimate.request import Request
-from kerasmem.memory.estimate.step.batch import with_batch_size
+from kerasmem.memory.measure.batch import with_batch_size
 from kerasmem.memory.rematerialize import rematerialize
 from kerasmem.memory.tune.variants import Variant
 

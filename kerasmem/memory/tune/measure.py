@@ -10,10 +10,10 @@ from kerasmem import backends
 from kerasmem.backends.trace import tracer
 from kerasmem.memory.estimate.analytic import estimate as analytic
 from kerasmem.memory.estimate.request import Request
-from kerasmem.memory.estimate.step.batch import zeros
-from kerasmem.memory.estimate.step.here import estimate_here as by_step
 from kerasmem.memory.estimate.traced.here import estimate_here as by_trace
 from kerasmem.memory.estimate.xla.here import estimate_here as by_xla
+from kerasmem.memory.measure.batch import zeros
+from kerasmem.memory.measure.here import estimate_here as by_step
 from kerasmem.records import MEASURED, MemoryEstimate
 from kerasmem.stats.timing import spread
 

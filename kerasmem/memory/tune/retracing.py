@@ -9,7 +9,7 @@ import keras
 
 from kerasmem import backends
 from kerasmem.memory.estimate.request import Request
-from kerasmem.memory.estimate.step.batch import with_batch_size, zeros
+from kerasmem.memory.measure.batch import with_batch_size, zeros
 from kerasmem.records import Retrace, TracedStep
 
 _FULL_BATCHES = 2

@@ -12,7 +12,7 @@ from kerasmem.backends.trace import tracer
 from kerasmem.errors import KerasMemError
 from kerasmem.memory.estimate.child import job_of, request_of
 from kerasmem.memory.estimate.request import Request
-from kerasmem.memory.estimate.step import COUNTING_ALLOCATOR
+from kerasmem.memory.measure import COUNTING_ALLOCATOR
 from kerasmem.memory.tune.change import changed
 from kerasmem.memory.tune.measure import measure
 from kerasmem.memory.tune.retracing import traced_steps

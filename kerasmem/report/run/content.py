@@ -4,14 +4,19 @@ from typing import Any
 
 from kerasmem.records import MemoryRecord, Run, gravest_first
 from kerasmem.records.post_mortem_words import remedy_words
+from kerasmem.report.page.packing import Packer
+from kerasmem.report.page.panels import packed_panels
 from kerasmem.report.run.epochs import later_fits
 from kerasmem.report.run.gradient_tables import norm_table, variable_table
-from kerasmem.report.run.gradients import MEASURES, GradientFlow, gradient_flow
+from kerasmem.report.run.gradients import (
+    MEASURES,
+    GradientFlow,
+    gradient_flow,
+    norm_panel,
+)
 from kerasmem.report.run.losses import loss_panel, loss_table
 from kerasmem.report.run.memory import memory_panels
 from kerasmem.report.run.memory_tables import memory_tables
-from kerasmem.report.run.packing import Packer
-from kerasmem.report.run.panels import Panel, thinned
 from kerasmem.report.run.post_mortems import shown
 from kerasmem.report.run.timeline_tables import course_table, peak_table
 from kerasmem.report.run.timelines import chosen, timeline_columns, timeline_title
@@ -22,8 +27,8 @@ MOST_FINDINGS = 5
 
 def page_content(run: Run) -> dict[str, Any]:
     """Return the variables of the template; `packed` is what the scripts read."""
-    losses = [panel for panel in [loss_panel(run)] if panel]
-    panels = [*losses, *memory_panels(run.memory)]
+    of_training = (loss_panel(run), norm_panel(run.gradients))
+    panels = [*filter(None, of_training), *memory_panels(run.memory)]
     model = run.info.model if run.info else ""
     flow = gradient_flow(run.gradients, model)
     timelines, timelines_note = chosen(run.timelines)
@@ -34,8 +39,8 @@ def page_content(run: Run) -> dict[str, Any]:
     packed = packer.pack(
         {
             "fits": packer.whole(later),
-            "panels": [_panel(panel, packer) for panel in panels],
-            "gradients": _gradients(run, flow, packer),
+            "panels": packed_panels(panels, packer),
+            "flow": _flow(flow, packer),
             "timelines": [timeline_columns(t, packer, model) for t in timelines],
         }
     )
@@ -46,7 +51,6 @@ def page_content(run: Run) -> dict[str, Any]:
         "more_findings": findings[MOST_FINDINGS:],
         "later_fits": later,
         "panels": panels,
-        "losses": len(losses),
         "epoch_tables": [*tables, *memory_tables(run.memory)],
         "batches": sum(_is_batch(record) for record in run.memory),
         "flow": flow,
@@ -66,40 +70,9 @@ def _is_batch(record: MemoryRecord) -> bool:
     return record.batch is not None
 
 
-def _panel(panel: Panel, packer: Packer) -> dict[str, Any]:
-    lines = [thinned(line) for line in panel.lines]
-
-    def column(y: list[float]) -> dict[str, int]:
-        return (
-            packer.whole([*map(round, y)]) if panel.unit == "bytes" else packer.place(y)
-        )
-
+def _flow(flow: GradientFlow, packer: Packer) -> dict[str, Any]:
     return {
-        "title": panel.title,
-        "unit": panel.unit,
-        "lines": [
-            {
-                "name": line.name,
-                "style": line.style,
-                "x": packer.place(line.x),
-                "y": column(line.y),
-            }
-            for line in lines
-        ],
-    }
-
-
-def _gradients(run: Run, flow: GradientFlow, packer: Packer) -> dict[str, Any]:
-    def column(name: str) -> dict[str, int]:
-        return packer.real([getattr(record, name) for record in run.gradients])
-
-    return {
-        "epochs": packer.whole(flow.epochs),
-        "norm": column("norm"),
-        "norm_max": column("norm_max"),
-        "nonfinite_steps": column("nonfinite_steps"),
         "paths": flow.paths,
         "columns": packer.whole(flow.columns),
-        "merged": flow.merged,
         "measures": {name: packer.real(flow.measures[name]) for name in MEASURES},
     }

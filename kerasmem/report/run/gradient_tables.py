@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from kerasmem.records import GradientRecord
+from kerasmem.report.page.table import MISSING, Table, evenly, share_text
 from kerasmem.report.run.gradients import GradientFlow
-from kerasmem.report.run.table import MISSING, Table, evenly, share_text
 from kerasmem.units import format_bytes
 
 

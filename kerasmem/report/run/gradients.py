@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kerasmem.records import GradientRecord
+from kerasmem.report.page.panels import Lines, Panel
 from kerasmem.report.run.epochs import continued
 
 _MOST_CELLS = 150_000
@@ -62,6 +63,28 @@ def gradient_flow(records: Sequence[GradientRecord], model: str = "") -> Gradien
         {name: _merge(name, array, merged) for name, array in measures.items()},
         tuple(epochs[i] for i in detailed[::merged]),
         merged,
+    )
+
+
+def norm_panel(records: Sequence[GradientRecord]) -> Panel | None:
+    """Return the chart of the global norm per epoch, None without records."""
+    lines = Lines()
+    places = [epoch + 1 for epoch in continued(r.epoch for r in records)]
+    for x, record in zip(places, records, strict=True):
+        lines.add("mean", "peak", x, record.norm)
+        lines.add("largest", "largest", x, record.norm_max)
+    if not records:
+        return None
+    bad = [x for x, r in zip(places, records, strict=True) if r.nonfinite_steps]
+    notes = ["The mean and the largest norm over the steps of each epoch."]
+    if bad:
+        notes.append("A cross marks an epoch with nonfinite gradients.")
+    return Panel(
+        "Global L2 norm of the gradient",
+        lines.filled(),
+        tuple(notes),
+        unit="log",
+        marks=tuple(bad),
     )
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from kerasmem.records import Run
 from kerasmem.records.post_mortem_words import moment_words
+from kerasmem.report.page.table import MISSING
 from kerasmem.report.run.epochs import IN_FIT, continued, later_fits, numbered
-from kerasmem.report.run.table import MISSING
 from kerasmem.report.run.timelines import allocator_words
 from kerasmem.units import format_bytes
 

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from kerasmem.records import GradientRecord, MemoryRecord, Run
+from kerasmem.report.page.panels import Lines, Panel
+from kerasmem.report.page.table import MISSING, Table, evenly
 from kerasmem.report.run.epochs import continued
-from kerasmem.report.run.panels import Lines, Panel
-from kerasmem.report.run.table import MISSING, Table, evenly
 
 
 def loss_panel(run: Run) -> Panel | None:

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from kerasmem.records import DeviceReading, MemoryRecord
+from kerasmem.report.page.panels import Line, Lines, Panel
 from kerasmem.report.run.epochs import placed
-from kerasmem.report.run.panels import Line, Lines, Panel
 from kerasmem.units import format_bytes
 
 _FAR_ABOVE = 3  # a pool so many times the peak would flatten every other line

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from kerasmem.records import MemoryRecord
+from kerasmem.report.page.table import Table, bytes_or_missing, evenly, share_text
 from kerasmem.report.run.epochs import numbered
-from kerasmem.report.run.table import Table, bytes_or_missing, evenly, share_text
 from kerasmem.units import format_bytes
 
 

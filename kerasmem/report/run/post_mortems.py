@@ -10,8 +10,8 @@ from kerasmem.records.post_mortem_words import (
     moment_words,
     peak_words,
 )
+from kerasmem.report.page.table import MOST_ROWS, Table, share_text
 from kerasmem.report.run.headline import Figure
-from kerasmem.report.run.table import MOST_ROWS, Table, share_text
 from kerasmem.units import format_bytes
 
 MOST_SHOWN = 12

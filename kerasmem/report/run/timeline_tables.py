@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 
 from kerasmem.records import CATEGORIES, Timeline
-from kerasmem.report.run.table import MOST_ROWS, Table, evenly, share_text
+from kerasmem.report.page.table import MOST_ROWS, Table, evenly, share_text
 from kerasmem.report.run.timelines import lives
 from kerasmem.units import format_bytes
 

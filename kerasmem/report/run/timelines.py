@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kerasmem.records import CATEGORIES, PHASES, Block, Timeline
-from kerasmem.report.run.packing import Packer
+from kerasmem.report.page.packing import Packer
 
 MOST_BLOCKS = 300_000
 

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import math
 import statistics
 from pathlib import Path
 
@@ -108,6 +109,25 @@ def test_the_interval_holds_nine_in_ten():
         for row, found in of(backend)
     ]
     assert sum(inside) >= 0.9 * len(inside)
+
+
+@pytest.mark.one_backend
+def test_its_width_without_a_model_holds_nine_in_ten_of_that_model():
+    inside = []
+    for backend in ("tensorflow", "torch"):
+        needed = [(row["model"], needed_width(row, e)) for row, e in of(backend)]
+        for model, width in needed:
+            others = sorted(w for other, w in needed if other != model)
+            place = math.ceil(0.9 * (len(others) + 1))
+            inside.append(width <= others[min(place, len(others)) - 1])
+    assert 0.85 <= sum(inside) / len(inside) <= 0.95
+
+
+def needed_width(row, found):
+    """Return how many times as wide the interval has to be."""
+    peak, true = found.peak_bytes, row["steady_bytes"]
+    end = found.low_bytes if true < peak else found.high_bytes
+    return (true - peak) / (end - peak)
 
 
 @pytest.mark.one_backend

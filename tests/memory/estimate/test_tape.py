@@ -4,11 +4,10 @@ import pytest
 
 from kerasmem.memory.estimate.analytic import primitives as p
 from kerasmem.memory.estimate.analytic.fusion import fused
-from kerasmem.memory.estimate.analytic.liveness import plan
-from kerasmem.memory.estimate.analytic.order import as_ready
-from kerasmem.memory.estimate.analytic.pool import peak_of
 from kerasmem.memory.estimate.analytic.scratch import no_scratch
 from kerasmem.memory.estimate.analytic.tape import Tape
+from kerasmem.memory.program import Program, peak_of, plan
+from kerasmem.memory.program.order import as_ready
 
 pytestmark = pytest.mark.one_backend
 
@@ -34,7 +33,9 @@ def reads_of(t, name):
 
 
 def peak(ops, in_place, kept=()):
-    return peak_of(plan(ops, kept, in_place=in_place).requests, N).nbytes
+    return peak_of(
+        plan(Program(tuple(ops), tuple(kept)), in_place=in_place).events, N
+    ).nbytes
 
 
 def test_a_sum_keeps_nothing_and_a_product_both_factors():

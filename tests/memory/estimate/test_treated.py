@@ -11,14 +11,12 @@ from kerasmem.memory.batch_size.limit import ONE_THREAD
 from kerasmem.memory.compress_activations.math import packed_bytes
 from kerasmem.memory.estimate import Input, Request
 from kerasmem.memory.estimate.analytic.again import Run, computed_again
-from kerasmem.memory.estimate.analytic.liveness import plan
-from kerasmem.memory.estimate.analytic.pool import peak_of
-from kerasmem.memory.estimate.analytic.tensor import Op, Tensor
 from kerasmem.memory.estimate.child import job_of, request_of
-from kerasmem.memory.estimate.step import COUNTING_ALLOCATOR
-from kerasmem.memory.estimate.step.batch import run_once, zeros
 from kerasmem.memory.estimate.traced.here import estimate_here as by_trace
 from kerasmem.memory.estimate.xla.here import estimate_here as by_xla
+from kerasmem.memory.measure import COUNTING_ALLOCATOR
+from kerasmem.memory.measure.batch import run_once, zeros
+from kerasmem.memory.program import Op, Program, Tensor, peak_of, plan
 from kerasmem.memory.rematerialize import plan_of
 from kerasmem.processes import ON_THE_CPU, run_in_child
 from kerasmem.processes.transfer import pack, unpack
@@ -88,7 +86,7 @@ def chain(length, size):
 
 
 def peak(ops):
-    return peak_of(plan(ops, in_place=False).requests, 1).nbytes
+    return peak_of(plan(Program(tuple(ops)), in_place=False).events, 1).nbytes
 
 
 def test_a_chain_keeps_what_enters_its_pieces_and_the_inside_of_one():

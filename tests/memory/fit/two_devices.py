@@ -6,7 +6,10 @@ python -m tests.memory.fit.two_devices
 import json
 import os
 
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
+# Beside the flags of the suite, with which XLA compiles in less time.
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2 " + (
+    os.environ.get("XLA_FLAGS", "")
+)
 
 import sys
 import warnings

@@ -69,10 +69,10 @@ def test_one_option_that_does_both_is_told_once():
 
 
 def test_estimates_are_called_so_and_of_two_methods_are_not_compared():
-    planned = replace(BASE, peak_source="xla", peak_low_bytes=BASE.peak_bytes)
-    lean = run("lean", mib=50, source="xla")
+    planned = replace(BASE, peak_source="traced", peak_low_bytes=BASE.peak_bytes)
+    lean = run("lean", mib=50, source="traced")
     assert "a peak of 50.0 MiB (estimated)" in recommendation([planned, lean], 0.0)
-    other = run("lean", mib=50, source="traced")
+    other = run("lean", mib=50, source="analytic")
     assert "Nothing here needs clearly less" in recommendation([planned, other], 0.0)
 
 

@@ -8,9 +8,10 @@ from kerasmem.memory.tune import trial
 from kerasmem.memory.tune.trial import answer, attempt
 from kerasmem.memory.tune.variants import AS_COMPILED, Variant
 from kerasmem.processes import ChildDiedError, run_in_child
+from tests.two_devices import TWO_DEVICES
 
 BATCH = 128
-SOURCES = {"tensorflow": "measured", "jax": "xla", "torch": "step"}
+SOURCES = {"tensorflow": "measured", "jax": "traced", "torch": "step"}
 
 
 def answers(jobs):
@@ -76,8 +77,7 @@ def test_a_batch_is_spread_over_the_devices(deep, question, backend, monkeypatch
     found = {}
 
     def run(task, job, **options):
-        flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
-        options["environment"] = {**options["environment"], **flags}
+        options["environment"] = {**options["environment"], **TWO_DEVICES}
         found.update(run_in_child(f"{__name__}:two_devices", job, **options))
         return {key: value for key, value in found.items() if key != "devices"}
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 from kerasmem.graph.treated import Kept
 from kerasmem.memory.estimate.analytic.packing import Stored, packed, zeros
-from kerasmem.memory.estimate.analytic.tensor import Op, Tensor
 from kerasmem.memory.estimate.analytic.units import Unit, in_order, units_of
+from kerasmem.memory.program import Op, Tensor
 
 WAIT = "wait"
 """The name of an operation that does nothing, but only once others are done."""

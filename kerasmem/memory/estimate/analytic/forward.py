@@ -9,8 +9,8 @@ from kerasmem.memory.estimate.analytic import primitives as p
 from kerasmem.memory.estimate.analytic.layers.common import unknown
 from kerasmem.memory.estimate.analytic.site import Handler, Site
 from kerasmem.memory.estimate.analytic.tape import Tape
-from kerasmem.memory.estimate.analytic.tensor import Tensor
 from kerasmem.memory.estimate.precision import Precision, width
+from kerasmem.memory.program import Tensor
 
 
 @dataclass

@@ -7,16 +7,17 @@ from kerasmem.memory.estimate.analytic.fusion import fused
 from kerasmem.memory.estimate.analytic.layers.compiled import COMPILED
 from kerasmem.memory.estimate.analytic.layers.tensorflow import TENSORFLOW
 from kerasmem.memory.estimate.analytic.layers.torch import TORCH
-from kerasmem.memory.estimate.analytic.order import as_ready, as_written
 from kerasmem.memory.estimate.analytic.scratch import (
+    Scratch,
     no_scratch,
     searched,
     turned_operands,
     unrolled_images,
 )
 from kerasmem.memory.estimate.analytic.site import Handler
-from kerasmem.memory.estimate.analytic.tensor import Op, Scratch, Tensor
 from kerasmem.memory.estimate.request import Request
+from kerasmem.memory.program import Op, Tensor
+from kerasmem.memory.program.order import as_ready, as_written
 from kerasmem.units import MIB
 
 _MATMUL_WORKSPACE = 32 * MIB

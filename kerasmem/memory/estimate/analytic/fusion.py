@@ -8,7 +8,7 @@ of matrix products, convolutions and reductions, and what those read.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from kerasmem.memory.estimate.analytic.tensor import Op, Tensor
+from kerasmem.memory.program import Op, Tensor
 
 
 def fused(ops: Sequence[Op], kept: Sequence[Tensor]) -> list[Op]:

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 
 from kerasmem.memory.compress_activations.math import FEWEST, grouping, packed_bytes
-from kerasmem.memory.estimate.analytic.tensor import Op, Tensor
+from kerasmem.memory.program import Op, Tensor
 
 _FLOAT = 4
 

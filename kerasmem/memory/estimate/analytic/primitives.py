@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 
 from kerasmem.memory.estimate.analytic.tape import Tape
-from kerasmem.memory.estimate.analytic.tensor import Shape, Tensor
+from kerasmem.memory.program import Shape, Tensor
 
 
 def pointwise(

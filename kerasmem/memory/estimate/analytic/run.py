@@ -4,20 +4,32 @@ import warnings
 from dataclasses import dataclass, replace
 
 from kerasmem.errors import KerasMemWarning, ModelError
-from kerasmem.memory.estimate.analytic.doubt import first_interval, interval
+from kerasmem.memory.estimate.analytic.doubt import (
+    calibrated_width,
+    doubt_of,
+    first_interval,
+)
 from kerasmem.memory.estimate.analytic.framework import Framework, framework
-from kerasmem.memory.estimate.analytic.liveness import plan
-from kerasmem.memory.estimate.analytic.parts import kept_for_backward, parts_of
-from kerasmem.memory.estimate.analytic.pool import Peak, peak_of, pool_bytes
 from kerasmem.memory.estimate.analytic.step import (
-    Step,
     record,
     traced_calls,
     with_gradients_before,
 )
-from kerasmem.memory.estimate.analytic.tensor import Op, Tensor
+from kerasmem.memory.estimate.outcome import answer
 from kerasmem.memory.estimate.persistent import persistent_parts
 from kerasmem.memory.estimate.request import Request
+from kerasmem.memory.program import (
+    Op,
+    Peak,
+    Program,
+    Tensor,
+    allocator,
+    live,
+    peak_of,
+    plan,
+    with_trials,
+)
+from kerasmem.memory.program.parts import kept_for_backward, parts_of
 from kerasmem.records import EstimatePart, MemoryEstimate
 
 
@@ -34,7 +46,7 @@ def estimate(request: Request) -> MemoryEstimate:
             "The analytic method reads a model's graph. Expected: a Sequential or "
             f"Functional model. Received: model={request.model.name!r}, of class "
             f"{type(request.model).__name__}, which has none. Next: pass "
-            "method='traced', or method='step' to run a small step on the CPU."
+            "method='traced'."
         )
     stored = persistent_parts(request)
     first = record(request, traced, how)
@@ -64,14 +76,10 @@ class _Found:
     kept: set[Tensor]
 
 
-def _find(how: Framework, stored: list[int], first: Step, later: Step) -> _Found:
-    planned = plan(later.ops, later.kept, in_place=how.in_place)
-    tried = first if how.one_block else replace(first, ops=_with_trials(first.ops))
-    steps = [
-        plan(tried.ops, tried.kept, in_place=how.in_place).requests,
-        planned.requests,
-    ]
-    peak_first, peak = (peak_of(step, how.rounding) for step in steps)
+def _find(how: Framework, stored: list[int], first: Program, later: Program) -> _Found:
+    tried = first if how.one_block else with_trials(first)
+    plans = [plan(step, in_place=how.in_place) for step in (tried, later)]
+    peak_first, peak = (peak_of(one.events, how.rounding) for one in plans)
     known = sum(stored)
     peak_bytes, first_bytes = (
         known + round(found.nbytes * (1 + how.waste)) for found in (peak, peak_first)
@@ -82,13 +90,11 @@ def _find(how: Framework, stored: list[int], first: Step, later: Step) -> _Found
         first_bytes = max(first_bytes, known + max(trials, default=0))
         pool = peak_bytes
     else:
-        pool = pool_bytes(how.allocator, stored, steps)
-    kept = kept_for_backward(later.ops, planned.owner)
+        present = tuple(Tensor((nbytes,), 1) for nbytes in stored)
+        steps = [replace(step, present=present) for step in (tried, later)]
+        pool = live(steps, allocator(how.allocator), in_place=how.in_place).pool_bytes
+    kept = kept_for_backward(later.ops, plans[-1].owner)
     return _Found(first_bytes, peak, peak_bytes, pool, kept)
-
-
-def _with_trials(ops: tuple[Op, ...]) -> tuple[Op, ...]:
-    return tuple(replace(op, workspace=max(op.workspace, op.trial)) for op in ops)
 
 
 def _operands(op: Op) -> int:
@@ -99,7 +105,7 @@ def _result(
     request: Request,
     how: Framework,
     stored: list[EstimatePart],
-    step: Step,
+    step: Program,
     found: _Found,
 ) -> MemoryEstimate:
     held = how.held(training=request.training)
@@ -110,24 +116,18 @@ def _result(
         "rounding": found.peak_bytes - asked,
         "pool": max(0, found.pool_bytes - found.peak_bytes),
     }
-    low, high = interval(how, step, stored, found.peak_bytes)
+    doubt = doubt_of(how, step, stored, found.peak_bytes)
+    low, high = doubt.around(found.peak_bytes, calibrated_width(request))
+    widest = doubt.around(found.peak_bytes)
     tries = any(op.trial for op in step.ops)
-    first = first_interval(low, high, found.peak_bytes, found.first_bytes, tries=tries)
+    first = first_interval(*widest, found.peak_bytes, found.first_bytes, tries=tries)
     if not request.training:
         # Every batch of a new length is a first one.
         high = first[1]
-    return MemoryEstimate(
-        peak_bytes=found.peak_bytes,
-        low_bytes=low,
-        high_bytes=high,
-        parts=parts_of(stored, found.peak, found.kept, extra),
-        batch_size=request.batch_size,
-        backend=request.backend,
-        jit_compile=request.jit_compile,
-        device=request.device,
-        training=request.training,
-        method="analytic",
-        first_step_bytes=found.first_bytes,
-        first_step_low_bytes=first[0],
-        first_step_high_bytes=first[1],
+    return answer(
+        request,
+        "analytic",
+        parts_of(stored, found.peak, found.kept, extra),
+        (low, found.peak_bytes, high),
+        (first[0], found.first_bytes, first[1]),
     )

@@ -7,9 +7,10 @@ the frequency domain.
 """
 
 import math
+from dataclasses import dataclass
 
-from kerasmem.memory.estimate.analytic.tensor import Scratch, Tensor
 from kerasmem.memory.estimate.unrolled import threads, unrolled_bytes
+from kerasmem.memory.program import Tensor
 
 _TENSOR_CORE_LAYOUT_IS_LAST = 4
 """From this width on (float32) frameworks run convolutions with the channels first, and
@@ -18,6 +19,25 @@ _LARGEST_TRANSFORM = 256
 _TILE = 32
 _MOST_TRIED = 4 << 30
 """TensorFlow's and XLA's own limit for the scratch space of a convolution."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """Scratch space of a convolution, in bytes.
+
+    Args:
+        forward: of the convolution itself.
+        to_kernel: of the gradient of its kernel.
+        to_input: of the gradient of its input.
+        trial: the most that is tried out in the first step.
+        at_once: whether both gradients are made at the same time.
+    """
+
+    forward: int = 0
+    to_kernel: int = 0
+    to_input: int = 0
+    trial: int = 0
+    at_once: bool = False
 
 
 def no_scratch(_x: Tensor, _y: Tensor, _kernel: Tensor) -> Scratch:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kerasmem.memory.estimate.analytic.tape import Tape
-from kerasmem.memory.estimate.analytic.tensor import Shape, Tensor
+from kerasmem.memory.program import Shape, Tensor
 
 
 @dataclass(frozen=True, kw_only=True)

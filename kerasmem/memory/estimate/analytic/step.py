@@ -1,7 +1,7 @@
 """A whole step on a tape: input, forward pass, loss, backward pass, update."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from kerasmem.graph.nodes import Trace, trace
 from kerasmem.graph.treated import Piece, treatment_of
@@ -11,7 +11,6 @@ from kerasmem.memory.estimate.analytic.forward import Forward
 from kerasmem.memory.estimate.analytic.framework import Framework
 from kerasmem.memory.estimate.analytic.layers.parts import FLOAT
 from kerasmem.memory.estimate.analytic.tape import Tape
-from kerasmem.memory.estimate.analytic.tensor import Op, Tensor
 from kerasmem.memory.estimate.analytic.updates import (
     update_at_once,
     update_by_variable,
@@ -20,21 +19,7 @@ from kerasmem.memory.estimate.analytic.updates import (
 )
 from kerasmem.memory.estimate.precision import Precision
 from kerasmem.memory.estimate.request import Request
-
-
-@dataclass(frozen=True)
-class Step:
-    """The operations of a step, in the order in which they run.
-
-    Args:
-        ops: the operations.
-        kept: tensors that outlive them.
-        unknown: classes of layers that no table knows.
-    """
-
-    ops: tuple[Op, ...]
-    kept: tuple[Tensor, ...]
-    unknown: frozenset[str]
+from kerasmem.memory.program import Op, Program, Tensor
 
 
 def traced_calls(request: Request, framework: Framework) -> Trace | None:
@@ -51,7 +36,7 @@ def traced_calls(request: Request, framework: Framework) -> Trace | None:
     )
 
 
-def record(request: Request, trace: Trace, framework: Framework) -> Step:
+def record(request: Request, trace: Trace, framework: Framework) -> Program:
     """Return the operations of the first step, before which there are no gradients.
 
     Args:
@@ -63,7 +48,7 @@ def record(request: Request, trace: Trace, framework: Framework) -> Step:
     return in_order(written(request, trace, framework), framework, runs)
 
 
-def in_order(step: Step, framework: Framework, runs: Sequence[Run]) -> Step:
+def in_order(step: Program, framework: Framework, runs: Sequence[Run]) -> Program:
     """Return the operations of a step in the order in which they run.
 
     Args:
@@ -92,7 +77,7 @@ def _runs(request: Request, trace: Trace) -> list[Run]:
     return [Run(frozenset(found), piece.kept) for (piece, _), found in calls.items()]
 
 
-def written(request: Request, trace: Trace, framework: Framework) -> Step:
+def written(request: Request, trace: Trace, framework: Framework) -> Program:
     """Return the operations of a step that keeps all, in the order of the model.
 
     Args:
@@ -117,7 +102,7 @@ def written(request: Request, trace: Trace, framework: Framework) -> Step:
         kept += tape.gradients.values() if framework.keeps_gradients else []
     else:
         kept += outputs
-    return Step(tuple(tape.ops), tuple(kept), frozenset(forward.unknown))
+    return Program(tuple(tape.ops), tuple(kept), unknown=frozenset(forward.unknown))
 
 
 def _train(
@@ -157,7 +142,7 @@ def _loss(tape: Tape, y: Tensor) -> Tensor:
     return dy
 
 
-def with_gradients_before(step: Step) -> Step:
+def with_gradients_before(step: Program) -> Program:
     """Return the step with the gradients of the one before until the loss is there.
 
     Keras's torch trainer drops them only then.

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from kerasmem.memory.estimate.analytic.tensor import Op, Scratch, Tensor
+from kerasmem.memory.estimate.analytic.scratch import Scratch
+from kerasmem.memory.program import Op, Tensor
 
 Pullback = Callable[[Tensor], Sequence[Tensor | None]]
 

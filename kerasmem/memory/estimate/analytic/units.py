@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
-from kerasmem.memory.estimate.analytic.tensor import Op, Tensor
+from kerasmem.memory.program import Op, Tensor
 
 
 @dataclass(eq=False)

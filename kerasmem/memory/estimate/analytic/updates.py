@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from kerasmem.memory.estimate.analytic.tape import Tape
-from kerasmem.memory.estimate.analytic.tensor import Tensor
+from kerasmem.memory.program import Tensor
 
 _LISTS = {
     "SGD": 0,

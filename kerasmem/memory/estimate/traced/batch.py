@@ -8,6 +8,8 @@ import keras
 from kerasmem.graph.layers import has_graph
 from kerasmem.memory.estimate.inputs import structure_when_built
 from kerasmem.memory.estimate.request import Input, Request
+from kerasmem.memory.program import Tensor
+from kerasmem.memory.timeline import Watched
 
 
 def symbolic_batch(request: Request) -> tuple[Any, ...]:
@@ -16,6 +18,13 @@ def symbolic_batch(request: Request) -> tuple[Any, ...]:
     if not request.training:
         return (x,)
     return x, _targets(request.model, x)
+
+
+def as_tensors(model: Watched) -> tuple[Tensor, ...]:
+    """Return the variables of a model as a program has them."""
+    return tuple(
+        Tensor((v.nbytes,), 1, v.layer, kind=v.category) for v in model.variables
+    )
 
 
 def _tensor(one: Input) -> Any:

@@ -29,7 +29,7 @@ def estimate_here(request: Request) -> MemoryEstimate:
         )
     request = as_keras_compiles(request)
     if running == "jax" or (running == "tensorflow" and request.jit_compile):
-        return xla.estimate_here(request, method="traced")
+        return xla.estimate_here(request)
     name = f"kerasmem.memory.estimate.traced.on_{running}"
     return importlib.import_module(name).estimate_here(request)
 

@@ -1,15 +1,14 @@
-"""TensorFlow's graph, executed in a simulated allocator."""
-
-from dataclasses import replace
+"""TensorFlow's step, executed in a simulated allocator."""
 
 from kerasmem.backends.trace import Graph, tracer
 from kerasmem.errors import ModelError
+from kerasmem.memory.estimate.outcome import answer
 from kerasmem.memory.estimate.request import Request
 from kerasmem.memory.estimate.traced.batch import symbolic_batch
-from kerasmem.memory.estimate.traced.executor import execute
-from kerasmem.memory.estimate.traced.parts import Figures, to_estimate
-from kerasmem.memory.estimate.traced.pool import Life, live
-from kerasmem.memory.timeline import timelines, watched
+from kerasmem.memory.estimate.traced.graph import written
+from kerasmem.memory.program import allocator, live, peak_of, plan, with_trials
+from kerasmem.memory.program.parts import kept_for_backward, parts_of
+from kerasmem.memory.timeline import watched
 from kerasmem.records import MemoryEstimate
 
 # Nine of ten cases measured on a GPU lay between these multiples of the estimate.
@@ -26,36 +25,36 @@ def estimate_here(request: Request) -> MemoryEstimate:
         ModelError: if the step has a loop, whose memory no graph tells.
     """
     model, followed = watched(request.model)
-    on_gpu = request.device == "gpu"
-    batch = symbolic_batch(request)
     graph = tracer().step_graph(
-        followed, batch, training=request.training, on_gpu=on_gpu
+        followed,
+        symbolic_batch(request),
+        training=request.training,
+        on_gpu=request.device == "gpu",
     )
     _check_no_loop(request, graph)
-    own = [v for v in model.variables if v.category == "parameter"]
-    constants = _bytes_of(graph, "Const")
-    life = live(
-        [v.nbytes for v in model.variables],
-        len(own),
-        execute(graph, request.device),
-        _bytes_of(graph, "Placeholder"),
-        _numbers(graph),
-        constants,
-    )
-    timeline = timelines(life.last, model, "tensorflow", range(1))[0]
+    step = written(graph, model, request.device)
+    life = live([with_trials(step), step, step], allocator("bfc"), in_place=True)
+    first, *_, later = life.peaks
+    planned = plan(step, in_place=True)
+    requested = peak_of(planned.events, 1, step.present).nbytes
     fused = any(op.kind.startswith("CudnnRNN") for op in graph.operations)
-    figures = _figures(
-        life,
-        timeline.peak_bytes,
-        spread=_IN_CUDNN if fused else (_LOW, _HIGH),
-        constant_bytes=sum(constants),
-    )
+    below, above = _IN_CUDNN if fused else (_LOW, _HIGH)
+    low, high = min(requested, round(below * later.nbytes)), round(above * later.nbytes)
     if not request.training:
         # Every batch of a new length is a first one.
-        high = max(figures.high_bytes, life.first_step_bytes)
-        figures = replace(figures, high_bytes=high)
-    events = life.last.traces[0].events
-    return to_estimate(request, timeline, events, figures, "traced")
+        high = max(high, first.nbytes)
+    extra = {
+        "rounding": later.nbytes - sum(nbytes for _, nbytes in later.uses),
+        "pool": max(life.pool_bytes - later.nbytes, 0),
+    }
+    kept = kept_for_backward(step.ops, planned.owner)
+    return answer(
+        request,
+        "traced",
+        parts_of((), later, kept, extra),
+        (low, later.nbytes, high),
+        (None, first.nbytes, None),
+    )
 
 
 def loops(graph: Graph) -> list[str]:
@@ -69,38 +68,5 @@ def _check_no_loop(request: Request, graph: Graph) -> None:
         raise ModelError(
             f"The step of {request.model.name!r} has a loop, and how much it keeps per "
             "round stands nowhere in its graph. Expected: a step without loops. "
-            f"Received: {found[0]!r}. Next: use method='step'."
+            f"Received: {found[0]!r}. Next: km.memory.measure_step runs it."
         )
-
-
-def _figures(
-    life: Life, peak: int, *, spread: tuple[float, float], constant_bytes: int
-) -> Figures:
-    low, high = spread
-    return Figures(
-        low_bytes=min(life.requested_bytes, round(low * peak)),
-        high_bytes=round(high * peak),
-        first_step_bytes=life.first_step_bytes,
-        pool_bytes=life.pool_bytes,
-        constant_bytes=constant_bytes,
-    )
-
-
-def _numbers(graph: Graph) -> dict[int, int]:
-    """Return the number of each variable by that of its handle in the graph."""
-    return {
-        number: operation.attributes["variable"]
-        for number, operation in enumerate(graph.operations)
-        if "variable" in operation.attributes
-    }
-
-
-def _bytes_of(graph: Graph, kind: str) -> list[int]:
-    """Return the bytes of each output of the operations of a kind."""
-    return [
-        output.nbytes
-        for operation in graph.operations
-        if operation.kind == kind
-        for output in operation.outputs
-        if output.nbytes
-    ]

@@ -1,19 +1,22 @@
 """Torch's step with fake tensors, and what its allocator for CUDA adds."""
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
 
-from kerasmem.backends.profile import AllocatorTrace, MemoryEvent, Profile
+from kerasmem.backends.profile import MemoryEvent
 from kerasmem.backends.trace import tracer
 from kerasmem.errors import ModelError
+from kerasmem.graph.values import nbytes
+from kerasmem.memory.estimate.outcome import answer
 from kerasmem.memory.estimate.request import Request
-from kerasmem.memory.estimate.traced.batch import symbolic_batch
-from kerasmem.memory.estimate.traced.parts import Figures, to_estimate
-from kerasmem.memory.timeline import Watched, timelines, watched
+from kerasmem.memory.estimate.traced.batch import as_tensors, symbolic_batch
+from kerasmem.memory.program import Op, Program, Tensor, peak_of, plan
+from kerasmem.memory.program.parts import kept_for_backward, parts_of
+from kerasmem.memory.timeline import Watched, watched
 from kerasmem.processes.transfer import pack, unpack
 from kerasmem.records import MemoryEstimate
 from kerasmem.units import MIB
@@ -34,15 +37,13 @@ class _Lived:
 
     Args:
         peaks: peak of each step, without the workspace of libraries.
-        profile: the last step.
-        model: the model that lived.
-        held: category and layer of the gradients that were there before.
+        events: allocations and frees of the last step.
+        program: the last step.
     """
 
     peaks: list[int]
-    profile: Profile
-    model: Watched
-    held: dict[int, tuple[str, str | None]]
+    events: Sequence[MemoryEvent]
+    program: Program
 
 
 def estimate_here(request: Request) -> MemoryEstimate:
@@ -57,24 +58,28 @@ def estimate_here(request: Request) -> MemoryEstimate:
         raise ModelError(
             f"The step of {request.model.name!r} cannot be traced on torch: "
             f"{str(error)[:200]} Expected: a step whose shapes do not depend on its "
-            "data. Next: method='step' runs it."
+            "data. Next: km.memory.measure_step runs it."
         ) from error
-    timeline = timelines(lived.profile, lived.model, "given", range(1))[0]
-    extra = beside(request)
-    figures = Figures(
-        low_bytes=round(_LOW * (lived.peaks[-1] + extra)),
-        high_bytes=round(_HIGH * (lived.peaks[-1] + extra)),
-        first_step_bytes=lived.peaks[0] + extra,
-        beside_bytes=extra,
-        held=lived.held,
+    libraries = beside(request)
+    first, peak = (nbytes + libraries for nbytes in lived.peaks)
+    step = lived.program
+    planned = plan(step, in_place=False)
+    fullest = peak_of(planned.events, ROUNDING_BYTES, step.present)
+    asked = libraries + sum(nbytes for _, nbytes in fullest.uses)
+    extra = {"workspace": libraries, "rounding": peak - asked}
+    kept = kept_for_backward(step.ops, planned.owner)
+    return answer(
+        request,
+        "traced",
+        parts_of((), fullest, kept, extra),
+        (round(_LOW * peak), peak, round(_HIGH * peak)),
+        (None, first, None),
     )
-    events = lived.profile.traces[0].events
-    return to_estimate(request, timeline, events, figures, "traced")
 
 
 def later_step(request: Request) -> Sequence[MemoryEvent]:
     """Return the events of a later step that really runs."""
-    return _live(request, fake=False).profile.traces[0].events
+    return _live(request, fake=False).events
 
 
 def beside(request: Request) -> int:
@@ -98,17 +103,56 @@ def _lived_step(
     gc.collect()  # torch frees what is in a cycle only then
     begin = len(life.events)
     known, followed = watched(model)
-    held = _gradients(life, model, known)
-    opening = life.storages(followed.variables, _DEVICE)
+    variables = as_tensors(known)
+    present = {
+        one.address: variables[one.variable]
+        for one in life.storages(followed.variables, _DEVICE)
+    }
+    present |= _gradients(life, model, known)
     unfollow = life.follow(followed) if training else None
     _step(life, model, batch, training=training)
     if unfollow is not None:
         unfollow()
     events = life.events[begin:]
-    trace = AllocatorTrace("CUDA", _DEVICE, "simulation", events, ROUNDING_BYTES)
-    closing = life.storages(followed.variables, _DEVICE)
     peak = max(event.in_use_bytes for event in events)
-    return _Lived([peak], Profile([trace], opening, closing), known, held)
+    trained = {v.nbytes for v in known.variables if v.is_trained}
+    return _Lived([peak], events, written(events, present, trained))
+
+
+def written(
+    events: Sequence[MemoryEvent], present: Mapping[int, Tensor], trained: set[int]
+) -> Program:
+    """Return the program of a step that was recorded.
+
+    Args:
+        events: its allocations and frees.
+        present: what was there before, by address.
+        trained: sizes in bytes of weights that have a gradient.
+    """
+    ops: list[Op] = []
+    before, alive = [*present.values()], dict(present)
+    made_backward: set[Tensor] = set()
+    phase = "unknown"
+    for event in events:
+        if event.is_allocation:
+            phase = event.phase if event.phase != "unknown" else phase
+            kind = "workspace" if event.is_scratch else "value"
+            y = Tensor((event.requested_bytes,), 1, event.layer, kind=kind)
+            alive[event.address] = y
+            ops.append(Op(event.operation, event.layer, phase, (), (y,)))
+            if phase == "backward" and y.nbytes in trained:
+                made_backward.add(y)
+            continue
+        x = alive.pop(event.address, None)
+        if x is None:
+            x = Tensor((event.requested_bytes,), 1, kind="rounding")
+            before.append(x)
+        elif x in made_backward and phase == "optimizer":
+            x.kind = "gradient"
+        ops.append(Op("free", None, phase, (x,), ()))
+    for x in made_backward & {*alive.values()}:
+        x.kind = "gradient"
+    return Program(tuple(ops), tuple(alive.values()), tuple(before))
 
 
 def _step(life: Any, model: Any, batch: tuple[Any, ...], *, training: bool) -> None:
@@ -121,11 +165,13 @@ def _step(life: Any, model: Any, batch: tuple[Any, ...], *, training: bool) -> N
         life.predict_step(model, tensors)
 
 
-def _gradients(life: Any, model: Any, known: Any) -> dict[int, tuple[str, str | None]]:
-    """Return category and layer of the gradients that the step before left behind."""
+def _gradients(life: Any, model: Any, known: Watched) -> dict[int, Tensor]:
+    """Return the gradients that the step before left behind, by address."""
     layers = {variable.name: variable.layer for variable in known.variables}
     return {
-        life.address(variable.value.grad): ("gradient", layers.get(variable.path))
+        life.address(gradient): Tensor(
+            (nbytes(gradient),), 1, layers.get(variable.path), kind="gradient"
+        )
         for variable in model.trainable_variables
-        if variable.value.grad is not None
+        if (gradient := variable.value.grad) is not None
     }

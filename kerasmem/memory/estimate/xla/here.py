@@ -5,15 +5,16 @@ from collections.abc import Sequence
 
 import keras
 
-from kerasmem.backends.trace import Operation, tracer
+from kerasmem.backends.trace import tracer
 from kerasmem.backends.trace_hlo import Flat, Value, read_flat
 from kerasmem.graph.values import nbytes
+from kerasmem.memory.estimate.outcome import answer
 from kerasmem.memory.estimate.request import Request
-from kerasmem.memory.estimate.traced.batch import symbolic_batch
-from kerasmem.memory.estimate.traced.executor import Step
-from kerasmem.memory.estimate.traced.pool import live
-from kerasmem.memory.estimate.xla.liveness import Temporary, temporary
+from kerasmem.memory.estimate.traced.batch import as_tensors, symbolic_batch
+from kerasmem.memory.estimate.xla.program import written
 from kerasmem.memory.estimate.xla.scratch import LARGEST_TRIAL, trial
+from kerasmem.memory.program import Op, Program, Tensor, allocator, live, peak_of, plan
+from kerasmem.memory.program.parts import parts_of
 from kerasmem.memory.timeline import Watched, watched
 from kerasmem.memory.timeline.names import Names
 from kerasmem.records import EstimatePart, MemoryEstimate
@@ -22,17 +23,17 @@ from kerasmem.records import EstimatePart, MemoryEstimate
 _COMPILED, _NOT_COMPILED = (0.8, 1.3), (0.5, 1.75)
 
 
-def estimate_here(request: Request, method: str = "xla") -> MemoryEstimate:
+def estimate_here(request: Request) -> MemoryEstimate:
     """Return the estimate of a step that XLA compiles."""
     model, followed = watched(request.model)
     batch = symbolic_batch(request)
     hlo = tracer("trace_hlo")
-    if request.device == "cpu" and method == "xla":
+    if request.device == "cpu" and request.jit_compile:
         planned = hlo.compiled_bytes(followed, batch, training=request.training)
         return _exact(request, model, planned, _batch_bytes(batch))
     module = hlo.step_module(followed, batch, training=request.training)
     program = read_flat(module)
-    return _imitated(request, model, program, method)
+    return _imitated(request, model, program)
 
 
 def _exact(
@@ -41,24 +42,23 @@ def _exact(
     """Return the estimate from XLA's own plan for this machine."""
     sums = _beside(model, batch_bytes)
     sums["temporary", None] += planned
-    return _estimate(request, model, "xla", sums, planned, trial_bytes=0)
+    return _estimate(request, model, sums, planned, trial_bytes=0)
 
 
-def _imitated(
-    request: Request, model: Watched, program: Flat, method: str
-) -> MemoryEstimate:
+def _imitated(request: Request, model: Watched, flat: Flat) -> MemoryEstimate:
     """Return the estimate from the program before XLA compiles it for a GPU."""
-    found = temporary(program, fused=request.jit_compile)
-    sums = _beside(model, 0)
-    for parameter in _batch(program, model):
-        sums["input", None] += parameter
-    _attribute(sums, program, found, _Places(model, request.backend))
-    trials = (trial(program, number) for number in range(len(program.values)))
+    places = _Places(model, request.backend)
+    program = written(flat, places.place, fused=request.jit_compile)
+    found = peak_of(plan(program, in_place=False).events, rounding=1)
+    sums = _beside(model, _batch_in(flat, model))
+    for part in parts_of((), found, set(), {}):
+        sums[part.category, part.layer] += part.nbytes
+    trials = (trial(flat, number) for number in range(len(flat.values)))
     largest = min(max(trials, default=0), LARGEST_TRIAL)
-    results = 0 if request.training else _result_bytes(program)
+    results = 0 if request.training else _result_bytes(flat)
     sums["temporary", None] += results
     planned = found.nbytes + results
-    return _estimate(request, model, method, sums, planned, trial_bytes=largest)
+    return _estimate(request, model, sums, planned, trial_bytes=largest)
 
 
 class _Places:
@@ -77,18 +77,6 @@ class _Places:
         return "gradient" if is_gradient else "temporary", origin.layer
 
 
-def _attribute(
-    sums: dict[tuple[str, str | None], int],
-    program: Flat,
-    found: Temporary,
-    places: _Places,
-) -> None:
-    for number in found.values:
-        value = program.values[number]
-        sums[places.place(value)] += value.nbytes
-    sums["workspace", None] += found.scratch_bytes
-
-
 def _beside(model: Watched, batch_bytes: int) -> dict[tuple[str, str | None], int]:
     sums: dict[tuple[str, str | None], int] = defaultdict(int)
     for variable in model.variables:
@@ -97,34 +85,37 @@ def _beside(model: Watched, batch_bytes: int) -> dict[tuple[str, str | None], in
     return sums
 
 
-def _batch(program: Flat, model: Watched) -> Sequence[int]:
+def _batch_in(flat: Flat, model: Watched) -> int:
     """Return the bytes of the parameters beyond the variables: the batch."""
-    given = [v.nbytes for v in program.values if v.opcode == "parameter"]
-    return [max(sum(given) - sum(v.nbytes for v in model.variables), 0)]
+    given = sum(v.nbytes for v in flat.values if v.opcode == "parameter")
+    return max(given - sum(v.nbytes for v in model.variables), 0)
 
 
 def _batch_bytes(batch: Sequence) -> int:
     return sum(nbytes(tensor) for tensor in keras.tree.flatten(batch))
 
 
-def _result_bytes(program: Flat) -> int:
-    return sum(program.values[number].nbytes for number in program.results)
+def _result_bytes(flat: Flat) -> int:
+    return sum(flat.values[number].nbytes for number in flat.results)
 
 
 def _in_pool(model: Watched, planned: int, batch_bytes: int) -> int:
     """Return the peak when all temporary memory is one block of a BFC pool."""
-    program = Operation("temporary", "XlaRun", (), (), ())
-    steps = [Step(1, planned, program, comes=comes) for comes in (True, False)]
-    sizes = [variable.nbytes for variable in model.variables]
-    own = sum(v.category == "parameter" for v in model.variables)
-    life = live(sizes, own, steps if planned else [], [batch_bytes], {})
-    return max(event.in_use_bytes for event in life.last.traces[0].events)
+    batch, block = (Tensor((nbytes,), 1) for nbytes in (batch_bytes, planned))
+    step = Program(
+        ops=(
+            Op("input", None, "input", (), (batch,)),
+            Op("step", None, "forward", (), (block,)),
+        ),
+        kept=(batch, *(variables := as_tensors(model))),
+        present=variables,
+    )
+    return live([step], allocator("bfc"), in_place=False).peaks[0].nbytes
 
 
 def _estimate(
     request: Request,
     model: Watched,
-    method: str,
     sums: dict[tuple[str, str | None], int],
     planned: int,
     trial_bytes: int,
@@ -137,20 +128,10 @@ def _estimate(
     low, high = _COMPILED if request.jit_compile else _NOT_COMPILED
     sums["workspace", None] += max(peak - in_use, 0)
     sums["rounding", None] += in_use - persistent - planned
-    return MemoryEstimate(
-        peak_bytes=peak,
-        low_bytes=round(low * peak),
-        high_bytes=round(high * peak),
-        first_step_bytes=first,
-        parts=tuple(
-            EstimatePart(category, layer, size)
-            for (category, layer), size in sums.items()
-            if size
-        ),
-        batch_size=request.batch_size,
-        backend=request.backend,
-        jit_compile=request.jit_compile,
-        device=request.device,
-        training=request.training,
-        method=method,
+    return answer(
+        request,
+        "traced",
+        (EstimatePart(*place, size) for place, size in sums.items()),
+        (round(low * peak), peak, round(high * peak)),
+        (None, first, None),
     )

@@ -6,7 +6,7 @@ from kerasmem.memory.estimate.analytic import primitives as p
 from kerasmem.memory.estimate.analytic.layers.parts import projected
 from kerasmem.memory.estimate.analytic.site import Handler, Site
 from kerasmem.memory.estimate.analytic.tape import Tape
-from kerasmem.memory.estimate.analytic.tensor import Shape, Tensor
+from kerasmem.memory.program import Shape, Tensor
 
 
 def same(_t: Tape, _s: Site, xs: list[Tensor]) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 from kerasmem.memory.estimate.analytic import primitives as p
 from kerasmem.memory.estimate.analytic.site import Site
 from kerasmem.memory.estimate.analytic.tape import Tape
-from kerasmem.memory.estimate.analytic.tensor import Shape, Tensor
+from kerasmem.memory.program import Shape, Tensor
 
 FLOAT = 4
 """Bytes of a float32, in which normalization and softmax are computed at least."""

@@ -7,7 +7,7 @@ from kerasmem.memory.estimate.analytic import primitives as p
 from kerasmem.memory.estimate.analytic.layers.parts import FLOAT
 from kerasmem.memory.estimate.analytic.site import Handler, Site
 from kerasmem.memory.estimate.analytic.tape import Tape
-from kerasmem.memory.estimate.analytic.tensor import Shape, Tensor
+from kerasmem.memory.program import Shape, Tensor
 
 _RESERVED = {"LSTM": 5, "GRU": 6}
 """What cuDNN keeps for the gradient, in sequences of the state: of an LSTM the gates

@@ -5,7 +5,7 @@ from kerasmem.memory.estimate.analytic.layers.parts import separable_middle
 from kerasmem.memory.estimate.analytic.layers.tensorflow.activations import activated
 from kerasmem.memory.estimate.analytic.site import Site
 from kerasmem.memory.estimate.analytic.tape import Tape
-from kerasmem.memory.estimate.analytic.tensor import Shape, Tensor
+from kerasmem.memory.program import Shape, Tensor
 
 
 def convolved(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:

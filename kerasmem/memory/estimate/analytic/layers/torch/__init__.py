@@ -40,7 +40,7 @@ from kerasmem.memory.estimate.analytic.layers.torch.normalization import (
 )
 from kerasmem.memory.estimate.analytic.site import Handler, Site
 from kerasmem.memory.estimate.analytic.tape import Tape
-from kerasmem.memory.estimate.analytic.tensor import Tensor
+from kerasmem.memory.program import Tensor
 
 
 def _dense(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:

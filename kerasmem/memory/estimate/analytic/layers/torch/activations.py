@@ -6,7 +6,7 @@ from kerasmem.memory.estimate.analytic import primitives as p
 from kerasmem.memory.estimate.analytic.layers.names import activation_name
 from kerasmem.memory.estimate.analytic.site import Site
 from kerasmem.memory.estimate.analytic.tape import Tape
-from kerasmem.memory.estimate.analytic.tensor import Tensor
+from kerasmem.memory.program import Tensor
 
 _KEEP_OUTPUT = (
     *["softmax", "log_softmax", "relu", "sigmoid", "tanh", "exponential", "exp"],

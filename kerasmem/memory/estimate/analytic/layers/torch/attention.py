@@ -9,7 +9,7 @@ from kerasmem.memory.estimate.analytic.layers.parts import (
 )
 from kerasmem.memory.estimate.analytic.site import Site
 from kerasmem.memory.estimate.analytic.tape import Tape
-from kerasmem.memory.estimate.analytic.tensor import Tensor
+from kerasmem.memory.program import Tensor
 
 
 def attended(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:

@@ -4,7 +4,7 @@ from kerasmem.memory.estimate.analytic import primitives as p
 from kerasmem.memory.estimate.analytic.layers.parts import FLOAT, kept_axes
 from kerasmem.memory.estimate.analytic.site import Site
 from kerasmem.memory.estimate.analytic.tape import Tape
-from kerasmem.memory.estimate.analytic.tensor import Tensor
+from kerasmem.memory.program import Tensor
 
 
 def normalized_batch(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:

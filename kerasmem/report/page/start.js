@@ -1,0 +1,16 @@
+// Brings a page to life, once all of it is there.
+
+// show: draws what only this page has, of what Python packed.
+async function startPage(show) {
+  document.documentElement.classList.add("scripted");
+  startTheme();
+  document.querySelectorAll("table[data-sortable]").forEach(makeSortable);
+  const { fits, panels, ...own } = await unpack(document.getElementById("packed").textContent);
+  document.querySelectorAll("[data-panel]").forEach((host) => {
+    const { lines, unit, marks } = panels[host.dataset.panel];
+    const axis = unit === "number" ? numberAxisOf(lines) : unit;
+    if (lines.length) lineChart(host, lines, { axis, fits, marks });
+  });
+  show(own);
+  document.documentElement.dataset.ready = "true";
+}

@@ -1,0 +1,70 @@
+// Tables whose columns sort at a click, or at Enter, on their heads.
+
+const MOST_ROWS = 300;
+
+// Makes buttons of the heads of a table; returns what draws it anew.
+// columns: [{ name, value(row), text: true to sort from A to Z first }]; order: { column, descending }.
+// draw: is given the function that compares two rows.
+function sortHeads(heads, columns, order, draw) {
+  heads.forEach((head, i) => head.replaceChildren(element("button", { type: "button", onclick: () => sortBy(i) }, columns[i].name)));
+
+  function sortBy(column) {
+    const descending = order.column === column ? !order.descending : !columns[column].text;
+    Object.assign(order, { column, descending });
+    redraw();
+    announce(`Sorted by ${columns[column].name}, ${descending ? "descending" : "ascending"}`);
+  }
+
+  function redraw() {
+    const { value } = columns[order.column];
+    const sign = order.descending ? -1 : 1;
+    heads.forEach((head, i) => head.setAttribute("aria-sort",
+      i !== order.column ? "none" : order.descending ? "descending" : "ascending"));
+    draw((one, other) => {
+      const [a, b] = [value(one), value(other)];
+      return sign * (a < b ? -1 : a > b ? 1 : 0);
+    });
+  }
+  return redraw;
+}
+
+// A table that Python wrote: its rows stay in their order until a head is clicked.
+function makeSortable(table) {
+  const heads = [...table.tHead.rows[0].cells];
+  const [body] = table.tBodies;
+  if (body.rows.length < 2) return;
+  const columns = heads.map((head, i) => {
+    const text = head.classList.contains("text");
+    const words = (row) => row.cells[i].textContent;
+    return { name: head.textContent, text, value: text ? words : (row) => quantityOf(words(row)) };
+  });
+  table.classList.add("sortable");
+  sortHeads(heads, columns, { column: -1, descending: false },
+    (compare) => body.append(...[...body.rows].sort(compare)));
+}
+
+// A table of rows that change. A column: { name, value(row) to sort by, show(row) for the cell, text }.
+function sortableTable(columns, sortedBy) {
+  let rows = [];
+  const caption = element("span", { class: "words" });
+  const heads = columns.map((column) => element("th", { scope: "col", class: column.text ? "text" : null }));
+  const body = element("tbody");
+  const note = element("p", { class: "note" });
+  const table = element("table", { class: "sortable" }, element("caption", {}, caption), element("thead", {}, element("tr", {}, ...heads)), body);
+  const node = element("div", {},
+    element("div", { class: "scroll", role: "region", tabindex: "0", "aria-label": "What was in use" }, table), note);
+  const draw = sortHeads(heads, columns, { column: sortedBy, descending: true }, (compare) => {
+    body.replaceChildren(...rows.toSorted(compare).slice(0, MOST_ROWS).map((row) => element("tr", {},
+      ...columns.map((column, i) => element(i ? "td" : "th",
+        { class: column.text ? "text" : null, scope: i ? null : "row" }, column.show(row))))));
+    const left = rows.length - MOST_ROWS;
+    note.textContent = left > 0 ? `${countText(left)} more rows come after these in this order.` : "";
+  });
+
+  function show(newRows, title) {
+    rows = newRows;
+    caption.textContent = title;
+    draw();
+  }
+  return { node, show };
+}
