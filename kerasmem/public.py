@@ -6,7 +6,6 @@ from kerasmem.compression.cluster import Cluster
 from kerasmem.compression.compress import compress
 from kerasmem.compression.distill import Distill, Distiller, distill
 from kerasmem.compression.distill import names as distillation
-from kerasmem.compression.export import export
 from kerasmem.compression.factorize import Factorize
 from kerasmem.compression.prune import Prune
 from kerasmem.compression.quantize import (
@@ -17,8 +16,9 @@ from kerasmem.compression.quantize import (
     dequantize,
 )
 from kerasmem.compression.result import CompressionResult
-from kerasmem.compression.runtimes import compare_runtimes
 from kerasmem.compression.student import make_student
+from kerasmem.exporting import export
+from kerasmem.exporting.runtimes import compare_runtimes
 from kerasmem.files import load_model, save_model
 from kerasmem.memory.batch_size import find_batch_size
 from kerasmem.memory.compress_activations import compress_activations

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kerasmem.memory import child
+from kerasmem import processes
 
 
 @contextmanager
@@ -37,9 +37,9 @@ def one_child(backend: str, environment: Mapping[str, str]) -> Iterator[None]:
         def run(command: list[str], *, env: Mapping[str, str], **_: Any) -> Any:
             assert env["KERAS_BACKEND"] == backend
             order, answer = map(Path, command[-2:])
-            pool.submit(child.work, order, answer).result()
+            pool.submit(processes.work, order, answer).result()
             return subprocess.CompletedProcess(command, 0, "", "")
 
         own = SimpleNamespace(run=run, TimeoutExpired=subprocess.TimeoutExpired)
-        patch.setattr(child, "subprocess", own)
+        patch.setattr(processes, "subprocess", own)
         yield

@@ -13,7 +13,14 @@ from kerasmem.backends.protocol import Backend, GradientMeter, StepState
 from kerasmem.backends.shadow import shadow
 from kerasmem.errors import ConfigError
 
-__all__ = ["Backend", "GradientMeter", "StepState", "current", "shadow"]
+__all__ = [
+    "Backend",
+    "GradientMeter",
+    "StepState",
+    "current",
+    "device_kind",
+    "shadow",
+]
 
 _ADAPTERS = {
     "tensorflow": "kerasmem.backends._tensorflow",
@@ -41,3 +48,8 @@ def current() -> Backend:
             "before Keras is imported."
         )
     return importlib.import_module(_ADAPTERS[name]).ADAPTER
+
+
+def device_kind() -> str:
+    """Return `"gpu"` if the running backend has one, else `"cpu"`."""
+    return "gpu" if current().cuda_ordinals() else "cpu"

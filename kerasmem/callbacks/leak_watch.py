@@ -14,8 +14,8 @@ from kerasmem.memory.census import (
     object_count,
 )
 from kerasmem.memory.holders import NOBODY, holder
-from kerasmem.memory.host import resident_bytes
 from kerasmem.memory.leak import WINDOWS, Rise, sustained_rise
+from kerasmem.processes.host import resident_bytes
 from kerasmem.records import Finding
 from kerasmem.units import KIB, format_bytes
 

@@ -9,8 +9,8 @@ from typing import Literal
 
 from kerasmem import backends
 from kerasmem.memory.card import read_card
-from kerasmem.memory.host import HostPeak
 from kerasmem.memory.peaks import Peaks
+from kerasmem.processes.host import HostPeak
 from kerasmem.records import DeviceReading, MemoryRecord
 
 Phase = Literal["train", "validation", "evaluate", "predict"]

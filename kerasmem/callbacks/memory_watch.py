@@ -19,9 +19,9 @@ from kerasmem.callbacks.running import is_running
 from kerasmem.errors import KerasMemWarning
 from kerasmem.files.journal import Journal
 from kerasmem.files.run_dir import file_name
-from kerasmem.memory.host import host_peak
 from kerasmem.memory.series import series
 from kerasmem.memory.workers import RunFolderReader, WorkerReader
+from kerasmem.processes.host import host_peak
 from kerasmem.records import Finding, MemoryRecord
 
 

@@ -37,8 +37,7 @@ def run(options: Namespace) -> Outcome:
     """Return what was converted, and how far the answers are from those before."""
     from kerasmem.errors import ModelError
     from kerasmem.files import save_model
-    from kerasmem.files.legacy import compare
-    from kerasmem.files.load import load_converted
+    from kerasmem.legacy import compare, load_converted
 
     check_output(options.output, ".keras")
     path = Path(options.model)

@@ -35,7 +35,7 @@ def run(options: Namespace) -> Outcome:
     from kerasmem.errors import InputError
     from kerasmem.files import inspect_file, load_model
     from kerasmem.files.optimizer_state import optimizer_state
-    from kerasmem.memory.activations import layer_activations, peak_activation_bytes
+    from kerasmem.graph.activations import layer_activations, peak_activation_bytes
     from kerasmem.report.tables import contents_table, layer_table
 
     model = load_model(options.model)

@@ -12,13 +12,12 @@ import numpy as np
 
 from kerasmem.backends import current
 from kerasmem.backends.seeding import seeded
-from kerasmem.compression.export import SAMPLES
 from kerasmem.compression.given import GivenSteps, Resuming
 from kerasmem.compression.job import Done, Job
 from kerasmem.compression.judge import chance_of, check_max_drop, far_worse
 from kerasmem.compression.measure import figures, file_bytes, latencies
 from kerasmem.compression.quantize.left_float import warn_if_left_float
-from kerasmem.compression.result import CompressionResult
+from kerasmem.compression.result import SAMPLES, CompressionResult
 from kerasmem.compression.search import Request
 from kerasmem.compression.stages import Training
 from kerasmem.compression.technique import Technique

@@ -13,14 +13,13 @@ import numpy as np
 
 from kerasmem.backends import current
 from kerasmem.compression.judge import in_order
-from kerasmem.compression.turns import in_turns
 from kerasmem.errors import OutputError
 from kerasmem.files.data import fit_arguments, sample_inputs
 from kerasmem.files.save import Coding, save_stored, write_small
+from kerasmem.graph.activations import peak_activation_bytes
 from kerasmem.graph.values import nbytes, nonzero, parameters
-from kerasmem.memory.activations import peak_activation_bytes
-from kerasmem.memory.tune.stopwatch import spread
 from kerasmem.records import ModelFigures
+from kerasmem.stats.timing import in_turns, spread
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kerasmem.compression.export import export
 from kerasmem.files.save import Coding, save_model
 from kerasmem.records import CompressionReport, ExportReport, WeightChange
 from kerasmem.units import format_bytes
+
+SAMPLES = 4
+"""Most that `export` compares the file and its model on."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -99,6 +101,9 @@ class CompressionResult:
                 not give what the model gives.
             OutputError: if the file cannot be written.
         """
+        # The one door to a room above this one, whose files few results become.
+        from kerasmem.exporting import export
+
         if samples is None and self.samples is not None:
             samples = (self.samples,)  # a tuple of inputs would be inputs and labels
         return export(

@@ -1,10 +1,14 @@
-"""Where in an HDF5 file the entries of each array lie."""
+"""The arrays of an HDF5 file: where the entries of each lie, and one as a whole."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import h5py
 import ml_dtypes
 import numpy as np
+
+from kerasmem.errors import ModelFileError
+from kerasmem.files.coding import LARGE_BYTES, MOST_TIMES
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,33 @@ def datasets(file: h5py.File) -> list[Dataset]:
 
     file.visititems(keep)
     return found
+
+
+def whole_array(
+    dataset: Any, file: h5py.File, most_bytes: int | None = None
+) -> np.ndarray:
+    """Return the array in a dataset.
+
+    Args:
+        dataset: of a file.
+        file: the file.
+        most_bytes: that the array may have; None for what any file may hold.
+
+    Raises:
+        ModelFileError: if it is none, leads to another file, or is a bomb.
+    """
+    if not isinstance(dataset, h5py.Dataset):
+        raise ModelFileError(f"{dataset.name!r} is no array.")
+    if dataset.external or dataset.is_virtual or dataset.file != file:
+        raise ModelFileError(f"{dataset.name!r} is kept outside of the file.")
+    if most_bytes is None:
+        most_bytes = max(LARGE_BYTES, MOST_TIMES * dataset.id.get_storage_size())
+    if dataset.nbytes > most_bytes:
+        raise ModelFileError(
+            f"{dataset.name!r} would take {dataset.nbytes} bytes, of which the file "
+            f"has {dataset.id.get_storage_size()}."
+        )
+    return dataset[()]
 
 
 def _described(name: str, item: h5py.Dataset) -> Dataset:

@@ -12,7 +12,7 @@ import keras
 from kerasmem.errors import KerasMemError, KerasMemWarning, ModelFileError
 from kerasmem.files.archive import check_archive
 from kerasmem.files.declared import bounded_weights, check_declared, check_heaps
-from kerasmem.files.legacy import Made, compile_arguments, is_legacy, load_legacy
+from kerasmem.files.keras_2 import is_legacy
 from kerasmem.files.members import DAMAGED
 from kerasmem.files.memory_map import MappedWeights
 from kerasmem.files.own_file import save_beside
@@ -55,11 +55,14 @@ def load_model(
         ConfigError: if weights have to be there at once.
     """
     path = Path(path)
-    _check(path, memory_map=memory_map)
+    check_model_file(path, memory_map=memory_map)
     if is_legacy(path):
         if memory_map:
             raise _unmappable(path)
-        return _converted(path, custom_objects or {}, with_loss=compile).layer
+        # The one door to a room above this one, which few files need.
+        from kerasmem.legacy import load_legacy
+
+        return load_legacy(path, custom_objects or {}, compile=compile).layer
     mapped = MappedWeights(path) if memory_map else None
     if compile and mapped is not None and mapped.learned:
         warnings.warn(
@@ -78,42 +81,14 @@ def load_model(
             f"{str(path)!r} could not be loaded: {first_reason(error)}"
         ) from error
     if why is not None:
-        _say_without_loss(path, why)
+        say_without_loss(path, why)
     if mapped is not None:
         save_beside(model, mapped.file)
     return model
 
 
-def load_converted(path: str | Path) -> Made:
-    """Return the model made of a file of Keras 2, beside what the file says of it.
-
-    Args:
-        path: as in `load_model`.
-
-    Raises:
-        ModelFileError: as `load_model`, and if Keras 3 wrote the file.
-    """
-    path = Path(path)
-    _check(path, memory_map=False)
-    if not is_legacy(path):
-        raise ModelFileError(
-            f"Keras 3 wrote {str(path)!r} already: there is nothing to convert."
-        )
-    return _converted(path, {}, with_loss=True)
-
-
-def _converted(path: Path, custom_objects: dict[str, Any], *, with_loss: bool) -> Made:
-    with bounded_weights(path):
-        made, training = load_legacy(path, custom_objects)
-    if training is not None and with_loss:
-        try:
-            made.layer.compile(**compile_arguments(training, custom_objects))
-        except Exception as error:  # noqa: BLE001 - nor has that of an unknown loss
-            _say_without_loss(path, first_reason(error))
-    return made
-
-
-def _say_without_loss(path: Path, why: str) -> None:
+def say_without_loss(path: Path, why: str) -> None:
+    """Warn the caller of `load_model`, two calls above the one of this."""
     warnings.warn(
         f"{str(path)!r} was loaded without its loss and metrics: {why}",
         KerasMemWarning,
@@ -155,7 +130,12 @@ def _load(path: Path, file: Path, objects: dict[str, Any], *, with_loss: bool) -
     return model
 
 
-def _check(path: Path, *, memory_map: bool) -> None:
+def check_model_file(path: Path, *, memory_map: bool) -> None:
+    """Raise unless there may be a model in a file or folder.
+
+    Raises:
+        ModelFileError: if it is missing or damaged, or its weights cannot be mapped.
+    """
     if not (path.is_file() or path.is_dir()):
         raise ModelFileError(f"There is no file {str(path)!r}.")
     if memory_map and (path.is_dir() or path.suffix != ".keras"):

@@ -16,9 +16,8 @@ import h5py
 import numpy as np
 
 from kerasmem.files.coded_model import CodedModel, unwrapped, write_skeleton
-from kerasmem.files.datasets import Dataset, datasets
+from kerasmem.files.datasets import Dataset, datasets, whole_array
 from kerasmem.files.declared import inflates
-from kerasmem.files.legacy.hdf5 import whole_array
 from kerasmem.files.members import opened_weights
 from kerasmem.files.weights import uncoded
 

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 
-from kerasmem.memory.host import HostPeak
+from kerasmem.processes.host import HostPeak
 from kerasmem.records import DeviceReading, HostReading
 
 _HOST = "host"

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from rich.table import Table
 
-from kerasmem.memory.activations import LayerActivations
+from kerasmem.graph.activations import LayerActivations
 from kerasmem.records import FileContents, ModelFigures, WeightChange
 from kerasmem.report.comparison import models_table
 from kerasmem.report.page.table import MISSING

@@ -18,11 +18,11 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from kerasmem.memory.child import run_in_child
 from kerasmem.memory.compress_activations import (
     activation_report,
     compress_activations,
 )
+from kerasmem.processes import run_in_child
 from tests.memory.compress_activations import held
 
 L = keras.layers

@@ -31,12 +31,12 @@ from kerasmem.errors import ModelError
 from kerasmem.memory.batch_size import find_batch_size
 from kerasmem.memory.batch_size.limit import Limit, environment
 from kerasmem.memory.batch_size.trial import attempt
-from kerasmem.memory.child import ON_THE_CPU, run_in_child
 from kerasmem.memory.estimate import estimate_memory
 from kerasmem.memory.estimate.child import job_of, request_of
 from kerasmem.memory.estimate.request import Input, Request
 from kerasmem.memory.measure import COUNTING_ALLOCATOR, measure_step
 from kerasmem.memory.measure.batch import run_once, zeros
+from kerasmem.processes import ON_THE_CPU, run_in_child
 from kerasmem.units import MIB
 
 A = keras.applications

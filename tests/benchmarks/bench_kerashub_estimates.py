@@ -26,8 +26,8 @@ import keras_hub
 import numpy as np
 
 import kerasmem as km
-from kerasmem.memory.child import ON_THE_CPU, run_in_child
 from kerasmem.memory.measure import COUNTING_ALLOCATOR
+from kerasmem.processes import ON_THE_CPU, run_in_child
 from kerasmem.units import MIB
 from tests.keras_hub.families import samples, shapes
 

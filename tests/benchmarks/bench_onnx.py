@@ -21,10 +21,10 @@ import keras
 import numpy as np
 
 import kerasmem as km
-from kerasmem.compression.turns import in_turns
 from kerasmem.demo.network import residual_network
-from kerasmem.files.litert import LiteRT
-from kerasmem.files.onnx import Onnx
+from kerasmem.exporting.litert import LiteRT
+from kerasmem.exporting.onnx import Onnx
+from kerasmem.stats.timing import in_turns
 from tests.models import KINDS
 
 L = keras.layers

@@ -26,8 +26,7 @@ import kerasmem as km
 from kerasmem.compression.quantize.static import FromCodes
 from kerasmem.demo.network import residual_network
 from kerasmem.demo.recipe import compile_classifier, falling_rate
-from kerasmem.files.litert import LiteRT
-from kerasmem.files.litert.interpreter import KERNELS
+from kerasmem.exporting.litert import KERNELS, LiteRT
 
 L = keras.layers
 CALIBRATION, COMPARED, RUNS = 512, 1000, 2000

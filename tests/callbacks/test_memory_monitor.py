@@ -10,7 +10,7 @@ import pytest
 from kerasmem import backends
 from kerasmem.callbacks import MemoryMonitor, memory_watch
 from kerasmem.errors import ConfigError, KerasMemWarning
-from kerasmem.memory.host import SampledPeak, resident_bytes
+from kerasmem.processes.host import SampledPeak, resident_bytes
 from kerasmem.records import HostReading, MemoryRecord
 from kerasmem.units import MIB
 from tests.callbacks.fakes import FakeDevices, NoDevices

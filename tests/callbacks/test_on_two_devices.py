@@ -7,8 +7,8 @@ import pytest
 import kerasmem as km
 from kerasmem.compression.prune import RigL, Splicing
 from kerasmem.graph.values import to_numpy
-from kerasmem.memory.child import ON_THE_CPU, run_in_child
 from kerasmem.optimizers import Adafactor, Adam8bit
+from kerasmem.processes import ON_THE_CPU, run_in_child
 from tests.two_devices import TWO_DEVICES, two_devices
 
 pytestmark = pytest.mark.slow

@@ -12,6 +12,8 @@ import keras
 import numpy as np
 import pytest
 
+from kerasmem.files.keras_2 import hard_sigmoid_of_keras_2
+
 ROOT = Path(__file__).parents[2]
 VERSION = importlib.metadata.version("kerasmem")
 
@@ -71,19 +73,28 @@ def test_the_version_is_printed_and_nothing_else():
 
 
 @pytest.mark.one_backend
-def test_keras_opens_an_int8_file_after_an_import_of_kerasmem(folder, kerasmem):
+def test_keras_opens_files_with_parts_of_ours_after_an_import_of_kerasmem(
+    folder, kerasmem
+):
     assert kerasmem("compress model.keras -o int8.keras --quantize int8").code == 0
-    answer = keras.models.load_model("int8.keras")(np.ones((1, 6), "float32"))
+    # As a model of Keras 2 is saved; the room that converts one is not imported for it.
+    top = keras.layers.Dense(2, activation=hard_sigmoid_of_keras_2)
+    keras.Sequential([keras.Input((6,)), top]).save("converted.keras")
     done = python(
         "-c",
-        "import kerasmem, keras, numpy\n"
-        "model = keras.models.load_model('int8.keras')\n"
-        "answer = model(numpy.ones((1, 6), 'float32'))\n"
-        "print(keras.ops.convert_to_numpy(answer).tolist())",
+        "import json, sys, kerasmem, keras, numpy\n"
+        "for name in sys.argv[1:]:\n"
+        "    model = keras.models.load_model(name)\n"
+        "    answer = model(numpy.ones((1, 6), 'float32'))\n"
+        "    print(json.dumps(keras.ops.convert_to_numpy(answer).tolist()))\n"
+        "assert 'kerasmem.legacy' not in sys.modules",
+        *(files := ("int8.keras", "converted.keras")),
     )
     assert done.returncode == 0, done.stderr
-    expected = keras.ops.convert_to_numpy(answer)
-    np.testing.assert_allclose(json.loads(done.stdout), expected, rtol=1e-5)
+    for file, line in zip(files, done.stdout.splitlines(), strict=True):
+        answer = keras.models.load_model(file)(np.ones((1, 6), "float32"))
+        expected = keras.ops.convert_to_numpy(answer)
+        np.testing.assert_allclose(json.loads(line), expected, rtol=1e-5)
 
 
 @pytest.mark.one_backend

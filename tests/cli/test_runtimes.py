@@ -6,9 +6,9 @@ from pathlib import Path
 import keras
 import pytest
 
-from kerasmem.compression.runtimes import compare
-from kerasmem.compression.runtimes.forms import FORMS
 from kerasmem.errors import ModelError
+from kerasmem.exporting.runtimes import compare
+from kerasmem.exporting.runtimes.forms import FORMS
 from kerasmem.records import RuntimeComparison
 
 KERAS, INT8, _, _, STATIC = FORMS

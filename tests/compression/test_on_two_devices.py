@@ -6,7 +6,7 @@ import pytest
 
 import kerasmem as km
 from kerasmem.errors import DataError
-from kerasmem.memory.child import ON_THE_CPU, run_in_child
+from kerasmem.processes import ON_THE_CPU, run_in_child
 from tests.models import L, chain
 from tests.two_devices import TWO_DEVICES, two_devices
 

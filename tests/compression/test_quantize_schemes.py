@@ -9,11 +9,11 @@ from kerasmem.compression.measure import measure
 from kerasmem.compression.quantize import Quantize
 from kerasmem.compression.quantize.owners import quantized_variables
 from kerasmem.errors import ConfigError, ModelError
+from kerasmem.graph.activations import layer_activations
 from kerasmem.graph.clone import clone
 from kerasmem.graph.kernels import is_kernel, reduced_axes
 from kerasmem.graph.layers import weights
 from kerasmem.graph.values import to_numpy
-from kerasmem.memory.activations import layer_activations
 from tests.models import KINDS, L, chain, from_origin
 
 LAYOUTS = (

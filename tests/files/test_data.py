@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from kerasmem.errors import DataError
+from kerasmem.exporting.arguments import call_flat
 from kerasmem.files.data import (
     LoadedData,
     check_classes,
@@ -19,7 +20,7 @@ from kerasmem.files.data import (
     sample_count,
     sample_inputs,
 )
-from kerasmem.files.litert import call_flat, flat_samples
+from kerasmem.files.data.flat import flat_samples
 
 X = np.arange(12, dtype="float32").reshape(6, 2)
 Y = np.arange(6, dtype="int32")

@@ -4,8 +4,8 @@ import keras
 import pytest
 
 import kerasmem as km
-from kerasmem.memory.child import ON_THE_CPU, run_in_child
 from kerasmem.memory.measure import COUNTING_ALLOCATOR
+from kerasmem.processes import ON_THE_CPU, run_in_child
 from tests.keras_hub.families import FAMILIES, samples, shapes, targets
 
 pytestmark = pytest.mark.skipif(

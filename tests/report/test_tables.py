@@ -6,7 +6,7 @@ import keras
 import pytest
 from rich.console import Console
 
-from kerasmem.memory.activations import layer_activations
+from kerasmem.graph.activations import layer_activations
 from kerasmem.records import ModelFigures, WeightChange
 from kerasmem.report.comparison import comparison_rows
 from kerasmem.report.tables import (

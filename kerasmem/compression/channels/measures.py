@@ -5,12 +5,12 @@ from typing import Any
 
 from kerasmem.compression.measure import latencies
 from kerasmem.errors import ConfigError
+from kerasmem.graph.activations import peak_of, sizes_of
 from kerasmem.graph.channels import Kept, LabelledModel
 from kerasmem.graph.channels.cost import everything, multiplications, parameters
 from kerasmem.graph.channels.narrow import Narrow
 from kerasmem.graph.nodes import trace
 from kerasmem.graph.rebuild import Rebuild
-from kerasmem.memory.activations import peak_of, sizes_of
 
 Left = Callable[[Kept], float]
 """Returns the share of a cost that is left."""
@@ -33,7 +33,7 @@ def multiplications_left(model: Any, found: LabelledModel, data: Any) -> Left:
 def memory_left(model: Any, found: LabelledModel, data: Any) -> Left:
     """Return what estimates the most bytes of layer outputs alive at once.
 
-    Of one sample, in inference; see `kerasmem.memory.activations`.
+    Of one sample, in inference; see `kerasmem.graph.activations`.
 
     Raises:
         ConfigError: if the model has axes of unknown length.

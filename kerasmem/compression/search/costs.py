@@ -6,9 +6,9 @@ from typing import Any
 from kerasmem.compression.measure import file_bytes, latencies
 from kerasmem.errors import ConfigError
 from kerasmem.files.save import Coding
+from kerasmem.graph.activations import peak_activation_bytes
 from kerasmem.graph.channels.cost import flops
 from kerasmem.graph.values import nbytes
-from kerasmem.memory.activations import peak_activation_bytes
 
 
 def costs(

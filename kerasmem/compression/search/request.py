@@ -12,9 +12,8 @@ import keras
 from kerasmem.backends import current
 from kerasmem.compression.job import Done, Job
 from kerasmem.compression.judge import check_metric, drop_of
-from kerasmem.compression.search.elsewhere import Elsewhere
-from kerasmem.compression.search.errand import Parcel
 from kerasmem.compression.search.executors import check_parallel, executing
+from kerasmem.compression.search.parallel import ParallelTrials, SharedSetup
 from kerasmem.compression.search.search import search
 from kerasmem.compression.search.split import split
 from kerasmem.compression.search.target import Target
@@ -168,7 +167,7 @@ class Request(Job):
         if self.parallel is None:
             return search(task)
         with executing(self.parallel) as executor:
-            return search(task, Elsewhere(executor, Parcel.of(task)))
+            return search(task, ParallelTrials(executor, SharedSetup.of(task)))
 
     def judge(self, result: Any) -> None:
         """Raise `TargetError`, with what is reachable and the result."""

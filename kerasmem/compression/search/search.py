@@ -15,8 +15,8 @@ from kerasmem.compression.search.families import Family
 from kerasmem.compression.search.spread import Choice, Spread, in_turn
 from kerasmem.compression.search.task import Made, Task
 from kerasmem.compression.search.trials import TimeIsUpError, Trials
-from kerasmem.memory.tune.front import front
 from kerasmem.records import SearchReport
+from kerasmem.stats.pareto import front
 
 _STRENGTHS = (1.0, 0.75, 0.5, 0.25)
 """At full strength there may be too little left of a model to be one."""

@@ -7,13 +7,13 @@ from typing import Any
 
 import keras
 
+from kerasmem.backends import device_kind
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.memory.batch_size.limit import (
     USABLE,
     USABLE_BY_THREADS,
     Limit,
     check_limit,
-    device_kind,
     environment,
     limit_in_bytes,
 )

@@ -10,9 +10,9 @@ import psutil
 from kerasmem import backends
 from kerasmem.errors import ConfigError
 from kerasmem.memory.card import read_card
-from kerasmem.memory.child import ON_THE_CPU
 from kerasmem.memory.measure import COUNTING_ALLOCATOR
 from kerasmem.memory.settings import configure
+from kerasmem.processes import ON_THE_CPU
 from kerasmem.units import MIB, format_bytes, parse_bytes
 
 ONE_THREAD = {"TF_NUM_INTEROP_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1"}
@@ -58,11 +58,6 @@ class Limit:
             usable: share of the rest that a step may need.
         """
         return cls(nbytes, fixed_bytes + round(usable * (nbytes - fixed_bytes)))
-
-
-def device_kind() -> str:
-    """Return `"gpu"` if the running backend has one, else `"cpu"`."""
-    return "gpu" if backends.current().cuda_ordinals() else "cpu"
 
 
 def limit_in_bytes(memory_limit: Any, device: str) -> int:

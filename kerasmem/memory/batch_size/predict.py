@@ -10,12 +10,12 @@ from typing import Any
 import keras
 
 from kerasmem.memory.batch_size.limit import ONE_THREAD
-from kerasmem.memory.child import ON_THE_CPU, run_in_child
 from kerasmem.memory.estimate.child import job_of, request_of
 from kerasmem.memory.estimate.request import Request
 from kerasmem.memory.estimate.xla.here import estimate_here
 from kerasmem.memory.measure import COUNTING_ALLOCATOR
 from kerasmem.memory.measure.batch import with_batch_size
+from kerasmem.processes import ON_THE_CPU, run_in_child
 
 _SMALL = (8, 16)
 

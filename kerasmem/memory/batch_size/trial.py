@@ -8,13 +8,13 @@ from kerasmem import backends
 from kerasmem.backends.exhaustion import complaint, is_out_of_memory
 from kerasmem.memory.batch_size.limit import Limit, set_limit
 from kerasmem.memory.batch_size.result import Trial
-from kerasmem.memory.child import ChildDiedError, run_in_child
 from kerasmem.memory.estimate.child import job_of, request_of
 from kerasmem.memory.estimate.request import Request
 from kerasmem.memory.estimate.traced.on_torch import later_step
 from kerasmem.memory.estimate.xla.here import estimate_here
 from kerasmem.memory.measure.batch import run_once, zeros
 from kerasmem.memory.measure.small import peak_of
+from kerasmem.processes import ChildDiedError, run_in_child
 from kerasmem.units import format_bytes
 
 _STEPS = 5  # near the limit threads decide: one step may run and the next may not

@@ -12,11 +12,11 @@ from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.clone import clone, same_draws
 from kerasmem.graph.nodes import own_graph
 from kerasmem.graph.segments import treat
+from kerasmem.graph.treated import Kept, Piece, Treatment, check_untreated, note
 from kerasmem.memory.compress_activations.plan import GraphPlan, plan
 from kerasmem.memory.compress_activations.settings import Settings
 from kerasmem.memory.compress_activations.store import EmptyStore, PackedStore
 from kerasmem.memory.estimate.checks import check_model
-from kerasmem.memory.treated import Kept, Piece, Treatment, check_untreated, note
 
 _SETTINGS: WeakKeyDictionary[Any, Settings] = WeakKeyDictionary()
 
@@ -131,7 +131,9 @@ def _treatment(plans: Sequence[GraphPlan], settings: Settings) -> Treatment:
         for step in graph.steps
         if step.store is not None
     ]
-    return Treatment("compress_activations", asdict(settings), tuple(pieces))
+    return Treatment(
+        "compress_activations", treat_again, asdict(settings), tuple(pieces)
+    )
 
 
 def treat_again(model: Any, settings: Mapping[str, Any]) -> None:

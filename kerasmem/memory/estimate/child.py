@@ -4,9 +4,9 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
-from kerasmem.memory.child import ON_THE_CPU, run_in_child
-from kerasmem.memory.child.parcel import pack, unpack
 from kerasmem.memory.estimate.request import Input, Request
+from kerasmem.processes import ON_THE_CPU, run_in_child
+from kerasmem.processes.transfer import pack, unpack
 from kerasmem.records import MemoryEstimate
 
 _PLAIN = ("batch_size", "jit_compile", "backend", "training", "device")

@@ -4,10 +4,10 @@ import functools
 from dataclasses import replace
 from typing import Any
 
+from kerasmem.backends import device_kind
 from kerasmem.errors import ConfigError
 from kerasmem.graph.values import held_bytes, nbytes
 from kerasmem.memory.batch_size import find_batch_size
-from kerasmem.memory.batch_size.limit import device_kind
 from kerasmem.memory.estimate import estimate_memory
 from kerasmem.memory.oom import Room, fewest_micro_batches
 from kerasmem.memory.oom.device import figures_of

@@ -9,9 +9,10 @@ from typing import Any, TypeVar
 
 import keras
 
+from kerasmem.backends import device_kind
 from kerasmem.errors import KerasMemWarning
+from kerasmem.graph.treated import Treatment, assumed
 from kerasmem.graph.values import held_bytes, nbytes
-from kerasmem.memory.batch_size.limit import device_kind
 from kerasmem.memory.estimate import estimate_memory
 from kerasmem.memory.oom.alive import Alive, estimated, measured
 from kerasmem.memory.oom.device import figures_of
@@ -25,7 +26,6 @@ from kerasmem.memory.oom.moment import Moment
 from kerasmem.memory.oom.remedies import remedies_for
 from kerasmem.memory.oom.savings import SAVINGS, FailedStep, Saving, worthwhile
 from kerasmem.memory.oom.trying import can_be_tried, try_micro_batches
-from kerasmem.memory.treated import Treatment, assumed
 from kerasmem.records import Cause, MemoryEstimate, PostMortem, Remedy
 
 _Part = TypeVar("_Part")

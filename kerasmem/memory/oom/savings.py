@@ -9,13 +9,13 @@ import keras
 
 from kerasmem.errors import ModelError
 from kerasmem.graph.layers import has_graph
+from kerasmem.graph.treated import treatment_of
 from kerasmem.memory.compress_activations.apply import treatment_by_default
 from kerasmem.memory.estimate.inputs import checked_inputs
 from kerasmem.memory.oom.fitting import Room
 from kerasmem.memory.rematerialize.apply import treatment
 from kerasmem.memory.rematerialize.choose import by_limit
 from kerasmem.memory.rematerialize.setting import setting_of
-from kerasmem.memory.treated import treatment_of
 from kerasmem.optimizers import Adam8bit
 from kerasmem.records import MemoryEstimate, Remedy
 

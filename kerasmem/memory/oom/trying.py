@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from kerasmem import backends
+from kerasmem.backends import device_kind
 from kerasmem.memory.batch_size.find import request_of_one, search_for
-from kerasmem.memory.batch_size.limit import device_kind
 from kerasmem.memory.batch_size.result import Trial
 from kerasmem.memory.oom.fitting import (
     Fitting,

@@ -19,9 +19,9 @@ from kerasmem.files.data import (
 )
 from kerasmem.files.data.forms import first_samples
 from kerasmem.memory.estimate.checks import check_batch_size
-from kerasmem.memory.host import host_peak, resident_bytes
 from kerasmem.memory.pipeline.array_stages import leaf_bytes
 from kerasmem.memory.pipeline.stages import stages
+from kerasmem.processes.host import host_peak, resident_bytes
 from kerasmem.records import DataMemory
 
 

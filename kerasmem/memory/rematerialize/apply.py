@@ -8,9 +8,9 @@ from kerasmem import backends
 from kerasmem.backends.recompute import Function
 from kerasmem.graph.pure import Segment
 from kerasmem.graph.segments import cut, treat
+from kerasmem.graph.treated import Kept, Piece, Treatment, note
 from kerasmem.memory.rematerialize.part import Path, main_part
 from kerasmem.memory.rematerialize.search import Pieces
-from kerasmem.memory.treated import Kept, Piece, Treatment, note
 
 
 def apply(model: Any, path: Path, pieces: Pieces) -> None:
@@ -41,7 +41,7 @@ def treatment(model: Any, path: Path, pieces: Pieces) -> Treatment:
         if again
     ]
     settings = {"path": list(path), "pieces": [list(piece) for piece in pieces]}
-    return Treatment("rematerialize", settings, tuple(noted))
+    return Treatment("rematerialize", treat_again, settings, tuple(noted))
 
 
 def _segments(part: Any, pieces: Pieces) -> Iterator[tuple[Segment, bool]]:

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from kerasmem.graph.nodes import Trace, nodes_in_order
+from kerasmem.graph.treated import Kept
 from kerasmem.memory.estimate.analytic.again import WAIT, Run
 from kerasmem.memory.estimate.analytic.framework import Framework, framework
 from kerasmem.memory.estimate.analytic.step import (
@@ -18,7 +19,6 @@ from kerasmem.memory.estimate.analytic.step import (
 from kerasmem.memory.estimate.persistent import persistent_parts
 from kerasmem.memory.estimate.request import Request
 from kerasmem.memory.program import Op, Program, Shape, Tensor, peak_of, plan
-from kerasmem.memory.treated import Kept
 
 _WORK_PER_BYTE = 10
 """Operations on numbers in the time in which a processor moves a byte, roughly."""

@@ -7,6 +7,7 @@ from weakref import WeakKeyDictionary
 
 from kerasmem.errors import ConfigError, KerasMemWarning, ModelError
 from kerasmem.graph.clone import clone, same_draws
+from kerasmem.graph.treated import check_untreated
 from kerasmem.memory.estimate.checks import check_batch_size, check_model
 from kerasmem.memory.estimate.inputs import checked_inputs
 from kerasmem.memory.rematerialize.apply import apply
@@ -14,7 +15,6 @@ from kerasmem.memory.rematerialize.choose import by_limit, by_segments
 from kerasmem.memory.rematerialize.part import check_graph
 from kerasmem.memory.rematerialize.plan import Rematerialization
 from kerasmem.memory.rematerialize.setting import setting_of
-from kerasmem.memory.treated import check_untreated
 from kerasmem.units import parse_bytes
 
 _LEAST_SHARE = 0.05  # of the peak: estimates are not sharper

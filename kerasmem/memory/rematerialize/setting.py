@@ -6,11 +6,11 @@ from typing import Any
 
 import keras
 
+from kerasmem.backends import device_kind
 from kerasmem.graph.inside import open_for_good
 from kerasmem.graph.layers import has_graph, sublayers
 from kerasmem.graph.nodes import nodes_in_order
 from kerasmem.graph.segments import graph_of
-from kerasmem.memory.batch_size.limit import device_kind
 from kerasmem.memory.estimate.checks import compiles
 from kerasmem.memory.estimate.request import Input, Request
 from kerasmem.memory.rematerialize.costs import Call, costs

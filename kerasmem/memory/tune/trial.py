@@ -10,7 +10,6 @@ import keras
 from kerasmem.backends.exhaustion import is_out_of_memory
 from kerasmem.backends.trace import tracer
 from kerasmem.errors import KerasMemError
-from kerasmem.memory.child import ChildDiedError, run_in_child
 from kerasmem.memory.estimate.child import job_of, request_of
 from kerasmem.memory.estimate.request import Request
 from kerasmem.memory.measure import COUNTING_ALLOCATOR
@@ -18,6 +17,7 @@ from kerasmem.memory.tune.change import changed
 from kerasmem.memory.tune.measure import measure
 from kerasmem.memory.tune.retracing import traced_steps
 from kerasmem.memory.tune.variants import Variant
+from kerasmem.processes import ChildDiedError, run_in_child
 from kerasmem.records import TracedStep, VariantFigures
 
 _COUNTING = {"TF_CPU_ALLOCATOR_USE_BFC": COUNTING_ALLOCATOR["TF_CPU_ALLOCATOR_USE_BFC"]}

@@ -7,8 +7,8 @@ from typing import Any
 import keras
 
 from kerasmem import backends
+from kerasmem.backends import device_kind
 from kerasmem.errors import ConfigError
-from kerasmem.memory.batch_size.limit import device_kind
 from kerasmem.memory.estimate.checks import (
     check_batch_size,
     check_model,
@@ -19,12 +19,12 @@ from kerasmem.memory.estimate.child import job_of
 from kerasmem.memory.estimate.inputs import checked_inputs
 from kerasmem.memory.estimate.request import Request
 from kerasmem.memory.tune.advice import both, fastest, noise, recommendation
-from kerasmem.memory.tune.front import front
 from kerasmem.memory.tune.odd_sizes import odd_sizes
 from kerasmem.memory.tune.retracing import retraces
 from kerasmem.memory.tune.trial import Trial, attempt
 from kerasmem.memory.tune.variants import AS_COMPILED, Variant, variants
 from kerasmem.records import Tuning, VariantFigures
+from kerasmem.stats.pareto import front
 
 
 def tune(

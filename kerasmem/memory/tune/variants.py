@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import keras
 
 from kerasmem.backends.trace import tracer
+from kerasmem.graph.treated import treatment_of
 from kerasmem.memory.estimate.request import Request
-from kerasmem.memory.treated import treatment_of
 
 _POLICIES = ("mixed_float16", "mixed_bfloat16")
 _ACCUMULATIONS = (2, 4)

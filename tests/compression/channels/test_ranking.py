@@ -12,13 +12,13 @@ from kerasmem.compression.channels.apply import prune_channels
 from kerasmem.compression.channels.measures import latency_left, memory_left
 from kerasmem.compression.measure import Latency
 from kerasmem.errors import ConfigError, ModelError
+from kerasmem.graph.activations import peak_activation_bytes
 from kerasmem.graph.channels import Kept, label_channels
 from kerasmem.graph.channels.groups import find_groups
 from kerasmem.graph.channels.narrow import Narrow
 from kerasmem.graph.channels.structure import structures
 from kerasmem.graph.rebuild import Rebuild
 from kerasmem.graph.values import to_numpy
-from kerasmem.memory.activations import peak_activation_bytes
 from tests.graph.channels.strategies import PLANS, graph, randomize
 from tests.models import ORIGINS, L, chain, from_origin
 

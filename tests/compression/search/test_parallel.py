@@ -20,10 +20,10 @@ import numpy as np
 import pytest
 
 import kerasmem as km
-from kerasmem.compression.search import elsewhere, errand, ray_executor, trials
+from kerasmem.compression.search import executors, parallel, trials
 from kerasmem.compression.search import families as tried_families
 from kerasmem.compression.search import search as search_of_kerasmem
-from kerasmem.compression.search.errand import Parcel
+from kerasmem.compression.search.parallel import SharedSetup
 from kerasmem.compression.search.target import Target
 from kerasmem.compression.search.task import Task
 from kerasmem.compression.stages import Training
@@ -158,7 +158,7 @@ def test_processes_of_their_own_find_what_one_finds():
 
 @pytest.mark.one_backend
 def test_what_does_not_come_in_time_is_ended_and_the_rest_is_taken(monkeypatch):
-    monkeypatch.setattr(elsewhere, "_GRACE", 0.0)
+    monkeypatch.setattr(parallel, "_GRACE", 0.0)
     executor = LastFirst(lost=1)
     result = searched(network(), parallel=executor, time_budget=3600)
     search = result.report.search
@@ -204,9 +204,9 @@ def test_a_process_makes_layers_of_the_types_that_this_one_makes():
     before = keras.config.dtype_policy()
     try:
         keras.config.set_dtype_policy("mixed_bfloat16")
-        parcel = pickle.dumps(Parcel.of(task))
+        setup = pickle.dumps(SharedSetup.of(task))
         keras.config.set_dtype_policy("float32")  # as in a process that starts anew
-        unpacked = pickle.loads(parcel).unpacked(math.inf)
+        unpacked = pickle.loads(setup).unpacked(math.inf)
         assert keras.config.dtype_policy().name == "mixed_bfloat16"
     finally:
         keras.config.set_dtype_policy(before)
@@ -227,7 +227,7 @@ def refused_by(executor, **others):
 
 @pytest.mark.one_backend
 def test_where_trials_cannot_run_is_one_clear_error(monkeypatch):
-    monkeypatch.setattr(ray_executor.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(executors.importlib.util, "find_spec", lambda name: None)
     assert "pip install kerasmem[ray]" in refused_by("ray")
     assert "Received: parallel='dask'" in refused_by("dask")
     with ThreadPoolExecutor(1) as threads:
@@ -240,11 +240,11 @@ def test_where_trials_cannot_run_is_one_clear_error(monkeypatch):
 
 @pytest.mark.one_backend
 def test_a_process_on_another_backend_is_refused(backend, monkeypatch):
-    unpacked = Parcel.unpacked
+    unpacked = SharedSetup.unpacked
     monkeypatch.setattr(
-        Parcel,
+        SharedSetup,
         "unpacked",
-        lambda parcel, until: unpacked(replace(parcel, backend="other"), until),
+        lambda setup, until: unpacked(replace(setup, backend="other"), until),
     )
     told = refused_by(LastFirst())
     assert (
@@ -255,5 +255,5 @@ def test_a_process_on_another_backend_is_refused(backend, monkeypatch):
 
 @pytest.mark.one_backend
 def test_a_process_that_is_a_fork_is_refused(monkeypatch):
-    monkeypatch.setattr(errand, "_PROCESS", -1)
+    monkeypatch.setattr(parallel, "_PROCESS", -1)
     assert "multiprocessing.get_context('spawn')" in refused_by(LastFirst())

@@ -16,7 +16,7 @@ from kerasmem.compression.search import families as tried_families
 from kerasmem.compression.search import request, trials
 from kerasmem.compression.search import search as search_of_kerasmem
 from kerasmem.errors import ConfigError, DataError, KerasMemWarning, TargetError
-from kerasmem.memory.activations import peak_activation_bytes
+from kerasmem.graph.activations import peak_activation_bytes
 from tests.models import L, Subclassed, chain
 
 SAMPLES, FINAL = 200, 100

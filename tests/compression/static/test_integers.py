@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kerasmem.compression.export.integer import integer_file
 from kerasmem.compression.quantize.activations import Calibration, calibrate
 from kerasmem.compression.quantize.activations.calls import flatten
 from kerasmem.compression.quantize.static import FromCodes, integer_model
@@ -14,7 +13,8 @@ from kerasmem.compression.quantize.static.codes import Codes
 from kerasmem.compression.quantize.static.multiplier import fixed_point, times
 from kerasmem.compression.quantize.static.split import split
 from kerasmem.errors import ModelError
-from kerasmem.files.litert import LiteRT
+from kerasmem.exporting.integer import integer_file
+from kerasmem.exporting.litert import LiteRT
 
 L = keras.layers
 int32 = st.integers(-(1 << 30), 1 << 30)

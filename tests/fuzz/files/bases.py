@@ -5,7 +5,7 @@ import sys
 import tarfile
 from pathlib import Path
 
-_LEGACY = Path(__file__).parents[2] / "files/legacy/data/models.tar.xz"
+_LEGACY = Path(__file__).parents[2] / "legacy/data/models.tar.xz"
 _OLD = ("dense", "convolutions", "lstm", "operators", "pruned", "quantized", "nested")
 _OLD_FOLDERS = ("dense", "convolutions", "pruned")
 COLUMNS = (("answer_0.bin", "float16", (3,)),)

@@ -10,12 +10,12 @@ from kerasmem.backends.seeding import seeded
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.clone import clone
 from kerasmem.graph.values import to_numpy
-from kerasmem.memory.child import run_in_child
 from kerasmem.memory.compress_activations import (
     ActivationReport,
     activation_report,
     compress_activations,
 )
+from kerasmem.processes import run_in_child
 from tests.memory.compress_activations import held
 from tests.models import Subclassed
 

@@ -10,11 +10,11 @@ from keras import layers
 
 import kerasmem as km
 from kerasmem.memory.batch_size.limit import ONE_THREAD
-from kerasmem.memory.child import ON_THE_CPU, run_in_child
 from kerasmem.memory.estimate import Input, Request
 from kerasmem.memory.measure import COUNTING_ALLOCATOR
 from kerasmem.memory.measure.batch import run_once, zeros
 from kerasmem.memory.measure.here import estimate_here
+from kerasmem.processes import ON_THE_CPU, run_in_child
 
 pytestmark = pytest.mark.one_backend
 

@@ -5,10 +5,9 @@ import pytest
 from keras import layers
 
 import kerasmem as km
+from kerasmem.graph.treated import Kept, treatment_of
 from kerasmem.graph.values import held_bytes
 from kerasmem.memory.batch_size.limit import ONE_THREAD
-from kerasmem.memory.child import ON_THE_CPU, run_in_child
-from kerasmem.memory.child.parcel import pack, unpack
 from kerasmem.memory.compress_activations.math import packed_bytes
 from kerasmem.memory.estimate import Input, Request
 from kerasmem.memory.estimate.analytic.again import Run, computed_again
@@ -19,7 +18,8 @@ from kerasmem.memory.measure import COUNTING_ALLOCATOR
 from kerasmem.memory.measure.batch import run_once, zeros
 from kerasmem.memory.program import Op, Program, Tensor, peak_of, plan
 from kerasmem.memory.rematerialize import plan_of
-from kerasmem.memory.treated import Kept, treatment_of
+from kerasmem.processes import ON_THE_CPU, run_in_child
+from kerasmem.processes.transfer import pack, unpack
 
 BATCH = 512
 WIDTH = 64

@@ -8,6 +8,7 @@ import keras
 import pytest
 
 from kerasmem import errors
+from kerasmem.graph.treated import treatment_of
 from kerasmem.memory.compress_activations import compress_activations
 from kerasmem.memory.estimate import estimate_memory
 from kerasmem.memory.oom import Moment, classify, out_of_memory_error, post_mortem
@@ -15,7 +16,6 @@ from kerasmem.memory.oom.device import DeviceFigures
 from kerasmem.memory.oom.samples import samples_per_batch
 from kerasmem.memory.oom.savings import SAVINGS
 from kerasmem.memory.rematerialize import rematerialize
-from kerasmem.memory.treated import treatment_of
 from kerasmem.optimizers import Adam8bit
 from kerasmem.records import Cause, EstimatePart, PostMortem, Remedy
 from kerasmem.units import MIB

@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 
-from kerasmem.memory.child import ON_THE_CPU, run_in_child
+from kerasmem.processes import ON_THE_CPU, run_in_child
 from tests.memory.rematerialize import models
 from tests.two_devices import TWO_DEVICES, two_devices
 

@@ -7,8 +7,8 @@ import pytest
 from keras import layers
 
 import kerasmem as km
+from kerasmem.graph.treated import treatment_of
 from kerasmem.memory.rematerialize import plan_of
-from kerasmem.memory.treated import treatment_of
 from kerasmem.memory.tune import trial
 from kerasmem.memory.tune.change import changed
 from kerasmem.memory.tune.trial import answer, attempt

@@ -4,10 +4,10 @@ import keras
 import pytest
 from keras import layers
 
-from kerasmem.memory.child import ChildDiedError, run_in_child
 from kerasmem.memory.tune import trial
 from kerasmem.memory.tune.trial import answer, attempt
 from kerasmem.memory.tune.variants import AS_COMPILED, Variant
+from kerasmem.processes import ChildDiedError, run_in_child
 from tests.two_devices import TWO_DEVICES
 
 BATCH = 128

@@ -20,7 +20,7 @@ from kerasmem.compression.quantize.activations.search import (
 from kerasmem.compression.quantize.activations.walk import walk_calls
 from kerasmem.errors import ConfigError, DataError, KerasMemWarning, ModelError
 from kerasmem.files.data import check_data, is_array_data
-from kerasmem.files.litert.samples import flat_samples
+from kerasmem.files.data.flat import flat_samples
 from kerasmem.graph.nodes import own_graph
 from kerasmem.records import ActivationRange
 

@@ -25,7 +25,7 @@ from kerasmem.compression.regular_expressions import means
 from kerasmem.errors import ModelError
 from kerasmem.graph.layers import sublayers
 from kerasmem.graph.nodes import listed_graph
-from kerasmem.memory.treated import treatment_of
+from kerasmem.graph.treated import treatment_of
 
 if TYPE_CHECKING:
     from kerasmem.compression.quantize.config import Quantize

@@ -9,10 +9,10 @@ before all of these are there. Each backend sees to that in a way of its own.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from kerasmem.graph.treated import Kept
 from kerasmem.memory.estimate.analytic.packing import Stored, packed, zeros
 from kerasmem.memory.estimate.analytic.units import Unit, in_order, units_of
 from kerasmem.memory.program import Op, Tensor
-from kerasmem.memory.treated import Kept
 
 WAIT = "wait"
 """The name of an operation that does nothing, but only once others are done."""

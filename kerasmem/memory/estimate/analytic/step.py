@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from kerasmem.graph.nodes import Trace, trace
+from kerasmem.graph.treated import Piece, treatment_of
 from kerasmem.memory.estimate.analytic import primitives as p
 from kerasmem.memory.estimate.analytic.again import RETURN, Run, computed_again
 from kerasmem.memory.estimate.analytic.forward import Forward
@@ -19,7 +20,6 @@ from kerasmem.memory.estimate.analytic.updates import (
 from kerasmem.memory.estimate.precision import Precision
 from kerasmem.memory.estimate.request import Request
 from kerasmem.memory.program import Op, Program, Tensor
-from kerasmem.memory.treated import Piece, treatment_of
 
 
 def traced_calls(request: Request, framework: Framework) -> Trace | None:

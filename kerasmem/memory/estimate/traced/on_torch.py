@@ -11,13 +11,13 @@ from kerasmem.backends.profile import MemoryEvent
 from kerasmem.backends.trace import tracer
 from kerasmem.errors import ModelError
 from kerasmem.graph.values import nbytes
-from kerasmem.memory.child.parcel import pack, unpack
 from kerasmem.memory.estimate.outcome import answer
 from kerasmem.memory.estimate.request import Request
 from kerasmem.memory.estimate.traced.batch import as_tensors, symbolic_batch
 from kerasmem.memory.program import Op, Program, Tensor, peak_of, plan
 from kerasmem.memory.program.parts import kept_for_backward, parts_of
 from kerasmem.memory.timeline import Watched, watched
+from kerasmem.processes.transfer import pack, unpack
 from kerasmem.records import MemoryEstimate
 from kerasmem.units import MIB
 

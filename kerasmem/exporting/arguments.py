@@ -1,0 +1,84 @@
+"""What goes into a file of a model and what comes out, as lists."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from kerasmem.backends.litert import Argument
+from kerasmem.errors import ConfigError
+from kerasmem.files.data.flat import check_numbers
+from kerasmem.graph.input_shapes import with_lengths
+
+_OPEN_LENGTH = 32
+
+
+def arguments_of(
+    model: Any,
+    batch_size: int | None,
+    samples: Sequence[np.ndarray] | None = None,
+    input_shape: Any | None = None,
+) -> list[Argument]:
+    """Return the inputs that a file of `model` has.
+
+    Args:
+        model: a built `keras.Model`.
+        batch_size: None leaves the length of the batch axis open.
+        samples: an array per input; only a subclassed model, which does not name its
+            inputs, needs them.
+        input_shape: shape without the batch axis, with a length in the place of those
+            that the model leaves open; one per input by name or in order if there are
+            several; None leaves them open.
+
+    Raises:
+        ConfigError: if the model names no inputs and there are no samples, or the
+            shapes do not fit its inputs.
+    """
+    tensors = getattr(model, "inputs", None)
+    if tensors:
+        own = {t.name: tuple(t.shape[1:]) for t in tensors}
+        shapes = with_lengths(own, input_shape)
+        return [
+            Argument(t.name, (batch_size, *(shapes[t.name] or ())), str(t.dtype))
+            for t in tensors
+        ]
+    if samples is None:
+        raise ConfigError(
+            f"The model {model.name!r} does not say what it takes. Expected: samples= "
+            "with a few inputs. Received: samples=None."
+        )
+    return [
+        Argument(f"input_{i}", (batch_size, *array.shape[1:]), str(array.dtype))
+        for i, array in enumerate(samples)
+    ]
+
+
+def random_samples(arguments: list[Argument], count: int) -> list[np.ndarray]:
+    """Return `count` random samples per input: normal floats, integers of 0 and 1.
+
+    Integers are most often indices, and these two any table has.
+    """
+    random = np.random.default_rng(0)
+    samples = []
+    for argument in arguments:
+        check_numbers(argument)
+        shape = [_OPEN_LENGTH if n is None else n for n in argument.shape[1:]]
+        if "float" in argument.dtype:
+            values = random.normal(size=(count, *shape))
+        else:
+            values = random.integers(0, 2, (count, *shape))
+        samples.append(values.astype(argument.dtype))
+    return samples
+
+
+def call_flat(model: Any, tensors: Sequence[Any]) -> list[Any]:
+    """Return the outputs of `model` in inference as a list, of inputs as a list."""
+    return keras.tree.flatten(model(in_structure(model, tensors), training=False))
+
+
+def in_structure(model: Any, tensors: Sequence[Any]) -> Any:
+    """Return inputs in a list as the structure that `model` takes."""
+    if isinstance(model, keras.Sequential) or not getattr(model, "inputs", None):
+        return tensors[0] if len(tensors) == 1 else list(tensors)
+    return keras.tree.pack_sequence_as(model.input, list(tensors))

@@ -1,0 +1,48 @@
+"""Runs a LiteRT file in a process without Keras, and prints its resident bytes.
+
+    python -P kerasmem/exporting/runtimes/alone.py FILE INPUTS THREADS NAME...
+
+FILE is the `.tflite` file, INPUTS an `.npz` with an array for each NAME of an input, in
+their order. What is printed is JSON: `before`, the resident bytes before the file was
+opened, and `peak`, the most of the process; both are null where the system is not
+Linux. Nothing of kerasmem is imported, because that imports Keras.
+"""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+_STATUS = Path("/proc/self/status")
+_PASSES = 3
+
+
+def _kibibytes(name: str) -> int | None:
+    try:
+        text = _STATUS.read_text(encoding="ascii")
+    except OSError:
+        return None
+    found = re.search(rf"{name}:\s*(\d+) kB", text)
+    return int(found[1]) if found else None
+
+
+def main() -> None:
+    """Run the file of the command line three times."""
+    import numpy as np
+    from ai_edge_litert.interpreter import Interpreter
+
+    path, inputs, threads, *names = sys.argv[1:]
+    with np.load(inputs) as stored:
+        arrays = {name: stored[f"arr_{number}"] for number, name in enumerate(names)}
+    before = _kibibytes("VmRSS")
+    run = Interpreter(model_path=path, num_threads=int(threads)).get_signature_runner()
+    for _ in range(_PASSES):
+        run(**arrays)
+    peak = _kibibytes("VmHWM")
+    found = {"before": before, "peak": peak}
+    bytes_of = {name: size and size * 1024 for name, size in found.items()}
+    sys.stdout.write(json.dumps(bytes_of))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,214 @@
+"""The one function that measures a model in each form, and says which to use where."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import keras
+import numpy as np
+from rich.console import Console
+
+from kerasmem.backends import device_kind
+from kerasmem.compression.quantize.owners import quantized_variables
+from kerasmem.compression.quantize.static import IntegerLayer
+from kerasmem.errors import ConfigError, DataError, ModelError
+from kerasmem.exporting.arguments import arguments_of, random_samples
+from kerasmem.exporting.checks import check_lengths
+from kerasmem.exporting.run import difference
+from kerasmem.exporting.runtimes.advice import advise
+from kerasmem.exporting.runtimes.forms import FORMS, Arrays, Form, Given, Runnable
+from kerasmem.files.data import check_data
+from kerasmem.files.data.flat import flat_samples
+from kerasmem.graph.built import check_built
+from kerasmem.graph.clone import clone
+from kerasmem.graph.layers import sublayers
+from kerasmem.processes import ChildDiedError
+from kerasmem.records import BatchTime, RuntimeComparison, RuntimeFigures
+from kerasmem.stats.timing import in_turns, spread
+
+_TURNS, _SECONDS = 100, 2.0
+_LEAST_OUTPUT = 1e-6
+
+Made = dict[Form, Runnable]
+
+
+def compare_runtimes(  # noqa: PLR0913 - the public entry point
+    model: Any,
+    data: Any = None,
+    *,
+    batch_sizes: Sequence[int] = (1, 32),
+    threads: int = 1,
+    tolerance: float | None = None,
+    input_shape: Any | None = None,
+    verbose: int = 1,
+) -> RuntimeComparison:
+    """Return what a float model costs in each form, and which to use for what.
+
+    The forms are the model as it is, with int8 weights in Keras, and as a LiteRT file
+    in float, `"int8-dynamic"` and, with `data`, `"int8-static"`. They take turns while
+    they are timed; each then runs in a process of its own that shows what memory it
+    takes. A form that cannot be made stays in the list, with the reason. It takes
+    about a minute for a small model, most of it for those processes.
+
+    Args:
+        model: a built float `keras.Model`; it is not changed.
+        data: samples, in any of the forms that `kerasmem.files.data` lists, to
+            calibrate on, to compare outputs on and to time; None for random ones, and
+            no `"int8-static"`.
+        batch_sizes: samples per batch, each from 1.
+        threads: of LiteRT; Keras takes all that it finds.
+        tolerance: largest difference of a file from the model, as a share of the
+            largest output; None for those of `km.export`. A file that is further off
+            is not compared.
+        input_shape: shape of the input without the batch axis, to fix the lengths that
+            the model leaves open; one per input, by name or in order, if there are
+            several.
+        verbose: 0 for silence, 1 for a line on stderr about what is done.
+
+    Raises:
+        ConfigError: if an argument cannot be used.
+        DataError: if the data does not fit the model, or is not finite.
+        ModelError: if the model is not built, or has weights in fewer bits already, or
+            cannot be copied.
+
+    Example:
+        >>> inputs = keras.Input((4,))
+        >>> model = keras.Model(inputs, keras.layers.Dense(2)(inputs))
+        >>> found = compare_runtimes(model, batch_sizes=[1])  # doctest: +SKIP
+        >>> print(found.advice[0].sentence)  # doctest: +SKIP
+        Fastest, batch of 1: LiteRT, float, 0.004 ms (Keras, as it is: 0.6 ms).
+    """
+    sizes = _checked(model, batch_sizes, threads)
+    if data is not None:
+        check_data(model, data)
+    say = _say if verbose else lambda _: None
+    batch = _batch(model, data, sizes[-1], input_shape)
+    # One that cannot be copied has no other forms, nor a file.
+    files = {"tolerance": tolerance, "input_shape": input_shape}
+    given = Given(clone(model), data, batch, sizes, threads, files)
+    figures, made = _made(given, say)
+    timed = _timed(made, given, say)
+    for form, runnable in made.items():
+        say(f"measuring the memory of {form.name}")
+        figures[form] = replace(
+            figures[form],
+            times=timed[form],
+            file_bytes=runnable.file_bytes,
+            weight_bytes=runnable.weight_bytes,
+            **_resident(runnable, batch, say),
+        )
+    runtimes = tuple(figures.values())
+    return RuntimeComparison(
+        model=model.name,
+        backend=keras.backend.backend(),
+        device=device_kind(),
+        threads=threads,
+        samples=sizes[-1],
+        given=data is not None,
+        runtimes=runtimes,
+        advice=advise(runtimes),
+    )
+
+
+def _say(message: str) -> None:
+    console = Console(stderr=True, highlight=False)
+    console.print(message, markup=False, soft_wrap=True)
+
+
+def _checked(model: Any, batch_sizes: Sequence[int], threads: int) -> tuple[int, ...]:
+    """Return the batch sizes, each once, in ascending order."""
+    check_built(model)
+    is_integer = any(isinstance(layer, IntegerLayer) for layer in sublayers(model))
+    if is_integer or quantized_variables(model):
+        raise ModelError(
+            "The forms of fewer bits are made of a float model. Received: the model "
+            f"{model.name!r}, which has weights in fewer bits. Next: hand in the model "
+            "that it was made of, or km.dequantize(model)."
+        )
+    for name, values in {"batch_sizes": batch_sizes, "threads": [threads]}.items():
+        is_list = isinstance(values, Sequence) and len(values) > 0
+        if not is_list or not all(_is_count(value) for value in values):
+            received = threads if name == "threads" else batch_sizes
+            raise ConfigError(
+                "batch_sizes are whole numbers from 1, at least one, and threads is "
+                f"one. Received: {name}={received!r}."
+            )
+    return tuple(sorted(set(batch_sizes)))
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _batch(model: Any, data: Any, size: int, input_shape: Any) -> Arrays:
+    """Return a batch, samples once more where there are fewer."""
+    if data is not None:
+        arrays = flat_samples(model, data, size)
+        arguments = arguments_of(model, None, arrays, input_shape)
+        check_lengths(model, arguments, arrays)
+        if not all(np.isfinite(array).all() for array in arrays):
+            raise DataError(
+                "A model is compared on finite numbers. Received: NaN or infinity in "
+                f"the first {len(arrays[0])} samples."
+            )
+    elif getattr(model, "inputs", None):
+        arrays = random_samples(arguments_of(model, None, None, input_shape), size)
+    else:
+        raise ConfigError(
+            f"The model {model.name!r} does not say what it takes. Expected: data= "
+            "with a few inputs. Received: data=None."
+        )
+    return _rows(arrays, size)
+
+
+def _rows(arrays: Arrays, size: int) -> Arrays:
+    return [array[np.arange(size) % len(array)] for array in arrays]
+
+
+def _made(
+    given: Given, say: Callable[[str], Any]
+) -> tuple[dict[Form, RuntimeFigures], Made]:
+    """Return the forms that can be made and run, and of each how far off it is."""
+    figures: dict[Form, RuntimeFigures] = {}
+    made: Made = {}
+    expected: Arrays | None = None
+    for form in FORMS:
+        say(f"making {form.name}")
+        plain = RuntimeFigures(
+            name=form.name, how=form.how, needs_keras=form.needs_keras
+        )
+        try:
+            runnable = form.make(given)
+            outputs = runnable.outputs(given.batch)
+            expected = outputs if expected is None else expected
+            apart = difference(outputs, expected, _LEAST_OUTPUT)
+        except (ConfigError, DataError, ModelError, ChildDiedError) as error:
+            figures[form] = replace(plain, reason=" ".join(str(error).split()))
+            continue
+        figures[form], made[form] = replace(plain, difference=apart), runnable
+    return figures, made
+
+
+def _timed(
+    made: Made, given: Given, say: Callable[[str], Any]
+) -> dict[Form, tuple[BatchTime, ...]]:
+    times: dict[Form, list[BatchTime]] = {form: [] for form in made}
+    for size in given.batch_sizes:
+        say(f"timing batches of {size}")
+        batch = _rows(given.batch, size)
+        calls = [runnable.run(batch) for runnable in made.values()]
+        for form, found in zip(made, in_turns(calls, _TURNS, _SECONDS), strict=True):
+            low, median, high = spread(found)
+            times[form].append(BatchTime(size, median, low, high))
+    return {form: tuple(found) for form, found in times.items()}
+
+
+def _resident(
+    runnable: Runnable, batch: Arrays, say: Callable[[str], Any]
+) -> dict[str, int | None]:
+    """Return what a process takes, nothing where the model cannot go to one."""
+    try:
+        return runnable.resident(batch)._asdict()
+    except (ModelError, ChildDiedError) as error:
+        say(f"not measured: {error}")
+        return {}

@@ -1,0 +1,196 @@
+"""A model as a file for another runtime, run back and compared before it is there."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from kerasmem.backends import current
+from kerasmem.backends.litert import Argument
+from kerasmem.compression.quantize.config import STATIC
+from kerasmem.compression.quantize.floats import as_floats
+from kerasmem.compression.result import SAMPLES
+from kerasmem.errors import ModelError, OutputError
+from kerasmem.exporting.arguments import arguments_of, call_flat, random_samples
+from kerasmem.exporting.checks import (
+    TOLERANCES,
+    check_lengths,
+    checked,
+    is_onnx,
+)
+from kerasmem.exporting.convert import (
+    DYNAMIC,
+    FLOAT,
+    ONNX,
+    compute_in_float32,
+    convert,
+)
+from kerasmem.exporting.integer import integer_file
+from kerasmem.exporting.litert import LiteRT
+from kerasmem.exporting.onnx import Onnx
+from kerasmem.exporting.run import difference, in_codes, in_steps, outputs_of
+from kerasmem.files.atomic import replacing
+from kerasmem.files.data.flat import flat_samples
+from kerasmem.graph.clone import clone
+from kerasmem.graph.input_shapes import open_lengths
+from kerasmem.records import ExportReport
+
+_LEAST = {FLOAT: 1.0, DYNAMIC: 1e-6, STATIC: 127.0}
+
+Made = tuple[bytes, list[np.ndarray], list[np.ndarray]]
+"""The file, what it gives and what it should."""
+
+
+def export(  # noqa: PLR0913 - the public entry point
+    model: Any,
+    path: str | Path,
+    *,
+    scheme: str | None = None,
+    batch_size: int | None = None,
+    samples: Any = None,
+    tolerance: float | None = None,
+    input_shape: Any | None = None,
+) -> ExportReport:
+    """Write `model` as a LiteRT or ONNX file, run back and compared, or not at all.
+
+    The inputs of the file have the names of the model's, its outputs are `output_0`
+    and so on. It computes in float32, also where the model computes in half precision
+    or rounds its activations itself, and is compared with the model doing so too. The
+    file of a model that `"int8-static"` made takes and gives int8 codes and is run by
+    LiteRT's reference kernels.
+
+    Args:
+        model: a built `keras.Model`; it is not changed.
+        path: where to; ends in `.tflite`, or in `.onnx`, whose weights are floats.
+        scheme: `"float"`, or `"int8-dynamic"` (weights of 1,024 entries and more in
+            int8, activations rounded as they come), or `"int8-static"`, for a model
+            that it made; None for the one that suits the weights of the model.
+        batch_size: length of the batch axis, from 1; None leaves it open.
+        samples: inputs to compare on, in any of the forms that `kerasmem.files.data`
+            lists, of which the first 4 are taken; None for random ones.
+        tolerance: largest difference allowed, as a share of the largest output; None
+            for 1e-5 with `"float"`, 0.1 with `"int8-dynamic"`, and two codes of 127
+            with `"int8-static"`.
+        input_shape: shape of the input without the batch axis, to fix the lengths that
+            the model leaves open; one per input, by name or in order, if there are
+            several; None leaves them open, where the runtime can.
+
+    Raises:
+        ConfigError: if an argument cannot be used, or a package is missing:
+            `ai-edge-litert`, or for ONNX `tf2onnx` and `onnxruntime`.
+        DataError: if the samples do not fit the model.
+        ModelError: if the model has no weights yet, or the runtime lacks an operation
+            of it or cannot take its open lengths, or the file does not give what the
+            model gives.
+        OutputError: if the file cannot be written.
+    """
+    scheme = checked(model, path, scheme, batch_size)
+    kind = ONNX if is_onnx(path) else scheme
+    arrays = None if samples is None else flat_samples(model, samples, SAMPLES)
+    arguments = arguments_of(model, batch_size, arrays, input_shape)
+    arrays = arrays or random_samples(arguments, SAMPLES)
+    check_lengths(model, arguments, arrays)
+    try:
+        if scheme == STATIC:
+            content, outputs, expected = _integer(model, arguments, arrays, batch_size)
+        else:
+            job = _Job(model, kind, arrays, batch_size)
+            content, outputs, expected = _with_lengths(job, arguments)
+    except OSError as error:
+        raise OutputError(
+            f"Could not write a temporary file to make {str(path)!r} of: "
+            f"{error.strerror or error}. Nothing was written."
+        ) from error
+    worst = difference(outputs, expected, _LEAST[scheme])
+    allowed = TOLERANCES[scheme] if tolerance is None else tolerance
+    if not worst <= allowed:
+        raise ModelError(
+            f"The file does not give what the model {model.name!r} gives, so it "
+            f"was not written. Expected: a difference of at most {allowed:g} of the "
+            f"largest output. Received: {worst:.3g} on {len(arrays[0])} samples. Next: "
+            "a larger tolerance= (--tolerance), if that is near enough."
+        )
+    with replacing(path) as temporary:
+        temporary.write_bytes(content)
+    return ExportReport(str(path), scheme, len(content), len(arrays[0]), worst, allowed)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A float or dynamic file to make, but for the shapes of its inputs.
+
+    Args:
+        model: the model; it is not changed.
+        kind: of the file, as for `convert`.
+        arrays: an array per input to compare on.
+        batch_size: length of the batch axis, None for an open one.
+    """
+
+    model: Any
+    kind: str
+    arrays: Sequence[np.ndarray]
+    batch_size: int | None
+
+
+def _with_lengths(job: _Job, arguments: Sequence[Argument]) -> Made:
+    """Return the file with open lengths, or say that they are what it fails by."""
+    try:
+        return _floats(job, arguments)
+    except ModelError as error:
+        shapes = {argument.name: argument.shape[1:] for argument in arguments}
+        unknown = open_lengths(shapes)
+        if not unknown or not _runs(job, arguments):
+            raise
+        raise ModelError(
+            f"The file cannot have the open lengths of the model {job.model.name!r}: "
+            "with lengths that are known it can be made. Expected: known lengths. "
+            f"Received: {unknown}. Next: pass input_shape= (--input-shape), without "
+            "the batch axis."
+        ) from error
+
+
+def _runs(job: _Job, arguments: Sequence[Argument]) -> bool:
+    """Return whether there is a file for inputs of the lengths of the samples."""
+    fixed = [
+        replace(argument, shape=(argument.shape[0], *array.shape[1:]))
+        for argument, array in zip(arguments, job.arrays, strict=True)
+    ]
+    try:
+        _floats(job, fixed)
+    except ModelError:
+        return False
+    return True
+
+
+def _floats(job: _Job, arguments: Sequence[Argument]) -> Made:
+    copy = clone(job.model)
+    content = convert(copy, arguments, job.kind)
+    file = Onnx(content) if job.kind == ONNX else LiteRT(content)
+    outputs = outputs_of(file, arguments, job.arrays, job.batch_size)
+    compute_in_float32(copy)
+    with as_floats(copy):
+        return content, outputs, _expected(copy, job.arrays)
+
+
+def _integer(
+    model: Any,
+    arguments: Sequence[Argument],
+    arrays: Sequence[np.ndarray],
+    batch_size: int | None,
+) -> Made:
+    """Both in steps of the codes of the outputs."""
+    content = integer_file(model, batch_size)
+    file = LiteRT(content, kernels="reference")
+    codes = outputs_of(file, arguments, in_codes(file, arguments, arrays), batch_size)
+    return content, *in_steps(file, codes, _expected(model, arrays))
+
+
+def _expected(model: Any, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Return the outputs of a model."""
+    tensors = [keras.ops.convert_to_tensor(array) for array in arrays]
+    with current().inference():
+        outputs = call_flat(model, tensors)
+    return [keras.ops.convert_to_numpy(output) for output in outputs]

@@ -1,0 +1,193 @@
+"""Weights of a file that lists those of each layer, with their names.
+
+So do `.h5` files and SavedModels: those that are trained first, then the others; of a
+model within the model, all of its layers' in one list.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+
+from kerasmem.errors import ModelFileError
+from kerasmem.legacy.file import Assignment
+from kerasmem.legacy.made import Made
+from kerasmem.legacy.tfmot import clustered, masked
+
+Named = tuple[str, np.ndarray]
+Layers = Mapping[str, "Sequence[Named] | Layers"]
+
+_CENTROIDS, _INDICES = "cluster_centroids_", "pulling_indices_"
+_PRUNED = "prune_low_magnitude_"
+_OF_PRUNING = ("mask", "threshold", "pruning_step")
+_OF_QUANTIZING = ("optimizer_step",)
+_RANGES = ("_min", "_max")
+
+
+@dataclass(frozen=True)
+class FlatWeights:
+    """The weights of a file by layer.
+
+    Args:
+        layers: `(name, array)` pairs by the name of a layer of the model; of a model
+            within it such pairs too, or another mapping.
+    """
+
+    layers: Layers
+
+    def put_into(self, model: Made, assignment: Assignment) -> None:
+        """Put them into the layers of a model.
+
+        Raises:
+            ModelFileError: if one is superfluous or of another shape.
+        """
+        _fill_model(model, self.layers, assignment)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Variables of one layer that a file lists one after another."""
+
+    layer: Any
+    variables: list[Any]
+
+
+def _fill_model(model: Made, layers: Layers, assignment: Assignment) -> None:
+    for made in model.layers:
+        entries = layers.get(made.name, ())
+        if isinstance(entries, Mapping):
+            _fill_model(made, entries, assignment)
+        elif made.layer is not None:
+            entries = _stripped(entries) if made.is_wrapped else entries
+            _fill(made, entries, assignment)
+
+
+def _fill(made: Made, entries: Sequence[Named], assignment: Assignment) -> None:
+    trained, others = _order(made)
+    at, seen = 0, set()
+    for run in (*trained, *others):
+        variables = [v for v in run.variables if id(v) not in seen]
+        seen.update(map(id, variables))
+        given = entries[at : at + len(variables)]
+        at += len(variables)
+        if len(given) < len(variables):
+            raise ModelFileError(
+                f"The file has too few weights for the layer {run.layer.name!r}. "
+                f"Expected: {len(variables)}. Received: {len(given)}."
+            )
+        for variable, array in _pairs(run.layer.name, variables, given):
+            assignment.put(variable, array, run.layer.name)
+    if at < len(entries):
+        raise ModelFileError(
+            f"The file has a weight {entries[at][0]!r} that the layer {made.name!r} "
+            "has not."
+        )
+
+
+def _pairs(
+    layer: str, variables: Sequence[Any], entries: Sequence[Named]
+) -> Iterator[tuple[Any, np.ndarray]]:
+    """Yield every variable with its array: that of its name, else that of its place."""
+    by_name = {_within(layer, name): array for name, array in entries}
+    names = [_within(layer, variable.path) for variable in variables]
+    if set(names) == set(by_name) and len(by_name) == len(variables):
+        yield from ((v, by_name[n]) for v, n in zip(variables, names, strict=True))
+    else:
+        yield from ((v, a) for v, (_, a) in zip(variables, entries, strict=True))
+
+
+def _within(layer: str, path: str) -> tuple[str, ...]:
+    """Return a path from behind the name of its layer."""
+    parts = path.removesuffix(":0").split("/")
+    after = len(parts) - parts[::-1].index(layer) if layer in parts else 0
+    return tuple(parts[after:])
+
+
+def _order(made: Made) -> tuple[list[_Run], list[_Run]]:
+    """Return what is trained, and what is not, in the order of Keras 2."""
+    if not made.layers:
+        trained, others = _order_within(made.layer)
+        return [_Run(made.layer, trained)], [_Run(made.layer, others)]
+    inner = [_order(child) for child in made.layers if child.layer is not None]
+    trained = [run for runs, _ in inner for run in runs]
+    others = [run for _, runs in inner for run in runs]
+    if made.layer.trainable:
+        return trained, others
+    return [], [*trained, *others]
+
+
+def _order_within(layer: Any) -> tuple[list[Any], list[Any]]:
+    own = ([*layer._trainable_variables], [*layer._non_trainable_variables])
+    inner = [_order_within(child) for child in _children(layer)]
+    trained = [variable for variables, _ in inner for variable in variables]
+    others = [variable for _, variables in inner for variable in variables]
+    if isinstance(layer, keras.Model):  # which lists its own behind those within
+        trained, others = [*trained, *own[0]], [*others, *own[1]]
+    else:
+        trained, others = [*own[0], *trained], [*own[1], *others]
+    if layer.trainable:
+        return trained, others
+    if isinstance(layer, keras.Model):
+        return [], [*trained, *others]
+    return [], [*own[0], *own[1], *(v for t, n in inner for v in (*t, *n))]
+
+
+def _children(layer: Any) -> Sequence[Any]:
+    if isinstance(layer, keras.Model):
+        return layer.layers
+    return list(layer._flatten_layers(include_self=False, recursive=False))
+
+
+def _stripped(entries: Sequence[Named]) -> list[Named]:
+    """Return the weights of a layer, those of tfmot's own put into them or left out.
+
+    Args:
+        entries: `(name, array)` pairs, as tfmot lists them: a clustered weight stands
+            just before its centroids, the indices behind all of them in that order.
+    """
+    entries = _with_masks(_with_centroids(entries))
+    return [(name, array) for name, array in entries if not _is_of_tfmot(name)]
+
+
+def _parts(name: str) -> tuple[str, str]:
+    """Return the name of the layer, and the rest."""
+    layer, _, rest = name.removesuffix(":0").partition("/")
+    return layer, rest
+
+
+def _is_of_tfmot(name: str) -> bool:
+    layer, rest = _parts(name)
+    return (
+        rest.startswith((_CENTROIDS, _INDICES))
+        or (layer.startswith(_PRUNED) and rest in _OF_PRUNING)
+        or rest in _OF_QUANTIZING
+        or (rest.endswith(_RANGES) and "/" not in rest)
+    )
+
+
+def _with_centroids(entries: Sequence[Named]) -> list[Named]:
+    found = list(entries)
+    indices = [a for name, a in entries if _parts(name)[1].startswith(_INDICES)]
+    for i, (name, centroids) in enumerate(entries):
+        if _parts(name)[1].startswith(_CENTROIDS):
+            before, weight = entries[i - 1]
+            found[i - 1] = (before, clustered(weight, centroids, indices.pop(0)))
+    return found
+
+
+def _with_masks(entries: Sequence[Named]) -> list[Named]:
+    found = list(entries)
+    for wrapper in dict.fromkeys(_parts(name)[0] for name, _ in entries):
+        masks = [a for name, a in entries if _parts(name) == (wrapper, "mask")]
+        own = (wrapper, wrapper.removeprefix(_PRUNED))
+        places = [
+            i
+            for i, (name, _) in enumerate(entries)
+            if _parts(name)[0] in own and not _is_of_tfmot(name)
+        ]
+        weights = masked([entries[i][1] for i in places], masks)
+        for i, weight in zip(places, weights, strict=True):
+            found[i] = (entries[i][0], weight)
+    return found

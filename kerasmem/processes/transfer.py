@@ -1,0 +1,160 @@
+"""A model on its way to another process: its config alone, or weights and all."""
+
+import importlib
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from kerasmem.errors import ModelError
+from kerasmem.files.save import save_stored
+from kerasmem.graph.clone import live_objects
+from kerasmem.graph.layers import has_graph
+from kerasmem.graph.treated import told, treat_again
+
+_DEFAULT_LOSS = "mean_squared_error"
+
+
+def pack(model: Any, optimizer: Any | None, dtype_policy: str | None) -> dict[str, Any]:
+    """Return what `unpack` makes an equal model of, with weights of its own.
+
+    Args:
+        model: a built model.
+        optimizer: the optimizer to compile it with, None for none.
+        dtype_policy: policy for every layer that has the model's own, None for the
+            layers' own.
+
+    Raises:
+        ModelError: if a part of the model is defined in the running script, or its
+            config does not describe it.
+    """
+    modules = _modules_of(model, _or_analytic(model))
+    try:
+        config = keras.saving.serialize_keras_object(model)
+        settings = model.get_compile_config() if model.compiled else None
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise ModelError(
+            f"The model {model.name!r} cannot go to another process, because its "
+            f"config does not describe it: {error}. Expected: a `get_config` in every "
+            f"part of your own. Next: add it{_or_analytic(model)}."
+        ) from error
+    if optimizer is None:  # nor its slots: what was compiled does not matter
+        config.pop("compile_config", None)
+    if dtype_policy is not None:
+        config = _with_policy(config, model.dtype_policy.name, dtype_policy)
+    return {
+        "config": config,
+        "compile": settings or {"loss": _DEFAULT_LOSS},
+        "optimizer": optimizer and keras.optimizers.serialize(optimizer),
+        "modules": modules,
+        "parameters": sum(math.prod(w.shape) for w in model.weights),
+        "treated": told(model),
+    }
+
+
+def unpack(sent: Mapping[str, Any], *, jit_compile: bool) -> Any:
+    """Return the model that `pack` described, compiled if an optimizer came with it.
+
+    Args:
+        sent: what `pack` returned.
+        jit_compile: whether XLA compiles its step.
+
+    Raises:
+        ModelError: if the config does not describe it.
+    """
+    with keras.saving.custom_object_scope(_objects_in(sent["modules"])):
+        # The config comes from a live object of the parent, never from a file.
+        load = keras.saving.deserialize_keras_object
+        try:
+            model = load(sent["config"], safe_mode=False)
+        except (TypeError, ValueError) as error:
+            raise ModelError(
+                "The model cannot be made from its config in another process: "
+                f"{str(error)[:300]}. Expected: a `get_config` that tells all of it."
+            ) from error
+        if sum(math.prod(w.shape) for w in model.weights) != sent["parameters"]:
+            raise ModelError(
+                f"The model {model.name!r} is not the same when it is made from its "
+                "config: weights are missing. Expected: a config that tells all of "
+                "it, and a `build` that makes every weight. Next: complete them"
+                f"{_or_analytic(model)}."
+            )
+        if sent["optimizer"] is not None:
+            settings = dict(load(sent["compile"], safe_mode=False))
+            settings["optimizer"] = keras.optimizers.deserialize(sent["optimizer"])
+            model.compile(**settings | {"jit_compile": jit_compile})
+        else:
+            model.jit_compile = jit_compile
+    treat_again(model, sent["treated"])
+    return model
+
+
+def send(model: Any, path: Path) -> dict[str, Any]:
+    """Write `model` to `path`, and return what `receive` opens it by there.
+
+    Raises:
+        ModelError: if a part of it is defined in the running script.
+    """
+    modules = _modules_of(model)
+    save_stored(model, path)
+    return {"model": str(path), "modules": modules}
+
+
+def receive(sent: Mapping[str, Any]) -> Any:
+    """Return the model that `send` wrote, not compiled.
+
+    Args:
+        sent: what `send` returned; more may stand beside it.
+    """
+    objects = _objects_in(sent["modules"])
+    # The file was made a moment ago, of a live model of the parent.
+    return keras.models.load_model(
+        sent["model"], custom_objects=objects, compile=False, safe_mode=False
+    )
+
+
+def _modules_of(model: Any, otherwise: str = "") -> list[str]:
+    """Return the names of the modules of the user's own that `model` has parts of.
+
+    Args:
+        model: a built model.
+        otherwise: what the error says that one can do besides.
+
+    Raises:
+        ModelError: if a part of it is defined in the running script.
+    """
+    modules = sorted({item.__module__ for item in live_objects(model).values()})
+    if "__main__" in modules:
+        raise ModelError(
+            f"The model {model.name!r} has parts that are defined in the running "
+            "script, which another process cannot import. Expected: parts from a "
+            f"module. Next: move them to a module{otherwise}."
+        )
+    return modules
+
+
+def _objects_in(modules: Iterable[str]) -> dict[str, Any]:
+    """Return all that is in modules by its name, to load a model with."""
+    objects: dict[str, Any] = {}
+    for name in modules:
+        objects |= vars(importlib.import_module(name))
+    return objects
+
+
+def _or_analytic(model: Any) -> str:
+    """Return the other way out, which only a model with a graph has."""
+    return ", or use method='analytic'" if has_graph(model) else ""
+
+
+def _with_policy(config: Any, old: str, new: str) -> Any:
+    """Return the config with one dtype policy in the place of another."""
+    if isinstance(config, list):
+        return [_with_policy(item, old, new) for item in config]
+    if not isinstance(config, dict):
+        return config
+    is_policy = config.get("class_name") == "DTypePolicy"
+    if is_policy and config.get("config", {}).get("name") == old:
+        return {**config, "config": {**config["config"], "name": new}}
+    return {key: _with_policy(value, old, new) for key, value in config.items()}

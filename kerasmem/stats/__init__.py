@@ -1,0 +1,1 @@
+"""Figures of figures: which of them count, and how far they spread."""

@@ -1,0 +1,77 @@
+"""A task in a process of its own."""
+
+import os
+import time
+
+import keras
+import pytest
+
+from kerasmem.errors import ConfigError, FragmentationError
+from kerasmem.processes import ChildDiedError, run_in_child, run_script
+
+pytestmark = pytest.mark.one_backend
+
+
+def complain(job):
+    """Runs in the child."""
+    given = os.environ["GIVEN"]
+    told = f"{keras.backend.backend()} was told {job['word']!r}, {given}."
+    raise FragmentationError(told)
+
+
+def die(job):
+    """Runs in the child."""
+    os._exit(3)
+
+
+def sleep(job):
+    """Runs in the child."""
+    time.sleep(600)
+
+
+def ask(task, **options):
+    backend = options.pop("backend", keras.backend.backend())
+    return run_in_child(f"{__name__}:{task}", {"word": "a"}, backend=backend, **options)
+
+
+def test_a_childs_error_comes_back_as_it_was_raised():
+    words = r"^tensorflow was told 'a', and set\.$"
+    with pytest.raises(FragmentationError, match=words) as caught:
+        ask("complain", backend="tensorflow", environment={"GIVEN": "and set"})
+    assert caught.value.post_mortem is None
+    assert "GIVEN" not in os.environ
+
+
+def test_a_child_that_dies_is_told_from_one_that_complains():
+    with pytest.raises(ChildDiedError, match="ended by an error"):
+        ask("die")
+
+
+def test_a_child_that_takes_too_long_is_ended():
+    with pytest.raises(TimeoutError, match="sleep took more than 1 seconds"):
+        ask("sleep", seconds=1)
+
+
+def test_a_backend_that_is_not_installed_is_named():
+    with pytest.raises(ConfigError, match="Received: no module 'mxnet'"):
+        ask("die", backend="mxnet")
+
+
+def test_a_script_gives_what_it_prints_and_finds_what_this_process_finds(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, sys, psutil\n"
+        "assert not any(name.startswith('keras') for name in sys.modules)\n"
+        "print(sys.argv[1:], os.environ['GIVEN'], os.environ['CUDA_VISIBLE_DEVICES'])"
+    )
+    (tmp_path / "psutil.py").write_text("raise ImportError('beside the script')")
+    found = run_script(script, "a", "b c", environment={"GIVEN": "set"})
+    assert found == "['a', 'b c'] set -1\n"
+
+
+def test_a_script_that_dies_tells_the_last_line_that_it_wrote(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("print('lost')\nraise ValueError('why')")
+    with pytest.raises(ChildDiedError, match="for script ended by an error") as caught:
+        run_script(script)
+    assert caught.value.reason == "ValueError: why"
