@@ -63,6 +63,7 @@ def test_the_public_names_are_these_and_all_of_them_are_there():
         "configure",
         "find_wide_types",
         "inspect_data",
+        "measure_step",
         "narrow_weights",
         "status",
         "stream",

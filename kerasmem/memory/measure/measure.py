@@ -42,6 +42,7 @@ def measure_step(
         ModelError: if the child cannot make the model from its config.
 
     Example:
+        >>> import keras
         >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
         >>> measure_step(model, 8, optimizer="sgd").method  # doctest: +SKIP
         'step'
