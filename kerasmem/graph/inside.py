@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -30,10 +31,31 @@ def graph_inside(
         yield _symbolic(layer, args, kwargs)
 
 
-_OPENED: WeakKeyDictionary[Any, keras.Function] = WeakKeyDictionary()
+@dataclass(frozen=True)
+class Opened:
+    """A layer whose `call` in training is known as a graph.
+
+    Args:
+        graph: what it does with the tensors that it is given.
+        names: names of its arguments.
+        places: where among the leaves of these the graph's inputs are.
+    """
+
+    graph: keras.Function
+    names: tuple[str, ...]
+    places: tuple[int, ...]
+
+    def inputs(self, layer: Any, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
+        """Return the graph's inputs, of a call of the layer with other arguments."""
+        given = _parameters(layer).bind(*args, **kwargs).arguments
+        leaves = keras.tree.flatten({name: given.get(name) for name in self.names})
+        return [leaves[place] for place in self.places]
 
 
-def opened_graph(layer: Any) -> keras.Function | None:
+_OPENED: WeakKeyDictionary[Any, Opened] = WeakKeyDictionary()
+
+
+def opened(layer: Any) -> Opened | None:
     """Return what `open_for_good` made of a layer, None where it was not opened."""
     return _OPENED.get(layer)
 
@@ -42,22 +64,44 @@ def open_for_good(node: Any) -> keras.Function | None:
     """Return what a layer does in training as a graph that may run in its place.
 
     None where the two could differ: a `call` that draws random numbers, assigns, adds
-    a loss or sets an attribute by itself, or takes weights that are to be cast.
+    a loss or sets an attribute by itself, takes weights that are to be cast, or a mask
+    that Keras hands in.
 
     Args:
         node: the only call of a layer that is built.
     """
     layer = node.operation
     if layer not in _OPENED:
-        kwargs = dict(node.arguments.kwargs)
-        if "training" in inspect.signature(layer.call).parameters:
-            kwargs.setdefault("training", True)
+        parameters = _parameters(layer)
+        arguments = node.arguments
+        given = parameters.bind(*arguments.args, **arguments.kwargs).arguments
+        if "training" in parameters.parameters:
+            given.setdefault("training", True)
+        if not _is_told_all(parameters, given):
+            return None
         with calls_forgotten(layer):
-            graph = _symbolic(layer, node.arguments.args, kwargs, pure=True)
+            graph = _symbolic(layer, (), given, pure=True)
         if graph is None or not _casts_no_weight(layer, graph):
             return None
-        _OPENED[layer] = graph
-    return _OPENED[layer]
+        leaves = enumerate(keras.tree.flatten(given))
+        places = [n for n, x in leaves if isinstance(x, keras.KerasTensor)]
+        _OPENED[layer] = Opened(graph, tuple(given), tuple(places))
+    return _OPENED[layer].graph
+
+
+def _parameters(layer: Any) -> inspect.Signature:
+    # Of the class: the method of this layer may be wrapped.
+    found = [*inspect.signature(type(layer).call).parameters.values()]
+    return inspect.Signature(found[1:])
+
+
+def _is_told_all(parameters: inspect.Signature, given: Mapping[str, Any]) -> bool:
+    """Return whether a call has names for its arguments, and Keras adds no mask."""
+    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    if any(one.kind in several for one in parameters.parameters.values()):
+        return False
+    masks = {"mask", *(f"{name}_mask" for name in parameters.parameters)}
+    return masks & {*parameters.parameters} <= {*given}
 
 
 def _casts_no_weight(layer: Any, graph: keras.Function) -> bool:

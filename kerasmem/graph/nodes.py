@@ -3,13 +3,12 @@
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
 
-from kerasmem.graph.inside import graph_inside, opened_graph
+from kerasmem.graph.inside import graph_inside, opened
 from kerasmem.graph.layers import has_graph, lists_layers
 
 Opens = Callable[[Any], bool]
@@ -118,13 +117,15 @@ def _open(
             graph, keras.tree.flatten(first_argument(args, kwargs)), opens, owner
         )
     if isinstance(operation, keras.layers.Layer) and opens(operation):
-        kept = opened_graph(operation)
-        inside = nullcontext(kept) if kept else graph_inside(operation, args, kwargs)
-        with inside as graph:
-            if graph is not None:
+        known = opened(operation)
+        if known is not None:
+            tensors = known.inputs(operation, args, kwargs)
+            return _trace_graph(known.graph, tensors, opens, operation)
+        with graph_inside(operation, args, kwargs) as inside:
+            if inside is not None:
                 given = keras.tree.flatten((args, kwargs))
                 tensors = [x for x in given if isinstance(x, keras.KerasTensor)]
-                return _trace_graph(graph, tensors, opens, operation)
+                return _trace_graph(inside, tensors, opens, operation)
     given = _named(operation, args, kwargs)
     tensors = [(name, x) for name, x in given if isinstance(x, keras.KerasTensor)]
     variables = [(name, x) for name, x in given if isinstance(x, keras.Variable)]

@@ -17,7 +17,7 @@ import keras
 
 from kerasmem import backends
 from kerasmem.backends.recompute import Function
-from kerasmem.graph.inside import opened_graph
+from kerasmem.graph.inside import Opened, opened
 from kerasmem.graph.nodes import nodes_in_order, own_graph
 from kerasmem.graph.pure import Operator, PureRun, Segment, run_node
 
@@ -47,7 +47,8 @@ def cut(model: Any, starts: Sequence[int]) -> list[Segment]:
 
 def graph_of(model: Any) -> Any:
     """Return the graph of a model, or of a layer that was opened for good, or None."""
-    return own_graph(model) or opened_graph(model)
+    known = opened(model)
+    return known.graph if known else own_graph(model)
 
 
 def _segment(nodes: Sequence[Any], last_use: dict[int, int], end: int) -> Segment:
@@ -74,9 +75,10 @@ def treat(
         segments: all of its segments in order, as `cut` gives them, each with how to
             run it; None for as ever.
     """
+    known = opened(model)
+    if known is not None:
+        return _treat_layer(model, known, segments)
     graph = own_graph(model)
-    if graph is None:
-        return _treat_layer(model, segments)
 
     def in_segments(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         with _running(graph, partial(_run, graph, segments)):
@@ -92,18 +94,16 @@ def treat(
 
 
 def _treat_layer(
-    layer: Any, segments: Sequence[tuple[Segment, Treatment | None]]
+    layer: Any, known: Opened, segments: Sequence[tuple[Segment, Treatment | None]]
 ) -> Callable[[], None]:
     """Run a layer by segments of the graph that stands for its `call`."""
-    run = backends.current().uncompiled(partial(_run, opened_graph(layer), segments))
+    run = backends.current().uncompiled(partial(_run, known.graph, segments))
 
     def call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         # Private: a `call` that takes no `training` is not told of it.
         if not getattr(layer._get_call_context(), "training", None):
             return original(*args, **kwargs)
-        given = keras.tree.flatten((args, kwargs))
-        tensors = [x for x in given if keras.ops.is_tensor(x)]
-        return run(original, tensors, _in_training)
+        return run(original, known.inputs(layer, args, kwargs), _in_training)
 
     return backends.shadow(layer, "call", call)
 

@@ -64,6 +64,20 @@ class Encoder(L.Layer):
         return {**super().get_config(), "adds_a_loss": self.adds_a_loss}
 
 
+@keras.saving.register_keras_serializable("remat")
+class Masked(Encoder):
+    """An encoder that Keras hands a mask."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.supports_masking = True
+
+    def call(self, x, scale, x_mask=None, training=None):
+        if x_mask is not None:
+            x = x * keras.ops.cast(x_mask, x.dtype)[..., None]
+        return super().call(x, scale, training)
+
+
 def block(x, filters):
     y = L.Conv2D(filters, 3, padding="same")(x)
     y = L.BatchNormalization()(y)
@@ -143,10 +157,11 @@ def frozen():
     return model
 
 
-def encoder(adds_a_loss=False, dtype=None):
+def encoder(kind=Encoder, **options):
     inputs = keras.Input((5, 4))
     scale = L.Dense(1, "sigmoid")(inputs)
-    x = Encoder(adds_a_loss, dtype=dtype)(inputs, scale=scale)
+    x = L.Masking()(inputs) if kind is Masked else inputs
+    x = kind(**options)(x, scale=scale)
     return keras.Model(inputs, L.Dense(2)(L.GlobalAveragePooling1D()(x)))
 
 

@@ -80,7 +80,11 @@ def test_a_layer_that_holds_all_blocks_is_cut_between_them():
     assert_trains_alike(model, lean)
 
 
-@pytest.mark.parametrize("wishes", [{"adds_a_loss": True}, {"dtype": "mixed_bfloat16"}])
+@pytest.mark.parametrize(
+    "wishes",
+    [{"adds_a_loss": True}, {"dtype": "mixed_bfloat16"}, {"kind": models.Masked}],
+    ids=["a loss", "half precision", "a mask"],
+)
 def test_a_layer_whose_call_does_more_than_return_is_left_whole(wishes):
     model = compiled(models.encoder(**wishes))
     lean = rematerialize(model, segments=2, batch_size=64)
