@@ -84,7 +84,8 @@ def estimate_memory(  # noqa: PLR0913 - the public entry point
         backend=backend,
         training=training,
         device=device,
-        input_shape=shape_for(model, input_shape, data),
+        input_shape=input_shape,
+        data=data,
     )
     return _method(method, request).estimate(request)
 
@@ -100,6 +101,7 @@ def question(  # noqa: PLR0913 - the arguments of the public entry points
     training: bool = True,
     device: str = "gpu",
     input_shape: Any | None = None,
+    data: Any | None = None,
 ) -> Request:
     """Return the checked arguments of `estimate_memory`."""
     check_model(model)
@@ -116,7 +118,7 @@ def question(  # noqa: PLR0913 - the arguments of the public entry points
         optimizer = scaled_if_half(model, optimizer, policy)
     return Request(
         model=model,
-        inputs=checked_inputs(model, batch_size, input_shape),
+        inputs=checked_inputs(model, batch_size, shape_for(model, input_shape, data)),
         batch_size=batch_size,
         optimizer=optimizer if training else None,
         dtype_policy=policy,

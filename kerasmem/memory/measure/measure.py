@@ -5,7 +5,6 @@ from typing import Any
 from kerasmem.errors import ConfigError
 from kerasmem.memory.estimate.child import answer_in_child
 from kerasmem.memory.estimate.estimate import question
-from kerasmem.memory.estimate.inputs import shape_for
 from kerasmem.records import MemoryEstimate
 
 COUNTING_ALLOCATOR = {
@@ -18,9 +17,6 @@ COUNTING_ALLOCATOR = {
 def measure_step(
     model: Any,
     batch_size: int,
-    *,
-    input_shape: Any | None = None,
-    data: Any | None = None,
     **options: Any,
 ) -> MemoryEstimate:
     """Return the memory of a step, from real steps in a process of its own.
@@ -31,10 +27,9 @@ def measure_step(
     Args:
         model: a built `keras.Model`.
         batch_size: samples in the batch, from 1.
-        input_shape: as in `estimate_memory`.
-        data: likewise.
         **options: `optimizer`, `dtype_policy`, `jit_compile`, `backend` (`"tensorflow"`
-            or `"torch"`) and `training`, as in `estimate_memory`.
+            or `"torch"`), `training`, `input_shape` and `data`, as in
+            `estimate_memory`.
 
     Raises:
         ConfigError: on JAX, which tells nothing of its memory on a CPU, or if another
@@ -47,8 +42,7 @@ def measure_step(
         >>> measure_step(model, 8, optimizer="sgd").method  # doctest: +SKIP
         'step'
     """
-    shape = shape_for(model, input_shape, data)
-    request = question(model, batch_size, device="cpu", input_shape=shape, **options)
+    request = question(model, batch_size, device="cpu", **options)
     if request.backend == "jax":
         raise ConfigError(
             "JAX does not tell how much memory it uses on a CPU. Expected: a backend "
