@@ -8,7 +8,7 @@ from tests.keras_hub.families import FAMILIES
 from tests.keras_hub.rows import Rows
 
 ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
-# Elsewhere: an activation in eight bits may send a token to another expert, or not.
+# On torch BART's encoder and decoder draw dropout in another order in a copy.
 SOME = ["Gemma", "Llama3", "GPT2", "Bert", "ViT"]
 MORE = {"jax": "Bart", "torch": "Mixtral"}
 BY_GRAPH = ("rematerialize", "compress_activations", "int8-dynamic")
