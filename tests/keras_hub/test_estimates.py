@@ -8,10 +8,7 @@ from kerasmem.memory.measure import COUNTING_ALLOCATOR
 from kerasmem.processes import ON_THE_CPU, run_in_child
 from tests.keras_hub.families import FAMILIES, samples, shapes, targets
 
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow",
-    reason="TensorFlow's allocator counts on a CPU, others' do not",
-)
+pytestmark = pytest.mark.one_backend  # the others' allocators count nothing on a CPU
 
 FEW = ("Bert", "GPT2")
 BATCH = 128
