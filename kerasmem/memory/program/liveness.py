@@ -36,13 +36,12 @@ class _Run:
             self.readers[x.root] = self.readers.get(x.root, 0) + 1
 
     def play(self, op: Op, *, in_place: bool) -> None:
-        if op.workspace:
-            self._ask(op, op.workspace, op)
         for y in op.writes:
             if y.base is None and not (in_place and self._takes_over(op, y)):
                 self.alive.add(y)
                 self._ask(y, y.nbytes, op)
         if op.workspace:
+            self._ask(op, op.workspace, op)
             self._ask(op, 0, op)
         for x in op.reads:
             self._release(self._memory(x), op)

@@ -51,7 +51,7 @@ class _Writer:
         self._trained = {v.nbytes for v in model.variables if v.is_trained}
         self._device = device
         self._phase = "unknown"
-        self._scratch: Tensor | None = None  # of what another thread still runs
+        self._scratch: tuple[Tensor, ...] = ()  # of what another thread still runs
         self._of: dict[tuple[int, int], Tensor] = {}
         self._ops: list[Op] = []
         self._first = as_tensors(model)
@@ -128,10 +128,12 @@ class _Writer:
         over = over if (number, 0) in self._of else []
         self._note(operation, sources, made, over, self._scratch_of(operation, inputs))
 
-    def _scratch_of(self, operation: Operation, inputs: Sequence[Output]) -> int:
+    def _scratch_of(
+        self, operation: Operation, inputs: Sequence[Output]
+    ) -> Sequence[int]:
         if self._device is None:
-            return 0
-        return sum(scratch_bytes(operation, inputs, self._device))
+            return ()
+        return scratch_bytes(operation, inputs, self._device)
 
     def _update(self, operation: Operation, sources: Sequence[Tensor | None]) -> None:
         """Write to a variable: to a copy of it while somebody else still reads it."""
@@ -165,7 +167,7 @@ class _Writer:
         sources: Sequence[Tensor | None],
         made: Sequence[Tensor],
         over: Sequence[Tensor] = (),
-        scratch: int = 0,
+        scratch: Sequence[int] = (),
     ) -> None:
         origin = self._names.origin(operation.name)
         if origin.phase != "unknown":
@@ -176,23 +178,26 @@ class _Writer:
         op = Op(
             operation.name, origin.layer, self._phase, reads, tuple(made), tuple(over)
         )
-        if scratch and self._device == "cpu":
-            self._beside(op, scratch)
-        else:
-            op.workspace = scratch
-            if operation.kind in CONVOLUTIONS:
-                op.trial = scratch + min(_TRIAL_FACTOR * scratch, _LARGEST_TRIAL)
+        if scratch:
+            self._take_scratch(op, operation.kind, scratch)
         self._ops.append(op)
 
-    def _beside(self, op: Op, scratch: int) -> None:
-        """Let scratch memory stay until the next operation that takes some is done.
+    def _take_scratch(self, op: Op, kind: str, sizes: Sequence[int]) -> None:
+        """Let an operation read blocks that are made for it alone.
 
-        On a CPU two threads run the two gradients of a convolution at once.
+        On a CPU two threads run the two gradients of a convolution at once: there the
+        blocks stay until the next operation that takes some is done.
         """
-        if self._scratch is not None:
-            op.reads = (*op.reads, self._scratch)
-        self._scratch = Tensor((scratch,), 1, op.layer, kind="workspace")
-        op.writes = (self._scratch, *op.writes)
+        made = tuple(Tensor((n,), 1, op.layer, kind="workspace") for n in sizes)
+        self._ops.append(Op(op.name, op.layer, op.phase, (), made))
+        if kind in CONVOLUTIONS and self._device == "gpu":
+            for size in sizes:
+                trial = min(_TRIAL_FACTOR * size, _LARGEST_TRIAL)
+                tried = Op("trial", op.layer, op.phase, (), (), trial=trial)
+                self._ops.append(tried)
+        op.reads = (*op.reads, *made, *self._scratch)
+        if self._device == "cpu":
+            self._scratch = made
 
 
 def _before(operations: Sequence[Operation]) -> list[dict[int, None]]:
