@@ -13,8 +13,8 @@ The same on the command line:
 import keras
 
 import kerasmem as km
-from kerasmem.compression.prune import sensitivity
-from kerasmem.demo.data import load_demo_data
+from kerasmem.compression.prune.analysis import sensitivity
+from kerasmem.demo.images import load_demo_data
 
 L = keras.layers
 

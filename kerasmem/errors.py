@@ -9,6 +9,7 @@ KerasMemError
 ├── ProfilerUnavailableError      no profile of the memory can be taken here
 ├── AccuracyDropError             the result does its job worse than allowed
 ├── TargetError                   no compression that was tried meets the target
+├── ChildDiedError                a process of its own ended without an answer
 ├── OutputError (OSError)         a result that could not be written
 └── OutOfMemoryError (MemoryError)      memory ran out; carries the post-mortem
     ├── DeviceOutOfMemoryError          of the device: smaller micro-batches help
@@ -104,6 +105,24 @@ class TargetError(KerasMemError):
     def __init__(self, message: str = "", result: Any = None) -> None:
         super().__init__(message)
         self.result = result
+
+
+class ChildDiedError(KerasMemError):
+    """A process of its own ended without an answer; the message says how.
+
+    Args:
+        message: what became of it.
+        how: by what it ended, such as `"signal 9"` or `"an error"`.
+        reason: the line of its stderr that names the error, empty if unknown.
+        stderr: the last lines that it wrote there.
+    """
+
+    def __init__(
+        self, message: str, *, how: str = "", reason: str = "", stderr: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.how, self.reason = how, reason
+        self.stderr = stderr
 
 
 class OutputError(KerasMemError, OSError):

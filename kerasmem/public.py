@@ -9,12 +9,15 @@ from kerasmem.compression.distill import names as distillation
 from kerasmem.compression.factorize import Factorize
 from kerasmem.compression.prune import Prune
 from kerasmem.compression.quantize import (
+    Budget,
+    Calibration,
     Equalize,
     FoldBatchNorm,
     Quantize,
     ReestimateBatchNorm,
-    dequantize,
 )
+from kerasmem.compression.quantize.aware.model import quantization_aware
+from kerasmem.compression.quantize.dequantize import dequantize
 from kerasmem.compression.result import CompressionResult
 from kerasmem.compression.student import make_student
 from kerasmem.exporting import export
@@ -27,6 +30,8 @@ from kerasmem.memory.fit import fit
 from kerasmem.memory.rematerialize import rematerialize
 
 __all__ = [
+    "Budget",
+    "Calibration",
     "Cluster",
     "CompressionResult",
     "Distill",
@@ -54,6 +59,7 @@ __all__ = [
     "make_student",
     "memory",
     "optimizers",
+    "quantization_aware",
     "rematerialize",
     "save_model",
 ]

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import keras
 import numpy as np
 
+from kerasmem.compression.technique import Context
 from kerasmem.graph.clone import reloaded
 
 L = keras.layers
@@ -289,3 +290,10 @@ def from_origin(model, origin):
     copy = keras.models.clone_model(model)
     copy.set_weights(model.get_weights())
     return copy
+
+
+def in_place(technique, model, data=None):
+    """Apply a technique to a model that the test owns; return what became of it."""
+    result, changes = technique.applied(model, Context(data, owned=True))
+    assert result is model
+    return changes

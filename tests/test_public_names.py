@@ -18,6 +18,8 @@ def test_the_public_names_are_these_and_all_of_them_are_there():
         sorted(km.__all__)
         == km.__all__
         == [
+            "Budget",
+            "Calibration",
             "Cluster",
             "CompressionResult",
             "Distill",
@@ -45,6 +47,7 @@ def test_the_public_names_are_these_and_all_of_them_are_there():
             "make_student",
             "memory",
             "optimizers",
+            "quantization_aware",
             "rematerialize",
             "save_model",
         ]
@@ -52,11 +55,11 @@ def test_the_public_names_are_these_and_all_of_them_are_there():
     assert all(hasattr(km, name) for name in km.__all__)
     assert km.callbacks.__all__ == [
         "ChannelSparsity",
+        "FreezeBatchNorm",
         "GradientMonitor",
         "MemoryMonitor",
         "MemoryTimeline",
         "Pruning",
-        "QuantizationAware",
     ]
     assert km.memory.__all__ == [
         "allocator",
@@ -91,6 +94,13 @@ def test_the_public_names_are_these_and_all_of_them_are_there():
         (km.memory.status, []),
         (km.find_batch_size, ["model", "memory_limit"]),
         (km.distill, ["teacher", "student", "data", "epochs"]),
+        (
+            km.quantization_aware,
+            [
+                *["model", "quantize", "activations", "decay", "learned_scales"],
+                "ranges",
+            ],
+        ),
         (
             km.estimate_memory,
             [

@@ -18,6 +18,7 @@ from kerasmem.backends._jax_recompute import recomputed
 from kerasmem.backends._jax_settings import JaxSettings
 from kerasmem.backends._jax_training import JaxEvaluation, JaxTraining
 from kerasmem.backends.lazy import LazyValues
+from kerasmem.backends.options import StepOptions
 from kerasmem.backends.plain import PlainBackend
 from kerasmem.backends.profile import Followed, MemoryProfiler
 from kerasmem.backends.protocol import Backend, GradientMeter, StepState
@@ -27,11 +28,27 @@ from kerasmem.backends.tracing import count_traces
 from kerasmem.records import DeviceReading
 
 
+class _JaxOptions(StepOptions):
+    """What can be chosen of a step in JAX."""
+
+    def device_count(self, cards: int) -> int:
+        """Return the number of devices to train on, which a CPU may have several of."""
+        return cards or len(keras.distribution.list_devices())
+
+
 class JaxBackend(PlainBackend):
     """What kerasmem asks of JAX."""
 
     name = "jax"
     runs_eagerly = False
+    pools_memory = True
+    limits_itself = False
+    copies_arrays = False
+    adds_along_any_axis = False
+    recovers_logits = False
+    hands_state_on = True
+    converts_models = False
+    fuses_fake_quantization = False
     ops: Any = keras.ops
     _recomputed = staticmethod(recomputed)
 
@@ -63,6 +80,10 @@ class JaxBackend(PlainBackend):
     def lazy_values(self) -> LazyValues:
         """Return how a variable comes by a value that it had not."""
         return JaxLazyValues()
+
+    def step_options(self) -> StepOptions:
+        """Return what can be chosen of a step."""
+        return _JaxOptions()
 
     def settings(self) -> DeviceSettings:
         """Return what sets and tells how JAX takes its cards."""

@@ -16,6 +16,7 @@ from kerasmem.backends import gradients as hooks
 from kerasmem.backends._tensorflow_draws import draws
 from kerasmem.backends._tensorflow_gradients import CompiledMeter, GraphMeter
 from kerasmem.backends._tensorflow_lazy import TensorFlowLazyValues
+from kerasmem.backends._tensorflow_options import TensorFlowOptions
 from kerasmem.backends._tensorflow_profile import TensorFlowProfiler
 from kerasmem.backends._tensorflow_settings import TensorFlowSettings
 from kerasmem.backends._tensorflow_training import (
@@ -23,6 +24,7 @@ from kerasmem.backends._tensorflow_training import (
     TensorFlowTraining,
 )
 from kerasmem.backends.lazy import LazyValues
+from kerasmem.backends.options import StepOptions
 from kerasmem.backends.profile import Followed, MemoryProfiler
 from kerasmem.backends.protocol import Backend, GradientMeter, StepState
 from kerasmem.backends.recompute import Function, Store
@@ -44,6 +46,14 @@ class TensorFlowBackend:
 
     name = "tensorflow"
     runs_eagerly = False
+    pools_memory = True
+    limits_itself = True
+    copies_arrays = True
+    adds_along_any_axis = True
+    recovers_logits = True
+    hands_state_on = False
+    converts_models = True
+    fuses_fake_quantization = True
     ops: Any = keras.ops
 
     def device_memory(self) -> tuple[DeviceReading, ...]:
@@ -85,6 +95,10 @@ class TensorFlowBackend:
     def lazy_values(self) -> LazyValues:
         """Return how a variable comes by a value that it had not."""
         return TensorFlowLazyValues()
+
+    def step_options(self) -> StepOptions:
+        """Return what can be chosen of a step."""
+        return TensorFlowOptions()
 
     def settings(self) -> DeviceSettings:
         """Return what sets and tells how TensorFlow takes its cards."""

@@ -5,29 +5,32 @@ from typing import Any
 
 import tensorflow as tf
 
-GRAPH_OPTIONS = {
-    "layout optimizer": "layout_optimizer",
-    "constant folding": "constant_folding",
-}
-"""Passes of the graph optimizer that can be left out, by what a user calls them."""
+from kerasmem.backends.options import StepOptions
 
 
-def leave_out(option: str) -> None:
-    """Leave a pass out of what this process makes of its graphs.
+class TensorFlowOptions(StepOptions):
+    """What can be chosen of a step in TensorFlow."""
 
-    Args:
-        option: one of `GRAPH_OPTIONS`.
-    """
-    tf.config.optimizer.set_experimental_options({GRAPH_OPTIONS[option]: False})
+    graph_passes = {  # noqa: RUF012 - never changed
+        "layout optimizer": "layout_optimizer",
+        "constant folding": "constant_folding",
+    }
 
+    def leave_out(self, graph_pass: str) -> None:
+        """Leave a pass out of what this process makes of its graphs."""
+        name = self.graph_passes[graph_pass]
+        tf.config.optimizer.set_experimental_options({name: False})
 
-def data_parallel() -> AbstractContextManager[Any]:
-    """Return the scope in which a model is made that trains on every device."""
-    kind = "GPU" if tf.config.list_logical_devices("GPU") else "CPU"
-    names = [device.name for device in tf.config.list_logical_devices(kind)]
-    return tf.distribute.MirroredStrategy(names).scope()
+    def data_parallel(self) -> AbstractContextManager[Any]:
+        """Return the scope in which a model is made that trains on every device."""
+        kind = "GPU" if tf.config.list_logical_devices("GPU") else "CPU"
+        names = [device.name for device in tf.config.list_logical_devices(kind)]
+        return tf.distribute.MirroredStrategy(names).scope()
 
+    def repeated(self, batch: Any) -> Any:
+        """Return a dataset of the same batch.
 
-def repeated(batch: Any) -> Any:
-    """Return a dataset of the same batch, again and again."""
-    return tf.data.Dataset.from_tensors(batch).repeat()
+        Keras would copy what a generator gives ahead of its use, and the allocator
+        would count the copies.
+        """
+        return tf.data.Dataset.from_tensors(batch).repeat()

@@ -33,6 +33,14 @@ class TorchBackend(PlainBackend):
 
     name = "torch"
     runs_eagerly = True
+    pools_memory = False
+    limits_itself = True
+    copies_arrays = False
+    adds_along_any_axis = False
+    recovers_logits = False
+    hands_state_on = False
+    converts_models = False
+    fuses_fake_quantization = False
     ops: Any = _torch_ops
     _recomputed = staticmethod(recomputed)
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from kerasmem.backends.gradients import Observer
 from kerasmem.backends.lazy import LazyValues
+from kerasmem.backends.options import StepOptions
 from kerasmem.backends.profile import Followed, MemoryProfiler
 from kerasmem.backends.recompute import Function, Store
 from kerasmem.backends.refusals import RefusalLog
@@ -61,6 +62,31 @@ class Backend(Protocol):
     runs_eagerly: bool
     """Whether an observer runs as plain Python in every step, not once in a trace."""
 
+    pools_memory: bool
+    """Whether the allocator of a GPU takes one pool, not segments of several sizes."""
+
+    limits_itself: bool
+    """Whether a running process can be kept to a limit of a GPU's memory."""
+
+    copies_arrays: bool
+    """Whether `fit` copies the arrays that it is given."""
+
+    adds_along_any_axis: bool
+    """Whether `keras.ops.add` takes an operand with one long axis for a bias, along
+    whichever axis of the other one has its length."""
+
+    recovers_logits: bool
+    """Whether a loss of probabilities finds the logits before a float32 activation."""
+
+    hands_state_on: bool
+    """Whether a step gets all variables and gives them back, as on JAX."""
+
+    converts_models: bool
+    """Whether the converters to LiteRT and ONNX take functions of this framework."""
+
+    fuses_fake_quantization: bool
+    """Whether fake quantization in a range is one operation of the framework."""
+
     ops: Any
     """Some functions of `keras.ops` by their names, quick enough for every step."""
 
@@ -106,6 +132,10 @@ class Backend(Protocol):
 
     def lazy_values(self) -> LazyValues:
         """Return how a variable comes by a value that it had not."""
+        ...
+
+    def step_options(self) -> StepOptions:
+        """Return what can be chosen of a step."""
         ...
 
     def settings(self) -> DeviceSettings:

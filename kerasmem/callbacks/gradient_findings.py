@@ -6,9 +6,15 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from kerasmem.callbacks import gradient_signs as signs
-from kerasmem.callbacks.divergence import divergence_text
-from kerasmem.callbacks.gradient_signs import LEAST_SAMPLES, Sign
-from kerasmem.callbacks.layer_ranges import layer_of, layer_words, layers_of, runs
+from kerasmem.callbacks.gradient_signs import (
+    LEAST_SAMPLES,
+    Sign,
+    divergence_text,
+    layer_of,
+    layer_words,
+    layers_of,
+    runs,
+)
 from kerasmem.callbacks.learning_rate import LearningRate
 from kerasmem.records import Finding, GradientRecord, VariableGradient
 

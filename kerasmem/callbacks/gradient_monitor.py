@@ -11,16 +11,13 @@ import keras
 
 from kerasmem import backends
 from kerasmem.callbacks.attachment import Attachment
-from kerasmem.callbacks.epoch_losses import epoch_losses
 from kerasmem.callbacks.gradient_findings import GradientFindings
-from kerasmem.callbacks.gradient_reading import GradientReading
-from kerasmem.callbacks.gradient_tally import GradientTally
+from kerasmem.callbacks.gradient_tally import GradientReading, GradientTally
 from kerasmem.callbacks.guard import Guard, tell
-from kerasmem.callbacks.learning_rate import LearningRate, learning_rate
+from kerasmem.callbacks.learning_rate import LearningRate, epoch_losses, learning_rate
 from kerasmem.callbacks.run_folder import begin_run, complete_run
 from kerasmem.errors import ConfigError
-from kerasmem.files.journal import Journal
-from kerasmem.files.run_dir import file_name
+from kerasmem.files.run_dir import Journal, file_name
 from kerasmem.records import Finding, GradientRecord, Run
 from kerasmem.report.run import notebook_html
 

@@ -12,8 +12,7 @@ import numpy as np
 from kerasmem import backends
 from kerasmem.backends import GradientMeter
 from kerasmem.callbacks import gradient_sums as sums
-from kerasmem.callbacks.if_due import if_due
-from kerasmem.callbacks.update_sample import UpdateSample
+from kerasmem.callbacks.measured_step import UpdateSample, if_due
 
 
 @dataclass(frozen=True)

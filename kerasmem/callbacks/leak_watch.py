@@ -13,8 +13,7 @@ from kerasmem.memory.census import (
     newest,
     object_count,
 )
-from kerasmem.memory.holders import NOBODY, holder
-from kerasmem.memory.leak import WINDOWS, Rise, sustained_rise
+from kerasmem.memory.leak import NOBODY, WINDOWS, Rise, holder, sustained_rise
 from kerasmem.processes.host import resident_bytes
 from kerasmem.records import Finding
 from kerasmem.units import KIB, format_bytes

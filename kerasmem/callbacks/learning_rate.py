@@ -1,8 +1,8 @@
-"""The learning rate that an update was made with, and what is usual."""
+"""Loss and learning rate of an epoch, and what is usual."""
 
 import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,3 +56,12 @@ def _value(optimizer: Any, updates_ago: int) -> float:
         return float(to_numpy(optimizer.learning_rate))
     batches = updates_ago * (optimizer.gradient_accumulation_steps or 1)
     return float(to_numpy(schedule(optimizer._iterations - batches)))
+
+
+def epoch_losses(logs: Mapping[str, Any] | None) -> dict[str, float]:
+    """Return those of `"loss"` and `"val_loss"` that are in `logs` and finite."""
+    known = logs or {}
+    losses = {
+        name: float(known[name]) for name in ("loss", "val_loss") if name in known
+    }
+    return {name: value for name, value in losses.items() if math.isfinite(value)}

@@ -5,9 +5,8 @@ from typing import Any
 
 import keras
 
-from kerasmem.callbacks.memory_reader import Phase
-from kerasmem.callbacks.memory_watch import MemoryWatch
-from kerasmem.callbacks.running import is_fitting
+from kerasmem.callbacks.attachment import is_fitting
+from kerasmem.callbacks.memory_watch import MemoryWatch, Phase
 from kerasmem.errors import ConfigError
 from kerasmem.memory.workers import WorkerReader
 from kerasmem.records import Finding, MemoryRecord, Run

@@ -9,12 +9,11 @@ from typing import Any
 import keras
 
 from kerasmem import backends
+from kerasmem.callbacks.attachment import is_fitting
 from kerasmem.callbacks.guard import Guard
 from kerasmem.callbacks.run_folder import begin_run, complete_run
-from kerasmem.callbacks.running import is_fitting
 from kerasmem.errors import ConfigError, ProfilerUnavailableError
-from kerasmem.files.journal import Journal
-from kerasmem.files.run_dir import file_name, run_name
+from kerasmem.files.run_dir import Journal, file_name, run_name
 from kerasmem.files.timelines import add_timelines
 from kerasmem.memory.timeline import timelines, watched, watched_again
 from kerasmem.records import Finding, Run, Timeline

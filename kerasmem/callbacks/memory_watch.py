@@ -2,27 +2,136 @@
 
 import os
 import threading
+import time
 import warnings
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from kerasmem import backends
-from kerasmem.callbacks.epoch_losses import epoch_losses
+from kerasmem.callbacks.attachment import is_running
 from kerasmem.callbacks.guard import Guard, tell
 from kerasmem.callbacks.leak_watch import LeakWatch, figures
-from kerasmem.callbacks.memory_reader import MemoryReader, Phase
+from kerasmem.callbacks.learning_rate import epoch_losses
 from kerasmem.callbacks.run_folder import begin_run, complete_run
-from kerasmem.callbacks.running import is_running
 from kerasmem.errors import KerasMemWarning
-from kerasmem.files.journal import Journal
-from kerasmem.files.run_dir import file_name
-from kerasmem.memory.series import series
+from kerasmem.files.run_dir import Journal, file_name
+from kerasmem.memory.card import read_card
+from kerasmem.memory.peaks import Peaks, series
 from kerasmem.memory.workers import RunFolderReader, WorkerReader
-from kerasmem.processes.host import host_peak
-from kerasmem.records import Finding, MemoryRecord
+from kerasmem.processes.host import HostPeak, host_peak
+from kerasmem.records import DeviceReading, Finding, MemoryRecord
+
+Phase = Literal["train", "validation", "evaluate", "predict"]
+
+_LATER = "later"
+
+
+class MemoryReader:
+    """Reads the memory in use, with the peaks of an epoch and of what lies in it.
+
+    The peaks are the process's: before anybody else resets them, such as another
+    monitor or the user's own code, the reader takes them over. It does so until it is
+    closed or gone, or its model no longer runs.
+
+    Args:
+        host: the process's own peak, None to leave it out; closed with the reader.
+        process: index of this process.
+        is_over: whether the run that is measured has ended without a word.
+    """
+
+    def __init__(
+        self, host: HostPeak | None, process: int, is_over: Callable[[], bool]
+    ) -> None:
+        backend = backends.current()
+        self._backend = backend
+        self._peaks = Peaks(backend.device_memory, backend.reset_device_peak, host)
+        self._process = process
+        self._ordinals = backend.cuda_ordinals()
+        self._first_step_peaks: dict[str, int] = {}
+        self._is_over = is_over
+        self._failure: Exception | None = None
+        observer = partial(_take_over, weakref.ref(self))
+        self._unobserve = weakref.finalize(self, backend.observe_peak_resets(observer))
+        self._unobserve.atexit = False
+
+    def begin(self, phase: Phase) -> None:
+        """Start the peaks of a phase; of `"train"` at every epoch's begin."""
+        self._failure = None
+        if phase == "train":
+            self._first_step_peaks = {}
+            self._peaks.end(_LATER)
+        self._peaks.begin(phase)
+
+    def end(self, phase: Phase) -> None:
+        """Forget a phase."""
+        self._peaks.end(phase)
+
+    def end_first_step(self) -> None:
+        """Keep the peaks so far apart from those of the epoch's later steps."""
+        devices, _ = self._peaks.read("train")
+        self._peaks.begin(_LATER)
+        self._first_step_peaks = {device.name: device.peak_bytes for device in devices}
+
+    def record(self, epoch: int, batch: int | None, phase: Phase) -> MemoryRecord:
+        """Return what is in use now, and the peaks since the phase began."""
+        if self._failure:
+            raise self._failure
+        devices, host = self._peaks.read(phase)
+        if phase == "train" and self._first_step_peaks:
+            later, _ = self._peaks.read(_LATER)
+            devices = tuple(map(self._apart, devices, later))
+        if host:
+            host = replace(host, input_bytes=self._backend.input_bytes())
+        return MemoryRecord(
+            epoch=epoch,
+            batch=batch,
+            devices=tuple(map(self._with_card, devices)),
+            host=host,
+            phase=phase,
+            process=self._process,
+            time=time.time(),
+        )
+
+    def close(self) -> None:
+        """End the measurement."""
+        self._unobserve()
+        self._peaks.close()
+
+    def take_over(self) -> None:
+        """Keep the peaks so far: somebody else is about to start them anew."""
+        if self._is_over():
+            self.close()
+            return
+        try:
+            self._peaks.take_over()
+        except Exception as error:  # noqa: BLE001 - told by the next reading
+            self._failure = error
+
+    def _apart(self, device: DeviceReading, later: DeviceReading) -> DeviceReading:
+        return replace(
+            device,
+            first_step_peak_bytes=self._first_step_peaks.get(device.name),
+            later_peak_bytes=later.peak_bytes if later.peak_was_reset else None,
+        )
+
+    def _with_card(self, device: DeviceReading) -> DeviceReading:
+        ordinal = self._ordinals.get(device.name)
+        card = None if ordinal is None else read_card(ordinal)
+        if card is None:
+            return device
+        return replace(
+            device, card_used_bytes=card.used_bytes, card_total_bytes=card.total_bytes
+        )
+
+
+def _take_over(reader: "weakref.ref[MemoryReader]") -> None:
+    alive = reader()
+    if alive is not None:
+        alive.take_over()
 
 
 class MemoryWatch:

@@ -11,11 +11,11 @@ from kerasmem.backends.refusals import RefusalLog
 from kerasmem.callbacks.guard import Guard
 from kerasmem.callbacks.run_folder import begin_run
 from kerasmem.errors import OutOfMemoryError
-from kerasmem.files.post_mortems import add_post_mortem
+from kerasmem.files.run_dir import add_post_mortem
 from kerasmem.graph.values import held_bytes
 from kerasmem.memory.oom import Moment, classify, post_mortem
-from kerasmem.memory.oom.device import figures_of
-from kerasmem.memory.oom.samples import samples_per_batch
+from kerasmem.memory.oom.cause import figures_of
+from kerasmem.memory.oom.moment import samples_per_batch
 from kerasmem.records import PostMortem, Timeline
 
 

@@ -6,13 +6,11 @@ from typing import Any
 import keras
 
 from kerasmem.backends import shadow
-from kerasmem.callbacks.attachment import Attachment
+from kerasmem.callbacks.attachment import Attachment, is_fitting
 from kerasmem.callbacks.guard import tell
 from kerasmem.callbacks.pruning_places import Loop, Places
-from kerasmem.callbacks.running import is_fitting
-from kerasmem.compression.prune.config import Prune
+from kerasmem.compression.prune.config import CRITERIA, INPUTS, Prune
 from kerasmem.compression.prune.gradual import Gradual
-from kerasmem.compression.prune.scores import CRITERIA, INPUTS
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.records import WeightChange
 

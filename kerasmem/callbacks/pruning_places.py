@@ -2,8 +2,7 @@
 
 from typing import Any
 
-import keras
-
+from kerasmem.backends import current
 from kerasmem.backends.gradients import innermost
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.values import to_numpy
@@ -140,7 +139,7 @@ class Loop:
     def _check_updates(self) -> None:
         """Raise on JAX if the first updates were none of the model's own variables."""
         per_update = getattr(self._optimizer, "gradient_accumulation_steps", None) or 1
-        if keras.backend.backend() != "jax" or self._batches != 2 * per_update:
+        if not current().hands_state_on or self._batches != 2 * per_update:
             return
         if int(to_numpy(self._optimizer.iterations)) == self._first_step:
             raise ConfigError(

@@ -176,7 +176,7 @@ def _write_page(options: Namespace, result: Any) -> None:
 def _say_if_untrained(job: Job, report: Any) -> None:
     """Name the fine-tuning where there was none and the model does far worse."""
     from kerasmem.compression.judge import drop_of, first_metric, is_better_if_higher
-    from kerasmem.compression.presets import as_preset
+    from kerasmem.compression.recipe import as_preset
 
     if job.trains or not report.before.metrics:
         return

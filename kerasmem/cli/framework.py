@@ -30,7 +30,8 @@ def start_keras(modules: Sequence[str]) -> dict[str, Any]:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     if "keras" not in sys.modules:
         _import_keras()
-    importlib.import_module("kerasmem.compression.quantize")
+    importlib.import_module("kerasmem.compression.quantize.layer")
+    importlib.import_module("kerasmem.compression.quantize.static")
     importlib.import_module("kerasmem.optimizers")
     objects: dict[str, Any] = {}
     for name in modules:

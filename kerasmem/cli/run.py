@@ -20,7 +20,7 @@ from kerasmem.cli.outcome import Outcome, say
 from kerasmem.errors import ConfigError, InputError
 from kerasmem.records import PostMortem
 from kerasmem.records.plain import MOST_BYTES
-from kerasmem.records.post_mortem_words import (
+from kerasmem.records.post_mortem import (
     cause_sentence,
     fitting_sentence,
     moment_words,

@@ -10,21 +10,17 @@ neural networks", 2019.
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
-from functools import partial
 from typing import Any
 
 import keras
 import numpy as np
 
-from kerasmem.backends import current
-from kerasmem.backends.shadow import shadow
 from kerasmem.compression.account import account
 from kerasmem.errors import DataError, KerasMemWarning, ModelError, shortened
 from kerasmem.files.data import drawn_batches, input_batches
-from kerasmem.graph.finite import not_finite
 from kerasmem.graph.layers import sublayers, weights
-from kerasmem.graph.values import to_numpy
+from kerasmem.graph.observe import LayerCall, observe
+from kerasmem.graph.values import not_finite, to_numpy
 from kerasmem.records import WeightChange
 
 NAME = "reestimate_batch_norm"
@@ -208,13 +204,9 @@ def _gather(model: Any, norms: list[Any], batches: Iterable[Any]) -> list[Any]:
     all else runs as in inference.
     """
     seen = {id(norm): _Moments() for norm in norms}
-    with ExitStack() as hooks:
-        for norm in norms:
-            wrapper = partial(_by_batch, norm, seen[id(norm)])
-            hooks.callback(shadow(norm, "call", wrapper))
-        hooks.enter_context(current().inference())
-        for batch in batches:
-            model(batch, training=False)
+    observe(
+        model, batches, norms, inputs=lambda call: _by_batch(call, seen[id(call.layer)])
+    )
     called = [norm for norm in norms if seen[id(norm)].count]
     for norm in called:
         moments = seen[id(norm)]
@@ -223,16 +215,9 @@ def _gather(model: Any, norms: list[Any], batches: Iterable[Any]) -> list[Any]:
     return called
 
 
-def _by_batch(
-    norm: Any,
-    moments: _Moments,
-    original: Callable[..., Any],
-    inputs: Any,
-    *args: Any,
-    mask: Any = None,
-    **kwargs: Any,
-) -> Any:
+def _by_batch(call: LayerCall, moments: _Moments) -> Any:
     """Normalize by the batch; what a mask leaves out does not count, as in training."""
+    norm, inputs, mask = call.layer, call.x, call.kwargs.get("mask")
     values = np.moveaxis(to_numpy(inputs).astype(np.float64), norm.axis, -1)
     rows = values.reshape(-1, values.shape[-1])
     if mask is not None:
@@ -241,7 +226,7 @@ def _by_batch(
     if not np.isfinite(rows).all():
         raise not_finite(norm)
     if not len(rows):
-        return original(inputs, *args, mask=mask, **kwargs)
+        return None
     mean, variance = moments.add(rows)
     outputs = keras.ops.batch_normalization(
         keras.ops.cast(inputs, "float32"),

@@ -26,7 +26,7 @@ from kerasmem.files.load import load_model
 from kerasmem.files.opens import check_opens
 from kerasmem.files.save import save_stored
 from kerasmem.graph.clone import live_objects
-from kerasmem.graph.fingerprint import model_digest
+from kerasmem.graph.values import model_digest
 from kerasmem.records import WeightChange
 from kerasmem.records.plain import record_from
 from kerasmem.records.regular import open_regular, read_json_file
@@ -159,8 +159,8 @@ def key_of(model: Any, steps: Sequence[Technique], data: Any, **others: Any) -> 
     settings = model.get_compile_config() if model.compiled else None
     versions = [keras.__version__, keras.backend.backend()]
     plain = [[step.to_json() for step in steps], others, settings, versions]
-    teachers = [getattr(step, "teacher", None) for step in steps]
-    models = [model, *(t for t in teachers if isinstance(t, keras.Model))]
+    values = [value for step in steps for value in vars(step).values()]
+    models = [model, *(value for value in values if isinstance(value, keras.Model))]
     found = hashlib.blake2b()
     for each in models:
         found.update(model_digest(each, plain).encode())

@@ -12,15 +12,14 @@ import numpy as np
 
 from kerasmem.backends import current
 from kerasmem.backends.seeding import seeded
-from kerasmem.compression.given import GivenSteps, Resuming
-from kerasmem.compression.job import Done, Job
+from kerasmem.compression.chain import Chain, Outcome
+from kerasmem.compression.fields import check_whole
 from kerasmem.compression.judge import chance_of, check_max_drop, far_worse
 from kerasmem.compression.measure import figures, file_bytes, latencies
 from kerasmem.compression.quantize.left_float import warn_if_left_float
 from kerasmem.compression.result import SAMPLES, CompressionResult
 from kerasmem.compression.search import Request
-from kerasmem.compression.stages import Training
-from kerasmem.compression.technique import Technique
+from kerasmem.compression.technique import Context, Technique
 from kerasmem.errors import ConfigError, DataError, KerasMemWarning, as_received
 from kerasmem.files.data import (
     check_classes,
@@ -75,7 +74,7 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
         steps: one technique or several; or the path of a recipe: a JSON or YAML file
             that lists them, see `kerasmem.compression.recipe`; or the name of a preset,
             `"size"`, `"latency"`, `"balanced"` or `"lossless"`, see
-            `kerasmem.compression.presets`; None for a search.
+            `kerasmem.compression.recipe`; None for a search.
         data: samples to fine-tune on: `(x, y)`, `(x, y, sample_weight)`, a
             `tf.data.Dataset`, a `keras.utils.PyDataset`. A search takes arrays, and
             holds a fifth of the samples out to judge by what it tries; at least 100.
@@ -125,16 +124,16 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
         TargetError: if a search finds nothing that is asked for; its `result` is the
             nearest.
     """
+    job: Chain | Request
     if steps is None and (target is not None or max_drop is not None):
         _check_no_folder(checkpoint_dir)
-        job: Job = Request.of(target, max_drop, time_budget, verbose, parallel)
+        job = Request.of(target, max_drop, time_budget, verbose, parallel)
     else:
         _check_no_search(target=target, time_budget=time_budget, parallel=parallel)
-        resuming = Resuming(checkpoint_dir, batch_size)
-        job = GivenSteps(steps, max_drop, resuming, custom_objects)
+        job = Chain(steps, max_drop, checkpoint_dir, batch_size)
     epochs = job.epochs if fine_tune_epochs is None else fine_tune_epochs
-    coding = job.coding if coding is None else coding
-    _check_epochs(epochs)
+    coding = coding or job.coding
+    check_whole("fine_tune_epochs", epochs, 0)
     job.check(data, validation_data, epochs)
     check_max_drop(max_drop, validation_data)
     check_coding(coding)
@@ -160,8 +159,8 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
             warn_if_unfit(original)
         # Before the work: data that cannot be read again would take it along.
         few = _few_samples(data if validation_data is None else validation_data)
-        training = Training(data, fit, epochs, seed)
-        done = job.run(original, training, coding, validation_data)
+        context = Context(data, fit, epochs, seed, custom_objects)
+        done = job.run(original, context, coding, validation_data)
         # Anew: the weights are others now, the slots of the old ones are in the way.
         compile_as(done.model, original)
         report = _report(original, done, (validation_data, batch_size), size, coding)
@@ -200,14 +199,6 @@ def _check_no_folder(checkpoint_dir: Any) -> None:
             "A search keeps no checkpoints; the steps that it finds do, in a run of "
             "their own. Next: leave out checkpoint_dir (--checkpoint-dir on the "
             f"command line). Received: checkpoint_dir={str(checkpoint_dir)!r}."
-        )
-
-
-def _check_epochs(epochs: Any) -> None:
-    if not isinstance(epochs, int) or isinstance(epochs, bool) or epochs < 0:
-        raise ConfigError(
-            "fine_tune_epochs is a whole number from 0. Received: "
-            f"fine_tune_epochs={epochs!r}."
         )
 
 
@@ -253,7 +244,7 @@ def _compile(model: Any, loss: Any, metrics: Any) -> None:
 
 
 def _report(
-    original: Any, done: Done, judge: tuple[Any, int], size: int, coding: Coding
+    original: Any, done: Outcome, judge: tuple[Any, int], size: int, coding: Coding
 ) -> CompressionReport:
     result, (data, batch_size) = done.model, judge
     before, after = latencies([original, result], data, batch_size)

@@ -1,15 +1,20 @@
-"""Steps of a compression, given as techniques, as plain data or in a file."""
+"""Steps of a compression: techniques, plain data, a file, or the name of a preset."""
 
 import reprlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from kerasmem.compression.channels import PruneChannels
+from kerasmem.compression.prune import Prune
+from kerasmem.compression.quantize import Quantize
 from kerasmem.compression.technique import Technique
 from kerasmem.compression.techniques import from_json
-from kerasmem.errors import ConfigError, InputError
+from kerasmem.errors import ConfigError, InputError, did_you_mean
+from kerasmem.files.save import Coding
 from kerasmem.records.plain import MOST_BYTES, check_depth, read_json
 from kerasmem.records.regular import read_regular
 
@@ -131,3 +136,51 @@ def _step(path: Any, number: int, step: Any) -> Technique:
         raise ConfigError(
             f"Step {number} of the recipe {str(path)!r}: {error}"
         ) from error
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Steps, and how they are carried out unless the caller says otherwise.
+
+    Args:
+        steps: the techniques, in order.
+        coding: of the file, as for `km.save_model`.
+        epochs: of fine-tuning after each technique that allows it.
+    """
+
+    steps: tuple[Technique, ...]
+    coding: Coding = "deflate"
+    epochs: int = 0
+
+
+def _fewer_multiplications(ratio: float) -> PruneChannels:
+    return PruneChannels(ratio, of="multiplications", scope="global")
+
+
+PRESETS = {
+    "size": Preset((Prune(0.8, scope="global"), Quantize("int8")), "entropy", 3),
+    "latency": Preset((_fewer_multiplications(0.5),), epochs=3),
+    "balanced": Preset((_fewer_multiplications(0.3), Quantize("int8")), epochs=3),
+    "lossless": Preset((), "entropy"),
+}
+
+
+def as_preset(steps: Any) -> Preset:
+    """Return what `steps` means: the name of a preset, or what `as_steps` takes.
+
+    Raises:
+        ConfigError: if it is neither.
+
+    Example:
+        >>> as_preset("lossless").coding
+        'entropy'
+    """
+    if isinstance(steps, str) and steps in PRESETS:
+        return PRESETS[steps]
+    if isinstance(steps, str) and not Path(steps).suffix:
+        raise ConfigError(
+            f"There is no preset {steps!r}.{did_you_mean(steps, PRESETS)} Presets are "
+            f"{', '.join(PRESETS)}; a recipe is a file that ends in .json, .yaml or "
+            ".yml."
+        )
+    return Preset(as_steps(steps))

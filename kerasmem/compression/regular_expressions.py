@@ -1,6 +1,6 @@
-"""Which weights the regular expressions mean that a technique was given.
+"""Which weights match the regular expressions that a technique was given.
 
-A regular expression means a weight if the weight's path holds it (`"dense_1/kernel"`,
+A weight matches a regular expression if the weight's path holds it (`"dense_1/kernel"`,
 `"block3/"`), or if it is the name of the class of a layer around the weight, as a whole
 (`"Embedding"`, `"Conv.D"`); a subclass counts as what it is a subclass of.
 """
@@ -15,57 +15,15 @@ from kerasmem.errors import ConfigError, did_you_mean
 from kerasmem.graph.layers import Weight
 
 
-def check_regular_expression(technique: str, field: str, pattern: Any) -> None:
-    """Raise an error if `pattern` is no regular expression.
-
-    Args:
-        technique: class name of the technique, for the text of the error.
-        field: the argument that it came in.
-        pattern: what was given.
-
-    Raises:
-        ConfigError: if it is none.
-    """
-    try:
-        re.compile(pattern)
-    except (re.error, TypeError) as error:
-        raise ConfigError(
-            f"The {field} of {technique} holds regular expressions. "
-            f"Received: {pattern!r}, which is none: {error}."
-        ) from error
+def matches(patterns: Iterable[str], weight: Weight) -> bool:
+    """Return True if the weight matches one of the regular expressions."""
+    return any(_matches(pattern, weight) for pattern in patterns)
 
 
-def regular_expressions(technique: str, field: str, given: Any) -> tuple[str, ...]:
-    """Return one or several regular expressions as a tuple.
-
-    Args:
-        technique: class name of the technique, for the text of the error.
-        field: the argument that they came in.
-        given: what was given.
-
-    Raises:
-        ConfigError: if one is none.
-    """
-    if not isinstance(given, Iterable) or isinstance(given, Mapping | bytes):
-        raise ConfigError(
-            f"The {field} of {technique} is a list of regular expressions. "
-            f"Received: {field}={given!r}."
-        )
-    patterns = (given,) if isinstance(given, str) else tuple(given)
-    for pattern in patterns:
-        check_regular_expression(technique, field, pattern)
-    return patterns
-
-
-def means(patterns: Iterable[str], weight: Weight) -> bool:
-    """Return True if one of the regular expressions means the weight."""
-    return any(_means(pattern, weight) for pattern in patterns)
-
-
-def check_all_mean_one(
+def check_every_pattern_matches(
     model: Any, everything: Sequence[Weight], by_field: Mapping[str, Iterable[str]]
 ) -> None:
-    """Raise an error if a regular expression means no weight at all.
+    """Raise an error if no weight at all matches a regular expression.
 
     Args:
         model: the model, for the text of the error.
@@ -73,11 +31,11 @@ def check_all_mean_one(
         by_field: regular expressions by the argument that they came in.
 
     Raises:
-        ConfigError: if one means none.
+        ConfigError: if none matches one.
     """
     for field, patterns in by_field.items():
         for pattern in patterns:
-            if not any(_means(pattern, weight) for weight in everything):
+            if not any(_matches(pattern, weight) for weight in everything):
                 raise ConfigError(
                     f"No weight of the model {model.name!r} has a path that matches, "
                     f"or a layer of this class.{_nearest(pattern, everything)} "
@@ -98,7 +56,7 @@ def _parts(path: str) -> Iterator[str]:
             yield "/".join(names[begin:end])
 
 
-def _means(pattern: str, weight: Weight) -> bool:
+def _matches(pattern: str, weight: Weight) -> bool:
     if re.search(pattern, weight.path):
         return True
     classes = {*type(weight.owner).__mro__, *type(weight.block).__mro__}

@@ -3,7 +3,7 @@
 from typing import Any
 
 from kerasmem.compression.channels import PruneChannels
-from kerasmem.compression.distill.schedules import is_number
+from kerasmem.compression.fields import is_number
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.clone import clone, compile_as
 from kerasmem.graph.nodes import listed_graph

@@ -1,150 +1,113 @@
-"""The shape that all techniques share: a frozen choice that is applied to a clone."""
+"""The contract that all techniques share: a frozen config, and a model made smaller.
 
-import abc
-from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+This module and those of the configs import no Keras: the command line reads its options
+from them.
+"""
 
-from kerasmem.errors import ConfigError, did_you_mean
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from kerasmem.compression.fields import check_fields
 from kerasmem.records import WeightChange
+
+if TYPE_CHECKING:
+    from kerasmem.compression.techniques import Implementation
 
 
 @dataclass(frozen=True)
-class Technique(abc.ABC):
-    """A frozen, self-checking choice of how to make a model smaller.
+class Context:
+    """What a technique works with besides the model.
 
-    A subclass names itself in `name`, says with `trains_on` whether a fine-tuning
-    follows it, with `freezes` whether its weights cannot be trained any more, and with
-    `undoes` of which techniques nothing is left after it; and it implements `apply`.
+    Args:
+        data: samples in any form that `kerasmem.files.data` lists; None for none.
+        fit: arguments for `fit`, all but the epochs.
+        epochs: epochs of fine-tuning after every technique that leaves the model
+            trainable, and after every round of one that has several.
+        seed: from which a chain of techniques seeds each of them; None for chance.
+        custom_objects: the user's own layers and functions by name.
+        original: the model before the first technique of a chain; None for the model
+            that `applied` is given.
+        earlier: the techniques before this one, whose work a training preserves.
+        owned: True if the model is a copy that may be changed in place.
+    """
+
+    data: Any = None
+    fit: Mapping[str, Any] = field(default_factory=dict)
+    epochs: int = 0
+    seed: int | None = None
+    custom_objects: dict[str, Any] | None = None
+    original: Any = None
+    earlier: "tuple[Technique, ...]" = ()
+    owned: bool = False
+
+
+@dataclass(frozen=True)
+class Technique:
+    """A frozen, self-checking config: how to make a model smaller.
+
+    A subclass has fields and their checks alone. What it does to a model is its row of
+    the table in `kerasmem.compression.techniques`.
+
+    Attributes:
+        name: its name in recipes and accounts.
+        trains_on: whether a fine-tuning may follow it.
+        trains: whether it is a training itself, which takes data.
+        freezes: whether weights cannot be trained any more after it.
+        undoes: names of techniques of which nothing is left after it.
     """
 
     name: ClassVar[str]
-    trains_on: ClassVar[bool]
+    trains_on: ClassVar[bool] = False
+    trains: ClassVar[bool] = False
     freezes: ClassVar[bool] = False
     undoes: ClassVar[tuple[str, ...]] = ()
 
-    @abc.abstractmethod
-    def apply(self, model: Any, data: Any = None) -> list[WeightChange]:
-        """Change `model` in place and account for every weight.
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def applied(
+        self, model: Any, context: Context | None = None
+    ) -> tuple[Any, list[WeightChange]]:
+        """Return a model with this applied, and an account of every weight.
 
         Args:
-            model: a built model.
-            data: samples in any form that `kerasmem.files.data` lists, for a technique
-                that looks at some; None if there are none.
+            model: a built model; it is not changed, unless the context owns it.
+            context: the data and all else to work with; None for an empty one.
 
         Raises:
+            ConfigError: if the context lacks what this takes, such as data.
             ModelError: if there is nothing in the model to apply this to.
         """
+        return self._implementation.apply(model, self, context or Context())
 
-    def applied(self, model: Any, data: Any = None) -> tuple[Any, list[WeightChange]]:
-        """Return the model with this applied, and an account of every weight.
+    def ready(self, context: Context) -> "Technique":
+        """Return this with all that it needs at hand, such as a teacher from a file.
 
-        It is `model` itself, changed in place, unless the technique makes a new one.
-        Takes and raises what `apply` does.
+        A chain calls it before the first technique: nothing is found missing after
+        hours.
         """
-        return model, self.apply(model, data)
-
-    def stages(self) -> "tuple[Technique, ...]":
-        """Return the steps that this consists of, with training between them."""
-        return (self,)
+        return self._implementation.ready(self, context)
 
     def preserved(self, model: Any, trainer: Any) -> AbstractContextManager[None]:
-        """Return a scope in which training keeps what `apply` did to `model`.
+        """Return a scope in which training keeps what this did to a model.
 
         Args:
             model: the model that this was applied to.
             trainer: what `fit` is called on: `model`, or one that trains it.
         """
-        del model, trainer
-        return nullcontext()
+        return self._implementation.preserve(self, model, trainer)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the choice as plain data; `techniques.from_json` reads it back."""
+        """Return the config as plain data; `techniques.from_json` reads it back."""
         plain = asdict(self).items()
         lists = {k: list(v) if isinstance(v, tuple) else v for k, v in plain}
         return {"technique": self.name, **lists}
 
-    def _check_allowed(self, allowed: Mapping[str, Collection[Any]]) -> None:
-        """Raise unless every field that is named has one of its values.
+    @property
+    def _implementation(self) -> "Implementation":
+        # The one door upwards: a config imports neither Keras nor other rooms.
+        from kerasmem.compression.techniques import implementation_of
 
-        Raises:
-            ConfigError: with the values, and the one received.
-        """
-        for field, values in allowed.items():
-            if getattr(self, field) not in values:
-                raise ConfigError(
-                    f"The argument {field!r} of {type(self).__name__} must be one of "
-                    f"{', '.join(map(str, values))}. "
-                    f"Received: {field}={getattr(self, field)!r}."
-                    f"{did_you_mean(getattr(self, field), map(str, values))}"
-                )
-
-
-@dataclass(frozen=True)
-class Remake(Technique):
-    """A technique that makes a new model of another form; it implements `applied`."""
-
-    def apply(self, model: Any, data: Any = None) -> list[WeightChange]:
-        """Raise: a model cannot change its form in place, see `applied`.
-
-        Raises:
-            ConfigError: always.
-        """
-        name = type(self).__name__
-        raise ConfigError(
-            f"{name} makes a new model, it cannot change one in place. Next: use "
-            f"km.compress, or `model, changes = {name}(...).applied(model)`. "
-            f"Received: apply({model.name!r}, data={type(data).__name__})."
-        )
-
-    @abc.abstractmethod
-    def applied(self, model: Any, data: Any = None) -> tuple[Any, list[WeightChange]]:
-        """Return a new model, and what became of every weight."""
-
-
-@dataclass(frozen=True)
-class TrainingStep(Technique):
-    """A step that trains what the steps before it left."""
-
-    def apply(self, model: Any, data: Any = None) -> list[WeightChange]:
-        """Raise: training takes more than a model, see `train`.
-
-        Raises:
-            ConfigError: always.
-        """
-        raise ConfigError(
-            f"{type(self).__name__} is a step of km.compress, it cannot be applied by "
-            f"itself. Received: apply({model.name!r}, data={type(data).__name__})."
-        )
-
-    def ready(self, original: Any, data: Any, custom_objects: Any) -> "TrainingStep":
-        """Return the step as it will train, with all that it needs at hand.
-
-        Called before the first step, so that nothing is found missing after hours.
-
-        Args:
-            original: the model before the first step.
-            data: samples in any form that `kerasmem.files.data` lists.
-            custom_objects: the user's own layers and functions by name.
-        """
-        del original, data, custom_objects
-        return self
-
-    @abc.abstractmethod
-    def train(
-        self,
-        model: Any,
-        data: Any,
-        kept: Callable[[Any], AbstractContextManager[Any]],
-        **fit: Any,
-    ) -> None:
-        """Train `model` in place.
-
-        Args:
-            model: a built model, compiled if the original was.
-            data: samples in any form that `kerasmem.files.data` lists.
-            kept: takes what `fit` will be called on, and returns a scope in which
-                training keeps what earlier steps did.
-            **fit: arguments for `fit`, all but the epochs.
-        """
+        return implementation_of(type(self))

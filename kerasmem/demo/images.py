@@ -1,14 +1,38 @@
 """The images that the demo works on: its own, or the user's."""
 
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from kerasmem.demo.data import load_demo_data
 from kerasmem.errors import DataError
 from kerasmem.files.data import hold_out, load_data
+
+Split = tuple[np.ndarray, np.ndarray]
+
+
+def load_demo_data() -> tuple[Split, Split]:
+    """Return `(x_train, y_train), (x_test, y_test)` of a subset of Fashion-MNIST.
+
+    Images are uint8 of shape (8000, 28, 28) and (2000, 28, 28), from 0 to 255; labels
+    are uint8 from 0 to 9, every class equally often.
+
+    Example:
+        >>> (x_train, y_train), (x_test, y_test) = load_demo_data()
+        >>> x_train.shape, x_test.shape
+        ((8000, 28, 28), (2000, 28, 28))
+    """
+    with (
+        files("kerasmem.demo").joinpath("fashion_mnist_subset.npz").open("rb") as file,
+        np.load(file, allow_pickle=False) as arrays,
+    ):
+        return (
+            (arrays["x_train"], arrays["y_train"]),
+            (arrays["x_test"], arrays["y_test"]),
+        )
+
 
 _SMALLEST_SIDE = 8  # the network halves height and width three times
 

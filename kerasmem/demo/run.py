@@ -1,16 +1,158 @@
 """The whole job, once: watch a training, shrink the model, teach a student."""
 
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import keras
 from rich.console import Console
 
 from kerasmem.backends.seeding import seeded
-from kerasmem.demo.images import load_images
-from kerasmem.demo.recipe import Recipe
-from kerasmem.demo.stages import Workshop, compare, shrink, teach, train
+from kerasmem.callbacks import GradientMonitor, MemoryMonitor
+from kerasmem.compression.compress import compress
+from kerasmem.compression.distill import distill
+from kerasmem.compression.measure import figures, latencies
+from kerasmem.compression.prune import Prune
+from kerasmem.compression.quantize import Quantize
+from kerasmem.compression.result import CompressionResult
+from kerasmem.demo.images import Images, load_images
+from kerasmem.demo.recipe import (
+    Recipe,
+    compile_classifier,
+    falling_rate,
+    residual_network,
+)
+from kerasmem.files.save import save_model, save_stored
 from kerasmem.records import ModelFigures
 from kerasmem.report.compression import Page, write_page
+from kerasmem.report.progress import FitProgress
+
+_LATENCY_BATCH = 32
+
+
+@dataclass(frozen=True)
+class Workshop:
+    """What every stage needs.
+
+    Args:
+        out: folder for the files.
+        images: what to train on and to judge by.
+        recipe: settings of the trainings.
+        console: where progress goes.
+        seconds: wall time of each stage so far.
+    """
+
+    out: Path
+    images: Images
+    recipe: Recipe
+    console: Console
+    seconds: dict[str, float] = field(default_factory=dict[str, float])
+
+    @contextmanager
+    def stage(self, title: str) -> Iterator[FitProgress]:
+        """Time a stage and give it a progress bar."""
+        start = time.perf_counter()
+        with FitProgress(title, self.console) as progress:
+            yield progress
+        self.seconds[title] = round(time.perf_counter() - start, 1)
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A trained model and what its monitors recorded."""
+
+    model: Any
+    memory: MemoryMonitor
+    gradients: GradientMonitor
+
+
+def train(shop: Workshop) -> Watched:
+    """Train the network under both monitors; write `original.keras`, `epochs.csv`."""
+    recipe, images = shop.recipe, shop.images
+    model = residual_network(
+        images.shape, images.classes, recipe.widths, recipe.dropout
+    )
+    compile_classifier(model, recipe.learning_rate)
+    watched = Watched(model, MemoryMonitor(), GradientMonitor())
+    with shop.stage("training") as progress:
+        model.fit(
+            *images.train,
+            batch_size=recipe.batch_size,
+            epochs=recipe.epochs,
+            validation_data=images.test,
+            callbacks=[
+                falling_rate(recipe.learning_rate, recipe.epochs),
+                watched.memory,
+                watched.gradients,
+                keras.callbacks.CSVLogger(shop.out / "epochs.csv"),
+                progress,
+            ],
+            verbose=0,
+        )
+    save_stored(model, shop.out / "original.keras")
+    return watched
+
+
+def shrink(shop: Workshop) -> CompressionResult:
+    """Compress the saved file: prune 80 %, fine-tune, int8."""
+    recipe, images = shop.recipe, shop.images
+    rate = falling_rate(recipe.fine_tune_learning_rate, recipe.fine_tune_epochs)
+    with shop.stage("fine-tuning") as progress:
+        result = compress(
+            shop.out / "original.keras",
+            [
+                Prune(0.8, scope="global", include=("logits",)),
+                Quantize("int8"),
+            ],
+            data=images.train,
+            validation_data=images.test,
+            fine_tune_epochs=recipe.fine_tune_epochs,
+            batch_size=recipe.batch_size,
+            callbacks=[rate, progress],
+            seed=recipe.seed,
+        )
+    result.save(shop.out / "compressed.keras")
+    return result
+
+
+def teach(shop: Workshop, teacher: Any) -> Any:
+    """Distill the network into a student with less than a tenth of its parameters."""
+    recipe, images = shop.recipe, shop.images
+    student = residual_network(images.shape, images.classes, recipe.student_widths)
+    with shop.stage("distilling") as progress:
+        trained = distill(
+            teacher,
+            compile_classifier(student, recipe.learning_rate),
+            images.train,
+            epochs=recipe.student_epochs,
+            batch_size=recipe.student_batch_size,
+            temperature=recipe.temperature,
+            hard_weight=recipe.hard_weight,
+            callbacks=[
+                falling_rate(recipe.learning_rate, recipe.student_epochs),
+                progress,
+            ],
+            verbose=0,
+            seed=recipe.seed,
+        )
+    save_model(trained, shop.out / "student.keras")
+    return trained
+
+
+def compare(shop: Workshop, models: dict[str, Any]) -> dict[str, ModelFigures]:
+    """Return the figures of the models, each saved as its name with `.keras`."""
+    shop.console.print("measuring", highlight=False)
+    test = shop.images.test
+    times = latencies(list(models.values()), test, _LATENCY_BATCH)
+    found = {}
+    for (name, model), latency in zip(models.items(), times, strict=True):
+        size = (shop.out / f"{name}.keras").stat().st_size
+        found[name] = figures(model, test, _LATENCY_BATCH, latency, size)
+    return found
+
 
 _FILES = ("original.keras", "compressed.keras", "student.keras", "epochs.csv")
 _PAGE = "report.html"

@@ -5,14 +5,12 @@ from typing import Any
 
 import keras
 
-from kerasmem.compression.quantize.static.codes import Codes
-from kerasmem.compression.quantize.static.kinds import ACTIVATIONS
+from kerasmem.compression.quantize.static.base import Codes
+from kerasmem.compression.quantize.static.elementwise import FUNCTIONS
 from kerasmem.compression.quantize.static.split import activation_of
-from kerasmem.compression.quantize.static.table import FUNCTIONS
 from kerasmem.errors import ModelError
-from kerasmem.exporting.writer import Writer
-from kerasmem.exporting.writing import Write
-from kerasmem.graph.channels.kind import kind
+from kerasmem.exporting.writer import Write, Writer
+from kerasmem.graph.kinds import entry_of
 
 _SOFTMAX_CODES = Codes(1 / 256, -128)
 """LiteRT's softmax gives no others."""
@@ -35,14 +33,14 @@ def ending(layer: Any, codes: Codes) -> tuple[Write, Codes] | None:
     Raises:
         ModelError: if LiteRT would end the process rather than compute it.
     """
-    name = kind(layer)
+    entry = entry_of(layer)
     function = getattr(layer, "activation", None)
-    if name == "layers.Softmax" and layer.axis == -1:
+    if entry.name == "layers.Softmax" and layer.axis == -1:
         return _softmax_of(layer, codes), _SOFTMAX_CODES
-    if name == "layers.Activation" and function is keras.activations.softmax:
+    if entry.channels == "activation" and function is keras.activations.softmax:
         return _softmax_of(layer, codes), _SOFTMAX_CODES
     looked_up = activation_of(layer) or ""
-    if looked_up not in FUNCTIONS or name not in ACTIVATIONS:
+    if looked_up not in FUNCTIONS or entry.integer != "activation":
         return None
     return _named(_LOOKED_UP[looked_up]), FUNCTIONS[looked_up][1]
 

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from kerasmem.compression.quantize.static import FromCodes, IntegerLayer, ToCodes
-from kerasmem.compression.quantize.static.codes import Codes
-from kerasmem.compression.quantize.static.kinds import kind_of, why_not_coded
+from kerasmem.compression.quantize.static.base import Codes
+from kerasmem.compression.quantize.static.kinds import kind_of, unsupported_call_of
 from kerasmem.errors import ModelError
 from kerasmem.exporting.activations import check_relu6, ending
-from kerasmem.exporting.operations import OPERATIONS
+from kerasmem.exporting.operations import writer_of
 from kerasmem.exporting.writer import Writer
 from kerasmem.graph.nodes import is_trained, listed_graph, nodes_in_order
 
@@ -82,7 +82,7 @@ class _File:
         if isinstance(layer, ToCodes | FromCodes):
             self.known[id(output)] = before[0]
             return isinstance(layer, FromCodes) or layer.output_codes == before[0][1]
-        plain = OPERATIONS.get(type(layer)), before[0][1]
+        plain = writer_of(layer), before[0][1]
         is_end = id(output) in self._ends
         write, codes = (ending(layer, before[0][1]) if is_end else None) or plain
         unlike = any(codes_of != before[0][1] for _, codes_of in before)
@@ -100,8 +100,8 @@ class _File:
 
 def _cannot(layer: Any, tensors: Sequence[Any]) -> bool:
     """Return True for a layer of Keras's that LiteRT has, but not for such tensors."""
-    found = kind_of(layer) if type(layer) in OPERATIONS else None
-    return found is not None and found.why_not(layer, tensors) is not None
+    found = kind_of(layer) if writer_of(layer) else None
+    return found is not None and found.unsupported(layer, tensors) is not None
 
 
 def _takes(node: Any, tensor: Any) -> bool:
@@ -154,6 +154,6 @@ def _why_float(node: Any, ends: set[int]) -> str | None:
     if found is None:
         return "has no form in int8"
     call = given.args, given.kwargs
-    reason = why_not_coded(operation, given.keras_tensors, call)
+    reason = unsupported_call_of(operation, given.keras_tensors, call)
     # A product has codes wherever it stands, unless it was excluded.
-    return reason or ("is excluded" if found.gains else None)
+    return reason or ("is excluded" if found.starts_int8 else None)

@@ -3,24 +3,22 @@
 from collections.abc import Sequence
 from typing import Any
 
-import keras
 import numpy as np
 
-from kerasmem.compression.quantize.static import layers as ours
+from kerasmem.compression.quantize.static import elementwise, pooling, products
 from kerasmem.exporting import activations, windows
-from kerasmem.exporting.writer import Writer
-from kerasmem.exporting.writing import (
+from kerasmem.exporting.writer import (
     ACTIVATION,
     PADDING,
     Write,
+    Writer,
     kernel_and_bias,
     new,
     pad_to,
     reshape_to,
 )
+from kerasmem.graph.kinds import entry_of
 from kerasmem.graph.values import to_numpy
-
-L = keras.layers
 
 
 def _affine(
@@ -111,24 +109,29 @@ def _concatenate(
 
 
 OPERATIONS: dict[type, Write] = {
-    ours.IntegerAdd: _elementwise("ADD", "AddOptions"),
-    ours.IntegerAffine: _affine,
-    ours.IntegerAveragePooling: windows.pooling("AVERAGE_POOL_2D"),
-    ours.IntegerConv1D: windows.convolution,
-    ours.IntegerConv2D: windows.convolution,
-    ours.IntegerDense: _dense,
-    ours.IntegerDepthwiseConv1D: windows.depthwise,
-    ours.IntegerDepthwiseConv2D: windows.depthwise,
-    ours.IntegerHardSilu: activations.hard_silu,
-    ours.IntegerLeakyReLU: activations.leaky_relu,
-    ours.IntegerMaxPooling: windows.pooling("MAX_POOL_2D"),
-    ours.IntegerMean: _mean,
-    ours.IntegerMultiply: _elementwise("MUL", "MulOptions"),
-    ours.IntegerReLU: activations.relu,
-    ours.IntegerTable: activations.table,
-    ours.IntegerPadding: _pad,
-    L.Concatenate: _concatenate,
-    L.Flatten: _reshape,
-    L.Reshape: _reshape,
+    elementwise.IntegerAdd: _elementwise("ADD", "AddOptions"),
+    products.IntegerAffine: _affine,
+    pooling.IntegerAveragePooling: windows.pooling("AVERAGE_POOL_2D"),
+    products.IntegerConv1D: windows.convolution,
+    products.IntegerConv2D: windows.convolution,
+    products.IntegerDense: _dense,
+    products.IntegerDepthwiseConv1D: windows.depthwise,
+    products.IntegerDepthwiseConv2D: windows.depthwise,
+    elementwise.IntegerHardSilu: activations.hard_silu,
+    elementwise.IntegerLeakyReLU: activations.leaky_relu,
+    pooling.IntegerMaxPooling: windows.pooling("MAX_POOL_2D"),
+    pooling.IntegerMean: _mean,
+    elementwise.IntegerMultiply: _elementwise("MUL", "MulOptions"),
+    elementwise.IntegerReLU: activations.relu,
+    elementwise.IntegerTable: activations.table,
+    pooling.IntegerPadding: _pad,
 }
-"""By the class of the layer."""
+"""By the class of a layer of codes."""
+
+_PLAIN: dict[str | None, Write] = {"concatenate": _concatenate, "reshape": _reshape}
+"""By the column `integer` of the layer table: layers that codes pass through."""
+
+
+def writer_of(layer: Any) -> Write | None:
+    """Return what writes a layer, None if nothing does."""
+    return OPERATIONS.get(type(layer)) or _PLAIN.get(entry_of(layer).integer)

@@ -15,18 +15,16 @@ from kerasmem.compression.quantize.floats import as_floats
 from kerasmem.compression.result import SAMPLES
 from kerasmem.errors import ModelError, OutputError
 from kerasmem.exporting.arguments import arguments_of, call_flat, random_samples
-from kerasmem.exporting.checks import (
-    TOLERANCES,
-    check_lengths,
-    checked,
-    is_onnx,
-)
 from kerasmem.exporting.convert import (
     DYNAMIC,
     FLOAT,
     ONNX,
+    TOLERANCES,
+    check_lengths,
+    checked,
     compute_in_float32,
     convert,
+    is_onnx,
 )
 from kerasmem.exporting.integer import integer_file
 from kerasmem.exporting.litert import LiteRT

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from kerasmem.exporting.writer import Writer
-from kerasmem.exporting.writing import (
+from kerasmem.exporting.writer import (
     ACTIVATION,
     PADDING,
     Write,
+    Writer,
     kernel_and_bias,
     new,
     pad_to,

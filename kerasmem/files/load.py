@@ -1,5 +1,6 @@
 """Loading a saved model, with one clear line where that cannot be done."""
 
+import os
 import warnings
 import zipfile
 from contextlib import AbstractContextManager, nullcontext
@@ -9,13 +10,13 @@ from typing import Any
 import h5py
 import keras
 
-from kerasmem.errors import KerasMemError, KerasMemWarning, ModelFileError
+from kerasmem.errors import KerasMemError, KerasMemWarning, ModelFileError, OutputError
 from kerasmem.files.archive import check_archive
+from kerasmem.files.atomic import replacing
 from kerasmem.files.declared import bounded_weights, check_declared, check_heaps
 from kerasmem.files.keras_2 import is_legacy
 from kerasmem.files.members import DAMAGED
 from kerasmem.files.memory_map import MappedWeights
-from kerasmem.files.own_file import save_beside
 from kerasmem.files.streamed import openable
 
 _IN_CALL = "Exception encountered when calling"
@@ -209,3 +210,32 @@ def first_reason(error: Exception) -> str:
     lines = [line for line in text.splitlines() if line.strip()]
     first = " ".join(lines[: 2 if text.startswith(_IN_CALL) else 1])
     return f"{type(error).__name__}: {first[:_MOST_LETTERS]}".rstrip(": ")
+
+
+def save_beside(model: Any, file: os.stat_result) -> None:
+    """Let `model.save` take the name of a file, where it would empty it first.
+
+    Weights that were not read yet would be lost, and the process with them.
+
+    Args:
+        model: whose weights lie in the file.
+        file: what the system tells of it.
+    """
+    save = model.save
+
+    def save_safely(filepath: Any, *overwrite: bool, **options: Any) -> None:
+        if not _is_it(filepath, file):
+            save(filepath, *overwrite, **options)
+            return
+        if False in (*overwrite, options.get("overwrite")):
+            raise OutputError(f"The weights of the model lie in {str(filepath)!r}.")
+        with replacing(filepath) as written:
+            save(written, *overwrite, **options)
+
+    object.__setattr__(model, "save", save_safely)
+
+
+def _is_it(path: Any, file: os.stat_result) -> bool:
+    if not (isinstance(path, str | os.PathLike) and Path(path).exists()):
+        return False
+    return os.path.samestat(Path(path).stat(), file)

@@ -1,4 +1,4 @@
-"""The folder that the monitors of a run write into, and what is in it.
+"""The folder of a run: names of its files, journals of a line each.
 
 | file | what it is |
 |---|---|
@@ -12,7 +12,62 @@
 Process 0 of a run writes these; process 1 writes `memory-p1.jsonl` and so on.
 """
 
+import os
 from pathlib import Path
+
+from kerasmem.records import PostMortem
+from kerasmem.records.regular import open_regular
+
+
+class Journal:
+    """Appends lines to `log_dir/name`, no link; without a `log_dir` it does nothing.
+
+    Args:
+        log_dir: folder, made when the first line comes; None for no file.
+        name: name of the file.
+    """
+
+    def __init__(self, log_dir: str | os.PathLike[str] | None, name: str) -> None:
+        self._path = None if log_dir is None else Path(log_dir) / name
+        self._may_be_cut_off = True
+
+    def append(self, line: str) -> None:
+        """Write one line through to the file.
+
+        Raises:
+            OSError: if it cannot be written.
+        """
+        if self._path is None:
+            return
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        begin = "\n" if self._may_be_cut_off and _is_cut_off(self._path) else ""
+        self._may_be_cut_off = True
+        with open_regular(self._path, "ab") as file:
+            file.write(f"{begin}{line}\n".encode())
+        self._may_be_cut_off = False
+
+
+def _is_cut_off(path: Path) -> bool:
+    """Return True if the file ends within a line: of a killed run, or a full disk."""
+    if not path.exists() or not path.stat().st_size:
+        return False
+    with open_regular(path) as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read() != b"\n"
+
+
+def add_post_mortem(log_dir: str | os.PathLike[str] | None, found: PostMortem) -> None:
+    """Write a post-mortem into a run's folder, behind those that are there.
+
+    Args:
+        log_dir: the folder, made if it is not there; None for no folder.
+        found: the post-mortem.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
+    name = file_name("post_mortems", ".jsonl", found.process)
+    Journal(log_dir, name).append(found.to_json())
 
 
 def file_name(stem: str, suffix: str, process: int = 0) -> str:

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from kerasmem.graph.calls import Trace, trace
 from kerasmem.graph.layers import blocks, weights
-from kerasmem.graph.nodes import Trace, own_graph, trace
+from kerasmem.graph.nodes import own_graph
 from kerasmem.graph.values import parameters
 
 _DTYPE = re.compile(r"(?:bfloat|float|uint|int|complex)(\d+)")

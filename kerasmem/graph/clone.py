@@ -1,8 +1,14 @@
-"""An independent copy of a model, so that nothing handed in is modified."""
+"""An independent copy of a model, so that nothing handed in is modified.
+
+It goes through a file of Keras, in this process or, packed, to another one; its
+optimizer starts anew.
+"""
 
 import tempfile
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +18,6 @@ from kerasmem.backends import current
 from kerasmem.errors import ModelError
 from kerasmem.graph.built import check_built
 from kerasmem.graph.layers import sublayers
-from kerasmem.graph.optimizer import fresh_optimizer
 from kerasmem.graph.values import to_numpy
 
 _NOT_THE_USERS = ("keras", "kerasmem", "tensorflow", "jax", "torch", "builtins", "abc")
@@ -187,3 +192,79 @@ def _through(model: Any, path: Path) -> Any:
             "`get_config`, and use named functions in place of lambdas. "
             f"Received: {cause.partition(': {')[0][:300]}"
         ) from error
+
+
+@contextmanager
+def fresh_optimizer(model: Any, *, built: bool) -> Iterator[None]:
+    """Let `model` have, for a moment, its optimizer without anything learned.
+
+    Args:
+        model: any model; one that is not compiled is left as it is.
+        built: whether the stand-in has slots (of zeros, mostly).
+
+    Raises:
+        ModelError: if the optimizer's config does not describe it.
+    """
+    trained = model.optimizer if model.compiled else None
+    if trained is None:
+        yield
+        return
+    try:
+        fresh = type(trained).from_config(trained.get_config())
+    except TypeError as error:
+        raise ModelError(
+            f"The optimizer {type(trained).__name__} cannot be made anew from its "
+            f"config: {error}. Give it a `get_config` that tells its arguments."
+        ) from error
+    if built:
+        fresh.build(model.trainable_variables)
+    # Not `setattr`: that would make Keras track the stand-in.
+    object.__setattr__(model, "optimizer", fresh)
+    try:
+        yield
+    finally:
+        object.__setattr__(model, "optimizer", trained)
+
+
+@dataclass(frozen=True)
+class PackedModel:
+    """What a model of equal state is made of; it can be pickled if `objects` can.
+
+    Args:
+        file: what Keras saves of it, without the state of its optimizer.
+        settings: config of its `compile`; None if it was not compiled.
+        objects: the classes and functions of the user's own in it.
+    """
+
+    file: bytes
+    settings: dict[str, Any] | None
+    objects: dict[str, Any]
+
+    def unpacked(self) -> Any:
+        """Return the model, compiled with a fresh optimizer if it was compiled."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "model.keras"
+            path.write_bytes(self.file)
+            # Made of a live object by `packed`: a lambda in it is the caller's own.
+            model = keras.models.load_model(
+                path, custom_objects=self.objects, compile=False, safe_mode=False
+            )
+        if self.settings is not None:
+            model.compile(**settings_of(self.settings, self.objects))
+        return model
+
+
+def packed(model: Any) -> PackedModel:
+    """Return a built model that Keras can save, packed."""
+    objects = live_objects(model)
+    with (
+        warnings.catch_warnings(),
+        tempfile.TemporaryDirectory() as folder,
+        fresh_optimizer(model, built=False),
+    ):
+        warnings.filterwarnings("ignore", message=".*includes a `lambda`")
+        path = Path(folder) / "model.keras"
+        model.save(path)
+        file = path.read_bytes()
+    settings = model.get_compile_config() if model.compiled else None
+    return PackedModel(file, settings, objects)

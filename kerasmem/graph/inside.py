@@ -39,11 +39,13 @@ class Opened:
         graph: what it does with the tensors that it is given.
         names: names of its arguments.
         places: where among the leaves of these the graph's inputs are.
+        weights: ids of the layer's variables, which another set makes out of date.
     """
 
     graph: keras.Function
     names: tuple[str, ...]
     places: tuple[int, ...]
+    weights: tuple[int, ...]
 
     def inputs(self, layer: Any, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
         """Return the graph's inputs, of a call of the layer with other arguments."""
@@ -57,21 +59,28 @@ _OPENED: WeakKeyDictionary[Any, Opened] = WeakKeyDictionary()
 
 def opened(layer: Any) -> Opened | None:
     """Return what `open_for_good` made of a layer, None where it was not opened."""
-    return _OPENED.get(layer)
+    known = _OPENED.get(layer)
+    # It may have other weights by now, such as those of LoRA.
+    return known if known is None or known.weights == _weights(layer) else None
+
+
+def _weights(layer: Any) -> tuple[int, ...]:
+    return tuple(map(id, layer.variables))
 
 
 def open_for_good(node: Any) -> keras.Function | None:
     """Return what a layer does in training as a graph that may run in its place.
 
     None where the two could differ: a `call` that draws random numbers, assigns, adds
-    a loss or sets an attribute by itself, takes weights that are to be cast, or a mask
-    that Keras hands in.
+    a loss or sets an attribute by itself, computes with a weight alone or with an open
+    length, takes weights that are to be cast, or a mask that Keras hands in.
 
     Args:
         node: the only call of a layer that is built.
     """
     layer = node.operation
-    if layer not in _OPENED:
+    known = opened(layer)
+    if known is None:
         parameters = _parameters(layer)
         arguments = node.arguments
         given = parameters.bind(*arguments.args, **arguments.kwargs).arguments
@@ -81,12 +90,13 @@ def open_for_good(node: Any) -> keras.Function | None:
             return None
         with calls_forgotten(layer):
             graph = _symbolic(layer, (), given, pure=True)
-        if graph is None or not _casts_no_weight(layer, graph):
-            return None
+            if graph is None or not (_computes_alike(layer, graph) and _runs(graph)):
+                return None
         leaves = enumerate(keras.tree.flatten(given))
         places = [n for n, x in leaves if isinstance(x, keras.KerasTensor)]
-        _OPENED[layer] = Opened(graph, tuple(given), tuple(places))
-    return _OPENED[layer].graph
+        known = Opened(graph, tuple(given), tuple(places), _weights(layer))
+        _OPENED[layer] = known
+    return known.graph
 
 
 def _parameters(layer: Any) -> inspect.Signature:
@@ -104,17 +114,35 @@ def _is_told_all(parameters: inspect.Signature, given: Mapping[str, Any]) -> boo
     return masks & {*parameters.parameters} <= {*given}
 
 
-def _casts_no_weight(layer: Any, graph: keras.Function) -> bool:
-    """Return whether weights reach operations as they are stored, or only layers."""
-    arguments = [
-        x
-        for nodes in graph._nodes_by_depth.values()
-        for node in nodes
-        for x in keras.tree.flatten((node.arguments.args, node.arguments.kwargs))
-    ]
-    return layer.compute_dtype == layer.variable_dtype or not any(
-        isinstance(x, keras.Variable) for x in arguments
-    )
+def _computes_alike(layer: Any, graph: keras.Function) -> bool:
+    """Return whether the operations of a graph do what the lines of `call` do.
+
+    A weight must reach them as it is stored, and what is added must lie along the last
+    axis: `keras.ops.add`, which stands for `+` between symbols, takes what has another
+    one for a bias on TensorFlow.
+    """
+    casts = layer.compute_dtype != layer.variable_dtype
+    for nodes in graph._nodes_by_depth.values():
+        for node in nodes:
+            given = keras.tree.flatten((node.arguments.args, node.arguments.kwargs))
+            if casts and any(isinstance(x, keras.Variable) for x in given):
+                return False
+            if type(node.operation).__name__ == "Add":
+                shape = tuple(getattr(given[1], "shape", ()))
+                if any(size != 1 for size in shape[:-1]) and 1 in shape[-1:]:
+                    return False
+    return True
+
+
+def _runs(graph: keras.Function) -> bool:
+    """Return whether a graph runs on tensors: an open length in it is no number."""
+    operation = keras.Operation()
+    operation.call = graph.__call__
+    try:
+        keras.Operation.compute_output_spec(operation, graph._inputs_struct)
+    except Exception:  # noqa: BLE001 - whatever it raises, training would raise it too
+        return False
+    return True
 
 
 @contextmanager
@@ -145,7 +173,8 @@ def call_on_symbols(
         args: its arguments.
         kwargs: likewise.
         weights: symbols to call it with in place of weights, by attribute.
-        pure: raise a ValueError if it does more than to return something.
+        pure: raise a ValueError if it adds a loss, assigns, draws random numbers, or
+            computes with a weight alone: that would be a constant among the symbols.
     """
     losses: list[Any] = []
     inner = sublayers(layer)
@@ -161,10 +190,11 @@ def call_on_symbols(
             vars(layer).update(weights)
             # What it assigns, such as the state of random numbers, stays in the scope.
             attributes = dict(vars(layer))
-            with keras.StatelessScope() as scope:
+            with _ReadingScope() as scope:
                 outputs = layer.call(*args, **kwargs)
-            if pure and (losses or scope.state_mapping or vars(layer) != attributes):
-                raise ValueError("It adds losses, assigns or draws random numbers.")
+            changes = losses or scope.state_mapping or vars(layer) != attributes
+            if pure and (changes or scope.has_read):
+                raise ValueError("It does more than to return something.")
             return outputs
     finally:
         # It may have kept symbols, such as its last logits, under names of its own.
@@ -172,6 +202,17 @@ def call_on_symbols(
             for name in vars(one).keys() - attributes.keys():
                 del vars(one)[name]
             vars(one).update(attributes)
+
+
+class _ReadingScope(keras.StatelessScope):
+    """A scope that notes whether the value of a variable is read."""
+
+    has_read = False
+
+    def get_current_value(self, variable: Any) -> Any:
+        """Return what the variable was assigned in the scope, None for nothing."""
+        self.has_read = True
+        return super().get_current_value(variable)
 
 
 def _no_loss(_: Any) -> None:

@@ -2,22 +2,9 @@
 
 from typing import Any
 
-import keras
-
+from kerasmem.graph.kinds import entry_of
 from kerasmem.graph.layers import Weight
 from kerasmem.graph.products import summed_axes
-
-_DEPTHWISE = (
-    keras.layers.DepthwiseConv1D,
-    keras.layers.DepthwiseConv2D,
-    keras.layers.SeparableConv1D,
-    keras.layers.SeparableConv2D,
-)
-_TRANSPOSED = (
-    keras.layers.Conv1DTranspose,
-    keras.layers.Conv2DTranspose,
-    keras.layers.Conv3DTranspose,
-)
 
 
 def is_kernel(weight: Weight) -> bool:
@@ -43,9 +30,8 @@ def is_embedding(weight: Weight) -> bool:
 
 def is_depthwise(weight: Weight) -> bool:
     """Return True for a kernel that looks at one input channel at a time."""
-    return isinstance(weight.owner, _DEPTHWISE) and (
-        weight.variable.name in ("kernel", "depthwise_kernel")
-    )
+    is_one = _layout(weight) in ("depthwise", "separable")
+    return is_one and weight.variable.name in ("kernel", "depthwise_kernel")
 
 
 def reduced_axes(weight: Weight) -> tuple[int, ...]:
@@ -60,15 +46,30 @@ def reduced_axes(weight: Weight) -> tuple[int, ...]:
         return (rank - 1,)
     if is_depthwise(weight):
         return tuple(range(rank - 2))
-    if isinstance(weight.owner, _TRANSPOSED):
+    if _layout(weight) == "transposed":
         return (*range(rank - 2), rank - 1)
-    if isinstance(weight.owner, keras.layers.EinsumDense):
+    if _layout(weight) == "einsum":
         return _contracted(weight.owner)
     return summed_axes(weight) or tuple(range(rank - 1))
 
 
+def einsum_parts(equation: str) -> tuple[str, str, str]:
+    """Return the letters of what an EinsumDense takes, its kernel and its output.
+
+    Example:
+        >>> einsum_parts("...d, dh -> ...h")
+        ('...d', 'dh', '...h')
+    """
+    inputs, output = equation.replace(" ", "").split("->")
+    given, kernel = inputs.split(",")
+    return given, kernel, output
+
+
+def _layout(weight: Weight) -> str | None:
+    return entry_of(weight.owner, subclasses=True).kernel
+
+
 def _contracted(layer: Any) -> tuple[int, ...]:
     """Return the axes of an EinsumDense kernel that its output does not have."""
-    inputs, output = layer.equation.replace(" ", "").split("->")
-    kernel = inputs.split(",")[1]
+    _, kernel, output = einsum_parts(layer.equation)
     return tuple(axis for axis, letter in enumerate(kernel) if letter not in output)

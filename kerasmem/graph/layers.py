@@ -153,7 +153,14 @@ def weights(model: Any) -> Iterator[Weight]:
 
 
 def _attribute(owner: Any, variable: Any) -> str | None:
-    return next((name for name, v in vars(owner).items() if v is variable), None)
+    return next((name for name, v in vars(owner).items() if _holds(v, variable)), None)
+
+
+def _holds(value: Any, variable: Any) -> bool:
+    """Return whether a value is a variable, or one through which a layer reads it."""
+    if value is variable:
+        return True
+    return isinstance(value, keras.Variable) and vars(value).get("origin") is variable
 
 
 def _path_within(place: tuple[str, ...], path: str) -> str:

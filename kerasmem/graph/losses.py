@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 
+from kerasmem.backends import current
 from kerasmem.errors import ConfigError, KerasMemWarning, did_you_mean
 from kerasmem.graph.outputs import Form, Task, form_in_graph, losses_of, task_of
 
@@ -126,9 +127,7 @@ def _misfits(model: Any) -> Iterator[str]:
             form_in_graph(tensor),
             task,
             from_logits=bool(getattr(known, "from_logits", False)),
-            # There Keras finds the logits before an activation of float32.
-            recovers=keras.backend.backend() == "tensorflow"
-            and tensor.dtype == "float32",
+            recovers=current().recovers_logits and tensor.dtype == "float32",
         )
         if remedy:
             form = _WORDS[form_in_graph(tensor)]

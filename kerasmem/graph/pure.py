@@ -58,13 +58,13 @@ class PureRun:
     def __call__(
         self,
         known: dict[int, Any],
-        treatment: Callable[[Function], Function],
+        recomputation: Callable[[Function], Function],
     ) -> dict[int, Any]:
         """Return the values of the segment's outputs, by `KerasTensor`.
 
         Args:
             known: the values of its inputs.
-            treatment: returns the function that is run in place of the plain one.
+            recomputation: returns the function that is run in place of the plain one.
         """
         live = [known[id(x)] for x in self._segment.inputs]
         self._given = [x is not None for x in live]
@@ -76,7 +76,7 @@ class PureRun:
             *_there(masks),
             *_values(self._segment.nodes, self._variables),
         ]
-        results = iter(treatment(self._function)(*tensors))
+        results = iter(recomputation(self._function)(*tensors))
         if _around() is None:
             _check_no_weight(self._changed, self._segment)
         outputs = [next(results) for _ in self._segment.outputs]

@@ -55,6 +55,15 @@ class Rewrite:
         """
         del node, outputs
 
+    def after(self, tensor: Any) -> Any | None:
+        """Return a new layer for what is made of a tensor of the graph, or None.
+
+        Args:
+            tensor: an input of the model or an output of a call.
+        """
+        del tensor
+        return None
+
     def input_shape(self, tensor: Any) -> tuple[int | None, ...]:
         """Return the shape of an input of the model or of one in it."""
         return tuple(tensor.shape)
@@ -116,17 +125,19 @@ class Rebuild:
 
     def _model(self, model: Any) -> Any:
         graph = listed_graph(model)
-        known = {id(x): self._input(x) for x in graph.inputs}
+        inputs = {id(x): self._input(x) for x in graph.inputs}
+        known = {id(x): self._followed(x, inputs[id(x)]) for x in graph.inputs}
         for node in nodes_in_order(graph):
             if self._rewrite.goes(node):
                 outputs = [known[id(node.arguments.keras_tensors[0])]]
             else:
                 outputs = self._called(node, known)
-            known.update(zip(map(id, node.outputs), outputs, strict=True))
+            pairs = zip(node.outputs, outputs, strict=True)
+            known |= {id(old): self._followed(old, new) for old, new in pairs}
         if isinstance(model, keras.Sequential):
             made = self._sequential(model, graph)
         else:
-            made = self._functional(model, graph, known)
+            made = self._functional(model, graph, inputs, known)
         if not model.trainable:
             # Only then: setting True would thaw the layers that are frozen.
             made.trainable = False
@@ -148,19 +159,25 @@ class Rebuild:
         self._rewrite.check(node, outputs)
         return outputs
 
-    def _functional(self, model: Any, graph: Any, known: dict[int, Any]) -> Any:
-        inputs, outputs = keras.tree.map_structure(
-            lambda x: known[id(x)], (graph.input, graph.output)
-        )
-        return type(model)(inputs=inputs, outputs=outputs, name=model.name)
+    def _followed(self, old: Any, new: Any) -> Any:
+        """Return a tensor of the new graph, or what a layer behind it makes of it."""
+        layer = self._rewrite.after(old)
+        return new if layer is None else layer(new)
+
+    def _functional(
+        self, model: Any, graph: Any, inputs: dict[int, Any], known: dict[int, Any]
+    ) -> Any:
+        first = keras.tree.map_structure(lambda x: inputs[id(x)], graph.input)
+        last = keras.tree.map_structure(lambda x: known[id(x)], graph.output)
+        return type(model)(inputs=first, outputs=last, name=model.name)
 
     def _sequential(self, model: Any, graph: Any) -> Any:
-        first = self._input(graph.inputs[0])
-        layers = [first]
-        for old in model.layers:
-            new = self._renewed.get(id(old))
-            if new is not None:
-                layers += new.layers if isinstance(new, InTurn) else [new]
+        layers = [self._input(graph.inputs[0]), self._rewrite.after(graph.inputs[0])]
+        for node in nodes_in_order(graph):
+            new = self._renewed.get(id(node.operation))
+            layers += new.layers if isinstance(new, InTurn) else [new]
+            layers.append(self._rewrite.after(node.outputs[0]))
+        layers = [layer for layer in layers if layer is not None]
         return keras.Sequential(layers, name=model.name)
 
     def _input(self, x: Any) -> Any:

@@ -21,7 +21,7 @@ from kerasmem.graph.inside import Opened, opened
 from kerasmem.graph.nodes import nodes_in_order, own_graph
 from kerasmem.graph.pure import Operator, PureRun, Segment, run_node
 
-Treatment = Callable[[Function], Function]
+Recomputation = Callable[[Function], Function]
 """Returns a function of the same values that runs in another way."""
 
 
@@ -61,14 +61,14 @@ def _segment(nodes: Sequence[Any], last_use: dict[int, int], end: int) -> Segmen
     )
 
 
-def treat(
-    model: Any, segments: Sequence[tuple[Segment, Treatment | None]]
+def recompute(
+    model: Any, segments: Sequence[tuple[Segment, Recomputation | None]]
 ) -> Callable[[], None]:
     """Run a model by segments in training; return the undo.
 
-    A treated function gets the tensors of `Segment.inputs` first, in this order, then
-    masks, then values of variables. In inference the model runs as ever; what it saves
-    and its config are those of the model as it was.
+    A recomputed function gets the tensors of `Segment.inputs` first, in this order,
+    then masks, then values of variables. In inference the model runs as ever; what it
+    saves and its config are those of the model as it was.
 
     Args:
         model: a Sequential or Functional model, or a layer that was opened for good.
@@ -77,7 +77,7 @@ def treat(
     """
     known = opened(model)
     if known is not None:
-        return _treat_layer(model, known, segments)
+        return _recompute_layer(model, known, segments)
     graph = own_graph(model)
 
     def in_segments(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -93,8 +93,8 @@ def treat(
     return backends.shadow(graph, "call", call)
 
 
-def _treat_layer(
-    layer: Any, known: Opened, segments: Sequence[tuple[Segment, Treatment | None]]
+def _recompute_layer(
+    layer: Any, known: Opened, segments: Sequence[tuple[Segment, Recomputation | None]]
 ) -> Callable[[], None]:
     """Run a layer by segments of the graph that stands for its `call`."""
     run = backends.current().uncompiled(partial(_run, known.graph, segments))
@@ -136,19 +136,19 @@ def _running(graph: Any, run: Callable[..., Any]) -> Iterator[None]:
 
 def _run(
     graph: Any,
-    segments: Sequence[tuple[Segment, Treatment | None]],
+    segments: Sequence[tuple[Segment, Recomputation | None]],
     _original: Callable[..., Any],
     inputs: Any,
     operation_fn: Operator,
 ) -> Any:
     given = keras.tree.flatten(inputs)
     known = {id(x): value for x, value in zip(graph.inputs, given, strict=True)}
-    for segment, treatment in segments:
-        if treatment is None:
+    for segment, recomputation in segments:
+        if recomputation is None:
             for node in segment.nodes:
                 run_node(node, known, operation_fn)
         else:
             run = PureRun(segment, operation_fn)
-            known.update(run(known, treatment))
+            known.update(run(known, recomputation))
     outputs = [known[id(y)] for y in graph.outputs]
     return keras.tree.pack_sequence_as(graph._outputs_struct, outputs)

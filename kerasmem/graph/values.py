@@ -1,10 +1,15 @@
-"""The values of variables on the host, and their bytes."""
+"""Values of variables: on the host, in bytes, whether they are finite, as a digest."""
 
+import hashlib
+import json
 import math
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import keras
 import numpy as np
+
+from kerasmem.errors import DataError, ModelError
 
 
 def to_numpy(variable: Any) -> np.ndarray:
@@ -66,3 +71,71 @@ def _represented(variable: Any) -> Any:
 
 
 _REPRESENTED = "_kerasmem_represented"
+
+
+def check_finite(model: Any, before: Any) -> None:
+    """Raise if training left NaN or infinity in a model that had none.
+
+    Args:
+        model: the one that was trained.
+        before: the one that it was made of.
+
+    Raises:
+        ModelError: if so; it names the first such weight.
+    """
+    for variable in _floats(model.weights):
+        values = to_numpy(variable)
+        wrong = values.size - np.count_nonzero(np.isfinite(values))
+        if wrong and all(
+            np.isfinite(to_numpy(weight)).all() for weight in _floats(before.weights)
+        ):
+            raise ModelError(
+                f"Training left NaN or infinity in the model {model.name!r}, in "
+                f"{wrong} of {values.size} entries of {variable.path!r}. Next: look "
+                "for them in the samples and labels first, then at the learning rate."
+            )
+
+
+def not_finite(layer: Any) -> DataError:
+    """Return the error of a layer that makes something which is not finite."""
+    return DataError(
+        f"The layer {layer.name!r} makes NaN or infinity of the samples. Next: look at "
+        "the data first, then at the weights of that layer."
+    )
+
+
+def _floats(variables: Iterable[Any]) -> Iterable[Any]:
+    return (v for v in variables if keras.backend.is_float_dtype(v.dtype))
+
+
+_DIGEST_BYTES = 16
+
+
+def model_digest(model: Any, what: Sequence[str]) -> str:
+    """Return a digest of a model's config and weights.
+
+    Args:
+        model: a built model.
+        what: plain data that is to be told apart too, such as names of layers.
+    """
+    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    plain = [_config(model), list(what)]
+    digest.update(json.dumps(plain, sort_keys=True, default=_name).encode())
+    for variable in model.variables:
+        if "seed_generator" in variable.path:  # it moves on with every draw
+            continue
+        value = np.ascontiguousarray(to_numpy(variable))
+        digest.update(f"{value.dtype}{value.shape}".encode())
+        digest.update(value.tobytes())
+    return digest.hexdigest()
+
+
+def _config(model: Any) -> Any:
+    try:
+        return json.loads(json.dumps(model.get_config(), default=_name))
+    except NotImplementedError:
+        return type(model).__qualname__
+
+
+def _name(value: Any) -> str:
+    return getattr(value, "__qualname__", type(value).__qualname__)

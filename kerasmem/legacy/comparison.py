@@ -11,11 +11,11 @@ import keras
 import numpy as np
 
 from kerasmem.backends import keras_2_child
-from kerasmem.errors import ModelError, ModelFileError
+from kerasmem.errors import ChildDiedError, ModelError, ModelFileError
 from kerasmem.graph.layers import sublayers
 from kerasmem.graph.values import to_numpy
-from kerasmem.legacy.made import Made
-from kerasmem.processes import ChildDiedError, run_script
+from kerasmem.legacy.file import Made
+from kerasmem.processes import run_script
 
 _SAMPLES, _OPEN_LENGTH = 4, 8
 _KERAS_2 = {"TF_USE_LEGACY_KERAS": "1"}

@@ -6,6 +6,7 @@ from typing import Any
 import keras
 
 from kerasmem.errors import ModelFileError
+from kerasmem.legacy.file import Made
 from kerasmem.legacy.functional import Functional, is_operator
 from kerasmem.legacy.layers import (
     Config,
@@ -14,7 +15,6 @@ from kerasmem.legacy.layers import (
     make_layer,
     refusal,
 )
-from kerasmem.legacy.made import Made
 from kerasmem.legacy.tfmot import inner_layer, is_quantizer
 
 

@@ -20,8 +20,7 @@ from kerasmem.files.datasets import whole_array
 from kerasmem.files.declared import check_declared
 from kerasmem.files.members import WEIGHTS, opened_weights
 from kerasmem.graph.layers import own_variables
-from kerasmem.legacy.file import Assignment, LegacyFile
-from kerasmem.legacy.made import Made
+from kerasmem.legacy.file import Assignment, LegacyFile, Made
 from kerasmem.legacy.tfmot import clustered, masked, wrapper_kind
 from kerasmem.records.plain import read_json
 

@@ -2,10 +2,9 @@
 
 from kerasmem.memory import allocator
 from kerasmem.memory.measure import measure_step
-from kerasmem.memory.narrow import narrow_weights
 from kerasmem.memory.pipeline import inspect_data, stream
 from kerasmem.memory.settings import configure, status
-from kerasmem.memory.wide_types import find_wide_types
+from kerasmem.memory.wide_types import find_wide_types, narrow_weights
 
 __all__ = [
     "allocator",

@@ -2,8 +2,10 @@
 
 import importlib
 import importlib.util
+import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -14,24 +16,13 @@ from typing import Any
 import keras
 
 from kerasmem import errors
-from kerasmem.errors import ConfigError, KerasMemError
+from kerasmem.errors import ChildDiedError, ConfigError, KerasMemError
 
+_ERROR = re.compile(r"[\w.]*(Error|Exception|Interrupt)\b.*:")
+_LINES = 50
 _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
 ON_THE_CPU = {"CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"}
 """Environment of a child that leaves the GPU to its parent."""
-
-
-class ChildDiedError(KerasMemError):
-    """The child process ended without an answer; the message says how.
-
-    Args:
-        message: what became of it.
-        reason: the last line that it wrote to stderr, empty if unknown.
-    """
-
-    def __init__(self, message: str, reason: str = "") -> None:
-        super().__init__(message)
-        self.reason = reason
 
 
 def run_in_child(
@@ -142,11 +133,18 @@ def _answer(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _died(name: str, ended: subprocess.CompletedProcess[str]) -> ChildDiedError:
-    lines = [line for line in ended.stderr.splitlines() if line.strip()]
-    reason = lines[-1] if lines else "nothing on stderr"
+    lines = [line.strip() for line in ended.stderr.splitlines() if line.strip()]
+    starts = [number for number, line in enumerate(lines) if _ERROR.match(line)]
+    told = lines[starts[-1] :] if starts else lines[-1:] or ["nothing on stderr"]
+    # Behind the error Keras lists what the call was given.
+    told = itertools.takewhile(lambda line: "Arguments received" not in line, told)
+    reason = " ".join(told)
     how = f"signal {-ended.returncode}" if ended.returncode < 0 else "an error"
     return ChildDiedError(
-        f"The child process for {name} ended by {how}. Expected: an answer. Received: "
-        f"{reason}",
-        reason,
+        f"A process of its own, for {name.rpartition('.')[2]}, ended by {how}. "
+        f"Expected: an answer. Received: {reason.rstrip('.')}. Next: what it wrote at "
+        "last is the `stderr` of this error.",
+        how=how,
+        reason=reason,
+        stderr="\n".join(lines[-_LINES:]),
     )

@@ -10,9 +10,9 @@ import keras
 
 from kerasmem.errors import ModelError
 from kerasmem.files.save import save_stored
+from kerasmem.graph.activation_policy import apply_policy, policy_settings
 from kerasmem.graph.clone import live_objects
 from kerasmem.graph.layers import has_graph
-from kerasmem.graph.treated import told, treat_again
 
 _DEFAULT_LOSS = "mean_squared_error"
 
@@ -50,7 +50,7 @@ def pack(model: Any, optimizer: Any | None, dtype_policy: str | None) -> dict[st
         "optimizer": optimizer and keras.optimizers.serialize(optimizer),
         "modules": modules,
         "parameters": sum(math.prod(w.shape) for w in model.weights),
-        "treated": told(model),
+        "treated": policy_settings(model),
     }
 
 
@@ -87,7 +87,7 @@ def unpack(sent: Mapping[str, Any], *, jit_compile: bool) -> Any:
             model.compile(**settings | {"jit_compile": jit_compile})
         else:
             model.jit_compile = jit_compile
-    treat_again(model, sent["treated"])
+    apply_policy(model, sent["treated"])
     return model
 
 

@@ -1,39 +1,51 @@
 """Frozen data that the rest of kerasmem passes around and reports read."""
 
-from kerasmem.records.activation_range import ActivationRange
-from kerasmem.records.change import WeightChange
-from kerasmem.records.contents import FileContents, StoredTensor
-from kerasmem.records.device_settings import CardStatus, DeviceStatus
 from kerasmem.records.estimate import (
     ESTIMATE_CATEGORIES,
+    CardStatus,
+    DeviceStatus,
     EstimatePart,
     MemoryEstimate,
 )
-from kerasmem.records.export import ExportReport
-from kerasmem.records.figures import CompressionReport, ModelFigures
-from kerasmem.records.finding import SEVERITIES, Finding, gravest_first
-from kerasmem.records.gradient import GradientRecord, VariableGradient
+from kerasmem.records.figures import (
+    ActivationRange,
+    CompressionReport,
+    ModelFigures,
+    SearchReport,
+    SearchTrial,
+    WeightChange,
+    WideType,
+)
+from kerasmem.records.gradient import (
+    SEVERITIES,
+    Finding,
+    GradientRecord,
+    VariableGradient,
+    gravest_first,
+)
 from kerasmem.records.memory import DeviceReading, HostReading, MemoryRecord
-from kerasmem.records.pipeline import DataMemory, PipelineStage
 from kerasmem.records.post_mortem import CAUSES, Cause, PostMortem, Remedy
 from kerasmem.records.run import Run, RunInfo
 from kerasmem.records.runtimes import (
     BatchTime,
+    ExportReport,
+    FileContents,
     RuntimeAdvice,
     RuntimeComparison,
     RuntimeFigures,
+    StoredTensor,
 )
-from kerasmem.records.search import SearchReport, SearchTrial
 from kerasmem.records.timeline import CATEGORIES, PHASES, Block, Timeline
 from kerasmem.records.tuning import (
     MEASURED,
+    DataMemory,
     OddSize,
+    PipelineStage,
     Retrace,
     TracedStep,
     Tuning,
     VariantFigures,
 )
-from kerasmem.records.wide_type import WideType
 
 __all__ = [
     "CATEGORIES",

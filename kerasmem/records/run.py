@@ -3,8 +3,7 @@
 import json
 from dataclasses import asdict, dataclass
 
-from kerasmem.records.finding import Finding
-from kerasmem.records.gradient import GradientRecord
+from kerasmem.records.gradient import Finding, GradientRecord
 from kerasmem.records.memory import MemoryRecord
 from kerasmem.records.plain import read_json, record_from
 from kerasmem.records.post_mortem import PostMortem

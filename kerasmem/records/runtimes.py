@@ -1,9 +1,71 @@
-"""What a model costs in each runtime: what `km.compare_runtimes` found."""
+"""Contents of files, exports, and what a model costs in each runtime."""
 
 import json
 from dataclasses import asdict, dataclass
 
 from kerasmem.records.plain import read_json, record_from
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """One exported file, run back and compared with the model it was made of.
+
+    Args:
+        path: the file, LiteRT's or ONNX's by its ending.
+        scheme: `"float"`, or `"int8-dynamic"`: int8 weights, activations that are
+            rounded as they come; `"int8-static"`: int8 codes from end to end.
+        file_bytes: size of the file.
+        samples: number of samples that both were run on.
+        difference: largest absolute difference of an output, as a share of the
+            largest output (of 1.0 at least, for `"float"`).
+        tolerance: the largest difference that was allowed.
+    """
+
+    path: str
+    scheme: str
+    file_bytes: int
+    samples: int
+    difference: float
+    tolerance: float
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """One weight in a file.
+
+    Args:
+        name: the layer as it is named, and the number of the weight in it: Keras keeps
+            no more of its name.
+        shape: its shape.
+        dtype: type of an entry.
+        weight_bytes: bytes of it in RAM.
+        file_bytes: bytes of the file that it takes.
+        coding: how it is written: `"stored"`, `"deflated"`, `"shuffled, deflated"`,
+            `"entropy"`, or `"zeros"` that take nothing.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    weight_bytes: int
+    file_bytes: int
+    coding: str
+
+
+@dataclass(frozen=True)
+class FileContents:
+    """A model's file, every byte of it counted once.
+
+    Args:
+        file_bytes: its size.
+        tensors: the weights, those that take most of the file first.
+        other: bytes of everything else by what they are: the members of the archive
+            beside the weights, `"structure of the weights"`, `"archive"`.
+    """
+
+    file_bytes: int
+    tensors: tuple[StoredTensor, ...]
+    other: dict[str, int]
 
 
 @dataclass(frozen=True)

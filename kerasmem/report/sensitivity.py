@@ -9,7 +9,7 @@ def plot_sensitivity(found: Sensitivity, path: str | Path) -> None:
     """Write a plot of the metric against the sparsity of each weight.
 
     Args:
-        found: what `kerasmem.compression.prune.sensitivity` returned.
+        found: what `kerasmem.compression.prune.analysis.sensitivity` returned.
         path: of the file; its ending says the format, such as `.svg` or `.png`.
     """
     from matplotlib.figure import Figure

@@ -19,8 +19,12 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 from kerasmem.backends.seeding import seeded
 from kerasmem.compression.distill import distill
 from kerasmem.demo.images import load_images
-from kerasmem.demo.network import residual_network
-from kerasmem.demo.recipe import Recipe, compile_classifier, falling_rate
+from kerasmem.demo.recipe import (
+    Recipe,
+    compile_classifier,
+    falling_rate,
+    residual_network,
+)
 from kerasmem.graph.clone import clone
 
 RECIPE, IMAGES = Recipe(), load_images(None)

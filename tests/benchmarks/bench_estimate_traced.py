@@ -29,13 +29,11 @@ from keras import layers
 
 from kerasmem.errors import ModelError
 from kerasmem.memory.batch_size import find_batch_size
-from kerasmem.memory.batch_size.limit import Limit, environment
-from kerasmem.memory.batch_size.trial import attempt
+from kerasmem.memory.batch_size.trial import Limit, attempt, environment
 from kerasmem.memory.estimate import estimate_memory
-from kerasmem.memory.estimate.child import job_of, request_of
-from kerasmem.memory.estimate.request import Input, Request
+from kerasmem.memory.estimate.inputs import run_once, zeros
+from kerasmem.memory.estimate.request import Input, Request, request_of
 from kerasmem.memory.measure import COUNTING_ALLOCATOR, measure_step
-from kerasmem.memory.measure.batch import run_once, zeros
 from kerasmem.processes import ON_THE_CPU, run_in_child
 from kerasmem.units import MIB
 
@@ -224,18 +222,17 @@ def measured(model, size, *, jit):
     asked = question(model, *shape_of(model), size, device="cpu", jit_compile=jit)
     kept = {**ON_THE_CPU, **COUNTING_ALLOCATOR}
     task = "tests.benchmarks.bench_estimate_traced:measure"
-    return run_in_child(task, job_of(asked), backend="tensorflow", environment=kept)[
+    return run_in_child(task, asked.job(), backend="tensorflow", environment=kept)[
         "peak"
     ]
 
 
 def estimated(model, size, method, *, jit):
-    options = {"device": "cpu", "jit_compile": jit}
     find = measure_step
     if method != "step":
-        find = partial(estimate_memory, method=method)
+        find = partial(estimate_memory, method=method, device="cpu")
     try:
-        return find(model, size, **options)
+        return find(model, size, jit_compile=jit)
     except ModelError:  # a loop, of which a trace says so
         return None
 

@@ -14,6 +14,7 @@ import kerasmem as km
 from kerasmem.files.save import save_stored
 from kerasmem.graph.clone import clone
 from kerasmem.graph.values import nbytes, to_numpy
+from tests.models import in_place
 
 SIZE = 96
 NETS = (
@@ -64,7 +65,7 @@ def main():
         size = 128 if name == "NASNetMobile" else SIZE
         model, images = calibrated(name, size)
         small = clone(model)
-        km.Quantize("int8").apply(small)
+        in_place(km.Quantize("int8"), small)
         with tempfile.TemporaryDirectory() as folder:
             file_ratio, ram_ratio = ratios(model, small, folder)
         errors = layer_errors(model, small, images)

@@ -16,8 +16,12 @@ import keras
 import numpy as np
 
 import kerasmem as km
-from kerasmem.demo.network import residual_network
-from kerasmem.demo.recipe import Recipe, compile_classifier, falling_rate
+from kerasmem.demo.recipe import (
+    Recipe,
+    compile_classifier,
+    falling_rate,
+    residual_network,
+)
 
 EPOCHS = 3
 

@@ -222,8 +222,8 @@ def estimated(options):
         for method in options.methods:
             ask = km.memory.measure_step
             if method != "step":
-                ask = partial(km.estimate_memory, method=method)
-            known = ask(model, options.batch, input_shape=given, device="cpu")
+                ask = partial(km.estimate_memory, method=method, device="cpu")
+            known = ask(model, options.batch, input_shape=given)
             error = known.peak_bytes / true - 1
             inside = known.low_bytes <= true <= known.high_bytes
             found[method].append((abs(error), inside))

@@ -21,7 +21,7 @@ import keras
 import numpy as np
 
 import kerasmem as km
-from kerasmem.demo.network import residual_network
+from kerasmem.demo.recipe import residual_network
 from kerasmem.exporting.litert import LiteRT
 from kerasmem.exporting.onnx import Onnx
 from kerasmem.stats.timing import in_turns

@@ -2,10 +2,12 @@
 
 Run by hand, on an idle machine, about 2 minutes a backend on 2 cores:
 
-    python tests/benchmarks/bench_quantization_aware.py [--backend torch] [--jit 1]
+    python tests/benchmarks/bench_quantization_aware.py [--backend torch] [--jit 1] \
+        [--network lstm]
 
-The network has two blocks of convolution, BatchNormalization, ReLU and pooling and two
-Dense layers, 106,000 weights in all, on pictures of 28x28x1 in batches of 128. As in
+The network for pictures has two blocks of convolution, BatchNormalization, ReLU and
+pooling and two Dense layers, 106,000 weights in all, on pictures of 28x28x1 in batches
+of 128; `lstm` has two LSTM layers of 64 units, on 28 rows of 28 numbers. As in
 `bench_pruning.py` the fits run in threads of one process that take turns of ten steps;
 what "bare again" is off 1 is the noise. "weights" rounds those alone, "int8" also what
 the layers give each other. `--pquantml` takes a fit with the layers of PQuantML along,
@@ -37,11 +39,7 @@ JITS = {"tensorflow": (False, True), "jax": (True,), "torch": (False,)}
 BATCH = 128
 
 
-def network(jit):
-    import keras
-
-    keras.utils.set_random_seed(1)
-    layers = keras.layers
+def pictures(layers):
     blocks = []
     for width in (16, 32):
         blocks += [
@@ -50,28 +48,36 @@ def network(jit):
             layers.ReLU(),
             layers.MaxPooling2D(),
         ]
-    head = [layers.Flatten(), layers.Dense(64, activation="relu"), layers.Dense(10)]
-    model = keras.Sequential([keras.Input((28, 28, 1)), *blocks, *head])
+    return [*blocks, layers.Flatten(), layers.Dense(64, activation="relu")]
+
+
+def lstm(layers):
+    reshape = layers.Reshape((28, 28))
+    return [reshape, layers.LSTM(64, return_sequences=True), layers.LSTM(64)]
+
+
+NETWORKS = {"pictures": pictures, "lstm": lstm}
+
+
+def network(name, jit):
+    import keras
+
+    keras.utils.set_random_seed(1)
+    body = NETWORKS[name](keras.layers)
+    head = keras.layers.Dense(10)
+    model = keras.Sequential([keras.Input((28, 28, 1)), *body, head])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile("adam", loss, jit_compile=jit)
     return model
 
 
-def callbacks_of(way):
-    from kerasmem.callbacks import QuantizationAware
-    from kerasmem.compression.quantize import Quantize
+def network_of(way, name, jit):
+    model = network(name, jit)
+    if way in WAYS:
+        import kerasmem as km
 
-    if way not in WAYS:
-        return []
-    return [
-        QuantizationAware(
-            Quantize("int8"), activations=way == "int8", freeze_batch_norm=1
-        )
-    ]
-
-
-def network_of(way, jit):
-    model = network(jit)
+        rounds = way == "int8"
+        return km.quantization_aware(model, km.Quantize("int8"), activations=rounds)
     if way != PQUANTML:
         return model
     from pquant import add_compression_layers, pdp_config
@@ -83,7 +89,7 @@ def network_of(way, jit):
     return made
 
 
-def run_case(jit, first, ways):
+def run_case(network_name, jit, first, ways):
     import numpy as np
 
     warnings.simplefilter("ignore")
@@ -96,13 +102,13 @@ def run_case(jit, first, ways):
     turns = Turns(names)
 
     def fit(name):
-        network_of(name, jit).fit(
+        network_of(name, network_name, jit).fit(
             x,
             y,
             batch_size=BATCH,
             verbose=0,
             shuffle=False,
-            callbacks=[*callbacks_of(name), turn_callback(turns, name)],
+            callbacks=[turn_callback(turns, name)],
         )
 
     threads = [threading.Thread(target=fit, args=[name]) for name in names]
@@ -125,29 +131,30 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--backend", choices=BACKENDS)
     parser.add_argument("--jit", type=int)
+    parser.add_argument("--network", choices=NETWORKS, default="pictures")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--pquantml", action="store_true")
     parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child is not None:
         ways = (*WAYS, PQUANTML) if options.pquantml else WAYS
-        run_case(bool(options.jit), options.child, ways)
+        run_case(options.network, bool(options.jit), options.child, ways)
         return
     for backend in BACKENDS if options.backend is None else (options.backend,):
         for jit in JITS[backend]:
             if options.jit in (None, int(jit)):
-                of = options.pquantml
-                show([child(backend, jit, i, of) for i in range(options.processes)])
+                processes = range(options.processes)
+                show([child(backend, jit, i, options) for i in processes])
 
 
-def child(backend, jit, first, pquantml):
+def child(backend, jit, first, options):
     command = [sys.executable, __file__, "--child", str(first), "--jit", str(int(jit))]
-    command += ["--pquantml"] * pquantml
+    command += ["--network", options.network, *["--pquantml"] * options.pquantml]
     environment = os.environ | {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
     run = subprocess.run(
         command, env=environment, stdout=subprocess.PIPE, text=True, check=True
     )
-    return {"what": f"{backend} jit={jit}", **json.loads(run.stdout)}
+    return {"what": f"{options.network} {backend} jit={jit}", **json.loads(run.stdout)}
 
 
 def show(found):

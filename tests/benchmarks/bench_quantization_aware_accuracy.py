@@ -14,7 +14,6 @@ image, or squares of 4 x 4, as a sequence.
 
 import argparse
 import os
-from dataclasses import replace
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -126,11 +125,7 @@ def run(options, seed):
     trained(model, data, options.epochs, 2e-3)
     start = model.get_weights()
 
-    def again(*callbacks):
-        model.set_weights(start)
-        trained(model, data, options.aware_epochs, 5e-4, *callbacks)
-
-    again()
+    trained(model, data, options.aware_epochs, 5e-4)
     print(
         f"seed {seed} {options.network} float {accuracy(model, data):.2f}", flush=True
     )
@@ -138,13 +133,13 @@ def run(options, seed):
     for name in options.schemes:
         choice = SCHEMES[name]
         model.set_weights(weights)
-        before = accuracy(quantized(model, choice, data), data)
+        after = before = accuracy(quantized(model, choice, data), data)
         if options.aware_epochs:
-            aware = km.callbacks.QuantizationAware(choice)
-            again(aware)
-            if choice.scheme == "int8-static":
-                choice = replace(choice, ranges=aware.ranges)
-        after = accuracy(quantized(model, choice, data), data)
+            model.set_weights(start)
+            aware = km.quantization_aware(model, choice)
+            frozen = km.callbacks.FreezeBatchNorm(0.5)
+            trained(aware, data, options.aware_epochs, 5e-4, frozen)
+            after = accuracy(quantized(aware, choice, data), data)
         print(f"  {name:17} {before:.2f}, aware {after:.2f}", flush=True)
 
 

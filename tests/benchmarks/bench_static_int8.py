@@ -24,8 +24,7 @@ import numpy as np
 
 import kerasmem as km
 from kerasmem.compression.quantize.static import FromCodes
-from kerasmem.demo.network import residual_network
-from kerasmem.demo.recipe import compile_classifier, falling_rate
+from kerasmem.demo.recipe import compile_classifier, falling_rate, residual_network
 from kerasmem.exporting.litert import KERNELS, LiteRT
 
 L = keras.layers
@@ -120,7 +119,7 @@ def study(name, train, test, epochs):
     accuracy = {"float": model.evaluate(*test, 500, verbose=0)[1]}
     results = {}
     for method in ("min-max", "percentile", "mse"):
-        choice = km.Quantize("int8-static", calibration=method)
+        choice = km.Quantize("int8-static", calibration=km.Calibration(method))
         results[method] = km.compress(model, choice, data=train[0][:CALIBRATION])
         small = results[method].model
         accuracy[method] = small.evaluate(*test, 500, verbose=0)[1]

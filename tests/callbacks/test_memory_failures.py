@@ -12,7 +12,7 @@ import pytest
 
 from kerasmem.callbacks import MemoryMonitor, memory_watch
 from kerasmem.errors import KerasMemWarning
-from kerasmem.files import journal
+from kerasmem.files import run_dir
 from kerasmem.graph.values import to_numpy
 from kerasmem.records import MemoryRecord
 from tests.callbacks.fakes import FakeDevices
@@ -113,7 +113,7 @@ def test_a_reader_of_the_other_processes_that_fails(trains_alike, devices):
 def test_a_full_disk(trains_alike, devices, monkeypatch, tmp_path, name):
     devices(FakeDevices())
     if name == "memory.jsonl":
-        monkeypatch.setattr(journal, "open_regular", lambda *_: full_disk())
+        monkeypatch.setattr(run_dir, "open_regular", lambda *_: full_disk())
     else:
         monkeypatch.setattr(Path, "write_text", no_space)
     monitor = MemoryMonitor(log_dir=tmp_path, host=False)

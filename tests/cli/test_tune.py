@@ -2,7 +2,7 @@
 
 import pytest
 
-from kerasmem.memory.tune import trial
+from kerasmem.memory.tune import measure
 from kerasmem.records import Tuning, VariantFigures
 
 pytestmark = pytest.mark.one_backend
@@ -31,7 +31,7 @@ def jobs(monkeypatch):
             return {"reason": "out of memory: [no room]"}
         return FIGURES | {"not_counted": "this is a test"}
 
-    monkeypatch.setattr(trial, "run_in_child", run)
+    monkeypatch.setattr(measure, "run_in_child", run)
     return asked
 
 

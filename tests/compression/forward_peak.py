@@ -23,6 +23,7 @@ import numpy as np
 from kerasmem import backends
 from kerasmem.compression.quantize import Quantize
 from kerasmem.graph.values import nbytes
+from tests.models import in_place
 
 L = keras.layers
 
@@ -116,7 +117,7 @@ def peaks(name, mode, schemes):
     for scheme in schemes:
         model, x = globals()[name]()
         if scheme != "float":
-            Quantize(scheme).apply(model)
+            in_place(Quantize(scheme), model)
         gc.collect()
         found[scheme] = measure[keras.backend.backend()](model, x, mode)
         del model

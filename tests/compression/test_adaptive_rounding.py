@@ -8,7 +8,7 @@ import pytest
 
 import kerasmem as km
 from kerasmem.compression.quantize.adaptive import inputs
-from kerasmem.compression.quantize.adaptive.columns import (
+from kerasmem.compression.quantize.adaptive.inputs import (
     columns,
     is_product_of_matrices,
     matrices,
@@ -16,12 +16,11 @@ from kerasmem.compression.quantize.adaptive.columns import (
 )
 from kerasmem.compression.quantize.adaptive.relaxation import Moments, adapted_codes
 from kerasmem.compression.quantize.owners import quantized_variables
-from kerasmem.compression.techniques import from_json
 from kerasmem.errors import ConfigError, DataError, ModelError
 from kerasmem.graph.clone import clone
 from kerasmem.graph.layers import sublayers
 from kerasmem.graph.values import to_numpy
-from tests.models import KINDS, L, chain
+from tests.models import KINDS, L, chain, in_place
 
 ADAPTIVE = km.Quantize("int4", rounding="adaptive")
 
@@ -231,7 +230,6 @@ def test_zeros_of_pruning_stay_and_groups_have_their_own_scales():
 
 
 def test_choices_that_do_not_fit_are_errors():
-    assert from_json(ADAPTIVE.to_json()) == ADAPTIVE
     for wrong in ({"scheme": "float16"}, {"scheme": "int8", "symmetric": False}):
         with pytest.raises(ConfigError, match="for symmetric codes: 'int8'.*Received"):
             km.Quantize(**wrong, rounding="adaptive")
@@ -240,7 +238,7 @@ def test_choices_that_do_not_fit_are_errors():
     with pytest.raises(ConfigError, match="adaptively on samples: give data=x"):
         km.compress(network(), ADAPTIVE)
     with pytest.raises(ConfigError, match="sees weights rounded to nearest. Next"):
-        km.callbacks.QuantizationAware(ADAPTIVE)
+        km.quantization_aware(network(), ADAPTIVE)
     kind = KINDS["subclassed"]
     with pytest.raises(ModelError, match="no weight to round adaptively. Expected: a"):
         km.compress(kind.make(), ADAPTIVE, data=kind.inputs())
@@ -248,7 +246,7 @@ def test_choices_that_do_not_fit_are_errors():
     first, last = (to_numpy(layer.kernel) for layer in model.layers[1::4])
     model.layers[5].kernel.assign(last * np.inf)
     with pytest.raises(ModelError, match="such entries of .* in '.*/kernel'"):
-        ADAPTIVE.apply(model, X[:32])
+        in_place(ADAPTIVE, model, X[:32])
     np.testing.assert_array_equal(to_numpy(model.layers[1].kernel), first)
     model = network()
     model.layers[1].bias.assign(np.full(8, np.nan))

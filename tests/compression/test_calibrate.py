@@ -8,18 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kerasmem.compression.quantize.activations import (
-    Calibration,
-    calibrate,
-    range_table,
-)
-from kerasmem.compression.quantize.activations.histogram import BINS, Histogram
+from kerasmem.compression.quantize import Calibration
+from kerasmem.compression.quantize.activations import calibrate, range_table
+from kerasmem.compression.quantize.activations.calls import flatten
 from kerasmem.compression.quantize.activations.search import (
+    BINS,
+    Histogram,
     best_range,
     divergence,
     squared_error,
 )
-from kerasmem.compression.quantize.activations.walk import walk
 from kerasmem.errors import ConfigError, DataError, KerasMemWarning, ModelError
 from kerasmem.records import ActivationRange
 from tests.models import KINDS, chain
@@ -67,8 +65,7 @@ def kept(model, x, size):
     found = defaultdict(list)
     for start in range(0, len(x), size):
         tensor = keras.ops.convert_to_tensor(x[start : start + size])
-        walk(
-            model,
+        flatten(model).run(
             [tensor],
             lambda name, t: found[name].append(keras.ops.convert_to_numpy(t)),
         )
@@ -245,7 +242,7 @@ def test_every_call_of_a_shared_layer_and_of_a_nested_model_has_its_own_range():
 def test_the_walk_gives_what_the_model_gives(kind):
     model, x = KINDS[kind].make(), KINDS[kind].inputs()
     tensors = []
-    walk(model, [keras.ops.convert_to_tensor(x)], lambda _, t: tensors.append(t))
+    flatten(model).run([keras.ops.convert_to_tensor(x)], lambda _, t: tensors.append(t))
     np.testing.assert_allclose(
         keras.ops.convert_to_numpy(tensors[-1]),
         keras.ops.convert_to_numpy(model(x)),
@@ -318,9 +315,12 @@ def test_bad_data_is_one_clear_error():
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"method": "median"}, "method of a Calibration is one of min-max.*'median'"),
+        (
+            {"method": "median"},
+            "'method' of Calibration must be one of .*'median'",
+        ),
         ({"percentile": 50}, "above 50 and at most 100. Received: percentile=50"),
-        ({"decay": 1.0}, "decay of a Calibration is at least 0 and below 1"),
+        ({"decay": 1.0}, "decay of Calibration is at least 0 and below 1"),
         ({"samples": 0}, "samples=0"),
         ({"batch_size": 0}, "batch_size=0"),
     ],

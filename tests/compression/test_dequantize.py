@@ -12,7 +12,7 @@ from kerasmem.compression.quantize.owners import quantized_variables
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.layers import sublayers
 from kerasmem.graph.values import to_numpy
-from tests.models import KINDS, L, chain
+from tests.models import KINDS, L, chain, in_place
 
 INT8 = km.Quantize("int8")
 INT4 = km.Quantize("int4", granularity="group", group_size=4, symmetric=False)
@@ -36,7 +36,7 @@ def test_every_kind_of_model_is_again_of_the_layers_it_had(name, scheme):
     kind = KINDS[name]
     model, inputs = kind.make(), kind.inputs()
     before, shapes = classes(model), [tuple(w.shape) for w in model.weights]
-    scheme.apply(model)
+    in_place(scheme, model)
     expected, codes = outputs(model, inputs), model.get_weights()
     made = km.dequantize(model)
     assert classes(made) == before
@@ -76,7 +76,7 @@ def test_what_is_no_weight_comes_along():
     else:
         model = keras.Model(words, x)
         batch = keras.ops.convert_to_tensor([["a", "z", "b", "c"]])
-    km.Quantize("int8").apply(model)
+    in_place(km.Quantize("int8"), model)
     np.testing.assert_allclose(
         outputs(km.dequantize(model), batch), outputs(model, batch), atol=1e-6
     )
@@ -98,7 +98,7 @@ def test_what_was_frozen_and_compiled_stays_so():
 def test_half_precision_is_kept(policy):
     model = chain((6,), L.Dense(4, dtype=policy))
     types = [w.dtype for w in model.weights]
-    km.Quantize("int8").apply(model)
+    in_place(km.Quantize("int8"), model)
     made = km.dequantize(model)
     x = KINDS["dense"].inputs()[:, :6]
     assert [w.dtype for w in made.weights] == types
@@ -108,7 +108,7 @@ def test_half_precision_is_kept(policy):
 def test_inputs_are_rounded_no_longer():
     """Against the float product of the codes themselves."""
     model = chain((6,), L.Dense(4))
-    km.Quantize("int8-dynamic").apply(model)
+    in_place(km.Quantize("int8-dynamic"), model)
     (kernel,) = quantized_variables(model)
     weight = to_numpy(kernel.codes).astype("float32") * to_numpy(kernel.scales)
     x = KINDS["dense"].inputs()[:, :6]
@@ -118,7 +118,7 @@ def test_inputs_are_rounded_no_longer():
 
 def test_lora_stays_beside_the_float_kernel():
     model = chain((6,), L.Dense(4))
-    km.Quantize("int8").apply(model)
+    in_place(km.Quantize("int8"), model)
     model.layers[-1].enable_lora(2)
     model.layers[-1].lora_kernel_b.assign(np.ones((2, 4)))
     x = KINDS["dense"].inputs()[:, :6]

@@ -80,7 +80,7 @@ def test_a_bank_is_stored_in_as_many_bytes_as_its_codes_and_scales():
 
 def test_mixed_bits_and_two_steps_reach_the_experts():
     model, _ = mixture()
-    mixed = km.compress(model, km.Quantize("mixed", max_bytes=700)).model
+    mixed = km.compress(model, km.Quantize("mixed", budget=km.Budget(700))).model
     assert {"up", "down"} <= {v.name for v in quantized_variables(mixed)}
     first = km.compress(model, km.Quantize("int8", exclude=("down",))).model
     second = km.compress(first, km.Quantize("int4")).model

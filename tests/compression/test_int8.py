@@ -16,7 +16,7 @@ from kerasmem.graph.clone import clone
 from kerasmem.graph.kernels import is_kernel, reduced_axes
 from kerasmem.graph.layers import weights
 from kerasmem.graph.values import to_numpy
-from tests.models import KINDS, L, chain, from_origin
+from tests.models import KINDS, L, chain, from_origin, in_place
 
 ALL = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
 
@@ -51,7 +51,7 @@ def test_an_int8_model_computes_what_a_model_with_rounded_weights_computes(
         if is_kernel(weight):
             kernel = to_numpy(weight.variable)
             weight.variable.assign(rounded(kernel, reduced_axes(weight)))
-    changes = Quantize("int8").apply(small)
+    changes = in_place(Quantize("int8"), small)
     assert sum(change.changed for change in changes) == kind.kernels
     found, expected = outputs(small, inputs), outputs(reference, inputs)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
@@ -61,7 +61,7 @@ def test_an_int8_model_computes_what_a_model_with_rounded_weights_computes(
 @ALL
 def test_an_int8_model_is_saved_loaded_and_copied_without_a_difference(kind, tmp_path):
     model, inputs = kind.make(), kind.inputs()
-    Quantize("int8").apply(model)
+    in_place(Quantize("int8"), model)
     expected = outputs(model, inputs)
     model.save(tmp_path / "once.keras")
     loaded = keras.models.load_model(tmp_path / "once.keras")
@@ -82,7 +82,7 @@ def test_int8_weights_really_are_int8_and_the_float_ones_are_gone(kind):
     if keras.backend.backend() != "jax":
         alive += [weakref.ref(w.variable.value) for w in kernels]
     del kernels
-    Quantize("int8").apply(model)
+    in_place(Quantize("int8"), model)
     gc.collect()
     assert not any(reference() is not None for reference in alive)
     codes = [v for v in model.weights if v.dtype == "int8"]
@@ -92,14 +92,14 @@ def test_int8_weights_really_are_int8_and_the_float_ones_are_gone(kind):
 def test_the_rows_of_a_table_are_scaled_one_by_one():
     model = chain((4,), L.Embedding(5, 3), dtype="int32")
     model.layers[-1].embeddings.assign(10.0 ** np.arange(5)[:, None] * np.ones((5, 3)))
-    Quantize("int8").apply(model)
+    in_place(Quantize("int8"), model)
     found = outputs(model, np.array([[0, 4, 1, 3]], "int32"))
     np.testing.assert_allclose(found[0, :, 0], [1, 1e4, 10, 1e3], rtol=1e-6)
 
 
 def test_an_int8_model_trains_on_in_what_is_still_float():
     model = chain((6,), L.Dense(5, activation="relu"), L.Dense(2))
-    Quantize("int8").apply(model)
+    in_place(Quantize("int8"), model)
     codes = [to_numpy(v.codes) for v in quantized_variables(model)]
     model.compile("sgd", "mse")
     x = np.random.default_rng(0).normal(size=(32, 6)).astype("float32")
@@ -116,7 +116,7 @@ def test_the_compute_dtype_of_a_layer_is_kept(policy, tmp_path):
     model = keras.Model(inputs, L.Dense(4, dtype=policy)(inputs))
     x = np.random.default_rng(0).normal(size=(3, 6)).astype("float32")
     expected = model(x)
-    Quantize("int8").apply(model)
+    in_place(Quantize("int8"), model)
     found = model(x)
     assert found.dtype == expected.dtype
     difference = to_numpy(keras.ops.cast(found - expected, "float32"))
@@ -129,7 +129,7 @@ def test_the_compute_dtype_of_a_layer_is_kept(policy, tmp_path):
 def test_jit_and_graph_predict_as_eager_does():
     model = KINDS["conv2d"].make()
     inputs = KINDS["conv2d"].inputs()
-    Quantize("int8").apply(model)
+    in_place(Quantize("int8"), model)
     for jit in (False, keras.backend.backend() != "torch"):
         model.compile(jit_compile=jit)
         np.testing.assert_allclose(
@@ -140,7 +140,7 @@ def test_jit_and_graph_predict_as_eager_does():
 def test_a_frozen_inner_layer_stays_frozen_when_it_is_loaded(tmp_path):
     model = chain((5, 6), L.Bidirectional(L.LSTM(4)))
     model.layers[-1].forward_layer.trainable = False
-    Quantize("int8").apply(model)
+    in_place(Quantize("int8"), model)
     assert len(model.trainable_variables) == 1
     model.save(tmp_path / "m.keras")
     loaded = keras.models.load_model(tmp_path / "m.keras")
@@ -154,7 +154,7 @@ def test_a_stateful_layer_goes_on_where_it_was():
     x = np.random.default_rng(0).normal(size=(3, 5, 6)).astype("float32")
     expected = [outputs(model, x) for _ in range(2)]
     model.layers[-1].reset_states()
-    Quantize("int8").apply(model)
+    in_place(Quantize("int8"), model)
     found = [outputs(model, x) for _ in range(2)]
     for a, b in zip(found, expected, strict=True):
         np.testing.assert_allclose(a, b, atol=0.02)
@@ -168,7 +168,7 @@ def inspected(model):
 @pytest.mark.one_backend
 def test_every_weight_is_accounted_for():
     model = chain((6, 6, 3), L.Conv2D(4, 3), L.BatchNormalization())
-    changes = Quantize("int8").apply(model)
+    changes = in_place(Quantize("int8"), model)
     assert [(c.weight.split("/")[-1], c.changed, c.detail) for c in changes] == [
         ("kernel", True, "int8 with 4 scales"),
         ("bias", False, "is no kernel or embedding table"),
@@ -186,11 +186,11 @@ def test_every_weight_is_accounted_for():
 def test_a_model_without_float_kernels_is_an_error():
     model = chain((4,), L.LayerNormalization())
     with pytest.raises(ModelError, match="nothing to quantize: none of its 2 weights"):
-        Quantize("int8").apply(model)
+        in_place(Quantize("int8"), model)
     model = chain((4,), L.Dense(2))
-    Quantize("int8").apply(model)
+    in_place(Quantize("int8"), model)
     with pytest.raises(ModelError, match="nothing to quantize"):
-        Quantize("int8").apply(model)
+        in_place(Quantize("int8"), model)
 
 
 @pytest.mark.one_backend
@@ -198,7 +198,7 @@ def test_weights_with_nan_are_an_error():
     model = chain((4,), L.Dense(2))
     model.layers[-1].kernel.assign(np.full((4, 2), np.nan))
     with pytest.raises(ModelError, match="NaN or infinity cannot be quantized"):
-        Quantize("int8").apply(model)
+        in_place(Quantize("int8"), model)
 
 
 @pytest.mark.one_backend

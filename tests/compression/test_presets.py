@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import kerasmem as km
-from kerasmem.compression.presets import PRESETS, as_preset
+from kerasmem.compression.recipe import PRESETS, as_preset
 from kerasmem.errors import ConfigError
 from kerasmem.files.save import save_model
 from tests.models import L, chain

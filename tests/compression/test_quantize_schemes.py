@@ -14,7 +14,7 @@ from kerasmem.graph.clone import clone
 from kerasmem.graph.kernels import is_kernel, reduced_axes
 from kerasmem.graph.layers import weights
 from kerasmem.graph.values import to_numpy
-from tests.models import KINDS, L, chain, from_origin
+from tests.models import KINDS, L, chain, from_origin, in_place
 
 LAYOUTS = (
     *("dense", "einsum_dense", "conv1d", "depthwise_2d", "recurrent", "tied_embedding"),
@@ -67,9 +67,9 @@ def test_int4_in_groups_computes_what_rounded_weights_compute_and_reloads(
             kernel = to_numpy(weight.variable)
             groups = in_groups(kernel, reduced_axes(weight), 4)
             weight.variable.assign(groups)
-    changes = Quantize(
-        "int4", granularity="group", group_size=4, symmetric=False
-    ).apply(small)
+    changes = in_place(
+        Quantize("int4", granularity="group", group_size=4, symmetric=False), small
+    )
     assert sum(change.changed for change in changes) == kind.kernels
     found, expected = outputs(small, inputs), outputs(reference, inputs)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
@@ -94,7 +94,7 @@ def test_sixteen_bits_are_what_is_left_of_a_weight(name, dtype, tmp_path):
         if is_kernel(weight):
             halved = to_numpy(weight.variable).astype(np.dtype(dtype))
             weight.variable.assign(halved.astype("float32"))
-    Quantize(dtype).apply(small)
+    in_place(Quantize(dtype), small)
     found = outputs(small, inputs)
     np.testing.assert_allclose(found, outputs(reference, inputs), rtol=1e-5, atol=1e-6)
     again = reloaded(small, tmp_path)
@@ -115,8 +115,8 @@ def test_what_shares_a_scale_and_how_many_bytes_it_takes(
     model = chain((5,), L.Embedding(9, 6), L.Conv1D(7, 3), dtype="int32")
     inputs = np.array([[0, 8, 3, 3, 1]], "int32")
     before = outputs(model, inputs)
-    changes = Quantize(scheme, granularity=granularity, symmetric=symmetric).apply(
-        model
+    changes = in_place(
+        Quantize(scheme, granularity=granularity, symmetric=symmetric), model
     )
     table, kernel = [change for change in changes if change.changed]
     scales = {"channel": (9, 7), "tensor": (1, 1)}[granularity]
@@ -142,7 +142,7 @@ def test_the_compute_dtype_of_a_layer_is_kept(policy, scheme, tmp_path):
     model = keras.Model(inputs, L.Dense(4, dtype=policy)(inputs))
     x = np.random.default_rng(0).normal(size=(3, 6)).astype("float32")
     expected = model(x)
-    Quantize(scheme).apply(model)
+    in_place(Quantize(scheme), model)
     found = model(x)
     assert found.dtype == expected.dtype
     limit = 0.5 if scheme == "int4" else 0.1
@@ -166,7 +166,7 @@ def test_a_dynamic_dense_multiplies_integers_exactly(tmp_path):
     codes, scales = int8_by_hand(kernel, 0)
     inputs, each = int8_by_hand(x, 1)
     expected = np.maximum((inputs @ codes) * (each * scales) + bias, 0)
-    changes = Quantize("int8-dynamic").apply(model)
+    changes = in_place(Quantize("int8-dynamic"), model)
     assert changes[0].detail == "int8 with 30 scales, times int8"
     np.testing.assert_allclose(outputs(model, x), expected, rtol=1e-6, atol=1e-6)
     again = reloaded(model, tmp_path)
@@ -178,7 +178,7 @@ def test_a_dynamic_dense_is_that_of_keras():
     x = np.random.default_rng(0).normal(size=(17, 40)).astype("float32")
     theirs = clone(model)
     theirs.layers[-1].quantize("int8")
-    Quantize("int8-dynamic").apply(model)
+    in_place(Quantize("int8-dynamic"), model)
     np.testing.assert_allclose(outputs(model, x), outputs(theirs, x), atol=1e-4)
 
 
@@ -187,7 +187,7 @@ def test_dynamic_products_stay_close_and_reload(name, tmp_path, origin):
     kind = KINDS[name]
     model, inputs = from_origin(kind.make(), origin), kind.inputs()
     expected = outputs(model, inputs)
-    changes = Quantize("int8-dynamic").apply(model)
+    changes = in_place(Quantize("int8-dynamic"), model)
     assert changes[0].detail.endswith("times int8")
     found = outputs(model, inputs)
     assert 0 < np.linalg.norm(found - expected) < 0.03 * np.linalg.norm(expected)
@@ -200,7 +200,7 @@ def test_a_causal_convolution_sees_no_later_step(scheme, tmp_path):
     model = chain((11, 64), layer)
     x = np.random.default_rng(0).normal(size=(2, 11, 64)).astype("float32")
     expected = outputs(model, x)
-    Quantize(scheme).apply(model)
+    in_place(Quantize(scheme), model)
     (kernel,) = quantized_variables(model)
     kernel.block_count = 2  # as of a kernel of many bytes
     found = outputs(model, x)
@@ -217,7 +217,7 @@ def test_dynamic_attention_and_time_distributed_layers():
         kind = KINDS[name]
         model, inputs = kind.make(), kind.inputs()
         expected = outputs(model, inputs)
-        Quantize("int8-dynamic", granularity="tensor").apply(model)
+        in_place(Quantize("int8-dynamic", granularity="tensor"), model)
         error = np.linalg.norm(outputs(model, inputs) - expected)
         assert 0 < error < 0.05 * np.linalg.norm(expected)
         assert any(v.dynamic for v in quantized_variables(model))
@@ -225,7 +225,7 @@ def test_dynamic_attention_and_time_distributed_layers():
 
 def test_samples_of_a_dynamic_layer_do_not_look_at_each_other():
     model = chain((8, 8, 3), L.Conv2D(4, 3), L.Flatten(), L.Dense(3))
-    Quantize("int8-dynamic").apply(model)
+    in_place(Quantize("int8-dynamic"), model)
     x = np.random.default_rng(0).normal(size=(2, 8, 8, 3)).astype("float32")
     x[1] *= 100
     np.testing.assert_allclose(
@@ -243,7 +243,7 @@ def test_weights_are_chosen_by_path_and_by_class():
         )  # fmt: skip
 
     def left_alone(**choice):
-        changes = Quantize("int8", **choice).apply(made())
+        changes = in_place(Quantize("int8", **choice), made())
         return [c.layer for c in changes if c.detail == "is excluded"]
 
     assert left_alone(exclude="head") == ["head"] * 2
@@ -259,12 +259,12 @@ def test_weights_are_chosen_by_path_and_by_class():
 
 def test_a_weight_of_another_name_is_quantized_where_it_is_named():
     model = chain((6,), L.Dense(5), L.PReLU(shared_axes=None), L.Reshape((5, 1)))
-    changes = Quantize("int8", include="PReLU").apply(model)
+    changes = in_place(Quantize("int8", include="PReLU"), model)
     assert [c.detail for c in changes if "alpha" in c.weight] == [
         "has fewer than two axes, or is kept in a list"
     ]
     model = chain((6, 4), L.PReLU())
-    changes = Quantize("int8", include="alpha").apply(model)
+    changes = in_place(Quantize("int8", include="alpha"), model)
     assert changes[0].detail == "int8 with 4 scales, all zero"
 
 
@@ -287,7 +287,7 @@ def test_several_schemes_share_a_model(tmp_path):
 
 def test_a_quantized_model_trains_on_through_lora(tmp_path):
     model = chain((6,), L.Dense(16, activation="relu"), L.Dense(2))
-    Quantize("int4").apply(model)
+    in_place(Quantize("int4"), model)
     for layer in model.layers[1:]:
         layer.enable_lora(2)
     model.compile(keras.optimizers.Adam(0.05), "mse")
@@ -305,7 +305,7 @@ def test_zeros_and_entries_are_those_of_the_weight():
     for scheme in ("int8", "int4", "float16"):
         for symmetric in {True, scheme == "float16"}:
             small = clone(model)
-            Quantize(scheme, symmetric=symmetric).apply(small)
+            in_place(Quantize(scheme, symmetric=symmetric), small)
             figures = measure(small)
             assert (figures.parameters, figures.nonzero) == (15, 7)
             assert sum(x.parameters for x in layer_activations(small)) == 15
@@ -314,7 +314,7 @@ def test_zeros_and_entries_are_those_of_the_weight():
 def test_the_noise_of_a_weight_is_told():
     model = chain((64,), L.Dense(64))
     changes = {
-        scheme: Quantize(scheme).apply(clone(model))
+        scheme: in_place(Quantize(scheme), clone(model))
         for scheme in ("int4", "int8", "float16")
     }
     kernel = to_numpy(model.layers[-1].kernel).astype("float64")
@@ -348,14 +348,14 @@ def test_weights_that_do_not_fit_are_an_error_and_nothing_is_changed(
     kernel[0, 0] = value
     model.layers[-1].kernel.assign(kernel)
     with pytest.raises(ModelError, match=message):
-        Quantize(scheme).apply(model)
+        in_place(Quantize(scheme), model)
     assert not quantized_variables(model)
 
 
 @pytest.mark.parametrize("scheme", ["int8", "int4", "int8-dynamic", "bfloat16"])
 def test_a_kernel_of_zeros_stays_one(scheme):
     model = chain((4,), L.Dense(3, kernel_initializer="zeros"))
-    Quantize(scheme).apply(model)
+    in_place(Quantize(scheme), model)
     assert outputs(model, np.ones((2, 4), "float32")).tolist() == [[0.0] * 3] * 2
 
 
@@ -369,8 +369,11 @@ def test_a_kernel_of_zeros_stays_one(scheme):
         ),
         ({"symmetric": "no"}, "symmetric' of Quantize must be one of True, False"),
         ({"group_size": 64}, "for granularity='group' alone. Received: group_size=64"),
-        ({"calibration": "mse"}, "for scheme='int8-static' alone.*'mse'"),
-        ({"calibration_samples": 9}, "for scheme='int8-static' alone.*samples=9"),
+        (
+            {"calibration": km.Calibration("mse")},
+            "for scheme='int8-static' alone.*'mse'",
+        ),
+        ({"calibration": {"samples": 9}}, "for scheme='int8-static' alone.*samples=9"),
         ({"scheme": "int7"}, r"scheme='int7'. Did you mean 'int8'\?"),
         ({"group_size": 1}, "whole number from 2. Received: group_size=1"),
         ({"exclude": "("}, "exclude of Quantize holds regular expressions"),
@@ -389,7 +392,7 @@ def test_bad_choices_are_errors(arguments, message):
 def test_a_padding_before_a_convolution_may_become_one_with_it():
     padded = [L.ZeroPadding2D(3), L.Conv2D(8, 7, strides=2), L.ReLU(), L.Flatten()]
     model = chain((32, 32, 3), *padded, L.Dense(2))
-    Quantize("int8").apply(model)
+    in_place(Quantize("int8"), model)
     x = np.random.default_rng(0).normal(size=(2, 32, 32, 3)).astype("float32")
     model.compile()
     np.testing.assert_allclose(

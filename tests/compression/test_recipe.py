@@ -11,7 +11,6 @@ import yaml
 
 import kerasmem as km
 from kerasmem.compression.recipe import as_steps, read_recipe
-from kerasmem.compression.techniques import TECHNIQUES
 from kerasmem.errors import ConfigError
 
 pytestmark = pytest.mark.one_backend
@@ -105,7 +104,3 @@ def test_the_recipe_of_the_readme_is_one(tmp_path):
     for block in blocks:
         (tmp_path / "readme.yaml").write_text(block)
         assert read_recipe(tmp_path / "readme.yaml")
-
-
-def test_every_technique_has_a_name_in_recipes():
-    assert all(name == technique.name for name, technique in TECHNIQUES.items())

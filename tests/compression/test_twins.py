@@ -7,7 +7,6 @@ import pytest
 import kerasmem as km
 from kerasmem.compression.gradient_evidence import sums_over_samples
 from kerasmem.compression.prune.masks import Masks
-from kerasmem.compression.quantize.aware.awareness import Awareness
 from kerasmem.errors import ModelError
 from kerasmem.graph.values import to_numpy
 from tests.models import L, chain
@@ -120,7 +119,6 @@ class Fading(L.Dense):
 
 def test_training_names_the_one_that_assigns_its_weight():
     model = twins(lambda: Fading(6, name="dense"))
-    awareness = Awareness(model, km.Quantize("int8", exclude="left/"), None, {})
+    aware = km.quantization_aware(model, km.Quantize("int8", exclude="left/"))
     with pytest.raises(ModelError, match=r"exclude='right/dense/kernel'"):
-        model(X, training=True)
-    awareness.release()
+        aware(X, training=True)

@@ -5,8 +5,7 @@ from importlib.resources import files
 import numpy as np
 import pytest
 
-from kerasmem.demo.data import load_demo_data
-from kerasmem.demo.images import load_images
+from kerasmem.demo.images import load_demo_data, load_images
 from kerasmem.errors import DataError
 from kerasmem.units import MIB
 

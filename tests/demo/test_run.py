@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from kerasmem.demo.network import (
+from kerasmem.demo.recipe import (
     STUDENT_WIDTHS,
     TEACHER_WIDTHS,
+    Recipe,
     residual_network,
 )
-from kerasmem.demo.recipe import Recipe
 from kerasmem.demo.run import run_demo
 
 TINY = Recipe(

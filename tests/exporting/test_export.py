@@ -14,12 +14,13 @@ import pytest
 
 from kerasmem.compression.quantize import Quantize
 from kerasmem.compression.result import CompressionResult
+from kerasmem.compression.technique import Context
 from kerasmem.errors import ConfigError, DataError, ModelError, OutputError
 from kerasmem.exporting import export
-from kerasmem.exporting.checks import checked
+from kerasmem.exporting.convert import checked
 from kerasmem.exporting.litert import LiteRT
 from kerasmem.processes import ON_THE_CPU
-from tests.models import KINDS, LazyBlock, chain
+from tests.models import KINDS, LazyBlock, chain, in_place
 from tests.one_child import one_child
 
 L = keras.layers
@@ -142,7 +143,7 @@ QUANTIZED = ("int8", "int8-dynamic", "int4") if ON_TENSORFLOW else ("int4",)
 def test_quantized_weights_are_exported_as_what_they_stand_for(scheme, tmp_path):
     layers = [L.Conv2D(16, 3), L.Flatten(), L.Dense(5)]
     model = chain((6, 6, 8), *layers)
-    Quantize(scheme).apply(model)
+    in_place(Quantize(scheme), model)
     path = tmp_path / "m.tflite"
     before = [keras.ops.convert_to_numpy(v) for v in model.variables]
     assert export(model, path, scheme="float").difference <= 1e-5
@@ -158,7 +159,7 @@ def test_a_table_in_int4_is_exported_as_what_it_stands_for(tmp_path):
     inputs = keras.Input((6,), dtype="int32", name="words")
     table = L.Embedding(40, 8)
     model = keras.Model(inputs, L.Dense(2)(L.Flatten()(table(inputs))))
-    Quantize("int4").apply(model)
+    in_place(Quantize("int4"), model)
     words = np.random.default_rng(0).integers(0, 40, (4, 6)).astype("int32")
     path = tmp_path / "m.tflite"
     assert export(model, path, scheme="float", samples=words).difference <= 1e-5
@@ -253,7 +254,7 @@ def test_lengths_that_do_not_fit_are_told_before_anything_is_converted(tmp_path)
     with pytest.raises(DataError, match=r"Expected: \(3, 4\) .* Received: \(6, 4\)"):
         export(model, path, input_shape=(3, 4), samples=np.zeros((2, 6, 4)))
     x = np.random.default_rng(0).normal(size=(32, 5, 4)).astype("float32")
-    integers, _ = Quantize("int8-static").applied(model, x)
+    integers, _ = Quantize("int8-static").applied(model, Context(x))
     with pytest.raises(ConfigError, match="those of its model.*before km.compress"):
         export(integers, path, input_shape=(3, 4))
 

@@ -12,7 +12,7 @@ import pytest
 
 import kerasmem as km
 from kerasmem.errors import ConfigError, ModelError
-from kerasmem.exporting import checks, onnx
+from kerasmem.exporting import convert, onnx
 from kerasmem.exporting import verified as room
 from tests.models import KINDS, chain
 
@@ -49,7 +49,7 @@ def pretended(monkeypatch):
             ]
 
     found = Pretended()
-    monkeypatch.setattr(checks, "check_onnx", lambda: None)
+    monkeypatch.setattr(convert, "check_onnx", lambda: None)
     monkeypatch.setattr(room, "convert", found.convert)
     monkeypatch.setattr(room, "Onnx", found.run)
     return found

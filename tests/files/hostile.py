@@ -465,7 +465,7 @@ def hostile(scale=1):
         ),
         "10^8 rounds": Hostile(
             f"{COMPRESS} --recipe bad.yaml",
-            "at most 1000 rounds",
+            "a whole number from 1 to 1000",
             text(
                 "bad.yaml",
                 "- {technique: prune_channels, ratio: 0.5, rounds: 100000000}",
@@ -481,8 +481,8 @@ def hostile(scale=1):
             "2^63",
             text(
                 "bad.yaml",
-                "- {technique: quantize, scheme: mixed, max_bytes: "
-                "99999999999999999999999}",
+                "- {technique: quantize, scheme: mixed, budget: {max_bytes: "
+                "99999999999999999999999}}",
             ),
         ),
         "a group of 10^9": Hostile(

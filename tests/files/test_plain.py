@@ -13,11 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kerasmem.compression.prune import Sensitivity
-from kerasmem.compression.prune.analysis import WeightSensitivity
+from kerasmem.compression.prune.analysis import Sensitivity, WeightSensitivity
 from kerasmem.errors import ConfigError, InputError, KerasMemError, shortened
-from kerasmem.files.journal import Journal
 from kerasmem.files.read_run import read_run
+from kerasmem.files.run_dir import Journal
 from kerasmem.memory.compress_activations import (
     ActivationReport,
     GradientChange,

@@ -6,8 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kerasmem.errors import OutputError
-from kerasmem.files.folding import folded
-from kerasmem.files.timelines import add_timelines, read_timelines, write_timelines
+from kerasmem.files.timelines import (
+    add_timelines,
+    folded,
+    read_timelines,
+    write_timelines,
+)
 from tests.timelines import assert_adds_up, live_bytes, synthetic
 
 pytestmark = pytest.mark.one_backend

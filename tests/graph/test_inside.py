@@ -3,7 +3,7 @@
 import keras
 from keras import layers
 
-from kerasmem.graph.nodes import trace
+from kerasmem.graph.calls import trace
 
 
 class Gate(layers.Layer):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from kerasmem.errors import ModelError
-from kerasmem.graph.segments import cut, treat
+from kerasmem.graph.segments import cut, recompute
 
 L = keras.layers
 
@@ -48,7 +48,7 @@ def test_a_treated_segment_is_a_function_of_tensors_in_training_only():
         return run
 
     first, second = cut(model, [2])
-    undo = treat(model, [(first, treatment), (second, None)])
+    undo = recompute(model, [(first, treatment), (second, None)])
     model(x)
     assert seen == []
     for y, before in zip(model(x, training=True), expected, strict=True):
@@ -67,7 +67,7 @@ def test_the_mask_of_a_tensor_goes_in_and_comes_out():
     batch = np.array([[1, 2, 0, 0]], "int32")
     expected = keras.ops.convert_to_numpy(model(batch))
     segments = cut(model, [1, 2])
-    treat(model, [(segment, lambda function: function) for segment in segments])
+    recompute(model, [(segment, lambda function: function) for segment in segments])
     out = keras.ops.convert_to_numpy(model(batch, training=True))
     np.testing.assert_allclose(out, expected, rtol=1e-6)
     table = keras.ops.convert_to_numpy(model.layers[1].embeddings.value)
@@ -88,6 +88,6 @@ def test_a_layer_that_assigns_what_is_not_its_own_is_an_error():
     inputs = keras.Input((3,))
     model = keras.Model(inputs, Counting(name="counting")(inputs))
     (segment,) = cut(model, [])
-    treat(model, [(segment, lambda function: function)])
+    recompute(model, [(segment, lambda function: function)])
     with pytest.raises(ModelError, match=r"not its own.*Received: one among"):
         model(np.ones((1, 3), "float32"), training=True)

@@ -12,7 +12,7 @@ from kerasmem import memory
 from kerasmem.backends import current
 from kerasmem.errors import ConfigError, KerasMemWarning
 from kerasmem.memory import card
-from kerasmem.memory.batch_size.limit import set_limit
+from kerasmem.memory.batch_size.trial import set_limit
 from kerasmem.processes import ON_THE_CPU, run_in_child
 from kerasmem.records import CardStatus, DeviceStatus
 from kerasmem.units import GIB

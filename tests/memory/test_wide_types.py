@@ -9,8 +9,7 @@ from hypothesis.extra import numpy as numpy_strategies
 from keras import layers
 
 from kerasmem.errors import ConfigError, ModelError
-from kerasmem.memory.narrow import narrow_weights
-from kerasmem.memory.wide_types import find_wide_types
+from kerasmem.memory.wide_types import find_wide_types, narrow_weights
 
 
 def found(**given):

@@ -6,7 +6,7 @@ import pytest
 
 from kerasmem.errors import ConfigError
 from kerasmem.optimizers import Adafactor
-from kerasmem.optimizers.factors import factored_shape
+from kerasmem.optimizers.adafactor import factored_shape
 from tests.optimizers.reference import adafactor_step
 
 Keras = keras.optimizers.Adafactor

@@ -6,8 +6,8 @@ import time
 import keras
 import pytest
 
-from kerasmem.errors import ConfigError, FragmentationError
-from kerasmem.processes import ChildDiedError, run_in_child, run_script
+from kerasmem.errors import ChildDiedError, ConfigError, FragmentationError
+from kerasmem.processes import run_in_child, run_script
 
 pytestmark = pytest.mark.one_backend
 
@@ -72,6 +72,17 @@ def test_a_script_gives_what_it_prints_and_finds_what_this_process_finds(tmp_pat
 def test_a_script_that_dies_tells_the_last_line_that_it_wrote(tmp_path):
     script = tmp_path / "script.py"
     script.write_text("print('lost')\nraise ValueError('why')")
-    with pytest.raises(ChildDiedError, match="for script ended by an error") as caught:
+    with pytest.raises(ChildDiedError, match="for script, ended by an error") as caught:
         run_script(script)
     assert caught.value.reason == "ValueError: why"
+
+
+def test_a_child_that_dies_names_the_error_and_not_what_stands_behind_it(tmp_path):
+    script = tmp_path / "script.py"
+    lines = "a shape\\n\\nArguments received:\\n  * x=2"
+    script.write_text(f"raise ValueError('{lines}')")
+    with pytest.raises(
+        ChildDiedError, match=r"Received: ValueError: a shape\. Next: "
+    ) as e:
+        run_script(script)
+    assert e.value.stderr.endswith("* x=2")

@@ -19,12 +19,15 @@ from kerasmem.report.page.panels import Line, thinned
 from kerasmem.report.run.epochs import continued, later_fits, numbered, placed
 from kerasmem.report.run.gradients import gradient_flow
 from kerasmem.report.run.headline import headline
-from kerasmem.report.run.losses import loss_panel, loss_table
-from kerasmem.report.run.memory import memory_panels
-from kerasmem.report.run.memory_tables import memory_tables
-from kerasmem.report.run.page import run_page_html
-from kerasmem.report.run.timeline_tables import course_table, peak_table
-from kerasmem.report.run.timelines import MOST_BLOCKS, chosen, timeline_columns
+from kerasmem.report.run.memory import memory_panels, memory_tables
+from kerasmem.report.run.page import loss_panel, loss_table, run_page_html
+from kerasmem.report.run.timelines import (
+    MOST_BLOCKS,
+    chosen,
+    course_table,
+    peak_table,
+    timeline_columns,
+)
 from kerasmem.units import MIB, format_bytes
 from tests.report.packed import unpacked
 from tests.report.runs import countable_timeline, gradient_records, memory_records

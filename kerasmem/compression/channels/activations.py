@@ -1,21 +1,19 @@
 """How large the activations are that each channel hands on."""
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from typing import Any
 
 import keras
 import numpy as np
 
-from kerasmem.backends.shadow import shadow
 from kerasmem.compression.channels.math import per_label
 from kerasmem.errors import ConfigError
-from kerasmem.files.data import sample_inputs
+from kerasmem.files.data import input_batches, sample_inputs
 from kerasmem.graph.channels import LabelledModel
-from kerasmem.graph.channels.call import Call
+from kerasmem.graph.channels.call import LabelledCall
 from kerasmem.graph.channels.labels import IN
 from kerasmem.graph.layers import sublayers
 from kerasmem.graph.nodes import own_graph
+from kerasmem.graph.observe import LayerCall, observe
 from kerasmem.graph.values import to_numpy
 
 _SAMPLES, _BATCH_SIZE = 512, 32
@@ -47,18 +45,29 @@ def mean_activations(
             "them as data=x (--data on the command line). Received: data=None."
         )
     total, seen = np.zeros(len(classes)), np.zeros(len(classes), bool)
-    with ExitStack() as hooks:
-        for call in _consuming(found):
-            add = _adding(call, classes, total, seen)
-            hooks.callback(shadow(call.operation, "call", add))
-        samples = sample_inputs(data, _SAMPLES)
-        for batch in _batches(samples):
-            model(batch, training=False)
-    count = len(keras.tree.flatten(samples)[0])
+    calls = {id(call.operation): call for call in _consuming(found)}
+
+    def add(now: LayerCall) -> None:
+        labelled = calls[id(now.layer)]
+        # Keras adds arguments of its own, such as a mask.
+        own = {n: now.kwargs[n] for n in labelled.kwargs if n in now.kwargs}
+        given = [x for x in keras.tree.flatten((now.args, own)) if _is_tensor(x)]
+        for x, tensor in zip(given, labelled.inputs, strict=False):
+            names = classes[tensor.array]
+            sizes = np.abs(to_numpy(x).astype("float32", copy=False))
+            alone = tuple(a for a, size in enumerate(names.shape) if size == 1)
+            means = per_label(sizes.mean(alone, keepdims=True), names, len(classes))
+            places = np.bincount(names.ravel(), minlength=len(classes))
+            total[:] += means / np.maximum(places, 1) * len(sizes)
+            seen[names] = True
+
+    batches = input_batches((sample_inputs(data, _SAMPLES),), _SAMPLES, _BATCH_SIZE)
+    layers = [call.operation for call in calls.values()]
+    count = observe(model, batches, layers, inputs=add)
     return np.where(seen, total / count, np.nan)
 
 
-def _consuming(found: LabelledModel) -> list[Call]:
+def _consuming(found: LabelledModel) -> list[LabelledCall]:
     """Return one call of every layer with weights that consume channels."""
     consumed = {id(use.variable) for use in found.labels.uses if use.role == IN}
     layers = {
@@ -78,34 +87,5 @@ def _consuming(found: LabelledModel) -> list[Call]:
     ]
 
 
-def _adding(
-    call: Call, classes: np.ndarray, total: np.ndarray, seen: np.ndarray
-) -> Callable[..., Any]:
-    """Return what adds up the means of a layer's inputs, and then calls the layer."""
-
-    def called(original: Any, *args: Any, **kwargs: Any) -> Any:
-        # Keras adds arguments of its own, such as a mask.
-        own = {name: kwargs[name] for name in call.kwargs if name in kwargs}
-        given = [x for x in keras.tree.flatten((args, own)) if _is_tensor(x)]
-        for x, labelled in zip(given, call.inputs, strict=False):
-            names = classes[labelled.array]
-            sizes = np.abs(to_numpy(x).astype("float32", copy=False))
-            alone = tuple(a for a, size in enumerate(names.shape) if size == 1)
-            means = per_label(sizes.mean(alone, keepdims=True), names, len(classes))
-            places = np.bincount(names.ravel(), minlength=len(classes))
-            total[:] += means / np.maximum(places, 1) * len(sizes)
-            seen[names] = True
-        return original(*args, **kwargs)
-
-    return called
-
-
 def _is_tensor(x: Any) -> bool:
     return x is not None and keras.ops.is_tensor(x) and bool(x.shape)
-
-
-def _batches(samples: Any) -> Iterator[Any]:
-    count = len(keras.tree.flatten(samples)[0])
-    for start in range(0, count, _BATCH_SIZE):
-        end = start + _BATCH_SIZE
-        yield keras.tree.map_structure(lambda array: array[start:end], samples)  # noqa: B023

@@ -1,8 +1,10 @@
 """Labelling a model, choosing channels, making the smaller model, checking it."""
 
 import warnings
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,19 +12,20 @@ import numpy as np
 from kerasmem.compression.account import account
 from kerasmem.compression.channels.choose import kept_channels
 from kerasmem.compression.channels.inline import with_graph
-from kerasmem.compression.channels.ranking import Ranking
-from kerasmem.compression.channels.rounds import Round
+from kerasmem.compression.channels.ranking import Ranking, Round
 from kerasmem.compression.channels.scores import class_scores
-from kerasmem.compression.channels.slots import take_along
 from kerasmem.compression.channels.verify import difference
+from kerasmem.compression.technique import Context
+from kerasmem.compression.working import fine_tune
 from kerasmem.errors import KerasMemWarning, ModelError
 from kerasmem.graph.channels import Groups, Kept, LabelledModel, label_channels
 from kerasmem.graph.channels.groups import find_groups
 from kerasmem.graph.channels.labels import IN, OUT
 from kerasmem.graph.channels.narrow import Narrow
+from kerasmem.graph.clone import compile_settings
 from kerasmem.graph.layers import Weight, weights
 from kerasmem.graph.rebuild import Rebuild, variable_pairs
-from kerasmem.graph.values import nbytes
+from kerasmem.graph.values import nbytes, to_numpy
 from kerasmem.records import WeightChange
 
 if TYPE_CHECKING:
@@ -48,9 +51,34 @@ class Pruned:
     unknown: dict[str, str]
 
 
+def prune_in_rounds(
+    model: Any, config: "PruneChannels", context: Context
+) -> tuple[Any, list[WeightChange]]:
+    """Return a model with fewer channels, and every weight of every round.
+
+    After each round but the last, which its chain follows up, it is fine-tuned if the
+    context asks for it. Every round makes a new model, whoever owns the first.
+
+    Raises:
+        ConfigError: if data is missing that the criterion takes.
+        ModelError: if nothing can be removed, or not as much as is asked for, or the
+            check fails.
+    """
+    sizes: dict[int, int] = {}
+    changes: list[WeightChange] = []
+    for number in range(1, config.rounds + 1):
+        which = Round(number, config.rounds, sizes)
+        pruned = prune_channels(model, config, context.data, which)
+        model = pruned.model
+        changes += pruned.changes
+        if number < config.rounds:
+            fine_tune(model, config, context)
+    return model, changes
+
+
 def prune_channels(
     model: Any,
-    choice: "PruneChannels",
+    config: "PruneChannels",
     data: Any = None,
     turn: Round | None = None,
 ) -> Pruned:
@@ -58,8 +86,8 @@ def prune_channels(
 
     Args:
         model: a built model.
-        choice: which channels go.
-        data: samples to check the result with, None for random numbers; some choices
+        config: which channels go.
+        data: samples to check the result with, None for random numbers; some configs
             look at samples, or at labels too.
         turn: the round that this is, of several.
 
@@ -78,23 +106,23 @@ def prune_channels(
             f"{_first_reasons(paths, found, groups)}"
         )
     turn = turn or Round()
-    scores = class_scores((model, graph), found, groups.classes, choice, data)
-    ranking = Ranking(paths, found, groups, scores, choice, turn)
-    kept = kept_channels(graph, found, ranking, choice, turn, data)
+    scores = class_scores((model, graph), found, groups.classes, config, data)
+    ranking = Ranking(paths, found, groups, scores, config, turn)
+    kept = kept_channels(graph, found, ranking, config, turn, data)
     rebuild = Rebuild(Narrow(found, kept))
     smaller = rebuild.run(graph)
-    error = difference(graph, smaller, kept, data) if choice.verify else None
+    error = difference(graph, smaller, kept, data) if config.verify else None
     pairs = variable_pairs(rebuild.pairs)
     take_along(model, smaller, pairs, kept)
     changes = _changes(graph, pairs, found, groups, kept)
     if turn.number == turn.count and not any(change.changed for change in changes):
-        _warn_if_whole(ranking, choice, kept)
+        _warn_if_whole(ranking, config, kept)
     return Pruned(smaller, changes, error, found.unknown)
 
 
-def _warn_if_whole(ranking: Ranking, choice: "PruneChannels", kept: Kept) -> None:
+def _warn_if_whole(ranking: Ranking, config: "PruneChannels", kept: Kept) -> None:
     """Warn if channels were to go and none has gone, in no round."""
-    asked = max([choice.ratio, *(ratio for _, ratio in choice.ratios)])
+    asked = max([config.ratio, *(ratio for _, ratio in config.ratios)])
     if asked and ranking.is_whole:
         why = next(iter(kept.notes.values()), None) or (
             "its share of channels rounds to none in every group of channels that go "
@@ -104,7 +132,7 @@ def _warn_if_whole(ranking: Ranking, choice: "PruneChannels", kept: Kept) -> Non
         warnings.warn(
             f"PruneChannels removed nothing: {why}. Next: a larger ratio, "
             "of='parameters', or less of ignore, min_channels and round_to. Received: "
-            f"ratio={choice.ratio!r}.",
+            f"ratio={config.ratio!r}.",
             KerasMemWarning,
             stacklevel=2,
         )
@@ -167,3 +195,55 @@ def _change(
         changed=old != new,
         after_bytes=nbytes(after),
     )
+
+
+def take_along(
+    model: Any, smaller: Any, pairs: Sequence[tuple[Any, Any]], kept: Kept
+) -> None:
+    """Compile the smaller model as the original, and continue its optimizer.
+
+    Slots have the shape of their weight and lose the same channels. Slots of another
+    shape (factored or quantized moments) are taken along if their shape stays, and
+    start anew if not.
+    """
+    settings = compile_settings(model)
+    if settings is None:
+        return
+    smaller.compile(**settings)
+    if not model.optimizer.built:
+        return
+    smaller.optimizer.build(smaller.trainable_variables)
+    before = {id(after): before for before, after in pairs}
+    trained = [before.get(id(after)) for after in smaller.trainable_variables]
+    slots = model.optimizer.variables
+    owners = _owners(slots, [weight for weight in trained if weight is not None])
+    for old, weight, new in zip(
+        slots, owners, smaller.optimizer.variables, strict=True
+    ):
+        value = to_numpy(old)
+        if weight is not None:
+            value = kept.gather(weight, value)
+        if value.shape == tuple(new.shape):
+            new.assign(value)
+
+
+def _slot_name(weight: Any) -> str:
+    # How Keras names a slot: the weight's path, then what the slot is.
+    return weight.path.replace("/", "_") + "_"
+
+
+def _owners(slots: Sequence[Any], trained: Sequence[Any]) -> Iterator[Any]:
+    """Yield for every slot the weight whose shape and name it has, None without one.
+
+    Weights with one path have slots of one name, in the order of the weights.
+    """
+    alike: dict[str, list[Any]] = defaultdict(list)
+    for weight in trained:
+        alike[_slot_name(weight)].append(weight)
+    seen: Counter[tuple[str, tuple[int, ...]]] = Counter()
+    for slot in slots:
+        shape = tuple(slot.shape)
+        name = max(filter(slot.name.startswith, alike), key=len, default="")
+        fitting = [w for w in alike.get(name, ()) if tuple(w.shape) == shape]
+        yield next(islice(fitting, seen[slot.name, shape], None), None)
+        seen[slot.name, shape] += 1

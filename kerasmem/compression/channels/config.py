@@ -1,28 +1,22 @@
 """The choice of which channels disappear."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar
+from typing import Annotated, ClassVar
 
-from kerasmem.compression.channels.apply import prune_channels
-from kerasmem.compression.channels.measures import MEASURES
-from kerasmem.compression.channels.ranking import SCOPES
-from kerasmem.compression.channels.rounds import Round
-from kerasmem.compression.channels.scores import CRITERIA
-from kerasmem.compression.regular_expressions import (
-    check_regular_expression,
-    regular_expressions,
+from kerasmem.compression.fields import Patterns, Whole, check_share, pairs_of
+from kerasmem.compression.technique import Technique
+
+COUNTED = ("channels", "parameters", "multiplications", "memory", "latency")
+CRITERIA = (
+    *("l1", "l2", "group", "batch_norm", "fpgm"),
+    *("taylor", "activation", "random"),
 )
-from kerasmem.compression.technique import Remake, Technique
-from kerasmem.errors import ConfigError
-from kerasmem.records import WeightChange
-
-COUNTED = ("channels", *MEASURES)
-_MOST_ROUNDS = 1000
+SCOPES = ("layer", "global", "isomorphic")
+_RATIO = "The ratio of PruneChannels is the share of channels that goes"
 
 
 @dataclass(frozen=True)
-class PruneChannels(Remake):
+class PruneChannels(Technique):
     """Remove the channels, units and heads that matter least: layers become narrower.
 
     The result is a plain Keras model with smaller layers; the optimizer's moments are
@@ -63,99 +57,24 @@ class PruneChannels(Remake):
 
     ratio: float
     _: KW_ONLY
-    of: str = "channels"
-    criterion: str = "l2"
-    scope: str = "layer"
-    rounds: int = 1
-    round_to: int = 1
-    min_channels: int = 1
-    ignore: tuple[str, ...] = ()
+    of: Annotated[str, COUNTED] = "channels"
+    criterion: Annotated[str, CRITERIA] = "l2"
+    scope: Annotated[str, SCOPES] = "layer"
+    rounds: Annotated[int, Whole(1, 1000)] = 1
+    round_to: Annotated[int, Whole(1)] = 1
+    min_channels: Annotated[int, Whole(1)] = 1
+    ignore: Patterns = ()
     ratios: tuple[tuple[str, float], ...] = ()
     verify: bool = True
-    seed: int = 0
+    seed: Annotated[int, Whole(0)] = 0
 
     name: ClassVar[str] = "prune_channels"
     trains_on: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _check_ratio("ratio", self.ratio)
-        self._check_allowed({"of": COUNTED, "criterion": CRITERIA, "scope": SCOPES})
-        for field in ("rounds", "round_to", "min_channels"):
-            value = getattr(self, field)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ConfigError(
-                    f"The {field} of PruneChannels is a whole number from 1. "
-                    f"Received: {field}={value!r}."
-                )
-        ignore = regular_expressions("PruneChannels", "ignore", self.ignore)
-        object.__setattr__(self, "ignore", ignore)
-        if self.rounds > _MOST_ROUNDS:
-            raise ConfigError(
-                f"PruneChannels goes in at most {_MOST_ROUNDS} rounds. Received: "
-                f"rounds={self.rounds!r}."
-            )
-        object.__setattr__(self, "ratios", _ratios(self.ratios))
-
-    def applied(self, model: Any, data: Any = None) -> tuple[Any, list[WeightChange]]:
-        """Return a model with fewer channels, and what became of every weight.
-
-        The model that is handed in is not touched.
-
-        Raises:
-            ConfigError: if data is missing that the criterion takes.
-            ModelError: if nothing can be removed, or not as much as is asked for, or
-                the check fails.
-        """
-        changes = []
-        for stage in self.stages():
-            model, changed = stage.applied(model, data)
-            changes += changed
-        return model, changes
-
-    def stages(self) -> tuple[Technique, ...]:
-        """Return the rounds, one by one."""
-        sizes: dict[int, int] = {}
-        count = self.rounds
-        return tuple(
-            _Stage(self, Round(number, count, sizes)) for number in range(1, count + 1)
-        )
-
-
-@dataclass(frozen=True)
-class _Stage(Technique):
-    """One round of a choice."""
-
-    choice: PruneChannels
-    turn: Round
-
-    name: ClassVar[str] = PruneChannels.name
-    trains_on: ClassVar[bool] = True
-
-    def apply(self, model: Any, data: Any = None) -> list[WeightChange]:
-        return self.choice.apply(model, data)
-
-    def applied(self, model: Any, data: Any = None) -> tuple[Any, list[WeightChange]]:
-        pruned = prune_channels(model, self.choice, data, self.turn)
-        return pruned.model, pruned.changes
-
-
-def _ratios(given: Any) -> tuple[tuple[str, float], ...]:
-    pairs = list(given.items()) if isinstance(given, Mapping) else list(given)
-    for pair in pairs:
-        if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
-            raise ConfigError(
-                "The ratios of PruneChannels are pairs of a regular expression and a "
-                f"ratio. Received: {pair!r}."
-            )
-        check_regular_expression("PruneChannels", "ratios", pair[0])
-        _check_ratio("ratios", pair[1])
-    return tuple((str(pattern), ratio) for pattern, ratio in pairs)
-
-
-def _check_ratio(field: str, ratio: Any) -> None:
-    is_number = isinstance(ratio, int | float) and not isinstance(ratio, bool)
-    if not is_number or not 0 <= ratio < 1:
-        raise ConfigError(
-            f"The {field} of PruneChannels: the share of channels that goes is at "
-            f"least 0 and less than 1. Received: {field}={ratio!r}."
-        )
+        super().__post_init__()
+        check_share(_RATIO, self.ratio, "ratio")
+        pairs = pairs_of("PruneChannels", "ratios", self.ratios)
+        for pattern, ratio in pairs:
+            check_share(_RATIO, ratio, f"ratios[{pattern!r}]")
+        object.__setattr__(self, "ratios", pairs)

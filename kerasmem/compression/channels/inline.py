@@ -6,7 +6,7 @@ import keras
 
 from kerasmem.errors import ModelError
 from kerasmem.graph.built import check_built
-from kerasmem.graph.layers import has_graph, lists_layers
+from kerasmem.graph.nodes import listed_graph, own_graph
 
 
 def with_graph(model: Any) -> Any:
@@ -16,19 +16,16 @@ def with_graph(model: Any) -> Any:
         ModelError: if its `call` cannot be followed.
     """
     check_built(model)
-    if lists_layers(model):
+    if listed_graph(model) is not None:
         return model
-    inlined = _own_graph(model) or _followed(model)
+    graph = own_graph(model)
+    if graph is None:
+        inlined = _followed(model)
+    else:  # built in its constructor, whose arguments alone are in its config
+        inlined = keras.Model(graph.input, graph.output, name=model.name)
     if {id(v) for v in inlined.variables} != {id(v) for v in model.variables}:
         raise _no_graph(model, "it has weights that its layers do not know of")
     return inlined
-
-
-def _own_graph(model: Any) -> Any:
-    """Return the graph of a model that is built in its constructor, None without."""
-    if not has_graph(model):
-        return None
-    return keras.Model(model.input, model.output, name=model.name)
 
 
 def _followed(model: Any) -> Any:

@@ -1,24 +1,62 @@
-"""The channels of a model in the order in which they go."""
+"""The channels of a model in the order in which they go, also in several rounds.
+
+Source: Molchanov, Tyree, Karras, Aila and Kautz, "Pruning Convolutional Neural Networks
+for Resource Efficient Inference", 2017 (rounds, with training in between).
+"""
 
 import re
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kerasmem.compression.channels.math import removable, shared_out, smallest
-from kerasmem.compression.channels.rounds import Round
 from kerasmem.errors import ConfigError
 from kerasmem.graph.channels import Groups, Kept, LabelledModel
 from kerasmem.graph.channels.additions import WHY, added_otherwise
-from kerasmem.graph.channels.call import Call
+from kerasmem.graph.channels.call import LabelledCall
 from kerasmem.graph.channels.labels import IN, OUT, Use
 from kerasmem.graph.channels.structure import structures
 
 if TYPE_CHECKING:
     from kerasmem.compression.channels.config import PruneChannels
 
-SCOPES = ("layer", "global", "isomorphic")
+
+@dataclass(frozen=True)
+class Round:
+    """One of several rounds, each of which removes the same share of what is left.
+
+    Args:
+        number: which one it is, from 1.
+        count: how many there are.
+        sizes: how many channels each group had before the first round, by its key; the
+            first one fills it in for the others.
+    """
+
+    number: int = 1
+    count: int = 1
+    sizes: dict[int, int] = field(default_factory=dict)
+
+    def share(self, ratio: float) -> float:
+        """Return the share of what is left that goes in this round.
+
+        Example:
+            >>> round(Round(2, 2).share(0.75), 3)
+            0.5
+        """
+        return 1 - (1 - ratio) ** (1 / self.count) if self.count > 1 else ratio
+
+    def so_far(self, ratio: float) -> float:
+        """Return the share of what there was at first that is gone after this round.
+
+        Example:
+            >>> Round(1, 2).so_far(0.75), Round(2, 2).so_far(0.75)
+            (0.5, 0.75)
+        """
+        if self.number == self.count:
+            return ratio
+        return 1 - (1 - ratio) ** (self.number / self.count)
 
 
 class Ranking:
@@ -100,7 +138,9 @@ class Ranking:
         everything = np.concatenate([np.zeros(0, np.int64), *removed])
         return Kept(self._groups.classes, everything, self._uses, notes)
 
-    def _shrinking(self, calls: Sequence[Call], counts: list[int]) -> dict[int, str]:
+    def _shrinking(
+        self, calls: Sequence[LabelledCall], counts: list[int]
+    ) -> dict[int, str]:
         """Return the groups that calls make or add up fewer channels of, with a name.
 
         Their number of channels is in the shapes of what is added, so there are some.

@@ -9,17 +9,12 @@ from kerasmem.compression.channels.activations import mean_activations
 from kerasmem.compression.channels.math import distances, per_label
 from kerasmem.compression.gradient_evidence import sums_over_samples
 from kerasmem.graph.channels import LabelledModel
-from kerasmem.graph.channels.arrays import varying
-from kerasmem.graph.channels.labels import CHANNEL, OUT, Use
+from kerasmem.graph.channels.labels import CHANNEL, OUT, Use, varying
 from kerasmem.graph.values import to_numpy
 
 if TYPE_CHECKING:
     from kerasmem.compression.channels.config import PruneChannels
 
-CRITERIA = (
-    *("l1", "l2", "group", "batch_norm", "fpgm"),
-    *("taylor", "activation", "random"),
-)
 
 Entries = Iterator[tuple[np.ndarray, np.ndarray]]
 """Numbers for entries of a weight, and the classes that they count for."""

@@ -5,10 +5,14 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
-from kerasmem.compression.account import account
-from kerasmem.compression.cluster.codebook import few_values
-from kerasmem.compression.noise import sqnr_db
-from kerasmem.compression.regular_expressions import check_all_mean_one, means
+from kerasmem.compression.account import account, sqnr_db
+from kerasmem.compression.cluster.kmeans import few_values
+from kerasmem.compression.regular_expressions import (
+    check_every_pattern_matches,
+    matches,
+)
+from kerasmem.compression.technique import Context
+from kerasmem.compression.working import working_copy
 from kerasmem.errors import ModelError
 from kerasmem.graph.kernels import is_depthwise, is_embedding, is_kernel, reduced_axes
 from kerasmem.graph.layers import Weight, weights
@@ -21,17 +25,17 @@ if TYPE_CHECKING:
 NAME = "cluster"
 
 
-def cluster_weights(model: Any, choice: "Cluster") -> list[WeightChange]:
-    """Give the kernels of `model` few values, in place.
-
-    Returns:
-        One change per weight of the model, changed or left alone and why.
+def cluster_weights(
+    model: Any, config: "Cluster", context: Context
+) -> tuple[Any, list[WeightChange]]:
+    """Return a model whose kernels have few values, and every weight of it.
 
     Raises:
         ModelError: if the model has nothing to cluster, or a weight is not finite.
         ConfigError: if a pattern matches no weight.
     """
-    clustered, left_alone = chosen(model, choice)
+    model = working_copy(model, context)
+    clustered, left_alone = chosen(model, config)
     values = [to_numpy(weight.variable) for weight in clustered]
     for weight, value in zip(clustered, values, strict=True):
         if not np.isfinite(value).all():
@@ -43,11 +47,11 @@ def cluster_weights(model: Any, choice: "Cluster") -> list[WeightChange]:
     for weight, value in zip(clustered, values, strict=True):
         rounded = few_values(
             value,
-            choice.n,
-            start=choice.start,
-            axis=channel_axis(weight, choice),
-            keep_zeros=choice.keep_zeros,
-            rng=np.random.default_rng(choice.seed),
+            config.n,
+            start=config.start,
+            axis=channel_axis(weight, config),
+            keep_zeros=config.keep_zeros,
+            rng=np.random.default_rng(config.seed),
         )
         weight.variable.assign(rounded)
         count = len(np.unique(rounded))
@@ -61,13 +65,13 @@ def cluster_weights(model: Any, choice: "Cluster") -> list[WeightChange]:
                 sqnr_db=noise,
             )
         )
-    return changes + [
+    return model, changes + [
         account(weight, NAME, why, changed=False) for weight, why in left_alone
     ]
 
 
 def chosen(
-    model: Any, choice: "Cluster"
+    model: Any, config: "Cluster"
 ) -> tuple[list[Weight], list[tuple[Weight, str]]]:
     """Return the weights that are clustered, and the others, each with the reason.
 
@@ -76,9 +80,9 @@ def chosen(
         ConfigError: if a pattern matches no weight.
     """
     everything = list(weights(model))
-    patterns = {"include": choice.include, "exclude": choice.exclude}
-    check_all_mean_one(model, everything, patterns)
-    reasons = [(weight, _why_not(weight, choice)) for weight in everything]
+    patterns = {"include": config.include, "exclude": config.exclude}
+    check_every_pattern_matches(model, everything, patterns)
+    reasons = [(weight, _why_not(weight, config)) for weight in everything]
     clustered = [weight for weight, reason in reasons if reason is None]
     if not clustered:
         raise ModelError(
@@ -89,25 +93,25 @@ def chosen(
     return clustered, [(weight, why) for weight, why in reasons if why is not None]
 
 
-def channel_axis(weight: Weight, choice: "Cluster") -> int | None:
+def channel_axis(weight: Weight, config: "Cluster") -> int | None:
     """Return the axis of the channels that have values of their own, None if none has.
 
     Of a kernel it is the last axis that no output sums over. In an embedding table all
     words have the same: theirs are too short for some of their own.
     """
-    if choice.granularity == "tensor" or is_embedding(weight):
+    if config.granularity == "tensor" or is_embedding(weight):
         return None
     rank = len(weight.variable.shape)
     return max(set(range(rank)) - set(reduced_axes(weight)), default=rank - 1)
 
 
-def _why_not(weight: Weight, choice: "Cluster") -> str | None:
+def _why_not(weight: Weight, config: "Cluster") -> str | None:
     dtype = keras.backend.standardize_dtype(weight.variable.dtype)
     if not keras.backend.is_float_dtype(dtype):
         return f"is {dtype} already"
-    if means(choice.exclude, weight):
+    if matches(config.exclude, weight):
         return "is excluded"
-    if len(weight.variable.shape) >= 2 and means(choice.include, weight):
+    if len(weight.variable.shape) >= 2 and matches(config.include, weight):
         return None
     if not is_kernel(weight):
         return "is no kernel or embedding table"

@@ -1,17 +1,12 @@
 """The choice of how many values a weight may take."""
 
-from contextlib import AbstractContextManager
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar
+from typing import Annotated, ClassVar
 
-from kerasmem.compression.cluster.apply import NAME, chosen, cluster_weights
-from kerasmem.compression.cluster.kmeans import STARTS
-from kerasmem.compression.cluster.training import clusters_kept
-from kerasmem.compression.regular_expressions import regular_expressions
+from kerasmem.compression.fields import Patterns, Whole
 from kerasmem.compression.technique import Technique
-from kerasmem.errors import ConfigError
-from kerasmem.records import WeightChange
 
+STARTS = ("kmeans++", "linear", "density")
 MOST = 256  # a code is one byte
 
 
@@ -44,49 +39,14 @@ class Cluster(Technique):
         'kmeans++'
     """
 
-    n: int
+    n: Annotated[int, Whole(2, MOST)]
     _: KW_ONLY
-    start: str = "kmeans++"
-    granularity: str = "tensor"
+    start: Annotated[str, STARTS] = "kmeans++"
+    granularity: Annotated[str, ("tensor", "channel")] = "tensor"
     keep_zeros: bool = True
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
-    seed: int = 0
+    include: Patterns = ()
+    exclude: Patterns = ()
+    seed: Annotated[int, Whole(0)] = 0
 
-    name: ClassVar[str] = NAME
+    name: ClassVar[str] = "cluster"
     trains_on: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if not _is_whole(self.n) or not 2 <= self.n <= MOST:
-            raise ConfigError(
-                f"Cluster leaves 2 to {MOST} values. Received: n={self.n!r}."
-            )
-        if not _is_whole(self.seed) or self.seed < 0:
-            raise ConfigError(
-                "The seed of Cluster is a whole number from 0. "
-                f"Received: seed={self.seed!r}."
-            )
-        self._check_allowed(
-            {
-                "start": STARTS,
-                "granularity": ("tensor", "channel"),
-                "keep_zeros": (True, False),
-            }
-        )
-        for field in ("include", "exclude"):
-            patterns = regular_expressions("Cluster", field, getattr(self, field))
-            object.__setattr__(self, field, patterns)
-
-    def apply(self, model: Any, data: Any = None) -> list[WeightChange]:
-        """Give the kernels of `model` few values, in place; it takes no data."""
-        del data
-        return cluster_weights(model, self)
-
-    def preserved(self, model: Any, trainer: Any) -> AbstractContextManager[None]:
-        """Return a scope in which entries of one value stay alike in training."""
-        weights, _ = chosen(model, self)
-        return clusters_kept(trainer, weights, self)
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

@@ -7,14 +7,14 @@ Compressing Deep Neural Networks with Pruning, Trained Quantization and Huffman 
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from keras import ops
 
 from kerasmem.backends import current
-from kerasmem.compression.cluster.apply import channel_axis
+from kerasmem.compression.cluster.apply import channel_axis, chosen
 from kerasmem.graph.layers import Weight
 from kerasmem.graph.values import to_numpy
 
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
 
 @contextmanager
 def clusters_kept(
-    trainer: Any, weights: Sequence[Weight], choice: "Cluster"
+    trainer: Any, weights: Sequence[Weight], config: "Cluster"
 ) -> Iterator[None]:
     """Keep entries alike that are equal now.
 
     Args:
         trainer: the compiled model that `fit` is called on.
         weights: clustered weights that it trains.
-        choice: how they were clustered.
+        config: how they were clustered.
     """
     ties: list[_Tied] = []
     try:
         for number, weight in enumerate(weights):
             name = f"kerasmem_codes_{number}"
-            ties.append(_Tied(trainer.optimizer, weight, choice, name))
+            ties.append(_Tied(trainer.optimizer, weight, config, name))
         trainer.train_function = None
         yield
         for tie in ties:
@@ -48,15 +48,23 @@ def clusters_kept(
         trainer.train_function = None
 
 
+def preserve_clusters(
+    config: "Cluster", model: Any, trainer: Any
+) -> AbstractContextManager[None]:
+    """Return a scope in which entries of one value stay alike in training."""
+    weights, _ = chosen(model, config)
+    return clusters_kept(trainer, weights, config)
+
+
 class _Tied:
     """The constraint of one weight, behind its own if it has one."""
 
     def __init__(
-        self, optimizer: Any, weight: Weight, choice: "Cluster", name: str
+        self, optimizer: Any, weight: Weight, config: "Cluster", name: str
     ) -> None:
         variable = weight.variable
         codes, offsets, values = _numbered(
-            to_numpy(variable), channel_axis(weight, choice)
+            to_numpy(variable), channel_axis(weight, config)
         )
         whole = (codes + offsets).ravel()
         self._variable = variable
@@ -66,7 +74,7 @@ class _Tied:
         self._first = np.zeros(len(values), int)  # an entry of each cluster
         self._first[whole[::-1]] = np.arange(len(whole))[::-1]
         # What is zero stays zero, unless zeros are values like all others.
-        self._moves = np.logical_or(values != 0, not choice.keep_zeros)
+        self._moves = np.logical_or(values != 0, not config.keep_zeros)
         smallest = np.min_scalar_type(max(int(codes.max()), 0))
         self._codes = current().step_state(
             optimizer, codes.astype(smallest), name, variable

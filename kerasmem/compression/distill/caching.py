@@ -6,24 +6,32 @@ from typing import Any
 
 import keras
 import numpy as np
+from keras import ops
 
-from kerasmem.compression.distill.asking import Asking
-from kerasmem.compression.distill.cache_config import Cache
-from kerasmem.compression.distill.cached_batch import with_answers
-from kerasmem.compression.distill.fingerprint import sample_keys, to_array
-from kerasmem.compression.distill.lesson import Batch, Lesson
-from kerasmem.compression.distill.store import Store
+from kerasmem.compression.distill.cache import (
+    Cache,
+    sample_keys,
+    stored,
+    to_array,
+    top,
+    with_answers,
+)
+from kerasmem.compression.distill.check import check_outputs
+from kerasmem.compression.distill.comparison import Comparable
+from kerasmem.compression.distill.objective import Batch, Objective
+from kerasmem.compression.distill.store import Column, Store
 from kerasmem.errors import ConfigError, DataError
 from kerasmem.files.data import is_array_data, sample_count, sample_inputs
 from kerasmem.files.data.forms import first_samples
-from kerasmem.graph.fingerprint import model_digest
+from kerasmem.graph.outputs import Task
+from kerasmem.graph.values import model_digest
 
 
-class Kept:
+class CachedAnswers:
     """The answers of one teacher to all samples of some data.
 
     Args:
-        lesson: the teacher and what is compared.
+        objective: the teacher and what is compared.
         batch: what the student says of the data's first sample.
         data: arrays or a `keras.utils.PyDataset`.
         cache: how and where answers are kept.
@@ -31,13 +39,18 @@ class Kept:
     """
 
     def __init__(
-        self, lesson: Lesson, batch: Batch, data: Any, cache: Cache, part: str
+        self,
+        objective: Objective,
+        batch: Batch,
+        data: Any,
+        cache: Cache,
+        part: str,
     ) -> None:
-        self._asking = Asking(lesson, batch, sample_inputs(data, 1), cache)
+        self._asking = TeacherPredictor(objective, batch, sample_inputs(data, 1), cache)
         self._folder = Path(cache.folder) / part
-        teacher = lesson.frozen.model
-        taps = [f"{tap.path}:{tap.index}" for tap in lesson.frozen.taps]
-        digest = model_digest(teacher, taps)
+        teacher = objective.frozen.model
+        refs = [f"{ref.path}:{ref.index}" for ref in objective.frozen.refs]
+        digest = model_digest(teacher, refs)
         self._store = Store(self._folder, digest, self._asking.columns)
         self._fill(data, cache.batch_size)
         self._arrays = self._store.arrays()
@@ -91,7 +104,9 @@ class AnsweredBatches(keras.utils.PyDataset):
         kept: of every teacher.
     """
 
-    def __init__(self, dataset: keras.utils.PyDataset, kept: Sequence[Kept]) -> None:
+    def __init__(
+        self, dataset: keras.utils.PyDataset, kept: Sequence[CachedAnswers]
+    ) -> None:
         super().__init__(workers=dataset.workers, max_queue_size=dataset.max_queue_size)
         self._dataset = dataset
         self._kept = kept
@@ -117,13 +132,17 @@ class AnsweredBatches(keras.utils.PyDataset):
 
 
 def answered(
-    data: Any, lessons: Sequence[Lesson], batch: Batch, cache: Cache, part: str = ""
+    data: Any,
+    objectives: Sequence[Objective],
+    batch: Batch,
+    cache: Cache,
+    part: str = "",
 ) -> Any:
     """Return data whose inputs have the teachers' answers beside them.
 
     Args:
         data: arrays, or a `keras.utils.PyDataset`.
-        lessons: one per teacher.
+        objectives: one per teacher.
         batch: what the student says of the data's first sample.
         cache: how and where answers are kept.
         part: folder inside of the cache's.
@@ -131,11 +150,11 @@ def answered(
     Raises:
         DataError: if the cache is of another teacher, or of other data.
     """
-    parts = [f"{part}/teacher_{i}" for i in range(len(lessons))]
-    folders = [part] if len(lessons) == 1 else [p.lstrip("/") for p in parts]
+    parts = [f"{part}/teacher_{i}" for i in range(len(objectives))]
+    folders = [part] if len(objectives) == 1 else [p.lstrip("/") for p in parts]
     kept = [
-        Kept(lesson, batch, data, cache, folder)
-        for lesson, folder in zip(lessons, folders, strict=True)
+        CachedAnswers(objective, batch, data, cache, folder)
+        for objective, folder in zip(objectives, folders, strict=True)
     ]
     if isinstance(data, keras.utils.PyDataset):
         return AnsweredBatches(data, kept)
@@ -186,3 +205,97 @@ def _chunks(data: Any, size: int) -> Iterator[Any]:
 
 def _joined(batches: list[Any]) -> Any:
     return keras.tree.map_structure(lambda *arrays: np.concatenate(arrays), *batches)
+
+
+class _TeacherOutputs(keras.Model):
+    """Returns what the losses need of the teacher, flat, in float32."""
+
+    def __init__(self, objective: Objective, ways: list[Comparable]) -> None:
+        super().__init__(name="asked", autocast=False)
+        self.teacher = objective.frozen.model
+        self._read = objective.frozen.read
+        self._ways = ways
+
+    def call(self, inputs: Any) -> list[Any]:
+        """Return logits or values of every output, then the features."""
+        outputs, features = self._read(inputs, training=False)
+        flat = keras.tree.flatten(outputs)[: len(self._ways)]
+        full = [ops.cast(x, "float32") for x in flat]
+        logits = [
+            way.teacher_values(x) for way, x in zip(self._ways, full, strict=True)
+        ]
+        return [*logits, *(ops.cast(x, "float32") for x in features.values())]
+
+
+class TeacherPredictor:
+    """Asks one teacher and packs what it says.
+
+    Args:
+        objective: the teacher and what is compared.
+        batch: what the student and its data look like, for `sample`.
+        sample: inputs of one sample or more.
+        cache: how answers are kept.
+
+    Raises:
+        ModelError: if the outputs of the two models do not fit each other.
+    """
+
+    def __init__(
+        self, objective: Objective, batch: Batch, sample: Any, cache: Cache
+    ) -> None:
+        self._cache = cache
+        ways = []
+        if objective.losses_on_outputs:
+            answers, _ = objective.frozen.answer(sample, [])
+            check_outputs(answers, batch.predictions)
+            ways = objective.comparables(_with(batch, answers))
+        self._ways = ways
+        self._model = _TeacherOutputs(objective, ways)
+        self._tops: list[int | None] = []
+        first = self._model.predict_on_batch(sample)
+        for number, array in enumerate(first):
+            self._tops.append(self._top(number, array.shape[-1]))
+        self.columns = [
+            Column(f"{name}.bin", str(array.dtype), array.shape[1:])
+            for name, array in self._packed(first).items()
+        ]
+
+    def __call__(self, x: Any) -> list[np.ndarray]:
+        """Return one array per column for a batch of inputs."""
+        return list(self._packed(self._model.predict_on_batch(x)).values())
+
+    def unpacked(self, columns: list[np.ndarray]) -> list[Any]:
+        """Return rows of all columns as an `Objective` takes them."""
+        rest = iter(columns)
+        names = "places", "values", "rest"
+        return [
+            next(rest) if top_k is None else {name: next(rest) for name in names}
+            for top_k in self._tops
+        ]
+
+    def _packed(self, answers: list[np.ndarray]) -> dict[str, np.ndarray]:
+        packed: dict[str, np.ndarray] = {}
+        for number, (array, top_k) in enumerate(zip(answers, self._tops, strict=True)):
+            if top_k is None:
+                packed[f"answer_{number}"] = stored(array, self._cache.dtype)
+                continue
+            kept = top(array, top_k)
+            packed[f"answer_{number}_places"] = kept["places"].astype("int32")
+            for name in ("values", "rest"):
+                packed[f"answer_{number}_{name}"] = stored(
+                    kept[name], self._cache.dtype
+                )
+        return packed
+
+    def _top(self, number: int, classes: int) -> int | None:
+        """Return how many entries of an answer are kept, None for all."""
+        top_k = self._cache.top_k
+        if top_k is None or number >= len(self._ways) or top_k >= classes:
+            return None
+        return top_k if self._ways[number].task is Task.CATEGORICAL else None
+
+
+def _with(batch: Batch, answers: Any) -> Batch:
+    return Batch(
+        answers, batch.predictions, None, None, batch.student, batch.loss, kept=False
+    )

@@ -5,8 +5,8 @@ from typing import Any
 
 import keras
 
-from kerasmem.compression.distill.confidence import BY_CONFIDENCE
-from kerasmem.compression.distill.schedules import is_number
+from kerasmem.compression.distill.sample_weights import BY_CONFIDENCE
+from kerasmem.compression.fields import is_number
 from kerasmem.errors import ConfigError, ModelError, as_received
 
 
@@ -73,18 +73,6 @@ def teacher_shares(teachers: list[Any], weights: Any) -> list[float] | None:
     return [weight / sum(given) for weight in given]
 
 
-def check_epochs(epochs: int) -> None:
-    """Raise unless there is at least one epoch.
-
-    Raises:
-        ConfigError: with the value received.
-    """
-    if not isinstance(epochs, int) or isinstance(epochs, bool) or epochs < 1:
-        raise ConfigError(
-            f"Distillation takes at least one epoch. Received: epochs={epochs!r}."
-        )
-
-
 def check_outputs(answers: Any, predictions: Any) -> None:
     """Raise unless the outputs of teacher and student have equal names and shapes.
 
@@ -95,12 +83,12 @@ def check_outputs(answers: Any, predictions: Any) -> None:
     Raises:
         ModelError: with both shapes.
     """
-    taught, learned = _shapes(answers), _shapes(predictions)
-    if taught != learned:
+    of_teacher, of_student = _shapes(answers), _shapes(predictions)
+    if of_teacher != of_student:
         raise ModelError(
             "Teacher and student must have outputs of the same shape, such as an equal "
-            f"number of classes. Received: the teacher gives {_text(taught)}, the "
-            f"student {_text(learned)}."
+            f"number of classes. Received: the teacher gives {_text(of_teacher)}, the "
+            f"student {_text(of_student)}."
         )
 
 

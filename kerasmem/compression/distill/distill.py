@@ -1,18 +1,26 @@
 """Teaching a small model what a large one knows."""
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
+
+import keras
 
 from kerasmem.backends import current
 from kerasmem.backends.seeding import seeded
 from kerasmem.compression.batch_norm import Loss, own_loss, reestimate_if_better
-from kerasmem.compression.distill.cache_config import as_cache
-from kerasmem.compression.distill.check import check_epochs, check_models
+from kerasmem.compression.distill.cache import as_cache
+from kerasmem.compression.distill.check import check_models, check_outputs
+from kerasmem.compression.distill.config import ORIGINAL, Distill
 from kerasmem.compression.distill.distiller import (
     HARD_WEIGHT,
     TEMPERATURE,
     Distiller,
 )
 from kerasmem.compression.distill.schedules import Schedule
+from kerasmem.compression.fields import check_whole
+from kerasmem.compression.technique import Context
+from kerasmem.compression.working import preserving, working_copy
 from kerasmem.errors import ConfigError
 from kerasmem.files.data import (
     check_classes,
@@ -22,9 +30,11 @@ from kerasmem.files.data import (
     sample_inputs,
 )
 from kerasmem.files.data.forms import first_samples
+from kerasmem.files.load import load_model
 from kerasmem.graph.clone import clone, compile_settings
-from kerasmem.graph.finite import check_finite
 from kerasmem.graph.losses import as_loss, warn_if_unfit
+from kerasmem.graph.values import check_finite
+from kerasmem.records import WeightChange
 
 
 def distill(  # noqa: PLR0913  (the public entry point of the contract)
@@ -48,7 +58,7 @@ def distill(  # noqa: PLR0913  (the public entry point of the contract)
 ) -> Any:
     """Return a trained copy of `student`, a plain model without a trace of `teacher`.
 
-    Every batch, the student is told how far it is from the labels and from the
+    Every batch, the student learns how far it is from the labels and from the
     teacher's answers (see `Distiller` for the loss and what is compared). Both models
     are left as they are; a teacher without weights gets them from its first batch.
 
@@ -99,7 +109,7 @@ def distill(  # noqa: PLR0913  (the public entry point of the contract)
     """
     teachers = list(teacher) if isinstance(teacher, (list, tuple)) else [teacher]
     check_models(teachers, student)
-    check_epochs(epochs)
+    check_whole("epochs of a distillation", epochs, 1)
     check_data(student, data)
     _check_weighed(data, hard_weight)
     for samples in (data, validation_data):
@@ -139,6 +149,60 @@ def distill(  # noqa: PLR0913  (the public entry point of the contract)
     history.set_model(trained)  # it would keep the teacher alive
     trained.history = history
     return trained
+
+
+def with_teacher(config: Distill, context: Context) -> Distill:
+    """Return the config of a step with its teacher loaded, which was asked once.
+
+    Raises:
+        DataError: if the data does not fit the teacher.
+        ModelError: if the outputs of teacher and student do not fit each other.
+        ModelFileError: if the teacher's file cannot be loaded.
+    """
+    teacher, original = config.teacher, context.original
+    if isinstance(teacher, (str, Path)):
+        is_original = teacher == ORIGINAL
+        objects = context.custom_objects
+        teacher = original if is_original else load_model(teacher, objects)
+    check_data(teacher, (first_samples(context.data)["x"],))  # asked, not judged
+    if teacher is not original:
+        sample = sample_inputs(context.data, 1)
+        check_outputs(*(one(sample, training=False) for one in (teacher, original)))
+    return replace(config, teacher=teacher)
+
+
+def train_step(
+    model: Any, config: Distill, context: Context
+) -> tuple[Any, list[WeightChange]]:
+    """Return a model trained on what a teacher knows; it has no change of a weight.
+
+    Raises:
+        ConfigError: if there is no data.
+    """
+    if context.data is None:
+        raise ConfigError(
+            f"The step {config.name!r} learns from samples: give data=x or "
+            "data=(x, y) (--data on the command line). Received: data=None."
+        )
+    original, model = model, working_copy(model, context)
+    if not isinstance(config.teacher, keras.Model):
+        if context.original is None:
+            original = clone(original) if original is model else original
+            context = replace(context, original=original)
+        config = with_teacher(config, context)
+    data = context.data
+    distiller = Distiller(
+        config.teacher,
+        model,
+        losses=config.losses,
+        hard_weight=config.hard_weight,
+        sample=sample_inputs(data, 1),
+    )
+    distiller.compile(**student_settings(model, data))
+    fit = context.fit or {**fit_arguments(data), "verbose": 0}
+    with preserving(context.earlier, model, distiller):
+        distiller.fit(**fit, epochs=config.epochs)
+    return model, []
 
 
 def _check_labels(student: Any, data: Any, validation_data: Any) -> None:

@@ -9,26 +9,33 @@ import keras
 from keras import ops
 
 from kerasmem.backends.seeding import generators_kept
-from kerasmem.compression.distill.cached_batch import split_answers
+from kerasmem.compression.distill.cache import split_answers
 from kerasmem.compression.distill.caching import answered, can_cache, check_can_cache
 from kerasmem.compression.distill.check import (
     check_hard_weight,
     check_models,
     teacher_shares,
 )
-from kerasmem.compression.distill.confidence import confidences, weighted
-from kerasmem.compression.distill.dials import Dials, Turning
 from kerasmem.compression.distill.features import LastPass, Reader
-from kerasmem.compression.distill.lesson import Batch, Lesson
 from kerasmem.compression.distill.losses import (
     DistillationLoss,
     FeatureLoss,
     Logits,
     as_losses,
 )
-from kerasmem.compression.distill.padding import padding_masks, padding_weights
-from kerasmem.compression.distill.probing import probe_models
-from kerasmem.compression.distill.schedules import Schedule
+from kerasmem.compression.distill.objective import Batch, Objective
+from kerasmem.compression.distill.pairing import probe_models
+from kerasmem.compression.distill.sample_weights import (
+    confidences,
+    padding_masks,
+    padding_weights,
+    weighted,
+)
+from kerasmem.compression.distill.schedules import (
+    FactorSchedule,
+    Schedule,
+    ScheduledFactors,
+)
 from kerasmem.compression.distill.teacher_metrics import (
     TeacherMetrics,
     teacher_answers,
@@ -99,11 +106,13 @@ class Distiller(keras.Model):
             (Logits(temperature=temperature),) if losses is None else as_losses(losses)
         )
         self._shares = teacher_shares(teachers, teacher_weights)
-        self._lessons = _lessons(teachers, student, self.distillation_losses, sample)
-        taps = [tap for lesson in self._lessons for tap in lesson.student_taps]
-        self._reader = Reader(student, list(dict.fromkeys(taps)))
+        self._objectives = _objectives(
+            teachers, student, self.distillation_losses, sample
+        )
+        refs = [ref for objective in self._objectives for ref in objective.student_refs]
+        self._reader = Reader(student, list(dict.fromkeys(refs)))
         self._last_pass = LastPass()
-        self._dials = Dials(self.distillation_losses)
+        self._factors = ScheduledFactors(self.distillation_losses)
         self._judged: int | None = None  # the teacher that `evaluate` judges now
         self._answers_are_cut = False
         self._student_loss = keras.metrics.Mean(name="student_loss")
@@ -119,7 +128,7 @@ class Distiller(keras.Model):
     @property
     def teachers(self) -> list[Any]:
         """The models that are asked, as they were handed in."""
-        return [lesson.frozen.model for lesson in self._lessons]
+        return [objective.frozen.model for objective in self._objectives]
 
     @property
     def output_names(self) -> list[str]:
@@ -145,7 +154,7 @@ class Distiller(keras.Model):
         """Train the student, as `keras.Model.fit` does."""
         start = options.get("initial_epoch", 0)
         judged = self._judge_teachers(batch_size, options) if epochs > start else {}
-        own = [Turning(self._dials, epochs), TeacherMetrics(judged)]
+        own = [FactorSchedule(self._factors, epochs), TeacherMetrics(judged)]
         if isinstance(callbacks, keras.callbacks.CallbackList):
             callbacks.callbacks[:0] = own
         else:
@@ -171,7 +180,7 @@ class Distiller(keras.Model):
         def with_answers(data: Any, part: str) -> Any:
             predictions = self.student(sample_inputs(data, 1), training=False)
             batch = self._batch(predictions)
-            return answered(data, self._lessons, batch, cache, part)
+            return answered(data, self._objectives, batch, cache, part)
 
         check_can_cache(data)
         self._answers_are_cut = cache.top_k is not None
@@ -181,8 +190,8 @@ class Distiller(keras.Model):
                 return data, validation_data
             validation_data = with_answers(validation_data, "validation")
         # Nobody asks the teachers in a step any more: their copies may go.
-        for lesson in self._lessons:
-            lesson.state.clear()
+        for objective in self._objectives:
+            objective.state.clear()
         return data, validation_data
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:  # noqa: FBT001
@@ -191,8 +200,8 @@ class Distiller(keras.Model):
         outputs, features = self._reader(x, training=training)
         if self._judged is not None:
             given = None if answers is None else answers[self._judged]
-            lesson = self._lessons[self._judged]
-            return teacher_answers(lesson, x, self._batch(outputs), given)
+            objective = self._objectives[self._judged]
+            return teacher_answers(objective, x, self._batch(outputs), given)
         # For `compute_loss`, which Keras calls next with the same outputs.
         self._last_pass.keep(outputs, features)
         return outputs
@@ -243,22 +252,24 @@ class Distiller(keras.Model):
     def _distance(self, x: Any, batch: Batch, answers: Any, training: Any) -> Any:
         """Return the distance to all teachers, each by its share."""
         features = self._last_pass.take(batch.predictions)
-        if features is None and self._reader.taps:
+        if features is None and self._reader.refs:
             # These outputs were not the last ones made here: Keras builds its metrics
             # on symbols, for one.
             _, features = self._reader(x, training=training)
-        given = answers or [None] * len(self._lessons)
-        told = [
-            lesson.told(x, batch, kept)
-            for lesson, kept in zip(self._lessons, given, strict=True)
+        given = answers or [None] * len(self._objectives)
+        answered_batches = [
+            objective.teacher_batch(x, batch, kept)
+            for objective, kept in zip(self._objectives, given, strict=True)
         ]
         shares = self._shares
         if shares is None:
-            told = self._by_confidence(told)
-            shares = [1.0] * len(told)
+            answered_batches = self._by_confidence(answered_batches)
+            shares = [1.0] * len(answered_batches)
         return sum(
-            share * lesson.distance(*heard, features or {}, self._dials.current)
-            for share, lesson, heard in zip(shares, self._lessons, told, strict=True)
+            share * objective.distance(*answered, features or {}, self._factors.current)
+            for share, objective, answered in zip(
+                shares, self._objectives, answered_batches, strict=True
+            )
         )
 
     def _judge_teachers(
@@ -280,10 +291,10 @@ class Distiller(keras.Model):
             "return_dict": True,
         }
         found = {}
-        for number, lesson in enumerate(self._lessons):
-            if not lesson.losses_on_outputs:
+        for number, objective in enumerate(self._objectives):
+            if not objective.losses_on_outputs:
                 continue  # its outputs need not be the student's
-            name = "teacher" if len(self._lessons) == 1 else f"teacher_{number}"
+            name = "teacher" if len(self._objectives) == 1 else f"teacher_{number}"
             with self._judging(number):
                 logs = self.evaluate(x, y, sample_weight=weight, **arguments)
             found |= {
@@ -304,28 +315,32 @@ class Distiller(keras.Model):
             self._judged, self.test_function = None, None
             self.reset_metrics()
 
-    def _by_confidence(self, told: list[tuple[Batch, Any]]) -> list[tuple[Batch, Any]]:
-        """Return what teachers told, with the share of each in its sample weights."""
-        batches = [batch for batch, _ in told]
+    def _by_confidence(
+        self, answered_batches: list[tuple[Batch, Any]]
+    ) -> list[tuple[Batch, Any]]:
+        """Return the batches, with the share of each teacher in the sample weights."""
+        batches = [batch for batch, _ in answered_batches]
         errors = [
-            lesson.error(batch)
-            for lesson, batch in zip(self._lessons, batches, strict=True)
+            objective.error(batch)
+            for objective, batch in zip(self._objectives, batches, strict=True)
         ]
         return [
-            (replace(batch, weight=weighted(batch.weight, share)), taught)
-            for (batch, taught), share in zip(told, confidences(errors), strict=True)
+            (replace(batch, weight=weighted(batch.weight, share)), teacher_features)
+            for (batch, teacher_features), share in zip(
+                answered_batches, confidences(errors), strict=True
+            )
         ]
 
 
-def _lessons(
+def _objectives(
     teachers: list[Any],
     student: Any,
     losses: Sequence[DistillationLoss],
     sample: Any,
-) -> list[Lesson]:
+) -> list[Objective]:
     looks_inside = any(isinstance(loss, FeatureLoss) for loss in losses)
     return [
-        Lesson(
+        Objective(
             teacher,
             student,
             losses,

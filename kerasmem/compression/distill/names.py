@@ -1,6 +1,6 @@
 """What `losses=` and `cache=` of `km.distill` take: `km.distillation`."""
 
-from kerasmem.compression.distill.cache_config import Cache
+from kerasmem.compression.distill.cache import Cache
 from kerasmem.compression.distill.losses import (
     DIST,
     DKD,

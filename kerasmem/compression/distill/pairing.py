@@ -1,15 +1,112 @@
 """Which layers of the teacher teach which layers of the student."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import keras
+import numpy as np
 
-from kerasmem.compression.distill.features import Tap
+from kerasmem import backends
+from kerasmem.compression.distill.features import FeatureRef, channels_last
 from kerasmem.compression.distill.losses import FeatureLoss
-from kerasmem.compression.distill.probing import Probe
-from kerasmem.compression.distill.tapping import find_layers, inner_layers
+from kerasmem.compression.distill.tapping import find_layers, inner_layers, tapped
 from kerasmem.errors import ModelError
 from kerasmem.graph.layers import has_graph
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What the layers of a model gave for a sample.
+
+    Args:
+        model: name of the model, for the text of errors.
+        tensors: shapes of what every layer that ran returned, without the batch axis,
+            channels last, by path in the order of the calls.
+        final: paths of the layers that gave an output of the model.
+    """
+
+    model: str
+    tensors: dict[str, list[tuple[int, ...]]]
+    final: frozenset[str]
+
+    def shape(self, ref: FeatureRef) -> tuple[int, ...]:
+        """Return the shape of a feature.
+
+        Raises:
+            ModelError: if the layer did not run, or has no such tensor.
+        """
+        shapes = self.tensors.get(ref.path)
+        if shapes is None:
+            raise ModelError(
+                f"The layer {ref.path!r} of {self.model!r} does not run when the model "
+                "is called. Next: pair another one."
+            )
+        if ref.index >= len(shapes):
+            raise ModelError(
+                f"The layer {ref.path!r} of {self.model!r} returns {len(shapes)} "
+                f"tensors. Received: '{ref.path}:{ref.index}'."
+            )
+        return shapes[ref.index]
+
+
+def probe_models(teacher: Any, student: Any, sample: Any) -> tuple[Probe, Probe]:
+    """Return what the layers of two models give.
+
+    Args:
+        teacher: a built model.
+        student: likewise.
+        sample: inputs for both, or None for zeros.
+
+    Raises:
+        ModelError: if no sample is given and a model does not tell its inputs' shape.
+    """
+    return (
+        probe(teacher, sample_for(teacher, sample, "teacher")),
+        probe(student, sample_for(student, sample, "student")),
+    )
+
+
+def probe(model: Any, inputs: Any) -> Probe:
+    """Return what the layers of a model give for some samples, in inference mode."""
+    layers = inner_layers(model)
+    with backends.current().inference(), tapped(layers) as given:
+        outputs = model(inputs, training=False)
+    ends = {id(x) for x in keras.tree.flatten(outputs)}
+    return Probe(
+        model=model.name,
+        tensors={
+            path: [tuple(channels_last(x, layers[path]).shape)[1:] for x in tensors]
+            for path, tensors in given.items()
+            if tensors
+        },
+        final=frozenset(
+            path
+            for path, tensors in given.items()
+            if any(id(x) in ends for x in tensors)
+        ),
+    )
+
+
+def sample_for(model: Any, sample: Any, role: str) -> Any:
+    """Return samples to probe a model with: those given, or zeros of its inputs' shape.
+
+    Raises:
+        ModelError: if none are given and the model does not tell of what shape.
+    """
+    if sample is not None:
+        return sample
+    inputs = getattr(model, "inputs", None)
+    shapes = [tuple(x.shape)[1:] for x in inputs or ()]
+    if not shapes or any(None in shape for shape in shapes):
+        raise ModelError(
+            f"The {role} {model.name!r} does not tell the shape of its inputs, which "
+            "the features of its layers depend on. Next: hand in sample=, some inputs."
+        )
+    structure = getattr(model, "_inputs_struct", None)
+    zeros = [np.zeros((1, *x.shape[1:]), x.dtype) for x in inputs or ()]
+    single = isinstance(model, keras.Sequential) or structure is None
+    return zeros[0] if single else keras.tree.pack_sequence_as(structure, zeros)
+
 
 _NOISY = (
     keras.layers.Dropout,
@@ -24,8 +121,8 @@ _NOISY = (
 
 def pair_layers(
     loss: FeatureLoss, models: tuple[Any, Any], probes: tuple[Probe, Probe]
-) -> list[tuple[Tap, Tap]]:
-    """Return what is compared with what: a tap of the teacher, one of the student.
+) -> list[tuple[FeatureRef, FeatureRef]]:
+    """Return what is compared with what: a feature of the teacher, one of the student.
 
     Args:
         loss: what its `layers` say.
@@ -48,11 +145,15 @@ def pair_layers(
                 f"them, layers=[('of_teacher', 'of_student')]. "
                 f"Received: layers={loss.layers!r}."
             )
-        return [(Tap(teacher), Tap(student)) for teacher, student in pairs]
+        return [
+            (FeatureRef(teacher), FeatureRef(student)) for teacher, student in pairs
+        ]
     return [pair for names in loss.layers for pair in _by_name(names, models)]
 
 
-def _by_name(names: tuple[str, str], models: tuple[Any, Any]) -> list[tuple[Tap, Tap]]:
+def _by_name(
+    names: tuple[str, str], models: tuple[Any, Any]
+) -> list[tuple[FeatureRef, FeatureRef]]:
     teacher, student = (
         find_layers(model, name, role)
         for model, name, role in zip(models, names, ("teacher", "student"), strict=True)
@@ -63,7 +164,9 @@ def _by_name(names: tuple[str, str], models: tuple[Any, Any]) -> list[tuple[Tap,
             f"{names[0]!r} means {len(teacher)} layers of the teacher, {names[1]!r} "
             f"means {len(student)} of the student."
         )
-    return [(Tap(*a), Tap(*b)) for a, b in zip(teacher, student, strict=True)]
+    return [
+        (FeatureRef(*a), FeatureRef(*b)) for a, b in zip(teacher, student, strict=True)
+    ]
 
 
 def _hidden(model: Any, found: Probe) -> list[list[tuple[str, tuple[int, ...]]]]:
@@ -110,11 +213,11 @@ def _by_shape(
     Of images of one size the last counts; of vectors and sequences every block, spread
     over the other model's by depth.
     """
-    taught, learned = _by_places(teacher), _by_places(student)
+    of_teacher, of_student = _by_places(teacher), _by_places(student)
     pairs = []
-    for places, ours in learned.items():
+    for places, ours in of_student.items():
         shape = (*places, 1)
-        theirs = [] if loss.mismatch(shape, shape) else taught.get(places, [])
+        theirs = [] if loss.mismatch(shape, shape) else of_teacher.get(places, [])
         counted = slice(-1, None) if len(places) >= 2 else slice(None)
         pairs += _spread(theirs[counted], ours[counted])
     return pairs

@@ -1,12 +1,19 @@
-"""Numbers that change while a student learns, once an epoch."""
+"""Numbers that change while a student learns, once an epoch, as steps read them."""
 
 import abc
 import math
-import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
+import keras
+import numpy as np
+
+from kerasmem.compression.fields import from_tagged, is_number
 from kerasmem.errors import ConfigError
+
+if TYPE_CHECKING:
+    from kerasmem.compression.distill.losses import DistillationLoss
 
 
 @dataclass(frozen=True)
@@ -93,30 +100,74 @@ SCHEDULES: dict[str, type[Schedule]] = {"linear": Linear, "cosine": Cosine}
 
 
 def schedule_from_json(config: dict[str, Any]) -> Schedule:
-    """Return the schedule that `Schedule.to_json` told.
+    """Return the schedule that `Schedule.to_json` described.
 
     Raises:
         ConfigError: if the schedule or one of its arguments is unknown.
     """
-    arguments = dict(config)
-    name = arguments.pop("schedule", None)
-    if name not in SCHEDULES:
-        raise ConfigError(
-            f"A schedule is one of {', '.join(SCHEDULES)}. Received: schedule={name!r}."
-        )
-    try:
-        return SCHEDULES[name](**arguments)
-    except TypeError as error:
-        raise ConfigError(f"Wrong arguments for {name!r}: {error}.") from error
-
-
-def is_number(value: Any) -> bool:
-    """Return True for a finite int or float that is no bool."""
-    is_real = isinstance(value, (int, float)) and not isinstance(value, bool)
-    # Compared, an int that is too long for a float is no error, and NaN is less.
-    return is_real and abs(value) <= sys.float_info.max
+    return from_tagged("A schedule", SCHEDULES, config, "schedule")
 
 
 def lowest(value: float | Schedule) -> float:
     """Return the smallest value of a number or a schedule."""
     return min(value.start, value.end) if isinstance(value, Schedule) else value
+
+
+class ScheduledFactors(keras.layers.Layer):
+    """Keeps what every schedule of some losses says in this epoch.
+
+    What is no schedule stays a plain number, so that a step without any is as it would
+    be without this.
+
+    Args:
+        losses: whose fields may be schedules.
+    """
+
+    def __init__(self, losses: Sequence["DistillationLoss"]) -> None:
+        super().__init__(dtype="float32", autocast=False)
+        self._schedules = [
+            (loss, field, getattr(loss, field))
+            for loss in losses
+            for field in loss.scheduled
+            if isinstance(getattr(loss, field), Schedule)
+        ]
+        self._values = None
+        if self._schedules:
+            shape = (len(self._schedules),)
+            self._values = self.add_weight(
+                shape=shape, trainable=False, name="scheduled_factors"
+            )
+            self.set_progress(0.0)
+        self.built = True
+
+    def set_progress(self, progress: float) -> None:
+        """Set all to what they are at a share of the training, in [0, 1]."""
+        if self._values is not None:
+            now = [schedule.value(progress) for *_, schedule in self._schedules]
+            self._values.assign(np.array(now, "float32"))
+
+    def current(self, loss: "DistillationLoss", field: str) -> Any:
+        """Return a field of a loss: a number, or a scalar tensor in this epoch."""
+        for number, (owner, name, _) in enumerate(self._schedules):
+            if owner is loss and name == field and self._values is not None:
+                return self._values[number]
+        return getattr(loss, field)
+
+
+class FactorSchedule(keras.callbacks.Callback):
+    """Sets the scheduled numbers at the start of every epoch.
+
+    Args:
+        factors: the scheduled numbers.
+        epochs: number of epochs, counted from 0, after which training ends.
+    """
+
+    def __init__(self, factors: ScheduledFactors, epochs: int) -> None:
+        super().__init__()
+        self._factors = factors
+        self._epochs = epochs
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Set every schedule to this epoch's value: the last epoch has its end."""
+        del logs
+        self._factors.set_progress(epoch / max(self._epochs - 1, 1))

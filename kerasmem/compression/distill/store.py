@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from kerasmem.compression.distill.fingerprint import KEY_BYTES
+from kerasmem.compression.distill.cache import KEY_BYTES
 from kerasmem.errors import DataError, InputError, OutputError
 from kerasmem.files.atomic import replacing
 from kerasmem.records.regular import open_regular, read_json_file

@@ -4,13 +4,12 @@ import contextlib
 import difflib
 import re
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import keras
 
-from kerasmem import backends
 from kerasmem.errors import ModelError
+from kerasmem.graph.observe import LayerCall, observing
 
 _REPEATING = (keras.layers.RNN, keras.layers.Wrapper)
 """What runs a layer in a loop: what that gives is no tensor outside of it."""
@@ -101,25 +100,12 @@ def tapped(layers: dict[str, Any]) -> Iterator[dict[str, list[Any]]]:
         layers: by the name under which their tensors are wanted.
     """
     given: dict[str, list[Any]] = {}
-    with contextlib.ExitStack() as stack:
-        for name, layer in layers.items():
-            for method in _methods(layer):
-                undo = backends.shadow(layer, method, partial(_note, given, name))
-                stack.callback(undo)
+
+    def note(call: LayerCall) -> None:
+        for name in [name for name, layer in layers.items() if layer is call.layer]:
+            given.pop(name, None)
+            tensors = keras.tree.flatten(call.outputs)
+            given[name] = [x for x in tensors if hasattr(x, "shape")]
+
+    with observing(layers.values(), outputs=note):
         yield given
-
-
-def _methods(layer: Any) -> list[str]:
-    quantized = isinstance(
-        layer.dtype_policy, keras.dtype_policies.QuantizedDTypePolicy
-    )
-    return ["quantized_call", "call"] if quantized else ["call"]
-
-
-def _note(
-    given: dict[str, list[Any]], name: str, original: Any, *args: Any, **kwargs: Any
-) -> Any:
-    outputs = original(*args, **kwargs)
-    given.pop(name, None)
-    given[name] = [x for x in keras.tree.flatten(outputs) if hasattr(x, "shape")]
-    return outputs

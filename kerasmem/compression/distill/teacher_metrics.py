@@ -4,7 +4,7 @@ from typing import Any
 
 import keras
 
-from kerasmem.compression.distill.lesson import Batch, Lesson
+from kerasmem.compression.distill.objective import Batch, Objective
 
 
 class TeacherMetrics(keras.callbacks.Callback):
@@ -25,23 +25,27 @@ class TeacherMetrics(keras.callbacks.Callback):
             logs.update(self._found)
 
 
-def teacher_answers(lesson: Lesson, x: Any, batch: Batch, given: Any) -> Any:
+def teacher_answers(objective: Objective, x: Any, batch: Batch, given: Any) -> Any:
     """Return what a teacher answers, in the form that its student gives.
 
     Args:
-        lesson: the teacher.
+        objective: the teacher.
         x: inputs of both.
         batch: what the student said, and its loss.
         given: what the teacher said of the batch before, or None to ask it.
     """
-    said, _ = lesson.told(x, batch, given)
-    ways, masked = lesson.comparables(said), _MaskedAs()
-    learned, taught = map(keras.tree.flatten, (batch.predictions, said.answers))
+    answered, _ = objective.teacher_batch(x, batch, given)
+    ways, masked = objective.comparables(answered), _MaskedAs()
+    of_student, of_teacher = map(
+        keras.tree.flatten, (batch.predictions, answered.answers)
+    )
     return keras.tree.pack_sequence_as(
         batch.predictions,
         [
             masked([prediction, way.as_students(keras.ops.cast(answer, "float32"))])
-            for way, answer, prediction in zip(ways, taught, learned, strict=True)
+            for way, answer, prediction in zip(
+                ways, of_teacher, of_student, strict=True
+            )
         ],
     )
 

@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kerasmem.compression.account import account
+from kerasmem.compression.account import account, decibels
 from kerasmem.compression.factorize.chains import Chain, chain, why_not
-from kerasmem.compression.noise import decibels
-from kerasmem.compression.regular_expressions import check_all_mean_one, means
+from kerasmem.compression.regular_expressions import (
+    check_every_pattern_matches,
+    matches,
+)
+from kerasmem.compression.technique import Context
 from kerasmem.errors import ModelError
 from kerasmem.graph.clone import compile_as
 from kerasmem.graph.kernels import is_kernel
@@ -28,15 +31,18 @@ _TOO_LARGE = "would have as many weights or more"
 _ADVICE = " Next: keep less of the rank."
 
 
-def factorize(model: Any, choice: "Factorize") -> tuple[Any, list[WeightChange]]:
+def factorize(
+    model: Any, config: "Factorize", context: Context
+) -> tuple[Any, list[WeightChange]]:
     """Return a model of thinner layers, and what became of every weight.
 
-    The model that is handed in is not touched.
+    It is a new model, whoever owns the one that it is made of.
 
     Raises:
         ModelError: if the model has no graph, or nothing in it becomes smaller.
         ConfigError: if a pattern matches no weight.
     """
+    del context
     if listed_graph(model) is None:
         raise ModelError(
             f"The model {model.name!r} has no graph in which layers could take the "
@@ -44,15 +50,15 @@ def factorize(model: Any, choice: "Factorize") -> tuple[Any, list[WeightChange]]
             f"{type(model).__name__}."
         )
     everything = list(weights(model))
-    patterns = {"include": choice.include, "exclude": choice.exclude}
-    check_all_mean_one(model, everything, patterns)
+    patterns = {"include": config.include, "exclude": config.exclude}
+    check_every_pattern_matches(model, everything, patterns)
     in_graph = {id(layer) for layer in _layers(model)}
     chains: dict[int, Chain] = {}
     reasons: dict[int, str] = {}
     for weight in everything:
-        reason = _why_not(weight, choice, in_graph)
+        reason = _why_not(weight, config, in_graph)
         if reason is None:
-            found = chain(weight.owner, choice)
+            found = chain(weight.owner, config)
             if found.size < weight.size:
                 chains[id(weight.owner)] = found
                 continue
@@ -63,7 +69,7 @@ def factorize(model: Any, choice: "Factorize") -> tuple[Any, list[WeightChange]]
             f"The model {model.name!r} has nothing to factorize: of its "
             f"{len(everything)} weights none is a kernel in its graph that becomes "
             f"smaller; the commonest reason: {_commonest(reasons.values())}. Received: "
-            f"{choice!r}.{_ADVICE * (_TOO_LARGE in reasons.values())}"
+            f"{config!r}.{_ADVICE * (_TOO_LARGE in reasons.values())}"
         )
     smaller = Rebuild(_Thinner(chains)).run(model)
     compile_as(smaller, model)
@@ -102,14 +108,14 @@ def _layers(model: Any) -> list[Any]:
     return [*called, *(inner for one in called for inner in _layers(one))]
 
 
-def _why_not(weight: Weight, choice: "Factorize", in_graph: set[int]) -> str | None:
+def _why_not(weight: Weight, config: "Factorize", in_graph: set[int]) -> str | None:
     if not is_kernel(weight):
         return _NO_KERNEL
     if id(weight.owner) not in in_graph:
         return "is inside of a layer, which would need another layer in its place"
-    if means(choice.exclude, weight):
+    if matches(config.exclude, weight):
         return "is excluded"
-    if choice.include and not means(choice.include, weight):
+    if config.include and not matches(config.include, weight):
         return "is not included"
     if not np.isfinite(to_numpy(weight.variable)).all():
         return "has entries that are NaN or infinite"

@@ -1,18 +1,17 @@
 """The choice of how far kernels are factorized."""
 
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from kerasmem.compression.factorize.apply import NAME, factorize
-from kerasmem.compression.factorize.chains import METHODS
-from kerasmem.compression.regular_expressions import regular_expressions
-from kerasmem.compression.technique import Remake
+from kerasmem.compression.fields import Patterns, is_number
+from kerasmem.compression.technique import Technique
 from kerasmem.errors import ConfigError
-from kerasmem.records import WeightChange
+
+METHODS = ("spatial", "tucker", "channel")
 
 
 @dataclass(frozen=True)
-class Factorize(Remake):
+class Factorize(Technique):
     """Put two or three small layers in the place of one with a large kernel.
 
     The kernels' product is the nearest of its rank to the kernel that was. Fewer
@@ -41,15 +40,16 @@ class Factorize(Remake):
     rank_ratio: float | None = None
     _: KW_ONLY
     energy: float | None = None
-    method: str = "spatial"
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
+    method: Annotated[str, METHODS] = "spatial"
+    include: Patterns = ()
+    exclude: Patterns = ()
 
-    name: ClassVar[str] = NAME
+    name: ClassVar[str] = "factorize"
     undoes: ClassVar[tuple[str, ...]] = ("prune", "cluster")
     trains_on: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         given = [v for v in (self.rank_ratio, self.energy) if v is not None]
         if len(given) != 1 or not _is_share(given[0]):
             raise ConfigError(
@@ -57,21 +57,7 @@ class Factorize(Remake):
                 f"above 0 and at most 1. Received: rank_ratio={self.rank_ratio!r}, "
                 f"energy={self.energy!r}."
             )
-        self._check_allowed({"method": METHODS})
-        for field in ("include", "exclude"):
-            patterns = regular_expressions("Factorize", field, getattr(self, field))
-            object.__setattr__(self, field, patterns)
-
-    def applied(self, model: Any, data: Any = None) -> tuple[Any, list[WeightChange]]:
-        """Return a model of thinner layers, and what became of every weight.
-
-        Raises:
-            ModelError: if nothing in the model becomes smaller by it.
-        """
-        del data
-        return factorize(model, self)
 
 
 def _is_share(value: Any) -> bool:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return is_number and 0 < value <= 1
+    return is_number(value) and 0 < value <= 1

@@ -1,14 +1,14 @@
 """Weights that become zero."""
 
-from kerasmem.compression.prune.analysis import Sensitivity, sensitivity
 from kerasmem.compression.prune.config import Prune
-from kerasmem.compression.prune.regrowth import RigL, Splicing
 from kerasmem.compression.prune.schedules import (
     Constant,
     Cosine,
     Iterative,
     Polynomial,
+    RigL,
     Schedule,
+    Splicing,
 )
 
 __all__ = [
@@ -19,7 +19,5 @@ __all__ = [
     "Prune",
     "RigL",
     "Schedule",
-    "Sensitivity",
     "Splicing",
-    "sensitivity",
 ]

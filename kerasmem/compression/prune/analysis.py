@@ -12,12 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from kerasmem.compression.fields import check_share
 from kerasmem.compression.judge import is_better_if_higher
-from kerasmem.compression.prune.apply import choose_masks, zero_out
+from kerasmem.compression.prune.apply import choose_masks, gather, zero_out
 from kerasmem.compression.prune.config import Prune
-from kerasmem.compression.prune.evidence import gather
 from kerasmem.compression.prune.plan import make_plan
-from kerasmem.compression.prune.schedules import check_sparsity
 from kerasmem.compression.prune.scores import scores
 from kerasmem.errors import ConfigError, InputError, ModelError
 from kerasmem.files.data import fit_arguments
@@ -84,7 +83,7 @@ class Sensitivity:
         Raises:
             ConfigError: if it is higher than any that was measured.
         """
-        check_sparsity(sparsity, "sparsity")
+        check_share("A sparsity is a share", sparsity, "sparsity")
         if sparsity > self.sparsities[-1]:
             raise ConfigError(
                 "Nothing is known of a sparsity higher than those measured, "
@@ -189,7 +188,7 @@ def sensitivity(
     """
     tried = tuple(sorted(sparsities))
     for each in tried:
-        check_sparsity(each, "sparsities")
+        check_share("A sparsity is a share", each, "sparsities")
     if not tried or tried[0] == 0:
         raise ConfigError(
             "Sensitivity takes sparsities above 0. "

@@ -6,10 +6,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kerasmem.compression.account import account
-from kerasmem.compression.prune.evidence import gather
+from kerasmem.compression.gradient_evidence import sums_over_samples
+from kerasmem.compression.prune.config import CRITERIA, GRADIENT, INPUTS
+from kerasmem.compression.prune.inputs import input_norms
 from kerasmem.compression.prune.patterns import parse_pattern
 from kerasmem.compression.prune.plan import Plan, make_plan
 from kerasmem.compression.prune.scores import scores
+from kerasmem.compression.technique import Context
+from kerasmem.compression.working import working_copy
+from kerasmem.errors import ConfigError
 from kerasmem.graph.layers import weights
 from kerasmem.graph.values import to_numpy
 from kerasmem.records import WeightChange
@@ -21,24 +26,24 @@ if TYPE_CHECKING:
 _NOTHING_GOES = "has too few entries in a row, or too large ones, for any to go"
 
 
-def prune_weights(model: Any, choice: "Prune", data: Any = None) -> list[WeightChange]:
-    """Set the weights of `model` that matter least to zero, in place.
-
-    Returns:
-        One change per weight of the model, changed or left alone and why.
+def prune_weights(
+    model: Any, config: "Prune", context: Context
+) -> tuple[Any, list[WeightChange]]:
+    """Return a model whose weights that matter least are zero, and every weight.
 
     Raises:
         ModelError: if the model has nothing to prune.
         ConfigError: if a pattern matches no weight, or the criterion takes data.
     """
-    plan = make_plan(model, choice)
+    model = working_copy(model, context)
+    plan = make_plan(model, config)
     values = [to_numpy(variable) for variable in plan.variables]
-    evidence = gather(model, plan, choice.criterion, data)
-    matters = scores(plan.criterion(choice), values, evidence, choice.seed)
-    masks = choose_masks(plan, choice, matters, plan.sparsities)
+    evidence = gather(model, plan, config.criterion, context.data)
+    matters = scores(plan.criterion(config), values, evidence, config.seed)
+    masks = choose_masks(plan, config, matters, plan.sparsities)
     for variable, mask in zip(plan.variables, masks, strict=True):
         zero_out(variable, mask)
-    return changes(model, plan, [1 - mask.mean() for mask in masks])
+    return model, changes(model, plan, [1 - mask.mean() for mask in masks])
 
 
 def changes(model: Any, plan: Plan, shares: Sequence[float]) -> list[WeightChange]:
@@ -68,7 +73,7 @@ def changes(model: Any, plan: Plan, shares: Sequence[float]) -> list[WeightChang
 
 def choose_masks(
     plan: Plan,
-    choice: "Prune",
+    config: "Prune",
     matters: Sequence[np.ndarray],
     sparsities: Sequence[float],
 ) -> list[np.ndarray]:
@@ -76,11 +81,11 @@ def choose_masks(
 
     Args:
         plan: the weights and their groups.
-        choice: the pattern.
+        config: the pattern.
         matters: how much each entry matters, an array per weight.
         sparsities: the share to remove, per weight; the same within a group.
     """
-    pattern = parse_pattern(choice.pattern)
+    pattern = parse_pattern(config.pattern)
     axes = plan.axes
     masks: list[Any] = [None] * len(matters)
     for group in plan.groups:
@@ -98,3 +103,35 @@ def zero_out(variable: Any, mask: np.ndarray) -> None:
     """Set a variable to zero where `mask` is False."""
     value = to_numpy(variable)
     variable.assign(np.where(mask, value, np.zeros((), value.dtype)))
+
+
+def gather(
+    model: Any, plan: Plan, criterion: str, data: Any
+) -> list[np.ndarray] | None:
+    """Return what a criterion has to know of each weight, None if nothing.
+
+    Args:
+        model: a built model, compiled for a criterion of gradients.
+        plan: the weights.
+        criterion: a key of `CRITERIA`.
+        data: samples; a criterion of gradients takes labels too.
+
+    Raises:
+        ConfigError: if the data is missing.
+        ModelError: if the model has no loss.
+    """
+    if CRITERIA[criterion] == INPUTS:
+        return input_norms(model, data, plan.chosen)
+    if CRITERIA[criterion] == GRADIENT:
+        _check_data(criterion, data)
+        return sums_over_samples(model, plan.variables, criterion, data)
+    return None
+
+
+def _check_data(criterion: str, data: Any) -> None:
+    if data is None:
+        raise ConfigError(
+            f"The criterion {criterion!r} looks at gradients: give samples with labels "
+            "as data=(x, y), or prune in training with km.callbacks.Pruning. Received: "
+            "data=None."
+        )

@@ -1,29 +1,38 @@
 """The choice of which weights become zero, and when."""
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+import math
+import re
 from dataclasses import KW_ONLY, InitVar, dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from kerasmem.compression.prune.allocation import ERDOS_RENYI, ERDOS_RENYI_KERNEL
-from kerasmem.compression.prune.apply import prune_weights
-from kerasmem.compression.prune.masks import zeros_kept
-from kerasmem.compression.prune.patterns import (
-    UNSTRUCTURED,
-    NOfM,
-    parse_pattern,
-    pattern_name,
+from kerasmem.compression.fields import (
+    Patterns,
+    Whole,
+    check_share,
+    pairs_of,
+    regular_expressions,
 )
-from kerasmem.compression.prune.plan import make_plan
 from kerasmem.compression.prune.schedule_forms import as_schedule, final_sparsity
-from kerasmem.compression.prune.schedules import Polynomial, Schedule, is_number
-from kerasmem.compression.prune.scores import CRITERIA
-from kerasmem.compression.regular_expressions import regular_expressions
+from kerasmem.compression.prune.schedules import Polynomial, Schedule
 from kerasmem.compression.technique import Technique
 from kerasmem.errors import ConfigError, did_you_mean
-from kerasmem.records import WeightChange
 
+ERDOS_RENYI, ERDOS_RENYI_KERNEL = "erdos_renyi", "erdos_renyi_kernel"
 SCOPES = ("layer", "global", ERDOS_RENYI, ERDOS_RENYI_KERNEL)
+GRADIENT, INPUTS = "gradient", "inputs"
+CRITERIA: dict[str, str | None] = {
+    "magnitude": None,
+    "magnitude/rms": None,
+    "taylor": GRADIENT,
+    "movement": GRADIENT,
+    "wanda": INPUTS,
+    "random": None,
+}
+"""The criteria by name, and what each has to know besides the weights."""
+
+UNSTRUCTURED = "unstructured"
+_LARGEST_GROUP = 1 << 16
+_SPARSITY = "The sparsity of Prune is the share of weights that becomes zero"
 
 
 @dataclass(frozen=True)
@@ -70,13 +79,13 @@ class Prune(Technique):
     sparsity: float
     _: KW_ONLY
     scope: str | tuple[str, ...] = "layer"
-    criterion: str = "magnitude/rms"
+    criterion: Annotated[str, tuple(CRITERIA)] = "magnitude/rms"
     pattern: str = UNSTRUCTURED
     schedule: Schedule = Polynomial()  # noqa: RUF009 - it is frozen
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
+    include: Patterns = ()
+    exclude: Patterns = ()
     ratios: tuple[tuple[str, float], ...] = ()
-    seed: int = 0
+    seed: Annotated[int, Whole(0)] = 0
     begin: InitVar[float | None] = None
     end: InitVar[float | None] = None
 
@@ -84,34 +93,15 @@ class Prune(Technique):
     trains_on: ClassVar[bool] = True
 
     def __post_init__(self, begin: float | None, end: float | None) -> None:
-        _check_sparsity("sparsity", self.sparsity)
-        ratios = (
-            self.ratios.items() if isinstance(self.ratios, Mapping) else self.ratios
-        )
-        self._set("ratios", tuple(map(_pair, ratios)))
-        for key, ratio in self.ratios:
-            _check_sparsity(f"ratios[{key!r}]", ratio)
+        super().__post_init__()
+        check_share(_SPARSITY, self.sparsity, "sparsity")
+        self._set("ratios", pairs_of("Prune", "ratios", self.ratios))
+        for pattern, ratio in self.ratios:
+            check_share(_SPARSITY, ratio, f"ratios[{pattern!r}]")
         self._set("scope", _scope(self.scope))
-        _check_criterion(self.criterion)
         self._set("pattern", pattern_name(self.pattern))
         self._set("schedule", self._schedule(begin, end))
         self._check_pattern()
-        for name in ("include", "exclude"):
-            self._set(name, regular_expressions("Prune", name, getattr(self, name)))
-        regular_expressions("Prune", "ratios", [key for key, _ in self.ratios])
-
-    def apply(self, model: Any, data: Any = None) -> list[WeightChange]:
-        """Set the weights of `model` to zero that matter least, in place and at once.
-
-        Args:
-            model: a built model.
-            data: samples, for a criterion that takes them.
-        """
-        return prune_weights(model, self, data)
-
-    def preserved(self, model: Any, trainer: Any) -> AbstractContextManager[None]:
-        """Return a scope in which the zeros of `model` stay zero while it trains."""
-        return zeros_kept(trainer, make_plan(model, self).variables)
 
     def patterns_by_field(self) -> dict[str, tuple[str, ...]]:
         """Return all regular expressions by the argument that they came in."""
@@ -133,20 +123,22 @@ class Prune(Technique):
         object.__setattr__(self, name, value)
 
     def _check_pattern(self) -> None:
-        pattern = parse_pattern(self.pattern)
-        if self.schedule.regrowth == "gradient" and self.pattern != UNSTRUCTURED:
+        kind, numbers = check_pattern(self.pattern)
+        if self.schedule.regrowth == "gradient" and kind != UNSTRUCTURED:
             raise ConfigError(
                 "Entries change places one by one on a rigl schedule. Received: "
                 f"pattern={self.pattern!r}; expected {UNSTRUCTURED!r}."
             )
-        if not isinstance(pattern, NOfM):
+        if kind != "n of m":
             return
+        kept, group = numbers
+        removed = 1 - kept / group
         for sparsity in (self.sparsity, *(ratio for _, ratio in self.ratios)):
-            if abs(sparsity - pattern.sparsity) > 1e-6:
+            if abs(sparsity - removed) > 1e-6:
                 raise ConfigError(
-                    f"The pattern {self.pattern!r} keeps {pattern.kept} of every "
-                    f"{pattern.group}, which is a sparsity of {pattern.sparsity:g}. "
-                    f"Received: sparsity={sparsity!r}."
+                    f"The pattern {self.pattern!r} keeps {kept} of every {group}, "
+                    f"which is a sparsity of {removed:g}. Received: "
+                    f"sparsity={sparsity!r}."
                 )
 
     def _schedule(self, begin: float | None, end: float | None) -> Schedule:
@@ -167,23 +159,6 @@ class Prune(Technique):
         return Polynomial(begin=begin, end=max(begin, 0.5) if end is None else end)
 
 
-def _check_sparsity(name: str, value: Any) -> None:
-    if not is_number(value) or not 0 <= value < 1:
-        raise ConfigError(
-            "The sparsity of Prune is the share of weights that becomes zero, at "
-            f"least 0 and less than 1. Received: {name}={value!r}."
-        )
-
-
-def _pair(given: Any) -> tuple[str, Any]:
-    if not isinstance(given, Sequence) or isinstance(given, str) or len(given) != 2:
-        raise ConfigError(
-            "The ratios of Prune are pairs of a regular expression and a sparsity. "
-            f"Received: {given!r}."
-        )
-    return str(given[0]), given[1]
-
-
 def _scope(scope: Any) -> Any:
     if not isinstance(scope, str):
         return regular_expressions("Prune", "scope", scope)
@@ -196,9 +171,59 @@ def _scope(scope: Any) -> Any:
     return scope
 
 
-def _check_criterion(criterion: Any) -> None:
-    if criterion not in CRITERIA:
+def pattern_name(given: Any) -> str:
+    """Return a pattern as text: `"unstructured"`, `"2:4"`, `"4x4"`, `"max 4x4"`.
+
+    Args:
+        given: such a text, or the lengths of a block, such as `(4, 4)`.
+
+    Raises:
+        ConfigError: if it is neither.
+    """
+    name = given
+    if not isinstance(given, str):
+        try:
+            name = "x".join(str(int(length)) for length in given)
+        except (TypeError, ValueError):
+            name = ""
+    check_pattern(name, given)
+    return name
+
+
+def check_pattern(name: str, given: Any = None) -> tuple[str, tuple[int, ...]]:
+    """Return the kind of a pattern and its numbers.
+
+    Args:
+        name: the pattern as text.
+        given: what the caller gave, for the message; None for the text.
+
+    Raises:
+        ConfigError: if the text is no pattern.
+
+    Example:
+        >>> check_pattern("2:4"), check_pattern("max 4x1")
+        (('n of m', (2, 4)), ('max', (4, 1)))
+    """
+    found = _parsed(name)
+    if found is None:
         raise ConfigError(
-            f"The criterion of Prune is one of {', '.join(CRITERIA)}. "
-            f"Received: criterion={criterion!r}.{did_you_mean(criterion, CRITERIA)}"
+            'A pattern of Prune is "unstructured", "2:4" for two that stay of every '
+            'four, lengths of a block such as (4, 4) or "4x4", or "max 4x4" for blocks '
+            "scored by their largest entry. Received: "
+            f"pattern={name if given is None else given!r}."
         )
+    return found
+
+
+def _parsed(name: str) -> tuple[str, tuple[int, ...]] | None:
+    if name == UNSTRUCTURED:
+        return UNSTRUCTURED, ()
+    if match := re.fullmatch(r"(\d+):(\d+)", name):
+        kept, group = map(int, match.groups())
+        is_good = 0 < kept < group <= _LARGEST_GROUP
+        return ("n of m", (kept, group)) if is_good else None
+    if match := re.fullmatch(r"(max )?(\d+(?:x\d+)*)", name):
+        shape = tuple(map(int, match[2].split("x")))
+        kind = "max" if match[1] else "mean"
+        return (kind, shape) if math.prod(shape) > 1 else None
+    return None

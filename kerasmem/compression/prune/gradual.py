@@ -6,15 +6,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kerasmem.compression.gradient_evidence import GradientEvidence
-from kerasmem.compression.prune.ahead import Ranked
 from kerasmem.compression.prune.apply import changes, choose_masks
+from kerasmem.compression.prune.config import CRITERIA, GRADIENT, INPUTS, UNSTRUCTURED
 from kerasmem.compression.prune.inputs import input_norms
 from kerasmem.compression.prune.masks import Masks
-from kerasmem.compression.prune.patterns import UNSTRUCTURED
 from kerasmem.compression.prune.plan import make_plan
-from kerasmem.compression.prune.regrowth import RigL, exchange
-from kerasmem.compression.prune.scores import CRITERIA, GRADIENT, INPUTS, scores
-from kerasmem.compression.prune.selection import removed_count
+from kerasmem.compression.prune.schedules import RigL
+from kerasmem.compression.prune.scores import Ranked, exchange, removed_count, scores
 from kerasmem.graph.values import to_numpy
 from kerasmem.records import WeightChange
 

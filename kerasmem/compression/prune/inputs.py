@@ -1,17 +1,16 @@
 """How large the inputs are that each entry of a kernel multiplies."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
-from kerasmem.backends.shadow import shadow
 from kerasmem.errors import ConfigError
-from kerasmem.files.data import sample_inputs
-from kerasmem.graph.kernels import reduced_axes
+from kerasmem.files.data import input_batches, sample_inputs
+from kerasmem.graph.kernels import einsum_parts, reduced_axes
 from kerasmem.graph.layers import Weight
+from kerasmem.graph.observe import LayerCall, observe
 from kerasmem.graph.values import to_numpy
 
 _SAMPLES, _BATCH_SIZE = 256, 32
@@ -50,11 +49,9 @@ def input_norms(model: Any, data: Any, weights: Sequence[Weight]) -> list[np.nda
             "data=x (--data on the command line). Received: data=None."
         )
     squares: dict[int, Any] = {}
-    with ExitStack() as hooks:
-        for owner in {id(weight.owner): weight.owner for weight in weights}.values():
-            hooks.callback(shadow(owner, "call", _adding(owner, squares)))
-        for batch in _batches(sample_inputs(data, _SAMPLES)):
-            model(batch, training=False)
+    batches = input_batches((sample_inputs(data, _SAMPLES),), _SAMPLES, _BATCH_SIZE)
+    owners = [weight.owner for weight in weights]
+    observe(model, batches, owners, inputs=lambda call: _add(call, squares))
     missing = [weight.path for weight in weights if id(weight.owner) not in squares]
     if missing:
         raise ConfigError(
@@ -64,21 +61,15 @@ def input_norms(model: Any, data: Any, weights: Sequence[Weight]) -> list[np.nda
     return [_norms(weight, squares[id(weight.owner)]) for weight in weights]
 
 
-def _adding(owner: Any, squares: dict[int, Any]) -> Callable[..., Any]:
-    """Return what adds up the squares of a layer's input, over all but its features."""
-    axes = _feature_axes(owner)
-
-    def call(original: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        values = to_numpy(inputs).astype("float64")
-        features = tuple(axis % values.ndim for axis in axes)
-        rest = tuple(axis for axis in range(values.ndim) if axis not in features)
-        # Transposed, so that the features come in the order of the kernel's axes.
-        summed = np.square(values).transpose((*rest, *features))
-        summed = summed.sum(tuple(range(len(rest))))
-        squares[id(owner)] = squares.get(id(owner), 0.0) + summed
-        return original(inputs, *args, **kwargs)
-
-    return call
+def _add(call: LayerCall, squares: dict[int, Any]) -> None:
+    """Add up the squares of a layer's input, over all but its features."""
+    values = to_numpy(call.x).astype("float64")
+    features = tuple(axis % values.ndim for axis in _feature_axes(call.layer))
+    rest = tuple(axis for axis in range(values.ndim) if axis not in features)
+    # Transposed, so that the features come in the order of the kernel's axes.
+    summed = np.square(values).transpose((*rest, *features))
+    summed = summed.sum(tuple(range(len(rest))))
+    squares[id(call.layer)] = squares.get(id(call.layer), 0.0) + summed
 
 
 def _feature_axes(owner: Any) -> list[int]:
@@ -86,8 +77,7 @@ def _feature_axes(owner: Any) -> list[int]:
     if isinstance(owner, _CONVOLUTIONS):
         return [1 if owner.data_format == "channels_first" else -1]
     if isinstance(owner, keras.layers.EinsumDense):
-        given, kernel = owner.equation.replace(" ", "").split("->")[0].split(",")
-        output = owner.equation.replace(" ", "").split("->")[1]
+        given, kernel, output = einsum_parts(owner.equation)
         # From the end: where there are dots, the number of axes before is open.
         from_end = given.replace("...", ".")[::-1]
         return [-1 - from_end.index(c) for c in kernel if c not in output]
@@ -103,10 +93,3 @@ def _norms(weight: Weight, squares: np.ndarray) -> np.ndarray:
         return np.repeat(groups.T, shape[-1] // len(groups), axis=1)
     axes = reduced_axes(weight)
     return norms.reshape([n if axis in axes else 1 for axis, n in enumerate(shape)])
-
-
-def _batches(samples: Any) -> Iterator[Any]:
-    count = len(keras.tree.flatten(samples)[0])
-    for start in range(0, count, _BATCH_SIZE):
-        end = start + _BATCH_SIZE
-        yield keras.tree.map_structure(lambda array: array[start:end], samples)  # noqa: B023

@@ -1,18 +1,26 @@
-"""Keeping pruned weights at zero while the model trains, inside the compiled step."""
+"""Keeping pruned weights at zero while the model trains, inside the compiled step.
 
+A mask takes one bit per entry where a step unpacks them at no cost.
+"""
+
+import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any
 
+import keras
 import numpy as np
 from keras import ops
 
 from kerasmem.backends import current
 from kerasmem.backends.gradients import innermost
+from kerasmem.backends.step_state import direct_writes, is_compiled_by_xla
 from kerasmem.compression.prune.apply import zero_out
-from kerasmem.compression.prune.direct_writes import DirectWrites
-from kerasmem.compression.prune.mask_codes import decode, decode_in_step, encode
+from kerasmem.compression.prune.plan import make_plan
 from kerasmem.graph.values import to_numpy
+
+if TYPE_CHECKING:
+    from kerasmem.compression.prune.config import Prune
 
 
 class Masks:
@@ -35,12 +43,11 @@ class Masks:
     ) -> None:
         self._variables = list(variables)
         # XLA unpacks bits in the same pass in which it masks; others take more of them.
-        self._packed = current().name == "jax" or model.jit_compile is True
+        self._packed = is_compiled_by_xla(model)
         self._links: list[_Link] = []
         self._undo: list[Callable[[], None]] = []
-        self._direct: DirectWrites | None = None
-        if current().name == "jax":
-            self._direct = DirectWrites(model)
+        self._direct = direct_writes(model)
+        if self._direct is not None:
             self._undo.append(self._direct.release)
         for index, variable in enumerate(self._variables):
             link = _Link(model.optimizer, variable)
@@ -143,6 +150,13 @@ def zeros_kept(trainer: Any, variables: Sequence[Any]) -> Iterator[None]:
         trainer.train_function = None
 
 
+def preserve_zeros(
+    config: "Prune", model: Any, trainer: Any
+) -> AbstractContextManager[None]:
+    """Return a scope in which the zeros of a pruned model stay zero in training."""
+    return zeros_kept(trainer, make_plan(model, config).variables)
+
+
 class _Link:
     """One mask of one variable, as a step sees it."""
 
@@ -205,3 +219,46 @@ def _moving_average(optimizer: Any, variable: Any) -> Any:
     averages = inner._model_variables_moving_average
     pairs = zip(inner._trainable_variables, averages, strict=True)
     return next((a for v, a in pairs if v is variable), None)
+
+
+_BITS = np.array([[1], [2], [4], [8], [16], [32], [64], [128]], "uint8")
+
+
+def encode(mask: np.ndarray, *, packed: bool) -> np.ndarray:
+    """Return a bool mask as it is kept: eight entries in a byte, or as it is.
+
+    The entries of one byte lie an eighth of the array apart: so those of one bit are
+    neighbors, and a processor unpacks many at once.
+
+    Example:
+        >>> encode(np.array([True, False, True]), packed=True)
+        array([5], dtype=uint8)
+    """
+    if not packed:
+        return mask
+    flat = np.pad(mask.ravel(), (0, -mask.size % len(_BITS)))
+    planes = flat.view("uint8").reshape(len(_BITS), -1)
+    code = planes[0].copy()
+    # Several times as quick as np.packbits, which takes the planes entry by entry.
+    for place, plane in enumerate(planes[1:], start=1):
+        code |= plane << place
+    return code
+
+
+def decode(code: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+    """Return the mask of `shape` that `encode` made `code` of."""
+    if code.dtype == bool:
+        return code
+    flat = (code & _BITS).ravel() != 0
+    return flat[: math.prod(shape)].reshape(shape)
+
+
+def decode_in_step(code: Any, shape: Sequence[int]) -> Any:
+    """Return the mask that a state holds as a bool tensor."""
+    code = ops.convert_to_tensor(code)
+    if keras.backend.standardize_dtype(code.dtype) == "bool":
+        return code
+    bits = ops.convert_to_tensor(_BITS)
+    flat = ops.reshape(ops.not_equal(ops.bitwise_and(code, bits), 0), (-1,))
+    size = math.prod(shape)
+    return ops.reshape(flat if size % len(_BITS) == 0 else flat[:size], tuple(shape))

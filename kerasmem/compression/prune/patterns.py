@@ -5,19 +5,13 @@ Narang, Undersander and Diamos, "Block-Sparse Recurrent Neural Networks", 2017.
 """
 
 import abc
-import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from kerasmem.compression.prune.selection import keep_largest_of_all, removed_count
-from kerasmem.errors import ConfigError
-
-UNSTRUCTURED = "unstructured"
-_LARGEST_GROUP = 1 << 16
+from kerasmem.compression.prune.config import UNSTRUCTURED, check_pattern
+from kerasmem.compression.prune.scores import keep_largest_of_all, removed_count
 
 
 class Pattern(abc.ABC):
@@ -70,11 +64,6 @@ class NOfM(Pattern):
 
     kept: int
     group: int
-
-    @property
-    def sparsity(self) -> float:
-        """Return the share of zeros that the pattern has."""
-        return 1 - self.kept / self.group
 
     def masks(
         self, scores: Sequence[np.ndarray], sparsity: float, axes: Sequence[int]
@@ -161,30 +150,6 @@ class Blocks(Pattern):
         return tuple(map(min, lengths, (max(length, 1) for length in shape)))
 
 
-def pattern_name(given: Any) -> str:
-    """Return a pattern as text: `"unstructured"`, `"2:4"`, `"4x4"`, `"max 4x4"`.
-
-    Args:
-        given: such a text, or the lengths of a block, such as `(4, 4)`.
-
-    Raises:
-        ConfigError: if it is neither.
-    """
-    name = given
-    if not isinstance(given, str):
-        try:
-            name = "x".join(str(int(length)) for length in given)
-        except (TypeError, ValueError):
-            name = None
-    if name is None or _parsed(name) is None:
-        raise ConfigError(
-            'A pattern of Prune is "unstructured", "2:4" for two that stay of every '
-            'four, lengths of a block such as (4, 4) or "4x4", or "max 4x4" for blocks '
-            f"scored by their largest entry. Received: pattern={given!r}."
-        )
-    return name
-
-
 def parse_pattern(name: str) -> Pattern:
     """Return the pattern that `pattern_name` named.
 
@@ -192,16 +157,7 @@ def parse_pattern(name: str) -> Pattern:
         >>> parse_pattern("2:4"), parse_pattern("max 4x1")
         (NOfM(kept=2, group=4), Blocks(shape=(4, 1), largest=True))
     """
-    return _parsed(pattern_name(name)) or Unstructured()
-
-
-def _parsed(name: str) -> Pattern | None:
-    if name == UNSTRUCTURED:
+    kind, numbers = check_pattern(name)
+    if kind == UNSTRUCTURED:
         return Unstructured()
-    if match := re.fullmatch(r"(\d+):(\d+)", name):
-        kept, group = map(int, match.groups())
-        return NOfM(kept, group) if 0 < kept < group <= _LARGEST_GROUP else None
-    if match := re.fullmatch(r"(max )?(\d+(?:x\d+)*)", name):
-        shape = tuple(map(int, match[2].split("x")))
-        return Blocks(shape, bool(match[1])) if math.prod(shape) > 1 else None
-    return None
+    return NOfM(*numbers) if kind == "n of m" else Blocks(numbers, kind == "max")

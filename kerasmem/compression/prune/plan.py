@@ -1,24 +1,32 @@
-"""Which weights are pruned, how far, and which are ranked together."""
+"""Which weights are pruned, how far, and which are ranked together.
 
+Source: Evci, Gale, Menick, Castro and Elsen, "Rigging the Lottery: Making All Tickets
+Winners", 2020 (Erdos-Renyi and its version for kernels).
+"""
+
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import keras
 
-from kerasmem.compression.prune.allocation import (
+from kerasmem.compression.prune.config import (
+    CRITERIA,
     ERDOS_RENYI,
     ERDOS_RENYI_KERNEL,
-    erdos_renyi,
+    INPUTS,
 )
 from kerasmem.compression.prune.inputs import why_no_inputs
-from kerasmem.compression.prune.output_layers import output_layers
 from kerasmem.compression.prune.patterns import parse_pattern
-from kerasmem.compression.prune.scores import CRITERIA, INPUTS
-from kerasmem.compression.regular_expressions import check_all_mean_one, means
+from kerasmem.compression.regular_expressions import (
+    check_every_pattern_matches,
+    matches,
+)
 from kerasmem.errors import ModelError
+from kerasmem.graph.calls import Trace, trace
 from kerasmem.graph.kernels import is_depthwise, is_kernel, reduced_axes
-from kerasmem.graph.layers import Weight, weights
+from kerasmem.graph.layers import Weight, sublayers, weights
 
 if TYPE_CHECKING:
     from kerasmem.compression.prune.config import Prune
@@ -46,12 +54,12 @@ class Plan:
         """Return the variables that are pruned."""
         return [weight.variable for weight in self.chosen]
 
-    def criterion(self, choice: "Prune") -> str:
+    def criterion(self, config: "Prune") -> str:
         """Return by what entries are ranked: within one array its scale is nothing."""
         alone = all(len(group) == 1 for group in self.groups)
-        if alone and choice.criterion == "magnitude/rms":
+        if alone and config.criterion == "magnitude/rms":
             return "magnitude"
-        return choice.criterion
+        return config.criterion
 
     @property
     def axes(self) -> list[int]:
@@ -59,7 +67,7 @@ class Plan:
         return [(reduced_axes(weight) or (0,))[-1] for weight in self.chosen]
 
 
-def make_plan(model: Any, choice: "Prune") -> Plan:
+def make_plan(model: Any, config: "Prune") -> Plan:
     """Return which weights of `model` are pruned, and how far.
 
     Raises:
@@ -67,9 +75,9 @@ def make_plan(model: Any, choice: "Prune") -> Plan:
         ConfigError: if a pattern of `include`, `exclude` or `ratios` matches no weight.
     """
     everything = list(weights(model))
-    check_all_mean_one(model, everything, choice.patterns_by_field())
+    check_every_pattern_matches(model, everything, config.patterns_by_field())
     last = output_layers(model, everything)
-    reasons = [(w, why_not(w, choice, id(w.owner) in last)) for w in everything]
+    reasons = [(w, why_not(w, config, id(w.owner) in last)) for w in everything]
     chosen = tuple(weight for weight, reason in reasons if reason is None)
     if not chosen:
         raise ModelError(
@@ -80,39 +88,39 @@ def make_plan(model: Any, choice: "Prune") -> Plan:
         )
     return Plan(
         chosen,
-        tuple(_sparsities(chosen, choice)),
-        tuple(_groups(chosen, choice)),
+        tuple(_sparsities(chosen, config)),
+        tuple(_groups(chosen, config)),
         tuple((weight, reason) for weight, reason in reasons if reason is not None),
     )
 
 
-def why_not(weight: Weight, choice: "Prune", is_output: bool) -> str | None:  # noqa: FBT001
+def why_not(weight: Weight, config: "Prune", is_output: bool) -> str | None:  # noqa: FBT001
     """Return why a weight is left alone, or None if it is pruned."""
     dtype = keras.backend.standardize_dtype(weight.variable.dtype)
     if not keras.backend.is_float_dtype(dtype):
         return f"is {dtype} already"
-    if means(choice.exclude, weight):
+    if matches(config.exclude, weight):
         return "is excluded"
-    if not means((*choice.include, *(p for p, _ in choice.ratios)), weight):
+    if not matches((*config.include, *(p for p, _ in config.ratios)), weight):
         if not is_kernel(weight):
             return "is no kernel or embedding table"
         if is_depthwise(weight):
             return "is depthwise: few weights, each one matters"
         if is_output:
             return "is of the output layer"
-    if CRITERIA[choice.criterion] == INPUTS and (reason := why_no_inputs(weight)):
+    if CRITERIA[config.criterion] == INPUTS and (reason := why_no_inputs(weight)):
         return reason
-    return parse_pattern(choice.pattern).why_not(weight.variable.shape)
+    return parse_pattern(config.pattern).why_not(weight.variable.shape)
 
 
-def _sparsities(chosen: Sequence[Weight], choice: "Prune") -> list[float]:
-    own = [_ratio(weight, choice) for weight in chosen]
-    shared = [choice.sparsity] * len(chosen)
-    if choice.scope in (ERDOS_RENYI, ERDOS_RENYI_KERNEL):
+def _sparsities(chosen: Sequence[Weight], config: "Prune") -> list[float]:
+    own = [_ratio(weight, config) for weight in chosen]
+    shared = [config.sparsity] * len(chosen)
+    if config.scope in (ERDOS_RENYI, ERDOS_RENYI_KERNEL):
         rest = [index for index, ratio in enumerate(own) if ratio is None]
         shapes = [tuple(chosen[index].variable.shape) for index in rest]
-        kernel = choice.scope == ERDOS_RENYI_KERNEL
-        found = erdos_renyi(shapes, choice.sparsity, kernel=kernel)
+        kernel = config.scope == ERDOS_RENYI_KERNEL
+        found = erdos_renyi(shapes, config.sparsity, kernel=kernel)
         for index, sparsity in zip(rest, found, strict=True):
             shared[index] = sparsity
     return [
@@ -121,21 +129,102 @@ def _sparsities(chosen: Sequence[Weight], choice: "Prune") -> list[float]:
     ]
 
 
-def _groups(chosen: Sequence[Weight], choice: "Prune") -> list[tuple[int, ...]]:
+def _groups(chosen: Sequence[Weight], config: "Prune") -> list[tuple[int, ...]]:
     """Return the indices that are ranked together; those with a ratio stand alone."""
     together: dict[Any, list[int]] = {}
     for index, weight in enumerate(chosen):
         key: Any = index
-        if _ratio(weight, choice) is None:
-            if choice.scope == "global":
+        if _ratio(weight, config) is None:
+            if config.scope == "global":
                 key = "global"
-            elif isinstance(choice.scope, tuple):
-                matching = (p for p in choice.scope if means([p], weight))
+            elif isinstance(config.scope, tuple):
+                matching = (p for p in config.scope if matches([p], weight))
                 key = next(matching, index)
         together.setdefault(key, []).append(index)
     return [tuple(indices) for indices in together.values()]
 
 
-def _ratio(weight: Weight, choice: "Prune") -> float | None:
-    matching = (r for p, r in choice.ratios if means([p], weight))
+def _ratio(weight: Weight, config: "Prune") -> float | None:
+    matching = (r for p, r in config.ratios if matches([p], weight))
     return next(matching, None)
+
+
+def erdos_renyi(
+    shapes: Sequence[Sequence[int]], sparsity: float, *, kernel: bool
+) -> list[float]:
+    """Return a sparsity per weight, lower where a weight is small; `sparsity` in all.
+
+    The share that stays is proportional to the sum of the axes over their product,
+    and at most 1.
+
+    Args:
+        shapes: those of the weights, of two axes or more.
+        sparsity: share of all entries to remove, in [0, 1).
+        kernel: whether all axes count, or only the last two, inputs and outputs.
+
+    Example:
+        >>> [round(s, 3) for s in erdos_renyi([(8, 8), (64, 64)], 0.8, kernel=False)]
+        [0.0, 0.812]
+    """
+    sizes = [math.prod(shape) for shape in shapes]
+    counted = [tuple(shape) if kernel else tuple(shape)[-2:] for shape in shapes]
+    raw = [sum(axes) / math.prod(axes) for axes in counted]
+    full: set[int] = set()
+    while True:
+        rest = [i for i in range(len(sizes)) if i not in full]
+        room = (1 - sparsity) * sum(sizes) - sum(sizes[i] for i in full)
+        share = room / sum(raw[i] * sizes[i] for i in rest) if rest else 0.0
+        over = {i for i in rest if share * raw[i] >= 1}
+        if not over:
+            return [0.0 if i in full else 1 - share * raw[i] for i in range(len(raw))]
+        full |= over
+
+
+def output_layers(model: Any, weights: list[Weight]) -> set[int]:
+    """Return the ids of the layers that come last of those with a kernel.
+
+    They are found by walking back from the outputs of the model. Of a model without a
+    graph it is the last layer with a kernel that it lists. Where no other layer has a
+    kernel, depthwise ones aside, there are none.
+
+    Args:
+        model: a built `keras.Model`.
+        weights: all of its weights.
+    """
+    kernels = [weight for weight in weights if is_kernel(weight)]
+    last = _last(model, {id(weight.owner) for weight in kernels})
+    others = {id(weight.owner) for weight in kernels if not is_depthwise(weight)}
+    return set() if last >= others else last
+
+
+def _last(model: Any, with_kernel: set[int]) -> set[int]:
+    found = trace(model, 1)
+    if found is not None:
+        return _makers(found, with_kernel)
+    for layer in reversed(model.layers):
+        inside = {id(each) for each in sublayers(layer)} & with_kernel
+        if inside:
+            return _last(layer, inside) if isinstance(layer, keras.Model) else inside
+    return set()
+
+
+def _makers(found: Trace, with_kernel: set[int]) -> set[int]:
+    """Return the layers with a kernel that are met first on the way back."""
+    makers = {id(x): call for call in found.calls for x in call.outputs}
+    last: set[int] = set()
+    waiting, seen = list(found.outputs), set()
+    while waiting:
+        tensor = waiting.pop()
+        call = makers.get(id(tensor))
+        if call is None or id(tensor) in seen:
+            continue
+        seen.add(id(tensor))
+        inside = {id(layer) for layer in _inside(call.operation)} & with_kernel
+        last |= inside
+        if not inside:
+            waiting += call.inputs
+    return last
+
+
+def _inside(operation: Any) -> list[Any]:
+    return sublayers(operation) if isinstance(operation, keras.layers.Layer) else []

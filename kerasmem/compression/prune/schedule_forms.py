@@ -3,15 +3,17 @@
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, ClassVar
 
-from kerasmem.compression.prune.regrowth import RigL, Splicing
+from kerasmem.compression.fields import from_tagged
 from kerasmem.compression.prune.schedules import (
     Constant,
     Cosine,
     Iterative,
     Polynomial,
+    RigL,
     Schedule,
+    Splicing,
 )
-from kerasmem.errors import ConfigError, did_you_mean
+from kerasmem.errors import ConfigError
 
 SCHEDULES: dict[str, type[Schedule]] = {
     schedule.name: schedule
@@ -79,7 +81,7 @@ def as_schedule(given: Any) -> Schedule:
 
 
 def schedule_from_json(config: dict[str, Any]) -> Schedule:
-    """Return the schedule that `Schedule.to_json` told.
+    """Return the schedule that `Schedule.to_json` described.
 
     Raises:
         ConfigError: if it is none, or an argument is unknown.
@@ -88,20 +90,8 @@ def schedule_from_json(config: dict[str, Any]) -> Schedule:
         >>> schedule_from_json({"schedule": "constant", "begin": 0.25}).begin
         0.25
     """
-    arguments = dict(config)
-    name = arguments.pop("schedule", None)
-    if name not in SCHEDULES:
-        raise ConfigError(
-            f"A schedule is one of {', '.join(SCHEDULES)}; one that was borrowed has "
-            f"to be handed in itself. Received: schedule={name!r}."
-            f"{did_you_mean(name, SCHEDULES)}"
-        )
-    try:
-        return SCHEDULES[name](**arguments)
-    except TypeError as error:
-        raise ConfigError(
-            f"Wrong arguments for the schedule {name!r}: {error}."
-        ) from error
+    what = "A schedule (a borrowed one has to be handed in itself)"
+    return from_tagged(what, SCHEDULES, config, "schedule")
 
 
 def _from_tfmot(schedule: Any) -> Schedule:

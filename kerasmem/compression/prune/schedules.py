@@ -3,8 +3,10 @@
 A place in a training is a share of it (0 to 1), a number of updates as
 `optimizer.iterations` counts them, or a number of epochs.
 
-Source: Zhu and Gupta, "To prune, or not to prune: exploring the efficacy of pruning for
-model compression", 2017 (the cubic rise).
+Sources: Zhu and Gupta, "To prune, or not to prune: exploring the efficacy of pruning
+for model compression", 2017 (the cubic rise); Evci, Gale, Menick, Castro and Elsen,
+"Rigging the Lottery: Making All Tickets Winners", 2020 (RigL); Guo, Yao and Chen,
+"Dynamic Network Surgery for Efficient DNNs", 2016 (splicing).
 """
 
 import abc
@@ -12,9 +14,11 @@ import math
 from dataclasses import KW_ONLY, asdict, dataclass
 from typing import Any, ClassVar
 
+from kerasmem.compression.fields import check_share, check_whole, is_number
 from kerasmem.errors import ConfigError
 
 UNITS = ("share", "step", "epoch")
+_SPARSITY = "A sparsity is the share of weights that becomes zero"
 _UPDATES = 50  # where nothing else is asked for
 _ROUNDING = 1e-9
 
@@ -168,7 +172,7 @@ class Polynomial(Schedule):
     def __post_init__(self) -> None:
         super().__post_init__()
         _needs_end(self)
-        check_sparsity(self.initial, "initial")
+        check_share(_SPARSITY, self.initial, "initial")
         if not (is_number(self.power) and self.power > 0):
             raise ConfigError(
                 f"The power is more than 0. Received: power={self.power!r}."
@@ -198,7 +202,7 @@ class Cosine(Schedule):
     def __post_init__(self) -> None:
         super().__post_init__()
         _needs_end(self)
-        check_sparsity(self.initial, "initial")
+        check_share(_SPARSITY, self.initial, "initial")
 
     def rise(self, progress: float, final: float) -> float:
         """Return the sparsity at `progress`."""
@@ -225,11 +229,7 @@ class Iterative(Schedule):
     def __post_init__(self) -> None:
         super().__post_init__()
         _needs_end(self)
-        if not isinstance(self.rounds, int) or self.rounds < 1:
-            raise ConfigError(
-                "The rounds are a whole number from 1. "
-                f"Received: rounds={self.rounds!r}."
-            )
+        check_whole("rounds of Iterative", self.rounds, 1)
 
     @property
     def spacing(self) -> float | None:
@@ -245,18 +245,56 @@ class Iterative(Schedule):
         return 1 - (1 - final) ** (done / self.rounds)
 
 
-def check_sparsity(value: Any, name: str) -> None:
-    """Raise a `ConfigError` unless `value` is a share in [0, 1)."""
-    if not is_number(value) or not 0 <= value < 1:
-        raise ConfigError(
-            "A sparsity is the share of weights that becomes zero, at least 0 and "
-            f"less than 1. Received: {name}={value!r}."
-        )
+@dataclass(frozen=True)
+class RigL(Schedule):
+    """Sparse from `begin` on; every so often the smallest weights change places.
+
+    Those that leave are the smallest; those that come are where the gradient is
+    largest, and start at zero. How many change falls from `fraction` to none at `end`,
+    half a wave of a cosine.
+
+    Args:
+        fraction: share of the remaining weights that changes places at first, in
+            [0, 1).
+
+    Example:
+        >>> RigL(end=0.75).sparsity(0.1, 0.9)
+        0.9
+    """
+
+    _: KW_ONLY
+    end: float | None = 0.75
+    fraction: float = 0.3
+    name: ClassVar[str] = "rigl"
+    regrowth: ClassVar[str | None] = "gradient"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_share(_SPARSITY, self.fraction, "fraction")
+
+    def rise(self, progress: float, final: float) -> float:  # noqa: ARG002
+        """Return the final sparsity."""
+        return final
+
+    def exchanged(self, place: float) -> float:
+        """Return the share of the remaining weights that changes places at `place`."""
+        span = 0.0 if self.end is None else self.end - self.begin
+        progress = min(max((place - self.begin) / span, 0.0), 1.0) if span else 0.0
+        return self.fraction / 2 * (1 + math.cos(math.pi * progress))
 
 
-def is_number(value: Any) -> bool:
-    """Return True for an int or float."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
+@dataclass(frozen=True)
+class Splicing(Polynomial):
+    """A rise on which removed weights go on learning unseen, and may come back.
+
+    At every pruning all weights are ranked anew, the removed ones by the value they
+    would have by now. It takes a float32 per weight while training.
+    """
+
+    _: KW_ONLY
+    end: float | None = 0.75
+    name: ClassVar[str] = "splicing"
+    regrowth: ClassVar[str | None] = "splicing"
 
 
 def _needs_end(schedule: Schedule) -> None:

@@ -1,19 +1,19 @@
 """Weights in fewer bits."""
 
-from kerasmem.compression.quantize.config import Quantize
-from kerasmem.compression.quantize.dequantize import dequantize
-from kerasmem.compression.quantize.layer import QuantizedBlock
-from kerasmem.compression.quantize.repair import (
+from kerasmem.compression.quantize.config import (
+    Budget,
+    Calibration,
     Equalize,
     FoldBatchNorm,
+    Quantize,
     ReestimateBatchNorm,
 )
 
 __all__ = [
+    "Budget",
+    "Calibration",
     "Equalize",
     "FoldBatchNorm",
     "Quantize",
-    "QuantizedBlock",
     "ReestimateBatchNorm",
-    "dequantize",
 ]

@@ -3,24 +3,25 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import keras
+import numpy as np
 
-from kerasmem.compression.account import account
-from kerasmem.compression.noise import sqnr_db
+from kerasmem.backends.layer_weights import forget_float_weights
+from kerasmem.compression.account import account, sqnr_db
 from kerasmem.compression.quantize.coding import Coding
-from kerasmem.compression.quantize.given_scales import in_shape, scales_in
 from kerasmem.compression.quantize.layer import Place, to_quantized
 from kerasmem.compression.quantize.left_float import LISTED, NO_KERNEL, why_no_kernel
 from kerasmem.compression.quantize.math import finite
 from kerasmem.compression.quantize.owners import quantized_variables
 from kerasmem.compression.quantize.products import block_axes, is_product
-from kerasmem.compression.quantize.variable import (
-    QuantizedVariable,
-    forget_float_weights,
+from kerasmem.compression.quantize.variable import QuantizedVariable
+from kerasmem.compression.regular_expressions import (
+    check_every_pattern_matches,
+    matches,
 )
-from kerasmem.compression.regular_expressions import check_all_mean_one, means
 from kerasmem.errors import ModelError
 from kerasmem.graph.kernels import is_kernel, reduced_axes
 from kerasmem.graph.layers import Weight, sublayers, weights
@@ -33,12 +34,21 @@ if TYPE_CHECKING:
 _BLOCKS, _LEAST_BLOCK_BYTES = 16, 1 << 16
 
 
-Left = Callable[[Weight], bool]
+Exclude = Callable[[Weight], bool]
 """Tells of a weight that is to be left alone."""
 
 
+Scales = Mapping[str, np.ndarray]
+"""Learned scales by the names of weights, see `name_of`."""
+
+NO_SCALES: Scales = MappingProxyType({})
+
+
 def quantize_weights(
-    model: Any, choice: "Quantize", left: Left = lambda _: False
+    model: Any,
+    choice: "Quantize",
+    left: Exclude = lambda _: False,
+    scales: Scales = NO_SCALES,
 ) -> list[WeightChange]:
     """Store the kernels and embedding tables of `model` in fewer bits, in place.
 
@@ -46,21 +56,20 @@ def quantize_weights(
         model: a built model.
         choice: how, and of which weights.
         left: tells of more weights to leave alone.
+        scales: those that were learned; all others are those of the largest entries.
 
     Returns:
         One change per weight of the model, changed or left alone and why.
 
     Raises:
-        ModelError: if there is none that is float, or one with NaN or infinity, or
-            scales are of another model.
+        ModelError: if there is none that is float, or one with NaN or infinity.
         ConfigError: if a regular expression means no weight.
     """
     reasons = choose(model, choice, left)
     everything = [weight for weight, _ in reasons]
     block = largest_block(everything)
-    given = scales_in(model, everything, choice.scales)
     places = {
-        id(weight): place_of(weight, choice, block, given.get(id(weight.variable)))
+        id(weight): place_of(weight, choice, block, scales.get(name_of(model, weight)))
         for weight, reason in reasons
         if reason is None
     }
@@ -101,7 +110,7 @@ def store(
 
 
 def choose(
-    model: Any, choice: "Quantize", left: Left = lambda _: False
+    model: Any, choice: "Quantize", left: Exclude = lambda _: False
 ) -> list[tuple[Weight, str | None]]:
     """Return every weight of a model with why it is left alone, None if it is not.
 
@@ -110,7 +119,7 @@ def choose(
         ConfigError: if a regular expression means no weight.
     """
     everything = list(weights(model))
-    check_all_mean_one(
+    check_every_pattern_matches(
         model, everything, {"include": choice.include, "exclude": choice.exclude}
     )
     reasons = [
@@ -153,12 +162,12 @@ def _why_not(
     return None
 
 
-def _why_not_meant(weight: Weight, choice: "Quantize", left: Left) -> str | None:
-    if left(weight) or means(choice.exclude, weight):
+def _why_not_meant(weight: Weight, choice: "Quantize", left: Exclude) -> str | None:
+    if left(weight) or matches(choice.exclude, weight):
         return "is excluded"
     if is_kernel(weight):
         return None
-    if not means(choice.include, weight):
+    if not matches(choice.include, weight):
         return NO_KERNEL if choice.include else why_no_kernel(weight)
     if weight.attribute is None or len(weight.variable.shape) < 2:
         return "has fewer than two axes, or is kept in a list"
@@ -169,7 +178,7 @@ def place_of(
     weight: Weight,
     choice: "Quantize",
     block_bytes: int,
-    scales: Sequence[float] | None = None,
+    scales: np.ndarray | None = None,
 ) -> Place:
     """Return where a weight is kept, and how a choice has it stored.
 
@@ -178,16 +187,31 @@ def place_of(
         choice: the scheme.
         block_bytes: most bytes of it that are to be float at once.
         scales: those that it is to have; None for those of its largest entries.
-
-    Raises:
-        ModelError: if there are more or less scales than it has.
     """
-    size = (choice.granularity, choice.group_size, choice.symmetric)
-    coding = Coding(choice.dtype, channel_axes(weight), *size)
+    coding = coding_of(choice, channel_axes(weight))
     place = placed(weight, coding, block_bytes, dynamic=choice.is_dynamic)
-    if scales is None:
-        return place
-    return replace(place, scales=in_shape(weight, coding, scales))
+    return replace(place, scales=scales)
+
+
+def coding_of(choice: "Quantize", axes: tuple[int, ...]) -> Coding:
+    """Return how a weight is stored whose output channels sum over `axes`."""
+    size = (choice.granularity, choice.group_size, choice.symmetric)
+    return Coding(choice.dtype, axes, *size)
+
+
+def name_of(model: Any, weight: Weight) -> str:
+    """Return what names a weight in a model and in all that are made of its config.
+
+    It is the layer's name and the weight's, such as `"dense/kernel"`, with the models
+    around it and, for a layer within a layer, its number there between them.
+    """
+    layers = sublayers(weight.block)
+    index = next(i for i, layer in enumerate(layers) if layer is weight.owner)
+    # A copy of a subclassed model may have another name.
+    place = () if weight.block is model else weight.place
+    within = (str(index),) if index else ()
+    own = weight.attribute or weight.variable.name
+    return "/".join([*place, *within, own.lstrip("_")])
 
 
 def channel_axes(weight: Weight) -> tuple[int, ...]:

@@ -1,25 +1,91 @@
-"""The choice of a number format for the weights."""
+"""The configs of what quantizes weights, and of what repairs its harm: fields alone."""
 
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar
+from typing import Annotated, ClassVar
 
-from kerasmem.compression.quantize.activations import METHODS
-from kerasmem.compression.quantize.adaptive import ADAPTIVE
-from kerasmem.compression.quantize.given_ranges import as_pairs
-from kerasmem.compression.quantize.given_scales import as_scales
-from kerasmem.compression.quantize.mixed import quantize_mixed
-from kerasmem.compression.quantize.repair.after import quantize_and_repair
-from kerasmem.compression.quantize.static import quantize_static
-from kerasmem.compression.regular_expressions import regular_expressions
+from kerasmem.compression.fields import Patterns, Whole, check_fields, is_number, nested
 from kerasmem.compression.technique import Technique
 from kerasmem.errors import ConfigError
-from kerasmem.records import WeightChange
 from kerasmem.units import parse_bytes
 
 DYNAMIC, STATIC, MIXED = "int8-dynamic", "int8-static", "mixed"
 SCHEMES = ("int8", DYNAMIC, STATIC, "int4", "float16", "bfloat16", MIXED)
 _SCALED = ("int8", DYNAMIC, "int4")
 GRANULARITIES = ("channel", "tensor", "group")
+ADAPTIVE = "adaptive"
+METHODS = ("min-max", "moving-average", "percentile", "mse", "entropy")
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """How the range of an activation is chosen, for `Quantize("int8-static")`.
+
+    Args:
+        method: `"min-max"` takes all that was seen; `"moving-average"` an average of
+            the batches' ends, late ones counting more; `"percentile"` leaves out the
+            ends of the distribution; `"mse"` and `"entropy"` search for the range with
+            the least squared error, or Kullback-Leibler divergence, of its codes.
+        percentile: percent of the values below the upper end, and above the lower one,
+            in (50, 100].
+        decay: weight of what was before each batch in a moving average, in [0, 1).
+        samples: most samples to look at, from 1.
+        batch_size: samples that go through the model at a time, from 1; batched data
+            keeps its own.
+
+    Raises:
+        ConfigError: if one of them cannot be used.
+
+    Example:
+        >>> Quantize("int8-static", calibration=Calibration("mse")).calibration.samples
+        512
+    """
+
+    method: Annotated[str, METHODS] = "min-max"
+    _: KW_ONLY
+    percentile: float = 99.99
+    decay: float = 0.9
+    samples: Annotated[int, Whole(1)] = 512
+    batch_size: Annotated[int, Whole(1)] = 32
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for name, least, most, expected in (
+            ("percentile", 50, 100, "above 50 and at most 100"),
+            ("decay", -1e-300, 1 - 1e-16, "at least 0 and below 1"),
+        ):
+            value = getattr(self, name)
+            if not is_number(value) or not least < value <= most:
+                raise ConfigError(
+                    f"The {name} of Calibration is {expected}. "
+                    f"Received: {name}={value!r}."
+                )
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The most that the weights of a model may take, for `Quantize("mixed")`.
+
+    Args:
+        max_bytes: most bytes of all weights in RAM, such as `"2MiB"`.
+
+    Raises:
+        ConfigError: if it is no size.
+
+    Example:
+        >>> Quantize("mixed", budget=Budget("2KiB")).budget.bytes
+        2048
+    """
+
+    max_bytes: int | str
+
+    def __post_init__(self) -> None:
+        parse_bytes(self.max_bytes)
+
+    @property
+    def bytes(self) -> int:
+        """The limit in bytes."""
+        return parse_bytes(self.max_bytes)
 
 
 @dataclass(frozen=True)
@@ -34,7 +100,7 @@ class Quantize(Technique):
             activations are int8 as well, in ranges that a calibration on `data` finds,
             and what there is a form for is computed with integers, as LiteRT does;
             BatchNormalization is folded before. `"mixed"` chooses int4, int8 or float16
-            for each layer, so that all weights fit into `max_bytes` with least noise in
+            for each layer, so that all weights fit into a `budget` with least noise in
             what layers make of `data`, or without data in weights.
         granularity: what shares a scale: an output `"channel"` (a row of an embedding
             table), the whole `"tensor"`, or a `"group"` of entries of a channel.
@@ -48,16 +114,8 @@ class Quantize(Technique):
             outputs on average, on `data`; fold BatchNormalization first.
         rounding: `"nearest"`, or `"adaptive"` for weights up or down as suits what
             their layer makes of `data` (AdaRound), for symmetric int4 and int8.
-        max_bytes: for `"mixed"`, most bytes of all weights in RAM, such as `"2MiB"`.
-        calibration: for `"int8-static"`, how ranges are found: `"min-max"`,
-            `"moving-average"`, `"percentile"`, `"mse"` or `"entropy"`.
-        calibration_samples: most samples to find them on, from 1.
-        ranges: for `"int8-static"`, ranges that are known, pairs of ends by the name
-            of a tensor, such as those of a `QuantizationAware`; a calibration finds
-            what they lack.
-        scales: for symmetric int4 and int8, scales that are known, numbers by the name
-            of a weight, such as those that a `QuantizationAware` has learned; all
-            others are those of the largest entries.
+        budget: for `"mixed"`, a `km.Budget`.
+        calibration: for `"int8-static"`, a `km.Calibration`; None for its defaults.
 
     Raises:
         ConfigError: if the scheme is unknown, or does not know of an argument.
@@ -67,83 +125,32 @@ class Quantize(Technique):
         'int4'
     """
 
-    scheme: str = "int8"
+    scheme: Annotated[str, SCHEMES] = "int8"
     _: KW_ONLY
-    granularity: str = "channel"
-    group_size: int = 128
+    granularity: Annotated[str, GRANULARITIES] = "channel"
+    group_size: Annotated[int, Whole(2)] = 128
     symmetric: bool = True
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
+    include: Patterns = ()
+    exclude: Patterns = ()
     bias_correction: bool = False
-    rounding: str = "nearest"
-    max_bytes: int | str | None = None
-    calibration: str = "min-max"
-    calibration_samples: int = 512
-    ranges: Any = ()
-    scales: Any = ()
+    rounding: Annotated[str, ("nearest", ADAPTIVE)] = "nearest"
+    budget: Budget | None = None
+    calibration: Calibration | None = None
 
     name: ClassVar[str] = "quantize"
-    trains_on: ClassVar[bool] = False
     freezes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        self._check_allowed(
-            {
-                "scheme": SCHEMES,
-                "granularity": GRANULARITIES,
-                "symmetric": (True, False),
-                "bias_correction": (True, False),
-                "rounding": ("nearest", ADAPTIVE),
-                "calibration": METHODS,
-            }
-        )
-        for field, least in {"group_size": 2, "calibration_samples": 1}.items():
-            size = getattr(self, field)
-            if not isinstance(size, int) or isinstance(size, bool) or size < least:
+        super().__post_init__()
+        for field, cls in (("budget", Budget), ("calibration", Calibration)):
+            value = nested("Quantize", field, cls, getattr(self, field))
+            object.__setattr__(self, field, value)
+        for rule in _REFUSED:
+            if rule.is_broken(self):
+                received = ", ".join(f"{f}={getattr(self, f)!r}" for f in rule.shown)
                 raise ConfigError(
-                    f"The {field} of Quantize is a whole number from {least}. "
-                    f"Received: {field}={size!r}."
+                    f"{rule.why.format(scheme=repr(self.scheme))} Received: {received}."
                 )
-        self._check_used()
-        object.__setattr__(self, "ranges", as_pairs(self.ranges))
-        object.__setattr__(self, "scales", as_scales(self.scales))
-        self._check_scheme()
-        self._check_scales()
-        for field in ("include", "exclude"):
-            patterns = regular_expressions("Quantize", field, getattr(self, field))
-            object.__setattr__(self, field, patterns)
-
-    def apply(self, model: Any, data: Any = None) -> list[WeightChange]:
-        """Store the kernels of `model` in fewer bits, in place.
-
-        With `data`, the account of the weights tells what layers lose in what they
-        make of it.
-
-        Raises:
-            ConfigError: for `"int8-static"`, which makes a new model.
-        """
-        if self.is_static:
-            raise ConfigError(
-                f"The scheme {self.scheme!r} makes a new model, it cannot change one "
-                "in place. Next: use km.compress, or `model, changes = "
-                f"Quantize({self.scheme!r}).applied(model, data)`. Received: "
-                f"apply({model.name!r})."
-            )
-        if self.scheme == MIXED:
-            return quantize_mixed(model, self, data)
-        return quantize_and_repair(model, self, data)
-
-    def applied(self, model: Any, data: Any = None) -> tuple[Any, list[WeightChange]]:
-        """Return the model in fewer bits; for `"int8-static"` it is a new one."""
-        if self.is_static:
-            return quantize_static(model, self, data)
-        return super().applied(model, data)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the choice as plain data."""
-        ranges = {name: list(ends) for name, ends in self.ranges}
-        scales = {path: list(numbers) for path, numbers in self.scales}
-        return {**super().to_json(), "ranges": ranges, "scales": scales}
 
     @property
     def dtype(self) -> str:
@@ -165,67 +172,132 @@ class Quantize(Technique):
         """Whether weights are symmetric codes, each with scales alone beside it."""
         return self.scheme in _SCALED and self.symmetric
 
-    def _check_used(self) -> None:
-        """Raise where a value that is not the default would change nothing."""
-        used = {
-            "group_size": (self.granularity == "group", "granularity='group'"),
-            "calibration": (self.is_static, f"scheme={STATIC!r}"),
-            "calibration_samples": (self.is_static, f"scheme={STATIC!r}"),
-        }
-        for field, (is_used, where) in used.items():
-            value = getattr(self, field)
-            if not is_used and value != getattr(Quantize, field):
-                raise ConfigError(
-                    f"The {field} of Quantize is for {where} alone. Received: "
-                    f"{field}={value!r}, scheme={self.scheme!r}, "
-                    f"granularity={self.granularity!r}."
-                )
 
-    def _check_scheme(self) -> None:
-        if (self.scheme == MIXED) != (self.max_bytes is not None):
-            raise ConfigError(
-                f"The scheme {MIXED!r} takes max_bytes, and no other does; on the "
-                f"command line it stands in a --recipe. Received: "
-                f"scheme={self.scheme!r}, max_bytes={self.max_bytes!r}."
-            )
-        if self.max_bytes is not None:
-            parse_bytes(self.max_bytes)
-        plain = self.granularity == "channel" and self.symmetric
-        if self.scheme in ("float16", "bfloat16") and not plain:
-            raise ConfigError(
-                f"The scheme {self.scheme!r} has no scales. Received: "
-                f"granularity={self.granularity!r}, symmetric={self.symmetric!r}."
-            )
-        integers = self.is_dynamic or self.is_static
-        if integers and (self.granularity == "group" or not self.symmetric):
-            raise ConfigError(
-                f"The scheme {self.scheme!r} sums integers over a whole channel: it is "
-                "symmetric, per channel or per tensor. Received: "
-                f"granularity={self.granularity!r}, symmetric={self.symmetric!r}."
-            )
-        if self.rounding == ADAPTIVE and not self.has_scales:
-            raise ConfigError(
-                "Adaptive rounding is for symmetric codes: 'int8', 'int8-dynamic' or "
-                f"'int4'. Received: rounding={self.rounding!r}, "
-                f"scheme={self.scheme!r}, symmetric={self.symmetric!r}."
-            )
-        if self.ranges and not self.is_static:
-            raise ConfigError(
-                f"Only the scheme {STATIC!r} knows of ranges. Received: "
-                f"scheme={self.scheme!r}, ranges of {len(self.ranges)} tensors."
-            )
-        if self.is_static and self.include:
-            raise ConfigError(
-                f"The scheme {self.scheme!r} takes all that has a form in int8, and no "
-                f"more. Received: include={self.include!r}."
-            )
+@dataclass(frozen=True)
+class _Refused:
+    """A combination of arguments that has no meaning.
 
-    def _check_scales(self) -> None:
-        nearest = self.rounding != ADAPTIVE
-        if self.scales and not (self.has_scales and nearest):
-            raise ConfigError(
-                "Scales that are known are for symmetric codes to nearest: 'int8', "
-                f"'int8-dynamic' or 'int4'. Received: scheme={self.scheme!r}, "
-                f"symmetric={self.symmetric!r}, rounding={self.rounding!r}, scales of "
-                f"{len(self.scales)} weights."
-            )
+    Args:
+        is_broken: tells it of a `Quantize`.
+        why: what is expected, with `{scheme}`.
+        shown: the fields that the message shows.
+    """
+
+    is_broken: Callable[[Quantize], bool]
+    why: str
+    shown: tuple[str, ...]
+
+
+_REFUSED = (
+    _Refused(
+        lambda q: q.granularity != "group" and q.group_size != Quantize.group_size,
+        "The group_size of Quantize is for granularity='group' alone.",
+        ("group_size", "granularity"),
+    ),
+    _Refused(
+        lambda q: q.calibration is not None and not q.is_static,
+        f"The calibration of Quantize is for scheme={STATIC!r} alone.",
+        ("calibration", "scheme"),
+    ),
+    _Refused(
+        lambda q: (q.scheme == MIXED) != (q.budget is not None),
+        f"The scheme {MIXED!r} takes a budget, such as km.Budget('2MiB'), and no other "
+        "does; on the command line it stands in a --recipe.",
+        ("scheme", "budget"),
+    ),
+    _Refused(
+        lambda q: (
+            q.scheme in ("float16", "bfloat16")
+            and not (q.granularity == "channel" and q.symmetric)
+        ),
+        "The scheme {scheme} has no scales.",
+        ("granularity", "symmetric"),
+    ),
+    _Refused(
+        lambda q: (
+            (q.is_dynamic or q.is_static)
+            and (q.granularity == "group" or not q.symmetric)
+        ),
+        "The scheme {scheme} sums integers over a whole channel: it is symmetric, per "
+        "channel or per tensor.",
+        ("granularity", "symmetric"),
+    ),
+    _Refused(
+        lambda q: q.rounding == ADAPTIVE and not q.has_scales,
+        "Adaptive rounding is for symmetric codes: 'int8', 'int8-dynamic' or 'int4'.",
+        ("rounding", "scheme", "symmetric"),
+    ),
+    _Refused(
+        lambda q: q.is_static and bool(q.include),
+        "The scheme {scheme} takes all that has a form in int8, and no more.",
+        ("include",),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class FoldBatchNorm(Technique):
+    """Fold each BatchNormalization into the layer with a kernel right before it.
+
+    The result computes in inference what the original does, with fewer layers. What
+    cannot be folded stays, and the account of the weights tells why.
+
+    Example:
+        >>> FoldBatchNorm().to_json()
+        {'technique': 'fold_batch_norm'}
+    """
+
+    name: ClassVar[str] = "fold_batch_norm"
+    undoes: ClassVar[tuple[str, ...]] = ("cluster",)
+
+
+@dataclass(frozen=True)
+class Equalize(Technique):
+    """Scale channels of neighboring layers until they are equally large.
+
+    What the model computes stays. Rounding with one scale for a whole kernel loses less
+    then; rounding per channel has less to gain. Fold BatchNormalization first: through
+    it no scale can pass.
+
+    Args:
+        replace_relu6: True to make a ReLU of each ReLU6 between two such layers, which
+            are left alone else. The model then computes something else wherever a
+            value was cut off at 6.
+
+    Raises:
+        ConfigError: if the argument is no bool.
+
+    Example:
+        >>> Equalize(replace_relu6=True).to_json()
+        {'technique': 'equalize', 'replace_relu6': True}
+    """
+
+    _: KW_ONLY
+    replace_relu6: bool = False
+
+    name: ClassVar[str] = "equalize"
+    undoes: ClassVar[tuple[str, ...]] = ("cluster",)
+
+
+@dataclass(frozen=True)
+class ReestimateBatchNorm(Technique):
+    """Gather the statistics of BatchNormalization anew, on the model as it is now.
+
+    After pruning, rounding or another step that changes what layers make; it takes
+    samples and no labels.
+
+    Args:
+        samples: most samples to look at, from 2.
+
+    Raises:
+        ConfigError: if there are too few samples.
+
+    Example:
+        >>> ReestimateBatchNorm(samples=256).to_json()
+        {'technique': 'reestimate_batch_norm', 'samples': 256}
+    """
+
+    _: KW_ONLY
+    samples: Annotated[int, Whole(2)] = 512
+
+    name: ClassVar[str] = "reestimate_batch_norm"

@@ -4,13 +4,15 @@ from typing import Any
 
 import keras
 
+from kerasmem.compression.quantize.aware.activations import FakeQuantize
 from kerasmem.compression.quantize.layer import Place, read_as
-from kerasmem.compression.quantize.owners import quantized_variables
+from kerasmem.compression.quantize.owners import stand_ins
 from kerasmem.compression.quantize.static.base import IntegerLayer
-from kerasmem.compression.quantize.variable import QuantizedVariable
+from kerasmem.compression.quantize.variable import StandIn
 from kerasmem.errors import ConfigError, ModelError, as_received
-from kerasmem.graph.clone import reloaded
+from kerasmem.graph.clone import compile_as, reloaded
 from kerasmem.graph.layers import own_variables, sublayers
+from kerasmem.graph.rebuild import Rebuild, Rewrite
 from kerasmem.graph.values import to_numpy
 
 
@@ -18,11 +20,14 @@ def dequantize(model: Any) -> Any:
     """Return a float model that computes what `model` does, of the layers it had.
 
     Its weights are what the codes stand for, so that stock Keras opens its file. Where
-    `"int8-dynamic"` rounded inputs as well, they are rounded no longer.
+    `"int8-dynamic"` rounded inputs as well, they are rounded no longer. Of a model that
+    `km.quantization_aware` made it is the model as it was trained, without fake
+    quantization.
 
     Args:
-        model: one with weights in int8, int4 or 16 bits; it is not touched. One of
-            `"int8-static"` is refused: its float form is the model it was made of.
+        model: one with weights in int8, int4 or 16 bits, or with fake quantization; it
+            is not touched. One of `"int8-static"` is refused: its float form is the
+            model it was made of.
 
     Raises:
         ConfigError: if `model` is no model.
@@ -40,11 +45,27 @@ def dequantize(model: Any) -> Any:
     _check(model)
     with read_as(_float_layer):
         made = reloaded(model)
-    for old, new in zip(sublayers(model), sublayers(made), strict=True):
+    for old, new in zip(_layers(model), _layers(made), strict=True):
         # It kept Keras from loading codes as if they were floats.
-        vars(new).pop(_LOADER, None)
-        _carry_over(old, new)
-    return made
+        if vars(new).pop(_LOADER, None) is not None:
+            _carry_over(old, new)
+    if not any(isinstance(layer, FakeQuantize) for layer in sublayers(made)):
+        return made
+    plain = Rebuild(_WithoutFakeQuantize()).run(made)
+    compile_as(plain, made)
+    return plain
+
+
+class _WithoutFakeQuantize(Rewrite):
+    """Leaves out the layers that round activations."""
+
+    def goes(self, node: Any) -> bool:
+        return isinstance(node.operation, FakeQuantize)
+
+
+def _layers(model: Any) -> list[Any]:
+    """Return the layers of a model that have a float form."""
+    return [each for each in sublayers(model) if not isinstance(each, FakeQuantize)]
 
 
 _LOADER = "load_own_variables"
@@ -72,20 +93,16 @@ def _nothing(store: Any) -> None:
 
 
 def _carry_over(old: Any, new: Any) -> None:
-    """Give a float layer the weights of the quantized one, if that has any."""
+    """Give a float layer the weights of the one that it was made of."""
     kernels = {
-        name: value
-        for name, value in vars(old).items()
-        if isinstance(value, QuantizedVariable)
+        name: value for name, value in vars(old).items() if isinstance(value, StandIn)
     }
     for name, kernel in kernels.items():
-        vars(new)[name].assign(kernel.coding.decode(*kernel.tensors()))
-    if kernels:
-        coded = [part for kernel in kernels.values() for part in kernel.coded.parts]
-        floats = [vars(new)[name] for name in kernels]
-        left = zip(_without(old, coded), _without(new, floats), strict=True)
-        for before, after in left:
-            after.assign(to_numpy(before))
+        vars(new)[name].assign(kernel.plain())
+    coded = [part for kernel in kernels.values() for part in kernel.parts]
+    floats = [vars(new)[name] for name in kernels]
+    for before, after in zip(_without(old, coded), _without(new, floats), strict=True):
+        after.assign(to_numpy(before))
 
 
 def _without(layer: Any, others: list[Any]) -> list[Any]:
@@ -103,7 +120,7 @@ def _check(model: Any) -> None:
             f"The model {model.name!r} computes with integers, so that it has no float "
             "form. Use the model that it was made of."
         )
-    if not quantized_variables(model):
+    if not stand_ins(model) and _layers(model) == sublayers(model):
         raise ModelError(
             f"The model {model.name!r} has nothing to dequantize: km.Quantize has "
             "stored none of its weights in fewer bits."

@@ -8,11 +8,13 @@ from typing import Any
 
 import keras
 
+from kerasmem.compression.quantize.aware.rounding import round_symmetric
 from kerasmem.compression.quantize.coding import Coded
 from kerasmem.compression.quantize.math import LIMIT
 from kerasmem.compression.quantize.products import in_blocks, is_convolution, product
 from kerasmem.compression.quantize.rows import Rows
 from kerasmem.compression.quantize.variable import QuantizedVariable
+from kerasmem.graph.kernels import einsum_parts
 
 
 def dynamic_product(layer: Any, inputs: Any, kernel: QuantizedVariable) -> Any:
@@ -46,6 +48,18 @@ def dynamic_product(layer: Any, inputs: Any, kernel: QuantizedVariable) -> Any:
     return ops.cast(ops.cast(total, "float32") * both, layer.compute_dtype)
 
 
+def rounded_inputs(layer: Any, inputs: Any) -> Any:
+    """Return inputs of a product as `dynamic_product` rounds them, with a gradient.
+
+    Args:
+        layer: one of which `is_product` is true.
+        inputs: float inputs of it.
+    """
+    axes = tuple(axis % len(inputs.shape) for axis in summed_axes(layer, inputs))
+    exact = round_symmetric(keras.ops.cast(inputs, "float32"), axes)
+    return keras.ops.cast(exact, inputs.dtype)
+
+
 def _product_scales(layer: Any, scales: Any, kernel: QuantizedVariable) -> Any:
     """Return what the summed integers are multiplied by."""
     own = kernel.scales.value
@@ -65,9 +79,9 @@ def summed_axes(layer: Any, inputs: Any) -> tuple[int, ...]:
         return tuple(range(1, len(inputs.shape)))
     if not isinstance(layer, keras.layers.EinsumDense):
         return (-1,)
-    equation, output = layer.equation.replace(" ", "").split("->")
+    taken, _, output = einsum_parts(layer.equation)
     # From the end: where there are dots, the number of axes before is open.
-    given = equation.split(",")[0].replace("...", ".")[::-1]
+    given = taken.replace("...", ".")[::-1]
     return tuple(
         -1 - place
         for place, letter in enumerate(given)

@@ -19,15 +19,22 @@ from typing import Any
 
 import keras
 
+from kerasmem.backends.layer_weights import unlocked
+from kerasmem.compression.quantize.aware.activations import FakeQuantize
+from kerasmem.compression.quantize.aware.inside import FakeQuantizedInside, inside_form
+from kerasmem.compression.quantize.aware.weights import (
+    FakeQuantizedVariable,
+    fake_quantize_weight,
+)
 from kerasmem.compression.quantize.coding import Coding
 from kerasmem.compression.quantize.owners import (
     OWNERS,
     QuantizedRecurrent,
     owner_form,
-    quantized_variables,
+    stand_ins,
 )
 from kerasmem.compression.quantize.products import has_lora
-from kerasmem.compression.quantize.variable import QuantizedVariable, replace_weight
+from kerasmem.compression.quantize.variable import StandIn, replace_weight
 from kerasmem.graph.layers import sublayers
 
 
@@ -41,6 +48,9 @@ class Place:
         coding: how it is stored.
         block_count: number of blocks in which it becomes float, where that matters.
         dynamic: whether what it multiplies is quantized too, in every call.
+        fake: whether the weight stays float, and is only read as it would be stored.
+        learned: whether the scales are trained then.
+        path: name of the weight for the user then.
         scales: of its codes, as they are stored; None for those of its largest entries.
             Only what the weight is to become depends on them, no config has them.
     """
@@ -50,19 +60,25 @@ class Place:
     coding: Coding
     block_count: int = 1
     dynamic: bool = False
+    fake: bool = False
+    learned: bool = False
+    path: str = ""
     scales: Any = field(default=None, compare=False)
 
     def to_json(self) -> dict[str, Any]:
         """Return this as plain data."""
         config = {**vars(self), "coding": self.coding.to_json()}
-        del config["scales"]
-        return config
+        gone = ("scales",) if self.fake else ("scales", "fake", "learned", "path")
+        return {key: value for key, value in config.items() if key not in gone}
 
     @classmethod
     def from_json(cls, config: dict[str, Any]) -> "Place":
         """Return what `to_json` told."""
         return cls(**{**config, "coding": Coding.from_json(config["coding"])})
 
+
+_LOOPS = (keras.layers.RNN, keras.layers.TimeDistributed)
+"""Layers that call others once a time step; the first of them with codes too."""
 
 _REGISTERED = {"package": "kerasmem", "name": "QuantizedLayer"}
 _LORA = ("lora_rank", "lora_alpha")
@@ -85,7 +101,10 @@ class QuantizedBlock(keras.layers.Layer):
         form = copy.deepcopy(self._float_form)
         form["config"].update(_lora(self))
         inner = {str(n): layer for n, layer in enumerate(sublayers(self)) if n}
+        quantizer = getattr(self, "inner_quantizer", None)
+        within = {} if quantizer is None else {"inside": quantizer.get_config()}
         return {
+            **within,
             "name": self.name,
             "trainable": self.trainable,
             "layer": form,
@@ -107,6 +126,8 @@ class QuantizedBlock(keras.layers.Layer):
         places = [Place.from_json(place) for place in config["weights"]]
         _set(layer, "_inner_lora", config.get("lora", {}))
         _become.get()(layer, config["layer"], places)
+        if "inside" in config:
+            round_inside(layer, FakeQuantize.from_config(config["inside"]))
         if layer.built:
             _enable_inner_lora(layer)
         return layer
@@ -141,13 +162,21 @@ def read_as(
         _become.reset(token)
 
 
+def round_inside(block: Any, quantizer: FakeQuantize) -> None:
+    """Have a `QuantizedBlock` round the tensor within it, see `inside_form`."""
+    if isinstance(block, QuantizedBlock):  # not where a float layer is wanted
+        with unlocked(block):
+            block.inner_quantizer = quantizer
+        _change_class(block, inside_form(block))
+
+
 def to_quantized(block: Any, places: list[Place]) -> None:
     """Replace the weights at `places` of a built layer by quantized ones, in place.
 
     Args:
         block: a layer that a model's config knows, or a subclassed model; some of its
             weights may be quantized already.
-        places: the weights, at least one.
+        places: the weights.
     """
     if isinstance(block, QuantizedBlock):
         form, places = block._float_form, [*block._places, *places]
@@ -184,19 +213,30 @@ def _replace_weights(block: Any) -> None:
         weight = vars(owner).get(place.attribute)
         if weight is None:
             missing = True
-        elif not isinstance(weight, QuantizedVariable):
-            coding = place.coding
-            holders = replace_weight(weight, owner, layers, coding, place.scales)
+        elif not isinstance(weight, StandIn):
+            holders = _stand_in_for(weight, owner, layers, place)
             stand_in = vars(owner)[place.attribute]
             stand_in.block_count, stand_in.dynamic = place.block_count, place.dynamic
             for holder in holders:
                 _change_class(holder, owner_form(holder))
+    is_fake = any(place.fake for place in block._places)
     for layer in layers:
-        if isinstance(layer, keras.layers.RNN) and quantized_variables(layer):
+        if isinstance(layer, _LOOPS[: 1 + is_fake]) and stand_ins(layer):
             _change_class(layer, QuantizedRecurrent)
     _set(block, "_missing", value=missing)
     if not missing:
         _enable_inner_lora(block)
+
+
+def _stand_in_for(
+    weight: Any, owner: Any, layers: list[Any], place: Place
+) -> list[Any]:
+    """Replace a float weight as its place says; return the layers that read it."""
+    coding = place.coding
+    if not place.fake:
+        return replace_weight(weight, owner, layers, coding, place.scales)
+    made = FakeQuantizedVariable(coding, weight, place.path, learned=place.learned)
+    return fake_quantize_weight(weight, owner, layers, made)
 
 
 def _lora(layer: Any) -> dict[str, Any]:
@@ -226,7 +266,7 @@ def _change_class(layer: Any, form: type) -> None:
 @functools.cache
 def _combined(form: type, cls: type) -> type:
     """Return a class that is `cls` and behaves as `form` where the two differ."""
-    known = (*OWNERS, QuantizedBlock)
+    known = (*OWNERS, FakeQuantizedInside, QuantizedBlock)
     name = cls.__name__ if issubclass(cls, known) else f"Quantized{cls.__name__}"
     combined = type(name, (form, cls), {"__module__": __name__})
     # All are saved under the one name that `QuantizedBlock.from_config` answers to.

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kerasmem.compression.quantize.budget import best_options
 from kerasmem.compression.quantize.repair.after import quantize_and_repair
 from kerasmem.errors import ModelError
 from kerasmem.graph.clone import clone
 from kerasmem.graph.layers import weights
 from kerasmem.records import WeightChange
-from kerasmem.units import format_bytes, parse_bytes
+from kerasmem.units import format_bytes
 
 if TYPE_CHECKING:
     from kerasmem.compression.quantize.config import Quantize
+
 
 CANDIDATES = ("int4", "int8", "float16")
 
@@ -78,7 +78,7 @@ def _choice(choice: "Quantize", name: str) -> "Quantize":
     if name == "float16":
         fields = ("granularity", "group_size", "symmetric")
         plain = {field: getattr(type(choice), field) for field in fields}
-    return replace(choice, scheme=name, max_bytes=None, **plain)
+    return replace(choice, scheme=name, budget=None, **plain)
 
 
 def _chosen(
@@ -96,13 +96,13 @@ def _chosen(
         [[sum(c.after_bytes for c in o) for o in each] for each in options]
     )
     noise = np.array([[_noise(o) for o in each] for each in options])
-    budget = parse_bytes(choice.max_bytes or 0)
+    budget = choice.budget.bytes if choice.budget else 0
     least = fixed + int(sizes.min(1).sum())
     if least > budget:
         raise ModelError(
             f"The weights of the model {model.name!r} take at least "
             f"{format_bytes(least)}, {format_bytes(fixed)} of them not quantized. "
-            f"Received: max_bytes={choice.max_bytes!r}."
+            f"Received: {choice.budget!r}."
         )
     return [CANDIDATES[n] for n in best_options(sizes, noise, budget - fixed)]
 
@@ -112,3 +112,35 @@ def _noise(changes: list[WeightChange]) -> float:
     outputs = [c.output_sqnr_db for c in changes if c.output_sqnr_db is not None]
     ratios = outputs[:1] or [c.sqnr_db for c in changes if c.sqnr_db is not None]
     return sum(10 ** (-ratio / 10) for ratio in ratios)
+
+
+def best_options(sizes: np.ndarray, harm: np.ndarray, budget: float) -> list[int]:
+    """Return for each row the number of an option, so that harm adds up to little.
+
+    All begin with their smallest option; then, again and again, the change is made that
+    takes off most harm for what it adds in size, as long as the budget allows one.
+
+    Args:
+        sizes: of shape `(rows, options)`.
+        harm: of the same shape.
+        budget: most that the sizes may add up to.
+
+    Example:
+        >>> sizes = np.array([[1, 2], [1, 2]])
+        >>> best_options(sizes, np.array([[5.0, 1.0], [9.0, 1.0]]), budget=3)
+        [0, 1]
+    """
+    rows = np.arange(len(sizes))
+    # Of equally small ones the one that harms least.
+    now = np.lexsort((harm, sizes), axis=1)[:, 0]
+    left = budget - sizes[rows, now].sum()
+    while True:
+        larger = sizes - sizes[rows, now][:, None]
+        less = harm[rows, now][:, None] - harm
+        allowed = (less > 0) & (larger <= left)
+        if not allowed.any():
+            return now.tolist()
+        gain = np.where(allowed, less / np.maximum(larger, 1e-9), -np.inf)
+        row, option = np.unravel_index(np.argmax(gain), gain.shape)
+        left -= larger[row, option]
+        now[row] = option

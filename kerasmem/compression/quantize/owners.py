@@ -5,7 +5,8 @@ from typing import Any
 
 import keras
 
-from kerasmem.compression.quantize.dynamic import dynamic_product
+from kerasmem.compression.quantize.aware.weights import FakeQuantizedVariable
+from kerasmem.compression.quantize.dynamic import dynamic_product, rounded_inputs
 from kerasmem.compression.quantize.products import (
     finished,
     has_lora,
@@ -13,7 +14,7 @@ from kerasmem.compression.quantize.products import (
     is_product,
     product,
 )
-from kerasmem.compression.quantize.variable import QuantizedVariable
+from kerasmem.compression.quantize.variable import QuantizedVariable, StandIn
 from kerasmem.graph.layers import sublayers
 from kerasmem.graph.masks import with_mask
 
@@ -25,9 +26,17 @@ class QuantizedReader(keras.layers.Layer):
         """Run the layer."""
         with ExitStack() as scopes:
             for value in vars(self).values():
-                if isinstance(value, QuantizedVariable):
+                if isinstance(value, StandIn):
                     scopes.enter_context(value.made_after(_first(args, kwargs)))
             return super().call(*args, **kwargs)
+
+    def save_own_variables(self, store: Any) -> None:
+        """Save the layer in its own way: the float weight where it still is."""
+        with ExitStack() as scopes:
+            for value in vars(self).values():
+                if isinstance(value, FakeQuantizedVariable):
+                    scopes.enter_context(value.floating())
+            super().save_own_variables(store)
 
 
 class QuantizedOwner(QuantizedReader):
@@ -48,7 +57,10 @@ class QuantizedProduct(QuantizedOwner):
     def call(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Multiply block by block, or integers by integers; else as ever."""
         kernel = vars(self).get("_kernel")
-        if isinstance(kernel, QuantizedVariable) and not has_lora(self):
+        if isinstance(kernel, FakeQuantizedVariable):
+            if kernel.dynamic and not has_lora(self):
+                inputs = rounded_inputs(self, inputs)
+        elif isinstance(kernel, QuantizedVariable) and not has_lora(self):
             if kernel.dynamic:
                 return finished(self, dynamic_product(self, inputs, kernel))
             if kernel.block_count > 1:
@@ -77,19 +89,14 @@ class QuantizedEmbedding(QuantizedOwner):
 
 
 class QuantizedRecurrent(keras.layers.Layer):
-    """An RNN that makes its cell's kernels float once a call, not once a time step."""
+    """A loop over time that makes kernels float once a call, not once a step."""
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """Run the layer with the float kernels at hand."""
-        kernels = quantized_variables(self)
-        for kernel in kernels:
-            with kernel.made_after(_first(args, kwargs)):
-                kernel.hoist()
-        try:
+        with ExitStack() as scopes:
+            for kernel in stand_ins(self):
+                scopes.enter_context(kernel.made_once(_first(args, kwargs)))
             return super().call(*args, **kwargs)
-        finally:
-            for kernel in kernels:
-                kernel.drop()
 
 
 OWNERS = (QuantizedReader, QuantizedRecurrent)
@@ -107,15 +114,23 @@ def owner_form(layer: Any) -> type:
         return QuantizedEmbedding
     if is_product(layer):
         return QuantizedProduct
-    # A layer that saves itself in a way of its own goes on doing so.
-    saves_as_keras = cls.save_own_variables.__module__.startswith("keras.")
-    return QuantizedOwner if saves_as_keras else QuantizedReader
+    return QuantizedOwner if saves_as_keras(layer) else QuantizedReader
+
+
+def saves_as_keras(layer: Any) -> bool:
+    """Return False for a layer that saves itself in a way of its own."""
+    return type(layer).save_own_variables.__module__.startswith(("keras.", "kerasmem."))
 
 
 def quantized_variables(layer: Any) -> list[QuantizedVariable]:
     """Return the quantized weights of a layer or model, each once."""
+    return [v for v in stand_ins(layer) if isinstance(v, QuantizedVariable)]
+
+
+def stand_ins(layer: Any) -> list[StandIn]:
+    """Return what stands for weights of a layer or model, each once."""
     values = (v for inner in sublayers(layer) for v in vars(inner).values())
-    found = {id(v): v for v in values if isinstance(v, QuantizedVariable)}
+    found = {id(v): v for v in values if isinstance(v, StandIn)}
     return list(found.values())
 
 

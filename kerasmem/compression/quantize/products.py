@@ -8,6 +8,7 @@ import keras
 from kerasmem.compression.quantize.coding import Coded
 from kerasmem.compression.quantize.rows import Rows
 from kerasmem.compression.quantize.variable import QuantizedVariable
+from kerasmem.graph.kernels import einsum_parts
 
 _CONVOLUTIONS = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
 _CALLS = (
@@ -87,8 +88,7 @@ def block_axes(layer: Any) -> tuple[int, int] | None:
         return None if layer.groups > 1 else (layer.rank + 1, 1 if first else -1)
     if not isinstance(layer, keras.layers.EinsumDense):
         return 1, -1
-    inputs, output = layer.equation.replace(" ", "").split("->")
-    given, kernel = inputs.split(",")
+    given, kernel, output = einsum_parts(layer.equation)
     axes = [
         # From the end: where there are dots, the number of axes before is open.
         (axis, -1 - output[::-1].index(letter))

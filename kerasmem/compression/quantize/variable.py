@@ -1,14 +1,15 @@
 """A weight that is small in RAM and float wherever a layer reads it."""
 
 import functools
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
 import keras
 
 from kerasmem import backends
+from kerasmem.backends.layer_weights import exchange_weight, unlocked
 from kerasmem.compression.quantize.coding import Coded, Coding
 from kerasmem.compression.quantize.rows import Rows
 from kerasmem.graph.values import represents, to_numpy
@@ -16,38 +17,97 @@ from kerasmem.graph.values import represents, to_numpy
 _SUFFIXES = {"codes": "", "scales": "_scale", "zero_points": "_zero_point"}
 
 
-class QuantizedVariable(keras.Variable):
-    """Stands in the place of a float weight of a layer, holding codes and scales.
+class StandIn(keras.Variable):
+    """Stands in the place of a float weight of a layer; subclasses say what it reads.
 
-    Any layer that reads the weight (`ops.matmul(x, self.kernel)`) gets what the codes
-    stand for, computed on the spot in the layer's compute dtype, so no layer needs to
-    know. `keras.Variable` is subclassed because that is what every backend asks for
-    when it turns a weight into a tensor; none of its own state is used.
+    Any layer that reads the weight (`ops.matmul(x, self.kernel)`) gets the `value`, so
+    no layer needs to know. `keras.Variable` is subclassed because that is what every
+    backend asks for when it turns a weight into a tensor; none of its own state is
+    used.
 
     Args:
         coding: how the weight is stored.
-        coded: the `keras.Variable`s that hold it.
         origin: the float weight that is replaced.
-        compute_dtype: dtype that the layer computes in.
 
     Attributes:
         block_count: number of blocks in which a layer may make the weight float.
         dynamic: whether what the weight multiplies is to be rounded to int8 too.
     """
 
+    def __init__(self, coding: Coding, origin: Any) -> None:
+        self.coding = coding
+        self.block_count = 1
+        self.dynamic = False
+        self._own_name, self._own_path = origin.name, origin.path
+        self._own_shape = origin.shape
+
+    @property
+    def parts(self) -> Sequence[Any]:
+        """The variables that a layer tracks in place of the float weight."""
+        raise NotImplementedError
+
+    def made_after(self, inputs: Any) -> AbstractContextManager[None]:
+        """Return a scope in which the float weight is not made before `inputs` is."""
+        raise NotImplementedError
+
+    def made_once(self, inputs: Any) -> AbstractContextManager[None]:
+        """Return a scope at whose beginning, after `inputs`, the weight is made."""
+        raise NotImplementedError
+
+    def plain(self) -> Any:
+        """Return the float weight as one without a stand-in has it."""
+        raise NotImplementedError
+
+    def lookup(self, indices: Any) -> Any:
+        """Return the float rows at `indices` of a table."""
+        return keras.ops.take(self.value, indices, axis=0)
+
+    name = property(lambda self: self._own_name)
+    path = property(lambda self: self._own_path)
+    shape = property(lambda self: self._own_shape)
+    ndim = property(lambda self: len(self._own_shape))
+    # LoRA sets it, to False.
+    trainable = property(lambda _: False, lambda _, value: None)  # noqa: ARG005
+    regularizer = property(lambda _: None)
+    constraint = property(lambda _: None)
+
+    def __repr__(self) -> str:
+        return (
+            f"<{type(self).__name__} path={self.path}, shape={self.shape}, "
+            f"{self.coding.dtype}>"
+        )
+
+
+class QuantizedVariable(StandIn):
+    """Holds codes and scales, and is read as what they stand for.
+
+    The float weight is computed on the spot in the layer's compute dtype.
+
+    Args:
+        coding: how the weight is stored.
+        coded: the `keras.Variable`s that hold it.
+        origin: the float weight that is replaced.
+        compute_dtype: dtype that the layer computes in.
+    """
+
     def __init__(
         self, coding: Coding, coded: Coded, origin: Any, compute_dtype: str
     ) -> None:
-        self.coding = coding
+        super().__init__(coding, origin)
         self.coded = coded
-        self.block_count = 1
-        self.dynamic = False
         self._hoisted = None
         self._waits_for = None
-        self._own_name, self._own_path = origin.name, origin.path
-        self._own_shape = origin.shape
         self._own_dtype = compute_dtype
         self._rows = coding.rows(tuple(origin.shape))
+
+    @property
+    def parts(self) -> Sequence[Any]:
+        """The variables with codes, scales and zero points."""
+        return self.coded.parts
+
+    def plain(self) -> Any:
+        """Return what the codes stand for, float32."""
+        return self.coding.decode(*self.tensors())
 
     @property
     def codes(self) -> Any:
@@ -79,6 +139,16 @@ class QuantizedVariable(keras.Variable):
         finally:
             self._waits_for = before
 
+    @contextmanager
+    def made_once(self, inputs: Any) -> Iterator[None]:
+        """Return a scope in which the float weight is computed once, at its begin."""
+        with self.made_after(inputs):
+            self.hoist()
+        try:
+            yield
+        finally:
+            self.drop()
+
     def hoist(self) -> None:
         """Compute the float weight once and keep it until `drop`."""
         self._hoisted = None
@@ -97,7 +167,7 @@ class QuantizedVariable(keras.Variable):
 
         ops = keras.ops
         if self._hoisted is not None:
-            return ops.take(self._hoisted, indices, axis=0)
+            return super().lookup(indices)
         flat = ops.reshape(indices, (-1,))
         rows = None if self._rows is None else self._rows.narrowed(0, -1)
         found = self.decoded(self.tensors()[0].map(taken), rows)
@@ -141,21 +211,7 @@ class QuantizedVariable(keras.Variable):
             variable.assign(new)
         return self.value
 
-    name = property(lambda self: self._own_name)
-    path = property(lambda self: self._own_path)
-    shape = property(lambda self: self._own_shape)
-    ndim = property(lambda self: len(self._own_shape))
     dtype = property(lambda self: self._own_dtype)
-    # LoRA sets it, to False.
-    trainable = property(lambda _: False, lambda _, value: None)  # noqa: ARG005
-    regularizer = property(lambda _: None)
-    constraint = property(lambda _: None)
-
-    def __repr__(self) -> str:
-        return (
-            f"<QuantizedVariable path={self.path}, shape={self.shape}, "
-            f"{self.coding.dtype}>"
-        )
 
 
 def replace_weight(
@@ -176,9 +232,7 @@ def replace_weight(
     """
     # Only if somebody asks: a file that is loaded lazily has the codes itself.
     coded = functools.cache(lambda: coding.encode(to_numpy(weight), scales))
-    with ExitStack() as scopes:
-        for part in weight.path.split("/")[:-1]:
-            scopes.enter_context(keras.name_scope(part))
+    with named_beside(weight):
         stored = coding.stored(tuple(weight.shape))
         variables = Coded(
             *(
@@ -197,9 +251,20 @@ def replace_weight(
         if value is weight
     ]
     for layer, name in holders:
-        _exchange(layer, name, weight, stand_in)
-    _track(owner, variables.parts)
+        exchange_weight(layer, name, weight, stand_in)
+    with unlocked(owner):
+        for variable in variables.parts:
+            owner._track_variable(variable)
     return [layer for layer, _ in holders]
+
+
+@contextmanager
+def named_beside(weight: Any) -> Iterator[None]:
+    """Return a scope for variables whose paths begin as that of a weight."""
+    with ExitStack() as scopes:
+        for part in weight.path.split("/")[:-1]:
+            scopes.enter_context(keras.name_scope(part))
+        yield
 
 
 def _fixed(
@@ -215,33 +280,3 @@ def _fixed(
     return keras.Variable(
         made, shape, dtype, trainable=False, autocast=False, name=name + suffix
     )
-
-
-def _exchange(layer: Any, attribute: str, old: Any, new: Any) -> None:
-    # A built layer is locked, and Keras offers no public way to exchange a weight; its
-    # own `quantize` does the same.
-    layer._untrack_variable(old)
-    if keras.backend.backend() == "tensorflow":
-        # TensorFlow keeps a list of its own, and with it the float weight alive.
-        layer._delete_tracking(attribute)
-    object.__setattr__(layer, attribute, new)
-
-
-def _track(layer: Any, variables: Any) -> None:
-    # See `_exchange`: the lock is Keras's own, and has to be opened for a moment.
-    layer._tracker.unlock()
-    for variable in variables:
-        layer._track_variable(variable)
-    layer._tracker.lock()
-
-
-def forget_float_weights(layers: list[Any]) -> None:
-    """Drop the references to replaced weights that the layers around them keep."""
-    if keras.backend.backend() != "torch":
-        return
-    modules = (module for layer in layers for module in layer.modules())
-    for module in {id(m): m for m in modules}.values():
-        if isinstance(module, keras.layers.Layer):
-            # On torch every layer keeps a table of the parameters of all layers inside
-            # it, made when it was built. This remakes the table.
-            module._track_variables()

@@ -12,12 +12,11 @@ from typing import Any
 
 import keras
 
-from kerasmem.compression.search.found import Found
-from kerasmem.compression.search.spread import Branch, Choice
+from kerasmem.compression.search.search import Branch, Choice
 from kerasmem.compression.search.task import Task, silent
-from kerasmem.compression.search.trials import TimeIsUpError, Trials
+from kerasmem.compression.search.trials import Found, TimeIsUpError, Trials
 from kerasmem.errors import ConfigError
-from kerasmem.graph.packed import PackedModel, packed
+from kerasmem.graph.clone import PackedModel, packed
 
 _PROCESS = os.getpid()
 """Which is another one in a fork."""

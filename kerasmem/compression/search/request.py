@@ -8,34 +8,29 @@ from numbers import Real
 from typing import Any
 
 import keras
+from rich.console import Console
 
 from kerasmem.backends import current
-from kerasmem.compression.job import Done, Job
+from kerasmem.compression.chain import Outcome
 from kerasmem.compression.judge import check_metric, drop_of
 from kerasmem.compression.search.executors import check_parallel, executing
+from kerasmem.compression.search.judging import split
 from kerasmem.compression.search.parallel import ParallelTrials, SharedSetup
 from kerasmem.compression.search.search import search
-from kerasmem.compression.search.split import split
-from kerasmem.compression.search.target import Target
+from kerasmem.compression.search.target import Target, cost_text
 from kerasmem.compression.search.task import Made, Task, silent
-from kerasmem.compression.search.telling import (
-    dropped,
-    nothing_smaller,
-    out_of_reach,
-    tell,
-)
-from kerasmem.compression.stages import Training
+from kerasmem.compression.technique import Context
 from kerasmem.errors import ConfigError, KerasMemWarning, TargetError
 from kerasmem.files.data import fit_arguments, sample_count
 from kerasmem.files.data.forms import first_samples
 from kerasmem.files.save import Coding
-from kerasmem.records import SearchReport
+from kerasmem.records import SearchReport, SearchTrial
 
 _EPOCHS = 2
 
 
 @dataclass(frozen=True)
-class Request(Job):
+class Request:
     """A search that is asked for.
 
     Args:
@@ -113,8 +108,8 @@ class Request(Job):
             )
 
     def run(
-        self, original: Any, training: Training, coding: Coding, validation_data: Any
-    ) -> Done:
+        self, original: Any, context: Context, coding: Coding, validation_data: Any
+    ) -> Outcome:
         """Return what the search finds; of `validation_data` it sees the number only.
 
         Raises:
@@ -129,16 +124,16 @@ class Request(Job):
             )
         check_metric(original)
         self._check_processes(current().processes(original)[1])
-        batch_size = training.fit.get("batch_size", 1)
-        train, held = split(training.data, batch_size, training.seed)
-        others = {name: training.fit[name] for name in ("callbacks", "verbose")}
+        batch_size = context.fit.get("batch_size", 1)
+        train, held = split(context.data, batch_size, context.seed)
+        others = {name: context.fit[name] for name in ("callbacks", "verbose")}
         fit = fit_arguments(train, batch_size) | others
         count = None if validation_data is None else sample_count(validation_data)
         task = Task(
             original=original,
             target=self.target,
             max_drop=self.max_drop,
-            training=replace(training, data=train, fit=fit),
+            context=replace(context, data=train, fit=fit, custom_objects=None),
             held=held,
             final_samples=count,
             coding=coding,
@@ -146,7 +141,7 @@ class Request(Job):
             tell=tell if self.verbose else silent,
         )
         best, report = self._search(task)
-        return Done(best.model, best.steps, best.changes, report)
+        return Outcome(best.model, best.steps, best.changes, report)
 
     def _check_processes(self, processes: int) -> None:
         """Raise if processes that train together would not all decide alike."""
@@ -185,3 +180,62 @@ class Request(Job):
 
 def _first_array(data: Any) -> Any:
     return keras.tree.flatten(first_samples(data)["x"])[0]
+
+
+def tell(trial: SearchTrial) -> None:
+    """Write a line about a trial to stderr."""
+    console = Console(stderr=True, highlight=False)
+    console.print(f"tried {trial_text(trial)}", markup=False, soft_wrap=True)
+
+
+def trial_text(trial: SearchTrial) -> str:
+    """Return a trial in one line."""
+    costs = ", ".join(cost_text(name, value) for name, value in trial.costs.items())
+    trained = "trained" if trial.epochs else "not trained"
+    return (
+        f"{trial.name} ({trained}): {costs}, drop {trial.drop:+.4f} "
+        f"± {trial.drop_error:.4f}"
+    )
+
+
+def out_of_reach(report: SearchReport) -> str:
+    """Return what is reachable instead of the target."""
+    limits = ", ".join(cost_text(name, limit) for name, limit in report.target.items())
+    within = "" if report.max_drop is None else f" with max_drop={report.max_drop:g}"
+    met = [trial for trial in report.trials if trial.over <= 1]
+    if met:
+        least = min(met, key=lambda trial: trial.worst_drop)
+        other = f"Within the target: {trial_text(least)}."
+    else:
+        least = min(report.trials, key=lambda trial: trial.over)
+        other = f"Smallest of all: {trial_text(least)}."
+    return (
+        f"Nothing that was tried meets the target ({limits}){within}. Nearest{within}: "
+        f"{trial_text(report.trials[report.chosen])}. {other} Trials: "
+        f"{len(report.trials)}; {report.stopped}. Next: ask for less, or give more "
+        "time, samples or epochs of fine-tuning. The nearest is in the error's "
+        "`result`."
+    )
+
+
+def dropped(report: SearchReport, samples: int, lost: float) -> str:
+    """Return that the result drops more on samples that no trial saw."""
+    chosen = report.trials[report.chosen]
+    return (
+        f"On the {samples or ''} samples of validation_data {report.metric} got worse "
+        f"by {lost:.4f}, which is more than max_drop={report.max_drop} allows. On the "
+        f"{report.samples} samples of data that judged the search it was "
+        f"{chosen.drop:.4f} ± {chosen.drop_error:.4f}. Next: a larger max_drop, or "
+        "more samples. The model is in the error's `result`."
+    )
+
+
+def nothing_smaller(report: SearchReport) -> str:
+    """Return that the model is as it was, and how much a drop can be told."""
+    finest = min((t.drop_error for t in report.trials[1:]), default=math.nan)
+    return (
+        "Nothing smaller that was tried keeps surely within "
+        f"max_drop={report.max_drop:g}, so the model is as it was ({report.stopped}). "
+        f"The samples tell a drop to {finest:.4f} at best. Next: more samples, or "
+        "a larger max_drop."
+    )

@@ -6,17 +6,68 @@ trained. If none of them does its job then, or if there is no target, every fami
 taken as far as the drop allows, first without training, then the most promising with.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from kerasmem.compression.judge import first_metric
-from kerasmem.compression.search.bisect import bisect
 from kerasmem.compression.search.families import Family
-from kerasmem.compression.search.spread import Choice, Spread, in_turn
 from kerasmem.compression.search.task import Made, Task
 from kerasmem.compression.search.trials import TimeIsUpError, Trials
 from kerasmem.records import SearchReport
 from kerasmem.stats.pareto import front
+
+
+def bisect(
+    holds: Callable[[float], bool], good: float, bad: float, halvings: int
+) -> float:
+    """Return the number nearest to `bad` that was found to hold, `good` if none.
+
+    Args:
+        holds: what is asked of a number; asked once in every halving.
+        good: a number that is known to hold.
+        bad: one that does not.
+        halvings: how often the stretch between the two is halved.
+
+    Example:
+        >>> bisect(lambda x: x >= 0.3, good=1.0, bad=0.0, halvings=3)
+        0.375
+    """
+    for _ in range(halvings):
+        middle = (good + bad) / 2
+        if holds(middle):
+            good = middle
+        else:
+            bad = middle
+    return good
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A family, and how far it is taken.
+
+    Args:
+        family: its name.
+        strength: how much of it.
+        most: the most of it that can be applied.
+    """
+
+    family: str
+    strength: float = 0.0
+    most: float = 1.0
+
+
+Branch = Callable[[Trials, Choice], Any]
+"""Some trials of one family, each of which may depend on those before it."""
+
+Spread = Callable[[Trials, Branch, Sequence[Choice]], list[Any]]
+"""Runs a branch for every choice, and returns what they return, in that order."""
+
+
+def in_turn(trials: Trials, branch: Branch, choices: Sequence[Choice]) -> list[Any]:
+    """Return what a branch returns for every choice, in this process."""
+    return [branch(trials, choice) for choice in choices]
+
 
 _STRENGTHS = (1.0, 0.75, 0.5, 0.25)
 """At full strength there may be too little left of a model to be one."""

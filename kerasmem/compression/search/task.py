@@ -5,10 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from kerasmem.compression.search.split import Held
+from kerasmem.compression.search.judging import Held
 from kerasmem.compression.search.target import Target
-from kerasmem.compression.stages import Training
-from kerasmem.compression.technique import Technique
+from kerasmem.compression.technique import Context, Technique
 from kerasmem.files.save import Coding
 from kerasmem.records import SearchTrial, WeightChange
 
@@ -26,7 +25,7 @@ class Task:
         original: the model, compiled.
         target: what it may cost.
         max_drop: most that the first metric may get worse; None for any.
-        training: how a trial is fine-tuned.
+        context: how a trial is fine-tuned.
         held: judges the trials.
         final_samples: number of samples that judge the result; None if unknown.
         coding: of the file.
@@ -37,7 +36,7 @@ class Task:
     original: Any
     target: Target
     max_drop: float | None
-    training: Training
+    context: Context
     held: Held
     final_samples: int | None = None
     coding: Coding = "deflate"

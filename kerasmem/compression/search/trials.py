@@ -3,23 +3,72 @@
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import keras
 
+from kerasmem.compression.chain import run_steps
 from kerasmem.compression.judge import first_metric
-from kerasmem.compression.search.costs import costs
 from kerasmem.compression.search.families import Family, families
-from kerasmem.compression.search.found import Found
 from kerasmem.compression.search.judging import Metrics, drop, metrics_by_part
-from kerasmem.compression.search.target import Target
+from kerasmem.compression.search.target import Target, costs
 from kerasmem.compression.search.task import Made, Task
-from kerasmem.compression.stages import Training, run_steps
-from kerasmem.compression.technique import Technique
+from kerasmem.compression.technique import Context, Technique
+from kerasmem.compression.working import seeded_at
 from kerasmem.errors import DataError, InputError
 from kerasmem.graph.clone import compile_as
 from kerasmem.records import SearchTrial, WeightChange
+
+Steps = tuple[Technique, ...]
+
+
+@dataclass
+class Found:
+    """All that was looked at; the first trial is the model unchanged.
+
+    Args:
+        before: metrics of the model unchanged, part by part.
+        limits: what a cost is a share of.
+        best: the best trial; its model is None if that lies in another process.
+        tried: what was judged, by its techniques and whether it was trained.
+        weighed: cost as a share of the limits by techniques, infinite if they cannot
+            be applied.
+        reasons: why a family could not be applied the last time, by its name.
+        left_out: why a family is not tried at all, by its name.
+    """
+
+    before: Sequence[Metrics]
+    limits: Target
+    best: Made
+    tried: dict[tuple[Steps, bool], SearchTrial] = field(default_factory=dict)
+    weighed: dict[Steps, float] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+
+    def without_model(self) -> "Found":
+        """Return a copy that another process can go on from."""
+        return replace(
+            self,
+            best=replace(self.best, model=None, changes=[]),
+            tried=dict(self.tried),
+            weighed=dict(self.weighed),
+            reasons=dict(self.reasons),
+            left_out=dict(self.left_out),
+        )
+
+    def add(self, other: "Found") -> list[SearchTrial]:
+        """Take over all but the best from one that went on, and return its new trials.
+
+        What was known already stays: so the order in which others are added decides,
+        not who was first.
+        """
+        new = {key: t for key, t in other.tried.items() if key not in self.tried}
+        self.tried |= new
+        self.weighed = other.weighed | self.weighed
+        self.reasons |= other.reasons
+        self.left_out |= other.left_out
+        return list(new.values())
 
 
 class TimeIsUpError(Exception):
@@ -40,7 +89,7 @@ class Trials:
     def __init__(self, task: Task, found: Found | None = None) -> None:
         self.task = task
         self.families = {f.name: f for f in families(task.target.costs)}
-        self._look = replace(task.training, data=None, epochs=0)
+        self._look = replace(task.context, data=None, epochs=0)
         self.found = found or self._unchanged()
         if found is None:
             self._note(self.found.best)
@@ -77,7 +126,7 @@ class Trials:
             trained: whether the model is fine-tuned.
         """
         steps = family.at(strength)
-        trained = trained and family.trains and self.task.training.epochs > 0
+        trained = trained and family.trains and self.task.context.epochs > 0
         if (steps, trained) not in self.found.tried:
             self.check_time()
             try:
@@ -119,12 +168,12 @@ class Trials:
         self, name: str, steps: tuple[Technique, ...], *, trained: bool
     ) -> Made:
         begin = time.monotonic()
-        training = self.task.training
+        context = self.task.context
         # The last one: those before it have ended by then.
-        fit = {"callbacks": [*training.fit["callbacks"], _UntilTimeIsUp(self)]}
-        epochs = training.epochs if trained else 0
-        training = replace(training, fit=training.fit | fit, epochs=epochs)
-        model, changes = self._made(steps, training)
+        fit = {"callbacks": [*context.fit["callbacks"], _UntilTimeIsUp(self)]}
+        epochs = context.epochs if trained else 0
+        context = replace(context, fit={**context.fit, **fit}, epochs=epochs)
+        model, changes = self._made(steps, context)
         found = self._costs(model, steps)
         held = self.task.held
         after = metrics_by_part(model, held)
@@ -142,11 +191,11 @@ class Trials:
         return Made(trial, steps, model, changes)
 
     def _made(
-        self, steps: tuple[Technique, ...], training: Training
+        self, steps: tuple[Technique, ...], context: Context
     ) -> tuple[Any, list[WeightChange]]:
         # The place of no step: `run_steps` draws anew at each of its own.
-        with training.seeded(0):
-            model, changes = run_steps(self.task.original, steps, training)
+        with seeded_at(context, 0):
+            model, changes = run_steps(self.task.original, steps, context)
             compile_as(model, self.task.original)
         return model, changes
 
@@ -156,7 +205,7 @@ class Trials:
         as_floats = model
         if "flops" in names and floats != steps:
             as_floats, _ = self._made(floats, self._look)
-        batch = task.held.data, task.training.fit["batch_size"]
+        batch = task.held.data, task.context.fit["batch_size"]
         return costs(names, model, as_floats, task.coding, batch)
 
     def _note(self, made: Made) -> None:

@@ -11,9 +11,9 @@ from rich.console import Console
 from kerasmem.backends import device_kind
 from kerasmem.compression.quantize.owners import quantized_variables
 from kerasmem.compression.quantize.static import IntegerLayer
-from kerasmem.errors import ConfigError, DataError, ModelError
+from kerasmem.errors import ChildDiedError, ConfigError, DataError, ModelError
 from kerasmem.exporting.arguments import arguments_of, random_samples
-from kerasmem.exporting.checks import check_lengths
+from kerasmem.exporting.convert import check_lengths
 from kerasmem.exporting.run import difference
 from kerasmem.exporting.runtimes.advice import advise
 from kerasmem.exporting.runtimes.forms import FORMS, Arrays, Form, Given, Runnable
@@ -22,7 +22,6 @@ from kerasmem.files.data.flat import flat_samples
 from kerasmem.graph.built import check_built
 from kerasmem.graph.clone import clone
 from kerasmem.graph.layers import sublayers
-from kerasmem.processes import ChildDiedError
 from kerasmem.records import BatchTime, RuntimeComparison, RuntimeFigures
 from kerasmem.stats.timing import in_turns, spread
 

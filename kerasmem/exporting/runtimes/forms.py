@@ -12,6 +12,7 @@ import numpy as np
 from kerasmem.compression.measure import file_bytes
 from kerasmem.compression.quantize import Quantize
 from kerasmem.compression.quantize.config import DYNAMIC, STATIC
+from kerasmem.compression.technique import Context
 from kerasmem.errors import ConfigError
 from kerasmem.exporting import export
 from kerasmem.exporting.arguments import arguments_of, in_structure
@@ -22,7 +23,6 @@ from kerasmem.exporting.runtimes.resident import (
     resident_in_keras,
     resident_in_litert,
 )
-from kerasmem.graph.clone import clone
 from kerasmem.graph.layers import sublayers
 from kerasmem.graph.values import nbytes
 
@@ -166,8 +166,7 @@ def _as_it_is(given: Given) -> Runnable:
 
 
 def _int8_weights(given: Given) -> Runnable:
-    model = clone(given.model)
-    Quantize("int8").apply(model)
+    model, _ = Quantize("int8").applied(given.model)
     return InKeras(model)
 
 
@@ -180,7 +179,7 @@ def _static(given: Given) -> Runnable:
         raise ConfigError(
             "It needs samples to calibrate on. Next: give data= (--data)."
         )
-    model, _ = Quantize(STATIC).applied(clone(given.model), given.data)
+    model, _ = Quantize(STATIC).applied(given.model, Context(given.data))
     return _exported(model, given, STATIC)
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from kerasmem.files.coding import rans
-from kerasmem.files.coding.frequencies import Frequencies
+from kerasmem.files.coding.rans import Frequencies
 from kerasmem.files.coding.stream import Reader, Writer, damaged
 
 

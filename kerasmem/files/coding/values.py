@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 import numpy as np
 
 from kerasmem.files.coding import symbols
-from kerasmem.files.coding.frequencies import MOST_SYMBOLS
+from kerasmem.files.coding.rans import MOST_SYMBOLS
 from kerasmem.files.coding.stream import Reader, Writer, damaged
 
 _SAMPLE = 1 << 14

@@ -23,8 +23,7 @@ from kerasmem.files.data.forms import (
     sample_inputs,
     take,
 )
-from kerasmem.files.data.sharing import check_shared, shared
-from kerasmem.files.data.source import LoadedData, load_data
+from kerasmem.files.data.source import LoadedData, check_shared, load_data, shared
 
 __all__ = [
     "LoadedData",

@@ -9,26 +9,25 @@ channels decides whether two lengths are equal, so pruning can bring this out.
 from collections.abc import Sequence
 from itertools import product
 
-import keras
-
-from kerasmem.graph.channels.arrays import Shape
-from kerasmem.graph.channels.call import Addition, Call
+from kerasmem.backends import current
+from kerasmem.graph.channels.call import Addition, LabelledCall
 from kerasmem.graph.channels.cost import everything
 from kerasmem.graph.channels.kept import Kept
+from kerasmem.graph.channels.labels import Shape
 from kerasmem.graph.channels.walk import LabelledModel, family_of
 
 WHY = "with fewer, keras.ops.add on TensorFlow may add along another axis in {name!r}"
 """What a user is told of channels that stay for this."""
 
 
-def added_otherwise(found: LabelledModel, kept: Kept) -> list[Call]:
+def added_otherwise(found: LabelledModel, kept: Kept) -> list[LabelledCall]:
     """Return the calls in which Keras adds along another axis once channels are gone.
 
     Args:
         found: the labels of the model.
         kept: the channels that stay.
     """
-    if keras.backend.backend() != "tensorflow":
+    if not current().adds_along_any_axis:
         return []
     whole, calls = everything(found), []
     for call in found.calls.values():

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
-from kerasmem.graph.channels.arrays import Shape, Tensor
-from kerasmem.graph.channels.labels import CHANNEL, Labels
+from kerasmem.graph.channels.labels import CHANNEL, Labels, Shape, Tensor
 
 if TYPE_CHECKING:
     from kerasmem.graph.channels.kept import Kept
@@ -18,7 +17,7 @@ Addition = tuple[Shape, Shape]
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class LabelledCall:
     """One call of one operation.
 
     Args:
@@ -68,30 +67,6 @@ class Call:
         return [self.labels.frozen(len(shape), why) for shape in self.shapes]
 
 
-def unchanged(call: Call, kept: "Kept") -> dict[str, Any]:
-    """Return no changes of the config."""
-    del call, kept
-    return {}
-
-
-def same_arguments(call: Call, kept: "Kept") -> tuple[Any, ...] | None:
-    """Return None: the arguments stay as they are."""
-    del call, kept
-    return None
-
-
-def as_it_is(call: Call, kept: "Kept") -> dict[int, float]:
-    """Return no factors."""
-    del call, kept
-    return {}
-
-
-def no_additions(call: Call, kept: "Kept") -> list[Addition]:
-    """Return no additions."""
-    del call, kept
-    return []
-
-
 @dataclass(frozen=True)
 class Family:
     """What is known of a kind of operation.
@@ -106,8 +81,10 @@ class Family:
         additions: returns what it adds up by broadcasting, once channels are gone.
     """
 
-    label: Callable[[Call], Sequence[np.ndarray]]
-    config: Callable[[Call, "Kept"], dict[str, Any]] = unchanged
-    arguments: Callable[[Call, "Kept"], tuple[Any, ...] | None] = same_arguments
-    factors: Callable[[Call, "Kept"], dict[int, float]] = as_it_is
-    additions: Callable[[Call, "Kept"], list[Addition]] = no_additions
+    label: Callable[[LabelledCall], Sequence[np.ndarray]]
+    config: Callable[[LabelledCall, "Kept"], dict[str, Any]] = lambda *_: {}
+    arguments: Callable[[LabelledCall, "Kept"], tuple[Any, ...] | None] = lambda *_: (
+        None
+    )
+    factors: Callable[[LabelledCall, "Kept"], dict[int, float]] = lambda *_: {}
+    additions: Callable[[LabelledCall, "Kept"], list[Addition]] = lambda *_: []

@@ -6,22 +6,19 @@ from typing import Any
 import keras
 import numpy as np
 
-from kerasmem.graph.channels.call import Call
+from kerasmem.graph.channels.call import LabelledCall
 from kerasmem.graph.channels.kept import Kept
-from kerasmem.graph.channels.kind import kind
 from kerasmem.graph.channels.labels import OUT
 from kerasmem.graph.channels.walk import LabelledModel, label_channels
+from kerasmem.graph.kinds import entry_of
 
 _BY_STEP = frozenset(
     [
-        "layers.SimpleRNN",
-        "layers.GRU",
-        "layers.LSTM",
-        "layers.Bidirectional",
-        "layers.MultiHeadAttention",
-        "layers.GroupedQueryAttention",
+        *("recurrent", "bidirectional"),
+        *("multi_head_attention", "grouped_query_attention"),
     ]
 )
+"""Families that apply their kernels at every step of a sequence."""
 
 
 def flops(model: Any) -> int:
@@ -76,19 +73,19 @@ def _is_model(layer: Any) -> bool:
     return isinstance(layer, keras.Model)
 
 
-def _places(found: LabelledModel, call: Call) -> int:
+def _places(found: LabelledModel, call: LabelledCall) -> int:
     """Return at how many places a layer applies its kernels."""
-    name = kind(call.operation) or ""
-    if name in _BY_STEP:
+    entry = entry_of(call.operation)
+    if entry.channels in _BY_STEP:
         return call.x.shape[1] or 1
-    if name == "layers.EinsumDense":
+    if entry.kernel == "einsum":
         made = sum(
             use.labels.size
             for use in found.labels.uses
             if use.variable is call.operation.kernel and use.role == OUT
         )
         return _size(call.shape) // max(made, 1)
-    shape = list(call.x.shape if name.endswith("Transpose") else call.shape)
+    shape = list(call.x.shape if entry.kernel == "transposed" else call.shape)
     first = getattr(call.operation, "data_format", None) == "channels_first"
     del shape[1 if first else -1]
     return _size(tuple(shape))

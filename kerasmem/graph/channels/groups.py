@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kerasmem.graph.channels.arrays import varying
-from kerasmem.graph.channels.labels import OUT, Labels, components
+from kerasmem.graph.channels.labels import OUT, Labels, components, varying
 
 ALONE = "all of its channels would have to go together"
 

@@ -5,8 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from kerasmem.graph.channels.arrays import Tensor, standing_in, varying
-from kerasmem.graph.channels.labels import Use
+from kerasmem.graph.channels.labels import Tensor, Use, standing_in, varying
 
 
 class Kept:

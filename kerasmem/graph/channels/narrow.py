@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from kerasmem.errors import ModelError
-from kerasmem.graph.channels.arrays import fits
 from kerasmem.graph.channels.kept import Kept
+from kerasmem.graph.channels.labels import fits
 from kerasmem.graph.channels.walk import LabelledModel, family_of
 from kerasmem.graph.rebuild import Rewrite, variable_pairs
 from kerasmem.graph.values import to_numpy

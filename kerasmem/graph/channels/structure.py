@@ -7,10 +7,10 @@ from collections import Counter
 
 import numpy as np
 
-from kerasmem.graph.channels.arrays import varying
 from kerasmem.graph.channels.groups import Groups
-from kerasmem.graph.channels.kind import kind
+from kerasmem.graph.channels.labels import varying
 from kerasmem.graph.channels.walk import LabelledModel
+from kerasmem.graph.kinds import kind
 
 Structure = frozenset[tuple[tuple[object, ...], int]]
 """How often a group lies in a weight of each kind and an operation of each kind."""

@@ -1,6 +1,4 @@
-"""The one table of operations whose channels are known."""
-
-from itertools import product
+"""What moves channels in which way: the families that the layer table names."""
 
 import numpy as np
 
@@ -9,162 +7,86 @@ from kerasmem.graph.channels.families import attention as attend
 from kerasmem.graph.channels.families import convolution as conv
 from kerasmem.graph.channels.families import dense as matrix
 from kerasmem.graph.channels.families import elementwise as each
-from kerasmem.graph.channels.families import indexing as index
 from kerasmem.graph.channels.families import movement as move
-from kerasmem.graph.channels.families import normalization as norm
 from kerasmem.graph.channels.families import recurrent as rnn
 from kerasmem.graph.channels.families import reduction as over
 
-
-def _of(family: Family, package: str, names: str, ends: str = "") -> dict[str, Family]:
-    """Return a row for every name, with each of `ends` behind it."""
-    return {
-        f"{package}.{name}{end}": family
-        for name, end in product(names.split(), ends.split() or [""])
-    }
-
-
-_KERNELS = {
-    **_of(
-        Family(conv.convolved, conv.convolution_config, additions=conv.biased),
-        "layers",
-        "Conv",
-        "1D 2D 3D",
+_PLAIN = {
+    "convolution": Family(
+        conv.convolved, conv.convolution_config, additions=conv.biased
     ),
-    **_of(
-        Family(conv.transposed, conv.transposed_config, additions=conv.biased),
-        "layers",
-        "Conv1DTranspose Conv2DTranspose Conv3DTranspose",
+    "transposed_convolution": Family(
+        conv.transposed, conv.transposed_config, additions=conv.biased
     ),
-    **_of(
-        Family(conv.depthwise, additions=conv.biased),
-        "layers",
-        "DepthwiseConv",
-        "1D 2D",
+    "depthwise_convolution": Family(conv.depthwise, additions=conv.biased),
+    "separable_convolution": Family(
+        conv.separable, conv.separable_config, additions=conv.biased
     ),
-    **_of(
-        Family(conv.separable, conv.separable_config, additions=conv.biased),
-        "layers",
-        "SeparableConv",
-        "1D 2D",
-    ),
-    "layers.Dense": Family(matrix.dense, matrix.dense_config),
-    "layers.EinsumDense": Family(
+    "dense": Family(matrix.dense, matrix.dense_config),
+    "einsum_dense": Family(
         matrix.einsum_dense, matrix.einsum_dense_config, additions=matrix.einsum_biased
     ),
-    "layers.Embedding": Family(matrix.embedding, matrix.embedding_config),
+    "embedding": Family(matrix.embedding, matrix.embedding_config),
+    "batch_normalization": Family(over.per_channel),
+    "layer_normalization": Family(over.over_axes),
+    "group_normalization": Family(over.over_groups, over.group_config),
+    "normalization": Family(over.with_statistics),
+    "elementwise": Family(each.passed),
+    "combined": Family(each.combined),
+    "added": Family(each.combined, additions=each.terms),
+    "merged": Family(each.merged),
+    "summed": Family(each.merged, additions=each.terms),
+    "activation": Family(each.activation_layer),
+    "slopes": Family(each.slopes),
+    "rescaling": Family(each.rescaled),
+    "layer_scale": Family(each.scaled_by_weight, each.scale_config),
+    "spatial": Family(over.spatial),
+    "spatial_last": Family(over.spatial_last),
+    "pooled": Family(over.pooled),
 }
-
-_NORMALIZATION = {
-    "layers.BatchNormalization": Family(norm.per_channel),
-    **_of(
-        Family(norm.over_axes),
-        "layers",
-        "LayerNormalization RMSNormalization UnitNormalization",
-    ),
-    "layers.GroupNormalization": Family(norm.over_groups, norm.group_config),
-    "layers.Normalization": Family(norm.with_statistics),
-}
-
-_EACH_ENTRY = {
-    **_of(
-        Family(each.passed),
-        "layers",
-        "Dropout SpatialDropout1D SpatialDropout2D SpatialDropout3D GaussianDropout "
-        "GaussianNoise AlphaDropout ActivityRegularization Identity ReLU LeakyReLU ELU",
-    ),
-    **_of(
-        Family(each.passed),
-        "ops",
-        "Absolute Cast Celu Clip Cos Elu Exp Gelu HardShrink HardSigmoid HardSilu "
-        "HardTanh LeakyRelu Log LogSigmoid Mish Negative Reciprocal Relu Relu6 Rsqrt "
-        "Selu Sigmoid Sign Silu Sin SoftShrink Softplus Softsign SparsePlus Sqrt "
-        "Square Squareplus StopGradient Tanh TanhShrink Threshold",
-    ),
-    **_of(
-        Family(each.combined),
-        "ops",
-        "Subtract Multiply Divide TrueDivide Maximum Minimum Power Where Greater "
-        "GreaterEqual Less LessEqual Equal NotEqual LogicalAnd LogicalOr",
-    ),
-    "ops.Add": Family(each.combined, additions=each.terms),
-    **_of(Family(each.merged), "layers", "Subtract Multiply Maximum Minimum"),
-    **_of(Family(each.merged, additions=each.terms), "layers", "Add Average"),
-    "layers.Activation": Family(each.activation_layer),
-    "layers.PReLU": Family(each.slopes),
-    "layers.Rescaling": Family(each.rescaled),
-    "applications.LayerScale": Family(each.scaled_by_weight, each.scale_config),
-    "applications.CustomScaleLayer": Family(each.combined),
-}
-
-_SPATIAL = {
-    **_of(Family(over.spatial), "layers", "MaxPooling AveragePooling", "1D 2D 3D"),
-    **_of(Family(over.spatial), "layers", "ZeroPadding Cropping UpSampling", "2D 3D"),
-    "layers.ZeroPadding1D": Family(over.spatial),
-    **_of(Family(over.spatial_last), "layers", "Cropping UpSampling", "1D"),
-    **_of(
-        Family(over.pooled),
-        "layers",
-        "GlobalMaxPooling GlobalAveragePooling",
-        "1D 2D 3D",
-    ),
-}
-
-_OVER_AXES = {
-    **_of(
-        Family(over.reduced), "ops", "Mean Sum Max Min Prod Var Std Amax Amin Logsumexp"
-    ),
-    **_of(Family(over.over_axis), "ops", "Softmax LogSoftmax Normalize"),
-    "layers.Softmax": Family(over.over_axis),
-    "ops.Matmul": Family(over.matmul),
-    "ops.Einsum": Family(over.einsum),
-    "layers.Dot": Family(over.dotted),
-    "layers.Attention": Family(attend.attention),
-}
-
-_MOVING = {
-    "layers.Flatten": Family(move.reshaped),
-    "layers.Reshape": Family(move.reshaped, move.reshape_layer_config),
-    "ops.Reshape": Family(move.reshaped, move.reshape_config),
-    "layers.Concatenate": Family(move.concatenated),
-    "ops.Concatenate": Family(move.concatenated),
-    "ops.Stack": Family(move.stacked),
-    "ops.Pad": Family(move.padded),
-    "ops.Split": Family(move.moved(index.split), index.split_config),
-    "ops.GetItem": Family(index.item, arguments=index.item_arguments),
-    "ops.Take": Family(index.taken, arguments=index.taken_arguments),
-    "layers.Permute": Family(move.moved(lambda op, x: x.transpose(0, *op.dims))),
-    "layers.RepeatVector": Family(move.moved(lambda op, x: x[:, None].repeat(op.n, 1))),
-    "ops.Transpose": Family(move.moved(lambda op, x: x.transpose(op.axes))),
-    "ops.Moveaxis": Family(
-        move.moved(lambda op, x: np.moveaxis(x, op.source, op.destination))
-    ),
-    "ops.Swapaxes": Family(move.moved(lambda op, x: x.swapaxes(op.axis1, op.axis2))),
-    "ops.ExpandDims": Family(move.moved(lambda op, x: np.expand_dims(x, op.axis))),
-    "ops.Flip": Family(move.moved(lambda op, x: np.flip(x, op.axis))),
-    "ops.Tile": Family(move.moved(lambda op, x: np.tile(x, op.repeats))),
-}
-
-_PLAIN = {**_KERNELS, **_NORMALIZATION, **_EACH_ENTRY, **_SPATIAL}
+"""Those that run at every step within a TimeDistributed too."""
 
 FAMILIES: dict[str, Family] = {
     **_PLAIN,
-    **_OVER_AXES,
-    **_MOVING,
-    **_of(Family(rnn.recurrent, rnn.recurrent_config), "layers", "SimpleRNN GRU LSTM"),
-    "layers.Bidirectional": Family(rnn.both_ways, rnn.both_ways_config),
-    "layers.TimeDistributed": rnn.at_every_step(_PLAIN),
-    "layers.MultiHeadAttention": Family(
+    "reduced": Family(over.reduced),
+    "over_axis": Family(over.over_axis),
+    "matmul": Family(over.matmul),
+    "einsum": Family(over.einsum),
+    "dotted": Family(over.dotted),
+    "attention": Family(attend.attention),
+    "reshaped": Family(move.reshaped),
+    "reshaped_to_a_shape": Family(move.reshaped, move.reshape_layer_config),
+    "reshaped_by_an_operation": Family(move.reshaped, move.reshape_config),
+    "concatenated": Family(move.concatenated),
+    "stacked": Family(move.stacked),
+    "padded": Family(move.padded),
+    "split": Family(move.moved(move.split), move.split_config),
+    "indexed": Family(move.item, arguments=move.item_arguments),
+    "taken": Family(move.taken, arguments=move.taken_arguments),
+    "permuted": Family(move.moved(lambda op, x: x.transpose(0, *op.dims))),
+    "repeated": Family(move.moved(lambda op, x: x[:, None].repeat(op.n, 1))),
+    "transposed": Family(move.moved(lambda op, x: x.transpose(op.axes))),
+    "axis_moved": Family(
+        move.moved(lambda op, x: np.moveaxis(x, op.source, op.destination))
+    ),
+    "axes_swapped": Family(move.moved(lambda op, x: x.swapaxes(op.axis1, op.axis2))),
+    "expanded": Family(move.moved(lambda op, x: np.expand_dims(x, op.axis))),
+    "flipped": Family(move.moved(lambda op, x: np.flip(x, op.axis))),
+    "tiled": Family(move.moved(lambda op, x: np.tile(x, op.repeats))),
+    "recurrent": Family(rnn.recurrent, rnn.recurrent_config),
+    "bidirectional": Family(rnn.both_ways, rnn.both_ways_config),
+    "time_distributed": rnn.at_every_step(_PLAIN),
+    "multi_head_attention": Family(
         attend.multi_head,
         attend.multi_head_config,
         factors=attend.rescaled_query,
         additions=attend.biased_heads,
     ),
-    "layers.GroupedQueryAttention": Family(
+    "grouped_query_attention": Family(
         attend.grouped_query,
         attend.grouped_query_config,
         factors=attend.rescaled_query,
         additions=attend.biased_heads,
     ),
 }
-"""What is known of an operation, by `kind`; what is not in here is frozen."""
+"""By the word in the column `channels`; what has none is frozen."""

@@ -1,17 +1,16 @@
 """Labelling the channels of a model, call by call."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import keras
-
 from kerasmem.errors import ModelError
-from kerasmem.graph.channels.arrays import Tensor, narrow, of_rank
-from kerasmem.graph.channels.call import Call, Family
-from kerasmem.graph.channels.kind import kind
-from kerasmem.graph.channels.labels import Labels
+from kerasmem.graph.calls import Call, Walk
+from kerasmem.graph.channels.call import Family, LabelledCall
+from kerasmem.graph.channels.labels import Labels, Tensor, narrow, of_rank
 from kerasmem.graph.channels.table import FAMILIES
-from kerasmem.graph.nodes import nodes_in_order, own_graph
+from kerasmem.graph.kinds import entry_of
+from kerasmem.graph.nodes import own_graph
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,13 +19,13 @@ class LabelledModel:
 
     Args:
         labels: the labels, their pairs, and those of the weights.
-        calls: every call of the model and of models in it, by the id of its node.
+        calls: every call of a layer or operation, by the id of its node.
         tensors: the labels of every `KerasTensor`, by its id.
         unknown: names of operations that nothing is known of, with why.
     """
 
     labels: Labels
-    calls: dict[int, Call]
+    calls: dict[int, LabelledCall]
     tensors: dict[int, Tensor]
     unknown: dict[str, str]
 
@@ -50,7 +49,7 @@ def label_channels(model: Any) -> LabelledModel:
     for x in graph.inputs:
         why = f"is the input {x.name!r}"
         inputs.append(Tensor(labels.frozen(len(x.shape), why), tuple(x.shape)))
-    for number, y in enumerate(_follow(found, graph, inputs)):
+    for number, y in enumerate(_Labelling(found).run(graph, inputs)):
         labels.freeze(y.array, f"reaches output {number} of the model")
     labels.tensors.extend(found.tensors.values())
     return found
@@ -62,51 +61,59 @@ def family_of(operation: Any) -> Family | None:
         operation, "lora_enabled", False
     ):
         return None
-    return FAMILIES.get(kind(operation) or "")
+    return FAMILIES.get(entry_of(operation).channels or "")
 
 
-def _follow(found: LabelledModel, graph: Any, inputs: list[Tensor]) -> list[Tensor]:
-    """Label a graph from its inputs on, and return the labels of its outputs."""
-    for x, given in zip(graph.inputs, inputs, strict=True):
-        _know(found, x, given)
-    for node in nodes_in_order(graph):
-        args, kwargs = node.arguments.fill_in(found.tensors)
+class _Labelling(Walk):
+    """The labels of every tensor, from the inputs on."""
+
+    def __init__(self, found: LabelledModel) -> None:
+        self._found = found
+
+    def settle(self, tensors: Sequence[Any], values: Sequence[Any]) -> list[Tensor]:
+        """Note labels; those of a shared model, which has several, are united."""
+        known, labels = self._found.tensors, self._found.labels
+        for tensor, given in zip(tensors, values, strict=True):
+            array = given.array
+            if not _fits(array, tensor.shape):
+                # A nested model that is called with other shapes than its own.
+                why = f"reaches {tensor.name!r}, which has another shape"
+                labels.freeze(array, why)
+                array = labels.frozen(len(tensor.shape), why)
+            if id(tensor) in known:
+                labels.unite(known[id(tensor)].array, array)
+            else:
+                known[id(tensor)] = Tensor(array, tuple(tensor.shape))
+        return [known[id(tensor)] for tensor in tensors]
+
+    def visit(self, call: Call) -> list[Tensor]:
+        node, operation = call.nodes[-1], call.operation
         shapes = tuple(tuple(y.shape) for y in node.outputs)
-        call = Call(node.operation, args, kwargs, shapes, found.labels)
-        call.made.extend(_outputs(found, call))
-        for y, made in zip(node.outputs, call.made, strict=True):
-            _know(found, y, made)
-        found.calls[id(node)] = call
-    return [found.tensors[id(y)] for y in graph.outputs]
+        labelled = LabelledCall(operation, *call.bound(), shapes, self._found.labels)
+        family = family_of(operation)
+        if family is None:
+            why = f"{type(operation).__name__} {operation.name!r} is not known"
+            self._found.unknown[operation.name] = why
+            why = f"is next to an operation of an unknown kind: {why}"
+            arrays = labelled.frozen(why)
+        else:
+            arrays = family.label(labelled)
+        for array, shape in zip(arrays, shapes, strict=True):
+            closed = _closed(labelled, narrow(of_rank(array, len(shape))), shape)
+            labelled.made.append(Tensor(closed, shape))
+        self._found.calls[id(node)] = labelled
+        return labelled.made
 
 
-def _know(found: LabelledModel, tensor: Any, given: Tensor) -> None:
-    """Note the labels of a tensor, which a shared model meets several times."""
-    before = found.tensors.get(id(tensor))
-    if before is None:
-        found.tensors[id(tensor)] = Tensor(given.array, tuple(tensor.shape))
-    else:
-        found.labels.unite(before.array, given.array)
+def _fits(array: Any, shape: Sequence[int | None]) -> bool:
+    """Return whether an array of labels is one of tensors of a shape."""
+    return array.ndim == len(shape) and all(
+        length == 1 or size in (None, length)
+        for length, size in zip(array.shape, shape, strict=True)
+    )
 
 
-def _outputs(found: LabelledModel, call: Call) -> list[Tensor]:
-    graph = own_graph(call.operation)
-    if graph is not None:
-        return _follow(found, graph, keras.tree.flatten(call.args[0]))
-    family = family_of(call.operation)
-    if family is None:
-        why = f"{type(call.operation).__name__} {call.operation.name!r} is not known"
-        found.unknown[call.operation.name] = why
-        arrays = call.frozen(f"is next to an operation of an unknown kind: {why}")
-    else:
-        arrays = family.label(call)
-    return [
-        Tensor(_closed(call, narrow(of_rank(array, len(shape))), shape), shape)
-        for array, shape in zip(arrays, call.shapes, strict=True)
-    ]
-
-
-def _closed(call: Call, array: Any, shape: tuple[int | None, ...]) -> Any:
+def _closed(call: LabelledCall, array: Any, shape: tuple[int | None, ...]) -> Any:
     """Freeze labels that change along an axis whose length the model leaves open."""
     for axis, size in enumerate(shape):
         if size is None and array.shape[axis] > 1:

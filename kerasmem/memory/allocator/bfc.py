@@ -12,14 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from kerasmem.errors import ConfigError
-from kerasmem.memory.allocator.bins import (
+from kerasmem.memory.allocator.pool import (
     ROUNDING,
     WHOLE_CHUNK_WASTE,
     Chunk,
     FreeChunks,
+    PoolPolicy,
     rounded,
 )
-from kerasmem.memory.allocator.policy import PoolPolicy
 from kerasmem.units import MIB
 
 _FIRST_REGION = 2 * MIB

@@ -1,7 +1,8 @@
-"""torch's caching allocator for CUDA, simulated: segments, blocks, splitting."""
+"""Allocators, simulated: torch's for CUDA, and one that only rounds."""
 
 from bisect import bisect_left, insort
 from dataclasses import dataclass
+from typing import Protocol
 
 from kerasmem.units import MIB
 
@@ -11,6 +12,50 @@ _SMALL_SEGMENT = 2 * MIB
 _LARGE = 10 * MIB
 _LARGE_SEGMENT = 20 * MIB
 _SEGMENT_ROUNDING = 2 * MIB
+
+
+class Allocator(Protocol):
+    """What gives memory and takes it back."""
+
+    @property
+    def in_use_bytes(self) -> int:
+        """Bytes of the blocks in use, as they were given."""
+        ...
+
+    @property
+    def pool_bytes(self) -> int:
+        """Bytes taken from the device."""
+        ...
+
+    def allocate(self, size: int) -> int | None:
+        """Return the address of `size` bytes, from 1; None if there is no room."""
+        ...
+
+    def free(self, address: int) -> None:
+        """Take a block back."""
+        ...
+
+
+class RoundingAllocator:
+    """Counts blocks rounded up to a multiple; more bytes never make its sum lower."""
+
+    def __init__(self, rounding: int) -> None:
+        self.in_use_bytes = self.pool_bytes = 0
+        self._rounding = rounding
+        self._sizes: dict[int, int] = {}
+        self._next = 0
+
+    def allocate(self, size: int) -> int:
+        """Return a number for the block."""
+        self._next += 1
+        size = self._sizes[self._next] = -(-size // self._rounding) * self._rounding
+        self.in_use_bytes += size
+        self.pool_bytes = max(self.pool_bytes, self.in_use_bytes)
+        return self._next
+
+    def free(self, address: int) -> None:
+        """Take a block back."""
+        self.in_use_bytes -= self._sizes.pop(address)
 
 
 @dataclass(eq=False)

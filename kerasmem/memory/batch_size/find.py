@@ -1,36 +1,28 @@
 """The one function that says which batch size fits."""
 
-import importlib
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import keras
-
 from kerasmem.backends import device_kind
 from kerasmem.errors import ConfigError, ModelError
-from kerasmem.memory.batch_size.limit import (
+from kerasmem.memory.batch_size.search import Search, predictor
+from kerasmem.memory.batch_size.trial import (
     USABLE,
     USABLE_BY_THREADS,
+    BatchSize,
+    CurvePoint,
     Limit,
+    Trial,
+    attempt,
     check_limit,
     environment,
     limit_in_bytes,
 )
-from kerasmem.memory.batch_size.predict import predictor
-from kerasmem.memory.batch_size.result import BatchSize, CurvePoint, Trial
-from kerasmem.memory.batch_size.search import Search
-from kerasmem.memory.batch_size.trial import attempt
-from kerasmem.memory.estimate.checks import (
-    check_model,
-    checked_optimizer,
-    compiles,
-    scaled_if_half,
-)
-from kerasmem.memory.estimate.inputs import checked_inputs, shape_for
-from kerasmem.memory.estimate.persistent import persistent_parts
+from kerasmem.memory.estimate.checks import check_model
+from kerasmem.memory.estimate.estimate import checked_request
 from kerasmem.memory.estimate.request import Request
-from kerasmem.memory.measure.batch import with_batch_size
+from kerasmem.memory.estimate.variables import persistent_parts
 from kerasmem.units import format_bytes
 
 
@@ -83,43 +75,26 @@ def find_batch_size(  # noqa: PLR0913 - a public entry point
         )
     _check_free_batch(model)
     limit = limit_in_bytes(memory_limit, device_kind())
-    shape = shape_for(model, input_shape, data)
-    request = request_of_one(model, optimizer, shape, training=training)
-    _fixed_bytes(request, limit)  # a limit of no use is refused before a step runs
-    search = search_for(
-        request,
-        limit,
-        predictor(request, _estimated, largest),
-        range(1, largest + 1),
+    request = checked_request(
+        model,
+        1,
+        optimizer=optimizer,
+        training=training,
+        device=device_kind(),
+        input_shape=input_shape,
+        data=data,
     )
+    search = search_for(request, limit, range(1, largest + 1))
     search.run()
     return _found(search, limit)
-
-
-def request_of_one(
-    model: Any, optimizer: Any | None, input_shape: Any | None, *, training: bool
-) -> Request:
-    """Return the question of what one sample needs, on the device that there is."""
-    device, backend = device_kind(), keras.backend.backend()
-    return Request(
-        model=model,
-        inputs=checked_inputs(model, 1, input_shape),
-        batch_size=1,
-        optimizer=_optimizer(model, optimizer) if training else None,
-        dtype_policy=None,
-        jit_compile=compiles(model, backend, device, asked=None),
-        backend=backend,
-        training=training,
-        device=device,
-    )
 
 
 def search_for(
     request: Request,
     limit_bytes: int,
-    predict: Callable[[int], int],
     sizes: Sequence[int],
     *,
+    predict: Callable[[int], int] | None = None,
     seconds: float | None = None,
     one_thread: bool = True,
 ) -> Search:
@@ -128,8 +103,9 @@ def search_for(
     Args:
         request: the question, for any batch size.
         limit_bytes: the limit.
-        predict: returns the estimated peak of a batch size, in bytes; it grows.
         sizes: those that may be tried, from 1 and rising.
+        predict: returns the estimated peak of a batch size, in bytes; it grows. None
+            for that of `predictor`, once the limit is seen to be of use.
         seconds: how long it may take, counted from now; then the next trial, or the
             running one, raises a TimeoutError. None for as long as it takes.
         one_thread: as of `environment`; with several there is more to spare.
@@ -137,7 +113,8 @@ def search_for(
     Raises:
         ConfigError: if the limit is below what the variables take.
     """
-    fixed = _fixed_bytes(request, limit_bytes)
+    fixed = sum(part.nbytes for part in persistent_parts(request))
+    check_limit(limit_bytes, fixed)
     usable = USABLE if one_thread else USABLE_BY_THREADS
     limit = Limit.beside(fixed, limit_bytes, usable)
     kept = environment(
@@ -147,26 +124,15 @@ def search_for(
 
     def tried(size: int) -> Trial:
         left = None if end is None else max(end - time.monotonic(), 0.0)
-        return attempt(with_batch_size(request, size), limit, kept, left)
+        return attempt(request.with_batch_size(size), limit, kept, left)
 
     return Search(
-        predict=predict,
+        predict=predict or predictor(request, sizes[-1]),
         attempt=tried,
         limit_bytes=limit.usable_bytes,
         fixed_bytes=fixed,
         sizes=sizes,
     )
-
-
-def _fixed_bytes(request: Request, limit_bytes: int) -> int:
-    """Return what the variables take; raise if the limit is below it."""
-    fixed = sum(part.nbytes for part in persistent_parts(request))
-    check_limit(limit_bytes, fixed)
-    return fixed
-
-
-def _optimizer(model: Any, optimizer: Any | None) -> Any:
-    return scaled_if_half(model, checked_optimizer(model, optimizer), None)
 
 
 def _found(search: Search, limit: int) -> BatchSize:
@@ -185,18 +151,7 @@ def _found(search: Search, limit: int) -> BatchSize:
         CurvePoint(size, search.corrected(size), measured.get(size))
         for size in sorted(powers | set(measured))
     )
-    return BatchSize(
-        found,
-        limit_bytes=limit,
-        curve=curve,
-        trials=tuple(search.trials),
-    )
-
-
-def _estimated(request: Request) -> int:
-    method = "analytic" if request.has_graph else "traced"
-    module = importlib.import_module(f"kerasmem.memory.estimate.{method}")
-    return module.estimate(request).peak_bytes
+    return BatchSize(found, limit_bytes=limit, curve=curve, trials=tuple(search.trials))
 
 
 def _check_free_batch(model: Any) -> None:

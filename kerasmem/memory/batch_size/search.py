@@ -1,10 +1,71 @@
-"""The largest batch that fits, with few trials and at most two that fail."""
+"""The largest batch that fits, by estimates and with few trials."""
 
+import functools
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
 
-from kerasmem.memory.batch_size.result import Trial
+from kerasmem.graph.layers import has_graph
+from kerasmem.memory.batch_size.trial import ONE_THREAD, Trial
+from kerasmem.memory.estimate.estimate import estimator
+from kerasmem.memory.estimate.request import Request, request_of
+from kerasmem.memory.estimate.traced.on_xla import estimate_here
+from kerasmem.memory.measure import COUNTING_ALLOCATOR, peaks_at
+from kerasmem.processes import ON_THE_CPU, run_in_child
+
+_SMALL = (8, 16)
+
+
+def predictor(request: Request, largest: int) -> Callable[[int], int]:
+    """Return a function from a batch size to its estimated peak in bytes; it grows.
+
+    Args:
+        request: the question, for any batch size.
+        largest: the largest batch size that will be asked for.
+    """
+    if request.device == "gpu":
+        estimate = estimator("analytic" if has_graph(request.model) else "traced")
+        sized = request.with_batch_size
+        return functools.cache(lambda size: estimate(sized(size)).peak_bytes)
+    # Two at least: a line goes through them.
+    sizes = [1 << power for power in range(max(largest - 1, 1).bit_length() + 1)]
+    answered = run_in_child(
+        f"{__name__}:answer",
+        {**request.job(), "sizes": sizes},
+        backend=request.backend,
+        environment={**ON_THE_CPU, **COUNTING_ALLOCATOR, **ONE_THREAD},
+    )
+    # What ran first differs from step to step: a smaller batch may have been seen at a
+    # higher peak, and so a larger one can reach it.
+    peaks = list(accumulate(answered["peaks"], max))
+    return functools.partial(_between, sizes, peaks)
+
+
+def answer(job: Mapping[str, Any]) -> dict[str, list[int]]:
+    """Return the peaks on this machine's CPU; runs in the child."""
+    request, sizes = request_of(job), job["sizes"]
+    found = _planned if request.backend == "jax" else peaks_at
+    return {"peaks": found(request, sizes)}
+
+
+def _planned(request: Request, sizes: Sequence[int]) -> list[int]:
+    """Return the peaks that XLA plans, on the line through two small batches."""
+    low, high = (
+        estimate_here(request.with_batch_size(size)).peak_bytes for size in _SMALL
+    )
+    slope = (high - low) / (_SMALL[1] - _SMALL[0])
+    return [round(high + slope * (size - _SMALL[1])) for size in sizes]
+
+
+def _between(sizes: Sequence[int], peaks: Sequence[int], batch_size: int) -> int:
+    """Return the peak at a batch size, on the line through its neighbors."""
+    place = min(max(bisect_right(sizes, batch_size), 1), len(sizes) - 1)
+    low, high = sizes[place - 1], sizes[place]
+    slope = (peaks[place] - peaks[place - 1]) / (high - low)
+    return round(peaks[place - 1] + slope * (batch_size - low))
+
 
 TOLERANCE = 1.06
 """The search ends when this multiple of the batch that fits is known not to."""

@@ -1,21 +1,188 @@
-"""One batch size tried for real, in a process that may die of it."""
+"""A batch size tried for real, in a process that is kept to the memory there is."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
+
+import psutil
 
 from kerasmem import backends
 from kerasmem.backends.exhaustion import complaint, is_out_of_memory
-from kerasmem.memory.batch_size.limit import Limit, set_limit
-from kerasmem.memory.batch_size.result import Trial
-from kerasmem.memory.estimate.child import job_of, request_of
-from kerasmem.memory.estimate.request import Request
+from kerasmem.errors import ChildDiedError, ConfigError
+from kerasmem.memory.card import read_card
+from kerasmem.memory.estimate.inputs import run_once, zeros
+from kerasmem.memory.estimate.request import Request, request_of
 from kerasmem.memory.estimate.traced.on_torch import later_step
-from kerasmem.memory.estimate.xla.here import estimate_here
-from kerasmem.memory.measure.batch import run_once, zeros
-from kerasmem.memory.measure.small import peak_of
-from kerasmem.processes import ChildDiedError, run_in_child
-from kerasmem.units import format_bytes
+from kerasmem.memory.estimate.traced.on_xla import estimate_here
+from kerasmem.memory.measure import COUNTING_ALLOCATOR, peak_of
+from kerasmem.memory.settings import configure
+from kerasmem.processes import ON_THE_CPU, run_in_child
+from kerasmem.units import MIB, format_bytes, parse_bytes
+
+ONE_THREAD = {"TF_NUM_INTEROP_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1"}
+"""Environment in which TensorFlow starts operations one by one, as it does on a GPU.
+
+With more threads the same step needs up to a tenth more or less from one time to the
+next, and a limit decides by chance.
+"""
+
+
+USABLE = 0.96
+"""Of what variables leave: nearer to the limit chance decides."""
+
+USABLE_BY_THREADS = 0.9
+"""The same where several threads start operations, in another order each time."""
+
+ONLY_WHAT_IT_NEEDS = {
+    "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+    "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+}
+"""Environment in which a process takes no more of a card than it needs."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One batch size, tried in a child process.
+
+    Args:
+        batch_size: samples in the batch.
+        fits: whether several steps ran within the limit.
+        peak_bytes: measured peak of a later step, None if it did not run or the
+            backend does not tell.
+        reason: why it does not fit, `""` if it does.
+    """
+
+    batch_size: int
+    fits: bool
+    peak_bytes: int | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """The peak at one batch size.
+
+    Args:
+        batch_size: samples in the batch.
+        predicted_bytes: estimated peak, corrected by what was measured.
+        measured_bytes: measured peak, None where no step ran.
+    """
+
+    batch_size: int
+    predicted_bytes: int
+    measured_bytes: int | None
+
+
+class BatchSize(int):
+    """A batch size that ran: an int that knows how it was found.
+
+    Attributes:
+        limit_bytes: the memory limit.
+        curve: the peak by batch size, ascending.
+        trials: what was tried, in order.
+    """
+
+    limit_bytes: int
+    curve: tuple[CurvePoint, ...]
+    trials: tuple[Trial, ...]
+
+    def __new__(
+        cls,
+        batch_size: int,
+        *,
+        limit_bytes: int,
+        curve: tuple[CurvePoint, ...],
+        trials: tuple[Trial, ...],
+    ) -> "BatchSize":
+        """Return the number with its story."""
+        self = super().__new__(cls, batch_size)
+        self.limit_bytes, self.curve, self.trials = limit_bytes, curve, trials
+        return self
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A memory limit.
+
+    Args:
+        nbytes: no more can be had.
+        usable_bytes: a batch that needs more is too near to it.
+    """
+
+    nbytes: int
+    usable_bytes: int
+
+    @classmethod
+    def beside(cls, fixed_bytes: int, nbytes: int, usable: float = USABLE) -> "Limit":
+        """Return a limit of which variables take so many bytes.
+
+        Args:
+            fixed_bytes: what they take.
+            nbytes: the limit.
+            usable: share of the rest that a step may need.
+        """
+        return cls(nbytes, fixed_bytes + round(usable * (nbytes - fixed_bytes)))
+
+
+def limit_in_bytes(memory_limit: Any, device: str) -> int:
+    """Return the limit: the one given, or what the device has free.
+
+    Raises:
+        ConfigError: if it is no size, or nobody tells how large the device is.
+    """
+    if memory_limit is not None:
+        return parse_bytes(memory_limit)
+    if device == "cpu":
+        return psutil.virtual_memory().available
+    card = read_card(next(iter(backends.current().cuda_ordinals().values())))
+    if card is None:
+        raise ConfigError(
+            "NVIDIA's driver does not tell how much memory the GPU has. Expected: a "
+            "limit. Received: memory_limit=None. Next: pass memory_limit='8GiB'."
+        )
+    return card.total_bytes - card.used_bytes
+
+
+def check_limit(limit_bytes: int, needed_bytes: int) -> None:
+    """Raise unless the weights and one sample can be within the limit.
+
+    Raises:
+        ConfigError: if they cannot.
+    """
+    if limit_bytes <= needed_bytes:
+        raise ConfigError(
+            "The limit is below what the model's variables take whatever the batch "
+            f"size. Expected: more than {format_bytes(needed_bytes)}. Received: "
+            f"memory_limit={format_bytes(limit_bytes)}."
+        )
+
+
+def environment(
+    limit_bytes: int, backend: str, device: str, *, one_thread: bool = True
+) -> Mapping[str, str]:
+    """Return the environment in which a child keeps to the limit, where one can.
+
+    Args:
+        limit_bytes: the limit.
+        backend: name of the Keras backend of the child.
+        device: `"cpu"` or `"gpu"`.
+        one_thread: whether TensorFlow starts operations one by one on a CPU; otherwise
+            as this process does.
+    """
+    if device == "gpu":
+        return ONLY_WHAT_IT_NEEDS
+    if backend != "tensorflow":
+        return ON_THE_CPU
+    limited = {"TF_CPU_BFC_MEM_LIMIT_IN_MB": str(max(limit_bytes // MIB, 1))}
+    threads = ONE_THREAD if one_thread else {}
+    return {**ON_THE_CPU, **COUNTING_ALLOCATOR, **threads, **limited}
+
+
+def set_limit(limit_bytes: int, device: str) -> None:
+    """Keep this process to the limit, where its environment does not yet."""
+    if device == "gpu" and backends.current().limits_itself:
+        configure(limit=limit_bytes)
+
 
 _STEPS = 5  # near the limit threads decide: one step may run and the next may not
 
@@ -38,7 +205,7 @@ def attempt(
         TimeoutError: if it took longer.
         ChildDiedError: if the step fails for another reason than memory.
     """
-    job = {**job_of(request), "limit": limit.nbytes, "usable": limit.usable_bytes}
+    job = {**request.job(), "limit": limit.nbytes, "usable": limit.usable_bytes}
     try:
         answer = run_in_child(
             f"{__name__}:answer",
@@ -56,7 +223,7 @@ def attempt(
 
 
 def _is_crash(error: ChildDiedError) -> bool:
-    return "ended by signal" in str(error)
+    return error.how.startswith("signal")
 
 
 def answer(job: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,12 +4,12 @@ from kerasmem.memory.compress_activations.apply import (
     compress_activations,
     is_compressed,
 )
-from kerasmem.memory.compress_activations.record import (
+from kerasmem.memory.compress_activations.report import (
     ActivationReport,
     GradientChange,
     LayerBytes,
+    activation_report,
 )
-from kerasmem.memory.compress_activations.report import activation_report
 
 __all__ = [
     "ActivationReport",

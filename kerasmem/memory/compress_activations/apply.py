@@ -9,12 +9,17 @@ from weakref import WeakKeyDictionary
 from kerasmem.backends import current
 from kerasmem.backends.recompute import Function, Store
 from kerasmem.errors import ConfigError, ModelError
+from kerasmem.graph.activation_policy import (
+    ActivationPolicy,
+    RecomputedSegment,
+    Residuals,
+    check_one_policy,
+    set_policy,
+)
 from kerasmem.graph.clone import clone, same_draws
 from kerasmem.graph.nodes import own_graph
-from kerasmem.graph.segments import treat
-from kerasmem.graph.treated import Kept, Piece, Treatment, check_untreated, note
-from kerasmem.memory.compress_activations.plan import GraphPlan, plan
-from kerasmem.memory.compress_activations.settings import Settings
+from kerasmem.graph.segments import recompute
+from kerasmem.memory.compress_activations.plan import GraphPlan, Settings, plan
 from kerasmem.memory.compress_activations.store import EmptyStore, PackedStore
 from kerasmem.memory.estimate.checks import check_model
 
@@ -79,7 +84,7 @@ def compress_activations(
     included = None if include is None else _listed(include)
     settings = Settings(included, _listed(exclude), seed)
     settings.check(model)
-    check_untreated(model, "compress_activations")
+    check_one_policy(model, "compress_activations")
     copy = same_draws(clone(model), model)
     compress_in_place(copy, settings)
     return copy
@@ -97,19 +102,19 @@ def compress_in_place(model: Any, settings: Settings) -> None:
             (step.segment, step.store and partial(_recomputed, model, step.store))
             for step in graph.steps
         ]
-        treat(graph.model, treated)
+        recompute(graph.model, treated)
     _SETTINGS[model] = settings
-    note(model, _treatment(plans, settings))
+    set_policy(model, _policy(plans, settings))
 
 
-def treatment_by_default(model: Any) -> Treatment:
+def treatment_by_default(model: Any) -> ActivationPolicy:
     """Return how `compress_activations(model)` would train; the model stays as it is.
 
     Raises:
         ModelError: if no activation is worth it.
     """
     settings = Settings(None, (), 0)
-    return _treatment(_plans(model, settings), settings)
+    return _policy(_plans(model, settings), settings)
 
 
 def _plans(model: Any, settings: Settings) -> list[GraphPlan]:
@@ -124,19 +129,19 @@ def _plans(model: Any, settings: Settings) -> list[GraphPlan]:
     return plans
 
 
-def _treatment(plans: Sequence[GraphPlan], settings: Settings) -> Treatment:
+def _policy(plans: Sequence[GraphPlan], settings: Settings) -> ActivationPolicy:
     pieces = [
-        Piece(step.segment.nodes, _kept(step.store))
+        RecomputedSegment(step.segment.nodes, _residuals(step.store))
         for graph in plans
         for step in graph.steps
         if step.store is not None
     ]
-    return Treatment(
-        "compress_activations", treat_again, asdict(settings), tuple(pieces)
+    return ActivationPolicy(
+        "compress_activations", apply_again, asdict(settings), tuple(pieces)
     )
 
 
-def treat_again(model: Any, settings: Mapping[str, Any]) -> None:
+def apply_again(model: Any, settings: Mapping[str, Any]) -> None:
     """Let a model that was made anew train as the one with these settings."""
     include = settings["include"]
     included = None if include is None else tuple(include)
@@ -144,8 +149,10 @@ def treat_again(model: Any, settings: Mapping[str, Any]) -> None:
     compress_in_place(model, Settings(included, exclude, settings["seed"]))
 
 
-def _kept(store: PackedStore | EmptyStore) -> Kept:
-    return Kept.NOTHING if isinstance(store, EmptyStore) else Kept.PACKED
+def _residuals(store: PackedStore | EmptyStore) -> Residuals:
+    return (
+        Residuals.NO_FLOATS if isinstance(store, EmptyStore) else Residuals.EIGHT_BITS
+    )
 
 
 def is_compressed(model: Any) -> bool:

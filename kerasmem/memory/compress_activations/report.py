@@ -1,18 +1,277 @@
-"""The bytes that wait for the backward pass, layer by layer, and the gradient."""
+"""What compression does to a model: bytes by layer, and the change of gradients."""
 
-from typing import Any
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, Any
+
+import keras
+import numpy as np
 
 from kerasmem.backends.seeding import seeded
 from kerasmem.errors import ConfigError
-from kerasmem.graph.clone import clone, same_draws
-from kerasmem.memory.compress_activations.apply import (
-    compress_in_place,
-    settings_of,
-)
-from kerasmem.memory.compress_activations.count import layer_bytes
-from kerasmem.memory.compress_activations.gradient import changes, gradients
-from kerasmem.memory.compress_activations.plan import plan
-from kerasmem.memory.compress_activations.record import ActivationReport
+from kerasmem.graph.clone import clone, compile_settings, same_draws
+from kerasmem.graph.nodes import own_graph
+from kerasmem.graph.values import nbytes, to_numpy
+from kerasmem.memory.compress_activations.apply import compress_in_place, settings_of
+from kerasmem.memory.compress_activations.math import packed_bytes
+from kerasmem.memory.compress_activations.plan import GraphPlan, Step, plan
+from kerasmem.memory.compress_activations.store import EmptyStore
+from kerasmem.records.plain import AnyNumber, read_json, record_from
+from kerasmem.units import format_bytes
+
+FATES = ("8 bits", "as it is", "not stored")
+"""What becomes of an output. One that is not stored is computed again if need be."""
+
+
+@dataclass(frozen=True)
+class LayerBytes:
+    """The output of one layer, or of one operation such as `a + b`.
+
+    Args:
+        layer: its name.
+        output_bytes: bytes of its outputs in its compute dtype.
+        stored_bytes: bytes of them that wait for the backward pass, by arithmetic.
+        fate: one of `FATES`.
+    """
+
+    layer: str
+    output_bytes: int
+    stored_bytes: int
+    fate: Annotated[str, FATES]
+
+
+@dataclass(frozen=True)
+class GradientChange:
+    """How far the gradient of one layer's weights is from the exact one.
+
+    Args:
+        layer: path of the layer.
+        relative: L2 norm of the difference as a share of the exact gradient's norm;
+            infinite where that is zero and the other is not.
+    """
+
+    layer: str
+    relative: AnyNumber
+
+
+@dataclass(frozen=True)
+class ActivationReport:
+    """What waits for the backward pass of one batch, and what the gradient becomes.
+
+    Args:
+        layers: in the order in which they run; a shared layer once a call.
+        gradients: measured in one step, empty if there was no target to learn.
+        gradient_change: the same for all weights together, None if not measured.
+    """
+
+    layers: tuple[LayerBytes, ...]
+    gradients: tuple[GradientChange, ...] = ()
+    gradient_change: AnyNumber | None = None
+
+    @property
+    def output_bytes(self) -> int:
+        """Bytes of all outputs."""
+        return sum(layer.output_bytes for layer in self.layers)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of them that wait for the backward pass."""
+        return sum(layer.stored_bytes for layer in self.layers)
+
+    def table(self) -> str:
+        """Return the figures as text, a line a layer."""
+        width = max((len(layer.layer) for layer in self.layers), default=0)
+        lines = [
+            f"outputs of layers: {format_bytes(self.output_bytes)}, of which "
+            f"{format_bytes(self.stored_bytes)} are stored (by arithmetic)"
+        ]
+        lines += [
+            f"  {row.layer:<{width}}  {format_bytes(row.output_bytes):>10}  "
+            f"{format_bytes(row.stored_bytes):>10}  {row.fate}"
+            for row in self.layers
+        ]
+        if self.gradient_change is not None:
+            lines.append(
+                f"gradient of this batch: moved by {self.gradient_change:.2%} of its "
+                "norm (measured)"
+            )
+            lines += [f"  {g.layer}  {g.relative:.2%}" for g in self.gradients]
+        return "\n".join(lines)
+
+    def to_json(self) -> str:
+        """Return the record as JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "ActivationReport":
+        """Return the record that `to_json` made `text` of.
+
+        Raises:
+            InputError: if it is another text.
+        """
+        return record_from(cls, read_json(text))
+
+
+_PACKED, _AS_IT_IS, _NOT_STORED = FATES
+
+
+def layer_bytes(
+    model: Any, plans: Sequence[GraphPlan], x: Any
+) -> tuple[LayerBytes, ...]:
+    """Return a record of every output, in the order in which a step makes them.
+
+    Args:
+        model: the model.
+        plans: those of it and of the models inside of it.
+        x: what goes in, for its shapes: an array, or a list or dict of arrays.
+    """
+    symbols = own_graph(model).inputs
+    given = [x[symbol.name] for symbol in symbols] if isinstance(x, dict) else x
+    arrays = given if isinstance(given, list | tuple) else [given]
+    data = [
+        _Value("", keras.KerasTensor(array.shape, symbol.dtype))
+        for array, symbol in zip(arrays, symbols, strict=True)
+    ]
+    count = _Count({id(found.model): found for found in plans})
+    for value in count.run(model, data):
+        value.whole = True
+    return tuple(value.record() for value in count.made)
+
+
+@dataclass(eq=False)
+class _Value:
+    """A tensor, how many packed copies of it are stored, and whether it is itself."""
+
+    layer: str
+    spec: Any
+    packed: int = 0
+    whole: bool = False
+
+    def store(self, number: int, step: Step) -> None:
+        """Count what is stored for a step of which this is an input."""
+        if step.store is None:
+            self.whole = True
+        elif isinstance(step.store, EmptyStore):
+            self.whole |= number not in step.store.dropped
+        else:
+            packs = number in step.store.packed
+            self.packed += packs
+            self.whole |= not packs
+
+    def record(self) -> LayerBytes:
+        """Return the figures."""
+        size = nbytes(self.spec)
+        packed = self.packed * packed_bytes(self.spec.shape)
+        fate = _AS_IT_IS if self.whole else _PACKED if self.packed else _NOT_STORED
+        return LayerBytes(self.layer, size, self.whole * size + packed, fate)
+
+
+@dataclass
+class _Count:
+    plans: dict[int, GraphPlan]
+    made: list[_Value] = field(default_factory=list[_Value])
+
+    def run(self, model: Any, inputs: Sequence[_Value]) -> list[_Value]:
+        """Return the outputs of a model; count what it makes and stores."""
+        graph = own_graph(model)
+        known = dict(zip(map(id, graph.inputs), inputs, strict=True))
+        for step in self.plans[id(model)].steps:
+            for number, symbol in enumerate(step.segment.inputs):
+                # A nested model that is opened stores for itself.
+                if not self._opened(step):
+                    known[id(symbol)].store(number, step)
+            for node in step.segment.nodes:
+                outputs = self._call(node, known, whole=step.store is None)
+                known.update(zip(map(id, node.outputs), outputs, strict=True))
+        return [known[id(y)] for y in graph.outputs]
+
+    def _opened(self, step: Step) -> bool:
+        return all(id(node.operation) in self.plans for node in step.segment.nodes)
+
+    def _call(
+        self, node: Any, known: dict[int, _Value], *, whole: bool
+    ) -> list[_Value]:
+        operation = node.operation
+        if id(operation) in self.plans:
+            return self.run(operation, [known[id(x)] for x in node.input_tensors])
+        specs = {key: value.spec for key, value in known.items()}
+        args, kwargs = node.arguments.fill_in(specs)
+        specs = keras.tree.flatten(operation.compute_output_spec(*args, **kwargs))
+        values = [_Value(operation.name, spec, whole=whole) for spec in specs]
+        self.made.extend(values)
+        return values
+
+
+class _Recorder(keras.optimizers.Optimizer):
+    """Leaves the weights as they are and keeps the gradient."""
+
+    def __init__(self) -> None:
+        super().__init__(learning_rate=1.0, name="recorder")
+        self.gradients: list[Any] = []
+
+    def build(self, variables: Sequence[Any]) -> None:
+        if self.built:
+            return
+        super().build(variables)
+        self.gradients = [
+            self.add_variable_from_reference(v, name="gradient") for v in variables
+        ]
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:  # noqa: ARG002
+        # Added to zeros: of a sparse gradient Keras knows how to add it.
+        slot = self.gradients[self._get_variable_index(variable)]
+        self.assign_add(slot, gradient)
+
+
+def gradients(model: Any, batch: Sequence[Any]) -> dict[str, np.ndarray]:
+    """Return the gradient of every trainable variable, by path.
+
+    Args:
+        model: a compiled model; it is compiled anew and takes a step without learning.
+        batch: `(x, y)` or `(x, y, sample_weight)`.
+    """
+    recorder = _Recorder()
+    settings = compile_settings(model) or {}
+    model.compile(
+        optimizer=recorder,
+        loss=settings["loss"],
+        loss_weights=settings["loss_weights"],
+        jit_compile=settings["jit_compile"],
+        run_eagerly=settings["run_eagerly"],
+        auto_scale_loss=False,
+    )
+    model.train_on_batch(*batch)
+    pairs = zip(model.trainable_variables, recorder.gradients, strict=True)
+    return {variable.path: to_numpy(slot) for variable, slot in pairs}
+
+
+def changes(
+    exact: dict[str, np.ndarray], moved: dict[str, np.ndarray]
+) -> tuple[tuple[GradientChange, ...], float]:
+    """Return by how much the gradient moved, by layer and as a whole."""
+    layers: dict[str, list[str]] = {}
+    for path in exact:
+        layers.setdefault(path.rpartition("/")[0], []).append(path)
+    each = tuple(
+        GradientChange(layer, _relative(paths, exact, moved))
+        for layer, paths in layers.items()
+    )
+    return each, _relative(list(exact), exact, moved)
+
+
+def _relative(
+    paths: Sequence[str], exact: dict[str, np.ndarray], moved: dict[str, np.ndarray]
+) -> float:
+    difference = sum(_square(moved[path] - exact[path]) for path in paths)
+    norm = sum(_square(exact[path]) for path in paths)
+    if not norm:
+        return float("inf") if difference else 0.0
+    return float(np.sqrt(difference / norm))
+
+
+def _square(values: np.ndarray) -> float:
+    return float(np.sum(values.astype(np.float64) ** 2))
 
 
 def activation_report(model: Any, data: Any) -> ActivationReport:

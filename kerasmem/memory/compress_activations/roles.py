@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-_LAYERS = keras.layers
+from kerasmem.graph.kinds import entry_of
 
 
 class Role(Enum):
@@ -17,71 +17,6 @@ class Role(Enum):
     JOINING = "the same, but its input is not to be rounded"
     KERNEL = "its gradient needs its input, and it is dear to run again"
     MODEL = "a nested model: its own operations have roles"
-
-
-_LINEAR = (
-    _LAYERS.Add,
-    _LAYERS.Average,
-    _LAYERS.AveragePooling1D,
-    _LAYERS.AveragePooling2D,
-    _LAYERS.AveragePooling3D,
-    _LAYERS.Concatenate,
-    _LAYERS.Cropping1D,
-    _LAYERS.Cropping2D,
-    _LAYERS.Cropping3D,
-    _LAYERS.Dropout,
-    _LAYERS.Flatten,
-    _LAYERS.GaussianDropout,
-    _LAYERS.GaussianNoise,
-    _LAYERS.GlobalAveragePooling1D,
-    _LAYERS.GlobalAveragePooling2D,
-    _LAYERS.GlobalAveragePooling3D,
-    _LAYERS.Identity,
-    _LAYERS.Permute,
-    _LAYERS.RepeatVector,
-    _LAYERS.Rescaling,
-    _LAYERS.Reshape,
-    _LAYERS.SpatialDropout1D,
-    _LAYERS.SpatialDropout2D,
-    _LAYERS.SpatialDropout3D,
-    _LAYERS.Subtract,
-    _LAYERS.UpSampling1D,
-    _LAYERS.UpSampling2D,
-    _LAYERS.UpSampling3D,
-    _LAYERS.ZeroPadding1D,
-    _LAYERS.ZeroPadding2D,
-    _LAYERS.ZeroPadding3D,
-)
-_CHEAP = (
-    _LAYERS.Activation,
-    _LAYERS.BatchNormalization,
-    _LAYERS.ELU,
-    _LAYERS.GlobalMaxPooling1D,
-    _LAYERS.GlobalMaxPooling2D,
-    _LAYERS.GlobalMaxPooling3D,
-    _LAYERS.GroupNormalization,
-    _LAYERS.LayerNormalization,
-    _LAYERS.LeakyReLU,
-    _LAYERS.Maximum,
-    _LAYERS.MaxPooling1D,
-    _LAYERS.MaxPooling2D,
-    _LAYERS.MaxPooling3D,
-    _LAYERS.Minimum,
-    _LAYERS.Multiply,
-    _LAYERS.PReLU,
-    _LAYERS.RMSNormalization,
-    _LAYERS.ReLU,
-    _LAYERS.UnitNormalization,
-)
-_LINEAR_CALLS = """
-    Add Cast Concatenate ExpandDims Flip GetItem Mean Moveaxis Negative Pad Repeat
-    Reshape Split Squeeze Stack Subtract Sum SwapAxes Transpose
-"""
-_DEAR_CALLS = """
-    AssociativeScan Cond Conv ConvTranspose Correlate DepthwiseConv Dot
-    DotProductAttention Einsum FFT FFT2 FlashAttention Inner MapOp Matmul Outer RFFT
-    STFT Scan SeparableConv Tensordot Vdot VectorizedMap WhileLoop
-"""
 
 
 def roles_of(nodes: Sequence[Any]) -> list[Role]:
@@ -109,28 +44,13 @@ def role_of(operation: Any) -> Role:
     """
     if isinstance(operation, keras.Model):
         return Role.MODEL
-    if isinstance(operation, _LAYERS.Layer):
-        return _of_layer(operation)
-    name = type(operation).__name__
-    if name in _LINEAR_CALLS.split():
-        return Role.LINEAR
-    if name == "Softmax":
-        return Role.JOINING
-    return Role.KERNEL if name in _DEAR_CALLS.split() else Role.CHEAP
-
-
-def _of_layer(layer: Any) -> Role:
-    # By the class itself: a subclass may do anything on top.
-    kind = type(layer)
-    if layer.activity_regularizer is not None:
+    if getattr(operation, "activity_regularizer", None) is not None:
         return Role.KERNEL
-    if kind is _LAYERS.Activation and layer.activation is keras.activations.linear:
-        return Role.LINEAR
-    # A mask of -1e9 among scores would take all eight bits.
-    if kind is _LAYERS.Softmax or (
-        kind is _LAYERS.Activation and layer.activation is keras.activations.softmax
-    ):
-        return Role.JOINING
-    if kind in _LINEAR:
-        return Role.LINEAR
-    return Role.CHEAP if kind in _CHEAP else Role.KERNEL
+    entry = entry_of(operation)
+    if entry.channels == "activation":
+        # A mask of -1e9 among scores would take all eight bits.
+        own = {"linear": Role.LINEAR, "softmax": Role.JOINING}
+        named = (getattr(keras.activations, name) for name in own)
+        found = dict(zip(named, own.values(), strict=True)).get(operation.activation)
+        return found or Role.CHEAP
+    return Role[entry.residuals.upper()]

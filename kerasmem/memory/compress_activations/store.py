@@ -1,13 +1,125 @@
-"""How the inputs of a segment wait for the backward pass."""
+"""Codes of activations: made, stored, and read in the backward pass."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from keras import ops
 
 from kerasmem.backends.recompute import Like
-from kerasmem.memory.compress_activations import codec
-from kerasmem.memory.compress_activations.math import FEWEST, grouping
+from kerasmem.memory.compress_activations.math import (
+    FEWEST,
+    FINEST,
+    HIGHEST,
+    NAN,
+    NEGATIVE,
+    NOISE_LEVELS,
+    POSITIVE,
+    SMALLEST,
+    STEPS,
+    Grouping,
+    grouping,
+)
+
+_GOLDEN = 0.6180339887498949
+"""Its multiples, modulo 1, are spread evenly."""
+
+
+def rounding_noise(known: Any, seed: int) -> Any:
+    """Return numbers from [0, 1) for the groups of a tensor, one an entry.
+
+    An entry's is the sum, modulo 1, of one for its group and one for its place in the
+    group, so that over all draws any two entries are independent of each other. This is
+    all it takes for the error of a sum of entries to vary as if all of them were.
+
+    Args:
+        known: float32, finite, `(..., count, length)`.
+        seed: of what is drawn beforehand.
+    """
+    random = np.random.default_rng(seed)
+    length = known.shape[-1]
+    starts = ops.convert_to_tensor(random.random(length), dtype="float32")
+    # Odd, so that modulo a power of two they leave no level out.
+    strides = random.integers(NOISE_LEVELS // 2, size=length) * 2 + 1
+    strides = ops.convert_to_tensor(strides, dtype="float32")
+    sums = ops.sum(known, axis=-1, keepdims=True)
+    bits = ops.bitwise_and(ops.view(sums, dtype="int32"), NOISE_LEVELS - 1)
+    drawn = ops.cast(bits, "float32") / NOISE_LEVELS
+    first = _level(ops.sum(drawn) + random.random())
+    second = _fraction(first * random.integers(1, NOISE_LEVELS) + random.random())
+    stride = ops.floor(second * (NOISE_LEVELS // 2)) * 2 + 1
+    groups = _level(drawn + _spread(drawn)) * stride + first
+    places = _level(starts + first * strides) + 0.5 / NOISE_LEVELS
+    both = _fraction(groups) + places
+    return both - ops.floor(both)
+
+
+def _spread(like: Any) -> Any:
+    """Return evenly spread numbers, so that equal groups are not rounded equally."""
+    counted = ops.cumsum(ops.reshape(ops.ones_like(like), (-1,)))
+    return ops.reshape(_fraction(counted * _GOLDEN), ops.shape(like))
+
+
+def _fraction(x: Any) -> Any:
+    return x - ops.floor(x)
+
+
+def _level(x: Any) -> Any:
+    return ops.floor(_fraction(x) * NOISE_LEVELS) / NOISE_LEVELS
+
+
+_LARGEST = {"float16": 65504.0}
+
+
+def pack(tensor: Any, groups: Grouping, seed: int) -> tuple[Any, Any, Any]:
+    """Return uint8 codes, float32 scales and the float32 codes of zero.
+
+    Args:
+        tensor: floats of up to 32 bits.
+        groups: what `grouping` says of its shape.
+        seed: of the rounding.
+    """
+    whole = _grouped(ops.cast(tensor, "float32"), groups)
+    finite = ops.isfinite(whole)
+    known = ops.where(finite, whole, 0.0)
+    low = ops.min(known, axis=-1, keepdims=True)
+    high = ops.max(known, axis=-1, keepdims=True)
+    scales = ops.maximum(high / STEPS - low / STEPS, SMALLEST)
+    scales = ops.maximum(scales, ops.maximum(high, -low) * FINEST)
+    zeros = ops.ceil(-low / scales)
+    exact = (known + zeros * scales) * (1.0 / scales)
+    codes = ops.floor(exact + rounding_noise(known, seed))
+    codes = ops.clip(codes, 0, HIGHEST)
+    infinite = ops.where(whole < 0, float(NEGATIVE), float(NAN))
+    special = ops.where(whole > 0, float(POSITIVE), infinite)
+    codes = ops.where(finite, codes, special)
+    return ops.cast(codes, "uint8"), scales, zeros
+
+
+def unpack(
+    packed: Sequence[Any], groups: Grouping, shape: Sequence[Any], dtype: str
+) -> Any:
+    """Return the tensor of `shape` and `dtype` that `pack` made `packed` of."""
+    codes, scales, zeros = packed
+    codes = ops.cast(codes, "float32")
+    values = (codes - zeros) * scales
+    if dtype in _LARGEST:
+        values = ops.clip(values, -_LARGEST[dtype], _LARGEST[dtype])
+    infinite = ops.where(codes == POSITIVE, float("inf"), float("-inf"))
+    special = ops.where(codes == NAN, float("nan"), infinite)
+    values = ops.where(codes > HIGHEST, special, values)
+    rows = ops.reshape(values, (*shape[: groups.leading], groups.count * groups.length))
+    return ops.reshape(ops.cast(rows[..., : groups.entries], dtype), shape)
+
+
+def _grouped(tensor: Any, groups: Grouping) -> Any:
+    leading = ops.shape(tensor)[: groups.leading]
+    rows = ops.reshape(tensor, (*leading, groups.entries))
+    if groups.padding:
+        last = ops.repeat(rows[..., -1:], groups.padding, axis=-1)
+        rows = ops.concatenate([rows, last], axis=-1)
+    return ops.reshape(rows, (*leading, groups.count, groups.length))
 
 
 @dataclass(frozen=True)
@@ -29,12 +141,12 @@ class PackedStore:
 
     def pack(self, tensor: Any) -> tuple[Any, ...]:
         """Return codes, scales and the codes of zero."""
-        return codec.pack(tensor, grouping(tuple(tensor.shape)), self.seed)
+        return pack(tensor, grouping(tuple(tensor.shape)), self.seed)
 
     def unpack(self, packed: tuple[Any, ...], like: Like) -> Any:
         """Return the activation, rounded."""
         known = [size if isinstance(size, int) else None for size in like.shape]
-        return codec.unpack(packed, grouping(known), like.shape, like.dtype)
+        return unpack(packed, grouping(known), like.shape, like.dtype)
 
 
 @dataclass(frozen=True)

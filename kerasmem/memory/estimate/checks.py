@@ -7,7 +7,7 @@ import keras
 
 from kerasmem.errors import ConfigError, ModelError, as_received
 from kerasmem.graph.layers import sublayers
-from kerasmem.memory.estimate.slots import made_anew
+from kerasmem.memory.estimate.variables import made_anew
 
 BACKENDS = ("tensorflow", "jax", "torch")
 DEVICES = ("gpu", "cpu")
@@ -46,34 +46,26 @@ def check_batch_size(batch_size: Any) -> None:
         )
 
 
-def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
-    """Raise unless `value` is one of `choices`.
+def check_choice(name: str, value: Any, choices: Sequence[Any]) -> None:
+    """Raise unless `value` is one of `choices`, and of a type that one of them has.
 
     Raises:
         ConfigError: if it is not.
     """
-    if value not in choices:
+    if value not in choices or type(value) not in map(type, choices):
         raise ConfigError(
-            f"There is no {name} of this name. Expected: one of {', '.join(choices)}. "
-            f"Received: {name}={value!r}."
+            f"This is no value of {name}. Expected: one of "
+            f"{', '.join(map(str, choices))}. Received: {name}={value!r}."
         )
 
 
-def check_flag(name: str, value: Any) -> None:
-    """Raise unless `value` is True or False.
-
-    Raises:
-        ConfigError: if it is not.
-    """
-    if not isinstance(value, bool):
-        raise ConfigError(
-            f"This is a choice of two. Expected: {name}=True or {name}=False. "
-            f"Received: {name}={value!r}."
-        )
-
-
-def checked_optimizer(model: Any, optimizer: Any) -> Any:
+def checked_optimizer(model: Any, optimizer: Any, policy: str | None = None) -> Any:
     """Return the optimizer that is meant: the one given, or the compiled one.
+
+    Args:
+        model: the model.
+        optimizer: what was given.
+        policy: name of an assumed dtype policy, None for the model's own.
 
     Raises:
         ConfigError: if Keras knows no optimizer of that name.
@@ -89,12 +81,13 @@ def checked_optimizer(model: Any, optimizer: Any) -> Any:
                 "training=False."
             )
     try:
-        return keras.optimizers.get(optimizer)
+        optimizer = keras.optimizers.get(optimizer)
     except (ValueError, TypeError) as error:
         raise ConfigError(
             "Keras has no such optimizer. Expected: a keras.optimizers.Optimizer or "
             f"the name of one. Received: optimizer={optimizer!r}."
         ) from error
+    return scaled_if_half(model, optimizer, policy)
 
 
 def scaled_if_half(model: Any, optimizer: Any, policy: str | None) -> Any:
@@ -144,22 +137,15 @@ def compiles(model: Any, backend: str, device: str, *, asked: bool | None) -> bo
         asked: what was asked for; None for what the model was compiled with where that
             is not what Keras chooses on this machine, else for what it chooses there.
     """
+    on_gpu = backend == "tensorflow" and device == "gpu"
     if asked is None:
         # Keras keeps no word about whether the choice was the user's.
         here = model._resolve_auto_jit_compile()
         chosen = model.compiled and model.jit_compile != here
-        asked = model.jit_compile if chosen else _default(backend, device)
-    on_gpu = backend == "tensorflow" and device == "gpu"
+        asked = model.jit_compile if chosen else on_gpu or backend == "jax"
+    # TensorFlow gives such a layer to cuDNN, which XLA cannot compile.
+    cudnn = (True, "auto") if on_gpu else ()
     return bool(asked) and not any(
-        not layer.supports_jit or (on_gpu and _in_cudnn(layer))
+        not layer.supports_jit or getattr(layer, "use_cudnn", None) in cudnn
         for layer in sublayers(model)
     )
-
-
-def _default(backend: str, device: str) -> bool:
-    return backend == "jax" or (backend == "tensorflow" and device == "gpu")
-
-
-def _in_cudnn(layer: Any) -> bool:
-    """Return whether TensorFlow gives the layer to cuDNN, which XLA cannot compile."""
-    return getattr(layer, "use_cudnn", False) in (True, "auto")

@@ -1,23 +1,14 @@
 """The one function that says what a model will need."""
 
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 import keras
 
-from kerasmem.memory.estimate.checks import (
-    BACKENDS,
-    DEVICES,
-    check_batch_size,
-    check_choice,
-    check_flag,
-    check_model,
-    checked_optimizer,
-    checked_policy,
-    compiles,
-    scaled_if_half,
-)
-from kerasmem.memory.estimate.inputs import checked_inputs, shape_for
+from kerasmem.graph.layers import has_graph
+from kerasmem.memory.estimate import checks
+from kerasmem.memory.estimate.inputs import checked_inputs
 from kerasmem.memory.estimate.request import Request
 from kerasmem.records import MemoryEstimate
 
@@ -74,8 +65,8 @@ def estimate_memory(  # noqa: PLR0913 - the public entry point
         >>> estimate.by_category()["parameter"]
         40
     """
-    check_choice("method", method, ("auto", *METHODS))
-    request = question(
+    checks.check_choice("method", method, ("auto", *METHODS))
+    request = checked_request(
         model,
         batch_size,
         optimizer=optimizer,
@@ -87,10 +78,17 @@ def estimate_memory(  # noqa: PLR0913 - the public entry point
         input_shape=input_shape,
         data=data,
     )
-    return _method(method, request).estimate(request)
+    if method == "auto":
+        method = "analytic" if has_graph(model) else "traced"
+    return estimator(method)(request)
 
 
-def question(  # noqa: PLR0913 - the arguments of the public entry points
+def estimator(method: str) -> Callable[[Request], MemoryEstimate]:
+    """Return the function that estimates by one of `METHODS`."""
+    return importlib.import_module(f"kerasmem.memory.estimate.{method}").estimate
+
+
+def checked_request(  # noqa: PLR0913 - the arguments of the public entry points
     model: Any,
     batch_size: int,
     *,
@@ -104,32 +102,24 @@ def question(  # noqa: PLR0913 - the arguments of the public entry points
     data: Any | None = None,
 ) -> Request:
     """Return the checked arguments of `estimate_memory`."""
-    check_model(model)
-    check_batch_size(batch_size)
+    checks.check_model(model)
+    checks.check_batch_size(batch_size)
     backend = keras.backend.backend() if backend is None else backend
-    check_choice("backend", backend, BACKENDS)
-    check_choice("device", device, DEVICES)
-    check_flag("training", training)
-    if jit_compile is not None:
-        check_flag("jit_compile", jit_compile)
-    policy = checked_policy(dtype_policy)
+    checks.check_choice("backend", backend, checks.BACKENDS)
+    checks.check_choice("device", device, checks.DEVICES)
+    checks.check_choice("training", training, (True, False))
+    checks.check_choice("jit_compile", jit_compile, (None, True, False))
+    policy = checks.checked_policy(dtype_policy)
     if training:
-        optimizer = checked_optimizer(model, optimizer)
-        optimizer = scaled_if_half(model, optimizer, policy)
+        optimizer = checks.checked_optimizer(model, optimizer, policy)
     return Request(
         model=model,
-        inputs=checked_inputs(model, batch_size, shape_for(model, input_shape, data)),
+        inputs=checked_inputs(model, batch_size, input_shape, data),
         batch_size=batch_size,
         optimizer=optimizer if training else None,
         dtype_policy=policy,
-        jit_compile=compiles(model, backend, device, asked=jit_compile),
+        jit_compile=checks.compiles(model, backend, device, asked=jit_compile),
         backend=backend,
         training=training,
         device=device,
     )
-
-
-def _method(method: str, request: Request) -> Any:
-    if method == "auto":
-        method = "analytic" if request.has_graph else "traced"
-    return importlib.import_module(f"kerasmem.memory.estimate.{method}")

@@ -1,20 +1,24 @@
-"""The inputs of a model with every length known, or one clear error."""
+"""The inputs of a model with every length known, and batches of these shapes."""
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
 import keras
+import numpy as np
 
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.files.data import check_data, input_names, named_leaves
 from kerasmem.files.data.forms import first_samples
 from kerasmem.graph.input_shapes import Shape, is_shape, open_lengths, with_lengths
 from kerasmem.graph.layers import has_graph
-from kerasmem.memory.estimate.request import Input
+from kerasmem.memory.estimate.request import Input, Request
+from kerasmem.memory.program import Tensor
+from kerasmem.memory.timeline import Watched
 
 
 def checked_inputs(
-    model: Any, batch_size: int, input_shape: Any | None
+    model: Any, batch_size: int, input_shape: Any | None, data: Any | None = None
 ) -> tuple[Input, ...]:
     """Return the inputs of the model with every axis known.
 
@@ -23,52 +27,45 @@ def checked_inputs(
         batch_size: length of the batch axis.
         input_shape: shape without the batch axis, one per input by name or in order if
             there are several; None for the model's own.
+        data: samples in any of the forms that `kerasmem.files.data` lists, from which
+            the shapes are read instead.
 
     Raises:
         ModelError: if the shape of an input is not known in full.
-        ConfigError: if `input_shape` does not fit the inputs.
+        ConfigError: if `input_shape` does not fit the inputs, or both are given.
+        DataError: if the data does not fit the model.
     """
-    _check_batch_axis(model, batch_size)
+    if data is not None:
+        if input_shape is not None:
+            raise ConfigError(
+                "Lengths are given, or read from example data. Expected: one of the "
+                f"two. Received: input_shape={input_shape!r} and data."
+            )
+        check_data(model, data)
+        input_shape = lengths_in(model, first_samples(data)["x"])
+    is_read = has_graph(model)
+    fixed = {x.shape[0] for x in (model.inputs if is_read else []) if x.shape}
+    if fixed := fixed - {None, batch_size}:
+        raise ConfigError(
+            f"The model {model.name!r} takes batches of one size only. Expected: "
+            f"{min(fixed)}. Received: batch_size={batch_size}."
+        )
     own = _own_inputs(model)
     # Without a graph they are those of the first call, and others may follow.
-    shapes = with_lengths(
-        {name: shape for name, shape, _ in own}, input_shape, binding=has_graph(model)
-    )
+    shapes = {name: shape for name, shape, _ in own}
+    shapes = with_lengths(shapes, input_shape, binding=is_read)
     unknown = open_lengths(shapes)
     if unknown:
         raise ModelError(
             "The memory depends on the length of every axis of the input. Expected: "
             f"known lengths. Received: {unknown}. Next: pass input_shape= "
-            "(--input-shape), without the batch axis; for a bound, the largest one "
-            "that occurs."
+            "(--input-shape), without the batch axis, or data=, some samples; for a "
+            "bound, the largest one that occurs."
         )
     return tuple(
-        Input(name, (batch_size, *_known(shapes[name])), dtype)
+        Input(name, (batch_size, *(n for n in shapes[name] or () if n)), dtype)
         for name, _, dtype in own
     )
-
-
-def shape_for(model: Any, input_shape: Any | None, data: Any | None) -> Any | None:
-    """Return the input shape that is meant: the one given, or that of example data.
-
-    Args:
-        model: a built model.
-        input_shape: as in `checked_inputs`.
-        data: samples in any of the forms that `kerasmem.files.data` lists.
-
-    Raises:
-        ConfigError: if both are given.
-        DataError: if the data does not fit the model.
-    """
-    if data is None:
-        return input_shape
-    if input_shape is not None:
-        raise ConfigError(
-            "Lengths are given, or read from example data. Expected: one of the two. "
-            f"Received: input_shape={input_shape!r} and data."
-        )
-    check_data(model, data)
-    return lengths_in(model, first_samples(data)["x"])
 
 
 def lengths_in(model: Any, x: Any) -> dict[str, tuple[int, ...]]:
@@ -93,20 +90,6 @@ def lengths_in(model: Any, x: Any) -> dict[str, tuple[int, ...]]:
         if leaves.get(name) is not None
         and (shape is None or None in shape or not has_graph(model))
     }
-
-
-def _known(shape: Shape | None) -> tuple[int, ...]:
-    return tuple(size for size in shape or () if size is not None)
-
-
-def _check_batch_axis(model: Any, batch_size: int) -> None:
-    inputs = model.inputs if has_graph(model) else []
-    fixed = {x.shape[0] for x in inputs if x.shape} - {None, batch_size}
-    if fixed:
-        raise ConfigError(
-            f"The model {model.name!r} takes batches of one size only. Expected: "
-            f"{min(fixed)}. Received: batch_size={batch_size}."
-        )
 
 
 def structure_when_built(model: Any) -> Any | None:
@@ -137,14 +120,73 @@ def _own_inputs(model: Any) -> list[tuple[str, Shape | None, str]]:
     """Return name, shape without the batch axis (None if unknown) and dtype."""
     if has_graph(model):
         named = zip(input_names(model), model.inputs, strict=True)
-        return [(name, tuple(x.shape[1:]), x.dtype) for name, x in named]
     # A model without a graph remembers at most the shapes that it was built with.
-    structure = structure_when_built(model)
-    if structure is not None:
+    elif (structure := structure_when_built(model)) is not None:
         named = named_leaves(structure).items()
-        return [(name, tuple(x.shape[1:]), x.dtype) for name, x in named]
-    shapes = list((model._build_shapes_dict or {}).items())
-    return [
-        (name, tuple(shape[1:]) if is_shape(shape) else None, model.input_dtype)
-        for name, shape in shapes
-    ] or [("inputs", None, model.input_dtype)]
+    else:
+        shapes = (model._build_shapes_dict or {"inputs": None}).items()
+        known = [(name, s[1:] if s and is_shape(s) else None) for name, s in shapes]
+        return [(name, s and tuple(s), model.input_dtype) for name, s in known]
+    return [(name, tuple(x.shape[1:]), x.dtype) for name, x in named]
+
+
+def symbolic_batch(request: Request) -> tuple[Any, ...]:
+    """Return what a step gets: `(x, y)` of `keras.KerasTensor`s, `(x,)` in predict."""
+    x = _like_inputs(
+        request.model,
+        [keras.KerasTensor(one.shape, one.dtype) for one in request.inputs],
+    )
+    return (x, _targets(request.model, x)) if request.training else (x,)
+
+
+def zeros(request: Request) -> tuple[Any, ...]:
+    """Return a batch of zeros: `(x, y)`, or `(x,)` for predict."""
+
+    def made(spec: Any) -> np.ndarray:
+        return np.zeros(spec.shape, "float32" if "float" in spec.dtype else spec.dtype)
+
+    return keras.tree.map_structure(made, symbolic_batch(request))
+
+
+def run_once(request: Request, batch: tuple[Any, ...]) -> None:
+    """Let one step happen."""
+    model = request.model
+    (model.train_on_batch if request.training else model.predict_on_batch)(*batch)
+
+
+def _like_inputs(model: Any, tensors: list[Any]) -> Any:
+    # Private: whether a model takes a list or a dict, and of which names.
+    structure = getattr(model, "_inputs_struct", None)
+    if structure is None and not has_graph(model):
+        structure = structure_when_built(model)
+    if isinstance(model, keras.Sequential) or structure is None:
+        return tensors[0] if len(tensors) == 1 else tensors
+    return keras.tree.pack_sequence_as(structure, tensors)
+
+
+def _targets(model: Any, x: Any) -> Any:
+    """Return targets of the shapes that the model's losses compare with."""
+    takes_training = "training" in inspect.signature(model.call).parameters
+    options = {"training": False} if takes_training else {}
+    outputs = model.compute_output_spec(x, **options)
+    outputs = keras.tree.map_structure(lambda spec: spec, outputs)
+    losses = keras.tree.flatten(model.loss)
+    found = keras.tree.flatten(outputs)
+    losses *= len(found) if len(losses) == 1 else 1
+    targets = [_target(out, loss) for out, loss in zip(found, losses, strict=False)]
+    return keras.tree.pack_sequence_as(outputs, targets)
+
+
+def _target(output: Any, loss: Any) -> Any:
+    name = loss if isinstance(loss, str) else getattr(loss, "name", None)
+    name = name or getattr(loss, "__name__", type(loss).__name__)
+    if "sparse" in name.lower():
+        return keras.KerasTensor(output.shape[:-1], dtype="int32")
+    return keras.KerasTensor(output.shape, dtype=keras.backend.floatx())
+
+
+def as_tensors(model: Watched) -> tuple[Tensor, ...]:
+    """Return the variables of a model as a program has them."""
+    return tuple(
+        Tensor((v.nbytes,), 1, v.layer, kind=v.category) for v in model.variables
+    )

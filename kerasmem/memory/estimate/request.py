@@ -1,9 +1,16 @@
-"""The checked question that every method of estimating answers."""
+"""The checked question that every method answers, here or in another process."""
 
-from dataclasses import dataclass
+import importlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
-from kerasmem.graph.layers import has_graph
+from kerasmem.errors import ConfigError
+from kerasmem.processes import ON_THE_CPU, run_in_child
+from kerasmem.processes.transfer import pack, unpack
+from kerasmem.records import EstimatePart, MemoryEstimate
+
+_PLAIN = ("batch_size", "jit_compile", "backend", "training", "device")
 
 
 @dataclass(frozen=True)
@@ -55,7 +62,102 @@ class Request:
         """The shapes of the inputs, batch axis included."""
         return tuple(x.shape for x in self.inputs)
 
-    @property
-    def has_graph(self) -> bool:
-        """True for a Sequential or Functional model."""
-        return has_graph(self.model)
+    def with_batch_size(self, batch_size: int) -> "Request":
+        """Return the same question for another batch size."""
+        sized = [replace(x, shape=(batch_size, *x.shape[1:])) for x in self.inputs]
+        return replace(self, batch_size=batch_size, inputs=tuple(sized))
+
+    def check_backend(self, running: str, how: str) -> None:
+        """Raise unless the backend asked for is the running one.
+
+        Raises:
+            ConfigError: if it is another.
+        """
+        if self.backend != running:
+            raise ConfigError(
+                f"A step {how}. Expected: {running!r}. Received: "
+                f"backend={self.backend!r}."
+            )
+
+    def answer(
+        self,
+        method: str,
+        parts: Iterable[EstimatePart],
+        peak: tuple[int, int, int],
+        first: tuple[int | None, ...] = (None, None, None),
+    ) -> MemoryEstimate:
+        """Return an estimate.
+
+        Args:
+            method: how it was found.
+            parts: what fills the peak.
+            peak: bytes of the lower end of the interval, of the peak, of the upper end.
+            first: the same of the first step, as far as it is known.
+        """
+        low, middle, high = peak
+        first_low, first_bytes, first_high = first
+        return MemoryEstimate(
+            peak_bytes=middle,
+            low_bytes=min(low, middle),
+            high_bytes=max(high, middle),
+            parts=tuple(part for part in parts if part.nbytes),
+            method=method,
+            first_step_bytes=first_bytes,
+            first_step_low_bytes=first_low,
+            first_step_high_bytes=first_high,
+            **{name: getattr(self, name) for name in _PLAIN},
+        )
+
+    def job(self) -> dict[str, Any]:
+        """Return what `request_of` makes the same question of, in another process.
+
+        Raises:
+            ModelError: if the model cannot go there.
+        """
+        return {
+            "model": pack(self.model, self.optimizer, self.dtype_policy),
+            "inputs": [[x.name, list(x.shape), x.dtype] for x in self.inputs],
+            **{name: getattr(self, name) for name in _PLAIN},
+        }
+
+
+def request_of(job: Mapping[str, Any]) -> Request:
+    """Return the question, about a model of its own."""
+    model = unpack(job["model"], jit_compile=job["jit_compile"])
+    if job["training"]:
+        model.optimizer.build(model.trainable_variables)
+    return Request(
+        model=model,
+        inputs=tuple(Input(n, tuple(shape), dt) for n, shape, dt in job["inputs"]),
+        optimizer=model.optimizer if job["training"] else None,
+        dtype_policy=None,
+        **{name: job[name] for name in _PLAIN},
+    )
+
+
+def answer_in_child(
+    module: str, request: Request, environment: Mapping[str, str] | None = None
+) -> MemoryEstimate:
+    """Return what `estimate_here` of a module answers in a fresh process.
+
+    Args:
+        module: its name.
+        request: the question; its backend becomes the child's.
+        environment: environment variables of the child.
+
+    Raises:
+        ModelError: if the model cannot go there.
+    """
+    answered = run_in_child(
+        f"{__name__}:answer_job",
+        {**request.job(), "module": module},
+        backend=request.backend,
+        environment={**ON_THE_CPU, **(environment or {})},
+    )
+    return MemoryEstimate.from_json(answered["estimate"])
+
+
+def answer_job(job: Mapping[str, Any]) -> dict[str, str]:
+    """Return the estimate as JSON; runs in the child."""
+    module = importlib.import_module(job["module"])
+    return {"estimate": module.estimate_here(request_of(job)).to_json()}

@@ -1,4 +1,10 @@
-"""Into how many parts a batch goes, and when to try fewer again."""
+"""Into how many parts a batch goes, which batches fit, and the way back."""
+
+import time
+from collections import Counter
+from typing import Any
+
+from kerasmem.backends.training import Steps
 
 _FIRST_PATIENCE = 2
 
@@ -57,3 +63,91 @@ class Plan:
     def parts(self, size: int) -> int:
         """Return into how many parts a batch of `size` samples goes."""
         return 1 if self.most is None else -(-size // self.most)
+
+
+_PASSES = 2  # on a GPU the first step tries kernels, and may need more than later ones
+
+
+class SafeShapes:
+    """Remembers the batches whose steps have run, by the lengths of all their axes.
+
+    A batch none of whose axes is longer needs no more memory than one of these.
+    """
+
+    def __init__(self) -> None:
+        self._passed: Counter[tuple[int, ...]] = Counter()
+        self._safe: list[tuple[int, ...]] = []
+
+    def covers(self, parts: int, shape: tuple[int, ...]) -> bool:
+        """Return whether a batch of this shape, in so many parts, is known to fit."""
+        key = parts, *shape
+        return any(_is_within(key, safe) for safe in self._safe)
+
+    def note(self, parts: int, shape: tuple[int, ...]) -> None:
+        """Note that a step has run."""
+        key = parts, *shape
+        self._passed[key] += 1
+        if self._passed[key] >= _PASSES:
+            self._safe = [safe for safe in self._safe if not _is_within(safe, key)]
+            self._safe.append(key)
+
+
+def _is_within(key: tuple[int, ...], safe: tuple[int, ...]) -> bool:
+    return (
+        len(key) == len(safe)
+        and key[0] == safe[0]
+        and all(length <= most for length, most in zip(key, safe, strict=True))
+    )
+
+
+_MOST_OF_THE_TIME = 0.005
+
+
+class Rollback:
+    """Keeps one copy on the host of all that steps change.
+
+    It is renewed before a step that must not be lost, at the start of an epoch, and
+    whenever copies have taken less than a two-hundredth of the time so far.
+
+    Args:
+        steps: how the model is trained, or evaluated.
+
+    Attributes:
+        age: number of steps since the copy.
+    """
+
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+        self._copy: Any = None
+        self._due_at = 0.0
+        self.age = 0
+
+    def keep(self, state: Any, *, now: bool) -> None:
+        """Renew the copy if it is time.
+
+        Args:
+            state: the state before the next step.
+            now: whether it is time in any case.
+        """
+        start = time.perf_counter()
+        if not now and start < self._due_at:
+            self.age += 1
+            return
+        # Not without a copy meanwhile: what was told a device may fail here.
+        self._copy = self._steps.snapshot(state)
+        end = time.perf_counter()
+        self._due_at = end + (end - start) / _MOST_OF_THE_TIME
+        self.age = 0
+
+    def expire(self) -> None:
+        """Have the copy renewed before the next step."""
+        self._due_at = 0.0
+
+    def back(self, state: Any) -> Any:
+        """Go back to the copy; return the state to go on with."""
+        self.age = 0
+        return self._steps.restore(self._copy, state)
+
+    def drop(self) -> None:
+        """Give the memory of the copy back."""
+        self._copy = None

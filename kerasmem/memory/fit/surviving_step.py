@@ -9,11 +9,8 @@ from kerasmem.backends.refusals import RefusalLog
 from kerasmem.backends.training import Step, Steps
 from kerasmem.errors import OutOfMemoryError, TornStateError
 from kerasmem.memory.fit.losses import LossFactors
-from kerasmem.memory.fit.plan import Plan
-from kerasmem.memory.fit.rollback import Rollback
-from kerasmem.memory.fit.safe_shapes import SafeShapes
-from kerasmem.memory.fit.telling import Teller
-from kerasmem.memory.fit.whole_batches import smaller_batches
+from kerasmem.memory.fit.plan import Plan, Rollback, SafeShapes
+from kerasmem.memory.fit.telling import Teller, smaller_batches
 from kerasmem.memory.oom import Moment, classify, out_of_memory_error, post_mortem
 from kerasmem.records import Cause, PostMortem
 

@@ -12,11 +12,10 @@ found = post_mortem(model, cause, Moment(batch_size=1024, step=7))
 raise out_of_memory_error(found)
 """
 
-from kerasmem.memory.oom.cause import classify, noting_refusals
+from kerasmem.memory.oom.cause import classify, noting_refusals, out_of_memory_error
 from kerasmem.memory.oom.examination import post_mortem
 from kerasmem.memory.oom.fitting import Fitting, Room, fewest_micro_batches
 from kerasmem.memory.oom.moment import Moment
-from kerasmem.memory.oom.raising import out_of_memory_error
 
 __all__ = [
     "Fitting",

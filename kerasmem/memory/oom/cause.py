@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -13,13 +14,126 @@ from kerasmem.backends.exhaustion import (
     is_out_of_memory,
     read_refusal,
 )
-from kerasmem.backends.refusals import RefusalLog
-from kerasmem.errors import OutOfMemoryError
-from kerasmem.memory.oom.device import DeviceFigures, figures_of
-from kerasmem.memory.oom.supply import Supply, supply_of
+from kerasmem.backends.refusals import PoolState, RefusalLog
+from kerasmem.errors import (
+    DeviceOutOfMemoryError,
+    FragmentationError,
+    InputPipelineOutOfMemoryError,
+    OutOfMemoryError,
+    TornStateError,
+)
+from kerasmem.memory.card import own_bytes, read_card
 from kerasmem.memory.timeline import watched
 from kerasmem.memory.timeline.names import Names, Origin
-from kerasmem.records import Cause
+from kerasmem.records import Cause, PostMortem
+from kerasmem.records.post_mortem import cause_sentence, fitting_sentence
+
+
+@dataclass(frozen=True)
+class DeviceFigures:
+    """What is known of a device; None where nobody tells.
+
+    Args:
+        name: the framework's name of it.
+        limit_bytes: most bytes that this process can have of it.
+        limit_is_exact: False if nobody has set a limit: then it is what other processes
+            leave of the card.
+        current_bytes: bytes in use now.
+        peak_bytes: most bytes in use since the peak was last reset.
+    """
+
+    name: str | None = None
+    limit_bytes: int | None = None
+    limit_is_exact: bool = False
+    current_bytes: int | None = None
+    peak_bytes: int | None = None
+
+
+def figures_of(name: str | None = None) -> DeviceFigures:
+    """Return the figures of the device `name`, or of the fullest one for None."""
+    readings = backends.current().device_memory()
+    if name is not None:
+        readings = tuple(one for one in readings if one.name == name)
+    if not readings:
+        return DeviceFigures(name, *_limit(name))
+    fullest = max(readings, key=lambda reading: reading.peak_bytes)
+    return DeviceFigures(
+        fullest.name,
+        *_limit(fullest.name),
+        current_bytes=fullest.current_bytes,
+        # One that leaves small requests out is no peak to reckon with.
+        peak_bytes=fullest.peak_bytes if fullest.complete else None,
+    )
+
+
+def _limit(name: str | None) -> tuple[int | None, bool]:
+    """Return the limit, and whether it is exact."""
+    backend = backends.current()
+    ordinals = backend.cuda_ordinals()
+    if name not in ordinals:
+        is_cpu = name is None or name.lower().startswith("cpu")
+        return (backend.cpu_limit_bytes() if is_cpu else None), True
+    ordinal = ordinals[name]
+    card = read_card(ordinal)
+    total = card.total_bytes if card else None
+    limit = backend.settings().in_force(ordinal, total).limit_bytes
+    if limit is not None or card is None:
+        return limit, True
+    own = own_bytes(ordinal)
+    others = 0 if own is None else max(card.used_bytes - own, 0)
+    return card.total_bytes - others, False
+
+
+@dataclass(frozen=True)
+class Supply:
+    """The memory that there was; None where nobody told.
+
+    Args:
+        limit_bytes: most bytes to be had of the device.
+        in_use_bytes: bytes in use.
+        free_bytes: bytes that were free for certain, in whatever pieces.
+        largest_free_bytes: the largest piece that could have been had.
+    """
+
+    limit_bytes: int | None
+    in_use_bytes: int | None = None
+    free_bytes: int | None = None
+    largest_free_bytes: int | None = None
+
+
+def supply_of(
+    refusal: Refusal, figures: DeviceFigures, state: PoolState | None
+) -> Supply:
+    """Return what there was, by the best source there is.
+
+    Args:
+        refusal: what the error says.
+        figures: what is known of the device by now.
+        state: of the allocator's pool when it refused, None if it was not noted.
+    """
+    if state is not None:
+        return _of_pool(state, figures.limit_bytes, refusal.requested_bytes)
+    if refusal.in_use_bytes is not None:
+        return Supply(refusal.limit_bytes, refusal.in_use_bytes, refusal.free_bytes)
+    limit, peak = figures.limit_bytes, figures.peak_bytes
+    if limit is None or peak is None or not figures.limit_is_exact:
+        return Supply(limit)
+    # No more than the peak can have been in use; what is in use by now says nothing.
+    return Supply(limit, free_bytes=limit - peak)
+
+
+def _of_pool(state: PoolState, limit: int | None, asked: int | None) -> Supply:
+    more = 0 if limit is None else max(limit - state.pool_bytes, 0)
+    if asked is None or more >= asked:
+        # The pool would have been extended: less can be had of the device than that.
+        more = 0
+    return Supply(
+        limit_bytes=state.pool_bytes + more,
+        in_use_bytes=state.in_use_bytes,
+        free_bytes=state.pool_bytes + more - state.in_use_bytes,
+        largest_free_bytes=max(state.largest_free_bytes, more),
+    )
+
 
 _MESSAGE_LENGTH = 400
 _READS_DATA = (
@@ -134,3 +248,40 @@ def _origin(operation: str, model: Any | None) -> Origin:
 
 def _cut(text: str) -> str:
     return text if len(text) <= _MESSAGE_LENGTH else f"{text[:_MESSAGE_LENGTH]}..."
+
+
+_CLASSES: dict[str, type[OutOfMemoryError]] = {
+    "device": DeviceOutOfMemoryError,
+    "one tensor": DeviceOutOfMemoryError,
+    "fragmentation": FragmentationError,
+    "input pipeline": InputPipelineOutOfMemoryError,
+    "host": OutOfMemoryError,
+}
+
+
+def out_of_memory_error(
+    found: PostMortem, kind: type[OutOfMemoryError] | None = None
+) -> OutOfMemoryError:
+    """Return the error that carries a post-mortem, to be raised.
+
+    Args:
+        found: the post-mortem.
+        kind: class of the error, such as `TornStateError`; None for that of the cause.
+    """
+    sentences = [cause_sentence(found.cause), fitting_sentence(found)]
+    sentences.append(
+        f"Received: batch_size={found.batch_size}, in {found.micro_batches} "
+        "micro-batches."
+    )
+    if kind is TornStateError:
+        sentences.append(
+            "The model in this process is not as before the step and cannot be put "
+            "back. Go on in a new process, from a file or a checkpoint, in smaller "
+            "batches or without jit_compile."
+        )
+    elif found.remedies:
+        first = found.remedies[0]
+        sentences.append(f"Next: {first.name} ({first.how}).")
+    sentences.append("All of it: print(error.post_mortem.text()).")
+    chosen = kind or _CLASSES[found.cause.kind]
+    return chosen(" ".join(filter(None, sentences)), found)

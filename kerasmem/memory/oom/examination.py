@@ -11,21 +11,26 @@ import keras
 
 from kerasmem.backends import device_kind
 from kerasmem.errors import KerasMemWarning
-from kerasmem.graph.treated import Treatment, assumed
+from kerasmem.graph.activation_policy import ActivationPolicy, assumed_policy
 from kerasmem.graph.values import held_bytes, nbytes
 from kerasmem.memory.estimate import estimate_memory
-from kerasmem.memory.oom.alive import Alive, estimated, measured
-from kerasmem.memory.oom.device import figures_of
+from kerasmem.memory.oom.cause import figures_of
 from kerasmem.memory.oom.fitting import (
     Fitting,
     Room,
+    can_be_tried,
     correction_by_failure,
     fewest_micro_batches,
+    try_micro_batches,
 )
-from kerasmem.memory.oom.moment import Moment
-from kerasmem.memory.oom.remedies import remedies_for
-from kerasmem.memory.oom.savings import SAVINGS, FailedStep, Saving, worthwhile
-from kerasmem.memory.oom.trying import can_be_tried, try_micro_batches
+from kerasmem.memory.oom.moment import Alive, Moment, estimated, measured
+from kerasmem.memory.oom.savings import (
+    SAVINGS,
+    FailedStep,
+    Saving,
+    remedies_for,
+    worthwhile,
+)
 from kerasmem.records import Cause, MemoryEstimate, PostMortem, Remedy
 
 _Part = TypeVar("_Part")
@@ -182,11 +187,11 @@ class _Examination:
         return self._try(f"what {name} would save", find)
 
     def _estimate(
-        self, size: int, *, treatment: Treatment | None = None, **options: Any
+        self, size: int, *, treatment: ActivationPolicy | None = None, **options: Any
     ) -> MemoryEstimate:
         key = (size, treatment, *options.items())
         if key not in self._estimates:
-            how = assumed(self._model, treatment) if treatment else nullcontext()
+            how = assumed_policy(self._model, treatment) if treatment else nullcontext()
             with how:
                 self._estimates[key] = estimate_memory(
                     self._model,

@@ -1,4 +1,4 @@
-"""What takes bytes off the peak of a step, and the estimate of a step with it."""
+"""What helps against out-of-memory, and what it takes off the peak of a step."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -7,17 +7,84 @@ from typing import Any
 
 import keras
 
+from kerasmem import backends
+from kerasmem.backends import device_kind
 from kerasmem.errors import ModelError
+from kerasmem.graph.activation_policy import policy_of
 from kerasmem.graph.layers import has_graph
-from kerasmem.graph.treated import treatment_of
 from kerasmem.memory.compress_activations.apply import treatment_by_default
-from kerasmem.memory.estimate.inputs import checked_inputs
+from kerasmem.memory.estimate.estimate import checked_request
 from kerasmem.memory.oom.fitting import Room
 from kerasmem.memory.rematerialize.apply import treatment
-from kerasmem.memory.rematerialize.choose import by_limit
+from kerasmem.memory.rematerialize.search import by_limit
 from kerasmem.memory.rematerialize.setting import setting_of
 from kerasmem.optimizers import Adam8bit
-from kerasmem.records import MemoryEstimate, Remedy
+from kerasmem.records import Cause, MemoryEstimate, Remedy
+
+
+def remedies_for(cause: Cause) -> tuple[Remedy, ...]:
+    """Return what is made for this cause; nothing where the device is too small."""
+    find = _BY_KIND.get(cause.kind)
+    return find(cause) if find else ()
+
+
+def _in_one_piece(cause: Cause) -> tuple[Remedy, ...]:
+    if (cause.device or "").lower().startswith("cpu"):
+        return ()
+    if not backends.current().pools_memory:
+        return (
+            Remedy(
+                name="segments that grow",
+                how="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in the "
+                "environment, before Python starts",
+            ),
+        )
+    return (
+        Remedy(
+            name="one pool from the start",
+            how="km.memory.configure(preallocate=True) at the top of the script",
+        ),
+        Remedy(
+            name="an allocator that fragments less",
+            how="km.memory.configure(allocator='cuda_malloc_async') at the top of the "
+            "script",
+        ),
+    )
+
+
+def _smaller_tensor(cause: Cause) -> tuple[Remedy, ...]:
+    whose = f"in {cause.layer}" if cause.layer else "that is asked for"
+    how = f"the tensor {whose} alone is larger than the limit: make the layer smaller"
+    return (Remedy(name="a smaller layer", how=f"{how}, or split it"),)
+
+
+def _less_data_ahead(cause: Cause) -> tuple[Remedy, ...]:  # noqa: ARG001 - one shape
+    return (
+        Remedy(
+            name="a smaller shuffle buffer",
+            how="dataset.shuffle(buffer_size) keeps so many elements: bound it, or "
+            "shuffle file names or indices instead of samples",
+        ),
+        Remedy(
+            name="fewer batches ahead",
+            how="prefetch(2) and a small num_parallel_calls instead of AUTOTUNE; no "
+            "cache() in memory",
+        ),
+        Remedy(
+            name="data from files",
+            how="km.memory.stream(...) reads batches as they are needed; "
+            "km.memory.inspect_data(dataset) tells what each stage keeps",
+        ),
+    )
+
+
+_BY_KIND: Mapping[str, Callable[[Cause], tuple[Remedy, ...]]] = {
+    "fragmentation": _in_one_piece,
+    "one tensor": _smaller_tensor,
+    "input pipeline": _less_data_ahead,
+    "host": _less_data_ahead,
+}
+
 
 _HALF_POLICY = "mixed_float16"
 _LEAST_SHARE = 0.01
@@ -108,8 +175,10 @@ def _mixed_precision(step: FailedStep) -> Saving | None:
 def _rematerialization(step: FailedStep) -> Saving | None:
     if not _may_be_treated(step):
         return None
-    inputs = checked_inputs(step.model, step.size, step.input_shape)
-    setting = setting_of(step.model, step.size, inputs)
+    request = checked_request(
+        step.model, step.size, device=device_kind(), input_shape=step.input_shape
+    )
+    setting = setting_of(request)
     chosen = by_limit(setting, None)
     if not any(piece.recomputed for piece in chosen.plan.pieces):
         return None
@@ -147,7 +216,7 @@ def _other_optimizer(
 
 def _may_be_treated(step: FailedStep) -> bool:
     """Return whether the model can be made to keep fewer activations."""
-    untreated = treatment_of(step.model) is None
+    untreated = policy_of(step.model) is None
     return step.estimate.training and has_graph(step.model) and untreated
 
 

@@ -11,16 +11,10 @@ import keras
 import numpy as np
 
 from kerasmem.errors import ConfigError
-from kerasmem.files.data import (
-    fit_arguments,
-    is_array_data,
-    load_data,
-    sample_count,
-)
+from kerasmem.files.data import fit_arguments, is_array_data, load_data, sample_count
 from kerasmem.files.data.forms import first_samples
 from kerasmem.memory.estimate.checks import check_batch_size
-from kerasmem.memory.pipeline.array_stages import leaf_bytes
-from kerasmem.memory.pipeline.stages import stages
+from kerasmem.memory.pipeline.stages import leaf_bytes, stages
 from kerasmem.processes.host import host_peak, resident_bytes
 from kerasmem.records import DataMemory
 

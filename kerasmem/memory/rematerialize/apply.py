@@ -6,11 +6,16 @@ from typing import Any
 
 from kerasmem import backends
 from kerasmem.backends.recompute import Function
+from kerasmem.graph.activation_policy import (
+    ActivationPolicy,
+    RecomputedSegment,
+    Residuals,
+    set_policy,
+)
 from kerasmem.graph.pure import Segment
-from kerasmem.graph.segments import cut, treat
-from kerasmem.graph.treated import Kept, Piece, Treatment, note
-from kerasmem.memory.rematerialize.part import Path, main_part
+from kerasmem.graph.segments import cut, recompute
 from kerasmem.memory.rematerialize.search import Pieces
+from kerasmem.memory.rematerialize.setting import Path, main_part
 
 
 def apply(model: Any, path: Path, pieces: Pieces) -> None:
@@ -23,11 +28,13 @@ def apply(model: Any, path: Path, pieces: Pieces) -> None:
     """
     part = main_part(model, path)
     run = partial(_recomputed, model)
-    treat(part, [(s, run if again else None) for s, again in _segments(part, pieces)])
-    note(model, treatment(model, path, pieces))
+    recompute(
+        part, [(s, run if again else None) for s, again in _segments(part, pieces)]
+    )
+    set_policy(model, treatment(model, path, pieces))
 
 
-def treatment(model: Any, path: Path, pieces: Pieces) -> Treatment:
+def treatment(model: Any, path: Path, pieces: Pieces) -> ActivationPolicy:
     """Return how a model would train by a plan; the model stays as it is.
 
     Args:
@@ -36,12 +43,12 @@ def treatment(model: Any, path: Path, pieces: Pieces) -> Treatment:
         pieces: ranges of that one's calls, each computed again as one.
     """
     noted = [
-        Piece(segment.nodes, Kept.AS_IT_IS)
+        RecomputedSegment(segment.nodes, Residuals.ALL)
         for segment, again in _segments(main_part(model, path), pieces)
         if again
     ]
     settings = {"path": list(path), "pieces": [list(piece) for piece in pieces]}
-    return Treatment("rematerialize", treat_again, settings, tuple(noted))
+    return ActivationPolicy("rematerialize", apply_again, settings, tuple(noted))
 
 
 def _segments(part: Any, pieces: Pieces) -> Iterator[tuple[Segment, bool]]:
@@ -54,7 +61,7 @@ def _segments(part: Any, pieces: Pieces) -> Iterator[tuple[Segment, bool]]:
         at += len(segment.nodes)
 
 
-def treat_again(model: Any, settings: Mapping[str, Any]) -> None:
+def apply_again(model: Any, settings: Mapping[str, Any]) -> None:
     """Let a model that was made anew train as the one with this plan."""
     pieces: Sequence[Sequence[int]] = settings["pieces"]
     apply(model, tuple(settings["path"]), tuple((a, b) for a, b in pieces))

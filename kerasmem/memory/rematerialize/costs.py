@@ -1,17 +1,147 @@
-"""What each call of a graph keeps for the backward pass, and what it costs."""
+"""One training step as operations, and the cost of each call of a graph."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
+from kerasmem.graph.activation_policy import Residuals
 from kerasmem.graph.nodes import nodes_in_order
-from kerasmem.memory.program import Op, Tensor
-from kerasmem.memory.rematerialize.recorded import RecordedStep, work
+from kerasmem.memory.estimate.analytic.framework import framework
+from kerasmem.memory.estimate.analytic.record import (
+    Record,
+    record,
+    with_gradients_before,
+)
+from kerasmem.memory.estimate.analytic.segments import WAIT, Run
+from kerasmem.memory.estimate.request import Request
+from kerasmem.memory.estimate.variables import persistent_parts
+from kerasmem.memory.program import Op, Plan, Program, Shape, Tensor, peak_of
+
+_WORK_PER_BYTE = 10
+"""Operations on numbers in the time in which a processor moves a byte, roughly."""
+
+_CONVOLUTIONS = {"convolution", "convolution gradient", "kernel gradient"}
 
 
 @dataclass(frozen=True)
-class Call:
+class RecordedStep:
+    """A step that keeps all.
+
+    Args:
+        record: its operations, in the order of the model.
+        graph: the model, or the Functional model in it, whose calls are told apart.
+        fixed_bytes: bytes that are there before and after.
+    """
+
+    record: Record
+    graph: Any
+    fixed_bytes: int
+
+    @property
+    def ops(self) -> tuple[Op, ...]:
+        """Its operations."""
+        return self.record.step.ops
+
+    @cached_property
+    def numbers(self) -> Sequence[int | None]:
+        """For each call of the model, that of the graph it is in, None for none."""
+        place = {id(node): n for n, node in enumerate(nodes_in_order(self.graph))}
+        return [
+            next((place[id(n)] for n in call.nodes if id(n) in place), None)
+            for call in self.record.trace.calls
+        ]
+
+    @cached_property
+    def work(self) -> float:
+        """The estimated time of all operations of a later step."""
+        return sum(map(work, self.with_pieces(()).ops))
+
+    def number(self, op: Op) -> int | None:
+        """Return the call of the graph that an operation belongs to, None for none."""
+        return None if op.call is None else self.numbers[op.call]
+
+    def with_pieces(self, pieces: Sequence[tuple[int, int]]) -> Program:
+        """Return a later step in which ranges of the graph's calls run twice."""
+        calls = [
+            frozenset(
+                call
+                for call, number in enumerate(self.numbers)
+                if number is not None and start <= number < end
+            )
+            for start, end in pieces
+        ]
+        runs = [Run(found, Residuals.ALL) for found in calls]
+        return with_gradients_before(self.record.in_order(runs))
+
+    def peak_bytes(self, step: Program) -> int:
+        """Return the estimated peak of what `with_pieces` returned."""
+        how = self.record.how
+        planned = Plan(step, in_place=how.in_place)
+        nbytes = peak_of(planned.events, how.rounding).nbytes
+        return self.fixed_bytes + round(nbytes * (1 + how.waste))
+
+
+def recorded(request: Request, graph: Any) -> RecordedStep:
+    """Return a training step of the request's model, which keeps all.
+
+    Args:
+        request: the question.
+        graph: the model, or the Functional model in it, whose calls are told apart.
+    """
+    # XLA merges operations of neighbors, across every place to cut: the plan is made as
+    # if it did not.
+    backend = "tensorflow" if request.backend == "jax" else request.backend
+    unmerged = replace(request, backend=backend, jit_compile=False)
+    how = framework(backend, request.device, compiled=False)
+    step = record(unmerged, how)
+    if step is None:
+        raise TypeError("The step of a model without a graph cannot be written down.")
+    return RecordedStep(
+        record=step,
+        graph=graph,
+        fixed_bytes=sum(part.nbytes for part in persistent_parts(request))
+        + how.held(training=True),
+    )
+
+
+def work(op: Op) -> float:
+    """Return the estimated time of an operation, in additions or multiplications."""
+    if op.name == WAIT:
+        return 0.0
+    # What only says that others are done has no bytes.
+    reads = [x for x in op.reads if x.nbytes]
+    moved = sum(x.nbytes for x in (*reads, *op.writes))
+    return _WORK_PER_BYTE * moved + 2 * _products(op, reads)
+
+
+def _products(op: Op, reads: Sequence[Tensor]) -> float:
+    """Return the multiplications of a matrix product or a convolution."""
+    shapes = [x.shape for x in (*reads, *op.writes)]
+    if op.name in _CONVOLUTIONS:
+        return _convolution(shapes, len(op.writes))
+    if op.fusible or op.reduces or len(reads) != 2 or len(op.writes) != 1:
+        return 0.0
+    # Of matrices of m x k, k x n and m x n these are m k n; a batch is in all three.
+    batch = 1
+    for a, b, c in zip(*shapes, strict=False):
+        if not a == b == c or min(map(len, shapes)) < 3:
+            break
+        batch *= a
+    return math.sqrt(math.prod(map(math.prod, shapes)) / batch)
+
+
+def _convolution(shapes: Sequence[Shape], outputs: int) -> float:
+    # Every entry of the kernel, which has no batch, meets every position of the
+    # smaller of the two images.
+    kernel, *images = sorted(shapes, key=lambda shape: math.prod(shape[:-2]))
+    positions = min(math.prod(shape[:-1]) for shape in images or [kernel])
+    return outputs * positions * math.prod(kernel)
+
+
+@dataclass(frozen=True)
+class CallCosts:
     """Costs of one call.
 
     Args:
@@ -34,7 +164,7 @@ class Call:
     last_use: int
 
 
-def costs(step: RecordedStep) -> list[Call]:
+def costs(step: RecordedStep) -> list[CallCosts]:
     """Return the costs of each call of the step's graph, in order."""
     graph = step.graph
     nodes = nodes_in_order(graph)
@@ -55,7 +185,7 @@ def costs(step: RecordedStep) -> list[Call]:
         read = {x.root for op in backward[number] for x in op.reads}
         taken = {x.root for op in forward[number] for x in op.reads} - made
         found.append(
-            Call(
+            CallCosts(
                 kept_bytes=_nbytes(made & read_later),
                 output_bytes=_output_bytes(forward, number, last_use[number]),
                 work=sum(map(work, forward[number])),

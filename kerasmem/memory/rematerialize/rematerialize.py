@@ -2,19 +2,25 @@
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import keras
+
+from kerasmem.backends import device_kind
 from kerasmem.errors import ConfigError, KerasMemWarning, ModelError
+from kerasmem.graph.activation_policy import check_one_policy
 from kerasmem.graph.clone import clone, same_draws
-from kerasmem.graph.treated import check_untreated
 from kerasmem.memory.estimate.checks import check_batch_size, check_model
-from kerasmem.memory.estimate.inputs import checked_inputs
+from kerasmem.memory.estimate.estimate import checked_request
 from kerasmem.memory.rematerialize.apply import apply
-from kerasmem.memory.rematerialize.choose import by_limit, by_segments
-from kerasmem.memory.rematerialize.part import check_graph
-from kerasmem.memory.rematerialize.plan import Rematerialization
-from kerasmem.memory.rematerialize.setting import setting_of
+from kerasmem.memory.rematerialize.search import by_limit, by_segments
+from kerasmem.memory.rematerialize.setting import (
+    Rematerialization,
+    check_graph,
+    setting_of,
+)
 from kerasmem.units import parse_bytes
 
 _LEAST_SHARE = 0.05  # of the peak: estimates are not sharper
@@ -72,10 +78,16 @@ def rematerialize(
     """
     _check(model, memory_limit, segments, batch_size)
     check_graph(model)
-    check_untreated(model, "rematerialize")
-    inputs = checked_inputs(model, batch_size, input_shape)  # as the user names them
+    check_one_policy(model, "rematerialize")
+    request = checked_request(
+        model,
+        batch_size,
+        optimizer=None if model.compiled else keras.optimizers.SGD(),
+        device=device_kind(),
+        input_shape=input_shape,  # as the user names the inputs
+    )
     lean = same_draws(clone(model), model)
-    setting = setting_of(lean, batch_size, inputs)
+    setting = setting_of(replace(request, model=lean))
     if segments is not None:
         chosen = by_segments(setting, segments)
     else:

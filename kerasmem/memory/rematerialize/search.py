@@ -1,17 +1,39 @@
-"""Which calls to compute again together: plans from few bytes to little time.
-
-What waits for the backward pass is, of a piece that is computed again, only what it
-hands on; of any other call, all that its gradient reads. While the gradients of a piece
-are computed, its own activations are there too. So two numbers are played with: the
-most bytes that a piece may have inside, and the price of time in bytes. For each pair
-the shortest path over all places to cut gives the best plan.
-"""
+"""Which ranges of calls are computed again."""
 
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from kerasmem.memory.rematerialize.costs import Call
+from kerasmem.errors import ConfigError
+from kerasmem.memory.rematerialize.costs import CallCosts, RecordedStep, work
+from kerasmem.memory.rematerialize.setting import Piece, Rematerialization, Setting
+from kerasmem.units import format_bytes
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What a step with pieces computed again is estimated to need.
+
+    Args:
+        peak_bytes: its peak.
+        extra_time: time of what is computed again, as a share of the plain step's.
+    """
+
+    peak_bytes: int
+    extra_time: float
+
+
+def simulate(step: RecordedStep, pieces: Sequence[tuple[int, int]]) -> Simulation:
+    """Return the costs of a step.
+
+    Args:
+        step: the plain step.
+        pieces: ranges of calls, each computed again as one.
+    """
+    lean = step.with_pieces(pieces)
+    extra = sum(map(work, lean.ops)) - step.work
+    return Simulation(step.peak_bytes(lean), extra / step.work)
+
 
 Pieces = tuple[tuple[int, int], ...]
 """Ranges of calls, ascending; each is computed again as one. The rest keeps all."""
@@ -33,7 +55,7 @@ class _Edge:
     work: float
 
 
-def plans(calls: Sequence[Call], fixed: frozenset[int]) -> list[Pieces]:
+def plans(calls: Sequence[CallCosts], fixed: frozenset[int]) -> list[Pieces]:
     """Return plans worth a closer look, each once.
 
     Args:
@@ -54,7 +76,7 @@ def plans(calls: Sequence[Call], fixed: frozenset[int]) -> list[Pieces]:
     return list(found)
 
 
-def even(calls: Sequence[Call], fixed: frozenset[int], count: int) -> Pieces:
+def even(calls: Sequence[CallCosts], fixed: frozenset[int], count: int) -> Pieces:
     """Return `count` pieces with about as much inside; the last of them keeps all.
 
     Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016).
@@ -71,10 +93,7 @@ def even(calls: Sequence[Call], fixed: frozenset[int], count: int) -> Pieces:
     for number in range(1, count):
         places = range(cuts[-1] + 1, len(calls) - count + number + 1)
         cuts.append(
-            min(
-                places,
-                key=lambda at: abs(sums[at] - number * share) + crossing[at],
-            )
+            min(places, key=lambda at: abs(sums[at] - number * share) + crossing[at])
         )
     return split(list(itertools.pairwise(cuts)), fixed)
 
@@ -88,7 +107,7 @@ def split(pieces: Sequence[tuple[int, int]], fixed: frozenset[int]) -> Pieces:
     return tuple(found)
 
 
-def _crossing(calls: Sequence[Call]) -> list[int]:
+def _crossing(calls: Sequence[CallCosts]) -> list[int]:
     """Return the bytes handed over each place between two calls."""
     found = [0] * (len(calls) + 1)
     for number, call in enumerate(calls):
@@ -97,7 +116,7 @@ def _crossing(calls: Sequence[Call]) -> list[int]:
     return found
 
 
-def _cuts(calls: Sequence[Call]) -> list[int]:
+def _cuts(calls: Sequence[CallCosts]) -> list[int]:
     """Return the places where a cut is worth a thought."""
     places = list(range(1, len(calls)))
     if len(places) > _MOST_CUTS:
@@ -110,7 +129,7 @@ def _cuts(calls: Sequence[Call]) -> list[int]:
     return [0, *_spread(places, _MOST_CUTS), len(calls)]
 
 
-def _edges(calls: Sequence[Call], fixed: frozenset[int]) -> Iterator[_Edge]:
+def _edges(calls: Sequence[CallCosts], fixed: frozenset[int]) -> Iterator[_Edge]:
     for number, call in enumerate(calls):
         yield _Edge(
             number,
@@ -125,7 +144,7 @@ def _edges(calls: Sequence[Call], fixed: frozenset[int]) -> Iterator[_Edge]:
             yield _again(calls, start, end)
 
 
-def _again(calls: Sequence[Call], start: int, end: int) -> _Edge:
+def _again(calls: Sequence[CallCosts], start: int, end: int) -> _Edge:
     piece = range(start, end)
     handed = sum(calls[n].output_bytes for n in piece if calls[n].last_use >= end)
     needed: set[int] = set()
@@ -167,3 +186,114 @@ def _spread(values: Sequence[int], count: int) -> list[int]:
         return list(values)
     step = len(values) / count
     return sorted({values[round((n + 1) * step) - 1] for n in range(count)})
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Ranges of calls to compute again, and the plan as told to the user."""
+
+    pieces: Pieces
+    plan: Rematerialization
+
+
+def by_limit(setting: Setting, limit_bytes: int | None) -> Chosen:
+    """Return the fastest plan that keeps a limit; without one, that of lowest peak.
+
+    Raises:
+        ConfigError: if no plan keeps the limit.
+    """
+    tried = {
+        pieces: simulate(setting.step, pieces)
+        for pieces in (*plans(setting.calls, setting.fixed), _rooted(setting))
+    }
+    lowest = min(tried, key=lambda p: (tried[p].peak_bytes, tried[p].extra_time))
+    if limit_bytes is None:
+        return _chosen(setting, lowest, tried[lowest])
+    fitting = [p for p, found in tried.items() if found.peak_bytes <= limit_bytes]
+    if not fitting:
+        raise ConfigError(
+            f"No plan keeps the limit at batch size {setting.batch_size}. Expected: "
+            f"from {format_bytes(tried[lowest].peak_bytes)}, the lowest estimated peak "
+            f"({format_bytes(tried[()].peak_bytes)} without a plan). Received: "
+            f"memory_limit={format_bytes(limit_bytes)}. Next: pass a higher limit or "
+            "a smaller batch_size."
+        )
+    best = min(fitting, key=lambda p: (tried[p].extra_time, tried[p].peak_bytes))
+    return _chosen(setting, best, tried[best])
+
+
+def by_segments(setting: Setting, segments: int | Sequence[str]) -> Chosen:
+    """Return the plan with the pieces asked for.
+
+    Raises:
+        ConfigError: if the model cannot be cut like this.
+    """
+    if isinstance(segments, int):
+        pieces = _by_number(setting, segments)
+    else:
+        pieces = _by_names(setting, segments)
+    return _chosen(setting, pieces, simulate(setting.step, pieces))
+
+
+def _rooted(setting: Setting) -> Pieces:
+    count = round(len(setting.calls) ** 0.5)
+    return even(setting.calls, setting.fixed, count) if count > 1 else ()
+
+
+def _by_number(setting: Setting, segments: int) -> Pieces:
+    most = len(setting.calls)
+    if isinstance(segments, bool) or not 2 <= segments <= most:
+        raise ConfigError(
+            f"The model is cut into pieces of at least one of its {most} calls. "
+            f"Expected: an int from 2 to {most}. Received: segments={segments!r}."
+        )
+    return even(setting.calls, setting.fixed, segments)
+
+
+def _by_names(setting: Setting, segments: Sequence[str]) -> Pieces:
+    names = list(setting.names)
+    unknown = [name for name in segments if name not in names]
+    if isinstance(segments, str) or unknown or not segments:
+        raise ConfigError(
+            f"A piece begins at a layer of {setting.part.name!r}. Expected: names "
+            f"among {names}. Received: segments={segments!r}."
+        )
+    starts = sorted({names.index(name) for name in segments} | {0})
+    return split(list(itertools.pairwise(starts)), setting.fixed)
+
+
+def _chosen(setting: Setting, pieces: Pieces, found: Simulation) -> Chosen:
+    plan = Rematerialization(
+        pieces=tuple(_pieces(setting, pieces)),
+        model_name=setting.part.name,
+        batch_size=setting.batch_size,
+        peak_bytes=found.peak_bytes,
+        plain_peak_bytes=simulate(setting.step, ()).peak_bytes,
+        extra_time=found.extra_time,
+    )
+    return Chosen(pieces, plan)
+
+
+def _pieces(setting: Setting, pieces: Pieces) -> list[Piece]:
+    """Return all pieces in order, those between the given ones too."""
+    found: list[Piece] = []
+    at = 0
+    for start, end in (*pieces, (len(setting.calls),) * 2):
+        if at < start:
+            found.append(_piece(setting, at, start, recomputed=False))
+        if start < end:
+            found.append(_piece(setting, start, end, recomputed=True))
+        at = end
+    return found
+
+
+def _piece(setting: Setting, start: int, end: int, *, recomputed: bool) -> Piece:
+    calls = setting.calls[start:end]
+    inside = sum(call.kept_bytes for call in calls)
+    handed = sum(call.output_bytes for call in calls if call.last_use >= end)
+    return Piece(
+        layers=tuple(setting.names[start:end]),
+        recomputed=recomputed,
+        kept_bytes=handed if recomputed else inside,
+        recomputed_bytes=inside if recomputed else 0,
+    )

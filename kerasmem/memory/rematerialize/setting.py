@@ -1,4 +1,4 @@
-"""All that is known of a model before its plan is chosen."""
+"""All that is known of a model before its plan is chosen, and the plan."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,16 +6,117 @@ from typing import Any
 
 import keras
 
-from kerasmem.backends import device_kind
+from kerasmem.errors import ModelError
 from kerasmem.graph.inside import open_for_good
 from kerasmem.graph.layers import has_graph, sublayers
-from kerasmem.graph.nodes import nodes_in_order
+from kerasmem.graph.nodes import nodes_in_order, own_graph
 from kerasmem.graph.segments import graph_of
-from kerasmem.memory.estimate.checks import compiles
-from kerasmem.memory.estimate.request import Input, Request
-from kerasmem.memory.rematerialize.costs import Call, costs
-from kerasmem.memory.rematerialize.part import Path, main_part
-from kerasmem.memory.rematerialize.recorded import RecordedStep, recorded
+from kerasmem.memory.estimate.request import Request
+from kerasmem.memory.rematerialize.costs import CallCosts, RecordedStep, costs, recorded
+from kerasmem.units import format_bytes
+
+Path = tuple[int, ...]
+"""Numbers of the calls, outermost first, that lead to a nested model or a layer."""
+
+
+def main_part(model: Any, path: Sequence[int]) -> Any:
+    """Return what a path leads to, opened where it is a layer; the model for none."""
+    for number in path:
+        node = nodes_in_order(graph_of(model))[number]
+        model = node.operation
+        if own_graph(model) is None:
+            open_for_good(node)
+    return model
+
+
+def check_graph(model: Any) -> None:
+    """Raise unless the model has a graph.
+
+    Raises:
+        ModelError: if it has none; the text names the parts of it that have one.
+    """
+    if own_graph(model) is not None:
+        return
+    inner = [x.name for x in sublayers(model) if x is not model and has_graph(x)]
+    if inner:
+        next_step = (
+            f"its parts {inner} have one: rematerialize these and set the results in "
+            "their places before the first call"
+        )
+    else:
+        next_step = "make it of keras.Input and calls of its layers"
+    raise ModelError(
+        "What is computed again is cut out of a model's graph. Expected: a Sequential "
+        f"or Functional model. Received: model={model.name!r}, of class "
+        f"{type(model).__name__}, which has none. Next: {next_step}."
+    )
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Layers that follow each other, and what becomes of their activations.
+
+    Args:
+        layers: names of the layers and operations, in the order in which they run.
+        recomputed: whether only what enters is kept, and the rest computed again.
+        kept_bytes: bytes that wait for the backward pass in any case.
+        recomputed_bytes: bytes that are there only while these layers' gradients are
+            computed; 0 if nothing is computed again.
+    """
+
+    layers: tuple[str, ...]
+    recomputed: bool
+    kept_bytes: int
+    recomputed_bytes: int
+
+
+@dataclass(frozen=True)
+class Rematerialization:
+    """A plan, with estimated costs.
+
+    Args:
+        pieces: the model, or the nested model that holds most of its activations, cut
+            in order.
+        model_name: name of the model that is cut.
+        batch_size: samples in the batch that the bytes are for.
+        peak_bytes: estimated peak of a training step.
+        plain_peak_bytes: the same without the plan.
+        extra_time: estimated time of what is computed again, as a share of the plain
+            step's.
+    """
+
+    pieces: tuple[Piece, ...]
+    model_name: str
+    batch_size: int
+    peak_bytes: int
+    plain_peak_bytes: int
+    extra_time: float
+
+    @property
+    def saved_bytes(self) -> int:
+        """By how much the peak is estimated to be lower."""
+        return self.plain_peak_bytes - self.peak_bytes
+
+    def __str__(self) -> str:
+        """Return the plan as text, a line per piece."""
+        share = self.saved_bytes / max(1, self.plain_peak_bytes)
+        lines = [
+            f"{self.model_name!r} in {len(self.pieces)} pieces, at batch size "
+            f"{self.batch_size}: a peak of {format_bytes(self.peak_bytes)} instead of "
+            f"{format_bytes(self.plain_peak_bytes)} ({share:.0%} less), a step "
+            f"{self.extra_time:.0%} longer (all estimated)."
+        ]
+        return "\n".join([*lines, *map(_line, self.pieces)])
+
+
+def _line(piece: Piece) -> str:
+    first, last = piece.layers[0], piece.layers[-1]
+    names = first if first == last else f"{first} ... {last}"
+    kept = format_bytes(piece.kept_bytes)
+    fate = f"keeps all, {kept}"
+    if piece.recomputed:
+        fate = f"computes {format_bytes(piece.recomputed_bytes)} again, keeps {kept}"
+    return f"  {names} ({len(piece.layers)}): {fate}"
 
 
 @dataclass(frozen=True)
@@ -36,7 +137,7 @@ class Setting:
     batch_size: int
     path: Path
     step: RecordedStep
-    calls: Sequence[Call]
+    calls: Sequence[CallCosts]
     fixed: frozenset[int]
     names: Sequence[str]
 
@@ -46,15 +147,9 @@ class Setting:
         return main_part(self.model, self.path)
 
 
-def setting_of(model: Any, batch_size: int, inputs: tuple[Input, ...]) -> Setting:
-    """Return what is known of a model.
-
-    Args:
-        model: a built model with a graph.
-        batch_size: samples in the batch.
-        inputs: what `checked_inputs` returned.
-    """
-    request = _request(model, batch_size, inputs)
+def setting_of(request: Request) -> Setting:
+    """Return what is known of the model of a request, which has a graph."""
+    model = request.model
     path: Path = ()
     while True:
         graph = graph_of(main_part(model, path))
@@ -67,7 +162,7 @@ def setting_of(model: Any, batch_size: int, inputs: tuple[Input, ...]) -> Settin
     nodes = nodes_in_order(graph)
     return Setting(
         model=model,
-        batch_size=batch_size,
+        batch_size=request.batch_size,
         path=path,
         step=step,
         calls=calls,
@@ -76,22 +171,7 @@ def setting_of(model: Any, batch_size: int, inputs: tuple[Input, ...]) -> Settin
     )
 
 
-def _request(model: Any, batch_size: int, inputs: tuple[Input, ...]) -> Request:
-    backend, device = keras.backend.backend(), device_kind()
-    return Request(
-        model=model,
-        inputs=inputs,
-        batch_size=batch_size,
-        optimizer=model.optimizer if model.compiled else keras.optimizers.SGD(),
-        dtype_policy=None,
-        jit_compile=compiles(model, backend, device, asked=None),
-        backend=backend,
-        training=True,
-        device=device,
-    )
-
-
-def _main_call(graph: Any, calls: Sequence[Call]) -> int | None:
+def _main_call(graph: Any, calls: Sequence[CallCosts]) -> int | None:
     """Return the call that keeps more than all others together, if it can be cut.
 
     It is of a nested model, or of a layer of layers, such as an encoder of all blocks.

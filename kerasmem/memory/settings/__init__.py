@@ -1,6 +1,5 @@
 """How the framework takes the cards and their memory: set before it starts, told."""
 
-from kerasmem.memory.settings.configure import configure
-from kerasmem.memory.settings.status import status
+from kerasmem.memory.settings.configure import configure, status
 
 __all__ = ["configure", "status"]

@@ -1,14 +1,175 @@
-"""What each block is for; the categories of torch's memory profiler."""
+"""What each block is for."""
 
+import math
+import re
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Sequence
 
-from kerasmem.memory.timeline.blocks import Draft
-from kerasmem.memory.timeline.gradients import Gradients
+from kerasmem.backends.profile import AllocatorTrace, MemoryEvent, Profile
+from kerasmem.memory.timeline.blocks import Draft, change, consistent, drafts
 from kerasmem.memory.timeline.held import HeldVariables
-from kerasmem.memory.timeline.updates import Updates
-from kerasmem.memory.timeline.watched import KnownVariable
-from kerasmem.records import Block
+from kerasmem.memory.timeline.names import Names
+from kerasmem.memory.timeline.watched import KnownVariable, Watched
+from kerasmem.records import Block, Timeline
+
+
+class Gradients:
+    """The blocks that hold the gradient of a variable; `draft in gradients` asks.
+
+    A gradient is made in the backward phase by an operation of the variable's own
+    layer, has the variable's size, and goes when the optimizer is done with it. The
+    rows of a sparse gradient (Embedding) are as wide as the variable.
+
+    Args:
+        found: all blocks of one allocator.
+        variables: all variables of the model.
+        copies: how many gradients a variable has in the window: one per step and
+            replica.
+    """
+
+    def __init__(
+        self, found: Sequence[Draft], variables: Sequence[KnownVariable], copies: int
+    ) -> None:
+        self._copies = copies
+        self._trained: dict[str | None, list[KnownVariable]] = defaultdict(list)
+        for variable in variables:
+            if variable.is_trained:
+                self._trained[variable.layer].append(variable)
+        self._chosen: set[int] = set()
+        self._choose(found)
+        self._give_to_outer_layers()
+        self._choose(found)
+
+    def __contains__(self, draft: Draft) -> bool:
+        return id(draft) in self._chosen
+
+    def _choose(self, found: Sequence[Draft]) -> None:
+        candidates: dict[tuple, list[Draft]] = defaultdict(list)
+        for draft in found:
+            if draft.origin.phase == "backward" and self._has_size_of_variable(draft):
+                key = draft.origin.layer, draft.event.requested_bytes
+                candidates[key].append(draft)
+        for (layer, size), group in candidates.items():
+            self._chosen.update(id(draft) for draft in self._best(layer, size, group))
+            fitting = [v for v in self._trained[layer] if v.nbytes == size]
+            for variable in fitting:
+                self._trained[layer].remove(variable)
+
+    def _give_to_outer_layers(self) -> None:
+        """Leave variables that found no gradient to the layers around theirs."""
+        for layer, variables in list(self._trained.items()):
+            outer = (layer or "").rpartition("/")[0]
+            if outer:
+                self._trained[outer] = self._trained[outer] + variables
+                variables.clear()
+
+    def _has_size_of_variable(self, draft: Draft) -> bool:
+        event = draft.event
+        return any(
+            event.requested_bytes == variable.nbytes
+            or (_is_used_by_optimizer(draft) and _has_rows_of(variable, event.shape))
+            for variable in self._trained[draft.origin.layer]
+        )
+
+    def _best(self, layer: str | None, size: int, group: list[Draft]) -> list[Draft]:
+        variables = sum(variable.nbytes == size for variable in self._trained[layer])
+        if not variables:
+            return group  # rows of a sparse gradient
+        # An update in place leaves no trace of the optimizer's use; then the
+        # gradients are the ones that live longest.
+        group.sort(key=lambda draft: (_is_used_by_optimizer(draft), _lifetime(draft)))
+        return group[-variables * self._copies :]
+
+
+def _is_used_by_optimizer(draft: Draft) -> bool:
+    return draft.after == "optimizer"
+
+
+def _has_rows_of(variable: KnownVariable, shape: str) -> bool:
+    if not variable.name.endswith("/embeddings"):
+        return False
+    sizes, rows = variable.shape[1:-1].split(","), shape[1:-1].split(",")
+    return len(sizes) == len(rows) == 2 and sizes[1] == rows[1]
+
+
+def _lifetime(draft: Draft) -> float:
+    if draft.freed_at is None:
+        return float("inf")
+    return draft.freed_at - (draft.allocated_at or 0)
+
+
+_NUMBER = re.compile(r"_\d+$")
+
+
+class Updates:
+    """Finds the variable behind a block that was made in the window.
+
+    TensorFlow copies a variable that is being read before it writes to it, so a
+    variable may move to a new block in every step. Where the window closes its
+    address tells; before that the same operation did the same.
+
+    Args:
+        found: all blocks of one allocator.
+        held: where the model's variables lie.
+    """
+
+    def __init__(self, found: Sequence[Draft], held: HeldVariables) -> None:
+        self._trained = [v for v in held.variables if v.is_trained]
+        self._by_size: dict[int, set[str | None]] = defaultdict(set)
+        for variable in self._trained:
+            self._by_size[variable.nbytes].add(variable.layer)
+        self._held = held
+        self._assigned = self._assignments(found)
+        self._per_variable = self._operations_per_variable(found)
+
+    def variable(self, draft: Draft) -> KnownVariable | None:
+        """Return the variable in a block, None if there is none."""
+        event = draft.event
+        if draft.freed_at is None:
+            return self._held.at_closing(event.address, event.requested_bytes)
+        variable = self._assigned.get(event.operation)
+        if variable is None or variable.nbytes != event.requested_bytes:
+            return None
+        return variable
+
+    def layer(self, draft: Draft) -> str | None:
+        """Return the layer whose variable a block of the optimizer is for."""
+        size, origin = draft.event.requested_bytes, draft.origin
+        if origin.phase != "optimizer" or size not in self._by_size:
+            return None
+        if origin.place is not None and self._trained:
+            per_variable = self._per_variable[_kind(draft)]
+            index = origin.place // per_variable
+            if index < len(self._trained) and self._trained[index].nbytes == size:
+                return self._trained[index].layer
+        layers = self._by_size[size]
+        return next(iter(layers)) if len(layers) == 1 else None
+
+    def _assignments(self, found: Sequence[Draft]) -> dict[str, KnownVariable]:
+        assigned: dict[str, KnownVariable] = {}
+        for draft in found:
+            if draft.made and draft.freed_at is None and draft.event.operation:
+                event = draft.event
+                variable = self._held.at_closing(event.address, event.requested_bytes)
+                if variable:
+                    assigned[event.operation] = variable
+        return assigned
+
+    def _operations_per_variable(self, found: Sequence[Draft]) -> dict[str, int]:
+        # An optimizer does the same to one variable after the other, so its
+        # operations of one kind are numbered through, such as `adam/Square_5`.
+        most: dict[str, int] = defaultdict(int)
+        for draft in found:
+            if draft.made and draft.origin.place is not None:
+                kind = _kind(draft)
+                most[kind] = max(most[kind], draft.origin.place + 1)
+        variables = max(len(self._trained), 1)
+        return {kind: -(-number // variables) for kind, number in most.items()}
+
+
+def _kind(draft: Draft) -> str:
+    return _NUMBER.sub("", draft.event.operation)
 
 
 class Categories:
@@ -103,3 +264,61 @@ def _next_after(numbers: Sequence[int], number: int) -> int | None:
     """Return the first of the ascending `numbers` that is larger, None if none is."""
     place = bisect_right(numbers, number)
     return numbers[place] if place < len(numbers) else None
+
+
+def timelines(
+    profile: Profile, model: Watched, style: str, steps: range
+) -> list[Timeline]:
+    """Return a timeline per allocator, fullest first.
+
+    At every event the bytes given to the blocks in use are the allocator's own
+    figure.
+
+    Args:
+        profile: what the profiler saw.
+        model: the model that was trained.
+        style: how operations are named, as in `MemoryProfiler.names`.
+        steps: the steps in the window.
+    """
+    names = Names(model, style)
+    made = []
+    for trace in profile.traces:
+        if trace.events:
+            held = HeldVariables(model, trace.device, profile.opening, profile.closing)
+            made.append(_timeline(trace, names, held, steps))
+    return sorted(made, key=lambda timeline: -timeline.peak_bytes)
+
+
+def _timeline(
+    trace: AllocatorTrace, names: Names, held: HeldVariables, steps: range
+) -> Timeline:
+    if trace.source == "buffer assignment":
+        steps = steps[:1]  # the plan is the same for every step
+    events = consistent(trace.events)
+    first = events[0]
+    opening_bytes = first.in_use_bytes - change(first)
+    found = drafts(events, names)
+    blocks = Categories(found, held, len(steps)).blocks()
+    opened = sum(b.given_bytes for b in blocks if b.allocated_at is None)
+    blocks += held.still_there(opening_bytes - opened, trace.rounding_bytes)
+    return Timeline(
+        allocator=trace.allocator,
+        source=trace.source,
+        first_step=steps.start,
+        steps=len(steps),
+        opening_bytes=opening_bytes,
+        times_ns=tuple(event.time_ns - first.time_ns for event in events),
+        in_use_bytes=tuple(event.in_use_bytes for event in events),
+        reserved_bytes=_series(events, "reserved_bytes"),
+        fragmentation=tuple(
+            0.0 if math.isnan(share) else round(share, 4)
+            for share in _series(events, "fragmentation")
+        ),
+        blocks=tuple(blocks),
+        lost_events=len(trace.events) - len(events),
+    )
+
+
+def _series(events: Sequence[MemoryEvent], name: str) -> tuple:
+    values = tuple(getattr(event, name) for event in events)
+    return () if None in values else values

@@ -1,6 +1,7 @@
 """What a timeline has to know of a model, as plain data."""
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -60,6 +61,17 @@ class Watched:
     root: LayerNode
     variables: tuple[KnownVariable, ...]
     optimizers: tuple[str, ...]
+
+    def bytes_by_place(self) -> dict[tuple[str, str | None], int]:
+        """Return the bytes of the variables by category and layer, 0 for all else."""
+        sums: dict[tuple[str, str | None], int] = defaultdict(int)
+        for variable in self.variables:
+            sums[variable.category, variable.layer] += variable.nbytes
+        return sums
+
+    def trained_sizes(self) -> set[int]:
+        """Return the sizes in bytes of weights that have a gradient."""
+        return {v.nbytes for v in self.variables if v.is_trained}
 
 
 def watched(model: Any) -> tuple[Watched, Followed]:

@@ -1,10 +1,24 @@
-"""What to do, from the figures. A difference within their spread is none."""
+"""What a tuning recommends, on this machine and on the cards that are known."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 
+from kerasmem import backends
+from kerasmem.memory.card import count_cards
+from kerasmem.memory.settings import configure
 from kerasmem.records import MEASURED, VariantFigures
 from kerasmem.units import format_bytes, format_ms, format_number
+
+
+def leave_room() -> None:
+    """Let this process, and those it starts, take of the cards only what they need.
+
+    Call it before the first model or tensor: later it does nothing.
+    """
+    settings = backends.current().settings()
+    if settings.cards(count_cards()) and not settings.started():
+        configure(growth=True)
+
 
 _LEAST_TIME = 0.05
 _LEAST_MEMORY, _LEAST_ESTIMATED = 0.05, 0.10

@@ -1,20 +1,28 @@
-"""Steps that really run, in this process: how long they take and what they need."""
+"""Steps that really run, how long they take and what they need."""
 
-import itertools
 import time
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import keras
 
 from kerasmem import backends
-from kerasmem.backends.trace import tracer
+from kerasmem.backends.exhaustion import is_out_of_memory
+from kerasmem.errors import ChildDiedError, KerasMemError
+from kerasmem.graph.layers import has_graph
 from kerasmem.memory.estimate.analytic import estimate as analytic
-from kerasmem.memory.estimate.request import Request
-from kerasmem.memory.estimate.traced.here import estimate_here as by_trace
-from kerasmem.memory.estimate.xla.here import estimate_here as by_xla
-from kerasmem.memory.measure.batch import zeros
-from kerasmem.memory.measure.here import estimate_here as by_step
-from kerasmem.records import MEASURED, MemoryEstimate
+from kerasmem.memory.estimate.inputs import zeros
+from kerasmem.memory.estimate.request import Request, request_of
+from kerasmem.memory.estimate.traced import estimate_here as by_trace
+from kerasmem.memory.estimate.traced.on_xla import estimate_here as by_xla
+from kerasmem.memory.measure import COUNTING_ALLOCATOR
+from kerasmem.memory.measure import estimate_here as by_step
+from kerasmem.memory.tune.retracing import traced_steps
+from kerasmem.memory.tune.variants import Variant, changed
+from kerasmem.processes import run_in_child
+from kerasmem.records import MEASURED, MemoryEstimate, TracedStep, VariantFigures
 from kerasmem.stats.timing import spread
 
 _WARM_UPS = 3
@@ -39,7 +47,7 @@ def measure(request: Request, every: int) -> dict[str, Any]:
     # Keras would count several batches as one.
     request.model.steps_per_execution = 1
     request.model.fit(
-        _repeated(zeros(request)),
+        backends.current().step_options().repeated(zeros(request)),
         steps_per_epoch=_MOST_STEPS * every,
         shuffle=False,
         verbose=0,
@@ -55,14 +63,6 @@ def measure(request: Request, every: int) -> dict[str, Any]:
         "samples_per_second": 1e3 * every * request.batch_size / median,
         **_peak(request, watch),
     }
-
-
-def _repeated(batch: Any) -> Any:
-    if keras.backend.backend() == "tensorflow":
-        # Keras would copy what a generator gives ahead of its use, and the allocator
-        # would count the copies.
-        return tracer("options").repeated(batch)
-    return (batch for _ in itertools.repeat(None))
 
 
 def _peak(request: Request, watch: "_Stopwatch") -> dict[str, Any]:
@@ -91,7 +91,7 @@ def _estimated(request: Request) -> MemoryEstimate | None:
         return None if request.jit_compile else by_step(request)
     if request.jit_compile:
         return by_xla(request)
-    return analytic(request) if request.has_graph else by_trace(request)
+    return analytic(request) if has_graph(request.model) else by_trace(request)
 
 
 class _Stopwatch(keras.callbacks.Callback):
@@ -137,3 +137,99 @@ class _Stopwatch(keras.callbacks.Callback):
     def _knows_enough(self) -> bool:
         later = self.times[_WARM_UPS:]
         return len(later) >= _FEWEST and sum(later) >= _SECONDS
+
+
+_COUNTING = {"TF_CPU_ALLOCATOR_USE_BFC": COUNTING_ALLOCATOR["TF_CPU_ALLOCATOR_USE_BFC"]}
+"""TensorFlow's allocator counts, but kernels are those the user trains with."""
+
+_LONGEST_REASON = 200
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What came of one variant.
+
+    Args:
+        figures: its line in the table.
+        traced_steps: steps in which retracing was counted, if that was asked for.
+        not_counted: why it was not, `""` if it was or was not asked for.
+    """
+
+    figures: VariantFigures
+    traced_steps: tuple[TracedStep, ...] = ()
+    not_counted: str = ""
+
+
+def attempt(request: Request, variant: Variant, *, count_traces: bool = False) -> Trial:
+    """Return the figures of `variant`, or why there are none.
+
+    Args:
+        request: the model as compiled, and its batch.
+        variant: what to change.
+        count_traces: whether retracing is counted, too.
+    """
+    answered: dict[str, Any]
+    try:
+        job = {
+            **changed(request, variant).job(),
+            "steps_per_update": variant.steps_per_update,
+            "left_out": variant.left_out,
+            "devices": variant.devices,
+            "count_traces": count_traces,
+        }
+        answered = run_in_child(
+            f"{__name__}:answer", job, backend=request.backend, environment=_COUNTING
+        )
+    except ChildDiedError as error:
+        told = f"its process ended by {error.how}: {error.reason}"
+        answered = {"reason": _one_line(told)}
+    except KerasMemError as error:
+        answered = {"reason": _one_line(str(error))}
+    steps = [TracedStep(**step) for step in answered.pop("traced_steps", [])]
+    not_counted = answered.pop("not_counted", "")
+    figures = VariantFigures(
+        name=variant.name,
+        how=variant.how,
+        batch_size=request.batch_size // variant.steps_per_update,
+        steps_per_update=variant.steps_per_update,
+        **answered,
+    )
+    return Trial(figures, tuple(steps), not_counted)
+
+
+def answer(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Run the steps, and return figures or the reason; this happens in the child."""
+    try:
+        if job["left_out"] is not None:
+            backends.current().step_options().leave_out(job["left_out"])
+        with _devices(job["devices"]):
+            found = measure(request_of(job), job["steps_per_update"])
+    # Whatever a framework raises about an option is the reason of its line.
+    except Exception as error:  # noqa: BLE001
+        return {"reason": _reason(error)}
+    return found | (_traces(request_of(job)) if job["count_traces"] else {})
+
+
+def _traces(request: Request) -> dict[str, Any]:
+    try:
+        return {"traced_steps": [asdict(step) for step in traced_steps(request)]}
+    except Exception as error:  # noqa: BLE001 - a smaller batch may be what it refuses
+        return {
+            "not_counted": f"fit with a smaller last batch failed: {_reason(error)}"
+        }
+
+
+def _devices(count: int) -> AbstractContextManager[Any]:
+    if count == 1:
+        return nullcontext()
+    return backends.current().step_options().data_parallel()
+
+
+def _reason(error: Exception) -> str:
+    if is_out_of_memory(error):
+        return f"out of memory: {_one_line(str(error))}"
+    return f"{type(error).__name__}: {_one_line(str(error))}"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:_LONGEST_REASON]

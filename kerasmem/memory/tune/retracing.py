@@ -1,16 +1,70 @@
-"""How often a step is traced in a `fit` with a smaller last batch, and why."""
+"""What has a step traced anew, and sizes that kernels do not like."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
 import keras
 
 from kerasmem import backends
+from kerasmem.graph.kernels import is_depthwise, is_embedding, is_kernel
+from kerasmem.graph.layers import Weight, has_graph, weights
+from kerasmem.memory.estimate.inputs import zeros
 from kerasmem.memory.estimate.request import Request
-from kerasmem.memory.measure.batch import with_batch_size, zeros
-from kerasmem.records import Retrace, TracedStep
+from kerasmem.records import OddSize, Retrace, TracedStep
+
+_OF_16_BITS, _OF_TF32 = 8, 4
+_SET_BY_USER = ("units", "filters", "output_dim")
+_FEATURES_RANK = 3  # images have more axes, and cuDNN pads their channels itself
+
+
+def odd_sizes(model: Any, batch_size: int) -> tuple[OddSize, ...]:
+    """Return the sizes that are no multiple of 8, each once, with the next that is.
+
+    Those are looked at that a user chooses: outputs of layers, the features of inputs
+    and the batch. A kernel's other side follows from them.
+
+    Args:
+        model: a built model.
+        batch_size: samples in a batch.
+    """
+    found = {("", "batch size"): batch_size}
+    if has_graph(model):
+        for tensor in model.inputs:
+            shape = tensor.shape
+            is_table = "float" in tensor.dtype and 2 <= len(shape) <= _FEATURES_RANK
+            if is_table and shape[-1] is not None:
+                found[tensor.name, "features"] = shape[-1]
+    found |= dict(_outputs(model))
+    return tuple(
+        OddSize(*place, size, _next(size, _OF_16_BITS), _next(size, _OF_TF32))
+        for place, size in found.items()
+        if size % _OF_16_BITS
+    )
+
+
+def _outputs(model: Any) -> Iterator[tuple[tuple[str, str], int]]:
+    for weight in weights(model):
+        if is_embedding(weight) or (is_kernel(weight) and not is_depthwise(weight)):
+            name, size = _output(weight)
+            layer = weight.path.rpartition("/")[0].removeprefix(f"{model.name}/")
+            yield (layer, name), size
+
+
+def _output(weight: Weight) -> tuple[str, int]:
+    """Return what the layer calls the size of its output, and the size in a group."""
+    for name in _SET_BY_USER:
+        size = getattr(weight.owner, name, None)
+        if isinstance(size, int):
+            groups = getattr(weight.owner, "groups", 1)
+            return (name, size) if groups == 1 else (f"{name} a group", size // groups)
+    return "last axis of the kernel", weight.variable.shape[-1]
+
+
+def _next(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
+
 
 _FULL_BATCHES = 2
 _COMPILES_MS, _COMPILES_TIMES = 50.0, 5.0
@@ -34,7 +88,7 @@ def traced_steps(request: Request) -> list[TracedStep]:
         request: the question; its model has not been trained yet.
     """
     size, last = request.batch_size, last_batch(request.batch_size)
-    x, y = zeros(with_batch_size(request, _FULL_BATCHES * size + last))
+    x, y = zeros(request.with_batch_size(_FULL_BATCHES * size + last))
     sizes = [size] * _FULL_BATCHES + [last] * bool(last)
     request.model.steps_per_execution = 1
     counter = _Counter(request.model, sizes)

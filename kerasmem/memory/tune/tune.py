@@ -4,24 +4,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import keras
-
 from kerasmem import backends
 from kerasmem.backends import device_kind
 from kerasmem.errors import ConfigError
-from kerasmem.memory.estimate.checks import (
-    check_batch_size,
-    check_model,
-    checked_optimizer,
-    compiles,
-)
-from kerasmem.memory.estimate.child import job_of
-from kerasmem.memory.estimate.inputs import checked_inputs
+from kerasmem.graph.layers import has_graph
+from kerasmem.memory.estimate.estimate import checked_request
 from kerasmem.memory.estimate.request import Request
 from kerasmem.memory.tune.advice import both, fastest, noise, recommendation
-from kerasmem.memory.tune.odd_sizes import odd_sizes
-from kerasmem.memory.tune.retracing import retraces
-from kerasmem.memory.tune.trial import Trial, attempt
+from kerasmem.memory.tune.measure import Trial, attempt
+from kerasmem.memory.tune.retracing import odd_sizes, retraces
 from kerasmem.memory.tune.variants import AS_COMPILED, Variant, variants
 from kerasmem.records import Tuning, VariantFigures
 from kerasmem.stats.pareto import front
@@ -56,40 +47,19 @@ def tune(
         ModelError: if the model is not built, its input shape is not known, or it
             cannot go to another process.
     """
-    check_model(model)
-    check_batch_size(batch_size)
-    request = _request(model, batch_size, optimizer, input_shape)
-    job_of(request)  # what cannot go to another process at all is told now
-    chosen = _chosen(variants(request, _device_count()), only)
+    device = device_kind()
+    request = checked_request(
+        model, batch_size, optimizer=optimizer, device=device, input_shape=input_shape
+    )
+    request.job()  # what cannot go to another process at all is told now
+    backend = backends.current()
+    devices = backend.step_options().device_count(len(backend.cuda_ordinals()))
+    chosen = _chosen(variants(request, devices), only)
     first, *others, last = _trials(request, [AS_COMPILED, *chosen, AS_COMPILED], say)
     figures = [both(first.figures, last.figures), *(t.figures for t in others)]
     apart = noise(first.figures, last.figures)
     figures = _confirmed(request, chosen, figures, apart, say)
     return _tuning(request, first, figures, apart)
-
-
-def _request(
-    model: Any, batch_size: int, optimizer: Any | None, input_shape: Any | None
-) -> Request:
-    backend, device = keras.backend.backend(), device_kind()
-    return Request(
-        model=model,
-        inputs=checked_inputs(model, batch_size, input_shape),
-        batch_size=batch_size,
-        optimizer=checked_optimizer(model, optimizer),
-        dtype_policy=None,
-        jit_compile=compiles(model, backend, device, asked=None),
-        backend=backend,
-        training=True,
-        device=device,
-    )
-
-
-def _device_count() -> int:
-    cards = len(backends.current().cuda_ordinals())
-    if cards or keras.backend.backend() != "jax":
-        return cards or 1
-    return len(keras.distribution.list_devices())
 
 
 def _chosen(found: Sequence[Variant], only: Sequence[str]) -> list[Variant]:
@@ -169,7 +139,7 @@ def _why_not_counted(request: Request, first: Trial) -> str:
 
 
 def _open_inputs(request: Request) -> tuple[str, ...]:
-    inputs = request.model.inputs if request.has_graph else ()
+    inputs = request.model.inputs if has_graph(request.model) else ()
     return tuple(tensor.name for tensor in inputs if None in tensor.shape[1:])
 
 

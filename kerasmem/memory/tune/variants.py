@@ -1,12 +1,17 @@
-"""The options that make sense for a model on a backend, one changed at a time."""
+"""The options that are tried, and a training changed to one of them."""
 
-from dataclasses import dataclass
+import warnings
+from dataclasses import dataclass, replace
+from typing import Any
 
 import keras
 
-from kerasmem.backends.trace import tracer
-from kerasmem.graph.treated import treatment_of
+from kerasmem import backends
+from kerasmem.errors import ConfigError, KerasMemWarning
+from kerasmem.graph.activation_policy import policy_of
+from kerasmem.memory.estimate.checks import compiles, scaled_if_half
 from kerasmem.memory.estimate.request import Request
+from kerasmem.memory.rematerialize import rematerialize
 
 _POLICIES = ("mixed_float16", "mixed_bfloat16")
 _ACCUMULATIONS = (2, 4)
@@ -76,17 +81,15 @@ def _mixed(request: Request) -> list[Variant]:
 
 
 def _graph_passes() -> list[Variant]:
-    if keras.backend.backend() != "tensorflow":
-        return []
     how = "tf.config.optimizer.set_experimental_options({{{!r}: False}})"
     return [
         Variant(f"{name} off", how.format(key), left_out=name)
-        for name, key in tracer("options").GRAPH_OPTIONS.items()
+        for name, key in backends.current().step_options().graph_passes.items()
     ]
 
 
 def _rematerialized(request: Request) -> list[Variant]:
-    if treatment_of(request.model) is not None:
+    if policy_of(request.model) is not None:
         return []
     how = f"km.rematerialize(model, batch_size={request.batch_size})"
     return [Variant("rematerialized", how, rematerialized=True)]
@@ -112,3 +115,88 @@ def _data_parallel(request: Request, devices: int) -> Variant:
         else "keras.distribution.set_distribution(keras.distribution.DataParallel())"
     )
     return Variant(f"data parallel, {devices} devices", how, devices=devices)
+
+
+def changed(request: Request, variant: Variant) -> Request:
+    """Return the question for `variant`.
+
+    Raises:
+        ConfigError: if the model, its optimizer or its batch cannot do it.
+        ModelError: if the model has no graph, of which pieces could be computed again.
+    """
+    if variant.rematerialized:
+        request = _with_less_kept(request)
+    if variant.jit_compile is not None:
+        request = _with_jit(request, jit_compile=variant.jit_compile)
+    if variant.dtype_policy is not None:
+        request = _with_policy(request, variant.dtype_policy)
+    if variant.steps_per_update > 1:
+        request = _accumulating(request, variant.steps_per_update)
+    if request.batch_size % variant.devices:
+        raise ConfigError(
+            f"A batch of {request.batch_size} does not divide by {variant.devices} "
+            "devices."
+        )
+    return request
+
+
+def _with_less_kept(request: Request) -> Request:
+    # In order: a copy's inputs may have other names.
+    shapes = [x.shape[1:] for x in request.inputs]
+    with warnings.catch_warnings():
+        # That it hardly pays is what the table says.
+        warnings.simplefilter("ignore", KerasMemWarning)
+        lean = rematerialize(
+            request.model, batch_size=request.batch_size, input_shape=shapes
+        )
+    return replace(request, model=lean)
+
+
+def _with_jit(request: Request, *, jit_compile: bool) -> Request:
+    possible = compiles(
+        request.model, request.backend, request.device, asked=jit_compile
+    )
+    if jit_compile and not possible:
+        raise ConfigError("A layer of the model cannot be compiled.")
+    return replace(request, jit_compile=jit_compile)
+
+
+def _with_policy(request: Request, policy: str) -> Request:
+    optimizer: Any = request.optimizer
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        optimizer = optimizer.inner_optimizer
+    optimizer = scaled_if_half(request.model, optimizer, policy)
+    return replace(request, dtype_policy=policy, optimizer=optimizer)
+
+
+def _accumulating(request: Request, count: int) -> Request:
+    if request.batch_size % count:
+        raise ConfigError(
+            f"A batch of {request.batch_size} does not divide into {count}."
+        )
+    optimizer: Any = request.optimizer
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        optimizer = keras.optimizers.LossScaleOptimizer(
+            _accumulator(optimizer.inner_optimizer, count),
+            initial_scale=optimizer.initial_scale,
+            dynamic_growth_steps=optimizer.dynamic_growth_steps,
+        )
+    else:
+        optimizer = _accumulator(optimizer, count)
+    smaller = request.with_batch_size(request.batch_size // count)
+    return replace(smaller, optimizer=optimizer)
+
+
+def _accumulator(optimizer: Any, count: int) -> Any:
+    """Return an optimizer of the same settings that accumulates."""
+    settings = optimizer.get_config()
+    already = settings.get("gradient_accumulation_steps")
+    if already:
+        raise ConfigError(f"The optimizer accumulates {already} batches already.")
+    settings["gradient_accumulation_steps"] = count
+    try:
+        return type(optimizer).from_config(settings)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{type(optimizer).__name__} cannot accumulate gradients: {error}"
+        ) from error

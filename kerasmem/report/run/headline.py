@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kerasmem.records import Run
-from kerasmem.records.post_mortem_words import moment_words
+from kerasmem.records.post_mortem import moment_words
 from kerasmem.report.page.table import MISSING
 from kerasmem.report.run.epochs import IN_FIT, continued, later_fits, numbered
 from kerasmem.report.run.timelines import allocator_words

@@ -1,12 +1,132 @@
 """The page of a watched run."""
 
 import html
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from kerasmem.records import Run
+from kerasmem.records import GradientRecord, MemoryRecord, Run, gravest_first
+from kerasmem.records.post_mortem import remedy_words
 from kerasmem.report.page.html import html_page, write_html
-from kerasmem.report.run.content import page_content
+from kerasmem.report.page.packing import Packer
+from kerasmem.report.page.panels import Lines, Panel, packed_panels
+from kerasmem.report.page.table import MISSING, Table, evenly
+from kerasmem.report.run.epochs import continued, later_fits
+from kerasmem.report.run.gradients import (
+    MEASURES,
+    GradientFlow,
+    gradient_flow,
+    norm_panel,
+    norm_table,
+    variable_table,
+)
 from kerasmem.report.run.headline import headline, title
+from kerasmem.report.run.memory import memory_panels, memory_tables
+from kerasmem.report.run.post_mortems import shown
+from kerasmem.report.run.timelines import (
+    chosen,
+    course_table,
+    peak_table,
+    timeline_columns,
+    timeline_title,
+)
+
+
+def loss_panel(run: Run) -> Panel | None:
+    """Return the chart of the losses, None if no monitor was told any."""
+    lines = Lines()
+    for x, record in _epochs(run):
+        lines.add("loss", "peak", x, record.loss)
+        lines.add("validation", "validation", x, record.val_loss)
+    filled = lines.filled()
+    return Panel("Loss", filled, unit="number") if filled else None
+
+
+def loss_table(run: Run) -> Table:
+    """Return the losses of every epoch."""
+    rows, note = evenly(
+        [
+            (f"{x:,}", _number(record.loss), _number(record.val_loss))
+            for x, record in _epochs(run)
+        ]
+    )
+    return Table("loss", ("epoch", "loss", "validation"), tuple(rows), 0, note)
+
+
+def _epochs(run: Run) -> list[tuple[int, GradientRecord | MemoryRecord]]:
+    """Return the number of every epoch, from 1, with a record that tells its loss."""
+    ends = [
+        record
+        for record in run.memory
+        if record.batch is None and record.phase == "train" and record.process == 0
+    ]
+    records: Sequence[GradientRecord | MemoryRecord] = run.gradients or ends
+    if all(record.loss is None and record.val_loss is None for record in records):
+        return []
+    numbers = continued(record.epoch for record in records)
+    return [(n + 1, record) for n, record in zip(numbers, records, strict=True)]
+
+
+def _number(value: float | None) -> str:
+    return MISSING if value is None else f"{value:.4g}"
+
+
+MOST_FINDINGS = 5
+"""That stand before the charts; the others can be unfolded."""
+
+
+def page_content(run: Run) -> dict[str, Any]:
+    """Return the variables of the template; `packed` is what the scripts read."""
+    of_training = (loss_panel(run), norm_panel(run.gradients))
+    panels = [*filter(None, of_training), *memory_panels(run.memory)]
+    model = run.info.model if run.info else ""
+    flow = gradient_flow(run.gradients, model)
+    timelines, timelines_note = chosen(run.timelines)
+    post_mortems, post_mortems_note = shown(run.post_mortems)
+    findings = gravest_first(run.findings)
+    later = later_fits(run)
+    packer = Packer()
+    packed = packer.pack(
+        {
+            "fits": packer.whole(later),
+            "panels": packed_panels(panels, packer),
+            "flow": _flow(flow, packer),
+            "timelines": [timeline_columns(t, packer, model) for t in timelines],
+        }
+    )
+    tables = [loss_table(run), norm_table(run.gradients, flow)]
+    return {
+        "packed": packed,
+        "findings": findings[:MOST_FINDINGS],
+        "more_findings": findings[MOST_FINDINGS:],
+        "later_fits": later,
+        "panels": panels,
+        "epoch_tables": [*tables, *memory_tables(run.memory)],
+        "batches": sum(_is_batch(record) for record in run.memory),
+        "flow": flow,
+        "variable_table": variable_table(flow),
+        "timelines": [
+            (timeline_title(t), t, [peak_table(t, model), course_table(t)])
+            for t in timelines
+        ],
+        "timelines_note": timelines_note,
+        "post_mortems": post_mortems,
+        "post_mortems_note": post_mortems_note,
+        "remedy_words": remedy_words,
+    }
+
+
+def _is_batch(record: MemoryRecord) -> bool:
+    return record.batch is not None
+
+
+def _flow(flow: GradientFlow, packer: Packer) -> dict[str, Any]:
+    return {
+        "paths": flow.paths,
+        "columns": packer.whole(flow.columns),
+        "measures": {name: packer.real(flow.measures[name]) for name in MEASURES},
+    }
+
 
 STYLES = ("run.css", "post_mortems.css")
 SCRIPTS = (

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kerasmem.records import PostMortem
-from kerasmem.records.post_mortem_words import (
+from kerasmem.records.post_mortem import (
     cause_sentence,
     fitting_sentence,
     moment_words,

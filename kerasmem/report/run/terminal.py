@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from kerasmem.records import Finding, PostMortem, Remedy
-from kerasmem.records.post_mortem_words import (
+from kerasmem.records.post_mortem import (
     cause_sentence,
     fitting_sentence,
     moment_words,

@@ -1,7 +1,5 @@
 """kerasmem, doing every job that one of the others does."""
 
-from dataclasses import replace
-
 import keras
 
 import kerasmem as km
@@ -75,10 +73,9 @@ def compressed(*steps, trained=False, lite=None):
 
 def aware(task, name, job):
     model, data = trained_network(task, name, keras), task.images()[0]
-    callback = km.callbacks.QuantizationAware(STATIC_ONE_SCALE)
-    fit(model, data, task.more_epochs, [callback])
-    choice = replace(STATIC_ONE_SCALE, ranges=callback.ranges)
-    result = km.compress(model, choice, data=data, verbose=0)
+    trained = km.quantization_aware(model, STATIC_ONE_SCALE)
+    fit(trained, data, task.more_epochs, [km.callbacks.FreezeBatchNorm(0.5)])
+    result = km.compress(trained, STATIC_ONE_SCALE, data=data, verbose=0)
     yield from keras_files(task, name, job, result)
     yield lite_file(task, name, job, result)
 

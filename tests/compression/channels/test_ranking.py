@@ -7,9 +7,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import kerasmem as km
-from kerasmem.compression.channels import measures
+from kerasmem.compression.channels import choose
 from kerasmem.compression.channels.apply import prune_channels
-from kerasmem.compression.channels.measures import latency_left, memory_left
+from kerasmem.compression.channels.choose import latency_left, memory_left
 from kerasmem.compression.measure import Latency
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.activations import peak_activation_bytes
@@ -141,13 +141,13 @@ def test_as_many_channels_go_as_it_takes_to_save_time(monkeypatch):
         timed.append(models[1].count_params())
         return [Latency(model.count_params(), 1) for model in models]
 
-    monkeypatch.setattr(measures, "latencies", by_parameters)
+    monkeypatch.setattr(choose, "latencies", by_parameters)
     model = chain((4,), L.Dense(40), L.Dense(60), L.Dense(2))
     small, _ = km.PruneChannels(0.5, of="latency").applied(model)
     assert 0.3 < small.count_params() / model.count_params() <= 0.5
     assert small.count_params() in timed
     assert len(timed) == 5
-    monkeypatch.setattr(measures, "latencies", lambda m, d: [Latency(1.0, 1)] * 2)
+    monkeypatch.setattr(choose, "latencies", lambda m, d: [Latency(1.0, 1)] * 2)
     with pytest.raises(ModelError, match="leaves 100% of the latency"):
         km.PruneChannels(0.5, of="latency").applied(model)
 

@@ -6,7 +6,6 @@ import pytest
 from keras import layers
 
 import kerasmem as km
-from kerasmem.compression.techniques import from_json
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.values import to_numpy
 
@@ -145,12 +144,6 @@ def test_zeros_of_pruning_and_values_hold_through_training_with_a_teacher():
         assert distinct(array) <= 8
         if path in pruned:
             assert abs((array == 0).mean() - 0.5) < 0.02
-
-
-@pytest.mark.one_backend
-def test_a_choice_comes_back_from_plain_data():
-    choice = km.Cluster(16, start="linear", exclude="last")
-    assert from_json(choice.to_json()) == choice
 
 
 @pytest.mark.one_backend

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from sklearn.cluster import KMeans
 
-from kerasmem.compression.cluster.codebook import few_values
-from kerasmem.compression.cluster.kmeans import STARTS, centroids, nearest
+from kerasmem.compression.cluster.config import STARTS
+from kerasmem.compression.cluster.kmeans import centroids, few_values, nearest
 
 pytestmark = pytest.mark.one_backend
 

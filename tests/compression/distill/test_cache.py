@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from scipy.special import logsumexp, softmax
 
 from kerasmem.compression.distill import Distiller, distill
-from kerasmem.compression.distill.cache_config import Cache, stored
-from kerasmem.compression.distill.cache_forms import top, whole
+from kerasmem.compression.distill.cache import Cache, stored, top, whole
 from kerasmem.compression.distill.losses import DKD, Features, Logits
 from kerasmem.compression.distill.store import Column, Store
 from kerasmem.errors import ConfigError, DataError, OutputError

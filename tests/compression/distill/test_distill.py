@@ -10,8 +10,8 @@ from scipy.special import expit, rel_entr, softmax
 
 from kerasmem.callbacks import Pruning
 from kerasmem.compression.distill import Distiller, distill
-from kerasmem.compression.distill.cache_config import Cache
-from kerasmem.compression.distill.losses.logits import categorical_divergence
+from kerasmem.compression.distill.cache import Cache
+from kerasmem.compression.distill.losses.outputs import categorical_divergence
 from kerasmem.compression.prune import Prune
 from kerasmem.errors import ConfigError, DataError, ModelError
 
@@ -625,7 +625,7 @@ def test_a_teacher_whose_answers_cannot_be_read_is_refused(data):
         ({"temperature": 0}, r"above 0\. Received: temperature=0"),
         ({"temperature": float("nan")}, "temperature=nan"),
         ({"hard_weight": 1.5}, r"in \[0, 1\]\. Received: hard_weight=1\.5"),
-        ({"epochs": 0}, "at least one epoch. Received: epochs=0"),
+        ({"epochs": 0}, "a whole number from 1. Received: epochs=0"),
     ],
 )
 def test_an_argument_out_of_range_is_refused(data, arguments, message):

@@ -6,7 +6,7 @@ import pytest
 from scipy.special import log_softmax, softmax
 
 from kerasmem.compression.distill import Distiller, distill
-from kerasmem.compression.distill.features import Reader, Tap
+from kerasmem.compression.distill.features import FeatureRef, Reader
 from kerasmem.compression.distill.losses import (
     DKD,
     AttentionTransfer,
@@ -16,8 +16,7 @@ from kerasmem.compression.distill.losses import (
     Relational,
     SimilarityPreserving,
 )
-from kerasmem.compression.distill.pairing import pair_layers
-from kerasmem.compression.distill.probing import probe_models
+from kerasmem.compression.distill.pairing import pair_layers, probe_models
 from kerasmem.compression.distill.schedules import Linear
 from kerasmem.errors import ConfigError, ModelError
 from tests.compression.distill import papers
@@ -254,9 +253,11 @@ def test_states_of_a_recurrent_layer_are_features_too():
 
     x = np.random.default_rng(0).normal(size=(SAMPLES, 4, 3)).astype("float32")
     teacher = reader(5)
-    _, taps = Reader(teacher, [Tap("lstm", 2)])(x)
+    _, refs = Reader(teacher, [FeatureRef("lstm", 2)])(x)
     cell = keras.Model(teacher.inputs[0], teacher.get_layer("lstm").output[2])(x)
-    np.testing.assert_allclose(value(taps[Tap("lstm", 2)]), value(cell), rtol=1e-5)
+    np.testing.assert_allclose(
+        value(refs[FeatureRef("lstm", 2)]), value(cell), rtol=1e-5
+    )
     losses = [Features(layers="lstm:2"), Relational(layers="lstm:1")]
     distill(teacher, reader(4), (x, np.zeros(SAMPLES)), losses=losses, verbose=0)
 

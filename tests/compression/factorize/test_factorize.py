@@ -9,8 +9,7 @@ from keras import layers
 from scipy.linalg import svdvals
 
 import kerasmem as km
-from kerasmem.compression.factorize.decompose import factors
-from kerasmem.compression.techniques import from_json
+from kerasmem.compression.factorize.chains import factors
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.values import to_numpy
 
@@ -221,12 +220,6 @@ def test_steps_that_undo_others_are_refused_before_work_starts(earlier):
 
 
 @pytest.mark.one_backend
-def test_a_choice_comes_back_from_plain_data():
-    choice = km.Factorize(energy=0.9, method="tucker", include=("conv", "dense"))
-    assert from_json(choice.to_json()) == choice
-
-
-@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -269,5 +262,3 @@ def test_models_without_anything_to_gain_are_refused():
         ModelError, match="no graph .* Functional model[.] Received: Su"
     ):
         km.compress(without, km.Factorize(0.9))
-    with pytest.raises(ConfigError, match="cannot change one in place"):
-        km.Factorize(0.5).apply(model)

@@ -62,7 +62,9 @@ def test_n_of_m_masks_are_tfmots(name, shape, tfmot):
     weights = np.random.default_rng(3).normal(size=shape).astype("float32")
     pattern = parse_pattern(name)
     assert isinstance(pattern, NOfM)
-    (mask,) = pattern.masks([np.abs(weights)], pattern.sparsity, [len(shape) - 2])
+    (mask,) = pattern.masks(
+        [np.abs(weights)], 1 - pattern.kept / pattern.group, [len(shape) - 2]
+    )
     np.testing.assert_array_equal(mask, tfmot[f"{name} {shape}"])
 
 

@@ -8,18 +8,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from kerasmem.compression.prune.ahead import Ranked, smallest
-from kerasmem.compression.prune.allocation import erdos_renyi
+from kerasmem.compression.prune.config import CRITERIA, pattern_name
 from kerasmem.compression.prune.patterns import (
     Blocks,
     NOfM,
     Unstructured,
     parse_pattern,
-    pattern_name,
 )
-from kerasmem.compression.prune.regrowth import exchange
-from kerasmem.compression.prune.scores import CRITERIA, scores
-from kerasmem.compression.prune.selection import keep_largest, removed_count
+from kerasmem.compression.prune.plan import erdos_renyi
+from kerasmem.compression.prune.scores import (
+    Ranked,
+    exchange,
+    keep_largest,
+    removed_count,
+    scores,
+    smallest,
+)
 from kerasmem.errors import ConfigError
 
 pytestmark = pytest.mark.one_backend
@@ -130,7 +134,7 @@ def test_tied_weights_are_removed_to_the_target_exactly():
 def test_of_every_group_n_of_m_stay_and_they_are_the_largest(weights, axis, n_of_m):
     kept, group = n_of_m
     pattern = NOfM(kept, group)
-    mask = pattern.masks([np.abs(weights)], pattern.sparsity, [axis])[0]
+    mask = pattern.masks([np.abs(weights)], 1 - pattern.kept / pattern.group, [axis])[0]
     rows = np.moveaxis(np.abs(weights), axis, -1).reshape(-1, weights.shape[axis])
     masks = np.moveaxis(mask, axis, -1).reshape(rows.shape)
     for start in range(0, rows.shape[1], group):

@@ -5,12 +5,15 @@ import numpy as np
 import pytest
 
 import kerasmem as km
-from kerasmem.compression.prune import Sensitivity, sensitivity
-from kerasmem.compression.prune.analysis import WeightSensitivity
+from kerasmem.compression.prune.analysis import (
+    Sensitivity,
+    WeightSensitivity,
+    sensitivity,
+)
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.values import to_numpy
 from kerasmem.report.sensitivity import plot_sensitivity
-from tests.models import L, chain
+from tests.models import L, chain, in_place
 
 
 @pytest.fixture
@@ -92,7 +95,7 @@ def test_ratios_cost_each_weight_the_same_and_reach_the_target():
 def test_ratios_are_what_prune_takes(model):
     found = sensitivity(model, DATA, sparsities=(0.25, 0.5, 0.75), **NAMED)
     prune = km.Prune(0.5, ratios=found.ratios(0.5))
-    changes = {c.weight: c.detail for c in prune.apply(model)}
+    changes = {c.weight: c.detail for c in in_place(prune, model)}
     zeros = [(to_numpy(layer.kernel) == 0).sum() for layer in model.layers]
     assert zeros[0] >= 9
     assert zeros[1] == 0

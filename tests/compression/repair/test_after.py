@@ -6,13 +6,15 @@ import pytest
 
 import kerasmem as km
 from kerasmem.compression.quantize import Quantize
-from kerasmem.compression.quantize.repair import side_by_side
+from kerasmem.compression.quantize.repair import output_error
+from kerasmem.compression.technique import Context
 from kerasmem.errors import ConfigError, DataError
 from kerasmem.graph.clone import clone
+from kerasmem.graph.observe import observe
 from kerasmem.graph.values import to_numpy
 from tests.compression.repair.test_fold_batch_norm import outputs
 from tests.graph.channels.strategies import randomize
-from tests.models import KINDS, L, chain
+from tests.models import KINDS, L, chain, in_place
 
 
 def data(shape, count=70, seed=5):
@@ -37,7 +39,7 @@ def test_what_a_layer_loses_on_data_is_what_numpy_says():
     model, x = dense_net(), data((6,))
     w1, b1, w2, b2 = model.get_weights()
     small = clone(model)
-    changes = Quantize("int4").apply(small, (x, x))
+    changes = in_place(Quantize("int4"), small, (x, x))
     k1, k2 = (to_numpy(small.get_layer(n).kernel) for n in ("first", "second"))
     hidden = np.maximum(x @ w1 + b1, 0)
     expected = {
@@ -46,7 +48,9 @@ def test_what_a_layer_loses_on_data_is_what_numpy_says():
     }
     found = {c.weight: c.output_sqnr_db for c in changes if c.changed}
     assert found == pytest.approx(expected, rel=1e-4)
-    assert all(c.output_sqnr_db is None for c in Quantize("int4").apply(dense_net()))
+    assert all(
+        c.output_sqnr_db is None for c in in_place(Quantize("int4"), dense_net())
+    )
     rows = km.compress(model, Quantize("int4"), data=x).changes
     assert {c.weight: c.output_sqnr_db for c in rows if c.changed} == found
 
@@ -66,17 +70,19 @@ class Batches(keras.utils.PyDataset):
 
 def test_at_most_so_many_samples_are_looked_at_in_batches(monkeypatch):
     sizes = []
-    both = side_by_side._both
 
-    def counted(before, after, see, original, x, *args, **kwargs):
-        sizes.append(len(x))
-        return both(before, after, see, original, x, *args, **kwargs)
+    def observed(model, batches, layers, *, outputs):
+        def counted(call):
+            sizes.append(len(call.x))
+            outputs(call)
 
-    monkeypatch.setattr(side_by_side, "_both", counted)
-    Quantize().apply(dense_net(), data((6,), 200))
+        return observe(model, batches, layers, outputs=counted)
+
+    monkeypatch.setattr(output_error, "observe", observed)
+    in_place(Quantize(), dense_net(), data((6,), 200))
     assert sizes == [size for size in (32, 32, 32, 32) for _ in range(2)]
     sizes.clear()
-    Quantize().apply(dense_net(), Batches())
+    in_place(Quantize(), dense_net(), Batches())
     assert sizes == [size for size in (50, 50, 28) for _ in range(2)]
 
 
@@ -90,7 +96,7 @@ def test_at_most_so_many_samples_are_looked_at_in_batches(monkeypatch):
 def test_every_layer_with_a_quantized_weight_is_measured(name):
     kind = KINDS[name]
     model = kind.make()
-    changes = Quantize("int8").apply(model, kind.inputs())
+    changes = in_place(Quantize("int8"), model, kind.inputs())
     seen = [c.output_sqnr_db for c in changes if c.changed]
     assert len(seen) == kind.kernels
     assert all(ratio is not None and 15 < ratio < 80 for ratio in seen)
@@ -123,14 +129,14 @@ def test_corrected_biases_leave_no_mean_error(name):
     model, x = chain(shape, make()), data(shape)
     randomize(model)
     small = clone(model)
-    changes = Quantize("int4", bias_correction=True).apply(small, x)
+    changes = in_place(Quantize("int4", bias_correction=True), small, x)
     told = {c.weight.rpartition("/")[2]: c for c in changes}
     assert told["bias"].changed
     assert told["bias"].detail.startswith("corrected by up to")
     bias = to_numpy(model.layers[-1].bias)
     shift = to_numpy(small.layers[-1].bias) - bias
     only_rounded = clone(model)
-    Quantize("int4").apply(only_rounded)
+    in_place(Quantize("int4"), only_rounded)
     exact = before_activation(model.layers[-1], x)
     off = exact - before_activation(only_rounded.layers[-1], x)
     axes = tuple(
@@ -138,7 +144,7 @@ def test_corrected_biases_leave_no_mean_error(name):
     )
     np.testing.assert_allclose(shift.ravel(), off.mean(axes), rtol=1e-3, atol=1e-5)
     assert np.abs(shift).max() > 1e-4
-    plain = Quantize("int4").apply(clone(model), x)
+    plain = in_place(Quantize("int4"), clone(model), x)
     better = told["kernel" if "kernel" in told else "pointwise_kernel"].output_sqnr_db
     assert better > min(c.output_sqnr_db for c in plain if c.changed)
 
@@ -155,7 +161,7 @@ def test_in_static_int8_corrected_biases_leave_less_of_a_mean_error():
         choice = Quantize(
             "int8-static", granularity="tensor", bias_correction=corrected
         )
-        made, _ = choice.applied(model, x)
+        made, _ = choice.applied(model, Context(x))
         return np.abs((outputs(made, x) - exact).mean(0))[1:].mean()
 
     assert mean_error(corrected=True) < 0.5 * mean_error(corrected=False)
@@ -169,7 +175,7 @@ def test_in_static_int8_outputs_are_compared_with_those_of_the_float_model():
     )  # fmt: skip
     randomize(model)
     x = data((6, 6, 2), 60)
-    made, changes = Quantize("int8-static").applied(model, x)
+    made, changes = Quantize("int8-static").applied(model, Context(x))
     exact = outputs(model, x)
     expected = decibels(exact, outputs(made, x))
     found = {c.weight: c.output_sqnr_db for c in changes if c.technique == "quantize"}
@@ -187,7 +193,7 @@ def test_in_static_int8_outputs_are_compared_with_those_of_the_float_model():
 def test_what_cannot_be_corrected_is_left_alone():
     model = chain((5, 8), L.Dense(4, use_bias=False), L.LSTM(3), L.Dense(2))
     x = data((5, 8), 8)
-    changes = Quantize(bias_correction=True).apply(model, x)
+    changes = in_place(Quantize(bias_correction=True), model, x)
     biases = {c.layer: c.changed for c in changes if c.weight.endswith("bias")}
     assert list(biases.values()) == [False, True]
 
@@ -206,7 +212,7 @@ def test_a_corrected_model_is_saved_and_the_choice_too(tmp_path):
 
 def test_a_kernel_of_zeros_has_no_ratio_and_no_correction():
     model = chain((4,), L.Dense(3, kernel_initializer="zeros"))
-    changes = Quantize(bias_correction=True).apply(model, data((4,)))
+    changes = in_place(Quantize(bias_correction=True), model, data((4,)))
     assert changes[0].output_sqnr_db is None
     assert outputs(model, data((4,))).tolist() == [[0.0] * 3] * 70
 
@@ -217,13 +223,13 @@ def test_in_mixed_precision_it_is_measured_too():
         model = chain((6,), L.Dense(8, activation="relu"), L.Dense(3))
     finally:
         keras.config.set_dtype_policy("float32")
-    changes = Quantize("int4", bias_correction=True).apply(model, data((6,)))
+    changes = in_place(Quantize("int4", bias_correction=True), model, data((6,)))
     assert all(5 < c.output_sqnr_db < 60 for c in changes if "kernel" in c.weight)
 
 
 def test_bad_data_and_bad_choices_are_errors():
     with pytest.raises(ConfigError, match="corrected on samples: give data="):
-        Quantize(bias_correction=True).apply(dense_net())
+        in_place(Quantize(bias_correction=True), dense_net())
     with pytest.raises(
         ConfigError, match="bias_correction' of Quantize must be one of"
     ):
@@ -233,8 +239,8 @@ def test_bad_data_and_bad_choices_are_errors():
     for corrected in (False, True):
         # As it is, though it leaves a call of Keras, which makes a page of others.
         with pytest.raises(DataError, match=r"^The layer 'first' makes NaN or .*\.$"):
-            Quantize(bias_correction=corrected).apply(dense_net(), x)
+            in_place(Quantize(bias_correction=corrected), dense_net(), x)
     with pytest.raises(DataError):
-        Quantize().apply(dense_net(), data((7,)))
+        in_place(Quantize(), dense_net(), data((7,)))
     with pytest.raises(DataError, match="can be read only once"):
-        Quantize().apply(dense_net(), (data((6,)) for _ in range(2)))
+        in_place(Quantize(), dense_net(), (data((6,)) for _ in range(2)))

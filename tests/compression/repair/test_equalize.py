@@ -7,15 +7,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import kerasmem as km
-from kerasmem.compression.quantize.repair import Equalize
-from kerasmem.compression.quantize.repair.balance import (
+from kerasmem.compression.quantize import Equalize
+from kerasmem.compression.quantize.repair.equalize import (
     LARGEST,
     Link,
     Side,
     balance,
     largest_by,
 )
-from kerasmem.compression.techniques import from_json
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.clone import clone
 from kerasmem.graph.values import to_numpy
@@ -25,7 +24,7 @@ from tests.compression.repair.test_fold_batch_norm import (
     samples,
 )
 from tests.graph.channels.strategies import PLANS, randomize
-from tests.models import ORIGINS, L, Subclassed, chain, from_origin
+from tests.models import ORIGINS, L, Subclassed, chain, from_origin, in_place
 
 few = settings(
     max_examples=8,
@@ -48,7 +47,7 @@ def test_a_pair_is_scaled_as_the_paper_says():
     first, bias, second, _ = model.get_weights()
     r1, r2 = largest(first, 1), largest(second, 0)
     s = np.sqrt(r1 * r2) / r2
-    changes = Equalize().apply(model)
+    changes = in_place(Equalize(), model)
     found = model.get_weights()
     np.testing.assert_allclose(found[0], first / s, rtol=1e-5)
     np.testing.assert_allclose(found[1], bias / s, rtol=1e-5)
@@ -69,7 +68,7 @@ def test_a_depthwise_layer_between_two_ends_at_the_geometric_mean():
     axes = (3, 2, 2)
     ranges = [largest(k, axis) for k, axis in zip(before, axes, strict=True)]
     expected, same = np.prod(ranges, axis=0) ** (1 / 3), clone(model)
-    Equalize().apply(model)
+    in_place(Equalize(), model)
     for kernel, axis in zip(kernels, axes, strict=True):
         np.testing.assert_allclose(largest(to_numpy(kernel), axis), expected, rtol=1e-4)
     assert_same_function(same, model)
@@ -125,7 +124,7 @@ def test_whatever_is_scaled_the_function_stays(plan, origin):
     model = keras.Model(inputs, L.Dense(2)(x))
     randomize(model, next(choices))
     before, scaled = clone(model), from_origin(model, origin)
-    changes = Equalize().apply(scaled)
+    changes = in_place(Equalize(), scaled)
     assert any(change.changed for change in changes)
     assert_same_function(before, scaled)
 
@@ -137,7 +136,7 @@ def test_channels_that_come_first_are_found_behind_a_flatten():
     )  # fmt: skip
     randomize(model)
     scaled = clone(model)
-    changes = Equalize().apply(scaled)
+    changes = in_place(Equalize(), scaled)
     assert sum(change.changed for change in changes) == 3
     assert_same_function(model, scaled)
 
@@ -152,7 +151,7 @@ def test_layers_of_a_model_in_a_model_are_pairs_too():
     model = keras.Model(inputs, nested(inputs))
     randomize(model)
     scaled = clone(model)
-    changes = Equalize().apply(scaled)
+    changes = in_place(Equalize(), scaled)
     assert sum(change.changed for change in changes) == 3
     assert_same_function(model, scaled)
 
@@ -195,7 +194,7 @@ def test_where_no_scale_can_pass_nothing_is_scaled_and_it_is_told(reason):
     model = keras.Model(inputs, L.Flatten()(STOPS[reason](y)))
     randomize(model)
     scaled = clone(model)
-    changes = Equalize().apply(scaled)
+    changes = in_place(Equalize(), scaled)
     assert sorted({c.layer for c in changes if c.changed}) == ["first", "second"]
     told = {c.detail for c in changes if c.layer == "conv"}
     assert told == {reason}
@@ -219,9 +218,7 @@ def bounded(kind):
 def test_a_relu6_is_in_the_way_unless_it_is_to_be_replaced(kind):
     model = bounded(kind)
     with pytest.raises(ModelError, match="no two layers to equalize.*ReLU6"):
-        Equalize().apply(model)
-    with pytest.raises(ConfigError, match="takes a new model"):
-        Equalize(replace_relu6=True).apply(model)
+        in_place(Equalize(), model)
     made, changes = Equalize(replace_relu6=True).applied(model)
     assert made is not model
     assert sum(change.changed for change in changes) == 3
@@ -242,7 +239,7 @@ def test_channels_of_zeros_stay_and_what_is_not_finite_is_an_error():
     head[2] = 0
     model.layers[2].kernel.assign(head)
     scaled = clone(model)
-    Equalize().apply(scaled)
+    in_place(Equalize(), scaled)
     assert_same_function(model, scaled)
     found = scaled.get_weights()
     np.testing.assert_array_equal(found[0][:, 1], 0)
@@ -251,21 +248,19 @@ def test_channels_of_zeros_stay_and_what_is_not_finite_is_an_error():
     head[0, 0] = np.inf
     model.layers[2].kernel.assign(head)
     with pytest.raises(ModelError, match="cannot be equalized.*'head/kernel'"):
-        Equalize().apply(model)
+        in_place(Equalize(), model)
     np.testing.assert_array_equal(to_numpy(model.weights[0]), before[0])
 
 
 def test_what_has_nothing_to_equalize_is_told():
     with pytest.raises(ModelError, match=r"no two layers.*dense.*reaches an output"):
-        Equalize().apply(chain((4,), L.Dense(5, name="dense")))
+        in_place(Equalize(), chain((4,), L.Dense(5, name="dense")))
     with pytest.raises(ModelError, match="calls of the model .* are not known"):
         model = Subclassed()
         model(np.zeros((1, 5), "int32"))
-        Equalize().apply(model)
-    with pytest.raises(ConfigError, match="replace_relu6 of Equalize is True or False"):
+        in_place(Equalize(), model)
+    with pytest.raises(ConfigError, match="'replace_relu6' of Equalize must be"):
         Equalize(replace_relu6="yes")
-    technique = Equalize(replace_relu6=True)
-    assert from_json(technique.to_json()) == technique
 
 
 def ill_scaled():

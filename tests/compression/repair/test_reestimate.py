@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 
 import kerasmem as km
-from kerasmem.compression.quantize.repair import ReestimateBatchNorm
-from kerasmem.compression.techniques import from_json
+from kerasmem.compression.quantize import ReestimateBatchNorm
 from kerasmem.errors import ConfigError, DataError, ModelError
 from kerasmem.graph.values import to_numpy
 from tests.compression.repair.test_after import data
@@ -15,7 +14,7 @@ from tests.compression.repair.test_fold_batch_norm import (
     outputs,
     with_statistics,
 )
-from tests.models import L, chain
+from tests.models import L, chain, in_place
 
 BN = L.BatchNormalization
 
@@ -26,7 +25,7 @@ def test_statistics_are_those_of_the_samples_of_one_batch():
     x = data((4,), 30)
     first, bias, second, last = (w for layer in model.layers for w in layer.weights
                                  if w.name in ("kernel", "bias"))  # fmt: skip
-    changes = ReestimateBatchNorm().apply(model, x)
+    changes = in_place(ReestimateBatchNorm(), model, x)
     one, two = norms(model)
     z = x @ to_numpy(first) + to_numpy(bias)
     np.testing.assert_allclose(to_numpy(one.moving_mean), z.mean(0), rtol=1e-4)
@@ -71,7 +70,7 @@ def test_what_a_mask_leaves_out_does_not_count():
     x[40:, 2:] = 0
     x[:32] = 0  # a batch of nothing
     seen = x[(x != 0).any(-1)].astype("float64")
-    ReestimateBatchNorm().apply(model, x)
+    in_place(ReestimateBatchNorm(), model, x)
     norm = norms(model)[0]
     np.testing.assert_allclose(to_numpy(norm.moving_mean), seen.mean(0), rtol=1e-5)
     np.testing.assert_allclose(to_numpy(norm.moving_variance), seen.var(0), rtol=1e-5)
@@ -86,17 +85,15 @@ def test_what_a_mask_leaves_out_does_not_count():
 def test_what_it_cannot_do_is_an_error():
     model = chain((4,), L.Dense(5, name="dense"), BN(name="norm"))
     with pytest.raises(ConfigError, match="gathered on samples: give data="):
-        ReestimateBatchNorm().apply(model)
+        in_place(ReestimateBatchNorm(), model)
     with pytest.raises(ConfigError, match="whole number from 2. Received: samples=1"):
         ReestimateBatchNorm(samples=1)
     x = data((4,))
     x[0, 0] = np.inf
     before = [to_numpy(w) for w in model.weights]
     with pytest.raises(DataError, match="layer 'norm' makes NaN or infinity"):
-        ReestimateBatchNorm().apply(model, x)
+        in_place(ReestimateBatchNorm(), model, x)
     for old, new in zip(before, model.weights, strict=True):
         np.testing.assert_array_equal(old, to_numpy(new))
     with pytest.raises(ModelError, match="has no BatchNormalization to estimate"):
-        ReestimateBatchNorm().apply(chain((4,), L.Dense(5)), data((4,)))
-    technique = ReestimateBatchNorm(samples=64)
-    assert from_json(technique.to_json()) == technique
+        in_place(ReestimateBatchNorm(), chain((4,), L.Dense(5)), data((4,)))

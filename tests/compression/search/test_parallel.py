@@ -26,7 +26,7 @@ from kerasmem.compression.search import search as search_of_kerasmem
 from kerasmem.compression.search.parallel import SharedSetup
 from kerasmem.compression.search.target import Target
 from kerasmem.compression.search.task import Task
-from kerasmem.compression.stages import Training
+from kerasmem.compression.technique import Context
 from kerasmem.errors import ConfigError
 from tests.models import L, chain
 
@@ -200,7 +200,7 @@ def test_a_process_that_dies_is_one_clear_error_and_nothing_goes_on(most):
 
 
 def test_a_process_makes_layers_of_the_types_that_this_one_makes():
-    task = Task(network(), Target({}), None, Training((), {}, 0, None), held=None)
+    task = Task(network(), Target({}), None, Context(()), held=None)
     before = keras.config.dtype_policy()
     try:
         keras.config.set_dtype_policy("mixed_bfloat16")

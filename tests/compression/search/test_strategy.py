@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kerasmem.compression.search import trials
+from kerasmem.compression.search.judging import Held
 from kerasmem.compression.search.search import search
-from kerasmem.compression.search.split import Held
 from kerasmem.compression.search.target import Target
 from kerasmem.compression.search.task import Task
-from kerasmem.compression.stages import Training
+from kerasmem.compression.technique import Context
 from kerasmem.errors import ModelError
 
 pytestmark = pytest.mark.one_backend
@@ -79,7 +79,7 @@ class World:
                 original=None,
                 target=Target(wanted.get("target", {})),
                 max_drop=wanted.get("max_drop"),
-                training=Training(None, fit, epochs, 0),
+                context=Context(None, fit, epochs, 0),
                 held=Held((), 4000, 200, 200),
                 final_samples=4000,
                 until=until,

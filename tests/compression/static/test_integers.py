@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kerasmem.compression.quantize.activations import Calibration, calibrate
+from kerasmem.compression.quantize import Calibration
+from kerasmem.compression.quantize.activations import calibrate
 from kerasmem.compression.quantize.activations.calls import flatten
 from kerasmem.compression.quantize.static import FromCodes, integer_model
-from kerasmem.compression.quantize.static.codes import Codes
-from kerasmem.compression.quantize.static.multiplier import fixed_point, times
+from kerasmem.compression.quantize.static.base import Codes
+from kerasmem.compression.quantize.static.product import fixed_point, times
 from kerasmem.compression.quantize.static.split import split
 from kerasmem.errors import ModelError
 from kerasmem.exporting.integer import integer_file

@@ -7,10 +7,11 @@ import pytest
 import kerasmem as km
 from kerasmem.compression.quantize.owners import quantized_variables
 from kerasmem.compression.quantize.static import IntegerLayer
+from kerasmem.compression.technique import Context
 from kerasmem.graph.clone import clone
 from kerasmem.graph.layers import sublayers, weights
 from tests.compression.static.test_static import outputs, pictures
-from tests.models import L, chain
+from tests.models import L, chain, in_place
 
 
 def inner(name, units=6):
@@ -45,7 +46,7 @@ def test_the_path_of_a_weight_has_the_models_around_it():
 def test_one_of_two_layers_of_one_name_is_excluded(side):
     model, x = twins(), pictures(40, (6,))
     choice = km.Quantize("int8-static", exclude=f"{side}/", bias_correction=True)
-    made, changes = choice.applied(model, x)
+    made, changes = choice.applied(model, Context(x))
     told = {c.weight: c.changed for c in changes}
     other = {"left": "right", "right": "left"}[side]
     assert not told[f"{side}/dense/kernel"]
@@ -62,7 +63,7 @@ def test_one_of_two_layers_of_one_name_is_excluded(side):
 @pytest.mark.one_backend
 def test_weight_only_schemes_tell_them_apart_too():
     model = twins()
-    changes = km.Quantize("int8", exclude="left/").apply(model)
+    changes = in_place(km.Quantize("int8", exclude="left/"), model)
     kernels = {c.weight: c.changed for c in changes if c.weight.endswith("kernel")}
     assert kernels == {
         "left/dense/kernel": False,
@@ -79,7 +80,7 @@ def test_a_budget_is_shared_by_layers_of_one_name():
     kernel[0] *= 40  # for int4 all others are zero
     left.kernel.assign(kernel)
     right.kernel.assign(np.round(7 * np.sign(kernel)))  # int4 loses nothing
-    changes = km.Quantize("mixed", max_bytes=180).apply(model, x)
+    changes = in_place(km.Quantize("mixed", budget=km.Budget(180)), model, x)
     told = {c.weight: c.detail.split()[0] for c in changes if c.changed}
     found = [
         quantized_variables(layer)[0].coding.dtype
@@ -99,7 +100,7 @@ def test_a_normalization_that_is_folded_away_may_be_excluded(correct):
     choice = km.Quantize(
         "int8-static", exclude="BatchNormalization", bias_correction=correct
     )
-    made, changes = choice.applied(model, x)
+    made, changes = choice.applied(model, Context(x))
     assert any("folded into 'conv'" in change.detail for change in changes)
     assert sum(isinstance(layer, IntegerLayer) for layer in sublayers(made)) >= 3
     exact = outputs(model, x)
@@ -113,7 +114,7 @@ def test_a_normalization_that_stays_is_left_float_if_it_is_excluded():
     x = L.BatchNormalization(name="norm")(L.Add()([x, L.ReLU()(x)]))
     model = keras.Model(inputs, L.Dense(2)(L.Flatten()(x)))
     choice = km.Quantize("int8-static", exclude="norm", bias_correction=True)
-    made, changes = choice.applied(model, pictures(40, (6, 6, 2)))
+    made, changes = choice.applied(model, Context(pictures(40, (6, 6, 2))))
     assert type(made.get_layer("norm")) is L.BatchNormalization
     gamma = next(c for c in changes if c.weight == "norm/gamma")
     assert gamma.detail == "stays float: is excluded"
@@ -138,7 +139,7 @@ class Unnamed(L.Layer):
 def test_what_is_excluded_stays_float_under_whatever_name_its_copy_has():
     model = chain((6,), L.Dense(6, name="first"), Unnamed(name="block"), L.Dense(2))
     made, changes = km.Quantize("int8-static", exclude="Unnamed").applied(
-        model, pictures(40, (6,))
+        model, Context(pictures(40, (6,)))
     )
     assert [type(w) for w in made.get_layer("block").weights] == [keras.Variable] * 2
     assert not quantized_variables(made.get_layer("block"))
@@ -151,7 +152,7 @@ def test_a_layer_is_excluded_by_any_of_its_weights():
     layers = [L.Conv2D(4, 3, name="conv"), L.Flatten(), L.Dense(2, name="top")]
     model = chain((6, 6, 2), *layers)
     made, _ = km.Quantize("int8-static", exclude="conv/bias").applied(
-        model, pictures(40, (6, 6, 2))
+        model, Context(pictures(40, (6, 6, 2)))
     )
     np.testing.assert_array_equal(
         keras.ops.convert_to_numpy(made.get_layer("conv").kernel),

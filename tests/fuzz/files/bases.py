@@ -5,6 +5,8 @@ import sys
 import tarfile
 from pathlib import Path
 
+from tests.models import in_place
+
 _LEGACY = Path(__file__).parents[2] / "legacy/data/models.tar.xz"
 _OLD = ("dense", "convolutions", "lstm", "operators", "pruned", "quantized", "nested")
 _OLD_FOLDERS = ("dense", "convolutions", "pruned")
@@ -12,7 +14,7 @@ COLUMNS = (("answer_0.bin", "float16", (3,)),)
 STEPS = [
     {"technique": "prune", "sparsity": 0.5},
     {"technique": "prune_channels", "ratio": 0.5, "ignore": ["head"]},
-    {"technique": "quantize", "scheme": "mixed", "max_bytes": 4000},
+    {"technique": "quantize", "scheme": "mixed", "budget": {"max_bytes": 4000}},
 ]
 
 
@@ -69,7 +71,7 @@ def _models(folder: Path) -> None:
     y = keras.layers.Dense(2)(keras.layers.Add()([y, y * 2.0]))
     km.save_model(keras.Model(tokens, y), folder / "tokens.keras")
     done = Checkpoints(folder / "checkpoint", "key")
-    done.write(1, model, list(km.Prune(0.5).apply(model)))
+    done.write(1, model, list(in_place(km.Prune(0.5), model)))
 
 
 def _data(folder: Path) -> None:

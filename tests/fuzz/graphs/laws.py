@@ -14,6 +14,7 @@ from kerasmem.graph.layers import weights
 from kerasmem.graph.values import to_numpy
 from tests.fuzz.graphs.case import Case, UnfitError, WrongValueError, flat_weights
 from tests.fuzz.graphs.models import outputs
+from tests.models import in_place
 
 
 def _channels(case: Case) -> None:
@@ -79,7 +80,7 @@ def _prune(case: Case) -> None:
     scope = draw.choice(("layer", "global"))
     copy = case.model
     before = flat_weights(copy)
-    changes = km.Prune(sparsity, scope=scope).apply(copy)
+    changes = in_place(km.Prune(sparsity, scope=scope), copy)
     _check_account(copy, changes)
     changed = {c.weight for c in changes if c.changed}
     zeros = entries = 0
@@ -120,7 +121,7 @@ def _cluster(case: Case) -> None:
     copy = case.model
     before = flat_weights(copy)
     start = case.draw.choice(("kmeans++", "linear", "density"))
-    changes = km.Cluster(n, start=start).apply(copy)
+    changes = in_place(km.Cluster(n, start=start), copy)
     _check_account(copy, changes)
     changed = {c.weight for c in changes if c.changed}
     for weight, old in zip(weights(copy), _in_order(copy, before), strict=True):
@@ -164,7 +165,7 @@ def _fold(case: Case) -> None:
 
 
 def _equalize(case: Case) -> None:
-    km.Equalize().apply(case.model)
+    in_place(km.Equalize(), case.model)
     case.check_equal(case.y, outputs(case.model, case.x), case.noise, "equalized")
 
 

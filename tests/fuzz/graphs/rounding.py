@@ -6,6 +6,7 @@ import keras
 import numpy as np
 
 import kerasmem as km
+from kerasmem.compression.technique import Context
 from kerasmem.graph.layers import sublayers, weights
 from kerasmem.graph.values import to_numpy
 from tests.fuzz.graphs.case import Case, WrongValueError, apart
@@ -122,7 +123,7 @@ def _check_static(case: Case) -> None:
     """Integers run, at other batch sizes too, and are near where they were found."""
     data = case.batch(8)
     answers = [(x, outputs(case.model, x)) for x in (data, case.batch(1))]
-    found, _ = km.Quantize("int8-static").applied(case.model, data)
+    found, _ = km.Quantize("int8-static").applied(case.model, Context(data))
     for x, expected in answers:
         y = outputs(found, x)
         if not all(np.isfinite(a).all() for a in y):

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from kerasmem.compression.channels import PruneChannels
 from kerasmem.compression.channels.apply import prune_channels
-from kerasmem.compression.channels.ranking import SCOPES
+from kerasmem.compression.channels.config import SCOPES
 from kerasmem.errors import ModelError
 from tests.graph.channels.strategies import PLANS, graph
 from tests.models import ORIGINS, from_origin

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from kerasmem.memory.allocator.bfc import BFCAllocator, _Region
-from kerasmem.memory.allocator.bins import Chunk, rounded
-from kerasmem.memory.allocator.policy import PoolPolicy
+from kerasmem.memory.allocator.pool import Chunk, PoolPolicy, rounded
 
 ROOM = PoolPolicy(limit_bytes=1 << 40)  # the device was far from full
 

@@ -12,10 +12,9 @@ from kerasmem.memory.batch_size import (
     CurvePoint,
     Trial,
     find_batch_size,
-    predict,
+    search,
 )
-from kerasmem.memory.batch_size.limit import Limit, environment
-from kerasmem.memory.batch_size.trial import attempt
+from kerasmem.memory.batch_size.trial import Limit, attempt, environment
 from kerasmem.memory.estimate.request import Input, Request
 from kerasmem.units import MIB
 
@@ -99,8 +98,8 @@ def test_a_batch_that_does_not_fit_hurts_nobody(too_large):
 @pytest.mark.one_backend
 def test_a_prediction_never_falls_where_what_was_measured_does(wide, monkeypatch):
     measured = {"peaks": [700, 600, 610, 900]}
-    monkeypatch.setattr(predict, "run_in_child", lambda *_, **__: measured)
-    predicted = predict.predictor(request_for(wide, 1), lambda _: 0, largest=8)
+    monkeypatch.setattr(search, "run_in_child", lambda *_, **__: measured)
+    predicted = search.predictor(request_for(wide, 1), largest=8)
     assert [predicted(size) for size in (1, 2, 3, 4, 6, 8)] == [700] * 4 + [800, 900]
 
 
@@ -109,8 +108,8 @@ def test_there_is_a_prediction_where_one_sample_is_the_most(wide, monkeypatch):
     def measured(_, job, **__):
         return {"peaks": [100 * size for size in job["sizes"]]}
 
-    monkeypatch.setattr(predict, "run_in_child", measured)
-    assert predict.predictor(request_for(wide, 1), lambda _: 0, largest=1)(1) == 100
+    monkeypatch.setattr(search, "run_in_child", measured)
+    assert search.predictor(request_for(wide, 1), largest=1)(1) == 100
 
 
 class Broken(layers.Layer):

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kerasmem.memory.batch_size.result import Trial
 from kerasmem.memory.batch_size.search import TOLERANCE, Search
+from kerasmem.memory.batch_size.trial import Trial
 
 pytestmark = pytest.mark.one_backend
 

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from keras import ops
 
-from kerasmem.memory.compress_activations import codec, math
-from kerasmem.memory.compress_activations.noise import rounding_noise
+from kerasmem.memory.compress_activations import math, store
+from kerasmem.memory.compress_activations.store import rounding_noise
 
 SHAPES = [(4, 40), (3, 7, 111), (2, 16, 16, 8), (1, 1000)]
 
@@ -21,8 +21,8 @@ def to_numpy(tensor):
 
 def round_trip(values, dtype="float32", seed=0):
     groups = math.grouping(values.shape)
-    packed = codec.pack(ops.convert_to_tensor(values, dtype=dtype), groups, seed)
-    return to_numpy(codec.unpack(packed, groups, values.shape, dtype))
+    packed = store.pack(ops.convert_to_tensor(values, dtype=dtype), groups, seed)
+    return to_numpy(store.unpack(packed, groups, values.shape, dtype))
 
 
 def grouped(values):
@@ -35,7 +35,7 @@ def grouped(values):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_the_codec_does_what_the_reference_does(shape):
     values, groups = values_of(shape), math.grouping(shape)
-    packed = codec.pack(ops.convert_to_tensor(values), groups, 3)
+    packed = store.pack(ops.convert_to_tensor(values), groups, 3)
     codes, scales, zeros = map(ops.convert_to_numpy, packed)
     noise = rounding_noise(ops.convert_to_tensor(grouped(values)), 3)
     expected = math.pack(values, ops.convert_to_numpy(noise))
@@ -48,7 +48,7 @@ def test_the_codec_does_what_the_reference_does(shape):
     assert np.abs(different).max() <= 1
     assert (different != 0).mean() < 2e-3
     np.testing.assert_allclose(
-        to_numpy(codec.unpack(packed, groups, shape, "float32")),
+        to_numpy(store.unpack(packed, groups, shape, "float32")),
         math.unpack(math.Packed(codes, scales, zeros), shape),
         rtol=1e-6,
     )

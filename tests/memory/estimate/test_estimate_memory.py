@@ -263,7 +263,7 @@ def four_at_a_time():
         (chain, {"batch_size": 0}, ConfigError, r"from 1.*Received: batch_size=0"),
         (chain, {"batch_size": 2.5}, ConfigError, r"Received: batch_size=2\.5"),
         (four_at_a_time, {"batch_size": 8}, ConfigError, r"Expected: 4\..*size=8"),
-        (chain, {"training": "no"}, ConfigError, r"training=False\..*training='no'"),
+        (chain, {"training": "no"}, ConfigError, r"True, False.*training='no'"),
         (chain, {"jit_compile": 1}, ConfigError, r"Received: jit_compile=1"),
         (chain, {"backend": "numpy"}, ConfigError, r"tensorflow, jax, torch.*'numpy'"),
         (chain, {"device": "tpu"}, ConfigError, r"gpu, cpu.*Received: device='tpu'"),

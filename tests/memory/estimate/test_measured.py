@@ -123,6 +123,16 @@ def test_its_width_without_a_model_holds_nine_in_ten_of_that_model():
     assert 0.85 <= sum(inside) / len(inside) <= 0.95
 
 
+@pytest.mark.one_backend
+@pytest.mark.parametrize("backend", ["tensorflow", "torch"])  # of JAX there are three
+def test_its_width_is_the_one_that_nine_in_ten_need(backend):
+    cases = [*of(backend), *of(backend, jit=True)]
+    widths = sorted(needed_width(*case) for case in cases)
+    place = min(math.ceil(0.9 * (len(widths) + 1)), len(widths)) - 1
+    # Each is a multiple of the interval as it is.
+    assert widths[place] == pytest.approx(1, abs=0.1)
+
+
 def needed_width(row, found):
     """Return how many times as wide the interval has to be."""
     peak, true = found.peak_bytes, row["steady_bytes"]

@@ -9,11 +9,10 @@ import pytest
 from keras import layers
 
 import kerasmem as km
-from kerasmem.memory.batch_size.limit import ONE_THREAD
+from kerasmem.memory.batch_size.trial import ONE_THREAD
 from kerasmem.memory.estimate import Input, Request
-from kerasmem.memory.measure import COUNTING_ALLOCATOR
-from kerasmem.memory.measure.batch import run_once, zeros
-from kerasmem.memory.measure.here import estimate_here
+from kerasmem.memory.estimate.inputs import run_once, zeros
+from kerasmem.memory.measure import COUNTING_ALLOCATOR, estimate_here
 from kerasmem.processes import ON_THE_CPU, run_in_child
 
 pytestmark = pytest.mark.one_backend

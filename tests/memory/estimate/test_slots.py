@@ -7,12 +7,10 @@ import numpy as np
 import pytest
 
 from kerasmem.errors import ModelError
-from kerasmem.graph.nodes import trace
 from kerasmem.memory.estimate import Input, Request, estimate_memory
 from kerasmem.memory.estimate.analytic.framework import framework
-from kerasmem.memory.estimate.analytic.step import record
-from kerasmem.memory.estimate.persistent import persistent_parts
-from kerasmem.memory.estimate.slots import optimizer_slots
+from kerasmem.memory.estimate.analytic.record import record
+from kerasmem.memory.estimate.variables import optimizer_slots, persistent_parts
 from kerasmem.optimizers import Adafactor, Adam8bit
 
 OPTIMIZERS = keras.optimizers
@@ -166,7 +164,8 @@ def test_parameters_and_gradients_are_to_the_byte_those_of_the_model(make):
     asked = question(model, make())
 
     parts = persistent_parts(asked)
-    step = record(asked, trace(model, 4, asked.input_shapes), framework(asked))
+    how = framework(asked.backend, asked.device, compiled=asked.jit_compile)
+    step = record(asked, how).in_order()
 
     parameters = [part.nbytes for part in parts if part.category == "parameter"]
     gradients = [x.nbytes for x in step.kept if x.root.kind == "gradient"]

@@ -3,11 +3,9 @@
 import pytest
 
 from kerasmem.memory.estimate.analytic import primitives as p
-from kerasmem.memory.estimate.analytic.fusion import fused
-from kerasmem.memory.estimate.analytic.scratch import no_scratch
+from kerasmem.memory.estimate.analytic.framework import fused
 from kerasmem.memory.estimate.analytic.tape import Tape
-from kerasmem.memory.program import Program, peak_of, plan
-from kerasmem.memory.program.order import as_ready
+from kerasmem.memory.program import Plan, Program, as_ready, peak_of
 
 pytestmark = pytest.mark.one_backend
 
@@ -15,7 +13,7 @@ N = 256  # one tensor of 64 floats: no rounding
 
 
 def tape(training=True):
-    t = Tape(training, no_scratch)
+    t = Tape(training)
     x = t.new((64,), 4)
     t.op("input", (), x)
     return t, x
@@ -34,7 +32,7 @@ def reads_of(t, name):
 
 def peak(ops, in_place, kept=()):
     return peak_of(
-        plan(Program(tuple(ops), tuple(kept)), in_place=in_place).events, N
+        Plan(Program(tuple(ops), tuple(kept)), in_place=in_place).events, N
     ).nbytes
 
 

@@ -8,7 +8,7 @@ from kerasmem import errors
 from kerasmem.memory import measure_step
 from kerasmem.memory.estimate import estimate_memory
 from kerasmem.memory.estimate.request import Input, Request
-from kerasmem.memory.estimate.traced.here import estimate_here
+from kerasmem.memory.estimate.traced import estimate_here
 from kerasmem.units import MIB
 
 MEASURED = {  # batch 64, Adam, float32: MiB, and how near the estimate has to come
@@ -117,9 +117,28 @@ def test_a_part_that_another_process_cannot_import_is_refused(backend):
         estimate_memory(model, 8, optimizer="sgd", method="traced")
 
 
-def test_jax_measures_no_step_on_a_cpu(cnn):
+def test_a_step_that_runs_is_measured(backend, monkeypatch):
+    # In several threads the updates of all weights may be under way at once.
+    x = inputs = keras.Input((256,))
+    for _ in range(3):
+        x = layers.Dense(256, activation="relu")(x)
+    model = keras.Model(inputs, layers.Dense(10)(x))
+    model.compile(keras.optimizers.SGD(momentum=0.9), "mse")
     with pytest.raises(errors.ConfigError, match="JAX does not tell how much memory"):
-        measure_step(cnn, 8, backend="jax")
+        measure_step(model, 8, backend="jax")
+    if backend == "jax":
+        return
+    small, large = (measure_step(model, size) for size in (16, 512))
+    # Each weight, its momentum and its gradient; below, activations of 512 samples.
+    weights = 4 * model.count_params()
+    # Threads update as many weights at once as they like: each then needs the momentum
+    # times its factor, the gradient times the rate, and the two together.
+    assert 3 * weights <= small.peak_bytes <= (3 + 3) * weights
+    more = large.peak_bytes - small.peak_bytes
+    activations = 4 * 496 * 256 * 4
+    assert 0.8 * activations <= more <= 2.5 * activations
+    assert large.low_bytes < large.peak_bytes < large.high_bytes
+    assert (large.method, large.backend) == ("step", backend)
 
 
 def test_here_means_on_the_running_backend(cnn, backend):

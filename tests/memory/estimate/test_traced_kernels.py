@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from kerasmem.backends.trace import Operation, Output
+from kerasmem.memory.estimate.scratch import unrolled_bytes
 from kerasmem.memory.estimate.traced.kernels import output_bytes, scratch_bytes
-from kerasmem.memory.estimate.unrolled import unrolled_bytes
 from kerasmem.units import MIB
 
 pytestmark = pytest.mark.one_backend

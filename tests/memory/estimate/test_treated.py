@@ -5,18 +5,18 @@ import pytest
 from keras import layers
 
 import kerasmem as km
-from kerasmem.graph.treated import Kept, treatment_of
+from kerasmem.graph.activation_policy import Residuals, policy_of
 from kerasmem.graph.values import held_bytes
-from kerasmem.memory.batch_size.limit import ONE_THREAD
+from kerasmem.memory.batch_size.trial import ONE_THREAD
 from kerasmem.memory.compress_activations.math import packed_bytes
 from kerasmem.memory.estimate import Input, Request
-from kerasmem.memory.estimate.analytic.again import Run, computed_again
-from kerasmem.memory.estimate.child import job_of, request_of
-from kerasmem.memory.estimate.traced.here import estimate_here as by_trace
-from kerasmem.memory.estimate.xla.here import estimate_here as by_xla
+from kerasmem.memory.estimate.analytic.segments import Run, computed_again
+from kerasmem.memory.estimate.inputs import run_once, zeros
+from kerasmem.memory.estimate.request import request_of
+from kerasmem.memory.estimate.traced import estimate_here as by_trace
+from kerasmem.memory.estimate.traced.on_xla import estimate_here as by_xla
 from kerasmem.memory.measure import COUNTING_ALLOCATOR
-from kerasmem.memory.measure.batch import run_once, zeros
-from kerasmem.memory.program import Op, Program, Tensor, peak_of, plan
+from kerasmem.memory.program import Op, Plan, Program, Tensor, peak_of
 from kerasmem.memory.rematerialize import plan_of
 from kerasmem.processes import ON_THE_CPU, run_in_child
 from kerasmem.processes.transfer import pack, unpack
@@ -86,14 +86,14 @@ def chain(length, size):
 
 
 def peak(ops):
-    return peak_of(plan(Program(tuple(ops)), in_place=False).events, 1).nbytes
+    return peak_of(Plan(Program(tuple(ops)), in_place=False).events, 1).nbytes
 
 
 def test_a_chain_keeps_what_enters_its_pieces_and_the_inside_of_one():
     ops = chain(9, 10)
     # All nine outputs, and a gradient beside that of the loss's.
     assert peak(ops) == 10 * 10
-    runs = [Run(frozenset(range(a, a + 3)), Kept.AS_IT_IS) for a in (0, 3)]
+    runs = [Run(frozenset(range(a, a + 3)), Residuals.ALL) for a in (0, 3)]
     # Two outputs of pieces, three of the last layers, one gradient.
     assert peak(computed_again(ops, runs)) == 10 * 6
     assert len(computed_again(ops, runs)) == len(ops) + 2 * 2 + 2 * 3
@@ -139,10 +139,10 @@ def test_eight_bits_wait_in_the_place_of_floats():
 def test_another_process_makes_the_same_model(treat):
     treated = treat(deep())
     there = unpack(pack(treated, treated.optimizer, None), jit_compile=False)
-    here, again = treatment_of(treated), treatment_of(there)
-    assert (again.room, again.settings) == (here.room, here.settings)
-    assert [len(piece.nodes) for piece in again.pieces] == [
-        len(piece.nodes) for piece in here.pieces
+    here, again = policy_of(treated), policy_of(there)
+    assert (again.function, again.settings) == (here.function, here.settings)
+    assert [len(piece.nodes) for piece in again.segments] == [
+        len(piece.nodes) for piece in here.segments
     ]
 
 
@@ -151,7 +151,7 @@ def test_a_trace_and_what_xla_plans_see_what_is_computed_again(backend):
     model = deep()
     lean = km.rematerialize(model, batch_size=BATCH)
     found, plain = (
-        _moving(look(request_of(job_of(asked(one))))) for one in (lean, model)
+        _moving(look(request_of(asked(one).job()))) for one in (lean, model)
     )
     assert found < 0.9 * plain
 

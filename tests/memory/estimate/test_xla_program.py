@@ -3,10 +3,9 @@
 import pytest
 
 from kerasmem.backends.trace_hlo import Flat, Value
-from kerasmem.memory.estimate.xla.fusion import stored
-from kerasmem.memory.estimate.xla.program import written
-from kerasmem.memory.estimate.xla.scratch import trial
-from kerasmem.memory.program import peak_of, plan
+from kerasmem.memory.estimate.traced.on_xla import written
+from kerasmem.memory.estimate.traced.xla_kernels import stored, trial
+from kerasmem.memory.program import Plan, peak_of
 
 pytestmark = pytest.mark.one_backend
 
@@ -22,7 +21,7 @@ def value(opcode, *operands, shape=(SIDE, SIDE), name=""):
 
 
 def temporary(program):
-    return peak_of(plan(written(program), in_place=False).events, 1).nbytes
+    return peak_of(Plan(written(program), in_place=False).events, 1).nbytes
 
 
 def names(program):

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from kerasmem.memory.fit import fit
-from kerasmem.memory.fit.rollback import Rollback
+from kerasmem.memory.fit.plan import Rollback
 
 WHERE = ("forward", "backward", "update")
 BATCH = 64

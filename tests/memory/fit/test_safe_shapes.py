@@ -2,7 +2,7 @@
 
 import pytest
 
-from kerasmem.memory.fit.safe_shapes import SafeShapes
+from kerasmem.memory.fit.plan import SafeShapes
 
 pytestmark = pytest.mark.one_backend
 

@@ -14,7 +14,7 @@ from kerasmem.errors import (
     OutOfMemoryError,
 )
 from kerasmem.files.read_run import read_run
-from kerasmem.memory.fit import fit, rollback
+from kerasmem.memory.fit import fit, plan
 from tests.memory.fit.failing import Shortage, failing_model
 
 WHERE = ("forward", "backward", "update")
@@ -107,7 +107,7 @@ def test_callbacks_are_called_as_in_fit():
 
 def test_after_steps_that_ran_it_goes_on_from_the_start_of_the_epoch(monkeypatch):
     """The eighth update fails; the copy is that from before the sixth."""
-    monkeypatch.setattr(rollback, "_MOST_OF_THE_TIME", 1e-9)
+    monkeypatch.setattr(plan, "_MOST_OF_THE_TIME", 1e-9)
     arguments = {"batch_size": 32, "shuffle": False, "verbose": 0}
     x, y = data().values()
     expected = failing_model(Shortage(), "update")

@@ -6,7 +6,7 @@ import pytest
 from keras import layers
 
 from kerasmem.errors import DeviceOutOfMemoryError, KerasMemWarning
-from kerasmem.memory.fit import fit, rollback
+from kerasmem.memory.fit import fit, plan
 from tests.memory.fit.failing import Fails, Shortage, checked
 from tests.memory.fit.test_micro_batches import compiled, data, tokens, weighted
 
@@ -119,7 +119,7 @@ def test_several_steps_per_execution_are_as_many_batches(backend):
 
 def test_batches_that_are_lost_are_told(monkeypatch):
     """The fourth step fails, of which the like have run; the copy is of the second."""
-    monkeypatch.setattr(rollback, "_MOST_OF_THE_TIME", 1e-9)
+    monkeypatch.setattr(plan, "_MOST_OF_THE_TIME", 1e-9)
     x, y = (np.concatenate([array, array]) for array in data().values())
     model = dense(Shortage(at=[3]), run_eagerly=True)
     lost = "The 2 batches before it are missing"

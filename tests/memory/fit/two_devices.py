@@ -19,7 +19,7 @@ import keras
 import numpy as np
 
 from kerasmem.memory.fit import fit, surviving_training
-from kerasmem.memory.fit.micro import MicroBatches
+from kerasmem.memory.fit.parts import MicroBatches
 from tests.memory.fit.test_micro_batches import data, dense, masked, tokens, weights
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from kerasmem import errors
 from kerasmem.memory.oom import classify
-from kerasmem.memory.oom.device import DeviceFigures
+from kerasmem.memory.oom.cause import DeviceFigures
 from kerasmem.units import GIB, KIB, MIB
 from tests.backends.test_exhaustion import (
     JAX,

@@ -8,12 +8,12 @@ import keras
 import pytest
 
 from kerasmem import errors
-from kerasmem.graph.treated import treatment_of
+from kerasmem.graph.activation_policy import policy_of
 from kerasmem.memory.compress_activations import compress_activations
 from kerasmem.memory.estimate import estimate_memory
 from kerasmem.memory.oom import Moment, classify, out_of_memory_error, post_mortem
-from kerasmem.memory.oom.device import DeviceFigures
-from kerasmem.memory.oom.samples import samples_per_batch
+from kerasmem.memory.oom.cause import DeviceFigures
+from kerasmem.memory.oom.moment import samples_per_batch
 from kerasmem.memory.oom.savings import SAVINGS
 from kerasmem.memory.rematerialize import rematerialize
 from kerasmem.optimizers import Adam8bit
@@ -157,7 +157,7 @@ def test_half_precision_is_for_a_device_that_gains_by_it(model, monkeypatch):
 
 def test_a_model_that_is_only_estimated_as_treated_is_not(model):
     post_mortem(model, CAUSE, Moment(batch_size=64))
-    assert treatment_of(model) is None
+    assert policy_of(model) is None
 
 
 @pytest.mark.one_backend

@@ -6,10 +6,10 @@ from functools import partial
 import pytest
 
 from kerasmem.memory.batch_size import find_batch_size
-from kerasmem.memory.batch_size.result import Trial
+from kerasmem.memory.batch_size.trial import Trial
 from kerasmem.memory.estimate import estimate_memory
 from kerasmem.memory.oom import Moment, Room
-from kerasmem.memory.oom.trying import can_be_tried, try_micro_batches
+from kerasmem.memory.oom.fitting import can_be_tried, try_micro_batches
 from kerasmem.units import MIB
 
 SUMS, OTHER = MIB, 2 * MIB

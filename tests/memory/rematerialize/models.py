@@ -78,6 +78,35 @@ class Masked(Encoder):
         return super().call(x, scale, training)
 
 
+@keras.saving.register_keras_serializable("remat")
+class Scaled(Encoder):
+    """An encoder that computes with a weight alone."""
+
+    def call(self, x, scale, training=None):
+        return super().call(x * keras.ops.exp(self.bias), scale, training)
+
+
+@keras.saving.register_keras_serializable("remat")
+class Reshaped(Encoder):
+    """An encoder that computes with the batch size, which symbols do not have."""
+
+    def call(self, x, scale, training=None):
+        size, length, channels = keras.ops.shape(x)
+        x = keras.ops.reshape(x, (size, length * channels))
+        x = keras.ops.reshape(x, (size, -1, channels))
+        return super().call(x, scale, training)
+
+
+@keras.saving.register_keras_serializable("remat")
+class Ramped(Encoder):
+    """An encoder that adds along the axis before the last one, which is as long."""
+
+    def call(self, x, scale, training=None):
+        ramp = keras.ops.arange(x.shape[1], dtype=x.dtype)[None, :, None]
+        x = keras.ops.concatenate([x, x[..., :1]], axis=-1) + ramp
+        return super().call(x[..., :-1], scale, training)
+
+
 def block(x, filters):
     y = L.Conv2D(filters, 3, padding="same")(x)
     y = L.BatchNormalization()(y)
@@ -166,6 +195,10 @@ def encoder(kind=Encoder, **options):
 
 
 MAKERS = [cnn, mlp, recurrent, attention, losses, nested, several, frozen, encoder]
+
+
+OWN_WAYS = [Masked, Scaled, Reshaped, Ramped]
+"""Layers whose `call` symbols would not stand for."""
 
 
 def batch(model, size=4):

@@ -82,8 +82,12 @@ def test_a_layer_that_holds_all_blocks_is_cut_between_them():
 
 @pytest.mark.parametrize(
     "wishes",
-    [{"adds_a_loss": True}, {"dtype": "mixed_bfloat16"}, {"kind": models.Masked}],
-    ids=["a loss", "half precision", "a mask"],
+    [
+        {"adds_a_loss": True},
+        {"dtype": "mixed_bfloat16"},
+        *({"kind": kind} for kind in models.OWN_WAYS),
+    ],
+    ids=["a loss", "half precision", *(kind.__name__ for kind in models.OWN_WAYS)],
 )
 def test_a_layer_whose_call_does_more_than_return_is_left_whole(wishes):
     model = compiled(models.encoder(**wishes))

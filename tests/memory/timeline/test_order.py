@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kerasmem.backends.profile import MemoryEvent
-from kerasmem.memory.timeline.order import consistent
+from kerasmem.memory.timeline.blocks import consistent
 
 pytestmark = pytest.mark.one_backend
 

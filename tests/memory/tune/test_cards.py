@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kerasmem.memory.tune import cards
+from kerasmem.memory.tune import advice
 
 pytestmark = pytest.mark.one_backend
 
@@ -19,7 +19,7 @@ def test_memory_is_taken_as_it_is_needed_if_there_is_a_card_and_time(
     settings = SimpleNamespace(cards=lambda _: count, started=lambda: started)
     backend = SimpleNamespace(settings=lambda: settings)
     calls = []
-    monkeypatch.setattr(cards, "backends", SimpleNamespace(current=lambda: backend))
-    monkeypatch.setattr(cards, "configure", lambda **given: calls.append(given))
-    cards.leave_room()
+    monkeypatch.setattr(advice, "backends", SimpleNamespace(current=lambda: backend))
+    monkeypatch.setattr(advice, "configure", lambda **given: calls.append(given))
+    advice.leave_room()
     assert calls == asked

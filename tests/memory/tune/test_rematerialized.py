@@ -7,12 +7,11 @@ import pytest
 from keras import layers
 
 import kerasmem as km
-from kerasmem.graph.treated import treatment_of
+from kerasmem.graph.activation_policy import policy_of
 from kerasmem.memory.rematerialize import plan_of
-from kerasmem.memory.tune import trial
-from kerasmem.memory.tune.change import changed
-from kerasmem.memory.tune.trial import answer, attempt
-from kerasmem.memory.tune.variants import variants
+from kerasmem.memory.tune import measure
+from kerasmem.memory.tune.measure import answer, attempt
+from kerasmem.memory.tune.variants import changed, variants
 
 BATCH = 64
 
@@ -20,7 +19,7 @@ BATCH = 64
 @pytest.fixture
 def here(monkeypatch):
     """Children answer in this process."""
-    monkeypatch.setattr(trial, "run_in_child", lambda _, job, **__: answer(job))
+    monkeypatch.setattr(measure, "run_in_child", lambda _, job, **__: answer(job))
 
 
 def option(request):
@@ -39,18 +38,18 @@ def test_the_option_trains_a_copy_by_the_plan_of_lowest_peak(deep, question):
 
 def test_the_child_runs_what_is_computed_again(deep, question, here, monkeypatch):
     ran = []
-    measure = trial.measure
+    run = measure.measure
 
     def noted(request, every):
-        ran.append(treatment_of(request.model))
-        return measure(request, every)
+        ran.append(policy_of(request.model))
+        return run(request, every)
 
-    monkeypatch.setattr(trial, "measure", noted)
+    monkeypatch.setattr(measure, "measure", noted)
     request = question(deep, BATCH, jit_compile=keras.backend.backend() == "jax")
     figures = attempt(request, option(request)).figures
     assert figures.reason == ""
     assert figures.steps >= 5
-    assert ran[0].room == "rematerialize"
+    assert ran[0].function == "rematerialize"
 
 
 def test_a_model_without_a_graph_is_a_line_with_its_reason(deep, question):

@@ -4,10 +4,11 @@ import keras
 import pytest
 from keras import layers
 
-from kerasmem.memory.tune import trial
-from kerasmem.memory.tune.trial import answer, attempt
+from kerasmem.errors import ChildDiedError
+from kerasmem.memory.tune import measure
+from kerasmem.memory.tune.measure import answer, attempt
 from kerasmem.memory.tune.variants import AS_COMPILED, Variant
-from kerasmem.processes import ChildDiedError, run_in_child
+from kerasmem.processes import run_in_child
 from tests.two_devices import TWO_DEVICES
 
 BATCH = 128
@@ -27,7 +28,7 @@ def job(request, variant, *, count_traces=False):
         return {}
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trial, "run_in_child", keep)
+        patch.setattr(measure, "run_in_child", keep)
         attempt(request, variant, count_traces=count_traces)
     return kept
 
@@ -81,7 +82,7 @@ def test_a_batch_is_spread_over_the_devices(deep, question, backend, monkeypatch
         found.update(run_in_child(f"{__name__}:two_devices", job, **options))
         return {key: value for key, value in found.items() if key != "devices"}
 
-    monkeypatch.setattr(trial, "run_in_child", run)
+    monkeypatch.setattr(measure, "run_in_child", run)
     request = question(deep, 64, jit_compile=backend == "jax")
     figures = attempt(request, Variant("both", devices=2)).figures
     assert (figures.reason, found["devices"]) == ("", 2)
@@ -91,12 +92,9 @@ def test_a_batch_is_spread_over_the_devices(deep, question, backend, monkeypatch
 @pytest.mark.one_backend
 def test_a_child_that_dies_becomes_a_line_with_its_reason(deep, question, monkeypatch):
     def die(*_, **__):
-        raise ChildDiedError(
-            "The child process for x ended by signal 9. Expected: an answer. Received: "
-            "the last line"
-        )
+        raise ChildDiedError("It died.", how="signal 9", reason="the last line")
 
-    monkeypatch.setattr(trial, "run_in_child", die)
+    monkeypatch.setattr(measure, "run_in_child", die)
     found = attempt(question(deep, 8), AS_COMPILED).figures
     assert found.reason == "its process ended by signal 9: the last line"
     assert found.peak_bytes is found.step_ms is None
@@ -123,7 +121,7 @@ class Picky(layers.Layer):
 @pytest.fixture
 def here(monkeypatch):
     """Children answer in this process."""
-    monkeypatch.setattr(trial, "run_in_child", lambda _, job, **__: answer(job))
+    monkeypatch.setattr(measure, "run_in_child", lambda _, job, **__: answer(job))
 
 
 def picky():
@@ -154,6 +152,6 @@ def test_memory_that_runs_out_is_called_so(question, here, monkeypatch):
     def run_out(*_):
         raise MemoryError("no room for 8 TiB")
 
-    monkeypatch.setattr(trial, "measure", run_out)
+    monkeypatch.setattr(measure, "measure", run_out)
     found = attempt(question(picky(), 8), AS_COMPILED).figures
     assert found.reason == "out of memory: no room for 8 TiB"

@@ -5,7 +5,7 @@ import pytest
 from keras import layers
 
 from kerasmem.errors import ConfigError, ModelError
-from kerasmem.memory.tune import trial, tune
+from kerasmem.memory.tune import measure, tune
 from kerasmem.records import Tuning
 from kerasmem.report.tuning import retracing_lines
 
@@ -32,7 +32,7 @@ def here(monkeypatch):
             "samples_per_second": 1e3 * 12 / ms,
         }
 
-    monkeypatch.setattr(trial, "run_in_child", figures)
+    monkeypatch.setattr(measure, "run_in_child", figures)
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_what_was_fast_only_once_is_not_recommended(small, monkeypatch):
         names = ("first_step_ms", "step_ms", "step_low_ms", "step_high_ms")
         return dict.fromkeys(names, ms) | {"steps": 5}
 
-    monkeypatch.setattr(trial, "run_in_child", lucky)
+    monkeypatch.setattr(measure, "run_in_child", lucky)
     said = []
     found = tune(small, 12, only=["accumulation, 2"], say=said.append)
     assert said[-1] == "again, to be sure: accumulation, 2 batches"

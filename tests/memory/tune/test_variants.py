@@ -5,8 +5,7 @@ import pytest
 from keras import layers
 
 from kerasmem.errors import ConfigError
-from kerasmem.memory.tune.change import changed
-from kerasmem.memory.tune.variants import Variant, variants
+from kerasmem.memory.tune.variants import Variant, changed, variants
 
 
 def names(request, devices=1):

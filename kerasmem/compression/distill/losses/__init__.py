@@ -1,29 +1,28 @@
-"""What a student can learn from its teacher: one file per loss, one table of all."""
+"""What a student can learn from its teacher: one table of all losses."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from kerasmem.compression.distill.losses.attention_transfer import AttentionTransfer
 from kerasmem.compression.distill.losses.base import (
     Answers,
     DistillationLoss,
     FeatureLoss,
     OutputLoss,
 )
-from kerasmem.compression.distill.losses.contrastive import Contrastive
-from kerasmem.compression.distill.losses.correlation import Correlation
-from kerasmem.compression.distill.losses.dist import DIST
-from kerasmem.compression.distill.losses.dkd import DKD
-from kerasmem.compression.distill.losses.features import Features
-from kerasmem.compression.distill.losses.logits import Logits
-from kerasmem.compression.distill.losses.probabilistic import (
-    ProbabilisticKnowledgeTransfer,
-)
-from kerasmem.compression.distill.losses.relational import Relational
-from kerasmem.compression.distill.losses.similarity_preserving import (
+from kerasmem.compression.distill.losses.features import (
+    AttentionTransfer,
+    Features,
     SimilarityPreserving,
 )
-from kerasmem.errors import ConfigError, did_you_mean
+from kerasmem.compression.distill.losses.outputs import DIST, DKD, Logits
+from kerasmem.compression.distill.losses.relations import (
+    Contrastive,
+    Correlation,
+    ProbabilisticKnowledgeTransfer,
+    Relational,
+)
+from kerasmem.compression.fields import from_tagged
+from kerasmem.errors import ConfigError
 
 __all__ = [
     "DIST",
@@ -63,7 +62,7 @@ LOSSES: dict[str, type[DistillationLoss]] = {
 
 
 def loss_from_json(config: dict[str, Any]) -> DistillationLoss:
-    """Return the loss that `DistillationLoss.to_json` told.
+    """Return the loss that `DistillationLoss.to_json` described.
 
     Raises:
         ConfigError: if the loss or one of its arguments is unknown.
@@ -72,17 +71,7 @@ def loss_from_json(config: dict[str, Any]) -> DistillationLoss:
         >>> loss_from_json({"loss": "dkd", "beta": 4.0}).beta
         4.0
     """
-    arguments = dict(config)
-    name = arguments.pop("loss", None)
-    if name not in LOSSES:
-        raise ConfigError(
-            f"A distillation loss is one of {', '.join(LOSSES)}. "
-            f"Received: loss={name!r}.{did_you_mean(name, LOSSES)}"
-        )
-    try:
-        return LOSSES[name](**arguments)
-    except TypeError as error:
-        raise ConfigError(f"Wrong arguments for {name!r}: {error}.") from error
+    return from_tagged("A distillation loss", LOSSES, config, "loss")
 
 
 def as_losses(losses: Any) -> tuple[DistillationLoss, ...]:

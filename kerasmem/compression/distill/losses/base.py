@@ -4,12 +4,8 @@ import abc
 from dataclasses import KW_ONLY, dataclass, fields
 from typing import Any, ClassVar
 
-from kerasmem.compression.distill.schedules import (
-    Schedule,
-    is_number,
-    lowest,
-    schedule_from_json,
-)
+from kerasmem.compression.distill.schedules import Schedule, lowest, schedule_from_json
+from kerasmem.compression.fields import check_fields, is_number
 from kerasmem.errors import ConfigError
 from kerasmem.graph.outputs import Task
 
@@ -35,6 +31,7 @@ class DistillationLoss(abc.ABC):
     scheduled: ClassVar[tuple[str, ...]] = ("weight",)
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for field in self.scheduled:
             value = getattr(self, field)
             if isinstance(value, dict):

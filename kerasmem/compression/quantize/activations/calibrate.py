@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Iterator
-from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import keras
@@ -10,64 +9,21 @@ import numpy as np
 
 from kerasmem.backends import current
 from kerasmem.compression.quantize.activations.calls import Calls, flatten
-from kerasmem.compression.quantize.activations.histogram import Histogram
 from kerasmem.compression.quantize.activations.search import (
+    Histogram,
     best_range,
     divergence,
     squared_error,
     with_zero,
 )
-from kerasmem.compression.quantize.activations.walk import walk_calls
-from kerasmem.errors import ConfigError, DataError, KerasMemWarning, ModelError
-from kerasmem.files.data import check_data, is_array_data
+from kerasmem.compression.quantize.config import Calibration
+from kerasmem.errors import DataError, KerasMemWarning, ModelError
+from kerasmem.files.data import check_data, input_batches
 from kerasmem.files.data.flat import flat_samples
 from kerasmem.graph.nodes import own_graph
 from kerasmem.records import ActivationRange
 
-METHODS = ("min-max", "moving-average", "percentile", "mse", "entropy")
 _FEW = 32
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """How the range of an activation is chosen.
-
-    Args:
-        method: `"min-max"` takes all that was seen; `"moving-average"` an average of
-            the batches' ends, late ones counting more; `"percentile"` leaves out the
-            ends of the distribution; `"mse"` and `"entropy"` search for the range with
-            the least squared error, or Kullback-Leibler divergence, of its codes.
-        percentile: percent of the values below the upper end, and above the lower one,
-            in (50, 100].
-        decay: weight of what was before each batch in a moving average, in [0, 1).
-        samples: most samples to look at, from 1.
-        batch_size: samples that go through the model at a time, from 1; batched data
-            keeps its own.
-
-    Raises:
-        ConfigError: if one of them cannot be used.
-    """
-
-    method: str = "min-max"
-    _: KW_ONLY
-    percentile: float = 99.99
-    decay: float = 0.9
-    samples: int = 512
-    batch_size: int = 32
-
-    def __post_init__(self) -> None:
-        for name, fits, expected in (
-            ("method", self.method in METHODS, f"one of {', '.join(METHODS)}"),
-            ("percentile", 50 < self.percentile <= 100, "above 50 and at most 100"),
-            ("decay", 0 <= self.decay < 1, "at least 0 and below 1"),
-            ("samples", self.samples >= 1, "1 or more"),
-            ("batch_size", self.batch_size >= 1, "1 or more"),
-        ):
-            if not fits:
-                raise ConfigError(
-                    f"The {name} of a Calibration is {expected}. "
-                    f"Received: {name}={getattr(self, name)!r}."
-                )
 
 
 def calibrate(
@@ -122,7 +78,7 @@ def calibrate(
             count += len(batch[0])
             alike.add(batch)
             tensors = [keras.ops.convert_to_tensor(array) for array in batch]
-            walk_calls(calls, tensors, see)
+            calls.run(tensors, see)
     ranges = tuple(each.range(name) for name, each in seen.items())
     _warn(count, ranges, alike=alike.holds and count > 1)
     return ranges
@@ -184,21 +140,8 @@ def flat_batches(
     model: Any, data: Any, choice: Calibration
 ) -> Iterator[list[np.ndarray]]:
     """Yield an array per input of the model, batch by batch."""
-    left = choice.samples
-    if is_array_data(data):
-        whole = flat_samples(model, data, left)
-        for start in range(0, len(whole[0]), choice.batch_size):
-            yield [array[start : start + choice.batch_size] for array in whole]
-        return
-    # A PyDataset has as many batches as it says; iterated over, it might go on.
-    indices = range(len(data)) if isinstance(data, keras.utils.PyDataset) else None
-    for batch in data if indices is None else (data[index] for index in indices):
-        x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
-        arrays = flat_samples(model, (x,), left)
-        yield arrays
-        left -= len(arrays[0])
-        if left <= 0:
-            return
+    for x in input_batches(data, choice.samples, choice.batch_size):
+        yield flat_samples(model, (x,), choice.samples)
 
 
 def _check_finite(name: str, values: np.ndarray) -> None:

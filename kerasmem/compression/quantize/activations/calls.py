@@ -1,18 +1,14 @@
-"""The calls of one forward pass with their names, models within a model opened."""
+"""The calls of one forward pass by number and name, and one run of them."""
 
 from collections import Counter
 from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
 
-from kerasmem.graph.nodes import (
-    first_argument,
-    is_trained,
-    nodes_in_order,
-    own_graph,
-)
+from kerasmem.graph.calls import Call, Walk, one_or_all
+from kerasmem.graph.nodes import own_graph
 
 Part = tuple[str, Any, tuple[int, ...]]
 """What follows a name, a layer, and what it takes: places in the list of the input and
@@ -21,41 +17,12 @@ the outputs of the parts before it."""
 Split = Callable[[Any], Sequence[Part] | None]
 """Returns the layers that compute what one does."""
 
-
-@dataclass(frozen=True)
-class Call:
-    """One operation called once.
-
-    Args:
-        name: its name, with the models around it and the number of the call.
-        whole: the name of the call in the model that it is a part of, mostly its own.
-        operation: what is called.
-        layer: the layer of the model that it belongs to, mostly itself.
-        inputs: numbers of the tensors that go in.
-        outputs: numbers of those that come out.
-        arguments: gives the arguments, of tensors by number.
-        is_trained: whether it is called with `training=True`, or a model around it.
-    """
-
-    name: str
-    whole: str
-    operation: Any
-    layer: Any
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
-    arguments: Callable[[dict[int, Any]], tuple[tuple, dict[str, Any]]]
-    is_trained: bool = False
-
-    @property
-    def output_names(self) -> list[str]:
-        """A name for every output: `"split"`, `"split.1"`."""
-        numbers = range(len(self.outputs))
-        return [f"{self.name}.{number}" if number else self.name for number in numbers]
+See = Callable[[str, Any], None]
 
 
 @dataclass(frozen=True)
 class Calls:
-    """All calls, in order.
+    """All calls, in order; their values are numbers of tensors.
 
     Args:
         calls: them.
@@ -71,28 +38,56 @@ class Calls:
     tensors: tuple[Any, ...]
     names: tuple[str, ...]
 
+    def run(self, inputs: Sequence[Any], see: See) -> None:
+        """Run the calls in inference and show every tensor as it comes.
+
+        None is kept longer than it is needed.
+
+        Args:
+            inputs: a tensor per input, in order.
+            see: is called with the name of a tensor and the tensor.
+        """
+        uses = Counter(number for call in self.calls for number in call.inputs)
+        known = dict(zip(self.inputs, inputs, strict=True))
+        for number, value in known.items():
+            see(self.names[number], value)
+        for call in self.calls:
+            args, kwargs = call.arguments(known)
+            # Outside of a model's call a layer runs in inference unless it is told
+            # otherwise.
+            outputs = keras.tree.flatten(call.operation(*args, **kwargs))
+            for number, output in zip(call.outputs, outputs, strict=True):
+                see(self.names[number], output)
+                if uses[number]:
+                    known[number] = output
+            for number in call.inputs:
+                uses[number] -= 1
+                if not uses[number]:
+                    known.pop(number, None)
+
 
 def flatten(
     model: Any, split: Split = lambda _: None, whole: Container[str] = ()
 ) -> Calls:
     """Return the calls of a model with a graph.
 
-    Each call of a shared layer has a name of its own: `"dense"`, `"dense:1"`.
+    Each call of a shared layer has a name of its own: `"dense"`, `"dense:1"`; so has
+    each further output: `"split"`, `"split.1"`.
 
     Args:
-        model: a built Sequential or Functional model.
+        model: a built Sequential or Functional model; models within it are opened.
         split: may put several layers in the place of one.
         whole: names of calls where it may not.
     """
     graph = own_graph(model)
-    pass_ = _Pass(split, whole)
-    inputs = [pass_.number(tensor, tensor.name) for tensor in graph.inputs]
-    outputs = pass_.graph(graph, inputs, "")
-    tensors, names = zip(*pass_.tensors, strict=True)
-    return Calls(tuple(pass_.calls), tuple(inputs), tuple(outputs), tensors, names)
+    walk = _Numbering(split, whole)
+    inputs = [walk.number(tensor, tensor.name) for tensor in graph.inputs]
+    outputs = walk.run(graph, inputs)
+    tensors, names = zip(*walk.tensors, strict=True)
+    return Calls(tuple(walk.calls), tuple(inputs), tuple(outputs), tensors, names)
 
 
-class _Pass:
+class _Numbering(Walk):
     def __init__(self, split: Split, whole: Container[str]) -> None:
         self._split, self._whole = split, whole
         self.calls: list[Call] = []
@@ -102,86 +97,30 @@ class _Pass:
         self.tensors.append((tensor, name))
         return len(self.tensors) - 1
 
-    def graph(
-        self,
-        graph: Any,
-        inputs: Sequence[int],
-        prefix: str,
-        *,
-        trained: bool = False,
-    ) -> list[int]:
-        known = dict(zip(map(id, graph.inputs), inputs, strict=True))
-        counts: Counter[str] = Counter()
-        for node in nodes_in_order(graph):
-            name = f"{prefix}{node.operation.name}"
-            number, counts[name] = counts[name], counts[name] + 1
-            name = f"{name}:{number}" if number else name
-            now = trained or is_trained(node)
-            outputs = self._node(node, name, known, trained=now)
-            known.update(zip(map(id, node.outputs), outputs, strict=True))
-        return [known[id(tensor)] for tensor in graph.outputs]
-
-    def _node(
-        self, node: Any, name: str, known: dict[int, int], *, trained: bool
-    ) -> list[int]:
-        inner = own_graph(node.operation)
-        if inner is not None:
-            # Beside the inputs there may be a mask.
-            given = keras.tree.flatten(
-                first_argument(node.arguments.args, node.arguments.kwargs)
-            )
-            inputs = [known[id(tensor)] for tensor in given]
-            return self.graph(inner, inputs, f"{name}/", trained=trained)
-        taken = tuple(known[id(tensor)] for tensor in node.arguments.keras_tensors)
-        parts = None if name in self._whole else self._split(node.operation)
+    def visit(self, call: Call) -> Sequence[int]:
+        parts = None if call.name in self._whole else self._split(call.operation)
         if parts is not None:
-            return self._parts(parts, node, name, taken, trained=trained)
-        places = dict(zip(map(id, node.arguments.keras_tensors), taken, strict=True))
-
-        def arguments(values: dict[int, Any]) -> tuple[tuple, dict[str, Any]]:
-            return node.arguments.fill_in({k: values[n] for k, n in places.items()})
-
-        outputs = keras.tree.flatten(node.outputs)
-        names = [f"{name}.{i}" if i else name for i in range(len(outputs))]
-        numbers = tuple(map(self.number, outputs, names))
-        layer = node.operation
-        made = Call(name, name, layer, layer, taken, numbers, arguments, trained)
+            return self._parts(call, parts)
+        outputs = tuple(call.nodes[-1].outputs)
+        names = replace(call, outputs=outputs).output_names
+        made = replace(call, outputs=tuple(map(self.number, outputs, names)))
         self.calls.append(made)
-        return list(numbers)
+        return made.outputs
 
-    def _parts(
-        self,
-        parts: Sequence[Part],
-        node: Any,
-        name: str,
-        taken: tuple[int, ...],
-        *,
-        trained: bool,
-    ) -> list[int]:
-        results = list(taken)
+    def _parts(self, call: Call, parts: Sequence[Part]) -> Sequence[int]:
+        results = list(call.inputs)
         for suffix, layer, places in parts:
             inputs = tuple(results[place] for place in places)
             tensors = [self.tensors[number][0] for number in inputs]
-            tensor = layer.compute_output_spec(_one_or_all(tensors))
-            output = self.number(tensor, name + suffix)
-
-            def arguments(values: dict[int, Any], numbers: tuple = inputs) -> Any:
-                return (_one_or_all([values[number] for number in numbers]),), {}
-
-            made = Call(
-                name + suffix,
-                name,
+            made = layer.compute_output_spec(one_or_all(tensors))
+            results.append(self.number(made, call.name + suffix))
+            part = Call(
                 layer,
-                node.operation,
                 inputs,
-                (output,),
-                arguments,
-                trained,
+                (results[-1],),
+                name=call.name + suffix,
+                is_trained=call.is_trained,
+                part_of=call,
             )
-            self.calls.append(made)
-            results.append(output)
+            self.calls.append(part)
         return results[-1:]
-
-
-def _one_or_all(tensors: list[Any]) -> Any:
-    return tensors[0] if len(tensors) == 1 else tensors

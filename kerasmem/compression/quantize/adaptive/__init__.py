@@ -1,4 +1,1 @@
 """Adaptive rounding: each weight up or down, as suits what its layer makes of data."""
-
-ADAPTIVE = "adaptive"
-"""The name of it, for `km.Quantize(rounding=...)`."""

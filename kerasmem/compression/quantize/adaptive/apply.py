@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kerasmem.compression.noise import sqnr_db
-from kerasmem.compression.quantize.adaptive.columns import (
+from kerasmem.compression.account import sqnr_db
+from kerasmem.compression.quantize.adaptive.inputs import (
     is_product_of_matrices,
     matrices,
+    moments_of,
     of_matrices,
 )
-from kerasmem.compression.quantize.adaptive.inputs import moments_of
 from kerasmem.compression.quantize.adaptive.relaxation import adapted_codes
-from kerasmem.compression.quantize.apply import Left, choose, place_of
+from kerasmem.compression.quantize.apply import Exclude, choose, place_of
 from kerasmem.compression.quantize.coding import Coding
 from kerasmem.compression.quantize.math import LIMIT, finite
 from kerasmem.errors import ModelError
@@ -30,7 +30,7 @@ _LARGEST = 4608
 
 
 def round_adaptively(
-    original: Any, model: Any, choice: "Quantize", left: Left, data: Any
+    original: Any, model: Any, choice: "Quantize", left: Exclude, data: Any
 ) -> dict[int, float | None]:
     """Round kernels of `model` in place, to values that storing leaves as they are.
 

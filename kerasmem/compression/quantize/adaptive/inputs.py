@@ -1,18 +1,84 @@
-"""Second moments of what goes into a layer, summed up over samples that stream by."""
+"""Second moments of what goes into a layer, summed up over samples that stream by.
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+A layer with a kernel is a product of matrices: inputs in rows, outputs in columns.
+"""
+
+import math
+from collections import deque
 from typing import Any
 
+import keras
 import numpy as np
 
-from kerasmem.backends import current
-from kerasmem.backends.shadow import shadow
-from kerasmem.compression.quantize.adaptive.columns import columns
 from kerasmem.compression.quantize.adaptive.relaxation import Moments
 from kerasmem.errors import DataError
 from kerasmem.files.data import input_batches
+from kerasmem.graph.kinds import entry_of
+from kerasmem.graph.observe import LayerCall, observe
 from kerasmem.graph.values import to_numpy
+
+
+def is_product_of_matrices(layer: Any) -> bool:
+    """Return True for a layer that `columns` knows, one of Keras's own."""
+    entry, is_own = entry_of(layer), not getattr(layer, "lora_enabled", False)
+    is_one = entry.kernel in ("dense", "convolution", "depthwise")
+    return is_one and entry.integer is not None and is_own
+
+
+def columns(layer: Any, x: Any) -> np.ndarray:
+    """Return what a layer multiplies with its kernel, float32 (groups, rows, K).
+
+    Args:
+        layer: one of `is_product_of_matrices`.
+        x: a tensor that goes in.
+    """
+    ops = keras.ops
+    x = ops.cast(x, "float32")
+    if entry_of(layer).kernel == "dense":
+        return to_numpy(x).reshape(1, -1, x.shape[-1])
+    if layer.data_format == "channels_first":
+        x = ops.moveaxis(x, 1, -1)
+    window, padding = layer.kernel_size, layer.padding
+    if padding == "causal":
+        before = layer.dilation_rate[0] * (window[0] - 1)
+        x, padding = ops.pad(x, [(0, 0), (before, 0), (0, 0)]), "valid"
+    # One filter for each place in the window, which gives what stands there.
+    count, channels = math.prod(window), x.shape[-1]
+    places = np.eye(count, dtype="float32").reshape(*window, 1, count)
+    found = to_numpy(
+        ops.depthwise_conv(
+            x,
+            ops.convert_to_tensor(np.repeat(places, channels, axis=-2)),
+            layer.strides,
+            padding,
+            "channels_last",
+            layer.dilation_rate,
+        )
+    )
+    groups = _groups(layer)
+    found = found.reshape(-1, groups, channels // groups, count)
+    return found.transpose(1, 0, 3, 2).reshape(groups, -1, count * (channels // groups))
+
+
+def matrices(layer: Any, kernel: np.ndarray) -> np.ndarray:
+    """Return the kernel of a layer as matrices, (groups, K, outputs)."""
+    if entry_of(layer).kernel == "depthwise":
+        return np.moveaxis(kernel.reshape(-1, *kernel.shape[-2:]), 1, 0)
+    rows = kernel.reshape(-1, _groups(layer), kernel.shape[-1] // _groups(layer))
+    return np.moveaxis(rows, 1, 0)
+
+
+def of_matrices(layer: Any, found: np.ndarray) -> np.ndarray:
+    """Return the kernel that `matrices` made `found` of."""
+    return np.moveaxis(found, 0, 1).reshape(layer.kernel.shape)
+
+
+def _groups(layer: Any) -> int:
+    """Return how many sets of channels have nothing to do with each other."""
+    if entry_of(layer).kernel == "depthwise":
+        return layer.kernel.shape[-2]
+    return getattr(layer, "groups", 1)
+
 
 _SAMPLES, _BATCH_SIZE = 512, 16
 _MOST_ROWS = 64
@@ -34,20 +100,25 @@ def moments_of(
     """
     rounded, mixed, rows = None, None, 0
     random = np.random.default_rng(0)
-    with _noted(layers[0]) as exact, _noted(layers[1]) as others:
-        for batch in input_batches(data, _SAMPLES, _BATCH_SIZE):
-            with current().inference():
-                for model in models:
-                    model(batch, training=False)
-            for pair in zip(exact, others, strict=True):
-                behind, before = _rows(layers[0], pair, random)
-                rows += before.shape[1]
-                turned = before.swapaxes(-1, -2)
-                own, both = turned @ before, turned @ behind
-                rounded = own.astype(np.float64) if rounded is None else rounded + own
-                mixed = both.astype(np.float64) if mixed is None else mixed + both
-            exact.clear()
-            others.clear()
+    exact: deque[Any] = deque()
+
+    def see(call: LayerCall) -> None:
+        nonlocal rounded, mixed, rows
+        if call.layer is layers[0]:
+            exact.append(call.x)
+            return
+        behind, before = _rows(layers[0], (exact.popleft(), call.x), random)
+        rows += before.shape[1]
+        turned = before.swapaxes(-1, -2)
+        own, both = turned @ before, turned @ behind
+        rounded = own.astype(np.float64) if rounded is None else rounded + own
+        mixed = both.astype(np.float64) if mixed is None else mixed + both
+
+    def run(batch: Any, *, training: bool) -> None:
+        for model in models:
+            model(batch, training=training)
+
+    observe(run, input_batches(data, _SAMPLES, _BATCH_SIZE), layers, inputs=see)
     if rounded is None or mixed is None:
         return None
     if not (np.isfinite(rounded).all() and np.isfinite(mixed).all()):
@@ -78,17 +149,3 @@ def _rows(
             parts.append(part[:, places])
     behind, before = (np.concatenate(parts, axis=1) for parts in found)
     return behind, before
-
-
-@contextmanager
-def _noted(layer: Any) -> Iterator[list[Any]]:
-    """Return a scope in which the inputs of a layer come into a list."""
-    seen: list[Any] = []
-
-    def call(original: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        seen.append(inputs)
-        return original(inputs, *args, **kwargs)
-
-    with ExitStack() as undo:
-        undo.callback(shadow(layer, "call", call))
-        yield seen

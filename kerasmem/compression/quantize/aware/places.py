@@ -190,7 +190,7 @@ def _takes_relu(operation: Any) -> bool:
     if isinstance(operation, _PRODUCTS):
         return _activation(operation) == "linear"
     found = kind_of(operation)
-    return found is not None and found.takes_relu
+    return found is not None and found.fuses_relu
 
 
 def _never_negative(operation: Any) -> bool:

@@ -12,7 +12,7 @@ import keras
 
 from kerasmem.compression.quantize.aware.rounding import divided, round_to_range
 
-Ends = tuple[Any, Any]
+Ends = tuple[Any, ...]
 """The lower and the upper end of a range: float32 scalars, or vectors with `axis`."""
 
 
@@ -47,8 +47,9 @@ class FakeQuantizer(ABC):
 
     def rounded(self, x: Any, ends: Ends) -> Any:
         """Return `x` rounded to the codes of a range."""
+        low, high = ends
         return round_to_range(
-            x, *ends, self.bits, narrow_range=self.narrow_range, axis=self.axis
+            x, low, high, self.bits, narrow_range=self.narrow_range, axis=self.axis
         )
 
     def seen(self, x: Any, *, never_negative: bool = False) -> Ends:
@@ -96,19 +97,6 @@ class LastValue(FakeQuantizer):
         return seen
 
 
-class FirstValue(FakeQuantizer):
-    """Stays with the first range that is more than zero; what begins learned steps."""
-
-    def updated(self, ends: Ends, seen: Ends) -> Ends:
-        """Return `ends`, or `seen` as long as all was zero."""
-        ops = keras.ops
-        is_empty = ops.equal(ends[0], ends[1])
-        low, high = (
-            ops.where(is_empty, new, old) for new, old in zip(seen, ends, strict=True)
-        )
-        return low, high
-
-
 @dataclass(frozen=True)
 class MovingAverage(FakeQuantizer):
     """Takes an average of ranges in which late ones count more; suits activations.
@@ -123,10 +111,8 @@ class MovingAverage(FakeQuantizer):
     def updated(self, ends: Ends, seen: Ends) -> Ends:
         """Return the ends with a part of the way to `seen` gone."""
         share = 1.0 - self.decay
-        low, high = (
-            old - (old - new) * share for old, new in zip(ends, seen, strict=True)
-        )
-        return low, high
+        pairs = zip(ends, seen, strict=True)
+        return tuple(old - (old - new) * share for old, new in pairs)
 
 
 class AllValues(FakeQuantizer):

@@ -5,7 +5,6 @@ a step Jain et al., "Trained Quantization Thresholds for Accurate and Efficient
 Fixed-Point Inference of Deep Neural Networks", 2020.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -16,17 +15,14 @@ LEAST = 2.0**-10
 _END = 1 + 2.0**-20
 """The ends of the codes count as inside, in spite of what float32 makes of them."""
 
-Caught = Callable[[Any], None]
 
-
-def round_by_steps(  # noqa: PLR0913  (tensors that one gradient is of)
+def round_by_steps(
     x: Any,
     relative: Any,
     begin: Any,
     low: Any,
     high: Any,
     entries: Any,
-    caught: Caught | None = None,
 ) -> Any:
     """Return `clip(round(x / step), low, high) * step` with `step = relative * begin`.
 
@@ -45,7 +41,6 @@ def round_by_steps(  # noqa: PLR0913  (tensors that one gradient is of)
         high: highest code, likewise at least 0; the larger of both counts.
         entries: number of entries that share a step, those of one sample where `x` is
             a batch.
-        caught: is called with the gradient for `relative` where it is made.
     """
     ops = keras.ops
 
@@ -66,8 +61,6 @@ def round_by_steps(  # noqa: PLR0913  (tensors that one gradient is of)
             highest = ops.maximum(ops.maximum(high, -low), 1.0)
             share = 1.0 / ops.sqrt(entries * highest)
             summed = _summed_like(begin, of_steps) * share / begin
-            if caught is not None:
-                caught(summed)
             of_x = ops.where(inside, upstream, ops.zeros_like(upstream))
             none = (ops.zeros_like(each) for each in (begin, low, high, entries))
             return of_x, summed, *none

@@ -1,187 +1,256 @@
-"""Weights that the forward pass reads rounded, and everything else as they are."""
+"""Weights that stay float, train, and are read as they will be stored.
 
-import functools
+Source of learned scales: Esser et al., "Learned Step Size Quantization", 2020.
+"""
+
+import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import keras
+import numpy as np
 
+from kerasmem.backends.layer_weights import unlocked
 from kerasmem.compression.quantize.aware.rounding import (
     round_affine,
     round_symmetric,
     round_to_type,
 )
-from kerasmem.compression.quantize.aware.weight_steps import WeightSteps
+from kerasmem.compression.quantize.aware.steps import LEAST, round_by_steps
 from kerasmem.compression.quantize.coding import Coding
+from kerasmem.compression.quantize.math import LIMIT
+from kerasmem.compression.quantize.variable import StandIn, named_beside
 from kerasmem.errors import ModelError
-from kerasmem.graph.layers import Weight
+from kerasmem.graph.values import represents, to_numpy
+
+_SMALLEST = 1e-30
+"""A scale below that is of zeros, or as good as that."""
 
 
-def rounded(coding: Coding, value: Any, steps: WeightSteps | None = None) -> Any:
-    """Return a float32 weight as it is once it was stored, with a gradient.
+class _Read(threading.local):
+    """What weights are read as in a call of this thread, by the ids of stand-ins.
 
-    Args:
-        coding: how it is to be stored.
-        value: a float32 tensor.
-        steps: between its values; None for those of its largest entries.
-    """
-    if coding.bits == 16:
-        return round_to_type(value, coding.dtype)
-    rows, axes = coding.rows(tuple(value.shape)), coding.axes
-    if rows is not None:
-        value, axes = rows.store(value, keras.ops), (rows.axis,)
-    if coding.granularity == "tensor":
-        axes = tuple(range(len(value.shape)))
-    if steps is None:
-        make = round_symmetric if coding.symmetric else round_affine
-        value = make(value, axes, coding.bits)
-    else:
-        value = steps.rounded(value)
-    return value if rows is None else rows.restore(value, keras.ops)
-
-
-class RoundedWeights:
-    """Some variables of a model, which a forward pass in `shown()` reads rounded.
-
-    Each is rounded once, when the pass begins: also what a recurrent layer reads in
-    every time step. The variables stay what they are for optimizer and checkpoint.
-
-    Args:
-        weights: them with how each is to be stored and its steps if it has some, one
-            or more.
-    """
-
-    def __init__(
-        self, weights: Sequence[tuple[Weight, Coding, WeightSteps | None]]
-    ) -> None:
-        self._variables = [weight.variable for weight, *_ in weights]
-        with ExitStack() as undo:
-            for weight, coding, steps in weights:
-                undo.callback(_become_rounded(weight, coding, steps))
-            self._undo = undo.pop_all()
-
-    @contextmanager
-    def shown(self) -> Iterator[None]:
-        """Return a scope in which whoever reads the variables gets rounded values."""
-        try:
-            for variable in self._variables:
-                variable.show()
-            yield
-        finally:
-            for variable in self._variables:
-                variable.hide()
-
-    def are_shown(self) -> bool:
-        """Return whether this thread is in a forward pass in `shown()`."""
-        return id(self._variables[0]) in _SHOWN.values
-
-    def release(self) -> None:
-        """Make the variables plain ones again; a second call is a no-op."""
-        self._undo.close()
-
-
-class _Shown(threading.local):
-    """What stands for variables in a forward pass of this thread, by their id.
-
-    None is for one that is read as it is for a while. Replicas of a model run their
-    passes in threads of their own, turn by turn.
+    Replicas of a model run their calls in threads of their own, turn by turn.
     """
 
     def __init__(self) -> None:
         self.values: dict[int, Any] = {}
 
 
-_SHOWN = _Shown()
+_READ = _Read()
 
 
-class RoundedVariable(keras.Variable):
-    """What a variable's class becomes; see `RoundedWeights`."""
+class FakeQuantizedVariable(StandIn):
+    """Holds the float weight, and is read as `coding` will store it.
 
-    _kerasmem_coding: Coding
-    _kerasmem_steps: WeightSteps | None
-    _kerasmem_path: str
+    Gradients pass the rounding as if it were not there (the straight-through
+    estimator). The float weight stays among those of its layer: an optimizer trains it,
+    a file has it.
+
+    Args:
+        coding: how the weight is to be stored.
+        origin: the float weight.
+        path: its name for the user.
+        learned: whether its scales are trained too.
+
+    Attributes:
+        first: the scales as they were at first, float32, shape `(scales,)`, not
+            trained; None if they are not learned.
+        change: what is trained: each is `first * (1 + change)`. So weight decay draws
+            it to where it began.
+    """
+
+    def __init__(
+        self, coding: Coding, origin: Any, path: str = "", *, learned: bool = False
+    ) -> None:
+        super().__init__(coding, origin)
+        self.origin = origin
+        self.first = self.change = None
+        self._user_path = path or origin.path
+        if learned:
+            self._scale_shape = coding.stored(tuple(origin.shape)).scales[0]
+            with named_beside(origin):
+                self.first = self._variable(
+                    "scale", self._first_scales, trainable=False
+                )
+                self.change = self._variable("scale_change", "zeros", trainable=True)
+
+    dtype = property(lambda self: self.origin.dtype)
+    trainable = property(
+        lambda self: self.origin.trainable,
+        lambda self, value: setattr(self.origin, "trainable", value),
+    )
+
+    @property
+    def parts(self) -> Sequence[Any]:
+        """The float weight and, where they are learned, the two of its scales."""
+        return [v for v in (self.origin, self.first, self.change) if v is not None]
 
     @property
     def value(self) -> Any:
-        """The weight: rounded where it is shown so, else as it is."""
-        shown = _SHOWN.values.get(id(self))
-        return super().value if shown is None else self._maybe_autocast(shown)
+        """The weight, rounded, in the dtype that its reader computes in."""
+        found = _READ.values.get(id(self))
+        return self.origin._maybe_autocast(self._rounded() if found is None else found)
 
-    def show(self) -> None:
-        """Have the weight read rounded, as it is now, from now on."""
-        self.hide()
-        value = self._uncast()
-        exact = keras.ops.cast(value, "float32")
-        stored = rounded(self._kerasmem_coding, exact, self._kerasmem_steps)
-        _SHOWN.values[id(self)] = keras.ops.cast(stored, value.dtype)
+    @property
+    def scales(self) -> np.ndarray | None:
+        """The scales by now, float32, as they are stored; None if not learned."""
+        if self.change is None:
+            return None
+        relative = np.maximum(np.float32(1) + to_numpy(self.change), np.float32(LEAST))
+        return np.reshape(relative * to_numpy(self.first), self._scale_shape)
 
-    def hide(self) -> None:
-        """Have the weight read as it is again."""
-        _SHOWN.values.pop(id(self), None)
+    def plain(self) -> Any:
+        """Return the float weight."""
+        return to_numpy(self.origin)
+
+    def assign(self, value: Any) -> Any:
+        """Replace the float weight.
+
+        Raises:
+            ModelError: in a call of its layer: what replaces it was made of the rounded
+                one.
+        """
+        if id(self) in _READ.values:
+            raise ModelError(
+                "A weight that training reads rounded stays float. Received: a layer "
+                f"that assigns {self._user_path!r} in its forward pass. Next: "
+                f"exclude it, with Quantize(..., exclude={self._user_path!r})."
+            )
+        return self.origin.assign(value)
 
     @contextmanager
-    def seen(self, *, rounded: bool) -> Iterator[None]:
-        """Return a scope in a forward pass that reads the weight so.
-
-        Outside of a pass nothing changes.
-        """
-        values, key = _SHOWN.values, id(self)
-        if key not in values:
+    def made_once(self, inputs: Any) -> Iterator[None]:
+        """Return a scope in which the weight is rounded once, at its begin."""
+        del inputs
+        with self._read_as(_READ.values.get(id(self))):
             yield
-            return
-        before = values[key]
-        if rounded:
-            self.show()
-        else:
-            values[key] = None
+
+    made_after = made_once
+
+    @contextmanager
+    def floating(self) -> Iterator[None]:
+        """Return a scope in which the weight is read as it is."""
+        with self._read_as(keras.ops.convert_to_tensor(self._uncast())):
+            yield
+
+    @contextmanager
+    def _read_as(self, value: Any) -> Iterator[None]:
+        before = _READ.values.get(id(self))
+        _READ.values[id(self)] = self._rounded() if value is None else value
         try:
             yield
         finally:
-            values[key] = before
+            if before is None:
+                del _READ.values[id(self)]
+            else:
+                _READ.values[id(self)] = before
 
-    def assign(self, value: Any) -> Any:
-        """Replace the weight.
+    def _rounded(self) -> Any:
+        value = self._uncast()
+        exact = keras.ops.cast(value, "float32")
+        return keras.ops.cast(self._round(exact), value.dtype)
 
-        Raises:
-            ModelError: where it is read rounded: what replaces it was made of that.
-        """
-        if _SHOWN.values.get(id(self)) is not None:
-            raise ModelError(
-                "A weight that training reads rounded stays float. Received: a layer "
-                f"that assigns {self._kerasmem_path!r} in its forward pass. Next: "
-                f"exclude it, with Quantize(..., exclude={self._kerasmem_path!r})."
-            )
-        return super().assign(value)
+    def _round(self, x: Any) -> Any:
+        """Return a float32 tensor of the weight's shape as it is once it is stored."""
+        coding = self.coding
+        if coding.bits == 16:
+            return round_to_type(x, coding.dtype)
+        rows, axes = coding.rows(tuple(x.shape)), coding.axes
+        if rows is not None:
+            x, axes = rows.store(x, keras.ops), (rows.axis,)
+        if coding.granularity == "tensor":
+            axes = tuple(range(len(x.shape)))
+        if self.change is not None:
+            x = self._round_by_scales(x)
+        else:
+            make = round_symmetric if coding.symmetric else round_affine
+            x = make(x, axes, coding.bits)
+        return x if rows is None else rows.restore(x, keras.ops)
+
+    def _round_by_scales(self, x: Any) -> Any:
+        """Return a weight, laid out as it is stored, rounded by the learned scales."""
+        ops, shape = keras.ops, self._scale_shape
+        relative = ops.reshape(1.0 + ops.convert_to_tensor(self.change), shape)
+        first = ops.reshape(ops.convert_to_tensor(self.first), shape)
+        limit = LIMIT >> (8 - self.coding.bits)
+        entries = math.prod(self.shape) / math.prod(shape)
+        return round_by_steps(x, relative, first, -limit, limit, entries)
 
     def _uncast(self) -> Any:
         """Return the weight in its own precision, whatever its layer computes in."""
-        autocast, self._autocast = self._autocast, False
+        origin = self.origin
+        autocast, origin._autocast = origin._autocast, False
         try:
-            return keras.ops.convert_to_tensor(super().value)
+            return keras.ops.convert_to_tensor(origin.value)
         finally:
-            self._autocast = autocast
+            origin._autocast = autocast
+
+    def _variable(self, suffix: str, initializer: Any, *, trainable: bool) -> Any:
+        made = keras.Variable(
+            initializer,
+            (math.prod(self._scale_shape),),
+            "float32",
+            trainable=trainable,
+            autocast=False,
+            name=f"{self.origin.name}_{suffix}",
+        )
+        represents(made, None)
+        return made
+
+    def _first_scales(self, shape: Any, dtype: Any) -> Any:
+        found = first_scales(self.coding, to_numpy(self.origin))
+        scales = np.ones(shape) if found is None else found.reshape(shape)
+        return keras.ops.convert_to_tensor(scales, dtype)
 
 
-def _become_rounded(
-    weight: Weight, coding: Coding, steps: WeightSteps | None
-) -> Callable[[], None]:
-    variable, plain = weight.variable, type(weight.variable)
-    # Past `__setattr__` of the framework, which may track what is set there.
-    object.__setattr__(variable, "_kerasmem_coding", coding)
-    object.__setattr__(variable, "_kerasmem_steps", steps)
-    object.__setattr__(variable, "_kerasmem_path", weight.path)
-    object.__setattr__(variable, "__class__", _rounded_class(plain))
+def first_scales(coding: Coding, values: np.ndarray) -> np.ndarray | None:
+    """Return the scales that a weight is stored with, float32; None if it is all zero.
 
-    def undo() -> None:
-        object.__setattr__(variable, "__class__", plain)
-        del variable._kerasmem_coding, variable._kerasmem_steps
-        del variable._kerasmem_path
+    What is all zero beside others has no scale of its own: it gets the mean of theirs.
 
-    return undo
+    Args:
+        coding: symmetric codes.
+        values: the weight.
+    """
+    rows = coding.rows(values.shape)
+    laid_out = values if rows is None else rows.store(values, np)
+    scales = coding.encode(values).scales
+    shared = tuple(axis for axis, length in enumerate(scales.shape) if length == 1)
+    used = np.abs(laid_out).max(axis=shared, keepdims=True) > _SMALLEST
+    if not used.any():
+        return None
+    return np.where(used, scales, scales[used].mean()).astype("float32")
 
 
-@functools.cache
-def _rounded_class(plain: type) -> type:
-    return type(f"Rounded{plain.__name__}", (RoundedVariable, plain), {})
+def fake_quantize_weight(
+    weight: Any, owner: Any, layers: list[Any], stand_in: FakeQuantizedVariable
+) -> list[Any]:
+    """Have layers read a float weight through its stand-in; return these layers.
+
+    `SpectralNormalization` goes on reading the float weight, of which it makes what it
+    assigns; the layer in it reads that rounded.
+
+    Args:
+        weight: the float weight.
+        owner: the layer that is to track the scales.
+        layers: the layers to look in, `owner` among them.
+        stand_in: what holds the weight.
+    """
+    holders = [
+        (layer, name)
+        for layer in layers
+        for name, value in vars(layer).items()
+        if value is weight and not isinstance(layer, keras.layers.SpectralNormalization)
+    ]
+    for layer, name in holders:
+        # The float weight stays tracked.
+        object.__setattr__(layer, name, stand_in)
+    with unlocked(owner):
+        for scales in stand_in.parts[1:]:
+            owner._track_variable(scales)
+            # As an attribute as well: so a `tf.train.Checkpoint` finds it.
+            setattr(owner, f"_{scales.name}", scales)
+    return [layer for layer, _ in holders]

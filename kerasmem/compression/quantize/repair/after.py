@@ -2,9 +2,14 @@
 
 from typing import TYPE_CHECKING, Any
 
-from kerasmem.compression.quantize.adaptive import ADAPTIVE
 from kerasmem.compression.quantize.adaptive.apply import round_adaptively, told
-from kerasmem.compression.quantize.apply import Left, quantize_weights
+from kerasmem.compression.quantize.apply import (
+    NO_SCALES,
+    Exclude,
+    Scales,
+    quantize_weights,
+)
+from kerasmem.compression.quantize.config import ADAPTIVE
 from kerasmem.compression.quantize.repair.bias import correct_biases
 from kerasmem.compression.quantize.repair.output_error import with_output_error
 from kerasmem.errors import ConfigError
@@ -20,7 +25,8 @@ def quantize_and_repair(
     model: Any,
     choice: "Quantize",
     data: Any = None,
-    left: Left = lambda _: False,
+    left: Exclude = lambda _: False,
+    scales: Scales = NO_SCALES,
 ) -> list[WeightChange]:
     """Store the weights of `model` in fewer bits, in place.
 
@@ -30,6 +36,7 @@ def quantize_and_repair(
         data: samples in any form that `kerasmem.files.data` lists, to correct biases
             on and to measure what layers lose in what they make; None to do neither.
         left: tells of more weights to leave alone than the choice does.
+        scales: those that were learned.
 
     Returns:
         One change per weight of the model, changed or left alone and why.
@@ -52,14 +59,14 @@ def quantize_and_repair(
                 "Weights are rounded adaptively on samples: give data=x (--data on the "
                 f"command line). Received: rounding={choice.rounding!r}, data=None."
             )
-        return quantize_weights(model, choice, left)
+        return quantize_weights(model, choice, left, scales)
     check_data(model, data)
     original = clone(model)
     if choice.rounding == ADAPTIVE:
         ratios = round_adaptively(original, model, choice, left, data)
         changes = told(quantize_weights(model, choice, left), original, ratios)
     else:
-        changes = quantize_weights(model, choice, left)
+        changes = quantize_weights(model, choice, left, scales)
     if choice.bias_correction:
         changes = correct_biases(changes, original, model, data)
     return with_output_error(changes, original, model, data)

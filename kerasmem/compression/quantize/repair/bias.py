@@ -4,29 +4,26 @@ Source: Nagel, van Baalen, Blankevoort and Welling, "Data-free quantization thro
 weight equalization and bias correction", 2019; the empirical form, on data.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
 
-from kerasmem.backends import current
-from kerasmem.backends.shadow import shadow
-from kerasmem.compression.quantize.apply import Left, quantize_weights
+from kerasmem.compression.quantize.apply import Exclude, quantize_weights
 from kerasmem.compression.quantize.repair.kernels import has_channels
-from kerasmem.compression.quantize.repair.side_by_side import (
+from kerasmem.compression.quantize.repair.output_error import (
     BATCH_SIZE,
     SAMPLES,
     quantized_pairs,
 )
 from kerasmem.files.data import input_batches
 from kerasmem.graph.clone import clone
-from kerasmem.graph.finite import not_finite
 from kerasmem.graph.layers import blocks, weights
-from kerasmem.graph.values import to_numpy
+from kerasmem.graph.observe import LayerCall, observe
+from kerasmem.graph.values import not_finite, to_numpy
 from kerasmem.records import WeightChange
 
 if TYPE_CHECKING:
@@ -66,7 +63,9 @@ def correct_biases(
     ]
 
 
-def with_corrected_biases(model: Any, choice: "Quantize", data: Any, left: Left) -> Any:
+def with_corrected_biases(
+    model: Any, choice: "Quantize", data: Any, left: Exclude
+) -> Any:
     """Return a copy of a float model with biases for weights that are to be rounded.
 
     Args:
@@ -95,37 +94,28 @@ def _add(bias: Any, by: np.ndarray) -> None:
 
 def _mean_shifts(original: Any, quantized: Any, data: Any) -> dict[int, np.ndarray]:
     sums: dict[int, list[Any]] = {}
+    rounded = {
+        id(before): (before, after)
+        for before, after in quantized_pairs(original, quantized)
+        if has_channels(before) and before.bias is not None
+    }
 
-    def see(layer: Any, shift: np.ndarray) -> None:
+    def shifted(call: LayerCall) -> Any:
+        layer, after = rounded[id(call.layer)]
+        with _linear(layer), _linear(after):
+            exact, other = call.run(), after(*call.args, **call.kwargs)
+        shift = to_numpy(exact).astype(np.float64) - to_numpy(other)
         total, count = _summed(layer, shift)
         if not np.isfinite(total).all():
             raise not_finite(layer)
         seen = sums.setdefault(id(layer), [0.0, 0])
         seen[0], seen[1] = seen[0] + total, seen[1] + count
+        return exact if layer.activation is None else layer.activation(exact)
 
-    with ExitStack() as hooks:
-        for before, after in quantized_pairs(original, quantized):
-            if has_channels(before) and before.bias is not None:
-                wrapper = partial(_shifted, before, after, see)
-                hooks.callback(shadow(before, "call", wrapper))
-        hooks.enter_context(current().inference())
-        for batch in input_batches(data, SAMPLES, BATCH_SIZE):
-            original(batch, training=False)
+    layers = [layer for layer, _ in rounded.values()]
+    batches = input_batches(data, SAMPLES, BATCH_SIZE)
+    observe(original, batches, layers, inputs=shifted)
     return {layer: total / count for layer, (total, count) in sums.items()}
-
-
-def _shifted(
-    before: Any,
-    after: Any,
-    see: Callable[[Any, np.ndarray], None],
-    original: Callable[..., Any],
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
-    with _linear(before), _linear(after):
-        exact, rounded = original(*args, **kwargs), after(*args, **kwargs)
-    see(before, to_numpy(exact).astype(np.float64) - to_numpy(rounded))
-    return exact if before.activation is None else before.activation(exact)
 
 
 @contextmanager

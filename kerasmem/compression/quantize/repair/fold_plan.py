@@ -8,18 +8,17 @@ from typing import Any
 import keras
 import numpy as np
 
-from kerasmem.compression.quantize.repair.affine import (
+from kerasmem.compression.quantize.repair.kernels import (
     Affine,
     affine_of,
-    scaled_and_shifted,
-)
-from kerasmem.compression.quantize.repair.batch_norm import factors, is_sound
-from kerasmem.compression.quantize.repair.kernels import (
+    factors,
     has_channels,
+    is_sound,
     output_kernel,
     per_output,
+    scaled_and_shifted,
 )
-from kerasmem.graph.channels.kind import kind
+from kerasmem.graph.kinds import kind
 from kerasmem.graph.nodes import is_trained, listed_graph, nodes_in_order
 
 

@@ -1,14 +1,34 @@
-"""What quantized layers lose in what they make, on data."""
+"""What quantized layers lose in what they make, each given what the float one gets."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import keras
 import numpy as np
 
-from kerasmem.compression.noise import decibels
-from kerasmem.compression.quantize.repair.side_by_side import run_side_by_side
-from kerasmem.graph.layers import weights
+from kerasmem.compression.account import decibels
+from kerasmem.compression.quantize.owners import quantized_variables
+from kerasmem.files.data import input_batches
+from kerasmem.graph.layers import blocks, weights
+from kerasmem.graph.observe import LayerCall, observe
+from kerasmem.graph.values import not_finite, to_numpy
 from kerasmem.records import WeightChange
+
+SAMPLES, BATCH_SIZE = 128, 32
+"""Most samples to look at, and how many go through the model at a time."""
+
+
+def quantized_pairs(original: Any, quantized: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield every layer that holds quantized weights, the float one first.
+
+    Args:
+        original: a model.
+        quantized: a copy of it with quantized weights.
+    """
+    for before, after in zip(blocks(original), blocks(quantized), strict=True):
+        if quantized_variables(after):
+            yield before, after
 
 
 def with_output_error(
@@ -29,14 +49,19 @@ def with_output_error(
     Raises:
         DataError: if what comes out of a layer is not finite.
     """
+    pairs = {id(pair[0]): pair for pair in quantized_pairs(original, quantized)}
     sums: dict[int, np.ndarray] = {}
 
-    def see(layer: Any, exact: list[np.ndarray], rounded: list[np.ndarray]) -> None:
-        seen = sums.setdefault(id(layer), np.zeros(2))
+    def see(call: LayerCall) -> None:
+        before, after = pairs[id(call.layer)]
+        exact = _arrays(before, call.outputs)
+        rounded = _arrays(after, after(*call.args, **call.kwargs))
+        seen = sums.setdefault(id(before), np.zeros(2))
         for want, have in zip(exact, rounded, strict=True):
             seen += np.square(want).sum(), np.square(want - have).sum()
 
-    run_side_by_side(original, quantized, data, see)
+    batches = input_batches(data, SAMPLES, BATCH_SIZE)
+    observe(original, batches, [before for before, _ in pairs.values()], outputs=see)
     ratios = {layer: decibels(*seen.tolist()) for layer, seen in sums.items()}
     return [
         replace(change, output_sqnr_db=ratios.get(id(weight.block)))
@@ -44,3 +69,10 @@ def with_output_error(
         else change
         for weight, change in zip(weights(original), changes, strict=True)
     ]
+
+
+def _arrays(layer: Any, outputs: Any) -> list[np.ndarray]:
+    arrays = [to_numpy(y).astype(np.float64) for y in keras.tree.flatten(outputs)]
+    if not all(np.isfinite(array).all() for array in arrays):
+        raise not_finite(layer)
+    return arrays

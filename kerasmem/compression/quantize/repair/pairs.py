@@ -1,17 +1,60 @@
-"""Layers whose channels can be scaled against each other."""
+"""Layers whose channels can be scaled against each other.
+
+Between them are operations that let a positive factor of a channel through as it is.
+"""
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import Any
 
-from kerasmem.compression.quantize.repair.homogeneous import lets_through, passes
+import keras
+
 from kerasmem.compression.quantize.repair.kernels import (
     has_channels,
     is_einsum,
     output_axis,
 )
-from kerasmem.graph.channels.kind import kind
-from kerasmem.graph.nodes import Call, Trace
+from kerasmem.graph.calls import Call, Trace
+from kerasmem.graph.kinds import entry_of, kind
+
+_ACTIVATIONS = ("linear", "relu", "leaky_relu")
+
+
+def lets_through(operation: Any, *, relu6: bool = False) -> bool:
+    """Return True if `f(s * x) == s * f(x)` for a positive `s` of each channel.
+
+    Args:
+        operation: a layer without a kernel, or an operation.
+        relu6: whether a bound above, as of ReLU6, is to be overlooked.
+    """
+    entry = entry_of(operation)
+    if entry.name == "layers.ReLU":
+        bounded = operation.max_value is not None
+        return not operation.threshold and (relu6 or not bounded)
+    if entry.channels == "activation":
+        return passes(operation.activation, relu6=relu6)
+    return entry.homogeneous
+
+
+def passes(activation: Any, *, relu6: bool = False) -> bool:
+    """Return True for an activation of a layer that `lets_through` holds for."""
+    if activation is None:
+        return True
+    if isinstance(activation, keras.layers.Layer):
+        return lets_through(activation, relu6=relu6)
+    names = (*_ACTIVATIONS, "relu6") if relu6 else _ACTIVATIONS
+    return any(activation is getattr(keras.activations, name) for name in names)
+
+
+def without_bound(operation: Any) -> dict[str, Any] | None:
+    """Return what makes a ReLU of the ReLU6 in a layer's config, None without one."""
+    if entry_of(operation).name == "layers.ReLU":
+        return {"max_value": None} if operation.max_value is not None else None
+    activation = getattr(operation, "activation", None)
+    if activation is keras.activations.relu6:
+        return {"activation": "relu"}
+    return None
+
 
 _FLATTEN = "layers.Flatten"
 

@@ -4,10 +4,7 @@ from kerasmem.compression.quantize.static.apply import (
     integer_model,
     quantize_static,
 )
-from kerasmem.compression.quantize.static.layers import (
-    FromCodes,
-    IntegerLayer,
-    ToCodes,
-)
+from kerasmem.compression.quantize.static.base import IntegerLayer
+from kerasmem.compression.quantize.static.boundary import FromCodes, ToCodes
 
 __all__ = ["FromCodes", "IntegerLayer", "ToCodes", "integer_model", "quantize_static"]

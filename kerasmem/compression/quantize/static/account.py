@@ -8,12 +8,12 @@ from typing import Any
 import keras
 import numpy as np
 
-from kerasmem.compression.noise import sqnr_db
-from kerasmem.compression.quantize.activations.calls import Call
+from kerasmem.compression.account import sqnr_db
 from kerasmem.compression.quantize.repair.kernels import is_separable
 from kerasmem.compression.quantize.static.kinds import is_affine
 from kerasmem.compression.quantize.static.plan import Plan
 from kerasmem.compression.quantize.static.product import IntegerProduct
+from kerasmem.graph.calls import Call
 from kerasmem.graph.layers import Weight
 from kerasmem.graph.values import nbytes, to_numpy
 from kerasmem.records import WeightChange

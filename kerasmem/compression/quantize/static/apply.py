@@ -2,34 +2,37 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from kerasmem.compression.quantize.activations import Calibration, calibrate
-from kerasmem.compression.quantize.apply import Left
-from kerasmem.compression.quantize.given_ranges import Ranges, named_as_in
+from kerasmem.compression.quantize.activations import calibrate
+from kerasmem.compression.quantize.apply import Exclude
 from kerasmem.compression.quantize.repair.bias import with_corrected_biases
 from kerasmem.compression.quantize.repair.fold import fold_batch_norm
 from kerasmem.compression.quantize.static.account import account
-from kerasmem.compression.quantize.static.build import Build
-from kerasmem.compression.quantize.static.floats import store_kernels
-from kerasmem.compression.quantize.static.known_ranges import check_known
+from kerasmem.compression.quantize.static.build import Build, store_kernels
 from kerasmem.compression.quantize.static.output_error import Pair
-from kerasmem.compression.quantize.static.plan import Plan
+from kerasmem.compression.quantize.static.plan import Plan, Ranges
 from kerasmem.compression.quantize.static.planning import Stays, staying_float
 from kerasmem.compression.quantize.static.worth import plan_of
-from kerasmem.compression.regular_expressions import check_all_mean_one, means
+from kerasmem.compression.regular_expressions import (
+    check_every_pattern_matches,
+    matches,
+)
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.clone import clone
 from kerasmem.graph.layers import Weight, weights
-from kerasmem.graph.nodes import listed_graph
+from kerasmem.graph.nodes import listed_graph, own_graph
 from kerasmem.records import WeightChange
 
 if TYPE_CHECKING:
     from kerasmem.compression.quantize.config import Quantize
 
+_NO_RANGES: Ranges = MappingProxyType({})
+
 
 def quantize_static(
-    model: Any, choice: "Quantize", data: Any
+    model: Any, choice: "Quantize", data: Any, known: Ranges = _NO_RANGES
 ) -> tuple[Any, list[WeightChange]]:
     """Return a model that computes with int8 codes, and what became of every weight.
 
@@ -40,22 +43,22 @@ def quantize_static(
         model: a built model with a graph; it is not touched.
         choice: the scheme, and how to calibrate.
         data: samples in any of the forms that `kerasmem.files.data` lists; None if
-            the choice has all ranges.
+            all ranges are known.
+        known: ranges that a training has found; a calibration finds what they lack.
 
     Raises:
         ConfigError: if there is neither data nor all ranges, or a regular expression
             means no weight.
         DataError: if the data does not fit the model, or holds NaN or infinity.
-        ModelError: if the model has no graph, nothing to quantize, NaN or infinity in
-            its weights, or not a tensor that there is a range of.
+        ModelError: if the model has no graph, nothing to quantize, or NaN or infinity
+            in its weights.
     """
     _check_graph(model)
-    if data is None and (choice.bias_correction or not choice.ranges):
+    if data is None and (choice.bias_correction or not known):
         raise _no_data(choice)
-    check_known(model, dict(choice.ranges))
     everything = list(weights(model))
-    check_all_mean_one(model, everything, {"exclude": choice.exclude})
-    places = {w.place for w in everything if means(choice.exclude, w)}
+    check_every_pattern_matches(model, everything, {"exclude": choice.exclude})
+    places = {w.place for w in everything if matches(choice.exclude, w)}
     folded, folds = fold_batch_norm(model)
     # Layers that stay float go into the new model.
     folded = clone(model) if folded is model else folded
@@ -66,7 +69,7 @@ def quantize_static(
     if choice.bias_correction:
         folded = with_corrected_biases(folded, choice, data, left)
     stays = staying_float(filter(left, weights(folded)))
-    ranges = _ranges(folded, plan_of(folded, stays), choice, data)
+    ranges = _ranges(folded, plan_of(folded, stays), choice, data, known)
     plan = plan_of(folded, stays, ranges)
     build = Build(folded, plan, plan.codes(ranges), choice.granularity)
     made, changes = _finished(build, choice.granularity, left, data)
@@ -95,25 +98,26 @@ def integer_model(
     """
     _check_graph(model)
     own = clone(model)  # layers that stay float go into the new model
-    given = named_as_in(own, ranges)
+    # An input that was given no name has another one in a copy.
+    pairs = zip(own_graph(model).inputs, own_graph(own).inputs, strict=True)
+    names = {old.name: new.name for old, new in pairs}
+    given = {names.get(name, name): ends for name, ends in ranges.items()}
     plan = plan_of(own, stays, given)
     build = Build(own, plan, plan.codes(given), granularity)
     return _finished(build, granularity, lambda w: stays(w.block) is not None)
 
 
 def _ranges(
-    model: Any, plan: Plan, choice: "Quantize", data: Any
-) -> dict[str, tuple[float, float]]:
-    """Return the ranges that a choice has, with those that it lacks by calibration."""
-    given = named_as_in(model, dict(choice.ranges))
-    missing = [name for name in plan.needed() if name not in given]
+    model: Any, plan: Plan, choice: "Quantize", data: Any, known: Ranges
+) -> Ranges:
+    """Return the ranges that are known, with those that they lack by calibration."""
+    missing = [name for name in plan.needed() if name not in known]
     if not missing:
-        return given
+        return known
     if data is None:
         raise _no_data(choice, missing)
-    how = Calibration(choice.calibration, samples=choice.calibration_samples)
-    seen = calibrate(model, data, how, calls=plan.calls)
-    return {each.tensor: (each.low, each.high) for each in seen} | given
+    seen = calibrate(model, data, choice.calibration, calls=plan.calls)
+    return {each.tensor: (each.low, each.high) for each in seen} | dict(known)
 
 
 def _no_data(choice: "Quantize", missing: Sequence[str] = ()) -> ConfigError:
@@ -126,7 +130,7 @@ def _no_data(choice: "Quantize", missing: Sequence[str] = ()) -> ConfigError:
 
 
 def _finished(
-    build: Build, granularity: str, left: Left, data: Any = None
+    build: Build, granularity: str, left: Exclude, data: Any = None
 ) -> tuple[Any, list[WeightChange]]:
     """Return the new model and what became of every weight.
 

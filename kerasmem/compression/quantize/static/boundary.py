@@ -5,14 +5,18 @@ from typing import Any
 
 import keras
 
-from kerasmem.compression.quantize.static.base import IntegerLayer, centered
-from kerasmem.compression.quantize.static.codes import LEAST, MOST
+from kerasmem.compression.quantize.static.base import (
+    LEAST,
+    MOST,
+    IntegerLayer,
+    centered,
+)
 from kerasmem.errors import KerasMemWarning
 
 _UNTRAINED = (
     "Layers that compute with int8 codes are not trained, and no gradient reaches what "
-    "is before them: this training leaves them as they are. Next: train the float "
-    "model, with km.callbacks.QuantizationAware(km.Quantize('int8-static')), and "
+    "is before them: this training leaves them as they are. Next: train "
+    "km.quantization_aware(model, km.Quantize('int8-static')) of the float model, and "
     "quantize that."
 )
 

@@ -1,16 +1,32 @@
-"""The model that computes with codes, made of a float one."""
+"""The model that computes with codes, made of a float one.
+
+Layers that go on computing with floats have their kernels stored in int8.
+"""
 
 from collections.abc import Mapping
 from typing import Any
 
 import keras
 
-from kerasmem.compression.quantize.activations.calls import Call
+from kerasmem.compression.quantize.apply import (
+    Exclude,
+    channel_axes,
+    largest_block,
+    placed,
+    store,
+    why_not_storable,
+)
+from kerasmem.compression.quantize.coding import Coding
+from kerasmem.compression.quantize.left_float import why_no_kernel
+from kerasmem.compression.quantize.static.base import Codes
 from kerasmem.compression.quantize.static.boundary import FromCodes, ToCodes
-from kerasmem.compression.quantize.static.codes import Codes
 from kerasmem.compression.quantize.static.plan import Plan, Step
+from kerasmem.graph.calls import Call
 from kerasmem.graph.clone import live_objects
+from kerasmem.graph.kernels import is_kernel
+from kerasmem.graph.layers import weights
 from kerasmem.graph.nodes import listed_graph
+from kerasmem.records import WeightChange
 
 
 class Build:
@@ -62,7 +78,8 @@ class Build:
     def _integer(self, call: Call, step: Step) -> None:
         tensors = [self._as_codes(number) for number in step.inputs]
         layer = call.operation
-        if step.kind.made is not None:
+        shape = tensors[0].shape
+        if step.kind.layer is not None:
             common = {
                 "inputs": [self._codes[number] for number in step.inputs],
                 "output": self._codes.get(step.output),
@@ -70,10 +87,11 @@ class Build:
                 "keeps_mask": step.keeps_mask,
                 "name": self._name(call.name),
             }
-            layer = step.kind.made(call.operation, tensors[0].shape, common)
+            own = step.kind.arguments(call.operation, shape)
+            layer = step.kind.layer(**own, **common)
             if step.kind.weights is not None:
-                layer.build(tensors[0].shape)
-                weights = step.kind.weights(call.operation, tensors[0].shape)
+                layer.build(shape)
+                weights = step.kind.weights(call.operation, shape)
                 layer.store(*weights, self._granularity)
         else:
             layer = type(layer).from_config(
@@ -120,3 +138,45 @@ class Build:
             name = f"{base}_{count}"
         self._named[name] = None
         return name
+
+
+def store_kernels(
+    model: Any, granularity: str, left: Exclude
+) -> dict[int, WeightChange]:
+    """Store the float kernels and embedding tables of a model as int8, in place.
+
+    Args:
+        model: a built model, some of whose layers compute with codes.
+        granularity: `"channel"` or `"tensor"`, what shares a scale.
+        left: tells of weights that are to stay float.
+
+    Returns:
+        What became of every weight, by the id of the variable that it was.
+
+    Raises:
+        ModelError: if one holds NaN or infinity.
+    """
+    everything = list(weights(model))
+    reasons = [
+        (weight, why or _why_float(weight, left))
+        for weight, why in why_not_storable(model, everything, "int8")
+    ]
+    block = largest_block(everything)
+    places = {
+        id(weight): placed(
+            weight, Coding("int8", channel_axes(weight), granularity), block
+        )
+        for weight, why in reasons
+        if why is None
+    }
+    changes = store(model, reasons, places)
+    return {
+        id(weight.variable): change
+        for weight, change in zip(everything, changes, strict=True)
+    }
+
+
+def _why_float(weight: Any, left: Exclude) -> str | None:
+    if left(weight):
+        return "is excluded"
+    return None if is_kernel(weight) else why_no_kernel(weight)

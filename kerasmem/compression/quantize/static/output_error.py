@@ -1,22 +1,19 @@
 """How far integer layers are from the float ones, on data."""
 
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
 import keras
 import numpy as np
 
 from kerasmem.backends import current
-from kerasmem.backends.shadow import shadow
-from kerasmem.compression.noise import decibels
-from kerasmem.compression.quantize.activations import Calibration
+from kerasmem.compression.account import decibels
 from kerasmem.compression.quantize.activations.calibrate import flat_batches
-from kerasmem.compression.quantize.activations.walk import walk_calls
+from kerasmem.compression.quantize.config import Calibration
 from kerasmem.compression.quantize.static.plan import Plan
 from kerasmem.compression.quantize.static.product import IntegerProduct
 from kerasmem.graph.nodes import listed_graph
+from kerasmem.graph.observe import LayerCall, observing
 from kerasmem.graph.values import to_numpy
 
 SAMPLES = Calibration(samples=128)
@@ -66,9 +63,12 @@ class Pair:
 
     def _compare(self, inputs: list[Any]) -> None:
         codes: dict[str, np.ndarray] = {}
-        with ExitStack() as hooks:
-            for name, layer in self._layers.items():
-                hooks.callback(shadow(layer, "call", partial(_kept, codes, name)))
+
+        def keep(call: LayerCall) -> None:
+            codes[own[id(call.layer)]] = to_numpy(call.outputs)
+
+        own = {id(layer): name for name, layer in self._layers.items()}
+        with observing(self._layers.values(), outputs=keep):
             self._made(
                 keras.tree.pack_sequence_as(listed_graph(self._made).input, inputs)
             )
@@ -86,16 +86,4 @@ class Pair:
                 apart = exact - given
                 self._sums[name] += np.square(exact).sum(), np.square(apart).sum()
 
-        walk_calls(self._plan.calls, inputs, see)
-
-
-def _kept(
-    codes: dict[str, np.ndarray],
-    name: str,
-    original: Callable[..., Any],
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
-    outputs = original(*args, **kwargs)
-    codes[name] = to_numpy(outputs)
-    return outputs
+        self._plan.calls.run(inputs, see)

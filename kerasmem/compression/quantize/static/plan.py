@@ -7,9 +7,12 @@ from dataclasses import dataclass, field
 
 from kerasmem.compression.quantize.activations.calls import Calls
 from kerasmem.compression.quantize.activations.search import with_zero
-from kerasmem.compression.quantize.static.codes import Codes
-from kerasmem.compression.quantize.static.kinds import Kind
+from kerasmem.compression.quantize.static.base import Codes
+from kerasmem.compression.quantize.static.kinds import OpSpec
 from kerasmem.errors import ConfigError
+
+Ranges = Mapping[str, tuple[float, float]]
+"""Pairs of ends by the name of a tensor."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,7 @@ class Step:
         keeps_mask: whether a mask goes through it.
     """
 
-    kind: Kind
+    kind: OpSpec
     inputs: tuple[int, ...]
     output: int
     activation: str | None
@@ -74,7 +77,7 @@ class Plan:
         root = _root(self.shared, tensor)
         return any(_root(self.shared, number) == root for number in self.fixed)
 
-    def codes(self, ranges: Mapping[str, tuple[float, float]]) -> dict[int, Codes]:
+    def codes(self, ranges: Ranges) -> dict[int, Codes]:
         """Return the codes of every tensor that has some, by its number.
 
         Args:
@@ -114,7 +117,7 @@ class Plan:
 
     def _decisive(self, members: list[int]) -> list[int]:
         """Return those whose ranges the others have, in order."""
-        makers = {s.output for s in self.steps.values() if s.kind.keeps}
+        makers = {s.output for s in self.steps.values() if s.kind.keeps_scale}
         return sorted(set(members) - makers or set(members))
 
 
@@ -131,7 +134,7 @@ def _root(links: Mapping[int, int], number: int) -> int:
     return number
 
 
-def _ends(ranges: Mapping[str, tuple[float, float]], name: str) -> tuple[float, float]:
+def _ends(ranges: Ranges, name: str) -> tuple[float, float]:
     if name not in ranges:
         raise ConfigError(
             "Every activation in int8 has a range. Expected: one of "

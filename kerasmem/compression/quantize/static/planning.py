@@ -7,17 +7,18 @@ from typing import Any
 
 import keras
 
-from kerasmem.compression.quantize.activations.calls import Call, Calls
+from kerasmem.compression.quantize.activations.calls import Calls
 from kerasmem.compression.quantize.static.base import RELU
 from kerasmem.compression.quantize.static.kinds import (
-    Kind,
+    OpSpec,
     is_identity,
     is_relu,
     kind_of,
-    why_not_coded,
+    unsupported_call_of,
 )
 from kerasmem.compression.quantize.static.plan import Plan, Step, join
 from kerasmem.compression.quantize.static.split import activation_of
+from kerasmem.graph.calls import Call
 from kerasmem.graph.layers import Weight
 
 Stays = Callable[[Any], str | None]
@@ -60,7 +61,7 @@ def make_plan(
         coded.add(step.output)
         if step.kind.codes is not None:
             plan.fixed[step.output] = step.kind.codes
-        if step.kind.keeps:
+        if step.kind.keeps_scale:
             for number in step.inputs:
                 join(plan.shared, number, step.output)
     return plan
@@ -90,17 +91,21 @@ def _why_float(plan: Plan, call: Call, coded: set[int]) -> str | None:
         return "takes what are no floats"
     tensors = [plan.calls.tensors[number] for number in numbers]
     arguments = call.arguments({n: plan.calls.tensors[n] for n in call.inputs})
-    reason = why_not_coded(call.operation, tensors, arguments)
-    if reason is None and not found.gains and not coded & set(numbers):
+    reason = unsupported_call_of(call.operation, tensors, arguments)
+    if reason is None and not found.starts_int8 and not coded & set(numbers):
         return "stands behind layers that stay float"
     if found.codes is not None and plan.ends_in(call.outputs[0]):
         return "is the end of the model"
-    if found.keeps and len(numbers) > 1 and any(map(plan.has_fixed_codes, numbers)):
+    if (
+        found.keeps_scale
+        and len(numbers) > 1
+        and any(map(plan.has_fixed_codes, numbers))
+    ):
         return "joins what can have only codes of its own"
     return reason
 
 
-def _step(plan: Plan, call: Call, kind: Kind) -> Step:
+def _step(plan: Plan, call: Call, kind: OpSpec) -> Step:
     inputs = tuple(plan.number(number) for number in call.inputs)
     activation = activation_of(call.operation)
     within = activation if activation in RELU else None
@@ -110,7 +115,7 @@ def _step(plan: Plan, call: Call, kind: Kind) -> Step:
 def _with_relu(plan: Plan, step: Step, takers: dict[int, list[Call]]) -> Step:
     """Return the step with the ReLU that is all that takes its output."""
     after = takers[step.output]
-    if not step.kind.takes_relu or step.activation or plan.ends_in(step.output):
+    if not step.kind.fuses_relu or step.activation or plan.ends_in(step.output):
         return step
     if len(after) != 1 or not is_relu(after[0].operation):
         return step

@@ -1,4 +1,4 @@
-"""Means and maxima of codes."""
+"""Means and maxima of codes over windows, and zeros around tensors of codes."""
 
 import math
 from typing import Any
@@ -7,8 +7,9 @@ import keras
 import numpy as np
 
 from kerasmem.compression.quantize.static.base import IntegerLayer, centered
-from kerasmem.compression.quantize.static.multiplier import fixed_point, times
-from kerasmem.compression.quantize.static.windows import padded
+from kerasmem.compression.quantize.static.product import fixed_point, times
+from kerasmem.compression.quantize.static.products import padded
+from kerasmem.graph.kinds import kind
 
 MOST_AVERAGED = 1 << 14
 """So many codes float32 averages without a doubt about the integer that they sum to."""
@@ -21,6 +22,8 @@ class IntegerMean(IntegerLayer):
     Args:
         keepdims: whether these axes stay, with length 1.
     """
+
+    arguments = ("keepdims",)
 
     def __init__(self, *, keepdims: bool = False, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -42,10 +45,6 @@ class IntegerMean(IntegerLayer):
         )
         return self.finished(steps)
 
-    def get_config(self) -> dict[str, Any]:
-        """Return the arguments."""
-        return {**super().get_config(), "keepdims": self.keepdims}
-
 
 class _IntegerPooling(IntegerLayer):
     """A pooling layer whose output has the codes of its input.
@@ -56,21 +55,18 @@ class _IntegerPooling(IntegerLayer):
         padding: `"valid"` or `"same"`.
     """
 
+    arguments = (
+        "pool_size",
+        "strides",
+        "padding",
+    )
+
     def __init__(
         self, *, pool_size: Any, strides: Any, padding: str, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
         self.pool_size, self.strides = tuple(pool_size), tuple(strides)
         self.padding = padding
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the arguments."""
-        return {
-            **super().get_config(),
-            "pool_size": self.pool_size,
-            "strides": self.strides,
-            "padding": self.padding,
-        }
 
     def padded(self, pictures: Any, value: float) -> Any:
         """Return the pictures with what the padding adds."""
@@ -115,3 +111,45 @@ class IntegerAveragePooling(_IntegerPooling):
             pictures, self.pool_size, self.strides, data_format="channels_last"
         )
         return ops.cast(ops.round(means * math.prod(self.pool_size)), "int32")
+
+
+Pads = tuple[tuple[int, int], ...]
+"""Entries before and after, for every axis, the batch first."""
+
+
+def pads_of(operation: Any, rank: int) -> Pads:
+    """Return what a padding adds to a tensor.
+
+    Args:
+        operation: `ZeroPadding1D`, `ZeroPadding2D` or the operation of `ops.pad`.
+        rank: number of axes of the tensor.
+    """
+    if kind(operation) == "ops.Pad":
+        pads = [tuple(map(int, pair)) for pair in operation.pad_width]
+        pads *= rank if len(pads) == 1 else 1
+    else:
+        own = operation.padding
+        pads = [(0, 0), *([own] if rank == 3 else own), (0, 0)]
+    return tuple((before, after) for before, after in pads)
+
+
+@keras.saving.register_keras_serializable("kerasmem")
+class IntegerPadding(IntegerLayer):
+    """A `ZeroPadding1D`, `ZeroPadding2D` or `keras.ops.pad` of codes.
+
+    Args:
+        pads: entries before and after, for every axis, the batch first.
+    """
+
+    arguments = ("pads",)
+
+    def __init__(self, *, pads: Any, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.pads = tuple(map(tuple, pads))
+
+    def call(self, inputs: Any) -> Any:
+        """Return int8 codes of int8 codes."""
+        ops = keras.ops
+        zero = float(self.output_codes.zero_point)
+        numbers = ops.cast(inputs, "float32")
+        return ops.cast(ops.pad(numbers, self.pads, constant_values=zero), "int8")

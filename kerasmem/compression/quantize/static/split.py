@@ -6,16 +6,12 @@ import keras
 
 from kerasmem.compression.quantize.activations.calls import Part
 from kerasmem.compression.quantize.static.base import RELU
-from kerasmem.graph.channels.kind import kind
+from kerasmem.graph.kinds import entry_of, kind
 from kerasmem.graph.values import to_numpy
 
 L = keras.layers
 
-_PRODUCTS = (L.Conv1D, L.Conv2D, L.DepthwiseConv1D, L.DepthwiseConv2D, L.Dense)
-_SEPARABLE = {
-    L.SeparableConv1D: (L.DepthwiseConv1D, L.Conv1D),
-    L.SeparableConv2D: (L.DepthwiseConv2D, L.Conv2D),
-}
+_SEPARABLE = {1: (L.DepthwiseConv1D, L.Conv1D), 2: (L.DepthwiseConv2D, L.Conv2D)}
 _OPERATIONS = {
     "ops.HardSilu": "hard_silu",
     "ops.LeakyRelu": "leaky_relu",
@@ -49,11 +45,12 @@ def split(layer: Any) -> list[Part] | None:
     the activation; a separable convolution its two convolutions; SiLU the product of
     its input and a sigmoid of it. New layers have copies of the weights.
     """
-    if type(layer) in _SEPARABLE:
+    entry = entry_of(layer)
+    if entry.kernel == "separable":
         return _separable(layer)
-    if kind(layer) in ("layers.Activation", "ops.Silu"):
+    if entry.channels == "activation" or entry.name == "ops.Silu":
         return _silu(layer) if activation_of(layer) == "silu" else None
-    if type(layer) not in _PRODUCTS:
+    if entry.kernel is None or entry.integer is None:
         return None
     if activation_of(layer) in (None, *RELU):
         return None
@@ -110,7 +107,7 @@ def _silu(layer: Any) -> list[Part]:
 
 def _separable(layer: Any) -> list[Part]:
     shared = {"dtype": layer.dtype_policy, "data_format": layer.data_format}
-    depthwise_kind, pointwise_kind = _SEPARABLE[type(layer)]
+    depthwise_kind, pointwise_kind = _SEPARABLE[layer.rank]
     first = depthwise_kind(
         layer.kernel_size,
         strides=layer.strides,

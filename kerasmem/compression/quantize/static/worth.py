@@ -4,14 +4,14 @@ from typing import Any
 
 import numpy as np
 
-from kerasmem.compression.quantize.activations.calls import Call, flatten
-from kerasmem.compression.quantize.given_ranges import Ranges
-from kerasmem.compression.quantize.static.factors import affine_factors
+from kerasmem.compression.quantize.activations.calls import flatten
 from kerasmem.compression.quantize.static.kinds import is_affine
-from kerasmem.compression.quantize.static.plan import Plan, Step
+from kerasmem.compression.quantize.static.plan import Plan, Ranges, Step
 from kerasmem.compression.quantize.static.planning import Stays, make_plan
 from kerasmem.compression.quantize.static.split import split
+from kerasmem.compression.quantize.static.support import affine_factors
 from kerasmem.errors import ModelError
+from kerasmem.graph.calls import Call
 
 _COARSE = 4
 """So many of its own steps a normalization may make of one step of what it takes."""
@@ -41,7 +41,7 @@ def plan_of(
         calls = flatten(model, lambda x: None if stays(x) else split(x), kept)
         plan = make_plan(calls, stays, kept)
         wanted = _wanted(plan)
-        products = {s.output for s in plan.steps.values() if s.kind.gains}
+        products = {s.output for s in plan.steps.values() if s.kind.starts_int8}
         plan.floats = products - wanted
         more = _apart_in_vain(plan) or _coded_in_vain(plan, wanted)
         if not more and ranges is not None:
@@ -92,7 +92,7 @@ def _takes_codes(call: Call, step: Step, wanted: set[int]) -> bool:
     # What was one layer with a kernel has codes in all of its parts.
     is_part = call.operation is not call.layer
     stays_whole = is_part and bool(getattr(call.layer, "weights", ()))
-    return step.kind.gains or stays_whole or step.output in wanted
+    return step.kind.starts_int8 or stays_whole or step.output in wanted
 
 
 def _wanted(plan: Plan) -> set[int]:
@@ -134,7 +134,7 @@ def _leading(plan: Plan) -> dict[str, Step]:
     behind: set[int] = set()
     found = {}
     for name, step in plan.steps.items():
-        if step.kind.gains or behind & set(step.inputs):
+        if step.kind.starts_int8 or behind & set(step.inputs):
             behind.add(step.output)
         else:
             found[name] = step

@@ -5,22 +5,21 @@ from typing import Any
 
 import numpy as np
 
-from kerasmem.graph.channels.arrays import Tensor, axis_of
-from kerasmem.graph.channels.call import Addition, Call
+from kerasmem.graph.channels.call import Addition, LabelledCall
 from kerasmem.graph.channels.families.reduction import contracted
 from kerasmem.graph.channels.kept import Kept
-from kerasmem.graph.channels.labels import CHANNEL, IN, OUT, Labels
+from kerasmem.graph.channels.labels import CHANNEL, IN, OUT, Labels, Tensor, axis_of
 from kerasmem.graph.layers import sublayers
 
 
-def multi_head(call: Call) -> list[np.ndarray]:
+def multi_head(call: LabelledCall) -> list[np.ndarray]:
     """Label MultiHeadAttention."""
     parts = _parts(call.operation)
     heads, dims = parts["query"].kernel.shape[1:]
     return _attended(call, parts, (heads, heads), dims)
 
 
-def grouped_query(call: Call) -> list[np.ndarray]:
+def grouped_query(call: LabelledCall) -> list[np.ndarray]:
     """Label GroupQueryAttention: a head of keys goes with all that ask it."""
     parts = _parts(call.operation)
     heads, dims = parts["query"].kernel.shape[1:]
@@ -35,7 +34,7 @@ def grouped_query(call: Call) -> list[np.ndarray]:
 
 
 def _attended(
-    call: Call,
+    call: LabelledCall,
     parts: dict[str, Any],
     heads: tuple[int, int],
     dims: int,
@@ -64,7 +63,7 @@ def _attended(
     return [axis_of(made, -1, rank), axis_of(of_heads, 1, 4)][: len(call.shapes)]
 
 
-def biased_heads(call: Call, kept: Kept) -> list[Addition]:
+def biased_heads(call: LabelledCall, kept: Kept) -> list[Addition]:
     """Return the additions of the biases of queries, values and keys."""
     parts = _parts(call.operation)
     found = []
@@ -94,7 +93,7 @@ def _project(
             labels.weigh_axis(dense.bias, CHANNEL, axis, vector, silenced=quiet)
 
 
-def multi_head_config(call: Call, kept: Kept) -> dict[str, Any]:
+def multi_head_config(call: LabelledCall, kept: Kept) -> dict[str, Any]:
     """Return the new numbers of heads and dimensions."""
     parts = _parts(call.operation)
     _, heads, dims = kept.weight_shape(parts["query"].kernel)
@@ -112,7 +111,7 @@ def multi_head_config(call: Call, kept: Kept) -> dict[str, Any]:
     return config
 
 
-def grouped_query_config(call: Call, kept: Kept) -> dict[str, Any]:
+def grouped_query_config(call: LabelledCall, kept: Kept) -> dict[str, Any]:
     """Return the new numbers of heads and dimensions."""
     parts = _parts(call.operation)
     _, heads, dims = kept.weight_shape(parts["query"].kernel)
@@ -120,7 +119,7 @@ def grouped_query_config(call: Call, kept: Kept) -> dict[str, Any]:
     return {"num_query_heads": heads, "num_key_value_heads": shared, "head_dim": dims}
 
 
-def rescaled_query(call: Call, kept: Kept) -> dict[int, float]:
+def rescaled_query(call: LabelledCall, kept: Kept) -> dict[int, float]:
     """Return the factor that keeps scores as they were, for the query's weights.
 
     Keras divides scores by the square root of the number of dimensions.
@@ -130,7 +129,7 @@ def rescaled_query(call: Call, kept: Kept) -> dict[int, float]:
     return {id(variable): factor for variable in query.weights}
 
 
-def attention(call: Call) -> list[np.ndarray]:
+def attention(call: LabelledCall) -> list[np.ndarray]:
     """Label the layer Attention, without weights for its channels."""
     query, value, *key = call.inputs
     if len(call.shapes) > 1 or call.operation.score_mode != "dot":
@@ -146,7 +145,7 @@ def _parts(layer: Any) -> dict[str, Any]:
     return {inner.name: inner for inner in sublayers(layer)}
 
 
-def _arguments(call: Call) -> tuple[Tensor, Tensor, Tensor]:
+def _arguments(call: LabelledCall) -> tuple[Tensor, Tensor, Tensor]:
     names = ("query", "value", "key")
     given = dict(zip(names, call.args, strict=False)) | call.kwargs
     query, value, key = (given.get(name) for name in names)

@@ -4,11 +4,10 @@ from typing import Any
 
 import numpy as np
 
-from kerasmem.graph.channels.arrays import axis_of
-from kerasmem.graph.channels.call import Addition, Call
+from kerasmem.graph.channels.call import Addition, LabelledCall
 from kerasmem.graph.channels.families.elementwise import activated
 from kerasmem.graph.channels.kept import Kept
-from kerasmem.graph.channels.labels import CHANNEL, IN, OUT
+from kerasmem.graph.channels.labels import CHANNEL, IN, OUT, axis_of
 
 
 def channel_axis(layer: Any, rank: int) -> int:
@@ -16,7 +15,7 @@ def channel_axis(layer: Any, rank: int) -> int:
     return 1 if layer.data_format == "channels_first" else rank - 1
 
 
-def convolved(call: Call) -> list[np.ndarray]:
+def convolved(call: LabelledCall) -> list[np.ndarray]:
     """Label a convolution; one with a filter or more per channel is depthwise."""
     layer, labels = call.operation, call.labels
     rank = len(layer.kernel.shape)
@@ -40,7 +39,7 @@ def convolved(call: Call) -> list[np.ndarray]:
     return [_finished(call, made)]
 
 
-def convolution_config(call: Call, kept: Kept) -> dict[str, Any]:
+def convolution_config(call: LabelledCall, kept: Kept) -> dict[str, Any]:
     """Return the new number of filters and groups."""
     layer = call.operation
     filters = kept.weight_shape(layer.kernel)[-1]
@@ -50,7 +49,7 @@ def convolution_config(call: Call, kept: Kept) -> dict[str, Any]:
     return {"filters": filters, "groups": groups}
 
 
-def transposed(call: Call) -> list[np.ndarray]:
+def transposed(call: LabelledCall) -> list[np.ndarray]:
     """Label a transposed convolution, whose kernel ends with out, in."""
     layer, labels = call.operation, call.labels
     rank = len(layer.kernel.shape)
@@ -61,12 +60,12 @@ def transposed(call: Call) -> list[np.ndarray]:
     return [_finished(call, made)]
 
 
-def transposed_config(call: Call, kept: Kept) -> dict[str, Any]:
+def transposed_config(call: LabelledCall, kept: Kept) -> dict[str, Any]:
     """Return the new number of filters."""
     return {"filters": kept.weight_shape(call.operation.kernel)[-2]}
 
 
-def depthwise(call: Call) -> list[np.ndarray]:
+def depthwise(call: LabelledCall) -> list[np.ndarray]:
     """Label a depthwise convolution: kernel axes end with channels, multiplier."""
     layer, labels = call.operation, call.labels
     rank = len(layer.kernel.shape)
@@ -75,7 +74,7 @@ def depthwise(call: Call) -> list[np.ndarray]:
     return [_finished(call, np.repeat(given, layer.depth_multiplier))]
 
 
-def separable(call: Call) -> list[np.ndarray]:
+def separable(call: LabelledCall) -> list[np.ndarray]:
     """Label a depthwise convolution with a pointwise one behind it."""
     layer, labels = call.operation, call.labels
     rank = len(layer.depthwise_kernel.shape)
@@ -88,12 +87,12 @@ def separable(call: Call) -> list[np.ndarray]:
     return [_finished(call, made)]
 
 
-def separable_config(call: Call, kept: Kept) -> dict[str, Any]:
+def separable_config(call: LabelledCall, kept: Kept) -> dict[str, Any]:
     """Return the new number of filters."""
     return {"filters": kept.weight_shape(call.operation.pointwise_kernel)[-1]}
 
 
-def biased(call: Call, kept: Kept) -> list[Addition]:
+def biased(call: LabelledCall, kept: Kept) -> list[Addition]:
     """Return the addition of a bias; along the last axis it is always right."""
     layer = call.operation
     if not layer.use_bias or layer.data_format != "channels_first":
@@ -102,7 +101,7 @@ def biased(call: Call, kept: Kept) -> list[Addition]:
     return [(made, (1, made[1], *[1] * layer.rank))]
 
 
-def _finished(call: Call, made: np.ndarray) -> np.ndarray:
+def _finished(call: LabelledCall, made: np.ndarray) -> np.ndarray:
     """Note the bias, and return the labels of the output behind the activation."""
     layer = call.operation
     if layer.use_bias:

@@ -4,14 +4,21 @@ from typing import Any
 
 import numpy as np
 
-from kerasmem.graph.channels.arrays import Tensor, axis_of, varying
-from kerasmem.graph.channels.call import Addition, Call
+from kerasmem.graph.channels.call import Addition, LabelledCall
 from kerasmem.graph.channels.families.elementwise import activated
 from kerasmem.graph.channels.kept import Kept
-from kerasmem.graph.channels.labels import CHANNEL, IN, OUT, Labels
+from kerasmem.graph.channels.labels import (
+    CHANNEL,
+    IN,
+    OUT,
+    Labels,
+    Tensor,
+    axis_of,
+    varying,
+)
 
 
-def dense(call: Call) -> list[np.ndarray]:
+def dense(call: LabelledCall) -> list[np.ndarray]:
     """Label a Dense layer, on the last axis of a tensor of any rank."""
     layer, labels = call.operation, call.labels
     given = labels.only_along(call.x, -1)
@@ -24,12 +31,12 @@ def dense(call: Call) -> list[np.ndarray]:
     return [activated(labels, array, layer.activation, layer.name)]
 
 
-def dense_config(call: Call, kept: Kept) -> dict[str, Any]:
+def dense_config(call: LabelledCall, kept: Kept) -> dict[str, Any]:
     """Return the new number of units."""
     return {"units": kept.weight_shape(call.operation.kernel)[1]}
 
 
-def embedding(call: Call) -> list[np.ndarray]:
+def embedding(call: LabelledCall) -> list[np.ndarray]:
     """Label an embedding: what it looks up has the channels of its table.
 
     Channels that are its indices stay: each has a whole row of the table behind it.
@@ -41,12 +48,12 @@ def embedding(call: Call) -> list[np.ndarray]:
     return [axis_of(made, -1, call.rank)]
 
 
-def embedding_config(call: Call, kept: Kept) -> dict[str, Any]:
+def embedding_config(call: LabelledCall, kept: Kept) -> dict[str, Any]:
     """Return the new length of an embedding."""
     return {"output_dim": kept.weight_shape(call.operation.embeddings)[1]}
 
 
-def einsum_dense(call: Call) -> list[np.ndarray]:
+def einsum_dense(call: LabelledCall) -> list[np.ndarray]:
     """Label an EinsumDense by the letters of its equation."""
     layer = call.operation
     letters = einsum_letters(layer.equation)
@@ -56,7 +63,7 @@ def einsum_dense(call: Call) -> list[np.ndarray]:
     return [activated(call.labels, array, layer.activation, layer.name)]
 
 
-def einsum_dense_config(call: Call, kept: Kept) -> dict[str, Any]:
+def einsum_dense_config(call: LabelledCall, kept: Kept) -> dict[str, Any]:
     """Return the new shape of the output."""
     layer = call.operation
     letters = einsum_letters(layer.equation)
@@ -73,7 +80,7 @@ def einsum_dense_config(call: Call, kept: Kept) -> dict[str, Any]:
     return {"output_shape": tuple(new[1:])}
 
 
-def einsum_biased(call: Call, kept: Kept) -> list[Addition]:
+def einsum_biased(call: LabelledCall, kept: Kept) -> list[Addition]:
     """Return the addition of the bias of an EinsumDense."""
     bias = call.operation.bias
     if bias is None:

@@ -6,52 +6,34 @@ from typing import Any
 import keras
 import numpy as np
 
-from kerasmem.graph.channels.arrays import Shape, Tensor, narrow, of_rank
-from kerasmem.graph.channels.call import Addition, Call
+from kerasmem.graph.channels.call import Addition, LabelledCall
 from kerasmem.graph.channels.kept import Kept
-from kerasmem.graph.channels.kind import kind
-from kerasmem.graph.channels.labels import CHANNEL, Labels
-
-POINTWISE = frozenset(
-    [
-        "celu",
-        "elu",
-        "exponential",
-        "gelu",
-        "hard_shrink",
-        "hard_sigmoid",
-        "hard_silu",
-        "hard_tanh",
-        "leaky_relu",
-        "linear",
-        "log_sigmoid",
-        "mish",
-        "relu",
-        "relu6",
-        "selu",
-        "sigmoid",
-        "silu",
-        "soft_shrink",
-        "softplus",
-        "softsign",
-        "sparse_plus",
-        "sparse_sigmoid",
-        "squareplus",
-        "tanh",
-        "tanh_shrink",
-        "threshold",
-    ]
+from kerasmem.graph.channels.labels import (
+    CHANNEL,
+    Labels,
+    Shape,
+    Tensor,
+    narrow,
+    of_rank,
 )
+from kerasmem.graph.kinds import entry_of
+
+_POINTWISE = (
+    "celu elu exponential gelu hard_shrink hard_sigmoid hard_silu hard_tanh "
+    "leaky_relu linear log_sigmoid mish relu relu6 selu sigmoid silu "
+    "soft_shrink softplus softsign sparse_plus sparse_sigmoid squareplus tanh "
+    "tanh_shrink threshold"
+)
+POINTWISE = frozenset(_POINTWISE.split())
 _OVER_CHANNELS = frozenset({"softmax", "log_softmax", "sparsemax"})
-_ACTIVATION_LAYERS = frozenset({"layers.ReLU", "layers.LeakyReLU", "layers.ELU"})
 
 
-def passed(call: Call) -> list[np.ndarray]:
+def passed(call: LabelledCall) -> list[np.ndarray]:
     """Label what treats every entry of one tensor on its own."""
     return [call.x.array for _ in call.shapes]
 
 
-def combined(call: Call) -> list[np.ndarray]:
+def combined(call: LabelledCall) -> list[np.ndarray]:
     """Label what combines entries at the same place of several tensors."""
     for constant in constants(call.args, call.kwargs):
         if np.prod(constant.shape) > 1:
@@ -61,14 +43,14 @@ def combined(call: Call) -> list[np.ndarray]:
     return [meet(call.labels, call.inputs, call.rank)]
 
 
-def merged(call: Call) -> list[np.ndarray]:
+def merged(call: LabelledCall) -> list[np.ndarray]:
     """Label a layer such as Add, which adds axes behind the first, not in front."""
     if len({len(x.shape) for x in call.inputs}) > 1:
         return call.frozen(f"{call.operation.name!r} merges tensors of several ranks")
     return combined(call)
 
 
-def terms(call: Call, kept: Kept) -> list[Addition]:
+def terms(call: LabelledCall, kept: Kept) -> list[Addition]:
     """Return the additions of several tensors, one after the other."""
     sum_, *others = (kept.shape(x) for x in call.inputs)
     found = []
@@ -141,7 +123,7 @@ def activated(
 
 def _pointwise(activation: Any) -> bool:
     if isinstance(activation, keras.layers.Layer):
-        return kind(activation) in _ACTIVATION_LAYERS
+        return entry_of(activation).channels == "elementwise"
     return _is_keras(activation) and activation.__name__ in POINTWISE
 
 
@@ -150,13 +132,13 @@ def _is_keras(function: Any) -> bool:
     return known is function
 
 
-def activation_layer(call: Call) -> list[np.ndarray]:
+def activation_layer(call: LabelledCall) -> list[np.ndarray]:
     """Label the layer Activation."""
     name = call.operation.name
     return [activated(call.labels, call.x.array, call.operation.activation, name)]
 
 
-def slopes(call: Call) -> list[np.ndarray]:
+def slopes(call: LabelledCall) -> list[np.ndarray]:
     """Label the layer PReLU, which has a slope for every entry."""
     alpha = call.operation.alpha
     per_entry = call.x.array.reshape(call.x.array.shape[1:])
@@ -169,14 +151,14 @@ def slopes(call: Call) -> list[np.ndarray]:
     return [call.x.array]
 
 
-def scaled_by_weight(call: Call) -> list[np.ndarray]:
+def scaled_by_weight(call: LabelledCall) -> list[np.ndarray]:
     """Label the LayerScale of ConvNeXt: a weight per channel of the last axis."""
     vector = call.labels.only_along(call.x, -1)
     call.labels.weigh_axis(call.operation.gamma, CHANNEL, 0, vector)
     return [call.x.array]
 
 
-def rescaled(call: Call) -> list[np.ndarray]:
+def rescaled(call: LabelledCall) -> list[np.ndarray]:
     """Label the layer Rescaling."""
     layer = call.operation
     if np.size(layer.scale) + np.size(layer.offset) > 2:
@@ -184,6 +166,6 @@ def rescaled(call: Call) -> list[np.ndarray]:
     return passed(call)
 
 
-def scale_config(call: Call, kept: Kept) -> dict[str, Any]:
+def scale_config(call: LabelledCall, kept: Kept) -> dict[str, Any]:
     """Return the new number of channels of LayerScale."""
     return {"projection_dim": kept.weight_shape(call.operation.gamma)[0]}

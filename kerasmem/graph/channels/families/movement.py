@@ -1,28 +1,29 @@
-"""Operations that move entries: they are carried out on the labels themselves."""
+"""Operations that move entries or take some: carried out on the labels themselves."""
 
 from collections.abc import Callable, Sequence
+from numbers import Integral
 from typing import Any
 
 import numpy as np
 
-from kerasmem.graph.channels.arrays import (
+from kerasmem.graph.channels.call import LabelledCall
+from kerasmem.graph.channels.kept import Kept
+from kerasmem.graph.channels.labels import (
     fits,
     of_rank,
     standing_in,
     varying,
     written_out,
 )
-from kerasmem.graph.channels.call import Call
-from kerasmem.graph.channels.kept import Kept
 
 Move = Callable[[Any, np.ndarray], Any]
 """Does to an array what an operation does to a tensor."""
 
 
-def moved(move: Move) -> Callable[[Call], list[np.ndarray]]:
+def moved(move: Move) -> Callable[[LabelledCall], list[np.ndarray]]:
     """Return a rule that does to the labels what the operation does to its input."""
 
-    def label(call: Call) -> list[np.ndarray]:
+    def label(call: LabelledCall) -> list[np.ndarray]:
         full = written_out(call.x)
         if full is None:
             return call.frozen(f"{call.operation.name!r} moves what has no fixed place")
@@ -36,7 +37,7 @@ def moved(move: Move) -> Callable[[Call], list[np.ndarray]]:
     return label
 
 
-def reshaped(call: Call) -> list[np.ndarray]:
+def reshaped(call: LabelledCall) -> list[np.ndarray]:
     """Label Reshape and Flatten."""
     if call.x.array.size == 1:
         return [call.x.array.reshape((1,) * call.rank)]
@@ -55,17 +56,17 @@ def reshaped(call: Call) -> list[np.ndarray]:
         return call.frozen(f"{call.operation.name!r} moves what has no fixed place")
 
 
-def reshape_layer_config(call: Call, kept: Kept) -> dict[str, Any]:
+def reshape_layer_config(call: LabelledCall, kept: Kept) -> dict[str, Any]:
     """Return the new target of the layer Reshape."""
     return {"target_shape": _target(call, kept, call.operation.target_shape, 1)}
 
 
-def reshape_config(call: Call, kept: Kept) -> dict[str, Any]:
+def reshape_config(call: LabelledCall, kept: Kept) -> dict[str, Any]:
     """Return the new target of `ops.reshape`."""
     return {"newshape": _target(call, kept, call.operation.newshape, 0)}
 
 
-def _target(call: Call, kept: Kept, given: Sequence[Any], skip: int) -> tuple:
+def _target(call: LabelledCall, kept: Kept, given: Sequence[Any], skip: int) -> tuple:
     after = kept.shape(call.made[0])[skip:]
     before = call.shape[skip:]
     return tuple(
@@ -74,7 +75,7 @@ def _target(call: Call, kept: Kept, given: Sequence[Any], skip: int) -> tuple:
     )
 
 
-def concatenated(call: Call) -> list[np.ndarray]:
+def concatenated(call: LabelledCall) -> list[np.ndarray]:
     """Label Concatenate: labels side by side along its axis."""
     axis = call.operation.axis % call.rank
     arrays = [x.array for x in call.inputs]
@@ -92,7 +93,7 @@ def concatenated(call: Call) -> list[np.ndarray]:
     return [np.concatenate(parts, axis)]
 
 
-def stacked(call: Call) -> list[np.ndarray]:
+def stacked(call: LabelledCall) -> list[np.ndarray]:
     """Label `ops.stack`."""
     axis = call.operation.axis % call.rank
     rank = call.rank - 1
@@ -100,7 +101,7 @@ def stacked(call: Call) -> list[np.ndarray]:
     return [np.stack(wide, axis)]
 
 
-def padded(call: Call) -> list[np.ndarray]:
+def padded(call: LabelledCall) -> list[np.ndarray]:
     """Label `ops.pad`: what is added along the axis of channels stays."""
     op, array = call.operation, call.x.array
     widths = np.broadcast_to(np.asarray(op.pad_width), (array.ndim, 2))
@@ -114,3 +115,119 @@ def padded(call: Call) -> list[np.ndarray]:
         return call.frozen(f"{op.name!r} mirrors channels")
     zero = int(call.labels.frozen(1, f"{op.name!r} adds it")[0])
     return [np.pad(array, wanted, constant_values=zero)]
+
+
+Key = list[tuple[Any, int | None]]
+"""The parts of an index, each with the axis that it takes from; None for a new axis."""
+
+
+def split_config(call: LabelledCall, kept: Kept) -> dict[str, Any]:
+    """Return the new places at which `ops.split` cuts."""
+    axis = call.operation.axis
+    sizes = [kept.shape(made)[axis] for made in call.made]
+    given = call.operation.indices_or_sections
+    if isinstance(given, int) and len(set(sizes)) == 1:
+        return {}
+    if sizes == [shape[axis] for shape in call.shapes]:
+        return {}
+    return {"indices_or_sections": np.cumsum(sizes[:-1]).tolist()}
+
+
+def split(op: Any, full: np.ndarray) -> list[np.ndarray]:
+    """Return the parts of an array."""
+    given = op.indices_or_sections
+    return np.split(full, given if isinstance(given, int) else list(given), op.axis)
+
+
+def item(call: LabelledCall) -> list[np.ndarray]:
+    """Label `x[...]` with slices, numbers, an ellipsis and new axes."""
+    key = _key(call)
+    if key is None:
+        return call.frozen(f"the index of {call.operation.name!r} is not plain")
+    changing = varying(call.x.array)
+    for part, axis in key:
+        stepped = isinstance(part, slice) and part.step not in (None, 1)
+        if axis in changing and stepped:
+            return call.frozen(f"{call.operation.name!r} takes every n-th channel")
+    # Along an axis of one label for all places, any place has it.
+    places = [p if a is None or a in changing else _any_place(p) for p, a in key]
+    return [call.x.array[tuple(places)]]
+
+
+def _any_place(part: Any) -> Any:
+    return slice(None) if isinstance(part, slice) else 0
+
+
+def item_arguments(call: LabelledCall, kept: Kept) -> tuple[Any, ...] | None:
+    """Return the index for the channels that stay, None where it stays as it is."""
+    key = _key(call)
+    if key is None:
+        return None
+    new = []
+    for part, axis in key:
+        mask = np.ones(0, bool) if axis is None else kept.mask(call.x, axis)
+        new.append(part if mask.all() else _part(part, mask))
+    return (tuple(new),)
+
+
+def _part(part: Any, mask: np.ndarray) -> Any:
+    before = np.concatenate([[0], np.cumsum(mask)])
+    if isinstance(part, slice):
+        start, stop, _ = part.indices(len(mask))
+        return slice(int(before[start]), int(before[max(start, stop)]))
+    return int(before[part % len(mask)])
+
+
+def _key(call: LabelledCall) -> Key | None:
+    """Return the parts of an index, None where one of them is not known."""
+    key = call.args[1]
+    # The config of a model gives tuples back as lists.
+    parts = list(key) if isinstance(key, list | tuple) else [key]
+    if not all(p is None or p is Ellipsis or _plain(p) for p in parts):
+        return None
+    taken = sum(p is not None and p is not Ellipsis for p in parts)
+    spread = [slice(None)] * (len(call.x.shape) - taken)
+    place = parts.index(Ellipsis) if Ellipsis in parts else len(parts)
+    parts = [*parts[:place], *spread, *(parts[place + 1 :])]
+    axes = iter(range(len(call.x.shape)))
+    return [(part, None if part is None else next(axes)) for part in parts]
+
+
+def _plain(part: Any) -> bool:
+    if isinstance(part, slice):
+        ends = (part.start, part.stop, part.step)
+        return all(x is None or isinstance(x, Integral) for x in ends)
+    return isinstance(part, Integral)
+
+
+def taken(call: LabelledCall) -> list[np.ndarray]:
+    """Label `ops.take` with a number or with an array of numbers of any rank."""
+    places, axis = _places(call), call.operation.axis
+    rank = len(call.x.shape)
+    if places is None or axis is None or axis % rank == 0:
+        return call.frozen(f"the places of {call.operation.name!r} are not plain")
+    if axis % rank not in varying(call.x.array):
+        places = np.zeros_like(places)
+    return [call.x.array.take(places, axis)]
+
+
+def taken_arguments(call: LabelledCall, kept: Kept) -> tuple[Any, ...] | None:
+    """Return the places of the channels that stay, None where all of them do."""
+    places, axis = _places(call), call.operation.axis
+    if places is None or axis is None or kept.mask(call.x, axis).all():
+        return None
+    mask, made = kept.mask(call.x, axis), call.made[0]
+    new = (np.cumsum(mask) - 1)[places]
+    for number in range(new.ndim):
+        stays = kept.mask(made, axis % len(call.x.shape) + number)
+        new = np.compress(stays, new, number)
+    return (new.tolist(),)
+
+
+def _places(call: LabelledCall) -> np.ndarray | None:
+    """Return the places that `ops.take` takes, None where they are not known."""
+    given = call.args[1]
+    if not isinstance(given, list | tuple | np.ndarray | Integral):
+        return None
+    places = np.asarray(given)
+    return places if np.issubdtype(places.dtype, np.integer) else None

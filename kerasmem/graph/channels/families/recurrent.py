@@ -5,17 +5,14 @@ from typing import Any
 import keras
 import numpy as np
 
-from kerasmem.graph.channels.arrays import Tensor, axis_of
-from kerasmem.graph.channels.call import Addition, Call, Family
+from kerasmem.graph.channels.call import Addition, Family, LabelledCall
 from kerasmem.graph.channels.families.elementwise import activated
 from kerasmem.graph.channels.kept import Kept
-from kerasmem.graph.channels.kind import kind
-from kerasmem.graph.channels.labels import CHANNEL, IN, OUT, Labels
-
-_KINDS = frozenset({"layers.SimpleRNN", "layers.GRU", "layers.LSTM"})
+from kerasmem.graph.channels.labels import CHANNEL, IN, OUT, Labels, Tensor, axis_of
+from kerasmem.graph.kinds import entry_of
 
 
-def recurrent(call: Call) -> list[np.ndarray]:
+def recurrent(call: LabelledCall) -> list[np.ndarray]:
     """Label a recurrent layer: outputs and states have the channels of its units."""
     layer = call.operation
     if layer.stateful:
@@ -26,7 +23,7 @@ def recurrent(call: Call) -> list[np.ndarray]:
     return [axis_of(made, -1, len(shape)) for shape in call.shapes]
 
 
-def _states(call: Call) -> list[Tensor]:
+def _states(call: LabelledCall) -> list[Tensor]:
     given = call.args[1] if len(call.args) > 1 else call.kwargs.get("initial_state")
     return [x for x in keras.tree.flatten(given) if isinstance(x, Tensor)]
 
@@ -49,7 +46,7 @@ def _units(labels: Labels, layer: Any, x: Tensor) -> np.ndarray:
     return made
 
 
-def recurrent_config(call: Call, kept: Kept) -> dict[str, Any]:
+def recurrent_config(call: LabelledCall, kept: Kept) -> dict[str, Any]:
     """Return the new number of units."""
     return {"units": _unit_count(call.operation, kept)}
 
@@ -58,11 +55,11 @@ def _unit_count(layer: Any, kept: Kept) -> int:
     return kept.weight_shape(layer.cell.recurrent_kernel)[0]
 
 
-def both_ways(call: Call) -> list[np.ndarray]:
+def both_ways(call: LabelledCall) -> list[np.ndarray]:
     """Label Bidirectional, whose two layers have units of their own."""
     layer = call.operation
     parts = (layer.forward_layer, layer.backward_layer)
-    plain = all(kind(part) in _KINDS and not part.stateful for part in parts)
+    plain = all(_is_recurrent(part) and not part.stateful for part in parts)
     if not plain or _states(call) or layer.return_state:
         return call.frozen(f"{layer.name!r} wraps a layer of an unknown kind")
     ways = [_units(call.labels, part, call.x) for part in parts]
@@ -76,7 +73,11 @@ def both_ways(call: Call) -> list[np.ndarray]:
     return [axis_of(ways[0], -1, call.rank)]
 
 
-def both_ways_config(call: Call, kept: Kept) -> dict[str, Any]:
+def _is_recurrent(layer: Any) -> bool:
+    return entry_of(layer).channels == "recurrent"
+
+
+def both_ways_config(call: LabelledCall, kept: Kept) -> dict[str, Any]:
     """Return the configs of both layers with the new numbers of units."""
     layer = call.operation
     config = layer.get_config()
@@ -84,7 +85,7 @@ def both_ways_config(call: Call, kept: Kept) -> dict[str, Any]:
         ("layer", layer.forward_layer),
         ("backward_layer", layer.backward_layer),
     ):
-        if kind(part) in _KINDS:
+        if _is_recurrent(part):
             config[name]["config"]["units"] = _unit_count(part, kept)
             config[name].pop("build_config", None)
     return {name: config[name] for name in ("layer", "backward_layer")}
@@ -93,17 +94,17 @@ def both_ways_config(call: Call, kept: Kept) -> dict[str, Any]:
 def at_every_step(inner: dict[str, Family]) -> Family:
     """Return what is known of TimeDistributed around the kinds of layers in `inner`."""
 
-    def family(call: Call) -> Family | None:
-        return inner.get(kind(call.operation.layer) or "")
+    def family(call: LabelledCall) -> Family | None:
+        return inner.get(entry_of(call.operation.layer).channels or "")
 
-    def label(call: Call) -> list[np.ndarray]:
+    def label(call: LabelledCall) -> list[np.ndarray]:
         found = family(call)
         if found is None:
             why = f"{call.operation.name!r} wraps a layer of an unknown kind"
             return call.frozen(why)
         return [array[:, None] for array in found.label(_step(call))]
 
-    def config(call: Call, kept: Kept) -> dict[str, Any]:
+    def config(call: LabelledCall, kept: Kept) -> dict[str, Any]:
         found = family(call)
         if found is None:
             return {}
@@ -112,20 +113,20 @@ def at_every_step(inner: dict[str, Family]) -> Family:
         made["config"].update(found.config(_step(call), kept))
         return {"layer": made}
 
-    def additions(call: Call, kept: Kept) -> list[Addition]:
+    def additions(call: LabelledCall, kept: Kept) -> list[Addition]:
         found = family(call)
         return [] if found is None else found.additions(_step(call), kept)
 
     return Family(label, config, additions=additions)
 
 
-def _step(call: Call) -> Call:
+def _step(call: LabelledCall) -> LabelledCall:
     """Return the call of the inner layer on one step."""
     one = call.labels.join(call.x.array, [1])
     x = _first_step(Tensor(one, call.x.shape))
     shapes = tuple((s[0], *s[2:]) for s in call.shapes)
     made = [_first_step(y) for y in call.made]
-    return Call(call.operation.layer, (x,), {}, shapes, call.labels, made)
+    return LabelledCall(call.operation.layer, (x,), {}, shapes, call.labels, made)
 
 
 def _first_step(x: Tensor) -> Tensor:

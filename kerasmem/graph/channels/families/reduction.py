@@ -1,31 +1,31 @@
-"""Operations over whole axes: pooling, sums, softmax, products of two tensors."""
+"""Operations over whole axes: pooling, sums, normalization, products of two tensors."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from kerasmem.graph.channels.arrays import Tensor
-from kerasmem.graph.channels.call import Call
+from kerasmem.graph.channels.call import LabelledCall
 from kerasmem.graph.channels.families.convolution import channel_axis
 from kerasmem.graph.channels.families.elementwise import constants, meet
-from kerasmem.graph.channels.labels import Labels
+from kerasmem.graph.channels.kept import Kept
+from kerasmem.graph.channels.labels import CHANNEL, Labels, Tensor, varying
 
 
-def spatial(call: Call) -> list[np.ndarray]:
+def spatial(call: LabelledCall) -> list[np.ndarray]:
     """Label what works on spatial axes, each channel alone: pooling, padding, ..."""
     rank = len(call.x.shape)
     axis = channel_axis(call.operation, rank)
     return [call.labels.join(call.x.array, _others(rank, axis))]
 
 
-def spatial_last(call: Call) -> list[np.ndarray]:
+def spatial_last(call: LabelledCall) -> list[np.ndarray]:
     """Label what works on the middle axis: UpSampling1D and Cropping1D."""
     rank = len(call.x.shape)
     return [call.labels.join(call.x.array, _others(rank, rank - 1))]
 
 
-def pooled(call: Call) -> list[np.ndarray]:
+def pooled(call: LabelledCall) -> list[np.ndarray]:
     """Label global pooling."""
     rank = len(call.x.shape)
     axis = channel_axis(call.operation, rank)
@@ -33,7 +33,7 @@ def pooled(call: Call) -> list[np.ndarray]:
     return [array if call.rank == rank else array.reshape(1, -1)]
 
 
-def reduced(call: Call) -> list[np.ndarray]:
+def reduced(call: LabelledCall) -> list[np.ndarray]:
     """Label a sum, mean, maximum, ... along some axes."""
     rank = len(call.x.shape)
     axis = call.operation.axis
@@ -45,14 +45,14 @@ def reduced(call: Call) -> list[np.ndarray]:
     return [array]
 
 
-def over_axis(call: Call) -> list[np.ndarray]:
+def over_axis(call: LabelledCall) -> list[np.ndarray]:
     """Label softmax and the like: entries along its axes stay together."""
     axes = _axes(call.operation.axis, len(call.x.shape))
     why = f"{call.operation.name!r} is over all channels"
     return [call.labels.join(call.x.array, axes, why)]
 
 
-def matmul(call: Call) -> list[np.ndarray]:
+def matmul(call: LabelledCall) -> list[np.ndarray]:
     """Label the product of two tensors of two axes or more."""
     if constants(call.args, call.kwargs) or len(call.inputs) < 2:
         return call.frozen(f"{call.operation.name!r} multiplies it with a constant")
@@ -63,7 +63,7 @@ def matmul(call: Call) -> list[np.ndarray]:
     return [contracted(call.labels, [x, y], [batch + "xz", batch + "zy"], batch + "xy")]
 
 
-def einsum(call: Call) -> list[np.ndarray]:
+def einsum(call: LabelledCall) -> list[np.ndarray]:
     """Label an einsum of tensors."""
     op = call.operation
     inputs, _, output = op.subscripts.replace(" ", "").partition("->")
@@ -94,7 +94,7 @@ def contracted(
     return meet(labels, placed, len(output))
 
 
-def dotted(call: Call) -> list[np.ndarray]:
+def dotted(call: LabelledCall) -> list[np.ndarray]:
     """Label the layer Dot."""
     layer = call.operation
     x, y = call.inputs
@@ -120,3 +120,53 @@ def _axes(axis: Any, rank: int) -> list[int]:
 
 def _others(rank: int, axis: int) -> list[int]:
     return [other for other in range(1, rank) if other != axis]
+
+
+def per_channel(call: LabelledCall) -> list[np.ndarray]:
+    """Label BatchNormalization: statistics, scale and offset for every channel."""
+    layer = call.operation
+    vector = call.labels.only_along(call.x, layer.axis)
+    for variable in _own(layer):
+        call.labels.weigh_axis(variable, CHANNEL, 0, vector)
+    return [call.x.array]
+
+
+def over_axes(call: LabelledCall) -> list[np.ndarray]:
+    """Label LayerNormalization and the like: entries along its axes stay together."""
+    axis = call.operation.axis
+    axes = [axis] if isinstance(axis, int) else list(axis)
+    why = f"{call.operation.name!r} normalizes all of its channels together"
+    return [call.labels.join(call.x.array, axes, why)]
+
+
+def over_groups(call: LabelledCall) -> list[np.ndarray]:
+    """Label GroupNormalization: whole groups go, so that statistics stay."""
+    layer, labels = call.operation, call.labels
+    vector = labels.only_along(call.x, layer.axis)
+    groups = len(vector) if layer.groups == -1 else layer.groups
+    why = f"{layer.name!r} normalizes all of its channels together"
+    labels.join(vector.reshape(groups, -1), [1], why)
+    for variable in _own(layer):
+        labels.weigh_axis(variable, CHANNEL, 0, vector)
+    return [call.x.array]
+
+
+def group_config(call: LabelledCall, kept: Kept) -> dict[str, Any]:
+    """Return the new number of groups."""
+    layer = call.operation
+    before = call.x.shape[layer.axis]
+    after = kept.shape(call.x)[layer.axis]
+    if layer.groups == -1 or before is None or after is None:
+        return {}
+    return {"groups": layer.groups * after // before}
+
+
+def with_statistics(call: LabelledCall) -> list[np.ndarray]:
+    """Label the layer Normalization, which knows the mean of each input channel."""
+    if varying(call.x.array):
+        return call.frozen(f"{call.operation.name!r} knows the mean of each channel")
+    return [call.x.array]
+
+
+def _own(layer: Any) -> list[Any]:
+    return [v for v in layer.weights if len(v.shape) == 1]

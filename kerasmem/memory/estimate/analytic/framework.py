@@ -1,76 +1,115 @@
-"""How each backend runs the operations of a step."""
+"""How each backend runs the operations of a step, and what its convolutions take.
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+cuDNN has several algorithms for one convolution, and a framework tries them out in the
+first step and keeps the fastest. What that one takes nobody knows before, but it lies
+between two figures: the operands turned round for the tensor cores, and both of them in
+the frequency domain.
+"""
 
-from kerasmem.memory.estimate.analytic.fusion import fused
-from kerasmem.memory.estimate.analytic.layers.compiled import COMPILED
-from kerasmem.memory.estimate.analytic.layers.tensorflow import TENSORFLOW
-from kerasmem.memory.estimate.analytic.layers.torch import TORCH
-from kerasmem.memory.estimate.analytic.scratch import (
-    Scratch,
-    no_scratch,
-    searched,
-    turned_operands,
-    unrolled_images,
-)
-from kerasmem.memory.estimate.analytic.site import Handler
-from kerasmem.memory.estimate.request import Request
-from kerasmem.memory.program import Op, Tensor
-from kerasmem.memory.program.order import as_ready, as_written
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from kerasmem.memory.estimate import scratch as space
+from kerasmem.memory.estimate.analytic.tape import Framework, Scratch
+from kerasmem.memory.program import Op, Tensor, as_ready
 from kerasmem.units import MIB
 
+_TENSOR_CORE_LAYOUT_IS_LAST = 4
+"""From this width on (float32) frameworks run convolutions with the channels first, and
+the kernels of tensor cores want them last."""
+_LARGEST_TRANSFORM = 256
+_TILE = 32
 _MATMUL_WORKSPACE = 32 * MIB
 """cuBLAS's scratch space on GPUs with compute capability 9, as torch and XLA ask for
 it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Framework:
-    """How a backend runs a step.
+def unrolled_images(x: Tensor, y: Tensor, kernel: Tensor) -> Scratch:
+    """Return the space that TensorFlow's convolutions take on this machine's CPU.
+
+    Both gradients are ready at once, and two space.threads run both.
+    """
+    image = y.shape[1:]
+    to_kernel, to_input = space.unrolled_bytes(image, kernel.shape, x.shape[0], x.width)
+    return Scratch(to_kernel=to_kernel, to_input=to_input, at_once=space.threads() > 1)
+
+
+def turned_operands(x: Tensor, y: Tensor, kernel: Tensor) -> Scratch:
+    """Return the space that TensorFlow's convolutions take in later steps.
+
+    Seen in the allocations of a GPU: the input turned round going forward; both sides,
+    and the result of the gradient before it is turned back, going backward.
+    """
+    trial = transformed(x, y, kernel)
+    if x.width < _TENSOR_CORE_LAYOUT_IS_LAST:
+        return Scratch(trial=trial)
+    forward = x.nbytes + kernel.nbytes
+    backward = 2 * x.nbytes + y.nbytes + kernel.nbytes
+    return Scratch(forward, backward, backward, max(trial, backward))
+
+
+def searched(x: Tensor, y: Tensor, kernel: Tensor) -> Scratch:
+    """Return the space that XLA's choice takes: the mean of both figures, in powers."""
+    least = turned_operands(x, y, kernel)
+    most = transformed(x, y, kernel)
+
+    def between(size: int) -> int:
+        return max(size, round(math.sqrt(size * most)))
+
+    backward = between(least.to_kernel)
+    return Scratch(between(least.forward), backward, backward, least.trial)
+
+
+def transformed(x: Tensor, y: Tensor, kernel: Tensor) -> int:
+    """Return the space of a convolution by Fourier transform, 0 if there is none."""
+    axes, reach = x.shape[1:-1], kernel.shape[:-2]
+    if len(axes) != 2 or y.shape[1:-1] != axes or max(reach) == 1:
+        return 0
+    samples, into, out = x.shape[0], x.shape[-1], y.shape[-1]
+    padded = [space.padded_length(n, k) for n, k in zip(axes, reach, strict=True)]
+    whole = 0
+    if max(padded) <= _LARGEST_TRANSFORM:
+        images = samples * (into + 2 * out)
+        whole = space.fourier_bytes(padded, images, into * out, x.width)
+    valid = [_TILE - k + 1 for k in reach]
+    tiled = 0
+    if min(valid) > 0:
+        # Tiles of 32 by 32, each side once.
+        sizes = zip(axes, valid, strict=True)
+        tiles = math.prod(-(-n // side) for n, side in sizes)
+        images = samples * (into + out) * tiles + into * out
+        tiled = images * _TILE * (_TILE // 2 + 1) * 2 * x.width
+    return min(space.LARGEST_TRIAL, max(whole, tiled))
+
+
+def fused(ops: Sequence[Op], kept: Sequence[Tensor]) -> list[Op]:
+    """Return what is left of operations when XLA has merged them.
+
+    What works entry by entry is computed where it is read, as often as that is, and
+    never written; a reduction reads what its operands are made of. In memory remain the
+    results of matrix products, convolutions and reductions, and what those read.
 
     Args:
-        handlers: what each class of layer runs.
-        ordered: puts operations into the order in which they run, given the tensors
-            that outlive them, and merges them if the backend does.
-        updates: how variables are updated: `"each"` as soon as its gradient is there,
-            `"merged"` likewise in one operation, `"lists"` all at once at the end.
-        in_place: whether a result may take the memory of an operand that ends.
-        keeps_outputs: whether every layer's output lives until the forward pass ends,
-            as in Keras's own loop over the layers.
-        keeps_gradients: whether gradients live on until the next step.
-        one_block: whether the whole step is one allocation.
-        allocator: `"bfc"` or `"torch"`.
-        rounding: bytes to whose multiple it rounds a block.
-        waste: what it gives beyond that on average, as a share.
-        scratch: scratch space of a convolution.
-        product_scratch: scratch space of a matrix product.
-        held_scratch: bytes that the backend keeps for matrix products, per thread: one
-            goes forward, another backward.
-        fused_recurrence: whether an LSTM is one operation.
-        doubt: how far the bytes of a step may be off, as a share of them: downward
-            and upward.
+        ops: the operations of a step, in order.
+        kept: tensors that outlive the step.
     """
-
-    handlers: Mapping[str, Handler]
-    ordered: Callable[[Sequence[Op], Sequence[Tensor]], list[Op]]
-    updates: str = "each"
-    in_place: bool = True
-    keeps_outputs: bool = False
-    keeps_gradients: bool = False
-    one_block: bool = False
-    allocator: str = "bfc"
-    rounding: int = 256
-    waste: float = 0.0
-    scratch: Callable[[Tensor, Tensor, Tensor], Scratch] = no_scratch
-    product_scratch: int = 0
-    held_scratch: int = 0
-    fused_recurrence: bool = False
-    doubt: tuple[float, float] = (0.15, 0.15)
-
-    def held(self, *, training: bool) -> int:
-        """Return the bytes that the backend keeps for matrix products in all."""
-        return self.held_scratch * (2 if training else 1)
+    written = {x.root for x in kept}
+    for op in ops:
+        if not (op.fusible or op.reduces):
+            written |= {x.root for x in op.reads}
+    sources: dict[Tensor, dict[Tensor, None]] = {}
+    left: list[Op] = []
+    for op in ops:
+        reads: dict[Tensor, None] = {}
+        for x in op.reads:
+            reads |= sources.get(x.root, {x.root: None})
+        if op.fusible and op.writes and op.writes[0] not in written:
+            sources[op.writes[0]] = reads
+            continue
+        over = tuple(reads) if op.fusible else ()
+        left.append(replace(op, reads=tuple(reads), over=over))
+    return left
 
 
 _WHOLE_CHUNKS = 0.08
@@ -81,17 +120,11 @@ waste less, so the mean stands here and not a simulation."""
 _THREADS = (0.3, 0.3)
 """Doubt where several threads run what is ready, never twice in the same order."""
 
-_TENSORFLOW = Framework(handlers=TENSORFLOW, ordered=as_ready, waste=_WHOLE_CHUNKS)
 _COMPILED = Framework(
-    handlers=COMPILED,
-    ordered=fused,
-    updates="merged",
-    one_block=True,
-    doubt=(0.25, 0.35),
+    kernels="xla", ordered=fused, updates="merged", one_block=True, doubt=(0.25, 0.35)
 )
 _TORCH = Framework(
-    handlers=TORCH,
-    ordered=as_written,
+    kernels="torch",
     updates="lists",
     in_place=False,
     keeps_outputs=True,
@@ -99,44 +132,42 @@ _TORCH = Framework(
     allocator="torch",
     rounding=512,
 )
-_TORCH_COMPILED = replace(
-    _TORCH,
-    handlers=COMPILED,
-    ordered=fused,
-    in_place=True,
-    keeps_outputs=False,
-    doubt=(0.35, 0.5),
-)
-_JAX_EAGER = Framework(
-    handlers=COMPILED,
-    ordered=as_written,
-    updates="lists",
-    in_place=False,
-    keeps_outputs=True,
-    waste=_WHOLE_CHUNKS,
-    doubt=(0.5, 0.5),
-)
+_FRAMEWORKS = {
+    ("tensorflow", False): Framework(
+        ordered=as_ready, waste=_WHOLE_CHUNKS, sparse=True
+    ),
+    ("tensorflow", True): _COMPILED,
+    ("jax", True): _COMPILED,
+    ("jax", False): Framework(
+        kernels="xla",
+        updates="lists",
+        in_place=False,
+        keeps_outputs=True,
+        waste=_WHOLE_CHUNKS,
+        doubt=(0.5, 0.5),
+    ),
+    ("torch", False): _TORCH,
+    ("torch", True): replace(
+        _TORCH,
+        kernels="xla",
+        ordered=fused,
+        in_place=True,
+        keeps_outputs=False,
+        doubt=(0.35, 0.5),
+    ),
+}
+"""By backend, and whether the step is compiled."""
 
 
-def framework(request: Request) -> Framework:
-    """Return how the backend of a request runs a step on its device."""
-    if request.backend == "torch":
-        chosen = _TORCH_COMPILED if request.jit_compile else _TORCH
-    elif request.jit_compile:
-        chosen = _COMPILED
-    else:
-        chosen = _TENSORFLOW if request.backend == "tensorflow" else _JAX_EAGER
-    if request.device == "gpu":
-        return _on_gpu(chosen, request)
-    if chosen is _TENSORFLOW:
-        return replace(chosen, scratch=unrolled_images, doubt=_THREADS)
-    return chosen
-
-
-def _on_gpu(chosen: Framework, request: Request) -> Framework:
-    if chosen.allocator == "torch":
+def framework(backend: str, device: str, *, compiled: bool) -> Framework:
+    """Return how a backend runs a step on a device."""
+    chosen = _FRAMEWORKS[backend, compiled]
+    is_eager = backend == "tensorflow" and not compiled
+    if device == "cpu":
+        cpu = replace(chosen, scratch=unrolled_images, doubt=_THREADS)
+        return cpu if is_eager else chosen
+    if backend == "torch":
         return replace(chosen, held_scratch=_MATMUL_WORKSPACE, fused_recurrence=True)
-    if chosen.one_block:
+    if compiled:
         return replace(chosen, scratch=searched, product_scratch=_MATMUL_WORKSPACE)
-    recurrence = request.backend == "tensorflow"
-    return replace(chosen, scratch=turned_operands, fused_recurrence=recurrence)
+    return replace(chosen, scratch=turned_operands, fused_recurrence=is_eager)

@@ -6,8 +6,9 @@ gradient reads: that is what the framework keeps for the backward pass.
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
-from kerasmem.memory.estimate.analytic.tape import Tape
+from kerasmem.memory.estimate.analytic.tape import Tape, Tensors
 from kerasmem.memory.program import Shape, Tensor
 
 
@@ -15,7 +16,7 @@ def pointwise(
     t: Tape,
     name: str,
     *xs: Tensor,
-    needs: Sequence[Sequence[Tensor] | None] | None = None,
+    needs: Sequence[Tensors | None],
     needs_output: bool = False,
     free: bool = False,
     fusible: bool = True,
@@ -33,34 +34,26 @@ def pointwise(
         fusible: whether a compiler computes it where it is read.
     """
     shape = broadcast(*(x.shape for x in xs))
-    y = t.new(shape, xs[0].width, layout=_layout(xs))
+    largest = max(xs, key=lambda x: x.nbytes)
+    y = t.new(shape, xs[0].width, layout=largest.layout)
     t.op(name, xs, y, over=() if free else xs, fusible=fusible)
-    each = needs if needs is not None else [()] * len(xs)
     kept = (y,) if needs_output else ()
 
-    def pullback(dy: Tensor) -> list[Tensor | None]:
-        return [
-            _gradient(t, name, dy, x, None if read is None else (*read, *kept))
-            for x, read in zip(xs, each, strict=True)
-        ]
+    def gradient(dy: Tensor, x: Tensor, read: Tensors | None) -> Tensor | None:
+        if not x.differentiable:
+            return None
+        dx = dy
+        if read is not None:
+            reads = (dy, *read, *kept)
+            dx = t.new(broadcast(*(r.shape for r in reads)), dy.width, layout=dy.layout)
+            t.op(f"{name} gradient", reads, dx, over=reads, fusible=True)
+        if math.prod(dx.shape) != math.prod(x.shape):
+            dx = reduced(t, dx, x.shape)
+        return converted(t, dx, x.width)
 
-    t.pull(xs, y, pullback)
+    pairs = list(zip(xs, needs, strict=True))
+    t.pull(xs, y, lambda dy: [gradient(dy, x, read) for x, read in pairs])
     return y
-
-
-def _gradient(
-    t: Tape, name: str, dy: Tensor, x: Tensor, reads: Sequence[Tensor] | None
-) -> Tensor | None:
-    if not x.differentiable:
-        return None
-    dx = dy
-    if reads is not None:
-        shape = broadcast(dy.shape, *(r.shape for r in reads))
-        dx = t.new(shape, dy.width, layout=dy.layout)
-        t.op(f"{name} gradient", (dy, *reads), dx, over=(dy, *reads), fusible=True)
-    if math.prod(dx.shape) != math.prod(x.shape):
-        dx = reduced(t, dx, x.shape)
-    return dx if dx.width == x.width else converted(t, dx, x.width)
 
 
 def broadcast(*shapes: Shape) -> Shape:
@@ -68,10 +61,6 @@ def broadcast(*shapes: Shape) -> Shape:
     rank = max(map(len, shapes))
     padded = [(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes]
     return tuple(max(sizes) for sizes in zip(*padded, strict=True))
-
-
-def _layout(xs: Sequence[Tensor]) -> str:
-    return max(xs, key=lambda x: x.nbytes).layout
 
 
 def converted(t: Tape, x: Tensor, width: int) -> Tensor:
@@ -105,15 +94,42 @@ def copied(
 ) -> Tensor:
     """Return entries of `x` in memory of their own, in another order or number."""
     y = t.new(shape, x.width, layout=layout or x.layout)
-    t.op(name, (x,), y, fusible=True)
+    return single(t, name, (x,), y, fusible=True)
+
+
+def single(
+    t: Tape,
+    name: str,
+    xs: Tensors,
+    *made: Tensor,
+    keeps: Tensors = (),
+    constants: Tensors = (),
+    space: int = 0,
+    **traits: Any,
+) -> Tensor:
+    """Return the result of an operation whose gradients one other operation makes.
+
+    Args:
+        t: the tape.
+        name: what it does.
+        xs: operands that have gradients.
+        *made: the result; after it what else it writes.
+        keeps: what the gradient reads beside that of the result.
+        constants: operands without a gradient.
+        space: bytes of scratch space of the gradient.
+        **traits: more fields of `Op`; of the gradient too, if it is fusible.
+    """
+    t.op(name, (*xs, *constants), *made, **traits)
+    fusible = bool(traits.get("fusible"))
 
     def pullback(dy: Tensor) -> list[Tensor | None]:
-        dx = t.new(x.shape, dy.width, layout=x.layout)
-        t.op(f"{name} gradient", (dy,), dx, fusible=True)
-        return [dx]
+        dxs = [t.new(x.shape, x.width, layout=x.layout) for x in xs]
+        reads = (dy, *keeps)
+        t.op(f"{name} gradient", reads, *dxs, workspace=space, fusible=fusible)
+        return [*dxs]
 
-    t.pull((x,), y, pullback)
-    return y
+    t.pull(xs, made[0], pullback)
+    return made[0]
 
 
 def product(
@@ -123,38 +139,27 @@ def product(
     y = t.new(shape, x.width)
     t.op(name, (x, w), y, workspace=workspace)
 
-    def pullback(dy: Tensor) -> list[Tensor | None]:
-        return [
-            _product_gradient(t, name, dy, w, x, workspace),
-            _product_gradient(t, name, dy, x, w, workspace),
-        ]
+    def gradient(dy: Tensor, other: Tensor, of: Tensor) -> Tensor | None:
+        made = t.new(of.shape, of.width) if of.differentiable else None
+        if made is not None:
+            t.op(f"{name} gradient", (dy, other), made, workspace=workspace)
+        return made
 
-    t.pull((x, w), y, pullback)
+    t.pull((x, w), y, lambda dy: [gradient(dy, w, x), gradient(dy, x, w)])
     return y
 
 
-def _product_gradient(
-    t: Tape, name: str, dy: Tensor, other: Tensor, x: Tensor, workspace: int
-) -> Tensor | None:
-    if not x.differentiable:
-        return None
-    dx = t.new(x.shape, x.width)
-    t.op(f"{name} gradient", (dy, other), dx, workspace=workspace)
-    return dx
-
-
-def joined(t: Tape, xs: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
+def joined(t: Tape, xs: Tensors, shape: Sequence[int]) -> Tensor:
     """Return the concatenation of tensors; its gradient is cut into copies."""
     y = t.new(shape, xs[0].width, layout=xs[0].layout)
     t.op("concatenate", xs, y, fusible=True)
 
-    def pullback(dy: Tensor) -> list[Tensor | None]:
-        pieces = [t.new(x.shape, x.width, layout=x.layout) for x in xs]
-        for piece in pieces:
-            t.op("slice", (dy,), piece, fusible=True)
-        return list(pieces)
+    def cut(dy: Tensor, x: Tensor) -> Tensor:
+        piece = t.new(x.shape, x.width, layout=x.layout)
+        t.op("slice", (dy,), piece, fusible=True)
+        return piece
 
-    t.pull(xs, y, pullback)
+    t.pull(xs, y, lambda dy: [cut(dy, x) for x in xs])
     return y
 
 

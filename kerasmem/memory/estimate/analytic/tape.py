@@ -5,24 +5,86 @@ backward pass is then derived in reverse, as a framework derives it: what it rea
 the forward pass is what must be kept.
 """
 
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from kerasmem.memory.estimate.analytic.scratch import Scratch
-from kerasmem.memory.program import Op, Tensor
+from kerasmem.memory.program import Op, Shape, Tensor, as_written
 
+
+class Scratch(NamedTuple):
+    """Scratch space of a convolution, in bytes.
+
+    Args:
+        forward: of the convolution itself.
+        to_kernel: of the gradient of its kernel.
+        to_input: of the gradient of its input.
+        trial: the most that is tried out in the first step.
+        at_once: whether both gradients are made at the same time.
+    """
+
+    forward: int = 0
+    to_kernel: int = 0
+    to_input: int = 0
+    trial: int = 0
+    at_once: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Framework:
+    """How a backend runs a step.
+
+    Args:
+        kernels: whose operations layers are made of: `"tensorflow"`, `"xla"` or
+            `"torch"`.
+        ordered: puts operations into the order in which they run, given the tensors
+            that outlive them, and merges them if the backend does.
+        updates: how variables are updated: `"each"` as soon as its gradient is there,
+            `"merged"` likewise in one operation, `"lists"` all at once at the end.
+        in_place: whether a result may take the memory of an operand that ends.
+        keeps_outputs: whether every layer's output lives until the forward pass ends,
+            as in Keras's own loop over the layers.
+        keeps_gradients: whether gradients live on until the next step.
+        one_block: whether the whole step is one allocation.
+        allocator: `"bfc"` or `"torch"`.
+        rounding: bytes to whose multiple it rounds a block.
+        waste: what it gives beyond that on average, as a share.
+        scratch: scratch space of a convolution.
+        product_scratch: scratch space of a matrix product.
+        held_scratch: bytes that the backend keeps for matrix products, per thread: one
+            goes forward, another backward.
+        fused_recurrence: whether an LSTM is one operation.
+        sparse: whether the gradient of an embedding is of the rows that were read.
+        doubt: how far the bytes of a step may be off, as a share of them: downward
+            and upward.
+    """
+
+    kernels: str = "tensorflow"
+    ordered: Callable[[Sequence[Op], Sequence[Tensor]], list[Op]] = as_written
+    updates: str = "each"
+    in_place: bool = True
+    keeps_outputs: bool = False
+    keeps_gradients: bool = False
+    one_block: bool = False
+    allocator: str = "bfc"
+    rounding: int = 256
+    waste: float = 0.0
+    scratch: Callable[[Tensor, Tensor, Tensor], Scratch] = lambda *_: Scratch()
+    product_scratch: int = 0
+    held_scratch: int = 0
+    fused_recurrence: bool = False
+    sparse: bool = False
+    doubt: tuple[float, float] = (0.15, 0.15)
+
+    def held(self, *, training: bool) -> int:
+        """Return the bytes that the backend keeps for matrix products in all."""
+        return self.held_scratch * (2 if training else 1)
+
+
+Tensors = Sequence[Tensor]
 Pullback = Callable[[Tensor], Sequence[Tensor | None]]
-
-
-@dataclass(eq=False, slots=True)
-class _Step:
-    inputs: tuple[Tensor, ...]
-    output: Tensor
-    pullback: Pullback
-    layer: str | None
-    call: int | None
 
 
 @dataclass(eq=False)
@@ -31,21 +93,20 @@ class Tape:
 
     Args:
         training: whether a backward pass follows, so that gradients are recorded.
-        scratch: scratch space of a convolution, from its input, output and kernel.
-        product_scratch: bytes of scratch space of a matrix product.
-        fused_recurrence: whether cuDNN runs an LSTM in one operation.
+        how: how the backend runs operations.
+        update: called in the backward pass with a parameter and its gradient, as soon
+            as no operation adds to it any more.
     """
 
     training: bool
-    scratch: Callable[[Tensor, Tensor, Tensor], Scratch]
-    product_scratch: int = 0
-    fused_recurrence: bool = False
+    how: Framework = field(default_factory=Framework)
+    update: Callable[[Tensor, Tensor], None] | None = None
     ops: list[Op] = field(default_factory=list[Op])
     layer: str | None = None
     call: int | None = None
     phase: str = "forward"
     gradients: dict[Tensor, Tensor] = field(default_factory=dict[Tensor, Tensor])
-    _steps: list[_Step] = field(default_factory=list[_Step])
+    _steps: list[tuple] = field(default_factory=list)
 
     @contextmanager
     def inside(self, layer: str | None, call: int | None = None) -> Iterator[None]:
@@ -73,21 +134,14 @@ class Tape:
         return y
 
     def op(
-        self,
-        name: str,
-        reads: Sequence[Tensor],
-        *outputs: Tensor,
-        over: Sequence[Tensor] = (),
-        **traits: Any,
+        self, name: str, reads: Tensors, *made: Tensor, over: Tensors = (), **more: Any
     ) -> None:
-        """Record an operation; `traits` are more fields of `Op`."""
-        made = (tuple(reads), outputs, tuple(over))
-        told = {"call": self.call, **traits}
-        self.ops.append(Op(name, self.layer, self.phase, *made, **told))
+        """Record an operation; `more` are other fields of `Op`."""
+        sides = tuple(reads), made, tuple(over)
+        more = {"call": self.call, **more}
+        self.ops.append(Op(name, self.layer, self.phase, *sides, **more))
 
-    def pull(
-        self, inputs: Sequence[Tensor], output: Tensor, pullback: Pullback
-    ) -> None:
+    def pull(self, inputs: Tensors, output: Tensor, pullback: Pullback) -> None:
         """Record how a gradient of `output` becomes gradients of `inputs`.
 
         `pullback` takes the gradient and returns one for every input, None for those
@@ -95,59 +149,42 @@ class Tape:
         """
         output.differentiable = any(x.differentiable for x in inputs)
         if self.training and self.phase == "forward" and output.differentiable:
-            self._steps.append(
-                _Step(tuple(inputs), output, pullback, self.layer, self.call)
-            )
+            step = tuple(inputs), output, pullback, self.layer, self.call
+            self._steps.append(step)
 
-    def backward(
-        self,
-        seeds: Sequence[tuple[Tensor, Tensor]],
-        on_parameter: Callable[[Tensor, Tensor], None] | None = None,
-    ) -> None:
+    def backward(self, seeds: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Record the backward pass.
 
         Args:
             seeds: tensors with the gradients that the pass starts from.
-            on_parameter: called with a parameter and its gradient as soon as no
-                operation adds to it any more.
         """
         self.phase = "backward"
-        pending: dict[Tensor, int] = {}
-        for step in self._steps:
-            for x in step.inputs:
-                pending[x] = pending.get(x, 0) + 1
-        parts: dict[Tensor, list[Tensor]] = {}
+        pending = Counter(x for inputs, *_ in self._steps for x in inputs)
+        parts: dict[Tensor, list[Tensor]] = defaultdict(list)
         for x, dx in seeds:
-            parts.setdefault(x, []).append(dx)
-        for step in reversed(self._steps):
-            dy = self._sum(step.output, parts.pop(step.output, []))
-            with self.inside(step.layer, step.call):
-                made = (
-                    step.pullback(dy) if dy is not None else [None] * len(step.inputs)
-                )
-            with self.inside(step.layer):
-                for x, dx in zip(step.inputs, made, strict=True):
+            parts[x].append(dx)
+        for inputs, output, pullback, layer, call in reversed(self._steps):
+            dy = self._sum(output, parts.pop(output, []))
+            with self.inside(layer, call):
+                made = [None] * len(inputs) if dy is None else pullback(dy)
+            with self.inside(layer):
+                for x, dx in zip(inputs, made, strict=True):
                     if dx is not None and x.differentiable:
-                        parts.setdefault(x, []).append(dx)
+                        parts[x].append(dx)
                     pending[x] -= 1
                     if x.kind == "parameter" and not pending[x]:
-                        self._finish(x, parts.pop(x, []), on_parameter)
+                        self._finish(x, parts.pop(x, []))
 
-    def _finish(
-        self,
-        parameter: Tensor,
-        parts: list[Tensor],
-        on_parameter: Callable[[Tensor, Tensor], None] | None,
-    ) -> None:
+    def _finish(self, parameter: Tensor, parts: list[Tensor]) -> None:
         gradient = self._sum(parameter, parts)
         if gradient is None:
             return
         gradient.root.kind = "gradient"
         self.gradients[parameter] = gradient
-        if on_parameter is not None:
+        if self.update is not None:
             self.phase = "optimizer"
             with self.inside(parameter.layer):
-                on_parameter(parameter, gradient)
+                self.update(parameter, gradient)
             self.phase = "backward"
 
     def _sum(self, x: Tensor, parts: list[Tensor]) -> Tensor | None:
@@ -156,3 +193,44 @@ class Tape:
         total = self.new(x.shape, x.width, layout=parts[0].layout)
         self.op("add gradients", parts, total, over=parts, fusible=True)
         return total
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """A layer or operation, called once.
+
+    Args:
+        layer: the `keras.layers.Layer` or `keras.Operation`.
+        names: of its arguments, that of each tensor that goes in; empty for a layer
+            inside of another.
+        shapes: shapes of its outputs.
+        width: bytes of an entry of what it computes with.
+        parameter: returns the tensor of one of its variables, in the type that it
+            computes with.
+        inner: records a layer inside of this one: takes the layer, its inputs and the
+            shape of its output.
+    """
+
+    layer: Any
+    names: tuple[str, ...]
+    shapes: tuple[Shape, ...]
+    width: int
+    parameter: Callable[[Any], Tensor]
+    inner: Callable[[Any, list[Tensor], Shape], Tensor]
+
+    @property
+    def shape(self) -> Shape:
+        """Shape of the first output."""
+        return self.shapes[0]
+
+    def weight(self, variable: Any) -> Tensor | None:
+        """Return the tensor of a variable, None for None."""
+        return None if variable is None else self.parameter(variable)
+
+    @property
+    def channels_first(self) -> bool:
+        """Whether the layer was told that channels come before space."""
+        return getattr(self.layer, "data_format", None) == "channels_first"
+
+
+Handler = Callable[[Tape, Site, list[Tensor]], Tensor]

@@ -1,9 +1,14 @@
 """What a step needs, from the program that the framework would run. Nothing runs."""
 
+import importlib
 import tempfile
+from dataclasses import replace
 
-from kerasmem.memory.estimate.child import answer_in_child
-from kerasmem.memory.estimate.request import Request
+import keras
+
+from kerasmem.backends.trace import tracer
+from kerasmem.graph.layers import sublayers
+from kerasmem.memory.estimate.request import Request, answer_in_child
 from kerasmem.records import MemoryEstimate
 
 
@@ -17,9 +22,27 @@ def estimate(request: Request) -> MemoryEstimate:
     Raises:
         ModelError: if the child cannot make the model from its config.
     """
-    where = f"{__name__}.here"
     if request.device != "cpu" or not request.jit_compile:
-        return answer_in_child(where, request)
+        return answer_in_child(__name__, request)
     with tempfile.TemporaryDirectory(prefix="kerasmem-xla-") as folder:
         flags = f"--xla_dump_to={folder} --xla_dump_hlo_as_text"
-        return answer_in_child(where, request, {"XLA_FLAGS": flags})
+        return answer_in_child(__name__, request, {"XLA_FLAGS": flags})
+
+
+def estimate_here(request: Request) -> MemoryEstimate:
+    """Return the estimate from a trace, in this process and on its backend.
+
+    The model gets an optimizer with slots, and is traced: hand in one of your own.
+
+    Raises:
+        ConfigError: if another backend is asked for than the running one.
+    """
+    running, compiled = keras.backend.backend(), request.jit_compile
+    request.check_backend(running, "is traced on the backend that runs it")
+    if compiled and running == "tensorflow" and request.device == "gpu":
+        # A layer may forbid it: Keras says so itself, but only where the device is.
+        compiled = tracer().compiles_on_gpu(sublayers(request.model))
+        request = replace(request, jit_compile=compiled)
+    by_xla = running == "jax" or (running == "tensorflow" and compiled)
+    name = f"{__name__}.on_{'xla' if by_xla else running}"
+    return importlib.import_module(name).estimate_here(request)

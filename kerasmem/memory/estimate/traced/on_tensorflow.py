@@ -1,21 +1,32 @@
-"""TensorFlow's step, executed in a simulated allocator."""
+"""TensorFlow's graph of a step as a program, executed in a simulated allocator."""
 
-from kerasmem.backends.trace import Graph, tracer
+from collections.abc import Sequence
+from dataclasses import replace
+
+from kerasmem.backends.trace import Graph, Operation, tracer
 from kerasmem.errors import ModelError
-from kerasmem.memory.estimate.outcome import answer
+from kerasmem.memory import program as pg
+from kerasmem.memory.estimate.inputs import as_tensors, symbolic_batch
 from kerasmem.memory.estimate.request import Request
-from kerasmem.memory.estimate.traced.batch import symbolic_batch
-from kerasmem.memory.estimate.traced.graph import written
-from kerasmem.memory.program import allocator, live, peak_of, plan, with_trials
-from kerasmem.memory.program.parts import kept_for_backward, parts_of
-from kerasmem.memory.timeline import watched
+from kerasmem.memory.estimate.traced import kernels
+from kerasmem.memory.program import Op, Program, Tensor
+from kerasmem.memory.timeline import Watched, watched
+from kerasmem.memory.timeline.names import Names
 from kerasmem.records import MemoryEstimate
+from kerasmem.units import GIB
+
+_TRIAL_FACTOR = 16
+_LARGEST_TRIAL = 3 * GIB // 2
+"""How much cuDNN takes in the first step to try algorithms, nobody tells; this is the
+largest multiple of what the chosen algorithm takes that recorded first steps showed, up
+to a limit."""
 
 # Nine of ten cases measured on a GPU lay between these multiples of the estimate.
 _LOW, _HIGH = 0.90, 1.12
 _IN_CUDNN = 0.7, 1.5
 """The same where cuDNN runs a recurrent layer: it does not say what it takes."""
 _LOOPS = frozenset({"LoopCond", "StatelessWhile", "While"})  # lowered or not
+_UPDATES = frozenset({"AssignAddVariableOp", "AssignSubVariableOp"})
 
 
 def estimate_here(request: Request) -> MemoryEstimate:
@@ -31,42 +42,200 @@ def estimate_here(request: Request) -> MemoryEstimate:
         training=request.training,
         on_gpu=request.device == "gpu",
     )
-    _check_no_loop(request, graph)
+    loops = [op.name for op in graph.operations if op.kind in _LOOPS]
+    if loops:
+        raise ModelError(
+            f"The step of {request.model.name!r} has a loop, and how much it keeps per "
+            "round stands nowhere in its graph. Expected: a step without loops. "
+            f"Received: {loops[0]!r}. Next: km.memory.measure_step runs it."
+        )
     step = written(graph, model, request.device)
-    life = live([with_trials(step), step, step], allocator("bfc"), in_place=True)
-    first, *_, later = life.peaks
-    planned = plan(step, in_place=True)
-    requested = peak_of(planned.events, 1, step.present).nbytes
+    planned = pg.Plan(step, in_place=True)
+    plans = [pg.Plan(pg.with_trials(step), in_place=True), planned, planned]
+    (first, *_, later), pool = pg.live(plans, pg.allocator("bfc"))
+    requested = pg.peak_of(planned.events, 1, step.present).nbytes
     fused = any(op.kind.startswith("CudnnRNN") for op in graph.operations)
     below, above = _IN_CUDNN if fused else (_LOW, _HIGH)
     low, high = min(requested, round(below * later.nbytes)), round(above * later.nbytes)
     if not request.training:
         # Every batch of a new length is a first one.
         high = max(high, first.nbytes)
-    extra = {
-        "rounding": later.nbytes - sum(nbytes for _, nbytes in later.uses),
-        "pool": max(life.pool_bytes - later.nbytes, 0),
-    }
-    kept = kept_for_backward(step.ops, planned.owner)
-    return answer(
-        request,
+    asked = sum(nbytes for _, nbytes in later.uses)
+    extra = {"rounding": later.nbytes - asked, "pool": max(pool - later.nbytes, 0)}
+    kept = pg.kept_for_backward(step.ops, planned.owner)
+    return request.answer(
         "traced",
-        parts_of((), later, kept, extra),
+        pg.parts_of((), later, kept, extra),
         (low, later.nbytes, high),
         (None, first.nbytes, None),
     )
 
 
-def loops(graph: Graph) -> list[str]:
-    """Return the names of the loops in a graph."""
-    return [op.name for op in graph.operations if op.kind in _LOOPS]
+def written(graph: Graph, model: Watched, device: str | None = "gpu") -> Program:
+    """Return the program of a step.
+
+    The batch comes first and stays; a variable that is still read while it is updated
+    moves to a copy.
+
+    Args:
+        graph: the step.
+        model: whose variables it changes; the graph names them by number.
+        device: `"gpu"` or `"cpu"`, whose kernels' scratch memory is taken; None for
+            none.
+    """
+    return _Writer(graph, model, device).written()
 
 
-def _check_no_loop(request: Request, graph: Graph) -> None:
-    found = loops(graph)
-    if found:
-        raise ModelError(
-            f"The step of {request.model.name!r} has a loop, and how much it keeps per "
-            "round stands nowhere in its graph. Expected: a step without loops. "
-            f"Received: {found[0]!r}. Next: km.memory.measure_step runs it."
+class _Writer:
+    def __init__(self, graph: Graph, model: Watched, device: str | None) -> None:
+        self._graph = graph
+        self._operations = graph.operations
+        self._names = Names(model, "tensorflow")
+        self._trained = model.trained_sizes()
+        self._device = device
+        self._phase = "unknown"
+        self._scratch: tuple[Tensor, ...] = ()  # of what another thread still runs
+        self._of: dict[tuple[int, int], Tensor] = {}
+        self._ops: list[Op] = []
+        self._first = as_tensors(model)
+        self._handles = {
+            number: self._first[operation.attributes["variable"]]
+            for number, operation in enumerate(self._operations)
+            if "variable" in operation.attributes
+        }
+        self._last = dict(self._handles)
+
+    def written(self) -> Program:
+        constants, batch = self._outside("Const"), self._outside("Placeholder")
+        self._ops.append(Op("input", None, "input", (), batch))
+        # What an operation waits for: those that make what it reads, and others.
+        before = [
+            dict.fromkeys((*(i for i, _ in operation.inputs), *operation.after))
+            for operation in self._operations
+        ]
+        for number in pg.by_readiness(before):
+            self._write(number, self._operations[number])
+        self._mark_gradients()
+        results = [self._of[x] for x in self._graph.results if x in self._of]
+        last = [self._last[number] for number in self._handles]
+        untouched = {*self._first} - {*self._handles.values()}
+        return Program(
+            ops=tuple(self._ops),
+            kept=(*batch, *constants, *results, *last, *untouched),
+            present=(*self._first, *constants),
+            successors=dict(zip(self._handles.values(), last, strict=True)),
         )
+
+    def _outside(self, kind: str) -> tuple[Tensor, ...]:
+        return tuple(
+            Tensor((output.nbytes,), 1, kind="input" if kind != "Const" else "value")
+            for operation in self._operations
+            if operation.kind == kind
+            for output in operation.outputs
+            if output.nbytes
+        )
+
+    def _write(self, number: int, operation: Operation) -> None:
+        kind = operation.kind
+        sources = [self._of.get(x) for x in operation.inputs]
+        if kind in _UPDATES:
+            self._update(operation, sources)
+        elif kind == "ReadVariableOp":
+            self._alias(number, [self._last.get(self._variable(operation))])
+            self._note(operation, sources)
+        elif kind in kernels.SHARING:
+            self._alias(number, sources if kind == "IdentityN" else sources[:1])
+            self._note(operation, sources)
+        elif kind in kernels.NOT_ALLOCATING:
+            self._note(operation, sources)
+        else:
+            self._compute(number, operation, sources)
+
+    def _alias(self, number: int, sources: Sequence[Tensor | None]) -> None:
+        for place, x in enumerate(sources):
+            if x is not None:
+                self._of[number, place] = replace(x, base=x.root)
+
+    def _compute(
+        self, number: int, operation: Operation, sources: Sequence[Tensor | None]
+    ) -> None:
+        inputs = [self._operations[i].outputs[k] for i, k in operation.inputs]
+        made = []
+        for place in range(len(operation.outputs)):
+            size = kernels.output_bytes(operation, place, inputs)
+            if size:
+                self._of[number, place] = Tensor((size,), 1)
+                made.append(self._of[number, place])
+        over = [
+            x
+            for place in kernels.writes_over(operation)
+            if (x := sources[place]) is not None
+            and x.root.kind == "value"
+            and x.nbytes == inputs[place].nbytes
+        ]
+        # Only the first output may be written over an input.
+        over = over if (number, 0) in self._of else []
+        op = self._note(operation, sources, made, over)
+        if self._device is not None:
+            sizes = kernels.scratch_bytes(operation, inputs, self._device)
+            self._take_scratch(op, operation.kind, sizes)
+
+    def _update(self, operation: Operation, sources: Sequence[Tensor | None]) -> None:
+        """Write to a variable: to a copy of it while somebody else still reads it."""
+        variable = self._variable(operation)
+        old = self._last.get(variable)
+        if old is None:  # of nobody that the model knows
+            self._note(operation, sources)
+            return
+        new = self._last[variable] = Tensor(old.shape, 1, old.layer, kind=old.kind)
+        self._note(operation, [*sources, old], [new], [old])
+
+    def _mark_gradients(self) -> None:
+        """Name what is made backward, is as large as a weight and read to update it."""
+        made = {y for op in self._ops if op.phase == "backward" for y in op.writes}
+        read = (x.root for op in self._ops if op.phase == "optimizer" for x in op.reads)
+        for y in read:
+            if y in made and y.kind == "value" and y.nbytes in self._trained:
+                y.kind = "gradient"
+
+    def _variable(self, operation: Operation) -> int:
+        source = operation.inputs[0][0]
+        while self._operations[source].kind == "Identity":
+            source = self._operations[source].inputs[0][0]
+        return source
+
+    def _note(
+        self,
+        operation: Operation,
+        sources: Sequence[Tensor | None],
+        made: Sequence[Tensor] = (),
+        over: Sequence[Tensor] = (),
+    ) -> Op:
+        origin = self._names.origin(operation.name)
+        if origin.phase != "unknown":
+            self._phase = origin.phase
+        for y in made:
+            y.layer = y.layer or origin.layer
+        reads = tuple(x for x in sources if x is not None)
+        sides = (reads, tuple(made), tuple(over))
+        op = Op(operation.name, origin.layer, self._phase, *sides)
+        self._ops.append(op)
+        return op
+
+    def _take_scratch(self, op: Op, kind: str, sizes: Sequence[int]) -> None:
+        """Let an operation read blocks that are made for it alone.
+
+        On a CPU two threads run the two gradients of a convolution at once: there the
+        blocks stay until the next operation that takes some is done.
+        """
+        if not sizes:
+            return
+        made = tuple(Tensor((n,), 1, op.layer, kind="workspace") for n in sizes)
+        taken = [Op(op.name, op.layer, op.phase, (), made)]
+        if kind in kernels.CONVOLUTIONS and self._device == "gpu":
+            trials = (min(_TRIAL_FACTOR * size, _LARGEST_TRIAL) for size in sizes)
+            taken += [Op("trial", op.layer, op.phase, (), (), trial=n) for n in trials]
+        self._ops[-1:] = [*taken, op]
+        op.reads = (*op.reads, *made, *self._scratch)
+        if self._device == "cpu":
+            self._scratch = made

@@ -2,7 +2,6 @@
 
 import gc
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
@@ -11,11 +10,10 @@ from kerasmem.backends.profile import MemoryEvent
 from kerasmem.backends.trace import tracer
 from kerasmem.errors import ModelError
 from kerasmem.graph.values import nbytes
-from kerasmem.memory.estimate.outcome import answer
+from kerasmem.memory import program as pg
+from kerasmem.memory.estimate.inputs import as_tensors, symbolic_batch
 from kerasmem.memory.estimate.request import Request
-from kerasmem.memory.estimate.traced.batch import as_tensors, symbolic_batch
-from kerasmem.memory.program import Op, Program, Tensor, peak_of, plan
-from kerasmem.memory.program.parts import kept_for_backward, parts_of
+from kerasmem.memory.program import Op, Program, Tensor
 from kerasmem.memory.timeline import Watched, watched
 from kerasmem.processes.transfer import pack, unpack
 from kerasmem.records import MemoryEstimate
@@ -31,21 +29,6 @@ ROUNDING_BYTES = 512
 _DEVICE = "simulated"
 
 
-@dataclass(frozen=True)
-class _Lived:
-    """The last of a few steps.
-
-    Args:
-        peaks: peak of each step, without the workspace of libraries.
-        events: allocations and frees of the last step.
-        program: the last step.
-    """
-
-    peaks: list[int]
-    events: Sequence[MemoryEvent]
-    program: Program
-
-
 def estimate_here(request: Request) -> MemoryEstimate:
     """Return the estimate of a step that torch does not compile.
 
@@ -53,7 +36,7 @@ def estimate_here(request: Request) -> MemoryEstimate:
         ModelError: if the step asks what stands in a tensor.
     """
     try:
-        lived = _live(request, fake=True)
+        peaks, _, step = _live(request, fake=True)
     except RuntimeError as error:
         raise ModelError(
             f"The step of {request.model.name!r} cannot be traced on torch: "
@@ -61,17 +44,15 @@ def estimate_here(request: Request) -> MemoryEstimate:
             "data. Next: km.memory.measure_step runs it."
         ) from error
     libraries = beside(request)
-    first, peak = (nbytes + libraries for nbytes in lived.peaks)
-    step = lived.program
-    planned = plan(step, in_place=False)
-    fullest = peak_of(planned.events, ROUNDING_BYTES, step.present)
+    first, peak = (nbytes + libraries for nbytes in peaks)
+    planned = pg.Plan(step, in_place=False)
+    fullest = pg.peak_of(planned.events, ROUNDING_BYTES, step.present)
     asked = libraries + sum(nbytes for _, nbytes in fullest.uses)
     extra = {"workspace": libraries, "rounding": peak - asked}
-    kept = kept_for_backward(step.ops, planned.owner)
-    return answer(
-        request,
+    kept = pg.kept_for_backward(step.ops, planned.owner)
+    return request.answer(
         "traced",
-        parts_of((), fullest, kept, extra),
+        pg.parts_of((), fullest, kept, extra),
         (round(_LOW * peak), peak, round(_HIGH * peak)),
         (None, first, None),
     )
@@ -79,7 +60,8 @@ def estimate_here(request: Request) -> MemoryEstimate:
 
 def later_step(request: Request) -> Sequence[MemoryEvent]:
     """Return the events of a later step that really runs."""
-    return _live(request, fake=False).events
+    _, events, _ = _live(request, fake=False)
+    return events
 
 
 def beside(request: Request) -> int:
@@ -87,36 +69,55 @@ def beside(request: Request) -> int:
     return _LIBRARY_WORKSPACE if request.device == "gpu" else 0
 
 
-def _live(request: Request, *, fake: bool) -> _Lived:
+def _live(
+    request: Request, *, fake: bool
+) -> tuple[list[int], Sequence[MemoryEvent], Program]:
+    """Return the peaks of two steps, and the events and the program of the second."""
     batch = symbolic_batch(request)
     parcel = pack(request.model, request.optimizer, request.dtype_policy)
+    found: list[tuple[int, Sequence[MemoryEvent], Program]] = []
     with tracer().Life(fake=fake) as life:
         model = unpack(parcel, jit_compile=False)
-        first = _lived_step(life, model, batch, training=request.training)
-        last = _lived_step(life, model, batch, training=request.training)
-    return replace(last, peaks=first.peaks + last.peaks)
+        for _ in range(2):
+            # Torch frees what is in a cycle only when Python collects it, and how often
+            # that is depends on how many objects the process has: it is to see none.
+            gc.collect()
+            gc.freeze()
+            begin = len(life.events)
+            try:
+                known, present = _step(life, model, batch, training=request.training)
+            finally:
+                gc.unfreeze()
+            events = life.events[begin:]
+            step = written(events, present, known.trained_sizes())
+            found.append((max(event.in_use_bytes for event in events), events, step))
+    return [peak for peak, *_ in found], *found[-1][1:]
 
 
-def _lived_step(
+def _step(
     life: Any, model: Any, batch: tuple[Any, ...], *, training: bool
-) -> _Lived:
-    gc.collect()  # torch frees what is in a cycle only then
-    begin = len(life.events)
+) -> tuple[Watched, dict[int, Tensor]]:
+    """Let a step happen; return the variables, and what was there by address."""
     known, followed = watched(model)
     variables = as_tensors(known)
+    layers = {variable.name: variable.layer for variable in known.variables}
     present = {
         one.address: variables[one.variable]
         for one in life.storages(followed.variables, _DEVICE)
     }
-    present |= _gradients(life, model, known)
-    unfollow = life.follow(followed) if training else None
-    _step(life, model, batch, training=training)
-    if unfollow is not None:
-        unfollow()
-    events = life.events[begin:]
-    peak = max(event.in_use_bytes for event in events)
-    trained = {v.nbytes for v in known.variables if v.is_trained}
-    return _Lived([peak], events, written(events, present, trained))
+    for variable in model.trainable_variables:
+        left = variable.value.grad  # by the step before
+        if left is not None:
+            layer = layers.get(variable.path)
+            y = Tensor((nbytes(left),), 1, layer, kind="gradient")
+            present[life.address(left)] = y
+    unfollow = life.follow(followed) if training else lambda: None
+    made = keras.tree.map_structure(
+        lambda x: life.tensor(tuple(x.shape), x.dtype), batch
+    )
+    (life.train_step if training else life.predict_step)(model, made)
+    unfollow()
+    return known, present
 
 
 def written(
@@ -153,25 +154,3 @@ def written(
     for x in made_backward & {*alive.values()}:
         x.kind = "gradient"
     return Program(tuple(ops), tuple(alive.values()), tuple(before))
-
-
-def _step(life: Any, model: Any, batch: tuple[Any, ...], *, training: bool) -> None:
-    tensors = keras.tree.map_structure(
-        lambda spec: life.tensor(tuple(spec.shape), spec.dtype), batch
-    )
-    if training:
-        life.train_step(model, tensors)
-    else:
-        life.predict_step(model, tensors)
-
-
-def _gradients(life: Any, model: Any, known: Watched) -> dict[int, Tensor]:
-    """Return the gradients that the step before left behind, by address."""
-    layers = {variable.name: variable.layer for variable in known.variables}
-    return {
-        life.address(gradient): Tensor(
-            (nbytes(gradient),), 1, layers.get(variable.path), kind="gradient"
-        )
-        for variable in model.trainable_variables
-        if (gradient := variable.value.grad) is not None
-    }

@@ -1,12 +1,17 @@
-"""Layers that all backends compute alike."""
+"""Layers that all backends compute alike, or nearly."""
 
+from collections.abc import Sequence
+from functools import partial, reduce
 from typing import Any
 
+from kerasmem.graph.kinds import class_name
 from kerasmem.memory.estimate.analytic import primitives as p
-from kerasmem.memory.estimate.analytic.layers.parts import projected
-from kerasmem.memory.estimate.analytic.site import Handler, Site
-from kerasmem.memory.estimate.analytic.tape import Tape
+from kerasmem.memory.estimate.analytic.layers.activations import activated
+from kerasmem.memory.estimate.analytic.tape import Site, Tape
 from kerasmem.memory.program import Shape, Tensor
+
+FLOAT = 4
+"""Bytes of a float32, in which normalization and softmax are computed at least."""
 
 
 def same(_t: Tape, _s: Site, xs: list[Tensor]) -> Tensor:
@@ -31,41 +36,24 @@ def mean_over_space(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
 
 def max_over_space(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     """The maximum over axes; its gradient asks again where the maximum was."""
-    x = xs[0]
-    y = t.new(s.shape, x.width)
-    t.op("max", (x,), y, reduces=True)
-
-    def pullback(dy: Tensor) -> list[Tensor | None]:
-        dx = t.new(x.shape, x.width, layout=x.layout)
-        t.op("max gradient", (dy, x, y), dx)
-        return [dx]
-
-    t.pull((x,), y, pullback)
-    return y
+    y = t.new(s.shape, xs[0].width)
+    return p.single(t, "max", xs[:1], y, keeps=(xs[0], y), reduces=True)
 
 
 def summed(t: Tape, _s: Site, xs: list[Tensor]) -> Tensor:
     """Add, Subtract, Average: nothing is kept."""
-    y = xs[0]
-    for x in xs[1:]:
-        y = p.add(t, y, x)
-    return y
+    return reduce(partial(p.add, t), xs)
 
 
 def multiplied(t: Tape, _s: Site, xs: list[Tensor]) -> Tensor:
     """Multiply: every factor is kept."""
-    y = xs[0]
-    for x in xs[1:]:
-        y = p.multiply(t, y, x)
-    return y
+    return reduce(partial(p.multiply, t), xs)
 
 
 def compared(t: Tape, _s: Site, xs: list[Tensor]) -> Tensor:
     """Maximum and Minimum: the gradient compares the operands again."""
-    y = xs[0]
-    for x in xs[1:]:
-        y = p.pointwise(t, "compare", y, x, needs=((y, x), (y, x)))
-    return y
+    pointwise = partial(p.pointwise, t, "compare")
+    return reduce(lambda y, x: pointwise(y, x, needs=((y, x), (y, x))), xs)
 
 
 def concatenated(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
@@ -80,47 +68,54 @@ def contracted(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
 
 def rescaled(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     """Rescaling and Normalization: two operations with constants."""
-    x = p.converted(t, xs[0], s.width)
-    return p.scaled(t, p.scaled(t, x))
+    return p.scaled(t, p.scaled(t, cast(t, s, xs)))
 
 
 def unknown(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     """A layer that no table knows: as if it kept its inputs and its output."""
     variables = getattr(s.layer, "trainable_variables", ())
-    params = [s.parameter(variable) for variable in variables]
+    reads = (*xs, *map(s.parameter, variables))
     y = t.new(s.shape, s.width, layout=xs[0].layout if xs else "last")
-    reads = (*xs, *params)
-    t.op("unknown", reads, y)
-
-    def pullback(dy: Tensor) -> list[Tensor | None]:
-        made = [t.new(x.shape, x.width, layout=x.layout) for x in reads]
-        t.op("unknown gradient", (dy, y, *reads), *made)
-        return list(made)
-
-    t.pull(reads, y, pullback)
-    return y
+    return p.single(t, "unknown", reads, y, keeps=(y, *reads))
 
 
-def dense(t: Tape, s: Site, xs: list[Tensor], activate: Any) -> Tensor:
+def dense(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     """Dense and EinsumDense: a product, a bias, an activation."""
     y = projected(t, s, s.layer, xs[0], s.shape)
-    return activate(t, s.layer.activation, y)
+    return activated(t, s.layer.activation, y)
+
+
+def projected(t: Tape, s: Site, layer: Any, x: Tensor, shape: Shape) -> Tensor:
+    """Return the product of `x` with the kernel of a dense layer, and its bias."""
+    kernel = s.parameter(layer.kernel)
+    y = p.product(t, "matmul", x, kernel, shape, t.how.product_scratch)
+    return y if layer.bias is None else p.add(t, y, s.parameter(layer.bias))
 
 
 def taken(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
-    """Take: rows of a tensor; the gradient is made as large as the tensor."""
-    return _taken(t, s, xs, sparse=False)
-
-
-def taken_sparsely(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
-    """Take where the gradient of a variable is of the rows that were read."""
-    return _taken(t, s, xs, sparse=True)
-
-
-def _taken(t: Tape, s: Site, xs: list[Tensor], *, sparse: bool) -> Tensor:
+    """Take: rows of a tensor."""
     given = dict(zip(s.names, xs, strict=True))
     x, indices = given.get("x", xs[0]), given.get("indices", xs[0])
-    return gathered(t, x, indices, s.shape, sparse=sparse and x.kind == "parameter")
+    return _gathered(t, s, x, indices, sparse=t.how.sparse and x.kind == "parameter")
+
+
+def looked_up(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+    """Embedding: rows of a table."""
+    table = s.parameter(s.layer.embeddings)
+    return _gathered(t, s, table, xs[0], sparse=t.how.sparse)
+
+
+def _gathered(
+    t: Tape, s: Site, table: Tensor, indices: Tensor, *, sparse: bool
+) -> Tensor:
+    """Return rows of `table`, with a gradient for those rows or for all."""
+    y = t.new(s.shape, table.width)
+    if not sparse:
+        keeps = constants = (indices,)
+        return p.single(t, "gather", (table,), y, keeps=keeps, constants=constants)
+    t.op("gather", (table, indices), y)
+    t.pull((table,), y, lambda dy: [dy])
+    return y
 
 
 def chosen(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
@@ -167,86 +162,37 @@ def positioned(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     return p.spread(t, p.copied(t, table, s.shape[-2:], "slice"), xs[0])
 
 
-def looked_up(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
-    """Embedding: rows of a table; the gradient is made as large as the table."""
-    return rows(t, s, xs, sparse=False)
+def kept_axes(x: Tensor, axes: Sequence[int]) -> Shape:
+    """Return the shape of a reduction of `x` over all axes but `axes`."""
+    kept = {axis % len(x.shape) for axis in axes}
+    return tuple(n if i in kept else 1 for i, n in enumerate(x.shape))
 
 
-def rows(t: Tape, s: Site, xs: list[Tensor], *, sparse: bool) -> Tensor:
-    """Return rows of a table, with a gradient for those rows or for all."""
-    table = s.parameter(s.layer.embeddings)
-    return gathered(t, table, xs[0], s.shape, sparse=sparse)
+def dropped(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+    """Dropout of all kinds."""
+    layer, x = s.layer, xs[0]
+    if not layer.rate:
+        return x
+    if class_name(layer).startswith("Spatial"):
+        return dropout(t, x, kept_axes(x, [0, -1]))
+    given = getattr(layer, "noise_shape", None) or x.shape
+    return dropout(t, x, tuple(n or m for n, m in zip(given, x.shape, strict=True)))
 
 
-def gathered(
-    t: Tape, table: Tensor, indices: Tensor, shape: Shape, *, sparse: bool
-) -> Tensor:
-    """Return rows of `table`, with a gradient for those rows or for all."""
-    y = t.new(shape, table.width)
-    t.op("gather", (table, indices), y)
+def dropout(t: Tape, x: Tensor, shape: Shape) -> Tensor:
+    """Return `x` with entries dropped; a mask of one byte an entry is kept.
 
-    def pullback(dy: Tensor) -> list[Tensor | None]:
-        if sparse:
-            return [dy]
-        dx = t.new(table.shape, table.width)
-        t.op("scatter", (dy, indices), dx)
-        return [dx]
-
-    t.pull((table,), y, pullback)
-    return y
-
-
-COMMON: dict[str, Handler] = {
-    **dict.fromkeys(
-        ["Identity", "InputLayer", "ActivityRegularization", "Masking"], same
-    ),
-    **dict.fromkeys(
-        ["Flatten", "Reshape", "ExpandDims", "Squeeze", "Ravel", "StopGradient"],
-        reshaped,
-    ),
-    **dict.fromkeys(
-        [
-            *["ZeroPadding1D", "ZeroPadding2D", "ZeroPadding3D", "Cropping1D"],
-            *["Cropping2D", "Cropping3D", "UpSampling1D", "UpSampling2D"],
-            *["UpSampling3D", "RepeatVector", "Permute", "Transpose", "Pad", "GetItem"],
-            *["Repeat", "Tile", "Flip", "Roll", "Slice", "BroadcastTo", "SwapAxes"],
-            *["Moveaxis", "Split", "Resizing", "Resize", "CenterCrop", "TopK"],
-        ],
-        moved,
-    ),
-    **dict.fromkeys(
-        [
-            *["GlobalAveragePooling1D", "GlobalAveragePooling2D"],
-            *["GlobalAveragePooling3D", "Mean", "Sum"],
-        ],
-        mean_over_space,
-    ),
-    **dict.fromkeys(
-        [
-            *["GlobalMaxPooling1D", "GlobalMaxPooling2D", "GlobalMaxPooling3D"],
-            *["Max", "Min", "Amax", "Amin", "Prod"],
-        ],
-        max_over_space,
-    ),
-    **dict.fromkeys(["Add", "Subtract", "Average"], summed),
-    "Multiply": multiplied,
-    **dict.fromkeys(["Divide", "TrueDivide"], divided),
-    "Negative": negated,
-    "Cast": cast,
-    "Where": chosen,
-    "Take": taken,
-    "PositionEmbedding": positioned,
-    **dict.fromkeys(
-        [
-            *["Equal", "NotEqual", "Less", "LessEqual", "Greater", "GreaterEqual"],
-            *["LogicalAnd", "LogicalOr", "LogicalNot", "All", "Any", "ZerosLike"],
-            *["OnesLike", "OneHot", "Argmax", "Argmin"],
-        ],
-        told,
-    ),
-    **dict.fromkeys(["Maximum", "Minimum"], compared),
-    **dict.fromkeys(["Concatenate", "Stack", "Hstack", "Vstack"], concatenated),
-    **dict.fromkeys(["Dot", "Matmul", "Einsum", "Tensordot"], contracted),
-    **dict.fromkeys(["Rescaling", "Normalization"], rescaled),
-    "Embedding": looked_up,
-}
+    Args:
+        t: the tape.
+        x: the entries.
+        shape: shape of the random numbers, which TensorFlow and XLA draw as float32.
+    """
+    if not t.training:
+        return x
+    source = x
+    if t.how.kernels != "torch":
+        source = t.new(shape, FLOAT, differentiable=False)
+        t.op("random", (x,), source)
+    mask = t.new(shape, 1, differentiable=False)
+    t.op("mask", (source,), mask)
+    return p.pointwise(t, "dropout", x, mask, needs=((mask,), None))

@@ -4,20 +4,14 @@ from typing import Any
 
 import keras
 
-ACTIVATIONS = (
-    *["Activation", "ReLU", "LeakyReLU", "ELU", "Softmax", "Relu", "Relu6", "Silu"],
-    *["Swish", "Gelu", "Sigmoid", "Tanh", "Elu", "Selu", "LogSoftmax", "HardSilu"],
-    *["HardSwish", "HardSigmoid", "Softplus", "Softsign", "Exp", "LeakyRelu"],
-    *["Square", "Sqrt", "Rsqrt", "Log", "Absolute", "Sin", "Cos", "Power"],
-)
-CONVOLUTIONS = ("Conv1D", "Conv2D", "Conv3D")
-TRANSPOSED = tuple(f"{name}Transpose" for name in CONVOLUTIONS)
-MAX_POOLING = ("MaxPooling1D", "MaxPooling2D", "MaxPooling3D")
-AVERAGE_POOLING = ("AveragePooling1D", "AveragePooling2D", "AveragePooling3D")
-DROPOUTS = (
-    *["Dropout", "SpatialDropout1D", "SpatialDropout2D", "SpatialDropout3D"],
-    *["GaussianDropout", "AlphaDropout"],
-)
+from kerasmem.graph.kinds import class_names
+
+ACTIVATIONS = class_names("activation")
+CONVOLUTIONS = class_names("convolution")
+TRANSPOSED = class_names("transposed_convolution")
+MAX_POOLING = class_names("max_pooling")
+AVERAGE_POOLING = class_names("average_pooling")
+DROPOUTS = class_names("dropout")
 
 _SAME = {
     "leakyrelu": "leaky_relu",

@@ -3,95 +3,61 @@
 import math
 from typing import Any
 
+from kerasmem.graph.kinds import class_name
 from kerasmem.memory.estimate.analytic import primitives as p
-from kerasmem.memory.estimate.analytic.layers.parts import FLOAT
-from kerasmem.memory.estimate.analytic.site import Handler, Site
-from kerasmem.memory.estimate.analytic.tape import Tape
+from kerasmem.memory.estimate.analytic.layers.common import FLOAT
+from kerasmem.memory.estimate.analytic.tape import Site, Tape
+from kerasmem.memory.estimate.scratch import RNN_KEPT, rnn_entries
 from kerasmem.memory.program import Shape, Tensor
 
-_RESERVED = {"LSTM": 5, "GRU": 6}
-"""What cuDNN keeps for the gradient, in sequences of the state: of an LSTM the gates
-and the cell. Its own answers for a net of four layers, in PyTorch's issue 2895, come to
-these."""
-_WORKSPACE = {"LSTM": 5, "GRU": 4}
-"""Its scratch space beside inputs and weights: each gate's product with the input, and
-the output packed."""
 _STEPWISE = {"LSTM": 7, "GRU": 6, "SimpleRNN": 1}
 """What a loop over time keeps of each step: what the cell's gradients read. Of an LSTM
 four gates, the state, the cell and its tanh; counted in recorded steps."""
-IN_FLIGHT = 32
-"""Steps in time that TensorFlow's loops run ahead of one another."""
+LOOPS = tuple(_STEPWISE)
+_IN_FLIGHT = 32
+"""Steps in time that TensorFlow's loops run ahead of one another: so many gradients of
+the weights are there before the first of them are added up."""
 
 
-def recurrent(t: Tape, s: Site, xs: list[Tensor], *, in_flight: int = 0) -> Tensor:
-    """LSTM, GRU and SimpleRNN.
-
-    Args:
-        t: the tape.
-        s: the layer.
-        xs: the sequence.
-        in_flight: steps in time whose gradients of the weights a loop has made before
-            it adds the first of them up.
-    """
+def recurrent(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+    """LSTM, GRU and SimpleRNN."""
     layer, x = s.layer, xs[0]
     weights = [s.parameter(v) for v in layer.trainable_variables]
     y = t.new((*x.shape[:2], layer.units), x.width)
-    if t.fused_recurrence and type(layer).__name__ in _RESERVED:
-        _in_cudnn(t, s, x, y, weights)
-    else:
-        _in_a_loop(t, s, x, y, weights, in_flight)
+    in_cudnn = t.how.fused_recurrence and class_name(layer) in RNN_KEPT
+    (_in_cudnn if in_cudnn else _in_a_loop)(t, layer, x, y, weights)
     return y if layer.return_sequences else p.copied(t, y, s.shape, "last step")
 
 
-def _in_cudnn(t: Tape, s: Site, x: Tensor, y: Tensor, weights: list[Tensor]) -> None:
-    name = type(s.layer).__name__
+def _in_cudnn(t: Tape, layer: Any, x: Tensor, y: Tensor, weights: list[Tensor]) -> None:
+    name = class_name(layer)
     inside = max(FLOAT, x.width)  # it computes in float32 whatever goes in
-    state = (*x.shape[:2], s.layer.units * _RESERVED[name])
+    state = (*x.shape[:2], layer.units * RNN_KEPT[name])
     reserved = t.new(state, inside, differentiable=False)
     flat = _flattened(t, weights)
-    space = _scratch(name, x, y, flat) * inside
+    entries = (math.prod(one.shape) for one in (y, x, flat))
+    space = rnn_entries(name, *entries) * inside
     t.op("recurrence", (x, flat), y, reserved, workspace=space)
 
     def pullback(dy: Tensor) -> list[Tensor | None]:
-        dx, *slopes = _gradients(t, x, weights)
+        made = [t.new(one.shape, one.width) for one in (x, *weights)]
         reads = (dy, x, y, reserved, flat)
-        t.op("recurrence gradient", reads, dx, *slopes, workspace=space)
-        return [dx, *slopes]
+        t.op("recurrence gradient", reads, *made, workspace=space)
+        return [*made]
 
     t.pull((x, *weights), y, pullback)
 
 
 def _in_a_loop(
-    t: Tape, s: Site, x: Tensor, y: Tensor, weights: list[Tensor], in_flight: int
+    t: Tape, layer: Any, x: Tensor, y: Tensor, weights: list[Tensor]
 ) -> None:
-    kept = _STEPWISE[type(s.layer).__name__]
-    state = (*x.shape[:2], s.layer.units * kept)
+    state = (*x.shape[:2], layer.units * _STEPWISE[class_name(layer)])
     reserved = t.new(state, x.width, differentiable=False)
-    t.op("loop", (x, *weights), y, reserved)
-    ahead = min(in_flight, x.shape[1])
+    ahead = 0 if t.how.kernels == "torch" else min(_IN_FLIGHT, x.shape[1])
     freed = (reserved.nbytes + x.nbytes) * ahead // x.shape[1]
     space = max(0, ahead * sum(w.nbytes for w in weights) - freed)
-
-    def pullback(dy: Tensor) -> list[Tensor | None]:
-        dx, *slopes = _gradients(t, x, weights)
-        reads = (dy, x, reserved, *weights)
-        t.op("loop gradient", reads, dx, *slopes, workspace=space)
-        return [dx, *slopes]
-
-    t.pull((x, *weights), y, pullback)
-
-
-def _gradients(t: Tape, x: Tensor, weights: list[Tensor]) -> list[Tensor]:
-    return [t.new(one.shape, one.width) for one in (x, *weights)]
-
-
-def _scratch(name: str, x: Tensor, y: Tensor, weights: Tensor) -> int:
-    """Return the entries of cuDNN's scratch space: the weights are in it twice."""
-    return (
-        math.prod(y.shape) * _WORKSPACE[name]
-        + math.prod(x.shape)
-        + 2 * math.prod(weights.shape)
-    )
+    read, keeps = (x, *weights), (x, reserved, *weights)
+    p.single(t, "loop", read, y, reserved, keeps=keeps, space=space)
 
 
 def _flattened(t: Tape, weights: list[Tensor]) -> Tensor:
@@ -123,11 +89,8 @@ def both_ways(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
 
 def over_time(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     """TimeDistributed: the steps in time as so many more samples."""
-    return t.view(s.inner(s.layer.layer, [_merged(t, xs[0])], _flat(s.shape)), s.shape)
-
-
-def _merged(t: Tape, x: Tensor) -> Tensor:
-    return t.view(x, _flat(x.shape))
+    merged = t.view(xs[0], _flat(xs[0].shape))
+    return t.view(s.inner(s.layer.layer, [merged], _flat(s.shape)), s.shape)
 
 
 def _flat(shape: Shape) -> Shape:
@@ -136,14 +99,4 @@ def _flat(shape: Shape) -> Shape:
 
 def wrapped(_t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     """SpectralNormalization and plain wrappers: the layer inside."""
-    inner: Any = s.layer.layer
-    return s.inner(inner, xs, s.shape)
-
-
-LOOPS = ("LSTM", "GRU", "SimpleRNN")
-RECURRENT: dict[str, Handler] = {
-    **dict.fromkeys(LOOPS, recurrent),
-    "Bidirectional": both_ways,
-    "TimeDistributed": over_time,
-    **dict.fromkeys(["Wrapper", "SpectralNormalization"], wrapped),
-}
+    return s.inner(s.layer.layer, xs, s.shape)

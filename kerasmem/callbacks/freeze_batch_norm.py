@@ -1,0 +1,88 @@
+"""BatchNormalization that ends its training as inference will compute it."""
+
+from contextlib import ExitStack
+from numbers import Real
+from typing import Any
+
+import keras
+
+from kerasmem.backends import shadow
+from kerasmem.callbacks.attachment import Attachment
+from kerasmem.compression.quantize.activations.calls import flatten
+from kerasmem.errors import ConfigError
+from kerasmem.graph.layers import sublayers
+from kerasmem.graph.nodes import own_graph
+
+
+class FreezeBatchNorm(keras.callbacks.Callback):
+    """Has BatchNormalization train with its moving statistics from an epoch on.
+
+    They change no more; scale and offset go on training. For the last part of a
+    quantization-aware training: inference normalizes by them too. It goes by the number
+    of the epoch, so it freezes in a training that is resumed as it would have before. A
+    layer that is called with `training=True` takes the statistics of a batch in
+    inference as well, and goes on so.
+
+    Args:
+        after: share of the epochs after which it does, 0 for at once to 1 for never.
+
+    Raises:
+        ConfigError: if `after` is out of its range.
+
+    Source:
+        Krishnamoorthi, "Quantizing deep convolutional networks for efficient inference:
+        A whitepaper", 2018.
+
+    Example:
+        >>> callbacks = [FreezeBatchNorm(0.5)]
+    """
+
+    async_safe = True
+
+    def __init__(self, after: float = 0.5) -> None:
+        super().__init__()
+        is_number = isinstance(after, Real) and not isinstance(after, bool)
+        if not is_number or not 0 <= after <= 1:
+            raise ConfigError(
+                "The share of epochs before FreezeBatchNorm freezes is a number, 0 to "
+                f"1. Received: after={after!r}."
+            )
+        self._after = after
+        self._attachment: Attachment | None = None
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Begin anew."""
+        self.detach()
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Freeze the layers if it is time."""
+        is_due = epoch >= self._after * self.params["epochs"]
+        if is_due and self._attachment is None:
+            always, undo = _always_trained(self.model), ExitStack()
+            for layer in sublayers(self.model):
+                is_norm = isinstance(layer, keras.layers.BatchNormalization)
+                if is_norm and id(layer) not in always:
+                    undo.callback(shadow(layer, "call", _in_inference))
+            self._attachment = Attachment(self.model, undo.close)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Let the layers train as ever again."""
+        self.detach()
+
+    def detach(self) -> None:
+        """Let the layers train as ever now; a second call is a no-op."""
+        if self._attachment is not None:
+            self._attachment.release()
+            self._attachment = None
+
+
+def _in_inference(original: Any, inputs: Any, training: Any = None, **rest: Any) -> Any:
+    del training
+    return original(inputs, training=False, **rest)
+
+
+def _always_trained(model: Any) -> set[int]:
+    """Return the ids of what the graph calls with `training=True`."""
+    if own_graph(model) is None:
+        return set()
+    return {id(call.operation) for call in flatten(model).calls if call.is_trained}

@@ -1,0 +1,261 @@
+"""A chain of techniques that the caller names: checked, applied, trained in between."""
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from kerasmem.backends import current
+from kerasmem.compression import batch_norm
+from kerasmem.compression.checkpoints import Checkpoints, key_of
+from kerasmem.compression.judge import check_drop, check_metric
+from kerasmem.compression.recipe import as_preset
+from kerasmem.compression.technique import Context, Technique
+from kerasmem.compression.working import fine_tune, seeded_at
+from kerasmem.errors import ConfigError, KerasMemWarning
+from kerasmem.files.save import Coding
+from kerasmem.graph.clone import clone, compile_as
+from kerasmem.graph.values import check_finite, to_numpy
+from kerasmem.records import SearchReport, WeightChange
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a chain, or a search for one, made.
+
+    Args:
+        model: the new model.
+        steps: the techniques that made it.
+        changes: the account of its weights.
+        search: how the steps were found; None if they were given.
+    """
+
+    model: Any
+    steps: tuple[Technique, ...]
+    changes: list[WeightChange]
+    search: SearchReport | None = None
+
+
+class Chain:
+    """Techniques, one after the other.
+
+    Args:
+        steps: techniques, a recipe or a preset.
+        max_drop: most that the first metric may get worse; None for any.
+        folder: keeps the model after every step, so that a killed run goes on; None
+            for none.
+        batch_size: a run with another one is another run.
+
+    Raises:
+        ConfigError: if there are no such steps.
+    """
+
+    def __init__(
+        self,
+        steps: Any,
+        max_drop: float | None,
+        folder: str | Path | None,
+        batch_size: int,
+    ) -> None:
+        preset = as_preset(steps)
+        self.epochs: int = preset.epochs
+        self.coding: Coding = preset.coding
+        self._steps, self._max_drop = preset.steps, max_drop
+        self._folder, self._batch_size = folder, batch_size
+
+    def check(self, data: Any, validation_data: Any, epochs: int) -> None:
+        """Raise if a step lacks what it needs, or undoes an earlier one."""
+        del validation_data
+        names = [step.name for step in self._steps]
+        trains = [step.name for step in self._steps if step.trains]
+        if trains and data is None:
+            raise ConfigError(
+                f"The step {trains[0]!r} learns from samples: give data=x or "
+                "data=(x, y) (--data on the command line). Received: data=None."
+            )
+        if epochs and data is None:
+            raise ConfigError(
+                "Fine-tuning needs samples with labels: give data=(x, y), or leave it "
+                "out with fine_tune_epochs=0 (--data, --fine-tune-epochs 0 on the "
+                "command line). Received: "
+                f"fine_tune_epochs={epochs}, data=None."
+            )
+        if epochs and not any(step.trains_on for step in self._steps):
+            raise ConfigError(
+                "None of the steps leaves the model trainable, so there is nothing to "
+                f"fine-tune. Received: fine_tune_epochs={epochs}, steps={names}."
+            )
+        _check_order(self._steps)
+
+    def run(
+        self, original: Any, context: Context, coding: Coding, validation_data: Any
+    ) -> Outcome:
+        """Return the model after the last step.
+
+        Raises:
+            ConfigError: if its metrics tell no drop.
+            ModelError: if training left NaN or infinity in the model.
+        """
+        del coding, validation_data
+        if self._max_drop is not None:
+            check_metric(original)
+        context = replace(context, original=original)
+        ready = [step.ready(context) for step in self._steps]
+        checkpoints = self._checkpoints(original, ready, context)
+        model, changes = run_steps(original, ready, context, checkpoints)
+        if context.data is None:
+            _warn_if_stale(model, ready, changes)
+        if context.epochs or any(step.trains for step in ready):
+            check_finite(model, original)
+        return Outcome(model, self._steps, changes)
+
+    def judge(self, result: Any) -> None:
+        """Raise `AccuracyDropError` if the metric got worse by too much."""
+        check_drop(result.report, self._max_drop)
+
+    def _checkpoints(
+        self, original: Any, steps: list[Technique], context: Context
+    ) -> Checkpoints | None:
+        if self._folder is None:
+            return None
+        _, processes = current().processes(original)
+        if processes > 1:
+            raise ConfigError(
+                "Processes that train together keep no steps: each would remove what "
+                "another one reads. Next: leave out checkpoint_dir. Received: "
+                f"{processes} processes."
+            )
+        plain = {"seed": context.seed, "epochs": context.epochs}
+        plain["batch_size"] = self._batch_size
+        return Checkpoints(
+            Path(self._folder), key_of(original, steps, context.data, **plain)
+        )
+
+
+def run_steps(
+    original: Any,
+    steps: Sequence[Technique],
+    context: Context,
+    checkpoints: Checkpoints | None = None,
+) -> tuple[Any, list[WeightChange]]:
+    """Return a copy of `original` after all steps, and what became of its weights.
+
+    The model is copied once: each step owns what the one before it made.
+
+    Args:
+        original: the model, compiled if there is training.
+        steps: the techniques.
+        context: their data and training.
+        checkpoints: where each step is kept, and which are done already.
+    """
+    context = replace(context, original=original, owned=True)
+    begun = checkpoints.done() if checkpoints else None
+    model, changes, done = original, [], begun or 0
+    if begun is None:
+        model = clone(original)
+        if checkpoints:
+            checkpoints.write(0, model, [])
+    if checkpoints:
+        model, changes = _from_file(checkpoints, done, context)
+    for number, step in enumerate(steps[done:], start=done + 1):
+        context = replace(context, earlier=tuple(steps[: number - 1]))
+        with seeded_at(context, 2 * number):
+            compile_as(model, original)
+            model, of_step = step.applied(model, context)
+            fine_tune(model, step, context)
+            changes += of_step
+            if _leaves_stale(steps[number - 1 :], of_step, context):
+                changes += batch_norm.reestimate_if_better(
+                    model,
+                    context.data,
+                    _loss(model, original),
+                    context.fit.get("batch_size") or batch_norm.BATCH_SIZE,
+                )
+        if checkpoints:
+            checkpoints.write(number, model, changes)
+            model, changes = _from_file(checkpoints, number, context)
+    return model, changes
+
+
+def _from_file(
+    checkpoints: Checkpoints, step: int, context: Context
+) -> tuple[Any, list[WeightChange]]:
+    # The same draws, whether this run wrote the file or another one.
+    with seeded_at(context, 2 * step + 1):
+        return checkpoints.read(step, context.original)
+
+
+def _leaves_stale(
+    steps: Sequence[Technique], changes: list[WeightChange], context: Context
+) -> bool:
+    """Return whether the first of `steps` left statistics behind, and there is data.
+
+    A step removes or moves weights if training suits it, or if it is training.
+    """
+    step, following = steps[0], steps[1:2]
+    trains = step.trains or (step.trains_on and context.epochs > 0)
+    removed = step.trains_on and any(change.changed for change in changes)
+    by_hand = any(other.name == batch_norm.NAME for other in following)
+    return context.data is not None and (trains or removed) and not by_hand
+
+
+def _loss(model: Any, original: Any) -> Callable[[Any, Any, Any], float]:
+    """Return the loss of a model, without labels its distance from the original."""
+
+    def loss(x: Any, y: Any, weight: Any) -> float:
+        with current().inference():
+            outputs = model(x, training=False)
+            if y is not None and model.compiled and model.loss is not None:
+                return batch_norm.own_loss(model, (x, y, weight), outputs)
+            pairs = zip(
+                keras.tree.flatten(outputs),
+                keras.tree.flatten(original(x, training=False)),
+                strict=True,
+            )
+            return sum(
+                float(np.square(to_numpy(a).astype("f8") - to_numpy(b)).mean())
+                for a, b in pairs
+            )
+
+    return loss
+
+
+def _warn_if_stale(
+    model: Any, steps: list[Technique], changes: list[WeightChange]
+) -> None:
+    """Warn if weights went that statistics of BatchNormalization were gathered on."""
+    moving = {step.name for step in steps if step.trains_on}
+    stale = [norm for norm in batch_norm.batch_norms(model) if norm.trainable]
+    if stale and any(c.changed and c.technique in moving for c in changes):
+        warnings.warn(
+            f"The statistics of {len(stale)} BatchNormalization layers are those of "
+            "the model before its weights were removed or moved, with which it may do "
+            "far worse than it could. Next: give samples as data= (--data on the "
+            "command line), or gather them anew with km.ReestimateBatchNorm().",
+            KerasMemWarning,
+            stacklevel=4,
+        )
+
+
+def _check_order(steps: tuple[Technique, ...]) -> None:
+    """Raise if a step undoes one before it, or trains weights that one has fixed."""
+    fixed = None
+    for place, step in enumerate(steps):
+        undone = [s.name for s in steps[:place] if s.name in step.undoes]
+        if undone:
+            raise ConfigError(
+                f"Nothing would be left of {undone[0]!r} after {step.name!r}. "
+                f"Received: steps={[step.name for step in steps]}. Next: put "
+                f"{step.name!r} first."
+            )
+        fixed = step if step.freezes else fixed
+        if step.trains and fixed is not None:
+            raise ConfigError(
+                f"After {fixed.name!r} the weights are not trained any more, and "
+                f"{step.name!r} trains them. Received: steps="
+                f"{[step.name for step in steps]}. Next: put {step.name!r} before it."
+            )

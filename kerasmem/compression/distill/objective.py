@@ -1,0 +1,296 @@
+"""The objective of one teacher: what it answers to a batch, compared with a student."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import keras
+from keras import ops
+
+from kerasmem.compression.distill.cache import whole
+from kerasmem.compression.distill.check import check_outputs
+from kerasmem.compression.distill.comparison import (
+    Comparable,
+    Comparison,
+    Reduced,
+    comparable,
+)
+from kerasmem.compression.distill.features import FeatureRef, FrozenTeacher
+from kerasmem.compression.distill.losses import (
+    Answers,
+    DistillationLoss,
+    FeatureLoss,
+    OutputLoss,
+)
+from kerasmem.compression.distill.pairing import Probe, pair_layers
+from kerasmem.compression.distill.sample_weights import (
+    Masks,
+    cross_entropy,
+    weighted,
+    without_padding,
+)
+from kerasmem.errors import ConfigError, ModelError
+from kerasmem.graph.outputs import Form, Task, describe_outputs
+
+Current = Callable[[DistillationLoss, str], Any]
+"""Returns what a scheduled field of a loss is in this epoch."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What teacher and student said of a batch, and what is known of it.
+
+    Args:
+        answers: the teacher's outputs; None where no loss asks for them.
+        predictions: the student's outputs.
+        labels: as the data has them, or None.
+        weight: sample weights, or None.
+        student: the student.
+        loss: what it is trained with on labels, or None.
+        kept: whether the answers come from a cache, where all are logits or values.
+        padding: masks of the sequences; empty where the data has sample weights.
+        places: weights by them in the structure of the outputs, or None.
+    """
+
+    answers: Any
+    predictions: Any
+    labels: Any
+    weight: Any
+    student: Any
+    loss: Any
+    kept: bool = False
+    padding: Masks = field(default_factory=dict)
+    places: Any = None
+
+
+class Objective(keras.layers.Layer):
+    """One teacher, what it is asked, and how the student is compared with it.
+
+    Args:
+        teacher: a built model.
+        student: the model that learns.
+        losses: what is compared.
+        probes: what the layers of both gave for a sample; None without features.
+    """
+
+    def __init__(
+        self,
+        teacher: Any,
+        student: Any,
+        losses: Sequence[DistillationLoss],
+        probes: tuple[Probe, Probe] | None,
+    ) -> None:
+        super().__init__(dtype=student.dtype_policy, autocast=False)
+        self.losses_on_outputs = [x for x in losses if isinstance(x, OutputLoss)]
+        self.comparisons: list[Comparison] = []
+        if probes is not None:
+            for loss in losses:
+                if isinstance(loss, FeatureLoss):
+                    self.comparisons += _comparisons(loss, (teacher, student), probes)
+        refs = dict.fromkeys(c.teacher_ref for c in self.comparisons)
+        self.frozen = FrozenTeacher(teacher, list(refs))
+        self.state = self.frozen.step_state()
+        self.built = True
+
+    @property
+    def student_refs(self) -> list[FeatureRef]:
+        """What has to be read of the student, each once."""
+        return list(dict.fromkeys(c.student_ref for c in self.comparisons))
+
+    def teacher_batch(
+        self, x: Any, batch: Batch, given: Sequence[Any] | None
+    ) -> tuple[Batch, dict[FeatureRef, Any]]:
+        """Return a batch with the teacher's answers, and the teacher's features.
+
+        Args:
+            x: inputs of the teacher.
+            batch: what is known besides.
+            given: what the teacher said of the batch before, or None to ask it.
+        """
+        if given is None:
+            answers, teacher_features = self.frozen.answer(x, self.state)
+        else:
+            answers, teacher_features = self._unpacked(given, batch.predictions)
+        return replace(batch, answers=answers, kept=given is not None), teacher_features
+
+    def distance(
+        self,
+        batch: Batch,
+        teacher_features: dict[FeatureRef, Any],
+        student_features: dict[FeatureRef, Any],
+        current: Current,
+    ) -> Any:
+        """Return the weighted sum of all losses for a batch.
+
+        Args:
+            batch: what `teacher_batch` returned.
+            teacher_features: likewise.
+            student_features: features of the student.
+            current: tells scheduled numbers.
+        """
+        return self.on_outputs(batch, current) + self.on_features(
+            batch, teacher_features, student_features, current
+        )
+
+    def error(self, batch: Batch) -> Any:
+        """Return how wrong the teacher's answers to a batch are, (batch,).
+
+        Raises:
+            ConfigError: if the output is not that of one classifier with labels.
+        """
+        ways = self.comparables(batch)
+        if len(ways) > 1 or ways[0].task is not Task.CATEGORICAL:
+            raise ConfigError(
+                "Teachers are weighted by confidence where the only output tells one "
+                f"class of several. Received: {len(ways)} outputs, "
+                f"{', '.join(way.task.value for way in ways)}."
+            )
+        (label,) = _labels(batch, 1)
+        if label is None:
+            raise ConfigError(
+                "The confidence in a teacher comes from labels, and the data has none. "
+                "Next: hand in (x, y), or numbers as teacher_weights."
+            )
+        (answers,) = keras.tree.flatten(batch.answers)
+        return cross_entropy(
+            ways[0].teacher_values(ops.cast(answers, "float32")), label
+        )
+
+    def _unpacked(
+        self, given: Sequence[Any], like: Any
+    ) -> tuple[Any, dict[FeatureRef, Any]]:
+        """Return kept answers as `FrozenTeacher.answer` would give them."""
+        count = len(given) - len(self.frozen.refs)
+        features = dict(zip(self.frozen.refs, given[count:], strict=True))
+        if not count:
+            return None, features
+        leaves = keras.tree.flatten(like)
+        outputs = [
+            whole(kept, leaf.shape[-1])
+            for kept, leaf in zip(given[:count], leaves, strict=True)
+        ]
+        return keras.tree.pack_sequence_as(like, outputs), features
+
+    def on_features(
+        self,
+        batch: Batch,
+        teacher_features: dict[FeatureRef, Any],
+        student_features: dict[FeatureRef, Any],
+        current: Current,
+    ) -> Any:
+        """Return the weighted sum of all losses on features; those of one add up."""
+        total = 0.0
+        for comparison in self.comparisons:
+            refs = comparison.teacher_ref, comparison.student_ref
+            pair = [
+                without_padding(batch.padding, ref.path, ops.cast(f, "float32"))
+                for ref, f in zip(
+                    refs,
+                    comparison.features(
+                        teacher_features[refs[0]], student_features[refs[1]]
+                    ),
+                    strict=True,
+                )
+            ]
+            # First the distances, so that no mask of time steps meets one per sample.
+            each = comparison.loss.distances(*pair)
+            value = Reduced(lambda _, same: same)(each, each, _per_sample(batch.weight))
+            total += current(comparison.loss, "weight") * value
+        return total
+
+    def on_outputs(self, batch: Batch, current: Current) -> Any:
+        """Return the weighted sum of all losses on outputs; those of several add up."""
+        if not self.losses_on_outputs:
+            return 0.0
+        check_outputs(batch.answers, batch.predictions)
+        teacher_features = keras.tree.flatten(batch.answers)
+        student_features = keras.tree.flatten(batch.predictions)
+        ways = self.comparables(batch)
+        labels = _labels(batch, len(student_features))
+        weights = keras.tree.flatten(batch.weight)
+        if len(weights) != len(student_features):
+            weights = [batch.weight] * len(student_features)
+        if batch.places is not None:  # of data without weights: these are of samples
+            places = keras.tree.flatten(batch.places)
+            weights = [
+                one if share is None else weighted(one, share)
+                for one, share in zip(places, weights, strict=True)
+            ]
+        total = 0.0
+        for loss in self.losses_on_outputs:
+            factor = current(loss, "weight")
+            for way, label, *values in zip(
+                ways, labels, teacher_features, student_features, weights, strict=True
+            ):
+                total += factor * _soft(loss, way, label, current)(*values)
+        return total
+
+    def comparables(self, batch: Batch) -> list[Comparable]:
+        """Return how each output of the student is compared with the teacher's."""
+        teacher = self.frozen.model
+        pairs = zip(
+            describe_outputs(teacher, teacher.loss, batch.answers),
+            describe_outputs(batch.student, batch.loss, batch.predictions),
+            strict=True,
+        )
+        ways = [comparable(*pair) for pair in pairs]
+        return (
+            [replace(way, teacher=Form.LINEAR) for way in ways] if batch.kept else ways
+        )
+
+
+def _comparisons(
+    loss: FeatureLoss, models: tuple[Any, Any], probes: tuple[Probe, Probe]
+) -> list[Comparison]:
+    found = []
+    for teacher, student in pair_layers(loss, models, probes):
+        shapes = probes[0].shape(teacher), probes[1].shape(student)
+        policy = models[1].dtype_policy
+        found.append(Comparison(loss, (teacher, student), shapes, policy))
+    return found
+
+
+def _soft(
+    loss: OutputLoss, way: Comparable, labels: Any, current: Current
+) -> Callable[..., Any]:
+    """Return what compares one output of the two models.
+
+    Raises:
+        ModelError: if the loss is not for what the output is.
+        ConfigError: if it lacks labels.
+    """
+    if way.task not in loss.tasks:
+        raise ModelError(
+            f"{type(loss).__name__} compares the classes of a classifier. Received: an "
+            f"output that is {way.task.value}. Next: use Logits for it."
+        )
+    if loss.needs_labels and labels is None:
+        raise ConfigError(
+            f"{type(loss).__name__} takes labels, and the data has none. Next: hand in "
+            "(x, y), or use Logits."
+        )
+    temperature = current(loss, "temperature")
+
+    def distances(teacher_features: Any, student_features: Any) -> Any:
+        values = way.values(teacher_features, student_features)
+        return loss.distances(Answers(way.task, *values, temperature, labels))
+
+    return Reduced(distances)
+
+
+def _labels(batch: Batch, count: int) -> list[Any]:
+    """Return the labels of each output, None where there are none."""
+    labels = batch.labels
+    if isinstance(labels, dict) and not isinstance(batch.predictions, dict):
+        labels = [labels.get(name) for name in batch.student.output_names]
+    flat = keras.tree.flatten(labels)
+    return flat if len(flat) == count else [None] * count
+
+
+def _per_sample(weight: Any) -> Any:
+    """Return one weight per sample, of those of several outputs or time steps."""
+    given = [w for w in keras.tree.flatten(weight) if w is not None]
+    if not given:
+        return None
+    rows = [ops.reshape(w, (ops.shape(w)[0], -1)) for w in given]
+    return ops.mean(ops.concatenate(rows, axis=-1), axis=-1)

@@ -1,0 +1,76 @@
+"""What quantization-aware training has found, read from the model that it trained."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kerasmem.compression.quantize.apply import coding_of, name_of
+from kerasmem.compression.quantize.aware.activations import FakeQuantize
+from kerasmem.compression.quantize.aware.weights import FakeQuantizedVariable
+from kerasmem.compression.quantize.coding import Coding
+from kerasmem.compression.quantize.owners import stand_ins
+from kerasmem.compression.quantize.static.plan import Ranges
+from kerasmem.errors import ConfigError
+from kerasmem.graph.layers import sublayers, weights
+
+if TYPE_CHECKING:
+    from kerasmem.compression.quantize.config import Quantize
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What a training has found.
+
+    Args:
+        scales: of weights, by their names, as they are stored.
+        codings: how these weights were rounded in it.
+        ranges: of activations, by the names of their tensors in the float model.
+    """
+
+    scales: Mapping[str, np.ndarray]
+    codings: frozenset[Coding]
+    ranges: Ranges
+
+    def check_stored_so(self, choice: "Quantize") -> None:
+        """Raise unless a choice stores weights by the scales that were learned.
+
+        Raises:
+            ConfigError: if it does not.
+        """
+        for coding in self.codings:
+            is_nearest = choice.has_scales and choice.rounding == "nearest"
+            if not is_nearest or coding_of(choice, coding.axes) != coding:
+                raise ConfigError(
+                    f"The scales of {len(self.scales)} weights were learned for "
+                    f"{coding.dtype!r} to nearest, granularity={coding.granularity!r}. "
+                    "Next: compress with the Quantize that the model was trained for. "
+                    f"Received: {choice!r}."
+                )
+
+
+def is_aware(model: Any) -> bool:
+    """Return whether `quantization_aware` made a model."""
+    layers = sublayers(model)
+    return any(isinstance(layer, FakeQuantize) for layer in layers) or any(
+        isinstance(value, FakeQuantizedVariable) for value in stand_ins(model)
+    )
+
+
+def learned(model: Any) -> Learned:
+    """Return what training with rounding has found by now; of a plain model nothing."""
+    scales, codings = {}, set()
+    for weight in weights(model):
+        value = vars(weight.owner).get(weight.attribute)
+        if isinstance(value, FakeQuantizedVariable) and value.scales is not None:
+            scales[name_of(model, weight)] = value.scales
+            codings.add(value.coding)
+    layers = [each for each in sublayers(model) if isinstance(each, FakeQuantize)]
+    ranges = {
+        name: layer.ends
+        for layer in layers
+        if layer.ends is not None
+        for name in layer.tensors
+    }
+    return Learned(scales, frozenset(codings), ranges)

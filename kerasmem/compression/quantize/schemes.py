@@ -1,0 +1,112 @@
+"""What the techniques of this room do to a model, each scheme by its own module."""
+
+from typing import Any
+
+from kerasmem.compression import batch_norm
+from kerasmem.compression.quantize.aware.learned import is_aware, learned
+from kerasmem.compression.quantize.config import (
+    MIXED,
+    Equalize,
+    FoldBatchNorm,
+    Quantize,
+    ReestimateBatchNorm,
+)
+from kerasmem.compression.quantize.dequantize import dequantize
+from kerasmem.compression.quantize.mixed import quantize_mixed
+from kerasmem.compression.quantize.repair.after import quantize_and_repair
+from kerasmem.compression.quantize.repair.equalize import equalize, without_relu6
+from kerasmem.compression.quantize.repair.fold import fold_batch_norm
+from kerasmem.compression.quantize.static import quantize_static
+from kerasmem.compression.technique import Context
+from kerasmem.compression.working import working_copy
+from kerasmem.errors import ConfigError, ModelError
+from kerasmem.files.data import check_data
+from kerasmem.graph.clone import compile_as
+from kerasmem.records import WeightChange
+
+
+def quantize(
+    model: Any, config: Quantize, context: Context
+) -> tuple[Any, list[WeightChange]]:
+    """Return a model in fewer bits; for `"int8-static"` it is always a new one.
+
+    With data, the account of the weights says what layers lose in what they make of it.
+    A model that `km.quantization_aware` made gives its float form, in new layers, with
+    the scales and ranges of the training.
+
+    Raises:
+        ConfigError: if data is missing, or a regular expression matches no weight.
+        DataError: if the data does not fit the model, or something is not finite.
+        ModelError: if there is nothing to quantize.
+    """
+    found = learned(model)
+    found.check_stored_so(config)
+    if is_aware(model):
+        model = dequantize(model)
+    elif not config.is_static:
+        model = working_copy(model, context)
+    if config.is_static:
+        made, changes = quantize_static(model, config, context.data, found.ranges)
+        compile_as(made, model)
+        return made, changes
+    if config.scheme == MIXED:
+        return model, quantize_mixed(model, config, context.data)
+    changes = quantize_and_repair(model, config, context.data, scales=found.scales)
+    return model, changes
+
+
+def fold(
+    model: Any, config: FoldBatchNorm, context: Context
+) -> tuple[Any, list[WeightChange]]:
+    """Return a new model without the BatchNormalization that could be folded.
+
+    Raises:
+        ModelError: if there is nothing that could be folded.
+    """
+    del config, context
+    folded, changes = fold_batch_norm(model)
+    if folded is model:
+        reasons = [
+            f"{change.weight} {change.detail}"
+            for change in changes
+            if change.weight.endswith("moving_mean")
+        ]
+        raise ModelError(
+            f"The model {model.name!r} has no BatchNormalization that could be "
+            f"folded. Received: {'; '.join(reasons[:3]) or 'a model without'}."
+        )
+    return folded, changes
+
+
+def equalize_channels(
+    model: Any, config: Equalize, context: Context
+) -> tuple[Any, list[WeightChange]]:
+    """Return a model whose neighboring layers have channels equally large.
+
+    Raises:
+        ModelError: if no two layers can be equalized, or weights are not finite.
+    """
+    result = without_relu6(model) if config.replace_relu6 else model
+    if result is model:
+        result = working_copy(model, context)
+    return result, equalize(result)
+
+
+def reestimate_statistics(
+    model: Any, config: ReestimateBatchNorm, context: Context
+) -> tuple[Any, list[WeightChange]]:
+    """Return a model with statistics of BatchNormalization gathered on the data.
+
+    Raises:
+        ConfigError: if there is no data.
+        DataError: if the data does not fit the model, or something is not finite.
+        ModelError: if the model has no BatchNormalization.
+    """
+    if context.data is None:
+        raise ConfigError(
+            "Statistics are gathered on samples: give data=x (--data on the command "
+            "line). Received: data=None."
+        )
+    check_data(model, context.data)
+    model = working_copy(model, context)
+    return model, batch_norm.reestimate(model, context.data, config.samples)

@@ -1,0 +1,121 @@
+"""Activations: one operation each in torch, several in TensorFlow."""
+
+from typing import Any
+
+from kerasmem.memory.estimate.analytic import primitives as p
+from kerasmem.memory.estimate.analytic.layers.names import activation_name
+from kerasmem.memory.estimate.analytic.tape import Site, Tape
+from kerasmem.memory.program import Tensor
+
+_KEEP_OUTPUT = frozenset(["relu", "sigmoid", "tanh", "exponential", "exp", "rsqrt"])
+_KEEP_OUTPUT_IN_TORCH = _KEEP_OUTPUT | {"softmax", "log_softmax"}
+_KEEP_OUTPUT_IN_TENSORFLOW = _KEEP_OUTPUT | {"relu6", "selu", "elu"}
+
+
+def activated(t: Tape, function: Any, x: Tensor) -> Tensor:
+    """Return the activation of `x` by a Keras function, a layer or a name."""
+    name = activation_name(function)
+    if name == "linear":
+        return x
+    in_torch = t.how.kernels == "torch"
+    if name in (_KEEP_OUTPUT_IN_TORCH if in_torch else _KEEP_OUTPUT_IN_TENSORFLOW):
+        return p.of_output(t, name, x)
+    composed = None if in_torch else _COMPOSED.get(name)
+    return composed(t, x) if composed else p.of_input(t, name, x)
+
+
+def activation(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+    """Activation, and layers that are one, such as `ReLU`."""
+    return activated(t, getattr(s.layer, "activation", s.layer), xs[0])
+
+
+def activation_or_softmax(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+    """Activation and Softmax, the latter a single operation in XLA."""
+    name = activation_name(getattr(s.layer, "activation", s.layer))
+    if t.how.kernels == "xla" and "softmax" in name:
+        return p.of_output(t, "softmax", xs[0])
+    return activation(t, s, xs)
+
+
+def softmax(t: Tape, x: Tensor, *, scale_follows: bool = False) -> Tensor:
+    """Return the softmax; the kernel takes twice its output as scratch space.
+
+    Args:
+        t: the tape.
+        x: the scores.
+        scale_follows: whether the gradient is multiplied by a constant next. Then the
+            graph optimizer multiplies the result of the forward pass with it, and
+            keeps the product as well.
+    """
+    y = t.new(x.shape, x.width)
+    t.op("softmax", (x,), y, over=(x,), workspace=2 * y.nbytes)
+    factor = y
+    if scale_follows and t.training:
+        factor = t.new(x.shape, x.width)
+        t.op("scale", (y,), factor, fusible=True)
+
+    def pullback(dy: Tensor) -> list[Tensor | None]:
+        weighted, dx = t.new(y.shape, y.width), t.new(y.shape, y.width)
+        t.op("softmax gradient", (dy, y), weighted, fusible=True)
+        reads = (dy, factor, weighted)
+        t.op("softmax gradient", reads, dx, over=(dy, weighted), fusible=True)
+        return [dx]
+
+    t.pull((x,), y, pullback)
+    return y
+
+
+def _silu(t: Tape, x: Tensor) -> Tensor:
+    """X sigmoid(x): the gradient computes the sigmoid again, so only `x` is kept."""
+    gate, y = t.new(x.shape, x.width), t.new(x.shape, x.width)
+    t.op("sigmoid", (x,), gate, fusible=True)
+    t.op("silu", (x, gate), y, over=(gate,), fusible=True)
+
+    def pullback(dy: Tensor) -> list[Tensor | None]:
+        again, slope, dx = (t.new(x.shape, x.width) for _ in range(3))
+        t.op("sigmoid", (x, dy), again, fusible=True)
+        t.op("silu slope", (x, again), slope, fusible=True)
+        t.op("silu gradient", (dy, slope, again), dx, over=(dy, slope), fusible=True)
+        return [dx]
+
+    t.pull((x,), y, pullback)
+    return y
+
+
+def _apart(t: Tape, x: Tensor) -> Tensor:
+    """Return `x` times or plus a number, not written over it."""
+    return p.pointwise(t, "scale", x, needs=((),), free=True)
+
+
+def _gelu(t: Tape, x: Tensor) -> Tensor:
+    """0.5 x erfc(-x / sqrt 2): three factors are kept beside the result."""
+    inner = _apart(t, x)
+    # Too costly to be computed again where it is read.
+    erfc = p.pointwise(t, "erfc", inner, needs=((inner,),), fusible=False)
+    return p.multiply(t, p.scaled(t, x), erfc)
+
+
+def _gelu_approximate(t: Tape, x: Tensor) -> Tensor:
+    """0.5 x (1 + tanh(a (x + b x^3))): four tensors are kept beside the result."""
+    half = _apart(t, x)
+    # The gradient of the power has its square too, and both are one.
+    square = t.new(x.shape, x.width, differentiable=False)
+    t.op("square", (x,), square, fusible=True)
+    cube = p.pointwise(t, "cube", x, square, needs=((square,), None), free=True)
+    inner = p.add(t, x, p.scaled(t, cube))
+    return p.multiply(t, half, _apart(t, p.of_output(t, "tanh", p.scaled(t, inner))))
+
+
+def _hard_silu(t: Tape, x: Tensor) -> Tensor:
+    """X relu6(x + 3) / 6."""
+    return p.multiply(t, x, p.scaled(t, p.of_output(t, "relu6", _apart(t, x))))
+
+
+_COMPOSED = {
+    "silu": _silu,
+    "gelu": _gelu,
+    "gelu_approximate": _gelu_approximate,
+    "softmax": softmax,
+    "log_softmax": softmax,
+    "hard_silu": _hard_silu,
+}

@@ -1,0 +1,113 @@
+"""Attention: whether the scores of every head are written, and how often."""
+
+from typing import NamedTuple
+
+from kerasmem.memory.estimate.analytic import primitives as p
+from kerasmem.memory.estimate.analytic.layers.activations import softmax
+from kerasmem.memory.estimate.analytic.layers.common import FLOAT, dropout, projected
+from kerasmem.memory.estimate.analytic.tape import Site, Tape
+from kerasmem.memory.program import Shape, Tensor
+
+
+class Heads(NamedTuple):
+    """The operands of attention with several heads, and the shapes of its results.
+
+    Args:
+        query: of shape (batch, length, heads, size).
+        key: likewise.
+        value: likewise.
+        scores: shape of the scores, (batch, heads, query length, key length).
+        mixed: shape of the result, (batch, length, heads, size).
+        dropout: whether scores are dropped.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    scores: Shape
+    mixed: Shape
+    dropout: bool = False
+
+
+def attended(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+    """MultiHeadAttention and GroupedQueryAttention."""
+    layer = s.layer
+    given = dict(zip(s.names or ("query", "value", "key"), xs, strict=False))
+    query, value = given["query"], given.get("value", given["query"])
+    key = given.get("key", value)
+    number = getattr(layer, "num_heads", None) or layer.num_query_heads
+    fewer = getattr(layer, "num_key_value_heads", number)
+    size = getattr(layer, "key_dim", None) or layer.head_dim
+    wide = getattr(layer, "value_dim", size)
+    sides = (
+        (layer._query_dense, query, number, size),
+        (layer._key_dense, key, fewer, size),
+        (layer._value_dense, value, fewer, wide),
+    )
+    heads = Heads(
+        *(projected(t, s, d, x, (*x.shape[:-1], n, m)) for d, x, n, m in sides),
+        scores=(query.shape[0], number, query.shape[-2], key.shape[-2]),
+        mixed=(*query.shape[:-1], number, wide),
+        dropout=bool(getattr(layer, "dropout", 0)),
+    )
+    mixed = _MIXED[t.how.kernels](t, s, heads)
+    return projected(t, s, layer._output_dense, mixed, s.shape)
+
+
+def operated(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+    """`keras.ops.dot_product_attention`."""
+    given = dict(zip(s.names, xs, strict=True))
+    query, key = given["query"], given["key"]
+    batch, length, number, _ = query.shape
+    scores = (batch, number, length, key.shape[1])
+    heads = Heads(query, key, given["value"], scores, s.shape)
+    return _MIXED[t.how.kernels](t, s, heads)
+
+
+def _in_tensorflow(t: Tape, s: Site, heads: Heads) -> Tensor:
+    """Attention with scores that are written out."""
+    q, k, v = heads.query, heads.key, heads.value
+    turned, space = q.nbytes + k.nbytes, 2 * v.nbytes
+    if heads.dropout:
+        # Keras writes it out itself, and multiplies the query by the scale.
+        scores = p.product(t, "scores", p.scaled(t, q), k, heads.scores, turned)
+        weights = dropout(t, softmax(t, scores), heads.scores)
+        return p.product(t, "mix", weights, v, heads.mixed, space)
+    scores = p.product(t, "scores", q, k, heads.scores, turned)
+    scores = p.converted(t, scores, max(FLOAT, s.width))
+    scores = p.pointwise(t, "scale", scores, needs=(None,))
+    weights = p.converted(t, softmax(t, scores, scale_follows=True), s.width)
+    return p.product(t, "mix", weights, v, heads.mixed, space)
+
+
+def _in_xla(t: Tape, s: Site, heads: Heads) -> Tensor:
+    """Attention whose weights are written, with the scores merged into them."""
+    scores = p.product(t, "scores", heads.query, heads.key, heads.scores)
+    scores = p.pointwise(t, "scale", p.converted(t, scores, FLOAT), needs=(None,))
+    weights = p.of_output(t, "softmax", scores)
+    if heads.dropout:
+        weights = dropout(t, weights, weights.shape)
+    weights = p.converted(t, weights, s.width)
+    return p.product(t, "mix", weights, heads.value, heads.mixed)
+
+
+def _in_torch(t: Tape, _s: Site, heads: Heads) -> Tensor:
+    """Attention in one kernel, which keeps its operands and its result."""
+    if heads.dropout:
+        query = p.scaled(t, heads.query)
+        scores = p.product(t, "scores", query, heads.key, heads.scores)
+        weights = dropout(t, p.of_output(t, "softmax", scores), heads.scores)
+        return p.product(t, "mix", weights, heads.value, heads.mixed)
+    operands = [heads.query, heads.key, heads.value]
+    if heads.query.width >= FLOAT:
+        # The flash kernel wants half precision; for the other Keras makes copies.
+        operands = [p.copied(t, x, x.shape, "contiguous") for x in operands]
+    y = t.new(heads.mixed, heads.query.width)
+    sums = t.new(heads.scores[:-1], FLOAT, differentiable=False)
+    # The gradient of the query is summed up in float32.
+    space = operands[0].nbytes // operands[0].width * FLOAT
+    keeps = (*operands, y, sums)
+    return p.single(t, "attention", operands, y, sums, keeps=keeps, space=space)
+
+
+_MIXED = {"tensorflow": _in_tensorflow, "xla": _in_xla, "torch": _in_torch}

@@ -1,0 +1,169 @@
+"""Convolutions and pooling: in torch Keras turns the channels to and fro."""
+
+from kerasmem.memory.estimate.analytic import primitives as p
+from kerasmem.memory.estimate.analytic.layers.activations import activated
+from kerasmem.memory.estimate.analytic.tape import Site, Tape
+from kerasmem.memory.program import Shape, Tensor
+
+_INDEX = 8  # bytes of an int64
+
+
+def convolved(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+    """Convolutions in TensorFlow, transposed or not."""
+    kernel = s.parameter(s.layer.kernel)
+    return _finished(t, s, convolution(t, xs[0], kernel, s.shape))
+
+
+def convolved_depthwise(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+    """DepthwiseConv: TensorFlow's own kernels, without scratch space."""
+    kernel = s.parameter(s.layer.kernel)
+    return _finished(t, s, p.product(t, "depthwise", xs[0], kernel, s.shape))
+
+
+def convolved_separably(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+    """SeparableConv: a depthwise convolution, then one over channels."""
+    depthwise = s.parameter(s.layer.depthwise_kernel)
+    pointwise = s.parameter(s.layer.pointwise_kernel)
+    channels = pointwise.shape[-2]
+    middle = (*s.shape[:-1], channels)
+    if s.channels_first:
+        middle = (s.shape[0], channels, *s.shape[2:])
+    if t.how.kernels != "torch":
+        y = p.product(t, "depthwise", xs[0], depthwise, middle)
+        return _finished(t, s, convolution(t, y, pointwise, s.shape))
+    y = _turned_convolution(t, s, xs[0], depthwise, middle)
+    y = y if s.channels_first else _last(t, y)
+    return _finished(t, s, _kernel_call(t, y, pointwise, s.shape))
+
+
+def convolution(t: Tape, x: Tensor, kernel: Tensor, shape: Shape) -> Tensor:
+    """Return a convolution; the scratch space is the device's affair."""
+    y = t.new(shape, x.width)
+    scratch = t.how.scratch(x, y, kernel)
+    trial = scratch.trial
+    t.op("convolution", (x, kernel), y, workspace=scratch.forward, trial=trial)
+
+    def pullback(dy: Tensor) -> list[Tensor | None]:
+        dk, dx = t.new(kernel.shape, kernel.width), None
+        made, space = [dk], scratch.to_kernel
+        if x.differentiable:
+            dx = t.new(x.shape, x.width)
+            if scratch.at_once:
+                made, space = [dk, dx], space + scratch.to_input
+        t.op("kernel gradient", (dy, x), *made, workspace=space, trial=trial)
+        if dx is not None and not scratch.at_once:
+            reads, space = (dy, kernel), scratch.to_input
+            t.op("convolution gradient", reads, dx, workspace=space, trial=trial)
+        return [dx, dk]
+
+    t.pull((x, kernel), y, pullback)
+    return y
+
+
+def convolved_in_torch(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+    """Convolutions in torch, depthwise or not."""
+    kernel = s.parameter(s.layer.kernel)
+    return _finished(t, s, _turned_convolution(t, s, xs[0], kernel, s.shape))
+
+
+def convolved_transposed_in_torch(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+    """Transposed convolutions in torch: channels first inside."""
+    x = xs[0] if s.channels_first else _first(t, xs[0])
+    y = _kernel_call(t, x, s.parameter(s.layer.kernel), s.shape)
+    y.layout = "first"
+    return _finished(t, s, y)
+
+
+def _turned_convolution(
+    t: Tape, s: Site, x: Tensor, kernel: Tensor, shape: Shape
+) -> Tensor:
+    """Return a convolution of copies of its operands, which it keeps."""
+    if not s.channels_first:
+        x = _last(t, x)
+        kernel = p.copied(t, kernel, kernel.shape, "contiguous")
+    padded = _padded(s, x)
+    if padded is not None:
+        x = p.copied(t, x, padded, "pad")
+    return _kernel_call(t, x, kernel, shape)
+
+
+def _kernel_call(t: Tape, x: Tensor, kernel: Tensor, shape: Shape) -> Tensor:
+    y = t.new(shape, x.width)
+    t.op("convolution", (x, kernel), y)
+
+    def pullback(dy: Tensor) -> list[Tensor | None]:
+        dk = t.new(kernel.shape, kernel.width)
+        dx = t.new(x.shape, x.width) if x.differentiable else None
+        made = [dk] if dx is None else [dx, dk]
+        t.op("convolution gradient", (dy, x, kernel), *made)
+        return [dx, dk]
+
+    t.pull((x, kernel), y, pullback)
+    return y
+
+
+def _last(t: Tape, x: Tensor) -> Tensor:
+    """Return `x` turned as Keras hands it to a convolution.
+
+    It is copied to channels first, then back to channels last, which cuDNN wants.
+    """
+    if all(n == 1 for n in x.shape[1:-1]):
+        return x
+    return p.copied(t, _first(t, x), x.shape, "contiguous", "last")
+
+
+def _first(t: Tape, x: Tensor) -> Tensor:
+    """Return `x` with its channels before space, copied if they are not there yet."""
+    if x.layout == "first" or all(n == 1 for n in x.shape[1:-1]):
+        return x
+    return p.copied(t, x, x.shape, "contiguous", "first")
+
+
+def _padded(s: Site, x: Tensor) -> Shape | None:
+    """Return the shape that unequal `"same"` padding gives, None if torch pads."""
+    layer = s.layer
+    if layer.padding != "same":
+        return None
+    at, shape, uneven = 2 if s.channels_first else 1, list(x.shape), False
+    for i, (size, stride) in enumerate(
+        zip(layer.kernel_size, layer.strides, strict=True)
+    ):
+        length, reach = shape[at + i], (size - 1) * layer.dilation_rate[i] + 1
+        strided = max(0, (-(-length // stride) - 1) * stride + reach - length)
+        total = reach - 1 if stride == 1 else strided
+        uneven |= total % 2 == 1
+        shape[at + i] += total
+    return tuple(shape) if uneven else None
+
+
+def pooled_max(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+    """Max pooling: TensorFlow keeps its input and its output."""
+    y = t.new(s.shape, xs[0].width)
+    return p.single(t, "pooling", xs[:1], y, keeps=(xs[0], y))
+
+
+def pooled_average(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+    """Average pooling: TensorFlow keeps nothing."""
+    return p.single(t, "pooling", xs[:1], t.new(s.shape, xs[0].width))
+
+
+def pooled_max_in_torch(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+    """Max pooling: torch keeps its input and where the maxima were, as int64."""
+    return _pooled(t, s, xs[0], t.new(s.shape, _INDEX, differentiable=False))
+
+
+def pooled_average_in_torch(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+    """Average pooling: torch keeps its input."""
+    return _pooled(t, s, xs[0])
+
+
+def _pooled(t: Tape, s: Site, x: Tensor, *where: Tensor) -> Tensor:
+    x = x if s.channels_first else _first(t, x)
+    y = t.new(s.shape, x.width, layout="first")
+    return p.single(t, "pooling", (x,), y, *where, keeps=(x, *where))
+
+
+def _finished(t: Tape, s: Site, y: Tensor) -> Tensor:
+    if s.layer.use_bias:
+        y = p.add(t, y, s.parameter(s.layer.bias))
+    return activated(t, s.layer.activation, y)

@@ -1,0 +1,319 @@
+"""A whole step on a tape: input, forward pass, loss, backward pass, update."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import keras
+
+from kerasmem.graph.activation_policy import RecomputedSegment
+from kerasmem.graph.calls import Call, Trace, trace
+from kerasmem.graph.kinds import class_name
+from kerasmem.memory.estimate.analytic import primitives as p
+from kerasmem.memory.estimate.analytic.layers.common import FLOAT, unknown
+from kerasmem.memory.estimate.analytic.layers.tables import HANDLERS
+from kerasmem.memory.estimate.analytic.segments import RETURN, Run, computed_again
+from kerasmem.memory.estimate.analytic.tape import Framework, Site, Tape
+from kerasmem.memory.estimate.request import Request
+from kerasmem.memory.estimate.variables import Precision, width
+from kerasmem.memory.program import Op, Program, Tensor
+
+
+@dataclass(frozen=True)
+class Record:
+    """A step that keeps all, written down.
+
+    Args:
+        step: its operations, in the order of the model.
+        trace: the calls of the model.
+        how: how the backend runs it.
+    """
+
+    step: Program
+    trace: Trace
+    how: Framework
+
+    def in_order(self, runs: Sequence[Run] = ()) -> Program:
+        """Return the operations in the order in which they run.
+
+        Args:
+            runs: pieces of the model that are computed again.
+        """
+        ops = computed_again(self.step.ops, runs) if runs else self.step.ops
+        return replace(self.step, ops=tuple(self.how.ordered(ops, self.step.kept)))
+
+    def runs_of(self, pieces: Sequence[RecomputedSegment]) -> list[Run]:
+        """Return pieces that are computed again, once for each time that they run."""
+        piece_of = {id(node): piece for piece in pieces for node in piece.nodes}
+        calls: dict[tuple[RecomputedSegment, tuple[int, ...]], set[int]] = {}
+        for number, call in enumerate(self.trace.calls):
+            path = tuple(map(id, call.nodes))
+            for depth, node in enumerate(path):
+                if node in piece_of:
+                    key = piece_of[node], path[:depth]
+                    calls.setdefault(key, set()).add(number)
+                    break
+        return [
+            Run(frozenset(found), piece.residuals)
+            for (piece, _), found in calls.items()
+        ]
+
+
+def record(request: Request, how: Framework) -> Record | None:
+    """Return the step of a request that keeps all, None for a model without a graph.
+
+    A layer of which no table knows is opened.
+    """
+    handlers = HANDLERS[how.kernels]
+    traced = trace(
+        request.model,
+        request.batch_size,
+        request.input_shapes,
+        opens=lambda layer: class_name(layer) not in handlers,
+    )
+    if traced is None:
+        return None
+    tape = Tape(request.training, how)
+    forward = Forward(tape, Precision(request.model.dtype_policy, request.dtype_policy))
+    outputs = forward.run(traced)
+    if how.keeps_outputs:
+        tape.op(RETURN, forward.made)
+    kept = [*forward.inputs]
+    if request.training:
+        _train(tape, request.optimizer, outputs)
+        kept += tape.gradients.values() if how.keeps_gradients else []
+    else:
+        kept += outputs
+    unknown = frozenset(forward.unknown)
+    return Record(Program(tuple(tape.ops), tuple(kept), unknown=unknown), traced, how)
+
+
+def _train(tape: Tape, optimizer: Any, outputs: list[Tensor]) -> None:
+    seeds = [(y, _loss(tape, y)) for y in outputs]
+    updates = tape.how.updates
+    if updates == "lists":
+        tape.backward(seeds)
+        tape.phase = "optimizer"
+        _update_at_once(tape, optimizer, list(tape.gradients.values()))
+        return
+    update = _update_by_variable(tape, optimizer, merged=updates == "merged")
+    # An optimizer that scales the loss, or clips by the norm of all gradients, updates
+    # no variable before every gradient is there.
+    is_outer = optimizer is not _inner(optimizer)
+    if not (is_outer or getattr(optimizer, "global_clipnorm", None)):
+        tape.update = update
+        tape.backward(seeds)
+        return
+    tape.backward(seeds)
+    tape.phase = "optimizer"
+    norm = tape.new((1,), FLOAT)
+    tape.op("global norm", list(tape.gradients.values()), norm)
+    for variable, gradient in tape.gradients.items():
+        clipped = tape.new(gradient.shape, gradient.width)
+        tape.op("clip", (gradient, norm), clipped, over=(gradient,))
+        update(variable, clipped)
+
+
+def _loss(tape: Tape, y: Tensor) -> Tensor:
+    """Return the gradient of the loss; on the way there are probabilities."""
+    likely = tape.new(y.shape, max(FLOAT, y.width))
+    tape.op("loss", (y,), likely)
+    tape.phase = "backward"
+    dy = tape.new(y.shape, likely.width)
+    tape.op("loss gradient", (likely,), dy, over=(likely,))
+    dy = p.converted(tape, dy, y.width)
+    tape.phase = "forward"
+    return dy
+
+
+def with_gradients_before(step: Program) -> Program:
+    """Return the step with the gradients of the one before until the loss is there.
+
+    Keras's torch trainer drops them only then.
+    """
+    gradients = [x for x in step.kept if x.root.kind == "gradient"]
+    if not gradients:
+        return step
+    old = Tensor((sum(x.nbytes for x in gradients),), 1, kind="gradient")
+    hold = Op("hold gradients", None, "forward", (), (old,))
+    drop = Op("drop gradients", None, "forward", (old,), ())
+    at = next(i for i, op in enumerate(step.ops) if op.phase == "backward")
+    return replace(step, ops=(hold, *step.ops[:at], drop, *step.ops[at:]))
+
+
+class Forward:
+    """The forward pass of a model on a tape.
+
+    Args:
+        tape: the tape.
+        precision: the types that layers compute with.
+
+    Attributes:
+        inputs: the model's inputs, once run.
+        made: the outputs of every call, once run.
+        unknown: classes of layers that no table knows, once run.
+    """
+
+    def __init__(self, tape: Tape, precision: Precision) -> None:
+        self.inputs: list[Tensor] = []
+        self.made: list[Tensor] = []
+        self.unknown: set[str] = set()
+        self._tape = tape
+        self._precision = precision
+        self._parameters: dict[int, Tensor] = {}
+        self._known: dict[int, Tensor] = {}
+
+    def run(self, trace: Trace) -> list[Tensor]:
+        """Record every call and return the model's outputs."""
+        for number, call in enumerate(trace.calls):
+            with self._tape.inside(_path(call), number):
+                self._call(call) if call.inputs else self._input(call)
+        return [self._known[id(x)] for x in trace.outputs]
+
+    def _input(self, call: Call) -> None:
+        for spec in call.outputs:
+            x = self._tape.new(spec.shape, width(spec.dtype))
+            x.kind, x.differentiable = "input", False
+            self._tape.op("input", (), x)
+            self._known[id(spec)] = x
+            self.inputs.append(x)
+
+    def _call(self, call: Call) -> None:
+        layer = call.operation
+        size = self._precision.compute_width(layer, call.outputs[0].dtype)
+        casts = getattr(layer, "autocast", False)
+        xs = []
+        for spec in call.inputs:
+            x = self._known[id(spec)]
+            is_cast = casts and "float" in str(spec.dtype)
+            xs.append(p.converted(self._tape, x, size) if is_cast else x)
+        xs += [self._parameter(v, size) for v in call.variables]
+        shapes = tuple(tuple(y.shape) for y in call.outputs)
+        y = self._layer(layer, xs, shapes, size, call.names)
+        self._known[id(call.outputs[0])] = y
+        self.made.append(y)
+        for spec in call.outputs[1:]:
+            part = self._known[id(spec)] = self._tape.new(spec.shape, size)
+            self._tape.op("part", (y,), part)
+
+    def _layer(
+        self, layer: Any, xs: list[Tensor], shapes: tuple, size: int, names: tuple = ()
+    ) -> Tensor:
+        """Record one layer and return its first output."""
+        name = class_name(layer)
+        handler = HANDLERS[self._tape.how.kernels].get(name)
+        if handler is None:
+            self.unknown.add(name)
+            handler = unknown
+        site = Site(
+            layer=layer,
+            names=names,
+            shapes=shapes,
+            width=size,
+            parameter=lambda v: self._parameter(v, size),
+            inner=lambda inner, ins, shape: self._layer(inner, ins, (shape,), size),
+        )
+        return handler(self._tape, site, xs)
+
+    def _parameter(self, variable: Any, size: int) -> Tensor:
+        """Return a variable in the type that a layer computes with."""
+        if id(variable) not in self._parameters:
+            self._parameters[id(variable)] = Tensor(
+                tuple(variable.shape),
+                width(self._precision.variable_dtype(variable)),
+                variable.path.rpartition("/")[0] or None,
+                kind="parameter",
+                differentiable=bool(variable.trainable),
+            )
+        return p.converted(self._tape, self._parameters[id(variable)], size)
+
+
+def _path(call: Call) -> str:
+    owner = call.operation
+    if not isinstance(owner, keras.layers.Layer) and call.owner is not None:
+        owner = call.owner
+    return getattr(owner, "path", None) or owner.name
+
+
+_LISTS = {
+    "SGD": 0,
+    "Lion": 2,
+    **dict.fromkeys(["Adagrad", "Adam", "AdamW", "Adamax", "RMSprop"], 3),
+    "Adadelta": 4,
+    "Nadam": 5,
+}
+"""Copies of all variables at once in Keras's torch optimizers, read in their code: each
+works on lists of all variables, one operation after the other."""
+_ONE_BY_ONE = 4
+"""Copies of one variable in an optimizer that takes them one by one."""
+
+
+def _inner(optimizer: Any) -> Any:
+    """Return the optimizer that updates, inside of one that scales the loss."""
+    return getattr(optimizer, "inner_optimizer", optimizer)
+
+
+def _update_by_variable(
+    tape: Tape, optimizer: Any, *, merged: bool
+) -> Callable[[Tensor, Tensor], None]:
+    """Return what is done with a gradient as soon as it is there.
+
+    XLA makes one merged operation on the variable, TensorFlow some for each moment.
+    """
+    inner = _inner(optimizer)
+    plain = type(inner).__name__ == "SGD" and not inner.momentum
+
+    def update(variable: Tensor, gradient: Tensor) -> None:
+        if merged:
+            tape.op("update", (gradient,), tape.new((0,), 1))
+        elif plain:
+            _assigned(tape, _chain(tape, gradient, 1))
+        else:
+            _with_moments(tape, variable, gradient)
+
+    return update
+
+
+def _with_moments(t: Tape, variable: Tensor, gradient: Tensor) -> None:
+    """Adam: two moments, each read again once it is assigned, and their quotient."""
+
+    def new(name: str, x: Tensor, over: Sequence[Tensor] = ()) -> Tensor:
+        # A gradient of some rows becomes one of all of them here.
+        y = t.new(variable.shape, variable.width)
+        t.op(name, (x,), y, over=over)
+        return y
+
+    first = _chain(t, new("first moment", gradient), 1)
+    second = _chain(t, new("second moment", gradient, [gradient]), 2)
+    ready = _assigned(t, first), _assigned(t, second)
+    above = new("numerator", ready[0])
+    below = _chain(t, new("denominator", ready[1]), 1)
+    quotient = t.new(variable.shape, variable.width)
+    t.op("quotient", (above, below), quotient, over=(above, below))
+    _assigned(t, quotient)
+
+
+def _chain(t: Tape, x: Tensor, length: int) -> Tensor:
+    """Return what a number of operations make of `x`, one over the other."""
+    for _ in range(length):
+        y = t.new(x.shape, x.width)
+        t.op("update", (x,), y, over=(x,))
+        x = y
+    return x
+
+
+def _assigned(t: Tape, x: Tensor) -> Tensor:
+    """Return a token that is there once a variable is assigned `x` and read again."""
+    done, read = t.new((0,), 1), t.new((0,), 1)
+    t.op("assign", (x,), done)
+    t.op("read", (done,), read)
+    return read
+
+
+def _update_at_once(tape: Tape, optimizer: Any, gradients: Sequence[Tensor]) -> None:
+    """Record torch's update, which works on lists of all variables."""
+    sizes = [gradient.nbytes for gradient in gradients]
+    copies = _LISTS.get(type(_inner(optimizer)).__name__)
+    at_once = max(sizes, default=0) * _ONE_BY_ONE
+    nbytes = at_once if copies is None else sum(sizes) * copies
+    tape.op("update", gradients, tape.new((nbytes,), 1))

@@ -1,0 +1,295 @@
+"""The operations of a step in which pieces of the model are computed again.
+
+Of what enters a piece something waits; what is made in it is there only as long as the
+forward pass is in it. Once the gradients of all that it hands on are there, it is
+computed again, as far as its own gradients read what it makes, and nothing goes on
+before all of these are there. Each backend sees to that in a way of its own.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
+
+from kerasmem.graph.activation_policy import Residuals
+from kerasmem.memory.estimate.analytic.packing import Stored, packed, zeros
+from kerasmem.memory.program import Op, Tensor, by_readiness
+
+WAIT = "wait"
+"""The name of an operation that does nothing, but only once others are done."""
+
+RETURN = "return"
+"""The end of Keras's own loop over the layers, which holds all of their outputs."""
+
+
+@dataclass(eq=False)
+class Unit:
+    """One operation, or a whole pass through a piece of the model.
+
+    Args:
+        is_piece: whether it is a pass through a piece.
+        ops: the operations.
+    """
+
+    is_piece: bool
+    ops: list[Op] = field(default_factory=list[Op])
+
+    @property
+    def made(self) -> set[Tensor]:
+        """The memory that it fills."""
+        return {y.root for op in self.ops for y in op.writes}
+
+
+def units_of(
+    ops: Sequence[Op], pieces: Sequence[AbstractSet[int]]
+) -> dict[object, Unit]:
+    """Return the units of a step; those of pieces under their number and the phase.
+
+    Args:
+        ops: the operations in order.
+        pieces: numbers of the model's calls in each piece.
+    """
+    units: dict[object, Unit] = {}
+    places = _places(ops, pieces)
+    for number, (op, piece) in enumerate(zip(ops, places, strict=True)):
+        key = number if piece is None else (piece, op.phase)
+        unit = units.setdefault(key, Unit(piece is not None))
+        unit.ops.append(op)
+    return units
+
+
+def in_order(units: Sequence[Unit]) -> list[Unit]:
+    """Return the units, each behind those that it reads from, else as they were."""
+    maker = {y: number for number, unit in enumerate(units) for y in unit.made}
+    before = [
+        {maker.get(x.root, number) for op in unit.ops for x in op.reads} - {number}
+        for number, unit in enumerate(units)
+    ]
+    return [units[number] for number in by_readiness(before, by_number=True)]
+
+
+def _places(ops: Sequence[Op], pieces: Sequence[AbstractSet[int]]) -> list[int | None]:
+    """Return the number of the piece that each operation is in."""
+    piece_of = {call: number for number, calls in enumerate(pieces) for call in calls}
+    places = [
+        None if op.call is None or op.phase == "optimizer" else piece_of.get(op.call)
+        for op in ops
+    ]
+    for number, place in _sums(ops, places):
+        places[number] = place
+    return places
+
+
+def _sums(ops: Sequence[Op], places: Sequence[int | None]) -> Iterator[tuple[int, int]]:
+    """Yield the sums of gradients that a piece makes for itself, with its number.
+
+    They belong to no call; one is in a piece if what goes in comes from there, and what
+    comes out goes there, be it by way of other sums.
+    """
+    sums = [
+        number
+        for number, op in enumerate(ops)
+        if op.call is None and op.phase == "backward"
+    ]
+    maker = {
+        y.root: frozenset({place})
+        for op, place in zip(ops, places, strict=True)
+        for y in op.writes
+    }
+    before: dict[int, frozenset[int | None]] = {}
+    for number in sums:
+        op = ops[number]
+        before[number] = frozenset().union(*(maker.get(x.root, ()) for x in op.reads))
+        maker.update((y.root, before[number]) for y in op.writes)
+    readers: dict[Tensor, frozenset[int | None]] = {}
+    for number in range(len(ops) - 1, -1, -1):
+        op, found = ops[number], frozenset({places[number]})
+        if number in before:
+            found = frozenset().union(*(readers.get(y.root, ()) for y in op.writes))
+            for place in found & before[number]:
+                if place is not None:
+                    yield number, place
+        for x in op.reads:
+            readers[x.root] = readers.get(x.root, frozenset()) | found
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A piece in one forward pass.
+
+    Args:
+        calls: numbers of the model's calls in it.
+        kept: what waits of what enters.
+    """
+
+    calls: frozenset[int]
+    kept: Residuals
+
+
+def computed_again(ops: Sequence[Op], runs: Sequence[Run]) -> list[Op]:
+    """Return the operations of a step.
+
+    Args:
+        ops: those of a step that keeps all, in the order in which they were written
+            down.
+        runs: the pieces to compute again; no call is in two of them.
+    """
+    units = units_of(ops, [run.calls for run in runs])
+    _return_early(units)
+    readers = _readers(units)
+    gates: dict[Tensor, Tensor] = {}
+    for number, run in enumerate(runs):
+        forward = units.get((number, "forward"))
+        backward = units.get((number, "backward"))
+        if forward and backward:
+            handed = [x for x in backward.made if readers.get(x, set()) - {backward}]
+            gates |= _Piece(run, forward, backward).rewritten(handed)
+    for unit in units.values():
+        own = unit.made if unit.is_piece else set()
+        signals = {x: s for x, s in gates.items() if s not in own} if own else gates
+        unit.ops = [_behind(op, signals) for op in unit.ops]
+    return [op for unit in in_order(list(units.values())) for op in unit.ops]
+
+
+def _return_early(units: Mapping[object, Unit]) -> None:
+    """Have pieces let go what they make for themselves alone as they end."""
+    inner = _inner(units)
+    ends = [u for u in units.values() if u.ops[0].name == RETURN]
+    for end in ends:
+        (op,) = end.ops
+        for unit in (u for u in units.values() if u.is_piece):
+            made = unit.made
+            own = tuple(x for x in op.reads if x.root in made)
+            if own:
+                unit.ops.append(replace(op, reads=own))
+        end.ops = [replace(op, reads=tuple(x for x in op.reads if x.root not in inner))]
+
+
+def _inner(units: Mapping[object, Unit]) -> set[Tensor]:
+    """Return what the forward passes of pieces make for themselves alone."""
+    forward = [u for u in units.values() if u.ops[0].phase == "forward"]
+    maker = {y: unit for unit in forward if unit.is_piece for y in unit.made}
+    handed = {
+        x.root
+        for unit in forward
+        for op in unit.ops
+        if op.name != RETURN
+        for x in op.reads
+        if maker.get(x.root, unit) is not unit
+    }
+    return maker.keys() - handed
+
+
+def _readers(units: Mapping[object, Unit]) -> dict[Tensor, set[Unit]]:
+    found: dict[Tensor, set[Unit]] = {}
+    for unit in units.values():
+        for op in unit.ops:
+            for x in op.reads:
+                found.setdefault(x.root, set()).add(unit)
+    return found
+
+
+def _behind(op: Op, signals: Mapping[Tensor, Tensor]) -> Op:
+    """Return an operation that waits for the whole of each piece that it reads from."""
+    found = {signals[x.root]: None for x in op.reads if x.root in signals}
+    return replace(op, reads=(*op.reads, *found)) if found else op
+
+
+class _Piece:
+    """Both passes through a piece, as they are without it."""
+
+    def __init__(self, run: Run, forward: Unit, backward: Unit) -> None:
+        self._forward = forward
+        self._backward = backward
+        self._made = forward.made
+        self._again = _needed(forward, backward)
+        entering = {x.root: None for op in forward.ops for x in op.reads}
+        self._read = {x.root for op in (*self._again, *backward.ops) for x in op.reads}
+        self._entering = entering.keys() - self._made
+        kept = [x for x in entering if x.kind == "value" and x in self._read]
+        kept = [x for x in kept if x not in self._made]
+        self._stored = {x: s for x in kept if (s := _stored(run, x)) is not None}
+        self._waiting = [x for x in kept if x not in self._stored]
+        self._waiting += [x for one in self._stored.values() for x in one.tensors]
+
+    def rewritten(self, handed: Sequence[Tensor]) -> dict[Tensor, Tensor]:
+        """Rewrite both; return what waits for which of two signals, by tensor.
+
+        Args:
+            handed: the gradients that others read.
+        """
+        packed, done = Tensor((0,), 1), Tensor((0,), 1)
+        gates = {} if not self._stored else dict.fromkeys(self._made, packed)
+        gates |= dict.fromkeys(handed, done)
+        late = self._late()
+        begin = Tensor((0,), 1)
+        codes = [x for one in self._stored.values() for x in one.tensors]
+        upstream = self._read - self._made - self._backward.made - self._entering
+        self._forward.ops = [
+            *(self._of(op, "forward") for s in self._stored.values() for op in s.pack),
+            *self._forward.ops,
+            self._wait("forward", codes, packed),
+        ]
+        self._backward.ops = [
+            self._wait("backward", [*upstream, *self._waiting], begin),
+            *(replace(op, reads=(*op.reads, begin)) for op in late),
+            self._wait("backward", handed, done),
+        ]
+        return gates
+
+    def _late(self) -> list[Op]:
+        """Return what runs once the gradients of what is handed on are there."""
+        twins = {y.root: replace(y.root) for op in self._again for y in op.writes}
+        twins |= {x: one.restored for x, one in self._stored.items()}
+        ends = [
+            replace(op, reads=tuple(x for x in op.reads if x.root in twins))
+            for op in self._forward.ops
+            if op.name == RETURN
+        ]
+        unpack = [op for one in self._stored.values() for op in one.unpack]
+        return [
+            *(self._of(op, "backward") for op in unpack),
+            *(_twin(op, twins) for op in (*self._again, *ends)),
+            *(_twin(op, twins, again=False) for op in self._backward.ops),
+        ]
+
+    def _of(self, op: Op, phase: str) -> Op:
+        return replace(op, layer=self._forward.ops[0].layer, phase=phase)
+
+    def _wait(self, phase: str, reads: Sequence[Tensor], signal: Tensor) -> Op:
+        return self._of(Op(WAIT, None, phase, tuple(reads), (signal,)), phase)
+
+
+def _stored(run: Run, x: Tensor) -> Stored | None:
+    """Return how what enters waits, None for as it is."""
+    if run.kept is Residuals.NO_FLOATS:
+        return zeros(x)
+    return packed(x) if run.kept is Residuals.EIGHT_BITS else None
+
+
+def _needed(forward: Unit, backward: Unit) -> list[Op]:
+    """Return the operations that make what the gradients read."""
+    made = forward.made
+    needed = {x.root for op in backward.ops for x in op.reads} & made
+    found: list[Op] = []
+    for op in reversed(forward.ops):
+        if any(y.root in needed for y in op.writes):
+            found.append(op)
+            needed |= {x.root for x in op.reads} & made
+    return found[::-1]
+
+
+def _twin(op: Op, twins: Mapping[Tensor, Tensor], *, again: bool = True) -> Op:
+    """Return an operation that reads twins; one that runs again writes them too."""
+    reads, over, writes = (
+        tuple(_tensor(x, twins) for x in side)
+        for side in (op.reads, op.over, op.writes)
+    )
+    op = replace(op, reads=reads, over=over)
+    return replace(op, writes=writes, phase="backward") if again else op
+
+
+def _tensor(x: Tensor, twins: Mapping[Tensor, Tensor]) -> Tensor:
+    twin = twins.get(x.root)
+    if twin is None:
+        return x
+    return twin if x.base is None else replace(x, base=twin)

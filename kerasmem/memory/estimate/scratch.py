@@ -1,0 +1,103 @@
+"""Scratch space of library kernels: what every method of estimating knows of it.
+
+On a CPU TensorFlow's convolutions, going backward, write every patch under the kernel
+out in a row, for as many images as fill the cache, be there so many in the batch or
+not; for one at a time where the threads share an image. The rule is that of its
+kernels, and gives what was recorded. oneDNN's kernels, which TensorFlow takes unless it
+is told not to, write out nothing.
+"""
+
+import math
+import os
+import sys
+from collections.abc import Sequence
+
+LARGEST_TRIAL = 4 << 30
+"""TensorFlow and XLA allow cuDNN no more than this for an algorithm."""
+FEW_CHANNELS = 4
+"""Up to so many cuDNN has kernels of its own, which do not use tensor cores."""
+SPLITS = 15
+"""Partial sums of the gradient of a kernel, where cuDNN copies to channels last."""
+RNN_GATES = {"LSTM": 4, "GRU": 3}
+RNN_KEPT = {"LSTM": 5, "GRU": 6}
+"""What cuDNN keeps for the gradient, in numbers per sample, time and unit: of an LSTM
+the gates and the cell. Its own answers for a net of four layers, in PyTorch's issue
+2895, come to these."""
+
+_CACHE = 30 << 20
+"""Bytes of the last cache of a processor, as TensorFlow takes them to be."""
+_CACHE_OF_A_CORE = 256 << 10
+"""Bytes of the second cache, likewise."""
+
+
+def rnn_entries(kind: str, state: int, inputs: int, weights: int) -> int:
+    """Return the entries of cuDNN's scratch space for an LSTM or a GRU.
+
+    The input and the output packed, each gate's product with the input, and the weights
+    twice.
+
+    Args:
+        kind: `"LSTM"` or `"GRU"`.
+        state: entries of its output, of all samples and steps in time.
+        inputs: entries that go in.
+        weights: entries of all weights.
+    """
+    return (RNN_GATES[kind] + 1) * state + inputs + 2 * weights
+
+
+def fourier_bytes(
+    padded: Sequence[int], images: int, channel_pairs: int, width: int
+) -> int:
+    """Return the space of a convolution by Fourier transform of whole images.
+
+    Each image in as many complex numbers as half a padded one has; the kernels twice:
+    transformed, and turned round for the products.
+
+    Args:
+        padded: height and width of an image with its padding.
+        images: planes of samples and channels, going in and coming out.
+        channel_pairs: planes of the kernel.
+        width: bytes of an entry.
+    """
+    plane = padded[0] * (padded[1] // 2 + 1) * 2 * width
+    return (images + 2 * channel_pairs) * plane
+
+
+def padded_length(length: int, kernel: int) -> int:
+    """Return the power of two that an axis is padded to for a Fourier transform."""
+    return 1 << max(length + kernel - 2, 0).bit_length()
+
+
+def unrolled_bytes(
+    image: Sequence[int], kernel: Sequence[int], batch_size: int, width: int
+) -> tuple[int, int]:
+    """Return the scratch bytes of the gradient of a kernel, and of that of its input.
+
+    They are none where oneDNN runs convolutions.
+
+    Args:
+        image: shape of one image that the convolution makes, channels last.
+        kernel: shape of the kernel, the channels made last.
+        batch_size: images in the batch.
+        width: bytes of an entry.
+    """
+    if in_one_dnn():
+        return 0, 0
+    patches = math.prod(image[:-1]) * math.prod(kernel[:-1])
+    work = (patches + math.prod(image) + math.prod(kernel)) * width
+    filled = -(-_CACHE // work) * patches * width
+    shared = batch_size == 1 or work // threads() >= _CACHE_OF_A_CORE
+    return filled, patches * width if shared else filled
+
+
+def in_one_dnn() -> bool:
+    """Return whether oneDNN runs the convolutions of a TensorFlow started like this."""
+    said = os.environ.get("TF_ENABLE_ONEDNN_OPTS", "1").lower()
+    return sys.platform != "darwin" and said not in ("0", "false")
+
+
+def threads() -> int:
+    """Return the number of threads that run operations at once."""
+    if hasattr(os, "sched_getaffinity"):  # a container may have a part of the cores
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

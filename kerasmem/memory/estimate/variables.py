@@ -1,0 +1,236 @@
+"""What is on the device between steps: the variables of a model and its optimizer.
+
+An optimizer tells itself which variables it will make. A fresh copy of it is built on
+stand-ins that have the shapes of the model's variables and none of their memory; what
+it asks for is written down instead of made.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+
+from kerasmem.errors import ModelError
+from kerasmem.graph.layers import weights
+from kerasmem.memory.estimate.request import Request
+from kerasmem.records import EstimatePart
+
+_BITS = re.compile(r"(?:bfloat|float|uint|int|complex)(\d+)")
+
+
+def width(dtype: Any) -> int:
+    """Return the bytes of one entry of a Keras dtype."""
+    bits = _BITS.match(keras.backend.standardize_dtype(dtype))
+    return max(8, int(bits[1])) // 8 if bits else 1
+
+
+class Precision:
+    """The types that a model computes and stores with, its own or assumed ones.
+
+    Args:
+        own: the model's dtype policy.
+        assumed: name of the one to assume in its place, in every layer that has the
+            model's; None to leave all as they are.
+    """
+
+    def __init__(self, own: Any, assumed: str | None = None) -> None:
+        self._own = own
+        self._assumed = keras.dtype_policies.get(assumed) if assumed else own
+
+    def compute_width(self, layer: Any, output_dtype: Any) -> int:
+        """Return the bytes of an entry that `layer` computes with."""
+        policy = getattr(layer, "dtype_policy", None)
+        if policy is not None:
+            is_own = policy.name == self._own.name
+            return width((self._assumed if is_own else policy).compute_dtype)
+        # An operation such as `a + b` has no policy.
+        is_own = str(output_dtype) == self._own.compute_dtype
+        return width(self._assumed.compute_dtype if is_own else output_dtype)
+
+    def variable_dtype(self, variable: Any) -> str:
+        """Return the type that `variable` is stored in."""
+        dtype = keras.backend.standardize_dtype(variable.dtype)
+        return (
+            self._assumed.variable_dtype if dtype == self._own.variable_dtype else dtype
+        )
+
+
+def persistent_parts(request: Request) -> list[EstimatePart]:
+    """Return the bytes of every variable, exact: parameters, then optimizer slots."""
+    model, optimizer = request.model, request.optimizer
+    precision = Precision(model.dtype_policy, request.dtype_policy)
+    variables = [weight.variable for weight in weights(model)]
+    stored = [_StandIn.of(v, precision.variable_dtype(v)) for v in variables]
+    rows = [("parameter", v.path, math.prod(v.shape) * width(v.dtype)) for v in stored]
+    if optimizer is not None:
+        trained = [v for v in stored if v.trainable]
+        slots = optimizer_slots(optimizer, trained, request.backend)
+        rows += [
+            ("optimizer_state", slot.variable or "", slot.nbytes) for slot in slots
+        ]
+    return [EstimatePart(c, path.rpartition("/")[0] or None, n) for c, path, n in rows]
+
+
+class Slot(NamedTuple):
+    """A variable of an optimizer.
+
+    Args:
+        name: what it is, such as `"momentum"`.
+        variable: path of the model's variable that it belongs to, None for none.
+        nbytes: its bytes.
+    """
+
+    name: str
+    variable: str | None
+    nbytes: int
+
+
+def optimizer_slots(
+    optimizer: Any, variables: Sequence[Any], backend: str | None = None
+) -> list[Slot]:
+    """Return every variable that `optimizer` will have once it trains `variables`.
+
+    The optimizer stays as it is, and no memory is taken for the slots.
+
+    Args:
+        optimizer: a `keras.optimizers.Optimizer`, built or not.
+        variables: the trainable variables of a model.
+        backend: the backend to count for; None for the running one.
+
+    Raises:
+        ModelError: if the optimizer's config does not describe it.
+    """
+    paths = tuple(variable.path for variable in variables)
+    ledger = _Ledger(backend or keras.backend.backend(), paths)
+    shell = _shell(optimizer, ledger)
+    shell.build([_StandIn.of(variable) for variable in variables])
+    for variable in shell.variables:
+        # The steps are counted in Keras's "int", whose width is the backend's.
+        dtype = "int" if variable.name == "iteration" else str(variable.dtype)
+        ledger.add(variable.name, None, variable.shape, dtype)
+    return ledger.slots
+
+
+def made_anew(optimizer: Any) -> Any:
+    """Return an unbuilt copy of an optimizer.
+
+    Raises:
+        ModelError: if the optimizer's config does not describe it.
+    """
+    try:
+        return type(optimizer).from_config(optimizer.get_config())
+    except (TypeError, ValueError) as error:
+        raise ModelError(
+            f"The optimizer {type(optimizer).__name__} cannot be made anew from its "
+            f"config: {error}. Expected: a `get_config` that tells its arguments. "
+            f"Received: optimizer={optimizer!r}. Next: write one."
+        ) from error
+
+
+@dataclass
+class _Ledger:
+    backend: str
+    paths: tuple[str, ...]
+    slots: list[Slot] = field(default_factory=list[Slot])
+
+    def add(
+        self, name: str, variable: str | None, shape: Sequence[int], dtype: str | None
+    ) -> None:
+        if dtype == "int":
+            dtype = "int64" if self.backend == "tensorflow" else "int32"
+        self.slots.append(Slot(name, variable, math.prod(shape) * width(dtype)))
+
+    def owner(self, name: str) -> tuple[str, str | None]:
+        """Return the short name and the variable of a slot that is named after one."""
+        # As Keras names it: `dense_kernel_momentum` for the variable `dense/kernel`.
+        prefixes = {f"{path.replace('/', '_')}_": path for path in self.paths}
+        fitting = [prefix for prefix in prefixes if name.startswith(prefix)]
+        if not fitting:
+            return name, None
+        longest = max(fitting, key=len)
+        return name.removeprefix(longest), prefixes[longest]
+
+
+class _StandIn:
+    """Has the shape of a variable and holds one number."""
+
+    overwrite_with_gradient = False
+
+    def __init__(self, shape: Sequence[int], dtype: str, name: str, path: str) -> None:
+        self.shape, self.dtype = tuple(shape), dtype
+        self.name, self.path, self.trainable = name, path, True
+        self._unique_id = id(self)  # by which the TensorFlow optimizer tells variables
+
+    @classmethod
+    def of(cls, v: Any, dtype: str | None = None) -> "_StandIn":
+        stored = str(keras.backend.standardize_dtype(dtype or v.dtype))
+        made = cls(v.shape, stored, v.name, v.path)
+        made.trainable = v.trainable
+        made.overwrite_with_gradient = getattr(v, "overwrite_with_gradient", False)
+        return made
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:  # noqa: FBT001
+        return np.zeros((), dtype or "float32")
+
+    def __jax_array__(self) -> Any:
+        return keras.ops.zeros(())
+
+
+def _shell(optimizer: Any, ledger: _Ledger) -> Any:
+    """Return an unbuilt copy that writes its slots into `ledger`."""
+    if isinstance(optimizer, keras.optimizers.MultiOptimizer):
+        return _shell_of_many(optimizer, ledger)
+    shell = made_anew(optimizer)
+    for part in (shell, getattr(shell, "inner_optimizer", None)):
+        if part is not None:
+            _record_slots(part, ledger)
+    return shell
+
+
+def _shell_of_many(optimizer: Any, ledger: _Ledger) -> Any:
+    # The user's map hands out the user's own optimizers, which must stay unbuilt, and
+    # Keras offers no way to the map.
+    choose = optimizer._optimizer_map
+    shells: dict[int, tuple[Any, Any]] = {}
+
+    def shell_of(chosen: Any) -> Any:
+        if id(chosen) not in shells:
+            # The chosen one is kept too: its id stands for it.
+            shells[id(chosen)] = (chosen, _shell(chosen, ledger))
+        return shells[id(chosen)][1]
+
+    def mapped(variable: Any) -> Any:
+        return shell_of(choose(variable))
+
+    default = getattr(choose, "default_optimizer", None)
+    if default is not None:
+        mapped.default_optimizer = shell_of(default)  # pyright: ignore[reportFunctionMemberAccess]
+    return type(optimizer)(mapped, loss_scale_factor=optimizer.loss_scale_factor)
+
+
+def _record_slots(shell: Any, ledger: _Ledger) -> None:
+    """Make the optimizer `shell` write down variables instead of making them."""
+
+    def add_variable(
+        shape: Sequence[int], *_: Any, dtype: Any = None, name: str = "", **__: Any
+    ) -> _StandIn:
+        ledger.add(*ledger.owner(name), shape, dtype)
+        return _StandIn(shape, keras.backend.standardize_dtype(dtype), name, name)
+
+    def add_variable_from_reference(
+        reference_variable: Any, name: str | None = None, **_: Any
+    ) -> _StandIn:
+        v, path = reference_variable, f"{reference_variable.path}/{name}"
+        ledger.add(name or "variable", v.path, v.shape, v.dtype)
+        return _StandIn(v.shape, v.dtype, name or "variable", path)
+
+    def assign(*_: Any) -> None:
+        """Leave a slot's first value out."""
+
+    for method in (add_variable, add_variable_from_reference, assign):
+        # Not `setattr`: that would make Keras track it.
+        object.__setattr__(shell, method.__name__, method)

@@ -1,1 +1,0 @@
-"""What a compiled step needs, from what XLA is given to compile."""

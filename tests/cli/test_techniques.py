@@ -1,0 +1,107 @@
+"""The options of `kerasmem compress` are the fields of techniques."""
+
+import subprocess
+import sys
+from dataclasses import fields
+
+import pytest
+
+import kerasmem as km
+from kerasmem.cli.options import Parser
+from kerasmem.cli.techniques import (
+    TECHNIQUES,
+    add_techniques,
+    options_of,
+    techniques_of,
+)
+from kerasmem.errors import ConfigError
+
+pytestmark = pytest.mark.one_backend
+
+IN_RECIPES = {"schedule", "ratios", "budget", "calibration"}
+"""Fields that a command line cannot hold."""
+
+
+def steps(line):
+    parser = Parser()
+    add_techniques(parser)
+    return techniques_of(parser.parse_args(line.split()))
+
+
+@pytest.mark.parametrize("technique", TECHNIQUES)
+def test_every_field_has_an_option_or_stands_in_recipes(technique):
+    named = {option.field for option in options_of(technique)}
+    assert named == {f.name for f in fields(technique) if f.init} - IN_RECIPES
+    first, *others = options_of(technique)
+    assert first.flag == f"--{technique.name.replace('_', '-')}"
+    assert all(option.flag.startswith(f"{first.flag}-") for option in others)
+    assert all(option.settings["help"] for option in (first, *others))
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("", []),
+        ("--prune 0.8", [km.Prune(0.8)]),
+        (
+            "--quantize int4 --prune 0.5 --prune-channels 0.25",
+            [km.PruneChannels(0.25), km.Prune(0.5), km.Quantize("int4")],
+        ),
+        (
+            "--prune 0.5 --prune-scope global --prune-criterion magnitude "
+            "--prune-pattern 2:4 --prune-include a --prune-include b "
+            "--prune-exclude c --prune-seed 3",
+            [
+                km.Prune(
+                    0.5,
+                    scope="global",
+                    criterion="magnitude",
+                    pattern="2:4",
+                    include=("a", "b"),
+                    exclude="c",
+                    seed=3,
+                )
+            ],
+        ),
+        (
+            "--prune-channels 0.5 --prune-channels-of parameters "
+            "--prune-channels-rounds 2 --no-prune-channels-verify",
+            [km.PruneChannels(0.5, of="parameters", rounds=2, verify=False)],
+        ),
+        (
+            "--quantize int8 --no-quantize-symmetric --quantize-granularity group "
+            "--quantize-group-size 64",
+            [km.Quantize(granularity="group", group_size=64, symmetric=False)],
+        ),
+    ],
+)
+def test_options_are_the_configs_that_they_name(line, expected):
+    assert steps(line) == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("--prune-scope global", "--prune-scope says .* Next: add --prune[.]"),
+        ("--prune-channels-rounds 2", "Next: add --prune-channels[.]"),
+        ("--quantize-group-size 64", "Next: add --quantize[.]"),
+        ("--prune 0.5 --prune-scope globl", "scope='globl'. Did you mean 'global'"),
+        ("--quantize mixed", "takes a budget.* on the command line .*--recipe"),
+    ],
+)
+def test_what_does_not_fit_together_is_an_error(line, message):
+    with pytest.raises(ConfigError, match=message):
+        steps(line)
+
+
+def test_options_are_read_without_keras_or_numpy():
+    program = (
+        "import sys; sys.argv = ['kerasmem', 'compress', '--help']\n"
+        "from kerasmem.cli.main import build_parser\n"
+        "build_parser()\n"
+        "print({'keras', 'numpy', 'yaml'} & set(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "set()"
