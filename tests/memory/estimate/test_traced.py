@@ -117,8 +117,7 @@ def test_a_part_that_another_process_cannot_import_is_refused(backend):
         estimate_memory(model, 8, optimizer="sgd", method="traced")
 
 
-def test_a_step_that_runs_is_measured(backend, monkeypatch):
-    # In several threads the updates of all weights may be under way at once.
+def test_a_step_that_runs_is_measured(backend):
     x = inputs = keras.Input((256,))
     for _ in range(3):
         x = layers.Dense(256, activation="relu")(x)
@@ -131,8 +130,8 @@ def test_a_step_that_runs_is_measured(backend, monkeypatch):
     small, large = (measure_step(model, size) for size in (16, 512))
     # Each weight, its momentum and its gradient; below, activations of 512 samples.
     weights = 4 * model.count_params()
-    # Threads update as many weights at once as they like: each then needs the momentum
-    # times its factor, the gradient times the rate, and the two together.
+    # Threads may update all weights at once. Each then also needs the momentum times its
+    # factor, the gradient times the rate, and the sum of both.
     assert 3 * weights <= small.peak_bytes <= (3 + 3) * weights
     more = large.peak_bytes - small.peak_bytes
     activations = 4 * 496 * 256 * 4
