@@ -130,7 +130,7 @@ def test_a_step_that_runs_is_measured(backend):
     small, large = (measure_step(model, size) for size in (16, 512))
     # Each weight, its momentum and its gradient; below, activations of 512 samples.
     weights = 4 * model.count_params()
-    # Threads may update all weights at once. Each then also needs the momentum times its
+    # Threads may update all weights at once. Each then also needs the momentum times a
     # factor, the gradient times the rate, and the sum of both.
     assert 3 * weights <= small.peak_bytes <= (3 + 3) * weights
     more = large.peak_bytes - small.peak_bytes
