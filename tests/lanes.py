@@ -13,6 +13,8 @@ from typing import Any
 FOLDER = Path(__file__).parent / "durations"
 SLOW_SECONDS = 1.0
 """A test that took longer on TensorFlow is marked `slow`."""
+MOST_SECONDS = 15.0
+"""The shortest test of a file is not, unless it took longer than this."""
 
 
 def durations(backend: str) -> dict[str, float]:
@@ -30,7 +32,7 @@ def write_durations(backend: str, seconds: dict[str, float]) -> None:
 
 
 def slow(names: Sequence[str], seconds: dict[str, float]) -> set[str]:
-    """Return the slow ones; of a file in which all are, the shortest is not.
+    """Return the slow ones; of a file in which all are, the shortest mostly is not.
 
     Args:
         names: of all tests, as `tests/a/test_b.py::test_c[d]`.
@@ -39,6 +41,8 @@ def slow(names: Sequence[str], seconds: dict[str, float]) -> set[str]:
     Example:
         >>> sorted(slow(["a::x", "a::y", "b::x"], {"a::x": 3, "a::y": 2, "b::x": 9}))
         ['a::x']
+        >>> slow(["b::x"], {"b::x": 20})
+        {'b::x'}
     """
     shortest: dict[str, str] = {}
     for name in names:
@@ -46,7 +50,8 @@ def slow(names: Sequence[str], seconds: dict[str, float]) -> set[str]:
         best = shortest.setdefault(file, name)
         if seconds.get(name, 0.0) < seconds.get(best, 0.0):
             shortest[file] = name
-    return set(seconds) & set(names) - set(shortest.values())
+    fast = {name for name in shortest.values() if seconds.get(name, 0.0) < MOST_SECONDS}
+    return set(seconds) & set(names) - fast
 
 
 def longest_first(items: list[Any], seconds: dict[str, float]) -> None:

@@ -18,6 +18,11 @@ def test_no_file_is_slow_altogether():
     assert slow(["a.py::x", "a.py::y", "b.py::x"], SECONDS) == {"a.py::x"}
 
 
+def test_a_file_whose_shortest_test_is_very_long_is_slow_altogether():
+    seconds = {"a.py::x": 40.0, "a.py::y": 30.0, "b.py::x": 14.0}
+    assert slow([*seconds], seconds) == {"a.py::x", "a.py::y"}
+
+
 def test_a_test_that_is_new_is_fast_and_one_that_is_gone_is_nothing():
     assert slow(["c.py::new", "c.py::newer"], SECONDS) == set()
 
