@@ -108,7 +108,7 @@ class Chain:
         checkpoints = self._checkpoints(original, ready, context)
         model, changes = run_steps(original, ready, context, checkpoints)
         if context.data is None:
-            _warn_if_stale(model, ready, changes)
+            warn_if_stale(model, ready, changes)
         if context.epochs or any(step.trains for step in ready):
             check_finite(model, original)
         return Outcome(model, self._steps, changes)
@@ -224,7 +224,7 @@ def _loss(model: Any, original: Any) -> Callable[[Any, Any, Any], float]:
     return loss
 
 
-def _warn_if_stale(
+def warn_if_stale(
     model: Any, steps: list[Technique], changes: list[WeightChange]
 ) -> None:
     """Warn if weights went that statistics of BatchNormalization were gathered on."""

@@ -1,0 +1,267 @@
+"""A model's file in, a smaller one out, and a few pieces of weights in memory at a time.
+
+The model is only described: it has layers, shapes and a config, and no weights. Each
+step changes that, and says what the entries of every variable become. They are made as
+the new file is written, of the entries in the old one.
+"""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import keras
+import psutil
+
+from kerasmem.backends.lazy import described_source
+from kerasmem.compression.chain import warn_if_stale
+from kerasmem.compression.prune import Prune
+from kerasmem.compression.prune import in_blocks as prune
+from kerasmem.compression.quantize import Quantize
+from kerasmem.compression.quantize import in_blocks as quantize
+from kerasmem.compression.quantize.aware.learned import is_aware
+from kerasmem.compression.quantize.left_float import warn_if_left_float
+from kerasmem.compression.result import CompressionResult
+from kerasmem.compression.streams import Streams, Told
+from kerasmem.compression.technique import Technique
+from kerasmem.errors import ConfigError
+from kerasmem.files.atomic import replacing
+from kerasmem.files.datasets import datasets
+from kerasmem.files.described import can_be_described, described_model
+from kerasmem.files.entries import InFile, Readable
+from kerasmem.files.load import load_model
+from kerasmem.files.members import opened_weights
+from kerasmem.files.memory_map import is_mappable
+from kerasmem.files.opens import check_described, is_saved_as_it_is
+from kerasmem.files.plain import unpacked
+from kerasmem.files.save import Coding, check_repacked, repack
+from kerasmem.files.save_described import save_described
+from kerasmem.graph.clone import compile_as
+from kerasmem.graph.layers import sublayers
+from kerasmem.graph.values import nbytes, nonzero, parameters
+from kerasmem.records import CompressionReport, ModelFigures, WeightChange
+
+_SHARE = 1 / 6
+"""Of the memory there is: with more weights than that a model may not fit."""
+
+
+@dataclass(frozen=True)
+class _InBlocks:
+    """How a technique works on a described model.
+
+    Args:
+        why_not: returns why a config needs the whole model, None if it does not.
+        apply: takes the model, the config and the streams.
+    """
+
+    why_not: Callable[[Any], str | None]
+    apply: Callable[[Any, Any, Streams], Told]
+
+
+_TABLE: Mapping[type[Technique], _InBlocks] = {
+    Prune: _InBlocks(prune.why_not, prune.prune_in_blocks),
+    Quantize: _InBlocks(quantize.why_not, quantize.quantize_in_blocks),
+}
+
+
+def why_not(path: Any, steps: Sequence[Technique]) -> str | None:
+    """Return why a file cannot be compressed in little memory, None if it can.
+
+    Args:
+        path: what was given as the model.
+        steps: the techniques.
+    """
+    if isinstance(path, keras.Model) or not can_be_described(Path(path)):
+        return "the model is no .keras file of Keras 3"
+    for step in steps:
+        row = _TABLE.get(type(step))
+        reason = "it takes the whole model" if row is None else row.why_not(step)
+        if reason is not None:
+            return f"the step {step.name!r} cannot be done piece by piece: {reason}"
+    return None
+
+
+def is_large(path: Path) -> bool:
+    """Return whether the weights of a file are large against the memory there is."""
+    if path.stat().st_size > _SHARE * psutil.virtual_memory().available:
+        return True
+    with opened_weights(path) as weights:
+        found = [] if weights is None else datasets(weights)
+    sizes = sum(each.nbytes for each in found)
+    return sizes > _SHARE * psutil.virtual_memory().available
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be made of a file.
+
+    Args:
+        path: the file.
+        steps: the techniques.
+        output: where to; ends in `.keras`.
+        coding: how it is written.
+        custom_objects: the user's own layers and functions by name.
+    """
+
+    path: Path
+    steps: tuple[Technique, ...]
+    output: Path
+    coding: Coding
+    custom_objects: dict[str, Any] | None = None
+
+
+def compress_file(job: Job) -> CompressionResult:
+    """Write a smaller file of a model, and return what became of it.
+
+    Raises:
+        ConfigError: if a layer of the model saves its weights in a way of its own, or
+            a regular expression means no weight.
+        ModelError: if a technique finds nothing to do.
+        ModelFileError: if the file cannot be loaded.
+        OutputError: if the new one cannot be written.
+    """
+    size = job.path.stat().st_size
+    with (
+        replacing(job.output) as written,
+        _plain(job.path, written.parent) as source,
+        described_model(source, job.custom_objects) as model,
+        _reading(source) as file,
+    ):
+        _check_layers(model)
+        compile_as(model, model)
+        streams = Streams(lambda variable: _in_file(variable, file))
+        before = [*model.weights]
+        found = {id(v): streams.of(v) for v in before}
+        told = [_TABLE[type(step)].apply(model, step, streams) for step in job.steps]
+        stored = written.with_name("stored.keras")
+        save_described(model, stored, streams.of)
+        repack(stored, written, coding=job.coding)
+        check_repacked(stored, written, coding=job.coding)
+        check_described(model, stored)
+        stored.unlink()
+        changes = [change for tell in told for change in tell()]
+        report = CompressionReport(
+            before=_figures(before, found.get, size),
+            after=_figures(model.weights, streams.by_id, written.stat().st_size),
+            steps=tuple(step.to_json() for step in job.steps),
+        )
+        warn_if_stale(model, list(job.steps), changes)
+        warn_if_left_float(changes, report.before.weight_bytes)
+        name = model.name
+    return FileResult(job, name, report, tuple(changes))
+
+
+def _check_layers(model: Any) -> None:
+    """Raise if the values of a weight are needed to write a file of it."""
+    odd = [layer for layer in sublayers(model) if not is_saved_as_it_is(layer)]
+    if type(model).save is not keras.Model.save:
+        odd = [model]
+    if odd:
+        raise ConfigError(
+            f"The layer {odd[0].name!r} of class {type(odd[0]).__name__} saves its "
+            "weights in a way of its own, for which they have to be in memory. Next: "
+            "low_memory=False (no --low-memory on the command line)."
+        )
+    if is_aware(model):
+        raise ConfigError(
+            "Scales that were learned are read from a model in memory. Next: "
+            "low_memory=False (no --low-memory on the command line)."
+        )
+
+
+@contextmanager
+def _plain(path: Path, folder: Path) -> Iterator[Path]:
+    """Give a file whose weights lie in it as they are: another one if they do not."""
+    if is_mappable(path):
+        yield path
+        return
+    made = folder / "plain.keras"
+    unpacked(path, made)
+    yield made
+    made.unlink()
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[int]:
+    file = os.open(path, os.O_RDONLY)
+    try:
+        yield file
+    finally:
+        os.close(file)
+
+
+def _in_file(variable: Any, file: int) -> Readable | None:
+    source = described_source(variable)
+    if source is None:
+        return None
+    return InFile(source.shape, source.dtype, file, source.place)
+
+
+def _figures(
+    variables: Sequence[Any], entries: Callable[[int], Any], file_bytes: int
+) -> ModelFigures:
+    count = 0
+    for variable in variables:
+        known = entries(id(variable))
+        if known is None or known.nonzero is None:
+            count += nonzero(variable)
+        elif parameters(variable):
+            count += known.nonzero
+    return ModelFigures(
+        file_bytes=file_bytes,
+        weight_bytes=sum(map(nbytes, variables)),
+        parameters=sum(map(parameters, variables)),
+        nonzero=count,
+    )
+
+
+class FileResult(CompressionResult):
+    """The result of a compression from file to file: its model is opened when asked for.
+
+    Args:
+        job: what was done.
+        name: of the model.
+        report: the figures.
+        changes: every weight after every technique.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        name: str,
+        report: CompressionReport,
+        changes: tuple[WeightChange, ...],
+    ) -> None:
+        # All but the model, which `__getattr__` finds.
+        values = {"report": report, "changes": changes, "coding": job.coding}
+        for key, value in {**values, "samples": None, "_job": job}.items():
+            object.__setattr__(self, key, value)
+        object.__setattr__(self, "_name", name)
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "model":
+            raise AttributeError(name)
+        job = vars(self)["_job"]
+        model = load_model(
+            job.output, job.custom_objects, memory_map=is_mappable(job.output)
+        )
+        object.__setattr__(self, "model", model)
+        return model
+
+    def save(self, path: str | Path) -> None:
+        """Write the model as a file: a copy of that which was written.
+
+        Raises:
+            ConfigError: if `path` does not end in `.keras`.
+            OutputError: if the file cannot be written.
+        """
+        if "model" in vars(self) or Path(path).suffix != ".keras":
+            super().save(path)
+            return
+        if Path(path).exists() and os.path.samefile(path, self._job.output):
+            return
+        with replacing(path) as written:
+            shutil.copyfile(self._job.output, written)
