@@ -67,6 +67,13 @@ def add_to(commands: Any) -> None:
         "`import kerasmem`; stored is what km.load_model can map into memory",
     )
     parser.add_argument(
+        "--low-memory",
+        action="store_true",
+        help="from file to file, few weights in memory at a time; by itself where the "
+        "model is large against the memory there is, for --prune and --quantize int8, "
+        "int8-dynamic, int4, float16 or bfloat16 without data",
+    )
+    parser.add_argument(
         "--report", type=Path, metavar="FILE.html", help="write a page of it too"
     )
     add_imports(parser)
@@ -79,8 +86,13 @@ def run(options: Namespace) -> Outcome:
 
     job = job_of(options)
     _check(options)
-    model, train, test = _load(options, job)
-    say(f"compressing {options.model}, then measuring both models")
+    by_file = _goes_by_file(options, job)
+    if by_file:
+        model, train, test = options.model, None, None
+        say(f"compressing {options.model} from file to file")
+    else:
+        model, train, test = _load(options, job)
+        say(f"compressing {options.model}, then measuring both models")
     with FitProgress("fine-tuning", progress_console()) as progress:
         result = compress(
             model,
@@ -95,9 +107,11 @@ def run(options: Namespace) -> Outcome:
             seed=options.seed,
             batch_size=options.batch_size,
             # A progress bar is of this process only.
-            callbacks=[] if options.parallel else [progress],
+            callbacks=[] if options.parallel or by_file else [progress],
             coding=options.coding,
             checkpoint_dir=options.checkpoint_dir,
+            output=options.output if by_file else None,
+            low_memory=by_file,
         )
     before = of_its_file(result.report.before, options.model)
     result = replace(result, report=replace(result.report, before=before))
@@ -105,9 +119,25 @@ def run(options: Namespace) -> Outcome:
     # be written then, the page stays; what it tells was measured all the same.
     if options.report:
         _write_page(options, result)
-    result.save(options.output)
+    if not by_file:  # there it is already
+        result.save(options.output)
     _say_if_untrained(job, result.report)
     return _outcome(options, result)
+
+
+def _goes_by_file(options: Namespace, job: Job) -> bool:
+    """Return whether no model is to be held in memory."""
+    from kerasmem.compression.file_to_file import goes_by_file
+    from kerasmem.compression.recipe import as_preset
+
+    steps = None if job.steps is None else as_preset(job.steps).steps
+    asks = {
+        "--data": options.data,
+        "--fine-tune-epochs": options.fine_tune_epochs or None,
+        "--checkpoint-dir": options.checkpoint_dir,
+    }
+    low_memory = options.low_memory or None
+    return goes_by_file(low_memory, options.model, options.output, steps, asks)
 
 
 def _check(options: Namespace) -> None:

@@ -32,7 +32,7 @@ from kerasmem.files.atomic import replacing
 from kerasmem.files.datasets import datasets
 from kerasmem.files.described import can_be_described, described_model
 from kerasmem.files.entries import InFile, Readable
-from kerasmem.files.load import load_model
+from kerasmem.files.load import check_model_file, load_model
 from kerasmem.files.members import opened_weights
 from kerasmem.files.memory_map import is_mappable
 from kerasmem.files.opens import check_described, is_saved_as_it_is
@@ -67,31 +67,84 @@ _TABLE: Mapping[type[Technique], _InBlocks] = {
 }
 
 
-def why_not(path: Any, steps: Sequence[Technique]) -> str | None:
-    """Return why a file cannot be compressed in little memory, None if it can.
+def check_output(output: Any) -> None:
+    """Raise `ConfigError` unless an output is the name of a `.keras` file, or None."""
+    if output is not None and Path(output).suffix != ".keras":
+        raise ConfigError(
+            "A model is written as a file that ends in .keras. "
+            f"Received: output={str(output)!r}."
+        )
+
+
+def goes_by_file(
+    low_memory: bool | None,  # noqa: FBT001 - three values
+    model_or_path: Any,
+    output: Any,
+    steps: Sequence[Technique] | None,
+    asks: Mapping[str, Any],
+) -> bool:
+    """Return whether a compression is to go from file to file.
 
     Args:
-        path: what was given as the model.
-        steps: the techniques.
+        low_memory: what the caller says: True, False, or None for what suits.
+        model_or_path: what it gives as the model.
+        output: the file to write, None for none.
+        steps: the techniques; None for a search.
+        asks: arguments that take a model in memory, those that are not given None.
+
+    Raises:
+        ConfigError: if it should and cannot.
     """
-    if isinstance(path, keras.Model) or not can_be_described(Path(path)):
-        return "the model is no .keras file of Keras 3"
+    if low_memory not in (None, True, False):
+        raise ConfigError(
+            "low_memory is True, False or None for what suits. Received: "
+            f"low_memory={low_memory!r}."
+        )
+    if low_memory is False or (low_memory is None and output is None):
+        return False
+    reason = _why_not(model_or_path, output, steps, asks)
+    if low_memory and reason is not None:
+        raise ConfigError(
+            f"With low_memory=True no model is held in memory, and {reason}. Next: "
+            "leave low_memory out (--low-memory on the command line)."
+        )
+    return reason is None and (low_memory is True or _is_large(Path(model_or_path)))
+
+
+def _why_not(
+    path: Any,
+    output: Any,
+    steps: Sequence[Technique] | None,
+    asks: Mapping[str, Any],
+) -> str | None:
+    """Return why a compression cannot go from file to file, None if it can."""
+    given = [name for name, value in asks.items() if value is not None]
+    if given:
+        return f"{given[0]} takes one"
+    if not isinstance(path, str | Path):
+        return "there is one already: give the path of its file"
+    if output is None:
+        return "there is no file to write: give output="
+    if steps is None:
+        return "a search tries many"
     for step in steps:
         row = _TABLE.get(type(step))
         reason = "it takes the whole model" if row is None else row.why_not(step)
         if reason is not None:
-            return f"the step {step.name!r} cannot be done piece by piece: {reason}"
+            return f"the step {step.name!r} cannot go piece by piece: {reason}"
+    if Path(path).exists() and not can_be_described(Path(path)):
+        return f"{str(path)!r} is no .keras file of Keras 3"
     return None
 
 
-def is_large(path: Path) -> bool:
+def _is_large(path: Path) -> bool:
     """Return whether the weights of a file are large against the memory there is."""
-    if path.stat().st_size > _SHARE * psutil.virtual_memory().available:
-        return True
+    most = _SHARE * psutil.virtual_memory().available
+    if not path.is_file() or path.stat().st_size > most:
+        return path.is_file()
     with opened_weights(path) as weights:
         found = [] if weights is None else datasets(weights)
-    sizes = sum(each.nbytes for each in found)
-    return sizes > _SHARE * psutil.virtual_memory().available
+    return sum(each.nbytes for each in found) > most
 
 
 @dataclass(frozen=True)
@@ -123,6 +176,7 @@ def compress_file(job: Job) -> CompressionResult:
         ModelFileError: if the file cannot be loaded.
         OutputError: if the new one cannot be written.
     """
+    check_model_file(job.path, memory_map=False)
     size = job.path.stat().st_size
     with (
         replacing(job.output) as written,
