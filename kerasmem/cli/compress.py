@@ -113,8 +113,9 @@ def run(options: Namespace) -> Outcome:
             output=options.output if by_file else None,
             low_memory=by_file,
         )
-    before = of_its_file(result.report.before, options.model)
-    result = replace(result, report=replace(result.report, before=before))
+    if not by_file:
+        before = of_its_file(result.report.before, options.model)
+        result = replace(result, report=replace(result.report, before=before))
     # The page first: a command that fails leaves no model behind. If the model cannot
     # be written then, the page stays; what it tells was measured all the same.
     if options.report:

@@ -6,11 +6,12 @@ value of a weight, so that none is read and none gets memory.
 
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from kerasmem.backends import current
+from kerasmem.errors import ModelFileError
 from kerasmem.files import load
 from kerasmem.files.keras_2 import is_legacy
 from kerasmem.files.memory_map import MappedWeights
@@ -41,13 +42,33 @@ def described_model(
         yield load.load_model(path, custom_objects, compile=compile)
         return
     load.check_model_file(path, memory_map=True)
-    with MappedWeights(path, described=True).skeleton() as (file, objects):
-        known = {**objects, **(custom_objects or {})}
-        with load.loading(path):
-            model, why = load.model_of(path, file, known, compile=compile)
-        if why is not None:
-            load.say_without_loss(path, why)
+    with ExitStack() as scope:
+        model = _described(path, custom_objects or {}, scope, compile=compile)
+        if model is None:  # a layer wants its weights, or something is wrong with it
+            model = load.load_model(path, custom_objects, compile=compile)
         yield model
+
+
+def _described(
+    path: Path,
+    custom_objects: dict[str, Any],
+    scope: ExitStack,
+    *,
+    compile: bool,  # noqa: A002 - as in Keras
+) -> Any | None:
+    try:
+        with ExitStack() as trial:
+            mapped = MappedWeights(path, described=True)
+            file, objects = trial.enter_context(mapped.skeleton())
+            known = {**objects, **custom_objects}
+            with load.loading(path):
+                model, why = load.model_of(path, file, known, compile=compile)
+            scope.push(trial.pop_all())
+    except ModelFileError:
+        return None
+    if why is not None:
+        load.say_without_loss(path, why)
+    return model
 
 
 def can_be_described(path: Path) -> bool:
