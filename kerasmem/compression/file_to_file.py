@@ -291,9 +291,13 @@ class FileResult(CompressionResult):
     ) -> None:
         # All but the model, which `__getattr__` finds.
         values = {"report": report, "changes": changes, "coding": job.coding}
-        for key, value in {**values, "samples": None, "_job": job}.items():
+        values |= {"samples": None, "_job": job, "_named": name}
+        for key, value in values.items():
             object.__setattr__(self, key, value)
-        object.__setattr__(self, "_name", name)
+
+    @property
+    def _name(self) -> str:
+        return vars(self)["_named"]
 
     def __getattr__(self, name: str) -> Any:
         if name != "model":
