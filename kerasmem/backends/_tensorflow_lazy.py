@@ -27,7 +27,9 @@ class TensorFlowLazyValues:
     def described(self, shape: tuple[int, ...], dtype: str) -> Any:
         """Return zeros that a graph would make, or one number seen many times."""
         if tf.executing_eagerly():
-            return np.broadcast_to(np.zeros((), tf.as_dtype(dtype).as_numpy_dtype), shape)
+            return np.broadcast_to(
+                np.zeros((), tf.as_dtype(dtype).as_numpy_dtype), shape
+            )
         return tf.zeros(shape, dtype)
 
     def fill(self, variable: Any, value: Any) -> None:

@@ -128,7 +128,7 @@ def run(options: Namespace) -> Outcome:
 
 def _goes_by_file(options: Namespace, job: Job) -> bool:
     """Return whether no model is to be held in memory."""
-    from kerasmem.compression.file_to_file import goes_by_file
+    from kerasmem.compression.file_to_file import job_by_file
     from kerasmem.compression.recipe import as_preset
 
     steps = None if job.steps is None else as_preset(job.steps).steps
@@ -138,7 +138,8 @@ def _goes_by_file(options: Namespace, job: Job) -> bool:
         "--checkpoint-dir": options.checkpoint_dir,
     }
     low_memory = options.low_memory or None
-    return goes_by_file(low_memory, options.model, options.output, steps, asks)
+    given = (low_memory, options.model, options.output, steps, asks)
+    return job_by_file(*given) is not None
 
 
 def _check(options: Namespace) -> None:

@@ -14,12 +14,7 @@ from kerasmem.backends import current
 from kerasmem.backends.seeding import seeded
 from kerasmem.compression.chain import Chain, Outcome
 from kerasmem.compression.fields import check_whole
-from kerasmem.compression.file_to_file import (
-    Job,
-    check_output,
-    compress_file,
-    goes_by_file,
-)
+from kerasmem.compression.file_to_file import compress_file, job_by_file
 from kerasmem.compression.judge import chance_of, check_max_drop, far_worse
 from kerasmem.compression.measure import figures, file_bytes, latencies
 from kerasmem.compression.quantize.left_float import warn_if_left_float
@@ -153,14 +148,13 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
     job.check(data, validation_data, epochs)
     check_max_drop(max_drop, validation_data)
     check_coding(coding)
-    check_output(output)
     asks = {"data": data, "validation_data": validation_data, "max_drop": max_drop}
     asks |= {"loss": loss, "metrics": metrics, "checkpoint_dir": checkpoint_dir}
     asks |= {"fine_tune_epochs": epochs or None, "callbacks": callbacks or None}
-    steps = job.steps if isinstance(job, Chain) else None
-    if goes_by_file(low_memory, model_or_path, output, steps, asks):
-        by_file = (Path(model_or_path), steps or (), Path(output or ""))
-        return compress_file(Job(*by_file, coding, custom_objects))
+    named = getattr(job, "steps", None)
+    by_file = job_by_file(low_memory, model_or_path, output, named, asks)
+    if by_file is not None:
+        return compress_file(by_file, coding, custom_objects)
     fit = {} if data is None else fit_arguments(data, batch_size)
     if epochs and is_array_data(data) and fit.get("y") is None:
         raise DataError("Fine-tuning needs labels: give data=(x, y).")

@@ -1,4 +1,4 @@
-"""A model's file in, a smaller one out, and a few pieces of weights in memory at a time.
+"""A model's file in, a smaller one out, a few pieces of weights in memory at a time.
 
 The model is only described: it has layers, shapes and a config, and no weights. Each
 step changes that, and says what the entries of every variable become. They are made as
@@ -67,23 +67,29 @@ _TABLE: Mapping[type[Technique], _InBlocks] = {
 }
 
 
-def check_output(output: Any) -> None:
-    """Raise `ConfigError` unless an output is the name of a `.keras` file, or None."""
-    if output is not None and Path(output).suffix != ".keras":
-        raise ConfigError(
-            "A model is written as a file that ends in .keras. "
-            f"Received: output={str(output)!r}."
-        )
+@dataclass(frozen=True)
+class Job:
+    """What is to be made of a file.
+
+    Args:
+        path: the file.
+        steps: the techniques.
+        output: where to; ends in `.keras`.
+    """
+
+    path: Path
+    steps: tuple[Technique, ...]
+    output: Path
 
 
-def goes_by_file(
+def job_by_file(
     low_memory: bool | None,  # noqa: FBT001 - three values
     model_or_path: Any,
     output: Any,
     steps: Sequence[Technique] | None,
     asks: Mapping[str, Any],
-) -> bool:
-    """Return whether a compression is to go from file to file.
+) -> Job | None:
+    """Return what is to go from file to file, None if a model is held in memory.
 
     Args:
         low_memory: what the caller says: True, False, or None for what suits.
@@ -93,22 +99,29 @@ def goes_by_file(
         asks: arguments that take a model in memory, those that are not given None.
 
     Raises:
-        ConfigError: if it should and cannot.
+        ConfigError: if it should and cannot, or the output is no `.keras` file.
     """
     if low_memory not in (None, True, False):
         raise ConfigError(
             "low_memory is True, False or None for what suits. Received: "
             f"low_memory={low_memory!r}."
         )
+    if output is not None and Path(output).suffix != ".keras":
+        raise ConfigError(
+            "A model is written as a file that ends in .keras. "
+            f"Received: output={str(output)!r}."
+        )
     if low_memory is False or (low_memory is None and output is None):
-        return False
+        return None
     reason = _why_not(model_or_path, output, steps, asks)
     if low_memory and reason is not None:
         raise ConfigError(
             f"With low_memory=True no model is held in memory, and {reason}. Next: "
             "leave low_memory out (--low-memory on the command line)."
         )
-    return reason is None and (low_memory is True or _is_large(Path(model_or_path)))
+    if reason is None and (low_memory or _is_large(Path(model_or_path))):
+        return Job(Path(model_or_path), tuple(steps or ()), Path(output))
+    return None
 
 
 def _why_not(
@@ -147,27 +160,15 @@ def _is_large(path: Path) -> bool:
     return sum(each.nbytes for each in found) > most
 
 
-@dataclass(frozen=True)
-class Job:
-    """What is to be made of a file.
+def compress_file(
+    job: Job, coding: Coding = "deflate", custom_objects: Any = None
+) -> CompressionResult:
+    """Write a smaller file of a model, and return what became of it.
 
     Args:
-        path: the file.
-        steps: the techniques.
-        output: where to; ends in `.keras`.
-        coding: how it is written.
+        job: of what, and where to.
+        coding: how the file is written, as for `km.save_model`.
         custom_objects: the user's own layers and functions by name.
-    """
-
-    path: Path
-    steps: tuple[Technique, ...]
-    output: Path
-    coding: Coding
-    custom_objects: dict[str, Any] | None = None
-
-
-def compress_file(job: Job) -> CompressionResult:
-    """Write a smaller file of a model, and return what became of it.
 
     Raises:
         ConfigError: if a layer of the model saves its weights in a way of its own, or
@@ -181,7 +182,7 @@ def compress_file(job: Job) -> CompressionResult:
     with (
         replacing(job.output) as written,
         _plain(job.path, written.parent) as source,
-        described_model(source, job.custom_objects) as model,
+        described_model(source, custom_objects) as model,
         _reading(source) as file,
     ):
         _check_layers(model)
@@ -192,8 +193,8 @@ def compress_file(job: Job) -> CompressionResult:
         told = [_TABLE[type(step)].apply(model, step, streams) for step in job.steps]
         stored = written.with_name("stored.keras")
         save_described(model, stored, streams.of)
-        repack(stored, written, coding=job.coding)
-        check_repacked(stored, written, coding=job.coding)
+        repack(stored, written, coding=coding)
+        check_repacked(stored, written, coding=coding)
         check_described(model, stored)
         stored.unlink()
         changes = [change for tell in told for change in tell()]
@@ -205,7 +206,8 @@ def compress_file(job: Job) -> CompressionResult:
         warn_if_stale(model, list(job.steps), changes)
         warn_if_left_float(changes, report.before.weight_bytes)
         name = model.name
-    return FileResult(job, name, report, tuple(changes))
+    found = (report, tuple(changes))
+    return FileResult(job.output, name, *found, coding, custom_objects)
 
 
 def _check_layers(model: Any) -> None:
@@ -273,25 +275,30 @@ def _figures(
 
 
 class FileResult(CompressionResult):
-    """The result of a compression from file to file: its model is opened when asked for.
+    """The result of a compression from file to file; its model is opened on demand.
 
     Args:
-        job: what was done.
+        output: the file.
         name: of the model.
         report: the figures.
         changes: every weight after every technique.
+        coding: how the file is written.
+        custom_objects: the user's own layers and functions by name.
     """
 
     def __init__(
         self,
-        job: Job,
+        output: Path,
         name: str,
         report: CompressionReport,
         changes: tuple[WeightChange, ...],
+        coding: Coding,
+        custom_objects: Any,
     ) -> None:
         # All but the model, which `__getattr__` finds.
-        values = {"report": report, "changes": changes, "coding": job.coding}
-        values |= {"samples": None, "_job": job, "_named": name}
+        values = {"report": report, "changes": changes, "coding": coding}
+        values |= {"samples": None, "_output": output, "_named": name}
+        values |= {"_custom_objects": custom_objects}
         for key, value in values.items():
             object.__setattr__(self, key, value)
 
@@ -302,10 +309,8 @@ class FileResult(CompressionResult):
     def __getattr__(self, name: str) -> Any:
         if name != "model":
             raise AttributeError(name)
-        job = vars(self)["_job"]
-        model = load_model(
-            job.output, job.custom_objects, memory_map=is_mappable(job.output)
-        )
+        output, known = (vars(self)[key] for key in ("_output", "_custom_objects"))
+        model = load_model(output, known, memory_map=is_mappable(output))
         object.__setattr__(self, "model", model)
         return model
 
@@ -319,7 +324,8 @@ class FileResult(CompressionResult):
         if "model" in vars(self) or Path(path).suffix != ".keras":
             super().save(path)
             return
-        if Path(path).exists() and os.path.samefile(path, self._job.output):
+        output = vars(self)["_output"]
+        if Path(path).exists() and output.samefile(path):
             return
         with replacing(path) as written:
-            shutil.copyfile(self._job.output, written)
+            shutil.copyfile(output, written)

@@ -55,4 +55,3 @@ class _Held(Readable):
     def read(self, start: int, stop: int) -> Any:
         """Return the entries from one place to another, an array of one axis."""
         return to_numpy(self._variable).reshape(-1)[start:stop]
-

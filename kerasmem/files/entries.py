@@ -119,9 +119,7 @@ def cuts(size: int, unit: int = 1) -> Iterator[tuple[int, int]]:
         yield start, min(start + step, size)
 
 
-def in_order(
-    function: Callable[[Item], Made], items: Iterable[Item]
-) -> Iterator[Made]:
+def in_order(function: Callable[[Item], Made], items: Iterable[Item]) -> Iterator[Made]:
     """Yield `function(item)` of each item in turn, a few of them made ahead."""
     waiting: deque[Future[Made]] = deque()
     with ThreadPoolExecutor(_THREADS) as pool:

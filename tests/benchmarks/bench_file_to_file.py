@@ -88,7 +88,7 @@ def run(command: list[str], limit: int | None = None) -> dict[str, float]:
             resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
     begin = time.perf_counter()
-    process = subprocess.Popen(  # noqa: S603
+    process = subprocess.Popen(
         command,
         preexec_fn=bounded,  # noqa: PLW1509
         stdout=subprocess.DEVNULL,
@@ -131,10 +131,10 @@ def kill_at_random(command: list[str], output: Path, times: int) -> int:
     output.write_bytes(b"old")
     new = 0
     for _ in range(times):
-        process = subprocess.Popen(  # noqa: S603
+        process = subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
-        time.sleep(random.uniform(0, 1.05 * whole))  # noqa: S311
+        time.sleep(random.uniform(0, 1.05 * whole))
         process.send_signal(signal.SIGKILL)
         process.wait()
         if output.read_bytes() != b"old":

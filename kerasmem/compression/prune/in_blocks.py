@@ -135,9 +135,7 @@ def _threshold(
         tables = [_table(each, prefix, shift, width) for each in members]
         counts = np.cumsum(sum(tables))
         digit = int(np.searchsorted(counts, removed - sum(below)))
-        below = [
-            n + int(t[:digit].sum()) for n, t in zip(below, tables, strict=True)
-        ]
+        below = [n + int(t[:digit].sum()) for n, t in zip(below, tables, strict=True)]
         prefix = prefix << _DIGIT | digit
     return prefix, below
 

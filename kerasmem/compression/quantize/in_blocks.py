@@ -78,7 +78,9 @@ def quantize_in_blocks(model: Any, config: "Quantize", streams: Streams) -> Told
         for variable, entries in zip(stand_in.parts, codes.parts, strict=True):
             streams.put(variable, entries)
     forget_float_weights(sublayers(model))
-    return lambda: [each.told() if isinstance(each, _Pending) else each for each in told]
+    return lambda: [
+        each.told() if isinstance(each, _Pending) else each for each in told
+    ]
 
 
 @dataclass(frozen=True)
@@ -332,4 +334,3 @@ class _Part(Entries):
     def pieces(self) -> Iterator[np.ndarray]:
         """Yield all entries in order, as arrays of one axis."""
         return self._codes.pieces(self._part)
-
