@@ -13,7 +13,6 @@ from kerasmem.backends import _tensorflow_memory as memory
 from kerasmem.backends import _tensorflow_recompute as recompute
 from kerasmem.backends import _tensorflow_refusals, _tensorflow_turns
 from kerasmem.backends import gradients as hooks
-from kerasmem.backends._tensorflow_draws import draws
 from kerasmem.backends._tensorflow_gradients import CompiledMeter, GraphMeter
 from kerasmem.backends._tensorflow_lazy import TensorFlowLazyValues
 from kerasmem.backends._tensorflow_options import TensorFlowOptions
@@ -27,6 +26,30 @@ from kerasmem.backends.profile import Followed, MemoryProfiler
 from kerasmem.backends.protocol import Backend, GradientMeter, StepState
 from kerasmem.backends.state import VariableState, hidden_variable
 from kerasmem.backends.tracing import count_traces
+
+_DRAWING = {
+    "Multinomial",
+    "ParameterizedTruncatedNormal",
+    "RandomGamma",
+    "RandomPoissonV2",
+    "RandomShuffle",
+    "RandomStandardNormal",
+    "RandomUniform",
+    "RandomUniformInt",
+    "TruncatedNormal",
+}
+
+
+def draws(graph: tf.Graph) -> bool:
+    """Return whether the graph, or a function that it calls, draws by itself.
+
+    As `tf.random.normal` does. What has its seed in a tensor or variable, as in
+    `keras.random`, does not.
+    """
+    definition = graph.as_graph_def()
+    nodes = [definition.node, *(f.node_def for f in definition.library.function)]
+    return any(node.op in _DRAWING for among in nodes for node in among)
+
 
 _MOVES = (
     *("Cast", "ExpandDims", "Identity", "MirrorPad", "Pad", "PadV2"),

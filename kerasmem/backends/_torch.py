@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import numpy as np
@@ -10,8 +10,6 @@ import torch
 
 from kerasmem.backends import _torch_ops
 from kerasmem.backends import gradients as hooks
-from kerasmem.backends._torch_gradients import TorchMeter
-from kerasmem.backends._torch_lazy import TorchLazyValues
 from kerasmem.backends._torch_profile import TorchProfiler
 from kerasmem.backends._torch_recompute import recomputed
 from kerasmem.backends._torch_settings import TorchSettings
@@ -21,6 +19,100 @@ from kerasmem.backends.protocol import Backend, GradientMeter, StepState
 from kerasmem.backends.shadow import call_before
 from kerasmem.backends.state import VariableState, hidden_variable
 from kerasmem.records import DeviceReading
+
+_SHORT = 65_536
+_ROW = 4096
+
+
+class TorchMeter:
+    """Measures dense gradients; Keras has no others on torch."""
+
+    def squared_norms(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the square of the L2 norm of each, a float32 vector."""
+        flat = [gradient.reshape(-1).float() for gradient in gradients]
+        short = iter(_norms([each for each in flat if each.numel() <= _SHORT]))
+        norms = [next(short) if g.numel() <= _SHORT else _long_norm(g) for g in flat]
+        return torch.stack(norms).square()
+
+    def statistics(
+        self, gradients: Sequence[torch.Tensor], squared_norms: torch.Tensor
+    ) -> torch.Tensor:
+        """Return a row per gradient: largest, numbers of nonzero and nonfinite."""
+        lowest, highest = zip(*map(torch.aminmax, gradients), strict=True)
+        largest = torch.maximum(torch.stack(highest), -torch.stack(lowest))
+        nonzero = torch.stack([torch.count_nonzero(each) for each in gradients])
+        nonfinite = torch.zeros_like(nonzero)
+        # Only a CPU may be asked: a GPU would have to be waited for.
+        if largest.device.type != "cpu" or not bool(squared_norms.isfinite().all()):
+            nonfinite = torch.stack([_nonfinite(gradient) for gradient in gradients])
+        return torch.stack([largest.float(), nonzero, nonfinite], dim=1)
+
+    def spaced_rows(self, matrix: torch.Tensor, count: int, step: int) -> torch.Tensor:
+        """Return the first of every `step` rows of a matrix, `count` of them."""
+        return matrix[: count * step : step]
+
+    def size_bytes(self, gradient: torch.Tensor) -> int:
+        """Return the bytes that hold the gradient."""
+        return gradient.numel() * gradient.element_size()
+
+
+def _nonfinite(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient.numel() - torch.count_nonzero(gradient.isfinite())
+
+
+def _norms(short: list[torch.Tensor]) -> Sequence[torch.Tensor]:
+    # Private by name, and what torch's own gradient clipping calls: there is no other
+    # way to have one call for many tensors.
+    norms: Any = torch._foreach_norm  # pyright: ignore[reportPrivateImportUsage]
+    return norms(short) if short else ()
+
+
+def _long_norm(flat: torch.Tensor) -> torch.Tensor:
+    # In short rows: on a CPU torch adds up a long vector so plainly that the norm of
+    # 20 million float32 entries is off by 1e-3.
+    whole = flat.numel() // _ROW * _ROW
+    rows = torch.linalg.vector_norm(flat[:whole].view(-1, _ROW), dim=1)
+    rest = torch.linalg.vector_norm(flat[whole:])
+    return torch.linalg.vector_norm(torch.cat([rows, rest[None]]))
+
+
+class TorchLazyValues:
+    """A tensor of torch lies where an array does, over the file itself.
+
+    Every layer keeps a table of the parameters inside of it, so that the parameter has
+    to be there first, over memory that nobody has touched, and to stay the same one.
+    """
+
+    adopts = True
+
+    def why_not(self) -> str | None:
+        """Return None: they always can."""
+        return None
+
+    def placeholder(self, variable: Any) -> Any:
+        """Return a tensor whose memory is not touched."""
+        return torch.empty(variable._shape, dtype=_dtype(variable))
+
+    def outside_of_traces(self) -> AbstractContextManager[Any]:
+        """Return a scope that does nothing."""
+        return nullcontext()
+
+    def fill(self, variable: Any, value: Any) -> None:
+        """Let the parameter have the value."""
+        tensor = _shared(value) if isinstance(value, np.ndarray) else value
+        parameter = vars(variable)["_value"]
+        parameter.data = tensor.to(parameter.device, parameter.dtype)
+
+
+def _dtype(variable: Any) -> torch.dtype:
+    return getattr(torch, variable._dtype)
+
+
+def _shared(array: np.ndarray) -> torch.Tensor:
+    if array.dtype.name == "bfloat16":  # torch knows it, but not as NumPy's
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
 
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 

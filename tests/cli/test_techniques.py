@@ -7,13 +7,13 @@ from dataclasses import fields
 import pytest
 
 import kerasmem as km
-from kerasmem.cli.options import Parser
-from kerasmem.cli.techniques import (
+from kerasmem.cli.compress_steps import (
     TECHNIQUES,
     add_techniques,
     options_of,
     techniques_of,
 )
+from kerasmem.cli.options import Parser
 from kerasmem.errors import ConfigError
 
 pytestmark = pytest.mark.one_backend

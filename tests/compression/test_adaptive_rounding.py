@@ -8,7 +8,7 @@ import pytest
 
 import kerasmem as km
 from kerasmem.compression.quantize.adaptive import inputs
-from kerasmem.compression.quantize.adaptive.inputs import (
+from kerasmem.compression.quantize.adaptive.apply import (
     columns,
     is_product_of_matrices,
     matrices,
