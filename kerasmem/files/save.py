@@ -27,17 +27,21 @@ from kerasmem.files.weights import (
     check_same,
     rewrite,
     store_coded,
+    store_deflated,
     store_plain,
-    store_shuffled,
 )
 from kerasmem.graph.clone import fresh_optimizer
 
 Coding = Literal["deflate", "entropy", "stored"]
 
-_STORES = {"deflate": store_shuffled, "entropy": store_coded, "stored": store_plain}
+_STORES = {"deflate": store_deflated, "entropy": store_coded, "stored": store_plain}
 _DATED = "metadata.json"
 _CONFIG = "config.json"
 _PIECE = 1 << 20
+
+_MOST_DEFLATED_TWICE = 4 << 20
+"""In a larger file of small arrays it is little that HDF5 writes of each; in a smaller
+one that is deflated once more, with all else."""
 
 
 def repack(source: Path, target: Path, *, coding: Coding) -> None:
@@ -70,7 +74,7 @@ def _write_weights(
     old: h5py.File, made: zipfile.ZipFile, new: Path, coding: Coding
 ) -> None:
     rewrite(old, new, _STORES[coding])
-    if coding == "stored":
+    if coding == "stored" or new.stat().st_size > _MOST_DEFLATED_TWICE:
         _write_aligned(made, new)
     else:
         made.write(new, WEIGHTS)

@@ -1,7 +1,7 @@
 """The HDF5 file inside of a `.keras` archive, each array stored in fewest bytes."""
 
-import zlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,12 @@ import ml_dtypes
 import numpy as np
 
 from kerasmem.errors import OutputError
+from kerasmem.files.chunks import (
+    MOST_UNSTORED_BYTES,
+    blocks_of,
+    check_array,
+    write_array,
+)
 from kerasmem.files.coding import (
     LARGE_BYTES,
     MOST_TIMES,
@@ -17,15 +23,11 @@ from kerasmem.files.coding import (
     encode,
     has_code,
 )
+from kerasmem.files.threads import Threads
 
-Store = Callable[[h5py.Group, str, h5py.Dataset], None]
+Store = Callable[[Threads, h5py.Group, str, h5py.Dataset], None]
 
-_SAMPLE_BYTES = 1 << 18
-_WORTH_IT = 0.98
-_LEAST_BYTES = 1 << 12
-_ONE_CHUNK_BYTES = 1 << 20
-_LARGE_BYTES = 1 << 32
-"""Keras refuses a larger array of which the file has nothing."""
+_COMPARED_BYTES = 1 << 18
 
 ALIGNMENT_BYTES = 64
 """Where an array in a file begins that is to be mapped: what processors like best."""
@@ -40,11 +42,12 @@ def rewrite(old: h5py.File, target: Path, store: Store) -> None:
         store: writes a dataset under its name into the new group.
     """
     aligned = {"alignment_threshold": 1, "alignment_interval": ALIGNMENT_BYTES}
-    with h5py.File(target, "w", **(aligned if store is store_plain else {})) as new:
-        _copy(old, new, store)
+    how = aligned if store is store_plain else {}
+    with h5py.File(target, "w", **how) as new, Threads() as threads:
+        _copy(old, new, partial(store, threads))
 
 
-def _copy(old: h5py.Group, new: h5py.Group, store: Store) -> None:
+def _copy(old: h5py.Group, new: h5py.Group, store: Callable[..., None]) -> None:
     _copy_attributes(old, new)
     for name, item in old.items():
         if isinstance(item, h5py.Group):
@@ -54,58 +57,49 @@ def _copy(old: h5py.Group, new: h5py.Group, store: Store) -> None:
 
 
 def _copy_attributes(old: Any, new: Any) -> None:
-    for name, value in old.attrs.items():
-        new.attrs[name] = value
+    if h5py.h5a.get_num_attrs(old.id):
+        for name, value in old.attrs.items():
+            new.attrs[name] = value
 
 
-def store_plain(group: h5py.Group, name: str, dataset: h5py.Dataset) -> None:
+def store_plain(
+    threads: Threads, group: h5py.Group, name: str, dataset: h5py.Dataset
+) -> None:
     """Write a dataset in one piece, as it is; nothing of one that is all zero."""
-    if not 0 < dataset.nbytes <= _LARGE_BYTES or not _all_zero(dataset):
+    del threads
+    if not 0 < dataset.nbytes <= MOST_UNSTORED_BYTES or not _all_zero(dataset):
         group.copy(dataset, name)
         return
     _copy_attributes(dataset, group.create_dataset(name, dataset.shape, dataset.dtype))
 
 
 def _all_zero(dataset: h5py.Dataset) -> bool:
-    return (
-        dataset.dtype.kind in "biufV"
-        and not np.frombuffer(np.ascontiguousarray(dataset[()]), np.uint8).any()
+    return _is_numbers(dataset) and not any(
+        np.ascontiguousarray(block).view(np.uint8).any() for block in blocks_of(dataset)
     )
 
 
-def store_shuffled(group: h5py.Group, name: str, dataset: h5py.Dataset) -> None:
-    """Write a dataset as it is, or shuffled and deflated, whichever deflates better.
+def _is_numbers(dataset: h5py.Dataset) -> bool:
+    return dataset.dtype.kind in "biufV" and not dataset.dtype.hasobject
 
-    Shuffled, the first bytes of all entries come first, then the second ones: of float
-    weights the bytes with the exponents are much alike. Zeros among them break that up.
-    """
-    if not _better_shuffled(dataset):
+
+def store_deflated(
+    threads: Threads, group: h5py.Group, name: str, dataset: h5py.Dataset
+) -> None:
+    """Write a dataset of numbers in deflated pieces, any other as it is."""
+    if not _is_numbers(dataset):
         group.copy(dataset, name)
         return
-    chunks = dataset.shape if dataset.nbytes <= _ONE_CHUNK_BYTES else True
-    made = group.create_dataset(
-        name,
-        data=dataset[()],
-        chunks=chunks,
-        compression="gzip",
-        compression_opts=9,
-        shuffle=True,
-    )
+    form = (dataset.shape, dataset.dtype)
+    made = write_array(threads, group, name, form, blocks_of(dataset))
     _copy_attributes(dataset, made)
 
 
-def _better_shuffled(dataset: h5py.Dataset) -> bool:
-    if dataset.dtype.itemsize == 1 or dataset.nbytes < _LEAST_BYTES:
-        return False
-    rows = max(_SAMPLE_BYTES * dataset.shape[0] // dataset.nbytes, 1)
-    sample = np.ascontiguousarray(dataset[:rows]).reshape(-1)
-    entries = sample.view(np.uint8).reshape(sample.size, -1)
-    plain, shuffled = (len(zlib.compress(x.tobytes(), 6)) for x in (entries, entries.T))
-    return shuffled < _WORTH_IT * plain
-
-
-def store_coded(group: h5py.Group, name: str, dataset: h5py.Dataset) -> None:
+def store_coded(
+    threads: Threads, group: h5py.Group, name: str, dataset: h5py.Dataset
+) -> None:
     """Write a dataset as coded bytes, if those are fewer or could be mistaken."""
+    del threads
     code = encode(dataset[()]) if dataset.shape and has_code(dataset.dtype) else None
     if code is None or not (_is_smaller(code, dataset) or could_be_code(dataset)):
         group.copy(dataset, name)
@@ -150,8 +144,8 @@ def same_bits(a: Any, b: Any) -> bool:
         return False
     # In pieces: what is equal is noted in as many bytes as are compared.
     pieces = (
-        slice(start, start + _SAMPLE_BYTES)
-        for start in range(0, first.nbytes, _SAMPLE_BYTES)
+        slice(start, start + _COMPARED_BYTES)
+        for start in range(0, first.nbytes, _COMPARED_BYTES)
     )
     ours, theirs = (each.reshape(-1).view(np.uint8) for each in (first, second))
     return all(np.array_equal(ours[piece], theirs[piece]) for piece in pieces)
@@ -163,15 +157,24 @@ def check_same(old: h5py.File, new: h5py.File, *, coded: bool) -> None:
     Raises:
         OutputError: if one differs.
     """
+    read_by_hdf5 = set()
 
     def compare(name: str, item: Any) -> None:
         if not isinstance(item, h5py.Dataset):
             return
-        found = new[name][()]
+        found: Any = new[name]
+        kind = (item.dtype, found.chunks is not None and found.shuffle)
+        if found.chunks is not None and kind in read_by_hdf5:
+            form = (item.shape, item.dtype)
+            check_array(threads, found, name, form, blocks_of(item))
+            return
+        read_by_hdf5.add(kind)
+        found = found[()]
         found = uncoded(found) if coded and isinstance(found, np.ndarray) else found
         if not same_bits(item[()], found):
             raise OutputError(
                 f"the weight {name!r} was not read back as it was written"
             )
 
-    old.visititems(compare)
+    with Threads() as threads:
+        old.visititems(compare)

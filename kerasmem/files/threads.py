@@ -1,0 +1,59 @@
+"""Work on several threads, whose results are used in the order it was given in."""
+
+import os
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Any
+
+_MOST_THREADS = 8
+
+_AHEAD = 16
+"""Results that wait to be used. The same on every machine: what is written of them lies
+in a file in the order in which they are used, between whatever else is written."""
+
+
+class Threads:
+    """A scope of work that NumPy or a codec does, without Python's lock.
+
+    At its end all of it is done; after an error what had not begun never is.
+    """
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(min(os.cpu_count() or 1, _MOST_THREADS))
+        self._waiting: deque[tuple[Future[Any], Callable[[Any], None]]] = deque()
+
+    def __enter__(self) -> "Threads":
+        return self
+
+    def __exit__(
+        self,
+        error: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            while self._waiting and error is None:
+                self._use_one()
+        finally:
+            self._waiting.clear()
+            self._pool.shutdown(cancel_futures=True)
+
+    def run(
+        self, function: Callable[..., Any], *args: Any, then: Callable[[Any], None]
+    ) -> None:
+        """Call a function on another thread, and use its result on this one, later.
+
+        Args:
+            function: called with `args`.
+            *args: what it works on, unchanged until the scope ends.
+            then: called with its result, in the order of the calls of `run`.
+        """
+        self._waiting.append((self._pool.submit(function, *args), then))
+        if len(self._waiting) > _AHEAD:
+            self._use_one()
+
+    def _use_one(self) -> None:
+        future, then = self._waiting.popleft()
+        then(future.result())
