@@ -56,7 +56,7 @@ def write_array(
         OutputError: if the blocks have fewer or more entries than the array.
     """
     shape, dtype = form
-    if math.prod(shape) * dtype.itemsize < _LEAST_BYTES:
+    if not shape or math.prod(shape) * dtype.itemsize < _LEAST_BYTES:
         return _write_whole(group, name, form, blocks)
     chunks = chunks_of(shape, dtype.itemsize)
     width, size = dtype.itemsize, math.prod(chunks) * dtype.itemsize

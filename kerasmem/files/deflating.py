@@ -124,7 +124,10 @@ def inflated(stream: bytes, width: int, size: int) -> np.ndarray:
         if deflate is not None:
             content = deflate.zlib_decompress(stream, size)
         else:
-            content = zlib.decompressobj().decompress(stream, size + 1)
+            unpack = zlib.decompressobj()
+            content = unpack.decompress(stream, size + 1)
+            if not unpack.eof:
+                raise ValueError("the stream does not end")
     except _DAMAGED as error:
         raise ValueError("the stream is damaged") from error
     if len(content) != size:

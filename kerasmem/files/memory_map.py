@@ -94,7 +94,8 @@ def _read(path: Path, *, map_all: bool) -> tuple[dict[str, Made], bool, os.stat_
             raise _compressed(path)
         start, size = data_start(file, member), member.file_size
         with h5py.File(Window(file, start, size), "r") as weights:
-            found, learned = datasets(weights), _has_stepped(weights)
+            found = datasets(weights)
+            learned = _has_stepped(weights, found)
             found = [each for each in found if not each.name.startswith(_OPTIMIZER)]
             odd = [each.name for each in found if not each.plain]
             if odd and map_all:
@@ -110,10 +111,10 @@ def _read(path: Path, *, map_all: bool) -> tuple[dict[str, Made], bool, os.stat_
     return arrays, learned, status
 
 
-def _has_stepped(weights: h5py.File) -> bool:
+def _has_stepped(weights: h5py.File, found: Sequence[Dataset]) -> bool:
     counters = (
         each
-        for each in datasets(weights)
+        for each in found
         if each.name.startswith(_OPTIMIZER)
         and not each.shape
         and each.dtype.kind == "i"

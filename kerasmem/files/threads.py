@@ -10,7 +10,7 @@ from typing import Any
 _MOST_THREADS = 8
 
 _AHEAD = 16
-"""Results that wait to be used. The same on every machine: what is written of them lies
+"""Pieces that wait to be used. The same on every machine: what is written of them lies
 in a file in the order in which they are used, between whatever else is written."""
 
 
@@ -18,9 +18,13 @@ class Threads:
     """A scope of work that NumPy or a codec does, without Python's lock.
 
     At its end all of it is done; after an error what had not begun never is.
+
+    Args:
+        ahead: most results that wait to be used, with what they are made of.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ahead: int = _AHEAD) -> None:
+        self._ahead = ahead
         self._pool = ThreadPoolExecutor(min(os.cpu_count() or 1, _MOST_THREADS))
         self._waiting: deque[tuple[Future[Any], Callable[[Any], None]]] = deque()
 
@@ -51,7 +55,7 @@ class Threads:
             then: called with its result, in the order of the calls of `run`.
         """
         self._waiting.append((self._pool.submit(function, *args), then))
-        if len(self._waiting) > _AHEAD:
+        if len(self._waiting) > self._ahead:
             self._use_one()
 
     def _use_one(self) -> None:

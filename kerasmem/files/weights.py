@@ -28,6 +28,8 @@ from kerasmem.files.threads import Threads
 Store = Callable[[Threads, h5py.Group, str, h5py.Dataset], None]
 
 _COMPARED_BYTES = 1 << 18
+_CODED_AHEAD = 2
+"""Whole arrays that are coded at once."""
 
 ALIGNMENT_BYTES = 64
 """Where an array in a file begins that is to be mapped: what processors like best."""
@@ -43,7 +45,8 @@ def rewrite(old: h5py.File, target: Path, store: Store) -> None:
     """
     aligned = {"alignment_threshold": 1, "alignment_interval": ALIGNMENT_BYTES}
     how = aligned if store is store_plain else {}
-    with h5py.File(target, "w", **how) as new, Threads() as threads:
+    ahead = {"ahead": _CODED_AHEAD} if store is store_coded else {}
+    with h5py.File(target, "w", **how) as new, Threads(**ahead) as threads:
         _copy(old, new, partial(store, threads))
 
 
@@ -99,12 +102,17 @@ def store_coded(
     threads: Threads, group: h5py.Group, name: str, dataset: h5py.Dataset
 ) -> None:
     """Write a dataset as coded bytes, if those are fewer or could be mistaken."""
-    del threads
-    code = encode(dataset[()]) if dataset.shape and has_code(dataset.dtype) else None
-    if code is None or not (_is_smaller(code, dataset) or could_be_code(dataset)):
+    if not (dataset.shape and has_code(dataset.dtype)):
         group.copy(dataset, name)
-    else:
-        group.create_dataset(name, data=np.frombuffer(code, np.uint8))
+        return
+
+    def write(code: bytes) -> None:
+        if _is_smaller(code, dataset) or could_be_code(dataset):
+            group.create_dataset(name, data=np.frombuffer(code, np.uint8))
+        else:
+            group.copy(dataset, name)
+
+    threads.run(encode, dataset[()], then=write)
 
 
 def _is_smaller(code: bytes, dataset: h5py.Dataset) -> bool:
@@ -157,24 +165,31 @@ def check_same(old: h5py.File, new: h5py.File, *, coded: bool) -> None:
     Raises:
         OutputError: if one differs.
     """
-    read_by_hdf5 = set()
+    kinds = set()
 
     def compare(name: str, item: Any) -> None:
         if not isinstance(item, h5py.Dataset):
             return
         found: Any = new[name]
         kind = (item.dtype, found.chunks is not None and found.shuffle)
-        if found.chunks is not None and kind in read_by_hdf5:
+        # One of each kind as any reader reads it, by HDF5's own filters.
+        if found.chunks is not None and kind in kinds:
             form = (item.shape, item.dtype)
             check_array(threads, found, name, form, blocks_of(item))
             return
-        read_by_hdf5.add(kind)
-        found = found[()]
-        found = uncoded(found) if coded and isinstance(found, np.ndarray) else found
-        if not same_bits(item[()], found):
-            raise OutputError(
-                f"the weight {name!r} was not read back as it was written"
-            )
+        kinds.add(kind)
+        then = partial(_raise_unless, name)
+        threads.run(_is_same, item[()], found[()], coded, then=then)
 
-    with Threads() as threads:
+    with Threads(ahead=_CODED_AHEAD) if coded else Threads() as threads:
         old.visititems(compare)
+
+
+def _is_same(expected: Any, found: Any, coded: bool) -> bool:  # noqa: FBT001
+    found = uncoded(found) if coded and isinstance(found, np.ndarray) else found
+    return same_bits(expected, found)
+
+
+def _raise_unless(name: str, same: bool) -> None:  # noqa: FBT001
+    if not same:
+        raise OutputError(f"the weight {name!r} was not read back as it was written")

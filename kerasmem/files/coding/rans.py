@@ -26,9 +26,9 @@ class Frequencies:
     """
 
     def __init__(self, table: np.ndarray) -> None:
-        self.table = table.astype(np.uint64)
-        self._before = np.cumsum(self.table, axis=1) - self.table
-        self._symbols: np.ndarray | None = None
+        self.table = table.astype(np.uint32)
+        self._before = (np.cumsum(self.table, axis=1) - self.table).astype(np.uint32)
+        self._slots: np.ndarray | None = None
 
     @classmethod
     def counted(cls, counts: np.ndarray) -> "Frequencies":
@@ -41,17 +41,37 @@ class Frequencies:
 
     def of(self, context: np.ndarray | int, symbols: np.ndarray) -> tuple:
         """Return the frequencies of symbols, and of all symbols before each."""
+        if self.table.shape[1] == 2:
+            zeros = self.table[context, 0]
+            return np.where(symbols, _TOTAL - zeros, zeros), np.where(symbols, zeros, 0)
+        if isinstance(context, int):
+            return self.table[context].take(symbols), self._before[context].take(
+                symbols
+            )
         return self.table[context, symbols], self._before[context, symbols]
 
-    def symbols_at(self, context: np.ndarray | int, place: np.ndarray) -> np.ndarray:
-        """Return the symbols whose frequencies reach over places below 2^14."""
+    def at(self, context: np.ndarray | int, place: np.ndarray) -> tuple:
+        """Return the symbols whose frequencies reach over places below 2^14.
+
+        Returns:
+            The symbols, the frequency of each, and how far it is into it.
+        """
         if self.table.shape[1] == 2:
-            return (place >= self._before[context, 1]).astype(np.uint16)
-        if self._symbols is None:
-            numbers = np.arange(self.table.shape[1], dtype=np.uint16)
-            rows = [np.repeat(numbers, row.astype(np.int64)) for row in self.table]
-            self._symbols = np.stack(rows)
-        return self._symbols[context, place]
+            zeros = self.table[context, 0]
+            found = place >= zeros
+            often = np.where(found, _TOTAL - zeros, zeros)
+            return found, often, place - np.where(found, zeros, 0)
+        if self._slots is None:
+            self._slots = np.stack([*map(_slots, self.table, self._before)])
+        if isinstance(context, int):
+            slot = self._slots[context].take(place)
+        else:
+            slot = self._slots[context, place]
+        return (
+            slot.astype(np.uint16),
+            (slot >> _OFTEN).astype(np.uint16),
+            (slot >> _OFFSET).astype(np.uint16),
+        )
 
     def code_bytes(self, counts: np.ndarray) -> float:
         """Return the bytes that symbols with such counts take."""
@@ -86,6 +106,18 @@ class Frequencies:
         return cls(table)
 
 
+_OFTEN, _OFFSET = np.uint64(16), np.uint64(32)
+"""Where in a slot a frequency begins, and how far into it the slot is."""
+
+
+def _slots(often: np.ndarray, before: np.ndarray) -> np.ndarray:
+    """Return what a decoder needs of each of 2^14 places, in one number."""
+    symbols = np.repeat(np.arange(often.size), often)
+    offsets = np.arange(_TOTAL) - before[symbols]
+    slots = symbols.astype(np.uint64) | often[symbols].astype(np.uint64) << _OFTEN
+    return slots | offsets.astype(np.uint64) << _OFFSET
+
+
 def _scaled(counts: np.ndarray) -> np.ndarray:
     """Return whole numbers with the sum 2^14, near to proportional to counts."""
     come = np.flatnonzero(counts)
@@ -108,15 +140,17 @@ _LOWEST = 1 << 16
 """A state is at least that; below, it takes in a word of 16 bits."""
 
 _MOST_LANES = 4096
-_BYTES_A_LANE = 400
-"""A lane costs 4 bytes; so much has to be coded for each."""
+_BYTES_A_LANE, _BYTES_A_LANE_OF_MANY, _MANY = 400, 160, 1 << 16
+"""A lane costs 4 bytes; so much has to be coded for each, less of a code that is long:
+there its time counts more."""
 
 _MOST_STEPS = 1 << 14
 
 
 def lanes(count: int, coded_bytes: float) -> int:
     """Return how many lanes code `count` symbols into about so many bytes."""
-    wanted = max(int(coded_bytes) // _BYTES_A_LANE, 4)
+    each = _BYTES_A_LANE if coded_bytes < _MANY else _BYTES_A_LANE_OF_MANY
+    wanted = max(int(coded_bytes) // each, 4)
     return max(min(wanted, _MOST_LANES, count), least_lanes(count))
 
 
@@ -140,18 +174,21 @@ def encode(
         frequencies: how often each symbol is expected, never 0 for one that comes.
         width: the number of lanes.
     """
-    state = np.full(width, _LOWEST, np.uint64)
+    state = np.full(width, _LOWEST, np.uint32)
     words = []
     for begin in reversed(range(0, symbols.size, width)):
         row = slice(begin, begin + width)
         context = 0 if contexts is None else contexts[row]
         often, before = frequencies.of(context, symbols[row])
         now = state[: often.size]
-        full = now >= often << np.uint64(32 - BITS)
-        words.append((now[full] & np.uint64(0xFFFF)).astype("<u2"))
-        now[full] >>= np.uint64(16)
-        times, rest = np.divmod(now, often)
-        now[:] = (times << np.uint64(BITS)) + rest + before
+        # Less one, so that 2^32 has room in 32 bits.
+        (full,) = (now > (often << np.uint32(32 - BITS)) - np.uint32(1)).nonzero()
+        taken = now[full]
+        words.append(taken.astype("<u2"))
+        now[full] = taken >> np.uint32(16)
+        # Exact: both are whole and below 2^32. Integers divide ten times slower.
+        times = (now / often).astype(np.uint32)
+        now += times * (np.uint32(_TOTAL) - often) + before
     ordered = [state.astype("<u4").tobytes(), *(w.tobytes() for w in reversed(words))]
     return b"".join(ordered)
 
@@ -177,24 +214,23 @@ def decode(
     """
     if len(code) < 4 * width or len(code) % 2:
         raise damaged("a part of it is too short")
-    state = np.frombuffer(code[: 4 * width], "<u4").astype(np.uint64)
-    words = np.frombuffer(code[4 * width :], "<u2").astype(np.uint64)
+    state = np.frombuffer(code[: 4 * width], "<u4").astype(np.uint32)
+    words = np.frombuffer(code[4 * width :], "<u2").astype(np.uint32)
     symbols = np.empty(count, np.uint16)
     at = 0
     for begin in range(0, count, width):
         now = state[: count - begin]
         context = 0 if contexts is None else contexts[begin : begin + width]
-        place = now & np.uint64((1 << BITS) - 1)
-        found = frequencies.symbols_at(context, place)
+        found, often, offset = frequencies.at(context, now & np.uint32(_TOTAL - 1))
         symbols[begin : begin + width] = found
-        often, before = frequencies.of(context, found)
-        now[:] = often * (now >> np.uint64(BITS)) + place - before
-        low = now < _LOWEST
-        taken = np.count_nonzero(low)
-        if at + taken > words.size:
+        now >>= np.uint32(BITS)
+        now *= often
+        now += offset
+        (low,) = (now < _LOWEST).nonzero()
+        if at + low.size > words.size:
             raise damaged("a part of it ends too early")
-        now[low] = now[low] << np.uint64(16) | words[at : at + taken]
-        at += taken
+        now[low] = now[low] << np.uint32(16) | words[at : at + low.size]
+        at += low.size
     if at != words.size or (state != _LOWEST).any():
         raise damaged("a part of it does not end as it began")
     return symbols

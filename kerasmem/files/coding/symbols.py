@@ -28,6 +28,7 @@ class Symbols:
         number: int = 1,
     ) -> None:
         self._symbols = symbols.astype(np.uint16, copy=False)
+        contexts = contexts if number > 1 else None
         self._contexts = contexts
         place = symbols
         if contexts is not None:
@@ -65,6 +66,7 @@ def read(
         contexts: as they were.
         number: as it was.
     """
+    contexts = contexts if number > 1 else None
     frequencies = Frequencies.read(source, number, alphabet)
     width = source.number()
     if not rans.least_lanes(count) <= width <= max(count, 1):

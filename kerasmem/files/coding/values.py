@@ -120,9 +120,15 @@ class _Few(Values):
     @classmethod
     def of(cls, entries: np.ndarray) -> "_Few | None":
         """Return the form, None if too many entries are different."""
-        if np.unique(some_of(entries)).size > MOST_SYMBOLS:
+        if entries.dtype.itemsize <= 2:
+            come = np.bincount(entries, minlength=1) > 0
+            different = np.flatnonzero(come).astype(entries.dtype)
+            indices = (np.cumsum(come) - 1).astype(np.uint16)[entries]
+        elif _seem_many(entries):
             return None
-        different, indices = np.unique(entries, return_inverse=True)
+        else:
+            different = _different(entries)
+            indices = np.searchsorted(different, entries)
         return cls(different, indices) if different.size <= MOST_SYMBOLS else None
 
     def _write(self, out: Writer) -> None:
@@ -137,6 +143,25 @@ class _Few(Values):
             raise damaged("it tells a number that cannot be")
         different = source.array(dtype, number)
         return different[symbols.read(source, count, number)]
+
+
+def _seem_many(entries: np.ndarray) -> bool:
+    """Return whether a sample says that there are too many different entries.
+
+    What comes once tells of what has not come yet: Chao, "Nonparametric estimation of
+    the number of classes in a population", 1984.
+    """
+    _, counts = np.unique(some_of(entries), return_counts=True)
+    once, twice = int((counts == 1).sum()), int((counts == 2).sum())
+    return counts.size + once**2 / (2 * (twice + 1)) > 2 * MOST_SYMBOLS
+
+
+def _different(entries: np.ndarray) -> np.ndarray:
+    """Return the different entries, sorted. A sample has most of them, if few."""
+    found = np.unique(some_of(entries))
+    place = np.searchsorted(found, entries)
+    missing = found[np.minimum(place, found.size - 1)] != entries
+    return np.union1d(found, entries[missing])
 
 
 _FORMS: list[type[Values]] = [_Raw, _Bytes, _Few]
