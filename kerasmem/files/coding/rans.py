@@ -144,13 +144,23 @@ _BYTES_A_LANE, _BYTES_A_LANE_OF_MANY, _MANY = 400, 160, 1 << 16
 """A lane costs 4 bytes; so much has to be coded for each, less of a code that is long:
 there its time counts more."""
 
+_WHOLE_BYTES_A_LANE = 600
+"""What is but a part of more, such as the positions of floats, may take more lanes."""
+
 _MOST_STEPS = 1 << 14
 
 
-def lanes(count: int, coded_bytes: float) -> int:
-    """Return how many lanes code `count` symbols into about so many bytes."""
+def lanes(count: int, coded_bytes: float, whole_bytes: float = 0) -> int:
+    """Return how many lanes code symbols.
+
+    Args:
+        count: of the symbols.
+        coded_bytes: about how many bytes they take.
+        whole_bytes: about how many all takes that they are a part of.
+    """
     each = _BYTES_A_LANE if coded_bytes < _MANY else _BYTES_A_LANE_OF_MANY
-    wanted = max(int(coded_bytes) // each, 4)
+    part, whole = int(coded_bytes) // each, int(whole_bytes) // _WHOLE_BYTES_A_LANE
+    wanted = max(part, whole, 4)
     return max(min(wanted, _MOST_LANES, count), least_lanes(count))
 
 

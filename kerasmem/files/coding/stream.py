@@ -11,9 +11,14 @@ def damaged(what: str) -> ModelFileError:
 
 
 class Writer:
-    """Collects numbers and blocks."""
+    """Collects numbers and blocks.
+
+    Attributes:
+        whole_bytes: about how many bytes it will hold, 0 where that is not known.
+    """
 
     def __init__(self) -> None:
+        self.whole_bytes = 0.0
         self._parts: list[bytes] = []
 
     def number(self, value: int) -> None:

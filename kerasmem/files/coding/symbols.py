@@ -43,7 +43,7 @@ class Symbols:
 
     def write(self, out: Writer) -> None:
         """Write the frequencies and the symbols."""
-        width = rans.lanes(self._symbols.size, self._code_bytes)
+        width = rans.lanes(self._symbols.size, self._code_bytes, out.whole_bytes)
         code = rans.encode(self._symbols, self._contexts, self._frequencies, width)
         out.raw(self._table.content())
         out.number(width)

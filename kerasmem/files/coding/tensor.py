@@ -96,7 +96,9 @@ def _write(entries: np.ndarray, shape: tuple[int, ...], out: Writer) -> None:
         return
     whole, where = values.plan(entries), positions.plan(full, shape)
     rest = values.plan(entries[full])
-    if where.coded_bytes + rest.coded_bytes < whole.coded_bytes:
+    apart_bytes = where.coded_bytes + rest.coded_bytes
+    out.whole_bytes = min(apart_bytes, whole.coded_bytes)
+    if apart_bytes < whole.coded_bytes:
         out.number(_SOME)
         out.raw(common.tobytes())
         where.write(out)
