@@ -14,6 +14,8 @@ from kerasmem.files.chunks import (
     MOST_UNSTORED_BYTES,
     blocks_of,
     check_array,
+    new_file,
+    new_group,
     write_array,
 )
 from kerasmem.files.coding import (
@@ -43,10 +45,13 @@ def rewrite(old: h5py.File, target: Path, store: Store) -> None:
         target: the copy.
         store: writes a dataset under its name into the new group.
     """
-    aligned = {"alignment_threshold": 1, "alignment_interval": ALIGNMENT_BYTES}
-    how = aligned if store is store_plain else {}
+    if store is store_plain:
+        aligned = {"alignment_threshold": 1, "alignment_interval": ALIGNMENT_BYTES}
+        made = h5py.File(target, "w", **aligned)
+    else:
+        made = new_file(target)
     ahead = {"ahead": _CODED_AHEAD} if store is store_coded else {}
-    with h5py.File(target, "w", **how) as new, Threads(**ahead) as threads:
+    with made as new, Threads(**ahead) as threads:
         _copy(old, new, partial(store, threads))
 
 
@@ -54,7 +59,7 @@ def _copy(old: h5py.Group, new: h5py.Group, store: Callable[..., None]) -> None:
     _copy_attributes(old, new)
     for name, item in old.items():
         if isinstance(item, h5py.Group):
-            _copy(item, new.create_group(name), store)
+            _copy(item, new_group(new, name), store)
         else:
             store(new, name, item)
 
