@@ -1,7 +1,7 @@
 """JAX."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import jax
@@ -17,12 +17,9 @@ from kerasmem.backends._jax_profile import JaxProfiler
 from kerasmem.backends._jax_recompute import recomputed
 from kerasmem.backends._jax_settings import JaxSettings
 from kerasmem.backends._jax_training import JaxEvaluation, JaxTraining
-from kerasmem.backends.lazy import LazyValues
 from kerasmem.backends.options import StepOptions
 from kerasmem.backends.plain import PlainBackend
-from kerasmem.backends.profile import Followed, MemoryProfiler
-from kerasmem.backends.protocol import Backend, GradientMeter, StepState
-from kerasmem.backends.settings import DeviceSettings
+from kerasmem.backends.protocol import Backend, GradientMeter
 from kerasmem.backends.shadow import shadow
 from kerasmem.backends.tracing import count_traces
 from kerasmem.records import DeviceReading
@@ -34,6 +31,60 @@ class _JaxOptions(StepOptions):
     def device_count(self, cards: int) -> int:
         """Return the number of devices to train on, which a CPU may have several of."""
         return cards or len(keras.distribution.list_devices())
+
+
+class OptimizerState:
+    """A `StepState` among the optimizer's variables, hidden from checkpoints."""
+
+    def __init__(
+        self, optimizer: Any, value: np.ndarray, name: str, like: Any = None
+    ) -> None:
+        # A loss scaling optimizer takes its own variables from before the update,
+        # so the state rides in the optimizer that updates.
+        self._optimizer = hooks.innermost(optimizer)
+        self.variable = self._optimizer.add_variable(
+            shape=value.shape,
+            dtype=str(value.dtype),
+            # Private: as Keras itself lays out what an optimizer keeps of a variable.
+            layout=getattr(like, "_layout", None),
+            name=name,
+        )
+        self.variable.assign(value)
+        self._undo = [
+            shadow(saved, method, self._without)
+            for saved in {id(o): o for o in (optimizer, self._optimizer)}.values()
+            for method in ("save_own_variables", "load_own_variables")
+        ]
+
+    def read(self) -> np.ndarray:
+        """Return a copy of the current value."""
+        return np.array(self.variable.value)
+
+    def write(self, value: np.ndarray) -> None:
+        """Set the value."""
+        self.variable.assign(value)
+
+    def release(self) -> None:
+        """Take the variable out of the optimizer, and the hiding with it."""
+        while self._undo:
+            self._undo.pop()()
+        _remove(_tracked(self._optimizer), self.variable)
+        self._optimizer._untrack_variable(self.variable)
+
+    def _without(self, original: Any, store: Any) -> Any:
+        variables = _tracked(self._optimizer)
+        place = _place(variables, self.variable)
+        if place is None:
+            # Released a moment ago, or left out already: a loss scaling optimizer
+            # saves the one inside of it.
+            return original(store)
+        _remove(variables, self.variable)
+        try:
+            return original(store)
+        finally:
+            # Not the list of before: an attachment may release states in `original`.
+            if self._undo:
+                variables[place:place] = [self.variable]
 
 
 class JaxBackend(PlainBackend):
@@ -51,6 +102,15 @@ class JaxBackend(PlainBackend):
     fuses_fake_quantization = False
     ops: Any = keras.ops
     _recomputed = staticmethod(recomputed)
+    lazy_values = JaxLazyValues
+    step_options = _JaxOptions
+    settings = JaxSettings
+    memory_profiler = JaxProfiler
+    training = JaxTraining
+    evaluation = JaxEvaluation
+    observe_gradients = staticmethod(hooks.observe_updates)
+    inference = nullcontext
+    step_state = OptimizerState
 
     def device_memory(self) -> tuple[DeviceReading, ...]:
         """Return a reading per local device; a CPU device gives none."""
@@ -77,18 +137,6 @@ class JaxBackend(PlainBackend):
             if device.platform == "gpu"
         }
 
-    def lazy_values(self) -> LazyValues:
-        """Return how a variable comes by a value that it had not."""
-        return JaxLazyValues()
-
-    def step_options(self) -> StepOptions:
-        """Return what can be chosen of a step."""
-        return _JaxOptions()
-
-    def settings(self) -> DeviceSettings:
-        """Return what sets and tells how JAX takes its cards."""
-        return JaxSettings()
-
     def processes(
         self,
         model: Any,  # noqa: ARG002 - another backend needs it
@@ -104,30 +152,6 @@ class JaxBackend(PlainBackend):
         """
         # Private, for want of a public count: the entries of the compiled step's cache.
         return count_traces(model, "_cache_size") or None
-
-    def memory_profiler(self, followed: Followed) -> MemoryProfiler:
-        """Return what reads XLA's plan for the memory of a step."""
-        return JaxProfiler(followed)
-
-    def step_state(
-        self, optimizer: Any, value: np.ndarray, name: str, like: Any = None
-    ) -> StepState:
-        """Return a variable that rides among the optimizer's own."""
-        return OptimizerState(optimizer, value, name, like)
-
-    def training(self, model: Any) -> JaxTraining:
-        """Return how `fit` trains a compiled model, and what a step changes."""
-        return JaxTraining(model)
-
-    def evaluation(self, model: Any) -> JaxEvaluation:
-        """Return how a compiled model is evaluated, and what a step changes."""
-        return JaxEvaluation(model)
-
-    def observe_gradients(
-        self, optimizer: Any, observer: hooks.Observer
-    ) -> Callable[[], None]:
-        """Call `observer(gradients, variables)` in every update; return the undo."""
-        return hooks.observe_updates(optimizer, observer)
 
     def observe_loss_scaling(
         self, optimizer: Any, observer: Callable[[Any], None]
@@ -184,64 +208,6 @@ class JaxBackend(PlainBackend):
         # a truth value is never 2.
         truth = jax.numpy.ravel(other)[0] != 0
         return jax.numpy.where(truth.astype("int8") == 2, 0, value).astype(value.dtype)
-
-    def inference(self) -> AbstractContextManager[Any]:
-        """Return a scope that does nothing: JAX records only inside `jax.grad`."""
-        return nullcontext()
-
-
-class OptimizerState:
-    """A `StepState` among the optimizer's variables, hidden from checkpoints."""
-
-    def __init__(
-        self, optimizer: Any, value: np.ndarray, name: str, like: Any = None
-    ) -> None:
-        # A loss scaling optimizer takes its own variables from before the update,
-        # so the state rides in the optimizer that updates.
-        self._optimizer = hooks.innermost(optimizer)
-        self.variable = self._optimizer.add_variable(
-            shape=value.shape,
-            dtype=str(value.dtype),
-            # Private: as Keras itself lays out what an optimizer keeps of a variable.
-            layout=getattr(like, "_layout", None),
-            name=name,
-        )
-        self.variable.assign(value)
-        self._undo = [
-            shadow(saved, method, self._without)
-            for saved in {id(o): o for o in (optimizer, self._optimizer)}.values()
-            for method in ("save_own_variables", "load_own_variables")
-        ]
-
-    def read(self) -> np.ndarray:
-        """Return a copy of the current value."""
-        return np.array(self.variable.value)
-
-    def write(self, value: np.ndarray) -> None:
-        """Set the value."""
-        self.variable.assign(value)
-
-    def release(self) -> None:
-        """Take the variable out of the optimizer, and the hiding with it."""
-        while self._undo:
-            self._undo.pop()()
-        _remove(_tracked(self._optimizer), self.variable)
-        self._optimizer._untrack_variable(self.variable)
-
-    def _without(self, original: Any, store: Any) -> Any:
-        variables = _tracked(self._optimizer)
-        place = _place(variables, self.variable)
-        if place is None:
-            # Released a moment ago, or left out already: a loss scaling optimizer
-            # saves the one inside of it.
-            return original(store)
-        _remove(variables, self.variable)
-        try:
-            return original(store)
-        finally:
-            # Not the list of before: an attachment may release states in `original`.
-            if self._undo:
-                variables[place:place] = [self.variable]
 
 
 def _name(device: Any) -> str:

@@ -23,16 +23,10 @@ from kerasmem.backends._tensorflow_training import (
     TensorFlowEvaluation,
     TensorFlowTraining,
 )
-from kerasmem.backends.lazy import LazyValues
-from kerasmem.backends.options import StepOptions
 from kerasmem.backends.profile import Followed, MemoryProfiler
 from kerasmem.backends.protocol import Backend, GradientMeter, StepState
-from kerasmem.backends.recompute import Function, Store
-from kerasmem.backends.refusals import RefusalLog
-from kerasmem.backends.settings import DeviceSettings
 from kerasmem.backends.state import VariableState, hidden_variable
 from kerasmem.backends.tracing import count_traces
-from kerasmem.records import DeviceReading
 
 _MOVES = (
     *("Cast", "ExpandDims", "Identity", "MirrorPad", "Pad", "PadV2"),
@@ -55,18 +49,23 @@ class TensorFlowBackend:
     converts_models = True
     fuses_fake_quantization = True
     ops: Any = keras.ops
-
-    def device_memory(self) -> tuple[DeviceReading, ...]:
-        """Return a reading per GPU, or of the CPU allocator where there is none."""
-        return memory.device_memory()
-
-    def reset_device_peak(self) -> bool:
-        """Set every peak to what is in use now; False if no device is counted."""
-        return memory.reset_device_peak()
-
-    def observe_peak_resets(self, observer: Callable[[], None]) -> Callable[[], None]:
-        """Call `observer()` before anybody starts a new peak; return the undo."""
-        return memory.observe_peak_resets(observer)
+    lazy_values = TensorFlowLazyValues
+    step_options = TensorFlowOptions
+    settings = TensorFlowSettings
+    training = TensorFlowTraining
+    evaluation = TensorFlowEvaluation
+    observe_loss_scaling = staticmethod(hooks.observe_finiteness)
+    inference = nullcontext
+    device_memory = staticmethod(memory.device_memory)
+    reset_device_peak = staticmethod(memory.reset_device_peak)
+    observe_peak_resets = staticmethod(memory.observe_peak_resets)
+    input_bytes = staticmethod(memory.input_bytes)
+    refusals = staticmethod(_tensorflow_refusals.refusals)
+    cpu_limit_bytes = staticmethod(_tensorflow_refusals.cpu_limit_bytes)
+    cuda_ordinals = staticmethod(memory.cuda_ordinals)
+    processes = staticmethod(memory.processes)
+    recomputed = staticmethod(recompute.recomputed)
+    in_turn = staticmethod(_tensorflow_turns.in_turn)
 
     def why_no_device_memory(self) -> str:
         """Return one plain sentence for a user who gets no device figures."""
@@ -75,38 +74,6 @@ class TensorFlowBackend:
             "no device series; set TF_CPU_ALLOCATOR_USE_BFC=1 before TensorFlow is "
             "imported to have it count."
         )
-
-    def input_bytes(self) -> int | None:
-        """Return what the CPU allocator has in use while a GPU trains."""
-        return memory.input_bytes()
-
-    def refusals(self) -> AbstractContextManager[RefusalLog]:
-        """Return a scope in which the BFC allocators note what they refuse."""
-        return _tensorflow_refusals.refusals()
-
-    def cpu_limit_bytes(self) -> int | None:
-        """Return the limit of the CPU's BFC allocator, None where there is none."""
-        return _tensorflow_refusals.cpu_limit_bytes()
-
-    def cuda_ordinals(self) -> dict[str, int]:
-        """Return CUDA's number of the card below each logical GPU."""
-        return memory.cuda_ordinals()
-
-    def lazy_values(self) -> LazyValues:
-        """Return how a variable comes by a value that it had not."""
-        return TensorFlowLazyValues()
-
-    def step_options(self) -> StepOptions:
-        """Return what can be chosen of a step."""
-        return TensorFlowOptions()
-
-    def settings(self) -> DeviceSettings:
-        """Return what sets and tells how TensorFlow takes its cards."""
-        return TensorFlowSettings()
-
-    def processes(self, model: Any) -> tuple[int, int]:
-        """Return the index of this process and the number that train together."""
-        return memory.processes(model)
 
     def traces(self, model: Any) -> int | None:
         """Return how many traces the training step has, None before the first."""
@@ -129,14 +96,6 @@ class TensorFlowBackend:
         with tf.init_scope():
             return VariableState(hidden_variable(value, name), lambda v: v.numpy())
 
-    def training(self, model: Any) -> TensorFlowTraining:
-        """Return how `fit` trains a compiled model, and what a step changes."""
-        return TensorFlowTraining(model)
-
-    def evaluation(self, model: Any) -> TensorFlowEvaluation:
-        """Return how a compiled model is evaluated, and what a step changes."""
-        return TensorFlowEvaluation(model)
-
     def observe_gradients(
         self, optimizer: Any, observer: hooks.Observer
     ) -> Callable[[], None]:
@@ -147,14 +106,6 @@ class TensorFlowBackend:
                 _shaped(_all_reduced(gradients), variables), variables
             ),
         )
-
-    def observe_loss_scaling(
-        self, optimizer: Any, observer: Callable[[Any], None]
-    ) -> Callable[[], None]:
-        """Call `observer(finite)` in every step of a loss scaling optimizer."""
-        if not hooks.scales_loss(optimizer):
-            return hooks.nothing_to_undo
-        return hooks.observe_finiteness(optimizer, observer)
 
     def branches_cost(self, *, compiled: bool) -> bool:
         """Return True for XLA, which keeps in memory what a branch reads."""
@@ -173,12 +124,6 @@ class TensorFlowBackend:
         """Return what measures gradients in a step, which XLA compiles or does not."""
         return CompiledMeter() if compiled else GraphMeter()
 
-    def recomputed(
-        self, function: Function, store: Store | None = None, *, compiled: bool = False
-    ) -> Function:
-        """Return `function` with a backward pass that keeps only the arguments."""
-        return recompute.recomputed(function, store, compiled=compiled)
-
     def dense(self, gradient: Any) -> tf.Tensor:
         """Return a gradient as a tensor, the rows of a sparse one summed up."""
         return tf.convert_to_tensor(gradient)
@@ -186,12 +131,6 @@ class TensorFlowBackend:
     def uncompiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the function: what is compiled is a graph, not Python code."""
         return function
-
-    def in_turn(
-        self, gradient: tf.Tensor, variable: Any
-    ) -> AbstractContextManager[Callable[[Sequence[tf.Tensor]], None]]:
-        """Return a scope that waits for the gradient and for the scope before."""
-        return _tensorflow_turns.in_turn(gradient, variable)
 
     def after(self, value: Any, other: Any, taken: Callable[[Any], Any]) -> Any:
         """Return `taken(value)`, in a graph with `value` held back for `other`."""
@@ -205,10 +144,6 @@ class TensorFlowBackend:
         with tf.control_dependencies([other]):
             held = tf.identity(value)
         return taken(held)
-
-    def inference(self) -> AbstractContextManager[Any]:
-        """Return a scope that does nothing: a tape records only where one is open."""
-        return nullcontext()
 
     def replicating(self, model: Any) -> AbstractContextManager[Any]:
         """Return a scope in which a variable has a copy for each replica.

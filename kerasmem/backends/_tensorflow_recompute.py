@@ -8,7 +8,9 @@ import tensorflow as tf
 from kerasmem.backends.recompute import Function, Store, kept
 
 
-def recomputed(function: Function, store: Store | None, *, compiled: bool) -> Function:
+def recomputed(
+    function: Function, store: Store | None = None, *, compiled: bool = False
+) -> Function:
     """Return `function` with a backward pass that keeps only the arguments.
 
     Args:

@@ -2,7 +2,7 @@
 
 import gc
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -12,8 +12,11 @@ import numpy as np
 import tensorflow as tf
 
 from kerasmem.backends import splitting
-from kerasmem.backends.shadow import shadow
-from kerasmem.backends.steps import InPlaceSteps
+from kerasmem.backends.steps import (
+    InPlaceSteps,
+    InPlaceTraining,
+    keras_function_of,
+)
 from kerasmem.backends.training import (
     Count,
     GradientSum,
@@ -138,13 +141,13 @@ class TensorFlowEvaluation(TensorFlowSteps):
 
     def function_of(self, step: Step) -> Step:
         """Return what Keras makes of a step: compiled and distributed."""
-        return _function_of(self._model, "test", step)
+        return keras_function_of(self._model, "test", step)
 
     def _changed(self) -> list[Any]:
         return _by_replicas(changed_by_evaluation(self._model))
 
 
-class TensorFlowTraining(TensorFlowSteps):
+class TensorFlowTraining(TensorFlowSteps, InPlaceTraining):
     """A model that TensorFlow trains."""
 
     @property
@@ -158,46 +161,31 @@ class TensorFlowTraining(TensorFlowSteps):
 
     def function_of(self, step: Step) -> Step:
         """Return what Keras makes of a step: compiled and distributed."""
-        return _function_of(self._model, "train", step)
+        return keras_function_of(self._model, "train", step)
 
-    def replace_update(
-        self, sums: Mapping[int, GradientSum], part: Callable[[], Part | None]
-    ) -> Callable[[], None]:
-        """Have the optimizer add up gradients in steps that run a part of a batch."""
-
-        def apply(
-            original: Any, gradients: Any, trainable_variables: Any = None
-        ) -> Any:
-            now, gradients = part(), list(gradients)
-            if now is None:
-                return original(gradients, trainable_variables)
-            variables = trainable_variables or self._model.trainable_variables
-            totals = [sums[id(variable)] for variable in variables]
-            scaled = self._scaled(gradients, now.share)
+    def _add(
+        self, totals: Sequence[GradientSum], gradients: Sequence[Any], part: Part
+    ) -> Sequence[Any]:
+        scaled = self._scaled(gradients, part.share)
+        for total, more in zip(totals, scaled, strict=True):
+            total.is_reached |= more is not None
+        if not part.is_last:
             for total, more in zip(totals, scaled, strict=True):
-                total.is_reached |= more is not None
-            if not now.is_last:
-                for total, more in zip(totals, scaled, strict=True):
-                    if more is not None:
-                        total.variable.assign_add(more)
-                return None
-            whole = [
-                # The optimizer adds up over the replicas once more.
-                (total.value if more is None else total.value + more) / self._replicas
-                if total.is_reached
-                else None
-                for total, more in zip(totals, scaled, strict=True)
-            ]
-            original(_as_dtypes_of(variables, whole), variables)
-            for total in totals:
-                total.variable.assign(tf.zeros_like(total.value))
-            return None
+                if more is not None:
+                    total.variable.assign_add(more)
+        return [
+            # The optimizer adds up over the replicas once more.
+            (total.value if more is None else total.value + more) / self._replicas
+            if total.is_reached and part.is_last
+            else None
+            for total, more in zip(totals, scaled, strict=True)
+        ]
 
-        return shadow(self._model.optimizer, "apply", apply)
+    def _as_dtype_of(self, variable: Any, total: Any) -> Any:
+        return tf.cast(total, variable.dtype)
 
-    def adopt(self, state: Any, variables: Sequence[Any]) -> Any:  # noqa: ARG002
-        """Return no state."""
-        return state
+    def _clear(self, total: GradientSum) -> None:
+        total.variable.assign(tf.zeros_like(total.value))
 
     def _scaled(self, gradients: Sequence[Any], share: Any) -> list[Any]:
         """Return dense gradients, scaled, in float32, summed over the replicas."""
@@ -216,32 +204,6 @@ class TensorFlowTraining(TensorFlowSteps):
         return _by_replicas(changed_by_training(self._model))
 
 
-def _function_of(model: Any, kind: str, step: Step) -> Step:
-    """Return what Keras makes of a step: compiled, distributed, or as it is.
-
-    The model is left as it was.
-
-    Args:
-        model: a compiled model.
-        kind: "train" or "test".
-        step: takes and returns what the model's own step of this kind does.
-    """
-    method, function = f"{kind}_step", f"{kind}_function"
-    kept, own = getattr(model, function), vars(model).get(method)
-    setattr(model, function, None)
-    # Past Keras's and torch's __setattr__, which track what is set.
-    object.__setattr__(model, method, step)
-    try:
-        getattr(type(model), f"make_{kind}_function")(model)
-        return getattr(model, function)
-    finally:
-        if own is None:
-            object.__delattr__(model, method)
-        else:
-            object.__setattr__(model, method, own)
-        setattr(model, function, kept)
-
-
 def _by_replica(value: Any) -> Sequence[Any]:
     return (
         value.values if isinstance(value, tf.distribute.DistributedValues) else [value]
@@ -257,10 +219,3 @@ def _cut(array: Any, begin: int, end: int) -> Any:
 
 def _by_replicas(variables: Sequence[Any]) -> list[Any]:
     return [part for variable in variables for part in _by_replica(variable.value)]
-
-
-def _as_dtypes_of(variables: Sequence[Any], sums: Sequence[Any]) -> list[Any]:
-    return [
-        None if total is None else tf.cast(total, variable.dtype)
-        for variable, total in zip(variables, sums, strict=True)
-    ]

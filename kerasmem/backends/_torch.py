@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -16,11 +16,8 @@ from kerasmem.backends._torch_profile import TorchProfiler
 from kerasmem.backends._torch_recompute import recomputed
 from kerasmem.backends._torch_settings import TorchSettings
 from kerasmem.backends._torch_training import TorchEvaluation, TorchTraining
-from kerasmem.backends.lazy import LazyValues
 from kerasmem.backends.plain import PlainBackend
-from kerasmem.backends.profile import Followed, MemoryProfiler
 from kerasmem.backends.protocol import Backend, GradientMeter, StepState
-from kerasmem.backends.settings import DeviceSettings
 from kerasmem.backends.shadow import call_before
 from kerasmem.backends.state import VariableState, hidden_variable
 from kerasmem.records import DeviceReading
@@ -43,6 +40,13 @@ class TorchBackend(PlainBackend):
     fuses_fake_quantization = False
     ops: Any = _torch_ops
     _recomputed = staticmethod(recomputed)
+    lazy_values = TorchLazyValues
+    settings = TorchSettings
+    memory_profiler = TorchProfiler
+    training = TorchTraining
+    evaluation = TorchEvaluation
+    observe_loss_scaling = staticmethod(hooks.observe_finiteness)
+    inference = torch.no_grad
 
     def device_memory(self) -> tuple[DeviceReading, ...]:
         """Return a reading per CUDA device; other devices give none."""
@@ -79,14 +83,6 @@ class TorchBackend(PlainBackend):
         """Return CUDA's number of the card below each device."""
         return {_name(index): index for index in range(torch.cuda.device_count())}
 
-    def lazy_values(self) -> LazyValues:
-        """Return how a variable comes by a value that it had not."""
-        return TorchLazyValues()
-
-    def settings(self) -> DeviceSettings:
-        """Return what sets and tells how torch takes its cards."""
-        return TorchSettings()
-
     def processes(
         self,
         model: Any,  # noqa: ARG002 - another backend needs it
@@ -106,10 +102,6 @@ class TorchBackend(PlainBackend):
         """Return None: torch runs the step itself, or counts its traces nowhere."""
         return None
 
-    def memory_profiler(self, followed: Followed) -> MemoryProfiler:
-        """Return what records every allocation and free."""
-        return TorchProfiler(followed)
-
     def step_state(
         self,
         optimizer: Any,  # noqa: ARG002 - another backend needs it
@@ -120,27 +112,11 @@ class TorchBackend(PlainBackend):
         """Return a variable outside of the model."""
         return VariableState(hidden_variable(value, name), _to_numpy)
 
-    def training(self, model: Any) -> TorchTraining:
-        """Return how `fit` trains a compiled model, and what a step changes."""
-        return TorchTraining(model)
-
-    def evaluation(self, model: Any) -> TorchEvaluation:
-        """Return how a compiled model is evaluated, and what a step changes."""
-        return TorchEvaluation(model)
-
     def observe_gradients(
         self, optimizer: Any, observer: hooks.Observer
     ) -> Callable[[], None]:
         """Call `observer(gradients, variables)` in every update; return the undo."""
         return hooks.observe_updates(optimizer, _uncompiled(observer))
-
-    def observe_loss_scaling(
-        self, optimizer: Any, observer: Callable[[Any], None]
-    ) -> Callable[[], None]:
-        """Call `observer(finite)` in every step of a loss scaling optimizer."""
-        if not hooks.scales_loss(optimizer):
-            return hooks.nothing_to_undo
-        return hooks.observe_finiteness(optimizer, observer)
 
     def branches_cost(self, *, compiled: bool) -> bool:  # noqa: ARG002
         """Return False: the step is no graph."""
@@ -170,10 +146,6 @@ class TorchBackend(PlainBackend):
         """Return the function with an end put before it to what Dynamo compiles."""
         disable: Any = torch.compiler.disable
         return disable(function)
-
-    def inference(self) -> AbstractContextManager[Any]:
-        """Return the scope in which torch records no backward pass."""
-        return torch.no_grad()
 
 
 def _to_numpy(parameter: torch.Tensor) -> np.ndarray:

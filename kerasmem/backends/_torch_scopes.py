@@ -1,12 +1,15 @@
 """Tells, while a Keras model trains on torch, which layer is at work in which phase."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import keras
 import torch
 
+from kerasmem.backends.gradients import around_apply
+from kerasmem.backends.observing import LayerCall, observing
 from kerasmem.backends.profile import Followed
 from kerasmem.backends.shadow import shadow
 
@@ -18,10 +21,12 @@ def follow(followed: Followed, say: Say) -> Callable[[], None]:
     """Have `say` called from now on; return the undo."""
     model, scopes = followed.model, _Scopes(say)
     with ExitStack() as hooks:
-        for layer, path in followed.layers:
-            hooks.callback(shadow(layer, "call", scopes.around_call(path or None)))
+        paths = {id(layer): path or None for layer, path in followed.layers}
+        layers = [layer for layer, _ in followed.layers]
+        run = partial(scopes.run, paths)
+        hooks.enter_context(observing(layers, inputs=run))
         hooks.callback(shadow(model, "compute_loss", scopes.around_loss))
-        hooks.callback(shadow(model.optimizer, "apply", scopes.around_update))
+        hooks.callback(around_apply(model.optimizer, scopes.around_update))
         say("input", None)
         return hooks.pop_all().close
 
@@ -32,23 +37,22 @@ class _Scopes:
         self._layers: list[str | None] = []
         self._hooked: set[int] = set()
 
-    def around_call(self, path: str | None) -> Callable:
-        def call(original: Any, *args: Any, **kwargs: Any) -> Any:
-            outside = self._layers[-1] if self._layers else None
-            if not self._layers:
-                self._hooked.clear()  # a new step
-            # Once its gradient is there, the layer around this one goes on.
-            self._hook((args, kwargs), outside)
-            self._layers.append(path)
-            self._say("forward", path)
-            try:
-                outputs = original(*args, **kwargs)
-            finally:
-                self._layers.pop()
-                self._say("forward", outside)
-            self._hook(outputs, path)
-            return outputs
-
+    def run(self, paths: Mapping[int, str | None], call: LayerCall) -> LayerCall:
+        """Run a layer; `paths` has its path by its `id`."""
+        path = paths[id(call.layer)]
+        outside = self._layers[-1] if self._layers else None
+        if not self._layers:
+            self._hooked.clear()  # a new step
+        # Once its gradient is there, the layer around this one goes on.
+        self._hook((call.args, call.kwargs), outside)
+        self._layers.append(path)
+        self._say("forward", path)
+        try:
+            call.outputs = call.run()
+        finally:
+            self._layers.pop()
+            self._say("forward", outside)
+        self._hook(call.outputs, path)
         return call
 
     def around_loss(self, original: Any, *args: Any, **kwargs: Any) -> Any:

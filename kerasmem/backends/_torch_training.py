@@ -2,13 +2,12 @@
 
 import gc
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from kerasmem.backends.shadow import shadow
-from kerasmem.backends.steps import InPlaceSteps, LocalBatches
+from kerasmem.backends.steps import InPlaceSteps, InPlaceTraining, LocalBatches
 from kerasmem.backends.training import (
     Count,
     GradientSum,
@@ -86,7 +85,7 @@ class TorchEvaluation(TorchSteps):
         return changed_by_evaluation(self._model)
 
 
-class TorchTraining(TorchSteps):
+class TorchTraining(TorchSteps, InPlaceTraining):
     """A model that torch trains."""
 
     @property
@@ -101,37 +100,18 @@ class TorchTraining(TorchSteps):
     def _changed(self) -> list[Any]:
         return changed_by_training(self._model)
 
-    def replace_update(
-        self, sums: Mapping[int, GradientSum], part: Callable[[], Part | None]
-    ) -> Callable[[], None]:
-        """Have the optimizer add up gradients in steps that run a part of a batch."""
+    def _add(
+        self, totals: Sequence[GradientSum], gradients: Sequence[Any], part: Part
+    ) -> Sequence[Any]:
+        for total, gradient in zip(totals, gradients, strict=True):
+            if gradient is not None:
+                total.value.add_(gradient, alpha=part.share)
+                total.is_reached = True
+        return [total.value if total.is_reached else None for total in totals]
 
-        def apply(
-            original: Any, gradients: Any, trainable_variables: Any = None
-        ) -> Any:
-            now = part()
-            if now is None:
-                return original(gradients, trainable_variables)
-            variables = trainable_variables or self._model.trainable_variables
-            totals = [sums[id(variable)] for variable in variables]
-            for total, gradient in zip(totals, gradients, strict=True):
-                if gradient is not None:
-                    total.value.add_(gradient, alpha=now.share)
-                    total.is_reached = True
-            if not now.is_last:
-                return None
-            whole = [
-                total.value.to(variable.value.dtype) if total.is_reached else None
-                for total, variable in zip(totals, variables, strict=True)
-            ]
-            original(whole, variables)
-            for total in totals:
-                total.value.zero_()
-                total.is_reached = False
-            return None
+    def _as_dtype_of(self, variable: Any, total: Any) -> Any:
+        return total.to(variable.value.dtype)
 
-        return shadow(self._model.optimizer, "apply", apply)
-
-    def adopt(self, state: Any, variables: Any) -> Any:  # noqa: ARG002
-        """Return no state."""
-        return state
+    def _clear(self, total: GradientSum) -> None:
+        total.value.zero_()
+        total.is_reached = False

@@ -8,21 +8,15 @@ from typing import Any, ClassVar
 from kerasmem.backends.gradients import nothing_to_undo
 from kerasmem.backends.options import StepOptions
 from kerasmem.backends.recompute import Function, Store
-from kerasmem.backends.refusals import RefusalLog, nothing_noted
+from kerasmem.backends.refusals import nothing_noted
 
 
 class PlainBackend(ABC):
     """A framework with dense gradients, one order of updates and an uncounted CPU."""
 
     _recomputed: ClassVar[Callable[[Function, Store | None], Function]]
-
-    def step_options(self) -> StepOptions:
-        """Return what can be chosen of a step."""
-        return StepOptions()
-
-    def refusals(self) -> AbstractContextManager[RefusalLog]:
-        """Return a scope in which nothing is noted."""
-        return nothing_noted()
+    step_options = StepOptions
+    refusals = staticmethod(nothing_noted)
 
     def observe_peak_resets(
         self,

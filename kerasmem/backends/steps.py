@@ -1,13 +1,15 @@
 """What the steps of two frameworks out of three have in common."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 from kerasmem.backends import splitting
+from kerasmem.backends.gradients import around_apply
 from kerasmem.backends.riders import keep_riders
+from kerasmem.backends.training import GradientSum, Part, Step
 
 
 class LocalBatches(ABC):
@@ -113,3 +115,77 @@ class InPlaceSteps(ABC):
     @abstractmethod
     def _put_back(self, variable: Any, value: Any) -> None:
         """Give a variable the value of a copy."""
+
+
+class InPlaceTraining(InPlaceSteps):
+    """Training steps that change the variables as they go."""
+
+    def replace_update(
+        self, sums: Mapping[int, GradientSum], part: Callable[[], Part | None]
+    ) -> Callable[[], None]:
+        """Have the optimizer add up gradients in steps that run a part of a batch."""
+
+        def apply(
+            original: Callable[..., Any], gradients: list[Any], variables: list[Any]
+        ) -> Any:
+            now = part()
+            if now is None:
+                return original(gradients, variables)
+            totals = [sums[id(variable)] for variable in variables]
+            whole = self._add(totals, gradients, now)
+            if not now.is_last:
+                return None
+            pairs = zip(variables, whole, strict=True)
+            original(
+                [None if x is None else self._as_dtype_of(v, x) for v, x in pairs],
+                variables,
+            )
+            for total in totals:
+                self._clear(total)
+            return None
+
+        return around_apply(self._model.optimizer, apply)
+
+    def adopt(self, state: Any, variables: Sequence[Any]) -> Any:  # noqa: ARG002
+        """Return no state."""
+        return state
+
+    @abstractmethod
+    def _add(
+        self, totals: Sequence[GradientSum], gradients: Sequence[Any], part: Part
+    ) -> Sequence[Any]:
+        """Add a part's gradients; return the sums, None for one with no gradient."""
+
+    @abstractmethod
+    def _as_dtype_of(self, variable: Any, total: Any) -> Any:
+        """Return a sum in the dtype of a variable."""
+
+    @abstractmethod
+    def _clear(self, total: GradientSum) -> None:
+        """Have a sum start from zero again."""
+
+
+def keras_function_of(model: Any, kind: str, step: Step) -> Step:
+    """Return what Keras makes of a step: compiled, distributed, or as it is.
+
+    The model is left as it was.
+
+    Args:
+        model: a compiled model.
+        kind: "train" or "test".
+        step: takes and returns what the model's own step of this kind does.
+    """
+    method, function = f"{kind}_step", f"{kind}_function"
+    kept, own = getattr(model, function), vars(model).get(method)
+    setattr(model, function, None)
+    # Past Keras's and torch's __setattr__, which track what is set.
+    object.__setattr__(model, method, step)
+    try:
+        getattr(type(model), f"make_{kind}_function")(model)
+        return getattr(model, function)
+    finally:
+        if own is None:
+            object.__delattr__(model, method)
+        else:
+            object.__setattr__(model, method, own)
+        setattr(model, function, kept)

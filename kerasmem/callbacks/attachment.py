@@ -88,10 +88,8 @@ class Attachment:
         model = self._model
         return [
             shadow(model, "make_train_function", self._at_next_training),
-            # Twice: `save` of the model may find another optimizer in it for the
-            # moment, and `keras.saving.save_model` does not call it.
-            shadow(model, "save", self._at_save),
-            shadow(model.optimizer, "save_own_variables", self._at_save),
+            # Every way of saving a model asks its optimizer for its config.
+            shadow(model.optimizer, "get_config", self._at_save),
         ]
 
     def release(self) -> None:

@@ -6,12 +6,12 @@ from typing import Any
 
 import keras
 
-from kerasmem.backends import shadow
 from kerasmem.callbacks.attachment import Attachment
 from kerasmem.compression.quantize.activations.calls import flatten
 from kerasmem.errors import ConfigError
 from kerasmem.graph.layers import sublayers
 from kerasmem.graph.nodes import own_graph
+from kerasmem.graph.observe import LayerCall, observing
 
 
 class FreezeBatchNorm(keras.callbacks.Callback):
@@ -59,10 +59,13 @@ class FreezeBatchNorm(keras.callbacks.Callback):
         is_due = epoch >= self._after * self.params["epochs"]
         if is_due and self._attachment is None:
             always, undo = _always_trained(self.model), ExitStack()
-            for layer in sublayers(self.model):
-                is_norm = isinstance(layer, keras.layers.BatchNormalization)
-                if is_norm and id(layer) not in always:
-                    undo.callback(shadow(layer, "call", _in_inference))
+            norms = [
+                layer
+                for layer in sublayers(self.model)
+                if isinstance(layer, keras.layers.BatchNormalization)
+                and id(layer) not in always
+            ]
+            undo.enter_context(observing(norms, inputs=_in_inference))
             self._attachment = Attachment(self.model, undo.close)
 
     def on_train_end(self, logs: Any = None) -> None:
@@ -76,9 +79,8 @@ class FreezeBatchNorm(keras.callbacks.Callback):
             self._attachment = None
 
 
-def _in_inference(original: Any, inputs: Any, training: Any = None, **rest: Any) -> Any:
-    del training
-    return original(inputs, training=False, **rest)
+def _in_inference(call: LayerCall) -> Any:
+    return call.run(training=False)
 
 
 def _always_trained(model: Any) -> set[int]:

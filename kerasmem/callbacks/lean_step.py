@@ -1,13 +1,14 @@
 """Two versions of a training step: one that measures, one for the steps between."""
 
 from collections.abc import Callable
+from functools import partial
 from types import FunctionType
 from typing import Any
 
 import keras
 
-from kerasmem.backends import shadow
 from kerasmem.backends.gradients import scales_loss
+from kerasmem.backends.steps import keras_function_of
 
 MEASURING_STEPS = 2
 """Behind a step that measures comes one that sees how far the update went."""
@@ -53,10 +54,10 @@ class LeanStep:
         # batches; then this one keeps its branches.
         if not isinstance(whole, FunctionType) or not _has_one_update(model):
             return
-        try:
-            self.versions = whole, _another(model)
-        finally:
-            model.train_function = whole
+        # Of a function of its own: JAX remembers what it traced by the method it is
+        # given.
+        another = keras_function_of(model, "train", partial(model.train_step))
+        self.versions = whole, another
         self.latest, model.train_function = whole, self
 
     def keep(self) -> Callable[[], None]:
@@ -80,18 +81,6 @@ class LeanStep:
             return self.latest(*arguments)
         self.latest = self.versions[1]
         return self._without(lambda: self.latest(*arguments))
-
-
-def _another(model: Any) -> Any:
-    """Return one more training step of the model, to be traced when it is called."""
-    model.train_function = None
-    # Of a function of its own: JAX remembers what it traced by the method it is given.
-    undo = shadow(model, "train_step", lambda original, *a: original(*a))
-    try:
-        type(model).make_train_function(model)
-        return model.train_function
-    finally:
-        undo()
 
 
 def _has_one_update(model: Any) -> bool:

@@ -2,14 +2,14 @@
 
 import inspect
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import keras
 
-from kerasmem.backends.shadow import shadow
 from kerasmem.graph.layers import sublayers
 
 
@@ -180,22 +180,23 @@ def call_on_symbols(
     inner = sublayers(layer)
     before = [dict(vars(one)) for one in inner]
     try:
-        with ExitStack() as stack:
-            for one in inner:
-                if _inherits_spec(type(one)):
-                    stack.callback(shadow(one, "compute_output_spec", _as_called(one)))
-                # It takes values only.
-                vars(one)["add_loss"] = losses.append if one is layer else _no_loss
-            # Not `setattr`: a layer that is built takes no other weight.
-            vars(layer).update(weights)
-            # What it assigns, such as the state of random numbers, stays in the scope.
-            attributes = dict(vars(layer))
-            with _ReadingScope() as scope:
-                outputs = layer.call(*args, **kwargs)
-            changes = losses or scope.state_mapping or vars(layer) != attributes
-            if pure and (changes or scope.has_read):
-                raise ValueError("It does more than to return something.")
-            return outputs
+        for one in inner:
+            if _inherits_spec(type(one)):
+                # Looks at its `call` for what comes out.
+                spec = partial(keras.Operation.compute_output_spec, one)
+                vars(one)["compute_output_spec"] = spec
+            # It takes values only.
+            vars(one)["add_loss"] = losses.append if one is layer else _no_loss
+        # Not `setattr`: a layer that is built takes no other weight.
+        vars(layer).update(weights)
+        # What it assigns, such as the state of random numbers, stays in the scope.
+        attributes = dict(vars(layer))
+        with _ReadingScope() as scope:
+            outputs = layer.call(*args, **kwargs)
+        changes = losses or scope.state_mapping or vars(layer) != attributes
+        if pure and (changes or scope.has_read):
+            raise ValueError("It does more than to return something.")
+        return outputs
     finally:
         # It may have kept symbols, such as its last logits, under names of its own.
         for one, attributes in zip(inner, before, strict=True):
@@ -230,15 +231,6 @@ def _inherits_spec(kind: type) -> bool:
         keras.layers.Layer,
         keras.Operation,
     )
-
-
-def _as_called(layer: Any) -> Any:
-    """Return what looks at the `call` of a layer for what comes out."""
-
-    def spec(_: Any, *args: Any, **kwargs: Any) -> Any:
-        return keras.Operation.compute_output_spec(layer, *args, **kwargs)
-
-    return spec
 
 
 def _symbolic(

@@ -8,8 +8,7 @@ model stays what it is: only the call of this one object is another one in train
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -75,29 +74,41 @@ def recompute(
         segments: all of its segments in order, as `cut` gives them, each with how to
             run it; None for as ever.
     """
-    known = opened(model)
+    known, graph = opened(model), graph_of(model)
+    run = partial(_run, graph, segments)
+    layer, call = graph, _graph_call(graph, run)
     if known is not None:
-        return _recompute_layer(model, known, segments)
-    graph = own_graph(model)
+        layer, call = model, _layer_call(model, known, run)
+    return backends.shadow(layer, "call", call)
+
+
+def _graph_call(graph: Any, run: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a wrapper of a graph's `call` that runs it by segments."""
 
     def in_segments(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        with _running(graph, partial(_run, graph, segments)):
+        # Private: there is no public place between a graph's call, which checks its
+        # arguments, and the loop over its nodes.
+        undo = backends.shadow(graph, "_run_through_graph", run)
+        try:
             return original(*args, **kwargs)
+        finally:
+            undo()
 
     in_segments = backends.current().uncompiled(in_segments)
 
     def call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        run = in_segments if kwargs.get("training") else _as_ever
-        return run(original, *args, **kwargs)
+        if kwargs.get("training"):
+            return in_segments(original, *args, **kwargs)
+        return original(*args, **kwargs)
 
-    return backends.shadow(graph, "call", call)
+    return call
 
 
-def _recompute_layer(
-    layer: Any, known: Opened, segments: Sequence[tuple[Segment, Recomputation | None]]
-) -> Callable[[], None]:
-    """Run a layer by segments of the graph that stands for its `call`."""
-    run = backends.current().uncompiled(partial(_run, known.graph, segments))
+def _layer_call(
+    layer: Any, known: Opened, run: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Return a wrapper of a layer's `call` that runs its graph by segments."""
+    run = backends.current().uncompiled(run)
 
     def call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         # Private: a `call` that takes no `training` is not told of it.
@@ -105,7 +116,7 @@ def _recompute_layer(
             return original(*args, **kwargs)
         return run(original, known.inputs(layer, args, kwargs), _in_training)
 
-    return backends.shadow(layer, "call", call)
+    return call
 
 
 def _in_training(operation: Any) -> Callable[..., Any]:
@@ -117,21 +128,6 @@ def _in_training(operation: Any) -> Callable[..., Any]:
         return operation(*args, **{"training": True, **kwargs})
 
     return call
-
-
-def _as_ever(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    return original(*args, **kwargs)
-
-
-@contextmanager
-def _running(graph: Any, run: Callable[..., Any]) -> Iterator[None]:
-    # Private: there is no public place between a graph's call, which checks its
-    # arguments, and the loop over its nodes.
-    undo = backends.shadow(graph, "_run_through_graph", run)
-    try:
-        yield
-    finally:
-        undo()
 
 
 def _run(

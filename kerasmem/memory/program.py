@@ -267,9 +267,9 @@ def allocator(name: str) -> Allocator:
     """Return an empty allocator without a limit.
 
     Args:
-        name: `"bfc"` (TensorFlow's and XLA's; it may grow) or `"torch"`.
+        name: `"bfc"` (TensorFlow's and XLA's; it may grow) or `"caching"` (torch's).
     """
-    if name == "torch":
+    if name == "caching":
         return CachingAllocator()
     return BFCAllocator(PoolPolicy(limit_bytes=1 << 62))
 

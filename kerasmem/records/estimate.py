@@ -1,11 +1,10 @@
 """What a model is expected to need on a device. Every figure in here is estimated."""
 
-import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TypeVar
 
-from kerasmem.records.plain import read_json, record_from
+from kerasmem.records.plain import JsonRecord
 from kerasmem.records.timeline import CATEGORIES
 from kerasmem.units import format_bytes, parse_bytes
 
@@ -42,7 +41,7 @@ class CardStatus:
 
 
 @dataclass(frozen=True)
-class DeviceStatus:
+class DeviceStatus(JsonRecord):
     """What `kerasmem.memory.status` found out.
 
     Args:
@@ -55,15 +54,6 @@ class DeviceStatus:
     backend: str
     started: bool
     cards: tuple[CardStatus, ...]
-
-    def to_json(self) -> str:
-        """Return the record as JSON."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> "DeviceStatus":
-        """Return the record that `to_json` made `text` of."""
-        return record_from(cls, read_json(text))
 
 
 _Key = TypeVar("_Key", str, str | None)
@@ -92,7 +82,7 @@ class EstimatePart:
 
 
 @dataclass(frozen=True)
-class MemoryEstimate:
+class MemoryEstimate(JsonRecord):
     """The memory that a model is estimated to need.
 
     Args:
@@ -174,15 +164,6 @@ class MemoryEstimate:
         largest = list(self.by_layer().items())[:layers]
         named = {layer or "(no layer)": nbytes for layer, nbytes in largest}
         return "\n".join([*lines, "by layer:", *_rows(named)] if named else lines)
-
-    def to_json(self) -> str:
-        """Return the estimate as JSON."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> "MemoryEstimate":
-        """Return the estimate that `to_json` made `text` of."""
-        return record_from(cls, read_json(text))
 
 
 def largest_first(items: Iterable[tuple[_Key, int]]) -> dict[_Key, int]:

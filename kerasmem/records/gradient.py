@@ -4,17 +4,17 @@ import json
 import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Self
 
 from kerasmem.errors import InputError
-from kerasmem.records.plain import OrNaN, read_json, record_from
+from kerasmem.records.plain import JsonRecord, OrNaN
 
 SEVERITIES = ("error", "warning", "note")
 """The gravest first: what was trained is lost, is in danger, or is worth knowing."""
 
 
 @dataclass(frozen=True)
-class Finding:
+class Finding(JsonRecord):
     """One thing worth a person's attention, told once.
 
     Args:
@@ -35,18 +35,14 @@ class Finding:
     severity: str = "warning"
     layers: tuple[str, ...] = ()
 
-    def to_json(self) -> str:
-        """Return the finding as one line of JSON."""
-        return json.dumps(asdict(self))
-
     @classmethod
-    def from_json(cls, line: str) -> "Finding":
+    def from_json(cls, text: str) -> Self:
         """Return the finding that `to_json` made `line` of.
 
         Raises:
             InputError: if it is none, or its severity none of `SEVERITIES`.
         """
-        found = record_from(cls, read_json(line))
+        found = super().from_json(text)
         if found.severity not in SEVERITIES:
             raise InputError(
                 f"A severity is one of {', '.join(SEVERITIES)}. Received: "
@@ -94,7 +90,7 @@ class VariableGradient:
 
 
 @dataclass(frozen=True)
-class GradientRecord:
+class GradientRecord(JsonRecord):
     """One epoch of a `GradientMonitor`.
 
     Args:
@@ -138,11 +134,6 @@ class GradientRecord:
     def to_json(self) -> str:
         """Return the record as one line of JSON, with null for NaN."""
         return json.dumps(_without_nan(asdict(self)), allow_nan=False)
-
-    @classmethod
-    def from_json(cls, line: str) -> "GradientRecord":
-        """Return the record that `to_json` made `line` of."""
-        return record_from(cls, read_json(line))
 
 
 # NaN where there is none; JSON has no NaN. A variable has no `norm_first`.

@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass
 
-from kerasmem.records.plain import read_json, record_from
+from kerasmem.records.plain import JsonRecord
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class HostReading:
 
 
 @dataclass(frozen=True)
-class MemoryRecord:
+class MemoryRecord(JsonRecord):
     """One reading of a `MemoryMonitor`.
 
     Args:
@@ -104,8 +104,3 @@ class MemoryRecord:
         """Return the record as one line of JSON."""
         # Not by `asdict`, which copies deeply: this is part of what watching costs.
         return json.dumps(vars(self), default=vars)
-
-    @classmethod
-    def from_json(cls, line: str) -> "MemoryRecord":
-        """Return the record that `to_json` made `line` of."""
-        return record_from(cls, read_json(line))

@@ -5,10 +5,20 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import asdict, fields, is_dataclass
 from functools import cache, partial
 from types import NoneType, UnionType
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Self,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from kerasmem.errors import InputError
 from kerasmem.units import MIB, format_bytes
@@ -118,6 +128,25 @@ def record_from(cls: type[_Record], content: Any) -> _Record:
             f"A {cls.__name__} has the fields {', '.join(readers)}; those with a "
             f"default may be missing. Received: {', '.join(given)}."
         ) from error
+
+
+class JsonRecord:
+    """A record that is one line of JSON."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    def to_json(self) -> str:
+        """Return it as one line of JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Return the record that `to_json` described.
+
+        Raises:
+            InputError: if it is none.
+        """
+        return record_from(cls, read_json(text))
 
 
 @cache

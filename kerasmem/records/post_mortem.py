@@ -1,11 +1,10 @@
 """Why memory ran out in a training, what filled it, and what would help."""
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from kerasmem.records.estimate import EstimatePart, largest_first
-from kerasmem.records.plain import read_json, record_from
+from kerasmem.records.plain import JsonRecord
 from kerasmem.records.tuning import MEASURED
 from kerasmem.units import format_bytes
 
@@ -236,7 +235,7 @@ class Remedy:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PostMortem:
+class PostMortem(JsonRecord):
     """What is known of one time that memory ran out. It holds no tensors.
 
     Args:
@@ -308,12 +307,3 @@ class PostMortem:
     def text(self, layers: int = 10) -> str:
         """Return all of it in words, with so many of the largest layers."""
         return post_mortem_text(self, layers)
-
-    def to_json(self) -> str:
-        """Return the record as one line of JSON."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, line: str) -> "PostMortem":
-        """Return the record that `to_json` made `line` of."""
-        return record_from(cls, read_json(line))

@@ -1,17 +1,16 @@
 """What was run, and all that its monitors recorded."""
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from kerasmem.records.gradient import Finding, GradientRecord
 from kerasmem.records.memory import MemoryRecord
-from kerasmem.records.plain import read_json, record_from
+from kerasmem.records.plain import JsonRecord
 from kerasmem.records.post_mortem import PostMortem
 from kerasmem.records.timeline import Timeline
 
 
 @dataclass(frozen=True)
-class RunInfo:
+class RunInfo(JsonRecord):
     """What a monitor knows of the run that it watches.
 
     Args:
@@ -31,15 +30,6 @@ class RunInfo:
     versions: dict[str, str]
     started: str
     processes: int
-
-    def to_json(self) -> str:
-        """Return the record as JSON."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> "RunInfo":
-        """Return the record that `to_json` made `text` of."""
-        return record_from(cls, read_json(text))
 
 
 @dataclass(frozen=True)

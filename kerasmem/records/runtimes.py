@@ -1,9 +1,8 @@
 """Contents of files, exports, and what a model costs in each runtime."""
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
-from kerasmem.records.plain import read_json, record_from
+from kerasmem.records.plain import JsonRecord
 
 
 @dataclass(frozen=True)
@@ -142,7 +141,7 @@ class RuntimeAdvice:
 
 
 @dataclass(frozen=True)
-class RuntimeComparison:
+class RuntimeComparison(JsonRecord):
     """A model as it is, with int8 weights, and as LiteRT files, side by side.
 
     Args:
@@ -169,12 +168,3 @@ class RuntimeComparison:
     def batch_sizes(self) -> tuple[int, ...]:
         """The batch sizes that were measured."""
         return tuple(time.batch_size for time in self.runtimes[0].times)
-
-    def to_json(self) -> str:
-        """Return the record as JSON."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> "RuntimeComparison":
-        """Return the record that `to_json` made `text` of."""
-        return record_from(cls, read_json(text))

@@ -1,9 +1,8 @@
 """What training and its input pipeline cost, by option."""
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
-from kerasmem.records.plain import read_json, record_from
+from kerasmem.records.plain import JsonRecord
 from kerasmem.units import format_bytes
 
 
@@ -23,7 +22,7 @@ class PipelineStage:
 
 
 @dataclass(frozen=True)
-class DataMemory:
+class DataMemory(JsonRecord):
     """What `inspect_data` found out.
 
     Args:
@@ -63,15 +62,6 @@ class DataMemory:
             )
         advice = [f"  {s.name}: {s.advice}" for s in self.stages if s.advice]
         return "\n".join([*lines, "what to bound:", *advice] if advice else lines)
-
-    def to_json(self) -> str:
-        """Return the record as JSON."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> "DataMemory":
-        """Return the record that `to_json` made `text` of."""
-        return record_from(cls, read_json(text))
 
 
 def _told(nbytes: int | None) -> str:
@@ -183,7 +173,7 @@ class OddSize:
 
 
 @dataclass(frozen=True)
-class Tuning:
+class Tuning(JsonRecord):
     """What a training step costs under each option.
 
     Args:
@@ -217,12 +207,3 @@ class Tuning:
     open_inputs: tuple[str, ...]
     odd_sizes: tuple[OddSize, ...]
     recommendation: str
-
-    def to_json(self) -> str:
-        """Return the record as JSON."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> "Tuning":
-        """Return the record that `to_json` made `text` of."""
-        return record_from(cls, read_json(text))

@@ -7,8 +7,6 @@ from typing import Any
 
 import keras
 
-from kerasmem.backends import shadow
-
 Loss = Callable[..., Any]
 _MEANS_OF_ALL = {"sum_over_batch_size", "mean"}
 
@@ -126,22 +124,28 @@ def _valid(
     """Return what a loss divides by: its own sum where every value is one."""
     if loss.reduction in {"sum", "none", None}:
         return keras.ops.convert_to_tensor(float("nan"), "float32")
-
-    def ones(original: Any, *arguments: Any) -> Any:
-        return Ones(note_mask)(original(*arguments))
-
     Ones(note_mask)(y_pred)
-    reduction = loss.reduction
-    loss.reduction = "sum"
-    undo = shadow(loss, "call", ones)
-    try:
-        is_weighted = reduction == "mean_with_sample_weight"
-        return keras.ops.cast(
-            loss(y_true, y_pred, weight if is_weighted else None), "float32"
-        )
-    finally:
-        undo()
-        loss.reduction = reduction
+    is_weighted = loss.reduction == "mean_with_sample_weight"
+    total = Count(loss, note_mask)(y_true, y_pred, weight if is_weighted else None)
+    return keras.ops.cast(total, "float32")
+
+
+class Count(keras.losses.Loss):
+    """The sum of a loss whose every value is one.
+
+    Args:
+        loss: the loss.
+        note_mask: called if its values are masked.
+    """
+
+    def __init__(self, loss: Any, note_mask: Callable[[], None]) -> None:
+        super().__init__(reduction="sum", dtype=loss.dtype)
+        self._loss = loss
+        self._note_mask = note_mask
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        """Return a one for every value of the loss."""
+        return Ones(self._note_mask)(self._loss.call(y_true, y_pred))
 
 
 class Ones(keras.layers.Layer):

@@ -28,6 +28,10 @@ class Origin:
     place: int | None = None
 
 
+_PLAIN = frozenset(["xla", "given"])
+"""Styles in which a scope has the name of its layer, with no number behind it."""
+
+
 class Names:
     """Reads the names of operations.
 
@@ -85,7 +89,7 @@ class Names:
         return any(name in names for name in self._candidates(token))
 
     def _candidates(self, token: str) -> tuple[str, ...]:
-        if self._style != "tensorflow":
+        if self._style in _PLAIN:
             return (token,)
         # TensorFlow makes names unique. Keras enters the scope of a layer twice per
         # call, so that the one in which it computes always has a number behind it:
@@ -95,10 +99,9 @@ class Names:
 
 def _tokens(operation: str, style: str) -> tuple[list[str], bool]:
     tokens = operation.split("/")
-    if style == "tensorflow":
-        return tokens, False
-    is_backward = "transpose(" in operation
-    return [_unwrapped(token) for token in tokens], is_backward
+    if style in _PLAIN:
+        return [_unwrapped(token) for token in tokens], "transpose(" in operation
+    return tokens, False
 
 
 def _unwrapped(token: str) -> str:

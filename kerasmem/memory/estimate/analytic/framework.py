@@ -129,7 +129,7 @@ _TORCH = Framework(
     in_place=False,
     keeps_outputs=True,
     keeps_gradients=True,
-    allocator="torch",
+    allocator="caching",
     rounding=512,
 )
 _FRAMEWORKS = {

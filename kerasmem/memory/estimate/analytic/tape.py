@@ -48,7 +48,7 @@ class Framework:
             as in Keras's own loop over the layers.
         keeps_gradients: whether gradients live on until the next step.
         one_block: whether the whole step is one allocation.
-        allocator: `"bfc"` or `"torch"`.
+        allocator: `"bfc"` or `"caching"`, which is torch's.
         rounding: bytes to whose multiple it rounds a block.
         waste: what it gives beyond that on average, as a share.
         scratch: scratch space of a convolution.

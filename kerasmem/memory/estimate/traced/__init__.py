@@ -37,12 +37,12 @@ def estimate_here(request: Request) -> MemoryEstimate:
     Raises:
         ConfigError: if another backend is asked for than the running one.
     """
-    running, compiled = keras.backend.backend(), request.jit_compile
-    request.check_backend(running, "is traced on the backend that runs it")
-    if compiled and running == "tensorflow" and request.device == "gpu":
+    how, compiled = "is traced on the backend that runs it", request.jit_compile
+    request.check_backend(keras.backend.backend(), how)
+    if compiled and request.backend == "tensorflow" and request.device == "gpu":
         # A layer may forbid it: Keras says so itself, but only where the device is.
         compiled = tracer().compiles_on_gpu(sublayers(request.model))
         request = replace(request, jit_compile=compiled)
-    by_xla = running == "jax" or (running == "tensorflow" and compiled)
-    name = f"{__name__}.on_{'xla' if by_xla else running}"
+    by_xla = request.backend == "jax" or (request.backend == "tensorflow" and compiled)
+    name = f"{__name__}.on_{'xla' if by_xla else request.backend}"
     return importlib.import_module(name).estimate_here(request)
