@@ -174,6 +174,8 @@ class Rebuild:
     def _sequential(self, model: Any, graph: Any) -> Any:
         layers = [self._input(graph.inputs[0]), self._rewrite.after(graph.inputs[0])]
         for node in nodes_in_order(graph):
+            if not isinstance(node.operation, keras.Layer):
+                continue  # of a mask, which its layer makes anew
             new = self._renewed.get(id(node.operation))
             layers += new.layers if isinstance(new, InTurn) else [new]
             layers.append(self._rewrite.after(node.outputs[0]))
