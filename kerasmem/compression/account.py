@@ -5,6 +5,9 @@ import numpy as np
 from kerasmem.graph.layers import Weight
 from kerasmem.records import WeightChange
 
+_PIECE = 1 << 18
+"""Entries that are float64 at a time."""
+
 
 def account(
     weight: Weight,
@@ -44,9 +47,13 @@ def sqnr_db(values: np.ndarray, rounded: np.ndarray) -> float | None:
         >>> sqnr_db(np.array([10.0, 0.0]), np.array([9.0, 0.0]))
         20.0
     """
-    exact = values.astype(np.float64)
-    noise = float(np.square(exact - rounded).sum())
-    return decibels(float(np.square(exact).sum()), noise)
+    signal = noise = 0.0
+    flat, other = values.reshape(-1), rounded.reshape(-1)
+    for start in range(0, flat.size, _PIECE):
+        exact = flat[start : start + _PIECE].astype(np.float64)
+        lost = exact - other[start : start + _PIECE]
+        signal, noise = signal + float(exact @ exact), noise + float(lost @ lost)
+    return decibels(signal, noise)
 
 
 def decibels(signal: float, noise: float) -> float | None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from kerasmem.backends.layer_weights import forget_float_weights
 from kerasmem.compression.account import account, sqnr_db
-from kerasmem.compression.quantize.coding import Coding
+from kerasmem.compression.quantize.coding import Coded, Coding
 from kerasmem.compression.quantize.layer import Place, to_quantized
 from kerasmem.compression.quantize.left_float import LISTED, NO_KERNEL, why_no_kernel
 from kerasmem.compression.quantize.math import finite
@@ -94,19 +94,24 @@ def store(
     Raises:
         ModelError: if one holds NaN or infinity.
     """
-    changes = [
-        _left_alone(weight, reason) if reason else _changed(weight, places[id(weight)])
+    changes = {
+        id(weight): account(weight, "quantize", reason, changed=False)
         for weight, reason in reasons
-    ]
-    by_block: dict[int, tuple[Any, list[Place]]] = {}
+        if reason
+    }
+    by_block: dict[int, list[Weight]] = {}
     for weight, reason in reasons:
         if reason is None:
-            _, found = by_block.setdefault(id(weight.block), (weight.block, []))
-            found.append(places[id(weight)])
-    for block, found in by_block.values():
-        to_quantized(block, found)
+            by_block.setdefault(id(weight.block), []).append(weight)
+    # One block after the other: what is float and has codes too is never the model.
+    for found in by_block.values():
+        codes: dict[int, Coded] = {}
+        for weight in found:
+            coded, change = _encoded(weight, places[id(weight)])
+            codes[id(weight.variable)], changes[id(weight)] = coded, change
+        to_quantized(found[0].block, [places[id(each)] for each in found], codes)
     forget_float_weights(sublayers(model))
-    return changes
+    return [changes[id(weight)] for weight, _ in reasons]
 
 
 def choose(
@@ -251,11 +256,8 @@ def largest_block(everything: list[Weight]) -> int:
     return max(total // _BLOCKS, _LEAST_BLOCK_BYTES)
 
 
-def _left_alone(weight: Weight, reason: str) -> WeightChange:
-    return account(weight, "quantize", reason, changed=False)
-
-
-def _changed(weight: Weight, place: Place) -> WeightChange:
+def _encoded(weight: Weight, place: Place) -> tuple[Coded, WeightChange]:
+    """Return the codes of a weight, and what is told of them."""
     values = finite(to_numpy(weight.variable), weight.path)
     coded = place.coding.encode(values, place.scales)
     detail = place.coding.describe(coded)
@@ -263,11 +265,11 @@ def _changed(weight: Weight, place: Place) -> WeightChange:
         detail += ", all zero"
     elif place.dynamic:
         detail += ", times int8"
-    return account(
+    return coded, account(
         weight,
         "quantize",
         detail,
         changed=True,
         after_bytes=sum(map(nbytes, coded.parts)),
-        sqnr_db=sqnr_db(values, place.coding.rounded(values, place.scales)),
+        sqnr_db=sqnr_db(values, place.coding.decoded(coded, values.shape)),
     )

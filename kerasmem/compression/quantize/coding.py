@@ -153,12 +153,10 @@ class Coding:
             exact = rows.restore(exact, keras.ops)
         return keras.ops.cast(exact, dtype)
 
-    def rounded(
-        self, values: np.ndarray, scales: np.ndarray | None = None
-    ) -> np.ndarray:
-        """Return the float32 weight that is left of `values`; see `encode`."""
-        coded = self.encode(values, scales).map(keras.ops.convert_to_tensor)
-        return to_numpy(self.decode(coded, self.rows(values.shape)))
+    def decoded(self, coded: Coded, shape: tuple[int, ...]) -> np.ndarray:
+        """Return the float32 weight of a shape that NumPy arrays stand for."""
+        tensors = coded.map(keras.ops.convert_to_tensor)
+        return to_numpy(self.decode(tensors, self.rows(shape)))
 
     def steps(self, values: np.ndarray) -> np.ndarray:
         """Return what the codes of 4 or 8 bits of each entry are apart, float32."""
@@ -167,9 +165,8 @@ class Coding:
         codes = ones if rows is None else rows.store(ones, np)
         if self.bits == 4 and rows is not None:
             codes = pack_int4(codes, rows.axis)
-        coded = Coded(codes, self.encode(values).scales)
-        tensors = coded.map(keras.ops.convert_to_tensor)
-        return np.broadcast_to(to_numpy(self.decode(tensors, rows)), values.shape)
+        steps = self.decoded(Coded(codes, self.encode(values).scales), values.shape)
+        return np.broadcast_to(steps, values.shape)
 
     def describe(self, coded: Coded) -> str:
         """Return in a few words how a weight is stored."""

@@ -11,10 +11,11 @@ subclassed models.
 
 import copy
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import keras
@@ -26,7 +27,7 @@ from kerasmem.compression.quantize.aware.weights import (
     FakeQuantizedVariable,
     fake_quantize_weight,
 )
-from kerasmem.compression.quantize.coding import Coding
+from kerasmem.compression.quantize.coding import Coded, Coding
 from kerasmem.compression.quantize.owners import (
     OWNERS,
     QuantizedRecurrent,
@@ -76,6 +77,11 @@ class Place:
         """Return what `to_json` told."""
         return cls(**{**config, "coding": Coding.from_json(config["coding"])})
 
+
+Codes = Mapping[int, Coded]
+"""What weights become, by the ids of their variables."""
+
+NO_CODES: Codes = MappingProxyType({})
 
 _LOOPS = (keras.layers.RNN, keras.layers.TimeDistributed)
 """Layers that call others once a time step; the first of them with codes too."""
@@ -170,13 +176,14 @@ def round_inside(block: Any, quantizer: FakeQuantize) -> None:
         _change_class(block, inside_form(block))
 
 
-def to_quantized(block: Any, places: list[Place]) -> None:
+def to_quantized(block: Any, places: list[Place], codes: Codes = NO_CODES) -> None:
     """Replace the weights at `places` of a built layer by quantized ones, in place.
 
     Args:
         block: a layer that a model's config knows, or a subclassed model; some of its
             weights may be quantized already.
         places: the weights.
+        codes: of those that are known.
     """
     if isinstance(block, QuantizedBlock):
         form, places = block._float_form, [*block._places, *places]
@@ -185,10 +192,12 @@ def to_quantized(block: Any, places: list[Place]) -> None:
         # Both are told again by the quantized form itself.
         form.pop("build_config", None)
         form.pop("compile_config", None)
-    _become_block(block, form, places)
+    _become_block(block, form, places, codes)
 
 
-def _become_block(layer: Any, form: dict[str, Any], places: list[Place]) -> None:
+def _become_block(
+    layer: Any, form: dict[str, Any], places: list[Place], codes: Codes = NO_CODES
+) -> None:
     _set(layer, "_float_form", form)
     _set(layer, "_places", places)
     _set(layer, "_missing", value=True)
@@ -196,14 +205,14 @@ def _become_block(layer: Any, form: dict[str, Any], places: list[Place]) -> None
     if layer.built:
         # It has its weights: it was in use, or its constructor builds it, as that of a
         # model with inputs and outputs does. Nothing builds it a second time.
-        _replace_weights(layer)
+        _replace_weights(layer, codes)
 
 
 # A name that is registered means the same in every scope of Keras's own.
 _become: ContextVar[Any] = ContextVar("become", default=_become_block)
 
 
-def _replace_weights(block: Any) -> None:
+def _replace_weights(block: Any, codes: Codes = NO_CODES) -> None:
     """Replace those weights that are there and still float."""
     layers = sublayers(block)
     missing = False
@@ -214,7 +223,7 @@ def _replace_weights(block: Any) -> None:
         if weight is None:
             missing = True
         elif not isinstance(weight, StandIn):
-            holders = _stand_in_for(weight, owner, layers, place)
+            holders = _stand_in_for(weight, owner, layers, place, codes)
             stand_in = vars(owner)[place.attribute]
             stand_in.block_count, stand_in.dynamic = place.block_count, place.dynamic
             for holder in holders:
@@ -229,12 +238,12 @@ def _replace_weights(block: Any) -> None:
 
 
 def _stand_in_for(
-    weight: Any, owner: Any, layers: list[Any], place: Place
+    weight: Any, owner: Any, layers: list[Any], place: Place, codes: Codes
 ) -> list[Any]:
     """Replace a float weight as its place says; return the layers that read it."""
     coding = place.coding
     if not place.fake:
-        return replace_weight(weight, owner, layers, coding, place.scales)
+        return replace_weight(weight, owner, layers, coding, codes.get(id(weight)))
     made = FakeQuantizedVariable(coding, weight, place.path, learned=place.learned)
     return fake_quantize_weight(weight, owner, layers, made)
 

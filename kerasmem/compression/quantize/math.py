@@ -38,7 +38,7 @@ def quantize(
     """
     # In float32, and by factors: a compiler makes them of divisions, and a training
     # step that sees the rounding would find other codes.
-    exact = finite(values).astype(np.float32)
+    exact = finite(values).astype(np.float32, copy=False)
     largest = np.abs(exact).max(axis=axes, keepdims=True, initial=0.0)
     scales = _float32_scales(largest * np.float32(1 / _limit(bits)))
     return codes_of(exact, scales, bits), scales
@@ -57,8 +57,8 @@ def codes_of(values: np.ndarray, scales: np.ndarray, bits: int = 8) -> np.ndarra
         [-7, 0, 1]
     """
     limit = _limit(bits)
-    exact = values.astype(np.float32)
-    return np.clip(np.rint(exact * (1 / scales)), -limit, limit).astype(np.int8)
+    exact = values.astype(np.float32, copy=False) * (1 / scales)
+    return np.clip(np.rint(exact, out=exact), -limit, limit, out=exact).astype(np.int8)
 
 
 def quantize_affine(
@@ -87,13 +87,16 @@ def quantize_affine(
         ([-128, -78, 127], [-128])
     """
     least, most = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
-    exact = finite(values).astype(np.float32)
+    exact = finite(values).astype(np.float32, copy=False)
     low = exact.min(axis=axes, keepdims=True, initial=0.0)
     high = exact.max(axis=axes, keepdims=True, initial=0.0)
     scales = _float32_scales((high - low) * np.float32(1 / (most - least)))
     inverse = 1 / scales
     zeros = np.clip(np.rint(least - low * inverse), least, most)
-    codes = np.clip(np.rint(exact * inverse) + zeros, least, most)
+    codes = exact * inverse
+    np.rint(codes, out=codes)
+    codes += zeros
+    np.clip(codes, least, most, out=codes)
     return codes.astype(np.int8), scales, zeros.astype(np.int8)
 
 
@@ -140,7 +143,7 @@ def finite(values: np.ndarray, name: str | None = None) -> np.ndarray:
     Raises:
         ModelError: if they hold NaN or infinity.
     """
-    good = np.isfinite(values.astype(np.float32))
+    good = np.isfinite(values.astype(np.float32, copy=False))
     if not good.all():
         raise ModelError(
             "Weights with NaN or infinity cannot be quantized. Received: "

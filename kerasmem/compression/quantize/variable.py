@@ -215,7 +215,11 @@ class QuantizedVariable(StandIn):
 
 
 def replace_weight(
-    weight: Any, owner: Any, layers: list[Any], coding: Coding, scales: Any = None
+    weight: Any,
+    owner: Any,
+    layers: list[Any],
+    coding: Coding,
+    known: Coded | None = None,
 ) -> list[Any]:
     """Replace a float weight by one in fewer bits in every layer that keeps it.
 
@@ -224,14 +228,14 @@ def replace_weight(
         owner: the layer that is to track the codes and scales.
         layers: the layers to look in, `owner` among them.
         coding: how it is stored from now on.
-        scales: of its codes, if they are known.
+        known: NumPy arrays that stand for it, if there are any yet.
 
     Returns:
         The layers that kept the weight. Usually that is `owner` alone; a wrapper such
         as SpectralNormalization keeps the weight of the layer inside it as well.
     """
     # Only if somebody asks: a file that is loaded lazily has the codes itself.
-    coded = functools.cache(lambda: coding.encode(to_numpy(weight), scales))
+    coded = functools.cache(lambda: known or coding.encode(to_numpy(weight)))
     with named_beside(weight):
         stored = coding.stored(tuple(weight.shape))
         variables = Coded(
