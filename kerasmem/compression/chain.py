@@ -115,7 +115,7 @@ class Chain:
 
     def judge(self, result: Any) -> None:
         """Raise `AccuracyDropError` if the metric got worse by too much."""
-        check_drop(result.report, self._max_drop)
+        check_drop(result.untimed, self._max_drop)
 
     def _checkpoints(
         self, original: Any, steps: list[Technique], context: Context

@@ -15,11 +15,12 @@ from kerasmem.backends.seeding import seeded
 from kerasmem.compression.chain import Chain, Outcome
 from kerasmem.compression.fields import check_whole
 from kerasmem.compression.judge import chance_of, check_max_drop, far_worse
-from kerasmem.compression.measure import figures, file_bytes, latencies
+from kerasmem.compression.measure import Timing, figures, file_bytes
 from kerasmem.compression.quantize.left_float import warn_if_left_float
 from kerasmem.compression.result import SAMPLES, CompressionResult
 from kerasmem.compression.search import Request
 from kerasmem.compression.technique import Context, Technique
+from kerasmem.compression.written import written
 from kerasmem.errors import ConfigError, DataError, KerasMemWarning, as_received
 from kerasmem.files.data import (
     check_classes,
@@ -33,11 +34,15 @@ from kerasmem.files.data import (
 from kerasmem.files.load import load_model
 from kerasmem.files.save import Coding, check_coding
 from kerasmem.files.size import stored_bytes
-from kerasmem.graph.clone import clone, compile_as, compile_settings
+from kerasmem.graph.clone import compile_as, compile_settings
 from kerasmem.graph.losses import as_loss, warn_if_unfit
+from kerasmem.graph.same_layers import to_read
 from kerasmem.records import CompressionReport
 
 BATCH_SIZE = 32
+
+_TIMING_SECONDS = 2.0
+"""For both models together."""
 
 _NO_LOSS = "the model has no loss; give loss= (--loss on the command line)"
 
@@ -163,10 +168,17 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
         done = job.run(original, context, coding, validation_data)
         # Anew: the weights are others now, the slots of the old ones are in the way.
         compile_as(done.model, original)
-        report = _report(original, done, (validation_data, batch_size), size, coding)
+        file = written(done.model, coding)
+        sizes = (size, file.size)
+        report = _report(original, done, (validation_data, batch_size), sizes)
+        timing = Timing(
+            [original, done.model], validation_data, batch_size, _TIMING_SECONDS
+        )
     changes = tuple(done.changes)
     warn_if_left_float(changes, report.before.weight_bytes)
-    result = CompressionResult(done.model, report, changes, coding, few)
+    result = CompressionResult(
+        done.model, report, changes, coding, few, timing=timing, file=file
+    )
     job.judge(result)
     return result
 
@@ -203,9 +215,9 @@ def _check_no_folder(checkpoint_dir: Any) -> None:
 
 
 def _open(model_or_path: Any, custom_objects: Any) -> Any:
-    """Return a model of our own to work on."""
+    """Return a model to compile, to evaluate and to make a copy of."""
     if isinstance(model_or_path, keras.Model):
-        return clone(model_or_path)
+        return to_read(model_or_path)
     if isinstance(model_or_path, str | Path):
         return load_model(model_or_path, custom_objects)
     raise ConfigError(
@@ -244,19 +256,18 @@ def _compile(model: Any, loss: Any, metrics: Any) -> None:
 
 
 def _report(
-    original: Any, done: Outcome, judge: tuple[Any, int], size: int, coding: Coding
+    original: Any, done: Outcome, judge: tuple[Any, int], sizes: tuple[int, int]
 ) -> CompressionReport:
-    result, (data, batch_size) = done.model, judge
-    before, after = latencies([original, result], data, batch_size)
+    """Return all figures but how long a forward pass takes."""
+    data, batch_size = judge
     count = None if data is None else sample_count(data)
-    at_first = figures(original, data, batch_size, before, size)
+    at_first = figures(original, data, batch_size, None, sizes[0])
     if data is not None and not at_first.metrics:
         lacks = "validation_data has no labels" if original.compiled else _NO_LOSS
         warnings.warn(
             f"No metric was measured: {lacks}.", KerasMemWarning, stacklevel=3
         )
-    size = file_bytes(result, coding=coding)
-    at_last = figures(result, data, batch_size, after, size)
+    at_last = figures(done.model, data, batch_size, None, sizes[1])
     chance = chance_of(original, data)
     return CompressionReport(
         before=at_first,

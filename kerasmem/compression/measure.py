@@ -2,8 +2,9 @@
 
 import math
 import tempfile
+import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 
 from kerasmem.backends import current
 from kerasmem.compression.judge import in_order
-from kerasmem.errors import OutputError
+from kerasmem.errors import KerasMemWarning, OutputError
 from kerasmem.files.data import fit_arguments, sample_inputs
 from kerasmem.files.save import Coding, save_stored, write_small
 from kerasmem.graph.activations import peak_activation_bytes
@@ -59,17 +60,27 @@ def figures(
     file_bytes: int,
 ) -> ModelFigures:
     """Return the figures of `model` whose latency and file were measured already."""
-    return ModelFigures(
+    found = ModelFigures(
         file_bytes=file_bytes,
         weight_bytes=sum(nbytes(variable) for variable in model.weights),
         parameters=sum(map(parameters, model.weights)),
         nonzero=sum(map(nonzero, model.weights)),
         activation_peak_bytes=peak_activation_bytes(model),
-        latency_ms=latency.milliseconds if latency else None,
-        latency_batch_size=latency.batch_size if latency else None,
-        latency_low_ms=latency.low if latency else None,
-        latency_high_ms=latency.high if latency else None,
         metrics=evaluate(model, validation_data, batch_size),
+    )
+    return with_latency(found, latency)
+
+
+def with_latency(figures: ModelFigures, latency: Latency | None) -> ModelFigures:
+    """Return figures with a latency in them, as they are if there is none."""
+    if latency is None:
+        return figures
+    return replace(
+        figures,
+        latency_ms=latency.milliseconds,
+        latency_batch_size=latency.batch_size,
+        latency_low_ms=latency.low,
+        latency_high_ms=latency.high,
     )
 
 
@@ -85,27 +96,118 @@ def evaluate(model: Any, data: Any, batch_size: int = 32) -> dict[str, float]:
 
 
 def latencies(
-    models: Sequence[Any], data: Any = None, batch_size: int = 32
+    models: Sequence[Any],
+    data: Any = None,
+    batch_size: int = 32,
+    limit: float = math.inf,
 ) -> list[Latency | None]:
     """Return the median time of one batch through each of `models`.
 
     The models take turns, so that a machine that changes its speed does so for all.
     None where a model's input has no fixed shape and no data tells one.
+
+    Args:
+        models: what to time.
+        data: samples to take the batch of; None for one of zeros.
+        batch_size: samples in it.
+        limit: seconds for all models together, see `in_turns`; a model that takes
+            longer for two batches is timed by one, without a spread.
     """
-    inputs = _some_inputs(models[0], data, batch_size)
+    inputs = batch_of(models[0], data, batch_size)
+    return _latencies(models, inputs, limit)
+
+
+def _latencies(
+    models: Sequence[Any], inputs: Any, limit: float
+) -> list[Latency | None]:
     if inputs is None:
         return [None for _ in models]
     # Processes that predict together have to do so equally often.
-    _, processes = current().processes(models[0])
-    limit = {"most": 5, "seconds": math.inf} if processes > 1 else {}
+    most = {"most": 5, "seconds": math.inf} if _are_several(models[0]) else {}
     calls = [partial(model.predict_on_batch, inputs) for model in models]
-    times = in_turns(calls, **limit)
+    times = in_turns(calls, **most, limit=math.inf if most else limit)
     samples = len(keras.tree.flatten(inputs)[0])
-    spreads = [spread(found) for found in times]
-    return [Latency(median, samples, low, high) for low, median, high in spreads]
+    return [_latency(found, samples) for found in times]
 
 
-def _some_inputs(model: Any, data: Any, batch_size: int) -> Any:
+def _latency(times: list[float], samples: int) -> Latency:
+    if len(times) == 1:
+        return Latency(times[0], samples)
+    low, median, high = spread(times)
+    return Latency(median, samples, low, high)
+
+
+def _are_several(model: Any) -> bool:
+    _, processes = current().processes(model)
+    return processes > 1
+
+
+class Timing:
+    """The speed of models as they are now, measured when somebody asks for it.
+
+    Args:
+        models: they are held until then.
+        data: samples, of which a batch is held; None for a batch of zeros.
+        batch_size: samples in it.
+        limit: seconds for all models together, see `latencies`.
+    """
+
+    def __init__(
+        self, models: Sequence[Any], data: Any, batch_size: int, limit: float
+    ) -> None:
+        inputs = batch_of(models[0], data, batch_size)
+        # Of their own: the samples may be changed until then, and take more memory.
+        self._inputs = (
+            None if inputs is None else keras.tree.map_structure(_own, inputs)
+        )
+        self._models, self._limit = list(models), limit
+        self._forms = [_form(model) for model in models]
+        self._found: list[Latency | None] | None = None
+        if _are_several(models[0]):
+            self.latencies()  # each of the processes, and nobody knows who asks
+
+    def latencies(self) -> list[Latency | None]:
+        """Return the latency of each model, measured once.
+
+        None of all, with a warning, if one of them has other weights by now than it
+        had, or computes in another way: values alone do not matter.
+        """
+        if self._found is None:
+            forms = [_form(model) for model in self._models]
+            changed = [
+                model.name
+                for model, now, then in zip(
+                    self._models, forms, self._forms, strict=True
+                )
+                if now != then
+            ]
+            if changed:
+                warnings.warn(
+                    f"No latency was measured: the model {changed[0]!r} is another one "
+                    "by now. Next: read `.report` before it is changed.",
+                    KerasMemWarning,
+                    stacklevel=4,
+                )
+                self._found = [None for _ in self._models]
+            else:
+                self._found = _latencies(self._models, self._inputs, self._limit)
+            self._models, self._inputs = [], None
+        return self._found
+
+
+def _own(leaf: Any) -> Any:
+    return np.array(leaf) if isinstance(leaf, np.ndarray) else leaf
+
+
+def _form(model: Any) -> tuple[Any, ...]:
+    """Return what the speed of a model depends on, as far as it can be told."""
+    weights = tuple((v.path, tuple(v.shape), str(v.dtype)) for v in model.variables)
+    how = (getattr(model, name, None) for name in ("run_eagerly", "jit_compile"))
+    return (len(model.layers), *how, weights)
+
+
+def batch_of(model: Any, data: Any, batch_size: int) -> Any:
+    """Return inputs of one batch, of samples or zeros; None if no shape is known."""
     if data is not None:
         return sample_inputs(data, batch_size)
     inputs = getattr(model, "inputs", None)

@@ -1,9 +1,11 @@
 """What `km.compress` returns."""
 
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from kerasmem.compression.measure import Timing, with_latency
+from kerasmem.compression.written import WrittenFile
 from kerasmem.files.save import Coding, save_model
 from kerasmem.records import CompressionReport, ExportReport, WeightChange
 from kerasmem.units import format_bytes
@@ -12,9 +14,11 @@ SAMPLES = 4
 """Most that `export` compares the file and its model on."""
 
 
-@dataclass(frozen=True, repr=False)
 class CompressionResult:
     """A compressed model, with the proof of what it costs and how well it does.
+
+    What it costs and how well it does was measured, but for the speed: that is when
+    `report` is first read. Until then this holds the original.
 
     Args:
         model: the compressed `keras.Model`, compiled as the original was.
@@ -23,16 +27,52 @@ class CompressionResult:
         coding: how its file is written, as for `km.save_model`.
         samples: inputs of the data that it was made or judged with, a few for `export`
             to compare on; None where there was none.
+        timing: of the original and of the result, what the report lacks; None if it
+            lacks nothing.
+        file: of the result; None if it was not written yet.
     """
 
-    model: Any
-    report: CompressionReport
-    changes: tuple[WeightChange, ...]
-    coding: Coding = "deflate"
-    samples: Any = field(default=None, compare=False)
+    def __init__(  # noqa: PLR0913 - what `compress` found, one by one
+        self,
+        model: Any,
+        report: CompressionReport,
+        changes: tuple[WeightChange, ...],
+        coding: Coding = "deflate",
+        samples: Any = None,
+        *,
+        timing: Timing | None = None,
+        file: WrittenFile | None = None,
+    ) -> None:
+        self.model, self.changes = model, changes
+        self.coding: Coding = coding
+        self.samples = samples
+        self._report, self._timing, self._file = report, timing, file
+
+    @property
+    def report(self) -> CompressionReport:
+        """Figures of the original and of the result.
+
+        The first to read it waits for two models that take turns for two seconds, or
+        for two batches of each. If one of them was changed before, there is no latency.
+        """
+        if self._timing is not None:
+            latencies, self._timing = self._timing.latencies(), None
+            old = self._report
+            before, after = map(with_latency, (old.before, old.after), latencies)
+            self._report = replace(old, before=before, after=after)
+        return self._report
+
+    @property
+    def untimed(self) -> CompressionReport:
+        """The report without latencies, as long as nobody has asked for them."""
+        return self._report
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy has: all figures, but no file, which it writes anew."""
+        return {**vars(self), "_report": self.report, "_timing": None, "_file": None}
 
     def __repr__(self) -> str:
-        before, after = self.report.before, self.report.after
+        before, after = self._report.before, self._report.after
         sizes = {
             "file": (before.file_bytes, after.file_bytes),
             "weights": (before.weight_bytes, after.weight_bytes),
@@ -46,7 +86,8 @@ class CompressionResult:
             for name, old in before.metrics.items()
         ]
         changed = len({c.weight for c in self.changes if c.changed})
-        first = f"{self.report.warning}; " if self.report.warning else ""
+        warning = self._report.warning
+        first = f"{warning}; " if warning else ""
         return (
             f"<CompressionResult of {self.model.name!r}: {first}{', '.join(parts)}; "
             f"{changed} weight{'' if changed == 1 else 's'} changed, see .report and "
@@ -59,11 +100,19 @@ class CompressionResult:
         A pruned model opens in stock `keras.models.load_model`; one with int8 weights,
         or one coded by its entropy, does after `import kerasmem`.
 
+        It is the file whose size the report tells, copied; if the model was trained or
+        changed since, one of the model as it is now.
+
         Raises:
             ConfigError: if `path` does not end in `.keras`.
             OutputError: if the file cannot be written.
         """
-        save_model(self.model, path, coding=self.coding)
+        path = Path(path)
+        file = self._file
+        if path.suffix == ".keras" and file is not None and file.is_of(self.model):
+            file.copy_to(path)
+        else:
+            save_model(self.model, path, coding=self.coding)
 
     def export(
         self,

@@ -1,7 +1,7 @@
 """An independent copy of a model, so that nothing handed in is modified.
 
-It goes through a file of Keras, in this process or, packed, to another one; its
-optimizer starts anew.
+It is made of the model's config, or goes through a file of Keras, in this process or,
+packed, to another one; its optimizer starts anew.
 """
 
 import tempfile
@@ -17,6 +17,7 @@ import keras
 from kerasmem.backends import current
 from kerasmem.errors import ModelError
 from kerasmem.graph.built import check_built
+from kerasmem.graph.from_config import made_of_config
 from kerasmem.graph.layers import sublayers
 from kerasmem.graph.values import to_numpy
 
@@ -42,7 +43,7 @@ def clone(model: Any) -> Any:
     Raises:
         ModelError: if the model has no weights yet, or its config does not describe it.
     """
-    copy = reloaded(model)
+    copy = _made_of_config(model) or reloaded(model)
     if len(copy.weights) != len(model.weights):
         raise ModelError(
             f"A copy of the model {model.name!r} has {len(copy.weights)} weights "
@@ -50,6 +51,16 @@ def clone(model: Any) -> Any:
             "Either layers share a weight in a way that Keras does not save, or a "
             "custom layer creates weights outside of its `build`."
         )
+    return copy
+
+
+def _made_of_config(model: Any) -> Any | None:
+    check_built(model)
+    objects = live_objects(model, compiled=False)
+    with keras.saving.custom_object_scope(objects), current().replicating(model):
+        copy = made_of_config(model)
+    if copy is not None:
+        compile_as(copy, model)
     return copy
 
 

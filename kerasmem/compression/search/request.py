@@ -166,14 +166,15 @@ class Request:
 
     def judge(self, result: Any) -> None:
         """Raise `TargetError`, with what is reachable and the result."""
-        report = result.report.search
+        found = result.untimed
+        report = found.search
         if not report.is_met:
             raise TargetError(out_of_reach(report), result)
         if self.max_drop is None:
             return
         # Written so that a metric of NaN is a drop.
-        if not (lost := drop_of(result.report)) <= self.max_drop:
-            raise TargetError(dropped(report, result.report.samples, lost), result)
+        if not (lost := drop_of(found)) <= self.max_drop:
+            raise TargetError(dropped(report, found.samples, lost), result)
         if report.chosen == 0 and not report.target:
             warnings.warn(nothing_smaller(report), KerasMemWarning, stacklevel=3)
 

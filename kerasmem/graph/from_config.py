@@ -1,0 +1,81 @@
+"""A copy of a model of Keras's own layers, made of its config, without a file.
+
+A file has all that layers save: that is where a copy of any model comes from. Of most
+layers of Keras that is their variables, and those can be handed over one by one.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+
+from kerasmem.graph.layers import own_variables, sublayers
+from kerasmem.graph.values import to_numpy
+
+_PLAIN = {
+    layer.load_own_variables
+    for layer in (
+        *(keras.layers.Layer, keras.layers.Conv1D, keras.layers.Dense),
+        *(keras.layers.EinsumDense, keras.layers.Embedding),
+    )
+}
+"""What loads the variables of a layer and does nothing else, without LoRA and codes."""
+
+
+def made_of_config(model: Any) -> Any | None:
+    """Return a copy of `model`, not compiled; None where that takes a file.
+
+    On TensorFlow the two share the memory of each weight until one of them changes it.
+
+    Args:
+        model: a built model.
+    """
+    if not all(map(_is_plain, sublayers(model))):
+        return None
+    try:
+        # By way of text, as in a file: what is nested in it is nobody else's.
+        config = json.loads(json.dumps(model.get_config()))
+        copy = type(model).from_config(config)
+    except (TypeError, ValueError, NotImplementedError):
+        return None  # what a file tells of it is the better error
+    pairs = list(_pairs(model, copy))
+    if any(one is None or other is None for one, other in pairs):
+        return None
+    for one, other in pairs:
+        other.assign(_value_of(one))
+    return copy
+
+
+def _is_plain(layer: Any) -> bool:
+    cls = type(layer)
+    return (
+        cls.__module__.partition(".")[0] == "keras"
+        and cls is not keras.layers.Lambda
+        and cls.load_own_variables in _PLAIN
+        and not getattr(layer, "lora_enabled", False)
+        and getattr(layer, "quantization_mode", None) is None
+    )
+
+
+def _pairs(model: Any, copy: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield variables that are to be equal, and a None where there are no such two."""
+    ours, theirs = sublayers(model), sublayers(copy)
+    if list(map(type, ours)) != list(map(type, theirs)):
+        yield None, None
+        return
+    for one, other in zip(ours, theirs, strict=True):
+        own, made = own_variables(one), own_variables(other)
+        told = [[(v.name, tuple(v.shape), v.dtype) for v in vs] for vs in (own, made)]
+        if told[0] == told[1]:
+            yield from zip(own, made, strict=True)
+        else:
+            yield None, None
+
+
+def _value_of(variable: Any) -> Any:
+    if keras.backend.backend() == "tensorflow":
+        return variable.value  # a variable that changes takes memory of its own first
+    # A step of JAX gives away the memory of what it replaces, so it has to be its own.
+    return np.array(to_numpy(variable))
