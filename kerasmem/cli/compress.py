@@ -3,12 +3,12 @@
 import shlex
 import sys
 from argparse import Namespace
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from kerasmem.cli.compress_steps import Job, add_steps, job_of
-from kerasmem.cli.handed_in import file_sentence, of_its_file
+from kerasmem.cli.handed_in import file_sentence
 from kerasmem.cli.options import (
     add_batch_size,
     add_command,
@@ -74,16 +74,36 @@ def add_to(commands: Any) -> None:
 
 def run(options: Namespace) -> Outcome:
     """Compress the model, write it, and return it before and after."""
-    from kerasmem.compression.compress import compress
-    from kerasmem.report.progress import FitProgress
+    from kerasmem.compression.stages import TRAINING, told_to
+    from kerasmem.report.stages import StageProgress
 
     job = job_of(options)
     _check(options)
-    model, train, test = _load(options, job)
+    with StageProgress(progress_console(), TRAINING) as show, told_to(show):
+        show("opening the model")
+        model, train, test = _load(options, job)
+        result = _compressed(options, job, (model, train, test))
+        # The page first: a command that fails leaves no model behind. If the model
+        # cannot be written then, the page stays; what it tells was measured all the
+        # same.
+        if options.report:
+            _write_page(options, result)
+        _ = result.report  # read once, so that it is measured here
+        show("saving")
+        result.save(options.output)
+    _say_if_untrained(job, result.report)
+    return _outcome(options, result)
+
+
+def _compressed(options: Namespace, job: Job, loaded: tuple[Any, Any, Any]) -> Any:
+    from kerasmem.compression.compress import Loaded, compress
+    from kerasmem.report.progress import FitProgress
+
+    model, train, test = loaded
     say(f"compressing {options.model}, then measuring both models")
     with FitProgress("fine-tuning", progress_console()) as progress:
-        result = compress(
-            model,
+        return compress(
+            Loaded(model, options.model),
             job.steps,
             data=train,
             validation_data=test,
@@ -99,15 +119,6 @@ def run(options: Namespace) -> Outcome:
             coding=options.coding,
             checkpoint_dir=options.checkpoint_dir,
         )
-    before = of_its_file(result.report.before, options.model)
-    result = replace(result, report=replace(result.report, before=before))
-    # The page first: a command that fails leaves no model behind. If the model cannot
-    # be written then, the page stays; what it tells was measured all the same.
-    if options.report:
-        _write_page(options, result)
-    result.save(options.output)
-    _say_if_untrained(job, result.report)
-    return _outcome(options, result)
 
 
 def _check(options: Namespace) -> None:

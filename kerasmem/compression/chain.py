@@ -14,6 +14,7 @@ from kerasmem.compression import batch_norm
 from kerasmem.compression.checkpoints import Checkpoints, key_of
 from kerasmem.compression.judge import check_drop, check_metric
 from kerasmem.compression.recipe import as_preset
+from kerasmem.compression.stages import stage
 from kerasmem.compression.technique import Context, Technique
 from kerasmem.compression.working import fine_tune, seeded_at
 from kerasmem.errors import ConfigError, KerasMemWarning
@@ -156,6 +157,7 @@ def run_steps(
     begun = checkpoints.done() if checkpoints else None
     model, changes, done = original, [], begun or 0
     if begun is None:
+        stage("copying the model")
         model = clone(original)
         if checkpoints:
             checkpoints.write(0, model, [])
@@ -165,10 +167,12 @@ def run_steps(
         context = replace(context, earlier=tuple(steps[: number - 1]))
         with seeded_at(context, 2 * number):
             compile_as(model, original)
+            stage(step.name)
             model, of_step = step.applied(model, context)
             fine_tune(model, step, context)
             changes += of_step
             if _leaves_stale(steps[number - 1 :], of_step, context):
+                stage("gathering statistics")
                 changes += batch_norm.reestimate_if_better(
                     model,
                     context.data,

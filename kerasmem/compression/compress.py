@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from kerasmem.compression.measure import Timing, figures, file_bytes
 from kerasmem.compression.quantize.left_float import warn_if_left_float
 from kerasmem.compression.result import SAMPLES, CompressionResult
 from kerasmem.compression.search import Request
+from kerasmem.compression.stages import stage
 from kerasmem.compression.technique import Context, Technique
 from kerasmem.compression.written import written
 from kerasmem.errors import ConfigError, DataError, KerasMemWarning, as_received
@@ -40,6 +42,20 @@ from kerasmem.graph.same_layers import to_read
 from kerasmem.records import CompressionReport
 
 BATCH_SIZE = 32
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model that was loaded for `compress` alone, which takes it as it is.
+
+    Args:
+        model: the model; it is compiled anew.
+        path: of its file, whose size the report tells.
+    """
+
+    model: Any
+    path: str | Path
+
 
 _TIMING_SECONDS = 2.0
 """For both models together."""
@@ -147,6 +163,7 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
         raise DataError("Fine-tuning needs labels: give data=(x, y).")
     fit |= {"callbacks": list(callbacks or ()), "verbose": 0}
     with _replicas_of(model_or_path), seeded(seed):
+        stage("opening the model")
         original = _open(model_or_path, custom_objects)
         size = _size_of(model_or_path, original)
         _compile(original, loss, metrics)
@@ -168,8 +185,10 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
         done = job.run(original, context, coding, validation_data)
         # Anew: the weights are others now, the slots of the old ones are in the way.
         compile_as(done.model, original)
+        stage("writing the file")
         file = written(done.model, coding)
         sizes = (size, file.size)
+        stage("measuring both models")
         report = _report(original, done, (validation_data, batch_size), sizes)
         timing = Timing(
             [original, done.model], validation_data, batch_size, _TIMING_SECONDS
@@ -218,6 +237,8 @@ def _open(model_or_path: Any, custom_objects: Any) -> Any:
     """Return a model to compile, to evaluate and to make a copy of."""
     if isinstance(model_or_path, keras.Model):
         return to_read(model_or_path)
+    if isinstance(model_or_path, Loaded):
+        return model_or_path.model
     if isinstance(model_or_path, str | Path):
         return load_model(model_or_path, custom_objects)
     raise ConfigError(
@@ -230,7 +251,8 @@ def _size_of(model_or_path: Any, model: Any) -> int:
     """Return the size of the file that was handed in, else of one by Keras itself."""
     if isinstance(model_or_path, keras.Model):
         return file_bytes(model, stored=True)
-    return stored_bytes(model_or_path)
+    loaded = isinstance(model_or_path, Loaded)
+    return stored_bytes(model_or_path.path if loaded else model_or_path)
 
 
 def _replicas_of(model_or_path: Any) -> AbstractContextManager[Any]:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from kerasmem.compression.measure import Timing, with_latency
+from kerasmem.compression.stages import stage
 from kerasmem.compression.written import WrittenFile
 from kerasmem.files.save import Coding, save_model
 from kerasmem.records import CompressionReport, ExportReport, WeightChange
@@ -56,6 +57,7 @@ class CompressionResult:
         for two batches of each. If one of them was changed before, there is no latency.
         """
         if self._timing is not None:
+            stage("timing both models")
             latencies, self._timing = self._timing.latencies(), None
             old = self._report
             before, after = map(with_latency, (old.before, old.after), latencies)

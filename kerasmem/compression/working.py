@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from kerasmem.backends.seeding import seeded
+from kerasmem.compression.stages import TRAINING, stage
 from kerasmem.compression.technique import Context, Technique
 from kerasmem.graph.clone import clone
 
@@ -43,4 +44,5 @@ def fine_tune(model: Any, step: Technique, context: Context) -> None:
     """Train a model in place after a step, if the context and the step ask for it."""
     if context.epochs and step.trains_on:
         with preserving([*context.earlier, step], model, model):
+            stage(TRAINING)
             model.fit(**context.fit, epochs=context.epochs)

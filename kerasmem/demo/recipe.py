@@ -88,7 +88,7 @@ class Recipe:
     widths: tuple[int, ...] = TEACHER_WIDTHS
     dropout: float = 0.5
     epochs: int = 4
-    fine_tune_epochs: int = 5
+    fine_tune_epochs: int = 3
     student_widths: tuple[int, ...] = STUDENT_WIDTHS
     student_epochs: int = 3
     batch_size: int = 128

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import keras
@@ -14,7 +15,7 @@ from kerasmem.backends.seeding import seeded
 from kerasmem.callbacks import GradientMonitor, MemoryMonitor
 from kerasmem.compression.compress import compress
 from kerasmem.compression.distill import distill
-from kerasmem.compression.measure import figures, latencies
+from kerasmem.compression.measure import figures, latencies, with_latency
 from kerasmem.compression.prune import Prune
 from kerasmem.compression.quantize import Quantize
 from kerasmem.compression.result import CompressionResult
@@ -122,7 +123,8 @@ def teach(shop: Workshop, teacher: Any) -> Any:
     """Distill the network into a student with less than a tenth of its parameters."""
     recipe, images = shop.recipe, shop.images
     student = residual_network(images.shape, images.classes, recipe.student_widths)
-    with shop.stage("distilling") as progress:
+    # The teacher is asked about each image once, not once an epoch.
+    with TemporaryDirectory() as cache, shop.stage("distilling") as progress:
         trained = distill(
             teacher,
             compile_classifier(student, recipe.learning_rate),
@@ -131,6 +133,7 @@ def teach(shop: Workshop, teacher: Any) -> Any:
             batch_size=recipe.student_batch_size,
             temperature=recipe.temperature,
             hard_weight=recipe.hard_weight,
+            cache=cache,
             callbacks=[
                 falling_rate(recipe.learning_rate, recipe.student_epochs),
                 progress,
@@ -142,16 +145,23 @@ def teach(shop: Workshop, teacher: Any) -> Any:
     return trained
 
 
-def compare(shop: Workshop, models: dict[str, Any]) -> dict[str, ModelFigures]:
-    """Return the figures of the models, each saved as its name with `.keras`."""
+def compare(
+    shop: Workshop, original: Any, compressed: CompressionResult, student: Any
+) -> dict[str, ModelFigures]:
+    """Return the figures of the models; those of a compression are its own."""
     shop.console.print("measuring", highlight=False)
     test = shop.images.test
-    times = latencies(list(models.values()), test, _LATENCY_BATCH)
-    found = {}
-    for (name, model), latency in zip(models.items(), times, strict=True):
-        size = (shop.out / f"{name}.keras").stat().st_size
-        found[name] = figures(model, test, _LATENCY_BATCH, latency, size)
-    return found
+    size = (shop.out / "student.keras").stat().st_size
+    report = compressed.untimed
+    found = {
+        "original": report.before,
+        "compressed": report.after,
+        "student": figures(student, test, _LATENCY_BATCH, None, size),
+    }
+    # All three in turns, so that they are timed alike.
+    times = latencies([original, compressed.model, student], test, _LATENCY_BATCH)
+    timed = map(with_latency, found.values(), times)
+    return dict(zip(found, timed, strict=True))
 
 
 _FILES = ("original.keras", "compressed.keras", "student.keras", "epochs.csv")
@@ -208,8 +218,7 @@ def run_demo(
         watched = train(shop)
         compressed = shrink(shop)
         student = teach(shop, watched.model)
-    models = {"original": watched.model, "compressed": compressed.model}
-    measured = compare(shop, models | {"student": student})
+    measured = compare(shop, watched.model, compressed, student)
     page = Page(
         title="kerasmem demo",
         models=measured,

@@ -22,6 +22,7 @@ from kerasmem.compression.regular_expressions import (
     check_every_pattern_matches,
     matches,
 )
+from kerasmem.compression.stages import stage
 from kerasmem.errors import ModelError
 from kerasmem.graph.kernels import is_kernel, reduced_axes
 from kerasmem.graph.layers import Weight, sublayers, weights
@@ -99,17 +100,20 @@ def store(
         for weight, reason in reasons
         if reason
     }
-    by_block: dict[int, list[Weight]] = {}
+    done, total = 0, sum(weight.nbytes for weight, reason in reasons if not reason)
+    by_block: dict[int, tuple[Any, list[Place], dict[int, Coded]]] = {}
     for weight, reason in reasons:
         if reason is None:
-            by_block.setdefault(id(weight.block), []).append(weight)
-    # One block after the other: what is float and has codes too is never the model.
-    for found in by_block.values():
-        codes: dict[int, Coded] = {}
-        for weight in found:
-            coded, change = _encoded(weight, places[id(weight)])
-            codes[id(weight.variable)], changes[id(weight)] = coded, change
-        to_quantized(found[0].block, [places[id(each)] for each in found], codes)
+            place = places[id(weight)]
+            coded, changes[id(weight)] = _encoded(weight, place)
+            held = by_block.setdefault(id(weight.block), (weight.block, [], {}))
+            held[1].append(place)
+            held[2][id(weight.variable)] = coded
+            done += weight.nbytes
+            stage("quantize", done, total)
+    # Only now: a weight that cannot be stored leaves the model as it was.
+    while by_block:
+        to_quantized(*by_block.pop(next(iter(by_block))))
     forget_float_weights(sublayers(model))
     return [changes[id(weight)] for weight, _ in reasons]
 

@@ -1,0 +1,112 @@
+"""Copies without a file, and models of the layers of another one."""
+
+import keras
+import numpy as np
+import pytest
+
+from kerasmem.errors import ModelError
+from kerasmem.graph.clone import clone, reloaded
+from kerasmem.graph.from_config import made_of_config
+from kerasmem.graph.same_layers import to_read
+from kerasmem.graph.values import to_numpy
+from tests.models import KINDS, L, chain
+
+X, Y = np.ones((16, 6), "float32"), np.ones((16, 2), "float32")
+
+
+def net(*more):
+    keras.utils.set_random_seed(5)
+    model = chain((6,), L.Dense(8), *more, L.BatchNormalization(), L.Dense(2))
+    model.compile("adam", "mse", metrics=["mae"])
+    return model
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_a_copy_is_that_which_a_file_gives(kind):
+    model = KINDS[kind].make()
+    copy = made_of_config(model)
+    if copy is None:
+        return
+    other = reloaded(model)
+    assert type(copy) is type(other)
+    assert copy.get_config() == other.get_config()
+    for one, two in zip(copy.weights, other.weights, strict=True):
+        assert (one.path, one.dtype, one.trainable) == (
+            two.path,
+            two.dtype,
+            two.trainable,
+        )
+        np.testing.assert_array_equal(to_numpy(one), to_numpy(two))
+
+
+def test_plain_models_take_no_file():
+    assert made_of_config(net(L.Dropout(0.5), L.Reshape((8,)))) is not None
+
+
+@pytest.mark.one_backend
+def test_what_keeps_more_than_variables_takes_a_file():
+    scaled = L.Normalization()
+    scaled.adapt(X)
+    assert made_of_config(chain((6,), scaled)) is None
+    assert made_of_config(chain((6,), L.Lambda(abs))) is None
+    with_lora = net()
+    with_lora.layers[1].enable_lora(2)
+    assert made_of_config(with_lora) is None
+    beside = net()
+    beside.more = L.Dense(3)
+    beside.more.build((None, 2))
+    assert made_of_config(beside) is None
+    assert made_of_config(net(type("Own", (L.Dense,), {})(8))) is None
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_neither_training_reaches_the_other_model(jit):
+    model = net()
+    model.compile("adam", "mse", jit_compile=jit)
+    copy = clone(model)
+    before = model.get_weights()
+    copy.fit(X, Y, verbose=0)
+    for one, other in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    trained = copy.get_weights()
+    model.fit(X, Y, verbose=0)
+    for one, other in zip(trained, copy.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_model_that_is_read_stays_as_it_is(backend):
+    model = net(L.Dropout(0.5))
+    model.evaluate(X, Y, verbose=0)
+    told = {metric.name: float(metric.result()) for metric in model.metrics[:1]}
+    functions = (model.test_function, model.predict_function)
+    variables = [to_numpy(v) for v in model.variables]
+    read = to_read(model)
+    read.compile("sgd", "mae")
+    read.evaluate(X + 1, Y, verbose=0)
+    read.predict(X, verbose=0)
+    assert (model.test_function, model.predict_function) == functions
+    assert type(model.optimizer) is keras.optimizers.Adam
+    assert {m.name: float(m.result()) for m in model.metrics[:1]} == told
+    for one, other in zip(variables, model.variables, strict=True):
+        np.testing.assert_array_equal(one, to_numpy(other))
+    shares = read.layers[1] is model.layers[1]
+    assert shares == (backend != "jax")
+
+
+@pytest.mark.one_backend
+def test_a_model_that_an_evaluation_changes_is_copied():
+    inputs = keras.Input(batch_shape=(2, 3, 4))
+    stateful = keras.Model(inputs, L.LSTM(2, stateful=True)(inputs))
+    asked = keras.Input((4,))
+    trained = keras.Model(asked, L.BatchNormalization()(asked, training=True))
+    frozen = net()
+    frozen.trainable = False
+    beside = net()
+    for model in (stateful, trained, frozen, keras.Sequential([asked, L.Dense(2)])):
+        read = to_read(model)
+        assert read.layers[-1] is not model.layers[-1]
+        assert read.trainable == model.trainable
+    beside.more = L.Dense(3)
+    beside.more.build((None, 2))
+    with pytest.raises(ModelError, match="its config does not tell all of it"):
+        to_read(beside)
