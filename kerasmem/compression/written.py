@@ -77,13 +77,13 @@ def written(model: Any, coding: Coding) -> WrittenFile:
             # that makes such a folder; a process that was forked has no part in it.
             weakref.finalize(made, _close, scope.pop_all().close, os.getpid())
             return made
+    except KerasMemError:
+        return WrittenFile(file_bytes(model, coding=coding))
     except OSError as error:
         raise OutputError(
             "Could not write a temporary file to measure its size, in "
             f"{tempfile.gettempdir()!r}: {error}"
         ) from error
-    except KerasMemError:
-        return WrittenFile(file_bytes(model, coding=coding))
 
 
 def fingerprint(model: Any) -> tuple[Any, ...]:

@@ -12,7 +12,7 @@ from typing import Any
 import keras
 from keras import layers
 
-TEACHER_WIDTHS = (16, 32, 64, 160)
+TEACHER_WIDTHS = (16, 32, 64, 128)
 STUDENT_WIDTHS = (10, 10, 20, 40)  # less than a tenth of the parameters
 
 # The default, 0.99, needs more steps than the demo has to learn the statistics.

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from kerasmem.compression.account import sqnr_db
 from kerasmem.compression.quantize.coding import BITS, Coding, unpack_int4
 from kerasmem.compression.quantize.math import (
     dequantize,
@@ -160,3 +161,37 @@ def test_what_is_stored_is_known_before_it_is_there(shape, axes, dtype, granular
         assert [(part.shape, part.dtype.name) for part in coded.parts] == [
             *stored.parts
         ]
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_codes_are_those_of_plain_arithmetic_to_the_bit(bits, dtype):
+    values = np.random.default_rng(bits).normal(size=(300, 7)).astype(dtype)
+    before = values.copy()
+    exact, limit = values.astype(np.float32), 127 >> (8 - bits)
+    scales = np.abs(exact).max(0, keepdims=True) * np.float32(1 / limit)
+    plain = np.clip(np.rint(exact * (1 / scales)), -limit, limit).astype(np.int8)
+    codes, found = quantize(values, (0,), bits)
+    np.testing.assert_array_equal(found, scales)
+    np.testing.assert_array_equal(codes, plain)
+    least, most = -limit - 1, limit
+    low, high = exact.min(0, keepdims=True), exact.max(0, keepdims=True)
+    scales = (high - low) * np.float32(1 / (most - least))
+    zeros = np.clip(np.rint(least - low * (1 / scales)), least, most)
+    plain = np.clip(np.rint(exact * (1 / scales)) + zeros, least, most).astype(np.int8)
+    codes, *_ = quantize_affine(values, (0,), bits)
+    np.testing.assert_array_equal(codes, plain)
+    np.testing.assert_array_equal(values, before)
+
+
+@pytest.mark.one_backend
+def test_the_noise_is_that_of_all_entries_at_once():
+    values = np.random.default_rng(1).normal(size=(1000, 700)).astype("float32")
+    rounded = np.float32(0.01) * np.rint(values / np.float32(0.01))
+    exact = values.astype("f8")
+    noise = np.square(exact - rounded).sum()
+    expected = 10 * np.log10(np.square(exact).sum() / noise)
+    assert sqnr_db(values, rounded) == pytest.approx(expected, rel=1e-12)
+    assert sqnr_db(values.T, rounded.T) == pytest.approx(expected, rel=1e-12)
+    assert sqnr_db(values, values) is None

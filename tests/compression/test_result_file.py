@@ -65,26 +65,38 @@ def test_what_was_trained_since_is_what_is_saved(model, tmp_path):
     assert_equal(weights_in(tmp_path / "a.keras"), result.model.get_weights())
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda m: m.layers[-1].bias.assign([0.0, 1e-30]),
-        lambda m: m.optimizer.learning_rate.assign(0.5),
-        lambda m: m.compile("sgd", "mae"),
-        lambda m: setattr(m.layers[-1], "name", "another"),
-        lambda m: setattr(m, "beside", L.Dense(3).build((None, 2)) or L.Dense(3)),
-    ],
-)
+def another_entry(model):
+    model.layers[-1].bias.assign([0.0, 1e-30])
+
+
+def another_rate(model):
+    model.optimizer.learning_rate.assign(0.5)
+
+
+def another_loss(model):
+    model.compile("sgd", "mae")
+
+
+def another_name(model):
+    model.layers[-1].name = "another"
+
+
+def another_layer(model):
+    model.beside = L.Dense(3)
+    model.beside.build((None, 2))
+
+
+CHANGES = [another_entry, another_rate, another_loss, another_name, another_layer]
+
+
 @pytest.mark.one_backend
+@pytest.mark.parametrize("change", CHANGES)
 def test_every_change_makes_another_file(model, change):
     result = km.compress(model, km.Prune(0.5))
     before = written_module.fingerprint(result.model)
-    assert before == written_module.fingerprint(result.model)
     result.model.predict(X, verbose=0)
     assert before == written_module.fingerprint(result.model)
     change(result.model)
-    if hasattr(result.model, "beside"):
-        result.model.beside.build((None, 2))
     assert before != written_module.fingerprint(result.model)
 
 
