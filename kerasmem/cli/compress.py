@@ -74,12 +74,12 @@ def add_to(commands: Any) -> None:
 
 def run(options: Namespace) -> Outcome:
     """Compress the model, write it, and return it before and after."""
-    from kerasmem.compression.stages import TRAINING, told_to
+    from kerasmem.compression.stages import TRAINING, shown_by
     from kerasmem.report.stages import StageProgress
 
     job = job_of(options)
     _check(options)
-    with StageProgress(progress_console(), TRAINING) as show, told_to(show):
+    with StageProgress(progress_console(), TRAINING) as show, shown_by(show):
         show("opening the model")
         model, train, test = _load(options, job)
         result = _compressed(options, job, (model, train, test))

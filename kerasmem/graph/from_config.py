@@ -11,6 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from kerasmem.backends import current
 from kerasmem.graph.layers import own_variables, sublayers
 from kerasmem.graph.values import to_numpy
 
@@ -75,7 +76,7 @@ def _pairs(model: Any, copy: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _value_of(variable: Any) -> Any:
-    if keras.backend.backend() == "tensorflow":
-        return variable.value  # a variable that changes takes memory of its own first
-    # A step of JAX gives away the memory of what it replaces, so it has to be its own.
-    return np.array(to_numpy(variable))
+    if current().hands_state_on:
+        # A step gives away the memory of what it replaces, so it has to be its own.
+        return np.array(to_numpy(variable))
+    return variable.value

@@ -4,6 +4,7 @@ from typing import Any
 
 import keras
 
+from kerasmem.backends import current
 from kerasmem.graph.clone import clone, compile_as
 from kerasmem.graph.layers import has_graph, sublayers
 from kerasmem.graph.nodes import is_trained, nodes_in_order, own_graph
@@ -38,7 +39,7 @@ def _leaves_nothing(model: Any) -> bool:
     """
     graphs = [own_graph(layer) for layer in sublayers(model) if has_graph(layer)]
     return (
-        keras.backend.backend() != "jax"
+        not current().hands_state_on
         and bool(graphs)
         and type(model) is _FUNCTIONAL
         and model.trainable

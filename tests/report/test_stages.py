@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from kerasmem.compression.stages import stage, told_to
+from kerasmem.compression.stages import stage, shown_by
 from kerasmem.report import stages
 from kerasmem.report.stages import StageProgress
 
@@ -30,7 +30,7 @@ def shown(**options):
 
 def test_without_a_terminal_a_long_stage_is_told_when_it_is_over(clock):
     console = shown()
-    with StageProgress(console, "training") as show, told_to(show):
+    with StageProgress(console, "training") as show, shown_by(show):
         for name, seconds in {"a": 1, "b [x]": 3, "training": 9, "c": 4}.items():
             stage(name)
             stage(name, 1, 2)
