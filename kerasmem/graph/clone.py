@@ -60,7 +60,8 @@ def _made_of_config(model: Any) -> Any | None:
     with keras.saving.custom_object_scope(objects), current().replicating(model):
         copy = made_of_config(model)
     if copy is not None:
-        compile_as(copy, model)
+        with fresh_optimizer(model, built=False):  # the clear error, if there is none
+            compile_as(copy, model)
     return copy
 
 
