@@ -24,6 +24,10 @@ class JaxLazyValues:
         """Return a scope in which nothing is traced."""
         return jax.ensure_compile_time_eval()
 
+    def described(self, shape: tuple[int, ...], dtype: str) -> Any:
+        """Return zeros, which a trace does not make."""
+        return jax.numpy.zeros(shape, dtype)
+
     def fill(self, variable: Any, value: Any) -> None:
         """Make the array, laid out over devices as the variable is to be."""
         # Private, as in all backends: what Keras calls to give the first value.

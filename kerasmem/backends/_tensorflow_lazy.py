@@ -3,6 +3,7 @@
 from contextlib import AbstractContextManager
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 
@@ -22,6 +23,14 @@ class TensorFlowLazyValues:
     def outside_of_traces(self) -> AbstractContextManager[Any]:
         """Return a scope that leaves every graph."""
         return tf.init_scope()
+
+    def described(self, shape: tuple[int, ...], dtype: str) -> Any:
+        """Return zeros that a graph would make, or one number seen many times."""
+        if tf.executing_eagerly():
+            return np.broadcast_to(
+                np.zeros((), tf.as_dtype(dtype).as_numpy_dtype), shape
+            )
+        return tf.zeros(shape, dtype)
 
     def fill(self, variable: Any, value: Any) -> None:
         """Make the variable of TensorFlow below."""

@@ -28,6 +28,10 @@ class TorchLazyValues:
         """Return a scope that does nothing."""
         return nullcontext()
 
+    def described(self, shape: tuple[int, ...], dtype: str) -> Any:
+        """Return a tensor without memory; the placeholder mostly takes its part."""
+        return torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
+
     def fill(self, variable: Any, value: Any) -> None:
         """Let the parameter have the value."""
         tensor = _shared(value) if isinstance(value, np.ndarray) else value

@@ -38,6 +38,10 @@ class LazyValues(Protocol):
         """Return a scope in which a tensor is a real one, whatever is being traced."""
         ...
 
+    def described(self, shape: tuple[int, ...], dtype: str) -> Any:
+        """Return what has a shape and a type, and no memory: nobody looks at it."""
+        ...
+
     def fill(self, variable: Any, value: Any) -> None:
         """Give a variable of Keras's own class its first value."""
         ...
@@ -63,6 +67,11 @@ class MappedArray(np.ndarray):
         array._region = (file, start)
         return array
 
+    @property
+    def place(self) -> int | None:
+        """The byte of the file where it begins, None if the file has nothing of it."""
+        return None if self._region is None else self._region[1]
+
     def release(self) -> None:
         """Give back the memory of its pages; looked at again, they are read again."""
         if self._region is None or not hasattr(mmap, "MADV_DONTNEED"):
@@ -75,12 +84,17 @@ class MappedArray(np.ndarray):
 
 
 @contextmanager
-def lazy_variables(values: LazyValues, *, used: bool = True) -> Iterator[None]:
+def lazy_variables(
+    values: LazyValues, *, used: bool = True, described: bool = False
+) -> Iterator[None]:
     """Return a scope in which a variable with an initializer gets no value yet.
 
     Args:
         values: of the framework.
         used: False for variables that nobody uses after the scope: none gets a value.
+        described: True for variables that only have a shape and a type, in the scope
+            and after it: one that an array over a file is assigned never gets memory,
+            and has no value to compute with. Its array is its `first_value`.
     """
     cls = keras.Variable
     # Private: the one place where every backend makes a value by an initializer.
@@ -88,7 +102,7 @@ def lazy_variables(values: LazyValues, *, used: bool = True) -> Iterator[None]:
     with _ONE_THREAD:
         inherited = name not in vars(cls)
         original = getattr(cls, name)
-        scope = _Scope(values, original, threading.get_ident())
+        scope = _Scope(values, original, threading.get_ident(), described)
         setattr(cls, name, functools.partialmethod(_defer, scope))
         try:
             yield
@@ -98,7 +112,7 @@ def lazy_variables(values: LazyValues, *, used: bool = True) -> Iterator[None]:
                 delattr(cls, name)
             else:
                 setattr(cls, name, original)
-    for variable in scope.deferred:
+    for variable in () if described else scope.deferred:
         alive = variable()
         if alive is not None and not used:
             vars(alive).pop(_STATE, None)  # and with it what lies over a file
@@ -121,11 +135,28 @@ def first_value(variable: Any) -> Any:
     return _first(variable, state) if state.source is None else state.source
 
 
+def described_source(variable: Any) -> MappedArray | None:
+    """Return the array over a file that a described variable was assigned, if any."""
+    state = vars(variable).get(_STATE)
+    return state.source if state is not None and state.scope.is_described else None
+
+
+def is_made_of_zeros(variable: Any) -> bool:
+    """Return whether a variable has no value yet, and would get zeros."""
+    state = vars(variable).get(_STATE)
+    return (
+        state is not None
+        and state.source is None
+        and isinstance(state.initializer, keras.initializers.Zeros)
+    )
+
+
 @dataclass
 class _Scope:
     values: LazyValues
     original: Callable[..., None]
     thread: int
+    is_described: bool = False
     is_open: bool = True
     deferred: list[Callable[[], Any]] = field(default_factory=list)
 
@@ -147,6 +178,10 @@ class _Lazy:
     @property
     def _value(self) -> Any:
         state = vars(self).get(_STATE)
+        if state is not None and state.scope.is_described and state.source is not None:
+            held = vars(self).get(_VALUE)
+            nothing = state.scope.values.described
+            return nothing(self._shape, self._dtype) if held is None else held
         if state is not None and state.scope.is_open and state.source is None:
             # Only shapes are asked for: it may be assigned a value yet.
             held = vars(self).get(_VALUE)

@@ -67,6 +67,13 @@ def add_to(commands: Any) -> None:
         "`import kerasmem`; stored is what km.load_model can map into memory",
     )
     parser.add_argument(
+        "--low-memory",
+        action="store_true",
+        help="from file to file, few weights in memory at a time; by itself where the "
+        "model is large against the memory there is, for --prune and --quantize int8, "
+        "int8-dynamic, int4, float16 or bfloat16 without data",
+    )
+    parser.add_argument(
         "--report", type=Path, metavar="FILE.html", help="write a page of it too"
     )
     add_imports(parser)
@@ -79,31 +86,39 @@ def run(options: Namespace) -> Outcome:
 
     job = job_of(options)
     _check(options)
+    by_file = _goes_by_file(options, job)
     with StageProgress(progress_console(), TRAINING) as show, shown_by(show):
-        show("opening the model")
-        model, train, test = _load(options, job)
-        result = _compressed(options, job, (model, train, test))
+        if by_file:
+            say(f"compressing {options.model} from file to file")
+            result = _compressed(options, job, (None, None, None))
+        else:
+            show("opening the model")
+            loaded = _load(options, job)
+            say(f"compressing {options.model}, then measuring both models")
+            result = _compressed(options, job, loaded)
         # The page first: a command that fails leaves no model behind. If the model
         # cannot be written then, the page stays; what it tells was measured all the
         # same.
         if options.report:
             _write_page(options, result)
         _ = result.report  # read once, so that it is measured here
-        show("saving")
-        result.save(options.output)
+        if not by_file:  # there it is already
+            show("saving")
+            result.save(options.output)
     _say_if_untrained(job, result.report)
     return _outcome(options, result)
 
 
 def _compressed(options: Namespace, job: Job, loaded: tuple[Any, Any, Any]) -> Any:
+    """Return the result, by way of the file alone where no model is handed in."""
     from kerasmem.compression.compress import Loaded, compress
     from kerasmem.report.progress import FitProgress
 
     model, train, test = loaded
-    say(f"compressing {options.model}, then measuring both models")
+    by_file = model is None
     with FitProgress("fine-tuning", progress_console()) as progress:
         return compress(
-            Loaded(model, options.model),
+            options.model if by_file else Loaded(model, options.model),
             job.steps,
             data=train,
             validation_data=test,
@@ -115,10 +130,28 @@ def _compressed(options: Namespace, job: Job, loaded: tuple[Any, Any, Any]) -> A
             seed=options.seed,
             batch_size=options.batch_size,
             # A progress bar is of this process only.
-            callbacks=[] if options.parallel else [progress],
+            callbacks=[] if options.parallel or by_file else [progress],
             coding=options.coding,
             checkpoint_dir=options.checkpoint_dir,
+            output=options.output if by_file else None,
+            low_memory=by_file,
         )
+
+
+def _goes_by_file(options: Namespace, job: Job) -> bool:
+    """Return whether no model is to be held in memory."""
+    from kerasmem.compression.file_to_file import job_by_file
+    from kerasmem.compression.recipe import as_preset
+
+    steps = None if job.steps is None else as_preset(job.steps).steps
+    asks = {
+        "--data": options.data,
+        "--fine-tune-epochs": options.fine_tune_epochs or None,
+        "--checkpoint-dir": options.checkpoint_dir,
+    }
+    low_memory = options.low_memory or None
+    given = (low_memory, options.model, options.output, steps, asks)
+    return job_by_file(*given) is not None
 
 
 def _check(options: Namespace) -> None:

@@ -65,7 +65,7 @@ def add_to(commands: Any) -> None:
 def run(options: Namespace) -> Outcome:
     """Return the estimate: per category, the largest layers, and whether it fits."""
     from kerasmem.cli.judging import compile_for
-    from kerasmem.files import load_model
+    from kerasmem.files.described import described_model
     from kerasmem.memory.estimate import estimate_memory
     from kerasmem.report.estimate import (
         category_table,
@@ -74,22 +74,22 @@ def run(options: Namespace) -> Outcome:
         verdict_line,
     )
 
-    model = load_model(options.model)
-    compile_for(model, options.loss, ())
-    optimizer = options.optimizer
-    assumes = not (options.predict or optimizer or _has_optimizer(model))
-    estimate = estimate_memory(
-        model,
-        options.batch_size,
-        optimizer=_ASSUMED if assumes else optimizer,
-        dtype_policy=options.dtype_policy,
-        jit_compile=_JIT.get(options.jit),
-        backend=options.backend,
-        training=not options.predict,
-        device=options.device,
-        method=options.method,
-        input_shape=options.input_shapes,
-    )
+    with described_model(options.model) as model:
+        compile_for(model, options.loss, ())
+        optimizer = options.optimizer
+        assumes = not (options.predict or optimizer or _has_optimizer(model))
+        estimate = estimate_memory(
+            model,
+            options.batch_size,
+            optimizer=_ASSUMED if assumes else optimizer,
+            dtype_policy=options.dtype_policy,
+            jit_compile=_JIT.get(options.jit),
+            backend=options.backend,
+            training=not options.predict,
+            device=options.device,
+            method=options.method,
+            input_shape=options.input_shapes,
+        )
     data = json.loads(estimate.to_json()) | {"model": options.model}
     what = "predict" if options.predict else "training"
     if assumes:

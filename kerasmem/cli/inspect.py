@@ -32,20 +32,12 @@ def add_to(commands: Any) -> None:
 
 def run(options: Namespace) -> Outcome:
     """Return the model's layers with their shapes, parameters and bytes."""
-    from kerasmem.errors import InputError
-    from kerasmem.files import inspect_file, load_model
+    from kerasmem.files import inspect_file
     from kerasmem.files.optimizer_state import optimizer_state
-    from kerasmem.graph.activations import layer_activations, peak_activation_bytes
     from kerasmem.report.tables import contents_table, layer_table
 
-    model = load_model(options.model)
-    if not model.built:
-        raise InputError(
-            "The model in the file has no weights yet, so there is nothing to show. "
-            "Before it is saved, call it on a batch or give it an Input. "
-            f"Received: {options.model!r}."
-        )
-    layers = _sorted(layer_activations(model, options.batch_size), options.sort)
+    found, peak = _layers(options)
+    layers = _sorted(found, options.sort)
     state = optimizer_state(options.model)
     contents = inspect_file(options.model)
     outputs = [layer.output_bytes for layer in layers]
@@ -57,7 +49,7 @@ def run(options: Namespace) -> Outcome:
         "parameters": sum(layer.parameters for layer in layers),
         "optimizer_bytes": state.bytes if state else None,
         "output_bytes": None if None in outputs else sum(outputs),
-        "activation_peak_bytes": peak_activation_bytes(model, options.batch_size),
+        "activation_peak_bytes": peak,
         "layers": [asdict(layer) for layer in layers],
         "contents": asdict(contents),
     }
@@ -65,6 +57,23 @@ def run(options: Namespace) -> Outcome:
     summary = _summary(data, is_fresh=state is not None and state.is_fresh)
     tables = (layer_table(layers, title), contents_table(contents), summary)
     return Outcome(data, tables)
+
+
+def _layers(options: Namespace) -> tuple[list[Any], int | None]:
+    """Return the layers and the activation peak; no value of a weight is read."""
+    from kerasmem.errors import InputError
+    from kerasmem.files.described import described_model
+    from kerasmem.graph.activations import layer_activations, peak_activation_bytes
+
+    with described_model(options.model) as model:
+        if not model.built:
+            raise InputError(
+                "The model in the file has no weights yet, so there is nothing to "
+                "show. Before it is saved, call it on a batch or give it an Input. "
+                f"Received: {options.model!r}."
+            )
+        layers = layer_activations(model, options.batch_size)
+        return layers, peak_activation_bytes(model, options.batch_size)
 
 
 def _sorted(layers: Sequence[Any], order: str) -> list[Any]:

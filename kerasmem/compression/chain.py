@@ -65,14 +65,14 @@ class Chain:
         preset = as_preset(steps)
         self.epochs: int = preset.epochs
         self.coding: Coding = preset.coding
-        self._steps, self._max_drop = preset.steps, max_drop
+        self.steps, self._max_drop = preset.steps, max_drop
         self._folder, self._batch_size = folder, batch_size
 
     def check(self, data: Any, validation_data: Any, epochs: int) -> None:
         """Raise if a step lacks what it needs, or undoes an earlier one."""
         del validation_data
-        names = [step.name for step in self._steps]
-        trains = [step.name for step in self._steps if step.trains]
+        names = [step.name for step in self.steps]
+        trains = [step.name for step in self.steps if step.trains]
         if trains and data is None:
             raise ConfigError(
                 f"The step {trains[0]!r} learns from samples: give data=x or "
@@ -85,12 +85,12 @@ class Chain:
                 "command line). Received: "
                 f"fine_tune_epochs={epochs}, data=None."
             )
-        if epochs and not any(step.trains_on for step in self._steps):
+        if epochs and not any(step.trains_on for step in self.steps):
             raise ConfigError(
                 "None of the steps leaves the model trainable, so there is nothing to "
                 f"fine-tune. Received: fine_tune_epochs={epochs}, steps={names}."
             )
-        _check_order(self._steps)
+        _check_order(self.steps)
 
     def run(
         self, original: Any, context: Context, coding: Coding, validation_data: Any
@@ -105,14 +105,14 @@ class Chain:
         if self._max_drop is not None:
             check_metric(original)
         context = replace(context, original=original)
-        ready = [step.ready(context) for step in self._steps]
+        ready = [step.ready(context) for step in self.steps]
         checkpoints = self._checkpoints(original, ready, context)
         model, changes = run_steps(original, ready, context, checkpoints)
         if context.data is None:
-            _warn_if_stale(model, ready, changes)
+            warn_if_stale(model, ready, changes)
         if context.epochs or any(step.trains for step in ready):
             check_finite(model, original)
-        return Outcome(model, self._steps, changes)
+        return Outcome(model, self.steps, changes)
 
     def judge(self, result: Any) -> None:
         """Raise `AccuracyDropError` if the metric got worse by too much."""
@@ -228,7 +228,7 @@ def _loss(model: Any, original: Any) -> Callable[[Any, Any, Any], float]:
     return loss
 
 
-def _warn_if_stale(
+def warn_if_stale(
     model: Any, steps: list[Technique], changes: list[WeightChange]
 ) -> None:
     """Warn if weights went that statistics of BatchNormalization were gathered on."""

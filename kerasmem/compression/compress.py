@@ -15,6 +15,7 @@ from kerasmem.backends import current
 from kerasmem.backends.seeding import seeded
 from kerasmem.compression.chain import Chain, Outcome
 from kerasmem.compression.fields import check_whole
+from kerasmem.compression.file_to_file import compress_file, job_by_file
 from kerasmem.compression.judge import chance_of, check_max_drop, far_worse
 from kerasmem.compression.measure import Timing, figures, file_bytes
 from kerasmem.compression.quantize.left_float import warn_if_left_float
@@ -83,6 +84,8 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
     time_budget: float | None = None,
     parallel: str | Executor | None = None,
     verbose: int = 1,
+    output: str | Path | None = None,
+    low_memory: bool | None = None,
 ) -> CompressionResult:
     """Return a smaller model, and what it costs and how well it does before and after.
 
@@ -134,6 +137,14 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
             kerasmem[ray]`); a `concurrent.futures.Executor` of processes that start
             anew. A seed gives the same result as without. Callbacks are copied.
         verbose: 0 for silence, 1 for a line on stderr about each trial of a search.
+        output: a file to write, which ends in `.keras`; None for none.
+        low_memory: True to work from file to file, with a few pieces of weights in
+            memory at a time and the `model` of the result opened when it is asked for:
+            for a path and an output, and for `Prune` by magnitude and `Quantize` to
+            `"int8"`, `"int8-dynamic"`, `"int4"`, `"float16"` and `"bfloat16"`, without
+            data; neither latency nor activations are measured then. None to do so where
+            it can be done and the weights take more than a sixth of the memory that is
+            available. False never to.
 
     Raises:
         ConfigError: if the arguments do not fit together.
@@ -158,6 +169,13 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
     job.check(data, validation_data, epochs)
     check_max_drop(max_drop, validation_data)
     check_coding(coding)
+    asks = {"data": data, "validation_data": validation_data, "max_drop": max_drop}
+    asks |= {"loss": loss, "metrics": metrics, "checkpoint_dir": checkpoint_dir}
+    asks |= {"fine_tune_epochs": epochs or None, "callbacks": callbacks or None}
+    named = getattr(job, "steps", None)
+    by_file = job_by_file(low_memory, model_or_path, output, named, asks)
+    if by_file is not None:
+        return compress_file(by_file, coding, custom_objects)
     fit = {} if data is None else fit_arguments(data, batch_size)
     if epochs and is_array_data(data) and fit.get("y") is None:
         raise DataError("Fine-tuning needs labels: give data=(x, y).")
@@ -199,6 +217,8 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
         done.model, report, changes, coding, few, timing=timing, file=file
     )
     job.judge(result)
+    if output is not None:
+        result.save(output)
     return result
 
 

@@ -91,10 +91,14 @@ class CompressionResult:
         warning = self._report.warning
         first = f"{warning}; " if warning else ""
         return (
-            f"<CompressionResult of {self.model.name!r}: {first}{', '.join(parts)}; "
+            f"<CompressionResult of {self._name!r}: {first}{', '.join(parts)}; "
             f"{changed} weight{'' if changed == 1 else 's'} changed, see .report and "
             ".changes>"
         )
+
+    @property
+    def _name(self) -> str:
+        return self.model.name
 
     def save(self, path: str | Path) -> None:
         """Write the model as a smaller `.keras` file, whole or not at all.

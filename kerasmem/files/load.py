@@ -3,7 +3,8 @@
 import os
 import warnings
 import zipfile
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -71,21 +72,50 @@ def load_model(
             KerasMemWarning,
             stacklevel=2,
         )
-    try:
-        with _opened(path, mapped) as (file, objects):
-            known = {**objects, **(custom_objects or {})}
-            model, why = _with_loss(path, file, known) if compile else (None, None)
-            if model is None:
-                model = _load(path, file, known, with_loss=False)
-    except Exception as error:
-        raise ModelFileError(
-            f"{str(path)!r} could not be loaded: {first_reason(error)}"
-        ) from error
+    with loading(path), _opened(path, mapped) as (file, objects):
+        known = {**objects, **(custom_objects or {})}
+        model, why = model_of(path, file, known, compile=compile)
     if why is not None:
         say_without_loss(path, why)
     if mapped is not None:
         save_beside(model, mapped.file)
     return model
+
+
+@contextmanager
+def loading(path: Path) -> Iterator[None]:
+    """Return a scope in which whatever goes wrong is told in one line.
+
+    Raises:
+        ModelFileError: then.
+    """
+    try:
+        yield
+    except Exception as error:
+        raise ModelFileError(
+            f"{str(path)!r} could not be loaded: {first_reason(error)}"
+        ) from error
+
+
+def model_of(
+    path: Path,
+    file: Path,
+    objects: dict[str, Any],
+    *,
+    compile: bool,  # noqa: A002 - as in Keras
+) -> tuple[Any, str | None]:
+    """Return the model of a file, and why it is without the loss that it should have.
+
+    Args:
+        path: the file.
+        file: what Keras is to read in its place.
+        objects: custom objects by name.
+        compile: False to leave loss, metrics and optimizer out.
+    """
+    model, why = _with_loss(path, file, objects) if compile else (None, None)
+    if model is None:
+        model = _load(path, file, objects, with_loss=False)
+    return model, why
 
 
 def say_without_loss(path: Path, why: str) -> None:

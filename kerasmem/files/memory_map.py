@@ -25,7 +25,14 @@ from kerasmem.backends.lazy import MappedArray, lazy_variables
 from kerasmem.errors import ConfigError, ModelFileError
 from kerasmem.files.coded_model import CONFIG, CodedModel, unwrapped, write_skeleton
 from kerasmem.files.datasets import Dataset, datasets
-from kerasmem.files.members import DAMAGED, WEIGHTS, Window, data_start
+from kerasmem.files.declared import form_of
+from kerasmem.files.members import (
+    DAMAGED,
+    WEIGHTS,
+    Window,
+    data_start,
+    opened_weights,
+)
 from kerasmem.records.plain import read_json
 
 _NAME = "MappedModel"
@@ -43,6 +50,9 @@ class MappedWeights:
         used: False for a file that this process made, and a model that is only looked
             at: its variables get no values, and arrays that cannot be mapped, such as
             words, are read.
+        described: True for a model whose variables only have a shape and a type, see
+            `lazy_variables`. The file may have been compressed then: its arrays are
+            none to look at.
 
     Raises:
         ModelFileError: if the weights cannot be mapped.
@@ -53,8 +63,10 @@ class MappedWeights:
         file: which one it is, whatever will have its name.
     """
 
-    def __init__(self, path: Path, *, used: bool = True) -> None:
-        self._path, self._used = path, used
+    def __init__(
+        self, path: Path, *, used: bool = True, described: bool = False
+    ) -> None:
+        self._path, self._used, self._described = path, used, described
         self._values = backends.current().lazy_values()
         if (reason := self._values.why_not()) is not None:
             raise ConfigError(
@@ -62,7 +74,11 @@ class MappedWeights:
                 "variable's value at once. Load the model without it."
             )
         try:
-            self._arrays, self.learned, self.file = _read(path, map_all=used)
+            if described and not is_mappable(path):
+                self._arrays, self.learned, self.file = _told(path)
+            else:
+                found = _read(path, map_all=used and not described, writable=used)
+                self._arrays, self.learned, self.file = found
         except ModelFileError:
             raise
         except DAMAGED as error:
@@ -79,11 +95,53 @@ class MappedWeights:
         with tempfile.TemporaryDirectory() as folder:
             small = Path(folder) / self._path.name
             write_skeleton(self._path, small, self._arrays, _NAME)
-            with lazy_variables(self._values, used=self._used):
+            with lazy_variables(
+                self._values, used=self._used, described=self._described
+            ):
                 yield small, {f"kerasmem>{_NAME}": _Mapped([*self._arrays.values()])}
 
 
-def _read(path: Path, *, map_all: bool) -> tuple[dict[str, Made], bool, os.stat_result]:
+def is_mappable(path: Path) -> bool:
+    """Return whether the weights in a `.keras` file lie there as they are."""
+    with zipfile.ZipFile(path) as archive:
+        if WEIGHTS not in archive.namelist():
+            return False
+        if archive.getinfo(WEIGHTS).compress_type != zipfile.ZIP_STORED:
+            return False
+        if _is_coded(read_json(archive.read(CONFIG))):
+            return False
+    with opened_weights(path) as weights:
+        return weights is not None and not any(
+            each.filtered for each in datasets(weights)
+        )
+
+
+def _told(path: Path) -> tuple[dict[str, Made], bool, os.stat_result]:
+    """Return arrays of the shapes and types in a file, none of which it is read for."""
+    arrays: dict[str, Made] = {}
+    with opened_weights(path) as weights:
+        if weights is None:
+            raise ModelFileError(f"{str(path)!r} has no weights to be told of.")
+        for each in datasets(weights):
+            if each.name.startswith(_OPTIMIZER):
+                continue
+            form = form_of(weights, each)
+            if each.dtype.hasobject:
+                words = weights[each.name][()]
+                arrays[each.name] = partial(np.asarray, words)
+            else:
+                shape, dtype = form or (each.shape, each.dtype)
+                arrays[each.name] = partial(_nothing, shape, dtype)
+        return arrays, _has_stepped(weights), path.stat()
+
+
+def _nothing(shape: tuple[int, ...], dtype: np.dtype) -> MappedArray:
+    return np.broadcast_to(np.zeros((), dtype), shape).view(MappedArray)
+
+
+def _read(
+    path: Path, *, map_all: bool, writable: bool
+) -> tuple[dict[str, Made], bool, os.stat_result]:
     """Return the arrays in a file by their paths, and what `MappedWeights` has."""
     with zipfile.ZipFile(path) as archive, path.open("rb") as file:
         if WEIGHTS not in archive.namelist():
@@ -101,7 +159,9 @@ def _read(path: Path, *, map_all: bool) -> tuple[dict[str, Made], bool, os.stat_
             if odd and map_all:
                 raise _compressed(path)
             read = {name: weights[name][()] for name in odd}
-        whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        # What could be written to counts as memory of the process's own.
+        access = mmap.ACCESS_COPY if writable else mmap.ACCESS_READ
+        whole = mmap.mmap(file.fileno(), 0, access=access)
         status = os.fstat(file.fileno())
     arrays: dict[str, Made] = {name: partial(read.__getitem__, name) for name in odd}
     for each in found:
@@ -161,7 +221,9 @@ class _Mapped:
 
     def from_config(self, config: dict[str, Any]) -> Any:
         """Return the model, whose weights are arrays over the file."""
-        model = unwrapped(config, lambda number, _: self._arrays[int(number)]())
+        # Of coded weights the model is one level deeper.
+        inner = config["model"]["config"] if _is_coded(config["model"]) else config
+        model = unwrapped(inner, lambda number, _: self._arrays[int(number)]())
 
         def compile_from_config(compiled: dict[str, Any]) -> None:
             object.__delattr__(model, "compile_from_config")

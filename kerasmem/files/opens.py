@@ -85,7 +85,27 @@ def _opened(path: Path, objects: dict[str, Any]) -> Any:
         ) from error
 
 
-def _compare(model: Any, opened: Any) -> None:
+def check_described(model: Any, path: Path) -> None:
+    """Open a file, and compare the shapes and types of weights with those of its model.
+
+    No weight is read.
+
+    Args:
+        model: a described model that was saved; its own classes are those of the file.
+        path: the file as Keras would have written it.
+
+    Raises:
+        OutputError: if the file cannot be opened, or gives other weights.
+    """
+    with (
+        _apart(),
+        keras.saving.custom_object_scope(live_objects(model, compiled=False)),
+        MappedWeights(path, described=True).skeleton() as (small, objects),
+    ):
+        _compare(model, _opened(small, objects), values=False)
+
+
+def _compare(model: Any, opened: Any, *, values: bool = True) -> None:
     """Compare the weights of two models.
 
     The second one may have more of them: what the first has in several layers. Then
@@ -109,7 +129,7 @@ def _compare(model: Any, opened: Any) -> None:
     else:
         pairs = [(one, by_path[one[1].path]) for one in ours if one[1].path in by_path]
     for (owner, weight), found in pairs:
-        _compare_weights(owner, weight, found)
+        _compare_weights(owner, weight, found, values=values)
 
 
 def _owners_and_weights(model: Any) -> list[tuple[Any, Any]]:
@@ -121,14 +141,14 @@ def _owners_and_weights(model: Any) -> list[tuple[Any, Any]]:
     return list(found.values())
 
 
-def _compare_weights(owner: Any, weight: Any, found: Any) -> None:
+def _compare_weights(owner: Any, weight: Any, found: Any, *, values: bool) -> None:
     expected, given = ((tuple(each.shape), each.dtype) for each in (weight, found))
     if expected != given:
         raise OutputError(
             f"the weight {weight.path!r} of shape and type {expected} would be opened "
             f"as one of {given}"
         )
-    if not _is_saved_as_it_is(owner):
+    if not values or not is_saved_as_it_is(owner):
         return
     value = first_value(found)
     in_file = isinstance(value, MappedArray)
@@ -142,7 +162,7 @@ def _compare_weights(owner: Any, weight: Any, found: Any) -> None:
         value.release()
 
 
-def _is_saved_as_it_is(layer: Any) -> bool:
+def is_saved_as_it_is(layer: Any) -> bool:
     """Return whether what a layer saves are its variables, all of them."""
     cls = type(layer)
     saves = (cls.save_own_variables, cls.load_own_variables)

@@ -194,7 +194,7 @@ def write_small(
             # Built all the same: stock Keras warns about a file whose optimizer
             # has no slots, and slots of zeros deflate to next to nothing.
             scope.enter_context(fresh_optimizer(model, built=True))
-        _save(model, stored)
+        save_by_keras(model, stored)
     repack(stored, path, coding=coding)
     return stored
 
@@ -213,10 +213,15 @@ def save_stored(model: Any, path: Path) -> None:
     Its size is what a smaller file is fairly compared with.
     """
     with fresh_optimizer(model, built=False):
-        _save(model, path)
+        save_by_keras(model, path)
 
 
-def _save(model: Any, path: Path) -> None:
+def save_by_keras(model: Any, path: Path) -> None:
+    """Save a model as Keras itself does.
+
+    Raises:
+        OutputError: if it cannot.
+    """
     try:
         model.save(path)
     except KerasMemError:

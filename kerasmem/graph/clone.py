@@ -6,7 +6,7 @@ packed, to another one; its optimizer starts anew.
 
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -207,12 +207,16 @@ def _through(model: Any, path: Path) -> Any:
 
 
 @contextmanager
-def fresh_optimizer(model: Any, *, built: bool) -> Iterator[None]:
+def fresh_optimizer(
+    model: Any, *, built: bool = False, built_for: Sequence[Any] | None = None
+) -> Iterator[None]:
     """Let `model` have, for a moment, its optimizer without anything learned.
 
     Args:
         model: any model; one that is not compiled is left as it is.
         built: whether the stand-in has slots (of zeros, mostly).
+        built_for: what stands for the variables that it gets slots for; None for the
+            model's own if it is built.
 
     Raises:
         ModelError: if the optimizer's config does not describe it.
@@ -228,8 +232,8 @@ def fresh_optimizer(model: Any, *, built: bool) -> Iterator[None]:
             f"The optimizer {type(trained).__name__} cannot be made anew from its "
             f"config: {error}. Give it a `get_config` that tells its arguments."
         ) from error
-    if built:
-        fresh.build(model.trainable_variables)
+    if built or built_for is not None:
+        fresh.build(model.trainable_variables if built_for is None else built_for)
     # Not `setattr`: that would make Keras track the stand-in.
     object.__setattr__(model, "optimizer", fresh)
     try:

@@ -302,7 +302,7 @@ def test_a_mistake_of_ours_is_not_hidden(folder, kerasmem, monkeypatch):
     def mistake(*arguments, **options):
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("kerasmem.files.load_model", mistake)
+    monkeypatch.setattr("kerasmem.files.inspect_file", mistake)
     with pytest.raises(RuntimeError, match="a bug"):
         kerasmem("inspect model.keras")
 

@@ -42,7 +42,7 @@ def scores(
         ]
     if evidence is not None and criterion != "wanda":
         return list(evidence)
-    sizes = [_magnitude(each) for each in weights]
+    sizes = [magnitude(each) for each in weights]
     if evidence is not None:
         return [size * known for size, known in zip(sizes, evidence, strict=True)]
     if criterion == "magnitude/rms":
@@ -50,7 +50,7 @@ def scores(
     return sizes
 
 
-def _magnitude(weights: np.ndarray) -> np.ndarray:
+def magnitude(weights: np.ndarray) -> np.ndarray:
     """Return absolute values in float32 or better, NaN as infinity."""
     exact = weights.astype(np.promote_types(weights.dtype, np.float32), copy=False)
     magnitude = np.abs(exact)

@@ -40,8 +40,18 @@ def quantize(
     # step that sees the rounding would find other codes.
     exact = finite(values).astype(np.float32, copy=False)
     largest = np.abs(exact).max(axis=axes, keepdims=True, initial=0.0)
-    scales = _float32_scales(largest * np.float32(1 / _limit(bits)))
+    scales = scales_of(largest, bits)
     return codes_of(exact, scales, bits), scales
+
+
+def scales_of(largest: np.ndarray, bits: int = 8) -> np.ndarray:
+    """Return the scales of symmetric codes, float32, of the largest absolute values.
+
+    Example:
+        >>> scales_of(np.float32([0.0, 254.0])).tolist()
+        [1.0, 2.0]
+    """
+    return _float32_scales(largest * np.float32(1 / _limit(bits)))
 
 
 def codes_of(values: np.ndarray, scales: np.ndarray, bits: int = 8) -> np.ndarray:
@@ -86,18 +96,38 @@ def quantize_affine(
         >>> codes.tolist(), zeros.tolist()
         ([-128, -78, 127], [-128])
     """
-    least, most = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
     exact = finite(values).astype(np.float32, copy=False)
     low = exact.min(axis=axes, keepdims=True, initial=0.0)
     high = exact.max(axis=axes, keepdims=True, initial=0.0)
+    scales, zeros = affine_scales_of(low, high, bits)
+    return affine_codes_of(exact, scales, zeros, bits), scales, zeros
+
+
+def affine_scales_of(
+    low: np.ndarray, high: np.ndarray, bits: int = 8
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return scales, float32, and zero points, int8, of ranges with zero in them."""
+    least, most = _ends(bits)
     scales = _float32_scales((high - low) * np.float32(1 / (most - least)))
-    inverse = 1 / scales
-    zeros = np.clip(np.rint(least - low * inverse), least, most)
-    codes = exact * inverse
+    zeros = np.clip(np.rint(least - low * (1 / scales)), least, most)
+    return scales, zeros.astype(np.int8)
+
+
+def affine_codes_of(
+    values: np.ndarray, scales: np.ndarray, zeros: np.ndarray, bits: int = 8
+) -> np.ndarray:
+    """Return the codes, int8, that come nearest to values by scales and zero points.
+
+    Args:
+        values: float32, finite.
+        scales: positive, float32; they broadcast against the values.
+        zeros: int8, of the shape of the scales.
+        bits: 8 for codes in [-128, 127], 4 for codes in [-8, 7].
+    """
+    codes = values * (1 / scales)
     np.rint(codes, out=codes)
     codes += zeros
-    np.clip(codes, least, most, out=codes)
-    return codes.astype(np.int8), scales, zeros.astype(np.int8)
+    return np.clip(codes, *_ends(bits), out=codes).astype(np.int8)
 
 
 def dequantize(
@@ -151,6 +181,11 @@ def finite(values: np.ndarray, name: str | None = None) -> np.ndarray:
             f"{'' if name is None else f' in {name!r}'}."
         )
     return values
+
+
+def _ends(bits: int) -> tuple[int, int]:
+    """Return the lowest and the highest code with a zero point."""
+    return -(1 << (bits - 1)), (1 << (bits - 1)) - 1
 
 
 def _limit(bits: int) -> int:

@@ -1,0 +1,331 @@
+"""A model's file in, a smaller one out, a few pieces of weights in memory at a time.
+
+The model is only described: it has layers, shapes and a config, and no weights. Each
+step changes that, and says what the entries of every variable become. They are made as
+the new file is written, of the entries in the old one.
+"""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import keras
+import psutil
+
+from kerasmem.backends.lazy import described_source
+from kerasmem.compression.chain import warn_if_stale
+from kerasmem.compression.prune import Prune
+from kerasmem.compression.prune import in_blocks as prune
+from kerasmem.compression.quantize import Quantize
+from kerasmem.compression.quantize import in_blocks as quantize
+from kerasmem.compression.quantize.aware.learned import is_aware
+from kerasmem.compression.quantize.left_float import warn_if_left_float
+from kerasmem.compression.result import CompressionResult
+from kerasmem.compression.streams import Streams, Told
+from kerasmem.compression.technique import Technique
+from kerasmem.errors import ConfigError
+from kerasmem.files.atomic import replacing
+from kerasmem.files.datasets import datasets
+from kerasmem.files.described import can_be_described, described_model
+from kerasmem.files.entries import InFile, Readable
+from kerasmem.files.load import check_model_file, load_model
+from kerasmem.files.members import opened_weights
+from kerasmem.files.memory_map import is_mappable
+from kerasmem.files.opens import check_described, is_saved_as_it_is
+from kerasmem.files.plain import unpacked
+from kerasmem.files.save import Coding, check_repacked, repack
+from kerasmem.files.save_described import save_described
+from kerasmem.graph.clone import compile_as
+from kerasmem.graph.layers import sublayers
+from kerasmem.graph.values import nbytes, nonzero, parameters
+from kerasmem.records import CompressionReport, ModelFigures, WeightChange
+
+_SHARE = 1 / 6
+"""Of the memory there is: with more weights than that a model may not fit."""
+
+
+@dataclass(frozen=True)
+class _InBlocks:
+    """How a technique works on a described model.
+
+    Args:
+        why_not: returns why a config needs the whole model, None if it does not.
+        apply: takes the model, the config and the streams.
+    """
+
+    why_not: Callable[[Any], str | None]
+    apply: Callable[[Any, Any, Streams], Told]
+
+
+_TABLE: Mapping[type[Technique], _InBlocks] = {
+    Prune: _InBlocks(prune.why_not, prune.prune_in_blocks),
+    Quantize: _InBlocks(quantize.why_not, quantize.quantize_in_blocks),
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be made of a file.
+
+    Args:
+        path: the file.
+        steps: the techniques.
+        output: where to; ends in `.keras`.
+    """
+
+    path: Path
+    steps: tuple[Technique, ...]
+    output: Path
+
+
+def job_by_file(
+    low_memory: bool | None,  # noqa: FBT001 - three values
+    model_or_path: Any,
+    output: Any,
+    steps: Sequence[Technique] | None,
+    asks: Mapping[str, Any],
+) -> Job | None:
+    """Return what is to go from file to file, None if a model is held in memory.
+
+    Args:
+        low_memory: what the caller says: True, False, or None for what suits.
+        model_or_path: what it gives as the model.
+        output: the file to write, None for none.
+        steps: the techniques; None for a search.
+        asks: arguments that take a model in memory, those that are not given None.
+
+    Raises:
+        ConfigError: if it should and cannot, or the output is no `.keras` file.
+    """
+    if low_memory not in (None, True, False):
+        raise ConfigError(
+            "low_memory is True, False or None for what suits. Received: "
+            f"low_memory={low_memory!r}."
+        )
+    if output is not None and Path(output).suffix != ".keras":
+        raise ConfigError(
+            "A model is written as a file that ends in .keras. "
+            f"Received: output={str(output)!r}."
+        )
+    if low_memory is False or (low_memory is None and output is None):
+        return None
+    reason = _why_not(model_or_path, output, steps, asks)
+    if low_memory and reason is not None:
+        raise ConfigError(
+            f"With low_memory=True no model is held in memory, and {reason}. Next: "
+            "leave low_memory out (--low-memory on the command line)."
+        )
+    if reason is None and (low_memory or _is_large(Path(model_or_path))):
+        return Job(Path(model_or_path), tuple(steps or ()), Path(output))
+    return None
+
+
+def _why_not(
+    path: Any,
+    output: Any,
+    steps: Sequence[Technique] | None,
+    asks: Mapping[str, Any],
+) -> str | None:
+    """Return why a compression cannot go from file to file, None if it can."""
+    given = [name for name, value in asks.items() if value is not None]
+    if given:
+        return f"{given[0]} takes one"
+    if not isinstance(path, str | Path):
+        return "there is one already: give the path of its file"
+    if output is None:
+        return "there is no file to write: give output="
+    if steps is None:
+        return "a search tries many"
+    for step in steps:
+        row = _TABLE.get(type(step))
+        reason = "it takes the whole model" if row is None else row.why_not(step)
+        if reason is not None:
+            return f"the step {step.name!r} cannot go piece by piece: {reason}"
+    if Path(path).exists() and not can_be_described(Path(path)):
+        return f"{str(path)!r} is no .keras file of Keras 3"
+    return None
+
+
+def _is_large(path: Path) -> bool:
+    """Return whether the weights of a file are large against the memory there is."""
+    most = _SHARE * psutil.virtual_memory().available
+    if not path.is_file() or path.stat().st_size > most:
+        return path.is_file()
+    with opened_weights(path) as weights:
+        found = [] if weights is None else datasets(weights)
+    return sum(each.nbytes for each in found) > most
+
+
+def compress_file(
+    job: Job, coding: Coding = "deflate", custom_objects: Any = None
+) -> CompressionResult:
+    """Write a smaller file of a model, and return what became of it.
+
+    Args:
+        job: of what, and where to.
+        coding: how the file is written, as for `km.save_model`.
+        custom_objects: the user's own layers and functions by name.
+
+    Raises:
+        ConfigError: if a layer of the model saves its weights in a way of its own, or
+            a regular expression means no weight.
+        ModelError: if a technique finds nothing to do.
+        ModelFileError: if the file cannot be loaded.
+        OutputError: if the new one cannot be written.
+    """
+    check_model_file(job.path, memory_map=False)
+    size = job.path.stat().st_size
+    with (
+        replacing(job.output) as written,
+        _plain(job.path, written.parent) as source,
+        described_model(source, custom_objects) as model,
+        _reading(source) as file,
+    ):
+        _check_layers(model)
+        compile_as(model, model)
+        streams = Streams(lambda variable: _in_file(variable, file))
+        before = [*model.weights]
+        found = {id(v): streams.of(v) for v in before}
+        told = [_TABLE[type(step)].apply(model, step, streams) for step in job.steps]
+        stored = written.with_name("stored.keras")
+        save_described(model, stored, streams.of)
+        repack(stored, written, coding=coding)
+        check_repacked(stored, written, coding=coding)
+        check_described(model, stored)
+        stored.unlink()
+        changes = [change for tell in told for change in tell()]
+        report = CompressionReport(
+            before=_figures(before, found.get, size),
+            after=_figures(model.weights, streams.by_id, written.stat().st_size),
+            steps=tuple(step.to_json() for step in job.steps),
+        )
+        warn_if_stale(model, list(job.steps), changes)
+        warn_if_left_float(changes, report.before.weight_bytes)
+        name = model.name
+    found = (report, tuple(changes))
+    return FileResult(job.output, name, *found, coding, custom_objects)
+
+
+def _check_layers(model: Any) -> None:
+    """Raise if the values of a weight are needed to write a file of it."""
+    odd = [layer for layer in sublayers(model) if not is_saved_as_it_is(layer)]
+    if type(model).save is not keras.Model.save:
+        odd = [model]
+    if odd:
+        raise ConfigError(
+            f"The layer {odd[0].name!r} of class {type(odd[0]).__name__} saves its "
+            "weights in a way of its own, for which they have to be in memory. Next: "
+            "low_memory=False (no --low-memory on the command line)."
+        )
+    if is_aware(model):
+        raise ConfigError(
+            "Scales that were learned are read from a model in memory. Next: "
+            "low_memory=False (no --low-memory on the command line)."
+        )
+
+
+@contextmanager
+def _plain(path: Path, folder: Path) -> Iterator[Path]:
+    """Give a file whose weights lie in it as they are: another one if they do not."""
+    if is_mappable(path):
+        yield path
+        return
+    made = folder / "plain.keras"
+    unpacked(path, made)
+    yield made
+    made.unlink()
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[int]:
+    file = os.open(path, os.O_RDONLY)
+    try:
+        yield file
+    finally:
+        os.close(file)
+
+
+def _in_file(variable: Any, file: int) -> Readable | None:
+    source = described_source(variable)
+    if source is None:
+        return None
+    return InFile(source.shape, source.dtype, file, source.place)
+
+
+def _figures(
+    variables: Sequence[Any], entries: Callable[[int], Any], file_bytes: int
+) -> ModelFigures:
+    count = 0
+    for variable in variables:
+        known = entries(id(variable))
+        if known is None or known.nonzero is None:
+            count += nonzero(variable)
+        elif parameters(variable):
+            count += known.nonzero
+    return ModelFigures(
+        file_bytes=file_bytes,
+        weight_bytes=sum(map(nbytes, variables)),
+        parameters=sum(map(parameters, variables)),
+        nonzero=count,
+    )
+
+
+class FileResult(CompressionResult):
+    """The result of a compression from file to file; its model is opened on demand.
+
+    Args:
+        output: the file.
+        name: of the model.
+        report: the figures.
+        changes: every weight after every technique.
+        coding: how the file is written.
+        custom_objects: the user's own layers and functions by name.
+    """
+
+    def __init__(
+        self,
+        output: Path,
+        name: str,
+        report: CompressionReport,
+        changes: tuple[WeightChange, ...],
+        coding: Coding,
+        custom_objects: Any,
+    ) -> None:
+        # All but the model, which `__getattr__` finds.
+        values = {"report": report, "changes": changes, "coding": coding}
+        values |= {"samples": None, "_output": output, "_named": name}
+        values |= {"_custom_objects": custom_objects}
+        for key, value in values.items():
+            object.__setattr__(self, key, value)
+
+    @property
+    def _name(self) -> str:
+        return vars(self)["_named"]
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "model":
+            raise AttributeError(name)
+        output, known = (vars(self)[key] for key in ("_output", "_custom_objects"))
+        model = load_model(output, known, memory_map=is_mappable(output))
+        object.__setattr__(self, "model", model)
+        return model
+
+    def save(self, path: str | Path) -> None:
+        """Write the model as a file: a copy of that which was written.
+
+        Raises:
+            ConfigError: if `path` does not end in `.keras`.
+            OutputError: if the file cannot be written.
+        """
+        if "model" in vars(self) or Path(path).suffix != ".keras":
+            super().save(path)
+            return
+        output = vars(self)["_output"]
+        if Path(path).exists() and output.samefile(path):
+            return
+        with replacing(path) as written:
+            shutil.copyfile(output, written)

@@ -1,0 +1,135 @@
+"""Arrays that are read in pieces: those in a file, and what is made of them."""
+
+import math
+import os
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import numpy as np
+
+PIECE = 1 << 20
+"""Entries of an array that are in memory at a time, in each of a few threads."""
+
+_THREADS, _AHEAD = min(os.cpu_count() or 1, 4), 2
+
+Item = TypeVar("Item")
+Made = TypeVar("Made")
+
+
+class Entries(ABC):
+    """An array that is read in pieces, never whole.
+
+    Args:
+        shape: its shape.
+        dtype: type of an entry.
+
+    Attributes:
+        nonzero: number of its entries that are not zero, once somebody has read all;
+            None before.
+    """
+
+    def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
+        self.shape, self.dtype = shape, np.dtype(dtype)
+        self.nonzero: int | None = None
+
+    @property
+    def size(self) -> int:
+        """Number of entries."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole array."""
+        return self.size * self.dtype.itemsize
+
+    @abstractmethod
+    def pieces(self) -> Iterator[np.ndarray]:
+        """Yield all entries in order, as arrays of one axis."""
+
+    def whole(self) -> np.ndarray:
+        """Return the whole array."""
+        return np.concatenate([*self.pieces()]).reshape(self.shape)
+
+
+class Readable(Entries):
+    """An array of which any part can be read at any time, by any thread."""
+
+    @abstractmethod
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """Return the entries from one place to another, an array of one axis."""
+
+    def pieces(self) -> Iterator[np.ndarray]:
+        """Yield all entries in order, as arrays of one axis."""
+        found = 0
+        for piece in in_order(lambda cut: self.read(*cut), cuts(self.size)):
+            found += int(np.count_nonzero(piece))
+            yield piece
+        self.nonzero = found
+
+    def whole(self) -> np.ndarray:
+        """Return the whole array."""
+        entries = self.read(0, self.size).reshape(self.shape)
+        self.nonzero = int(np.count_nonzero(entries))
+        return entries
+
+
+class InFile(Readable):
+    """An array that lies in a file as it is.
+
+    Args:
+        shape: its shape.
+        dtype: type of an entry.
+        file: descriptor of the file, open to read.
+        place: the byte where it begins; None for zeros, of which nothing is there.
+    """
+
+    def __init__(
+        self, shape: tuple[int, ...], dtype: Any, file: int, place: int | None
+    ) -> None:
+        super().__init__(shape, dtype)
+        self._file, self._place = file, place
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """Return the entries from one place to another, an array of one axis."""
+        if self._place is None:
+            return np.zeros(stop - start, self.dtype)
+        made = np.empty(stop - start, self.dtype)
+        left, place = memoryview(made.view(np.uint8)), self._place
+        place += start * self.dtype.itemsize
+        while left:  # one call reads 2 GiB at most
+            count = os.preadv(self._file, [left], place)
+            if not count:
+                raise OSError("the file with the weights became shorter")
+            left, place = left[count:], place + count
+        return made
+
+
+def zeros(shape: tuple[int, ...], dtype: Any) -> InFile:
+    """Return an array of zeros."""
+    return InFile(shape, dtype, -1, None)
+
+
+def cuts(size: int, unit: int = 1) -> Iterator[tuple[int, int]]:
+    """Yield the ends of pieces of `size` entries, each but the last of whole units."""
+    step = max(PIECE // unit, 1) * unit
+    for start in range(0, size, step):
+        yield start, min(start + step, size)
+
+
+def in_order(function: Callable[[Item], Made], items: Iterable[Item]) -> Iterator[Made]:
+    """Yield `function(item)` of each item in turn, a few of them made ahead."""
+    waiting: deque[Future[Made]] = deque()
+    with ThreadPoolExecutor(_THREADS) as pool:
+        try:
+            for item in items:
+                waiting.append(pool.submit(function, item))
+                if len(waiting) >= _THREADS + _AHEAD:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for each in waiting:
+                each.cancel()

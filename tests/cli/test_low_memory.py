@@ -1,0 +1,52 @@
+"""`kerasmem compress --low-memory`, and commands that read no weight."""
+
+
+import numpy as np
+import pytest
+
+import kerasmem as km
+
+
+@pytest.mark.one_backend
+def test_a_file_is_compressed_from_file_to_file(kerasmem, folder):
+    model = folder / "model.keras"
+    found = kerasmem(
+        f"compress {model} -o low.keras --quantize int8 --low-memory --json"
+    ).json
+    kerasmem(f"compress {model} -o whole.keras --quantize int8")
+    low, whole = (km.load_model(f"{name}.keras") for name in ("low", "whole"))
+    x = np.ones((2, 6), "float32")
+    np.testing.assert_array_equal(low.predict(x), whole.predict(x))
+    assert found["report"]["after"]["latency_ms"] is None
+    assert found["report"]["before"]["file_bytes"] == model.stat().st_size
+    assert found["report"]["before"]["parameters"] == low.count_params()
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ("--prune-channels 0.5", "the step 'prune_channels' cannot go piece by piece"),
+        ("--quantize int8 --data data.npz", "--data takes one"),
+        ("--prune 0.5 --checkpoint-dir kept", "--checkpoint-dir takes one"),
+    ],
+)
+def test_what_takes_the_whole_model_is_refused(refused, folder, options, reason):
+    line = f"compress {folder}/model.keras -o low.keras --low-memory {options}"
+    assert reason in refused(line)
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize("line", ["inspect {}", "estimate {} --batch-size 4"])
+@pytest.mark.parametrize("coding", ["deflate", "entropy", "stored"])
+def test_no_value_of_a_weight_is_looked_at(kerasmem, folder, monkeypatch, line, coding):
+    km.save_model(km.load_model(folder / "model.keras"), "m.keras", coding=coding)
+    expected = kerasmem(f"{line.format('model.keras')} --json").json
+
+    def looked_at(*_):
+        raise AssertionError("a weight got its value")
+
+    monkeypatch.setattr("kerasmem.backends.lazy._settle", looked_at)
+    found = kerasmem(f"{line.format('m.keras')} --json").json
+    for name in ("layers", "parameters", "weight_bytes", "peak_bytes", "parts"):
+        assert found.get(name) == expected.get(name)

@@ -1,0 +1,357 @@
+"""What is written from file to file is what the way through memory writes."""
+
+import io
+import json
+import re
+import zipfile
+
+import h5py
+import keras
+import numpy as np
+import pytest
+
+import kerasmem as km
+from kerasmem.compression import file_to_file
+from kerasmem.compression.prune.in_blocks import _Scores
+from kerasmem.compression.prune.scores import scores
+from kerasmem.compression.streams import Streams
+from kerasmem.errors import ConfigError, ModelError, ModelFileError, OutputError
+from kerasmem.files import entries
+from kerasmem.graph.values import to_numpy
+
+L, Q = keras.layers, km.Quantize
+
+
+def network(dtype="float32"):
+    """Every layout of a kernel: a table, gates, heads, convolutions, a nested model."""
+    keras.utils.set_random_seed(0)
+    inner = keras.Sequential(
+        [
+            keras.Input((16, 21)),
+            L.Conv1D(30, 3),
+            L.DepthwiseConv1D(3),
+            L.Conv1DTranspose(20, 4),
+        ],
+        name="inner",
+    )
+    x = inputs = keras.Input((16,), dtype="int32")
+    x = L.Embedding(300, 24, dtype=dtype)(x)
+    x = L.MultiHeadAttention(3, 8, dtype=dtype)(x, x)
+    x = L.LSTM(33, return_sequences=True)(x)
+    x = L.EinsumDense("abc,cd->abd", (None, 21), bias_axes="d", dtype=dtype)(x)
+    x = L.GlobalAveragePooling1D()(inner(L.LayerNormalization()(x)))
+    model = keras.Model(inputs, L.Dense(10, name="last")(x))
+    model.compile("adam", "mse", metrics=["mae"])
+    rng = np.random.default_rng(1)
+    for weight in model.weights:
+        drawn = np.round(rng.normal(size=weight.shape), 2)  # ties
+        weight.assign(drawn.astype("float32"))
+    return model
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("file_to_file")
+    model = network()
+    model.save(folder / "stored.keras")
+    km.save_model(model, folder / "deflate.keras")
+    km.save_model(model, folder / "entropy.keras", coding="entropy")
+    network("bfloat16").save(folder / "bfloat16.keras")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _small_pieces(monkeypatch):
+    """Let the arrays of these tests be cut into many pieces, as large ones are."""
+    for module in (entries, file_to_file.quantize, file_to_file.prune):
+        monkeypatch.setattr(module, "PIECE", 64)
+    monkeypatch.setattr("kerasmem.files.save_described._SMALL_BYTES", 100)
+
+
+def members(path):
+    """Return the members of a file but the date: arrays by their bits, plain config."""
+    with zipfile.ZipFile(path) as archive:
+        found = {n: archive.read(n) for n in archive.namelist() if "metadata" not in n}
+    arrays = {}
+
+    def keep(name, item):
+        # The parts of a layer are numbered as Keras makes them in this process.
+        attributes = {k: re.sub(r"_\d+$", "", str(v)) for k, v in item.attrs.items()}
+        data = item[()].tobytes() if isinstance(item, h5py.Dataset) else None
+        form = (item.shape, str(item.dtype), item.compression) if data else None
+        arrays[name] = (attributes, form, data)
+
+    with h5py.File(io.BytesIO(found.pop("model.weights.h5"))) as file:
+        file.visititems(keep)
+    return {"arrays": arrays, "config": told(found.pop("config.json")), **found}
+
+
+def told(config):
+    """Return a config without the numbers that Keras takes of addresses in memory."""
+
+    def kept(pairs):
+        return {key: value for key, value in pairs if key != "shared_object_id"}
+
+    return json.loads(config, object_pairs_hook=kept)
+
+
+def both(path, steps, tmp_path, **options):
+    """Return the results of both ways, and compare their files."""
+    expected = km.compress(path, steps, output=tmp_path / "a.keras", **options)
+    found = km.compress(
+        path, steps, output=tmp_path / "b.keras", low_memory=True, **options
+    )
+    ours, theirs = (members(tmp_path / f"{name}.keras") for name in "ba")
+    assert ours["arrays"].keys() == theirs["arrays"].keys()
+    assert [n for n, a in ours["arrays"].items() if a != theirs["arrays"][n]] == []
+    assert ours == theirs
+    return expected, found
+
+
+STEPS = {
+    "int8": Q("int8"),
+    "int8-dynamic": Q("int8-dynamic"),
+    "int8 with zero points": Q("int8", symmetric=False),
+    "int8 in groups": Q("int8", granularity="group", group_size=5),
+    "int8 of a tensor": Q("int8", granularity="tensor"),
+    "int4": Q("int4"),
+    "int4 in groups": Q("int4", granularity="group", group_size=7, symmetric=False),
+    "int4 of a tensor": Q("int4", granularity="tensor"),
+    "float16": Q("float16"),
+    "bfloat16": Q("bfloat16"),
+    "prune": km.Prune(0.5),
+    "prune of all": km.Prune(0.7, scope="global"),
+    "prune of all by size": km.Prune(0.9, scope="global", criterion="magnitude"),
+    "prune unevenly": km.Prune(0.6, scope="erdos_renyi", ratios={"last": 0.3}),
+    "prune, then int4": [km.Prune(0.8), Q("int4", exclude=("last",))],
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_the_file_and_the_account_are_those_of_the_way_through_memory(
+    written, tmp_path, name
+):
+    expected, found = both(written / "stored.keras", STEPS[name], tmp_path)
+    for ours, theirs in zip(found.changes, expected.changes, strict=True):
+        assert (ours.weight, ours.detail, ours.changed, ours.after_bytes) == (
+            theirs.weight,
+            theirs.detail,
+            theirs.changed,
+            theirs.after_bytes,
+        )
+        assert ours.sqnr_db == pytest.approx(theirs.sqnr_db, abs=1e-3)
+    for ours, theirs in (
+        (found.report.before, expected.report.before),
+        (found.report.after, expected.report.after),
+    ):
+        assert (ours.weight_bytes, ours.parameters, ours.nonzero) == (
+            theirs.weight_bytes,
+            theirs.parameters,
+            theirs.nonzero,
+        )
+    assert found.report.after.file_bytes == (tmp_path / "b.keras").stat().st_size
+
+
+@pytest.mark.parametrize("source", ["deflate", "entropy", "bfloat16"])
+def test_the_file_that_is_read_may_be_of_any_coding_and_type(written, tmp_path, source):
+    both(written / f"{source}.keras", [km.Prune(0.4), Q("int8")], tmp_path)
+
+
+@pytest.mark.parametrize("coding", ["entropy", "stored"])
+def test_the_file_that_is_written_may_be_of_any_coding(written, tmp_path, coding):
+    both(written / "stored.keras", Q("int4"), tmp_path, coding=coding)
+
+
+def test_an_int8_file_can_be_pruned_where_it_is_float(written, tmp_path):
+    km.compress(written / "stored.keras", Q("int8", exclude=("last",))).save(
+        tmp_path / "int8.keras"
+    )
+    both(tmp_path / "int8.keras", km.Prune(0.5, include=("last",)), tmp_path)
+
+
+def test_the_model_is_opened_when_it_is_asked_for(written, tmp_path):
+    found = km.compress(
+        written / "stored.keras",
+        Q("int8"),
+        output=tmp_path / "small.keras",
+        low_memory=True,
+    )
+    assert "model" not in vars(found)
+    assert repr(found).startswith("<CompressionResult of 'functional")
+    assert "model" not in vars(found)
+    x = np.ones((2, 16), "int32")
+    expected = km.load_model(tmp_path / "small.keras")(x)
+    np.testing.assert_array_equal(to_numpy(found.model(x)), to_numpy(expected))
+    assert found.model is found.model
+
+
+def test_the_result_is_saved_as_a_copy_until_its_model_is_in_use(written, tmp_path):
+    found = km.compress(
+        written / "stored.keras",
+        Q("int8"),
+        output=tmp_path / "small.keras",
+        low_memory=True,
+    )
+    found.save(tmp_path / "copy.keras")
+    assert (tmp_path / "copy.keras").read_bytes() == (
+        tmp_path / "small.keras"
+    ).read_bytes()
+    bias = found.model.get_layer("last").bias
+    bias.assign(bias + 1)
+    found.save(tmp_path / "copy.keras")
+    reopened = km.load_model(tmp_path / "copy.keras").get_layer("last").bias
+    np.testing.assert_array_equal(to_numpy(reopened), to_numpy(bias))
+
+
+def test_output_alone_writes_the_file_of_a_small_model(written, tmp_path):
+    found = km.compress(
+        written / "stored.keras", Q("int8"), output=tmp_path / "a.keras"
+    )
+    assert "model" in vars(found)
+    assert km.load_model(tmp_path / "a.keras").count_params()
+
+
+def test_a_model_that_is_large_against_memory_goes_by_file(
+    written, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(file_to_file, "_SHARE", 0.0)
+    options = {"output": tmp_path / "a.keras"}
+    found = km.compress(written / "deflate.keras", Q("int8"), **options)
+    assert "model" not in vars(found)
+    whole = km.compress(
+        written / "deflate.keras", Q("int8"), low_memory=False, **options
+    )
+    assert "model" in vars(whole)
+    factorized = km.compress(written / "deflate.keras", km.Factorize(0.5), **options)
+    assert "model" in vars(factorized)
+
+
+@pytest.mark.parametrize(
+    ("steps", "options", "reason"),
+    [
+        (km.Factorize(0.5), {}, "the step 'factorize' cannot go piece by piece"),
+        (km.Prune(0.5, pattern="2:4"), {}, "the pattern '2:4' ranks entries"),
+        (km.Prune(0.5, criterion="random"), {}, "the criterion 'random' is more than"),
+        (Q("mixed", budget=km.Budget("1MiB")), {}, "the scheme 'mixed' looks at all"),
+        (Q("int8"), {"data": np.ones((4, 16), "int32")}, "data takes one"),
+        (Q("int8"), {"loss": "mse"}, "loss takes one"),
+        (Q("int8"), {"output": None}, "there is no file to write: give output="),
+        (None, {"target": {"file_bytes": 9}}, "data"),
+    ],
+)
+def test_what_takes_the_whole_model_is_refused_by_name(
+    written, tmp_path, steps, options, reason
+):
+    arguments = {"output": tmp_path / "a.keras", "low_memory": True, **options}
+    with pytest.raises((ConfigError, km.errors.KerasMemError), match=reason):
+        km.compress(written / "stored.keras", steps, **arguments)
+    assert not (tmp_path / "a.keras").exists()
+
+
+def test_a_model_in_memory_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="give the path of its file"):
+        km.compress(network(), Q("int8"), output=tmp_path / "a.keras", low_memory=True)
+
+
+def test_an_output_of_another_kind_is_refused_before_work(written):
+    with pytest.raises(ConfigError, match=r"output='a\.h5'"):
+        km.compress(written / "stored.keras", Q("int8"), output="a.h5")
+
+
+@keras.saving.register_keras_serializable("tests")
+class OwnWay(L.Dense):
+    """Saves its weights in a way of its own."""
+
+    def save_own_variables(self, store):
+        store["kernel"] = self.kernel * 2
+
+    def load_own_variables(self, store):
+        self.kernel.assign(store["kernel"] / 2)
+
+
+def test_a_layer_that_saves_in_a_way_of_its_own_is_named(tmp_path):
+    model = keras.Sequential([keras.Input((4,)), OwnWay(4, use_bias=False, name="own")])
+    model.save(tmp_path / "m.keras")
+    with pytest.raises(ConfigError, match="'own' of class OwnWay saves its weights"):
+        km.compress(
+            tmp_path / "m.keras",
+            Q("int8"),
+            output=tmp_path / "a.keras",
+            low_memory=True,
+        )
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+def test_weights_that_are_not_finite_are_told_by_name(tmp_path, wrong):
+    model = network()
+    kernel = model.get_layer("last").kernel
+    value = to_numpy(kernel).copy()
+    value[-1, -1] = wrong
+    kernel.assign(value)
+    model.save(tmp_path / "m.keras")
+    for steps in (Q("int8"), Q("int4", symmetric=False), Q("float16")):
+        with pytest.raises(ModelError, match=r"1 such entries of .* in 'last/kernel'"):
+            km.compress(
+                tmp_path / "m.keras",
+                steps,
+                output=tmp_path / "a.keras",
+                low_memory=True,
+            )
+    assert [path.name for path in tmp_path.iterdir()] == ["m.keras"]
+
+
+def test_a_file_that_is_missing_or_damaged_is_told_in_one_line(written, tmp_path):
+    options = {"output": tmp_path / "a.keras", "low_memory": True}
+    with pytest.raises(ModelFileError, match="There is no file"):
+        km.compress(tmp_path / "none.keras", Q("int8"), **options)
+    damaged = bytearray((written / "stored.keras").read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    (tmp_path / "damaged.keras").write_bytes(damaged)
+    with pytest.raises(ModelFileError, match="checksum"):
+        km.compress(tmp_path / "damaged.keras", Q("int8"), **options)
+    assert not (tmp_path / "a.keras").exists()
+
+
+def test_a_full_disk_is_one_line_and_the_old_file_stays(written, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(entries.InFile, "read", full)
+    (tmp_path / "a.keras").write_bytes(b"old")
+    with pytest.raises(OutputError, match="No space left on device"):
+        km.compress(
+            written / "stored.keras",
+            Q("int8"),
+            output=tmp_path / "a.keras",
+            low_memory=True,
+        )
+    assert [path.name for path in tmp_path.iterdir()] == ["a.keras"]
+    assert (tmp_path / "a.keras").read_bytes() == b"old"
+
+
+@pytest.mark.parametrize("shape", [(1,), (129,), (1000, 3), (70, 111, 13)])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
+def test_the_root_mean_square_is_that_of_the_whole_array_to_the_bit(
+    shape, dtype, monkeypatch
+):
+    monkeypatch.setattr(file_to_file.prune, "PIECE", 1 << 10)
+    values = np.random.default_rng(2).normal(size=shape).astype(dtype)
+
+    class Held(entries.Readable):
+        def read(self, start, stop):
+            return values.reshape(-1)[start:stop]
+
+    found = _Scores(Held(shape, dtype))
+    found.divide_by_rms()
+    (expected,) = scores("magnitude/rms", [values])
+    np.testing.assert_array_equal(found.of(values), expected)
+
+
+def test_streams_know_what_was_put_last():
+    streams = Streams(lambda _: None)
+    variable = keras.Variable(np.arange(3.0), dtype="float32")
+    assert streams.of(variable) is None
+    np.testing.assert_array_equal(streams.readable(variable).read(1, 3), [1, 2])
+    made = entries.zeros((3,), "float32")
+    streams.put(variable, made)
+    assert streams.of(variable) is streams.by_id(id(variable)) is made
