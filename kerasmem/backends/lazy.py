@@ -175,6 +175,9 @@ _SETTLING, _ONE_THREAD = threading.RLock(), threading.RLock()
 class _Lazy:
     """What a variable is before `keras.Variable`, until it has a value."""
 
+    _shape: tuple[int, ...]
+    _dtype: str
+
     @property
     def _value(self) -> Any:
         state = vars(self).get(_STATE)

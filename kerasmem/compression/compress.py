@@ -217,6 +217,10 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
         done.model, report, changes, coding, few, timing=timing, file=file
     )
     job.judge(result)
+    return _written(result, output)
+
+
+def _written(result: CompressionResult, output: Any) -> CompressionResult:
     if output is not None:
         result.save(output)
     return result

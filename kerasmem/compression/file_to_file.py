@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -119,9 +120,9 @@ def job_by_file(
             f"With low_memory=True no model is held in memory, and {reason}. Next: "
             "leave low_memory out (--low-memory on the command line)."
         )
-    if reason is None and (low_memory or _is_large(Path(model_or_path))):
-        return Job(Path(model_or_path), tuple(steps or ()), Path(output))
-    return None
+    if reason is not None or not (low_memory or _is_large(Path(model_or_path))):
+        return None
+    return Job(Path(model_or_path), tuple(steps or ()), Path(output or ""))
 
 
 def _why_not(
@@ -295,24 +296,20 @@ class FileResult(CompressionResult):
         coding: Coding,
         custom_objects: Any,
     ) -> None:
-        # All but the model, which `__getattr__` finds.
-        values = {"report": report, "changes": changes, "coding": coding}
-        values |= {"samples": None, "_output": output, "_named": name}
-        values |= {"_custom_objects": custom_objects}
-        for key, value in values.items():
-            object.__setattr__(self, key, value)
+        super().__init__(None, report, changes, coding)
+        del self.model  # the property below, until somebody asks
+        self._output, self._named = output, name
+        self._custom_objects = custom_objects
+
+    @cached_property
+    def model(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The compressed model, mapped into memory where its file can be."""
+        mapped = is_mappable(self._output)
+        return load_model(self._output, self._custom_objects, memory_map=mapped)
 
     @property
     def _name(self) -> str:
-        return vars(self)["_named"]
-
-    def __getattr__(self, name: str) -> Any:
-        if name != "model":
-            raise AttributeError(name)
-        output, known = (vars(self)[key] for key in ("_output", "_custom_objects"))
-        model = load_model(output, known, memory_map=is_mappable(output))
-        object.__setattr__(self, "model", model)
-        return model
+        return self._named
 
     def save(self, path: str | Path) -> None:
         """Write the model as a file: a copy of that which was written.
@@ -324,8 +321,7 @@ class FileResult(CompressionResult):
         if "model" in vars(self) or Path(path).suffix != ".keras":
             super().save(path)
             return
-        output = vars(self)["_output"]
-        if Path(path).exists() and output.samefile(path):
+        if Path(path).exists() and self._output.samefile(path):
             return
         with replacing(path) as written:
-            shutil.copyfile(output, written)
+            shutil.copyfile(self._output, written)

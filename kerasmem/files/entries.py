@@ -97,7 +97,7 @@ class InFile(Readable):
         if self._place is None:
             return np.zeros(stop - start, self.dtype)
         made = np.empty(stop - start, self.dtype)
-        left, place = memoryview(made.view(np.uint8)), self._place
+        left, place = made.view(np.uint8).data, self._place
         place += start * self.dtype.itemsize
         while left:  # one call reads 2 GiB at most
             count = os.preadv(self._file, [left], place)

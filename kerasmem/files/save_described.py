@@ -159,7 +159,7 @@ def _fill(path: Path, writer: IO[bytes], places: list[tuple[int, Entries]]) -> N
         for place, entries in places:
             _copy(reader, writer, place - reader.tell())
             for piece in entries.pieces():
-                writer.write(memoryview(piece.view(np.uint8)))
+                writer.write(piece.view(np.uint8).data)
             reader.seek(place + entries.nbytes)
         shutil.copyfileobj(reader, writer, _PIECE)
 

@@ -1,6 +1,5 @@
 """`kerasmem compress --low-memory`, and commands that read no weight."""
 
-
 import numpy as np
 import pytest
 

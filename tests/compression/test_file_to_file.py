@@ -122,7 +122,7 @@ STEPS = {
     "prune": km.Prune(0.5),
     "prune of all": km.Prune(0.7, scope="global"),
     "prune of all by size": km.Prune(0.9, scope="global", criterion="magnitude"),
-    "prune unevenly": km.Prune(0.6, scope="erdos_renyi", ratios={"last": 0.3}),
+    "prune unevenly": km.Prune(0.6, scope="erdos_renyi", ratios=(("last", 0.3),)),
     "prune, then int4": [km.Prune(0.8), Q("int4", exclude=("last",))],
 }
 

@@ -149,12 +149,14 @@ def _table(each: _Scores, prefix: int, shift: int, width: int) -> np.ndarray:
         if shift + _DIGIT < width:
             bits = bits[bits >> (shift + _DIGIT) == prefix]
         digits = (bits >> shift & _LARGEST).astype(np.int64)
-        return np.bincount(digits, minlength=_LARGEST + 1), np.count_nonzero(values)
+        return np.bincount(digits, minlength=_LARGEST + 1), int(
+            np.count_nonzero(values)
+        )
 
     total, nonzero = np.zeros(_LARGEST + 1, np.int64), 0
     for table, count in in_order(counted, cuts(each.source.size)):
         total += table
-        nonzero += int(count)
+        nonzero += count
     each.source.nonzero = nonzero
     return total
 
