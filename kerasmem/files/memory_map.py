@@ -122,7 +122,8 @@ def _told(path: Path) -> tuple[dict[str, Made], bool, os.stat_result]:
     with opened_weights(path) as weights:
         if weights is None:
             raise ModelFileError(f"{str(path)!r} has no weights to be told of.")
-        for each in datasets(weights):
+        found = datasets(weights)
+        for each in found:
             if each.name.startswith(_OPTIMIZER):
                 continue
             form = form_of(weights, each)
@@ -132,7 +133,7 @@ def _told(path: Path) -> tuple[dict[str, Made], bool, os.stat_result]:
             else:
                 shape, dtype = form or (each.shape, each.dtype)
                 arrays[each.name] = partial(_nothing, shape, dtype)
-        return arrays, _has_stepped(weights), path.stat()
+        return arrays, _has_stepped(weights, found), path.stat()
 
 
 def _nothing(shape: tuple[int, ...], dtype: np.dtype) -> MappedArray:

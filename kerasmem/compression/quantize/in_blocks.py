@@ -190,7 +190,7 @@ class _Codes:
         if self._scales is None:
             values = finite(self.source.whole(), self._path)
             coded = self.coding.encode(values)
-            rounded = self.coding.rounded(values)
+            rounded = self.coding.decoded(coded, values.shape)
             exact = values.astype(np.float32, copy=False)
             self.signal, self.noise = _powers(exact, exact - rounded)
             self.parts[0].nonzero = int(np.count_nonzero(rounded))
