@@ -203,6 +203,12 @@ class _Lazy:
             # The initializer is needed no more, and may hold on to another weight.
             state.source, state.initializer = value, keras.initializers.Zeros()
             return value
+        if isinstance(value, MappedArray) and vars(self)[_STATE].scope.is_described:
+            # No file tells how much memory its arrays may take here.
+            raise ValueError(
+                f"The file has an array of shape {value.shape} and type {value.dtype} "
+                f"for a weight of shape {tuple(self._shape)} and type {self._dtype}."
+            )
         _settle(self)
         return self.assign(value)
 

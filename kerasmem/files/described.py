@@ -41,7 +41,6 @@ def described_model(
     if not can_be_described(path):
         yield load.load_model(path, custom_objects, compile=compile)
         return
-    load.check_model_file(path, memory_map=True)
     with ExitStack() as scope:
         model = _described(path, custom_objects or {}, scope, compile=compile)
         if model is None:  # a layer wants its weights, or something is wrong with it
@@ -72,11 +71,12 @@ def _described(
 
 
 def can_be_described(path: Path) -> bool:
-    """Return whether there may be a model in a file that needs no value of a weight."""
-    return (
-        path.suffix == ".keras"
-        and path.is_file()
-        and zipfile.is_zipfile(path)
-        and not is_legacy(path)
-        and current().lazy_values().why_not() is None
-    )
+    """Return whether there may be a model in a file that needs no value of a weight.
+
+    Raises:
+        ModelFileError: if the file is damaged.
+    """
+    if path.suffix != ".keras" or not path.is_file() or not zipfile.is_zipfile(path):
+        return False
+    load.check_model_file(path, memory_map=True)
+    return not is_legacy(path) and current().lazy_values().why_not() is None
