@@ -16,7 +16,7 @@ import keras
 import ml_dtypes
 import numpy as np
 
-from kerasmem.backends.lazy import is_made_of_zeros
+from kerasmem.backends.lazy import first_value, is_made_of_zeros
 from kerasmem.files.entries import Entries, zeros
 from kerasmem.files.members import WEIGHTS
 from kerasmem.files.save import save_by_keras
@@ -43,6 +43,7 @@ def save_described(model: Any, path: Path, entries_of: EntriesOf) -> None:
     small = path.with_name("described.keras")
     found: dict[str, Entries] = {}
     with _with_slots(model):
+        _save_slots_unread(model)
         own = _recording(model, entries_of, found)
         try:
             save_by_keras(model, small)
@@ -74,6 +75,20 @@ def _with_slots(model: Any) -> AbstractContextManager[Any]:
     if not model.compiled or model.optimizer is None:
         return nullcontext()
     return fresh_optimizer(model, built_for=[*map(_Shape, model.trainable_variables)])
+
+
+def _save_slots_unread(model: Any) -> None:
+    """Have the new optimizer save its variables, not values that they have not yet."""
+    optimizer = model.optimizer if model.compiled else None
+    saves = getattr(type(optimizer), "save_own_variables", None)
+    if saves is not keras.optimizers.Optimizer.save_own_variables:
+        return
+
+    def save_own_variables(store: Any) -> None:
+        for number, variable in enumerate(optimizer.variables):
+            store[str(number)] = variable
+
+    object.__setattr__(optimizer, save_own_variables.__name__, save_own_variables)
 
 
 class _Shape:
@@ -111,7 +126,9 @@ def _recording(model: Any, entries_of: EntriesOf, found: dict[str, Entries]) -> 
         def put(store: Any, key: str, value: Any) -> None:
             entries = _entries(value, entries_of)
             if entries is None:
-                original.__setitem__(store, key, value)
+                is_variable = isinstance(value, keras.Variable)
+                held = first_value(value) if is_variable else value
+                original.__setitem__(store, key, held)
             elif entries.nbytes <= _SMALL_BYTES:
                 original.__setitem__(store, key, entries.whole())
             else:

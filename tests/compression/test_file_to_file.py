@@ -152,6 +152,15 @@ def test_the_file_and_the_account_are_those_of_the_way_through_memory(
     assert found.report.after.file_bytes == (tmp_path / "b.keras").stat().st_size
 
 
+@pytest.mark.parametrize("optimizer", ["adagrad", "ftrl", "sgd"])
+def test_slots_are_those_of_a_new_optimizer(tmp_path, optimizer):
+    layers = [keras.Input((9,)), keras.layers.Dense(30), keras.layers.Dense(4)]
+    model = keras.Sequential(layers)
+    model.compile(optimizer, "mse")
+    km.save_model(model, tmp_path / "model.keras")
+    both(tmp_path / "model.keras", km.Prune(0.5), tmp_path)
+
+
 @pytest.mark.parametrize("source", ["deflate", "entropy", "bfloat16"])
 def test_the_file_that_is_read_may_be_of_any_coding_and_type(written, tmp_path, source):
     both(written / f"{source}.keras", [km.Prune(0.4), Q("int8")], tmp_path)
