@@ -7,6 +7,7 @@ the new file is written, of the entries in the old one.
 
 import os
 import shutil
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from kerasmem.compression.quantize.left_float import warn_if_left_float
 from kerasmem.compression.result import CompressionResult
 from kerasmem.compression.streams import Streams, Told
 from kerasmem.compression.technique import Technique
-from kerasmem.errors import ConfigError
+from kerasmem.errors import ConfigError, OutputError
 from kerasmem.files.atomic import replacing
 from kerasmem.files.datasets import datasets
 from kerasmem.files.described import can_be_described, described_model
@@ -112,6 +113,11 @@ def job_by_file(
             "A model is written as a file that ends in .keras. "
             f"Received: output={str(output)!r}."
         )
+    if output is not None and not Path(output).absolute().parent.is_dir():
+        raise ConfigError(
+            "There is no folder for the output. Next: make it. "
+            f"Received: output={str(output)!r}."
+        )
     if low_memory is False or (low_memory is None and output is None):
         return None
     reason = _why_not(model_or_path, output, steps, asks)
@@ -122,7 +128,7 @@ def job_by_file(
         )
     if reason is not None or not (low_memory or _is_large(Path(model_or_path))):
         return None
-    return Job(Path(model_or_path), tuple(steps or ()), Path(output or ""))
+    return Job(Path(model_or_path), tuple(steps or ()), Path(output or "").absolute())
 
 
 def _why_not(
@@ -263,16 +269,27 @@ def _figures(
     count = 0
     for variable in variables:
         known = entries(id(variable))
-        if known is None or known.nonzero is None:
+        if known is None:
             count += nonzero(variable)
         elif parameters(variable):
-            count += known.nonzero
+            if known.nonzero is None:  # no step has looked at all of it
+                deque(known.pieces(), maxlen=0)
+            count += known.nonzero or 0
     return ModelFigures(
         file_bytes=file_bytes,
         weight_bytes=sum(map(nbytes, variables)),
         parameters=sum(map(parameters, variables)),
         nonzero=count,
     )
+
+
+def _identity(path: Path) -> tuple[int, ...] | None:
+    """Return which file lies at a path, None if there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 class FileResult(CompressionResult):
@@ -299,11 +316,13 @@ class FileResult(CompressionResult):
         super().__init__(None, report, changes, coding)
         del self.model  # the property below, until somebody asks
         self._output, self._named = output, name
+        self._identity = _identity(output)
         self._custom_objects = custom_objects
 
     @cached_property
     def model(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The compressed model, mapped into memory where its file can be."""
+        self._check_output()
         mapped = is_mappable(self._output)
         return load_model(self._output, self._custom_objects, memory_map=mapped)
 
@@ -311,16 +330,25 @@ class FileResult(CompressionResult):
     def _name(self) -> str:
         return self._named
 
+    def _check_output(self) -> None:
+        if self._identity != _identity(self._output):
+            raise OutputError(
+                f"The file of this result is no longer there: {str(self._output)!r} "
+                "was written again, moved or removed. Next: compress once more."
+            )
+
     def save(self, path: str | Path) -> None:
         """Write the model as a file: a copy of that which was written.
 
         Raises:
             ConfigError: if `path` does not end in `.keras`.
-            OutputError: if the file cannot be written.
+            OutputError: if the file cannot be written, or the result's own file is no
+                longer there.
         """
         if "model" in vars(self) or Path(path).suffix != ".keras":
             super().save(path)
             return
+        self._check_output()
         if Path(path).exists() and self._output.samefile(path):
             return
         with replacing(path) as written:

@@ -21,7 +21,9 @@ import numpy as np
 from kerasmem.compression.measure import file_bytes
 from kerasmem.errors import KerasMemError, OutputError
 from kerasmem.files.atomic import held_folder, replacing
+from kerasmem.files.opens import is_saved_as_it_is
 from kerasmem.files.save import Coding, save_model
+from kerasmem.graph.layers import sublayers
 from kerasmem.graph.values import to_numpy
 
 
@@ -44,8 +46,11 @@ class WrittenFile:
         """Return whether the file is there, and is the one `model` would make."""
         if self.path is None or not self.path.is_file():
             return False
-        whole = self.path.stat().st_size == self.size
-        return whole and self.fingerprint == fingerprint(model)
+        if self.path.stat().st_size != self.size or not all(
+            map(_saves_variables_alone, sublayers(model))
+        ):
+            return False
+        return self.fingerprint == fingerprint(model)
 
     def copy_to(self, path: Path) -> None:
         """Copy the file, whole or not at all.
@@ -98,6 +103,12 @@ def fingerprint(model: Any) -> tuple[Any, ...]:
         for v in model.variables
     ]
     return (json.dumps(configs, default=_name), *weights)
+
+
+def _saves_variables_alone(layer: Any) -> bool:
+    """Return False for a layer with a vocabulary, or a state of the user's own."""
+    assets = getattr(layer, "save_assets", None)
+    return is_saved_as_it_is(layer) and assets is None
 
 
 def _of_config(get_config: Callable[[], Any]) -> Any:

@@ -3,15 +3,18 @@
 import json
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import h5py
 
+from kerasmem.errors import ModelFileError
 from kerasmem.files.coded_model import CONFIG, CodedModel
+from kerasmem.files.declared import check_declared
 from kerasmem.files.members import WEIGHTS, opened_weights
 from kerasmem.files.weights import uncoded
 from kerasmem.records.plain import read_json
 
-_PIECE_BYTES = 1 << 24
+_OPTIMIZER = "optimizer/"
 
 
 def unpacked(path: Path, target: Path) -> None:
@@ -22,7 +25,7 @@ def unpacked(path: Path, target: Path) -> None:
         target: where to, in a folder with room for the weights.
 
     Raises:
-        ModelFileError: if the weights are damaged.
+        ModelFileError: if the weights are damaged, or far larger than the file.
     """
     weights = target.with_suffix(".h5")
     with (
@@ -30,6 +33,8 @@ def unpacked(path: Path, target: Path) -> None:
         zipfile.ZipFile(path) as archive,
         zipfile.ZipFile(target, "w") as made,
     ):
+        if old is not None:
+            check_declared(path, old)
         config = read_json(archive.read(CONFIG))
         is_coded = config.get("class_name") == CodedModel.__name__
         for member in archive.infolist():
@@ -48,31 +53,40 @@ def unpacked(path: Path, target: Path) -> None:
                 made.writestr(member.filename, archive.read(member))
 
 
-def _copy(old: h5py.Group, new: h5py.Group, *, is_coded: bool) -> None:
-    for name, value in old.attrs.items():
-        new.attrs[name] = value
-    for name, item in old.items():
-        if isinstance(item, h5py.Group):
-            _copy(item, new.create_group(name), is_coded=is_coded)
-        else:
+def _copy(old: h5py.File, new: h5py.File, *, is_coded: bool) -> None:
+    """Copy groups and arrays, each once and by no link that leads elsewhere."""
+
+    def copy(name: str, item: Any) -> None:
+        if not isinstance(item, h5py.Dataset):
+            new.require_group(name).attrs.update(item.attrs)
+        elif not (item.shape and name.startswith(_OPTIMIZER)):  # slots begin anew
             _copy_array(item, new, name, is_coded=is_coded)
+
+    new.attrs.update(old.attrs)
+    old.visititems(copy)
 
 
 def _copy_array(
-    item: h5py.Dataset, new: h5py.Group, name: str, *, is_coded: bool
+    item: h5py.Dataset, new: h5py.File, name: str, *, is_coded: bool
 ) -> None:
-    if item.chunks is None and not is_coded:
-        item.file.copy(item, new, name)
-        return
+    if item.external or item.is_virtual:
+        raise ModelFileError(f"The weight {name!r} is kept outside of the file.")
+    chunks = item.chunks
     if is_coded:
         array = uncoded(item[()]) if item.shape else item[()]
         made = new.create_dataset(name, data=array)
         if array.dtype.name == "bfloat16":
             made.attrs["dtype"] = "bfloat16"
+    elif chunks is None:
+        item.file.copy(item, new, name)
+        return
     else:
         made = new.create_dataset(name, item.shape, item.dtype)
-        rows = max(_PIECE_BYTES * len(item) // max(item.nbytes, 1), 1)
-        for start in range(0, len(item), rows):
-            made[start : start + rows] = item[start : start + rows]
-    for key, value in item.attrs.items():
-        made.attrs[key] = value
+        for number in range(item.id.get_num_chunks()):
+            first = item.id.get_chunk_info(number).chunk_offset
+            piece = tuple(
+                slice(start, start + length)
+                for start, length in zip(first, chunks, strict=True)
+            )
+            made[piece] = item[piece]
+    made.attrs.update(item.attrs)

@@ -80,8 +80,8 @@ def _with_slots(model: Any) -> AbstractContextManager[Any]:
 def _save_slots_unread(model: Any) -> None:
     """Have the new optimizer save its variables, not values that they have not yet."""
     optimizer = model.optimizer if model.compiled else None
-    saves = getattr(type(optimizer), "save_own_variables", None)
-    if saves is not keras.optimizers.Optimizer.save_own_variables:
+    base = keras.optimizers.Optimizer.save_own_variables
+    if optimizer is None or type(optimizer).save_own_variables is not base:
         return
 
     def save_own_variables(store: Any) -> None:

@@ -364,3 +364,80 @@ def test_streams_know_what_was_put_last():
     made = entries.zeros((3,), "float32")
     streams.put(variable, made)
     assert streams.of(variable) is streams.by_id(id(variable)) is made
+
+
+def test_a_result_whose_file_is_another_by_now_says_so(written, tmp_path):
+    source, output = written / "stored.keras", tmp_path / "out.keras"
+    first, second = (
+        km.compress(source, km.Prune(share), output=output, low_memory=True)
+        for share in (0.9, 0.1)
+    )
+    for use in (lambda: first.save(tmp_path / "a.keras"), lambda: first.model):
+        with pytest.raises(OutputError, match=r"no longer there.*compress once more"):
+            use()
+    second.save(tmp_path / "b.keras")
+    output.unlink()
+    for name in ("b", "c"):
+        with pytest.raises(OutputError, match="no longer there"):
+            second.save(tmp_path / f"{name}.keras")
+
+
+def test_a_relative_output_is_found_from_another_folder(written, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    source = written / "stored.keras"
+    result = km.compress(source, km.Prune(0.5), output="a.keras", low_memory=True)
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    result.save("b.keras")
+    assert result.model.count_params() == km.load_model(source).count_params()
+
+
+def test_a_missing_folder_is_told_before_work(written, monkeypatch):
+    monkeypatch.setattr("kerasmem.compression.compress._open", pytest.fail)
+    with pytest.raises(ConfigError, match="There is no folder"):
+        km.compress(written / "stored.keras", km.Prune(0.5), output="missing/a.keras")
+
+
+def test_a_step_that_removes_nothing_is_counted(written, tmp_path):
+    both_ways = both(written / "stored.keras", [km.Prune(1e-5), Q("int8")], tmp_path)
+    one, other = (each.report.before.nonzero for each in both_ways)
+    assert one == other
+
+
+def edited(source, target, edit):
+    """Write a deflated model's file with its weights edited."""
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
+        for member in old.namelist():
+            content = old.read(member)
+            if member == "model.weights.h5":
+                held = io.BytesIO(content)
+                with h5py.File(held, "r+") as weights:
+                    edit(weights)
+                content = held.getvalue()
+            new.writestr(member, content)
+    return target
+
+
+def add_loop(weights):
+    weights["loop"] = h5py.SoftLink("/")
+    weights["dangling"] = h5py.SoftLink("/nowhere")
+    weights["elsewhere"] = h5py.ExternalLink("other.h5", "/")
+
+
+def test_no_link_is_followed(written, tmp_path):
+    path = edited(written / "deflate.keras", tmp_path / "linked.keras", add_loop)
+    result = km.compress(
+        path, km.Prune(0.5), output=tmp_path / "a.keras", low_memory=True
+    )
+    assert result.report.after.nonzero < result.report.before.nonzero
+
+
+def test_an_array_that_is_declared_alone_takes_nothing(written, tmp_path):
+    def add(weights):
+        form = {"shape": (1, 1 << 31), "dtype": "u1", "chunks": (1, 1 << 20)}
+        weights.create_dataset("more", **form)
+
+    path = edited(written / "deflate.keras", tmp_path / "bomb.keras", add)
+    with pytest.raises(ModelFileError):
+        km.compress(path, km.Prune(0.5), output=tmp_path / "a.keras", low_memory=True)
+    assert [each.name for each in tmp_path.iterdir()] == ["bomb.keras"]

@@ -183,3 +183,16 @@ def test_the_speed_of_a_model_that_is_another_by_now_is_not_told(model):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert result.report.after.file_bytes > 0
+
+
+@pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="words are TensorFlow's"
+)
+def test_a_vocabulary_that_changed_is_saved(tmp_path):
+    words = L.TextVectorization(output_sequence_length=3)
+    words.adapt(["red green"])
+    body = [keras.Input((), dtype="string"), words, L.Embedding(9, 4), L.Dense(40)]
+    result = km.compress(keras.Sequential(body), km.Prune(0.5))
+    result.model.layers[0].adapt(["blue white black"])
+    result.save(tmp_path / "a.keras")
+    assert "blue" in km.load_model(tmp_path / "a.keras").layers[0].get_vocabulary()
