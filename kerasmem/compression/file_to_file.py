@@ -213,8 +213,7 @@ def compress_file(
         warn_if_stale(model, list(job.steps), changes)
         warn_if_left_float(changes, report.before.weight_bytes)
         name = model.name
-    found = (report, tuple(changes))
-    return FileResult(job.output, name, *found, coding, custom_objects)
+    return FileResult(job.output, name, report, tuple(changes), coding, custom_objects)
 
 
 def _check_layers(model: Any) -> None:

@@ -193,7 +193,8 @@ def write_small(
         if not include_optimizer:
             # Built all the same: stock Keras warns about a file whose optimizer
             # has no slots, and slots of zeros deflate to next to nothing.
-            scope.enter_context(fresh_optimizer(model, built=True))
+            slots = model.trainable_variables
+            scope.enter_context(fresh_optimizer(model, built_for=slots))
         save_by_keras(model, stored)
     repack(stored, path, coding=coding)
     return stored
@@ -212,7 +213,7 @@ def save_stored(model: Any, path: Path) -> None:
 
     Its size is what a smaller file is fairly compared with.
     """
-    with fresh_optimizer(model, built=False):
+    with fresh_optimizer(model):
         save_by_keras(model, path)
 
 

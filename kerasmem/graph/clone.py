@@ -60,7 +60,7 @@ def _made_of_config(model: Any) -> Any | None:
     with keras.saving.custom_object_scope(objects), current().replicating(model):
         copy = made_of_config(model)
     if copy is not None:
-        with fresh_optimizer(model, built=False):  # the clear error, if there is none
+        with fresh_optimizer(model):  # the clear error, if there is none
             compile_as(copy, model)
     return copy
 
@@ -78,7 +78,7 @@ def reloaded(model: Any) -> Any:
         # Through a file: only what a layer saves itself is all of its state.
         with (
             tempfile.TemporaryDirectory() as folder,
-            fresh_optimizer(model, built=False),
+            fresh_optimizer(model),
             current().replicating(model),
         ):
             copy = _through(model, Path(folder) / "model.keras")
@@ -208,15 +208,14 @@ def _through(model: Any, path: Path) -> Any:
 
 @contextmanager
 def fresh_optimizer(
-    model: Any, *, built: bool = False, built_for: Sequence[Any] | None = None
+    model: Any, *, built_for: Sequence[Any] | None = None
 ) -> Iterator[None]:
     """Let `model` have, for a moment, its optimizer without anything learned.
 
     Args:
         model: any model; one that is not compiled is left as it is.
-        built: whether the stand-in has slots (of zeros, mostly).
-        built_for: what stands for the variables that it gets slots for; None for the
-            model's own if it is built.
+        built_for: variables that the stand-in has slots for (of zeros, mostly), or
+            what stands for them; None for none.
 
     Raises:
         ModelError: if the optimizer's config does not describe it.
@@ -232,8 +231,8 @@ def fresh_optimizer(
             f"The optimizer {type(trained).__name__} cannot be made anew from its "
             f"config: {error}. Give it a `get_config` that tells its arguments."
         ) from error
-    if built or built_for is not None:
-        fresh.build(model.trainable_variables if built_for is None else built_for)
+    if built_for is not None:
+        fresh.build(built_for)
     # Not `setattr`: that would make Keras track the stand-in.
     object.__setattr__(model, "optimizer", fresh)
     try:
@@ -276,7 +275,7 @@ def packed(model: Any) -> PackedModel:
     with (
         warnings.catch_warnings(),
         tempfile.TemporaryDirectory() as folder,
-        fresh_optimizer(model, built=False),
+        fresh_optimizer(model),
     ):
         warnings.filterwarnings("ignore", message=".*includes a `lambda`")
         path = Path(folder) / "model.keras"

@@ -108,6 +108,12 @@ def both(path, steps, tmp_path, **options):
     return expected, found
 
 
+def in_int8(written, output):
+    """Return the result of the way from file to file."""
+    source = written / "stored.keras"
+    return km.compress(source, Q("int8"), output=output, low_memory=True)
+
+
 STEPS = {
     "int8": Q("int8"),
     "int8-dynamic": Q("int8-dynamic"),
@@ -179,12 +185,7 @@ def test_an_int8_file_can_be_pruned_where_it_is_float(written, tmp_path):
 
 
 def test_the_model_is_opened_when_it_is_asked_for(written, tmp_path):
-    found = km.compress(
-        written / "stored.keras",
-        Q("int8"),
-        output=tmp_path / "small.keras",
-        low_memory=True,
-    )
+    found = in_int8(written, tmp_path / "small.keras")
     assert "model" not in vars(found)
     assert repr(found).startswith("<CompressionResult of 'functional")
     assert "model" not in vars(found)
@@ -195,12 +196,7 @@ def test_the_model_is_opened_when_it_is_asked_for(written, tmp_path):
 
 
 def test_the_result_is_saved_as_a_copy_until_its_model_is_in_use(written, tmp_path):
-    found = km.compress(
-        written / "stored.keras",
-        Q("int8"),
-        output=tmp_path / "small.keras",
-        low_memory=True,
-    )
+    found = in_int8(written, tmp_path / "small.keras")
     found.save(tmp_path / "copy.keras")
     assert (tmp_path / "copy.keras").read_bytes() == (
         tmp_path / "small.keras"

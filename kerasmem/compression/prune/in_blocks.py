@@ -6,7 +6,7 @@ what `keep_largest` says of all of them at once, ties too.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -55,11 +55,13 @@ def prune_in_blocks(model: "Any", config: "Prune", streams: Streams) -> Told:
     shares = [0.0] * len(plan.chosen)
     for group in plan.groups:
         members = [_Scores(streams.readable(plan.variables[n])) for n in group]
+        size = sum(each.source.size for each in members)
+        removed = removed_count(size, plan.sparsities[group[0]])
+        if not removed:
+            continue
         if is_relative:
             for each in members:
                 each.divide_by_rms()
-        size = sum(each.source.size for each in members)
-        removed = removed_count(size, plan.sparsities[group[0]])
         pruned = _pruned(members, removed)
         for n, each in zip(group, pruned, strict=True):
             streams.put(plan.variables[n], each)
@@ -112,8 +114,6 @@ class _Scores:
 
 def _pruned(members: Sequence[_Scores], removed: int) -> list["_Pruned"]:
     """Return weights without the entries that matter least of all together."""
-    if not removed:
-        return [_Pruned(each, 0, 0, 0) for each in members]
     common = np.result_type(*(each.dtype for each in members))
     for each in members:
         each.dtype = common
@@ -195,17 +195,9 @@ class _Pruned(Readable):
     def read(self, start: int, stop: int) -> np.ndarray:
         """Return the entries from one place to another, an array of one axis."""
         values = self._scores.source.read(start, stop)
-        if not self.removed:
-            return values
         bits = self._scores.bits(values)
         goes = bits < self._threshold
         ties = max(min(self._end, stop) - start, 0)
         goes[:ties] |= bits[:ties] == self._threshold
         values[goes] = 0
         return values
-
-    def pieces(self) -> Iterator[np.ndarray]:
-        """Yield all entries in order, as arrays of one axis."""
-        yield from super().pieces()
-        if self._scores.source.nonzero is None:
-            self._scores.source.nonzero = self.nonzero
