@@ -185,9 +185,7 @@ def test_the_speed_of_a_model_that_is_another_by_now_is_not_told(model):
         assert result.report.after.file_bytes > 0
 
 
-@pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="words are TensorFlow's"
-)
+@pytest.mark.one_backend
 def test_a_vocabulary_that_changed_is_saved(tmp_path):
     words = L.TextVectorization(output_sequence_length=3)
     words.adapt(["red green"])
