@@ -67,6 +67,10 @@ class TensorFlowBackend:
     recomputed = staticmethod(recompute.recomputed)
     in_turn = staticmethod(_tensorflow_turns.in_turn)
 
+    def looked_at(self, tensor: Any) -> np.ndarray:
+        """Return a tensor's value, not to be written to: no copy if it is on a CPU."""
+        return np.asarray(tf.convert_to_tensor(tensor))  # `numpy` makes a copy
+
     def why_no_device_memory(self) -> str:
         """Return one plain sentence for a user who gets no device figures."""
         return (

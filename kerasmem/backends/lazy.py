@@ -51,6 +51,8 @@ class MappedArray(np.ndarray):
     """An array over a file, whose pages are read when they are looked at."""
 
     _region: tuple[mmap.mmap, int] | None = None
+    name: str | None = None
+    """Its path in the file, where somebody noted it. A part of it has none."""
 
     @classmethod
     def of(
@@ -84,14 +86,11 @@ class MappedArray(np.ndarray):
 
 
 @contextmanager
-def lazy_variables(
-    values: LazyValues, *, used: bool = True, described: bool = False
-) -> Iterator[None]:
+def lazy_variables(values: LazyValues, *, described: bool = False) -> Iterator[None]:
     """Return a scope in which a variable with an initializer gets no value yet.
 
     Args:
         values: of the framework.
-        used: False for variables that nobody uses after the scope: none gets a value.
         described: True for variables that only have a shape and a type, in the scope
             and after it: one that an array over a file is assigned never gets memory,
             and has no value to compute with. Its array is its `first_value`.
@@ -114,9 +113,7 @@ def lazy_variables(
                 setattr(cls, name, original)
     for variable in () if described else scope.deferred:
         alive = variable()
-        if alive is not None and not used:
-            vars(alive).pop(_STATE, None)  # and with it what lies over a file
-        elif alive is not None and values.adopts:
+        if alive is not None and values.adopts:
             _settle(alive)
 
 

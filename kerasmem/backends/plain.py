@@ -5,6 +5,9 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
+import keras
+import numpy as np
+
 from kerasmem.backends.gradients import nothing_to_undo
 from kerasmem.backends.options import StepOptions
 from kerasmem.backends.recompute import Function, Store
@@ -38,6 +41,10 @@ class PlainBackend(ABC):
     ) -> Function:
         """Return `function` with a backward pass that keeps only the arguments."""
         return type(self)._recomputed(function, store)
+
+    def looked_at(self, tensor: Any) -> np.ndarray:
+        """Return a tensor's value, not to be written to: no copy if it is on a CPU."""
+        return keras.ops.convert_to_numpy(tensor)
 
     def dense(self, gradient: Any) -> Any:
         """Return the gradient: none is sparse here."""

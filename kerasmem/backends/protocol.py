@@ -134,6 +134,10 @@ class Backend(Protocol):
         """Return how a variable comes by a value that it had not."""
         ...
 
+    def looked_at(self, tensor: Any) -> np.ndarray:
+        """Return a tensor's value, not to be written to: no copy if it is on a CPU."""
+        ...
+
     def step_options(self) -> StepOptions:
         """Return what can be chosen of a step."""
         ...

@@ -23,8 +23,8 @@ from kerasmem.errors import ConfigError, InputError, OutputError
 from kerasmem.files.atomic import replacing
 from kerasmem.files.data import is_array_data
 from kerasmem.files.load import load_model
-from kerasmem.files.opens import check_opens
-from kerasmem.files.save import save_stored
+from kerasmem.files.save import check
+from kerasmem.files.write import write_model
 from kerasmem.graph.clone import live_objects
 from kerasmem.graph.values import model_digest
 from kerasmem.records import WeightChange
@@ -117,8 +117,7 @@ class Checkpoints:
             OutputError: if its file cannot be written, or could not be opened.
         """
         with replacing(self._model(step), follow_link=False) as path:
-            save_stored(model, path)
-            check_opens(model, path, path)
+            check(model, path, write_model(model, path, "stored", slots=False))
         account = StepAccount(self.key, tuple(changes))
         with replacing(self._account(step), follow_link=False) as path:
             path.write_text(json.dumps(asdict(account)), encoding="utf-8")

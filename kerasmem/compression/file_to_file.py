@@ -37,10 +37,11 @@ from kerasmem.files.entries import InFile, Readable
 from kerasmem.files.load import check_model_file, load_model
 from kerasmem.files.members import opened_weights
 from kerasmem.files.memory_map import is_mappable
-from kerasmem.files.opens import check_described, is_saved_as_it_is
+from kerasmem.files.opens import is_saved_as_it_is
 from kerasmem.files.plain import unpacked
-from kerasmem.files.save import Coding, check_repacked, repack
-from kerasmem.files.save_described import save_described
+from kerasmem.files.save import check
+from kerasmem.files.weights import Coding
+from kerasmem.files.write import write_model
 from kerasmem.graph.clone import compile_as
 from kerasmem.graph.layers import sublayers
 from kerasmem.graph.values import nbytes, nonzero, parameters
@@ -198,12 +199,8 @@ def compress_file(
         before = [*model.weights]
         found = {id(v): streams.of(v) for v in before}
         told = [_TABLE[type(step)].apply(model, step, streams) for step in job.steps]
-        stored = written.with_name("stored.keras")
-        save_described(model, stored, streams.of)
-        repack(stored, written, coding=coding)
-        check_repacked(stored, written, coding=coding)
-        check_described(model, stored)
-        stored.unlink()
+        made = write_model(model, written, coding, entries_of=streams.of)
+        check(model, written, made)
         changes = [change for tell in told for change in tell()]
         report = CompressionReport(
             before=_figures(before, found.get, size),

@@ -16,7 +16,8 @@ from kerasmem.backends import current
 from kerasmem.compression.judge import in_order
 from kerasmem.errors import KerasMemWarning, OutputError
 from kerasmem.files.data import fit_arguments, sample_inputs
-from kerasmem.files.save import Coding, save_stored, write_small
+from kerasmem.files.weights import Coding
+from kerasmem.files.write import save_stored, write_model
 from kerasmem.graph.activations import peak_activation_bytes
 from kerasmem.graph.values import nbytes, nonzero, parameters
 from kerasmem.records import ModelFigures
@@ -240,7 +241,7 @@ def file_bytes(model: Any, *, stored: bool = False, coding: Coding = "deflate") 
             if stored:
                 save_stored(model, path)
             else:
-                write_small(model, path, coding)
+                write_model(model, path, coding)
             return path.stat().st_size
     except OSError as error:
         raise OutputError(

@@ -26,7 +26,8 @@ from kerasmem.demo.recipe import (
     falling_rate,
     residual_network,
 )
-from kerasmem.files.save import save_model, save_stored
+from kerasmem.files.save import save_model
+from kerasmem.files.write import save_stored
 from kerasmem.records import ModelFigures
 from kerasmem.report.compression import Page, write_page
 from kerasmem.report.progress import FitProgress

@@ -6,7 +6,9 @@ each other, so that an array can come, or go, a block at a time. Any HDF5 reads 
 
 import math
 import os
-from collections.abc import Iterable, Iterator
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,10 +31,32 @@ MOST_UNSTORED_BYTES = 1 << 32
 """Keras refuses a larger array of which the file has nothing."""
 
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+_NOTHING = np.empty(0, np.uint8)
 Place = tuple[int, ...]
 Form = tuple[tuple[int, ...], np.dtype]
-_Packed = tuple[bytes, bool]
-"""Bytes of a chunk, and whether they are the entries as they are."""
+_Packed = tuple[bytes, bool, int]
+"""Bytes of a chunk, whether they are the entries as they are, and their checksum."""
+
+
+@dataclass
+class WrittenArray:
+    """An array in a file, as it was written.
+
+    Args:
+        shape: its shape.
+        dtype: type of an entry.
+        sums: CRC-32 of the entries of each chunk, in order, None for one of zeros that
+            the file has nothing of; of all entries where there are no chunks.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    sums: list[Any] = field(default_factory=list)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all entries."""
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 def new_file(path: Path) -> h5py.File:
@@ -61,11 +85,11 @@ def write_array(
     name: str,
     form: Form,
     blocks: Iterable[np.ndarray],
-) -> h5py.Dataset:
+) -> WrittenArray:
     """Write an array of numbers under a name, as Keras reads it.
 
     What is written depends on the array alone, not on how it was cut into blocks. It is
-    all there when the scope of the threads ends.
+    all there, and its checksums, when the scope of the threads ends.
 
     Args:
         threads: that deflate the pieces.
@@ -80,7 +104,8 @@ def write_array(
     """
     shape, dtype = form
     if not shape or math.prod(shape) * dtype.itemsize < _LEAST_BYTES:
-        return _write_whole(group, name, form, blocks)
+        return write_whole(group, name, form, blocks)
+    written = WrittenArray(shape, dtype)
     chunks = chunks_of(shape, dtype.itemsize)
     width, size = dtype.itemsize, math.prod(chunks) * dtype.itemsize
     places = list(_places(shape, chunks))
@@ -90,12 +115,12 @@ def write_array(
     made = group.create_dataset(
         name,
         shape,
-        _in_file(dtype),
+        type_in_file(dtype),
         chunks=chunks,
         compression="gzip",
         shuffle=shuffle,
     )
-    _note_type(made, dtype)
+    note_type(made, dtype)
     # Keras would take so large an array without a piece for a trap.
     pack = (
         _packed
@@ -110,19 +135,26 @@ def write_array(
             piece,
             width if shuffle else 1,
             size,
-            then=partial(_write, made, place, unfiltered),
+            then=partial(_write, made, written.sums, place, unfiltered),
         )
     for _ in pieces:
-        raise _other_length(name)
-    return made
+        raise other_length(name)
+    return written
 
 
 def _write(
-    dataset: h5py.Dataset, place: Place, unfiltered: int, packed: _Packed | None
+    dataset: h5py.Dataset,
+    sums: list[int | None],
+    place: Place,
+    unfiltered: int,
+    packed: _Packed | None,
 ) -> None:
-    if packed is not None:
-        content, is_plain = packed
-        dataset.id.write_direct_chunk(place, content, unfiltered if is_plain else 0)
+    if packed is None:
+        sums.append(None)
+        return
+    content, is_plain, crc = packed
+    dataset.id.write_direct_chunk(place, content, unfiltered if is_plain else 0)
+    sums.append(crc)
 
 
 def _packed_unless_zero(piece: np.ndarray, width: int, size: int) -> _Packed | None:
@@ -131,50 +163,65 @@ def _packed_unless_zero(piece: np.ndarray, width: int, size: int) -> _Packed | N
 
 
 def _packed(piece: np.ndarray, width: int, size: int) -> _Packed:
+    crc = checksum(piece)
     if piece.size < size:  # at an end of the array, HDF5's chunk reaches over it
         piece = np.concatenate([piece, np.zeros(size - piece.size, np.uint8)])
     stream = deflated(piece, width)
-    return (piece.tobytes(), True) if stream is None else (stream, False)
+    if stream is None:
+        return piece.tobytes(), True, crc
+    return stream, False, crc
 
 
 def check_array(
     threads: Threads,
+    read: Callable[[int, int], bytes],
     dataset: h5py.Dataset,
     name: str,
-    form: Form,
-    blocks: Iterable[np.ndarray],
+    written: WrittenArray,
 ) -> None:
-    """Read an array that `write_array` wrote in pieces, and compare it bit by bit.
+    """Read the chunks that `write_array` wrote, and compare their checksums.
 
     Args:
-        threads: that inflate and compare the pieces.
-        dataset: it.
+        threads: that read and inflate them.
+        read: returns bytes of the file, given a place and their number.
+        dataset: where they are.
         name: of the array, for the error.
-        form: the shape and the type that it should have.
-        blocks: the entries that it should have.
+        written: what it should be.
 
     Raises:
         OutputError: if it differs, here or when the scope of the threads ends.
     """
-    shape, dtype = form
-    if dataset.shape != shape or dataset.dtype != _in_file(dtype):
-        raise _unlike(name)
-    width, how = dtype.itemsize, dtype.itemsize if dataset.shuffle else 1
+    width = written.dtype.itemsize
+    how = width if dataset.shuffle else 1
     size = math.prod(dataset.chunks) * width
-    places = list(_places(shape, dataset.chunks))
-    pieces = _cut(blocks, [entries * width for _, entries in places], name)
-
-    def judge(same: bool) -> None:  # noqa: FBT001
-        if not same:
-            raise _unlike(name)
-
-    for (place, _), piece in zip(places, pieces, strict=True):
-        if dataset.id.get_chunk_info_by_coord(place).byte_offset is None:
-            judge(not piece.any())
+    places = _places(written.shape, dataset.chunks)
+    for (place, entries), crc in zip(places, written.sums, strict=True):
+        found = dataset.id.get_chunk_info_by_coord(place)
+        if crc is None:
+            raise_unless(name, found.byte_offset is None)
             continue
-        mask, content = dataset.id.read_direct_chunk(place)
-        args = (piece, content, 0 if mask else how, size)
-        threads.run(_is_same, *args, then=judge)
+        threads.run(
+            _has_sum,
+            partial(read, found.byte_offset, found.size),
+            0 if found.filter_mask else how,
+            size,
+            entries * width,
+            crc,
+            then=partial(raise_unless, name),
+        )
+
+
+def check_by_filters(dataset: h5py.Dataset, name: str, written: WrittenArray) -> None:
+    """Read an array as any reader does, by HDF5's own filters; see `check_array`."""
+    content, begin = bytes_of(dataset[()]), 0
+    for (_, entries), crc in zip(
+        _places(written.shape, dataset.chunks), written.sums, strict=True
+    ):
+        end = begin + entries * written.dtype.itemsize
+        piece, begin = content[begin:end], end
+        raise_unless(
+            name, checksum(piece) == crc if crc is not None else not piece.any()
+        )
 
 
 def blocks_of(dataset: h5py.Dataset) -> Iterator[np.ndarray]:
@@ -188,7 +235,11 @@ def blocks_of(dataset: h5py.Dataset) -> Iterator[np.ndarray]:
         yield dataset[start : start + step]
 
 
-def _is_same(piece: np.ndarray, content: bytes, width: int, size: int) -> bool:
+def _has_sum(
+    read: Callable[[], bytes], width: int, size: int, used: int, crc: int
+) -> bool:
+    """Return whether a chunk's entries, of which the first bytes count, have a sum."""
+    content = read()
     if not width:
         found = np.frombuffer(content, np.uint8)
     else:
@@ -196,7 +247,7 @@ def _is_same(piece: np.ndarray, content: bytes, width: int, size: int) -> bool:
             found = inflated(content, width, size)
         except ValueError:
             return False
-    return found.size == size and np.array_equal(found[: piece.size], piece)
+    return found.size == size and checksum(found[:used]) == crc
 
 
 def chunks_of(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
@@ -234,14 +285,14 @@ def _cut(
     blocks: Iterable[np.ndarray], lengths: list[int], name: str
 ) -> Iterator[np.ndarray]:
     """Give the bytes of blocks anew, in pieces of so many, and any that are left."""
-    source = map(_bytes, blocks)
+    source = map(bytes_of, blocks)
     rest = np.empty(0, np.uint8)
     for length in lengths:
         parts, size = [rest], rest.size
         while size < length:
             part = next(source, None)
             if part is None:
-                raise _other_length(name)
+                raise other_length(name)
             parts.append(part)
             size += part.size
         full = [part for part in parts if part.size]
@@ -251,41 +302,69 @@ def _cut(
     yield from (part for part in (rest, *source) if part.size)
 
 
-def _bytes(array: np.ndarray) -> np.ndarray:
+def bytes_of(array: np.ndarray) -> np.ndarray:
+    """Return the bytes of an array's entries in their order."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
-def _write_whole(
+def checksum(array: np.ndarray, before: int = 0) -> int:
+    """Return the CRC-32 of an array's bytes, after that of what comes before them."""
+    return zlib.crc32(bytes_of(array).data, before)
+
+
+def write_whole(
     group: h5py.Group,
     name: str,
     form: Form,
     blocks: Iterable[np.ndarray],
-) -> h5py.Dataset:
+) -> WrittenArray:
+    """Write an array in one piece, as it is; see `write_array`."""
     shape, dtype = form
-    size = math.prod(shape) * dtype.itemsize
-    parts = [_bytes(block) for block in blocks]
-    content = np.concatenate([np.empty(0, np.uint8), *parts])
-    if content.size != size:
-        raise _other_length(name)
-    array = content.view(_in_file(dtype)).reshape(shape)
-    made = group.create_dataset(name, data=array)
-    _note_type(made, dtype)
-    return made
+    content = whole_of(name, form, blocks)
+    made = group.create_dataset(name, data=content)
+    note_type(made, dtype)
+    return WrittenArray(shape, dtype, [checksum(content)])
 
 
-def _in_file(dtype: np.dtype) -> Any:
+def whole_of(name: str, form: Form, blocks: Iterable[np.ndarray]) -> np.ndarray:
+    """Return an array of the blocks of it, of the type that HDF5 has a name for.
+
+    Raises:
+        OutputError: if they have fewer or more entries.
+    """
+    shape, dtype = form
+    parts = [bytes_of(block) for block in blocks]
+    content = parts[0] if len(parts) == 1 else np.concatenate([_NOTHING, *parts])
+    if content.size != math.prod(shape) * dtype.itemsize:
+        raise other_length(name)
+    return content.view(type_in_file(dtype)).reshape(shape)
+
+
+def type_in_file(dtype: np.dtype) -> Any:
     """Return the type of entries that HDF5 has a name for."""
     return np.dtype("V2") if dtype == _BFLOAT16 else dtype
 
 
-def _note_type(dataset: h5py.Dataset, dtype: np.dtype) -> None:
-    if dtype == _BFLOAT16:  # as Keras does
+def type_of(dataset: h5py.Dataset) -> np.dtype:
+    """Return the type of entries that a dataset stands for, see `note_type`."""
+    is_bfloat16 = (
+        dataset.attrs.get("dtype") == "bfloat16" and dataset.dtype.itemsize == 2
+    )
+    return _BFLOAT16 if is_bfloat16 else dataset.dtype
+
+
+def note_type(dataset: h5py.Dataset, dtype: np.dtype) -> None:
+    """Note a type that HDF5 has no name for, as Keras does."""
+    if dtype == _BFLOAT16:
         dataset.attrs["dtype"] = "bfloat16"
 
 
-def _other_length(name: str) -> OutputError:
+def raise_unless(name: str, same: bool) -> None:  # noqa: FBT001
+    """Raise `OutputError` if a weight was not read back as it was written."""
+    if not same:
+        raise OutputError(f"the weight {name!r} was not read back as it was written")
+
+
+def other_length(name: str) -> OutputError:
+    """Return the error of an array whose blocks do not make its shape."""
     return OutputError(f"the weight {name!r} has another length than its shape tells")
-
-
-def _unlike(name: str) -> OutputError:
-    return OutputError(f"the weight {name!r} was not read back as it was written")

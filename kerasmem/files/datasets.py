@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import h5py
-import ml_dtypes
 import numpy as np
 
 from kerasmem.errors import ModelFileError
+from kerasmem.files.chunks import type_of
 from kerasmem.files.coding import LARGE_BYTES, MOST_TIMES
 
 
@@ -79,9 +79,7 @@ def whole_array(
 
 
 def _described(name: str, item: h5py.Dataset) -> Dataset:
-    dtype = item.dtype
-    if item.attrs.get("dtype") == "bfloat16" and dtype.itemsize == 2:
-        dtype = np.dtype(ml_dtypes.bfloat16)
+    dtype = type_of(item)
     layout = item.id.get_create_plist().get_layout()
     whole = layout == h5py.h5d.CONTIGUOUS and not item.external
     return Dataset(

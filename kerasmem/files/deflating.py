@@ -7,6 +7,7 @@ takes no time to write and none to read.
 """
 
 import zlib
+from collections.abc import Callable
 
 import numpy as np
 
@@ -17,15 +18,19 @@ except ImportError:  # no wheel for this machine: slower, and read all the same
 
 _DAMAGED = (zlib.error, deflate.DeflateError if deflate else zlib.error)
 
-_SAMPLE_BYTES = 1 << 13
-_WORTH_IT = 0.99
+_SAMPLE_BYTES = 1 << 12
+_WORTH_IT = 0.98
 """Deflated, a part takes at most so much of its bytes, or is left as it is."""
+
+_MOST_FOR_SPEED = 1.02
+"""So many times the bytes are taken if there is no search for what repeats."""
 
 _MOST_STORED = 65535
 """Bytes of one stored block in a stream."""
 
-_LEVEL, _LEVEL_OF_PLANES = 6, 3
-"""In planes no sequence repeats: a longer search for one finds nothing."""
+_LEVEL = 6
+_END = b"\x03\0"
+"""A last block, of nothing."""
 
 
 def shuffled(piece: np.ndarray, width: int) -> np.ndarray:
@@ -48,11 +53,8 @@ def better_shuffled(piece: np.ndarray, width: int) -> bool:
     """
     if width == 1:
         return False
-    sample = piece[: 4 * _SAMPLE_BYTES // width * width]
-    plain, planes = (
-        len(_raw(each.reshape(-1), _LEVEL))
-        for each in (sample, shuffled(sample, width))
-    )
+    sample = piece[: 8 * _SAMPLE_BYTES // width * width]
+    plain, planes = (len(_deflated(each)) for each in (sample, shuffled(sample, width)))
     return planes < 0.98 * plain
 
 
@@ -64,45 +66,57 @@ def deflated(piece: np.ndarray, width: int) -> bytes | None:
         width: bytes of an entry if they are shuffled first, else 1.
     """
     planes = shuffled(piece, width)
-    level = _LEVEL if width == 1 else _LEVEL_OF_PLANES
-    random = 0
-    while random < width and not _deflates(planes[random]):
-        random += 1
-    if random == width:
+    how = [_how(plane) for plane in planes]
+    coded = [place for place, each in enumerate(how) if each is not _stored]
+    if not coded:
         return None
-    rest = _raw(planes[random:].reshape(-1), level)
-    stream = b"".join(
-        [
-            b"\x78\x01",
-            *_stored(planes[:random].reshape(-1)),
-            rest,
-            zlib.adler32(planes.data).to_bytes(4, "big"),
-        ]
-    )
+    if _deflated not in how:
+        blocks = [block(plane) for block, plane in zip(how, planes, strict=True)]
+        blocks.append(_END)
+    else:  # what repeats may do so in all planes
+        blocks = [_stored(planes[: coded[0]]), _deflated(planes[coded[0] :])]
+    adler = zlib.adler32(planes.data).to_bytes(4, "big")
+    stream = b"".join([b"\x78\x01", *blocks, adler])
     return stream if len(stream) < piece.size else None
 
 
-def _deflates(plane: np.ndarray) -> bool:
-    # From three places: what is alike in an array may be so in a part of it.
+def _how(plane: np.ndarray) -> Callable[[np.ndarray], bytes]:
+    """Return what makes few bytes of a plane, by samples from three places of it."""
     starts = (0, plane.size // 2, plane.size - _SAMPLE_BYTES)
-    samples = [plane[max(start, 0) :][:_SAMPLE_BYTES] for start in starts]
-    size = sum(each.size for each in samples)
-    return sum(len(_raw(each, 1)) for each in samples) < _WORTH_IT * size
+    sample = np.concatenate([plane[max(n, 0) :][:_SAMPLE_BYTES] for n in starts])
+    repeating, alone = len(_raw(sample, 1)), len(_by_frequency(sample))
+    if min(repeating, alone) >= _WORTH_IT * sample.size:
+        return _stored
+    return _by_frequency if alone < _MOST_FOR_SPEED * repeating else _deflated
 
 
-def _stored(content: np.ndarray) -> list[bytes]:
-    """Return the blocks of a stream that hold bytes as they are."""
-    blocks = []
+def _stored(content: np.ndarray) -> bytes:
+    """Return blocks of a stream that hold bytes as they are."""
+    content, blocks = content.reshape(-1), []
     for start in range(0, content.size, _MOST_STORED):
         block = content[start : start + _MOST_STORED]
         length = block.size
         head = b"\0" + length.to_bytes(2, "little")
         blocks += [head + (length ^ 0xFFFF).to_bytes(2, "little"), block.tobytes()]
-    return blocks
+    return b"".join(blocks)
+
+
+def _by_frequency(content: np.ndarray) -> bytes:
+    """Return blocks in which each byte is coded by itself: faster, by Huffman alone.
+
+    In the exponents of trained weights no sequence repeats that is worth a search.
+    """
+    how = (_LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS, 9)
+    coder = zlib.compressobj(*how, zlib.Z_HUFFMAN_ONLY)
+    return coder.compress(content.data) + coder.flush(zlib.Z_SYNC_FLUSH)
+
+
+def _deflated(content: np.ndarray) -> bytes:
+    """Return the last blocks of a stream."""
+    return _raw(content.reshape(-1), _LEVEL)
 
 
 def _raw(content: np.ndarray, level: int) -> bytes:
-    """Return the last blocks of a stream, without what stands around them."""
     if deflate is not None:
         return bytes(deflate.deflate_compress(content, level))
     coder = zlib.compressobj(level, zlib.DEFLATED, -zlib.MAX_WBITS)

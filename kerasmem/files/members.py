@@ -1,6 +1,7 @@
 """The members of an archive where they lie in its file."""
 
 import io
+import os
 import shutil
 import struct
 import tempfile
@@ -8,6 +9,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
@@ -103,6 +105,37 @@ def opened_weights(path: Path) -> Iterator[h5py.File | None]:
     Raises:
         ModelFileError: if the weights are damaged.
     """
+    with placed_weights(path) as found:
+        yield None if found is None else found.weights
+
+
+@dataclass(frozen=True)
+class PlacedWeights:
+    """An HDF5 file that is a part of another one.
+
+    Args:
+        weights: it.
+        file: descriptor of the other.
+        start: the byte where it begins there.
+    """
+
+    weights: h5py.File
+    file: int
+    start: int
+
+    def read(self, place: int, size: int) -> bytes:
+        """Return bytes of the part; any thread may, which HDF5 does not allow.
+
+        Args:
+            place: where they begin in it.
+            size: number of bytes, fewer at its end.
+        """
+        return os.pread(self.file, size, self.start + place)
+
+
+@contextmanager
+def placed_weights(path: Path) -> Iterator[PlacedWeights | None]:
+    """Give what `opened_weights` does, and where the bytes of it are."""
     with ExitStack() as scope:
         archive = scope.enter_context(zipfile.ZipFile(path))
         if WEIGHTS not in archive.namelist():
@@ -111,12 +144,16 @@ def opened_weights(path: Path) -> Iterator[h5py.File | None]:
         member = archive.getinfo(WEIGHTS)
         if member.compress_type == zipfile.ZIP_STORED:
             file = scope.enter_context(path.open("rb"))
-            content = Window(file, data_start(file, member), member.file_size)
+            start = data_start(file, member)
+            content = Window(file, start, member.file_size)
         else:
-            content = scope.enter_context(_room(path.parent))
+            file = content = scope.enter_context(_room(path.parent))
+            start = 0
             with archive.open(member) as reader:
                 _unpack(reader, content, member.file_size)
-        yield scope.enter_context(h5py.File(content, "r"))
+            content.flush()
+        weights = scope.enter_context(h5py.File(content, "r"))
+        yield PlacedWeights(weights, file.fileno(), start)
 
 
 def _unpack(reader: IO[bytes], target: BinaryIO, size: int) -> None:

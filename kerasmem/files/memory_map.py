@@ -10,7 +10,7 @@ import mmap
 import os
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -47,9 +47,6 @@ class MappedWeights:
 
     Args:
         path: the file.
-        used: False for a file that this process made, and a model that is only looked
-            at: its variables get no values, and arrays that cannot be mapped, such as
-            words, are read.
         described: True for a model whose variables only have a shape and a type, see
             `lazy_variables`. The file may have been compressed then: its arrays are
             none to look at.
@@ -63,10 +60,8 @@ class MappedWeights:
         file: which one it is, whatever will have its name.
     """
 
-    def __init__(
-        self, path: Path, *, used: bool = True, described: bool = False
-    ) -> None:
-        self._path, self._used, self._described = path, used, described
+    def __init__(self, path: Path, *, described: bool = False) -> None:
+        self._path, self._described = path, described
         self._values = backends.current().lazy_values()
         if (reason := self._values.why_not()) is not None:
             raise ConfigError(
@@ -77,7 +72,7 @@ class MappedWeights:
             if described and not is_mappable(path):
                 self._arrays, self.learned, self.file = _told(path)
             else:
-                found = _read(path, map_all=used and not described, writable=used)
+                found = _read(path, map_all=not described)
                 self._arrays, self.learned, self.file = found
         except ModelFileError:
             raise
@@ -92,13 +87,27 @@ class MappedWeights:
 
         Within the scope no variable gets a value before somebody looks at it.
         """
-        with tempfile.TemporaryDirectory() as folder:
-            small = Path(folder) / self._path.name
-            write_skeleton(self._path, small, self._arrays, _NAME)
-            with lazy_variables(
-                self._values, used=self._used, described=self._described
-            ):
-                yield small, {f"kerasmem>{_NAME}": _Mapped([*self._arrays.values()])}
+        with (
+            skeleton(self._path, self._arrays) as found,
+            lazy_variables(self._values, described=self._described),
+        ):
+            yield found
+
+
+@contextmanager
+def skeleton(
+    path: Path, arrays: Mapping[str, Made]
+) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Give a file that Keras loads a model from, and custom objects for that.
+
+    Args:
+        path: the file of the model.
+        arrays: those that its weights get, by their paths in the file.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        small = Path(folder) / path.name
+        write_skeleton(path, small, arrays, _NAME)
+        yield small, {f"kerasmem>{_NAME}": _Mapped([*arrays.values()])}
 
 
 def is_mappable(path: Path) -> bool:
@@ -132,17 +141,20 @@ def _told(path: Path) -> tuple[dict[str, Made], bool, os.stat_result]:
                 arrays[each.name] = partial(np.asarray, words)
             else:
                 shape, dtype = form or (each.shape, each.dtype)
-                arrays[each.name] = partial(_nothing, shape, dtype)
+                arrays[each.name] = partial(nothing, shape, dtype)
         return arrays, _has_stepped(weights, found), path.stat()
 
 
-def _nothing(shape: tuple[int, ...], dtype: np.dtype) -> MappedArray:
-    return np.broadcast_to(np.zeros((), dtype), shape).view(MappedArray)
+def nothing(
+    shape: tuple[int, ...], dtype: np.dtype, name: str | None = None
+) -> MappedArray:
+    """Return an array of a shape and a type that takes no memory, and has a name."""
+    made = np.broadcast_to(np.zeros((), dtype), shape).view(MappedArray)
+    made.name = name
+    return made
 
 
-def _read(
-    path: Path, *, map_all: bool, writable: bool
-) -> tuple[dict[str, Made], bool, os.stat_result]:
+def _read(path: Path, *, map_all: bool) -> tuple[dict[str, Made], bool, os.stat_result]:
     """Return the arrays in a file by their paths, and what `MappedWeights` has."""
     with zipfile.ZipFile(path) as archive, path.open("rb") as file:
         if WEIGHTS not in archive.namelist():
@@ -161,7 +173,7 @@ def _read(
                 raise _compressed(path)
             read = {name: weights[name][()] for name in odd}
         # What could be written to counts as memory of the process's own.
-        access = mmap.ACCESS_COPY if writable else mmap.ACCESS_READ
+        access = mmap.ACCESS_COPY if map_all else mmap.ACCESS_READ
         whole = mmap.mmap(file.fileno(), 0, access=access)
         status = os.fstat(file.fileno())
     arrays: dict[str, Made] = {name: partial(read.__getitem__, name) for name in odd}

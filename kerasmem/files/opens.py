@@ -9,21 +9,29 @@ import gc
 import tempfile
 import warnings
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
 import keras
+import numpy as np
 
 from kerasmem.backends import current
-from kerasmem.backends.lazy import MappedArray, first_value
+from kerasmem.backends.lazy import (
+    MappedArray,
+    described_source,
+    first_value,
+    lazy_variables,
+)
 from kerasmem.backends.seeding import generators_kept
 from kerasmem.errors import OutputError
 from kerasmem.files.load import first_reason
-from kerasmem.files.memory_map import MappedWeights
+from kerasmem.files.memory_map import nothing, skeleton
 from kerasmem.files.weights import same_bits
+from kerasmem.files.write import WrittenModel
 from kerasmem.graph.clone import live_objects
 from kerasmem.graph.layers import own_variables, sublayers
 from kerasmem.graph.values import to_numpy
@@ -32,17 +40,17 @@ _OPENED: WeakSet[type] = WeakSet()
 """Classes of layers and models of which this process has opened a file whole."""
 
 
-def check_opens(model: Any, path: Path, stored: Path) -> None:
-    """Open a file, and compare the weights that it gives with those of its model.
+def check_opens(model: Any, path: Path, written: WrittenModel) -> None:
+    """Open a file, and look whether each weight is given what was saved of it.
 
-    The weights stay in the file, one at a time is read. Only where the model has a
-    class that this process has opened no file of, or variables cannot be without a
-    value, it is loaded whole.
+    The weights stay in the file. Only where the model has a class that this process has
+    opened no file of, or it cannot be told without, it is loaded whole.
 
     Args:
-        model: the model that was saved; its own classes are those of the file.
+        model: the model that was saved; its own classes are those of the file. Of one
+            that is described the weights always stay in the file.
         path: the file.
-        stored: the same file as Keras wrote it, so that its weights can be mapped.
+        written: what was written of it.
 
     Raises:
         ModelError: if two classes of the model have one name.
@@ -50,16 +58,51 @@ def check_opens(model: Any, path: Path, stored: Path) -> None:
     """
     classes = {type(layer) for layer in sublayers(model)}
     is_new = any(each not in _OPENED for each in classes)
+    is_lazy = current().lazy_values().why_not() is None
     with (
         _apart(),
         keras.saving.custom_object_scope(live_objects(model, compiled=False)),
     ):
-        if is_new or current().lazy_values().why_not():
+        if any(described_source(variable) is not None for variable in model.variables):
+            _check_places(model, path, written)
+        elif is_new or not is_lazy or not _is_in_place(model, path, written):
             _check_whole(model, path)
-        else:
-            with MappedWeights(stored, used=False).skeleton() as (small, objects):
-                _compare(model, _opened(small, objects))
     _OPENED.update(classes)
+
+
+def _is_in_place(model: Any, path: Path, written: WrittenModel) -> bool:
+    try:
+        _check_places(model, path, written)
+    except OutputError:  # or a layer computes with its weights: the whole file tells
+        return False
+    return True
+
+
+def _check_places(model: Any, path: Path, written: WrittenModel) -> None:
+    """Open a file with names in place of weights, and compare who gets which."""
+    names = [name for name in written.arrays if not name.startswith("optimizer/")]
+    forms = {name: written.arrays[name] for name in names}
+    arrays = {
+        name: partial(nothing, array.shape, array.dtype, name)
+        for name, array in forms.items()
+    }
+    arrays |= {name: partial(np.asarray, w) for name, w in written.words.items()}
+
+    def compare(weight: Any, found: Any) -> bool:
+        value = first_value(found)
+        if isinstance(value, MappedArray):
+            return written.variables.get(value.name or "") is weight
+        return described_source(weight) is None and _same_value(weight, found)
+
+    with (
+        skeleton(path, arrays) as (small, objects),
+        lazy_variables(current().lazy_values(), described=True),
+    ):
+        _compare(model, _opened(small, objects), compare)
+
+
+def _same_value(weight: Any, found: Any) -> bool:
+    return same_bits(to_numpy(weight), to_numpy(first_value(found)))
 
 
 def _check_whole(model: Any, path: Path) -> None:
@@ -68,7 +111,7 @@ def _check_whole(model: Any, path: Path) -> None:
         with zipfile.ZipFile(path) as archive:
             archive.extractall(folder)
         try:
-            _compare(model, _opened(Path(folder), {}))
+            _compare(model, _opened(Path(folder), {}), _same_value)
         finally:
             gc.collect()  # a model is a cycle, and this one holds its weights
 
@@ -85,28 +128,8 @@ def _opened(path: Path, objects: dict[str, Any]) -> Any:
         ) from error
 
 
-def check_described(model: Any, path: Path) -> None:
-    """Open a file, and compare the shapes and types of weights with those of its model.
-
-    No weight is read.
-
-    Args:
-        model: a described model that was saved; its own classes are those of the file.
-        path: the file as Keras would have written it.
-
-    Raises:
-        OutputError: if the file cannot be opened, or gives other weights.
-    """
-    with (
-        _apart(),
-        keras.saving.custom_object_scope(live_objects(model, compiled=False)),
-        MappedWeights(path, described=True).skeleton() as (small, objects),
-    ):
-        _compare(model, _opened(small, objects), values=False)
-
-
-def _compare(model: Any, opened: Any, *, values: bool = True) -> None:
-    """Compare the weights of two models.
+def _compare(model: Any, opened: Any, is_same: Callable[[Any, Any], bool]) -> None:
+    """Compare the weights of two models, by whatever tells that two are the same.
 
     The second one may have more of them: what the first has in several layers. Then
     those of one path are compared.
@@ -129,7 +152,7 @@ def _compare(model: Any, opened: Any, *, values: bool = True) -> None:
     else:
         pairs = [(one, by_path[one[1].path]) for one in ours if one[1].path in by_path]
     for (owner, weight), found in pairs:
-        _compare_weights(owner, weight, found, values=values)
+        _compare_weights(owner, weight, found, is_same)
 
 
 def _owners_and_weights(model: Any) -> list[tuple[Any, Any]]:
@@ -141,25 +164,21 @@ def _owners_and_weights(model: Any) -> list[tuple[Any, Any]]:
     return list(found.values())
 
 
-def _compare_weights(owner: Any, weight: Any, found: Any, *, values: bool) -> None:
+def _compare_weights(
+    owner: Any, weight: Any, found: Any, is_same: Callable[[Any, Any], bool]
+) -> None:
     expected, given = ((tuple(each.shape), each.dtype) for each in (weight, found))
     if expected != given:
         raise OutputError(
             f"the weight {weight.path!r} of shape and type {expected} would be opened "
             f"as one of {given}"
         )
-    if not values or not is_saved_as_it_is(owner):
-        return
-    value = first_value(found)
-    in_file = isinstance(value, MappedArray)
-    if not same_bits(to_numpy(weight), value if in_file else to_numpy(value)):
+    if is_saved_as_it_is(owner) and not is_same(weight, found):
         raise OutputError(
             f"the weight {weight.path!r} would not be opened with its value. Keras "
             "finds no layer that is not in an attribute of a layer or model, or in a "
             "list, tuple or dict there"
         )
-    if in_file:
-        value.release()
 
 
 def is_saved_as_it_is(layer: Any) -> bool:

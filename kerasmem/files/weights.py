@@ -1,22 +1,45 @@
-"""The HDF5 file inside of a `.keras` archive, each array stored in fewest bytes."""
+"""The HDF5 file of a model's weights, written array by array and read back.
 
-from collections.abc import Callable
+Each array is deflated, coded, or left as it is. Of what was written the checksums are
+kept, so that it can be compared with what is read, long after the weights are gone.
+"""
+
+import math
+import os
+import re
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Literal
 
 import h5py
 import ml_dtypes
 import numpy as np
+from h5py import h5d, h5p, h5s, h5t
 
-from kerasmem.errors import OutputError
+from kerasmem.errors import ModelFileError
 from kerasmem.files.chunks import (
     MOST_UNSTORED_BYTES,
+    Form,
+    WrittenArray,
     blocks_of,
+    bytes_of,
     check_array,
+    check_by_filters,
+    checksum,
     new_file,
     new_group,
+    note_type,
+    other_length,
+    raise_unless,
+    type_in_file,
+    type_of,
+    whole_of,
     write_array,
+    write_whole,
 )
 from kerasmem.files.coding import (
     LARGE_BYTES,
@@ -25,9 +48,10 @@ from kerasmem.files.coding import (
     encode,
     has_code,
 )
+from kerasmem.files.members import PlacedWeights
 from kerasmem.files.threads import Threads
 
-Store = Callable[[Threads, h5py.Group, str, h5py.Dataset], None]
+Coding = Literal["deflate", "entropy", "stored"]
 
 _COMPARED_BYTES = 1 << 18
 _CODED_AHEAD = 2
@@ -36,32 +60,179 @@ _CODED_AHEAD = 2
 ALIGNMENT_BYTES = 64
 """Where an array in a file begins that is to be mapped: what processors like best."""
 
+_ZEROS = np.zeros(1 << 20, np.uint8)
+_LARGE_BYTES = 1 << 16
 
-def rewrite(old: h5py.File, target: Path, store: Store) -> None:
-    """Copy an HDF5 file, with its groups and attributes.
+
+class WeightsFile:
+    """A scope in which the arrays of a new HDF5 file are written, on several threads.
 
     Args:
-        old: the file.
-        target: the copy.
-        store: writes a dataset under its name into the new group.
+        path: the file.
+        coding: how arrays are written.
+
+    Attributes:
+        written: the arrays, by their paths in the file; whole when the scope ends.
     """
-    if store is store_plain:
-        aligned = {"alignment_threshold": 1, "alignment_interval": ALIGNMENT_BYTES}
-        made = h5py.File(target, "w", **aligned)
-    else:
-        made = new_file(target)
-    ahead = {"ahead": _CODED_AHEAD} if store is store_coded else {}
-    with made as new, Threads(**ahead) as threads:
-        _copy(old, new, partial(store, threads))
 
-
-def _copy(old: h5py.Group, new: h5py.Group, store: Callable[..., None]) -> None:
-    _copy_attributes(old, new)
-    for name, item in old.items():
-        if isinstance(item, h5py.Group):
-            _copy(item, new_group(new, name), store)
+    def __init__(self, path: Path, coding: Coding) -> None:
+        self.written: dict[str, WrittenArray] = {}
+        if coding == "stored":
+            aligned = {"alignment_threshold": 1, "alignment_interval": ALIGNMENT_BYTES}
+            self._file = h5py.File(path, "w", **aligned)
         else:
-            store(new, name, item)
+            self._file = new_file(path)
+        ahead = {"ahead": _CODED_AHEAD} if coding == "entropy" else {}
+        self._threads = Threads(**ahead)
+        self._groups: dict[str, h5py.Group] = {"": self._file}
+        self._plain_file = path.open("r+b", buffering=0)
+        self._write = {
+            "deflate": partial(write_array, self._threads),
+            "entropy": self._coded,
+            "stored": self._plain,
+        }[coding]
+
+    def __enter__(self) -> "WeightsFile":
+        return self
+
+    def __exit__(
+        self,
+        error: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        with _errors_of_the_disk(), suppress(*([RuntimeError] if error else [])):
+            try:
+                self._threads.__exit__(error, value, traceback)
+            finally:
+                self._plain_file.close()
+                self._file.close()
+
+    def put(self, name: str, form: Form, blocks: Iterable[np.ndarray]) -> None:
+        """Write an array of numbers.
+
+        Args:
+            name: its path in the file.
+            form: its shape and type.
+            blocks: its entries in their order, see `write_array`.
+
+        Raises:
+            OutputError: if the blocks have fewer or more entries than the array.
+        """
+        group, _, key = name.rpartition("/")
+        with _errors_of_the_disk():
+            self.written[name] = self._write(self._group(group), key, form, blocks)
+
+    def put_rest(self, other: h5py.File) -> dict[str, np.ndarray]:
+        """Copy what another file has beside: groups, attributes, arrays that are left.
+
+        Args:
+            other: the file; its arrays have none of the names that were put.
+
+        Returns:
+            The arrays that are no numbers, by their paths.
+        """
+        words = {}
+
+        def copy(name: str, item: Any) -> None:
+            if isinstance(item, h5py.Group):
+                _copy_attributes(item, self._group(name))
+            elif is_numbers(item.dtype):
+                self.put(name, (item.shape, type_of(item)), blocks_of(item))
+            else:
+                group, _, key = name.rpartition("/")
+                other.copy(item, self._group(group), key)
+                words[name] = item[()]
+
+        _copy_attributes(other, self._file)
+        other.visititems(copy)
+        return words
+
+    def _group(self, name: str) -> h5py.Group:
+        if name not in self._groups:
+            parent, _, key = name.rpartition("/")
+            self._groups[name] = new_group(self._group(parent), key)
+        return self._groups[name]
+
+    def _coded(
+        self, group: h5py.Group, name: str, form: Form, blocks: Iterable[np.ndarray]
+    ) -> WrittenArray:
+        """Write an array as coded bytes, if those are fewer or could be mistaken."""
+        shape, dtype = form
+        if not (shape and has_code(dtype)):
+            return write_whole(group, name, form, blocks)
+        array = whole_of(name, form, blocks)
+        written = WrittenArray(shape, dtype)
+
+        def write(coded: tuple[bytes, int]) -> None:
+            code, crc = coded
+            if _is_smaller(code, array.nbytes) or could_be_code(array):
+                group.create_dataset(name, data=np.frombuffer(code, np.uint8))
+            else:
+                note_type(group.create_dataset(name, data=array), dtype)
+            written.sums.append(crc)
+
+        self._threads.run(_encoded, array, then=write)
+        return written
+
+    def _plain(
+        self, group: h5py.Group, name: str, form: Form, blocks: Iterable[np.ndarray]
+    ) -> WrittenArray:
+        """Write an array in one piece, as it is; nothing of one that is all zero."""
+        shape, dtype = form
+        size, crc, place = 0, 0, None
+        for block in map(bytes_of, blocks):
+            crc = checksum(block, crc)
+            if place is None and block.any():
+                place = self._room(group, name, form, zeros=size)
+            if place is not None:
+                self._write_at(place + size, block)
+            size += block.size
+        if size != math.prod(shape) * dtype.itemsize:
+            raise other_length(name)
+        if place is None and size > MOST_UNSTORED_BYTES:
+            self._room(group, name, form, zeros=size)
+        elif place is None:
+            group.create_dataset(name, shape, type_in_file(dtype))
+        note_type(group[name], dtype)
+        return WrittenArray(shape, dtype, [crc])
+
+    def _room(self, group: h5py.Group, name: str, form: Form, *, zeros: int) -> int:
+        """Make room for an array that begins with so many bytes of zeros.
+
+        Returns:
+            The byte of the file where it begins.
+        """
+        shape, dtype = form
+        how = h5p.create(h5p.DATASET_CREATE)
+        how.set_obj_track_times(False)
+        how.set_layout(h5d.CONTIGUOUS)
+        how.set_alloc_time(h5d.ALLOC_TIME_EARLY)
+        how.set_fill_time(h5d.FILL_TIME_NEVER)
+        space = h5s.create_simple(shape) if shape else h5s.create(h5s.SCALAR)
+        kind = h5t.py_create(type_in_file(dtype), logical=True)
+        place = h5d.create(group.id, name.encode(), kind, space, how).get_offset()
+        for start in range(0, zeros, _ZEROS.size):
+            self._write_at(place + start, _ZEROS[: zeros - start])
+        return place
+
+    def _write_at(self, place: int, content: np.ndarray) -> None:
+        self._plain_file.seek(place)
+        left = content.data
+        while left:
+            left = left[self._plain_file.write(left) :]
+
+
+@contextmanager
+def _errors_of_the_disk() -> Iterator[None]:
+    """Return a scope in which what HDF5 says of a full disk is said in short."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        number = re.search(r"errno = (\d+)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
 
 
 def _copy_attributes(old: Any, new: Any) -> None:
@@ -70,69 +241,28 @@ def _copy_attributes(old: Any, new: Any) -> None:
             new.attrs[name] = value
 
 
-def store_plain(
-    threads: Threads, group: h5py.Group, name: str, dataset: h5py.Dataset
-) -> None:
-    """Write a dataset in one piece, as it is; nothing of one that is all zero."""
-    del threads
-    if not 0 < dataset.nbytes <= MOST_UNSTORED_BYTES or not _all_zero(dataset):
-        group.copy(dataset, name)
-        return
-    _copy_attributes(dataset, group.create_dataset(name, dataset.shape, dataset.dtype))
+def is_numbers(dtype: np.dtype) -> bool:
+    """Return whether an array of a type is one of numbers, as weights are."""
+    return dtype.kind in "biufV" and not dtype.hasobject
 
 
-def _all_zero(dataset: h5py.Dataset) -> bool:
-    return _is_numbers(dataset) and not any(
-        np.ascontiguousarray(block).view(np.uint8).any() for block in blocks_of(dataset)
-    )
+def _encoded(array: np.ndarray) -> tuple[bytes, int]:
+    return encode(array), checksum(array)
 
 
-def _is_numbers(dataset: h5py.Dataset) -> bool:
-    return dataset.dtype.kind in "biufV" and not dataset.dtype.hasobject
-
-
-def store_deflated(
-    threads: Threads, group: h5py.Group, name: str, dataset: h5py.Dataset
-) -> None:
-    """Write a dataset of numbers in deflated pieces, any other as it is."""
-    if not _is_numbers(dataset):
-        group.copy(dataset, name)
-        return
-    form = (dataset.shape, dataset.dtype)
-    made = write_array(threads, group, name, form, blocks_of(dataset))
-    _copy_attributes(dataset, made)
-
-
-def store_coded(
-    threads: Threads, group: h5py.Group, name: str, dataset: h5py.Dataset
-) -> None:
-    """Write a dataset as coded bytes, if those are fewer or could be mistaken."""
-    if not (dataset.shape and has_code(dataset.dtype)):
-        group.copy(dataset, name)
-        return
-
-    def write(code: bytes) -> None:
-        if _is_smaller(code, dataset) or could_be_code(dataset):
-            group.create_dataset(name, data=np.frombuffer(code, np.uint8))
-        else:
-            group.copy(dataset, name)
-
-    threads.run(encode, dataset[()], then=write)
-
-
-def _is_smaller(code: bytes, dataset: h5py.Dataset) -> bool:
+def _is_smaller(code: bytes, nbytes: int) -> bool:
     # So much smaller that it would be refused, it is left to be deflated.
     most = max(LARGE_BYTES, MOST_TIMES * len(code))
-    return len(code) < dataset.nbytes <= most
+    return len(code) < nbytes <= most
 
 
 def could_be_code(array: np.ndarray | h5py.Dataset) -> bool:
-    """Return whether it looks like a code; `store_coded` leaves no other such array."""
+    """Return whether it looks like a code; no other such array is beside one."""
     return array.dtype == np.uint8 and array.ndim == 1
 
 
 def uncoded(array: np.ndarray, most_bytes: int | None = None) -> np.ndarray:
-    """Return the array that a dataset written by `store_coded` stands for.
+    """Return the array that a dataset stands for in a file of coded weights.
 
     Args:
         array: the dataset.
@@ -164,37 +294,65 @@ def same_bits(a: Any, b: Any) -> bool:
     return all(np.array_equal(ours[piece], theirs[piece]) for piece in pieces)
 
 
-def check_same(old: h5py.File, new: h5py.File, *, coded: bool) -> None:
-    """Read every array of a copy, and compare it with the original bit by bit.
+def check_weights(
+    threads: Threads,
+    placed: PlacedWeights,
+    written: Mapping[str, WrittenArray],
+    coding: Coding,
+) -> None:
+    """Read every array of a file, and compare it with what was written.
+
+    Args:
+        threads: that read, and go on when this returns.
+        placed: the file.
+        written: its arrays, by their paths.
+        coding: how they were written.
 
     Raises:
-        OutputError: if one differs.
+        OutputError: if one differs, here or when the scope of the threads ends.
     """
     kinds = set()
+    for name in sorted(written, key=lambda name: math.prod(written[name].shape)):
+        array, dataset = written[name], placed.weights.get(name)
+        raise_unless(name, isinstance(dataset, h5py.Dataset))
+        if coding == "entropy" and could_be_code(dataset):
+            read = partial(placed.read, dataset.id.get_offset() or 0, dataset.nbytes)
+            then = partial(raise_unless, name)
+            threads.run(_decodes, read, array, then=then)
+            continue
+        is_alike = dataset.dtype == type_in_file(array.dtype)
+        raise_unless(name, is_alike and dataset.shape == array.shape)
+        kind = (array.dtype, bool(dataset.shuffle))
+        if dataset.chunks is None and dataset.nbytes < _LARGE_BYTES:
+            raise_unless(name, [checksum(dataset[()])] == array.sums)
+        elif dataset.chunks is None:
+            place, then = dataset.id.get_offset(), partial(raise_unless, name)
+            threads.run(_is_plain, placed.read, place, array, then=then)
+        elif kind not in kinds:
+            # The smallest of each kind as any reader reads it.
+            kinds.add(kind)
+            check_by_filters(dataset, name, array)
+        else:
+            check_array(threads, placed.read, dataset, name, array)
 
-    def compare(name: str, item: Any) -> None:
-        if not isinstance(item, h5py.Dataset):
-            return
-        found: Any = new[name]
-        kind = (item.dtype, found.chunks is not None and found.shuffle)
-        # One of each kind as any reader reads it, by HDF5's own filters.
-        if found.chunks is not None and kind in kinds:
-            form = (item.shape, item.dtype)
-            check_array(threads, found, name, form, blocks_of(item))
-            return
-        kinds.add(kind)
-        then = partial(_raise_unless, name)
-        threads.run(_is_same, item[()], found[()], coded, then=then)
 
-    with Threads(ahead=_CODED_AHEAD) if coded else Threads() as threads:
-        old.visititems(compare)
+def _is_plain(
+    read: Callable[[int, int], bytes], place: int | None, written: WrittenArray
+) -> bool:
+    """Return whether an array lies in a file as it is; None for a place of zeros."""
+    crc, size = 0, _ZEROS.size
+    for start in range(0, written.nbytes, size):
+        length = min(size, written.nbytes - start)
+        piece = bytes(length) if place is None else read(place + start, length)
+        crc = zlib.crc32(piece, crc)
+    return [crc] == written.sums
 
 
-def _is_same(expected: Any, found: Any, coded: bool) -> bool:  # noqa: FBT001
-    found = uncoded(found) if coded and isinstance(found, np.ndarray) else found
-    return same_bits(expected, found)
-
-
-def _raise_unless(name: str, same: bool) -> None:  # noqa: FBT001
-    if not same:
-        raise OutputError(f"the weight {name!r} was not read back as it was written")
+def _decodes(read: Callable[[], bytes], written: WrittenArray) -> bool:
+    """Return whether a code stands for an array."""
+    try:
+        found = decode(read(), max(written.nbytes, 1))
+    except ModelFileError:
+        return False
+    is_same = found.shape == written.shape
+    return is_same and [checksum(found)] == written.sums

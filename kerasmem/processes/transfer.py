@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from kerasmem.errors import ModelError
-from kerasmem.files.save import save_stored
+from kerasmem.files.write import save_stored
 from kerasmem.graph.activation_policy import apply_policy, policy_settings
 from kerasmem.graph.clone import live_objects
 from kerasmem.graph.layers import has_graph

@@ -47,7 +47,7 @@ def make_model(path: Path, weights: int, dtype: str) -> None:
     from kerasmem.backends import current
     from kerasmem.backends.lazy import lazy_variables
     from kerasmem.files.entries import Readable
-    from kerasmem.files.save_described import save_described
+    from kerasmem.files.write import write_model
 
     class Drawn(Readable):
         """Normal numbers, the same at the same place."""
@@ -70,7 +70,9 @@ def make_model(path: Path, weights: int, dtype: str) -> None:
         model = keras.Model(inputs, layers.LayerNormalization()(x))
         named = {id(v): Drawn(tuple(v.shape), _dtype(dtype)) for v in model.weights}
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            save_described(model, Path(folder) / "m.keras", lambda v: named.get(id(v)))
+            target = Path(folder) / "m.keras"
+            entries_of = lambda v: named.get(id(v))  # noqa: E731
+            write_model(model, target, "stored", entries_of=entries_of)
             (Path(folder) / "m.keras").replace(path)
 
 

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 import kerasmem as km
-from kerasmem.files.save import save_stored
+from kerasmem.files.write import save_stored
 from kerasmem.graph.clone import clone
 from kerasmem.graph.values import nbytes, to_numpy
 from tests.models import in_place

@@ -22,8 +22,8 @@ import numpy as np
 
 import kerasmem as km
 from kerasmem.files.coding import decode, encode
-from kerasmem.files.save import write_small
 from kerasmem.files.threads import Threads
+from kerasmem.files.write import write_model
 from kerasmem.graph.values import to_numpy
 
 
@@ -93,7 +93,7 @@ def saving(dense, sparse, folder):
         )
         yield Row(
             f"save {name}, unchecked",
-            lambda m=model: write_small(m, folder / "unchecked.keras", "deflate"),
+            lambda m=model: write_model(m, folder / "unchecked.keras", "deflate"),
             keras_saves,
             2.0,
         )

@@ -65,7 +65,6 @@ def _small_pieces(monkeypatch):
     """Let the arrays of these tests be cut into many pieces, as large ones are."""
     for module in (entries, file_to_file.quantize, file_to_file.prune):
         monkeypatch.setattr(module, "PIECE", 64)
-    monkeypatch.setattr("kerasmem.files.save_described._SMALL_BYTES", 100)
 
 
 def members(path):

@@ -12,6 +12,8 @@ import pytest
 import kerasmem as km
 from kerasmem.errors import ConfigError, ModelFileError, OutputError
 from kerasmem.files import weights
+from kerasmem.files.members import PlacedWeights
+from kerasmem.files.threads import Threads
 from kerasmem.graph.values import to_numpy
 from tests.models import KINDS, L, chain
 
@@ -22,11 +24,18 @@ def coded(model, tmp_path, **how):
     return path
 
 
-def rewritten(tmp_path, store, **how):
+def rewritten(tmp_path, coding):
     with h5py.File(tmp_path / "a.h5") as old:
-        weights.rewrite(old, tmp_path / "b.h5", store)
-        with h5py.File(tmp_path / "b.h5") as new:
-            weights.check_same(old, new, **how)
+        with weights.WeightsFile(tmp_path / "b.h5", coding) as file:
+            words = file.put_rest(old)
+        path = tmp_path / "b.h5"
+        with h5py.File(path) as new, path.open("rb") as raw, Threads() as threads:
+            placed = PlacedWeights(new, raw.fileno(), 0)
+            weights.check_weights(threads, placed, file.written, coding)
+        names = []
+        old.visititems(lambda name, item: names.append(name))
+        is_group = {name: isinstance(old[name], h5py.Group) for name in names}
+        assert {*file.written, *words} == {n for n in names if not is_group[n]}
 
 
 def assert_same(model, loaded, x=None):
@@ -134,7 +143,7 @@ def test_a_weight_that_looks_like_a_code_is_one_all_the_same(tmp_path):
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["w"] = dataset
         file["text"] = "a string"
-    rewritten(tmp_path, weights.store_coded, coded=True)
+    rewritten(tmp_path, "entropy")
     with h5py.File(tmp_path / "b.h5") as file:
         np.testing.assert_array_equal(weights.uncoded(file["w"][()]), dataset)
 
@@ -203,7 +212,7 @@ def test_an_array_too_small_in_its_code_is_left_as_it_is(tmp_path, monkeypatch):
     monkeypatch.setattr(weights, "LARGE_BYTES", 1 << 12)
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["zeros"], file["some"] = np.zeros(1 << 20), np.zeros(1 << 8)
-    rewritten(tmp_path, weights.store_coded, coded=True)
+    rewritten(tmp_path, "entropy")
     with h5py.File(tmp_path / "b.h5") as file:
         assert file["zeros"].shape == (1 << 20,)
         assert file["some"].dtype == np.uint8
@@ -232,15 +241,17 @@ def test_floats_are_shuffled_where_that_deflates_better(tmp_path):
     sparse = np.where(random.random(dense.shape) < 0.9, 0, dense)
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["dense"], file["sparse"], file["one"] = dense, sparse, 1.0
-        file["dense"].attrs["of"] = "a layer"
-    rewritten(tmp_path, weights.store_deflated, coded=False)
+        file.create_group("group").create_group("within").attrs["of"] = "a layer"
+        file["group/within/w"], file.attrs["of"] = 2.0, "a file"
+    rewritten(tmp_path, "deflate")
     with h5py.File(tmp_path / "b.h5") as file:
         assert [file[name].shuffle for name in ("dense", "sparse", "one")] == [
             True,
             False,
             False,
         ]
-        assert file["dense"].attrs["of"] == "a layer"
+        assert file["group/within"].attrs["of"] == "a layer"
+        assert (file["group/within/w"][()], file.attrs["of"]) == (2.0, "a file")
         assert file["dense"].id.get_storage_size() < 0.88 * dense.nbytes
 
 

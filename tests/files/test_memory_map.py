@@ -307,7 +307,7 @@ def test_what_another_thread_makes_meanwhile_has_its_value():
         made.append(L.Dense(3))
         made[0].build((None, 2))
 
-    with lazy_variables(backends.current().lazy_values(), used=False):
+    with lazy_variables(backends.current().lazy_values()):
         thread = threading.Thread(target=make)
         thread.start()
         thread.join()

@@ -249,7 +249,7 @@ def test_ctrl_c_while_saving_leaves_the_old_file_and_nothing_else(
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("kerasmem.files.save.shutil.copyfileobj", interrupted)
+    monkeypatch.setattr("kerasmem.files.write.shutil.copyfileobj", interrupted)
     trained = model.optimizer
     with pytest.raises(KeyboardInterrupt):
         km.save_model(model, path)

@@ -1,0 +1,335 @@
+"""Writing the archive of a model, each weight as Keras hands it over.
+
+Keras walks through the model and says what goes where, as for a file of its own; but an
+array of numbers goes to our HDF5 file at once, so that none is held, or written twice.
+"""
+
+import json
+import shutil
+import struct
+import sys
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import h5py
+import keras
+import ml_dtypes
+import numpy as np
+
+from kerasmem.backends import current
+from kerasmem.backends.lazy import first_value, is_made_of_zeros, lazy_variables
+from kerasmem.errors import KerasMemError, OutputError
+from kerasmem.files.chunks import WrittenArray, raise_unless
+from kerasmem.files.coded_model import CONFIG, CodedModel
+from kerasmem.files.entries import Entries, zeros
+from kerasmem.files.load import first_reason
+from kerasmem.files.members import WEIGHTS, opened_weights, placed_weights
+from kerasmem.files.threads import Threads
+from kerasmem.files.weights import (
+    ALIGNMENT_BYTES,
+    Coding,
+    WeightsFile,
+    check_weights,
+    is_numbers,
+    same_bits,
+)
+from kerasmem.graph.clone import fresh_optimizer
+
+_DATED = "metadata.json"
+_PIECE = 1 << 20
+
+_MOST_DEFLATED_TWICE = 4 << 20
+"""In a larger file of small arrays it is little that HDF5 writes of each; in a smaller
+one that is deflated once more, with all else."""
+
+EntriesOf = Callable[[Any], Entries | None]
+"""Gives the entries of a variable, None for one that has its value."""
+
+
+@dataclass(frozen=True)
+class WrittenModel:
+    """What was written of a model, to see that its file gives it back.
+
+    Args:
+        coding: how arrays were written.
+        arrays: the arrays, by their paths in the file.
+        variables: those that are the value of a variable, which is that.
+        words: arrays that are no numbers, by their paths.
+    """
+
+    coding: Coding
+    arrays: dict[str, WrittenArray]
+    variables: dict[str, Any] = field(default_factory=dict)
+    words: dict[str, np.ndarray] = field(default_factory=dict)
+
+
+def write_model(
+    model: Any,
+    path: Path,
+    coding: Coding,
+    *,
+    include_optimizer: bool = False,
+    slots: bool = True,
+    entries_of: EntriesOf | None = None,
+) -> WrittenModel:
+    """Write the file that `km.save_model` writes, and do not look at it again.
+
+    Args:
+        model: a built model, or a described one within its scope.
+        path: where to, in a folder with room for another such file.
+        coding: as in `km.save_model`.
+        include_optimizer: as in `km.save_model`.
+        slots: False for an optimizer that has none, where it is not included.
+        entries_of: gives the values of a described model's variables.
+
+    Raises:
+        ModelError: if the optimizer cannot be made anew.
+        OutputError: if Keras cannot save the model.
+    """
+    rest, weights = path.with_name("rest.keras"), path.with_suffix(".h5")
+    with ExitStack() as scope:
+        file = scope.enter_context(WeightsFile(weights, coding))
+        written = WrittenModel(coding, file.written)
+        if not include_optimizer:
+            variables = [*model.trainable_variables] if slots else None
+            if variables and entries_of is not None:
+                variables = [*map(_Shape, variables)]
+            scope.enter_context(_new_optimizer(model, variables))
+        with _handed_over(model, file, written, entries_of or _no_entries):
+            save_by_keras(model, rest)
+        with opened_weights(rest) as other:
+            if other is not None:
+                written.words.update(file.put_rest(other))
+    with (
+        zipfile.ZipFile(rest) as stored,
+        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as made,
+    ):
+        for member in stored.infolist():
+            _write_member(stored, member, made, weights, coding)
+    rest.unlink()
+    weights.unlink()
+    return written
+
+
+def _no_entries(variable: Any) -> None:
+    del variable
+
+
+@contextmanager
+def checking(path: Path, written: WrittenModel) -> Iterator[None]:
+    """Return a scope in which an archive is read, and compared with what went there.
+
+    Other threads read the weights while the scope is open.
+
+    Args:
+        path: what `write_model` wrote.
+        written: what it returned.
+
+    Raises:
+        OutputError: if anything was not read back as it was written, at its end at the
+            latest.
+    """
+    with zipfile.ZipFile(path) as archive:
+        for name in archive.namelist():
+            if name != WEIGHTS:
+                _check_member(archive, name)
+    with placed_weights(path) as placed, Threads(ahead=sys.maxsize) as threads:
+        if placed is not None:
+            check_weights(threads, placed, written.arrays, written.coding)
+            for name, words in written.words.items():
+                raise_unless(name, same_bits(words, placed.weights[name][()]))
+        yield
+
+
+def _check_member(archive: zipfile.ZipFile, name: str) -> None:
+    try:
+        with archive.open(name) as reader:
+            while reader.read(_PIECE):
+                pass
+    except zipfile.BadZipFile as error:
+        raise OutputError(
+            f"the member {name!r} was not read back as it was written"
+        ) from error
+
+
+def _write_member(
+    stored: zipfile.ZipFile,
+    member: zipfile.ZipInfo,
+    made: zipfile.ZipFile,
+    weights: Path,
+    coding: Coding,
+) -> None:
+    if member.filename == WEIGHTS:
+        if coding == "stored" or weights.stat().st_size > _MOST_DEFLATED_TWICE:
+            _write_aligned(made, weights)
+        else:
+            made.write(weights, WEIGHTS)
+    elif member.filename == CONFIG and coding == "entropy":
+        config = CodedModel.wrap(json.loads(stored.read(member)))
+        made.writestr(CONFIG, json.dumps(config))
+    elif member.filename == _DATED:
+        # As it is: deflated, its size would change with the second.
+        made.writestr(_DATED, stored.read(member), zipfile.ZIP_STORED)
+    else:
+        large = member.file_size >= 1 << 31
+        with (
+            stored.open(member) as reader,
+            made.open(member.filename, "w", force_zip64=large) as writer,
+        ):
+            shutil.copyfileobj(reader, writer, _PIECE)
+
+
+def _write_aligned(made: zipfile.ZipFile, new: Path) -> None:
+    """Write the weights as they are, where arrays in them lie well in the archive."""
+    member = zipfile.ZipInfo.from_file(new, WEIGHTS)
+    member.compress_type = zipfile.ZIP_STORED
+    # Before the bytes of a member come 30 and its name, and what it says of sizes that
+    # do not fit; the rest is made up by an entry that means nothing.
+    large = member.file_size >= 1 << 31
+    start = made.start_dir + 30 + len(WEIGHTS) + (20 if large else 0) + 4
+    # Never a multiple of 512, where HDF5 would take the archive for one of its files.
+    missing = (ALIGNMENT_BYTES - start) % (2 * ALIGNMENT_BYTES)
+    member.extra = struct.pack("<HH", 0xD935, missing) + bytes(missing)
+    with new.open("rb") as reader, made.open(member, "w", force_zip64=large) as writer:
+        shutil.copyfileobj(reader, writer, _PIECE)
+
+
+@contextmanager
+def _new_optimizer(model: Any, built_for: Sequence[Any] | None) -> Iterator[None]:
+    """Return a scope in which a model has its optimizer as before the first step.
+
+    Its slots are there all the same: stock Keras warns about a file whose optimizer has
+    none, and zeros deflate to next to nothing. They take no memory where a variable can
+    be without a value.
+    """
+    values = current().lazy_values()
+    is_lazy = values.why_not() is None
+    with ExitStack() as scope:
+        # What Keras makes later is none of an optimizer.
+        with lazy_variables(values, described=True) if is_lazy else nullcontext():
+            scope.enter_context(fresh_optimizer(model, built_for=built_for))
+        if is_lazy:
+            _save_slots_unread(model)
+        yield
+
+
+def _save_slots_unread(model: Any) -> None:
+    """Have the new optimizer save its variables, not values that they have not yet."""
+    optimizer = model.optimizer if model.compiled else None
+    base = keras.optimizers.Optimizer.save_own_variables
+    if optimizer is None or type(optimizer).save_own_variables is not base:
+        return
+
+    def save_own_variables(store: Any) -> None:
+        for number, variable in enumerate(optimizer.variables):
+            store[str(number)] = variable
+
+    object.__setattr__(optimizer, save_own_variables.__name__, save_own_variables)
+
+
+class _Shape:
+    """What an optimizer asks of a variable when it makes the slots of it."""
+
+    overwrite_with_gradient = False
+
+    def __init__(self, variable: Any) -> None:
+        self.shape, self.dtype = tuple(variable.shape), variable.dtype
+        self.name, self.path = variable.name, variable.path
+        self.trainable = True
+        self.overwrite_with_gradient = getattr(
+            variable, "overwrite_with_gradient", False
+        )
+        self._unique_id = id(self)  # by which TensorFlow's optimizer tells variables
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:  # noqa: FBT001
+        return np.zeros((), dtype or "float32")
+
+    def __jax_array__(self) -> Any:
+        return keras.ops.zeros(())
+
+
+@contextmanager
+def _handed_over(
+    model: Any, file: WeightsFile, written: WrittenModel, entries_of: EntriesOf
+) -> Iterator[None]:
+    """Return a scope in which the arrays of a model that Keras saves go to a file."""
+    save_own_variables = model.save_own_variables
+
+    def save(store: Any) -> None:
+        # The model is the first to be saved. All others write to the same store.
+        original = type(store)
+
+        def put(store: Any, key: str, value: Any) -> None:
+            form, blocks = _entries(value, entries_of)
+            if not is_numbers(form[1]):
+                original.__setitem__(store, key, value)
+                return
+            if not isinstance(store._h5_entry_group, h5py.Group):
+                # A number in its place makes the group that it is in.
+                original.__setitem__(store, key, np.zeros((), "int8"))
+                original.__delitem__(store, key)
+            name = f"{store._h5_entry_group.name}/{key}".removeprefix("/")
+            file.put(name, form, blocks)
+            if isinstance(value, keras.Variable):
+                written.variables[name] = value
+
+        store.__class__ = type("HandingOver", (original,), {"__setitem__": put})
+        save_own_variables(store)
+
+    name = "save_own_variables"
+    own = vars(model).get(name)
+    object.__setattr__(model, name, save)
+    try:
+        yield
+    finally:
+        if own is None:
+            object.__delattr__(model, name)
+        else:
+            object.__setattr__(model, name, own)
+
+
+def _entries(value: Any, entries_of: EntriesOf) -> tuple[Any, Iterator[np.ndarray]]:
+    """Return shape and type of what Keras stores, and its entries in blocks."""
+    if isinstance(value, keras.Variable):
+        found = entries_of(value)
+        if found is None and is_made_of_zeros(value):
+            dtype = keras.backend.standardize_dtype(value.dtype)
+            named = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
+            found = zeros(tuple(value.shape), named)
+        if found is not None:
+            return (found.shape, found.dtype), found.pieces()
+        array = current().looked_at(first_value(value))
+    else:
+        array = keras.ops.convert_to_numpy(value)
+    return (array.shape, array.dtype), iter([array])
+
+
+def save_stored(model: Any, path: Path) -> None:
+    """Save `model` as Keras itself does, without any state of the optimizer.
+
+    Its size is what a smaller file is fairly compared with.
+    """
+    with fresh_optimizer(model):
+        save_by_keras(model, path)
+
+
+def save_by_keras(model: Any, path: Path) -> None:
+    """Save a model as Keras itself does.
+
+    Raises:
+        OutputError: if it cannot.
+    """
+    try:
+        model.save(path)
+    except KerasMemError:
+        raise
+    except OSError:
+        raise  # of the disk, and told as that
+    except Exception as error:  # what a class of the user's own raises has no limit
+        raise OutputError(
+            f"Keras cannot save the model {model.name!r}: {first_reason(error)}"
+        ) from error
