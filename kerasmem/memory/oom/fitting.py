@@ -107,7 +107,7 @@ def fewest_micro_batches(
         return Fitting(1, need.peak(batch_size))
     if failed >= batch_size or not need.fits(1):
         return None
-    count = -(-batch_size // _largest_fitting(need, -(-batch_size // max(failed, 1))))
+    count = _fewest_fitting(need, batch_size, max(failed, 1))
     return Fitting(count, need.peak(-(-batch_size // count)))
 
 
@@ -116,19 +116,25 @@ def correction_by_failure(failed: MemoryEstimate, room: Room) -> float:
     return max(1.0, room.left_bytes(failed) / max(moving_bytes(failed), 1))
 
 
-def _largest_fitting(need: "_Need", failing: int) -> int:
-    """Return the most samples that fit, to a sixteenth; a single one does.
+def _fewest_fitting(need: "_Need", batch_size: int, failing: int) -> int:
+    """Return the fewest parts of a batch that fit, to a sixteenth; single samples do.
 
     The need grows in a straight line with the samples, nearly: so the line through what
-    fits and what does not says where to look, and where it misleads, the middle.
+    fits and what does not says where to look, and where it misleads, the middle. Each
+    look may be a trace in a process of its own: few are made.
     """
-    fitting, looks = 1, 0
-    while failing - fitting > max(1, fitting // 16):
+    fitting, looks = batch_size, 0
+    while fitting - failing > max(1, failing // 16):
         looks += 1
+        small, large = -(-batch_size // fitting), -(-batch_size // failing)
         by_line = looks <= _LOOKS_BY_LINE
-        guess = need.crossing(fitting, failing) if by_line else (fitting + failing) // 2
-        size = min(max(guess, fitting + 1), failing - 1)
-        fitting, failing = (size, failing) if need.fits(size) else (fitting, size)
+        size = need.crossing(small, large) if by_line else (small + large) // 2
+        count = -(-batch_size // max(size, 1))
+        count = min(max(count, failing + 1), fitting - 1)
+        if need.fits(-(-batch_size // count)):
+            fitting = count
+        else:
+            failing = count
     return fitting
 
 
