@@ -35,4 +35,4 @@ class TensorFlowLazyValues:
     def fill(self, variable: Any, value: Any) -> None:
         """Make the variable of TensorFlow below."""
         # Private, as in all backends: what Keras calls to give the first value.
-        variable._initialize(value)
+        variable._initialize(tf.convert_to_tensor(value))

@@ -206,6 +206,8 @@ class _Lazy:
                 f"The file has an array of shape {value.shape} and type {value.dtype} "
                 f"for a weight of shape {tuple(self._shape)} and type {self._dtype}."
             )
+        if _fits(self, value):  # then no first value is made
+            return _begin_with(self, value)
         _settle(self)
         return self.assign(value)
 
@@ -226,6 +228,22 @@ def _defer(variable: Any, scope: _Scope, initializer: Callable[..., Any]) -> Non
 @functools.cache
 def _lazy_form(cls: type) -> type:
     return type(f"Lazy{cls.__name__}", (_Lazy, cls), {"__module__": __name__})
+
+
+def _begin_with(variable: Any, value: Any) -> Any:
+    """Let a value of the right shape and type be the first that a variable has."""
+    with _SETTLING:
+        state = vars(variable).get(_STATE)
+        if state is not None:
+            values = state.scope.values
+            if not values.adopts:
+                with values.outside_of_traces():
+                    values.fill(variable, value)
+            variable.__class__ = type(variable).__mro__[2]
+            del vars(variable)[_STATE]
+            if not values.adopts:
+                return value
+    return variable.assign(value)  # into the memory that is there
 
 
 def _settle(variable: Any) -> None:
@@ -257,6 +275,8 @@ def _first(variable: Any, state: _State) -> Any:
     return state.initializer(variable._shape, dtype=variable._dtype)
 
 
-def _fits(variable: Any, array: np.ndarray) -> bool:
+def _fits(variable: Any, array: Any) -> bool:
+    if not hasattr(array, "shape") or not hasattr(array, "dtype"):  # a plain number
+        return False
     dtype = keras.backend.standardize_dtype(array.dtype)
-    return tuple(variable.shape) == array.shape and variable._dtype == dtype
+    return tuple(variable.shape) == tuple(array.shape) and variable._dtype == dtype

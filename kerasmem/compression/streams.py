@@ -3,8 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
+from kerasmem.backends import current
 from kerasmem.files.entries import Entries, Readable
-from kerasmem.graph.values import to_numpy
 from kerasmem.records import WeightChange
 
 Told = Callable[[], list[WeightChange]]
@@ -34,6 +36,10 @@ class Streams:
         """Return the entries of a variable by its id, None if none are known."""
         return self._found[key][1] if key in self._found else None
 
+    def put_so_far(self) -> list[tuple[Any, Entries]]:
+        """Return the variables that were given entries, with those."""
+        return [*self._found.values()]
+
     def readable(self, variable: Any) -> Readable:
         """Return the entries of a variable that can be read at any place."""
         entries = self.of(variable)
@@ -45,13 +51,13 @@ class Streams:
 
 
 class _Held(Readable):
-    """The value that a variable has."""
+    """The value that a variable has, as long as it keeps that."""
 
     def __init__(self, variable: Any) -> None:
-        dtype = to_numpy(variable).dtype
-        super().__init__(tuple(variable.shape), dtype)
-        self._variable = variable
+        array = current().looked_at(variable.value)
+        super().__init__(array.shape, array.dtype)
+        self._entries = array.reshape(-1)
 
-    def read(self, start: int, stop: int) -> Any:
+    def read(self, start: int, stop: int) -> np.ndarray:
         """Return the entries from one place to another, an array of one axis."""
-        return to_numpy(self._variable).reshape(-1)[start:stop]
+        return self._entries[start:stop]

@@ -51,7 +51,11 @@ class Entries(ABC):
 
     def whole(self) -> np.ndarray:
         """Return the whole array."""
-        return np.concatenate([*self.pieces()]).reshape(self.shape)
+        made, place = np.empty(self.size, self.dtype), 0
+        for piece in self.pieces():
+            made[place : place + piece.size] = piece
+            place += piece.size
+        return made.reshape(self.shape)
 
 
 class Readable(Entries):
@@ -68,12 +72,6 @@ class Readable(Entries):
             found += int(np.count_nonzero(piece))
             yield piece
         self.nonzero = found
-
-    def whole(self) -> np.ndarray:
-        """Return the whole array."""
-        entries = self.read(0, self.size).reshape(self.shape)
-        self.nonzero = int(np.count_nonzero(entries))
-        return entries
 
 
 class InFile(Readable):

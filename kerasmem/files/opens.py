@@ -37,14 +37,15 @@ from kerasmem.graph.layers import own_variables, sublayers
 from kerasmem.graph.values import to_numpy
 
 _OPENED: WeakSet[type] = WeakSet()
-"""Classes of layers and models of which this process has opened a file whole."""
+"""Classes of the user's own of which this process has opened a file whole."""
 
 
 def check_opens(model: Any, path: Path, written: WrittenModel) -> None:
     """Open a file, and look whether each weight is given what was saved of it.
 
-    The weights stay in the file. Only where the model has a class that this process has
-    opened no file of, or it cannot be told without, it is loaded whole.
+    The weights stay in the file. Only where the model has a class of the user's own
+    that this process has opened no file of, or it cannot be told without, it is loaded
+    whole.
 
     Args:
         model: the model that was saved; its own classes are those of the file. Of one
@@ -57,7 +58,7 @@ def check_opens(model: Any, path: Path, written: WrittenModel) -> None:
         OutputError: if the file cannot be opened, or gives other weights.
     """
     classes = {type(layer) for layer in sublayers(model)}
-    is_new = any(each not in _OPENED for each in classes)
+    is_new = any(not _is_known(each) for each in classes)
     is_lazy = current().lazy_values().why_not() is None
     with (
         _apart(),
@@ -68,6 +69,10 @@ def check_opens(model: Any, path: Path, written: WrittenModel) -> None:
         elif is_new or not is_lazy or not _is_in_place(model, path, written):
             _check_whole(model, path)
     _OPENED.update(classes)
+
+
+def _is_known(cls: type) -> bool:
+    return cls in _OPENED or cls.__module__.partition(".")[0] in ("keras", "kerasmem")
 
 
 def _is_in_place(model: Any, path: Path, written: WrittenModel) -> bool:

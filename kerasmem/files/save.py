@@ -29,8 +29,9 @@ def save_model(
     What was written is read back, and opened, before it takes the place of a file: its
     config has to give this model, and each weight has to find its entry in the file,
     with its shape, type and value. That takes the memory of one weight at a time; but
-    a model with a class of layer or model that this process has not saved before is
-    loaded whole, once. Classes and functions are those of `model`, registered or not.
+    a model with a layer or model of a class of your own that this process has not saved
+    before is loaded whole, once. Classes and functions are those of `model`, registered
+    or not.
 
     Args:
         model: a built Keras model.

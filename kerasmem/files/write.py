@@ -10,7 +10,12 @@ import struct
 import sys
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import (
+    AbstractContextManager,
+    ExitStack,
+    contextmanager,
+    nullcontext,
+)
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -252,15 +257,12 @@ class _Shape:
         return keras.ops.zeros(())
 
 
-@contextmanager
 def _handed_over(
     model: Any, file: WeightsFile, written: WrittenModel, entries_of: EntriesOf
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Return a scope in which the arrays of a model that Keras saves go to a file."""
-    save_own_variables = model.save_own_variables
 
-    def save(store: Any) -> None:
-        # The model is the first to be saved. All others write to the same store.
+    def prepare(store: Any) -> None:
         original = type(store)
 
         def put(store: Any, key: str, value: Any) -> None:
@@ -278,9 +280,25 @@ def _handed_over(
                 written.variables[name] = value
 
         store.__class__ = type("HandingOver", (original,), {"__setitem__": put})
+
+    return _before_saving(model, prepare)
+
+
+@contextmanager
+def _before_saving(model: Any, prepare: Callable[[Any], None]) -> Iterator[None]:
+    """Return a scope in which something is done to the store before Keras uses it.
+
+    Args:
+        model: that Keras saves in the scope.
+        prepare: takes the store.
+    """
+    save_own_variables, name = model.save_own_variables, "save_own_variables"
+
+    def save(store: Any) -> None:
+        # The model is the first to be saved. All others write to the same store.
+        prepare(store)
         save_own_variables(store)
 
-    name = "save_own_variables"
     own = vars(model).get(name)
     object.__setattr__(model, name, save)
     try:
@@ -311,10 +329,26 @@ def _entries(value: Any, entries_of: EntriesOf) -> tuple[Any, Iterator[np.ndarra
 def save_stored(model: Any, path: Path) -> None:
     """Save `model` as Keras itself does, without any state of the optimizer.
 
-    Its size is what a smaller file is fairly compared with.
+    Its size is what a smaller file is fairly compared with. Keras mostly keeps all of
+    such a file in memory before it writes it; here its weights go to the disk.
     """
-    with fresh_optimizer(model):
+    weights = path.with_suffix(".h5")
+
+    def prepare(store: Any) -> None:
+        if store.archive is None:  # with so little memory Keras does the same
+            return
+        told = dict(store._h5_entry_group.attrs)
+        store.h5_file.close()
+        store.io_file, store.archive = weights.open("w+b"), None
+        store.h5_file = h5py.File(store.io_file, "w")
+        store.make(store._h5_entry_path, told)
+
+    with fresh_optimizer(model), _before_saving(model, prepare):
         save_by_keras(model, path)
+    if weights.exists():
+        with zipfile.ZipFile(path, "a") as archive:
+            archive.write(weights, WEIGHTS)
+        weights.unlink()
 
 
 def save_by_keras(model: Any, path: Path) -> None:

@@ -7,12 +7,14 @@ layers of Keras that is their variables, and those can be handed over one by one
 import json
 import warnings
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import keras
 import numpy as np
 
 from kerasmem.backends import current
+from kerasmem.backends.lazy import lazy_variables
 from kerasmem.graph.layers import own_variables, sublayers
 from kerasmem.graph.values import to_numpy
 
@@ -36,20 +38,27 @@ def made_of_config(model: Any) -> Any | None:
     """
     if not all(map(_is_plain, sublayers(model))):
         return None
+    values = current().lazy_values()
+    # No first values are made, which would be replaced.
+    with lazy_variables(values) if values.why_not() is None else nullcontext():
+        copy = _of_config(model)
+        pairs = [] if copy is None else list(_pairs(model, copy))
+        if copy is None or any(one is None or other is None for one, other in pairs):
+            return None
+        for one, other in pairs:
+            other.assign(_value_of(one))
+    return copy
+
+
+def _of_config(model: Any) -> Any | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # Keras warns of a lambda
             # By way of text, as in a file: what is nested in it is nobody else's.
             config = json.loads(json.dumps(model.get_config()))
-            copy = type(model).from_config(config)
+            return type(model).from_config(config)
     except (TypeError, ValueError, NotImplementedError, Warning):
         return None  # what a file tells of it is the better error
-    pairs = list(_pairs(model, copy))
-    if any(one is None or other is None for one, other in pairs):
-        return None
-    for one, other in pairs:
-        other.assign(_value_of(one))
-    return copy
 
 
 def _is_plain(layer: Any) -> bool:

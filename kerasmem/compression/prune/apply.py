@@ -5,25 +5,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kerasmem.compression.account import account
 from kerasmem.compression.gradient_evidence import sums_over_samples
 from kerasmem.compression.prune.config import CRITERIA, GRADIENT, INPUTS
+from kerasmem.compression.prune.in_blocks import prune_in_blocks, why_not
 from kerasmem.compression.prune.inputs import input_norms
 from kerasmem.compression.prune.patterns import parse_pattern
-from kerasmem.compression.prune.plan import Plan, make_plan
+from kerasmem.compression.prune.plan import Plan, changes, make_plan
 from kerasmem.compression.prune.scores import scores
+from kerasmem.compression.streams import Streams
 from kerasmem.compression.technique import Context
 from kerasmem.compression.working import working_copy
 from kerasmem.errors import ConfigError
-from kerasmem.graph.layers import weights
 from kerasmem.graph.values import to_numpy
 from kerasmem.records import WeightChange
 
 if TYPE_CHECKING:
     from kerasmem.compression.prune.config import Prune
-
-
-_NOTHING_GOES = "has too few entries in a row, or too large ones, for any to go"
 
 
 def prune_weights(
@@ -36,6 +33,12 @@ def prune_weights(
         ConfigError: if a pattern matches no weight, or the criterion takes data.
     """
     model = working_copy(model, context)
+    if why_not(config) is None:
+        streams = Streams(lambda _: None)
+        told = prune_in_blocks(model, config, streams)
+        for variable, entries in streams.put_so_far():
+            variable.assign(entries.whole())
+        return model, told()
     plan = make_plan(model, config)
     values = [to_numpy(variable) for variable in plan.variables]
     evidence = gather(model, plan, config.criterion, context.data)
@@ -44,31 +47,6 @@ def prune_weights(
     for variable, mask in zip(plan.variables, masks, strict=True):
         zero_out(variable, mask)
     return model, changes(model, plan, [1 - mask.mean() for mask in masks])
-
-
-def changes(model: Any, plan: Plan, shares: Sequence[float]) -> list[WeightChange]:
-    """Return one change per weight of the model, with its share of zeros or why not.
-
-    Args:
-        model: the model.
-        plan: which of its weights are pruned.
-        shares: the share of zeros in each of them, 0 to 1.
-    """
-    details = {id(weight.variable): reason for weight, reason in plan.left_alone}
-    pruned: set[int] = set()
-    for variable, share in zip(plan.variables, shares, strict=True):
-        details[id(variable)] = f"{share:.1%} zero" if share else _NOTHING_GOES
-        if share:
-            pruned.add(id(variable))
-    return [
-        account(
-            weight,
-            "prune",
-            details[id(weight.variable)],
-            changed=id(weight.variable) in pruned,
-        )
-        for weight in weights(model)
-    ]
 
 
 def choose_masks(

@@ -1,4 +1,4 @@
-"""Pruning by magnitude of weights that are never whole in memory.
+"""Pruning by magnitude, a few pieces of weights at a time.
 
 The threshold is found digit by digit: how many entries there are by the first 16 bits
 of their score, then, of those that begin like it, by the next ones. Which entries go is
@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kerasmem.compression.prune.apply import changes
 from kerasmem.compression.prune.config import UNSTRUCTURED
-from kerasmem.compression.prune.plan import make_plan
+from kerasmem.compression.prune.plan import changes, make_plan
 from kerasmem.compression.prune.scores import magnitude, removed_count
 from kerasmem.compression.streams import Streams, Told
 from kerasmem.files.entries import PIECE, Readable, cuts, in_order
@@ -39,10 +38,10 @@ def why_not(config: "Prune") -> str | None:
 
 
 def prune_in_blocks(model: "Any", config: "Prune", streams: Streams) -> Told:
-    """Give the weights of a described model zeros, as `prune_weights` does.
+    """Give the weights of a model zeros.
 
     Args:
-        model: the model; it stays as it is.
+        model: the model, which may be described; it stays as it is.
         config: the choice.
         streams: get the zeros.
 
@@ -194,7 +193,7 @@ class _Pruned(Readable):
 
     def read(self, start: int, stop: int) -> np.ndarray:
         """Return the entries from one place to another, an array of one axis."""
-        values = self._scores.source.read(start, stop)
+        values = np.array(self._scores.source.read(start, stop))
         bits = self._scores.bits(values)
         goes = bits < self._threshold
         ties = max(min(self._end, stop) - start, 0)

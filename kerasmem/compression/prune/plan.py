@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
+from kerasmem.compression.account import account
 from kerasmem.compression.prune.config import (
     CRITERIA,
     ERDOS_RENYI,
@@ -27,9 +28,12 @@ from kerasmem.errors import ModelError
 from kerasmem.graph.calls import Trace, trace
 from kerasmem.graph.kernels import is_depthwise, is_kernel, reduced_axes
 from kerasmem.graph.layers import Weight, sublayers, weights
+from kerasmem.records import WeightChange
 
 if TYPE_CHECKING:
     from kerasmem.compression.prune.config import Prune
+
+_NOTHING_GOES = "has too few entries in a row, or too large ones, for any to go"
 
 
 @dataclass(frozen=True)
@@ -228,3 +232,28 @@ def _makers(found: Trace, with_kernel: set[int]) -> set[int]:
 
 def _inside(operation: Any) -> list[Any]:
     return sublayers(operation) if isinstance(operation, keras.layers.Layer) else []
+
+
+def changes(model: Any, plan: Plan, shares: Sequence[float]) -> list[WeightChange]:
+    """Return one change per weight of the model, with its share of zeros or why not.
+
+    Args:
+        model: the model.
+        plan: which of its weights are pruned.
+        shares: the share of zeros in each of them, 0 to 1.
+    """
+    details = {id(weight.variable): reason for weight, reason in plan.left_alone}
+    pruned: set[int] = set()
+    for variable, share in zip(plan.variables, shares, strict=True):
+        details[id(variable)] = f"{share:.1%} zero" if share else _NOTHING_GOES
+        if share:
+            pruned.add(id(variable))
+    return [
+        account(
+            weight,
+            "prune",
+            details[id(weight.variable)],
+            changed=id(weight.variable) in pruned,
+        )
+        for weight in weights(model)
+    ]
