@@ -34,7 +34,7 @@ class TorchLazyValues:
 
     def fill(self, variable: Any, value: Any) -> None:
         """Let the parameter have the value."""
-        tensor = _shared(value) if isinstance(value, np.ndarray) else value
+        tensor = _shared(value) if isinstance(value, np.ndarray) else value.detach()
         parameter = vars(variable)["_value"]
         parameter.data = tensor.to(parameter.device, parameter.dtype)
 

@@ -234,16 +234,15 @@ def _begin_with(variable: Any, value: Any) -> Any:
     """Let a value of the right shape and type be the first that a variable has."""
     with _SETTLING:
         state = vars(variable).get(_STATE)
-        if state is not None:
-            values = state.scope.values
-            if not values.adopts:
-                with values.outside_of_traces():
-                    values.fill(variable, value)
-            variable.__class__ = type(variable).__mro__[2]
-            del vars(variable)[_STATE]
-            if not values.adopts:
-                return value
-    return variable.assign(value)  # into the memory that is there
+        if state is None:  # another thread was first
+            return variable.assign(value)
+        values = state.scope.values
+        with values.outside_of_traces():
+            # Laid out as it is: a sum in another order has other last bits.
+            values.fill(variable, keras.ops.copy(value) if values.adopts else value)
+        variable.__class__ = type(variable).__mro__[2]
+        del vars(variable)[_STATE]
+        return value
 
 
 def _settle(variable: Any) -> None:
