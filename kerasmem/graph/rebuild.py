@@ -207,7 +207,8 @@ class Rebuild:
             if changes is not None:
                 return type(old).from_config(old.get_config() | changes)
             made = keras.saving.serialize_keras_object(old)
-            made.pop("build_config", None)
+            for name in ("build_config", "compile_config"):
+                made.pop(name, None)
             return keras.saving.deserialize_keras_object(made, safe_mode=False)
         except (TypeError, ValueError, NotImplementedError) as error:
             raise ModelError(

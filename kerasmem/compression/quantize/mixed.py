@@ -108,9 +108,14 @@ def _chosen(
 
 
 def _noise(changes: list[WeightChange]) -> float:
-    """Return the noise that is added to a layer, as a share of the signal."""
+    """Return the noise that is added to a layer, as a share of the signal.
+
+    A layer may have others within it: their mean counts.
+    """
     outputs = [c.output_sqnr_db for c in changes if c.output_sqnr_db is not None]
-    ratios = outputs[:1] or [c.sqnr_db for c in changes if c.sqnr_db is not None]
+    if outputs:
+        return sum(10 ** (-ratio / 10) for ratio in outputs) / len(outputs)
+    ratios = [c.sqnr_db for c in changes if c.sqnr_db is not None]
     return sum(10 ** (-ratio / 10) for ratio in ratios)
 
 

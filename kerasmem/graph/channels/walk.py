@@ -10,7 +10,7 @@ from kerasmem.graph.channels.call import Family, LabelledCall
 from kerasmem.graph.channels.labels import Labels, Tensor, narrow, of_rank
 from kerasmem.graph.channels.table import FAMILIES
 from kerasmem.graph.kinds import entry_of
-from kerasmem.graph.nodes import own_graph
+from kerasmem.graph.nodes import listed_graph, own_graph
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +85,20 @@ class _Labelling(Walk):
             else:
                 known[id(tensor)] = Tensor(array, tuple(tensor.shape))
         return [known[id(tensor)] for tensor in tensors]
+
+    def run(
+        self, graph: Any, inputs: Sequence[Any], around: Call | None = None
+    ) -> list[Any]:
+        """Label a graph; one that cannot be made with fewer channels stays whole."""
+        labels = self._found.labels
+        first = len(labels.uses)
+        outputs = super().run(graph, inputs, around)
+        if around is not None and listed_graph(around.operation) is None:
+            why = f"is in {around.operation.name!r}, which its own class builds"
+            tensors = [x.array for x in (*inputs, *outputs)]
+            for array in (*tensors, *(use.labels for use in labels.uses[first:])):
+                labels.freeze(array, why)
+        return outputs
 
     def visit(self, call: Call) -> list[Tensor]:
         node, operation = call.nodes[-1], call.operation

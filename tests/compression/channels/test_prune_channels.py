@@ -10,11 +10,12 @@ from kerasmem.compression.channels import verify
 from kerasmem.compression.channels.apply import prune_channels
 from kerasmem.errors import ConfigError, KerasMemWarning, ModelError
 from kerasmem.graph.channels.call import Family
+from kerasmem.graph.channels.cost import flops
 from kerasmem.graph.channels.families import movement as index
 from kerasmem.graph.channels.table import FAMILIES
 from kerasmem.graph.values import to_numpy
 from tests.graph.channels.strategies import randomize
-from tests.models import KINDS, L, chain, from_origin
+from tests.models import KINDS, ORIGINS, L, chain, from_origin
 
 NOTHING = {
     # One layer between input and output has no channels of its own.
@@ -467,6 +468,92 @@ class Doubled(OfTwo):
 
     def call(self, inputs, training=None, mask=None):
         return 2.0 * super().call(inputs, training, mask)
+
+
+FORMS = {
+    "one": lambda seen, pooled: pooled,
+    "list": lambda seen, pooled: [seen, pooled],
+    "sorted": lambda seen, pooled: {"pooled": pooled, "seen": seen},
+    "unsorted": lambda seen, pooled: {"seen": seen, "pooled": pooled},
+}
+
+
+@keras.saving.register_keras_serializable("tests")
+class EncoderByConstructor(keras.Model):
+    """A functional model that its constructor builds, one layer of it a model."""
+
+    def __init__(self, form, **kwargs):
+        x = keras.Input((6,))
+        deep = keras.Sequential([keras.Input((6,)), L.Dense(9), L.Dense(12)])
+        seen = L.Dense(8, name="seen")(deep(x))
+        pooled = L.Dense(10, activation="tanh", name="pooled")(seen)
+        super().__init__(x, FORMS[form](seen, pooled), **kwargs)
+        self.form = form
+
+    def get_config(self):
+        return {"form": self.form, "name": self.name}
+
+
+@pytest.mark.parametrize("origin", ORIGINS)
+@pytest.mark.parametrize("form", FORMS)
+def test_a_model_within_that_its_constructor_builds_stays_whole(form, origin):
+    x = keras.Input((4,))
+    narrow = L.Dense(16, activation="relu", name="before")(x)
+    made = EncoderByConstructor(form, name="inner")(L.Dense(6, name="into")(narrow))
+    named = {"seen": made[0], "pooled": made[1]} if form == "list" else made
+    named = {"pooled": made} if form == "one" else named
+    read = [L.Dense(8, name=f"after_{key}")(named[key]) for key in sorted(named)]
+    again = L.Dense(8, name="again")(named["pooled"])
+    model = keras.Model(x, L.Dense(2, name="last")(L.Concatenate()([again, *read])))
+    model = from_origin(model, origin)
+    randomize(model)
+    found = prune_channels(model, km.PruneChannels(0.5))
+    assert found.error <= 1e-5
+    inner = found.model.get_layer("inner")
+    assert type(inner) is EncoderByConstructor
+    old, now = model.get_layer("inner").get_weights(), inner.get_weights()
+    assert all(np.array_equal(*pair) for pair in zip(old, now, strict=True))
+    units = {layer.name: getattr(layer, "units", 0) for layer in found.model.layers}
+    after = {f"after_{key}": 4 for key in named} | {"again": 4}
+    assert units.items() >= {"before": 8, "into": 6, **after, "last": 2}.items()
+    told = {c.weight: c.detail for c in found.changes}
+    assert told["pooled/kernel"] == "is in 'inner', which its own class builds"
+
+
+def test_multiplications_in_a_model_that_its_constructor_builds_count():
+    x = keras.Input((6,))
+    whole = keras.Model(x, L.Dense(5)(EncoderByConstructor("one")(x)))
+    assert flops(whole) == 2 * (6 * 9 + 9 * 12 + 12 * 8 + 8 * 10 + 10 * 5)
+
+
+# Keras says it of a task of KerasHub whenever it loads one.
+@pytest.mark.filterwarnings("ignore:.compile\\(\\). was not called")
+@pytest.mark.parametrize("origin", ORIGINS)
+@pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="KerasHub's models are made here"
+)
+def test_a_head_on_bert_becomes_narrower_and_bert_stays(origin):
+    import keras_hub
+
+    backbone = keras_hub.models.BertBackbone(
+        vocabulary_size=40,
+        num_layers=2,
+        num_heads=2,
+        hidden_dim=32,
+        intermediate_dim=64,
+        max_sequence_length=16,
+    )
+    task = keras_hub.models.BertTextClassifier(backbone, num_classes=8)
+    randomize(task)
+    with pytest.raises(ModelError, match="is in 'bert_backbone', which its own class"):
+        prune_channels(task, km.PruneChannels(0.5))
+    for body, read in ((backbone, lambda y: y["pooled_output"]), (task, lambda y: y)):
+        y = L.Dense(8, name="hidden")(read(body(backbone.input)))
+        model = from_origin(keras.Model(backbone.input, L.Dense(3)(y)), origin)
+        found = prune_channels(model, km.PruneChannels(0.5))
+        assert found.error <= 1e-5
+        assert found.model.get_layer("hidden").units == 4
+        assert type(found.model.get_layer(body.name)) is type(body)
 
 
 def test_a_model_that_its_constructor_builds_keeps_its_inputs():

@@ -1,5 +1,7 @@
 """What data tells about quantized layers, and what it mends: against NumPy."""
 
+import re
+
 import keras
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from kerasmem.graph.observe import observe
 from kerasmem.graph.values import to_numpy
 from tests.compression.repair.test_fold_batch_norm import outputs
 from tests.graph.channels.strategies import randomize
-from tests.models import KINDS, L, chain, in_place
+from tests.models import KINDS, Experts, L, chain, in_place
 
 
 def data(shape, count=70, seed=5):
@@ -53,6 +55,217 @@ def test_what_a_layer_loses_on_data_is_what_numpy_says():
     )
     rows = km.compress(model, Quantize("int4"), data=x).changes
     assert {c.weight: c.output_sqnr_db for c in rows if c.changed} == found
+
+
+def parts():
+    return [
+        L.Embedding(11, 6, name="table"),
+        L.MultiHeadAttention(2, 3, name="attention"),
+        Experts(3, 8, name="experts"),
+        L.Dense(4, name="head"),
+    ]
+
+
+def forward(layers, ids):
+    table, attention, experts, head = layers
+    seen = table(ids)
+    return head(keras.ops.mean(experts(attention(seen, seen)), 1))
+
+
+def readable(**kwargs):
+    ids = keras.Input((5,), dtype="int32")
+    return keras.Model(ids, forward(parts(), ids), **kwargs)
+
+
+@keras.saving.register_keras_serializable("tests")
+class Called(keras.Model):
+    """The same net without a graph."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.parts = parts()
+
+    def call(self, ids):
+        return forward(self.parts, ids)
+
+
+@keras.saving.register_keras_serializable("tests")
+class Built(keras.Model):
+    """The same net, which its constructor builds."""
+
+    def __init__(self, **kwargs):
+        ids = keras.Input((5,), dtype="int32")
+        super().__init__(ids, forward(parts(), ids), **kwargs)
+
+    def get_config(self):
+        return {"name": self.name}
+
+
+def kernels(model):
+    """Return every kernel by its layer's name and its own, as plain arrays."""
+    found = {}
+    for name in ("query", "key", "value", "attention_output"):
+        attention = model.get_layer("attention")
+        dense = getattr(attention, f"{name.split('_')[-1]}_dense")
+        found[name] = to_numpy(dense.kernel), to_numpy(dense.bias)
+    experts, head = (model.get_layer(name) for name in ("experts", "head"))
+    found["table"] = to_numpy(model.get_layer("table").embeddings)
+    found["up"], found["down"] = to_numpy(experts.up), to_numpy(experts.down)
+    found["router"] = to_numpy(experts.router.kernel), to_numpy(experts.router.bias)
+    found["head"] = to_numpy(head.kernel), to_numpy(head.bias)
+    return found
+
+
+def softmax(x):
+    shares = np.exp(x - x.max(-1, keepdims=True))
+    return shares / shares.sum(-1, keepdims=True)
+
+
+def net_in_numpy(exact, rounded, ids):
+    """Return what each layer makes of what exact ones give it, exact and rounded."""
+    made = {}
+
+    def both(name, run):
+        made[name] = run(exact), run(rounded)
+        return made[name][0]
+
+    def dense(name, equation, x):
+        return both(name, lambda w: np.einsum(equation, x, w[name][0]) + w[name][1])
+
+    x = both("table/embeddings", lambda w: w["table"][ids])
+    query, key, value = (
+        dense(name, "btc,chd->bthd", x) for name in ("query", "key", "value")
+    )
+    scores = softmax(np.einsum("bqhd,bkhd->bhqk", query, key) / 3**0.5)
+    x = dense(
+        "attention_output", "bthd,hdc->btc", np.einsum("bhqk,bkhd->bqhd", scores, value)
+    )
+    shares = both("router", lambda w: softmax(x @ w["router"][0] + w["router"][1]))
+
+    def experts(w):
+        hidden = np.maximum(np.einsum("btc,ech->ebth", x, w["up"]), 0)
+        return np.einsum("ebth,ehc,bte->btc", hidden, w["down"], shares)
+
+    x = both("experts/up", experts)
+    made["experts/down"] = made["experts/up"]
+    dense("head", "bc,cd->bd", x.mean(1))
+    return made
+
+
+def test_each_layer_of_any_model_is_measured_by_itself():
+    models = readable(), Called(), Built()
+    ids = np.random.default_rng(0).integers(0, 11, (70, 5)).astype("int32")
+    models[1](ids)
+    randomize(models[0])
+    exact = kernels(models[0])
+    by_path = {key(w.path): to_numpy(w) for w in models[0].weights}
+    found = []
+    for model in models:
+        for weight in model.weights:
+            weight.assign(by_path[key(weight.path)])
+        changes = in_place(Quantize("int4"), model, ids)
+        found.append({key(c.weight): c.output_sqnr_db for c in changes if c.changed})
+    made = net_in_numpy(exact, kernels(models[0]), ids)
+    expected = {
+        name if "/" in name else f"{name}/kernel": decibels(*pair)
+        for name, pair in made.items()
+    }
+    assert all(each == pytest.approx(expected, rel=1e-3) for each in found)
+    assert len(set(expected.values())) == len(expected) - 1, "two are of one layer"
+
+
+def key(path):
+    """Return the last two names of a weight's path, without numbers."""
+    name = "/".join(path.split("/")[-2:])
+    return re.sub(r"dense(_\d+)?/", "router/", name)
+
+
+@keras.saving.register_keras_serializable("tests")
+class MapsAndReads(L.Layer):
+    """A layer that maps one of its parts, and of another reads the kernel."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.table, self.read = L.Embedding(9, 4, name="table"), L.Dense(4, name="read")
+
+    def build(self, shape):
+        self.table.build(shape[1:])
+        self.read.build((*shape, 4))
+
+    def call(self, x):
+        x = keras.ops.vectorized_map(self.table, x)
+        return keras.ops.matmul(x, self.read.kernel)
+
+
+@keras.saving.register_keras_serializable("tests")
+class ModelReads(keras.Model):
+    """The same in a model."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.first, self.read = L.Dense(4, name="first"), L.Dense(4, name="read")
+
+    def build(self, shape):
+        self.first.build(shape)
+        self.read.build(shape)
+
+    def call(self, x):
+        return keras.ops.matmul(self.first(x), self.read.kernel)
+
+
+def test_a_layer_that_is_not_called_is_told_of_by_the_one_around_it():
+    model = chain((3,), MapsAndReads(), dtype="int32")
+    x = np.arange(18).reshape(6, 3).astype("int32") % 9
+    randomize(model)
+    exact = outputs(model, x)
+    changes = in_place(Quantize("int4"), model, x)
+    found = [c.output_sqnr_db for c in changes if c.changed]
+    assert found == pytest.approx([decibels(exact, outputs(model, x))] * 2, rel=1e-3)
+
+
+def test_a_model_does_not_stand_for_a_layer_that_is_not_called():
+    model, x = ModelReads(), data((4,), 6)
+    model(x)
+    randomize(model)
+    changes = in_place(Quantize("int4"), model, x)
+    found = {key(c.weight): c.output_sqnr_db for c in changes if c.changed}
+    assert found["read/kernel"] is None
+    assert 5 < found["first/kernel"] < 60
+
+
+@keras.saving.register_keras_serializable("tests")
+class DenseAndMask(L.Dense):
+    """One that returns the mask that it added, too."""
+
+    def call(self, x):
+        made = super().call(x)
+        return made, keras.ops.full_like(made, -1e9)
+
+    def compute_output_shape(self, shape):
+        return (super().compute_output_shape(shape),) * 2
+
+
+def test_of_several_outputs_the_worst_is_told_of():
+    x, inputs = data((4,), 6), keras.Input((4,))
+    model = keras.Model(inputs, DenseAndMask(3)(inputs)[0])
+    randomize(model)
+    exact = outputs(model, x)
+    (change, _) = in_place(Quantize("int4"), model, x)
+    expected = decibels(exact, outputs(model, x))
+    assert change.output_sqnr_db == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_loop_over_steps_is_measured_as_a_whole():
+    x = data((5, 4), 6)
+    model = chain((5, 4), L.Bidirectional(L.LSTM(3), name="both"))
+    randomize(model)
+    exact = outputs(model, x)
+    changes = in_place(Quantize("int4"), model, x)
+    rounded = outputs(model, x)
+    assert [c.output_sqnr_db for c in changes if c.changed] == pytest.approx(
+        [decibels(exact[:, s], rounded[:, s]) for s in np.s_[:3, 3:] for _ in "kr"],
+        rel=1e-3,
+    )
 
 
 class Batches(keras.utils.PyDataset):

@@ -1,7 +1,10 @@
 """What quantized layers lose in what they make, each given what the float one gets."""
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import keras
@@ -10,8 +13,8 @@ import numpy as np
 from kerasmem.compression.account import decibels
 from kerasmem.compression.quantize.owners import quantized_variables
 from kerasmem.files.data import input_batches
-from kerasmem.graph.layers import blocks, weights
-from kerasmem.graph.observe import LayerCall, observe
+from kerasmem.graph.layers import Weight, blocks, sublayers, weights
+from kerasmem.graph.observe import LayerCall, observe, observing
 from kerasmem.graph.values import not_finite, to_numpy
 from kerasmem.records import WeightChange
 
@@ -36,8 +39,8 @@ def with_output_error(
 ) -> list[WeightChange]:
     """Return changes that tell what quantized layers lose in what they make.
 
-    Each layer is given what the float model gives it, so that the figure tells of this
-    layer alone.
+    Each layer is given what the float model gives it, and layers within it that are
+    measured themselves are float, so that the figure tells of this layer alone.
 
     Args:
         changes: one for every weight of `original`, in order.
@@ -49,30 +52,113 @@ def with_output_error(
     Raises:
         DataError: if what comes out of a layer is not finite.
     """
-    pairs = {id(pair[0]): pair for pair in quantized_pairs(original, quantized)}
-    sums: dict[int, np.ndarray] = {}
-
-    def see(call: LayerCall) -> None:
-        before, after = pairs[id(call.layer)]
-        exact = _arrays(before, call.outputs)
-        rounded = _arrays(after, after(*call.args, **call.kwargs))
-        seen = sums.setdefault(id(before), np.zeros(2))
-        for want, have in zip(exact, rounded, strict=True):
-            seen += np.square(want).sum(), np.square(want - have).sum()
-
+    everything = list(weights(original))
+    pairs = zip(everything, changes, strict=True)
+    homes = _homes([weight for weight, change in pairs if change.changed])
+    losses = _Losses(original, quantized, list(homes.values()))
     batches = input_batches(data, SAMPLES, BATCH_SIZE)
-    observe(original, batches, [before for before, _ in pairs.values()], outputs=see)
-    ratios = {layer: decibels(*seen.tolist()) for layer, seen in sums.items()}
+    layers = [layer for each in homes.values() for layer in each]
+    observe(original, batches, layers, outputs=losses.see)
     return [
-        replace(change, output_sqnr_db=ratios.get(id(weight.block)))
+        replace(change, output_sqnr_db=losses.ratio(homes[id(weight.variable)]))
         if change.changed
         else change
-        for weight, change in zip(weights(original), changes, strict=True)
+        for weight, change in zip(everything, changes, strict=True)
     ]
 
 
-def _arrays(layer: Any, outputs: Any) -> list[np.ndarray]:
-    arrays = [to_numpy(y).astype(np.float64) for y in keras.tree.flatten(outputs)]
+def _homes(changed: Sequence[Weight]) -> dict[int, list[Any]]:
+    """Return the layers whose outputs tell of a weight, by its id, the smallest first.
+
+    These are its own layer and those around it, but no model around it: that one tells
+    of all its layers. A cell, called at every step, is a part of its loop.
+    """
+    inner = cache(sublayers)
+    ids = cache(lambda layer: set(map(id, inner(layer))))
+    found = {}
+    for weight in changed:
+        around = [x for x in inner(weight.block) if id(weight.owner) in ids(x)]
+        around.sort(key=lambda x: len(inner(x)))
+        loops = [n for n, x in enumerate(around) if isinstance(x, keras.layers.RNN)]
+        found[id(weight.variable)] = [
+            x
+            for x in around[max(loops, default=0) :]
+            if x is weight.owner or not isinstance(x, keras.Model)
+        ]
+    return found
+
+
+class _Losses:
+    """What layers lose in what they make, added up over their calls.
+
+    Args:
+        original: a model.
+        quantized: a copy of it with quantized weights.
+        homes: for every weight the layers that tell of it, the smallest first.
+    """
+
+    def __init__(
+        self, original: Any, quantized: Any, homes: Sequence[Sequence[Any]]
+    ) -> None:
+        self._homes = homes
+        self._quantized = {
+            id(before): after
+            for pair in zip(blocks(original), blocks(quantized), strict=True)
+            for before, after in zip(*map(sublayers, pair), strict=True)
+        }
+        self._sums: dict[int, dict[int, np.ndarray]] = {}
+        self._comparing = False
+
+    def see(self, call: LayerCall) -> None:
+        """Add what is lost in a call, if a smaller layer does not tell it."""
+        layer = call.layer
+        # Layers within this one were seen before, if they are called at all.
+        if self._comparing or not any(
+            self._first(h, layer) is layer for h in self._homes
+        ):
+            return
+        exact = _arrays(layer, call.outputs)
+        if exact is None:
+            return
+        self._comparing = True
+        with self._alone(layer):
+            rounded = self._quantized[id(layer)](*call.args, **call.kwargs)
+        self._comparing = False
+        sums = self._sums.setdefault(id(layer), defaultdict(lambda: np.zeros(2)))
+        pairs = zip(exact, _arrays(layer, rounded) or (), strict=True)
+        for place, (want, have) in enumerate(pairs):
+            sums[place] += np.square(want).sum(), np.square(want - have).sum()
+
+    def ratio(self, homes: Sequence[Any]) -> float | None:
+        """Return the ratio in dB of the smallest layer that was seen, None without.
+
+        It is that of the worst output: another may be large, such as a filled mask.
+        """
+        sums = self._sums.get(id(self._first(homes)), {})
+        ratios = (decibels(*both.tolist()) for both in sums.values())
+        return min((ratio for ratio in ratios if ratio is not None), default=None)
+
+    def _first(self, homes: Sequence[Any], other: Any = None) -> Any:
+        """Return the first layer that was seen or is the other one, None without."""
+        return next((x for x in homes if x is other or id(x) in self._sums), None)
+
+    def _alone(self, layer: Any) -> AbstractContextManager[None]:
+        """Return a scope in which what was seen within a quantized layer is float."""
+        seen = [x for x in sublayers(layer)[1:] if id(x) in self._sums]
+        floats = {id(self._quantized[id(x)]): x for x in seen}
+        return observing(
+            [self._quantized[id(x)] for x in seen],
+            inputs=lambda call: floats[id(call.layer)](*call.args, **call.kwargs),
+        )
+
+
+def _arrays(layer: Any, outputs: Any) -> list[np.ndarray] | None:
+    """Return tensors as arrays, None for symbols, as a traced loop hands them on."""
+    try:
+        tensors = [to_numpy(y) for y in keras.tree.flatten(outputs) if y is not None]
+    except Exception:  # noqa: BLE001 - each framework raises another one for symbols
+        return None
+    arrays = [array.astype(np.float64) for array in tensors]
     if not all(np.isfinite(array).all() for array in arrays):
         raise not_finite(layer)
     return arrays
