@@ -1,11 +1,10 @@
 """What is in use on a whole NVIDIA card, by every process, as its driver tells."""
 
 import functools
+import importlib
 import itertools
 import os
 from typing import Any, NamedTuple
-
-import pynvml
 
 
 class CardReading(NamedTuple):
@@ -28,6 +27,7 @@ def read_card(ordinal: int) -> CardReading | None:
     handle = _handle(ordinal, os.environ.get("CUDA_VISIBLE_DEVICES"))
     if handle is None:
         return None
+    pynvml = _pynvml()
     try:
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
     except pynvml.NVMLError:  # a card that keeps it to itself
@@ -49,6 +49,7 @@ def own_bytes(ordinal: int) -> int | None:
     handle = _handle(ordinal, os.environ.get("CUDA_VISIBLE_DEVICES"))
     if handle is None:
         return None
+    pynvml = _pynvml()
     try:
         processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
     except pynvml.NVMLError:  # see `read_card`
@@ -58,7 +59,14 @@ def own_bytes(ordinal: int) -> int | None:
 
 
 @functools.cache
+def _pynvml() -> Any:
+    """Return the module, which takes its time to be imported, once it is needed."""
+    return importlib.import_module("pynvml")
+
+
+@functools.cache
 def _handle(ordinal: int, visible: str | None) -> Any | None:
+    pynvml = _pynvml()
     try:
         pynvml.nvmlInit()
         if visible is None:
@@ -73,6 +81,7 @@ def _handle(ordinal: int, visible: str | None) -> Any | None:
 
 
 def _by_uuid(begin: str) -> Any:
+    pynvml = _pynvml()
     # CUDA takes the first characters of a uuid for the whole, the driver does not.
     for index in range(pynvml.nvmlDeviceGetCount()):
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
