@@ -275,7 +275,8 @@ def _first(variable: Any, state: _State) -> Any:
 
 
 def _fits(variable: Any, array: Any) -> bool:
-    if not hasattr(array, "shape") or not hasattr(array, "dtype"):  # a plain number
+    dtype = getattr(array, "dtype", None)
+    if dtype is None:  # a plain number
         return False
-    dtype = keras.backend.standardize_dtype(array.dtype)
-    return tuple(variable.shape) == tuple(array.shape) and variable._dtype == dtype
+    is_alike = variable._dtype == keras.backend.standardize_dtype(dtype)
+    return is_alike and tuple(variable.shape) == tuple(array.shape)

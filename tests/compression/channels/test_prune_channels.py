@@ -63,6 +63,16 @@ def test_a_model_without_channels_of_its_own_is_an_error(name):
         prune_channels(KINDS[name].make(), km.PruneChannels(0.5))
 
 
+@pytest.mark.one_backend
+def test_without_channels_the_classes_that_are_not_seen_into_are_named():
+    for model, reason in (
+        (KINDS["custom"].make(), r"as a whole: \w+ \(\d\)\. Next"),
+        (chain((6,), L.ReLU()), "Received: no layer with channels"),
+    ):
+        with pytest.raises(ModelError, match=reason):
+            prune_channels(model, km.PruneChannels(0.5))
+
+
 def test_the_channels_with_the_smallest_kernels_go_from_every_weight():
     model = convolutional()
     kernel = to_numpy(model.get_layer("first").kernel)
@@ -529,9 +539,7 @@ def test_multiplications_in_a_model_that_its_constructor_builds_count():
 # Keras says it of a task of KerasHub whenever it loads one.
 @pytest.mark.filterwarnings("ignore:.compile\\(\\). was not called")
 @pytest.mark.parametrize("origin", ORIGINS)
-@pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="KerasHub's models are made here"
-)
+@pytest.mark.one_backend
 def test_a_head_on_bert_becomes_narrower_and_bert_stays(origin):
     import keras_hub
 
