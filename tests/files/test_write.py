@@ -39,7 +39,7 @@ def test_a_method_of_the_users_own_is_there_as_before(tmp_path):
 
 
 @pytest.mark.parametrize("coding", ["deflate", "entropy", "stored"])
-def test_slots_of_a_new_optimizer_are_zeros_and_take_no_memory(coding, tmp_path):
+def test_slots_of_a_new_optimizer_are_zeros(coding, tmp_path):
     model = chain((30,), L.Dense(40), L.Dense(2))
     model.compile("adam", "mse")
     model.fit(np.ones((4, 30)), np.ones((4, 2)), verbose=0)
@@ -50,7 +50,7 @@ def test_slots_of_a_new_optimizer_are_zeros_and_take_no_memory(coding, tmp_path)
     loaded = keras.models.load_model(tmp_path / "a.keras")
     assert len(loaded.optimizer.variables) == len(trained)
     for variable in loaded.optimizer.variables:
-        if variable.shape:
+        if len(variable.shape):
             assert not to_numpy(variable).any()
     assert int(loaded.optimizer.iterations) == 0
 
