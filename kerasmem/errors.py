@@ -163,6 +163,33 @@ class KerasMemWarning(UserWarning):
     """Something was left out or could not be read; the work goes on."""
 
 
+IN_CALL = "Exception encountered when calling"
+"""With this Keras begins a line that says where, before the one that says what."""
+
+
+def text_of(error: Exception) -> str:
+    r"""Return what an error says, without codes of the terminal.
+
+    Example:
+        >>> text_of(KeyError("a name")), text_of(ValueError("\x1b[1mno\x1b[0m"))
+        ('a name', 'no')
+    """
+    # The text of a KeyError is a repr.
+    text = str(error.args[0] if isinstance(error, KeyError) and error.args else error)
+    return re.sub(r"\x1b\[\d+m", "", text)
+
+
+def first_line(text: str) -> str:
+    r"""Return the first line that says what is wrong, after where if that is said.
+
+    Example:
+        >>> first_line("\n\nno\nyes"), first_line(f"{IN_CALL} A.call().\n\nno\nyes")
+        ('no', 'Exception encountered when calling A.call(). no')
+    """
+    lines = [line for line in text.splitlines() if line.strip()]
+    return " ".join(lines[: 2 if lines and lines[0].startswith(IN_CALL) else 1])
+
+
 def as_received(value: object) -> str:
     """Return a value for `Received:`; of what has a long text its type alone.
 

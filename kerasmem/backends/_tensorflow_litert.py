@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 
 from kerasmem.backends.litert import Argument
-from kerasmem.errors import ModelError
+from kerasmem.errors import ModelError, first_line, text_of
 
 _NEEDS_STATIC = "TensorListReserve"
 _NO_KERNELS = {"Tensor"}
@@ -53,7 +53,7 @@ def converted(
         except Exception as error:
             if (full := os.strerror(errno.ENOSPC)) in str(error):
                 raise OSError(errno.ENOSPC, full) from error
-            raise ModelError(_why_not(model, str(error))) from error
+            raise ModelError(_why_not(model, text_of(error))) from error
 
 
 def _why_not(model: Any, text: str) -> str:
@@ -70,10 +70,9 @@ def _why_not(model: Any, text: str) -> str:
             f"{model.name!r} uses. Expected: operations that LiteRT has. Next: put "
             "others in their place."
         )
-    lines = [line for line in text.splitlines() if line.strip()]
     return (
         f"TensorFlow cannot convert the model {model.name!r} to LiteRT: "
-        f"{lines[0][:300] if lines else 'it does not say why'}"
+        f"{first_line(text)[:300] or 'it does not say why'}"
     )
 
 

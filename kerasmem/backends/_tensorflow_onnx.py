@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from kerasmem.backends._tensorflow_litert import quiet
 from kerasmem.backends.litert import Argument
-from kerasmem.errors import ModelError
+from kerasmem.errors import ModelError, first_line, text_of
 
 
 def converted(
@@ -28,10 +28,9 @@ def converted(
             made = _made(function.get_concrete_function(), [a.name for a in arguments])
             content = made.SerializeToString()
     except Exception as error:
-        lines = [line for line in str(error).splitlines() if line.strip()]
         raise ModelError(
             f"tf2onnx cannot convert the model {model.name!r} to ONNX: "
-            f"{lines[0][:300] if lines else type(error).__name__}"
+            f"{first_line(text_of(error))[:300] or type(error).__name__}"
         ) from error
     # tf2onnx leaves an operation that it has nothing for as TensorFlow names it.
     has = importlib.import_module("onnx.defs").has

@@ -32,10 +32,10 @@ class MemoryMonitor(keras.callbacks.Callback):
     the records tell the peak of the first step apart from the later ones (not on
     JAX; on torch the second step may have begun). On JAX and torch, records of batches
     may come out of order. TensorFlow's CPU allocator leaves requests under 256 KiB
-    out unless `TF_CPU_ALLOCATOR_USE_BFC=1` is set before TensorFlow is imported; JAX
-    and torch give no figures on a CPU. Then the device keys are absent and
-    `unavailable` says why. `CSVLogger` writes an empty `val_` twin for every key,
-    Keras's own too, if there is no validation.
+    out unless `TF_CPU_ALLOCATOR_USE_BFC=1` is set before TensorFlow is imported: an
+    epoch without a larger one has no device keys. JAX and torch give no figures on a
+    CPU. Then the device keys are absent and `unavailable` says why. `CSVLogger` writes
+    an empty `val_` twin for every key, Keras's own too, if there is no validation.
 
     Given to `evaluate` or `predict` it keeps records of them.
 

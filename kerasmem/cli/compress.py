@@ -22,6 +22,7 @@ from kerasmem.cli.options import (
     not_negative,
 )
 from kerasmem.cli.outcome import Outcome, progress_console, say
+from kerasmem.compression.stages import OPENING, TRAINING, shown_by
 from kerasmem.errors import ConfigError
 
 _FAR_WORSE = 0.02
@@ -81,7 +82,6 @@ def add_to(commands: Any) -> None:
 
 def run(options: Namespace) -> Outcome:
     """Compress the model, write it, and return it before and after."""
-    from kerasmem.compression.stages import TRAINING, shown_by
     from kerasmem.report.stages import StageProgress
 
     job = job_of(options)
@@ -92,10 +92,10 @@ def run(options: Namespace) -> Outcome:
             say(f"compressing {options.model} from file to file")
             result = _compressed(options, job, (None, None, None))
         else:
-            show("opening the model")
+            show(OPENING)
             loaded = _load(options, job)
-            say(f"compressing {options.model}, then measuring both models")
-            result = _compressed(options, job, loaded)
+            with shown_by(_announcing(show, options.model)):
+                result = _compressed(options, job, loaded)
         # The page first: a command that fails leaves no model behind. If the model
         # cannot be written then, the page stays; what it tells was measured all the
         # same.
@@ -107,6 +107,18 @@ def run(options: Namespace) -> Outcome:
             result.save(options.output)
     _say_if_untrained(job, result.report)
     return _outcome(options, result)
+
+
+def _announcing(show: Any, model: str) -> Any:
+    """Return `show`, which says what is done when the first step begins."""
+    coming = [f"compressing {model}, then measuring both models"]
+
+    def shown(name: str, done: int = 0, total: int = 0) -> None:
+        if name != OPENING and coming:
+            say(coming.pop())
+        show(name, done, total)
+
+    return shown
 
 
 def _compressed(options: Namespace, job: Job, loaded: tuple[Any, Any, Any]) -> Any:

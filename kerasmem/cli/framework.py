@@ -60,10 +60,15 @@ def _import_keras() -> None:
         with _native_stderr_closed():
             importlib.import_module("keras")
     except Exception as error:
+        missing = getattr(error, "name", None)
+        packages = {"tensorflow": "tensorflow"}
+        packages |= {name: f"kerasmem[{name}]" for name in ("jax", "torch")}
+        package = packages.get(missing or "")
+        advice = f" Next: pip install {package}." if package else ""
         raise ConfigError(
             f"Keras cannot start: {type(error).__name__}: {error}. Expected: the "
             "backend tensorflow, jax or torch, installed. Received: KERAS_BACKEND="
-            f"{os.environ.get('KERAS_BACKEND')!r}."
+            f"{os.environ.get('KERAS_BACKEND')!r}.{advice}"
         ) from error
 
 

@@ -1,5 +1,6 @@
 """A model and its data, loaded and checked against each other before any work."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,11 +10,13 @@ import numpy as np
 from kerasmem.cli.outcome import say
 from kerasmem.errors import ConfigError, DataError
 from kerasmem.files.data import (
-    check_classes,
     check_data,
+    check_labels,
     fit_arguments,
     hold_out,
     is_array_data,
+    outputs_on,
+    sample_inputs,
 )
 from kerasmem.files.data.forms import first_samples
 from kerasmem.graph.losses import as_loss
@@ -59,42 +62,50 @@ def has_labels(data: Any) -> bool:
 def check_judging(model: Any, data: Any) -> None:
     """Raise unless the model's loss and metrics can be computed on the data.
 
-    One sample is evaluated: the shapes and values that a loss takes are known to
-    nobody but the loss.
+    A few samples are evaluated: the shapes and values that a loss takes are known to
+    nobody but the loss. They are as many as no axis is long, so that labels are not
+    broadcast by chance.
 
     Raises:
         ConfigError: if the model has no loss.
         DataError: if the samples or the labels do not fit, or there are no labels.
     """
     check_data(model, data)
-    first = first_samples(data)
-    sample = {
-        name: keras.tree.map_structure(lambda array: array[:1], part)
-        for name, part in first.items()
-        if part is not None
-    }
-    if "y" not in sample:
+    outputs = outputs_on(model, sample_inputs(data, 1))
+    parts = {k: part for k, part in first_samples(data).items() if part is not None}
+    if "y" not in parts:
         raise DataError("The data has no labels, and judging a model takes them.")
     if not model.compiled:
         raise ConfigError(
             "The model was saved without a loss. Next: name one with --loss, and what "
             "to measure with --metric."
         )
-    for labels in keras.tree.flatten(sample["y"]):
+    for labels in keras.tree.flatten(parts["y"]):
         if isinstance(labels, np.ndarray) and labels.dtype.kind in "SUO":
             raise DataError(
                 f"Labels are numbers. Received: y of dtype {labels.dtype}. Next: "
                 "number the classes from 0, as in np.unique(y, return_inverse=True)[1]."
             )
-    check_classes(model, tuple(first.values()))
+    check_labels(model, tuple(parts.values()), outputs)
+    count = _odd_count(parts, outputs)
+    few = keras.tree.map_structure(
+        lambda array: None if array is None else array[:count], tuple(parts.values())
+    )
     try:
-        model.evaluate(**fit_arguments(tuple(sample.values()), 1), verbose=0)
+        model.evaluate(**fit_arguments(few, count), verbose=0)
     except Exception as error:
         reason = " ".join(str(error).split())[:300]
         raise DataError(
             f"The labels do not fit the model and its loss: {type(error).__name__}: "
             f"{reason}"
         ) from error
+
+
+def _odd_count(parts: dict[str, Any], outputs: Any) -> int:
+    """Return the least number from 2 that is the length of no axis but the first."""
+    arrays = keras.tree.flatten([parts["y"], outputs])
+    lengths = {n for array in arrays for n in tuple(np.shape(array))[1:]}
+    return next(n for n in itertools.count(2) if n not in lengths)
 
 
 def _check_names(kind: str, get: Callable[[str], object], names: Sequence[str]) -> None:

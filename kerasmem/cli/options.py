@@ -1,6 +1,7 @@
 """Command line options that several commands share."""
 
 import argparse
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -16,6 +17,10 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Exit with code 2 and one line on stderr."""
+        wrong = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
+        if wrong:
+            known = re.findall(r"[\w-]+", wrong[2])
+            message += f".{did_you_mean(wrong[1], known)}"
         words = message if message.endswith("?") else f"{message.removesuffix('.')}."
         self.exit(2, f"{self.prog}: error: {words} See: {self.prog} --help\n")
 
@@ -131,7 +136,7 @@ def add_input_shape(parser: Parser) -> None:
         action="append",
         metavar="LENGTHS",
         help="lengths of an input without the batch axis, such as 128,64, if the model "
-        "leaves one open; once per input",
+        "leaves one open; once per input, in the order of the inputs",
     )
 
 

@@ -105,7 +105,10 @@ class Chain:
         if self._max_drop is not None:
             check_metric(original)
         context = replace(context, original=original)
-        ready = [step.ready(context) for step in self.steps]
+        ready = [
+            step.ready(replace(context, earlier=self.steps[:number]))
+            for number, step in enumerate(self.steps)
+        ]
         checkpoints = self._checkpoints(original, ready, context)
         model, changes = run_steps(original, ready, context, checkpoints)
         if context.data is None:

@@ -21,13 +21,13 @@ from kerasmem.compression.measure import Timing, figures, file_bytes
 from kerasmem.compression.quantize.left_float import warn_if_left_float
 from kerasmem.compression.result import SAMPLES, CompressionResult
 from kerasmem.compression.search import Request
-from kerasmem.compression.stages import stage
+from kerasmem.compression.stages import OPENING, stage
 from kerasmem.compression.technique import Context, Technique
 from kerasmem.compression.written import written
 from kerasmem.errors import ConfigError, DataError, KerasMemWarning, as_received
 from kerasmem.files.data import (
-    check_classes,
     check_data,
+    check_labels,
     check_shared,
     fit_arguments,
     is_array_data,
@@ -181,7 +181,7 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
         raise DataError("Fine-tuning needs labels: give data=(x, y).")
     fit |= {"callbacks": list(callbacks or ()), "verbose": 0}
     with _replicas_of(model_or_path), seeded(seed):
-        stage("opening the model")
+        stage(OPENING)
         original = _open(model_or_path, custom_objects)
         size = _size_of(model_or_path, original)
         _compile(original, loss, metrics)
@@ -193,7 +193,7 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
         for samples in (data, validation_data):
             if samples is not None:
                 check_data(original, samples)
-                check_classes(original, samples)
+                check_labels(original, samples)
                 check_shared(samples, batch_size)
         if data is not None:
             warn_if_unfit(original)

@@ -7,6 +7,9 @@ from contextvars import ContextVar
 Show = Callable[[str, int, int], None]
 """Takes a stage, what is done of it and what there is to do, in bytes; 0 if unknown."""
 
+OPENING = "opening the model"
+"""The stage in which a model and what is asked for are checked."""
+
 TRAINING = "fine-tuning"
 """The stage that shows itself, by its own callbacks."""
 

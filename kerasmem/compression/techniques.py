@@ -25,6 +25,7 @@ from kerasmem.compression.quantize import (
     ReestimateBatchNorm,
 )
 from kerasmem.compression.quantize.schemes import (
+    check_ready,
     equalize_channels,
     fold,
     quantize,
@@ -67,7 +68,7 @@ _TABLE = (
     Implementation(FoldBatchNorm, fold),
     Implementation(Equalize, equalize_channels),
     Implementation(ReestimateBatchNorm, reestimate_statistics),
-    Implementation(Quantize, quantize),
+    Implementation(Quantize, quantize, ready=check_ready),
     Implementation(Factorize, factorize),
     Implementation(Cluster, cluster_weights, preserve_clusters),
     Implementation(Distill, train_step, ready=with_teacher),

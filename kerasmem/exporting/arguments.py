@@ -7,8 +7,11 @@ import keras
 import numpy as np
 
 from kerasmem.backends.litert import Argument
-from kerasmem.errors import ConfigError
+from kerasmem.errors import ConfigError, ModelError
+from kerasmem.files.data import named_leaves, outputs_on, sample_inputs
 from kerasmem.files.data.flat import check_numbers
+from kerasmem.files.load import first_reason
+from kerasmem.graph.clone import clone
 from kerasmem.graph.input_shapes import with_lengths
 
 _OPEN_LENGTH = 32
@@ -52,6 +55,39 @@ def arguments_of(
         Argument(f"input_{i}", (batch_size, *array.shape[1:]), str(array.dtype))
         for i, array in enumerate(samples)
     ]
+
+
+def with_named_inputs(model: Any, samples: Any) -> Any:
+    """Return a model that names its inputs: itself, or one around a copy of it.
+
+    Args:
+        model: a built `keras.Model`.
+        samples: in any of the forms that `kerasmem.files.data` lists, or None. A
+            subclassed model that takes a dict takes its inputs from them.
+
+    Raises:
+        DataError: if such a model cannot be called on the samples.
+        ModelError: if Keras cannot call it on inputs that are not known yet.
+    """
+    if samples is None or getattr(model, "inputs", None):
+        return model
+    x = sample_inputs(samples, 1)
+    outputs_on(model, x)
+    if not isinstance(x, dict):
+        return model
+    tensors = [
+        keras.Input(array.shape[1:], dtype=str(array.dtype), name=name)
+        for name, array in named_leaves(x).items()
+    ]
+    inputs = keras.tree.pack_sequence_as(x, tensors)
+    try:
+        return keras.Model(inputs, clone(model)(inputs), name=model.name)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise ModelError(
+            f"The model {model.name!r} does not tell the shapes of its outputs: "
+            f"{first_reason(error)}. Expected: a model that Keras can call on a "
+            "keras.Input. Next: give it a compute_output_spec()."
+        ) from error
 
 
 def random_samples(arguments: list[Argument], count: int) -> list[np.ndarray]:

@@ -14,7 +14,12 @@ from kerasmem.compression.quantize.config import STATIC
 from kerasmem.compression.quantize.floats import as_floats
 from kerasmem.compression.result import SAMPLES
 from kerasmem.errors import ModelError, OutputError
-from kerasmem.exporting.arguments import arguments_of, call_flat, random_samples
+from kerasmem.exporting.arguments import (
+    arguments_of,
+    call_flat,
+    random_samples,
+    with_named_inputs,
+)
 from kerasmem.exporting.convert import (
     DYNAMIC,
     FLOAT,
@@ -33,7 +38,7 @@ from kerasmem.exporting.run import difference, in_codes, in_steps, outputs_of
 from kerasmem.files.atomic import replacing
 from kerasmem.files.data.flat import flat_samples
 from kerasmem.graph.clone import clone
-from kerasmem.graph.input_shapes import open_lengths
+from kerasmem.graph.input_shapes import once_per_input, open_lengths
 from kerasmem.records import ExportReport
 
 _LEAST = {FLOAT: 1.0, DYNAMIC: 1e-6, STATIC: 127.0}
@@ -87,6 +92,7 @@ def export(  # noqa: PLR0913 - the public entry point
     """
     scheme = checked(model, path, scheme, batch_size)
     kind = ONNX if is_onnx(path) else scheme
+    model = with_named_inputs(model, samples)
     arrays = None if samples is None else flat_samples(model, samples, SAMPLES)
     arguments = arguments_of(model, batch_size, arrays, input_shape)
     arrays = arrays or random_samples(arguments, SAMPLES)
@@ -145,8 +151,8 @@ def _with_lengths(job: _Job, arguments: Sequence[Argument]) -> Made:
         raise ModelError(
             f"The file cannot have the open lengths of the model {job.model.name!r}: "
             "with lengths that are known it can be made. Expected: known lengths. "
-            f"Received: {unknown}. Next: pass input_shape= (--input-shape), without "
-            "the batch axis."
+            f"Received: {unknown}. Next: pass input_shape= "
+            f"(--input-shape{once_per_input(shapes)}), without the batch axis."
         ) from error
 
 

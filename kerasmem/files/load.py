@@ -11,7 +11,14 @@ from typing import Any
 import h5py
 import keras
 
-from kerasmem.errors import KerasMemError, KerasMemWarning, ModelFileError, OutputError
+from kerasmem.errors import (
+    KerasMemError,
+    KerasMemWarning,
+    ModelFileError,
+    OutputError,
+    first_line,
+    text_of,
+)
 from kerasmem.files.archive import check_archive
 from kerasmem.files.atomic import replacing
 from kerasmem.files.declared import bounded_weights, check_declared, check_heaps
@@ -19,9 +26,6 @@ from kerasmem.files.keras_2 import is_legacy
 from kerasmem.files.members import DAMAGED
 from kerasmem.files.memory_map import MappedWeights
 from kerasmem.files.streamed import openable
-
-_IN_CALL = "Exception encountered when calling"
-"""With this Keras begins a line that says where, before the one that says what."""
 
 _MOST_LETTERS = 400
 
@@ -219,7 +223,7 @@ def _unmappable(path: Path) -> ModelFileError:
 
 def first_reason(error: Exception) -> str:
     """Return the one line of a Keras error that says what is wrong."""
-    text = str(error)
+    text = text_of(error)
     if isinstance(error, KerasMemError):
         return text
     unknown = text.rpartition("Could not locate ")[2].partition(".")[0]
@@ -236,9 +240,7 @@ def first_reason(error: Exception) -> str:
     if "Example error message" in text:  # followed by it, after an empty line
         return text.split("\n\n")[1]
     # Around what went wrong stands the config of each layer that it went wrong in.
-    text = text.rpartition("Exception encountered: ")[2].replace("\x1b[1m", "")
-    lines = [line for line in text.splitlines() if line.strip()]
-    first = " ".join(lines[: 2 if text.startswith(_IN_CALL) else 1])
+    first = first_line(text.rpartition("Exception encountered: ")[2])
     return f"{type(error).__name__}: {first[:_MOST_LETTERS]}".rstrip(": ")
 
 

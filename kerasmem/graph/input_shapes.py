@@ -1,6 +1,6 @@
 """The shapes of a model's inputs, with the lengths that it leaves open filled in."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kerasmem.errors import ConfigError
@@ -53,12 +53,25 @@ def open_lengths(shapes: Mapping[str, Shape | None]) -> str:
     return " and ".join(words)
 
 
+def once_per_input(names: Iterable[str]) -> str:
+    """Return how the command line takes the shapes, `""` for a single input.
+
+    Example:
+        >>> once_per_input(["ids", "mask"])
+        ', once for each of ids, mask, in this order'
+    """
+    names = list(names)
+    several = f", once for each of {', '.join(names)}, in this order"
+    return several if len(names) > 1 else ""
+
+
 def _given(input_shape: Any, names: list[str]) -> dict[str, Shape]:
     shapes = _by_name(input_shape, names)
     if shapes is None or not all(map(is_shape, shapes.values())):
         raise ConfigError(
             "The input shape does not fit the model. Expected: a shape without the "
-            f"batch axis, of lengths from 1, or one per input of {names}. Received: "
+            f"batch axis, of lengths from 1, or one per input of {names} (on the "
+            "command line --input-shape again for each, in this order). Received: "
             f"input_shape={input_shape!r}."
         )
     return {name: tuple(shape) for name, shape in shapes.items()}

@@ -10,7 +10,14 @@ import keras
 
 from kerasmem.backends import current
 from kerasmem.errors import ConfigError, KerasMemWarning, did_you_mean
-from kerasmem.graph.outputs import Form, Task, form_in_graph, losses_of, task_of
+from kerasmem.graph.outputs import (
+    Form,
+    Task,
+    form_in_graph,
+    losses_of,
+    takes_loss,
+    task_of,
+)
 
 _LONGEST = 500
 _WORDS = {
@@ -100,12 +107,7 @@ def warn_if_unfit(model: Any) -> None:
     Args:
         model: a compiled model.
     """
-    kind = type(model)
-    takes_loss = (
-        kind.compute_loss is keras.Model.compute_loss
-        and kind.train_step is keras.Model.train_step
-    )
-    if not takes_loss or not model.compiled or not getattr(model, "outputs", None):
+    if not takes_loss(model) or not getattr(model, "outputs", None):
         return
     try:
         texts = list(_misfits(model))

@@ -53,6 +53,9 @@ _TASKS = {
     "poisson": Task.REGRESSION,
 }
 
+_ENTRYWISE = _TASKS.keys() - {"crossentropy", "ce", "sparsecategoricalcrossentropy"}
+_ENTRYWISE |= {"hinge", "squaredhinge", "categoricalhinge", "dice", "tversky"}
+
 
 @dataclass(frozen=True)
 class Output:
@@ -73,7 +76,7 @@ def describe_outputs(model: Any, loss: Any, values: Any) -> list[Output]:
         loss: the loss that it is compiled with, or a dict or list of them, or None.
         values: what the model returned for a batch: a tensor, or a dict or list.
     """
-    losses = _loss_of_each(model, loss, values)
+    losses = of_each(model, loss, values)
     tensors = getattr(model, "outputs", None) or [None] * len(losses)
     return [_describe(*pair) for pair in zip(tensors, losses, strict=True)]
 
@@ -84,18 +87,29 @@ def losses_of(model: Any) -> list[Any]:
     Args:
         model: a compiled model that knows its outputs.
     """
+    return of_each(model, model.loss, output_of(model))
+
+
+def output_of(model: Any) -> Any:
+    """Return the symbolic outputs of a model in their structure, None without any."""
     graph = own_graph(model)
-    values = model.outputs if graph is None else graph.output
-    return _loss_of_each(model, model.loss, values)
+    return getattr(model, "outputs", None) if graph is None else graph.output
 
 
-def _loss_of_each(model: Any, loss: Any, values: Any) -> list[Any]:
+def of_each(model: Any, given: Any, values: Any) -> list[Any]:
+    """Return the loss, or the labels, of each output; None for none.
+
+    Args:
+        model: a `keras.Model`.
+        given: one for all outputs, or a dict or list of them.
+        values: what the model returns, in its structure.
+    """
     count = len(keras.tree.flatten(values))
-    if isinstance(loss, dict):
-        return [loss.get(name) for name in _names(model, values, count)]
-    if isinstance(loss, (list, tuple)):
-        return list(loss) if len(loss) == count else [*loss[:1], None][:1] * count
-    return [loss] * count
+    if isinstance(given, dict):
+        return [given.get(name) for name in _names(model, values, count)]
+    if isinstance(given, (list, tuple)):
+        return list(given) if len(given) == count else [*given[:1], None][:1] * count
+    return [given] * count
 
 
 def _names(model: Any, values: Any, count: int) -> list[str]:
@@ -153,6 +167,37 @@ def task_of(loss: Any) -> Task:
     """Return the task of a loss given as text, function or object."""
     if isinstance(loss, str) and loss.lower() in _TASKS:
         return _TASKS[loss.lower()]
-    known = keras.losses.get(loss)
-    name = getattr(known, "__name__", None) or type(known).__name__
-    return _TASKS.get(name.replace("_", "").lower(), Task.UNKNOWN)
+    return _TASKS.get(_key(keras.losses.get(loss)), Task.UNKNOWN)
+
+
+def compares_entries(loss: Any) -> bool:
+    """Return whether a loss is one of Keras's that takes labels as the outputs are.
+
+    Labels of another shape it may broadcast, and mean something else.
+
+    Args:
+        loss: as `compile` takes it, for one output; None for none.
+    """
+    if loss is None:
+        return False
+    try:
+        known = keras.losses.get(loss)
+    except (ValueError, TypeError, KeyError):
+        return False  # in a form that only `fit` knows
+    of_keras = (getattr(known, "__module__", None) or "").startswith("keras.")
+    return of_keras and _key(known) in _ENTRYWISE
+
+
+def takes_loss(model: Any) -> bool:
+    """Return whether a model is trained by the loss that it is compiled with."""
+    kind = type(model)
+    return (
+        model.compiled
+        and kind.compute_loss is keras.Model.compute_loss
+        and kind.train_step is keras.Model.train_step
+    )
+
+
+def _key(loss: Any) -> str:
+    name = getattr(loss, "__name__", None) or type(loss).__name__
+    return name.replace("_", "").lower()

@@ -103,7 +103,8 @@ def series(records: Mapping[int, MemoryRecord | None]) -> dict[str, float]:
     `device_peak_mib`, `device_mib` and `host_peak_mib` are the largest over devices
     and processes. With more than one device or process there is a sum of each, such
     as `device_peak_sum_mib`; an allocator that devices share counts once in it. As
-    long as a process has told nothing the sums are NaN.
+    long as a process has told nothing the sums are NaN. A device of which nothing was
+    counted has no part in them.
 
     Args:
         records: the newest record of each process by its index, None for a process
@@ -115,7 +116,7 @@ def series(records: Mapping[int, MemoryRecord | None]) -> dict[str, float]:
         {'device_peak_mib': 2.0, 'device_mib': 1.0}
     """
     told = [record for record in records.values() if record]
-    devices = [device for record in told for device in record.devices]
+    devices = [device for record in told for device in record.counted]
     hosts = [record.host.peak_bytes for record in told if record.host]
     several = len(records) > 1
     found: dict[str, float] = {}

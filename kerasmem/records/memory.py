@@ -44,6 +44,14 @@ class DeviceReading:
     shares_with: str | None = None
 
     @property
+    def counts(self) -> bool:
+        """Whether the figures are a measurement.
+
+        Zero is none where small requests are left out and there were no others.
+        """
+        return self.complete or self.peak_bytes > 0
+
+    @property
     def fragmentation(self) -> float | None:
         """Share of the pool's free bytes outside of its largest free block, 0 to 1."""
         if self.reserved_bytes is None or self.largest_free_bytes is None:
@@ -99,6 +107,11 @@ class MemoryRecord(JsonRecord):
     time: float = 0.0
     loss: float | None = None
     val_loss: float | None = None
+
+    @property
+    def counted(self) -> tuple[DeviceReading, ...]:
+        """The devices whose figures are a measurement."""
+        return tuple(device for device in self.devices if device.counts)
 
     def to_json(self) -> str:
         """Return the record as one line of JSON."""

@@ -106,7 +106,8 @@ def test_the_running_backend_gives_figures_or_the_reason(fit, backend):
     monitor = MemoryMonitor()
     if backends.current().device_memory():
         history = fit(monitor)
-        assert history["device_peak_mib"][0] >= history["device_mib"][0] >= 0
+        counts = any(device.counts for device in monitor.records[0].devices)
+        assert ("device_peak_mib" in history) == ("device_mib" in history) == counts
         assert monitor.unavailable is None
     else:
         with pytest.warns(KerasMemWarning, match="so there is no device series"):

@@ -97,7 +97,7 @@ def kerasmem(capsys, monkeypatch):
 def refused(kerasmem, tmp_path):
     """Call `kerasmem`; it must fail in one line and leave the folder as it was."""
 
-    def call(line):
+    def call(line, unsaid="error"):
         before = {path: path.read_bytes() for path in files(tmp_path)}
         result = kerasmem(line)
         assert result.code == 2
@@ -105,6 +105,7 @@ def refused(kerasmem, tmp_path):
         progress, message = split_at_last_line(result.err)
         assert message.startswith("kerasmem")
         assert "error" not in progress
+        assert unsaid not in progress
         assert {path: path.read_bytes() for path in files(tmp_path)} == before
         return message
 

@@ -138,6 +138,66 @@ def test_labels_that_the_backend_cannot_compare(broken, refused):
     assert "The labels do not fit" in refused("evaluate model.keras --data labels.npz")
 
 
+@pytest.mark.parametrize("shape", [(-1,), (-1, 1)], ids=["n", "n_1"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "evaluate model.keras --loss mse",
+        "evaluate model.keras --loss hinge",
+        "compress model.keras -o out.keras --prune 0.5 --loss mse",
+        "compress model.keras -o out.keras --prune 0.5 --loss mse --fine-tune-epochs 1",
+        "distill model.keras model.keras -o out.keras --loss mse",
+    ],
+)
+def test_labels_that_a_loss_would_broadcast(folder, refused, samples, line, shape):
+    x, y = samples
+    np.savez("shaped.npz", x=x, y=y.reshape(shape))
+    message = refused(f"{line} --data shaped.npz")
+    assert "The labels do not fit the model and its loss" in message
+    assert f"Received: y of shape {y.reshape(shape).shape}" in message
+
+
+def test_labels_that_a_metric_cannot_compare(folder, refused):
+    line = "evaluate model.keras --data data.npz --metric mse"
+    assert "The labels do not fit" in refused(line)
+
+
+@keras.saving.register_keras_serializable("tests")
+class OfNamedInputs(keras.Model):
+    """Takes a dict, and names no inputs."""
+
+    def __init__(self, **settings):
+        super().__init__(**settings)
+        self.head = keras.layers.Dense(3)
+
+    def call(self, inputs):
+        return self.head(keras.ops.concatenate([inputs["image"], inputs["extra"]], 1))
+
+
+@pytest.fixture
+def named(folder, samples):
+    x, y = samples
+    model = OfNamedInputs()
+    model({"image": x, "extra": x})
+    model.compile("sgd", "mse", jit_compile=False)
+    model.save("named.keras")
+    np.savez("extr.npz", x_image=x, x_extr=x, y=y)
+    np.savez("labels.npz", x_image=x, x_extra=x, y=y)
+
+
+def test_inputs_that_a_subclassed_model_cannot_be_called_with(named, refused):
+    message = refused("evaluate named.keras --data extr.npz")
+    assert " cannot be called with the inputs of the data: KeyError: " in message
+    assert message.endswith("extra. Received: x named extr, image.")
+    assert "\\" not in message
+    assert "\x1b" not in message
+
+
+def test_labels_that_do_not_fit_a_subclassed_model(named, refused):
+    message = refused("evaluate named.keras --data labels.npz")
+    assert "output's shape (None, 3). Received: y of shape (60,)" in message
+
+
 @pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("options", "message"),
@@ -206,11 +266,33 @@ def test_compressing_with_options_that_cannot_be(broken, refused, options, messa
         ),
         ("evaluate model.keras", "required: --data"),
         ("shrink model.keras", "invalid choice: 'shrink'"),
+        (
+            "evaluat model.keras",
+            "'run'). Did you mean 'evaluate'? See: kerasmem --help",
+        ),
+        (
+            "compress model.keras -o a.keras --coding entropi",
+            "Did you mean 'entropy'? See: kerasmem compress --help",
+        ),
         ("", "required: COMMAND"),
     ],
 )
 def test_a_command_line_that_cannot_be(folder, refused, line, message):
     assert message in refused(line)
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--quantize int8-static", "from samples: give data=x (--data on the command"),
+        ("--quantize int8 --quantize-exclude denes", "Received: exclude='denes'"),
+        ("--prune 0.5 --quantize int8-static", "from samples: give data=x (--data on"),
+    ],
+)
+def test_what_a_step_lacks_is_said_before_any_work(folder, refused, options, message):
+    line = f"compress model.keras -o out.keras {options}"
+    assert message in refused(line, unsaid="compressing")
 
 
 @pytest.mark.one_backend

@@ -29,6 +29,19 @@ def test_json_holds_the_estimate_and_the_verdict(folder, kerasmem):
 
 
 @pytest.mark.one_backend
+def test_the_shape_of_one_of_several_inputs_is_not_enough(folder, refused, kerasmem):
+    ids, mask = (keras.Input((None, 4), name=name) for name in ("ids", "mask"))
+    keras.Model([ids, mask], keras.layers.Add()([ids, mask])).save("two.keras")
+    line = "estimate two.keras --predict --input-shape 24,4"
+    message = refused(line)
+    assert "Received: input 'mask' of shape (batch, None, 4)." in message
+    assert "(--input-shape, once for each of ids, mask, in this order)" in message
+    third = f"{line} --input-shape 4,4 --input-shape 4,4"
+    assert "--input-shape again for each, in this order" in refused(third)
+    assert kerasmem(f"{line} --input-shape 24,4").code == 0
+
+
+@pytest.mark.one_backend
 def test_a_step_is_compiled_if_asked_for(folder, kerasmem):
     command = "estimate model.keras --backend tensorflow --device gpu --json --jit"
     for word, expected in {"on": True, "off": False}.items():
@@ -82,7 +95,8 @@ def test_without_an_optimizer_open_lengths_are_the_only_error(folder, kerasmem):
     assert call.err.count("\n") == 1
     assert (
         "input 'one' of shape (batch, None, 8) and input 'three' of shape (batch, "
-        "None, None, 3). Next: pass input_shape= (--input-shape)" in call.err
+        "None, None, 3). Next: pass input_shape= (--input-shape, once for each of one, "
+        "two, three, in this order), without" in call.err
     )
 
 

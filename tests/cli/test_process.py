@@ -63,6 +63,18 @@ def test_a_backend_that_keras_does_not_know_is_one_line(tmp_path):
 
 
 @pytest.mark.one_backend
+def test_a_backend_that_is_not_installed_comes_with_its_command(tmp_path):
+    (tmp_path / "model.keras").touch()
+    (tmp_path / "jax.py").write_text("raise ModuleNotFoundError('No jax', name='jax')")
+    given = {"KERAS_BACKEND": "jax", "PYTHONPATH": str(tmp_path)}
+    done = run("inspect", str(tmp_path / "model.keras"), **given)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.endswith(
+        "Received: KERAS_BACKEND='jax'. Next: pip install kerasmem[jax].\n"
+    )
+
+
+@pytest.mark.one_backend
 def test_the_version_is_printed_and_nothing_else():
     done = run("--version")
     assert (done.returncode, done.stdout, done.stderr) == (

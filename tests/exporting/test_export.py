@@ -20,7 +20,7 @@ from kerasmem.exporting import export
 from kerasmem.exporting.convert import checked
 from kerasmem.exporting.litert import LiteRT
 from kerasmem.processes import ON_THE_CPU
-from tests.models import KINDS, LazyBlock, chain, in_place
+from tests.models import KINDS, LazyBlock, OfTwoInputs, chain, in_place
 from tests.one_child import one_child
 
 L = keras.layers
@@ -241,9 +241,39 @@ def test_bad_arguments_are_told_before_anything_is_converted(tmp_path):
     subclassed = KINDS["subclassed"].make()
     with pytest.raises(ConfigError, match="Expected: samples= with a few inputs"):
         export(subclassed, tmp_path / "m.tflite")
-    with pytest.raises(ConfigError, match="as a list of arrays.*a dict of left, right"):
-        given = dict.fromkeys(("left", "right"), np.zeros((2, 9)))
-        export(subclassed, tmp_path / "m.tflite", samples=given)
+    two = OfTwoInputs()
+    x = two.joined(*np.zeros((2, 4, 5)))
+    two(x)
+    reason = "called with the inputs of the data: KeyError: .* meta. Received: x named "
+    with pytest.raises(DataError, match=f"{reason}mete, picture"):
+        given = {"picture": x["picture"], "mete": x["meta"]}
+        export(two, tmp_path / "m.tflite", samples=given)
+    with pytest.raises(DataError, match="TypeError: .* list indices must be integers"):
+        export(two, tmp_path / "m.tflite", samples=list(x.values()))
+
+
+@pytest.mark.usefixtures("converter")
+@pytest.mark.parametrize("form", ["dict", "nested"] if ON_TENSORFLOW else ["dict"])
+def test_a_subclassed_model_takes_its_inputs_from_samples_in_a_dict(form, tmp_path):
+    model, path = OfTwoInputs(form), tmp_path / "m.tflite"
+    x = model.joined(*np.random.default_rng(0).normal(size=(2, 4, 5)).astype("float32"))
+    model(x)
+    report = export(model, path, samples=x)
+    assert report.difference <= 1e-5
+    names = {"dict": {"picture", "meta"}, "nested": {"pictures.0", "meta"}}
+    assert LiteRT(path.read_bytes()).inputs.keys() == names[form]
+    assert not getattr(model, "inputs", None)
+
+
+def failing(*_):
+    raise KeyError("Exception encountered when calling A.call().\n\n\x1b[1mno b\x1b[0m")
+
+
+@pytest.mark.one_backend
+def test_what_cannot_be_converted_is_told_with_its_cause(tmp_path, monkeypatch):
+    monkeypatch.setattr("kerasmem.exporting.convert.call_flat", failing)
+    with pytest.raises(ModelError, match=r"to LiteRT: .* calling A\.call\(\)\. no b$"):
+        export(chain((4,), L.Dense(2)), tmp_path / "m.tflite")
 
 
 @pytest.mark.one_backend

@@ -14,6 +14,7 @@ from kerasmem.files.data import (
     LoadedData,
     check_classes,
     check_data,
+    check_labels,
     fit_arguments,
     hold_out,
     load_data,
@@ -491,6 +492,60 @@ def test_labels_that_may_mean_something_else_are_let_through(two_outputs):
     steps = keras.Sequential([keras.Input((2, 1)), keras.layers.Dense(2)])
     steps.compile("sgd", sparse)
     check_classes(steps, (X, X))
+
+
+# check_labels
+
+ENTRYWISE = ("mse", "mae", "hinge", "binary_crossentropy", keras.losses.Huber())
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize("loss", ENTRYWISE, ids=str)
+def test_labels_that_a_loss_would_broadcast_are_refused(loss):
+    model = dense(x=(2,))
+    model.compile("sgd", loss)
+    message = r"output.s shape \(None, 2\)\. Received: y of shape \(6"
+    for labels in (Y, Y[:, None], X[..., :1], X[..., None, :]):
+        with pytest.raises(DataError, match=message):
+            check_labels(model, (X, labels))
+    check_labels(model, (X, X))
+
+
+@pytest.mark.one_backend
+def test_labels_that_keras_fits_to_the_outputs_are_let_through(two_outputs):
+    one = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    one.compile("sgd", "mse")
+    check_labels(one, (X, Y))
+    check_labels(one, (X, Y[:, None]))
+    flat = keras.Sequential([one, keras.layers.Reshape(())])
+    flat.compile("sgd", "mse")
+    check_labels(flat, (X, Y[:, None]))
+    steps = keras.Sequential([keras.Input((None, 1)), keras.layers.Dense(1)])
+    steps.compile("sgd", "mse")
+    check_labels(steps, (X[..., None], X))
+    two = dense(x=(2,))
+    for loss in ("sparse_categorical_crossentropy", None, lambda y, p: (y - p) ** 2):
+        two.compile("sgd", loss)
+        check_labels(two, (X, Y % 2))
+        check_labels(two, (X, Y[:, None] % 2))
+    two_outputs.compile("sgd", "mse")
+    check_labels(two_outputs, (X, {"q": Y, "p": Y[:, None]}))
+    two_outputs.compile("sgd", {"p": "mse", "q": SPARSE()})
+    check_labels(two_outputs, (X, {"q": X, "p": Y}))
+    with pytest.raises(DataError, match=r"Received: y of shape \(6, 2\)"):
+        check_labels(two_outputs, (X, {"p": X, "q": Y}))
+
+
+@pytest.mark.one_backend
+def test_labels_of_a_model_with_a_loss_of_its_own_are_its_affair():
+    class Own(keras.Model):
+        def compute_loss(self, x, y, y_pred, sample_weight=None, training=True):
+            return keras.ops.mean(y_pred)
+
+    given = keras.Input((2,))
+    own = Own(given, keras.layers.Dense(2)(given))
+    own.compile("sgd", "mse")
+    check_labels(own, (X, Y))
 
 
 @pytest.mark.one_backend

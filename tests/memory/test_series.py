@@ -70,6 +70,18 @@ def test_an_allocator_that_devices_share_counts_once_in_a_sum():
     }
 
 
+def test_where_only_large_requests_are_counted_zero_is_no_figure():
+    small, large = (
+        DeviceReading("CPU:0", 0, peak * MIB, True, complete=False) for peak in (0, 2)
+    )
+    assert series({0: MemoryRecord(0, None, (small,), None)}) == {}
+    assert series({0: MemoryRecord(0, None, (large,), None)}) == {
+        "device_peak_mib": 2,
+        "device_mib": 0,
+    }
+    assert series({0: record((0, 0))}) == {"device_peak_mib": 0, "device_mib": 0}
+
+
 def test_sums_are_unknown_until_every_process_has_told_something():
     found = series({0: record((3, 5), host=70), 1: None})
 

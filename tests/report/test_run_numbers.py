@@ -21,6 +21,7 @@ from kerasmem.report.run.gradients import gradient_flow
 from kerasmem.report.run.headline import headline
 from kerasmem.report.run.memory import memory_panels, memory_tables
 from kerasmem.report.run.page import loss_panel, loss_table, run_page_html
+from kerasmem.report.run.tensorboard import run_scalars
 from kerasmem.report.run.timelines import (
     MOST_BLOCKS,
     chosen,
@@ -156,6 +157,12 @@ def test_a_peak_that_the_allocator_does_not_count_is_no_peak_of_0_bytes():
         assert [f.value for f in found] == ["0 B" if complete else "-"]
         told = "only large requests are counted" in found[0].detail
         assert told is not complete
+        charts = [panel.title for panel in memory_panels(run.memory)]
+        assert ("Device memory, CPU:0" in charts) is complete
+        titles = [table.title for table in memory_tables(run.memory)]
+        assert any("devices" in title for title in titles) is complete
+        tags = [scalar.tag for scalar in run_scalars(run)[0]]
+        assert any("CPU:0" in tag for tag in tags) is complete
 
 
 def test_a_panel_has_the_bytes_of_every_epoch():

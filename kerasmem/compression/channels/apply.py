@@ -144,9 +144,21 @@ def _first_reasons(paths: dict[int, str], found: LabelledModel, groups: Groups) 
         for use in found.labels.uses
         if use.role == OUT and (why := _reason(use.labels, groups))
     ]
-    if not reasons:
-        return "Received: no layer with channels of floats; quantized ones have none."
-    return f"Received: {'; '.join(reasons[:3])}."
+    if reasons:
+        return f"Received: {'; '.join(reasons[:3])}."
+    whole = Counter(
+        type(call.operation).__name__
+        for call in found.calls.values()
+        if call.operation.name in found.unknown
+    )
+    if not whole:
+        return "Received: no layer with channels."
+    kinds = ", ".join(f"{name} ({count})" for name, count in whole.items())
+    return (
+        "Expected: layers that kerasmem sees into, such as Dense and Conv2D. Received: "
+        f"layers of classes that it takes as a whole: {kinds}. Next: remove channels "
+        "before km.Quantize; of other classes remove weights, with km.Prune."
+    )
 
 
 def _reason(labels: np.ndarray, groups: Groups) -> str | None:

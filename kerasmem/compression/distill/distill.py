@@ -23,8 +23,8 @@ from kerasmem.compression.technique import Context
 from kerasmem.compression.working import preserving, working_copy
 from kerasmem.errors import ConfigError
 from kerasmem.files.data import (
-    check_classes,
     check_data,
+    check_labels,
     check_shared,
     fit_arguments,
     sample_inputs,
@@ -209,7 +209,7 @@ def _check_labels(student: Any, data: Any, validation_data: Any) -> None:
     """Raise or warn if the student's last layer, its loss and labels do not fit."""
     for samples in (data, validation_data):
         if samples is not None:
-            check_classes(student, samples)
+            check_labels(student, samples)
     if first_samples(data).get("y") is not None:
         warn_if_unfit(student)
 

@@ -17,11 +17,14 @@ from kerasmem.compression.quantize.repair.after import quantize_and_repair
 from kerasmem.compression.quantize.repair.equalize import equalize, without_relu6
 from kerasmem.compression.quantize.repair.fold import fold_batch_norm
 from kerasmem.compression.quantize.static import quantize_static
+from kerasmem.compression.quantize.static.apply import check_has_ranges
+from kerasmem.compression.regular_expressions import check_every_pattern_matches
 from kerasmem.compression.technique import Context
 from kerasmem.compression.working import working_copy
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.files.data import check_data
 from kerasmem.graph.clone import compile_as
+from kerasmem.graph.layers import weights
 from kerasmem.records import WeightChange
 
 
@@ -53,6 +56,22 @@ def quantize(
         return model, quantize_mixed(model, config, context.data)
     changes = quantize_and_repair(model, config, context.data, scales=found.scales)
     return model, changes
+
+
+def check_ready(config: Quantize, context: Context) -> Quantize:
+    """Return the config, if nothing is missing that is known before the first step.
+
+    Raises:
+        ConfigError: if data is missing, or a regular expression matches no weight.
+    """
+    original = context.original
+    if config.is_static:
+        check_has_ranges(config, context.data, learned(original).ranges)
+    # A step before this one may make other layers.
+    if not context.earlier and not is_aware(original):
+        fields = {"include": config.include, "exclude": config.exclude}
+        check_every_pattern_matches(original, list(weights(original)), fields)
+    return config
 
 
 def fold(

@@ -12,7 +12,11 @@ from kerasmem.backends import device_kind
 from kerasmem.compression.quantize.owners import quantized_variables
 from kerasmem.compression.quantize.static import IntegerLayer
 from kerasmem.errors import ChildDiedError, ConfigError, DataError, ModelError
-from kerasmem.exporting.arguments import arguments_of, random_samples
+from kerasmem.exporting.arguments import (
+    arguments_of,
+    random_samples,
+    with_named_inputs,
+)
 from kerasmem.exporting.convert import check_lengths
 from kerasmem.exporting.run import difference
 from kerasmem.exporting.runtimes.advice import advise
@@ -80,6 +84,7 @@ def compare_runtimes(  # noqa: PLR0913 - the public entry point
     sizes = _checked(model, batch_sizes, threads)
     if data is not None:
         check_data(model, data)
+    model = with_named_inputs(model, data)
     say = _say if verbose else lambda _: None
     batch = _batch(model, data, sizes[-1], input_shape)
     # One that cannot be copied has no other forms, nor a file.

@@ -9,7 +9,9 @@ with several inputs or outputs.
 from kerasmem.files.data.check import (
     check_classes,
     check_data,
+    check_labels,
     input_names,
+    outputs_on,
     warn_if_not_finite,
 )
 from kerasmem.files.data.forms import (
@@ -29,6 +31,7 @@ __all__ = [
     "LoadedData",
     "check_classes",
     "check_data",
+    "check_labels",
     "check_shared",
     "drawn_batches",
     "fit_arguments",
@@ -38,6 +41,7 @@ __all__ = [
     "is_array_data",
     "load_data",
     "named_leaves",
+    "outputs_on",
     "sample_count",
     "sample_inputs",
     "shared",

@@ -7,8 +7,16 @@ from typing import Any
 import keras
 import numpy as np
 
+from kerasmem.backends import current
 from kerasmem.errors import DataError, KerasMemWarning
 from kerasmem.files.data.forms import first_samples, is_array_data, named_leaves
+from kerasmem.files.load import first_reason
+from kerasmem.graph.outputs import (
+    compares_entries,
+    of_each,
+    output_of,
+    takes_loss,
+)
 
 _NUMERIC = re.compile(r"int|float|bool|complex")  # in the dtype names of any framework
 
@@ -42,6 +50,65 @@ def check_data(model: Any, data: Any) -> None:
                 _check_input(tensor, array)
         if isinstance(parts.get("y"), dict):
             _check_label_names(model, list(named_leaves(parts["y"])))
+
+
+def outputs_on(model: Any, x: Any) -> Any:
+    """Return what a model gives for inputs.
+
+    Raises:
+        DataError: if it cannot be called on them, with the reason and their names.
+    """
+    try:
+        with current().inference():
+            return model(x, training=False)
+    except Exception as error:
+        named = f" named {', '.join(named_leaves(x))}" if isinstance(x, dict) else ""
+        raise DataError(
+            f"The model {model.name!r} cannot be called with the inputs of the data: "
+            f"{first_reason(error)}. Received: x{named}."
+        ) from error
+
+
+def check_labels(model: Any, data: Any, outputs: Any = None) -> None:
+    """Raise for labels that the loss of a model would take for something else.
+
+    These are labels of no class, see `check_classes`, and labels whose shape is not
+    that of the output, where a loss of Keras's own compares the two entry by entry:
+    broadcast, each label would stand for every output.
+
+    Args:
+        model: a `keras.Model`.
+        data: samples in any of the forms that `kerasmem.files.data` lists.
+        outputs: what the model returns; None for what its graph says, if it has one.
+
+    Raises:
+        DataError: with the shapes of labels and output, or the range of the labels.
+    """
+    outputs = output_of(model) if outputs is None else outputs
+    labels = first_samples(data).get("y")
+    if outputs is not None and labels is not None and takes_loss(model):
+        tensors = keras.tree.flatten(outputs)
+        losses = of_each(model, model.loss, outputs)
+        given = of_each(model, labels, outputs)
+        for output, loss, array in zip(tensors, losses, given, strict=True):
+            if compares_entries(loss):
+                _check_label_shape(output, loss, array)
+    check_classes(model, data)
+
+
+def _check_label_shape(output: Any, loss: Any, labels: Any) -> None:
+    """Raise unless labels, None for none, have the shape of an output of the model."""
+    shape = tuple(getattr(labels, "shape", None) or ())
+    wanted = (None, *tuple(output.shape)[1:])
+    if shape and None not in shape[1:] and not _fits(wanted, shape):
+        known = getattr(loss, "name", None) or getattr(loss, "__name__", loss)
+        raise DataError(
+            f"The labels do not fit the model and its loss: {known} compares them with "
+            f"the output entry by entry. Expected: y of the output's shape {wanted}. "
+            f"Received: y of shape {shape}. Next: labels of that shape; for numbers of "
+            "classes, loss='sparse_categorical_crossentropy' (--loss on the command "
+            "line)."
+        )
 
 
 def check_classes(model: Any, data: Any) -> None:

@@ -58,9 +58,9 @@ def check_numbers(tensor: Any) -> None:
 def _check_unnamed(model: Any, x: Any) -> None:
     if isinstance(x, dict):
         raise ConfigError(
-            f"The model {model.name!r} does not say what it takes, so its inputs come "
-            f"as a list of arrays. Received: a dict of {', '.join(map(str, x))}. Next: "
-            "put it into a keras.Model with named Inputs."
+            f"The model {model.name!r} does not name its inputs. Received: a dict of "
+            f"{', '.join(map(str, x))}. Next: put it into a keras.Model with named "
+            "Inputs."
         )
 
 

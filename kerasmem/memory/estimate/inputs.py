@@ -10,7 +10,13 @@ import numpy as np
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.files.data import check_data, input_names, named_leaves
 from kerasmem.files.data.forms import first_samples
-from kerasmem.graph.input_shapes import Shape, is_shape, open_lengths, with_lengths
+from kerasmem.graph.input_shapes import (
+    Shape,
+    is_shape,
+    once_per_input,
+    open_lengths,
+    with_lengths,
+)
 from kerasmem.graph.layers import has_graph
 from kerasmem.memory.estimate.request import Input, Request
 from kerasmem.memory.program import Tensor
@@ -59,8 +65,8 @@ def checked_inputs(
         raise ModelError(
             "The memory depends on the length of every axis of the input. Expected: "
             f"known lengths. Received: {unknown}. Next: pass input_shape= "
-            "(--input-shape), without the batch axis, or data=, some samples; for a "
-            "bound, the largest one that occurs."
+            f"(--input-shape{once_per_input(shapes)}), without the batch axis, or "
+            "data=, some samples; for a bound, the largest one that occurs."
         )
     return tuple(
         Input(name, (batch_size, *(n for n in shapes[name] or () if n)), dtype)

@@ -70,7 +70,7 @@ def _memory(run: Run) -> Iterator[Figure]:
         device, number, process = max(peaks, key=lambda peak: peak[0].peak_bytes)
         where = f"{device.name}, epoch {number}"
         where += f", process {process}" if process else ""
-        if device.peak_bytes or device.complete:
+        if device.counts:
             yield Figure("Device peak", format_bytes(device.peak_bytes), where)
         else:
             why = "only large requests are counted here, and there were none"

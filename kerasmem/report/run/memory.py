@@ -26,7 +26,7 @@ def _device_panels(records: Sequence[MemoryRecord], owner: str) -> Iterator[Pane
     readings: dict[str, list[tuple[float, MemoryRecord, DeviceReading]]] = {}
     shared: dict[str, dict[str, None]] = {}
     for x, record in placed(records):
-        for device in record.devices:
+        for device in record.counted:
             readings.setdefault(device.name, []).append((x, record, device))
             if device.shares_with:
                 shared.setdefault(device.shares_with, {})[device.name] = None
@@ -136,7 +136,7 @@ def _device_table(records: Sequence[tuple[int, MemoryRecord]]) -> Table:
             bytes_or_missing(device.card_used_bytes),
         )
         for number, record in records
-        for device in record.devices
+        for device in record.counted
     ]
     shown, note = evenly(rows)
     head = ("device", "phase", "process", "epoch", "in use", "peak", "first step")

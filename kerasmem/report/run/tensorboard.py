@@ -70,7 +70,7 @@ def _memory_scalars(records: Sequence[MemoryRecord]) -> Iterator[Scalar]:
 def _reading_scalars(record: MemoryRecord, room: str, step: int) -> Iterator[Scalar]:
     phase = "" if record.phase == "train" else f"{record.phase}/"
     readings: dict[str, DeviceReading | HostReading] = {
-        device.name: device for device in record.devices
+        device.name: device for device in record.counted
     }
     if record.host is not None:
         readings["host"] = record.host

@@ -365,7 +365,7 @@ def test_a_cost_that_cannot_be_told_is_one_clear_error():
         ({"max_drop": "1%"}, ConfigError, "Received: max_drop='1%'"),
         ({"max_drop": 0.1, "data": TRAIN[0]}, DataError, "needs labels"),
         (
-            {"max_drop": 0.1, "data": TRAIN[0], "fine_tune_epochs": 0},
+            {**OF_LINEAR, "max_drop": 0.1, "data": TRAIN[0], "fine_tune_epochs": 0},
             DataError,
             "takes labels: give data=",
         ),

@@ -270,5 +270,5 @@ def test_models_that_cannot_be_compared_are_refused():
     model, x = KINDS["subclassed"].make(), KINDS["subclassed"].inputs()
     with pytest.raises(ConfigError, match="does not say what it takes.*data="):
         km.compare_runtimes(model, verbose=0)
-    with pytest.raises(ConfigError, match="list of arrays.*a dict of left, right"):
+    with pytest.raises(DataError, match="called with the inputs.* named left, right"):
         km.compare_runtimes(model, {"left": x, "right": x}, verbose=0)

@@ -54,8 +54,7 @@ def quantize_static(
             in its weights.
     """
     _check_graph(model)
-    if data is None and (choice.bias_correction or not known):
-        raise _no_data(choice)
+    check_has_ranges(choice, data, known)
     everything = list(weights(model))
     check_every_pattern_matches(model, everything, {"exclude": choice.exclude})
     places = {w.place for w in everything if matches(choice.exclude, w)}
@@ -118,6 +117,12 @@ def _ranges(
         raise _no_data(choice, missing)
     seen = calibrate(model, data, choice.calibration, calls=plan.calls)
     return {each.tensor: (each.low, each.high) for each in seen} | dict(known)
+
+
+def check_has_ranges(choice: "Quantize", data: Any, known: Ranges) -> None:
+    """Raise if there are neither samples nor ranges that a training has found."""
+    if data is None and (choice.bias_correction or not known):
+        raise _no_data(choice)
 
 
 def _no_data(choice: "Quantize", missing: Sequence[str] = ()) -> ConfigError:
