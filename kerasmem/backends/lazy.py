@@ -86,7 +86,9 @@ class MappedArray(np.ndarray):
 
 
 @contextmanager
-def lazy_variables(values: LazyValues, *, described: bool = False) -> Iterator[None]:
+def lazy_variables(
+    values: LazyValues, *, described: bool = False, settled: bool = False
+) -> Iterator[None]:
     """Return a scope in which a variable with an initializer gets no value yet.
 
     Args:
@@ -94,6 +96,7 @@ def lazy_variables(values: LazyValues, *, described: bool = False) -> Iterator[N
         described: True for variables that only have a shape and a type, in the scope
             and after it: one that an array over a file is assigned never gets memory,
             and has no value to compute with. Its array is its `first_value`.
+        settled: True to give what was assigned nothing its first value at the end.
     """
     cls = keras.Variable
     # Private: the one place where every backend makes a value by an initializer.
@@ -113,7 +116,7 @@ def lazy_variables(values: LazyValues, *, described: bool = False) -> Iterator[N
                 setattr(cls, name, original)
     for variable in () if described else scope.deferred:
         alive = variable()
-        if alive is not None and values.adopts:
+        if alive is not None and (values.adopts or settled):
             _settle(alive)
 
 

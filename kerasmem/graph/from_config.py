@@ -40,7 +40,8 @@ def made_of_config(model: Any) -> Any | None:
         return None
     values = current().lazy_values()
     # No first values are made, which would be replaced.
-    with lazy_variables(values) if values.why_not() is None else nullcontext():
+    is_lazy = values.why_not() is None
+    with lazy_variables(values, settled=True) if is_lazy else nullcontext():
         copy = _of_config(model)
         pairs = [] if copy is None else list(_pairs(model, copy))
         if copy is None or any(one is None or other is None for one, other in pairs):
