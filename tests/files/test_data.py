@@ -500,7 +500,9 @@ ENTRYWISE = ("mse", "mae", "hinge", "binary_crossentropy", keras.losses.Huber())
 
 
 @pytest.mark.one_backend
-@pytest.mark.parametrize("loss", ENTRYWISE, ids=str)
+@pytest.mark.parametrize(
+    "loss", ENTRYWISE, ids=lambda loss: getattr(loss, "name", loss)
+)
 def test_labels_that_a_loss_would_broadcast_are_refused(loss):
     model = dense(x=(2,))
     model.compile("sgd", loss)
