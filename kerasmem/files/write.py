@@ -9,12 +9,11 @@ import shutil
 import struct
 import sys
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import (
     AbstractContextManager,
     ExitStack,
     contextmanager,
-    nullcontext,
 )
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,13 +25,14 @@ import ml_dtypes
 import numpy as np
 
 from kerasmem.backends import current
-from kerasmem.backends.lazy import first_value, is_made_of_zeros, lazy_variables
+from kerasmem.backends.lazy import first_value, is_made_of_zeros
 from kerasmem.errors import KerasMemError, OutputError
 from kerasmem.files.chunks import WrittenArray, raise_unless
 from kerasmem.files.coded_model import CONFIG, CodedModel
 from kerasmem.files.entries import Entries, zeros
 from kerasmem.files.load import first_reason
 from kerasmem.files.members import WEIGHTS, opened_weights, placed_weights
+from kerasmem.files.new_optimizer import new_optimizer
 from kerasmem.files.threads import Threads
 from kerasmem.files.weights import (
     ALIGNMENT_BYTES,
@@ -100,10 +100,9 @@ def write_model(
         file = scope.enter_context(WeightsFile(weights, coding))
         written = WrittenModel(coding, file.written)
         if not include_optimizer:
-            variables = [*model.trainable_variables] if slots else None
-            if variables and entries_of is not None:
-                variables = [*map(_Shape, variables)]
-            scope.enter_context(_new_optimizer(model, variables))
+            is_described = entries_of is not None
+            new = new_optimizer(model, slots=slots, described=is_described)
+            scope.enter_context(new)
         with _handed_over(model, file, written, entries_of or _no_entries):
             save_by_keras(model, rest)
         with opened_weights(rest) as other:
@@ -201,60 +200,6 @@ def _write_aligned(made: zipfile.ZipFile, new: Path) -> None:
     member.extra = struct.pack("<HH", 0xD935, missing) + bytes(missing)
     with new.open("rb") as reader, made.open(member, "w", force_zip64=large) as writer:
         shutil.copyfileobj(reader, writer, _PIECE)
-
-
-@contextmanager
-def _new_optimizer(model: Any, built_for: Sequence[Any] | None) -> Iterator[None]:
-    """Return a scope in which a model has its optimizer as before the first step.
-
-    Its slots are there all the same: stock Keras warns about a file whose optimizer has
-    none, and zeros deflate to next to nothing. They take no memory where a variable can
-    be without a value.
-    """
-    values = current().lazy_values()
-    is_lazy = values.why_not() is None
-    with ExitStack() as scope:
-        # What Keras makes later is none of an optimizer.
-        with lazy_variables(values, described=True) if is_lazy else nullcontext():
-            scope.enter_context(fresh_optimizer(model, built_for=built_for))
-        if is_lazy:
-            _save_slots_unread(model)
-        yield
-
-
-def _save_slots_unread(model: Any) -> None:
-    """Have the new optimizer save its variables, not values that they have not yet."""
-    optimizer = model.optimizer if model.compiled else None
-    base = keras.optimizers.Optimizer.save_own_variables
-    if optimizer is None or type(optimizer).save_own_variables is not base:
-        return
-
-    def save_own_variables(store: Any) -> None:
-        for number, variable in enumerate(optimizer.variables):
-            store[str(number)] = variable
-
-    object.__setattr__(optimizer, save_own_variables.__name__, save_own_variables)
-
-
-class _Shape:
-    """What an optimizer asks of a variable when it makes the slots of it."""
-
-    overwrite_with_gradient = False
-
-    def __init__(self, variable: Any) -> None:
-        self.shape, self.dtype = tuple(variable.shape), variable.dtype
-        self.name, self.path = variable.name, variable.path
-        self.trainable = True
-        self.overwrite_with_gradient = getattr(
-            variable, "overwrite_with_gradient", False
-        )
-        self._unique_id = id(self)  # by which TensorFlow's optimizer tells variables
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:  # noqa: FBT001
-        return np.zeros((), dtype or "float32")
-
-    def __jax_array__(self) -> Any:
-        return keras.ops.zeros(())
 
 
 def _handed_over(
