@@ -38,8 +38,8 @@ class Threads:
         traceback: TracebackType | None,
     ) -> None:
         try:
-            while self._waiting and error is None:
-                self._use_one()
+            if error is None:
+                self.finish()
         finally:
             self._waiting.clear()
             self._pool.shutdown(cancel_futures=True)
@@ -56,6 +56,11 @@ class Threads:
         """
         self._waiting.append((self._pool.submit(function, *args), then))
         if len(self._waiting) > self._ahead:
+            self._use_one()
+
+    def finish(self) -> None:
+        """Wait for all work that was given, and use its results."""
+        while self._waiting:
             self._use_one()
 
     def _use_one(self) -> None:

@@ -77,6 +77,7 @@ class WeightsFile:
 
     def __init__(self, path: Path, coding: Coding) -> None:
         self.written: dict[str, WrittenArray] = {}
+        self._coding: Coding = coding
         if coding == "stored":
             aligned = {"alignment_threshold": 1, "alignment_interval": ALIGNMENT_BYTES}
             self._file = h5py.File(path, "w", **aligned)
@@ -123,6 +124,22 @@ class WeightsFile:
         with _errors_of_the_disk():
             self.written[name] = self._write(self._group(group), key, form, blocks)
 
+    def read(self, name: str) -> np.ndarray:
+        """Return an array that was put."""
+        self._threads.finish()
+        group, _, key = name.rpartition("/")
+        array = self._group(group)[key][()]
+        if self._coding == "entropy":
+            array = uncoded(array)
+        return np.asarray(array).view(self.written[name].dtype)
+
+    def remove(self, name: str) -> None:
+        """Remove an array that was put."""
+        self._threads.finish()
+        group, _, key = name.rpartition("/")
+        del self._group(group)[key]
+        del self.written[name]
+
     def put_rest(self, other: h5py.File) -> dict[str, np.ndarray]:
         """Copy what another file has beside: groups, attributes, arrays that are left.
 
@@ -137,7 +154,7 @@ class WeightsFile:
         def copy(name: str, item: Any) -> None:
             if isinstance(item, h5py.Group):
                 _copy_attributes(item, self._group(name))
-            elif is_numbers(item.dtype):
+            elif is_numbers(type_of(item)):
                 self.put(name, (item.shape, type_of(item)), blocks_of(item))
             else:
                 group, _, key = name.rpartition("/")
@@ -242,8 +259,9 @@ def _copy_attributes(old: Any, new: Any) -> None:
 
 
 def is_numbers(dtype: np.dtype) -> bool:
-    """Return whether an array of a type is one of numbers, as weights are."""
-    return dtype.kind in "biufV" and not dtype.hasobject
+    """Return whether an array of a type is one of numbers that HDF5 or Keras names."""
+    is_named = dtype.kind in "biuf" and dtype.type.__module__ == "numpy"
+    return is_named or dtype == ml_dtypes.bfloat16
 
 
 def _encoded(array: np.ndarray) -> tuple[bytes, int]:
@@ -354,5 +372,5 @@ def _decodes(read: Callable[[], bytes], written: WrittenArray) -> bool:
         found = decode(read(), max(written.nbytes, 1))
     except ModelFileError:
         return False
-    is_same = found.shape == written.shape
-    return is_same and [checksum(found)] == written.sums
+    form = (written.shape, type_in_file(written.dtype))
+    return (found.shape, found.dtype) == form and [checksum(found)] == written.sums

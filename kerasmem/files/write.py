@@ -11,7 +11,6 @@ import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import (
-    AbstractContextManager,
     ExitStack,
     contextmanager,
 )
@@ -103,7 +102,8 @@ def write_model(
             is_described = entries_of is not None
             new = new_optimizer(model, slots=slots, described=is_described)
             scope.enter_context(new)
-        with _handed_over(model, file, written, entries_of or _no_entries):
+        hand_over = _HandOver(file, written, entries_of or _no_entries)
+        with _before_saving(model, hand_over.prepare):
             save_by_keras(model, rest)
         with opened_weights(rest) as other:
             if other is not None:
@@ -202,31 +202,86 @@ def _write_aligned(made: zipfile.ZipFile, new: Path) -> None:
         shutil.copyfileobj(reader, writer, _PIECE)
 
 
-def _handed_over(
-    model: Any, file: WeightsFile, written: WrittenModel, entries_of: EntriesOf
-) -> AbstractContextManager[None]:
-    """Return a scope in which the arrays of a model that Keras saves go to a file."""
+class _HandOver:
+    """Has Keras's store give the arrays that go into it to a file of ours.
 
-    def prepare(store: Any) -> None:
-        original = type(store)
+    Args:
+        file: it.
+        written: gets the variables that arrays are the values of.
+        entries_of: as of `write_model`.
+    """
 
-        def put(store: Any, key: str, value: Any) -> None:
-            form, blocks = _entries(value, entries_of)
-            if not is_numbers(form[1]):
-                original.__setitem__(store, key, value)
-                return
-            if not isinstance(store._h5_entry_group, h5py.Group):
-                # A number in its place makes the group that it is in.
-                original.__setitem__(store, key, np.zeros((), "int8"))
-                original.__delitem__(store, key)
-            name = f"{store._h5_entry_group.name}/{key}".removeprefix("/")
-            file.put(name, form, blocks)
-            if isinstance(value, keras.Variable):
-                written.variables[name] = value
+    def __init__(
+        self, file: WeightsFile, written: WrittenModel, entries_of: EntriesOf
+    ) -> None:
+        self._file, self._written, self._entries_of = file, written, entries_of
+        self._plain: Any = None
 
-        store.__class__ = type("HandingOver", (original,), {"__setitem__": put})
+    def prepare(self, store: Any) -> None:
+        """Let a store be of a class that hands arrays over, and reads what it has."""
+        self._plain = type(store)
+        methods = {
+            "__setitem__": self._put,
+            "__getitem__": self._get,
+            "__delitem__": self._remove,
+            "__contains__": lambda store, key: key in self._keys(store),
+            "__len__": lambda store: len(self._keys(store)),
+            "keys": self._keys,
+        }
+        unbound = {name: _with_store(method) for name, method in methods.items()}
+        store.__class__ = type("HandingOver", (self._plain,), unbound)
 
-    return _before_saving(model, prepare)
+    def _put(self, store: Any, key: str, value: Any) -> None:
+        form, blocks = _entries(value, self._entries_of)
+        if not is_numbers(form[1]):
+            self._plain.__setitem__(store, key, value)
+            return
+        if not isinstance(store._h5_entry_group, h5py.Group):
+            # A number in its place makes the group that it is in.
+            self._plain.__setitem__(store, key, np.zeros((), "int8"))
+            self._plain.__delitem__(store, key)
+        name = _path(store, key)
+        self._file.put(name, form, blocks)
+        if isinstance(value, keras.Variable):
+            self._written.variables[name] = value
+
+    # A layer may look at what it has saved.
+
+    def _get(self, store: Any, key: str) -> Any:
+        name = _path(store, key)
+        if name in self._file.written:
+            return self._file.read(name)
+        return self._plain.__getitem__(store, key)
+
+    def _remove(self, store: Any, key: str) -> None:
+        name = _path(store, key)
+        if name in self._file.written:
+            self._file.remove(name)
+            self._written.variables.pop(name, None)
+        else:
+            self._plain.__delitem__(store, key)
+
+    def _keys(self, store: Any) -> list[str]:
+        group = _path(store, "")
+        ours = (name.rpartition("/") for name in self._file.written)
+        found = [key for where, _, key in ours if f"{where}/" == group]
+        return [*self._plain.keys(store), *found]
+
+
+def _with_store(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that is a method of the store, which it hands on."""
+
+    def call(store: Any, *args: Any) -> Any:
+        return method(store, *args)
+
+    return call
+
+
+def _path(store: Any, key: str) -> str:
+    """Return where an array is, which is nowhere before its group has the first."""
+    group = store._h5_entry_group
+    name = f"{group.name}/{key}" if isinstance(group, h5py.Group) else ""
+    return name.removeprefix("/")
 
 
 @contextmanager
@@ -266,6 +321,8 @@ def _entries(value: Any, entries_of: EntriesOf) -> tuple[Any, Iterator[np.ndarra
         if found is not None:
             return (found.shape, found.dtype), found.pieces()
         array = current().looked_at(first_value(value))
+        if array.flags.writeable:  # its layer may change it before it is written
+            array = np.array(array)
     else:
         array = keras.ops.convert_to_numpy(value)
     return (array.shape, array.dtype), iter([array])

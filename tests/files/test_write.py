@@ -1,9 +1,11 @@
 """What is written of a model, and what that takes."""
 
 import keras
+import ml_dtypes
 import numpy as np
 import pytest
 
+import kerasmem as km
 from kerasmem.files import deflating
 from kerasmem.files.write import save_stored, write_model
 from kerasmem.graph.clone import clone, fresh_optimizer
@@ -36,6 +38,56 @@ def test_a_method_of_the_users_own_is_there_as_before(tmp_path):
     write_model(model, tmp_path / "a.keras", "deflate")
     assert called
     assert model.save_own_variables is save_own_variables
+
+
+class Looking(L.Dense):
+    """It looks at what it has saved, and saves a number of a type without a name."""
+
+    def save_own_variables(self, store):
+        super().save_own_variables(store)
+        assert (len(store), [*store.keys()]) == (2, ["0", "1"])
+        assert "1" in store
+        assert "2" not in store
+        store["sum"] = store["0"].sum()
+        store["gone"] = np.ones(3)
+        del store["gone"]
+        store["eight"] = np.arange(700).astype(ml_dtypes.float8_e4m3fn)
+
+    def load_own_variables(self, store):
+        self.kernel.assign(store["0"])
+        self.bias.assign(store["1"])
+        np.testing.assert_allclose(store["sum"], to_numpy(self.kernel).sum(), rtol=1e-5)
+        eight = store["eight"].view(ml_dtypes.float8_e4m3fn).astype("float32")
+        expected = np.arange(700).astype(ml_dtypes.float8_e4m3fn).astype("float32")
+        np.testing.assert_array_equal(eight, expected)
+        assert sorted(store.keys()) == ["0", "1", "eight", "sum"]
+
+
+@pytest.mark.parametrize("coding", ["deflate", "entropy", "stored"])
+def test_a_layer_may_look_at_what_it_has_saved(coding, tmp_path):
+    model = chain((60,), Looking(50), L.Dense(2))
+    km.save_model(model, tmp_path / "a.keras", coding=coding)
+    loaded = km.load_model(tmp_path / "a.keras", {"Looking": Looking})
+    x = np.ones((2, 60), "float32")
+    np.testing.assert_array_equal(to_numpy(loaded(x)), to_numpy(model(x)))
+
+
+class Passing(L.Dense):
+    """It saves another kernel than it has, for a moment."""
+
+    def save_own_variables(self, store):
+        kernel = to_numpy(self.kernel)
+        self.kernel.assign(-kernel)
+        super().save_own_variables(store)
+        self.kernel.assign(kernel)
+
+
+def test_what_a_layer_has_for_a_moment_is_saved(tmp_path):
+    model = chain((900,), Passing(900))
+    write_model(model, tmp_path / "a.keras", "deflate")
+    loaded = km.load_model(tmp_path / "a.keras", {"Passing": Passing})
+    expected = -to_numpy(model.layers[-1].kernel)
+    np.testing.assert_array_equal(to_numpy(loaded.layers[-1].kernel), expected)
 
 
 @pytest.mark.parametrize("coding", ["deflate", "entropy", "stored"])
