@@ -243,8 +243,7 @@ def _begin_with(variable: Any, value: Any) -> Any:
         with values.outside_of_traces():
             # Laid out as it is: a sum in another order has other last bits.
             values.fill(variable, keras.ops.copy(value) if values.adopts else value)
-        variable.__class__ = type(variable).__mro__[2]
-        del vars(variable)[_STATE]
+        _become_plain(variable)
         return value
 
 
@@ -260,11 +259,15 @@ def _settle(variable: Any) -> None:
                 values.fill(variable, _first(variable, state))
             else:
                 values.fill(variable, _aligned(source))
-        # Whoever has read the class before finds the value all the same.
-        variable.__class__ = type(variable).__mro__[2]
-        del vars(variable)[_STATE]
+        _become_plain(variable)
         if source is not None and not values.adopts:
             source.release()
+
+
+def _become_plain(variable: Any) -> None:
+    # Whoever has read the class before finds the value all the same.
+    variable.__class__ = type(variable).__mro__[2]
+    del vars(variable)[_STATE]
 
 
 def _aligned(array: np.ndarray) -> np.ndarray:

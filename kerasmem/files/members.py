@@ -18,6 +18,8 @@ import h5py
 from kerasmem.errors import ModelFileError
 
 WEIGHTS = "model.weights.h5"
+OPTIMIZER = "optimizer/"
+"""With this the paths begin of what an optimizer has in it."""
 
 DAMAGED = (
     OSError,

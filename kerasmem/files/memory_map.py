@@ -28,6 +28,7 @@ from kerasmem.files.datasets import Dataset, datasets
 from kerasmem.files.declared import form_of
 from kerasmem.files.members import (
     DAMAGED,
+    OPTIMIZER,
     WEIGHTS,
     Window,
     data_start,
@@ -36,7 +37,6 @@ from kerasmem.files.members import (
 from kerasmem.records.plain import read_json
 
 _NAME = "MappedModel"
-_OPTIMIZER = "optimizer/"
 
 Made = Callable[[], np.ndarray]
 """Gives an array over a file."""
@@ -133,7 +133,7 @@ def _told(path: Path) -> tuple[dict[str, Made], bool, os.stat_result]:
             raise ModelFileError(f"{str(path)!r} has no weights to be told of.")
         found = datasets(weights)
         for each in found:
-            if each.name.startswith(_OPTIMIZER):
+            if each.name.startswith(OPTIMIZER):
                 continue
             form = form_of(weights, each)
             if each.dtype.hasobject:
@@ -167,7 +167,7 @@ def _read(path: Path, *, map_all: bool) -> tuple[dict[str, Made], bool, os.stat_
         with h5py.File(Window(file, start, size), "r") as weights:
             found = datasets(weights)
             learned = _has_stepped(weights, found)
-            found = [each for each in found if not each.name.startswith(_OPTIMIZER)]
+            found = [each for each in found if not each.name.startswith(OPTIMIZER)]
             odd = [each.name for each in found if not each.plain]
             if odd and map_all:
                 raise _compressed(path)
@@ -188,9 +188,7 @@ def _has_stepped(weights: h5py.File, found: Sequence[Dataset]) -> bool:
     counters = (
         each
         for each in found
-        if each.name.startswith(_OPTIMIZER)
-        and not each.shape
-        and each.dtype.kind == "i"
+        if each.name.startswith(OPTIMIZER) and not each.shape and each.dtype.kind == "i"
     )
     return any(weights[each.name][()] > 0 for each in counters)
 

@@ -29,6 +29,7 @@ from kerasmem.backends.lazy import (
 from kerasmem.backends.seeding import generators_kept
 from kerasmem.errors import OutputError
 from kerasmem.files.load import first_reason
+from kerasmem.files.members import OPTIMIZER
 from kerasmem.files.memory_map import nothing, skeleton
 from kerasmem.files.weights import same_bits
 from kerasmem.files.write import WrittenModel
@@ -85,11 +86,10 @@ def _is_in_place(model: Any, path: Path, written: WrittenModel) -> bool:
 
 def _check_places(model: Any, path: Path, written: WrittenModel) -> None:
     """Open a file with names in place of weights, and compare who gets which."""
-    names = [name for name in written.arrays if not name.startswith("optimizer/")]
-    forms = {name: written.arrays[name] for name in names}
     arrays = {
         name: partial(nothing, array.shape, array.dtype, name)
-        for name, array in forms.items()
+        for name, array in written.arrays.items()
+        if not name.startswith(OPTIMIZER)
     }
     arrays |= {name: partial(np.asarray, w) for name, w in written.words.items()}
 

@@ -10,11 +10,9 @@ import h5py
 from kerasmem.errors import ModelFileError
 from kerasmem.files.coded_model import CONFIG, CodedModel
 from kerasmem.files.declared import check_declared
-from kerasmem.files.members import WEIGHTS, opened_weights
+from kerasmem.files.members import OPTIMIZER, WEIGHTS, opened_weights
 from kerasmem.files.weights import uncoded
 from kerasmem.records.plain import read_json
-
-_OPTIMIZER = "optimizer/"
 
 
 def unpacked(path: Path, target: Path) -> None:
@@ -59,7 +57,7 @@ def _copy(old: h5py.File, new: h5py.File, *, is_coded: bool) -> None:
     def copy(name: str, item: Any) -> None:
         if not isinstance(item, h5py.Dataset):
             new.require_group(name).attrs.update(item.attrs)
-        elif not (item.shape and name.startswith(_OPTIMIZER)):  # slots begin anew
+        elif not (item.shape and name.startswith(OPTIMIZER)):  # slots begin anew
             _copy_array(item, new, name, is_coded=is_coded)
 
     new.attrs.update(old.attrs)

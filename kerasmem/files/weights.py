@@ -120,15 +120,13 @@ class WeightsFile:
         Raises:
             OutputError: if the blocks have fewer or more entries than the array.
         """
-        group, _, key = name.rpartition("/")
         with _errors_of_the_disk():
-            self.written[name] = self._write(self._group(group), key, form, blocks)
+            self.written[name] = self._write(*self._place(name), form, blocks)
 
     def read(self, name: str) -> np.ndarray:
         """Return an array that was put."""
         self._threads.finish()
-        group, _, key = name.rpartition("/")
-        array = self._group(group)[key][()]
+        array = self._file[name][()]
         if self._coding == "entropy":
             array = uncoded(array)
         return np.asarray(array).view(self.written[name].dtype)
@@ -136,8 +134,7 @@ class WeightsFile:
     def remove(self, name: str) -> None:
         """Remove an array that was put."""
         self._threads.finish()
-        group, _, key = name.rpartition("/")
-        del self._group(group)[key]
+        del self._file[name]
         del self.written[name]
 
     def put_rest(self, other: h5py.File) -> dict[str, np.ndarray]:
@@ -157,8 +154,7 @@ class WeightsFile:
             elif is_numbers(type_of(item)):
                 self.put(name, (item.shape, type_of(item)), blocks_of(item))
             else:
-                group, _, key = name.rpartition("/")
-                other.copy(item, self._group(group), key)
+                other.copy(item, *self._place(name))
                 words[name] = item[()]
 
         _copy_attributes(other, self._file)
@@ -167,9 +163,13 @@ class WeightsFile:
 
     def _group(self, name: str) -> h5py.Group:
         if name not in self._groups:
-            parent, _, key = name.rpartition("/")
-            self._groups[name] = new_group(self._group(parent), key)
+            self._groups[name] = new_group(*self._place(name))
         return self._groups[name]
+
+    def _place(self, name: str) -> tuple[h5py.Group, str]:
+        """Return the group that something is in, and its name there."""
+        group, _, key = name.rpartition("/")
+        return self._group(group), key
 
     def _coded(
         self, group: h5py.Group, name: str, form: Form, blocks: Iterable[np.ndarray]
