@@ -9,8 +9,7 @@ import keras
 from kerasmem.callbacks.attachment import Attachment
 from kerasmem.compression.quantize.activations.calls import flatten
 from kerasmem.errors import ConfigError
-from kerasmem.graph.layers import sublayers
-from kerasmem.graph.nodes import own_graph
+from kerasmem.graph.layers import own_graph, sublayers
 from kerasmem.graph.observe import LayerCall, observing
 
 

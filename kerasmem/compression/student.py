@@ -6,7 +6,7 @@ from kerasmem.compression.channels import PruneChannels
 from kerasmem.compression.fields import is_number
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.clone import clone, compile_as
-from kerasmem.graph.nodes import listed_graph
+from kerasmem.graph.layers import listed_graph
 from kerasmem.graph.repeats import repeated, without
 
 

@@ -10,7 +10,7 @@ from kerasmem.compression.quantize.static.elementwise import FUNCTIONS
 from kerasmem.compression.quantize.static.split import activation_of
 from kerasmem.errors import ModelError
 from kerasmem.exporting.writer import Write, Writer
-from kerasmem.graph.kinds import entry_of
+from kerasmem.graph.layer_table import entry_of
 
 _SOFTMAX_CODES = Codes(1 / 256, -128)
 """LiteRT's softmax gives no others."""

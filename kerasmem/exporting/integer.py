@@ -10,7 +10,7 @@ from kerasmem.errors import ModelError
 from kerasmem.exporting.activations import check_relu6, ending
 from kerasmem.exporting.operations import writer_of
 from kerasmem.exporting.writer import Writer
-from kerasmem.graph.nodes import is_trained, listed_graph, nodes_in_order
+from kerasmem.graph.layers import is_trained, listed_graph, nodes_in_order
 
 _ANY = Codes(1.0, 0)  # an ending is one whatever its codes
 

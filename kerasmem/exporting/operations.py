@@ -17,7 +17,7 @@ from kerasmem.exporting.writer import (
     pad_to,
     reshape_to,
 )
-from kerasmem.graph.kinds import entry_of
+from kerasmem.graph.layer_table import entry_of
 from kerasmem.graph.values import to_numpy
 
 

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kerasmem.graph.calls import Trace, trace
-from kerasmem.graph.layers import blocks, weights
-from kerasmem.graph.nodes import own_graph
+from kerasmem.graph.layers import blocks, own_graph, weights
 from kerasmem.graph.values import parameters
 
 _DTYPE = re.compile(r"(?:bfloat|float|uint|int|complex)(\d+)")

@@ -11,8 +11,8 @@ from typing import Any
 import keras
 
 from kerasmem.graph.inside import graph_inside, opened
-from kerasmem.graph.kinds import entry_of
-from kerasmem.graph.nodes import first_argument, is_trained, nodes_in_order, own_graph
+from kerasmem.graph.layer_table import entry_of
+from kerasmem.graph.layers import first_argument, is_trained, nodes_in_order, own_graph
 
 Opens = Callable[[Any], bool]
 

@@ -16,9 +16,8 @@ import keras
 
 from kerasmem.backends import current
 from kerasmem.errors import ModelError
-from kerasmem.graph.built import check_built
 from kerasmem.graph.from_config import made_of_config
-from kerasmem.graph.layers import sublayers
+from kerasmem.graph.layers import check_built, sublayers
 from kerasmem.graph.values import to_numpy
 
 _NOT_THE_USERS = ("keras", "kerasmem", "tensorflow", "jax", "torch", "builtins", "abc")

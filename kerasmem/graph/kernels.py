@@ -1,10 +1,24 @@
-"""Which weights are kernels, and along which axes their channels lie."""
+"""Which weights are kernels, and along which axes their channels lie.
 
+The layers of Keras are known by their class. Any other one is run on symbols, its
+weights among them, and the products that a weight takes part in say which of its axes
+they sum over. In a bank of experts of shape (experts, in, out) that is the second: the
+axis of the experts is a batch axis. A table of positions that is added, a bias or the
+filter of a convolution takes part in no product.
+"""
+
+import json
+from collections.abc import Callable, Iterator
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from kerasmem.graph.kinds import entry_of
-from kerasmem.graph.layers import Weight
-from kerasmem.graph.products import summed_axes
+import keras
+
+from kerasmem.graph.calls import trace_call
+from kerasmem.graph.input_shapes import is_shape
+from kerasmem.graph.inside import call_on_symbols, calls_forgotten
+from kerasmem.graph.layer_table import entry_of, kind
+from kerasmem.graph.layers import Weight, own_graph, own_variables, sublayers
 
 
 def is_kernel(weight: Weight) -> bool:
@@ -73,3 +87,249 @@ def _contracted(layer: Any) -> tuple[int, ...]:
     """Return the axes of an EinsumDense kernel that its output does not have."""
     _, kernel, output = einsum_parts(layer.equation)
     return tuple(axis for axis, letter in enumerate(kernel) if letter not in output)
+
+
+_Arguments = tuple[tuple, dict[str, Any]]
+_BATCH, _LENGTH = 2, 8  # in place of what a model leaves open
+_AXES: WeakKeyDictionary[Any, dict[str, tuple[int, ...]]] = WeakKeyDictionary()
+_ALIKE: WeakKeyDictionary[type, dict[str, dict[str, tuple[int, ...]]]]
+_ALIKE = WeakKeyDictionary()
+"""What was read of layers by their class and `_config`."""
+
+
+def summed_axes(weight: Weight) -> tuple[int, ...] | None:
+    """Return the axes of a weight that the products in its layer sum over, ascending.
+
+    None for a weight of fewer than three axes or of a layer of Keras, for one that no
+    product takes or two take differently, and where the layer cannot be read.
+    """
+    owner = weight.owner
+    if weight.attribute not in _attributes(owner):
+        return None
+    if owner not in _AXES:
+        _read(weight.block)
+    return _AXES[owner].get(weight.attribute)
+
+
+def _attributes(owner: Any) -> list[str]:
+    """Return under which names a layer keeps weights that are to be read."""
+    homes = (cls.__module__.partition(".")[0] for cls in type(owner).__mro__)
+    if next(home for home in homes if home != "kerasmem") == "keras":
+        return []
+    own = {id(v) for v in own_variables(owner) if len(v.shape) >= 3}
+    return [name for name, value in vars(owner).items() if id(value) in own]
+
+
+def _config(owner: Any) -> str:
+    """Return what tells a layer from others of its class that compute otherwise."""
+    shapes = [tuple(vars(owner)[name].shape) for name in _attributes(owner)]
+    try:
+        config = json.dumps({**owner.get_config(), "name": None}, sort_keys=True)
+    except (NotImplementedError, TypeError):
+        return ""
+    return f"{config} {shapes}"
+
+
+def _read(block: Any) -> None:
+    """Read the layers within a block, of those that were made alike one."""
+    while unread := _unread(block):  # one around another takes a round of its own
+        first = {(type(one), _config(one) or id(one)): one for one in unread}
+        found: dict[int, tuple[Any, list[_Arguments]]] = {}
+        for owner, arguments in _calls(block, set(map(id, first.values()))):
+            found.setdefault(id(owner), (owner, []))[1].append(arguments)
+        for owner, calls in found.values():
+            _AXES[owner] = _axes(owner, calls)
+            if config := _config(owner):
+                _ALIKE.setdefault(type(owner), {})[config] = _AXES[owner]
+        if not found:
+            _AXES.update((one, {}) for one in unread)
+
+
+def _unread(block: Any) -> list[Any]:
+    """Return the layers within a block that are to be read, and none like them was."""
+    layers = [one for one in sublayers(block) if _attributes(one)]
+    for one in layers:
+        known = _ALIKE.get(type(one), {}).get(_config(one))
+        if known is not None:
+            _AXES.setdefault(one, known)
+    return [one for one in layers if one not in _AXES]
+
+
+def _calls(block: Any, wanted: set[int]) -> Iterator[tuple[Any, _Arguments]]:
+    """Yield the calls of the wanted layers within one call of a block."""
+    arguments = _arguments(block)
+    if arguments is None:
+        return
+    if id(block) in wanted:
+        yield block, arguments
+        return
+
+    def opens(layer: Any) -> bool:
+        inner = (id(one) for one in sublayers(layer))
+        return id(layer) not in wanted and any(one in wanted for one in inner)
+
+    try:
+        calls = trace_call(block, *arguments, opens).calls
+    except Exception:  # noqa: BLE001 - a user's `call` may raise anything on symbols
+        return
+    for call in calls:
+        if id(call.operation) in wanted:
+            given = iter(call.inputs)
+            yield call.operation, _renewed(call.nodes[-1], lambda _: next(given))  # noqa: B023
+
+
+def _arguments(block: Any) -> _Arguments | None:
+    """Return symbols to call a block on, None if nothing tells their shapes."""
+    graph = own_graph(block)
+    if graph is not None:
+        return ([_with_lengths(x) for x in graph.inputs],), {}
+    if block._inbound_nodes:
+        return _renewed(block._inbound_nodes[0], _with_lengths)
+    # Keras notes it for a file; a model that was only called on values has no more.
+    shapes = block._build_shapes_dict or {}
+    symbols = {
+        name.removesuffix("_shape"): _with_lengths(keras.KerasTensor(shape))
+        for name, shape in shapes.items()
+        if is_shape(shape)
+    }
+    if len(symbols) == 1:
+        return (*symbols.values(),), {}
+    return ((), symbols) if symbols else None
+
+
+def _renewed(node: Any, new: Callable[[Any], Any]) -> _Arguments:
+    """Return the arguments of a call with others in place of its symbols."""
+
+    def renewed(x: Any) -> Any:
+        return new(x) if isinstance(x, keras.KerasTensor) else x
+
+    return node.arguments.convert(renewed)
+
+
+def _with_lengths(x: Any) -> Any:
+    shape = [_LENGTH if size is None else size for size in x.shape]
+    if shape and x.shape[0] is None:
+        shape[0] = _BATCH
+    return keras.KerasTensor(shape, x.dtype)
+
+
+def _axes(owner: Any, calls: list[_Arguments]) -> dict[str, tuple[int, ...]]:
+    """Return the summed axes of a layer's weights by attribute, where all agree."""
+    found: dict[str, set[tuple[int, ...]]] = {
+        name: set() for name in _attributes(owner)
+    }
+    for args, kwargs in calls:
+        for name, axes in _axes_in_call(owner, args, kwargs).items():
+            found[name] |= axes
+    return {name: next(iter(each)) for name, each in found.items() if len(each) == 1}
+
+
+def _axes_in_call(
+    owner: Any, args: tuple, kwargs: dict[str, Any]
+) -> dict[str, set[tuple[int, ...]]]:
+    symbols = {
+        name: keras.KerasTensor(vars(owner)[name].shape, owner.compute_dtype)
+        for name in _attributes(owner)
+    }
+    with calls_forgotten(owner):
+        try:
+            outputs = call_on_symbols(owner, args, kwargs, symbols)
+        except Exception:  # noqa: BLE001 - see `_calls`
+            return {}
+        return {name: summed_in(outputs, x) for name, x in symbols.items()}
+
+
+_Origin = tuple[int | None, ...]
+"""For each axis of a tensor the axis of the first one that it was, None for another."""
+
+_MOVES = {
+    *("ops.Cast", "ops.ExpandDims", "ops.GetItem", "ops.Moveaxis", "ops.Split"),
+    *("ops.Squeeze", "ops.Swapaxes", "ops.Take", "ops.Transpose", "ops.Unstack"),
+}
+
+
+def summed_in(outputs: Any, tensor: Any) -> set[tuple[int, ...]]:
+    """Return what every product that takes a tensor sums over of it.
+
+    A tensor may be cast, indexed or transposed on its way to a product.
+
+    Args:
+        outputs: the `KerasTensor`s to walk back from.
+        tensor: the `KerasTensor` to look for.
+
+    Returns:
+        Axes, ascending, of each product that sums over some of them but not all.
+    """
+    origins: dict[int, _Origin] = {id(tensor): tuple(range(len(tensor.shape)))}
+    found: set[tuple[int, ...]] = set()
+    for node in _nodes(outputs):
+        given = keras.tree.flatten((node.arguments.args, node.arguments.kwargs))
+        for place, x in enumerate(given):
+            origin = origins.get(id(x))
+            if origin is None:
+                continue
+            summed = {origin[axis] for axis in _summed(node, place, given)} - {None}
+            if summed and set(origin) - summed - {None}:
+                found.add(tuple(sorted(axis for axis in summed if axis is not None)))
+            if kind(node.operation) in _MOVES:
+                origins.update(_moved(node, x, origin))
+    return found
+
+
+def _nodes(outputs: Any) -> list[Any]:
+    """Return the calls that made some tensors, each after those that it needs."""
+    found: dict[int, Any] = {}
+    waiting = [(x, False) for x in keras.tree.flatten(outputs)]
+    while waiting:
+        x, is_ready = waiting.pop()
+        # Keras has no public way from a symbol back to what made it.
+        history = getattr(x, "_keras_history", None)
+        if history is None or history.operation is None:
+            continue
+        node = history.operation._inbound_nodes[history.node_index]
+        if is_ready:
+            found.setdefault(id(node), node)
+        elif id(node) not in found:
+            waiting.append((x, True))
+            waiting += [(y, False) for y in node.input_tensors]
+    return list(found.values())
+
+
+def _summed(node: Any, place: int, given: list[Any]) -> list[int]:
+    """Return the axes of an argument that a call sums over times another's."""
+    which = kind(node.operation)
+    if which in ("ops.Matmul", "ops.Dot"):
+        return [-2 if place == 1 and len(given[place].shape) > 1 else -1]
+    if which != "ops.Einsum" or "->" not in node.operation.subscripts:
+        return []
+    inputs, output = node.operation.subscripts.replace(" ", "").split("->")
+    operands = inputs.split(",")
+    own = operands[place]
+    others = "".join(operands[:place] + operands[place + 1 :])
+    if "." in own:
+        return []
+    return [
+        axis
+        for axis, letter in enumerate(own)
+        if letter in others and letter not in output
+    ]
+
+
+def _moved(node: Any, x: Any, origin: _Origin) -> dict[int, _Origin]:
+    """Return the origins of what a call made of an argument by moving it.
+
+    An axis is where its length shows: twice as long as an argument, twice as long in
+    what the call makes.
+    """
+    axes: list[list[int | None]] = [[None] * len(y.shape) for y in node.outputs]
+    for axis, size in enumerate(x.shape):
+        longer = (*x.shape[:axis], 2 * size, *x.shape[axis + 1 :])
+        other = keras.KerasTensor(longer, x.dtype)
+        args, kwargs = node.arguments.convert(lambda y: other if y is x else y)  # noqa: B023
+        made = keras.tree.flatten(node.operation.compute_output_spec(*args, **kwargs))
+        # Of what is unstacked there are more then.
+        for y, new, found in zip(node.outputs, made, axes, strict=False):
+            for place, length in enumerate(new.shape):
+                if length != y.shape[place]:
+                    found[place] = origin[axis]
+    return {id(y): tuple(each) for y, each in zip(node.outputs, axes, strict=True)}

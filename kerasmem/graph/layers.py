@@ -1,4 +1,4 @@
-"""Walking the layers and the weights of a Keras model.
+"""Walking the layers, the weights and the graph of a Keras model.
 
 A model is nested (models in models, layers in layers), shared (one layer in several
 places) and sometimes subclassed (no graph at all). Every layer and every weight is
@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 
 import keras
 
+from kerasmem.errors import ConfigError, ModelError, as_received
 from kerasmem.graph.values import nbytes
 
 
@@ -180,3 +181,57 @@ def _path_within(place: tuple[str, ...], path: str) -> str:
         if [*models[len(models) - n :], *own] == parts[: n + len(own)] or not n
     )
     return "/".join([*models[: len(models) - told], path])
+
+
+def first_argument(args: tuple, kwargs: dict[str, Any]) -> Any:
+    """Return what a model is called on, by place or by name."""
+    return args[0] if args else next(iter(kwargs.values()))
+
+
+def own_graph(model: Any) -> Any:
+    """Return the Functional model that a model with a graph runs, None without one."""
+    # A Sequential keeps its graph in a model of its own, which nothing public returns.
+    if isinstance(model, keras.Sequential):
+        return model._functional
+    return model if has_graph(model) else None
+
+
+def listed_graph(model: Any) -> Any:
+    """Return the same for a model whose config lists its layers, None for others.
+
+    Of these only another can be made with other layers in it.
+    """
+    return own_graph(model) if lists_layers(model) else None
+
+
+def nodes_in_order(graph: Any) -> list[Any]:
+    """Return the calls of a Functional model in the order in which Keras runs them."""
+    # By decreasing depth. Public Keras lists the operations, but not which call of a
+    # shared one takes which tensors.
+    depths = sorted(graph._nodes_by_depth, reverse=True)
+    nodes = [node for depth in depths for node in graph._nodes_by_depth[depth]]
+    return [node for node in nodes if not node.is_input]
+
+
+def is_trained(node: Any) -> bool:
+    """Return True for a call that asks for training whatever the model does."""
+    args, kwargs = node.arguments.args, node.arguments.kwargs
+    return bool(kwargs.get("training") or any(arg is True for arg in args[1:]))
+
+
+def check_built(model: Any) -> None:
+    """Raise unless `model` is a model that has its weights.
+
+    Raises:
+        ConfigError: if it is no `keras.Model`.
+        ModelError: if it has no weights yet.
+    """
+    if not isinstance(model, keras.Model):
+        raise ConfigError(
+            f"Expected a keras.Model. Received: model={as_received(model)}."
+        )
+    if not model.built:
+        raise ModelError(
+            f"The model {model.name!r} has no weights yet. Build it first: call it on "
+            "a batch, or give it an Input."
+        )

@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from kerasmem.graph.nodes import own_graph
+from kerasmem.graph.layers import own_graph
 
 _PASSING = (
     keras.layers.Dropout,

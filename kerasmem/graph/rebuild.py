@@ -11,7 +11,7 @@ import numpy as np
 from kerasmem.backends import current
 from kerasmem.errors import ModelError
 from kerasmem.graph.clone import live_objects
-from kerasmem.graph.nodes import listed_graph, nodes_in_order
+from kerasmem.graph.layers import listed_graph, nodes_in_order
 from kerasmem.graph.values import to_numpy
 
 

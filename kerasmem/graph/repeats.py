@@ -12,7 +12,7 @@ from typing import Any
 
 import keras
 
-from kerasmem.graph.nodes import listed_graph, nodes_in_order
+from kerasmem.graph.layers import listed_graph, nodes_in_order
 from kerasmem.graph.rebuild import Rebuild, Rewrite
 
 Nodes = tuple[Any, ...]

@@ -6,8 +6,13 @@ import keras
 
 from kerasmem.backends import current
 from kerasmem.graph.clone import clone, compile_as
-from kerasmem.graph.layers import has_graph, sublayers
-from kerasmem.graph.nodes import is_trained, nodes_in_order, own_graph
+from kerasmem.graph.layers import (
+    has_graph,
+    is_trained,
+    nodes_in_order,
+    own_graph,
+    sublayers,
+)
 
 
 def to_read(model: Any) -> Any:

@@ -8,7 +8,8 @@ model stays what it is: only the call of this one object is another one in train
 """
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,12 +17,31 @@ import keras
 
 from kerasmem import backends
 from kerasmem.backends.recompute import Function
+from kerasmem.errors import ModelError
 from kerasmem.graph.inside import Opened, opened
-from kerasmem.graph.nodes import nodes_in_order, own_graph
-from kerasmem.graph.pure import Operator, PureRun, Segment, run_node
+from kerasmem.graph.layers import nodes_in_order, own_graph, sublayers
+from kerasmem.graph.masks import mask_of, with_mask
 
 Recomputation = Callable[[Function], Function]
 """Returns a function of the same values that runs in another way."""
+
+Operator = Callable[[Any], Callable[..., Any]]
+"""Returns what calls an operation with the arguments of the running call added."""
+
+
+@dataclass(frozen=True, eq=False)
+class Segment:
+    """Calls of a graph that follow each other.
+
+    Args:
+        nodes: the calls, in order.
+        inputs: the `KerasTensor`s that they take from before, in the order of use.
+        outputs: the `KerasTensor`s of theirs that are used after, or returned.
+    """
+
+    nodes: tuple[Any, ...]
+    inputs: tuple[Any, ...]
+    outputs: tuple[Any, ...]
 
 
 def cut(model: Any, starts: Sequence[int]) -> list[Segment]:
@@ -148,3 +168,200 @@ def _run(
             known.update(run(known, recomputation))
     outputs = [known[id(y)] for y in graph.outputs]
     return keras.tree.pack_sequence_as(graph._outputs_struct, outputs)
+
+
+def run_node(node: Any, known: dict[int, Any], operator: Operator) -> None:
+    """Run one call and put its outputs into `known`, the values by `KerasTensor`."""
+    args, kwargs = node.arguments.fill_in(known)
+    outputs = operator(node.operation)(*args, **kwargs)
+    known.update(zip(map(id, node.outputs), keras.tree.flatten(outputs), strict=False))
+
+
+class PureRun:
+    """One run of a segment.
+
+    Args:
+        segment: what runs.
+        operator: how its operations are called.
+    """
+
+    def __init__(self, segment: Segment, operator: Operator) -> None:
+        self._segment = segment
+        self._operator = operator
+        self._variables = _variables(segment.nodes)
+        self._given: list[bool] = []  # which inputs are there
+        self._masked_in: list[bool] = []
+        self._masked_out: list[bool] = []
+        self._losses: list[tuple[int, Any]] | None = None  # number and layer
+        self._changed: list[Any] = []
+
+    def __call__(
+        self,
+        known: dict[int, Any],
+        recomputation: Callable[[Function], Function],
+    ) -> dict[int, Any]:
+        """Return the values of the segment's outputs, by `KerasTensor`.
+
+        Args:
+            known: the values of its inputs.
+            recomputation: returns the function that is run in place of the plain one.
+        """
+        live = [known[id(x)] for x in self._segment.inputs]
+        self._given = [x is not None for x in live]
+        live = [x for x in live if x is not None]
+        masks = [mask_of(x) for x in live]
+        self._masked_in = [mask is not None for mask in masks]
+        tensors = [
+            *live,
+            *_there(masks),
+            *_values(self._segment.nodes, self._variables),
+        ]
+        results = iter(recomputation(self._function)(*tensors))
+        if _around() is None:
+            _check_no_weight(self._changed, self._segment)
+        outputs = [next(results) for _ in self._segment.outputs]
+        for y, masked in zip(outputs, self._masked_out, strict=True):
+            if masked:
+                with_mask(y, next(results))
+        for _, layer in self._losses or ():
+            # Not the method of a nested Functional model, which takes none.
+            keras.layers.Layer.add_loss(layer, next(results))
+        for variable in self._changed:
+            variable.assign(next(results))
+        keys = map(id, self._segment.outputs)
+        return dict(zip(keys, outputs, strict=True))
+
+    def _function(self, *tensors: Any) -> tuple[Any, ...]:
+        """Return outputs, their masks, losses and new values of variables."""
+        given = iter(tensors)
+        live = [next(given) for there in self._given if there]
+        for x, masked in zip(live, self._masked_in, strict=True):
+            if masked:
+                with_mask(x, next(given))
+        values = iter(live)
+        known = {
+            id(x): next(values) if there else None
+            for x, there in zip(self._segment.inputs, self._given, strict=True)
+        }
+        before = dict(zip(map(id, self._variables), given, strict=True))
+        scope = keras.StatelessScope(collect_losses=True, initialize_variables=False)
+        for variable in self._variables:
+            # Not through the constructor: inside of a layer that computes in half
+            # precision it would convert to that.
+            scope.add_update((variable, before[id(variable)]))
+        losses: list[tuple[Any, Any]] = []
+        with scope:
+            for node in self._segment.nodes:
+                run_node(node, known, self._operator)
+                added = _new(scope.losses, [loss for loss, _ in losses])
+                losses += [(loss, node.operation) for loss in added]
+        _check_only_own(scope, self._variables, self._segment)
+        outputs = [known[id(y)] for y in self._segment.outputs]
+        masks = [mask_of(y) for y in outputs]
+        self._masked_out = [mask is not None for mask in masks]
+        if self._losses is None:
+            # A layer that is called alone forgets the losses of its call before; in
+            # the second run all are called alone, but what counts is the first.
+            there = {id(loss) for loss in scope.losses}
+            self._losses = [
+                (number, layer)
+                for number, (loss, layer) in enumerate(losses)
+                if id(loss) in there
+            ]
+        counted = [losses[number][0] for number, _ in self._losses]
+        self._changed = [
+            v
+            for v in self._variables
+            if scope.get_current_value(v) is not before[id(v)]
+        ]
+        after = [scope.get_current_value(v) for v in self._changed]
+        return (*outputs, *_there(masks), *counted, *after)
+
+
+def _there(values: Iterable[Any]) -> list[Any]:
+    return [value for value in values if value is not None]
+
+
+def _new(now: Sequence[Any], before: Sequence[Any]) -> list[Any]:
+    seen = {id(x) for x in before}
+    return [x for x in now if id(x) not in seen]
+
+
+def _variables(nodes: Sequence[Any]) -> list[Any]:
+    found: dict[int, Any] = {}
+    for node in nodes:
+        layer = node.operation
+        if isinstance(layer, keras.layers.Layer):
+            every = [*layer.variables, *layer.metrics_variables]
+            found.update((id(v), v) for v in every)
+        arguments = keras.tree.flatten((node.arguments.args, node.arguments.kwargs))
+        found.update((id(v), v) for v in arguments if isinstance(v, keras.Variable))
+    return list(found.values())
+
+
+def _values(nodes: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+    """Return the values of variables as they are stored."""
+    # Not `variable.value`: inside of a layer that computes in half precision it is
+    # converted, also for a layer that does not. The values that JAX trains with are in
+    # the scope around, which only a scope of our own gives away.
+    around = _around()
+    values = [around and around.get_current_value(v) for v in variables]
+    values = [
+        keras.ops.convert_to_tensor(v._value) if value is None else value
+        for v, value in zip(variables, values, strict=True)
+    ]
+    weights = _weights(nodes)
+    return [
+        # What a layer assigns while the old value still waits for the backward pass
+        # must not be changed under it, as torch would.
+        value if id(v) in weights else keras.ops.copy(value)
+        for v, value in zip(variables, values, strict=True)
+    ]
+
+
+def _around() -> Any:
+    """Return the scope that keeps values in place of variables, None without one."""
+    with keras.StatelessScope(initialize_variables=False) as here:
+        return here.original_scope
+
+
+def _weights(nodes: Sequence[Any]) -> set[int]:
+    """Return the ids of variables that are made to be trained, frozen ones too."""
+    # `layer.trainable_variables` leaves out what is frozen.
+    return {
+        id(v)
+        for node in nodes
+        if isinstance(node.operation, keras.layers.Layer)
+        for layer in sublayers(node.operation)
+        for v in layer._trainable_variables
+    }
+
+
+def _check_no_weight(changed: Sequence[Any], segment: Segment) -> None:
+    """Raise for a weight that is trained and assigned in the forward pass.
+
+    Its gradient is that of the new value where variables are assigned; here it would
+    be that of the old one.
+    """
+    weights = _weights(segment.nodes)
+    for variable in changed:
+        if variable.trainable and id(variable) in weights:
+            raise ModelError(
+                "A layer assigns a weight that is trained in its forward pass, as "
+                "SpectralNormalization does, so that it cannot be run a second time. "
+                f"Received: {variable.path!r}. Next: leave the layer as it is; "
+                "km.rematerialize does so in the last of its `segments`."
+            )
+
+
+def _check_only_own(
+    scope: keras.StatelessScope, variables: Sequence[Any], segment: Segment
+) -> None:
+    if len(scope.state_mapping) > len(variables):
+        names = [node.operation.name for node in segment.nodes]
+        raise ModelError(
+            "A layer assigns a variable that is not its own, such as the state of "
+            "Keras's global random numbers, so it cannot be run a second time. "
+            "Expected: every variable and every keras.random.SeedGenerator is an "
+            f"attribute of the layer that uses it. Received: one among {names}."
+        )

@@ -14,10 +14,9 @@ import numpy as np
 from kerasmem.errors import ConfigError, DataError
 from kerasmem.files.data import is_array_data, load_data
 from kerasmem.files.data.forms import first_samples, named_leaves
-from kerasmem.graph.built import check_built
 from kerasmem.graph.clone import clone, live_objects
 from kerasmem.graph.kernels import is_embedding
-from kerasmem.graph.layers import weights
+from kerasmem.graph.layers import check_built, weights
 from kerasmem.records import WideType
 
 _CHUNK = 2**22  # entries looked at in one go

@@ -11,10 +11,9 @@ import kerasmem as km
 from kerasmem.compression.quantize.static.kinds import KINDS as FORMS
 from kerasmem.errors import ConfigError
 from kerasmem.exporting.operations import writer_of
-from kerasmem.graph import kinds
+from kerasmem.graph import layer_table
 from kerasmem.graph.channels.table import FAMILIES
-from kerasmem.graph.kinds import entry_of, kind, register_layer
-from kerasmem.graph.layer_table import LAYERS
+from kerasmem.graph.layer_table import LAYERS, entry_of, kind, register_layer
 from kerasmem.memory.compress_activations.roles import Role, role_of
 from tests.models import L
 
@@ -56,7 +55,7 @@ class Affine(keras.layers.Layer):
 def registered():
     entry = register_layer(Affine, like=L.Dense)
     yield entry
-    del kinds._REGISTERED[Affine]
+    del layer_table._REGISTERED[Affine]
 
 
 def model_of(layer):

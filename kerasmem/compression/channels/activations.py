@@ -11,8 +11,7 @@ from kerasmem.files.data import input_batches, sample_inputs
 from kerasmem.graph.channels import LabelledModel
 from kerasmem.graph.channels.call import LabelledCall
 from kerasmem.graph.channels.labels import IN
-from kerasmem.graph.layers import sublayers
-from kerasmem.graph.nodes import own_graph
+from kerasmem.graph.layers import own_graph, sublayers
 from kerasmem.graph.observe import LayerCall, observe
 from kerasmem.graph.values import to_numpy
 

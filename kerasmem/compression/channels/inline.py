@@ -5,8 +5,7 @@ from typing import Any
 import keras
 
 from kerasmem.errors import ModelError
-from kerasmem.graph.built import check_built
-from kerasmem.graph.nodes import listed_graph, own_graph
+from kerasmem.graph.layers import check_built, listed_graph, own_graph
 
 
 def with_graph(model: Any) -> Any:

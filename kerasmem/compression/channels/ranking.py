@@ -16,8 +16,8 @@ from kerasmem.errors import ConfigError
 from kerasmem.graph.channels import Groups, Kept, LabelledModel
 from kerasmem.graph.channels.additions import WHY, added_otherwise
 from kerasmem.graph.channels.call import LabelledCall
+from kerasmem.graph.channels.groups import structures
 from kerasmem.graph.channels.labels import IN, OUT, Use
-from kerasmem.graph.channels.structure import structures
 
 if TYPE_CHECKING:
     from kerasmem.compression.channels.config import PruneChannels

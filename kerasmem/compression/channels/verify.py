@@ -14,8 +14,7 @@ import numpy as np
 from kerasmem.errors import ModelError
 from kerasmem.files.data import sample_inputs
 from kerasmem.graph.channels import Kept
-from kerasmem.graph.layers import sublayers
-from kerasmem.graph.nodes import own_graph
+from kerasmem.graph.layers import own_graph, sublayers
 from kerasmem.graph.values import to_numpy
 
 TOLERANCE = 1e-4

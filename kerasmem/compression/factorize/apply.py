@@ -16,8 +16,7 @@ from kerasmem.compression.technique import Context
 from kerasmem.errors import ModelError
 from kerasmem.graph.clone import compile_as
 from kerasmem.graph.kernels import is_kernel
-from kerasmem.graph.layers import Weight, weights
-from kerasmem.graph.nodes import listed_graph, nodes_in_order
+from kerasmem.graph.layers import Weight, listed_graph, nodes_in_order, weights
 from kerasmem.graph.rebuild import Rebuild, Rewrite
 from kerasmem.graph.values import to_numpy
 from kerasmem.records import WeightChange

@@ -23,9 +23,8 @@ from kerasmem.exporting.runtimes.advice import advise
 from kerasmem.exporting.runtimes.forms import FORMS, Arrays, Form, Given, Runnable
 from kerasmem.files.data import check_data
 from kerasmem.files.data.flat import flat_samples
-from kerasmem.graph.built import check_built
 from kerasmem.graph.clone import clone
-from kerasmem.graph.layers import sublayers
+from kerasmem.graph.layers import check_built, sublayers
 from kerasmem.records import BatchTime, RuntimeComparison, RuntimeFigures
 from kerasmem.stats.timing import in_turns, spread
 

@@ -10,7 +10,7 @@ from kerasmem.graph.channels.call import LabelledCall
 from kerasmem.graph.channels.kept import Kept
 from kerasmem.graph.channels.labels import OUT
 from kerasmem.graph.channels.walk import LabelledModel, label_channels
-from kerasmem.graph.kinds import entry_of
+from kerasmem.graph.layer_table import entry_of
 
 _BY_STEP = frozenset(
     [

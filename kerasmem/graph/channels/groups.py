@@ -4,12 +4,15 @@ Classes of one group lie in the same tensors and weights. As long as one class o
 group stays, nothing becomes empty.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from kerasmem.graph.channels.labels import OUT, Labels, components, varying
+from kerasmem.graph.channels.walk import LabelledModel
+from kerasmem.graph.layer_table import kind
 
 ALONE = "all of its channels would have to go together"
 
@@ -142,3 +145,36 @@ def _equals(free: np.ndarray, signature: np.ndarray) -> tuple[np.ndarray, ...]:
     _, group = np.unique(signature[free], return_inverse=True)
     parts = [free[group == g] for g in range(group.max(initial=-1) + 1)]
     return tuple(sorted(parts, key=lambda part: int(part[0])))
+
+
+Structure = frozenset[tuple[tuple[object, ...], int]]
+"""How often a group lies in a weight of each kind and an operation of each kind."""
+
+
+def structures(found: LabelledModel, groups: Groups) -> list[Structure]:
+    """Return what each group is made of; equal for groups that are built alike.
+
+    A group is what the operations are that its channels come out of, and what its
+    channels do to their weights: a hidden layer of one block is built as that of the
+    next, whatever their sizes, and not as the stream that goes by the blocks.
+
+    Source: Fang, Ma, Mi and Wang, "Isomorphic Pruning for Vision Models", 2024.
+    """
+    place = np.full(len(groups.classes), -1)
+    for number, members in enumerate(groups.members):
+        # One channel stands for all: they lie in the same tensors and weights.
+        place[members[0]] = number
+    parts = [Counter() for _ in groups.members]
+
+    def add(labels: np.ndarray, part: tuple[object, ...]) -> None:
+        for number in np.unique(place[groups.classes[labels]]).tolist():
+            if number >= 0:
+                parts[number][part] += 1
+
+    for use in found.labels.uses:
+        name, rank = use.variable.name, len(use.variable.shape)
+        add(use.labels, (use.role, name, rank, *varying(groups.classes[use.labels])))
+    for call in found.calls.values():
+        for made in call.made:
+            add(made.array, (kind(call.operation),))
+    return [frozenset(part.items()) for part in parts]

@@ -9,8 +9,8 @@ from kerasmem.graph.calls import Call, Walk
 from kerasmem.graph.channels.call import Family, LabelledCall
 from kerasmem.graph.channels.labels import Labels, Tensor, narrow, of_rank
 from kerasmem.graph.channels.table import FAMILIES
-from kerasmem.graph.kinds import entry_of
-from kerasmem.graph.nodes import listed_graph, own_graph
+from kerasmem.graph.layer_table import entry_of
+from kerasmem.graph.layers import listed_graph, own_graph
 
 
 @dataclass(frozen=True, eq=False)

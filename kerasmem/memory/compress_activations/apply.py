@@ -17,7 +17,7 @@ from kerasmem.graph.activation_policy import (
     set_policy,
 )
 from kerasmem.graph.clone import clone, same_draws
-from kerasmem.graph.nodes import own_graph
+from kerasmem.graph.layers import own_graph
 from kerasmem.graph.segments import recompute
 from kerasmem.memory.compress_activations.plan import GraphPlan, Settings, plan
 from kerasmem.memory.compress_activations.store import EmptyStore, PackedStore

@@ -9,8 +9,8 @@ from typing import Any
 import keras
 
 from kerasmem.errors import ConfigError
-from kerasmem.graph.nodes import nodes_in_order, own_graph
-from kerasmem.graph.pure import Segment
+from kerasmem.graph.layers import nodes_in_order, own_graph
+from kerasmem.graph.segments import Segment
 from kerasmem.memory.compress_activations.math import FEWEST, grouping
 from kerasmem.memory.compress_activations.roles import Role, roles_of
 from kerasmem.memory.compress_activations.store import EmptyStore, PackedStore

@@ -11,7 +11,7 @@ import numpy as np
 from kerasmem.backends.seeding import seeded
 from kerasmem.errors import ConfigError
 from kerasmem.graph.clone import clone, compile_settings, same_draws
-from kerasmem.graph.nodes import own_graph
+from kerasmem.graph.layers import own_graph
 from kerasmem.graph.values import nbytes, to_numpy
 from kerasmem.memory.compress_activations.apply import compress_in_place, settings_of
 from kerasmem.memory.compress_activations.math import packed_bytes

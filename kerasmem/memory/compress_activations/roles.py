@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from kerasmem.graph.kinds import entry_of
+from kerasmem.graph.layer_table import entry_of
 
 
 class Role(Enum):

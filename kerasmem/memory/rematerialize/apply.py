@@ -12,8 +12,7 @@ from kerasmem.graph.activation_policy import (
     Residuals,
     set_policy,
 )
-from kerasmem.graph.pure import Segment
-from kerasmem.graph.segments import cut, recompute
+from kerasmem.graph.segments import Segment, cut, recompute
 from kerasmem.memory.rematerialize.search import Pieces
 from kerasmem.memory.rematerialize.setting import Path, main_part
 

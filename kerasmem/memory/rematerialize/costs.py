@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from kerasmem.graph.activation_policy import Residuals
-from kerasmem.graph.nodes import nodes_in_order
+from kerasmem.graph.layers import nodes_in_order
 from kerasmem.memory.estimate.analytic.framework import framework
 from kerasmem.memory.estimate.analytic.record import (
     Record,

@@ -8,8 +8,7 @@ import keras
 
 from kerasmem.errors import ModelError
 from kerasmem.graph.inside import open_for_good
-from kerasmem.graph.layers import has_graph, sublayers
-from kerasmem.graph.nodes import nodes_in_order, own_graph
+from kerasmem.graph.layers import has_graph, nodes_in_order, own_graph, sublayers
 from kerasmem.graph.segments import graph_of
 from kerasmem.memory.estimate.request import Request
 from kerasmem.memory.rematerialize.costs import CallCosts, RecordedStep, costs, recorded

@@ -14,9 +14,8 @@ from kerasmem.compression.measure import Latency
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.activations import peak_activation_bytes
 from kerasmem.graph.channels import Kept, label_channels
-from kerasmem.graph.channels.groups import find_groups
+from kerasmem.graph.channels.groups import find_groups, structures
 from kerasmem.graph.channels.narrow import Narrow
-from kerasmem.graph.channels.structure import structures
 from kerasmem.graph.rebuild import Rebuild
 from kerasmem.graph.values import to_numpy
 from tests.graph.channels.strategies import PLANS, graph, randomize

@@ -20,7 +20,7 @@ from kerasmem.compression.quantize.config import Calibration
 from kerasmem.errors import DataError, KerasMemWarning, ModelError
 from kerasmem.files.data import check_data, input_batches
 from kerasmem.files.data.flat import flat_samples
-from kerasmem.graph.nodes import own_graph
+from kerasmem.graph.layers import own_graph
 from kerasmem.records import ActivationRange
 
 _FEW = 32

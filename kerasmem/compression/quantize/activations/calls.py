@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from kerasmem.graph.calls import Call, Walk, one_or_all
-from kerasmem.graph.nodes import own_graph
+from kerasmem.graph.layers import own_graph
 
 Part = tuple[str, Any, tuple[int, ...]]
 """What follows a name, a layer, and what it takes: places in the list of the input and

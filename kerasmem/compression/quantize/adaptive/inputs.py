@@ -13,7 +13,7 @@ import numpy as np
 from kerasmem.compression.quantize.adaptive.relaxation import Moments
 from kerasmem.errors import DataError
 from kerasmem.files.data import input_batches
-from kerasmem.graph.kinds import entry_of
+from kerasmem.graph.layer_table import entry_of
 from kerasmem.graph.observe import LayerCall, observe
 from kerasmem.graph.values import to_numpy
 

@@ -35,8 +35,7 @@ from kerasmem.compression.regular_expressions import matches
 from kerasmem.errors import ConfigError, ModelError, as_received
 from kerasmem.graph.activation_policy import policy_of
 from kerasmem.graph.clone import clone, compile_as
-from kerasmem.graph.layers import Weight, sublayers, weights
-from kerasmem.graph.nodes import listed_graph, own_graph
+from kerasmem.graph.layers import Weight, listed_graph, own_graph, sublayers, weights
 from kerasmem.graph.rebuild import Rebuild, Rewrite
 from kerasmem.graph.values import to_numpy
 

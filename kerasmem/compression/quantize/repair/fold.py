@@ -16,8 +16,7 @@ from kerasmem.compression.account import account
 from kerasmem.compression.quantize.repair.fold_plan import FoldPlan, fold_plan
 from kerasmem.compression.quantize.repair.kernels import is_separable, output_kernel
 from kerasmem.graph.clone import compile_as
-from kerasmem.graph.layers import Weight, weights
-from kerasmem.graph.nodes import listed_graph
+from kerasmem.graph.layers import Weight, listed_graph, weights
 from kerasmem.graph.rebuild import Rebuild, Rewrite
 from kerasmem.graph.values import nbytes, to_numpy
 from kerasmem.records import WeightChange

@@ -18,8 +18,8 @@ from kerasmem.compression.quantize.repair.kernels import (
     per_output,
     scaled_and_shifted,
 )
-from kerasmem.graph.kinds import kind
-from kerasmem.graph.nodes import is_trained, listed_graph, nodes_in_order
+from kerasmem.graph.layer_table import kind
+from kerasmem.graph.layers import is_trained, listed_graph, nodes_in_order
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,7 @@ from kerasmem.graph.channels.families.convolution import channel_axis
 from kerasmem.graph.channels.families.dense import einsum_letters
 from kerasmem.graph.channels.labels import axis_of
 from kerasmem.graph.kernels import einsum_parts
-from kerasmem.graph.kinds import entry_of
+from kerasmem.graph.layer_table import entry_of
 from kerasmem.graph.values import to_numpy
 
 

@@ -15,7 +15,7 @@ from kerasmem.compression.quantize.repair.kernels import (
     output_axis,
 )
 from kerasmem.graph.calls import Call, Trace
-from kerasmem.graph.kinds import entry_of, kind
+from kerasmem.graph.layer_table import entry_of, kind
 
 _ACTIVATIONS = ("linear", "relu", "leaky_relu")
 

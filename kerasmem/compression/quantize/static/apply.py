@@ -21,8 +21,7 @@ from kerasmem.compression.regular_expressions import (
 )
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.clone import clone
-from kerasmem.graph.layers import Weight, weights
-from kerasmem.graph.nodes import listed_graph, own_graph
+from kerasmem.graph.layers import Weight, listed_graph, own_graph, weights
 from kerasmem.records import WeightChange
 
 if TYPE_CHECKING:

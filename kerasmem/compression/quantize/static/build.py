@@ -24,8 +24,7 @@ from kerasmem.compression.quantize.static.plan import Plan, Step
 from kerasmem.graph.calls import Call
 from kerasmem.graph.clone import live_objects
 from kerasmem.graph.kernels import is_kernel
-from kerasmem.graph.layers import weights
-from kerasmem.graph.nodes import listed_graph
+from kerasmem.graph.layers import listed_graph, weights
 from kerasmem.records import WeightChange
 
 

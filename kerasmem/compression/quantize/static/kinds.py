@@ -18,7 +18,7 @@ from kerasmem.compression.quantize.static.base import RELU, Codes
 from kerasmem.compression.quantize.static.elementwise import FUNCTIONS
 from kerasmem.compression.quantize.static.pooling import pads_of
 from kerasmem.compression.quantize.static.split import Gate, activation_of
-from kerasmem.graph.kinds import entry_of
+from kerasmem.graph.layer_table import entry_of
 from kerasmem.graph.values import to_numpy
 
 

@@ -12,7 +12,7 @@ from kerasmem.compression.quantize.activations.calibrate import flat_batches
 from kerasmem.compression.quantize.config import Calibration
 from kerasmem.compression.quantize.static.plan import Plan
 from kerasmem.compression.quantize.static.product import IntegerProduct
-from kerasmem.graph.nodes import listed_graph
+from kerasmem.graph.layers import listed_graph
 from kerasmem.graph.observe import LayerCall, observing
 from kerasmem.graph.values import to_numpy
 

@@ -9,7 +9,7 @@ import numpy as np
 from kerasmem.compression.quantize.static.base import IntegerLayer, centered
 from kerasmem.compression.quantize.static.product import fixed_point, times
 from kerasmem.compression.quantize.static.products import padded
-from kerasmem.graph.kinds import kind
+from kerasmem.graph.layer_table import kind
 
 MOST_AVERAGED = 1 << 14
 """So many codes float32 averages without a doubt about the integer that they sum to."""

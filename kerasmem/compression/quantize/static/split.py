@@ -6,7 +6,7 @@ import keras
 
 from kerasmem.compression.quantize.activations.calls import Part
 from kerasmem.compression.quantize.static.base import RELU
-from kerasmem.graph.kinds import entry_of, kind
+from kerasmem.graph.layer_table import entry_of, kind
 from kerasmem.graph.values import to_numpy
 
 L = keras.layers

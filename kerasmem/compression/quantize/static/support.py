@@ -13,7 +13,7 @@ import numpy as np
 from kerasmem.compression.quantize.repair.kernels import factors, is_sound
 from kerasmem.compression.quantize.static.pooling import MOST_AVERAGED, pads_of
 from kerasmem.compression.quantize.static.product import MOST_PRODUCTS
-from kerasmem.graph.kinds import kind
+from kerasmem.graph.layer_table import kind
 from kerasmem.graph.values import to_numpy
 
 MOST_AXES = 5

@@ -16,7 +16,7 @@ from kerasmem.graph.channels.labels import (
     narrow,
     of_rank,
 )
-from kerasmem.graph.kinds import entry_of
+from kerasmem.graph.layer_table import entry_of
 
 _POINTWISE = (
     "celu elu exponential gelu hard_shrink hard_sigmoid hard_silu hard_tanh "

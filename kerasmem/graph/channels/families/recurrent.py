@@ -9,7 +9,7 @@ from kerasmem.graph.channels.call import Addition, Family, LabelledCall
 from kerasmem.graph.channels.families.elementwise import activated
 from kerasmem.graph.channels.kept import Kept
 from kerasmem.graph.channels.labels import CHANNEL, IN, OUT, Labels, Tensor, axis_of
-from kerasmem.graph.kinds import entry_of
+from kerasmem.graph.layer_table import entry_of
 
 
 def recurrent(call: LabelledCall) -> list[np.ndarray]:

@@ -8,7 +8,7 @@ import keras
 
 from kerasmem.graph.activation_policy import RecomputedSegment
 from kerasmem.graph.calls import Call, Trace, trace
-from kerasmem.graph.kinds import class_name
+from kerasmem.graph.layer_table import class_name
 from kerasmem.memory.estimate.analytic import primitives as p
 from kerasmem.memory.estimate.analytic.layers.common import FLOAT, unknown
 from kerasmem.memory.estimate.analytic.layers.tables import HANDLERS

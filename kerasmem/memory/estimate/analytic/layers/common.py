@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import partial, reduce
 from typing import Any
 
-from kerasmem.graph.kinds import class_name
+from kerasmem.graph.layer_table import class_name
 from kerasmem.memory.estimate.analytic import primitives as p
 from kerasmem.memory.estimate.analytic.layers.activations import activated
 from kerasmem.memory.estimate.analytic.tape import Site, Tape

@@ -4,7 +4,7 @@ from typing import Any
 
 import keras
 
-from kerasmem.graph.kinds import class_names
+from kerasmem.graph.layer_table import class_names
 
 ACTIVATIONS = class_names("activation")
 CONVOLUTIONS = class_names("convolution")

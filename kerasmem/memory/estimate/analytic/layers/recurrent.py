@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from kerasmem.graph.kinds import class_name
+from kerasmem.graph.layer_table import class_name
 from kerasmem.memory.estimate.analytic import primitives as p
 from kerasmem.memory.estimate.analytic.layers.common import FLOAT
 from kerasmem.memory.estimate.analytic.tape import Site, Tape
