@@ -3,7 +3,6 @@
 import ast
 import doctest
 import importlib
-import pkgutil
 import re
 from pathlib import Path
 
@@ -12,7 +11,8 @@ import pytest
 
 import kerasmem
 
-ROOT = Path(__file__).parents[1]
+HOME = Path(kerasmem.__file__).parent
+ROOT = HOME.parent
 OF_EVERY_BACKEND = {
     "README.md",
     "docs/compressed_activations.md",
@@ -33,11 +33,12 @@ PAGES = [
     ]
     if "```python" in page.read_text()
 ]
+ADAPTERS = [HOME / "backends" / name for name in ("jax", "tensorflow", "torch")]
+"""Rooms of which only that of the running backend may be imported."""
 MODULES = [
-    module.name
-    for module in pkgutil.walk_packages(kerasmem.__path__, "kerasmem.")
-    if not module.name.startswith("kerasmem.backends._")
-    and module.name != "kerasmem.__main__"
+    ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    for file in sorted(HOME.rglob("*.py"))
+    if file.stem != "__main__" and not {*file.parents} & {*ADAPTERS}
 ]
 
 

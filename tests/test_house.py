@@ -30,7 +30,7 @@ REQUESTED = {
 FOREIGN = {
     "backends/lazy.py": {"mmap"},  # the operating system's
     "backends/tf_data.py": {"os"},
-    "backends/tracing.py": {"function"},  # the framework's compiled function
+    "backends/steps.py": {"function"},  # the framework's compiled function
     "compression/checkpoints.py": {"leaf"},  # the user's data
     "compression/distill/tapping.py": {"x"},  # what a user's layer returned
     "compression/judge.py": {"labels"},
@@ -81,7 +81,7 @@ def sides(node: ast.Compare | ast.Match) -> Iterator[str]:
 
 
 def test_few_methods_are_patched():
-    places = [f"{path}:{call.lineno}" for path, call in calls("shadow")]
+    places = [f"{path}:{call.lineno}" for path, call in calls("patch_method")]
     assert len(places) <= MOST_PATCHED_METHODS, places
 
 

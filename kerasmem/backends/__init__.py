@@ -9,8 +9,8 @@ import importlib
 
 import keras
 
+from kerasmem.backends.patching import patch_method
 from kerasmem.backends.protocol import Backend, GradientMeter, StepState
-from kerasmem.backends.shadow import shadow
 from kerasmem.errors import ConfigError
 
 __all__ = [
@@ -19,14 +19,11 @@ __all__ = [
     "StepState",
     "current",
     "device_kind",
-    "shadow",
+    "patch_method",
 ]
 
-_ADAPTERS = {
-    "tensorflow": "kerasmem.backends._tensorflow",
-    "jax": "kerasmem.backends._jax",
-    "torch": "kerasmem.backends._torch",
-}
+_ADAPTERS = ("jax", "tensorflow", "torch")
+"""Names of the backends, and of the packages with what each has of its own."""
 
 
 @functools.cache
@@ -43,11 +40,11 @@ def current() -> Backend:
     name = keras.backend.backend()
     if name not in _ADAPTERS:
         raise ConfigError(
-            f"kerasmem works on the Keras backends {sorted(_ADAPTERS)}. Received: "
+            f"kerasmem works on the Keras backends {[*_ADAPTERS]}. Received: "
             f"keras.backend.backend()={name!r}. Set KERAS_BACKEND to one of them "
             "before Keras is imported."
         )
-    return importlib.import_module(_ADAPTERS[name]).ADAPTER
+    return importlib.import_module(f"{__name__}.{name}").ADAPTER
 
 
 def device_kind() -> str:

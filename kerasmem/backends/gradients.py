@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from kerasmem.backends.shadow import shadow
+from kerasmem.backends.patching import patch_method
 
 Observer = Callable[[Sequence[Any], Sequence[Any]], Callable[[], None] | None]
 """Called with gradients and variables; what it returns is called after the update."""
@@ -57,8 +57,8 @@ def _observe_clipping(optimizer: Any, observer: Observer) -> Callable[[], None]:
 
     with ExitStack() as undo:
         undo.callback(around_apply(optimizer, remember))
-        undo.callback(shadow(optimizer, "_clip_gradients", observe))
-        undo.callback(shadow(optimizer, "_backend_update_step", finish))
+        undo.callback(patch_method(optimizer, "_clip_gradients", observe))
+        undo.callback(patch_method(optimizer, "_backend_update_step", finish))
         return undo.pop_all().close
 
 
@@ -109,7 +109,7 @@ def around_apply(
         variables = trainable_variables or optimizer._trainable_variables
         return wrapper(original, list(grads), list(variables))
 
-    return shadow(optimizer, "apply", apply)
+    return patch_method(optimizer, "apply", apply)
 
 
 def observe_finiteness(
@@ -127,7 +127,7 @@ def observe_finiteness(
         observer(finite)
         return finite
 
-    return shadow(optimizer, "check_finite", observe)
+    return patch_method(optimizer, "check_finite", observe)
 
 
 def scales_loss(optimizer: Any) -> bool:

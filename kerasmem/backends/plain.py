@@ -1,17 +1,17 @@
 """What the adapters of JAX and torch have in common: what only TensorFlow needs."""
 
 from abc import ABC
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
 import keras
 import numpy as np
 
+from kerasmem.backends.exhaustion import nothing_noted
 from kerasmem.backends.gradients import nothing_to_undo
 from kerasmem.backends.options import StepOptions
 from kerasmem.backends.recompute import Function, Store
-from kerasmem.backends.refusals import nothing_noted
 
 
 class PlainBackend(ABC):
@@ -23,10 +23,22 @@ class PlainBackend(ABC):
 
     def observe_peak_resets(
         self,
-        observer: Callable[[], None],  # noqa: ARG002 - another backend needs it
+        observer: Callable[[], None],
     ) -> Callable[[], None]:
         """Return an undo that does nothing: there is no reset."""
         return nothing_to_undo
+
+    def compiles_with_xla(self, model: Any) -> bool:
+        """Return whether XLA compiles the training step of a compiled model."""
+        return model.jit_compile is True
+
+    def copies_for_step(self, variables: Iterable[Any]) -> list[Any]:
+        """Return none: a step reads the variables themselves."""
+        return []
+
+    def direct_writes(self, model: Any) -> Any:
+        """Return None: `assign` sets a variable at any time."""
+        return None
 
     def cpu_limit_bytes(self) -> int | None:
         """Return None: on a CPU there is no limit."""
@@ -37,7 +49,7 @@ class PlainBackend(ABC):
         function: Function,
         store: Store | None = None,
         *,
-        compiled: bool = False,  # noqa: ARG002 - another backend needs it
+        compiled: bool = False,
     ) -> Function:
         """Return `function` with a backward pass that keeps only the arguments."""
         return type(self)._recomputed(function, store)
@@ -53,7 +65,7 @@ class PlainBackend(ABC):
     def after(
         self,
         value: Any,
-        other: Any,  # noqa: ARG002 - another backend needs it
+        other: Any,
         taken: Callable[[Any], Any],
     ) -> Any:
         """Return `taken(value)`: operations run one after the other."""
@@ -61,12 +73,12 @@ class PlainBackend(ABC):
 
     def in_turn(
         self,
-        gradient: Any,  # noqa: ARG002 - another backend needs it
-        variable: Any,  # noqa: ARG002
+        gradient: Any,
+        variable: Any,
     ) -> AbstractContextManager[Callable[[Sequence[Any]], None]]:
         """Return a scope that does nothing: one update is made after the other."""
         return nullcontext(lambda _: None)
 
-    def replicating(self, model: Any) -> AbstractContextManager[Any]:  # noqa: ARG002
+    def replicating(self, model: Any) -> AbstractContextManager[Any]:
         """Return a scope that does nothing: what trains has its copies already."""
         return nullcontext()

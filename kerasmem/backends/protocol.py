@@ -1,20 +1,19 @@
 """What kerasmem needs of a framework beyond Keras's public API."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import numpy as np
 
+from kerasmem.backends.device import DeviceSettings
+from kerasmem.backends.exhaustion import RefusalLog
 from kerasmem.backends.gradients import Observer
 from kerasmem.backends.lazy import LazyValues
 from kerasmem.backends.options import StepOptions
 from kerasmem.backends.profile import Followed, MemoryProfiler
 from kerasmem.backends.recompute import Function, Store
-from kerasmem.backends.refusals import RefusalLog
-from kerasmem.backends.settings import DeviceSettings
-from kerasmem.backends.state import StepState
-from kerasmem.backends.training import Steps, Training
+from kerasmem.backends.steps import Steps, StepState, Training
 from kerasmem.records import DeviceReading
 
 
@@ -50,6 +49,22 @@ class GradientMeter(Protocol):
 
         Of a sparse gradient it is a float32 scalar tensor: values and indices.
         """
+        ...
+
+
+class DirectWrites(Protocol):
+    """Hands new values of some states into the step of a running `fit`."""
+
+    def write(self, variable: Any, value: np.ndarray) -> None:
+        """Set a variable of the optimizer before the next step."""
+        ...
+
+    def forget(self) -> None:
+        """Leave out what was not handed in yet, because it was set in another way."""
+        ...
+
+    def release(self) -> None:
+        """Give the model its step back; a second call is a no-op."""
         ...
 
 
@@ -175,6 +190,23 @@ class Backend(Protocol):
             like: a variable that it is laid out as over several devices; None for a
                 copy on each.
         """
+        ...
+
+    def compiles_with_xla(self, model: Any) -> bool:
+        """Return whether XLA compiles the training step of a compiled model."""
+        ...
+
+    def copies_for_step(self, variables: Iterable[Any]) -> list[Any]:
+        """Return variables that stand for others inside a compiled step.
+
+        Empty where a step reads the variables themselves. A compiled step of JAX sees
+        only the state that is handed to it, and gives the memory of that state away,
+        for good if the step is interrupted: so it takes copies.
+        """
+        ...
+
+    def direct_writes(self, model: Any) -> DirectWrites | None:
+        """Return what hands values into a running `fit`, None where `assign` does."""
         ...
 
     def training(self, model: Any) -> Training:

@@ -90,11 +90,7 @@ class Run:
     steps: Sequence[int]
 
 
-def tracer(kind: str = "trace") -> Any:
-    """Return the module that traces steps on the running backend.
-
-    Args:
-        kind: `"trace"`, or `"trace_hlo"` for what XLA makes of a step.
-    """
+def tracer() -> Any:
+    """Return the module that traces steps on the running backend."""
     name = keras.backend.backend()
-    return importlib.import_module(f"kerasmem.backends._{name}_{kind}")
+    return importlib.import_module(f"kerasmem.backends.{name}.trace")

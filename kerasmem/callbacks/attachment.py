@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from types import FrameType
 from typing import Any
 
-from kerasmem.backends import shadow
+from kerasmem.backends import patch_method
 
 _OWN_MODULES = "kerasmem."
 _RUNNING = ("fit", "evaluate", "predict")
@@ -87,9 +87,9 @@ class Attachment:
     def _watch(self) -> list[Callable[[], None]]:
         model = self._model
         return [
-            shadow(model, "make_train_function", self._at_next_training),
+            patch_method(model, "make_train_function", self._at_next_training),
             # Every way of saving a model asks its optimizer for its config.
-            shadow(model.optimizer, "get_config", self._at_save),
+            patch_method(model.optimizer, "get_config", self._at_save),
         ]
 
     def release(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from keras import ops
 
 from kerasmem import backends
-from kerasmem.backends.riders import ride
+from kerasmem.backends.steps import register_state
 from kerasmem.callbacks import gradient_sums as sums
 from kerasmem.callbacks.gradient_state import Due, GradientState, placing
 from kerasmem.callbacks.lean_step import MEASURING_STEPS, LeanStep
@@ -124,7 +124,7 @@ class GradientTally:
             self._lean_step = LeanStep(model, self._without_rows, every)
         if model.built:
             self._prepare(in_step=False)
-        self._get_off = ride(model.optimizer, self.keep)
+        self._get_off = register_state(model.optimizer, self.keep)
 
     def observe(
         self, gradients: Sequence[Any], variables: Sequence[Any]

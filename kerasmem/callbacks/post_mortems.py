@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from kerasmem import backends
-from kerasmem.backends.refusals import RefusalLog
+from kerasmem.backends.exhaustion import RefusalLog
 from kerasmem.callbacks.guard import Guard
 from kerasmem.callbacks.run_folder import begin_run
 from kerasmem.errors import OutOfMemoryError

@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 
-from kerasmem.backends import shadow
+from kerasmem.backends import patch_method
 from kerasmem.callbacks.attachment import Attachment, is_fitting
 from kerasmem.callbacks.guard import tell
 from kerasmem.callbacks.pruning_places import Loop, Places
@@ -159,7 +159,7 @@ class Pruning(keras.callbacks.Callback):
             self._finish()
             return original(*args)
 
-        undo.append(shadow(history, "on_train_end", finish))
+        undo.append(patch_method(history, "on_train_end", finish))
 
     def detach(self) -> None:
         """Take the masks off the model now; the weights keep their zeros."""

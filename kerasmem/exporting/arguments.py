@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from kerasmem.backends.litert import Argument
+from kerasmem.backends.converting import Argument
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.files.data import named_leaves, outputs_on, sample_inputs
 from kerasmem.files.data.flat import check_numbers

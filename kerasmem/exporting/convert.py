@@ -10,8 +10,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from kerasmem.backends import current, litert, onnx
-from kerasmem.backends.litert import Argument
+from kerasmem.backends import current
+from kerasmem.backends.converting import Argument, to_litert, to_onnx
 from kerasmem.compression.quantize.config import STATIC
 from kerasmem.compression.quantize.floats import as_floats
 from kerasmem.errors import ConfigError, DataError
@@ -28,9 +28,9 @@ _HALF = ("float16", "bfloat16")
 FLOAT, DYNAMIC, ONNX = "float", "int8-dynamic", "onnx"
 
 _CONVERTERS = {
-    FLOAT: partial(litert.converted, int8_weights=False),
-    DYNAMIC: partial(litert.converted, int8_weights=True),
-    ONNX: onnx.converted,
+    FLOAT: partial(to_litert, int8_weights=False),
+    DYNAMIC: partial(to_litert, int8_weights=True),
+    ONNX: to_onnx,
 }
 
 

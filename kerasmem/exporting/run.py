@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from kerasmem.backends.litert import Argument
+from kerasmem.backends.converting import Argument
 from kerasmem.errors import ModelError
 from kerasmem.exporting.litert import LiteRT
 

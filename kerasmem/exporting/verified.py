@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from kerasmem.backends import current
-from kerasmem.backends.litert import Argument
+from kerasmem.backends.converting import Argument
 from kerasmem.compression.quantize.config import STATIC
 from kerasmem.compression.quantize.floats import as_floats
 from kerasmem.compression.result import SAMPLES

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 
 from kerasmem.backends import current
-from kerasmem.backends.observing import LayerCall, See, observing
+from kerasmem.backends.patching import LayerCall, See, observing
 
 __all__ = ["LayerCall", "observe", "observing"]
 

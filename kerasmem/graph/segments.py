@@ -99,7 +99,7 @@ def recompute(
     layer, call = graph, _graph_call(graph, run)
     if known is not None:
         layer, call = model, _layer_call(model, known, run)
-    return backends.shadow(layer, "call", call)
+    return backends.patch_method(layer, "call", call)
 
 
 def _graph_call(graph: Any, run: Callable[..., Any]) -> Callable[..., Any]:
@@ -108,7 +108,7 @@ def _graph_call(graph: Any, run: Callable[..., Any]) -> Callable[..., Any]:
     def in_segments(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         # Private: there is no public place between a graph's call, which checks its
         # arguments, and the loop over its nodes.
-        undo = backends.shadow(graph, "_run_through_graph", run)
+        undo = backends.patch_method(graph, "_run_through_graph", run)
         try:
             return original(*args, **kwargs)
         finally:

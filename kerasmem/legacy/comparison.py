@@ -10,10 +10,10 @@ from typing import Any
 import keras
 import numpy as np
 
-from kerasmem.backends import keras_2_child
 from kerasmem.errors import ChildDiedError, ModelError, ModelFileError
 from kerasmem.graph.layers import sublayers
 from kerasmem.graph.values import to_numpy
+from kerasmem.legacy import keras_2_child
 from kerasmem.legacy.file import Made
 from kerasmem.processes import run_script
 

@@ -15,8 +15,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from kerasmem.backends.checkpoint import Checkpoint, Node
-from kerasmem.backends.wire import fields
+from kerasmem.backends.protobuf import fields
+from kerasmem.backends.tensorflow_files import Checkpoint, Node
 from kerasmem.errors import ModelFileError
 from kerasmem.legacy.file import Assignment, LegacyFile, Made
 from kerasmem.legacy.tfmot import clustered, masked

@@ -180,7 +180,7 @@ def while_busy(folder):
 
 
 def without_plan():
-    reader = "kerasmem.backends._tensorflow_profile.step_plan"
+    reader = "kerasmem.backends.tensorflow.profile.step_plan"
     with mock.patch(reader, side_effect=ValueError("cut off")):
         return told(jit_compile=True)
 

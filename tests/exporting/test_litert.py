@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kerasmem.backends.litert import Argument
+from kerasmem.backends.converting import Argument
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.exporting.arguments import random_samples
 from kerasmem.exporting.litert import LiteRT

@@ -75,9 +75,7 @@ class FakeTensorFlow:
         gpus = [SimpleNamespace(name=f"/physical_device:GPU:{n}") for n in (0, 1)]
         self.visible, self.limits, self.handle = gpus, {}, None
         real_context = SimpleNamespace(context=lambda: self)
-        monkeypatch.setattr(
-            "kerasmem.backends._tensorflow_settings.context", real_context
-        )
+        monkeypatch.setattr("kerasmem.backends.tensorflow.device.context", real_context)
         config = {
             "list_physical_devices": lambda kind: gpus,
             "get_visible_devices": lambda kind: self.visible,
@@ -111,7 +109,7 @@ class FakeJax:
         from jax._src import xla_bridge
 
         plugins = [SimpleNamespace(name="xla_cuda12")]
-        place = "kerasmem.backends._jax_settings"
+        place = "kerasmem.backends.jax.device"
         monkeypatch.setattr(f"{place}.entry_points", lambda group: plugins)
         monkeypatch.setattr(
             xla_bridge, "backends_are_initialized", lambda: self.started

@@ -9,7 +9,6 @@ import keras
 from keras import ops
 
 from kerasmem import backends
-from kerasmem.backends.step_state import copies_for_step
 from kerasmem.compression.distill.tapping import inner_layers, tapped
 from kerasmem.errors import ModelError
 
@@ -111,7 +110,7 @@ class FrozenTeacher:
 
         There are none where a step can read the teacher's own variables.
         """
-        return copies_for_step(self.model.variables)
+        return backends.current().copies_for_step(self.model.variables)
 
     def answer(self, x: Any, state: list[Any]) -> tuple[Any, dict[FeatureRef, Any]]:
         """Return the teacher's outputs for a batch and features, in inference mode.

@@ -14,7 +14,6 @@ from keras import ops
 
 from kerasmem.backends import current
 from kerasmem.backends.gradients import innermost
-from kerasmem.backends.step_state import direct_writes, is_compiled_by_xla
 from kerasmem.compression.prune.apply import zero_out
 from kerasmem.compression.prune.plan import make_plan
 from kerasmem.graph.values import to_numpy
@@ -43,10 +42,10 @@ class Masks:
     ) -> None:
         self._variables = list(variables)
         # XLA unpacks bits in the same pass in which it masks; others take more of them.
-        self._packed = is_compiled_by_xla(model)
+        self._packed = current().compiles_with_xla(model)
         self._links: list[_Link] = []
         self._undo: list[Callable[[], None]] = []
-        self._direct = direct_writes(model)
+        self._direct = current().direct_writes(model)
         if self._direct is not None:
             self._undo.append(self._direct.release)
         for index, variable in enumerate(self._variables):

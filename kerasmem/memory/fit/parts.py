@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from kerasmem import backends
-from kerasmem.backends.training import GradientSum, Part, Step, Steps, Training
+from kerasmem.backends.steps import GradientSum, Part, Step, Steps, Training
 from kerasmem.errors import ModelError
 from kerasmem.memory.fit import losses
 from kerasmem.memory.fit.losses import LossFactors

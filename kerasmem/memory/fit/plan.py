@@ -4,7 +4,7 @@ import time
 from collections import Counter
 from typing import Any
 
-from kerasmem.backends.training import Steps
+from kerasmem.backends.steps import Steps
 
 _FIRST_PATIENCE = 2
 

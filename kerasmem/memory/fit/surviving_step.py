@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from kerasmem import backends
-from kerasmem.backends.refusals import RefusalLog
-from kerasmem.backends.training import Step, Steps
+from kerasmem.backends.exhaustion import RefusalLog
+from kerasmem.backends.steps import Step, Steps
 from kerasmem.errors import OutOfMemoryError, TornStateError
 from kerasmem.memory.fit.losses import LossFactors
 from kerasmem.memory.fit.plan import Plan, Rollback, SafeShapes

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from kerasmem.backends import device_kind
-from kerasmem.backends.training import Step, Training, build_for
+from kerasmem.backends.steps import Step, Training, build_for
 from kerasmem.errors import ConfigError, OutOfMemoryError
 from kerasmem.graph.values import held_bytes, nbytes
 from kerasmem.memory.batch_size import find_batch_size

@@ -9,12 +9,13 @@ from typing import Any
 
 from kerasmem import backends
 from kerasmem.backends.exhaustion import (
+    PoolState,
     Refusal,
+    RefusalLog,
     complaint,
     is_out_of_memory,
     read_refusal,
 )
-from kerasmem.backends.refusals import PoolState, RefusalLog
 from kerasmem.errors import (
     DeviceOutOfMemoryError,
     FragmentationError,

@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from kerasmem import backends
-from kerasmem.backends.settings import ALLOCATORS, Settings
+from kerasmem.backends.device import ALLOCATORS, Settings
 from kerasmem.errors import ConfigError, KerasMemWarning
 from kerasmem.memory.card import count_cards, own_bytes, read_card
 from kerasmem.records import CardStatus, DeviceStatus

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 
-from kerasmem.backends.tensorboard import Scalar, write_events
+from kerasmem.backends.tensorflow_files import Scalar, write_events
 from kerasmem.errors import OutputError
 from kerasmem.files.atomic import replacing
 from kerasmem.records import DeviceReading, HostReading, MemoryRecord, Run

@@ -5,7 +5,7 @@ import os
 import keras
 import pytest
 
-from kerasmem.backends.refusals import PoolState
+from kerasmem.backends.exhaustion import PoolState
 
 # Not collected, so that it is no skipped test.
 collect_ignore = (

@@ -8,8 +8,13 @@ from pathlib import Path
 import keras
 import pytest
 
-from kerasmem.backends.profile import AllocatorTrace, Profile, Storage
-from kerasmem.backends.tensorflow_events import device_of, memory_event
+from kerasmem.backends.profile import (
+    AllocatorTrace,
+    Profile,
+    Storage,
+    device_of,
+    memory_event,
+)
 from kerasmem.memory.timeline import timelines, watched
 from tests.timelines import (
     assert_adds_up,

@@ -1,7 +1,6 @@
 import pytest
 
-from kerasmem.backends.profile import MemoryEvent
-from kerasmem.backends.torch_snapshot import with_requests
+from kerasmem.backends.profile import MemoryEvent, with_requests
 
 pytestmark = pytest.mark.one_backend
 

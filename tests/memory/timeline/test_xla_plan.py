@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kerasmem.backends.hlo import read_buffers, read_program
-from kerasmem.backends.xla_plan import plan
+from kerasmem.backends.xla.hlo import read_buffers, read_program
+from kerasmem.backends.xla.plan import plan
 
 pytestmark = pytest.mark.one_backend
 

@@ -7,7 +7,7 @@ import keras
 
 from kerasmem.backends.profile import Followed
 from kerasmem.backends.trace import tracer
-from kerasmem.backends.trace_hlo import Flat, Value, read_flat
+from kerasmem.backends.xla.flat import Flat, Value, read_flat
 from kerasmem.graph.values import nbytes
 from kerasmem.memory import program as pg
 from kerasmem.memory.estimate.inputs import as_tensors, symbolic_batch
@@ -52,7 +52,7 @@ def _planned_by_xla(
     request: Request, _model: Watched, followed: Followed, sums: Sums
 ) -> tuple[int, int]:
     """Return the temporary bytes and those that are tried; add to `sums` what fills."""
-    batch, tell = symbolic_batch(request), tracer("trace_hlo").compiled_bytes
+    batch, tell = symbolic_batch(request), tracer().compiled_bytes
     planned = tell(followed, batch, training=request.training)
     sums["input", None] += sum(map(nbytes, keras.tree.flatten(batch)))
     sums["temporary", None] += planned
@@ -63,7 +63,7 @@ def _imitated(
     request: Request, model: Watched, followed: Followed, sums: Sums
 ) -> tuple[int, int]:
     """Return the same by the program before XLA compiles it."""
-    batch, tell = symbolic_batch(request), tracer("trace_hlo").step_module
+    batch, tell = symbolic_batch(request), tracer().step_module
     flat = read_flat(tell(followed, batch, training=request.training))
     names = Names(model, "tensorflow" if request.backend == "tensorflow" else "xla")
     trained = model.trained_sizes()

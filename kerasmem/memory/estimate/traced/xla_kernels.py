@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kerasmem.backends.trace_hlo import Flat, Value
+from kerasmem.backends.xla.flat import Flat, Value
 from kerasmem.memory.estimate import scratch
 
 LIBRARY = frozenset(

@@ -1,0 +1,129 @@
+"""How JAX takes its cards and their memory."""
+
+import os
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from typing import Any
+
+import jax
+from jax._src import xla_bridge
+
+from kerasmem.backends.device import (
+    BFC,
+    CUDA_MALLOC_ASYNC,
+    NO_HARD_LIMIT,
+    InForce,
+    Settings,
+)
+from kerasmem.errors import ConfigError
+
+_ALLOCATOR = "XLA_PYTHON_CLIENT_ALLOCATOR"
+_PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
+_FRACTION = "XLA_CLIENT_MEM_FRACTION"
+_OLD_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
+_USUAL_FRACTION = 0.75
+_DEVICES = "jax_cuda_visible_devices"
+
+_NAMES = {"default": BFC, "cuda_async": CUDA_MALLOC_ASYNC}
+
+
+class JaxSettings:
+    """The settings of `jax.config`, and of the environment that XLA reads."""
+
+    fixed_by_start = frozenset({"limit_bytes", "growth", "devices", "allocator"})
+
+    def started(self) -> bool:
+        """Return whether JAX has its devices already."""
+        # Private: every public question for the devices starts them.
+        return xla_bridge.backends_are_initialized()
+
+    def cards(self, shown: int) -> int:
+        """Return all the cards there are, if JAX can use a card at all."""
+        return shown if _uses_cuda() else 0
+
+    def visible(self, shown: int) -> tuple[int, ...]:
+        """Return the numbers of the cards that JAX uses or will use."""
+        if self.started():
+            devices = (d for d in jax.local_devices() if d.platform == "gpu")
+            return tuple(sorted(device.local_hardware_id for device in devices))
+        chosen = _visible_devices()
+        every = range(self.cards(shown))
+        if chosen == "all":
+            return tuple(every)
+        return tuple(n for n in every if str(n) in chosen.split(","))
+
+    def refusal(self, wanted: Settings) -> str | None:
+        """Return why JAX cannot do this, None if it can."""
+        allocator = wanted.allocator or _allocator()
+        if wanted.limit_bytes is not None and allocator == CUDA_MALLOC_ASYNC:
+            return NO_HARD_LIMIT
+        return None
+
+    def apply(self, wanted: Settings, totals: Mapping[int, int]) -> None:
+        """Put the settings in force.
+
+        Raises:
+            ConfigError: if the size of a card is unknown, of which JAX takes a part.
+        """
+        if wanted.limit_bytes is not None:
+            _set_limit(wanted.limit_bytes, totals)
+        if wanted.allocator is not None:
+            is_async = wanted.allocator == CUDA_MALLOC_ASYNC
+            os.environ[_ALLOCATOR] = "cuda_async" if is_async else BFC
+        if wanted.growth is not None:
+            os.environ[_PREALLOCATE] = "false" if wanted.growth else "true"
+        if wanted.devices is not None:
+            jax.config.update(_DEVICES, ",".join(map(str, wanted.devices)))
+
+    def in_force(self, card: int, total_bytes: int | None) -> InForce:
+        """Return what holds for a card."""
+        allocator = _allocator()
+        limit = _limit(card, total_bytes, is_started=self.started())
+        return InForce(
+            limit_bytes=limit if allocator == BFC else None,
+            growth=os.environ.get(_PREALLOCATE) in {"false", "False", "0"},
+            allocator=allocator,
+        )
+
+
+def _limit(card: int, total_bytes: int | None, *, is_started: bool) -> int | None:
+    if is_started:
+        stats = (
+            device.memory_stats()
+            for device in jax.local_devices()
+            if device.platform == "gpu" and device.local_hardware_id == card
+        )
+        return (next(stats, None) or {}).get("bytes_limit")
+    fraction = os.environ.get(_FRACTION) or os.environ.get(_OLD_FRACTION)
+    part = float(fraction or _USUAL_FRACTION)
+    return None if total_bytes is None else round(part * total_bytes)
+
+
+def _uses_cuda() -> bool:
+    config: Any = jax.config  # its attributes are made when JAX is imported
+    platforms = config.jax_platforms or "cuda"
+    wanted = {"cuda", "gpu"} & set(platforms.split(","))
+    plugins = entry_points(group="jax_plugins")
+    return bool(wanted) and any("cuda" in plugin.name for plugin in plugins)
+
+
+def _visible_devices() -> str:
+    # Private: the flag can be set in public, but not read.
+    return xla_bridge.CUDA_VISIBLE_DEVICES.value
+
+
+def _allocator() -> str:
+    name = (os.environ.get(_ALLOCATOR) or "default").lower()
+    return _NAMES.get(name, name)
+
+
+def _set_limit(limit_bytes: int, totals: Mapping[int, int]) -> None:
+    if not totals:
+        raise ConfigError(
+            "JAX takes a part of a card, and NVIDIA's driver does not tell how large "
+            f"the cards are. Received: limit={limit_bytes}. Set {_FRACTION} in "
+            "the environment instead, a number from 0 to 1."
+        )
+    # One number holds for all cards, so the largest has the limit, a smaller one less.
+    os.environ[_FRACTION] = repr(limit_bytes / max(totals.values()))
+    os.environ.pop(_OLD_FRACTION, None)  # XLA refuses both

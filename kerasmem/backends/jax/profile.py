@@ -1,0 +1,136 @@
+"""XLA's plan for the memory of the training step that JAX compiled."""
+
+import inspect
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+from kerasmem.backends.profile import AllocatorTrace, Followed, Profile, Storage
+from kerasmem.backends.xla.hlo import read_buffers, read_program
+from kerasmem.backends.xla.plan import Plan, plan
+from kerasmem.errors import ProfilerUnavailableError
+
+
+class JaxProfiler:
+    """A `MemoryProfiler` of one step: JAX tells nothing of its allocator's events.
+
+    It notes the shapes that a step was called with. In the end the step is compiled
+    for them, which JAX has done before and remembers, and nothing is run again.
+
+    Args:
+        followed: the model.
+    """
+
+    names = "xla"
+
+    def __init__(self, followed: Followed) -> None:
+        self._followed = followed
+        self._original: Any = None
+        self._shapes: Any = None
+
+    def start(self) -> None:
+        """Begin.
+
+        Raises:
+            ProfilerUnavailableError: if the training step is not compiled.
+        """
+        original = self._followed.model.train_function
+        step = _compiled_step(original)
+        if step is None:
+            raise ProfilerUnavailableError(
+                "JAX tells what is in memory only for a compiled step, so there is no "
+                "timeline. Compile the model with jit_compile=True, which is Keras's "
+                "default, and without run_eagerly."
+            )
+
+        self._original = original
+        self._followed.model.train_function = self._step
+
+    def stop(self) -> Profile:
+        """End, put the step back, and return the plan of the step."""
+        original, self._original = self._original, None
+        if original is None:
+            return Profile([])
+        # Somebody else may have put another one there in the meantime.
+        if self._followed.model.train_function == self._step:
+            self._followed.model.train_function = original
+        if self._shapes is None:
+            return Profile([])
+        compiled = _compiled_step(original).lower(*self._shapes).compile()
+        found = _plan(compiled)
+        device = _device(compiled)
+        held = [*self._storages(found, device)]
+        trace = AllocatorTrace(device, device, "buffer assignment", found.events)
+        return Profile([trace], held, held)
+
+    def _step(self, state: Any, batches: Any) -> Any:
+        if self._shapes is None:
+            return self._original(state, self._noting(state, batches))
+        return self._original(state, batches)
+
+    def _noting(self, state: Any, batches: Any) -> Iterator[Any]:
+        shapes = jax.tree.map(_shape, state)  # now: the step takes the state away
+        for batch in batches:
+            if self._shapes is None:
+                self._shapes = (shapes, jax.tree.map(_shape, batch))
+            yield batch
+
+    def _storages(self, found: Plan, device: str) -> Iterator[Storage]:
+        numbers = {id(v): n for n, v in enumerate(self._followed.variables)}
+        groups = _state_of(self._followed.model)
+        for argument in found.arguments:
+            place = _STATE.fullmatch(argument.instruction.name)
+            variable = None
+            if place:
+                variable = numbers.get(id(groups[int(place[1])][int(place[2])]))
+            yield Storage(variable, device, argument.address, argument.size)
+
+
+# The name of an argument of `train_step(state, data)`.
+_STATE = re.compile(r"state\[(\d+)\]\[(\d+)\]")
+
+
+def _state_of(model: Any) -> tuple[list[Any], ...]:
+    return (
+        model.trainable_variables,
+        model.non_trainable_variables,
+        model.optimizer.variables,
+        model.metrics_variables,
+    )
+
+
+def _compiled_step(train_function: Any) -> Any:
+    """Return what `jax.jit` made of the training step, None if it is not compiled."""
+    # A monitor's own step has several versions; the window's is the latest.
+    train_function = getattr(train_function, "latest", train_function)
+    # Private: Keras keeps it only inside the function that takes the next batch.
+    inside = inspect.getclosurevars(train_function).nonlocals.get("step_function")
+    return inside if isinstance(inside, jax.stages.Wrapped) else None
+
+
+def _shape(leaf: Any) -> jax.ShapeDtypeStruct:
+    sharding = getattr(leaf, "sharding", None)
+    is_sharded = sharding is not None and len(sharding.device_set) > 1
+    return jax.ShapeDtypeStruct(
+        leaf.shape,
+        leaf.dtype,
+        sharding=sharding if is_sharded else None,
+        weak_type=getattr(leaf, "weak_type", False),
+    )
+
+
+def _plan(compiled: Any) -> Plan:
+    module = compiled.runtime_executable().hlo_modules()[0]
+    analysis = compiled.memory_analysis()
+    return plan(
+        read_program(module.as_serialized_hlo_module_proto()),
+        read_buffers(analysis.serialized_buffer_assignment_proto),
+    )
+
+
+def _device(compiled: Any) -> str:
+    sharding = jax.tree.leaves(compiled.output_shardings)[0]
+    first = min(sharding.device_set, key=lambda device: device.id)
+    return f"{first.platform}:{first.id}"

@@ -1,0 +1,291 @@
+"""JAX: a step is a pure function of the state."""
+
+import gc
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from kerasmem.backends.in_place import LocalBatches
+from kerasmem.backends.patching import patch_method
+from kerasmem.backends.steps import Count, GradientSum, Part, Step
+
+_OPTIMIZER = "optimizer_variables"
+_LAYERS = ("trainable_variables", "non_trainable_variables")
+_METRICS = "metrics_variables"
+
+
+@dataclass(frozen=True)
+class HostState:
+    """The arrays of a state, where each lay, and the optimizer's variables by then."""
+
+    arrays: tuple[list[np.ndarray], ...]
+    shardings: tuple[list[Any], ...]
+    optimizer_variables: list[Any]
+
+
+class JaxSteps(LocalBatches):
+    """Steps of a model that are pure functions of its state.
+
+    Args:
+        model: the compiled model.
+    """
+
+    survives_failure: bool = True
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    @property
+    @abstractmethod
+    def step(self) -> Step:
+        """The model's own step."""
+
+    @property
+    @abstractmethod
+    def _parts(self) -> tuple[str, ...]:
+        """What the state is made of, as Keras names it."""
+
+    @abstractmethod
+    def _restored(self, state: Any, snapshot: HostState) -> Any:
+        """Return the state for the variables that there are now."""
+
+    def unpack(self, arguments: Sequence[Any]) -> tuple[Any, Iterator[Any]]:
+        """Return state and batches of what Keras gave its function."""
+        state, batches = arguments
+        return state, batches
+
+    def run(self, function: Step, state: Any, batch: Any) -> tuple[Any, Any]:
+        """Return logs and state after `function` had one batch."""
+        return function(state, iter([batch]))
+
+    def pack(self, logs: Any, state: Any) -> Any:
+        """Return what Keras expects of its function."""
+        return logs, state
+
+    def wait(self, logs: Any, state: Any) -> None:
+        """Wait until the device has done what it was told."""
+        jax.block_until_ready((logs, state))
+
+    def snapshot(self, state: Any) -> HostState:
+        """Return a copy of the state."""
+        return HostState(
+            tuple([np.array(array) for array in part] for part in state),
+            tuple([array.sharding for array in part] for part in state),
+            self._model.optimizer.variables,
+        )
+
+    def restore(self, snapshot: HostState, state: Any) -> Any:
+        """Return the state that `snapshot` is a copy of."""
+        pairs = zip(snapshot.arrays, snapshot.shardings, strict=True)
+        restored = tuple(
+            [jax.device_put(a, s) for a, s in zip(arrays, shardings, strict=True)]
+            for arrays, shardings in pairs
+        )
+        return self._restored(restored, snapshot)
+
+    def is_intact(self, state: Any) -> bool:
+        """Return whether the state was neither given away nor fails itself."""
+        if any(array.is_deleted() for part in state for array in part):
+            return False
+        try:
+            jax.block_until_ready(state)  # it may be what failed, a step late
+        except Exception:  # noqa: BLE001 - whatever it is, the state is none
+            return False
+        return True
+
+    def give_up(self, state: Any) -> None:
+        """Leave the model with `state`, because an error is about to end the fit."""
+        # Private: from here Keras gives the variables their values back when `fit`
+        # ends, and what it has may be what the failed step was given.
+        self._model._jax_state = dict(zip(self._parts, state, strict=True))
+
+    @contextmanager
+    def values(self, state: Any) -> Iterator[None]:
+        """Return a scope in which the variables have the values of `state`."""
+        # Private: in `fit` Keras takes the variables their values, so that there are
+        # not two of each.
+        variables = [v for part in self._parts for v in self._variables(part)]
+        kept = [variable._value for variable in variables]
+        arrays = [array for part in state or () for array in part]
+        try:
+            for variable, array in zip(variables, arrays, strict=False):
+                variable._value = array
+            yield
+        finally:
+            for variable, value in zip(variables, kept, strict=True):
+                variable._value = value
+
+    def function_of(self, step: Step) -> Step:
+        """Return what Keras makes of a step: compiled and distributed."""
+        # Not by Keras's own functions: they ask the variables how they are distributed,
+        # and in `fit` these have no values.
+        model = self._model
+        is_compiled = model.jit_compile and not model.run_eagerly
+        compiled: list[Step] = [] if is_compiled else [step]
+
+        def function(state: Any, batches: Iterator[Any]) -> Any:
+            if not compiled:
+                shardings = jax.tree.map(lambda array: array.sharding, state)
+                compiled.append(
+                    jax.jit(step, donate_argnums=0, out_shardings=(None, shardings))
+                )
+            return compiled[0](state, next(batches))
+
+        return function
+
+    def counting(self, count: Count) -> Callable[[Any, Any], Any]:
+        """Return a function of state and batch that calls `count`, compiled."""
+        named = [place for place, part in enumerate(self._parts) if part != _OPTIMIZER]
+
+        def counted(state: Sequence[Any], batch: Any) -> Any:
+            pairs = zip(named, state, strict=True)
+            variables = [(self._variables(self._parts[n]), part) for n, part in pairs]
+            mapping = [pair for each in variables for pair in zip(*each, strict=True)]
+            return count(mapping, batch)
+
+        function = counted if self._model.run_eagerly else jax.jit(counted)
+        return lambda state, batch: function([state[n] for n in named], batch)
+
+    def free(self) -> None:
+        """Drop what only cycles of references hold."""
+        gc.collect()
+
+    def _variables(self, part: str) -> Sequence[Any]:
+        if part == _OPTIMIZER:
+            return self._model.optimizer.variables
+        return getattr(self._model, part)
+
+    def _to_array(self, count: Any) -> np.ndarray:
+        return np.asarray(count)
+
+    def _to_tensors(self, share: Any, factors: Any) -> tuple[Any, Any]:
+        return share, factors
+
+
+class JaxEvaluation(JaxSteps):
+    """A model that JAX evaluates."""
+
+    @property
+    def step(self) -> Step:
+        """The model's own step."""
+        return self._model.test_step
+
+    @property
+    def _parts(self) -> tuple[str, ...]:
+        return (*_LAYERS, _METRICS)
+
+    def _restored(self, state: Any, snapshot: HostState) -> Any:
+        return state
+
+
+class JaxTraining(JaxSteps):
+    """A model that JAX trains."""
+
+    @property
+    def step(self) -> Step:
+        """The model's own step."""
+        return self._model.train_step
+
+    @property
+    def _parts(self) -> tuple[str, ...]:
+        return (*_LAYERS, _OPTIMIZER, _METRICS)
+
+    def _restored(self, state: Any, snapshot: HostState) -> Any:
+        return self.adopt(state, snapshot.optimizer_variables)
+
+    def replace_update(
+        self, sums: Mapping[int, GradientSum], part: Callable[[], Part | None]
+    ) -> Callable[[], None]:
+        """Have the optimizer add up gradients in steps that run a part of a batch."""
+        optimizer = self._model.optimizer
+        own = [id(variable) for variable in optimizer.variables]
+        states = [sums[id(variable)] for variable in self._model.trainable_variables]
+        places = [own.index(id(state.variable)) for state in states]
+
+        def update(
+            original: Any, variables: Any, gradients: Any, trainable: Any
+        ) -> tuple[list[Any], list[Any]]:
+            now = part()
+            if now is None:
+                return original(variables, gradients, trainable)
+            totals = [
+                variables[place] + now.share * gradient.astype(variables[place].dtype)
+                for place, gradient in zip(places, gradients, strict=True)
+            ]
+            if now.is_last:
+                pairs = zip(totals, gradients, strict=True)
+                whole = [total.astype(gradient.dtype) for total, gradient in pairs]
+                trainable, variables = original(variables, whole, trainable)
+                totals = [jax.numpy.zeros_like(total) for total in totals]
+            variables = list(variables)
+            for place, total in zip(places, totals, strict=True):
+                variables[place] = total
+            return trainable, variables
+
+        return patch_method(optimizer, "stateless_apply", update)
+
+    def adopt(self, state: Any, variables: Sequence[Any]) -> Any:
+        """Return the state for the variables that the optimizer has now."""
+        place = self._parts.index(_OPTIMIZER)
+        values = dict(zip(map(id, variables), state[place], strict=True))
+        kept = [
+            values[id(variable)] if id(variable) in values else _taken(variable)
+            for variable in self._model.optimizer.variables
+        ]
+        return (*state[:place], kept, *state[place + 1 :])
+
+
+def _taken(variable: Any) -> Any:
+    """Return a variable's value, which from now on is in the state alone."""
+    # Private: as Keras does it in `fit`, so that there are not two of each.
+    value, variable._value = variable._value, None
+    return value
+
+
+class DirectWrites:
+    """Stands in for JAX's compiled step, and hands new values of some states in.
+
+    Within an epoch all variables of a model are in the arguments of its step alone.
+    To fetch them before every step would take a good part of the step's time.
+
+    Args:
+        model: the model of the running `fit`.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._step: Any = None
+        self._pending: dict[int, np.ndarray] = {}
+
+    def write(self, variable: Any, value: np.ndarray) -> None:
+        """Set a variable of the optimizer before the next step."""
+        model = self._model
+        places = (i for i, v in enumerate(model.optimizer.variables) if v is variable)
+        self._pending[next(places)] = value
+        if model.train_function is not self:
+            self._step, model.train_function = model.train_function, self
+
+    def forget(self) -> None:
+        """Leave out what was not handed in yet, because it was set in another way."""
+        self._pending.clear()
+
+    def release(self) -> None:
+        """Give the model its step back; a second call is a no-op."""
+        if self._model.train_function is self:
+            self._model.train_function = self._step
+
+    def __call__(self, state: Any, *arguments: Any) -> Any:
+        """Run one training step."""
+        if self._pending:
+            trainable, others, optimizer, metrics = state
+            handed_in = list(optimizer)
+            for place, value in self._pending.items():
+                handed_in[place] = value
+            self._pending.clear()
+            state = (trainable, others, handed_in, metrics)
+        return self._step(state, *arguments)

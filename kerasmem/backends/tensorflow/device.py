@@ -1,0 +1,285 @@
+"""What TensorFlow tells of the memory in use, and of the processes that train."""
+
+import functools
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+from google.protobuf.message import DecodeError
+from tensorflow.core.protobuf import bfc_memory_map_pb2
+from tensorflow.python.eager import context
+
+from kerasmem.backends.device import (
+    BFC,
+    CUDA_MALLOC_ASYNC,
+    NO_HARD_LIMIT,
+    InForce,
+    Settings,
+)
+from kerasmem.backends.exhaustion import PoolState, RefusalLog
+from kerasmem.backends.patching import call_before
+from kerasmem.records import DeviceReading
+from kerasmem.units import MIB
+
+_TRAINING_JOBS = ("chief", "worker")
+
+
+def device_memory() -> tuple[DeviceReading, ...]:
+    """Return a reading per GPU, or of the CPU allocator where there is none."""
+    return tuple(_reading(device) for device in _counted_devices())
+
+
+def reset_device_peak() -> bool:
+    """Set every peak to what is in use now; False if no device is counted."""
+    for device in _counted_devices():
+        tf.config.experimental.reset_memory_stats(device)
+    return bool(_counted_devices())
+
+
+def observe_peak_resets(observer: Callable[[], None]) -> Callable[[], None]:
+    """Call `observer()` before anybody starts a new peak; return the undo."""
+    return call_before(tf.config.experimental, "reset_memory_stats", observer)
+
+
+def input_bytes() -> int | None:
+    """Return what the CPU allocator has in use while a GPU trains."""
+    if not tf.config.list_logical_devices("GPU"):
+        return None
+    try:
+        return tf.config.experimental.get_memory_info("CPU:0")["current"]
+    except ValueError:  # TensorFlow's way to say that this allocator does not count
+        return None
+
+
+def cuda_ordinals() -> dict[str, int]:
+    """Return CUDA's number of the card below each logical GPU."""
+    visible = tf.config.get_visible_devices("GPU")
+    ordinals = [
+        int(card.name.rpartition(":")[2])
+        for card in visible
+        for _ in tf.config.get_logical_device_configuration(card) or (None,)
+    ]
+    return dict(zip(_names("GPU"), ordinals, strict=True))
+
+
+def processes(model: Any) -> tuple[int, int]:
+    """Return the index of this process and the number that train together."""
+    strategy = model.distribute_strategy
+    resolver = (
+        strategy.cluster_resolver
+        or tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    )
+    cluster = resolver.cluster_spec().as_dict()
+    tasks = [
+        (job, index)
+        for job in _TRAINING_JOBS
+        for index in range(len(cluster.get(job, ())))
+    ]
+    task = (resolver.task_type, resolver.task_id)
+    return (tasks.index(task), len(tasks)) if task in tasks else (0, 1)
+
+
+def _names(kind: str) -> tuple[str, ...]:
+    devices = tf.config.list_logical_devices(kind)
+    return tuple(device.name.removeprefix("/device:") for device in devices)
+
+
+def _counted_devices() -> tuple[str, ...]:
+    gpus = _names("GPU")
+    if gpus:
+        return gpus
+    try:
+        tf.config.experimental.get_memory_info("CPU:0")
+    except ValueError:  # see `input_bytes`
+        return ()
+    return _names("CPU")
+
+
+def _reading(device: str) -> DeviceReading:
+    figures = tf.config.experimental.get_memory_info(device)
+    on_cpu = device.startswith("CPU")
+    return DeviceReading(
+        name=device,
+        current_bytes=figures["current"],
+        peak_bytes=figures["peak"],
+        peak_was_reset=True,
+        complete=not on_cpu or _counts_small_requests(),
+        # All logical CPU devices of a process have one allocator, and each of them
+        # answers with the figures of all.
+        shares_with="CPU:0" if on_cpu and device != "CPU:0" else None,
+    )
+
+
+@functools.cache
+def _counts_small_requests() -> bool:
+    # Tried out, because the environment variable that switches the CPU allocator
+    # counts only if it was set before TensorFlow was imported.
+    before = tf.config.experimental.get_memory_info("CPU:0")["current"]
+    with tf.device("CPU:0"):
+        small = tf.fill([100], 1.0)
+    after = tf.config.experimental.get_memory_info("CPU:0")["current"]
+    return after - before >= small.dtype.size * 100
+
+
+_DUMP_PREFIX = "TF_BFC_MEMORY_DUMP"
+_USES_BFC = "TF_CPU_ALLOCATOR_USE_BFC"
+_CPU_LIMIT, _USUAL_LIMIT = "TF_CPU_BFC_MEM_LIMIT_IN_MB", 64 * 1024
+
+
+@contextmanager
+def refusals() -> Iterator[RefusalLog]:
+    """Give a log of what is refused while the scope is open.
+
+    Where the user has it written down already, nothing is changed and nothing noted.
+    """
+    if os.environ.get(_DUMP_PREFIX):
+        yield _Dumps(None)
+        return
+    with tempfile.TemporaryDirectory(prefix="kerasmem-refusals-") as folder:
+        os.environ[_DUMP_PREFIX] = str(Path(folder, "dump"))
+        try:
+            yield _Dumps(Path(folder))
+        finally:
+            os.environ.pop(_DUMP_PREFIX, None)
+
+
+def cpu_limit_bytes() -> int | None:
+    """Return the most bytes that the CPU allocator hands out, None without a limit."""
+    if os.environ.get(_USES_BFC, "").lower() not in {"1", "true"}:
+        return None
+    return int(os.environ.get(_CPU_LIMIT) or _USUAL_LIMIT) * MIB
+
+
+class _Dumps:
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+
+    def fullest(self) -> PoolState | None:
+        """Return the state in which most was in use; its files are gone then."""
+        files = sorted(self._folder.iterdir()) if self._folder else []
+        states = [state for file in files if (state := _read_dump(file)) is not None]
+        for file in files:
+            file.unlink()
+        return max(states, key=lambda state: state.in_use_bytes, default=None)
+
+
+def _read_dump(file: Path) -> PoolState | None:
+    dump = bfc_memory_map_pb2.MemoryDump()
+    try:
+        dump.ParseFromString(file.read_bytes())
+    except DecodeError:  # the disk was full, or it is still being written
+        return None
+    sizes = [(chunk.size, chunk.in_use) for chunk in dump.chunk]
+    return PoolState(
+        in_use_bytes=sum(size for size, in_use in sizes if in_use),
+        pool_bytes=sum(size for size, _ in sizes),
+        largest_free_bytes=max((size for size, used in sizes if not used), default=0),
+    )
+
+
+_ALLOCATOR = "TF_GPU_ALLOCATOR"
+_GROWTH = "TF_FORCE_GPU_ALLOW_GROWTH"
+_ASYNC_POOL = "TF_CUDA_MALLOC_ASYNC_SUPPORTED_PREALLOC"
+
+
+class TensorFlowSettings:
+    """The settings of `tf.config`, and of the environment that TensorFlow reads."""
+
+    fixed_by_start = frozenset({"limit_bytes", "growth", "devices", "allocator"})
+
+    def started(self) -> bool:
+        """Return whether TensorFlow has its devices already."""
+        # Private: what is public tells of it only by failing to change something.
+        return context.context()._context_handle is not None
+
+    def cards(
+        self,
+        shown: int,
+    ) -> int:
+        """Return how many GPUs there are."""
+        return len(_gpus())
+
+    def visible(
+        self,
+        shown: int,
+    ) -> tuple[int, ...]:
+        """Return the numbers of the GPUs that TensorFlow sees."""
+        visible = tf.config.get_visible_devices("GPU")
+        return tuple(n for n, gpu in enumerate(_gpus()) if gpu in visible)
+
+    def refusal(self, wanted: Settings) -> str | None:
+        """Return why TensorFlow cannot do this, None if it can."""
+        allocator = wanted.allocator or _allocator()
+        if wanted.limit_bytes is not None and allocator == CUDA_MALLOC_ASYNC:
+            return NO_HARD_LIMIT
+        return None
+
+    def apply(
+        self,
+        wanted: Settings,
+        totals: Mapping[int, int],
+    ) -> None:
+        """Put the settings in force."""
+        if wanted.allocator is not None:
+            _set_allocator(wanted.allocator)
+        if wanted.growth is not None:
+            _set_growth(wanted.growth)
+        if wanted.devices is not None:
+            gpus = [gpu for n, gpu in enumerate(_gpus()) if n in wanted.devices]
+            tf.config.set_visible_devices(gpus, "GPU")
+        if wanted.limit_bytes is not None:
+            for gpu in tf.config.get_visible_devices("GPU"):
+                _set_limit(gpu, wanted.limit_bytes)
+
+    def in_force(
+        self,
+        card: int,
+        total_bytes: int | None,
+    ) -> InForce:
+        """Return what holds for a GPU."""
+        gpu = _gpus()[card]
+        parts = tf.config.get_logical_device_configuration(gpu) or ()
+        limits = [part.memory_limit for part in parts if part.memory_limit is not None]
+        growth = os.environ.get(_GROWTH)
+        return InForce(
+            limit_bytes=int(sum(limits) * MIB) if limits else None,
+            growth=(
+                growth == "true"
+                if growth in {"true", "false"}
+                else bool(tf.config.experimental.get_memory_growth(gpu))
+            ),
+            allocator=_allocator(),
+        )
+
+
+def _gpus() -> list[Any]:
+    return tf.config.list_physical_devices("GPU")
+
+
+def _allocator() -> str:
+    return os.environ.get(_ALLOCATOR) or BFC
+
+
+def _set_allocator(allocator: str) -> None:
+    if allocator == BFC:
+        os.environ.pop(_ALLOCATOR, None)
+    else:
+        os.environ[_ALLOCATOR] = allocator
+
+
+def _set_growth(growth: bool) -> None:  # noqa: FBT001 - its one argument
+    # By the environment: `set_memory_growth` refuses a GPU that has a limit.
+    os.environ[_GROWTH] = "true" if growth else "false"
+    if growth:
+        os.environ.pop(_ASYNC_POOL, None)
+    elif _allocator() == CUDA_MALLOC_ASYNC:
+        os.environ[_ASYNC_POOL] = "-1"  # as much as BFC would take
+
+
+def _set_limit(gpu: Any, limit_bytes: int) -> None:
+    limit = tf.config.LogicalDeviceConfiguration(memory_limit=limit_bytes // MIB)
+    tf.config.set_logical_device_configuration(gpu, [limit])

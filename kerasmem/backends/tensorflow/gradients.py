@@ -1,0 +1,242 @@
+"""Measuring gradients on TensorFlow: few operations in a graph, wide loops in XLA."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from kerasmem.backends import folding
+
+Gradient = tf.Tensor | tf.IndexedSlices
+
+_BYTE_SUM = 64  # ones that an int8 can add up
+
+
+class GraphMeter:
+    """Measures with one operation a pass, whose loop uses all cores.
+
+    Of a small network's step the number of operations is what costs, so short
+    gradients are measured together.
+    """
+
+    def squared_norms(self, gradients: Sequence[Gradient]) -> tf.Tensor:
+        """Return the square of the L2 norm of each, a float32 vector."""
+        return packed([_values(gradient) for gradient in gradients]).each(_square)
+
+    def statistics(
+        self,
+        gradients: Sequence[Gradient],
+        squared_norms: tf.Tensor,
+    ) -> tf.Tensor:
+        """Return a row per gradient: largest, numbers of nonzero and nonfinite.
+
+        No figure waits for another one, not even to see whether it is needed: a
+        gradient that waits stays in memory.
+        """
+        values = packed([_values(gradient) for gradient in gradients])
+        # Not of the absolute values: those would be one more gradient in memory.
+        largest = tf.maximum(values.each(tf.reduce_max), -values.each(tf.reduce_min))
+        counts = values.each(_nonzero), values.each(_nonfinite)
+        return tf.stack([largest, *counts], axis=1)
+
+    def spaced_rows(self, matrix: tf.Tensor, count: int, step: int) -> tf.Tensor:
+        """Return the first of every `step` rows of a matrix, `count` of them."""
+        # By their numbers: a slice with a step takes several times as long.
+        return tf.gather(matrix, np.arange(count) * step)
+
+    def size_bytes(self, gradient: Gradient) -> int | tf.Tensor:
+        """Return the bytes that hold the gradient, a tensor if it is sparse."""
+        if not isinstance(gradient, tf.IndexedSlices):
+            return gradient.shape.num_elements() * gradient.dtype.size
+        parts = (gradient.values, gradient.indices)
+        return tf.add_n([tf.cast(tf.size(p) * p.dtype.size, tf.float32) for p in parts])
+
+
+class CompiledMeter(GraphMeter):
+    """Measures in loops that XLA makes vector instructions of."""
+
+    def squared_norms(self, gradients: Sequence[Gradient]) -> tf.Tensor:
+        """Return the square of the L2 norm of each, a float32 vector."""
+        return tf.stack([folding.squared_norm(_values(g)) for g in gradients])
+
+    def statistics(
+        self,
+        gradients: Sequence[Gradient],
+        squared_norms: tf.Tensor,
+    ) -> tf.Tensor:
+        """Return a row per gradient: largest, numbers of nonzero and nonfinite."""
+        return tf.stack([folding.statistics(_values(g)) for g in gradients])
+
+    def spaced_rows(self, matrix: tf.Tensor, count: int, step: int) -> tf.Tensor:
+        """Return the first of every `step` rows of a matrix, `count` of them."""
+        return matrix[: count * step : step]
+
+
+def _values(gradient: Gradient) -> tf.Tensor:
+    if isinstance(gradient, tf.IndexedSlices):
+        gradient = _sum_rows(gradient.values, gradient.indices)
+    return tf.cast(gradient, tf.float32)
+
+
+def _sum_rows(rows: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:
+    # By sorting, not by tf.unique, which has no XLA kernel: neighbors of one index
+    # fall into one segment, and the segments left over stay zero.
+    indices = tf.reshape(indices, [-1])
+    order = tf.argsort(indices, stable=True)
+    ordered = tf.gather(indices, order)
+    starts = tf.cast(ordered[1:] != ordered[:-1], tf.int32)
+    segments = tf.concat([[0], tf.cumsum(starts)], axis=0)
+    return tf.math.unsorted_segment_sum(
+        tf.gather(rows, order), segments, tf.size(indices)
+    )
+
+
+def _square(values: tf.Tensor, axis: int | None) -> tf.Tensor:
+    if axis is None:
+        return 2.0 * tf.nn.l2_loss(values)
+    return tf.reduce_sum(tf.square(values), axis)
+
+
+def _nonzero(values: tf.Tensor, axis: int | None) -> tf.Tensor:
+    return _count(tf.not_equal(values, 0.0), axis)
+
+
+def _nonfinite(values: tf.Tensor, axis: int | None) -> tf.Tensor:
+    return _count(tf.logical_not(tf.math.is_finite(values)), axis)
+
+
+def _count(mask: tf.Tensor, axis: int | None) -> tf.Tensor:
+    # In whole numbers, because float32 stops counting at 16 million; and as long as
+    # they are small in single bytes, or they would be one more gradient in memory.
+    size = mask.shape.num_elements()
+    if axis is not None or size is None:
+        return tf.cast(tf.reduce_sum(tf.cast(mask, tf.int32), axis), tf.float32)
+    ones = tf.reshape(tf.cast(mask, tf.int8), [-1])
+    whole = size // _BYTE_SUM * _BYTE_SUM
+    sums = [tf.reduce_sum(tf.reshape(ones[:whole], [-1, _BYTE_SUM]), axis=1)]
+    if whole < size:
+        sums.append(ones[whole:])
+    return tf.cast(tf.reduce_sum(tf.cast(tf.concat(sums, 0), tf.int32)), tf.float32)
+
+
+SHORT = 1024
+"""Most entries of a tensor that becomes a row; a row is filled up with zeros."""
+
+Figure = Callable[[tf.Tensor, int | None], tf.Tensor]
+"""Called with a tensor and None, or with a matrix and the axis of its rows, 1."""
+
+
+class Packed:
+    """Tensors that are measured together, the short ones as one matrix.
+
+    Args:
+        whole: the long tensors, or whose length is not known, and the matrix last.
+        order: for each tensor its place, in which the rows of the matrix follow the
+            long tensors.
+        rows: number of rows of the matrix, 0 if there is none.
+    """
+
+    def __init__(
+        self, whole: Sequence[tf.Tensor], order: np.ndarray, rows: int
+    ) -> None:
+        self._whole = whole
+        self._order = order
+        self._rows = rows
+
+    def each(self, figure: Figure) -> tf.Tensor:
+        """Return a figure of each tensor, to which zeros add nothing; a vector."""
+        if not self._rows:
+            return tf.stack([figure(each, None) for each in self._whole])
+        *long, matrix = self._whole
+        found = figure(matrix, 1)
+        if long:
+            first = tf.stack([figure(each, None) for each in long])
+            found = tf.concat([first, found], axis=0)
+        return tf.gather(found, self._order)
+
+
+def packed(tensors: Sequence[tf.Tensor]) -> Packed:
+    """Return the tensors packed; the only one that is short stays as it is."""
+    lengths = [tensor.shape.num_elements() for tensor in tensors]
+    short = [i for i, n in enumerate(lengths) if n is not None and n <= SHORT]
+    if len(short) == 1:
+        short = []
+    long = sorted(set(range(len(tensors))) - set(short))
+    whole = [tensors[i] for i in long]
+    if short:
+        whole.append(_matrix([tensors[i] for i in short]))
+    return Packed(whole, np.argsort([*long, *short]), len(short))
+
+
+def _matrix(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    flat = [tf.reshape(tensor, [-1]) for tensor in tensors]
+    lengths = [tensor.shape.num_elements() or 0 for tensor in flat]
+    zero = sum(lengths)
+    places = np.full((len(flat), max(lengths)), zero, "int32")
+    for row, (length, end) in enumerate(zip(lengths, np.cumsum(lengths), strict=True)):
+        places[row, :length] = np.arange(end - length, end)
+    return tf.gather(tf.concat([*flat, [0.0]], axis=0), places)
+
+
+_COLLECTION = "kerasmem_last_update_on_{}"
+
+
+@contextmanager
+def in_turn(
+    gradient: tf.Tensor, variable: Any
+) -> Iterator[Callable[[Sequence[tf.Tensor]], None]]:
+    """Return a scope whose operations wait for `gradient` and for the scope before.
+
+    A graph runs whatever has its inputs. Without this it would make floats of every
+    code when a step begins, and hold them through the whole backward pass.
+
+    Args:
+        gradient: without it there is nothing to do yet.
+        variable: what is updated; only updates on the same device wait.
+
+    Returns:
+        What to call, in the scope, with the last tensors that are made in it.
+    """
+    if tf.executing_eagerly():
+        yield lambda _: None
+        return
+    if isinstance(variable, keras.Variable):
+        variable = variable.value
+    graph = tf.compat.v1.get_default_graph()
+    # A collection lives and dies with its graph.
+    last = graph.get_collection_ref(_COLLECTION.format(variable.device))
+    own = [operation for operation in last if operation.graph is graph]
+
+    def finish(results: Sequence[tf.Tensor]) -> None:
+        with tf.control_dependencies(results):
+            last[:] = [tf.no_op()]
+
+    with tf.control_dependencies([gradient, *own]):
+        yield finish
+
+
+_DRAWING = {
+    "Multinomial",
+    "ParameterizedTruncatedNormal",
+    "RandomGamma",
+    "RandomPoissonV2",
+    "RandomShuffle",
+    "RandomStandardNormal",
+    "RandomUniform",
+    "RandomUniformInt",
+    "TruncatedNormal",
+}
+
+
+def draws(graph: tf.Graph) -> bool:
+    """Return whether the graph, or a function that it calls, draws by itself.
+
+    As `tf.random.normal` does. What has its seed in a tensor or variable, as in
+    `keras.random`, does not.
+    """
+    definition = graph.as_graph_def()
+    nodes = [definition.node, *(f.node_def for f in definition.library.function)]
+    return any(node.op in _DRAWING for among in nodes for node in among)

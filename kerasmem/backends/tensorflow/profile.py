@@ -1,0 +1,263 @@
+"""TensorFlow's profiler, for what it says of memory."""
+
+import ctypes
+import gc
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+from kerasmem.backends.profile import (
+    EVENT_NAMES,
+    AllocatorTrace,
+    Followed,
+    MemoryEvent,
+    Profile,
+    Storage,
+    device_of,
+    memory_event,
+)
+from kerasmem.backends.protobuf import fields
+from kerasmem.backends.tensorflow.plan import step_plan
+from kerasmem.errors import ProfilerUnavailableError
+from kerasmem.records import DeviceReading
+
+_ROUNDING_BYTES = 256
+_POINTER_IN = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+# Of other types (texts, resources) DLPack ends the process.
+_PLAIN = frozenset(
+    {
+        tf.bool, tf.bfloat16, tf.float16, tf.float32, tf.float64, tf.int8, tf.int16,
+        tf.int32, tf.int64, tf.uint8, tf.uint16, tf.uint32, tf.uint64,
+    }
+)  # fmt: skip
+_WHAT_TO_SET = (
+    "TensorFlow's CPU allocator tells the profiler nothing in this process, so there "
+    "is no timeline. Set TF_CPU_ALLOCATOR_USE_BFC=1 and TF_ENABLE_ONEDNN_OPTS=0 "
+    "before TensorFlow is imported, or run the script with `kerasmem run --timeline "
+    "SCRIPT.py`, which sets them."
+)
+
+_NO_PLAN = (
+    "The compiled step in TensorFlow's profile could not be read, so the timeline "
+    "shows it as one block without layers. Received: "
+)
+
+
+class TensorFlowProfiler:
+    """A `MemoryProfiler`.
+
+    Args:
+        followed: the model.
+        read: returns what each device has in use.
+    """
+
+    names = "tensorflow"
+
+    def __init__(
+        self, followed: Followed, read: Callable[[], Sequence[DeviceReading]]
+    ) -> None:
+        self._followed = followed
+        self._opening: list[Storage] = []
+        self._read = read
+        self._folder: Any = None
+
+    def start(self) -> None:
+        """Begin.
+
+        Raises:
+            ProfilerUnavailableError: if another profile is being taken, or the
+                allocator of the CPU says nothing.
+        """
+        # An allocator that does not count every request does not tell of it either.
+        if not any(device.complete for device in self._read()):
+            raise ProfilerUnavailableError(_WHAT_TO_SET)
+        self._opening = self._storages()
+        folder = tempfile.TemporaryDirectory(prefix="kerasmem-profile-")
+        # Levels: what TensorFlow itself notes, no Python calls, no GPU kernels.
+        options = tf.profiler.experimental.ProfilerOptions(
+            host_tracer_level=2, python_tracer_level=0, device_tracer_level=0
+        )
+        try:
+            tf.profiler.experimental.start(folder.name, options)
+        except tf.errors.AlreadyExistsError as error:
+            folder.cleanup()
+            raise ProfilerUnavailableError(
+                "Another profile is being taken, and TensorFlow takes one at a time, "
+                "so there is no timeline. If the TensorBoard callback takes it, give "
+                "that other batches, or none: TensorBoard(profile_batch=0)."
+            ) from error
+        except BaseException:
+            folder.cleanup()
+            raise
+        self._folder = folder
+
+    def stop(self) -> Profile:
+        """End, delete the raw profile, and return what happened per allocator."""
+        if self._folder is None:
+            return Profile([])
+        with self._folder as folder:
+            self._folder = None
+            tf.profiler.experimental.stop()
+            raw = read_profile(Path(folder))
+        traces = [
+            AllocatorTrace(name, device_of(name), "profiler", found, _ROUNDING_BYTES)
+            for name, found in raw.events.items()
+        ]
+        profile = Profile(traces, self._opening, self._storages())
+        return self._with_plan(profile, raw.programs)
+
+    def _with_plan(self, profile: Profile, programs: Sequence[bytes]) -> Profile:
+        """Return the profile and the plan of the step, if XLA compiled it."""
+        requested = {e.requested_bytes for t in profile.traces for e in t.events}
+        try:
+            plan = step_plan(programs, self._followed, requested)
+        except Exception as error:  # noqa: BLE001 - what the profiler saw is enough
+            reason = f"{type(error).__name__}: {error}"
+            return replace(profile, problem=_NO_PLAN + reason)
+        if plan is None:
+            return profile
+        return Profile(
+            traces=[*profile.traces, plan.trace],
+            opening=[*profile.opening, *plan.arguments],
+            closing=[*profile.closing, *plan.arguments],
+        )
+
+    def _storages(self) -> list[Storage]:
+        """Return where the variables lie, per device, and the tensors of Python."""
+        found = [
+            storage
+            for index, variable in enumerate(self._followed.variables)
+            for part in getattr(variable.value, "values", [variable.value])
+            # Reading shares the bytes of the variable, and copies nothing.
+            for storage in _storages(part.read_value(), index)
+        ]
+        known = {storage.address for storage in found}
+        for tensor in _tensors_of_python():
+            found += [s for s in _storages(tensor, None) if s.address not in known]
+        return found
+
+
+def _tensors_of_python() -> Iterator[Any]:
+    # Nothing else tells what `fit` holds of its data.
+    kind = type(tf.constant(0))
+    return (thing for thing in gc.get_objects() if type(thing) is kind)
+
+
+def _storages(tensor: Any, variable: int | None) -> Iterator[Storage]:
+    if tensor.dtype in _PLAIN:
+        nbytes = tensor.dtype.size * tensor.shape.num_elements()
+        if nbytes:
+            # Not `device`: a GPU's int32 tensors lie in the memory of the host.
+            place = _place(tensor.backing_device)
+            yield Storage(variable, place, _address(tensor), nbytes)
+
+
+def _place(device: str) -> str:
+    spec = tf.DeviceSpec.from_string(device)
+    kind = spec.device_type
+    return f"GPU:{spec.device_index}" if kind == "GPU" else kind or ""
+
+
+def _address(tensor: Any) -> int:
+    # TensorFlow shows no address but through DLPack, whose first field it is. The
+    # capsule frees what it holds, so no reference is left behind.
+    capsule = tf.experimental.dlpack.to_dlpack(tensor)
+    address = _POINTER_IN(capsule, b"dltensor")
+    return ctypes.c_void_p.from_address(address).value or 0
+
+
+_PROGRAMS = b"/host:metadata"
+
+
+@dataclass
+class RawProfile:
+    """What is in a profile.
+
+    Args:
+        events: of each allocator, by its name.
+        programs: every compiled program of the process, serialized `HloProto`s.
+    """
+
+    events: dict[str, list[MemoryEvent]] = field(default_factory=dict)
+    programs: list[bytes] = field(default_factory=list)
+
+
+def read_profile(folder: Path) -> RawProfile:
+    """Return what is in the profile that was written into a folder."""
+    found = RawProfile()
+    for path in sorted(folder.rglob("*.xplane.pb")):
+        for plane in _planes(memoryview(path.read_bytes())):
+            found.programs += _programs(plane)
+            for allocator, event in _events(plane):
+                found.events.setdefault(allocator, []).append(event)
+    return found
+
+
+def _planes(content: Any) -> Iterator[list[tuple[int, Any]]]:
+    for number, plane in fields(content):
+        if number == xplane_pb2.XSpace.PLANES_FIELD_NUMBER:
+            yield _fields(plane)
+
+
+def _fields(message: Any) -> list[tuple[int, Any]]:
+    return list(fields(message))
+
+
+def _events(plane: list[tuple[int, Any]]) -> Iterator[tuple[str, MemoryEvent]]:
+    kinds = _names(plane, xplane_pb2.XPlane.EVENT_METADATA_FIELD_NUMBER)
+    figures = _names(plane, xplane_pb2.XPlane.STAT_METADATA_FIELD_NUMBER)
+    wanted = {key for key, name in kinds.items() if name in EVENT_NAMES}
+    for number, content in plane:
+        if number != xplane_pb2.XPlane.LINES_FIELD_NUMBER or not wanted:
+            continue
+        # A line (a thread) at a time: as objects it takes many times its bytes.
+        line = xplane_pb2.XLine.FromString(bytes(content))
+        for event in line.events:
+            if event.metadata_id in wanted:
+                found = {
+                    figures[s.metadata_id]: _value(s, figures) for s in event.stats
+                }
+                time_ns = line.timestamp_ns + event.offset_ps // 1000
+                kind = kinds[event.metadata_id]
+                yield (
+                    found["allocator_name"],
+                    memory_event(time_ns, kind, found, line.id),
+                )
+
+
+def _programs(plane: list[tuple[int, Any]]) -> Iterator[bytes]:
+    if (xplane_pb2.XPlane.NAME_FIELD_NUMBER, _PROGRAMS) not in plane:
+        return
+    for number, entry in plane:
+        if number == xplane_pb2.XPlane.EVENT_METADATA_FIELD_NUMBER:
+            program = xplane_pb2.XEventMetadata.FromString(_described(entry))
+            for stat in program.stats:
+                if stat.WhichOneof("value") == "bytes_value":
+                    yield stat.bytes_value
+
+
+def _names(plane: list[tuple[int, Any]], number: int) -> dict[int, str]:
+    """Return the names in a map from identifiers to their descriptions."""
+    names = {}
+    for key, entry in plane:
+        if key == number:
+            described = xplane_pb2.XStatMetadata.FromString(_described(entry))
+            names[described.id] = described.name
+    return names
+
+
+def _described(entry: Any) -> bytes:
+    return bytes(dict(_fields(entry))[2])
+
+
+def _value(stat: Any, names: Mapping[int, str]) -> Any:
+    kind = stat.WhichOneof("value")
+    value = getattr(stat, kind)
+    return names[value] if kind == "ref_value" else value

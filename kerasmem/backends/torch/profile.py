@@ -1,0 +1,253 @@
+"""Torch's profiler, for what it says of memory."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import keras
+import torch
+
+from kerasmem.backends.gradients import around_apply
+from kerasmem.backends.patching import LayerCall, observing, patch_method
+from kerasmem.backends.profile import (
+    AllocatorTrace,
+    Followed,
+    MemoryEvent,
+    Profile,
+    Storage,
+    with_requests,
+)
+from kerasmem.errors import ProfilerUnavailableError
+
+_MARK = "kerasmem|"
+_CUDA_ROUNDING_BYTES = 512
+
+
+class TorchProfiler:
+    """A `MemoryProfiler`.
+
+    Args:
+        followed: the model.
+    """
+
+    names = "given"
+
+    def __init__(self, followed: Followed) -> None:
+        self._followed = followed
+        self._opening: list[Storage] = []
+        self._profile: Any = None
+        self._records = False
+        self._unfollow: Callable[[], None] = lambda: None
+
+    def start(self) -> None:
+        """Begin.
+
+        Raises:
+            ProfilerUnavailableError: if another profile is being taken.
+        """
+        profile = torch.profiler.profile(
+            activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+        )
+        try:
+            profile.start()
+        except RuntimeError as error:
+            raise ProfilerUnavailableError(
+                "Another profile is being taken, and torch takes one at a time, so "
+                "there is no timeline. Take them in different runs."
+            ) from error
+        self._profile, self._opening = profile, self._storages()
+        # Somebody else's recording tells the same, and is left on.
+        if torch.cuda.is_initialized() and not torch._C._cuda_isHistoryEnabled():
+            torch.cuda.memory._record_memory_history(stacks="python", context=None)
+            self._records = True
+        # What a compiled step does cannot be followed from Python.
+        if not self._followed.model.jit_compile:
+            self._unfollow = follow(self._followed, _mark)
+
+    def stop(self) -> Profile:
+        """End, take off every hook, and return what happened per device."""
+        profile, self._profile = self._profile, None
+        if profile is None:
+            return Profile([])
+        self._unfollow()
+        profile.stop()
+        found: dict[str, list[MemoryEvent]] = {}
+        for device, event in _events(profile):
+            found.setdefault(device, []).append(event)
+        return Profile([*self._traces(found)], self._opening, self._storages())
+
+    def _traces(self, found: dict[str, list[MemoryEvent]]) -> Iterator[AllocatorTrace]:
+        snapshot = None
+        if torch.cuda.is_initialized():
+            snapshot = torch.cuda.memory._snapshot()
+        if self._records:
+            torch.cuda.memory._record_memory_history(enabled=None)
+            self._records = False
+        for device, events in found.items():
+            if device.startswith("cuda") and snapshot is not None:
+                asked = with_requests(events, snapshot, int(device.partition(":")[2]))
+                yield AllocatorTrace(
+                    device, device, "snapshot", asked, _CUDA_ROUNDING_BYTES
+                )
+            else:
+                counted = _counted(events, self._held(device))
+                yield AllocatorTrace(device, device, "profiler", counted)
+
+    def _held(self, device: str) -> dict[int, int]:
+        return {s.address or 0: s.nbytes for s in self._opening if s.device == device}
+
+    def _storages(self) -> list[Storage]:
+        """Return where the variables lie."""
+        return [
+            Storage(
+                variable=index,
+                device=str(variable.value.device),
+                address=variable.value.data_ptr(),
+                nbytes=variable.value.nbytes,
+            )
+            for index, variable in enumerate(self._followed.variables)
+            if variable.value.nbytes
+        ]
+
+
+def _counted(events: list[MemoryEvent], held: dict[int, int]) -> list[MemoryEvent]:
+    """Return the events with all in their count that is known to have been there.
+
+    On a CPU torch counts only what it allocated since a profile was first taken.
+
+    Args:
+        events: of a CPU.
+        held: bytes of the variables by address.
+    """
+    before = dict(held)
+    made: set[int] = set()
+    for event in events:
+        if event.is_allocation:
+            made.add(event.address)
+        elif event.address in made:
+            made.remove(event.address)
+        else:
+            before.setdefault(event.address, event.given_bytes)
+    first = events[0]
+    change = first.given_bytes if first.is_allocation else -first.given_bytes
+    missing = sum(before.values()) - (first.in_use_bytes - change)
+    return [replace(e, in_use_bytes=e.in_use_bytes + missing) for e in events]
+
+
+def _mark(phase: str, layer: str | None) -> None:
+    with torch.profiler.record_function(f"{_MARK}{phase}|{layer or ''}"):
+        pass
+
+
+def _events(profile: Any) -> Iterator[tuple[str, MemoryEvent]]:
+    # Private: the public events of a profile leave the addresses out.
+    roots = profile.profiler.kineto_results.experimental_event_tree()
+    nodes = sorted(_walk(roots), key=lambda pair: pair[0].start_time_ns)
+    phase, layer = "input", None
+    for node, inside in nodes:
+        if node.name.startswith(_MARK):
+            _, phase, layer = node.name.split("|")
+        elif node.tag.name == "Allocation" and node.extra_fields.alloc_size:
+            device, event = _event(node, inside, phase, layer or None)
+            yield device, event
+
+
+def _walk(roots: Sequence[Any]) -> Iterator[tuple[Any, str]]:
+    """Yield every node with the name of the one that it is in."""
+    waiting = [(root, "") for root in roots]
+    while waiting:
+        node, inside = waiting.pop()
+        yield node, inside
+        waiting += [(child, node.name) for child in node.children]
+
+
+def _event(
+    node: Any, operation: str, phase: str, layer: str | None
+) -> tuple[str, MemoryEvent]:
+    fields = node.extra_fields
+    return str(fields.device), MemoryEvent(
+        time_ns=node.start_time_ns,
+        is_allocation=fields.alloc_size > 0,
+        address=fields.ptr,
+        requested_bytes=abs(fields.alloc_size),
+        given_bytes=abs(fields.alloc_size),
+        in_use_bytes=fields.total_allocated,
+        reserved_bytes=fields.total_reserved or None,
+        operation=operation if fields.alloc_size > 0 else "",
+        layer=layer,
+        phase=phase,
+        thread=node.start_tid,
+    )
+
+
+Say = Callable[[str, str | None], None]
+"""Called as `say(phase, layer)` whenever one of them changes."""
+
+
+def follow(followed: Followed, say: Say) -> Callable[[], None]:
+    """Have `say` called from now on; return the undo."""
+    model, scopes = followed.model, _Scopes(say)
+    with ExitStack() as hooks:
+        paths = {id(layer): path or None for layer, path in followed.layers}
+        layers = [layer for layer, _ in followed.layers]
+        run = partial(scopes.run, paths)
+        hooks.enter_context(observing(layers, inputs=run))
+        hooks.callback(patch_method(model, "compute_loss", scopes.around_loss))
+        hooks.callback(around_apply(model.optimizer, scopes.around_update))
+        say("input", None)
+        return hooks.pop_all().close
+
+
+class _Scopes:
+    def __init__(self, say: Say) -> None:
+        self._say = say
+        self._layers: list[str | None] = []
+        self._hooked: set[int] = set()
+
+    def run(self, paths: Mapping[int, str | None], call: LayerCall) -> LayerCall:
+        """Run a layer; `paths` has its path by its `id`."""
+        path = paths[id(call.layer)]
+        outside = self._layers[-1] if self._layers else None
+        if not self._layers:
+            self._hooked.clear()  # a new step
+        # Once its gradient is there, the layer around this one goes on.
+        self._hook((call.args, call.kwargs), outside)
+        self._layers.append(path)
+        self._say("forward", path)
+        try:
+            call.outputs = call.run()
+        finally:
+            self._layers.pop()
+            self._say("forward", outside)
+        self._hook(call.outputs, path)
+        return call
+
+    def around_loss(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        loss = original(*args, **kwargs)
+        self._hook(loss, None)
+        return loss
+
+    def around_update(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        self._say("optimizer", None)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            self._say("input", None)
+
+    def _hook(self, nest: Any, layer: str | None) -> None:
+        """Say `layer` when the backward phase comes to a tensor in `nest`."""
+        for tensor, node in _with_gradient(nest):
+            # The innermost layer comes first, and is the one to be told. Private:
+            # tensors of one operation share nothing else that can be kept.
+            number = node._sequence_nr()
+            if number not in self._hooked:
+                self._hooked.add(number)
+                tensor.register_hook(lambda _: self._say("backward", layer))
+
+
+def _with_gradient(nest: Any) -> Iterator[tuple[torch.Tensor, Any]]:
+    for leaf in keras.tree.flatten(nest):
+        if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None:
+            yield leaf, leaf.grad_fn

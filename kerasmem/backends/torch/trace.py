@@ -1,0 +1,138 @@
+"""A torch step with tensors that have shapes but no data."""
+
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from kerasmem.backends.profile import Followed, MemoryEvent, Storage
+from kerasmem.backends.torch.profile import follow
+
+_ROUNDING_BYTES = 512  # Torch's allocator for CUDA gives multiples of this.
+
+_VALUE_OF = torch.ops.aten._local_scalar_dense.default
+
+
+class Life:
+    """A scope in which the life of all tensors' memory is noted.
+
+    Args:
+        fake: whether what is made in the scope has shapes and no data: models of any
+            size, their gradients, their optimizer's slots. Where a number is asked
+            for (a seed, say), it is 1.
+
+    Attributes:
+        events: every allocation and free so far.
+    """
+
+    def __init__(self, *, fake: bool) -> None:
+        self.events: list[MemoryEvent] = []
+        self._scopes = ExitStack()
+        self._fake = fake
+        self._notes = _Notes(self.events, fake=fake)
+
+    def __enter__(self) -> "Life":
+        # Private, both: torch offers fake tensors only to its own compiler.
+        if self._fake:
+            self._scopes.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        self._scopes.enter_context(self._notes)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._scopes.close()
+
+    def follow(self, followed: Followed) -> Callable[[], None]:
+        """Note from now on which layer is at work; return the undo."""
+        return follow(followed, self._notes.say)
+
+    def storages(self, variables: Sequence[Any], device: str) -> list[Storage]:
+        """Return where variables lie, as the events call it."""
+        return [
+            Storage(number, device, address, variable.value.nbytes)
+            for number, variable in enumerate(variables)
+            if (address := self.address(variable.value)) is not None
+        ]
+
+    def address(self, tensor: Any) -> int | None:
+        """Return where a tensor lies, as the events call it; None if it is empty."""
+        return self._notes.known.get(tensor.untyped_storage()._cdata)
+
+    def tensor(self, shape: tuple[int, ...], dtype: str) -> Any:
+        """Return a tensor of a batch."""
+        return torch.zeros(shape, dtype=getattr(torch, dtype))
+
+    def train_step(self, model: Any, batch: tuple[Any, ...]) -> None:
+        """Let one step of training happen."""
+        model.train_step(batch)
+
+    def predict_step(self, model: Any, batch: tuple[Any, ...]) -> None:
+        """Let one step of `predict` happen."""
+        with torch.no_grad():
+            model.predict_step(batch)
+
+
+class _Notes(TorchDispatchMode):
+    """Notes when a storage appears and when it is gone."""
+
+    def __init__(self, events: list[MemoryEvent], *, fake: bool) -> None:
+        super().__init__()
+        self._fake = fake
+        self.known: dict[int, int] = {}
+        self._events = events
+        self._in_use = 0
+        self._phase, self._layer = "input", None
+
+    def say(self, phase: str, layer: str | None) -> None:
+        self._phase, self._layer = phase, layer
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if self._fake and func is _VALUE_OF:
+            return _one(args[0].dtype)
+        made = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(made):
+            if isinstance(tensor, torch.Tensor):
+                self._see(tensor.untyped_storage(), func)
+        return made
+
+    def _see(self, storage: Any, func: Any) -> None:
+        key, nbytes = storage._cdata, storage.nbytes()
+        if not nbytes or key in self.known:
+            return
+        address = self.known[key] = len(self._events) + 1
+        self._note(address, nbytes, str(func), is_allocation=True)
+        weakref.finalize(storage, self._gone, key, nbytes)
+
+    def _gone(self, key: int, nbytes: int) -> None:
+        self._note(self.known.pop(key), nbytes, "", is_allocation=False)
+
+    def _note(
+        self, address: int, nbytes: int, operation: str, *, is_allocation: bool
+    ) -> None:
+        given = -(-nbytes // _ROUNDING_BYTES) * _ROUNDING_BYTES
+        self._in_use += given if is_allocation else -given
+        self._events.append(
+            MemoryEvent(
+                time_ns=len(self._events),
+                is_allocation=is_allocation,
+                address=address,
+                requested_bytes=nbytes,
+                given_bytes=given,
+                in_use_bytes=self._in_use,
+                operation=operation,
+                layer=self._layer,
+                phase=self._phase,
+            )
+        )
+
+
+def _one(dtype: Any) -> bool | int | float:
+    if dtype == torch.bool:
+        return True
+    return 1.0 if dtype.is_floating_point else 1

@@ -1,0 +1,1 @@
+"""What XLA compiles: its programs and the plan of their memory, read from HLO."""

@@ -1,0 +1,196 @@
+"""XLA's plan for the memory of a compiled step, as if an allocator had done it."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kerasmem.backends.profile import MemoryEvent
+from kerasmem.backends.xla.hlo import Buffers, Instruction, Place, Program
+
+# Their value is the value of an operand, or has it inside.
+_FORWARDING = frozenset(
+    {
+        "add-dependency",
+        "bitcast",
+        "call",
+        "conditional",
+        "domain",
+        "get-tuple-element",
+        "opt-barrier",
+        "optimization-barrier",
+        "tuple",
+        "while",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A buffer that the plan puts somewhere for a while.
+
+    Args:
+        address: its first byte, the allocations one behind the other.
+        size: its bytes.
+        instruction: that makes it.
+        index: into the instruction's value.
+        begin: number of the instruction that makes it, -1 for an argument.
+        end: number of the instruction that uses it last, None if it stays.
+    """
+
+    address: int
+    size: int
+    instruction: Instruction
+    index: tuple[int, ...]
+    begin: int
+    end: int | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The plan of a step.
+
+    Args:
+        events: what comes and goes, in the order of the instructions.
+        arguments: what is there before: weights, slots, the batch.
+        reserved_bytes: all memory of the step, arguments and results included.
+    """
+
+    events: list[MemoryEvent]
+    arguments: list[Planned]
+    reserved_bytes: int
+
+
+def plan(program: Program, buffers: Buffers) -> Plan:
+    """Return when which buffer of a compiled program is in use."""
+    reserved = 0
+    planned: list[Planned] = []
+    lifetimes = _Lifetimes(program)
+    for allocation in buffers.allocations:
+        if allocation.is_local:
+            continue
+        for place in allocation.places:
+            one = lifetimes.planned(place, buffers, reserved)
+            if one is not None:
+                planned.append(one)
+        reserved += allocation.size
+    arguments = [one for one in planned if one.begin < 0]
+    return Plan(list(_events(planned, reserved)), arguments, reserved)
+
+
+class _Lifetimes:
+    def __init__(self, program: Program) -> None:
+        self._instructions: dict[int, Instruction] = {}
+        self._position: dict[int, int] = {}
+        self._users: dict[int, list[Instruction]] = defaultdict(list)
+        self._program = program
+        self._arguments = {
+            instruction.number
+            for instruction in program.computations[program.entry]
+            if instruction.opcode == "parameter"
+        }
+        for position, instruction in enumerate(program.computations[program.entry]):
+            self._add(instruction, position)
+
+    def planned(self, place: Place, buffers: Buffers, base: int) -> Planned | None:
+        number, index = buffers.defined[place.buffer]
+        instruction = self._instructions.get(number)
+        if instruction is None or not place.size:
+            return None
+        is_argument = number in self._arguments
+        return Planned(
+            address=base + place.offset,
+            size=place.size,
+            instruction=instruction,
+            index=index,
+            begin=-1 if is_argument else self._position[number],
+            end=None if is_argument else self._end(number),
+        )
+
+    def _add(self, instruction: Instruction, position: int) -> None:
+        self._instructions[instruction.number] = instruction
+        self._position[instruction.number] = position
+        for operand in instruction.operands:
+            self._users[operand].append(instruction)
+        if instruction.opcode == "fusion":
+            return  # its inside has no buffers
+        for computation in instruction.called:
+            for inner in self._program.computations[computation]:
+                self._add(inner, position)
+
+    def _end(self, number: int) -> int | None:
+        """Return the position of the last use, None if it is part of the result."""
+        last = self._position[number]
+        waiting, seen = [number], {number}
+        while waiting:
+            current = waiting.pop()
+            if current == self._program.root:
+                return None
+            last = max(last, self._position[current])
+            for user in self._users[current]:
+                last = max(last, self._position[user.number])
+                if user.opcode in _FORWARDING and user.number not in seen:
+                    seen.add(user.number)
+                    waiting.append(user.number)
+        return last
+
+
+class _Memory:
+    """What is in use while the plan is followed."""
+
+    def __init__(self, arguments: list[Planned], reserved: int) -> None:
+        self._alive = {id(one): one for one in arguments}
+        self._in_use = sum(one.size for one in arguments)
+        self._reserved = reserved
+
+    def make(self, new: Planned) -> Iterator[MemoryEvent]:
+        # What lay there is used up by the instruction that writes over it.
+        for old in [one for one in self._alive.values() if _overlap(one, new)]:
+            yield from self.drop(old, new.begin)
+        self._alive[id(new)] = new
+        self._in_use += new.size
+        yield self._event(new, new.begin, is_allocation=True)
+
+    def drop(self, old: Planned, position: int) -> Iterator[MemoryEvent]:
+        if self._alive.pop(id(old), None) is not None:
+            self._in_use -= old.size
+            yield self._event(old, position, is_allocation=False)
+
+    def _event(
+        self, one: Planned, position: int, *, is_allocation: bool
+    ) -> MemoryEvent:
+        shape, dtype = one.instruction.shapes.get(one.index, ("", ""))
+        return MemoryEvent(
+            time_ns=position,
+            is_allocation=is_allocation,
+            address=one.address,
+            requested_bytes=one.size,
+            given_bytes=one.size,
+            in_use_bytes=self._in_use,
+            reserved_bytes=self._reserved,
+            operation=one.instruction.name if is_allocation else "",
+            shape=shape,
+            dtype=dtype,
+        )
+
+
+def _events(planned: list[Planned], reserved: int) -> Iterator[MemoryEvent]:
+    memory = _Memory([one for one in planned if one.begin < 0], reserved)
+    begins: dict[int, list[Planned]] = defaultdict(list)
+    ends: dict[int, list[Planned]] = defaultdict(list)
+    for one in planned:
+        if one.begin >= 0:
+            begins[one.begin].append(one)
+            if one.end is not None:
+                ends[one.end].append(one)
+    for position in sorted({*begins, *ends}):
+        for new in begins[position]:
+            yield from memory.make(new)
+        for old in ends[position]:
+            yield from memory.drop(old, position)
+
+
+def _overlap(one: Planned, other: Planned) -> bool:
+    return (
+        one.address < other.address + other.size
+        and other.address < one.address + one.size
+    )
