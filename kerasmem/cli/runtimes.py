@@ -54,7 +54,7 @@ def add_to(commands: Any) -> None:
 def run(options: Namespace) -> Outcome:
     """Return what each form of the model costs, and which to use for what."""
     from kerasmem.exporting.runtimes import compare_runtimes
-    from kerasmem.exporting.runtimes.advice import advise
+    from kerasmem.exporting.runtimes.compare import advise
     from kerasmem.files import load_model
     from kerasmem.files.data import load_data
     from kerasmem.report.runtimes import (

@@ -17,7 +17,7 @@ from kerasmem.compression.quantize.floats import as_floats
 from kerasmem.errors import ConfigError, DataError
 from kerasmem.exporting.arguments import arguments_of, call_flat
 from kerasmem.exporting.integer import is_integer
-from kerasmem.exporting.onnx import check_onnx
+from kerasmem.exporting.interpreters import check_onnx
 from kerasmem.graph.layers import check_built, sublayers
 from kerasmem.processes import ON_THE_CPU, run_in_child
 from kerasmem.processes.transfer import receive, send

@@ -7,8 +7,7 @@ from kerasmem.compression.quantize.static import FromCodes, IntegerLayer, ToCode
 from kerasmem.compression.quantize.static.base import Codes
 from kerasmem.compression.quantize.static.kinds import kind_of, unsupported_call_of
 from kerasmem.errors import ModelError
-from kerasmem.exporting.activations import check_relu6, ending
-from kerasmem.exporting.operations import writer_of
+from kerasmem.exporting.operations import Lowering, check_relu6, ending, writer_of
 from kerasmem.exporting.writer import Writer
 from kerasmem.graph.layers import is_trained, listed_graph, nodes_in_order
 
@@ -66,9 +65,7 @@ class _File:
     def add(self, tensor: Any, name: str, codes: Codes) -> int:
         """Return the number of a new tensor."""
         shape = (self._batch_size, *tensor.shape[1:])
-        number = self.writer.tensor(
-            name, shape, scales=[codes.scale], zero_point=codes.zero_point
-        )
+        number = self.writer.codes(name, shape, codes)
         self.known[id(tensor)] = number, codes
         return number
 
@@ -94,7 +91,8 @@ class _File:
         if isinstance(layer, IntegerLayer):
             check_relu6(layer)
         number = self.add(output, layer.name, made)
-        write(self.writer, layer, tensors, [number for number, _ in before], number)
+        numbers = [number for number, _ in before]
+        write(Lowering(self.writer, layer, tensors, numbers, number))
         return True
 
 

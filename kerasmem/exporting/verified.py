@@ -32,9 +32,14 @@ from kerasmem.exporting.convert import (
     is_onnx,
 )
 from kerasmem.exporting.integer import integer_file
-from kerasmem.exporting.litert import LiteRT
-from kerasmem.exporting.onnx import Onnx
-from kerasmem.exporting.run import difference, in_codes, in_steps, outputs_of
+from kerasmem.exporting.interpreters import (
+    LiteRT,
+    Onnx,
+    difference,
+    in_codes,
+    in_steps,
+    outputs_of,
+)
 from kerasmem.files.atomic import replacing
 from kerasmem.files.data.flat import flat_samples
 from kerasmem.graph.clone import clone

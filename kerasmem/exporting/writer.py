@@ -1,14 +1,13 @@
 """Writing a LiteRT file, tensor by tensor and operation by operation."""
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from kerasmem.compression.quantize.static.base import Codes
-from kerasmem.exporting.litert import litert_module
-from kerasmem.graph.values import to_numpy
+from kerasmem.exporting.interpreters import litert_module
 
 VERSIONS = {
     "ADD": 2,
@@ -81,6 +80,11 @@ class Writer:
         self._tensors.append(made)
         return len(self._tensors) - 1
 
+    def codes(self, name: str, shape: Sequence[int | None], codes: Codes) -> int:
+        """Return the number of a new tensor of codes."""
+        scales = [codes.scale]
+        return self.tensor(name, shape, scales=scales, zero_point=codes.zero_point)
+
     def operation(
         self,
         name: str,
@@ -88,8 +92,8 @@ class Writer:
         output: int,
         kind: str | None = None,
         **options: Any,
-    ) -> int:
-        """Add an operation and return the number of its output.
+    ) -> None:
+        """Add an operation.
 
         Args:
             name: a key of `VERSIONS`.
@@ -109,7 +113,6 @@ class Writer:
             for field, value in options.items():
                 setattr(made.builtinOptions, field, value)
         self._operations.append(made)
-        return output
 
     def content(self, inputs: Mapping[str, int], outputs: Mapping[str, int]) -> bytes:
         """Return the bytes of the file.
@@ -155,58 +158,3 @@ class Writer:
             made.name, made.tensorIndex = name, number
             pairs.append(made)
         return pairs
-
-
-Write = Callable[[Writer, Any, Sequence[Any], Sequence[int], int], None]
-"""Takes a writer, a layer, its `KerasTensor`s, their numbers, that of its output."""
-
-ACTIVATION = {None: 0, "relu": 1, "relu6": 3}
-"""LiteRT's numbers of the activations that an operation can have within it."""
-
-PADDING = {"same": 0, "valid": 1, "causal": 1}
-"""LiteRT's numbers; what causal padding adds is an operation of its own."""
-
-
-def new(writer: Writer, name: str, shape: Sequence[int | None], codes: Codes) -> int:
-    """Return the number of a new tensor of codes."""
-    return writer.tensor(name, shape, scales=[codes.scale], zero_point=codes.zero_point)
-
-
-def reshape_to(
-    writer: Writer, source: int, target: int, shape: Sequence[int | None]
-) -> None:
-    """Write that a tensor gets another shape."""
-    values = np.array([-1, *shape[1:]], np.int32)
-    wanted = writer.tensor(f"shape_{target}", values.shape, values=values)
-    writer.operation("RESHAPE", [source, wanted], target, "ReshapeOptions")
-
-
-def pad_to(writer: Writer, source: int, target: int, pads: Sequence[Any]) -> None:
-    """Write that zeros go before and after each axis."""
-    values = np.array(pads, np.int32)
-    wanted = writer.tensor(f"padding_{target}", values.shape, values=values)
-    writer.operation("PAD", [source, wanted], target, "PadOptions")
-
-
-def kernel_and_bias(
-    writer: Writer, layer: Any, values: np.ndarray, axis: int
-) -> tuple[int, int]:
-    """Return the numbers of two new tensors.
-
-    Args:
-        writer: gets them.
-        layer: an integer layer with a kernel.
-        values: the codes of the kernel, laid out as LiteRT wants them.
-        axis: their axis of channels.
-    """
-    scales = to_numpy(layer.kernel_scale)
-    kernel = writer.tensor(
-        f"{layer.name}/kernel", values.shape, values=values, scales=scales, axis=axis
-    )
-    bias = writer.tensor(
-        f"{layer.name}/bias",
-        (layer.channels,),
-        values=to_numpy(layer.bias),
-        scales=np.float32(layer.input_codes[0].scale) * scales,
-    )
-    return kernel, bias

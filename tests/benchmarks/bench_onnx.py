@@ -22,8 +22,7 @@ import numpy as np
 
 import kerasmem as km
 from kerasmem.demo.recipe import residual_network
-from kerasmem.exporting.litert import LiteRT
-from kerasmem.exporting.onnx import Onnx
+from kerasmem.exporting.interpreters import LiteRT, Onnx
 from kerasmem.stats.timing import in_turns
 from tests.models import KINDS
 

@@ -25,7 +25,7 @@ import numpy as np
 import kerasmem as km
 from kerasmem.compression.quantize.static import FromCodes
 from kerasmem.demo.recipe import compile_classifier, falling_rate, residual_network
-from kerasmem.exporting.litert import KERNELS, LiteRT
+from kerasmem.exporting.interpreters import KERNELS, LiteRT
 
 L = keras.layers
 CALIBRATION, COMPARED, RUNS = 512, 1000, 2000

@@ -18,7 +18,7 @@ from kerasmem.compression.technique import Context
 from kerasmem.errors import ConfigError, DataError, ModelError, OutputError
 from kerasmem.exporting import export
 from kerasmem.exporting.convert import checked
-from kerasmem.exporting.litert import LiteRT
+from kerasmem.exporting.interpreters import LiteRT
 from kerasmem.processes import ON_THE_CPU
 from tests.models import KINDS, LazyBlock, OfTwoInputs, chain, in_place
 from tests.one_child import one_child

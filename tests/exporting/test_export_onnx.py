@@ -12,7 +12,7 @@ import pytest
 
 import kerasmem as km
 from kerasmem.errors import ConfigError, ModelError
-from kerasmem.exporting import convert, onnx
+from kerasmem.exporting import convert, interpreters
 from kerasmem.exporting import verified as room
 from tests.models import KINDS, chain
 
@@ -131,21 +131,21 @@ class Runtime:
 
 @pytest.fixture
 def runtime(monkeypatch):
-    monkeypatch.setattr(onnx, "check_onnx", lambda: None)
-    monkeypatch.setattr(onnx.importlib, "import_module", lambda name: Runtime)
+    monkeypatch.setattr(interpreters, "check_onnx", lambda: None)
+    monkeypatch.setattr(interpreters.importlib, "import_module", lambda name: Runtime)
 
 
 @pytest.mark.one_backend
 def test_outputs_come_in_the_order_of_their_numbers(runtime):
-    assert onnx.Onnx(b"fine")({"x": np.ones(1)}) == list(range(11))
+    assert interpreters.Onnx(b"fine")({"x": np.ones(1)}) == list(range(11))
 
 
 @pytest.mark.one_backend
 def test_what_onnxruntime_refuses_is_a_model_error_in_one_line(runtime):
     with pytest.raises(ModelError, match="refuses the file: INVALID GRAPH"):
-        onnx.Onnx(b"damaged")
+        interpreters.Onnx(b"damaged")
     with pytest.raises(ModelError, match="cannot run it: Required inputs are missing"):
-        onnx.Onnx(b"fine")({})
+        interpreters.Onnx(b"fine")({})
 
 
 if IS_INSTALLED:
@@ -161,7 +161,7 @@ if IS_INSTALLED:
         assert km.export(model, path, samples=x).difference <= 1e-5
         name = model.inputs[0].name if kind != "subclassed" else "input_0"
         other = KINDS[kind].inputs(seed=5)
-        (output,) = onnx.Onnx(path.read_bytes())({name: other})
+        (output,) = interpreters.Onnx(path.read_bytes())({name: other})
         expected = keras.ops.convert_to_numpy(model(other))
         np.testing.assert_allclose(output, expected, rtol=1e-5, atol=1e-5)
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from kerasmem.backends.converting import Argument
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.exporting.arguments import random_samples
-from kerasmem.exporting.litert import LiteRT
-from kerasmem.exporting.run import difference
+from kerasmem.exporting.interpreters import LiteRT, difference
 
 pytestmark = pytest.mark.one_backend
 

@@ -15,7 +15,7 @@ from kerasmem.compression.quantize.static.product import fixed_point, times
 from kerasmem.compression.quantize.static.split import split
 from kerasmem.errors import ModelError
 from kerasmem.exporting.integer import integer_file
-from kerasmem.exporting.litert import LiteRT
+from kerasmem.exporting.interpreters import LiteRT
 
 L = keras.layers
 int32 = st.integers(-(1 << 30), 1 << 30)

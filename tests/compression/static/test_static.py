@@ -10,7 +10,7 @@ from kerasmem.compression.quantize.static.split import split
 from kerasmem.compression.result import CompressionResult
 from kerasmem.compression.technique import Context
 from kerasmem.errors import ConfigError, DataError, KerasMemWarning, ModelError
-from kerasmem.exporting.litert import LiteRT
+from kerasmem.exporting.interpreters import LiteRT
 from kerasmem.graph.masks import mask_of
 from tests.models import KINDS, chain
 

@@ -10,8 +10,7 @@ import pytest
 import kerasmem as km
 from kerasmem.errors import ConfigError, DataError, ModelError
 from kerasmem.exporting.runtimes import compare, forms
-from kerasmem.exporting.runtimes.forms import FORMS
-from kerasmem.exporting.runtimes.resident import Resident
+from kerasmem.exporting.runtimes.forms import FORMS, Resident
 from kerasmem.processes.host import kernel_peak_works
 from kerasmem.records import RuntimeComparison
 from tests.models import KINDS
