@@ -7,80 +7,78 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from kerasmem.cli.compress_steps import Job, add_steps, job_of
-from kerasmem.cli.handed_in import file_sentence
-from kerasmem.cli.options import (
-    add_batch_size,
-    add_command,
-    add_data,
-    add_imports,
-    add_model,
-    add_output,
-    add_seed,
+from kerasmem.cli.command import (
+    DATA,
+    IMPORT,
+    LOSS,
+    METRIC,
+    MODEL,
+    OUTPUT,
+    SEED,
+    Outcome,
     at_least,
+    batch_of,
     check_output,
+    command,
     not_negative,
+    option,
+    progress_console,
+    say,
 )
-from kerasmem.cli.outcome import Outcome, progress_console, say
+from kerasmem.cli.steps import STEPS, Job, job_of
 from kerasmem.compression.stages import OPENING, TRAINING, shown_by
 from kerasmem.errors import ConfigError
 
 _FAR_WORSE = 0.02
 
 
-def add_to(commands: Any) -> None:
-    """Add the command to the parser."""
-    parser = add_command(
-        commands,
-        "compress",
-        run,
-        "Make a saved model smaller, and prove what it costs.",
-    )
-    add_model(parser)
-    add_output(parser)
-    add_steps(parser)
-    add_data(parser, required=False)
-    parser.add_argument(
+@command(
+    "compress",
+    "Make a saved model smaller, and prove what it costs.",
+    MODEL,
+    OUTPUT,
+    *STEPS,
+    DATA,
+    LOSS,
+    METRIC,
+    option(
         "--fine-tune-epochs",
         type=at_least(0),
         metavar="N",
         help="on DATA (0; 3 with most presets, 2 in a search)",
-    )
-    parser.add_argument(
+    ),
+    option(
         "--max-drop",
         type=not_negative,
         metavar="0.005",
         help="write nothing if the metric falls by more; without any of the above, "
         "search for the smallest file",
-    )
-    add_batch_size(parser, default=32)
-    add_seed(parser)
-    parser.add_argument(
+    ),
+    batch_of(32),
+    SEED,
+    option(
         "--checkpoint-dir",
         type=Path,
         metavar="DIR",
         help="keep every step there: the same command goes on after it was killed",
-    )
-    parser.add_argument(
+    ),
+    option(
         "--coding",
         choices=("deflate", "entropy", "stored"),
         help="of the file (deflate); entropy is smaller, and opens after "
         "`import kerasmem`; stored is what km.load_model can map into memory",
-    )
-    parser.add_argument(
+    ),
+    option(
         "--low-memory",
         action="store_true",
         help="from file to file, few weights in memory at a time; by itself where the "
         "model is large against the memory there is, for --prune and --quantize int8, "
         "int8-dynamic, int4, float16 or bfloat16 without data",
-    )
-    parser.add_argument(
-        "--report", type=Path, metavar="FILE.html", help="write a page of it too"
-    )
-    add_imports(parser)
-
-
-def run(options: Namespace) -> Outcome:
+    ),
+    option("--report", type=Path, metavar="FILE.html", help="write a page of it too"),
+    IMPORT,
+)
+def compress(options: Namespace) -> Outcome:
     """Compress the model, write it, and return it before and after."""
     from kerasmem.report.stages import StageProgress
 
@@ -123,13 +121,14 @@ def _announcing(show: Any, model: str) -> Any:
 
 def _compressed(options: Namespace, job: Job, loaded: tuple[Any, Any, Any]) -> Any:
     """Return the result, by way of the file alone where no model is handed in."""
-    from kerasmem.compression.compress import Loaded, compress
+    from kerasmem.compression.compress import Loaded
+    from kerasmem.compression.compress import compress as compress_model
     from kerasmem.report.progress import FitProgress
 
     model, train, test = loaded
     by_file = model is None
     with FitProgress("fine-tuning", progress_console()) as progress:
-        return compress(
+        return compress_model(
             options.model if by_file else Loaded(model, options.model),
             job.steps,
             data=train,
@@ -247,6 +246,7 @@ def _say_if_untrained(job: Job, report: Any) -> None:
 
 
 def _outcome(options: Namespace, result: Any) -> Outcome:
+    from kerasmem.cli.judging import file_sentence
     from kerasmem.report.comparison import before_and_after
     from kerasmem.report.quantization import noise_table, worst_first
     from kerasmem.report.search import search_table

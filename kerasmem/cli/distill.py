@@ -4,59 +4,58 @@ from argparse import Namespace
 from dataclasses import asdict
 from typing import Any
 
-from kerasmem.cli.handed_in import file_sentence, of_its_file
-from kerasmem.cli.options import (
-    add_batch_size,
-    add_command,
-    add_data,
-    add_imports,
-    add_output,
-    add_seed,
+from kerasmem.cli.command import (
+    IMPORT,
+    LOSS,
+    METRIC,
+    OUTPUT,
+    REQUIRED_DATA,
+    SEED,
+    Outcome,
     at_least,
+    batch_of,
     check_output,
+    command,
+    option,
+    progress_console,
+    say,
 )
-from kerasmem.cli.outcome import Outcome, progress_console, say
 from kerasmem.errors import ConfigError
 
 
-def add_to(commands: Any) -> None:
-    """Add the command to the parser."""
-    parser = add_command(
-        commands, "distill", run, "Train a small model on what a large one knows."
-    )
-    parser.add_argument("teacher", metavar="TEACHER", help="a trained model file")
-    parser.add_argument(
-        "student", metavar="STUDENT", nargs="?", help="the model file to train"
-    )
-    parser.add_argument(
+@command(
+    "distill",
+    "Train a small model on what a large one knows.",
+    option("teacher", metavar="TEACHER", help="a trained model file"),
+    option("student", metavar="STUDENT", nargs="?", help="the model file to train"),
+    option(
         "--student-ratio",
         type=float,
         metavar="R",
         help="in place of STUDENT: the teacher made narrower, to this share of it",
-    )
-    add_output(parser)
-    add_data(parser, required=True)
-    parser.add_argument(
-        "--epochs", type=at_least(1), default=1, metavar="N", help="on DATA (1)"
-    )
-    add_batch_size(parser, default=32)
-    parser.add_argument(
+    ),
+    OUTPUT,
+    REQUIRED_DATA,
+    LOSS,
+    METRIC,
+    option("--epochs", type=at_least(1), default=1, metavar="N", help="on DATA (1)"),
+    batch_of(32),
+    option(
         "--cache", metavar="DIR", help="keep what the teacher says there, for next time"
-    )
-    parser.add_argument(
+    ),
+    option(
         "--temperature",
         type=float,
         default=4.0,
         metavar="T",
         help="what softens both models' answers (4.0)",
-    )
-    add_seed(parser)
-    add_imports(parser)
-
-
-def run(options: Namespace) -> Outcome:
+    ),
+    SEED,
+    IMPORT,
+)
+def distill(options: Namespace) -> Outcome:
     """Train the student, write it, and return it beside its teacher."""
-    from kerasmem.compression.distill import distill
+    from kerasmem.compression.distill import distill as train_student
     from kerasmem.files import save_model
     from kerasmem.report.progress import FitProgress
 
@@ -64,7 +63,7 @@ def run(options: Namespace) -> Outcome:
     _check_one_student(options)
     teacher, student, train, test = _load(options)
     with FitProgress("distilling", progress_console()) as progress:
-        trained = distill(
+        trained = train_student(
             teacher,
             student,
             train,
@@ -118,6 +117,7 @@ def _student(options: Namespace, teacher: Any) -> Any:
 
 
 def _outcome(options: Namespace, models: dict[str, Any], test: Any) -> Outcome:
+    from kerasmem.cli.judging import file_sentence, of_its_file
     from kerasmem.compression.judge import chance_of, far_worse
     from kerasmem.compression.measure import measure
     from kerasmem.report.tables import comparison_table

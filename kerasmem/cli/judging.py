@@ -2,12 +2,13 @@
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import keras
 import numpy as np
 
-from kerasmem.cli.outcome import say
+from kerasmem.cli.command import say
 from kerasmem.errors import ConfigError, DataError
 from kerasmem.files.data import (
     check_data,
@@ -19,6 +20,8 @@ from kerasmem.files.data import (
     sample_inputs,
 )
 from kerasmem.files.data.forms import first_samples
+from kerasmem.files.optimizer_state import optimizer_state
+from kerasmem.files.size import stored_bytes
 from kerasmem.graph.losses import as_loss
 
 
@@ -117,3 +120,20 @@ def _check_names(kind: str, get: Callable[[str], object], names: Sequence[str]) 
                 f"Keras knows no {kind} of this name. Received: --{kind} {name}. Next: "
                 "see keras.io, or --import the module that registers it."
             ) from error
+
+
+def of_its_file(figures: Any, path: str) -> Any:
+    """Return a record of a model's figures, its file the one that was handed in."""
+    return replace(figures, file_bytes=stored_bytes(path))
+
+
+def file_sentence(path: str, whose: str) -> str:
+    """Return which file was measured, and whether an optimizer has a part of it.
+
+    Args:
+        path: of the model.
+        whose: what the figures of the model stand under.
+    """
+    state = optimizer_state(path)
+    kept = ", with its optimizer's state" if state and state.bytes else ""
+    return f"The file {whose} is the one that was handed in{kept}."

@@ -1,5 +1,6 @@
 """From the command line to an exit code: 0 for success, 2 for bad usage or input."""
 
+import importlib
 import os
 import sys
 import tempfile
@@ -8,28 +9,21 @@ from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from typing import TextIO
+from types import FunctionType, ModuleType
+from typing import Any, TextIO
 
-from kerasmem.cli import (
-    compress,
-    convert,
-    demo,
-    distill,
-    estimate,
-    evaluate,
-    inspect,
-    report,
-    runtimes,
-    tune,
-)
-from kerasmem.cli import run as run_command
-from kerasmem.cli.framework import importable_from_here, start_keras
-from kerasmem.cli.handed_in import check_handed_in
-from kerasmem.cli.options import Parser
-from kerasmem.cli.outcome import Outcome
+from kerasmem.cli.command import Outcome, Parser, option
+from kerasmem.cli.compress import compress
+from kerasmem.cli.distill import distill
+from kerasmem.cli.formats import convert, runtimes
+from kerasmem.cli.inspect import evaluate, inspect
+from kerasmem.cli.memory import estimate, tune
+from kerasmem.cli.run import demo, report, run
 from kerasmem.errors import (
+    ConfigError,
     KerasMemError,
     KerasMemWarning,
+    ModelFileError,
     shortened,
 )
 
@@ -44,9 +38,12 @@ _COMMANDS = (
     evaluate,
     runtimes,
     report,
-    run_command,
+    run,
 )
+_JSON = option("--json", action="store_true", help="write the result to stdout as JSON")
 _FAILED = 2
+_ROLES = ("model", "teacher", "student")
+"""Arguments that are model files which were handed in."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -87,22 +84,27 @@ def build_parser() -> Parser:
     version = importlib.metadata.version("kerasmem")
     parser.add_argument("--version", action="version", version=f"kerasmem {version}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in _COMMANDS:
-        command.add_to(commands)
+    for each in _COMMANDS:
+        added = commands.add_parser(
+            each.name, help=each.summary, description=each.summary
+        )
+        added.add([_JSON, *each.options])
+        added.set_defaults(command=each, imports=[])
     return parser
 
 
 def _run(options: Namespace) -> Outcome:
-    if not options.starts_keras:
-        return options.run(options)
+    run = options.command.run
+    if not options.command.starts_keras:
+        return run(options)
     # A wrong name is said at once, and not when TensorFlow is there.
-    check_handed_in(options)
+    _check_handed_in(options)
     with importable_from_here():
         objects = start_keras(options.imports)
         import keras
 
         with keras.saving.custom_object_scope(objects), _temporary_folder():
-            return options.run(options)
+            return run(options)
 
 
 @contextmanager
@@ -151,3 +153,115 @@ def _say_warnings_in_one_line() -> None:
 
     warnings.showwarning = show  # pyright: ignore[reportAttributeAccessIssue]
     warnings.simplefilter("always", KerasMemWarning)
+
+
+def _check_handed_in(options: Namespace) -> None:
+    """Raise unless every model file is there, and the output is none of them.
+
+    Raises:
+        ModelFileError: if one is missing.
+        ConfigError: if the output is one, by whatever path or link.
+    """
+    output: Path | None = vars(options).get("output")
+    for model in (vars(options).get(role) for role in _ROLES):
+        if model is None:
+            continue
+        if not os.path.lexists(model):
+            raise ModelFileError(f"There is no file {model!r}.")
+        if output is None or not (output.exists() and Path(model).exists()):
+            continue
+        if output.samefile(model):
+            raise ConfigError(
+                "The output is the file that was handed in, which is never modified. "
+                f"Received: {model!r} and -o {str(output)!r}. Next: give -o another "
+                "name."
+            )
+
+
+def start_keras(modules: Sequence[str]) -> dict[str, Any]:
+    """Import Keras and what we register with it; return the user's, from their modules.
+
+    Args:
+        modules: names of modules to import for their custom objects, registered with
+            Keras or not.
+
+    Returns:
+        The classes and functions that the modules define, by name.
+
+    Raises:
+        ConfigError: if Keras cannot start on the backend that is set, or a module
+            cannot be imported, whatever it raises.
+    """
+    # TensorFlow reads this once, when it is imported: errors only.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    if "keras" not in sys.modules:
+        _import_keras()
+    importlib.import_module("kerasmem.compression.quantize.layer")
+    importlib.import_module("kerasmem.compression.quantize.static")
+    importlib.import_module("kerasmem.optimizers")
+    objects: dict[str, Any] = {}
+    for name in modules:
+        try:
+            objects |= _defined_in(importlib.import_module(name))
+        except (Exception, SystemExit) as error:
+            raise ConfigError(
+                "Cannot import the module of --import: "
+                f"{type(error).__name__}: {error}. Expected: a module in this folder "
+                f"or installed. Received: {name!r}."
+            ) from error
+    return objects
+
+
+def _defined_in(module: ModuleType) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if isinstance(value, type | FunctionType)
+        and value.__module__ == module.__name__
+    }
+
+
+def _import_keras() -> None:
+    try:
+        with _native_stderr_closed():
+            importlib.import_module("keras")
+    except Exception as error:
+        missing = getattr(error, "name", None)
+        packages = {"tensorflow": "tensorflow"}
+        packages |= {name: f"kerasmem[{name}]" for name in ("jax", "torch")}
+        package = packages.get(missing or "")
+        advice = f" Next: pip install {package}." if package else ""
+        raise ConfigError(
+            f"Keras cannot start: {type(error).__name__}: {error}. Expected: the "
+            "backend tensorflow, jax or torch, installed. Received: KERAS_BACKEND="
+            f"{os.environ.get('KERAS_BACKEND')!r}.{advice}"
+        ) from error
+
+
+@contextmanager
+def importable_from_here() -> Iterator[None]:
+    """Let modules in the current folder be imported, as `python -m` does."""
+    before = list(sys.path)
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+
+
+@contextmanager
+def _native_stderr_closed() -> Iterator[None]:
+    """Drop what native libraries write to stderr while they are loaded.
+
+    TensorFlow logs a page before it reads its own log level, and `sys.stderr` does not
+    see it: only the file descriptor does.
+    """
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)

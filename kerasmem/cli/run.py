@@ -1,7 +1,8 @@
-"""`kerasmem run`: a user's own script, watched."""
+"""`kerasmem run`, `report` and `demo`: a training watched, and what was recorded."""
 
 import argparse
 import ast
+import importlib.util
 import os
 import signal
 import subprocess
@@ -11,12 +12,19 @@ import zipfile
 from argparse import Namespace
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from kerasmem.cli.options import add_command
-from kerasmem.cli.outcome import Outcome, say
+from kerasmem.cli.command import (
+    Outcome,
+    check_output,
+    command,
+    option,
+    progress_console,
+    say,
+)
 from kerasmem.errors import ConfigError, InputError
 from kerasmem.records import PostMortem
 from kerasmem.records.plain import MOST_BYTES
@@ -33,35 +41,29 @@ _CHILD = Path(__file__).with_name("watched_script.py")
 _COUNTING_ALLOCATOR = {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_ENABLE_ONEDNN_OPTS": "0"}
 
 
-def add_to(commands: Any) -> None:
-    """Add the command to the parser."""
-    parser = add_command(
-        commands,
-        "run",
-        run,
-        "Run a training script with MemoryMonitor and GradientMonitor in every fit.",
-    )
-    parser.add_argument(
+@command(
+    "run",
+    "Run a training script with MemoryMonitor and GradientMonitor in every fit.",
+    option(
         "--timeline",
         action="store_true",
         help="add MemoryTimeline, and have TensorFlow's CPU allocator count for it",
-    )
-    parser.add_argument(
+    ),
+    option(
         "--log-dir",
         type=Path,
         metavar="RUN_DIR",
         help="folder for what is recorded; runs/SCRIPT-DATE-TIME by default",
-    )
-    parser.add_argument("script", metavar="SCRIPT.py", type=Path)
-    parser.add_argument(
+    ),
+    option("script", metavar="SCRIPT.py", type=Path),
+    option(
         "arguments",
         nargs=argparse.REMAINDER,
         metavar="...",
         help="arguments of the script",
-    )
-    parser.set_defaults(starts_keras=False)
-
-
+    ),
+    starts_keras=False,
+)
 def run(options: Namespace) -> Outcome:
     """Run the script in a process of its own; its exit code becomes that of `run`."""
     script: Path = options.script
@@ -160,3 +162,106 @@ def _wait_for(child: "subprocess.Popen[bytes]") -> int:
 def _environment(inherited: Mapping[str, str], *, counting: bool) -> dict[str, str]:
     """Return the environment of the script; what the user has set stays."""
     return (_COUNTING_ALLOCATOR if counting else {}) | dict(inherited)
+
+
+@command(
+    "report",
+    "Show what a monitored run recorded, as one self-contained page.",
+    option(
+        "run_dir",
+        metavar="RUN_DIR",
+        type=Path,
+        help="the folder that a monitor was given as log_dir",
+    ),
+    option(
+        "-o",
+        "--output",
+        required=True,
+        type=Path,
+        metavar="FILE.html",
+        help="the page to write, whole or not at all",
+    ),
+    option(
+        "--tensorboard",
+        type=Path,
+        metavar="DIR",
+        help="write every figure there too, as TensorBoard scalars",
+    ),
+)
+def report(options: Namespace) -> Outcome:
+    """Write the page and return what a reader wants first."""
+    from kerasmem.files.read_run import read_run
+    from kerasmem.records import gravest_first
+    from kerasmem.report.run import write_run_page
+    from kerasmem.report.run.headline import headline, title
+    from kerasmem.report.run.tensorboard import write_tensorboard
+    from kerasmem.report.run.terminal import (
+        finding_table,
+        headline_table,
+        post_mortem_table,
+    )
+    from kerasmem.units import format_bytes
+
+    check_output(options.output, ".html")
+    recorded = read_run(options.run_dir)
+    for note in recorded.notes:
+        say(note)
+    write_run_page(recorded, options.output)
+    scalars = (
+        write_tensorboard(recorded, options.tensorboard) if options.tensorboard else 0
+    )
+    figures = headline(recorded)
+    findings = gravest_first(recorded.findings)
+    size = options.output.stat().st_size
+    data = {
+        "run_dir": str(options.run_dir),
+        "page": str(options.output),
+        "page_bytes": size,
+        "headline": [asdict(figure) for figure in figures],
+        "findings": [asdict(finding) for finding in findings],
+        "post_mortems": [asdict(found) for found in recorded.post_mortems],
+        "notes": list(recorded.notes),
+        "memory_readings": len(recorded.memory),
+        "gradient_epochs": len(recorded.gradients),
+        "timelines": len(recorded.timelines),
+        "scalars": scalars,
+    }
+    written = [f"page: {options.output}, {format_bytes(size)}"]
+    if options.tensorboard:
+        written.append(_tensorboard_line(options.tensorboard, scalars))
+    tables = [headline_table(figures, title(recorded))]
+    if recorded.post_mortems:
+        tables.append(post_mortem_table(recorded.post_mortems))
+    if findings:
+        tables.append(finding_table(findings))
+    return Outcome(data, (*tables, "\n".join(written)))
+
+
+def _tensorboard_line(folder: Path, scalars: int) -> str:
+    """Return what was written for TensorBoard, and how to see it."""
+    how = f"tensorboard --logdir {folder}"
+    if importlib.util.find_spec("tensorboard") is None:
+        how += ", after pip install kerasmem[tensorboard]: it is not installed here"
+    return f"TensorBoard: {scalars:,} scalars in {folder} (to see them: {how})"
+
+
+@command(
+    "demo",
+    "Watch a training, shrink the model, teach a student.",
+    option(
+        "--out",
+        type=Path,
+        default=Path("kerasmem-demo"),
+        metavar="DIR",
+        help="folder for the files, made if it is missing (kerasmem-demo)",
+    ),
+    option("--data", metavar="NPZ", help="your own images instead of Fashion-MNIST"),
+)
+def demo(options: Namespace) -> Outcome:
+    """Run the demo and return what it measured."""
+    from kerasmem.demo.run import run_demo
+    from kerasmem.report.tables import comparison_table
+
+    record = run_demo(options.out, options.data, console=progress_console())
+    table = comparison_table(record.models, f"accuracy on {record.samples} test images")
+    return Outcome(asdict(record), (table, "\n".join(record.files)))

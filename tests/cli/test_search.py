@@ -91,6 +91,6 @@ def test_what_cannot_be_searched_for_is_one_line(folder, refused, options, messa
     ("text", "expected"), [("90", 90), ("1.5s", 1.5), ("10m", 600), ("2h", 7200)]
 )
 def test_times_are_read(text, expected):
-    from kerasmem.cli.options import seconds
+    from kerasmem.cli.command import seconds
 
     assert seconds(text) == expected

@@ -7,13 +7,8 @@ from dataclasses import fields
 import pytest
 
 import kerasmem as km
-from kerasmem.cli.options import Parser
-from kerasmem.cli.techniques import (
-    TECHNIQUES,
-    add_techniques,
-    options_of,
-    techniques_of,
-)
+from kerasmem.cli.command import Parser
+from kerasmem.cli.steps import STEPS, TECHNIQUES, options_of, techniques_of
 from kerasmem.errors import ConfigError
 
 pytestmark = pytest.mark.one_backend
@@ -24,17 +19,19 @@ IN_RECIPES = {"schedule", "ratios", "budget", "calibration"}
 
 def steps(line):
     parser = Parser()
-    add_techniques(parser)
+    parser.add(STEPS)
     return techniques_of(parser.parse_args(line.split()))
 
 
 @pytest.mark.parametrize("technique", TECHNIQUES)
 def test_every_field_has_an_option_or_stands_in_recipes(technique):
-    named = {option.field for option in options_of(technique)}
-    assert named == {f.name for f in fields(technique) if f.init} - IN_RECIPES
-    first, *others = options_of(technique)
-    assert first.flag == f"--{technique.name.replace('_', '-')}"
-    assert all(option.flag.startswith(f"{first.flag}-") for option in others)
+    known = options_of(technique)
+    assert set(known) == {f.name for f in fields(technique) if f.init} - IN_RECIPES
+    first, *others = known.values()
+    assert first.flags == (f"--{technique.name.replace('_', '-')}",)
+    assert all(
+        flag.startswith(f"{first.flags[0]}-") for each in others for flag in each.flags
+    )
     assert all(option.settings["help"] for option in (first, *others))
 
 

@@ -1,0 +1,134 @@
+"""`kerasmem convert` and `runtimes`: from what Keras 2 wrote, and to other runtimes."""
+
+import json
+from argparse import Namespace
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from kerasmem.cli.command import (
+    DATA,
+    IMPORT,
+    INPUT_SHAPE,
+    MODEL,
+    OUTPUT,
+    Outcome,
+    at_least,
+    check_output,
+    command,
+    not_negative,
+    option,
+    say,
+)
+
+
+@command(
+    "convert",
+    "Make a Keras 3 file of what tf_keras or tfmot wrote, and compare the two.",
+    MODEL,
+    OUTPUT,
+    option(
+        "--no-compare",
+        dest="compares",
+        action="store_false",
+        help="do not run the old model with tf_keras to compare the answers",
+    ),
+    IMPORT,
+)
+def convert(options: Namespace) -> Outcome:
+    """Return what was converted, and how far the answers are from those before."""
+    from kerasmem.errors import ModelError
+    from kerasmem.files import save_model
+    from kerasmem.legacy import compare, load_converted
+
+    check_output(options.output, ".keras")
+    path = Path(options.model)
+    made = load_converted(path)
+    comparison, reason = None, "not asked for"
+    if options.compares:
+        say("comparing with tf_keras, in a process of its own")
+        try:
+            comparison = compare(path, made)
+        except ModelError as error:
+            reason = str(error)
+    save_model(made.layer, options.output)
+    data = {
+        "model": options.model,
+        "output": str(options.output),
+        "parameters": made.layer.count_params(),
+        "largest_difference": comparison and comparison.largest_difference,
+        "not_compared": None if comparison else reason,
+    }
+    return Outcome(data, (_summary(data),))
+
+
+def _summary(data: dict[str, Any]) -> str:
+    difference = data["largest_difference"]
+    compared = (
+        f"not compared with the model in the old file: {data['not_compared']}"
+        if difference is None
+        else f"largest difference of an answer from that of tf_keras: {difference:.2g}"
+    )
+    return f"{data['output']}: {data['parameters']} parameters\n{compared}"
+
+
+@command(
+    "runtimes",
+    "Measure a model in Keras, with int8 weights and as LiteRT files, and say which to "
+    "use where.",
+    MODEL,
+    DATA,
+    option(
+        "--batch-size",
+        dest="batch_sizes",
+        type=at_least(1),
+        action="append",
+        metavar="N",
+        help="samples; repeatable (1 and 32)",
+    ),
+    option("--threads", type=at_least(1), default=1, metavar="N", help="of LiteRT (1)"),
+    option(
+        "--tolerance",
+        type=not_negative,
+        metavar="0.2",
+        help="largest difference of a file from the model, as a share of the largest "
+        "output (0.1 with int8-dynamic, 1e-5 with floats)",
+    ),
+    INPUT_SHAPE,
+    IMPORT,
+)
+def runtimes(options: Namespace) -> Outcome:
+    """Return what each form of the model costs, and which to use for what."""
+    from kerasmem.cli.judging import file_sentence, of_its_file
+    from kerasmem.exporting.runtimes import compare_runtimes
+    from kerasmem.exporting.runtimes.compare import advise
+    from kerasmem.files import load_model
+    from kerasmem.files.data import load_data
+    from kerasmem.report.runtimes import (
+        advice_lines,
+        conditions_line,
+        missing_lines,
+        runtimes_table,
+    )
+
+    comparison = compare_runtimes(
+        load_model(options.model),
+        load_data(options.data).train if options.data else None,
+        batch_sizes=options.batch_sizes or (1, 32),
+        threads=options.threads,
+        tolerance=options.tolerance,
+        input_shape=options.input_shapes,
+    )
+    as_it_is, *others = comparison.runtimes
+    if not as_it_is.reason:
+        forms = (of_its_file(as_it_is, options.model), *others)
+        comparison = replace(comparison, runtimes=forms, advice=advise(forms))
+    tables = [
+        runtimes_table(comparison, options.model),
+        missing_lines(comparison),
+        conditions_line(comparison),
+        file_sentence(options.model, "of Keras, as it is,"),
+        advice_lines(comparison),
+    ]
+    data = json.loads(comparison.to_json()) | {"model": options.model}
+    return Outcome(data, tuple(table for table in tables if table))

@@ -1,0 +1,182 @@
+"""`kerasmem estimate` and `tune`: the memory that a training will need, or needs."""
+
+import json
+from argparse import ArgumentTypeError, Namespace
+from typing import Any
+
+from kerasmem.cli.command import (
+    IMPORT,
+    INPUT_SHAPE,
+    LOSS,
+    MODEL,
+    Outcome,
+    at_least,
+    batch_of,
+    command,
+    option,
+    say,
+)
+from kerasmem.errors import ConfigError
+from kerasmem.units import parse_bytes
+
+_JIT = {"on": True, "off": False}
+_ASSUMED = "adam"
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_bytes(int(text) if text.isdecimal() else text)
+    except ConfigError as error:
+        raise ArgumentTypeError(str(error)) from error
+
+
+@command(
+    "estimate",
+    "Estimate the memory that a saved model needs to train, and what fills it.",
+    MODEL,
+    batch_of(32),
+    option(
+        "--memory-limit",
+        type=_size,
+        metavar="SIZE",
+        help="say whether it fits: bytes, or a size such as 8GiB",
+    ),
+    option(
+        "--optimizer", help="its Keras name; the one in the file by default, else adam"
+    ),
+    option("--backend", help="tensorflow, jax or torch; the running one"),
+    option("--device", default="gpu", help="gpu (default) or cpu"),
+    option(
+        "--method",
+        default="auto",
+        help="analytic, traced, or auto (default): analytic if the model has a graph",
+    ),
+    option("--dtype-policy", help="assume one, such as mixed_bfloat16"),
+    option(
+        "--jit", choices=_JIT, help="compiled by XLA or not; as the model is by default"
+    ),
+    LOSS,
+    option("--predict", action="store_true", help="inference instead of training"),
+    INPUT_SHAPE,
+    option("--layers", type=at_least(0), default=10, help="how many to list (10)"),
+    IMPORT,
+)
+def estimate(options: Namespace) -> Outcome:
+    """Return the estimate: per category, the largest layers, and whether it fits."""
+    from kerasmem.cli.judging import compile_for
+    from kerasmem.files.described import described_model
+    from kerasmem.memory.estimate import estimate_memory
+    from kerasmem.report.estimate import (
+        category_table,
+        estimate_summary,
+        largest_layers_table,
+        verdict_line,
+    )
+
+    with described_model(options.model) as model:
+        compile_for(model, options.loss, ())
+        optimizer = options.optimizer
+        assumes = not (options.predict or optimizer or _has_optimizer(model))
+        estimated = estimate_memory(
+            model,
+            options.batch_size,
+            optimizer=_ASSUMED if assumes else optimizer,
+            dtype_policy=options.dtype_policy,
+            jit_compile=_JIT.get(options.jit),
+            backend=options.backend,
+            training=not options.predict,
+            device=options.device,
+            method=options.method,
+            input_shape=options.input_shapes,
+        )
+    data = json.loads(estimated.to_json()) | {"model": options.model}
+    what = "predict" if options.predict else "training"
+    if assumes:
+        data["assumed_optimizer"] = _ASSUMED
+        say(
+            f"{options.model} was saved without an optimizer: {_ASSUMED} is assumed. "
+            "Another: --optimizer NAME; none: --predict."
+        )
+    title = (
+        f"{options.model}, {what}, batch of {options.batch_size}, {estimated.backend}, "
+        f"{estimated.device}, method {estimated.method}"
+    )
+    tables: list[Any] = [
+        category_table(estimated, title),
+        largest_layers_table(estimated, options.layers),
+        estimate_summary(estimated),
+    ]
+    if options.memory_limit is not None:
+        data["memory_limit_bytes"] = options.memory_limit
+        data["verdict"] = estimated.verdict(options.memory_limit)
+        tables.append(verdict_line(estimated, options.memory_limit))
+    return Outcome(data, tuple(tables))
+
+
+def _has_optimizer(model: Any) -> bool:
+    return bool(model.compiled and model.optimizer)
+
+
+@command(
+    "tune",
+    "Measure the peak and the step time of a training under each option.",
+    MODEL,
+    batch_of(32),
+    LOSS,
+    option("--optimizer", help="its Keras name; the one in the file by default"),
+    option(
+        "--only",
+        action="append",
+        default=[],
+        metavar="OPTION",
+        help="a part of the name of the option to try, such as jit; repeatable",
+    ),
+    INPUT_SHAPE,
+    IMPORT,
+)
+def tune(options: Namespace) -> Outcome:
+    """Return what each option costs, and what follows from it."""
+    from kerasmem.cli.judging import compile_for
+    from kerasmem.files import load_model
+    from kerasmem.memory.tune import leave_room
+    from kerasmem.memory.tune import tune as measure_options
+    from kerasmem.report.tuning import (
+        failure_lines,
+        odd_sizes_table,
+        retracing_lines,
+        spread_line,
+        variants_table,
+    )
+
+    leave_room()
+    model = load_model(options.model)
+    compile_for(model, options.loss, ())
+    if not model.compiled:
+        raise ConfigError(
+            "Training needs a loss and an optimizer. Expected: a file of a compiled "
+            f"model. Received: {options.model!r}, saved without them. Next: pass "
+            "--loss NAME, and --optimizer NAME (adam by default)."
+        )
+    tuning = measure_options(
+        model,
+        options.batch_size,
+        optimizer=options.optimizer,
+        input_shape=options.input_shapes,
+        only=options.only,
+        say=say,
+    )
+    title = (
+        f"{options.model}, training, batch of {options.batch_size}, {tuning.backend}, "
+        f"{tuning.device}, jit {'on' if tuning.jit_compile else 'off'}, "
+        f"{tuning.dtype_policy}"
+    )
+    tables = [
+        variants_table(tuning, title),
+        failure_lines(tuning),
+        spread_line(tuning),
+        retracing_lines(tuning),
+        odd_sizes_table(tuning) if tuning.odd_sizes else "",
+        tuning.recommendation,
+    ]
+    data = json.loads(tuning.to_json()) | {"model": options.model}
+    return Outcome(data, tuple(table for table in tables if table))
