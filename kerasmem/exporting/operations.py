@@ -199,9 +199,9 @@ def _depthwise(call: Lowering) -> None:
 def _pooling(name: str) -> Write:
     def write(call: Lowering) -> None:
         height, width = _of_pictures(call.layer.pool_size)
-        options = {"filterHeight": height, "filterWidth": width, **_window(call.layer)}
+        size = {"filterHeight": height, "filterWidth": width}
         with _pictures(call) as pictures:
-            pictures.write(name, "Pool2DOptions", **options)
+            pictures.write(name, "Pool2DOptions", (), **size, **_window(call.layer))
 
     return write
 
