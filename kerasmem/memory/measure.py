@@ -90,7 +90,7 @@ def measure_step(  # noqa: PLR0913 - those of `estimate_memory`
     return answer_in_child(__name__, request, COUNTING_ALLOCATOR)
 
 
-def estimate_here(request: Request) -> MemoryEstimate:
+def estimate_in_process(request: Request) -> MemoryEstimate:
     """Return the estimate from real steps, in this process and on its backend.
 
     The model is trained for a few steps on zeros: hand in one of your own.
@@ -120,7 +120,7 @@ def peaks_at(request: Request, sizes: Sequence[int]) -> list[int]:
     for size in sizes:
         small = small_batches(size)
         if counts and small == (size,):
-            peaks.append(_measured(request.with_batch_size(size)))
+            peaks.append(later_peak(request.with_batch_size(size), _STEPS) or 0)
             continue
         for one in small:
             step = _real_step if counts else later_step
@@ -131,14 +131,20 @@ def peaks_at(request: Request, sizes: Sequence[int]) -> list[int]:
     return peaks
 
 
-def _measured(request: Request) -> int:
-    """Return the measured peak of the later of a few steps."""
+def later_peak(request: Request, steps: int) -> int | None:
+    """Return the measured peak of the later of some steps, None if nobody tells.
+
+    Args:
+        request: the model and the batch.
+        steps: how many run after the first one.
+    """
     batch = zeros(request)
     run_once(request, batch)
     backends.current().reset_device_peak()
-    for _ in range(_STEPS):
+    for _ in range(steps):
         run_once(request, batch)
-    return max(reading.peak_bytes for reading in backends.current().device_memory())
+    readings = backends.current().device_memory()
+    return max((reading.peak_bytes for reading in readings), default=None)
 
 
 def _real_step(request: Request) -> Sequence[MemoryEvent]:

@@ -8,7 +8,7 @@ import heapq
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from kerasmem.memory.allocator import BFCAllocator, PoolPolicy
 from kerasmem.memory.allocator.caching import (
@@ -111,12 +111,6 @@ class Program:
     unknown: frozenset[str] = frozenset()
 
 
-def with_trials(program: Program) -> Program:
-    """Return a first step, in which libraries try out their algorithms."""
-    ops = (replace(op, workspace=max(op.workspace, op.trial)) for op in program.ops)
-    return replace(program, ops=tuple(ops))
-
-
 def as_written(ops: Sequence[Op], _kept: Sequence[Tensor]) -> list[Op]:
     """Return the operations one after another, as an eager framework runs them."""
     return list(ops)
@@ -182,6 +176,8 @@ class Plan:
     Args:
         program: the step.
         in_place: whether an output may take the memory of an input that ends there.
+        is_first: whether it is a first step, in which libraries try out their
+            algorithms.
 
     Attributes:
         program: the step.
@@ -189,8 +185,11 @@ class Plan:
         owner: whose memory a tensor has taken over, for those that have.
     """
 
-    def __init__(self, program: Program, *, in_place: bool) -> None:
+    def __init__(
+        self, program: Program, *, in_place: bool, is_first: bool = False
+    ) -> None:
         self.program = program
+        self._is_first = is_first
         self.events: list[Event] = []
         self.owner: dict[Tensor, Tensor] = {}
         self._alive = set(program.present)
@@ -199,13 +198,25 @@ class Plan:
         for op in program.ops:
             self._play(op, in_place=in_place)
 
+    def residuals(self) -> set[Tensor]:
+        """Return the memory that the forward pass fills and a later phase reads."""
+        made: set[Tensor] = set()
+        later: set[Tensor] = set()
+        for op in self.program.ops:
+            if op.phase == "forward":
+                made.update(op.writes)
+            elif op.phase in ("backward", "optimizer"):
+                later.update(x.root for x in op.reads)
+        return {self._memory(x) for x in made & later}
+
     def _play(self, op: Op, *, in_place: bool) -> None:
         for y in op.writes:
             if y.base is None and not (in_place and self._takes_over(op, y)):
                 self._alive.add(y)
                 self._ask(y, y.nbytes, op)
-        if op.workspace:
-            self._ask(op, op.workspace, op)
+        workspace = max(op.workspace, op.trial) if self._is_first else op.workspace
+        if workspace:
+            self._ask(op, workspace, op)
             self._ask(op, 0, op)
         for x in op.reads:
             memory = self._memory(x)
@@ -246,34 +257,6 @@ class Plan:
             self.events.append(Event(block, nbytes, op))
 
 
-def kept_for_backward(ops: Iterable[Op], owner: Mapping[Tensor, Tensor]) -> set[Tensor]:
-    """Return the memory that the forward pass fills and a later phase reads.
-
-    Args:
-        ops: the operations of a step.
-        owner: whose memory a tensor has taken over, for those that have.
-    """
-    made: set[Tensor] = set()
-    later: set[Tensor] = set()
-    for op in ops:
-        if op.phase == "forward":
-            made.update(op.writes)
-        elif op.phase in ("backward", "optimizer"):
-            later.update(x.root for x in op.reads)
-    return {owner.get(x, x) for x in made & later}
-
-
-def allocator(name: str) -> Allocator:
-    """Return an empty allocator without a limit.
-
-    Args:
-        name: `"bfc"` (TensorFlow's and XLA's; it may grow) or `"caching"` (torch's).
-    """
-    if name == "caching":
-        return CachingAllocator()
-    return BFCAllocator(PoolPolicy(limit_bytes=1 << 62))
-
-
 @dataclass(frozen=True)
 class Peak:
     """The moment of a step in which most is in use.
@@ -286,6 +269,11 @@ class Peak:
     nbytes: int
     uses: tuple[tuple[Block, int], ...]
 
+    @property
+    def requested_bytes(self) -> int:
+        """The bytes asked for of all blocks in use."""
+        return sum(nbytes for _, nbytes in self.uses)
+
 
 def peak_of(
     events: Sequence[Event], rounding: int, present: Sequence[Tensor] = ()
@@ -296,16 +284,19 @@ def peak_of(
     return _run(events, memory, at, present)
 
 
-def live(plans: Sequence[Plan], memory: Allocator) -> tuple[list[Peak], int]:
+def live(plans: Sequence[Plan], allocator: str) -> tuple[list[Peak], int]:
     """Run steps one after another in an allocator, once it has made the variables.
 
     Args:
         plans: of programs with the same present tensors.
-        memory: an empty allocator.
+        allocator: `"bfc"` (TensorFlow's and XLA's; it may grow) or `"caching"`
+            (torch's), without a limit.
 
     Returns:
         The peak of each step, and the bytes that the allocator took from the device.
     """
+    unlimited = PoolPolicy(limit_bytes=1 << 62)
+    memory = BFCAllocator(unlimited) if allocator == "bfc" else CachingAllocator()
     addresses = [_initialized(memory, x) for x in plans[0].program.present]
     peaks = []
     for planned in plans:
@@ -356,26 +347,27 @@ def _run(
 
 
 def parts_of(
-    stored: Sequence[EstimatePart],
+    planned: Plan,
     peak: Peak,
-    later: set[Tensor],
-    extra: Mapping[str, int],
+    stored: Sequence[EstimatePart] = (),
+    **extra: int,
 ) -> tuple[EstimatePart, ...]:
     """Return the parts of a peak: one per category and layer, most bytes first.
 
     Args:
+        planned: the step.
+        peak: its peak.
         stored: what is there before the step, one per variable.
-        peak: the peak of the step.
-        later: tensors that are kept for the backward pass.
         extra: bytes that belong to no layer, by category.
     """
+    residuals = planned.residuals()
     sums: Counter[tuple[str, str | None]] = Counter()
     for part in stored:
         sums[part.category, part.layer] += part.nbytes
     for block, size in peak.uses:
         category = "workspace" if isinstance(block, Op) else block.kind
         if category == "value":
-            category = "activation" if block in later else "temporary"
+            category = "activation" if block in residuals else "temporary"
         sums[category, block.layer] += size
     for category, size in extra.items():
         sums[category, None] += size

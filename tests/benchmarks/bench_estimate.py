@@ -22,8 +22,8 @@ from pathlib import Path
 import keras
 
 import kerasmem as km
+from kerasmem.memory.estimate.analytic import _WIDTH
 from kerasmem.memory.estimate.analytic.framework import _WHOLE_CHUNKS
-from kerasmem.memory.estimate.analytic.run import _WIDTH
 from kerasmem.units import MIB
 
 WASTES = [n / 100 for n in range(21)]

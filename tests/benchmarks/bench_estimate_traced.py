@@ -83,7 +83,7 @@ def gpu(method, facts, *models):
         compiled(model, row["opt"])
         dtype = "float32" if kind == "float" else "int32"
         asked = question(model, shape, dtype, row["batch"], jit_compile=row["jit"])
-        found = here.estimate_here(asked)
+        found = here.estimate_in_process(asked)
         true = row["steady"]["peak"]
         error = found.peak_bytes / true - 1
         errors[row["jit"]].append(abs(error))

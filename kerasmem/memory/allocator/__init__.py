@@ -1,14 +1,15 @@
 """TensorFlow's allocator for devices, simulated: will it fit, and if not, why not?"""
 
-from kerasmem.memory.allocator.bfc import BFCAllocator
-from kerasmem.memory.allocator.pool import Chunk, PoolPolicy
-from kerasmem.memory.allocator.replay import (
+from kerasmem.memory.allocator.bfc import BFCAllocator, PoolPolicy
+from kerasmem.memory.allocator.chunks import Chunk
+from kerasmem.memory.allocator.recording import (
+    MemoryWatcher,
     Replay,
     load_timelines,
     replay,
     save_timeline,
+    why_refused,
 )
-from kerasmem.memory.allocator.watcher import MemoryWatcher, why_refused
 
 __all__ = [
     "BFCAllocator",

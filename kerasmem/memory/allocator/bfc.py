@@ -12,32 +12,72 @@ from dataclasses import dataclass
 import numpy as np
 
 from kerasmem.errors import ConfigError
-from kerasmem.memory.allocator.pool import (
-    ROUNDING,
-    WHOLE_CHUNK_WASTE,
-    Chunk,
-    FreeChunks,
-    PoolPolicy,
-    rounded,
-)
+from kerasmem.memory.allocator.chunks import Chunk, FreeList
 from kerasmem.units import MIB
+
+ROUNDING = 256
+"""Every chunk is a multiple of so many bytes long."""
+
+WHOLE_CHUNK_WASTE = 128 * MIB
+"""A chunk this much longer than asked for is always split."""
 
 _FIRST_REGION = 2 * MIB
 _BACK_OFF = np.float32(0.9)  # single precision, as in TensorFlow: it shows in sizes
 _GAP = ROUNDING  # between regions, which never merge
 
 
-@dataclass(eq=False)
-class _Region:
-    address: int
-    size: int
-    first: Chunk
+def rounded(size: int) -> int:
+    """Return `size` rounded up to a whole number of 256 bytes.
 
-    def chunks(self) -> Iterator[Chunk]:
-        chunk: Chunk | None = self.first
-        while chunk is not None:
-            yield chunk
-            chunk = chunk.next
+    Example:
+        >>> rounded(1), rounded(256), rounded(257)
+        (256, 256, 512)
+    """
+    return -(-size // ROUNDING) * ROUNDING
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolPolicy:
+    """How the allocator gets memory from the device.
+
+    Args:
+        limit_bytes: most bytes that the pool may take, from 256.
+        growth: whether the pool starts small and grows by doubling regions; False
+            takes the whole limit at the first request (TensorFlow's default on GPUs).
+        garbage_collection: whether regions without a chunk in use are given back when
+            a request would fail otherwise (on for GPUs).
+        fragmentation_fraction: share of the limit from which on a chunk that is too
+            long is split; 0 for 128 MiB.
+        device_bytes: bytes that the device can give at all, None for the limit: less
+            where other processes use it too.
+
+    Raises:
+        ConfigError: if a figure is out of its range.
+    """
+
+    limit_bytes: int
+    growth: bool = True
+    garbage_collection: bool = True
+    fragmentation_fraction: float = 0.0
+    device_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.limit_bytes, int) or self.limit_bytes < ROUNDING:
+            raise ConfigError(
+                f"A pool takes a whole number of bytes, at least {ROUNDING}. Received: "
+                f"limit_bytes={self.limit_bytes!r}."
+            )
+        if not 0 <= self.fragmentation_fraction <= 1:
+            raise ConfigError(
+                "`fragmentation_fraction` is a share from 0 to 1. Received: "
+                f"fragmentation_fraction={self.fragmentation_fraction}."
+            )
+
+    @property
+    def most_bytes(self) -> int:
+        """Most bytes that the pool can come to."""
+        device = self.limit_bytes if self.device_bytes is None else self.device_bytes
+        return min(self.limit_bytes, device)
 
 
 class BFCAllocator:
@@ -69,9 +109,9 @@ class BFCAllocator:
         first = min(policy.limit_bytes, _FIRST_REGION)
         self._region_bytes = rounded(first if policy.growth else policy.limit_bytes)
         self._next_address = _GAP
-        self._regions: list[_Region] = []
+        self._regions: list[Chunk] = []  # the first chunk of each
         self._in_use: dict[int, Chunk] = {}
-        self._free = FreeChunks()
+        self._free = FreeList()
 
     def allocate(self, size: int) -> int | None:
         """Return the address of `size` bytes, None if they are not to be had.
@@ -85,11 +125,10 @@ class BFCAllocator:
         if size < 1:
             raise ConfigError(f"A request is at least 1 byte. Received: size={size}.")
         need = rounded(size)
-        for attempt in (self._nothing, self._extend, self._collect_and_extend):
-            chunk = self._free.smallest(need) if attempt(need) else None
-            if chunk is not None:
-                return self._take(chunk, size, need)
-        return None
+        chunk = self._free.smallest(need)
+        if chunk is None and (self._extend(need) or self._collect_and_extend(need)):
+            chunk = self._free.smallest(need)
+        return None if chunk is None else self._take(chunk, size, need)
 
     def free(self, address: int) -> None:
         """Give a chunk back.
@@ -101,8 +140,7 @@ class BFCAllocator:
         if chunk is None:
             raise ConfigError(f"No chunk in use begins there. Received: {address=}.")
         self.in_use_bytes -= chunk.size
-        chunk.requested = 0
-        self._free.add(self._merged(chunk))
+        self._free.give_back(chunk)
 
     def clear_peak(self) -> None:
         """Start a new peak at what is in use now."""
@@ -115,7 +153,7 @@ class BFCAllocator:
     def chunks(self) -> Iterator[Chunk]:
         """Yield every chunk, in use or free, region by region."""
         for region in self._regions:
-            yield from region.chunks()
+            yield from region.onward()
 
     @property
     def largest_free_bytes(self) -> int:
@@ -144,13 +182,10 @@ class BFCAllocator:
         free = self.pool_bytes - self.in_use_bytes
         return (free - self.largest_free_bytes) / free if free else 0.0
 
-    def _nothing(self, need: int) -> bool:  # noqa: ARG002 - an attempt like the others
-        return True
-
     def _take(self, chunk: Chunk, size: int, need: int) -> int:
         self._free.remove(chunk)
         if chunk.size >= 2 * need or chunk.size - need >= self._most_waste():
-            self._free.add(_split(chunk, need))
+            self._free.split(chunk, need)
         chunk.requested = size
         self._in_use[chunk.address] = chunk
         self.in_use_bytes += chunk.size
@@ -160,17 +195,6 @@ class BFCAllocator:
     def _most_waste(self) -> int:
         share = self.policy.fragmentation_fraction
         return int(share * self.policy.limit_bytes) if share else WHOLE_CHUNK_WASTE
-
-    def _merged(self, chunk: Chunk) -> Chunk:
-        if chunk.next is not None and chunk.next.is_free:
-            self._free.remove(chunk.next)
-            _absorb_next(chunk)
-        before = chunk.previous
-        if before is not None and before.is_free:
-            self._free.remove(before)
-            _absorb_next(before)
-            return before
-        return chunk
 
     def _extend(self, need: int) -> bool:
         available = (self.policy.limit_bytes - self.pool_bytes) // ROUNDING * ROUNDING
@@ -185,7 +209,7 @@ class BFCAllocator:
         if not has_doubled:
             self._region_bytes *= 2
         chunk = Chunk(self._next_address, size)
-        self._regions.append(_Region(chunk.address, size, chunk))
+        self._regions.append(chunk)
         self._next_address += size + _GAP
         self.pool_bytes += size
         self._free.add(chunk)
@@ -207,31 +231,11 @@ class BFCAllocator:
         if not idle or need > self.policy.limit_bytes - self.pool_bytes + idle_bytes:
             return False
         for region in idle:
-            self._free.remove(region.first)
+            self._free.remove(region)
         self._regions = [r for r in self._regions if r not in idle]
         self.pool_bytes -= idle_bytes
         return self._extend(need)
 
-    def _idle_regions(self) -> list[_Region]:
-        return [r for r in self._regions if all(c.is_free for c in r.chunks())]
-
-
-def _split(chunk: Chunk, size: int) -> Chunk:
-    """Cut `chunk` down to `size` and return the free rest behind it."""
-    rest = Chunk(
-        chunk.address + size, chunk.size - size, previous=chunk, next=chunk.next
-    )
-    if chunk.next is not None:
-        chunk.next.previous = rest
-    chunk.size, chunk.next = size, rest
-    return rest
-
-
-def _absorb_next(chunk: Chunk) -> None:
-    absorbed = chunk.next
-    if absorbed is None:
-        return
-    chunk.size += absorbed.size
-    chunk.next = absorbed.next
-    if absorbed.next is not None:
-        absorbed.next.previous = chunk
+    def _idle_regions(self) -> list[Chunk]:
+        # Free neighbors have merged, so an idle region is one chunk.
+        return [c for c in self._regions if c.is_free and c.next is None]

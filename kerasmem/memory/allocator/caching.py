@@ -1,9 +1,8 @@
 """Allocators, simulated: torch's for CUDA, and one that only rounds."""
 
-from bisect import bisect_left, insort
-from dataclasses import dataclass
 from typing import Protocol
 
+from kerasmem.memory.allocator.chunks import Chunk, FreeList
 from kerasmem.units import MIB
 
 _ROUNDING = 512
@@ -58,25 +57,15 @@ class RoundingAllocator:
         self.in_use_bytes -= self._sizes.pop(address)
 
 
-@dataclass(eq=False)
-class _Block:
-    address: int
-    size: int
-    small: bool
-    before: "_Block | None" = None
-    after: "_Block | None" = None
-    is_free: bool = True
-
-
 class CachingAllocator:
     """Gives out addresses by the rules of torch's allocator; no memory is touched.
 
     Requests up to 1 MiB come out of segments of 2 MiB, those below 10 MiB out of
     segments of 20 MiB, larger ones out of segments of their own; the smallest free
-    block that is large enough is taken, and split if enough is left.
+    chunk that is large enough is taken, and split if enough is left.
 
     Attributes:
-        in_use_bytes: bytes of the blocks in use (`allocated_bytes`).
+        in_use_bytes: bytes of the chunks in use (`allocated_bytes`).
         pool_bytes: bytes of all segments (`reserved_bytes`).
     """
 
@@ -84,76 +73,38 @@ class CachingAllocator:
         self.in_use_bytes = 0
         self.pool_bytes = 0
         self._next_address = _ROUNDING
-        self._in_use: dict[int, _Block] = {}
-        self._blocks: dict[tuple[int, int], _Block] = {}
-        self._free: dict[bool, list[tuple[int, int]]] = {True: [], False: []}
+        self._in_use: dict[int, tuple[Chunk, bool]] = {}
+        self._free = {True: FreeList(), False: FreeList()}  # by whether it is small
 
     def allocate(self, size: int) -> int:
         """Return the address of `size` bytes, from 1."""
         need = -(-size // _ROUNDING) * _ROUNDING
-        small = need <= _SMALL
-        found = bisect_left(self._free[small], (need, 0))
-        if found == len(self._free[small]):
-            self._add_segment(need, small)
-            found = bisect_left(self._free[small], (need, 0))
-        block = self._blocks.pop(self._free[small].pop(found))
-        self._split(block, need)
-        block.is_free = False
-        self._in_use[block.address] = block
-        self.in_use_bytes += block.size
-        return block.address
+        is_small = need <= _SMALL
+        free = self._free[is_small]
+        chunk = free.smallest(need) or self._added_segment(need, free, is_small)
+        free.remove(chunk)
+        rest = chunk.size - need
+        if rest >= _ROUNDING and (is_small or rest > _SMALL):
+            free.split(chunk, need)
+        chunk.requested = size
+        self._in_use[chunk.address] = chunk, is_small
+        self.in_use_bytes += chunk.size
+        return chunk.address
 
     def free(self, address: int) -> None:
-        """Give a block back; it merges with its free neighbors."""
-        block = self._in_use.pop(address)
-        self.in_use_bytes -= block.size
-        block.is_free = True
-        if block.after is not None and block.after.is_free:
-            self._take_out(block.after)
-            _absorb_next(block)
-        if block.before is not None and block.before.is_free:
-            block = block.before
-            self._take_out(block)
-            _absorb_next(block)
-        self._put_in(block)
+        """Give a chunk back; it merges with its free neighbors."""
+        chunk, is_small = self._in_use.pop(address)
+        self.in_use_bytes -= chunk.size
+        self._free[is_small].give_back(chunk)
 
-    def _add_segment(self, need: int, small: bool) -> None:  # noqa: FBT001
+    def _added_segment(self, need: int, free: FreeList, is_small: bool) -> Chunk:  # noqa: FBT001
         size = -(-need // _SEGMENT_ROUNDING) * _SEGMENT_ROUNDING
-        if small:
+        if is_small:
             size = _SMALL_SEGMENT
         elif need < _LARGE:
             size = _LARGE_SEGMENT
+        chunk = Chunk(self._next_address, size)
         self.pool_bytes += size
-        self._put_in(_Block(self._next_address, size, small))
         self._next_address += size + _ROUNDING
-
-    def _split(self, block: _Block, need: int) -> None:
-        left = block.size - need
-        if left < _ROUNDING or (not block.small and left <= _SMALL):
-            return
-        rest = _Block(block.address + need, left, block.small, block, block.after)
-        if block.after is not None:
-            block.after.before = rest
-        block.size, block.after = need, rest
-        self._put_in(rest)
-
-    def _put_in(self, block: _Block) -> None:
-        key = (block.size, block.address)
-        self._blocks[key] = block
-        insort(self._free[block.small], key)
-
-    def _take_out(self, block: _Block) -> None:
-        key = (block.size, block.address)
-        del self._blocks[key]
-        keys = self._free[block.small]
-        del keys[bisect_left(keys, key)]
-
-
-def _absorb_next(block: _Block) -> None:
-    absorbed = block.after
-    if absorbed is None:
-        return
-    block.size += absorbed.size
-    block.after = absorbed.after
-    if absorbed.after is not None:
-        absorbed.after.before = block
+        free.add(chunk)
+        return chunk

@@ -1,13 +1,18 @@
-"""The one function that says which batch size fits."""
+"""The largest batch that fits: estimated, then tried for real with few trials."""
 
+import functools
 import time
-from collections.abc import Callable, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 from kerasmem.backends import device_kind
 from kerasmem.errors import ConfigError, ModelError
-from kerasmem.memory.batch_size.search import Search, predictor
+from kerasmem.graph.layers import has_graph
 from kerasmem.memory.batch_size.trial import (
+    ONE_THREAD,
     USABLE,
     USABLE_BY_THREADS,
     BatchSize,
@@ -15,15 +20,126 @@ from kerasmem.memory.batch_size.trial import (
     Limit,
     Trial,
     attempt,
-    check_limit,
     environment,
     limit_in_bytes,
 )
 from kerasmem.memory.estimate.checks import check_model
-from kerasmem.memory.estimate.estimate import checked_request
-from kerasmem.memory.estimate.request import Request
+from kerasmem.memory.estimate.estimate import METHODS, checked_request
+from kerasmem.memory.estimate.request import Request, request_of
+from kerasmem.memory.estimate.traced.on_xla import estimate_in_process
 from kerasmem.memory.estimate.variables import persistent_parts
+from kerasmem.memory.measure import COUNTING_ALLOCATOR, peaks_at
+from kerasmem.processes import ON_THE_CPU, run_in_child
 from kerasmem.units import format_bytes
+
+TOLERANCE = 1.06
+"""The search ends when this multiple of the batch that fits is known not to."""
+
+_SMALL = (8, 16)
+_CAUTION = 1.2  # the first trial fits even if the estimate is so much too low
+_PROBE = 1.05
+_BOLDNESS = 0.7
+_MOST_FAILURES = 2
+_MOST_TRIALS = 16
+
+
+@dataclass
+class Search:
+    """Looks for the largest batch that fits.
+
+    Args:
+        predict: returns the estimated peak of a batch size, in bytes; it grows.
+        attempt: tries a batch size for real.
+        limit_bytes: the memory limit.
+        fixed_bytes: bytes in use whatever the batch size.
+        sizes: those that may be asked for, from 1 and rising.
+    """
+
+    predict: Callable[[int], int]
+    attempt: Callable[[int], Trial]
+    limit_bytes: int
+    fixed_bytes: int
+    sizes: Sequence[int]
+    trials: list[Trial] = field(default_factory=list)
+
+    def run(self) -> int:
+        """Return the largest batch size that was seen to fit, 0 if none was."""
+        while not self._is_done():
+            self.trials.append(self.attempt(self._next()))
+        return self._fits
+
+    def corrected(self, batch_size: int) -> int:
+        """Return the estimated peak, corrected by the last measured one."""
+        measured = [t for t in self.trials if t.peak_bytes is not None]
+        if not measured:
+            return self.predict(batch_size)
+        last = max(measured, key=lambda trial: trial.batch_size)
+        said = max(self.predict(last.batch_size) - self.fixed_bytes, 1)
+        was = max((last.peak_bytes or 0) - self.fixed_bytes, 1)
+        step = self.predict(batch_size) - self.fixed_bytes
+        return self.fixed_bytes + round(step * was / said)
+
+    @property
+    def _fits(self) -> int:
+        return max((t.batch_size for t in self.trials if t.fits), default=0)
+
+    @property
+    def _fails(self) -> int | None:
+        return min((t.batch_size for t in self.trials if not t.fits), default=None)
+
+    @property
+    def _failures(self) -> int:
+        return sum(not trial.fits for trial in self.trials)
+
+    def _is_done(self) -> bool:
+        fails, fits = self._fails, self._fits
+        if self._failures >= _MOST_FAILURES or len(self.trials) >= _MOST_TRIALS:
+            return True
+        if fails is None:
+            return fits >= self.sizes[-1]
+        return fails <= max(self._above(fits), int(TOLERANCE * fits))
+
+    def _above(self, size: int) -> int:
+        """Return the next size that may be asked for."""
+        return self.sizes[bisect_right(self.sizes, size)]
+
+    def _next(self) -> int:
+        """Return a size above what fits and below what does not."""
+        below = bisect_right(self.sizes, self._wanted())
+        size = self.sizes[max(below - 1, 0)]
+        return size if size > self._fits else self._above(self._fits)
+
+    def _wanted(self) -> int:
+        fits, fails = self._fits, self._fails
+        if not self.trials:
+            return self._most(lambda size: self.predict(size) * _CAUTION)
+        if fails is None:
+            probe = max(fits + 1, round(_PROBE * fits))
+            return max(self._most(self.corrected), probe)
+        if not fits:
+            return max(fails // 2, 1)
+        # If this one fails too, what fits is near enough, if it is that close.
+        close = max(fits + 1, int(TOLERANCE * fits))
+        if any(trial.peak_bytes is not None for trial in self.trials):
+            target = min(self._most(self.corrected), fails)
+            close = max(close, fits + int(_BOLDNESS * (target - fits)))
+        return min(close, fails - 1)
+
+    def _most(self, peak: Callable[[int], float]) -> int:
+        """Return the largest batch size, from 1, whose `peak` is within the limit."""
+        largest = self.sizes[-1]
+        low, high = 1, 2
+        while high < largest and peak(high) <= self.limit_bytes:
+            low, high = high, min(2 * high, largest)
+        if high == largest and peak(high) <= self.limit_bytes:
+            return high
+        while high - low > 1:
+            middle = (low + high) // 2
+            if peak(middle) <= self.limit_bytes:
+                low = middle
+            else:
+                high = middle
+        return low
 
 
 def find_batch_size(  # noqa: PLR0913 - a public entry point
@@ -114,17 +230,22 @@ def search_for(
         ConfigError: if the limit is below what the variables take.
     """
     fixed = sum(part.nbytes for part in persistent_parts(request))
-    check_limit(limit_bytes, fixed)
+    if limit_bytes <= fixed:
+        raise ConfigError(
+            "The limit is below what the model's variables take whatever the batch "
+            f"size. Expected: more than {format_bytes(fixed)}. Received: "
+            f"memory_limit={format_bytes(limit_bytes)}."
+        )
     usable = USABLE if one_thread else USABLE_BY_THREADS
     limit = Limit.beside(fixed, limit_bytes, usable)
-    kept = environment(
+    limited = environment(
         limit_bytes, request.backend, request.device, one_thread=one_thread
     )
     end = None if seconds is None else time.monotonic() + seconds
 
     def tried(size: int) -> Trial:
         left = None if end is None else max(end - time.monotonic(), 0.0)
-        return attempt(request.with_batch_size(size), limit, kept, left)
+        return attempt(request.with_batch_size(size), limit, limited, left)
 
     return Search(
         predict=predict or predictor(request, sizes[-1]),
@@ -164,3 +285,52 @@ def _check_free_batch(model: Any) -> None:
             f"{fixed[0].name!r} of shape {tuple(fixed[0].shape)}. Next: make the "
             "model with keras.Input(shape) without batch_size."
         )
+
+
+def predictor(request: Request, largest: int) -> Callable[[int], int]:
+    """Return a function from a batch size to its estimated peak in bytes; it grows.
+
+    Args:
+        request: the question, for any batch size.
+        largest: the largest batch size that will be asked for.
+    """
+    if request.device == "gpu":
+        estimate = METHODS["analytic" if has_graph(request.model) else "traced"]
+        sized = request.with_batch_size
+        return functools.cache(lambda size: estimate(sized(size)).peak_bytes)
+    # Two at least: a line goes through them.
+    sizes = [1 << power for power in range(max(largest - 1, 1).bit_length() + 1)]
+    answered = run_in_child(
+        f"{__name__}:answer",
+        {**request.job(), "sizes": sizes},
+        backend=request.backend,
+        environment={**ON_THE_CPU, **COUNTING_ALLOCATOR, **ONE_THREAD},
+    )
+    # What ran first differs from step to step: a smaller batch may have been seen at a
+    # higher peak, and so a larger one can reach it.
+    peaks = list(accumulate(answered["peaks"], max))
+    return functools.partial(_between, sizes, peaks)
+
+
+def answer(job: Mapping[str, Any]) -> dict[str, list[int]]:
+    """Return the peaks on this machine's CPU; runs in the child."""
+    request, sizes = request_of(job), job["sizes"]
+    found = _planned if request.backend == "jax" else peaks_at
+    return {"peaks": found(request, sizes)}
+
+
+def _planned(request: Request, sizes: Sequence[int]) -> list[int]:
+    """Return the peaks that XLA plans, on the line through two small batches."""
+    low, high = (
+        estimate_in_process(request.with_batch_size(size)).peak_bytes for size in _SMALL
+    )
+    slope = (high - low) / (_SMALL[1] - _SMALL[0])
+    return [round(high + slope * (size - _SMALL[1])) for size in sizes]
+
+
+def _between(sizes: Sequence[int], peaks: Sequence[int], batch_size: int) -> int:
+    """Return the peak at a batch size, on the line through its neighbors."""
+    place = min(max(bisect_right(sizes, batch_size), 1), len(sizes) - 1)
+    low, high = sizes[place - 1], sizes[place]
+    slope = (peaks[place] - peaks[place - 1]) / (high - low)
+    return round(peaks[place - 1] + slope * (batch_size - low))

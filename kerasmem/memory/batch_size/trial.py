@@ -13,8 +13,8 @@ from kerasmem.memory.card import read_card
 from kerasmem.memory.estimate.inputs import run_once, zeros
 from kerasmem.memory.estimate.request import Request, request_of
 from kerasmem.memory.estimate.traced.on_torch import later_step
-from kerasmem.memory.estimate.traced.on_xla import estimate_here
-from kerasmem.memory.measure import COUNTING_ALLOCATOR, peak_of
+from kerasmem.memory.estimate.traced.on_xla import estimate_in_process
+from kerasmem.memory.measure import COUNTING_ALLOCATOR, later_peak, peak_of
 from kerasmem.memory.settings import configure
 from kerasmem.processes import ON_THE_CPU, run_in_child
 from kerasmem.units import MIB, format_bytes, parse_bytes
@@ -143,20 +143,6 @@ def limit_in_bytes(memory_limit: Any, device: str) -> int:
     return card.total_bytes - card.used_bytes
 
 
-def check_limit(limit_bytes: int, needed_bytes: int) -> None:
-    """Raise unless the weights and one sample can be within the limit.
-
-    Raises:
-        ConfigError: if they cannot.
-    """
-    if limit_bytes <= needed_bytes:
-        raise ConfigError(
-            "The limit is below what the model's variables take whatever the batch "
-            f"size. Expected: more than {format_bytes(needed_bytes)}. Received: "
-            f"memory_limit={format_bytes(limit_bytes)}."
-        )
-
-
 def environment(
     limit_bytes: int, backend: str, device: str, *, one_thread: bool = True
 ) -> Mapping[str, str]:
@@ -246,13 +232,7 @@ def _peak(request: Request) -> int | None:
     """Return the measured peak of the later steps, None if nobody tells."""
     if request.device == "cpu" and request.backend != "tensorflow":
         return _peak_without_allocator(request)
-    batch = zeros(request)
-    run_once(request, batch)
-    backends.current().reset_device_peak()
-    for _ in range(_STEPS - 1):
-        run_once(request, batch)
-    readings = backends.current().device_memory()
-    return max((reading.peak_bytes for reading in readings), default=None)
+    return later_peak(request, _STEPS - 1)
 
 
 def _peak_without_allocator(request: Request) -> int:
@@ -262,6 +242,6 @@ def _peak_without_allocator(request: Request) -> int:
     """
     if request.backend == "torch":
         return peak_of(later_step(request))
-    planned = estimate_here(request).peak_bytes
+    planned = estimate_in_process(request).peak_bytes
     run_once(request, zeros(request))
     return planned

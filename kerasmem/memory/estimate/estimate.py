@@ -1,19 +1,21 @@
 """The one function that says what a model will need."""
 
-import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
 
 from kerasmem.graph.layers import has_graph
-from kerasmem.memory.estimate import checks
+from kerasmem.memory.estimate import analytic, checks, traced
 from kerasmem.memory.estimate.inputs import checked_inputs
 from kerasmem.memory.estimate.request import Request
 from kerasmem.records import MemoryEstimate
 
-METHODS = ("analytic", "traced")
-"""Cheapest first. Each is a module of this room with `estimate(request)`."""
+METHODS: Mapping[str, Callable[[Request], MemoryEstimate]] = {
+    "analytic": analytic.estimate,
+    "traced": traced.estimate,
+}
+"""Cheapest first."""
 
 
 def estimate_memory(  # noqa: PLR0913 - the public entry point
@@ -80,12 +82,7 @@ def estimate_memory(  # noqa: PLR0913 - the public entry point
     )
     if method == "auto":
         method = "analytic" if has_graph(model) else "traced"
-    return estimator(method)(request)
-
-
-def estimator(method: str) -> Callable[[Request], MemoryEstimate]:
-    """Return the function that estimates by one of `METHODS`."""
-    return importlib.import_module(f"kerasmem.memory.estimate.{method}").estimate
+    return METHODS[method](request)
 
 
 def checked_request(  # noqa: PLR0913 - the arguments of the public entry points

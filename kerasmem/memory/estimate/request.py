@@ -138,7 +138,7 @@ def request_of(job: Mapping[str, Any]) -> Request:
 def answer_in_child(
     module: str, request: Request, environment: Mapping[str, str] | None = None
 ) -> MemoryEstimate:
-    """Return what `estimate_here` of a module answers in a fresh process.
+    """Return what `estimate_in_process` of a module answers in a fresh process.
 
     Args:
         module: its name.
@@ -160,4 +160,4 @@ def answer_in_child(
 def answer_job(job: Mapping[str, Any]) -> dict[str, str]:
     """Return the estimate as JSON; runs in the child."""
     module = importlib.import_module(job["module"])
-    return {"estimate": module.estimate_here(request_of(job)).to_json()}
+    return {"estimate": module.estimate_in_process(request_of(job)).to_json()}

@@ -11,13 +11,13 @@ from kerasmem import backends
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.losses import warn_if_unfit
 from kerasmem.memory.fit.losses import LossFactors
-from kerasmem.memory.fit.surviving_step import Circumstances, Policy
+from kerasmem.memory.fit.notices import Notices
+from kerasmem.memory.fit.surviving_step import FitContext
 from kerasmem.memory.fit.surviving_training import (
     SurvivingEvaluation,
     SurvivingTraining,
     limit_of_device,
 )
-from kerasmem.memory.fit.telling import Teller
 from kerasmem.memory.oom import noting_refusals
 from kerasmem.units import parse_bytes
 
@@ -182,21 +182,18 @@ def fit(  # noqa: PLR0913 - the public entry point
     _check(model, on_oom)
     warn_if_unfit(model)
     limit = parse_bytes(memory_limit) if memory_limit is not None else limit_of_device()
-    policy = Policy(
-        limit_bytes=limit, is_given=memory_limit is not None, splits=on_oom == "split"
-    )
     with noting_refusals() as refusals:
-        circumstances = Circumstances(
-            policy=policy,
-            teller=Teller(log_dir),
+        context = FitContext(
+            limit_bytes=limit,
+            limit_is_given=memory_limit is not None,
+            splits=on_oom == "split",
+            notices=Notices(log_dir),
             refusals=refusals,
             factors=LossFactors(model),
         )
         backend = backends.current()
-        training = SurvivingTraining(model, backend.training(model), circumstances)
-        evaluation = SurvivingEvaluation(
-            model, backend.evaluation(model), circumstances
-        )
+        training = SurvivingTraining(model, backend.training(model), context)
+        evaluation = SurvivingEvaluation(model, backend.evaluation(model), context)
         installation = Installation(training, evaluation)
         callbacks = fit_arguments.pop("callbacks", None)
         arguments = {"x": x, "y": y, "batch_size": batch_size, **fit_arguments}
@@ -205,10 +202,10 @@ def fit(  # noqa: PLR0913 - the public entry point
                 return model.fit(**arguments, callbacks=watched)
         except Exception as error:
             # While the first batches are looked at, or in a callback.
-            told = training.error_of(error)
-            if told is None:
+            fit_error = training.error_of(error)
+            if fit_error is None:
                 raise
-        raise told
+        raise fit_error
 
 
 def _check(model: Any, on_oom: str) -> None:

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import keras
@@ -35,8 +35,8 @@ class LossFactors:
     def __init__(self, model: Any) -> None:
         self._model = model
         self._now = threading.local()
-        self._entries: list[Any] = []
-        self._kept: list[Any] = []
+        self._entries: list[Any] | None = None
+        self._undo = ExitStack()
 
     def install(self) -> None:
         """Put it into the losses that the model has now; a second call is a no-op.
@@ -47,11 +47,16 @@ class LossFactors:
         if entries is self._entries:
             return
         self.remove()
-        self._entries, self._kept = entries, list(entries)
-        entries[:] = [
-            entry._replace(loss=ScaledLoss(entry.loss, place, self._now))
-            for place, entry in enumerate(self._kept)
-        ]
+        self._entries = entries
+        self._undo.enter_context(_replaced(self._model, self._scaled))
+
+    def remove(self) -> None:
+        """Leave the losses as they were; a second call is a no-op."""
+        self._undo.close()
+        self._entries = None
+
+    def _scaled(self, loss: Any, place: int) -> "ScaledLoss":
+        return ScaledLoss(loss, place, self._now)
 
     @contextmanager
     def given(self, factors: Any) -> Iterator[None]:
@@ -61,11 +66,6 @@ class LossFactors:
             yield
         finally:
             self._now.factors = None
-
-    def remove(self) -> None:
-        """Leave the losses as they were; a second call is a no-op."""
-        self._entries[:] = self._kept
-        self._entries, self._kept = [], []
 
 
 class ScaledLoss:
@@ -105,7 +105,7 @@ def count_valid(model: Any, batch: Any, note_mask: Callable[[], None]) -> Any:
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
     counts: list[Any] = []
 
-    def counting(loss: Any) -> Loss:
+    def counting(loss: Any, _place: int) -> Loss:
         def call(y_true: Any, y_pred: Any, weight: Any) -> Any:
             count = _valid(loss, y_true, y_pred, weight, note_mask)
             counts.append(count)
@@ -175,17 +175,18 @@ def _losses(model: Any) -> list[Any]:
 
 
 @contextmanager
-def _replaced(model: Any, replace: Callable[[Any], Loss]) -> Iterator[None]:
+def _replaced(model: Any, replace: Callable[[Any, int], Loss]) -> Iterator[None]:
+    """Have each loss of a model replaced, in a scope, by what `replace` makes of it."""
     entries, losses = _entries(model), _losses(model)
-    kept = list(entries)
+    before = list(entries)
     entries[:] = [
-        entry._replace(loss=replace(loss))
-        for entry, loss in zip(kept, losses, strict=True)
+        entry._replace(loss=replace(loss, place))
+        for place, (entry, loss) in enumerate(zip(before, losses, strict=True))
     ]
     try:
         yield
     finally:
-        entries[:] = kept
+        entries[:] = before
 
 
 def _entries(model: Any) -> list[Any]:

@@ -1,6 +1,7 @@
 """A batch in several parts, as one update or one step of an evaluation."""
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -15,28 +16,55 @@ from kerasmem.memory.fit import losses
 from kerasmem.memory.fit.losses import LossFactors
 
 
-class WeighedParts:
-    """Cuts batches into parts, and finds out what each counts of the whole.
+class Parts(ABC):
+    """Runs a batch part by part through the model's own step, while it is open.
 
     Args:
         model: the compiled model, built.
         steps: how it is trained or evaluated.
+        factors: multiplies its losses.
+
+    Attributes:
+        is_open: whether batches go in parts.
     """
 
-    def __init__(self, model: Any, steps: Steps) -> None:
+    def __init__(self, model: Any, steps: Steps, factors: LossFactors) -> None:
+        self.is_open = False
         self._model = model
         self._steps = steps
+        self._factors = factors
         self._is_masked = False
         self._count = steps.counting(self._valid) if losses.is_counted(model) else None
 
-    def of(self, state: Any, batch: Any, count: int) -> list[tuple[Any, Any]]:
-        """Return the parts of a batch, each with its share and factors.
+    @property
+    @abstractmethod
+    def functions(self) -> tuple[Step, ...]:
+        """The functions that it calls."""
+
+    @abstractmethod
+    def open(self, state: Any) -> Any:
+        """Have batches go in parts; return the state to go on with."""
+
+    @abstractmethod
+    def close(self, state: Any) -> Any:
+        """Have batches go as a whole; return the state to go on with."""
+
+    @abstractmethod
+    def release(self) -> None:
+        """Have batches go as a whole when there is no state any more."""
+
+    @abstractmethod
+    def run(self, state: Any, batch: Any, count: int) -> tuple[Any, Any]:
+        """Return logs and state after one batch.
 
         Args:
-            state: the state before the step.
+            state: the state of before.
             batch: the batch.
             count: the number of parts, from 1 to that of the samples.
         """
+
+    def _weighed(self, state: Any, batch: Any, count: int) -> list[tuple[Any, Any]]:
+        """Return the parts of a batch, each with its share and factors."""
         parts = self._steps.split(batch, count)
         return self._steps.weigh(parts, self._counted(state, parts))
 
@@ -57,7 +85,7 @@ class WeighedParts:
         self._is_masked = True
 
 
-class MicroBatches:
+class MicroBatches(Parts):
     """Runs a batch part by part, and updates once, with the gradient of all of it.
 
     Each part goes through the model's own `train_step`, in which the optimizer adds
@@ -71,21 +99,14 @@ class MicroBatches:
     """
 
     def __init__(self, model: Any, training: Training, factors: LossFactors) -> None:
-        self._model = model
+        super().__init__(model, training, factors)
         self._training = training
-        self._factors = factors
-        self._weighed = WeighedParts(model, training)
         self._sums: dict[int, GradientSum] = {}
         self._functions: dict[bool, Step] = {}
         self._reached = 0
         self._undo = ExitStack()
         # Of one thread: under a `tf.distribute` strategy each replica has one.
         self._now = threading.local()
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the sums of gradients take memory."""
-        return bool(self._functions)
 
     @property
     def functions(self) -> tuple[Step, ...]:
@@ -105,6 +126,7 @@ class MicroBatches:
             for is_last in (False, True):
                 self._functions[is_last] = self._function(is_last=is_last)
             self._undo = undo.pop_all()
+        self.is_open = True
         return self._training.adopt(state, before)
 
     def close(self, state: Any) -> Any:
@@ -118,14 +140,8 @@ class MicroBatches:
         self._undo.close()
 
     def run(self, state: Any, batch: Any, count: int) -> tuple[Any, Any]:
-        """Return logs and state after one update.
-
-        Args:
-            state: the state of before.
-            batch: the batch.
-            count: the number of parts, from 1 to that of the samples.
-        """
-        *parts, last = self._weighed.of(state, batch, count)
+        """Return logs and state after one update."""
+        *parts, last = self._weighed(state, batch, count)
         for part in parts:
             _, state = self._training.run(self._functions[False], state, part)
         self._notice_reached()
@@ -142,6 +158,7 @@ class MicroBatches:
         return GradientSum(state)
 
     def _forget(self) -> None:
+        self.is_open = False
         self._sums.clear()
         self._functions.clear()
         self._reached = 0
@@ -185,7 +202,7 @@ def _check_updates(updates: int) -> None:
         )
 
 
-class EvaluationParts:
+class EvaluationParts(Parts):
     """Runs a batch part by part through the model's own `test_step`.
 
     Keras's metrics add up samples, and the loss is one of them: it is a mean over the
@@ -198,46 +215,39 @@ class EvaluationParts:
     """
 
     def __init__(self, model: Any, evaluation: Steps, factors: LossFactors) -> None:
-        self._evaluation = evaluation
-        self._factors = factors
-        self._weighed = WeighedParts(model, evaluation)
-        self._function = evaluation.function_of(self._step())
-        self.is_open = False
+        super().__init__(model, evaluation, factors)
+        original = evaluation.step
+
+        def step(*arguments: Any) -> Any:
+            *state, (batch, (_, factor)) = arguments
+            with factors.given(factor):
+                return original(*state, batch)
+
+        self._function = evaluation.function_of(step)
+
+    @property
+    def functions(self) -> tuple[Step, ...]:
+        """The function that it calls."""
+        return (self._function,)
 
     def open(self, state: Any) -> Any:
-        """Have batches go in parts; return the state to go on with."""
+        """Have batches go in parts; return the same state."""
         self._factors.install()
         self.is_open = True
         return state
 
     def close(self, state: Any) -> Any:
-        """Have batches go as a whole; return the state to go on with."""
+        """Have batches go as a whole; return the same state."""
         self.release()
         return state
 
     def release(self) -> None:
-        """Have batches go as a whole when there is no state any more."""
+        """Have batches go as a whole."""
         self.is_open = False
 
     def run(self, state: Any, batch: Any, count: int) -> tuple[Any, Any]:
-        """Return logs and state after one batch.
-
-        Args:
-            state: the state of before.
-            batch: the batch.
-            count: the number of parts, from 1 to that of the samples.
-        """
+        """Return logs and state after one batch."""
         logs = None
-        for part in self._weighed.of(state, batch, count):
-            logs, state = self._evaluation.run(self._function, state, part)
+        for part in self._weighed(state, batch, count):
+            logs, state = self._steps.run(self._function, state, part)
         return logs, state
-
-    def _step(self) -> Step:
-        original = self._evaluation.step
-
-        def step(*arguments: Any) -> Any:
-            *state, (batch, (_, factors)) = arguments
-            with self._factors.given(factors):
-                return original(*state, batch)
-
-        return step

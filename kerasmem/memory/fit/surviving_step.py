@@ -2,15 +2,16 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from kerasmem import backends
 from kerasmem.backends.exhaustion import RefusalLog
 from kerasmem.backends.steps import Step, Steps
 from kerasmem.errors import OutOfMemoryError, TornStateError
 from kerasmem.memory.fit.losses import LossFactors
+from kerasmem.memory.fit.notices import Notices, smaller_batches
+from kerasmem.memory.fit.parts import Parts
 from kerasmem.memory.fit.plan import Plan, Rollback, SafeShapes
-from kerasmem.memory.fit.telling import Teller, smaller_batches
 from kerasmem.memory.oom import Moment, classify, out_of_memory_error, post_mortem
 from kerasmem.records import Cause, PostMortem
 
@@ -18,60 +19,24 @@ _END = object()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Policy:
-    """What a training shall do about memory.
-
-    Args:
-        limit_bytes: most bytes to use of the device, None if nobody tells.
-        is_given: whether the user gave the limit.
-        splits: whether batches may go in smaller parts.
-    """
-
-    limit_bytes: int | None
-    is_given: bool
-    splits: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class Circumstances:
+class FitContext:
     """What the steps of one `fit` share.
 
     Args:
-        policy: what to do about memory.
-        teller: hears of what happens.
+        limit_bytes: most bytes to use of the device, None if nobody tells.
+        limit_is_given: whether the user gave the limit.
+        splits: whether batches may go in smaller parts.
+        notices: warns of what happens.
         refusals: what the allocators noted.
         factors: multiplies the losses of parts.
     """
 
-    policy: Policy
-    teller: Teller
+    limit_bytes: int | None
+    limit_is_given: bool
+    splits: bool
+    notices: Notices
     refusals: RefusalLog
     factors: LossFactors
-
-
-class Parts(Protocol):
-    """What runs batches in parts while it is open."""
-
-    @property
-    def is_open(self) -> bool:
-        """Whether batches go in parts."""
-        ...
-
-    def open(self, state: Any) -> Any:
-        """Have batches go in parts; return the state to go on with."""
-        ...
-
-    def close(self, state: Any) -> Any:
-        """Have batches go as a whole; return the state to go on with."""
-        ...
-
-    def release(self) -> None:
-        """Give back what it took when there is no state any more."""
-        ...
-
-    def run(self, state: Any, batch: Any, count: int) -> tuple[Any, Any]:
-        """Return logs and state after one batch in so many parts."""
-        ...
 
 
 class SurvivingStep(ABC):
@@ -83,19 +48,17 @@ class SurvivingStep(ABC):
     Args:
         model: the compiled model.
         steps: how its steps run.
-        circumstances: what they share with others of this `fit`.
+        context: what they share with others of this `fit`.
 
     Attributes:
         whole: the function that Keras made; it has to be set.
     """
 
-    def __init__(self, model: Any, steps: Steps, circumstances: Circumstances) -> None:
+    def __init__(self, model: Any, steps: Steps, context: FitContext) -> None:
         self.whole: Step = _not_set
         self._model = model
         self._steps = steps
-        self._policy = circumstances.policy
-        self._teller = circumstances.teller
-        self._refusals = circumstances.refusals
+        self._context = context
         self._plan = Plan()
         self._rollback = Rollback(steps)
         self._parts: Parts | None = None
@@ -119,12 +82,18 @@ class SurvivingStep(ABC):
             raise StopIteration
         return self._steps.pack(logs, state)
 
+    def end(self) -> None:
+        """Give back what the steps took."""
+        self._rollback.drop()
+        if self._parts is not None:
+            self._parts.release()
+
     @abstractmethod
     def _meet(self, state: Any, batch: Any, size: int) -> None:
         """Prepare for a batch that is larger than any before."""
 
     @abstractmethod
-    def _made_parts(self) -> Parts:
+    def _new_parts(self) -> Parts:
         """Return what runs batches in parts."""
 
     @abstractmethod
@@ -132,7 +101,7 @@ class SurvivingStep(ABC):
         """Return the moment of a failure with all that is known of it."""
 
     @abstractmethod
-    def _tell(self, found: PostMortem, parts: int, lost: int) -> None:
+    def _notify(self, found: PostMortem, parts: int, lost: int) -> None:
         """Say that memory ran out, and what happens now."""
 
     def _next(self, batches: Any, state: Any) -> Any:
@@ -187,7 +156,7 @@ class SurvivingStep(ABC):
         """Return the state with what parts need or without, as the plan wants it."""
         is_split = self._plan.most is not None
         if self._parts is None and is_split:
-            self._parts = self._made_parts()
+            self._parts = self._new_parts()
         if self._parts is None or self._parts.is_open == is_split:
             return state
         return self._parts.open(state) if is_split else self._parts.close(state)
@@ -210,12 +179,12 @@ class SurvivingStep(ABC):
         fewest = error.post_mortem.fitting_micro_batches or 0
         more = min(size, fewest if fewest > parts else 2 * parts)
         self._plan.fail(size, more)
-        self._tell(error.post_mortem, more, lost)
+        self._notify(error.post_mortem, more, lost)
         return state
 
     def _can_split(self, cause: Cause, size: int, parts: int) -> bool:
         return (
-            self._policy.splits
+            self._context.splits
             and parts < size
             and cause.kind != "host"
             # Of several processes the others know nothing of it, and wait for this one.
@@ -231,7 +200,9 @@ class SurvivingStep(ABC):
             self._safe = SafeShapes()
 
     def _cause(self, error: BaseException, phase: str) -> Cause | None:
-        return classify(error, self._model, phase=phase, refusals=self._refusals)
+        return classify(
+            error, self._model, phase=phase, refusals=self._context.refusals
+        )
 
     def _error(
         self,
@@ -245,13 +216,13 @@ class SurvivingStep(ABC):
             batch_size=size,
             micro_batches=parts,
             epoch=self._epoch,
-            limit_bytes=self._policy.limit_bytes,
+            limit_bytes=self._context.limit_bytes,
             process=self._process,
         )
         with self._steps.values(state):
             found = post_mortem(self._model, cause, self._moment(moment))
         found = _as_a_whole(found, self._model)
-        self._teller.write(found)
+        self._context.notices.write(found)
         return out_of_memory_error(found, kind)
 
 

@@ -13,10 +13,10 @@ from kerasmem.graph.values import held_bytes, nbytes
 from kerasmem.memory.batch_size import find_batch_size
 from kerasmem.memory.estimate import estimate_memory
 from kerasmem.memory.estimate.inputs import lengths_in
+from kerasmem.memory.fit.notices import stateful_layers
 from kerasmem.memory.fit.parts import EvaluationParts, MicroBatches
 from kerasmem.memory.fit.plan import SafeShapes
-from kerasmem.memory.fit.surviving_step import Circumstances, SurvivingStep
-from kerasmem.memory.fit.telling import stateful_layers
+from kerasmem.memory.fit.surviving_step import FitContext, SurvivingStep
 from kerasmem.memory.oom import Moment, Room, fewest_micro_batches
 from kerasmem.memory.oom.cause import figures_of
 from kerasmem.records import MemoryEstimate, PostMortem
@@ -92,17 +92,13 @@ class SurvivingTraining(SurvivingStep):
     Args:
         model: the compiled model.
         training: how the model is trained.
-        circumstances: what its steps share with others of this `fit`.
+        context: what its steps share with others of this `fit`.
     """
 
-    def __init__(
-        self, model: Any, training: Training, circumstances: Circumstances
-    ) -> None:
-        super().__init__(model, training, circumstances)
+    def __init__(self, model: Any, training: Training, context: FitContext) -> None:
+        super().__init__(model, training, context)
         self._training = training
-        self._factors = circumstances.factors
-        self._micro: MicroBatches | None = None
-        self._made: Any = None
+        self._trained_by: Any = None
         self._input_shape: Any | None = None
 
     def begin_epoch(self, epoch: int) -> None:
@@ -116,21 +112,19 @@ class SurvivingTraining(SurvivingStep):
     @property
     def versions(self) -> tuple[Step, ...]:
         """The functions that it calls."""
-        return self.whole, *(self._micro.functions if self._micro else ())
+        return self.whole, *(self._parts.functions if self._parts else ())
 
     @property
     def latest(self) -> Step:
         """The function of Keras that runs whole batches, else this one."""
-        if self._micro is not None and self._micro.is_open:
+        if self._parts is not None and self._parts.is_open:
             return self.__call__
         return getattr(self.whole, "latest", self.whole)
 
     def end(self) -> None:
         """Give back what the training took."""
-        self._rollback.drop()
-        if self._micro is not None:
-            self._micro.release()
-        self._factors.remove()
+        super().end()
+        self._context.factors.remove()
 
     def error_of(self, error: Exception) -> OutOfMemoryError | None:
         """Return what to raise for an error outside of steps, None for another one."""
@@ -145,60 +139,60 @@ class SurvivingTraining(SurvivingStep):
 
     def _meet(self, state: Any, batch: Any, size: int) -> None:
         build_for(self._model, batch)
-        policy = self._policy
-        limit = policy.limit_bytes
-        if limit is None or not policy.splits:
+        context = self._context
+        if context.limit_bytes is None or not context.splits:
             return
-        verify = not self._training.survives_failure
-        with self._training.values(state):
-            parts = self._teller.ask(
-                lambda: self._parts_of(batch, size, limit, verify=verify)
-            )
-        if parts is None and policy.is_given and not self._teller.was_at_a_loss:
+        try:
+            with self._steps.values(state):
+                parts = self._estimated_parts(batch, size, context.limit_bytes)
+        except Exception as error:  # noqa: BLE001 - the training can go on without
+            context.notices.not_estimated(error)
+            return
+        if parts is None and context.limit_is_given:
             raise ConfigError(
                 "By the estimate not even one sample at a time fits into the limit. "
                 "Expected: a larger one, or None for what the device has. Received: "
-                f"memory_limit={format_bytes(limit)}."
+                f"memory_limit={format_bytes(context.limit_bytes)}."
             )
         if parts is not None and parts > 1:
             self._foresee(size, parts)
 
-    def _parts_of(
-        self, batch: Any, size: int, limit: int, *, verify: bool
-    ) -> int | None:
+    def _estimated_parts(self, batch: Any, size: int, limit: int) -> int | None:
         x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
-        lengths = self._input_shape = lengths_in(self._model, x) or None
+        self._input_shape = lengths_in(self._model, x) or None
         return micro_batches(
-            self._model, size, limit, verify=verify, input_shape=lengths
+            self._model,
+            size,
+            limit,
+            verify=not self._steps.survives_failure,
+            input_shape=self._input_shape,
         )
 
     def _foresee(self, size: int, parts: int) -> None:
         names = stateful_layers(self._model)
         if names:
-            self._teller.tried_whole(size, names[0])
+            self._context.notices.tried_whole(size, names[0])
             return
         self._plan.foresee(-(-size // parts))
-        self._teller.foreseen(self._model, size, parts)
+        self._context.notices.foreseen(self._model, size, parts)
 
-    def _made_parts(self) -> MicroBatches:
-        self._micro = MicroBatches(self._model, self._training, self._factors)
-        return self._micro
+    def _new_parts(self) -> MicroBatches:
+        return MicroBatches(self._model, self._training, self._context.factors)
 
     def _moment(self, moment: Moment) -> Moment:
         return replace(moment, step=self._step, input_shape=self._input_shape)
 
-    def _tell(self, found: PostMortem, parts: int, lost: int) -> None:
-        self._teller.failed(self._model, found, parts, lost)
+    def _notify(self, found: PostMortem, parts: int, lost: int) -> None:
+        self._context.notices.failed(self._model, found, parts, lost)
 
     def _notice_changes(self) -> None:
         """Begin anew if a callback has made another step, or unfrozen layers."""
         model = self._model
         trained = tuple(map(id, model.trainable_variables))
-        made = id(self.whole), id(model.optimizer), trained
-        if self._made not in (None, made):
+        trained_by = id(self.whole), id(model.optimizer), trained
+        if self._trained_by not in (None, trained_by):
             self._forget_parts()
-            self._micro = None
-        self._made = made
+        self._trained_by = trained_by
 
 
 class SurvivingEvaluation(SurvivingStep):
@@ -206,15 +200,9 @@ class SurvivingEvaluation(SurvivingStep):
 
     Args:
         model: the compiled model.
-        evaluation: how it is evaluated.
-        circumstances: what its steps share with others of this `fit`.
+        steps: how it is evaluated.
+        context: what its steps share with others of this `fit`.
     """
-
-    def __init__(
-        self, model: Any, evaluation: Any, circumstances: Circumstances
-    ) -> None:
-        super().__init__(model, evaluation, circumstances)
-        self._factors = circumstances.factors
 
     def begin(self, whole: Step, epoch: int | None) -> None:
         """Get ready for one evaluation.
@@ -228,18 +216,14 @@ class SurvivingEvaluation(SurvivingStep):
         self.whole, self._epoch = whole, epoch
         self._rollback.expire()
 
-    def end(self) -> None:
-        """Give back what the evaluation took."""
-        self._rollback.drop()
-
     def _meet(self, state: Any, batch: Any, size: int) -> None:
         """Do nothing: it takes less than the training that has just run."""
 
-    def _made_parts(self) -> EvaluationParts:
-        return EvaluationParts(self._model, self._steps, self._factors)
+    def _new_parts(self) -> EvaluationParts:
+        return EvaluationParts(self._model, self._steps, self._context.factors)
 
     def _moment(self, moment: Moment) -> Moment:
         return replace(moment, training=False, accumulates=False)
 
-    def _tell(self, found: PostMortem, parts: int, lost: int) -> None:
-        self._teller.failed_evaluation(found, parts, lost)
+    def _notify(self, found: PostMortem, parts: int, lost: int) -> None:
+        self._context.notices.failed_evaluation(found, parts, lost)

@@ -1,10 +1,9 @@
 """Why memory ran out, from the error that a framework raised."""
 
 import os
-from collections.abc import Iterator
+import traceback
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 from kerasmem import backends
@@ -102,7 +101,7 @@ class Supply:
     largest_free_bytes: int | None = None
 
 
-def supply_of(
+def _supply(
     refusal: Refusal, figures: DeviceFigures, state: PoolState | None
 ) -> Supply:
     """Return what there was, by the best source there is.
@@ -112,28 +111,25 @@ def supply_of(
         figures: what is known of the device by now.
         state: of the allocator's pool when it refused, None if it was not noted.
     """
+    limit, asked = figures.limit_bytes, refusal.requested_bytes
     if state is not None:
-        return _of_pool(state, figures.limit_bytes, refusal.requested_bytes)
+        more = 0 if limit is None else max(limit - state.pool_bytes, 0)
+        if asked is None or more >= asked:
+            # The pool would have been extended: less can be had of the device.
+            more = 0
+        return Supply(
+            limit_bytes=state.pool_bytes + more,
+            in_use_bytes=state.in_use_bytes,
+            free_bytes=state.pool_bytes + more - state.in_use_bytes,
+            largest_free_bytes=max(state.largest_free_bytes, more),
+        )
     if refusal.in_use_bytes is not None:
         return Supply(refusal.limit_bytes, refusal.in_use_bytes, refusal.free_bytes)
-    limit, peak = figures.limit_bytes, figures.peak_bytes
+    peak = figures.peak_bytes
     if limit is None or peak is None or not figures.limit_is_exact:
         return Supply(limit)
     # No more than the peak can have been in use; what is in use by now says nothing.
     return Supply(limit, free_bytes=limit - peak)
-
-
-def _of_pool(state: PoolState, limit: int | None, asked: int | None) -> Supply:
-    more = 0 if limit is None else max(limit - state.pool_bytes, 0)
-    if asked is None or more >= asked:
-        # The pool would have been extended: less can be had of the device than that.
-        more = 0
-    return Supply(
-        limit_bytes=state.pool_bytes + more,
-        in_use_bytes=state.in_use_bytes,
-        free_bytes=state.pool_bytes + more - state.in_use_bytes,
-        largest_free_bytes=max(state.largest_free_bytes, more),
-    )
 
 
 _MESSAGE_LENGTH = 400
@@ -178,7 +174,7 @@ def classify(
     refusal = read_refusal(text)
     figures = _figures(refusal.device)
     state = refusals.fullest() if refusals is not None else None
-    supply = supply_of(refusal, figures, state)
+    supply = _supply(refusal, figures, state)
     making_data = phase == "input" or refusal.in_pipeline or _reads_data(error)
     origin = _origin(refusal.operation, model)
     if origin.phase == "unknown":
@@ -186,7 +182,7 @@ def classify(
     return Cause(
         kind=_kind(error, refusal, supply, making_data=making_data),
         error=type(error).__name__,
-        message=_cut(complaint(text)),
+        message=_shortened(complaint(text)),
         requested_bytes=refusal.requested_bytes,
         shape=refusal.shape,
         dtype=refusal.dtype,
@@ -227,14 +223,9 @@ def _figures(device: str | None) -> DeviceFigures:
 
 def _reads_data(error: BaseException) -> bool:
     """Return whether the error came out of the code that makes batches."""
-    return any(part in name for name in _files(error) for part in _READS_DATA)
-
-
-def _files(error: BaseException) -> Iterator[str]:
-    place: TracebackType | None = error.__traceback__
-    while place is not None:
-        yield os.path.normpath(place.tb_frame.f_code.co_filename)
-        place = place.tb_next
+    frames = traceback.walk_tb(error.__traceback__)
+    files = [os.path.normpath(frame.f_code.co_filename) for frame, _ in frames]
+    return any(part in name for name in files for part in _READS_DATA)
 
 
 def _origin(operation: str, model: Any | None) -> Origin:
@@ -247,7 +238,7 @@ def _origin(operation: str, model: Any | None) -> Origin:
     return Names(found, "tensorflow").origin(operation)
 
 
-def _cut(text: str) -> str:
+def _shortened(text: str) -> str:
     return text if len(text) <= _MESSAGE_LENGTH else f"{text[:_MESSAGE_LENGTH]}..."
 
 

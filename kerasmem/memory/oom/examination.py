@@ -3,7 +3,8 @@
 import functools
 import time
 import warnings
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, TypeVar
 
@@ -23,7 +24,7 @@ from kerasmem.memory.oom.fitting import (
     fewest_micro_batches,
     try_micro_batches,
 )
-from kerasmem.memory.oom.moment import Alive, Moment, estimated, measured
+from kerasmem.memory.oom.moment import Moment
 from kerasmem.memory.oom.savings import (
     SAVINGS,
     FailedStep,
@@ -31,9 +32,20 @@ from kerasmem.memory.oom.savings import (
     remedies_for,
     worthwhile,
 )
-from kerasmem.records import Cause, MemoryEstimate, PostMortem, Remedy
+from kerasmem.records import (
+    MEASURED,
+    Cause,
+    EstimatePart,
+    MemoryEstimate,
+    PostMortem,
+    Remedy,
+    Timeline,
+)
 
 _Part = TypeVar("_Part")
+AtPeak = tuple[int, str, tuple[EstimatePart, ...]]
+"""Bytes in use at a peak, `"measured"` or the method of estimating, and the parts."""
+_PLANNED = "buffer assignment"
 _OF_THE_DEVICE = ("device", "fragmentation", "one tensor")
 _SECONDS = 20
 """After these no more estimate is begun."""
@@ -71,7 +83,8 @@ class _Examination:
             "the bytes of the variables", lambda: held_bytes(self._model)
         )
         other = self._try("what else is in use", lambda: self._other_bytes(variables))
-        alive = self._try("what was in use at the peak", self._alive)
+        at_peak = self._try("what was in use at the peak", self._at_peak)
+        peak_bytes, source, parts = at_peak or (None, None, ())
         room = self._try("what a step may use", lambda: self._room(other or 0))
         fitting = self._try(
             "how many micro-batches would fit", lambda: self._fitting(room)
@@ -85,9 +98,9 @@ class _Examination:
             micro_batches=moment.micro_batches,
             epoch=moment.epoch,
             step=moment.step,
-            peak_bytes=alive.peak_bytes if alive else None,
-            peak_source=alive.source if alive else None,
-            parts=alive.parts if alive else (),
+            peak_bytes=peak_bytes,
+            peak_source=source,
+            parts=parts,
             variable_bytes=variables,
             other_bytes=other,
             fitting_micro_batches=fitting.micro_batches if fitting else None,
@@ -117,11 +130,14 @@ class _Examination:
             return None
         return max(now - variable_bytes, 0)
 
-    def _alive(self) -> Alive | None:
-        found = measured(self._moment.timelines)
+    def _at_peak(self) -> AtPeak | None:
+        found = _measured(self._moment.timelines)
         if found is not None or self._cause.kind not in _OF_THE_DEVICE:
             return found
-        return estimated(self._estimate(self._moment.micro_batch_size))
+        estimate = self._estimate(self._moment.micro_batch_size)
+        # What the allocator would hold beside it is left out: there is a limit.
+        used = tuple(part for part in estimate.parts if part.category != "pool")
+        return estimate.peak_bytes, estimate.method, used
 
     def _room(self, other_bytes: int) -> Room | None:
         limits = (self._moment.limit_bytes, self._cause.limit_bytes)
@@ -202,3 +218,19 @@ class _Examination:
                     **options,
                 )
         return self._estimates[key]
+
+
+def _measured(timelines: Sequence[Timeline]) -> AtPeak | None:
+    """Return what filled the fullest allocator at its peak, None without a timeline.
+
+    XLA's plan for a step is left out: it leaves out what is not in the step.
+    """
+    seen = [one for one in timelines if one.source != _PLANNED and one.blocks]
+    if not seen:
+        return None
+    fullest = max(seen, key=lambda timeline: timeline.peak_bytes)
+    sums: Counter[tuple[str, str | None]] = Counter()
+    for block in fullest.alive(fullest.peak_event):
+        sums[block.category, block.layer] += block.given_bytes
+    parts = tuple(EstimatePart(*key, size) for key, size in sums.most_common() if size)
+    return fullest.peak_bytes, MEASURED, parts

@@ -1,5 +1,6 @@
 """How many micro-batches would fit: estimated, tried, corrected by what has failed."""
 
+import functools
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -104,11 +105,10 @@ def fewest_micro_batches(
     """
     need = _Need(estimate, room, batch_size, failed)
     if not failed and need.fits(batch_size):
-        return Fitting(1, need.peak(batch_size))
+        return need.fitting(1)
     if failed >= batch_size or not need.fits(1):
         return None
-    count = _fewest_fitting(need, batch_size, max(failed, 1))
-    return Fitting(count, need.peak(-(-batch_size // count)))
+    return need.fitting(_fewest_fitting(need, batch_size, max(failed, 1)))
 
 
 def correction_by_failure(failed: MemoryEstimate, room: Room) -> float:
@@ -148,41 +148,36 @@ class _Need:
         batch_size: int,
         failed: int,
     ) -> None:
-        self._estimate = estimate
+        self._estimate = functools.cache(estimate)
         self._room = room
         self._batch_size = batch_size
-        self._known: dict[int, MemoryEstimate] = {}
-        largest = self._get(-(-batch_size // max(failed, 1)))
-        self._left = room.left_bytes(largest)
+        largest = self._estimate(-(-batch_size // max(failed, 1)))
+        self._usable = USABLE * room.left_bytes(largest)
         self._correction = correction_by_failure(largest, room) if failed else 1.0
 
     def fits(self, size: int) -> bool:
         """Return whether a step with `size` samples at a time fits."""
-        return self._most(size) + self._sums(size) <= USABLE * self._left
+        return self._most(size) + self._sums(size) <= self._usable
 
     def crossing(self, low: int, high: int) -> int:
         """Return where the line through two sizes meets what can be used."""
-        usable = USABLE * self._left - self._room.accumulator_bytes
+        usable = self._usable - self._room.accumulator_bytes
         at_low, at_high = self._most(low), self._most(high)
         if at_high <= at_low:
             return high
         return low + int((usable - at_low) * (high - low) / (at_high - at_low))
 
-    def peak(self, size: int) -> int:
-        """Return the peak to expect, with what is in use beside it."""
-        own = self._room.peak_bytes(self._get(size), self._correction)
-        return own + self._sums(size)
+    def fitting(self, count: int) -> Fitting:
+        """Return so many micro-batches with the peak to expect."""
+        size = -(-self._batch_size // count)
+        own = self._room.peak_bytes(self._estimate(size), self._correction)
+        return Fitting(count, own + self._sums(size))
 
     def _sums(self, size: int) -> int:
         return self._room.accumulator_bytes if size < self._batch_size else 0
 
     def _most(self, size: int) -> float:
-        return most_moving_bytes(self._get(size), self._correction)
-
-    def _get(self, size: int) -> MemoryEstimate:
-        if size not in self._known:
-            self._known[size] = self._estimate(size)
-        return self._known[size]
+        return most_moving_bytes(self._estimate(size), self._correction)
 
 
 _SECONDS = 60.0

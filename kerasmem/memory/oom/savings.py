@@ -21,69 +21,58 @@ from kerasmem.memory.rematerialize.setting import setting_of
 from kerasmem.optimizers import Adam8bit
 from kerasmem.records import Cause, MemoryEstimate, Remedy
 
+_POOL_REMEDIES = (
+    Remedy(
+        name="one pool from the start",
+        how="km.memory.configure(preallocate=True) at the top of the script",
+    ),
+    Remedy(
+        name="an allocator that fragments less",
+        how="km.memory.configure(allocator='cuda_malloc_async') at the top of the "
+        "script",
+    ),
+)
+_SEGMENT_REMEDIES = (
+    Remedy(
+        name="segments that grow",
+        how="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in the environment, "
+        "before Python starts",
+    ),
+)
+_DATA_REMEDIES = (
+    Remedy(
+        name="a smaller shuffle buffer",
+        how="dataset.shuffle(buffer_size) keeps so many elements: bound it, or shuffle "
+        "file names or indices instead of samples",
+    ),
+    Remedy(
+        name="fewer batches ahead",
+        how="prefetch(2) and a small num_parallel_calls instead of AUTOTUNE; no "
+        "cache() in memory",
+    ),
+    Remedy(
+        name="data from files",
+        how="km.memory.stream(...) reads batches as they are needed; "
+        "km.memory.inspect_data(dataset) tells what each stage keeps",
+    ),
+)
+
 
 def remedies_for(cause: Cause) -> tuple[Remedy, ...]:
     """Return what is made for this cause; nothing where the device is too small."""
-    find = _BY_KIND.get(cause.kind)
-    return find(cause) if find else ()
-
-
-def _in_one_piece(cause: Cause) -> tuple[Remedy, ...]:
-    if (cause.device or "").lower().startswith("cpu"):
-        return ()
-    if not backends.current().pools_memory:
-        return (
-            Remedy(
-                name="segments that grow",
-                how="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in the "
-                "environment, before Python starts",
-            ),
+    if cause.kind in ("input pipeline", "host"):
+        return _DATA_REMEDIES
+    if cause.kind == "one tensor":
+        whose = f"in {cause.layer}" if cause.layer else "that is asked for"
+        how = (
+            f"the tensor {whose} alone is larger than the limit: make the layer "
+            "smaller, or split it"
         )
-    return (
-        Remedy(
-            name="one pool from the start",
-            how="km.memory.configure(preallocate=True) at the top of the script",
-        ),
-        Remedy(
-            name="an allocator that fragments less",
-            how="km.memory.configure(allocator='cuda_malloc_async') at the top of the "
-            "script",
-        ),
-    )
-
-
-def _smaller_tensor(cause: Cause) -> tuple[Remedy, ...]:
-    whose = f"in {cause.layer}" if cause.layer else "that is asked for"
-    how = f"the tensor {whose} alone is larger than the limit: make the layer smaller"
-    return (Remedy(name="a smaller layer", how=f"{how}, or split it"),)
-
-
-def _less_data_ahead(cause: Cause) -> tuple[Remedy, ...]:  # noqa: ARG001 - one shape
-    return (
-        Remedy(
-            name="a smaller shuffle buffer",
-            how="dataset.shuffle(buffer_size) keeps so many elements: bound it, or "
-            "shuffle file names or indices instead of samples",
-        ),
-        Remedy(
-            name="fewer batches ahead",
-            how="prefetch(2) and a small num_parallel_calls instead of AUTOTUNE; no "
-            "cache() in memory",
-        ),
-        Remedy(
-            name="data from files",
-            how="km.memory.stream(...) reads batches as they are needed; "
-            "km.memory.inspect_data(dataset) tells what each stage keeps",
-        ),
-    )
-
-
-_BY_KIND: Mapping[str, Callable[[Cause], tuple[Remedy, ...]]] = {
-    "fragmentation": _in_one_piece,
-    "one tensor": _smaller_tensor,
-    "input pipeline": _less_data_ahead,
-    "host": _less_data_ahead,
-}
+        return (Remedy(name="a smaller layer", how=how),)
+    on_cpu = (cause.device or "").lower().startswith("cpu")
+    if cause.kind != "fragmentation" or on_cpu:
+        return ()
+    return _POOL_REMEDIES if backends.current().pools_memory else _SEGMENT_REMEDIES
 
 
 _HALF_POLICY = "mixed_float16"
@@ -125,10 +114,6 @@ class Saving:
     how: str
     estimate: MemoryEstimate
 
-    def saved_bytes(self, plain: MemoryEstimate) -> int:
-        """Return what it takes off the peak of the step as it is."""
-        return plain.peak_bytes - self.estimate.peak_bytes
-
 
 def worthwhile(
     found: Iterable[Saving | None],
@@ -145,18 +130,18 @@ def worthwhile(
         correction: by how much more than estimated a step moves.
     """
     least = _LEAST_SHARE * plain.peak_bytes
+    around = room or Room(limit_bytes=0)
     remedies = [
         Remedy(
             name=saving.name,
             how=saving.how,
-            saves_bytes=saving.saved_bytes(plain),
-            peak_bytes=(room or Room(limit_bytes=0)).peak_bytes(
-                saving.estimate, correction
-            ),
+            saves_bytes=saves_bytes,
+            peak_bytes=around.peak_bytes(saving.estimate, correction),
             fits=room and room.holds(saving.estimate, correction),
         )
         for saving in found
-        if saving and saving.saved_bytes(plain) > least
+        if saving
+        and (saves_bytes := plain.peak_bytes - saving.estimate.peak_bytes) > least
     ]
     return sorted(remedies, key=lambda one: (not one.fits, -(one.saves_bytes or 0)))
 

@@ -9,12 +9,8 @@ from typing import Any
 from kerasmem.graph.activation_policy import Residuals
 from kerasmem.graph.layers import nodes_in_order
 from kerasmem.memory.estimate.analytic.framework import framework
-from kerasmem.memory.estimate.analytic.record import (
-    Record,
-    record,
-    with_gradients_before,
-)
-from kerasmem.memory.estimate.analytic.segments import WAIT, Run
+from kerasmem.memory.estimate.analytic.record import Record, record
+from kerasmem.memory.estimate.analytic.segments import BARRIER, Segment
 from kerasmem.memory.estimate.request import Request
 from kerasmem.memory.estimate.variables import persistent_parts
 from kerasmem.memory.program import Op, Plan, Program, Shape, Tensor, peak_of
@@ -72,8 +68,8 @@ class RecordedStep:
             )
             for start, end in pieces
         ]
-        runs = [Run(found, Residuals.ALL) for found in calls]
-        return with_gradients_before(self.record.in_order(runs))
+        segments = [Segment(numbers, Residuals.ALL) for numbers in calls]
+        return self.record.steps(segments)[1]
 
     def peak_bytes(self, step: Program) -> int:
         """Return the estimated peak of what `with_pieces` returned."""
@@ -108,7 +104,7 @@ def recorded(request: Request, graph: Any) -> RecordedStep:
 
 def work(op: Op) -> float:
     """Return the estimated time of an operation, in additions or multiplications."""
-    if op.name == WAIT:
+    if op.name == BARRIER:
         return 0.0
     # What only says that others are done has no bytes.
     reads = [x for x in op.reads if x.nbytes]

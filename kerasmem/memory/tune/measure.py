@@ -15,10 +15,10 @@ from kerasmem.graph.layers import has_graph
 from kerasmem.memory.estimate.analytic import estimate as analytic
 from kerasmem.memory.estimate.inputs import zeros
 from kerasmem.memory.estimate.request import Request, request_of
-from kerasmem.memory.estimate.traced import estimate_here as by_trace
-from kerasmem.memory.estimate.traced.on_xla import estimate_here as by_xla
+from kerasmem.memory.estimate.traced import estimate_in_process as by_trace
+from kerasmem.memory.estimate.traced.on_xla import estimate_in_process as by_xla
 from kerasmem.memory.measure import COUNTING_ALLOCATOR
-from kerasmem.memory.measure import estimate_here as by_step
+from kerasmem.memory.measure import estimate_in_process as by_step
 from kerasmem.memory.tune.retracing import traced_steps
 from kerasmem.memory.tune.variants import Variant, changed
 from kerasmem.processes import run_in_child

@@ -14,8 +14,8 @@ Three rules tell, each a consequence of how the allocator works:
 from dataclasses import dataclass
 from itertools import pairwise
 
-from kerasmem.memory.allocator.bfc import BFCAllocator, _Region
-from kerasmem.memory.allocator.pool import Chunk, PoolPolicy, rounded
+from kerasmem.memory.allocator.bfc import BFCAllocator, PoolPolicy, rounded
+from kerasmem.memory.allocator.chunks import Chunk
 
 ROOM = PoolPolicy(limit_bytes=1 << 40)  # the device was far from full
 
@@ -114,9 +114,8 @@ def _add_region(allocator, stretch, held):
         else:
             allocator._in_use[chunk.address] = chunk
             allocator.in_use_bytes += chunk.size
-    size = stretch.end - stretch.begin
-    allocator._regions.append(_Region(stretch.begin, size, chunks[0]))
-    allocator.pool_bytes += size
+    allocator._regions.append(chunks[0])
+    allocator.pool_bytes += stretch.end - stretch.begin
 
 
 def _lengthen(stretches, allocator, event, address):

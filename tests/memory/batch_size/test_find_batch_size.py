@@ -11,8 +11,8 @@ from kerasmem.memory.batch_size import (
     BatchSize,
     CurvePoint,
     Trial,
+    find,
     find_batch_size,
-    search,
 )
 from kerasmem.memory.batch_size.trial import Limit, attempt, environment
 from kerasmem.memory.estimate.request import Input, Request
@@ -98,8 +98,8 @@ def test_a_batch_that_does_not_fit_hurts_nobody(too_large):
 @pytest.mark.one_backend
 def test_a_prediction_never_falls_where_what_was_measured_does(wide, monkeypatch):
     measured = {"peaks": [700, 600, 610, 900]}
-    monkeypatch.setattr(search, "run_in_child", lambda *_, **__: measured)
-    predicted = search.predictor(request_for(wide, 1), largest=8)
+    monkeypatch.setattr(find, "run_in_child", lambda *_, **__: measured)
+    predicted = find.predictor(request_for(wide, 1), largest=8)
     assert [predicted(size) for size in (1, 2, 3, 4, 6, 8)] == [700] * 4 + [800, 900]
 
 
@@ -108,8 +108,8 @@ def test_there_is_a_prediction_where_one_sample_is_the_most(wide, monkeypatch):
     def measured(_, job, **__):
         return {"peaks": [100 * size for size in job["sizes"]]}
 
-    monkeypatch.setattr(search, "run_in_child", measured)
-    assert search.predictor(request_for(wide, 1), largest=1)(1) == 100
+    monkeypatch.setattr(find, "run_in_child", measured)
+    assert find.predictor(request_for(wide, 1), largest=1)(1) == 100
 
 
 class Broken(layers.Layer):

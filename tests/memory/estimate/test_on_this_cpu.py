@@ -12,7 +12,7 @@ import kerasmem as km
 from kerasmem.memory.batch_size.trial import ONE_THREAD
 from kerasmem.memory.estimate import Input, Request
 from kerasmem.memory.estimate.inputs import run_once, zeros
-from kerasmem.memory.measure import COUNTING_ALLOCATOR, estimate_here
+from kerasmem.memory.measure import COUNTING_ALLOCATOR, estimate_in_process
 from kerasmem.processes import ON_THE_CPU, run_in_child
 
 pytestmark = pytest.mark.one_backend
@@ -83,7 +83,7 @@ def _measured(name):
     )
     found = {}
     if name in STEPPED:
-        found["step"] = estimate_here(asked).peak_bytes - before
+        found["step"] = estimate_in_process(asked).peak_bytes - before
     batch = zeros(asked)
     run_once(asked, batch)
     memory.reset_memory_stats("CPU:0")

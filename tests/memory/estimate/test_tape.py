@@ -66,14 +66,14 @@ def test_a_chain_takes_one_tensor_in_place_and_two_beside_each_other():
     t, x = tape(training=False)
     y = x
     for _ in range(5):
-        y = p.scaled(t, y)
+        y = p.scale(t, y)
     assert peak(t.ops, in_place=True) == N
     assert peak(t.ops, in_place=False) == 2 * N
 
 
 def test_what_another_operation_still_reads_is_not_written_over():
     t, x = tape(training=False)
-    y = p.scaled(t, x)
+    y = p.scale(t, x)
     p.add(t, x, y)
     assert peak(t.ops, in_place=True) == 2 * N
 
@@ -81,15 +81,15 @@ def test_what_another_operation_still_reads_is_not_written_over():
 def test_views_take_no_memory_and_hold_what_they_look_into():
     t, x = tape(training=False)
     seen = t.view(x, (8, 8))
-    other = p.scaled(t, p.scaled(t, t.new((64,), 4)))
+    other = p.scale(t, p.scale(t, t.new((64,), 4)))
     p.add(t, t.view(seen, (64,)), other)
     assert peak(t.ops, in_place=True) == 2 * N
 
 
 def test_what_outlives_the_step_stays_to_the_end():
     t, x = tape(training=False)
-    y = p.scaled(t, x)
-    p.scaled(t, t.new((64,), 4))
+    y = p.scale(t, x)
+    p.scale(t, t.new((64,), 4))
     assert peak(t.ops, in_place=False, kept=(x, y)) == 3 * N
 
 
@@ -97,7 +97,7 @@ def test_a_compiler_never_writes_what_only_it_reads():
     t, x = tape(training=False)
     y = x
     for _ in range(5):
-        y = p.scaled(t, y)
+        y = p.scale(t, y)
     w = t.new((64,), 4, kind="parameter")
     out = p.product(t, "matmul", y, w, (64,))
     left = fused(t.ops, (out,))

@@ -8,7 +8,7 @@ from kerasmem import errors
 from kerasmem.memory import measure_step
 from kerasmem.memory.estimate import estimate_memory
 from kerasmem.memory.estimate.request import Input, Request
-from kerasmem.memory.estimate.traced import estimate_here
+from kerasmem.memory.estimate.traced import estimate_in_process
 from kerasmem.units import MIB
 
 MEASURED = {  # batch 64, Adam, float32: MiB, and how near the estimate has to come
@@ -51,7 +51,7 @@ def question(model, batch_size, **changes):
 
 @pytest.fixture(scope="module")
 def found(cnn):
-    return estimate_here(question(cnn, 64))
+    return estimate_in_process(question(cnn, 64))
 
 
 def test_the_peak_is_near_the_measured_one(found, backend):
@@ -78,7 +78,7 @@ def test_activations_belong_to_the_layers_that_made_them(found, cnn):
 
 
 def test_predict_needs_less_than_training(cnn, found):
-    predict = estimate_here(question(cnn, 64, training=False, optimizer=None))
+    predict = estimate_in_process(question(cnn, 64, training=False, optimizer=None))
     assert predict.peak_bytes < found.peak_bytes
     assert "gradient" not in predict.by_category()
 
@@ -143,7 +143,7 @@ def test_a_step_that_runs_is_measured(backend):
 def test_here_means_on_the_running_backend(cnn, backend):
     other = "torch" if backend != "torch" else "jax"
     with pytest.raises(errors.ConfigError, match=r"traced on the backend that runs it"):
-        estimate_here(question(cnn, 8, backend=other))
+        estimate_in_process(question(cnn, 8, backend=other))
 
 
 def test_a_loop_is_refused_where_nobody_can_size_it(backend):
@@ -154,6 +154,6 @@ def test_a_loop_is_refused_where_nobody_can_size_it(backend):
     asked = question(model, 8, inputs=inputs)
     if backend == "tensorflow":
         with pytest.raises(errors.ModelError, match=r"has a loop.*measure_step"):
-            estimate_here(asked)
+            estimate_in_process(asked)
     else:
-        assert estimate_here(asked).peak_bytes > 4 * model.count_params()
+        assert estimate_in_process(asked).peak_bytes > 4 * model.count_params()

@@ -10,11 +10,11 @@ from kerasmem.graph.values import held_bytes
 from kerasmem.memory.batch_size.trial import ONE_THREAD
 from kerasmem.memory.compress_activations.math import packed_bytes
 from kerasmem.memory.estimate import Input, Request
-from kerasmem.memory.estimate.analytic.segments import Run, computed_again
+from kerasmem.memory.estimate.analytic.segments import Segment, rematerialized
 from kerasmem.memory.estimate.inputs import run_once, zeros
 from kerasmem.memory.estimate.request import request_of
-from kerasmem.memory.estimate.traced import estimate_here as by_trace
-from kerasmem.memory.estimate.traced.on_xla import estimate_here as by_xla
+from kerasmem.memory.estimate.traced import estimate_in_process as by_trace
+from kerasmem.memory.estimate.traced.on_xla import estimate_in_process as by_xla
 from kerasmem.memory.measure import COUNTING_ALLOCATOR
 from kerasmem.memory.program import Op, Plan, Program, Tensor, peak_of
 from kerasmem.memory.rematerialize import plan_of
@@ -93,10 +93,10 @@ def test_a_chain_keeps_what_enters_its_pieces_and_the_inside_of_one():
     ops = chain(9, 10)
     # All nine outputs, and a gradient beside that of the loss's.
     assert peak(ops) == 10 * 10
-    runs = [Run(frozenset(range(a, a + 3)), Residuals.ALL) for a in (0, 3)]
+    segments = [Segment(frozenset(range(a, a + 3)), Residuals.ALL) for a in (0, 3)]
     # Two outputs of pieces, three of the last layers, one gradient.
-    assert peak(computed_again(ops, runs)) == 10 * 6
-    assert len(computed_again(ops, runs)) == len(ops) + 2 * 2 + 2 * 3
+    assert peak(rematerialized(ops, segments)) == 10 * 6
+    assert len(rematerialized(ops, segments)) == len(ops) + 2 * 2 + 2 * 3
 
 
 @pytest.mark.parametrize("make", [deep, residual])
@@ -146,7 +146,7 @@ def test_another_process_makes_the_same_model(treat):
     ]
 
 
-def test_a_trace_and_what_xla_plans_see_what_is_computed_again(backend):
+def test_a_trace_and_what_xla_plans_see_what_is_rematerialized(backend):
     look = by_xla if backend == "jax" else by_trace
     model = deep()
     lean = km.rematerialize(model, batch_size=BATCH)

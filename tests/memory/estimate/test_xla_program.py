@@ -3,8 +3,7 @@
 import pytest
 
 from kerasmem.backends.xla.flat import Flat, Value
-from kerasmem.memory.estimate.traced.on_xla import written
-from kerasmem.memory.estimate.traced.xla_kernels import stored, trial
+from kerasmem.memory.estimate.traced.on_xla import stored, trial, written
 from kerasmem.memory.program import Plan, peak_of
 
 pytestmark = pytest.mark.one_backend

@@ -7,12 +7,12 @@ the frequency domain.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from kerasmem.memory.estimate import scratch as space
-from kerasmem.memory.estimate.analytic.tape import Framework, Scratch
-from kerasmem.memory.program import Op, Tensor, as_ready
+from kerasmem.memory.program import Op, Tensor, as_ready, as_written
 from kerasmem.units import MIB
 
 _TENSOR_CORE_LAYOUT_IS_LAST = 4
@@ -23,6 +23,75 @@ _TILE = 32
 _MATMUL_WORKSPACE = 32 * MIB
 """cuBLAS's scratch space on GPUs with compute capability 9, as torch and XLA ask for
 it."""
+
+
+class Scratch(NamedTuple):
+    """Scratch space of a convolution, in bytes.
+
+    Args:
+        forward: of the convolution itself.
+        to_kernel: of the gradient of its kernel.
+        to_input: of the gradient of its input.
+        trial: the most that is tried out in the first step.
+        at_once: whether both gradients are made at the same time.
+    """
+
+    forward: int = 0
+    to_kernel: int = 0
+    to_input: int = 0
+    trial: int = 0
+    at_once: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Framework:
+    """How a backend runs a step.
+
+    Args:
+        kernels: whose operations layers are made of: `"tensorflow"`, `"xla"` or
+            `"torch"`.
+        ordered: puts operations into the order in which they run, given the tensors
+            that outlive them, and merges them if the backend does.
+        updates: how variables are updated: `"each"` as soon as its gradient is there,
+            `"merged"` likewise in one operation, `"lists"` all at once at the end.
+        in_place: whether a result may take the memory of an operand that ends.
+        keeps_outputs: whether every layer's output lives until the forward pass ends,
+            as in Keras's own loop over the layers.
+        keeps_gradients: whether gradients live on until the next step.
+        one_block: whether the whole step is one allocation.
+        allocator: `"bfc"` or `"caching"`, which is torch's.
+        rounding: bytes to whose multiple it rounds a block.
+        waste: what it gives beyond that on average, as a share.
+        scratch: scratch space of a convolution.
+        product_scratch: scratch space of a matrix product.
+        held_scratch: bytes that the backend keeps for matrix products, per thread: one
+            goes forward, another backward.
+        fused_recurrence: whether an LSTM is one operation.
+        sparse: whether the gradient of an embedding is of the rows that were read.
+        doubt: how far the bytes of a step may be off, as a share of them: downward
+            and upward.
+    """
+
+    kernels: str = "tensorflow"
+    ordered: Callable[[Sequence[Op], Sequence[Tensor]], list[Op]] = as_written
+    updates: str = "each"
+    in_place: bool = True
+    keeps_outputs: bool = False
+    keeps_gradients: bool = False
+    one_block: bool = False
+    allocator: str = "bfc"
+    rounding: int = 256
+    waste: float = 0.0
+    scratch: Callable[[Tensor, Tensor, Tensor], Scratch] = lambda *_: Scratch()
+    product_scratch: int = 0
+    held_scratch: int = 0
+    fused_recurrence: bool = False
+    sparse: bool = False
+    doubt: tuple[float, float] = (0.15, 0.15)
+
+    def held(self, *, training: bool) -> int:
+        """Return the bytes that the backend keeps for matrix products in all."""
+        return self.held_scratch * (2 if training else 1)
 
 
 def unrolled_images(x: Tensor, y: Tensor, kernel: Tensor) -> Scratch:

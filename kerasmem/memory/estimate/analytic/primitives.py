@@ -48,8 +48,8 @@ def pointwise(
             dx = t.new(broadcast(*(r.shape for r in reads)), dy.width, layout=dy.layout)
             t.op(f"{name} gradient", reads, dx, over=reads, fusible=True)
         if math.prod(dx.shape) != math.prod(x.shape):
-            dx = reduced(t, dx, x.shape)
-        return converted(t, dx, x.width)
+            dx = reduce(t, dx, x.shape)
+        return cast(t, dx, x.width)
 
     pairs = list(zip(xs, needs, strict=True))
     t.pull(xs, y, lambda dy: [gradient(dy, x, read) for x, read in pairs])
@@ -63,33 +63,33 @@ def broadcast(*shapes: Shape) -> Shape:
     return tuple(max(sizes) for sizes in zip(*padded, strict=True))
 
 
-def converted(t: Tape, x: Tensor, width: int) -> Tensor:
+def cast(t: Tape, x: Tensor, width: int) -> Tensor:
     """Return `x` in another type, itself if it has it; its gradient converts back."""
     if x.width == width:
         return x
     y = t.new(x.shape, width, layout=x.layout)
     t.op("cast", (x,), y, fusible=True)
-    t.pull((x,), y, lambda dy: [converted(t, dy, x.width)])
+    t.pull((x,), y, lambda dy: [cast(t, dy, x.width)])
     return y
 
 
-def reduced(t: Tape, x: Tensor, shape: Sequence[int], name: str = "sum") -> Tensor:
+def reduce(t: Tape, x: Tensor, shape: Sequence[int], name: str = "sum") -> Tensor:
     """Return a sum or mean; its gradient is spread over the shape of `x` again."""
     y = t.new(shape, x.width)
     t.op(name, (x,), y, reduces=True)
-    t.pull((x,), y, lambda dy: [spread(t, dy, x)])
+    t.pull((x,), y, lambda dy: [broadcast_to(t, dy, x)])
     return y
 
 
-def spread(t: Tape, x: Tensor, like: Tensor) -> Tensor:
+def broadcast_to(t: Tape, x: Tensor, like: Tensor) -> Tensor:
     """Return `x` repeated to the shape of `like`, in memory of its own."""
     y = t.new(like.shape, like.width, layout=like.layout)
     t.op("spread", (x,), y, fusible=True)
-    t.pull((x,), y, lambda dy: [reduced(t, dy, x.shape)])
+    t.pull((x,), y, lambda dy: [reduce(t, dy, x.shape)])
     return y
 
 
-def copied(
+def copy(
     t: Tape, x: Tensor, shape: Sequence[int], name: str, layout: str | None = None
 ) -> Tensor:
     """Return entries of `x` in memory of their own, in another order or number."""
@@ -149,7 +149,7 @@ def product(
     return y
 
 
-def joined(t: Tape, xs: Tensors, shape: Sequence[int]) -> Tensor:
+def concatenate(t: Tape, xs: Tensors, shape: Sequence[int]) -> Tensor:
     """Return the concatenation of tensors; its gradient is cut into copies."""
     y = t.new(shape, xs[0].width, layout=xs[0].layout)
     t.op("concatenate", xs, y, fusible=True)
@@ -175,7 +175,7 @@ def multiply(t: Tape, a: Tensor, b: Tensor) -> Tensor:
     return pointwise(t, "multiply", a, b, needs=(needs_a, needs_b))
 
 
-def scaled(t: Tape, x: Tensor) -> Tensor:
+def scale(t: Tape, x: Tensor) -> Tensor:
     """Return `x` times or plus a number; nothing is kept."""
     return pointwise(t, "scale", x, needs=((),))
 

@@ -10,10 +10,11 @@ from kerasmem.graph.activation_policy import RecomputedSegment
 from kerasmem.graph.calls import Call, Trace, trace
 from kerasmem.graph.layer_table import class_name
 from kerasmem.memory.estimate.analytic import primitives as p
+from kerasmem.memory.estimate.analytic.framework import Framework
+from kerasmem.memory.estimate.analytic.layers import HANDLERS
 from kerasmem.memory.estimate.analytic.layers.common import FLOAT, unknown
-from kerasmem.memory.estimate.analytic.layers.tables import HANDLERS
-from kerasmem.memory.estimate.analytic.segments import RETURN, Run, computed_again
-from kerasmem.memory.estimate.analytic.tape import Framework, Site, Tape
+from kerasmem.memory.estimate.analytic.segments import RETURN, Segment, rematerialized
+from kerasmem.memory.estimate.analytic.tape import Site, Tape
 from kerasmem.memory.estimate.request import Request
 from kerasmem.memory.estimate.variables import Precision, width
 from kerasmem.memory.program import Op, Program, Tensor
@@ -33,17 +34,29 @@ class Record:
     trace: Trace
     how: Framework
 
-    def in_order(self, runs: Sequence[Run] = ()) -> Program:
-        """Return the operations in the order in which they run.
+    def steps(self, segments: Sequence[Segment] = ()) -> tuple[Program, Program]:
+        """Return the first step and a later one, in the order in which they run.
+
+        Gradients of the step before may still be there in a later one: Keras's torch
+        trainer drops them once the loss is there.
 
         Args:
-            runs: pieces of the model that are computed again.
+            segments: passes through the model that are computed again.
         """
-        ops = computed_again(self.step.ops, runs) if runs else self.step.ops
-        return replace(self.step, ops=tuple(self.how.ordered(ops, self.step.kept)))
+        ops = rematerialized(self.step.ops, segments) if segments else self.step.ops
+        ops = tuple(self.how.ordered(ops, self.step.kept))
+        first = replace(self.step, ops=ops)
+        gradients = [x for x in first.kept if x.root.kind == "gradient"]
+        if not gradients:
+            return first, first
+        old = Tensor((sum(x.nbytes for x in gradients),), 1, kind="gradient")
+        hold = Op("hold gradients", None, "forward", (), (old,))
+        drop = Op("drop gradients", None, "forward", (old,), ())
+        at = next(i for i, op in enumerate(ops) if op.phase == "backward")
+        return first, replace(first, ops=(hold, *ops[:at], drop, *ops[at:]))
 
-    def runs_of(self, pieces: Sequence[RecomputedSegment]) -> list[Run]:
-        """Return pieces that are computed again, once for each time that they run."""
+    def segments_of(self, pieces: Sequence[RecomputedSegment]) -> list[Segment]:
+        """Return what is computed again, once for each time that it runs."""
         piece_of = {id(node): piece for piece in pieces for node in piece.nodes}
         calls: dict[tuple[RecomputedSegment, tuple[int, ...]], set[int]] = {}
         for number, call in enumerate(self.trace.calls):
@@ -54,8 +67,8 @@ class Record:
                     calls.setdefault(key, set()).add(number)
                     break
         return [
-            Run(frozenset(found), piece.residuals)
-            for (piece, _), found in calls.items()
+            Segment(frozenset(numbers), piece.residuals)
+            for (piece, _), numbers in calls.items()
         ]
 
 
@@ -121,24 +134,9 @@ def _loss(tape: Tape, y: Tensor) -> Tensor:
     tape.phase = "backward"
     dy = tape.new(y.shape, likely.width)
     tape.op("loss gradient", (likely,), dy, over=(likely,))
-    dy = p.converted(tape, dy, y.width)
+    dy = p.cast(tape, dy, y.width)
     tape.phase = "forward"
     return dy
-
-
-def with_gradients_before(step: Program) -> Program:
-    """Return the step with the gradients of the one before until the loss is there.
-
-    Keras's torch trainer drops them only then.
-    """
-    gradients = [x for x in step.kept if x.root.kind == "gradient"]
-    if not gradients:
-        return step
-    old = Tensor((sum(x.nbytes for x in gradients),), 1, kind="gradient")
-    hold = Op("hold gradients", None, "forward", (), (old,))
-    drop = Op("drop gradients", None, "forward", (old,), ())
-    at = next(i for i, op in enumerate(step.ops) if op.phase == "backward")
-    return replace(step, ops=(hold, *step.ops[:at], drop, *step.ops[at:]))
 
 
 class Forward:
@@ -186,7 +184,7 @@ class Forward:
         for spec in call.inputs:
             x = self._known[id(spec)]
             is_cast = casts and "float" in str(spec.dtype)
-            xs.append(p.converted(self._tape, x, size) if is_cast else x)
+            xs.append(p.cast(self._tape, x, size) if is_cast else x)
         xs += [self._parameter(v, size) for v in call.variables]
         shapes = tuple(tuple(y.shape) for y in call.outputs)
         y = self._layer(layer, xs, shapes, size, call.names)
@@ -225,7 +223,7 @@ class Forward:
                 kind="parameter",
                 differentiable=bool(variable.trainable),
             )
-        return p.converted(self._tape, self._parameters[id(variable)], size)
+        return p.cast(self._tape, self._parameters[id(variable)], size)
 
 
 def _path(call: Call) -> str:

@@ -1,21 +1,24 @@
-"""The operations of a step in which pieces of the model are computed again.
+"""Rematerialization: the operations of a step in which segments are computed again.
 
-Of what enters a piece something waits; what is made in it is there only as long as the
-forward pass is in it. Once the gradients of all that it hands on are there, it is
-computed again, as far as its own gradients read what it makes, and nothing goes on
-before all of these are there. Each backend sees to that in a way of its own.
+Of what enters a segment the residuals are saved; what is made in it is there only as
+long as the forward pass is in it. Once the gradients of all that it hands on are there,
+it is computed again, as far as its own gradients read what it makes, and nothing goes
+on before all of these are there. Each backend sees to that in a way of its own.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
 from kerasmem.graph.activation_policy import Residuals
-from kerasmem.memory.estimate.analytic.packing import Stored, packed, zeros
+from kerasmem.memory.compress_activations.math import FEWEST, grouping, packed_bytes
 from kerasmem.memory.program import Op, Tensor, by_readiness
 
-WAIT = "wait"
+BARRIER = "barrier"
 """The name of an operation that does nothing, but only once others are done."""
+
+_FLOAT = 4
 
 RETURN = "return"
 """The end of Keras's own loop over the layers, which holds all of their outputs."""
@@ -113,36 +116,53 @@ def _sums(ops: Sequence[Op], places: Sequence[int | None]) -> Iterator[tuple[int
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
-    """A piece in one forward pass.
+class Segment:
+    """A segment that is recomputed, in one forward pass.
 
     Args:
         calls: numbers of the model's calls in it.
-        kept: what waits of what enters.
+        residuals: what is saved of what enters.
     """
 
     calls: frozenset[int]
-    kept: Residuals
+    residuals: Residuals
 
 
-def computed_again(ops: Sequence[Op], runs: Sequence[Run]) -> list[Op]:
+@dataclass(frozen=True, eq=False)
+class Stored:
+    """An activation that does not wait as it is.
+
+    Args:
+        tensors: what waits.
+        pack: the operations that make these.
+        unpack: the operations that make the activation of them.
+        restored: that activation.
+    """
+
+    tensors: tuple[Tensor, ...]
+    pack: tuple[Op, ...]
+    unpack: tuple[Op, ...]
+    restored: Tensor
+
+
+def rematerialized(ops: Sequence[Op], segments: Sequence[Segment]) -> list[Op]:
     """Return the operations of a step.
 
     Args:
         ops: those of a step that keeps all, in the order in which they were written
             down.
-        runs: the pieces to compute again; no call is in two of them.
+        segments: the pieces to compute again; no call is in two of them.
     """
-    units = units_of(ops, [run.calls for run in runs])
+    units = units_of(ops, [segment.calls for segment in segments])
     _return_early(units)
     readers = _readers(units)
     gates: dict[Tensor, Tensor] = {}
-    for number, run in enumerate(runs):
+    for number, segment in enumerate(segments):
         forward = units.get((number, "forward"))
         backward = units.get((number, "backward"))
         if forward and backward:
             handed = [x for x in backward.made if readers.get(x, set()) - {backward}]
-            gates |= _Piece(run, forward, backward).rewritten(handed)
+            gates |= _Piece(segment, forward, backward).rewritten(handed)
     for unit in units.values():
         own = unit.made if unit.is_piece else set()
         signals = {x: s for x, s in gates.items() if s not in own} if own else gates
@@ -197,7 +217,7 @@ def _behind(op: Op, signals: Mapping[Tensor, Tensor]) -> Op:
 class _Piece:
     """Both passes through a piece, as they are without it."""
 
-    def __init__(self, run: Run, forward: Unit, backward: Unit) -> None:
+    def __init__(self, segment: Segment, forward: Unit, backward: Unit) -> None:
         self._forward = forward
         self._backward = backward
         self._made = forward.made
@@ -207,7 +227,7 @@ class _Piece:
         self._entering = entering.keys() - self._made
         kept = [x for x in entering if x.kind == "value" and x in self._read]
         kept = [x for x in kept if x not in self._made]
-        self._stored = {x: s for x in kept if (s := _stored(run, x)) is not None}
+        self._stored = {x: s for x in kept if (s := _stored(segment, x)) is not None}
         self._waiting = [x for x in kept if x not in self._stored]
         self._waiting += [x for one in self._stored.values() for x in one.tensors]
 
@@ -256,14 +276,14 @@ class _Piece:
         return replace(op, layer=self._forward.ops[0].layer, phase=phase)
 
     def _wait(self, phase: str, reads: Sequence[Tensor], signal: Tensor) -> Op:
-        return self._of(Op(WAIT, None, phase, tuple(reads), (signal,)), phase)
+        return self._of(Op(BARRIER, None, phase, tuple(reads), (signal,)), phase)
 
 
-def _stored(run: Run, x: Tensor) -> Stored | None:
+def _stored(segment: Segment, x: Tensor) -> Stored | None:
     """Return how what enters waits, None for as it is."""
-    if run.kept is Residuals.NO_FLOATS:
+    if segment.residuals is Residuals.NO_FLOATS:
         return zeros(x)
-    return packed(x) if run.kept is Residuals.EIGHT_BITS else None
+    return packed(x) if segment.residuals is Residuals.EIGHT_BITS else None
 
 
 def _needed(forward: Unit, backward: Unit) -> list[Op]:
@@ -293,3 +313,66 @@ def _tensor(x: Tensor, twins: Mapping[Tensor, Tensor]) -> Tensor:
     if twin is None:
         return x
     return twin if x.base is None else replace(x, base=twin)
+
+
+def zeros(x: Tensor) -> Stored:
+    """Return how nothing waits: one number, and zeros where values are of no use."""
+    number, late = Tensor((1,), x.width, x.layer), Tensor(x.shape, x.width, x.layer)
+    return Stored(
+        (number,), (_op("zero", (), number),), (_op("zeros", (number,), late),), late
+    )
+
+
+def packed(x: Tensor) -> Stored | None:
+    """Return how eight bits an entry wait, None where that is not worth it."""
+    if x.width > _FLOAT or grouping(x.shape).entries < FEWEST:
+        return None
+    codes = Tensor((packed_bytes(x.shape),), 1, x.layer)
+    late = Tensor(x.shape, x.width, x.layer)
+    return Stored((codes,), _pack(x, codes), _unpack(codes, late), late)
+
+
+def _pack(x: Tensor, codes: Tensor) -> tuple[Op, ...]:
+    finite, above, below = (_like(x, 1) for _ in range(3))
+    known, first, special, exact, noise, whole = (_like(x) for _ in range(6))
+    rounded, summed, coded = (_like(x) for _ in range(3))
+    return (
+        _op("finite", (x,), finite),
+        _op("below", (x,), below),
+        _op("above", (x,), above),
+        _op("infinite", (below,), first),
+        _op("special", (above, first), special, over=(first,)),
+        _op("known", (finite, x), known),
+        _op("exact", (known,), exact, over=(known,)),
+        _op("noise", (known,), noise),
+        _op("whole part", (noise,), whole),
+        _op("fraction", (noise, whole), rounded, over=(noise, whole)),
+        _op("rounded", (exact, rounded), summed, over=(exact, rounded)),
+        _op("coded", (finite, summed, special), coded, over=(summed, special)),
+        _op("codes", (coded,), codes),
+    )
+
+
+def _unpack(codes: Tensor, late: Tensor) -> tuple[Op, ...]:
+    floats, values, first, special = (_like(late) for _ in range(4))
+    is_special, is_infinite, is_nan = (_like(late, 1) for _ in range(3))
+    return (
+        _op("floats", (codes,), floats),
+        _op("infinite", (floats,), is_infinite),
+        _op("nan", (floats,), is_nan),
+        _op("special", (floats,), is_special),
+        _op("values", (floats,), values, over=(floats,)),
+        _op("infinities", (is_infinite,), first),
+        _op("specials", (is_nan, first), special, over=(first,)),
+        _op("restored", (is_special, special, values), late, over=(special, values)),
+    )
+
+
+def _like(x: Tensor, width: int = _FLOAT) -> Tensor:
+    return Tensor((math.prod(x.shape),), width, x.layer)
+
+
+def _op(
+    name: str, reads: tuple[Tensor, ...], y: Tensor, over: tuple[Tensor, ...] = ()
+) -> Op:
+    return Op(name, None, "forward", reads, (y,), over, fusible=True)

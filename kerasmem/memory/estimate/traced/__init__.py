@@ -1,6 +1,5 @@
 """What a step needs, from the program that the framework would run. Nothing runs."""
 
-import importlib
 import tempfile
 from dataclasses import replace
 
@@ -9,6 +8,7 @@ import keras
 from kerasmem.backends.trace import tracer
 from kerasmem.graph.layers import sublayers
 from kerasmem.memory.estimate.request import Request, answer_in_child
+from kerasmem.memory.estimate.traced import on_tensorflow, on_torch, on_xla
 from kerasmem.records import MemoryEstimate
 
 
@@ -29,7 +29,7 @@ def estimate(request: Request) -> MemoryEstimate:
         return answer_in_child(__name__, request, {"XLA_FLAGS": flags})
 
 
-def estimate_here(request: Request) -> MemoryEstimate:
+def estimate_in_process(request: Request) -> MemoryEstimate:
     """Return the estimate from a trace, in this process and on its backend.
 
     The model gets an optimizer with slots, and is traced: hand in one of your own.
@@ -43,6 +43,7 @@ def estimate_here(request: Request) -> MemoryEstimate:
         # A layer may forbid it: Keras says so itself, but only where the device is.
         compiled = tracer().compiles_on_gpu(sublayers(request.model))
         request = replace(request, jit_compile=compiled)
-    by_xla = request.backend == "jax" or (request.backend == "tensorflow" and compiled)
-    name = f"{__name__}.on_{'xla' if by_xla else request.backend}"
-    return importlib.import_module(name).estimate_here(request)
+    if request.backend == "jax" or (request.backend == "tensorflow" and compiled):
+        return on_xla.estimate_in_process(request)
+    by_graph = on_torch if request.backend == "torch" else on_tensorflow
+    return by_graph.estimate_in_process(request)

@@ -29,7 +29,7 @@ _LOOPS = frozenset({"LoopCond", "StatelessWhile", "While"})  # lowered or not
 _UPDATES = frozenset({"AssignAddVariableOp", "AssignSubVariableOp"})
 
 
-def estimate_here(request: Request) -> MemoryEstimate:
+def estimate_in_process(request: Request) -> MemoryEstimate:
     """Return the estimate of a step that TensorFlow does not compile.
 
     Raises:
@@ -51,8 +51,8 @@ def estimate_here(request: Request) -> MemoryEstimate:
         )
     step = written(graph, model, request.device)
     planned = pg.Plan(step, in_place=True)
-    plans = [pg.Plan(pg.with_trials(step), in_place=True), planned, planned]
-    (first, *_, later), pool = pg.live(plans, pg.allocator("bfc"))
+    plans = [pg.Plan(step, in_place=True, is_first=True), planned, planned]
+    (first, *_, later), pool = pg.live(plans, "bfc")
     requested = pg.peak_of(planned.events, 1, step.present).nbytes
     fused = any(op.kind.startswith("CudnnRNN") for op in graph.operations)
     below, above = _IN_CUDNN if fused else (_LOW, _HIGH)
@@ -60,12 +60,14 @@ def estimate_here(request: Request) -> MemoryEstimate:
     if not request.training:
         # Every batch of a new length is a first one.
         high = max(high, first.nbytes)
-    asked = sum(nbytes for _, nbytes in later.uses)
-    extra = {"rounding": later.nbytes - asked, "pool": max(pool - later.nbytes, 0)}
-    kept = pg.kept_for_backward(step.ops, planned.owner)
     return request.answer(
         "traced",
-        pg.parts_of((), later, kept, extra),
+        pg.parts_of(
+            planned,
+            later,
+            rounding=later.nbytes - later.requested_bytes,
+            pool=max(pool - later.nbytes, 0),
+        ),
         (low, later.nbytes, high),
         (None, first.nbytes, None),
     )

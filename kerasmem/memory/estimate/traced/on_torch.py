@@ -29,7 +29,7 @@ ROUNDING_BYTES = 512
 _DEVICE = "simulated"
 
 
-def estimate_here(request: Request) -> MemoryEstimate:
+def estimate_in_process(request: Request) -> MemoryEstimate:
     """Return the estimate of a step that torch does not compile.
 
     Raises:
@@ -47,12 +47,14 @@ def estimate_here(request: Request) -> MemoryEstimate:
     first, peak = (nbytes + libraries for nbytes in peaks)
     planned = pg.Plan(step, in_place=False)
     fullest = pg.peak_of(planned.events, ROUNDING_BYTES, step.present)
-    asked = libraries + sum(nbytes for _, nbytes in fullest.uses)
-    extra = {"workspace": libraries, "rounding": peak - asked}
-    kept = pg.kept_for_backward(step.ops, planned.owner)
     return request.answer(
         "traced",
-        pg.parts_of((), fullest, kept, extra),
+        pg.parts_of(
+            planned,
+            fullest,
+            workspace=libraries,
+            rounding=peak - libraries - fullest.requested_bytes,
+        ),
         (round(_LOW * peak), peak, round(_HIGH * peak)),
         (None, first, None),
     )

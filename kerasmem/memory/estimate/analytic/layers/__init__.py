@@ -1,1 +1,104 @@
-"""What each layer runs, per framework: tables from the class name to a function."""
+"""What each layer runs: a table from the name of a class to a function.
+
+Read in the Keras backends, in the allocations of real TensorFlow steps on a GPU (names
+of the operations, sizes, lifetimes), and in torch's rules of differentiation: there
+nothing is written over its input unless the code says so, and views cost nothing.
+"""
+
+from kerasmem.graph.layer_table import class_names
+from kerasmem.memory.estimate.analytic.layers import (
+    activations,
+    attention,
+    common,
+    convolution,
+    normalization,
+    recurrent,
+)
+from kerasmem.memory.estimate.analytic.tape import Handler
+
+_TABLE: list[tuple[tuple[str, ...] | str, Handler]] = [
+    ("Identity InputLayer ActivityRegularization Masking", common.identity),
+    ("Flatten Reshape ExpandDims Squeeze Ravel StopGradient", common.reshape),
+    (
+        "ZeroPadding#D Cropping#D UpSampling#D RepeatVector Permute Transpose Pad "
+        "GetItem Repeat Tile Flip Roll Slice BroadcastTo SwapAxes Moveaxis Split "
+        "Resizing Resize CenterCrop TopK",
+        common.copy_entries,
+    ),
+    ("GlobalAveragePooling#D Mean Sum", common.mean),
+    ("GlobalMaxPooling#D Max Min Amax Amin Prod", common.maximum_over_axes),
+    ("Add Subtract Average", common.add),
+    ("Multiply", common.multiply),
+    ("Divide TrueDivide", common.divide),
+    ("Negative", common.negate),
+    ("Cast", common.cast),
+    ("Where", common.where),
+    ("Take", common.take),
+    ("Embedding", common.embedding),
+    ("PositionEmbedding", common.position_embedding),
+    (
+        "Equal NotEqual Less LessEqual Greater GreaterEqual LogicalAnd LogicalOr "
+        "LogicalNot All Any ZerosLike OnesLike OneHot Argmax Argmin",
+        common.without_gradient,
+    ),
+    ("Maximum Minimum", common.elementwise_extremum),
+    ("Concatenate Stack Hstack Vstack", common.concatenate),
+    ("Dot Matmul Einsum Tensordot", common.contract),
+    ("Rescaling Normalization", common.rescale),
+    ("Dense EinsumDense", common.dense),
+    (class_names("dropout"), common.dropout_layer),
+    (class_names("activation"), activations.activation),
+    ("Activation Softmax", activations.activation_or_softmax),
+    ("MultiHeadAttention GroupedQueryAttention", attention.attention_layer),
+    ("DotProductAttention", attention.attention_operation),
+    (recurrent.LOOPS, recurrent.recurrent),
+    ("Bidirectional", recurrent.bidirectional),
+    ("TimeDistributed", recurrent.time_distributed),
+    ("Wrapper SpectralNormalization", recurrent.wrapper),
+    ("BatchNormalization", normalization.batch_normalization),
+    ("LayerNormalization", normalization.layer_normalization),
+    ("GroupNormalization", normalization.group_normalization),
+    ("RMSNormalization UnitNormalization", normalization.rms_normalization),
+    (
+        (*class_names("convolution"), *class_names("transposed_convolution")),
+        convolution.convolution_layer,
+    ),
+    ("DepthwiseConv1D DepthwiseConv2D", convolution.depthwise_convolution),
+    ("SeparableConv1D SeparableConv2D", convolution.separable_convolution),
+    (class_names("max_pooling"), convolution.max_pooling),
+    (class_names("average_pooling"), convolution.average_pooling),
+]
+_OTHERWISE_IN_TORCH: list[tuple[tuple[str, ...] | str, Handler]] = [
+    (
+        "Permute Transpose GetItem BroadcastTo SwapAxes Moveaxis Split Cropping#D",
+        common.reshape,
+    ),
+    ("BatchNormalization", normalization.torch_batch_normalization),
+    ("LayerNormalization", normalization.torch_layer_normalization),
+    (
+        (*class_names("convolution"), "DepthwiseConv1D", "DepthwiseConv2D"),
+        convolution.torch_convolution,
+    ),
+    (class_names("transposed_convolution"), convolution.torch_transposed_convolution),
+    (class_names("max_pooling"), convolution.torch_max_pooling),
+    (class_names("average_pooling"), convolution.torch_average_pooling),
+]
+
+
+def _by_name(table: list[tuple[tuple[str, ...] | str, Handler]]) -> dict[str, Handler]:
+    """Return the functions by class; `#` in a name stands for 1, 2 and 3."""
+    return {
+        name.replace("#", number): handler
+        for classes, handler in table
+        for name in (classes.split() if isinstance(classes, str) else classes)
+        for number in (("1", "2", "3") if "#" in name else "1")
+    }
+
+
+_HANDLERS = _by_name(_TABLE)
+HANDLERS = {
+    "tensorflow": _HANDLERS,
+    "xla": _HANDLERS,
+    "torch": {**_HANDLERS, **_by_name(_OTHERWISE_IN_TORCH)},
+}
+"""By kernels (see `Framework`)."""

@@ -2,8 +2,9 @@
 
 from typing import Any
 
+import keras
+
 from kerasmem.memory.estimate.analytic import primitives as p
-from kerasmem.memory.estimate.analytic.layers.names import activation_name
 from kerasmem.memory.estimate.analytic.tape import Site, Tape
 from kerasmem.memory.program import Tensor
 
@@ -12,7 +13,47 @@ _KEEP_OUTPUT_IN_TORCH = _KEEP_OUTPUT | {"softmax", "log_softmax"}
 _KEEP_OUTPUT_IN_TENSORFLOW = _KEEP_OUTPUT | {"relu6", "selu", "elu"}
 
 
-def activated(t: Tape, function: Any, x: Tensor) -> Tensor:
+_SAME = {
+    "leakyrelu": "leaky_relu",
+    "logsoftmax": "log_softmax",
+    "hardsilu": "hard_silu",
+    "hardswish": "hard_silu",
+    "hard_swish": "hard_silu",
+    "hardsigmoid": "hard_sigmoid",
+    "swish": "silu",
+}
+
+
+def activation_name(function: Any) -> str:
+    """Return the name of an activation: a function, a layer, or None for linear."""
+    if function is None:
+        return "linear"
+    name = getattr(function, "__name__", None)
+    if name is None:
+        name = type(function).__name__.lower()
+        if name == "gelu" and getattr(function, "approximate", True):
+            return "gelu_approximate"
+    elif name not in vars(keras.activations):
+        return _of_operation(function, name)
+    return _SAME.get(name, name)
+
+
+def _of_operation(function: Any, name: str) -> str:
+    """Return the name of the one operation that a function of one's own is."""
+    x = keras.Input((1,))
+    try:
+        y = function(x)
+    except Exception:  # noqa: BLE001 - a user's function may raise anything on symbols
+        return name
+    if not isinstance(y, keras.KerasTensor):
+        return name
+    operation = y._keras_history.operation
+    taken = operation._inbound_nodes[-1].input_tensors
+    is_all = len(taken) == 1 and taken[0] is x
+    return activation_name(operation) if is_all else name
+
+
+def activate(t: Tape, function: Any, x: Tensor) -> Tensor:
     """Return the activation of `x` by a Keras function, a layer or a name."""
     name = activation_name(function)
     if name == "linear":
@@ -26,7 +67,7 @@ def activated(t: Tape, function: Any, x: Tensor) -> Tensor:
 
 def activation(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     """Activation, and layers that are one, such as `ReLU`."""
-    return activated(t, getattr(s.layer, "activation", s.layer), xs[0])
+    return activate(t, getattr(s.layer, "activation", s.layer), xs[0])
 
 
 def activation_or_softmax(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
@@ -92,7 +133,7 @@ def _gelu(t: Tape, x: Tensor) -> Tensor:
     inner = _apart(t, x)
     # Too costly to be computed again where it is read.
     erfc = p.pointwise(t, "erfc", inner, needs=((inner,),), fusible=False)
-    return p.multiply(t, p.scaled(t, x), erfc)
+    return p.multiply(t, p.scale(t, x), erfc)
 
 
 def _gelu_approximate(t: Tape, x: Tensor) -> Tensor:
@@ -102,13 +143,13 @@ def _gelu_approximate(t: Tape, x: Tensor) -> Tensor:
     square = t.new(x.shape, x.width, differentiable=False)
     t.op("square", (x,), square, fusible=True)
     cube = p.pointwise(t, "cube", x, square, needs=((square,), None), free=True)
-    inner = p.add(t, x, p.scaled(t, cube))
-    return p.multiply(t, half, _apart(t, p.of_output(t, "tanh", p.scaled(t, inner))))
+    inner = p.add(t, x, p.scale(t, cube))
+    return p.multiply(t, half, _apart(t, p.of_output(t, "tanh", p.scale(t, inner))))
 
 
 def _hard_silu(t: Tape, x: Tensor) -> Tensor:
     """X relu6(x + 3) / 6."""
-    return p.multiply(t, x, p.scaled(t, p.of_output(t, "relu6", _apart(t, x))))
+    return p.multiply(t, x, p.scale(t, p.of_output(t, "relu6", _apart(t, x))))
 
 
 _COMPOSED = {

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from kerasmem.memory.estimate.analytic import primitives as p
 from kerasmem.memory.estimate.analytic.layers.activations import softmax
-from kerasmem.memory.estimate.analytic.layers.common import FLOAT, dropout, projected
+from kerasmem.memory.estimate.analytic.layers.common import FLOAT, dropout, projection
 from kerasmem.memory.estimate.analytic.tape import Site, Tape
 from kerasmem.memory.program import Shape, Tensor
 
@@ -29,12 +29,12 @@ class Heads(NamedTuple):
     dropout: bool = False
 
 
-def attended(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+def attention_layer(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     """MultiHeadAttention and GroupedQueryAttention."""
     layer = s.layer
-    given = dict(zip(s.names or ("query", "value", "key"), xs, strict=False))
-    query, value = given["query"], given.get("value", given["query"])
-    key = given.get("key", value)
+    arguments = dict(zip(s.names or ("query", "value", "key"), xs, strict=False))
+    query, value = arguments["query"], arguments.get("value", arguments["query"])
+    key = arguments.get("key", value)
     number = getattr(layer, "num_heads", None) or layer.num_query_heads
     fewer = getattr(layer, "num_key_value_heads", number)
     size = getattr(layer, "key_dim", None) or layer.head_dim
@@ -45,22 +45,22 @@ def attended(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
         (layer._value_dense, value, fewer, wide),
     )
     heads = Heads(
-        *(projected(t, s, d, x, (*x.shape[:-1], n, m)) for d, x, n, m in sides),
+        *(projection(t, s, d, x, (*x.shape[:-1], n, m)) for d, x, n, m in sides),
         scores=(query.shape[0], number, query.shape[-2], key.shape[-2]),
         mixed=(*query.shape[:-1], number, wide),
         dropout=bool(getattr(layer, "dropout", 0)),
     )
     mixed = _MIXED[t.how.kernels](t, s, heads)
-    return projected(t, s, layer._output_dense, mixed, s.shape)
+    return projection(t, s, layer._output_dense, mixed, s.shape)
 
 
-def operated(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+def attention_operation(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     """`keras.ops.dot_product_attention`."""
-    given = dict(zip(s.names, xs, strict=True))
-    query, key = given["query"], given["key"]
+    arguments = dict(zip(s.names, xs, strict=True))
+    query, key = arguments["query"], arguments["key"]
     batch, length, number, _ = query.shape
     scores = (batch, number, length, key.shape[1])
-    heads = Heads(query, key, given["value"], scores, s.shape)
+    heads = Heads(query, key, arguments["value"], scores, s.shape)
     return _MIXED[t.how.kernels](t, s, heads)
 
 
@@ -70,38 +70,38 @@ def _in_tensorflow(t: Tape, s: Site, heads: Heads) -> Tensor:
     turned, space = q.nbytes + k.nbytes, 2 * v.nbytes
     if heads.dropout:
         # Keras writes it out itself, and multiplies the query by the scale.
-        scores = p.product(t, "scores", p.scaled(t, q), k, heads.scores, turned)
+        scores = p.product(t, "scores", p.scale(t, q), k, heads.scores, turned)
         weights = dropout(t, softmax(t, scores), heads.scores)
         return p.product(t, "mix", weights, v, heads.mixed, space)
     scores = p.product(t, "scores", q, k, heads.scores, turned)
-    scores = p.converted(t, scores, max(FLOAT, s.width))
+    scores = p.cast(t, scores, max(FLOAT, s.width))
     scores = p.pointwise(t, "scale", scores, needs=(None,))
-    weights = p.converted(t, softmax(t, scores, scale_follows=True), s.width)
+    weights = p.cast(t, softmax(t, scores, scale_follows=True), s.width)
     return p.product(t, "mix", weights, v, heads.mixed, space)
 
 
 def _in_xla(t: Tape, s: Site, heads: Heads) -> Tensor:
     """Attention whose weights are written, with the scores merged into them."""
     scores = p.product(t, "scores", heads.query, heads.key, heads.scores)
-    scores = p.pointwise(t, "scale", p.converted(t, scores, FLOAT), needs=(None,))
+    scores = p.pointwise(t, "scale", p.cast(t, scores, FLOAT), needs=(None,))
     weights = p.of_output(t, "softmax", scores)
     if heads.dropout:
         weights = dropout(t, weights, weights.shape)
-    weights = p.converted(t, weights, s.width)
+    weights = p.cast(t, weights, s.width)
     return p.product(t, "mix", weights, heads.value, heads.mixed)
 
 
 def _in_torch(t: Tape, _s: Site, heads: Heads) -> Tensor:
     """Attention in one kernel, which keeps its operands and its result."""
     if heads.dropout:
-        query = p.scaled(t, heads.query)
+        query = p.scale(t, heads.query)
         scores = p.product(t, "scores", query, heads.key, heads.scores)
         weights = dropout(t, p.of_output(t, "softmax", scores), heads.scores)
         return p.product(t, "mix", weights, heads.value, heads.mixed)
     operands = [heads.query, heads.key, heads.value]
     if heads.query.width >= FLOAT:
         # The flash kernel wants half precision; for the other Keras makes copies.
-        operands = [p.copied(t, x, x.shape, "contiguous") for x in operands]
+        operands = [p.copy(t, x, x.shape, "contiguous") for x in operands]
     y = t.new(heads.mixed, heads.query.width)
     sums = t.new(heads.scores[:-1], FLOAT, differentiable=False)
     # The gradient of the query is summed up in float32.

@@ -6,7 +6,7 @@ from typing import Any
 
 from kerasmem.graph.layer_table import class_name
 from kerasmem.memory.estimate.analytic import primitives as p
-from kerasmem.memory.estimate.analytic.layers.activations import activated
+from kerasmem.memory.estimate.analytic.layers.activations import activate
 from kerasmem.memory.estimate.analytic.tape import Site, Tape
 from kerasmem.memory.program import Shape, Tensor
 
@@ -14,61 +14,61 @@ FLOAT = 4
 """Bytes of a float32, in which normalization and softmax are computed at least."""
 
 
-def same(_t: Tape, _s: Site, xs: list[Tensor]) -> Tensor:
+def identity(_t: Tape, _s: Site, xs: list[Tensor]) -> Tensor:
     """Identity: the very tensor that went in."""
     return xs[0]
 
 
-def reshaped(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+def reshape(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     """Another shape for the same memory."""
     return t.view(xs[0], s.shape)
 
 
-def moved(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+def copy_entries(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     """Entries copied to other places: padding, cropping, repeating, permuting."""
-    return p.copied(t, xs[0], s.shape, "copy")
+    return p.copy(t, xs[0], s.shape, "copy")
 
 
-def mean_over_space(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+def mean(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     """Global pooling, and every other reduction to fewer entries."""
-    return p.reduced(t, xs[0], s.shape, "mean")
+    return p.reduce(t, xs[0], s.shape, "mean")
 
 
-def max_over_space(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+def maximum_over_axes(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     """The maximum over axes; its gradient asks again where the maximum was."""
     y = t.new(s.shape, xs[0].width)
     return p.single(t, "max", xs[:1], y, keeps=(xs[0], y), reduces=True)
 
 
-def summed(t: Tape, _s: Site, xs: list[Tensor]) -> Tensor:
+def add(t: Tape, _s: Site, xs: list[Tensor]) -> Tensor:
     """Add, Subtract, Average: nothing is kept."""
     return reduce(partial(p.add, t), xs)
 
 
-def multiplied(t: Tape, _s: Site, xs: list[Tensor]) -> Tensor:
+def multiply(t: Tape, _s: Site, xs: list[Tensor]) -> Tensor:
     """Multiply: every factor is kept."""
     return reduce(partial(p.multiply, t), xs)
 
 
-def compared(t: Tape, _s: Site, xs: list[Tensor]) -> Tensor:
+def elementwise_extremum(t: Tape, _s: Site, xs: list[Tensor]) -> Tensor:
     """Maximum and Minimum: the gradient compares the operands again."""
     pointwise = partial(p.pointwise, t, "compare")
     return reduce(lambda y, x: pointwise(y, x, needs=((y, x), (y, x))), xs)
 
 
-def concatenated(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+def concatenate(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     """Concatenate."""
-    return p.joined(t, xs, s.shape)
+    return p.concatenate(t, xs, s.shape)
 
 
-def contracted(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+def contract(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     """Dot, Matmul, Einsum of two activations."""
     return p.product(t, "matmul", xs[0], xs[-1], s.shape)
 
 
-def rescaled(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+def rescale(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     """Rescaling and Normalization: two operations with constants."""
-    return p.scaled(t, p.scaled(t, cast(t, s, xs)))
+    return p.scale(t, p.scale(t, cast(t, s, xs)))
 
 
 def unknown(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
@@ -81,31 +81,31 @@ def unknown(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
 
 def dense(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     """Dense and EinsumDense: a product, a bias, an activation."""
-    y = projected(t, s, s.layer, xs[0], s.shape)
-    return activated(t, s.layer.activation, y)
+    y = projection(t, s, s.layer, xs[0], s.shape)
+    return activate(t, s.layer.activation, y)
 
 
-def projected(t: Tape, s: Site, layer: Any, x: Tensor, shape: Shape) -> Tensor:
+def projection(t: Tape, s: Site, layer: Any, x: Tensor, shape: Shape) -> Tensor:
     """Return the product of `x` with the kernel of a dense layer, and its bias."""
     kernel = s.parameter(layer.kernel)
     y = p.product(t, "matmul", x, kernel, shape, t.how.product_scratch)
     return y if layer.bias is None else p.add(t, y, s.parameter(layer.bias))
 
 
-def taken(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+def take(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     """Take: rows of a tensor."""
     given = dict(zip(s.names, xs, strict=True))
     x, indices = given.get("x", xs[0]), given.get("indices", xs[0])
-    return _gathered(t, s, x, indices, sparse=t.how.sparse and x.kind == "parameter")
+    return _gather(t, s, x, indices, sparse=t.how.sparse and x.kind == "parameter")
 
 
-def looked_up(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+def embedding(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     """Embedding: rows of a table."""
     table = s.parameter(s.layer.embeddings)
-    return _gathered(t, s, table, xs[0], sparse=t.how.sparse)
+    return _gather(t, s, table, xs[0], sparse=t.how.sparse)
 
 
-def _gathered(
+def _gather(
     t: Tape, s: Site, table: Tensor, indices: Tensor, *, sparse: bool
 ) -> Tensor:
     """Return rows of `table`, with a gradient for those rows or for all."""
@@ -118,63 +118,63 @@ def _gathered(
     return y
 
 
-def chosen(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+def where(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     """Where: only the condition is kept."""
     pairs = list(zip(s.names, xs, strict=True))
     conditions = [x for name, x in pairs if name == "condition"]
     values = [x for name, x in pairs if name != "condition"]
     if not values:
-        return told(t, s, xs)
+        return without_gradient(t, s, xs)
     needs = [*((conditions,) * len(values)), *((None,) * len(conditions))]
     return p.pointwise(t, "where", *values, *conditions, needs=needs)
 
 
-def told(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+def without_gradient(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     """Comparisons, and all else to which no gradient flows."""
     y = t.new(s.shape, s.width, differentiable=False)
     t.op("tell", xs, y, fusible=True)
     return y
 
 
-def divided(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+def divide(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     """Divide: both operands are kept, a number is not."""
     if s.names == ("x1",):
-        return p.scaled(t, xs[0])
+        return p.scale(t, xs[0])
     if s.names == ("x2",):
         return p.of_output(t, "reciprocal", xs[0])
     above, below = xs
     return p.pointwise(t, "divide", *xs, needs=((below,), (above, below)))
 
 
-def negated(t: Tape, _s: Site, xs: list[Tensor]) -> Tensor:
+def negate(t: Tape, _s: Site, xs: list[Tensor]) -> Tensor:
     """Negative: nothing is kept."""
-    return p.scaled(t, xs[0])
+    return p.scale(t, xs[0])
 
 
 def cast(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     """Cast: another width."""
-    return p.converted(t, xs[0], s.width)
+    return p.cast(t, xs[0], s.width)
 
 
-def positioned(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+def position_embedding(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     """KerasHub's PositionEmbedding: the first rows of a table for every sample."""
     table = s.parameter(s.layer.position_embeddings)
-    return p.spread(t, p.copied(t, table, s.shape[-2:], "slice"), xs[0])
+    return p.broadcast_to(t, p.copy(t, table, s.shape[-2:], "slice"), xs[0])
 
 
-def kept_axes(x: Tensor, axes: Sequence[int]) -> Shape:
+def reduced_shape(x: Tensor, axes: Sequence[int]) -> Shape:
     """Return the shape of a reduction of `x` over all axes but `axes`."""
     kept = {axis % len(x.shape) for axis in axes}
     return tuple(n if i in kept else 1 for i, n in enumerate(x.shape))
 
 
-def dropped(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+def dropout_layer(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     """Dropout of all kinds."""
     layer, x = s.layer, xs[0]
     if not layer.rate:
         return x
     if class_name(layer).startswith("Spatial"):
-        return dropout(t, x, kept_axes(x, [0, -1]))
+        return dropout(t, x, reduced_shape(x, [0, -1]))
     given = getattr(layer, "noise_shape", None) or x.shape
     return dropout(t, x, tuple(n or m for n, m in zip(given, x.shape, strict=True)))
 

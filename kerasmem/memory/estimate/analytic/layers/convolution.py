@@ -1,26 +1,28 @@
 """Convolutions and pooling: in torch Keras turns the channels to and fro."""
 
 from kerasmem.memory.estimate.analytic import primitives as p
-from kerasmem.memory.estimate.analytic.layers.activations import activated
+from kerasmem.memory.estimate.analytic.layers.activations import activate
 from kerasmem.memory.estimate.analytic.tape import Site, Tape
 from kerasmem.memory.program import Shape, Tensor
 
 _INDEX = 8  # bytes of an int64
 
 
-def convolved(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+def convolution_layer(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     """Convolutions in TensorFlow, transposed or not."""
     kernel = s.parameter(s.layer.kernel)
-    return _finished(t, s, convolution(t, xs[0], kernel, s.shape))
+    return _with_bias_and_activation(t, s, convolution(t, xs[0], kernel, s.shape))
 
 
-def convolved_depthwise(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+def depthwise_convolution(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     """DepthwiseConv: TensorFlow's own kernels, without scratch space."""
     kernel = s.parameter(s.layer.kernel)
-    return _finished(t, s, p.product(t, "depthwise", xs[0], kernel, s.shape))
+    return _with_bias_and_activation(
+        t, s, p.product(t, "depthwise", xs[0], kernel, s.shape)
+    )
 
 
-def convolved_separably(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+def separable_convolution(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     """SeparableConv: a depthwise convolution, then one over channels."""
     depthwise = s.parameter(s.layer.depthwise_kernel)
     pointwise = s.parameter(s.layer.pointwise_kernel)
@@ -30,10 +32,10 @@ def convolved_separably(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
         middle = (s.shape[0], channels, *s.shape[2:])
     if t.how.kernels != "torch":
         y = p.product(t, "depthwise", xs[0], depthwise, middle)
-        return _finished(t, s, convolution(t, y, pointwise, s.shape))
-    y = _turned_convolution(t, s, xs[0], depthwise, middle)
+        return _with_bias_and_activation(t, s, convolution(t, y, pointwise, s.shape))
+    y = _convolution_of_copies(t, s, xs[0], depthwise, middle)
     y = y if s.channels_first else _last(t, y)
-    return _finished(t, s, _kernel_call(t, y, pointwise, s.shape))
+    return _with_bias_and_activation(t, s, _torch_kernel(t, y, pointwise, s.shape))
 
 
 def convolution(t: Tape, x: Tensor, kernel: Tensor, shape: Shape) -> Tensor:
@@ -60,34 +62,36 @@ def convolution(t: Tape, x: Tensor, kernel: Tensor, shape: Shape) -> Tensor:
     return y
 
 
-def convolved_in_torch(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+def torch_convolution(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     """Convolutions in torch, depthwise or not."""
     kernel = s.parameter(s.layer.kernel)
-    return _finished(t, s, _turned_convolution(t, s, xs[0], kernel, s.shape))
+    return _with_bias_and_activation(
+        t, s, _convolution_of_copies(t, s, xs[0], kernel, s.shape)
+    )
 
 
-def convolved_transposed_in_torch(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+def torch_transposed_convolution(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     """Transposed convolutions in torch: channels first inside."""
     x = xs[0] if s.channels_first else _first(t, xs[0])
-    y = _kernel_call(t, x, s.parameter(s.layer.kernel), s.shape)
+    y = _torch_kernel(t, x, s.parameter(s.layer.kernel), s.shape)
     y.layout = "first"
-    return _finished(t, s, y)
+    return _with_bias_and_activation(t, s, y)
 
 
-def _turned_convolution(
+def _convolution_of_copies(
     t: Tape, s: Site, x: Tensor, kernel: Tensor, shape: Shape
 ) -> Tensor:
     """Return a convolution of copies of its operands, which it keeps."""
     if not s.channels_first:
         x = _last(t, x)
-        kernel = p.copied(t, kernel, kernel.shape, "contiguous")
-    padded = _padded(s, x)
+        kernel = p.copy(t, kernel, kernel.shape, "contiguous")
+    padded = _uneven_padding(s, x)
     if padded is not None:
-        x = p.copied(t, x, padded, "pad")
-    return _kernel_call(t, x, kernel, shape)
+        x = p.copy(t, x, padded, "pad")
+    return _torch_kernel(t, x, kernel, shape)
 
 
-def _kernel_call(t: Tape, x: Tensor, kernel: Tensor, shape: Shape) -> Tensor:
+def _torch_kernel(t: Tape, x: Tensor, kernel: Tensor, shape: Shape) -> Tensor:
     y = t.new(shape, x.width)
     t.op("convolution", (x, kernel), y)
 
@@ -109,17 +113,17 @@ def _last(t: Tape, x: Tensor) -> Tensor:
     """
     if all(n == 1 for n in x.shape[1:-1]):
         return x
-    return p.copied(t, _first(t, x), x.shape, "contiguous", "last")
+    return p.copy(t, _first(t, x), x.shape, "contiguous", "last")
 
 
 def _first(t: Tape, x: Tensor) -> Tensor:
     """Return `x` with its channels before space, copied if they are not there yet."""
     if x.layout == "first" or all(n == 1 for n in x.shape[1:-1]):
         return x
-    return p.copied(t, x, x.shape, "contiguous", "first")
+    return p.copy(t, x, x.shape, "contiguous", "first")
 
 
-def _padded(s: Site, x: Tensor) -> Shape | None:
+def _uneven_padding(s: Site, x: Tensor) -> Shape | None:
     """Return the shape that unequal `"same"` padding gives, None if torch pads."""
     layer = s.layer
     if layer.padding != "same":
@@ -136,34 +140,34 @@ def _padded(s: Site, x: Tensor) -> Shape | None:
     return tuple(shape) if uneven else None
 
 
-def pooled_max(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+def max_pooling(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     """Max pooling: TensorFlow keeps its input and its output."""
     y = t.new(s.shape, xs[0].width)
     return p.single(t, "pooling", xs[:1], y, keeps=(xs[0], y))
 
 
-def pooled_average(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+def average_pooling(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     """Average pooling: TensorFlow keeps nothing."""
     return p.single(t, "pooling", xs[:1], t.new(s.shape, xs[0].width))
 
 
-def pooled_max_in_torch(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+def torch_max_pooling(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     """Max pooling: torch keeps its input and where the maxima were, as int64."""
-    return _pooled(t, s, xs[0], t.new(s.shape, _INDEX, differentiable=False))
+    return _torch_pooling(t, s, xs[0], t.new(s.shape, _INDEX, differentiable=False))
 
 
-def pooled_average_in_torch(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+def torch_average_pooling(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     """Average pooling: torch keeps its input."""
-    return _pooled(t, s, xs[0])
+    return _torch_pooling(t, s, xs[0])
 
 
-def _pooled(t: Tape, s: Site, x: Tensor, *where: Tensor) -> Tensor:
+def _torch_pooling(t: Tape, s: Site, x: Tensor, *where: Tensor) -> Tensor:
     x = x if s.channels_first else _first(t, x)
     y = t.new(s.shape, x.width, layout="first")
     return p.single(t, "pooling", (x,), y, *where, keeps=(x, *where))
 
 
-def _finished(t: Tape, s: Site, y: Tensor) -> Tensor:
+def _with_bias_and_activation(t: Tape, s: Site, y: Tensor) -> Tensor:
     if s.layer.use_bias:
         y = p.add(t, y, s.parameter(s.layer.bias))
-    return activated(t, s.layer.activation, y)
+    return activate(t, s.layer.activation, y)

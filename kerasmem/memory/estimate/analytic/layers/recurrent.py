@@ -26,7 +26,7 @@ def recurrent(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     y = t.new((*x.shape[:2], layer.units), x.width)
     in_cudnn = t.how.fused_recurrence and class_name(layer) in RNN_KEPT
     (_in_cudnn if in_cudnn else _in_a_loop)(t, layer, x, y, weights)
-    return y if layer.return_sequences else p.copied(t, y, s.shape, "last step")
+    return y if layer.return_sequences else p.copy(t, y, s.shape, "last step")
 
 
 def _in_cudnn(t: Tape, layer: Any, x: Tensor, y: Tensor, weights: list[Tensor]) -> None:
@@ -34,7 +34,7 @@ def _in_cudnn(t: Tape, layer: Any, x: Tensor, y: Tensor, weights: list[Tensor]) 
     inside = max(FLOAT, x.width)  # it computes in float32 whatever goes in
     state = (*x.shape[:2], layer.units * RNN_KEPT[name])
     reserved = t.new(state, inside, differentiable=False)
-    flat = _flattened(t, weights)
+    flat = _flat_weights(t, weights)
     entries = (math.prod(one.shape) for one in (y, x, flat))
     space = rnn_entries(name, *entries) * inside
     t.op("recurrence", (x, flat), y, reserved, workspace=space)
@@ -60,7 +60,7 @@ def _in_a_loop(
     p.single(t, "loop", read, y, reserved, keeps=keeps, space=space)
 
 
-def _flattened(t: Tape, weights: list[Tensor]) -> Tensor:
+def _flat_weights(t: Tape, weights: list[Tensor]) -> Tensor:
     """Return the weights as cuDNN takes them: transposed, in one block."""
     turned = [t.new(w.shape, w.width, differentiable=False) for w in weights]
     for weight, copy in zip(weights, turned, strict=True):
@@ -71,23 +71,23 @@ def _flattened(t: Tape, weights: list[Tensor]) -> Tensor:
     return block
 
 
-def both_ways(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+def bidirectional(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     """Bidirectional: a layer over the sequence and one over its reverse."""
     layer = s.layer
     inner = layer.forward_layer
     length = xs[0].shape[1:2] if inner.return_sequences else ()
     shape = (xs[0].shape[0], *length, inner.units)
     there = s.inner(layer.forward_layer, xs, shape)
-    reverse = p.copied(t, xs[0], xs[0].shape, "reverse")
+    reverse = p.copy(t, xs[0], xs[0].shape, "reverse")
     back = s.inner(layer.backward_layer, [reverse], shape)
     if inner.return_sequences:
-        back = p.copied(t, back, shape, "reverse")
+        back = p.copy(t, back, shape, "reverse")
     if layer.merge_mode == "concat":
-        return p.joined(t, [there, back], s.shape)
+        return p.concatenate(t, [there, back], s.shape)
     return p.add(t, there, back)
 
 
-def over_time(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+def time_distributed(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     """TimeDistributed: the steps in time as so many more samples."""
     merged = t.view(xs[0], _flat(xs[0].shape))
     return t.view(s.inner(s.layer.layer, [merged], _flat(s.shape)), s.shape)
@@ -97,6 +97,6 @@ def _flat(shape: Shape) -> Shape:
     return (shape[0] * shape[1], *shape[2:])
 
 
-def wrapped(_t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+def wrapper(_t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     """SpectralNormalization and plain wrappers: the layer inside."""
     return s.inner(s.layer.layer, xs, s.shape)

@@ -1,9 +1,8 @@
-"""What a training says when memory ran out, or would have."""
+"""Warnings and post-mortems of a training in which memory ran out, or would have."""
 
 import os
 import warnings
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import keras
 
@@ -37,36 +36,23 @@ def smaller_batches(model: Any) -> Remedy | None:
     )
 
 
-_Found = TypeVar("_Found")
-
-
-class Teller:
+class Notices:
     """Warns once of each thing, and writes post-mortems into a run's folder.
 
     Args:
         log_dir: the folder; None for none.
-
-    Attributes:
-        was_at_a_loss: whether what `ask` was asked last could not be found.
     """
 
     def __init__(self, log_dir: str | os.PathLike[str] | None) -> None:
         self._log_dir = log_dir
-        self._told: set[str] = set()
-        self.was_at_a_loss = False
+        self._issued: set[str] = set()
 
-    def ask(self, find: Callable[[], _Found]) -> _Found | None:
-        """Return what `find` finds, or None and a warning if it cannot."""
-        self.was_at_a_loss = False
-        try:
-            return find()
-        except Exception as error:  # noqa: BLE001 - the training can go on without
-            self.was_at_a_loss = True
-            self._warn(
-                "Whether a batch will fit could not be estimated, so it is tried: "
-                f"{' '.join(str(error).split())[:300]}"
-            )
-            return None
+    def not_estimated(self, error: Exception) -> None:
+        """Say that a batch is tried because no estimate could be made."""
+        self._warn(
+            "Whether a batch will fit could not be estimated, so it is tried: "
+            f"{' '.join(str(error).split())[:300]}"
+        )
 
     def foreseen(self, model: Any, size: int, parts: int) -> None:
         """Say that a batch will be trained in parts."""
@@ -132,8 +118,8 @@ class Teller:
             )
 
     def _warn(self, text: str) -> None:
-        if text not in self._told:
-            self._told.add(text)
+        if text not in self._issued:
+            self._issued.add(text)
             warnings.warn(text, KerasMemWarning, stacklevel=2)
 
 

@@ -12,50 +12,21 @@ from kerasmem.records import CardStatus, DeviceStatus
 from kerasmem.units import MIB, format_bytes, parse_bytes
 
 
-def read_settings(
+def _wanted(
     limit: Any, growth: Any, devices: Any, preallocate: Any, allocator: Any
 ) -> Settings:
-    """Return what is wanted.
+    """Return the settings that are asked for.
 
     Raises:
         ConfigError: if an argument is of no use, two contradict each other, or none
             is given.
     """
-    wanted = Settings(
-        limit_bytes=_limit(limit),
-        growth=_growth(growth, preallocate),
-        devices=_devices(devices),
-        allocator=_allocator(allocator),
-    )
-    if not wanted.given():
-        raise ConfigError(
-            "There is nothing to configure. Expected: at least one setting, such as "
-            "limit='8GiB'. Received: none."
-        )
-    return wanted
-
-
-def told(wanted: Settings, names: Collection[str] = ()) -> str:
-    """Return the settings of these names, or all given ones, as `name=value`."""
-    return ", ".join(
-        f"{name.removesuffix('_bytes')}={getattr(wanted, name)!r}"
-        for name in sorted(names or wanted.given())
-    )
-
-
-def _limit(limit: Any) -> int | None:
-    if limit is None:
-        return None
-    size = parse_bytes(limit)
-    if size < MIB:
+    limit_bytes = None if limit is None else parse_bytes(limit)
+    if limit_bytes is not None and limit_bytes < MIB:
         raise ConfigError(
             f"A card cannot be used with so little. Expected: a limit of at least 1 "
             f"MiB. Received: limit={limit!r}."
         )
-    return size
-
-
-def _growth(growth: Any, preallocate: Any) -> bool | None:
     for name, value in (("growth", growth), ("preallocate", preallocate)):
         if value is not None and not isinstance(value, bool):
             raise ConfigError(
@@ -67,12 +38,25 @@ def _growth(growth: Any, preallocate: Any) -> bool | None:
             "and `preallocate`, or opposite values. Received: "
             f"{growth=}, {preallocate=}."
         )
-    return growth if preallocate is None else not preallocate
+    if allocator is not None and allocator not in ALLOCATORS:
+        raise ConfigError(
+            f"`allocator` is one of {list(ALLOCATORS)}. Received: {allocator=}."
+        )
+    wanted = Settings(
+        limit_bytes=limit_bytes,
+        growth=growth if preallocate is None else not preallocate,
+        devices=None if devices is None else _checked_devices(devices),
+        allocator=allocator,
+    )
+    if not wanted.given():
+        raise ConfigError(
+            "There is nothing to configure. Expected: at least one setting, such as "
+            "limit='8GiB'. Received: none."
+        )
+    return wanted
 
 
-def _devices(devices: Any) -> tuple[int, ...] | None:
-    if devices is None:
-        return None
+def _checked_devices(devices: Any) -> tuple[int, ...]:
     is_list = isinstance(devices, (list, tuple, range)) and len(devices) > 0
     if not is_list or any(type(n) is not int or n < 0 for n in devices):
         raise ConfigError(
@@ -83,12 +67,12 @@ def _devices(devices: Any) -> tuple[int, ...] | None:
     return tuple(sorted(set(devices)))
 
 
-def _allocator(allocator: Any) -> str | None:
-    if allocator is not None and allocator not in ALLOCATORS:
-        raise ConfigError(
-            f"`allocator` is one of {list(ALLOCATORS)}. Received: {allocator=}."
-        )
-    return allocator
+def _to_text(wanted: Settings, names: Collection[str] = ()) -> str:
+    """Return the settings of these names, or all given ones, as `name=value`."""
+    return ", ".join(
+        f"{name.removesuffix('_bytes')}={getattr(wanted, name)!r}"
+        for name in sorted(names or wanted.given())
+    )
 
 
 def status() -> DeviceStatus:
@@ -183,10 +167,20 @@ def configure(
         ...
         kerasmem.errors.ConfigError: Memory that grows is not taken at the start. ...
     """
-    wanted = read_settings(limit, growth, devices, preallocate, allocator)
-    _check_in_time(wanted)
-    if backends.current().settings().cards(count_cards()):
-        _apply(wanted)
+    wanted = _wanted(limit, growth, devices, preallocate, allocator)
+    backend = backends.current()
+    settings = backend.settings()
+    late = wanted.given() & settings.fixed_by_start
+    if late and settings.started():
+        raise ConfigError(
+            f"The backend {backend.name!r} has its devices already, which fixes how it "
+            f"takes them. Received: {_to_text(wanted, late)}. Call "
+            "kerasmem.memory.configure at the top of the script, before the first "
+            "model or tensor."
+        )
+    shown = count_cards()
+    if settings.cards(shown):
+        _apply(wanted, shown)
     else:
         warnings.warn(
             "There is no GPU, so there is nothing to configure: the settings have no "
@@ -197,44 +191,33 @@ def configure(
     return status()
 
 
-def _check_in_time(wanted: Settings) -> None:
-    backend = backends.current()
-    settings = backend.settings()
-    late = wanted.given() & settings.fixed_by_start
-    if late and settings.started():
-        raise ConfigError(
-            f"The backend {backend.name!r} has its devices already, which fixes how it "
-            f"takes them. Received: {told(wanted, late)}. Call "
-            "kerasmem.memory.configure at the top of the script, before the first "
-            "model or tensor."
-        )
+def _apply(wanted: Settings, shown: int) -> None:
+    """Put settings in force.
 
+    Args:
+        wanted: the settings.
+        shown: number of cards that CUDA shows.
 
-def _apply(wanted: Settings) -> None:
+    Raises:
+        ConfigError: if a card is not there, or the framework cannot do it.
+    """
     settings = backends.current().settings()
-    shown = count_cards()
-    _check_devices(wanted, settings.cards(shown))
-    refusal = settings.refusal(wanted)
-    if refusal is not None:
-        raise ConfigError(f"{refusal} Received: {told(wanted)}.")
-    used = wanted.devices or settings.visible(shown)
-    totals = {n: card.total_bytes for n in used if (card := read_card(n)) is not None}
-    _check_limit(wanted.limit_bytes, totals)
-    settings.apply(wanted, totals)
-
-
-def _check_devices(wanted: Settings, cards: int) -> None:
+    cards = settings.cards(shown)
     if wanted.devices and wanted.devices[-1] >= cards:
         raise ConfigError(
             f"Some of the cards are not there. Expected: numbers below {cards}. "
-            f"Received: {told(wanted, {'devices'})}."
+            f"Received: {_to_text(wanted, {'devices'})}."
         )
-
-
-def _check_limit(limit_bytes: int | None, totals: dict[int, int]) -> None:
+    refusal = settings.refusal(wanted)
+    if refusal is not None:
+        raise ConfigError(f"{refusal} Received: {_to_text(wanted)}.")
+    used = wanted.devices or settings.visible(shown)
+    totals = {n: card.total_bytes for n in used if (card := read_card(n)) is not None}
+    limit = wanted.limit_bytes
     for card, total in totals.items():
-        if limit_bytes is not None and limit_bytes > total:
+        if limit is not None and limit > total:
             raise ConfigError(
                 f"The limit is larger than card {card}. Expected: at most "
-                f"{format_bytes(total)}. Received: limit={format_bytes(limit_bytes)}."
+                f"{format_bytes(total)}. Received: limit={format_bytes(limit)}."
             )
+    settings.apply(wanted, totals)
