@@ -11,11 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kerasmem.memory.allocator import BFCAllocator, PoolPolicy
-from kerasmem.memory.allocator.caching import (
-    Allocator,
-    CachingAllocator,
-    RoundingAllocator,
-)
+from kerasmem.memory.allocator.caching import Allocator, RoundingAllocator
 from kerasmem.records import EstimatePart
 
 _SMALL = 64
@@ -284,19 +280,21 @@ def peak_of(
     return _run(events, memory, at, present)
 
 
-def live(plans: Sequence[Plan], allocator: str) -> tuple[list[Peak], int]:
+def unlimited_bfc() -> BFCAllocator:
+    """Return TensorFlow's and XLA's allocator, empty, without a limit."""
+    return BFCAllocator(PoolPolicy(limit_bytes=1 << 62))
+
+
+def live(plans: Sequence[Plan], memory: Allocator) -> tuple[list[Peak], int]:
     """Run steps one after another in an allocator, once it has made the variables.
 
     Args:
         plans: of programs with the same present tensors.
-        allocator: `"bfc"` (TensorFlow's and XLA's; it may grow) or `"caching"`
-            (torch's), without a limit.
+        memory: an empty allocator.
 
     Returns:
         The peak of each step, and the bytes that the allocator took from the device.
     """
-    unlimited = PoolPolicy(limit_bytes=1 << 62)
-    memory = BFCAllocator(unlimited) if allocator == "bfc" else CachingAllocator()
     addresses = [_initialized(memory, x) for x in plans[0].program.present]
     peaks = []
     for planned in plans:

@@ -18,6 +18,7 @@ from kerasmem.memory.program import (
     live,
     parts_of,
     peak_of,
+    unlimited_bfc,
 )
 from kerasmem.records import MemoryEstimate
 from kerasmem.units import GIB
@@ -79,7 +80,7 @@ def estimate(request: Request) -> MemoryEstimate:
         # Algorithms are tried out while compiling, before anything of a step is there.
         first_bytes = max(first_bytes, known + max(trials, default=0))
     else:
-        _, pool = live(plans, how.allocator)
+        _, pool = live(plans, how.allocator())
     below, above = _doubt(how, later, sizes, peak)
     unseen = _UNKNOWN_LAYER * (peak - sum(sizes)) if later.unknown else 0.0
     of_gpu = request.training and request.device == "gpu"
@@ -124,7 +125,7 @@ def _doubt(
     down, up = how.doubt
     if how.fused_recurrence and any(op.name == "recurrence" for op in step.ops):
         down, up = max(down, _RECURRENCE[0]), max(up, _RECURRENCE[1])
-    more = _WHOLE_CHUNKS * sum(stored) if how.allocator == "bfc" else 0
+    more = _WHOLE_CHUNKS * sum(stored) if how.allocator is unlimited_bfc else 0
     if how.one_block:
         more += _UPDATE_COPIES * max(stored, default=0)
     moving = peak - sum(stored)

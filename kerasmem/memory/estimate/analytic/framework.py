@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from kerasmem.memory.allocator.caching import Allocator, CachingAllocator
 from kerasmem.memory.estimate import scratch as space
-from kerasmem.memory.program import Op, Tensor, as_ready, as_written
+from kerasmem.memory.program import Op, Tensor, as_ready, as_written, unlimited_bfc
 from kerasmem.units import MIB
 
 _TENSOR_CORE_LAYOUT_IS_LAST = 4
@@ -59,7 +60,7 @@ class Framework:
             as in Keras's own loop over the layers.
         keeps_gradients: whether gradients live on until the next step.
         one_block: whether the whole step is one allocation.
-        allocator: `"bfc"` or `"caching"`, which is torch's.
+        allocator: makes the allocator, without a limit.
         rounding: bytes to whose multiple it rounds a block.
         waste: what it gives beyond that on average, as a share.
         scratch: scratch space of a convolution.
@@ -79,7 +80,7 @@ class Framework:
     keeps_outputs: bool = False
     keeps_gradients: bool = False
     one_block: bool = False
-    allocator: str = "bfc"
+    allocator: Callable[[], Allocator] = unlimited_bfc
     rounding: int = 256
     waste: float = 0.0
     scratch: Callable[[Tensor, Tensor, Tensor], Scratch] = lambda *_: Scratch()
@@ -198,7 +199,7 @@ _TORCH = Framework(
     in_place=False,
     keeps_outputs=True,
     keeps_gradients=True,
-    allocator="caching",
+    allocator=CachingAllocator,
     rounding=512,
 )
 _FRAMEWORKS = {

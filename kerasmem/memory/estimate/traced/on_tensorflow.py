@@ -52,7 +52,7 @@ def estimate_in_process(request: Request) -> MemoryEstimate:
     step = written(graph, model, request.device)
     planned = pg.Plan(step, in_place=True)
     plans = [pg.Plan(step, in_place=True, is_first=True), planned, planned]
-    (first, *_, later), pool = pg.live(plans, "bfc")
+    (first, *_, later), pool = pg.live(plans, pg.unlimited_bfc())
     requested = pg.peak_of(planned.events, 1, step.present).nbytes
     fused = any(op.kind.startswith("CudnnRNN") for op in graph.operations)
     below, above = _IN_CUDNN if fused else (_LOW, _HIGH)
