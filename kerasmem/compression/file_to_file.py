@@ -20,6 +20,8 @@ import psutil
 
 from kerasmem.backends.lazy import described_source
 from kerasmem.compression.chain import warn_if_stale
+from kerasmem.compression.cluster import Cluster
+from kerasmem.compression.cluster import apply as cluster
 from kerasmem.compression.prune import Prune
 from kerasmem.compression.prune import in_blocks as prune
 from kerasmem.compression.quantize import Quantize
@@ -66,6 +68,7 @@ class _InBlocks:
 
 _TABLE: Mapping[type[Technique], _InBlocks] = {
     Prune: _InBlocks(prune.why_not, prune.prune_in_blocks),
+    Cluster: _InBlocks(lambda _: None, cluster.cluster_in_blocks),
     Quantize: _InBlocks(quantize.why_not, quantize.quantize_in_blocks),
 }
 

@@ -36,9 +36,10 @@ class Streams:
         """Return the entries of a variable by its id, None if none are known."""
         return self._found[key][1] if key in self._found else None
 
-    def put_so_far(self) -> list[tuple[Any, Entries]]:
-        """Return the variables that were given entries, with those."""
-        return [*self._found.values()]
+    def assign(self) -> None:
+        """Let the variables of a model in memory have the entries they were given."""
+        for variable, entries in self._found.values():
+            variable.assign(entries.whole())
 
     def readable(self, variable: Any) -> Readable:
         """Return the entries of a variable that can be read at any place."""

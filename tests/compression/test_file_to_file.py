@@ -63,7 +63,8 @@ def written(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def _small_pieces(monkeypatch):
     """Let the arrays of these tests be cut into many pieces, as large ones are."""
-    for module in (entries, file_to_file.quantize, file_to_file.prune):
+    rooms = (file_to_file.cluster, file_to_file.quantize, file_to_file.prune)
+    for module in (entries, *rooms):
         monkeypatch.setattr(module, "PIECE", 64)
 
 
@@ -128,6 +129,9 @@ STEPS = {
     "prune of all": km.Prune(0.7, scope="global"),
     "prune of all by size": km.Prune(0.9, scope="global", criterion="magnitude"),
     "prune unevenly": km.Prune(0.6, scope="erdos_renyi", ratios=(("last", 0.3),)),
+    "cluster": km.Cluster(9),
+    "cluster in channels": km.Cluster(3, granularity="channel", start="density"),
+    "prune, cluster, then int4": [km.Prune(0.8), km.Cluster(16), Q("int4")],
     "prune, then int4": [km.Prune(0.8), Q("int4", exclude=("last",))],
 }
 

@@ -1,28 +1,43 @@
-"""Walking a model, giving its weights few values."""
+"""Walking a model, giving its weights few values, a few pieces of them at a time.
 
+What the values of a weight are is found from all of it: from its different entries if
+it is small, else from a histogram. Then each entry takes the nearest, wherever in the
+weight it is read. A channel with values of its own is looked at as a whole.
+"""
+
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
 
-from kerasmem.compression.account import account, sqnr_db
-from kerasmem.compression.cluster.kmeans import few_values
+from kerasmem.compression.account import account, decibels
+from kerasmem.compression.cluster.kmeans import (
+    Histogram,
+    Line,
+    centroids,
+    nearest,
+    tables_of,
+)
 from kerasmem.compression.regular_expressions import (
     check_every_pattern_matches,
     matches,
 )
+from kerasmem.compression.streams import Streams, Told
 from kerasmem.compression.technique import Context
 from kerasmem.compression.working import working_copy
 from kerasmem.errors import ModelError
+from kerasmem.files.entries import PIECE, Readable, cuts, in_order
 from kerasmem.graph.kernels import is_depthwise, is_embedding, is_kernel, reduced_axes
 from kerasmem.graph.layers import Weight, weights
-from kerasmem.graph.values import to_numpy
 from kerasmem.records import WeightChange
 
 if TYPE_CHECKING:
     from kerasmem.compression.cluster.config import Cluster
 
 NAME = "cluster"
+_HELD_PIECES = 4
+"""Of channels that have values of their own, so many pieces are in memory at a time."""
 
 
 def cluster_weights(
@@ -35,39 +50,154 @@ def cluster_weights(
         ConfigError: if a pattern matches no weight.
     """
     model = working_copy(model, context)
+    streams = Streams(lambda _: None)
+    told = cluster_in_blocks(model, config, streams)
+    streams.assign()
+    return model, told()
+
+
+def cluster_in_blocks(model: Any, config: "Cluster", streams: Streams) -> Told:
+    """Give the weights of a model few values.
+
+    Args:
+        model: the model, which may be described; it stays as it is.
+        config: the choice.
+        streams: get the values.
+
+    Raises:
+        ModelError: if the model has nothing to cluster, or a weight is not finite.
+        ConfigError: if a pattern matches no weight.
+    """
     clustered, left_alone = chosen(model, config)
-    values = [to_numpy(weight.variable) for weight in clustered]
-    for weight, value in zip(clustered, values, strict=True):
-        if not np.isfinite(value).all():
+    few = [
+        FewValues(
+            streams.readable(weight.variable),
+            config,
+            channel_axis(weight, config),
+            weight.path,
+        )
+        for weight in clustered
+    ]
+    changes = []
+    for weight, entries in zip(clustered, few, strict=True):
+        streams.put(weight.variable, entries)
+        changes.append(entries.account(weight))
+    changes += [account(weight, NAME, why, changed=False) for weight, why in left_alone]
+    return lambda: changes
+
+
+class FewValues(Readable):
+    """A weight each entry of which has the value that stands for it best.
+
+    Args:
+        source: the weight.
+        config: how many values, and where k-means begins.
+        axis: the axis of channels that get values of their own, None for the same in
+            the whole weight.
+        path: name of the weight.
+
+    Raises:
+        ModelError: if an entry is not finite.
+    """
+
+    def __init__(
+        self, source: Readable, config: "Cluster", axis: int | None, path: str
+    ) -> None:
+        super().__init__(source.shape, source.dtype)
+        self._source, self._path = source, path
+        self._channels = 1 if axis is None else self.shape[axis]
+        behind = () if axis is None else self.shape[axis + 1 :]
+        self._trail = self.size if axis is None else int(np.prod(behind, dtype=int))
+        rng = np.random.default_rng(config.seed)
+        self._values = [
+            centroids(
+                line,
+                config.n,
+                config.start,
+                rng,
+                with_zero=config.keep_zeros and bool((line.values == 0).any()),
+            )
+            for line in self._lines()
+        ]
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """Return the entries from one place to another, an array of one axis."""
+        values = self._source.read(start, stop)
+        found = np.empty_like(values)
+        for channel, where in self._rows(start, stop):
+            row, entries = self._values[channel], values[where]
+            found[where] = row[nearest(entries, row)]
+        return found
+
+    def account(self, weight: Weight) -> WeightChange:
+        """Return what became of the weight, which is read for it."""
+
+        def compared(cut: tuple[int, int]) -> tuple[np.ndarray, ...]:
+            exact, found = self._source.read(*cut), self.read(*cut)
+            values, exact = np.unique(found), exact.astype(np.float64)
+            lost = exact - found
+            counts = np.count_nonzero(exact), np.count_nonzero(found)
+            return values, np.array([exact @ exact, lost @ lost]), np.array(counts)
+
+        different, powers, counts = np.empty(0), np.zeros(2), np.zeros(2, int)
+        for values, power, count in in_order(compared, cuts(self.size)):
+            different = np.union1d(different, values)
+            powers, counts = powers + power, counts + count
+        self._source.nonzero, self.nonzero = map(int, counts)
+        return account(
+            weight,
+            NAME,
+            f"{len(different)} values",
+            changed=bool(powers[1]),
+            sqnr_db=decibels(*powers),
+        )
+
+    def _rows(self, start: int, stop: int) -> Iterator[tuple[int, slice]]:
+        """Give each channel with where entries of it lie from one place to another."""
+        channels, trail = self._channels, self._trail
+        if trail == 1:
+            for place in range(min(channels, stop - start)):
+                yield (start + place) % channels, slice(place, None, channels)
+            return
+        for place in range(start - start % max(trail, 1), stop, trail):
+            where = slice(max(place - start, 0), place + trail - start)
+            yield place // trail % channels, where
+
+    def _lines(self) -> Iterator[Line]:
+        """Give the entries of each channel in turn."""
+        if self._channels == 1:
+            yield self._line()
+            return
+        held = _HELD_PIECES * PIECE * self._channels // max(self.size, 1)
+        for first in range(0, self._channels, max(held, 1)):
+            group = range(first, min(first + max(held, 1), self._channels))
+            parts: list[list[np.ndarray]] = [[] for _ in group]
+            for start, stop in cuts(self.size):
+                values = self._finite((start, stop))
+                for channel, where in self._rows(start, stop):
+                    if channel in group:
+                        parts[channel - first].append(values[where].copy())
+            for part in parts:
+                yield Line.of(np.concatenate(part))
+
+    def _line(self) -> Line:
+        if self.size <= PIECE:
+            return Line.of(self._finite((0, self.size)))
+        histogram = Histogram()
+        for tables in in_order(
+            lambda cut: tables_of(self._finite(cut)), cuts(self.size)
+        ):
+            histogram.add(tables)
+        return histogram.line()
+
+    def _finite(self, cut: tuple[int, int]) -> np.ndarray:
+        values = self._source.read(*cut)
+        if not np.isfinite(values).all():
             raise ModelError(
-                f"The weight {weight.path!r} has entries that are NaN or infinite, "
+                f"The weight {self._path!r} has entries that are NaN or infinite, "
                 "which no value stands for. Train the model anew."
             )
-    changes = []
-    for weight, value in zip(clustered, values, strict=True):
-        rounded = few_values(
-            value,
-            config.n,
-            start=config.start,
-            axis=channel_axis(weight, config),
-            keep_zeros=config.keep_zeros,
-            rng=np.random.default_rng(config.seed),
-        )
-        weight.variable.assign(rounded)
-        count = len(np.unique(rounded))
-        noise = sqnr_db(value, rounded)
-        changes.append(
-            account(
-                weight,
-                NAME,
-                f"{count} values",
-                changed=not np.array_equal(value, rounded),
-                sqnr_db=noise,
-            )
-        )
-    return model, changes + [
-        account(weight, NAME, why, changed=False) for weight, why in left_alone
-    ]
+        return values
 
 
 def chosen(

@@ -1,12 +1,16 @@
-"""k-means along a line, where sorting once makes every step cheap.
+"""k-means along a line, where counting once makes every step cheap.
 
 Values that are sorted fall into runs: a centroid's members lie between the midpoints to
 its neighbors, and their mean is a difference of two sums that are known from the start.
-An iteration takes k binary searches, not a pass over the values.
+An iteration takes k binary searches, not a pass over the values. Of many values a
+histogram stands for them, in bins of a 1000th of what they hold: each bin counts as its
+mean, so that few different values stay what they are.
 
 S. P. Lloyd: Least squares quantization in PCM, 1982. David Arthur, Sergei
 Vassilvitskii: k-means++: The Advantages of Careful Seeding, 2007.
 """
+
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,9 +18,88 @@ ITERATIONS = 100
 _SEEDING_SAMPLE = 20_000  # values that k-means++ looks at
 _TRIALS = 4  # centroids that it tries for each that it takes
 
+_BIN_BITS = 19
+"""Of a float32: its sign, its exponent and ten bits of its mantissa, as float16 has."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """Numbers along a line, each with how often it comes.
+
+    Args:
+        values: different numbers, ascending, float64.
+        counts: how often each comes, from 1.
+    """
+
+    values: np.ndarray
+    counts: np.ndarray
+
+    @classmethod
+    def of(cls, values: np.ndarray) -> "Line":
+        """Return the line of an array of any shape."""
+        found, counts = np.unique(values, return_counts=True)
+        return cls(found.astype("float64"), counts)
+
+    @property
+    def size(self) -> int:
+        """How many numbers there are in all."""
+        return int(self.counts.sum())
+
+    def at(self, places: np.ndarray) -> np.ndarray:
+        """Return the numbers at places from 0 to `size - 1`."""
+        ends = np.cumsum(self.counts)
+        return self.values[np.searchsorted(ends, places, side="right")]
+
+    def where(self, wanted: np.ndarray) -> "Line":
+        """Return the line without the values whose flag is False."""
+        return Line(self.values[wanted], self.counts[wanted])
+
+
+class Histogram:
+    """Counts and sums of numbers by the first bits of each, zeros apart."""
+
+    def __init__(self) -> None:
+        self._zeros = 0
+        self._counts = np.zeros(1 << _BIN_BITS, np.int64)
+        self._sums = np.zeros(1 << _BIN_BITS)
+
+    def add(self, tables: tuple[int, np.ndarray, np.ndarray]) -> None:
+        """Count numbers in, by what `tables_of` returned of them."""
+        zeros, counts, sums = tables
+        self._zeros += zeros
+        self._counts += counts
+        self._sums += sums
+
+    def line(self) -> Line:
+        """Return the line of all numbers, a bin as one number."""
+        come = np.flatnonzero(self._counts)
+        values, counts = self._sums[come] / self._counts[come], self._counts[come]
+        if self._zeros:
+            place = np.searchsorted(values, 0.0)
+            values = np.insert(values, place, 0.0)
+            counts = np.insert(counts, place, self._zeros)
+        return Line(values, counts)
+
+
+def tables_of(values: np.ndarray) -> tuple[int, np.ndarray, np.ndarray]:
+    """Return how many zeros there are, and counts and sums of all else by bin.
+
+    Args:
+        values: finite numbers, of any shape.
+    """
+    others = values[values != 0]
+    bits = others.astype(np.float32, copy=False).view(np.uint32)
+    # In the order of the numbers: those of negative ones are turned around.
+    ordered = np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31))
+    bins = ordered >> np.uint32(32 - _BIN_BITS)
+    size = 1 << _BIN_BITS
+    counts = np.bincount(bins, minlength=size)
+    sums = np.bincount(bins, others.astype(np.float64), minlength=size)
+    return values.size - others.size, counts, sums
+
 
 def centroids(
-    values: np.ndarray,
+    line: Line,
     count: int,
     start: str,
     rng: np.random.Generator,
@@ -26,7 +109,7 @@ def centroids(
     """Return the values that stand for all, ascending, float64, at most `count`.
 
     Args:
-        values: finite numbers, of any shape, at least one.
+        line: the numbers, at least one.
         count: how many may stay, from 1; with zero from 2.
         start: `"kmeans++"`; `"linear"` for even steps between the smallest and the
             largest; `"density"` for as many values between each and the next.
@@ -34,20 +117,20 @@ def centroids(
         with_zero: whether zero is one of them and stays where it is; some value is
             zero then.
     """
-    line = np.sort(values, axis=None).astype("float64")
-    if np.count_nonzero(line[1:] != line[:-1]) < count:
-        return np.unique(line)
-    sums = np.concatenate([[0.0], np.cumsum(line)])
+    if len(line.values) <= count:
+        return line.values
+    ends = np.concatenate([[0], np.cumsum(line.counts)])
+    sums = np.concatenate([[0.0], np.cumsum(line.values * line.counts)])
     if with_zero:
-        others = _STARTS[start](line[line != 0], count - 1, rng)
+        others = _STARTS[start](line.where(line.values != 0), count - 1, rng)
         found = np.union1d(others, [0.0])
     else:
         found = _STARTS[start](line, count, rng)
     fixed = (found == 0) & with_zero
     for _ in range(ITERATIONS):
-        edges = np.searchsorted(line, (found[1:] + found[:-1]) / 2)
-        edges = np.concatenate([[0], edges, [len(line)]])
-        sizes = np.diff(edges)
+        edges = np.searchsorted(line.values, (found[1:] + found[:-1]) / 2)
+        edges = np.concatenate([[0], edges, [len(line.values)]])
+        sizes = np.diff(ends[edges])
         # A centroid that nothing is nearest to stays where it is.
         means = np.diff(sums[edges]) / np.maximum(sizes, 1)
         means = np.where((sizes > 0) & ~fixed, means, found)
@@ -62,25 +145,25 @@ def nearest(values: np.ndarray, of: np.ndarray) -> np.ndarray:
     return np.searchsorted((of[1:] + of[:-1]) / 2, values)
 
 
-def _even(line: np.ndarray, count: int, _rng: np.random.Generator) -> np.ndarray:
-    return np.linspace(line[0], line[-1], count)
+def _even(line: Line, count: int, _rng: np.random.Generator) -> np.ndarray:
+    return np.linspace(line.values[0], line.values[-1], count)
 
 
-def _quantiles(line: np.ndarray, count: int, _rng: np.random.Generator) -> np.ndarray:
-    places = (np.arange(count) + 0.5) * len(line) / count
-    found = np.unique(line[places.astype(int)])
+def _quantiles(line: Line, count: int, _rng: np.random.Generator) -> np.ndarray:
+    places = (np.arange(count) + 0.5) * line.size / count
+    found = np.unique(line.at(places.astype(int)))
     if len(found) < count:
         # Many equal values: the other centroids are for what differs from these.
-        others = line[~np.isin(line, found)]
-        more = _quantiles(others, min(count - len(found), len(others)), _rng)
+        others = line.where(~np.isin(line.values, found))
+        more = _quantiles(others, min(count - len(found), len(others.values)), _rng)
         found = np.sort(np.concatenate([found, more]))
     return found
 
 
-def _plus_plus(line: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+def _plus_plus(line: Line, count: int, rng: np.random.Generator) -> np.ndarray:
     """Return values, each drawn the likelier, the farther it is from those before."""
-    step = -(-len(line) // _SEEDING_SAMPLE)
-    sample = line[step // 2 :: step]
+    step = -(-line.size // _SEEDING_SAMPLE)
+    sample = line.at(np.arange(step // 2, line.size, step))
     taken = [rng.choice(sample)]
     away = np.square(sample - taken[0])
     while len(taken) < count and away.sum() > 0:
@@ -93,46 +176,3 @@ def _plus_plus(line: np.ndarray, count: int, rng: np.random.Generator) -> np.nda
 
 
 _STARTS = {"kmeans++": _plus_plus, "linear": _even, "density": _quantiles}
-
-
-def few_values(
-    values: np.ndarray,
-    count: int,
-    *,
-    start: str = "kmeans++",
-    axis: int | None = None,
-    keep_zeros: bool = True,
-    rng: np.random.Generator,
-) -> np.ndarray:
-    """Return a weight with the value in every entry that stands for it best.
-
-    Args:
-        values: a weight, finite.
-        count: most distinct values.
-        start: of k-means, see `kmeans.centroids`.
-        axis: the axis of channels that get values of their own, None for the same in
-            the whole weight.
-        keep_zeros: whether an entry that is zero stays zero, which is a value then.
-        rng: draws for k-means++.
-    """
-    found = np.empty_like(values)
-    for entries, into in zip(_rows(values, axis), _rows(found, axis), strict=True):
-        row = _row(entries.ravel(), count, start, keep_zeros, rng)
-        into[...] = row[nearest(entries, row)]
-    return found
-
-
-def _rows(array: np.ndarray, axis: int | None) -> np.ndarray:
-    """Return a view whose first axis is that of what has values of its own."""
-    return array[None] if axis is None else np.moveaxis(array, axis, 0)
-
-
-def _row(
-    column: np.ndarray,
-    count: int,
-    start: str,
-    keep_zeros: bool,  # noqa: FBT001
-    rng: np.random.Generator,
-) -> np.ndarray:
-    with_zero = keep_zeros and bool((column == 0).any())
-    return centroids(column, count, start, rng, with_zero=with_zero)

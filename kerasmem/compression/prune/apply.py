@@ -36,8 +36,7 @@ def prune_weights(
     if why_not(config) is None:
         streams = Streams(lambda _: None)
         told = prune_in_blocks(model, config, streams)
-        for variable, entries in streams.put_so_far():
-            variable.assign(entries.whole())
+        streams.assign()
         return model, told()
     plan = make_plan(model, config)
     values = [to_numpy(variable) for variable in plan.variables]
