@@ -28,6 +28,7 @@ from kerasmem.compression.quantize import Quantize
 from kerasmem.compression.quantize import in_blocks as quantize
 from kerasmem.compression.quantize.aware.learned import is_aware
 from kerasmem.compression.quantize.left_float import warn_if_left_float
+from kerasmem.compression.quantize.schemes import quantize_described
 from kerasmem.compression.result import CompressionResult
 from kerasmem.compression.streams import Streams, Told
 from kerasmem.compression.technique import Technique
@@ -36,12 +37,13 @@ from kerasmem.files.atomic import replacing
 from kerasmem.files.datasets import datasets
 from kerasmem.files.described import can_be_described, described_model
 from kerasmem.files.entries import InFile, Readable
-from kerasmem.files.load import check_model_file, load_model
+from kerasmem.files.load import check_model_file, load_model, made_whole
 from kerasmem.files.members import opened_weights
 from kerasmem.files.memory_map import is_mappable
 from kerasmem.files.opens import is_saved_as_it_is
-from kerasmem.files.plain import unpacked
+from kerasmem.files.plain import check_has_model, write_plain
 from kerasmem.files.save import check
+from kerasmem.files.size import is_weights_alone, stored_bytes
 from kerasmem.files.weights import Coding
 from kerasmem.files.write import write_model
 from kerasmem.graph.clone import compile_as
@@ -69,7 +71,7 @@ class _InBlocks:
 _TABLE: Mapping[type[Technique], _InBlocks] = {
     Prune: _InBlocks(prune.why_not, prune.prune_in_blocks),
     Cluster: _InBlocks(lambda _: None, cluster.cluster_in_blocks),
-    Quantize: _InBlocks(quantize.why_not, quantize.quantize_in_blocks),
+    Quantize: _InBlocks(quantize.why_not, quantize_described),
 }
 
 
@@ -114,7 +116,8 @@ def job_by_file(
         )
     if output is not None and Path(output).suffix != ".keras":
         raise ConfigError(
-            "A model is written as a file that ends in .keras. "
+            "A model is written as a file that ends in .keras, of which "
+            "model.load_weights reads the weights, too. "
             f"Received: output={str(output)!r}."
         )
     if output is not None and not Path(output).absolute().parent.is_dir():
@@ -156,7 +159,9 @@ def _why_not(
         reason = "it takes the whole model" if row is None else row.why_not(step)
         if reason is not None:
             return f"the step {step.name!r} cannot go piece by piece: {reason}"
-    if Path(path).exists() and not can_be_described(Path(path)):
+    path = Path(path)
+    is_described = is_weights_alone(path) or can_be_described(path)
+    if path.exists() and not is_described:
         return f"{str(path)!r} is no .keras file of Keras 3"
     return None
 
@@ -164,8 +169,10 @@ def _why_not(
 def _is_large(path: Path) -> bool:
     """Return whether the weights of a file are large against the memory there is."""
     most = _SHARE * psutil.virtual_memory().available
-    if not path.is_file() or path.stat().st_size > most:
-        return path.is_file()
+    if not path.is_file():
+        return False
+    if stored_bytes(path) > most or is_weights_alone(path):
+        return stored_bytes(path) > most
     with opened_weights(path) as weights:
         found = [] if weights is None else datasets(weights)
     return sum(each.nbytes for each in found) > most
@@ -188,8 +195,11 @@ def compress_file(
         ModelFileError: if the file cannot be loaded.
         OutputError: if the new one cannot be written.
     """
-    check_model_file(job.path, memory_map=False)
-    size = job.path.stat().st_size
+    if is_weights_alone(job.path):
+        check_has_model(job.path)
+    else:
+        check_model_file(job.path, memory_map=False)
+    size = stored_bytes(job.path)
     with (
         replacing(job.output) as written,
         _plain(job.path, written.parent) as source,
@@ -237,11 +247,15 @@ def _check_layers(model: Any) -> None:
 @contextmanager
 def _plain(path: Path, folder: Path) -> Iterator[Path]:
     """Give a file whose weights lie in it as they are: another one if they do not."""
+    if is_weights_alone(path):
+        with made_whole(path, folder) as whole:
+            yield whole
+        return
     if is_mappable(path):
         yield path
         return
     made = folder / "plain.keras"
-    unpacked(path, made)
+    write_plain(path, made)
     yield made
     made.unlink()
 

@@ -46,6 +46,11 @@ def wrapped(config: dict[str, Any], name: str, module: str) -> dict[str, Any]:
     }
 
 
+def is_coded(config: dict[str, Any]) -> bool:
+    """Return whether the config of a file says that its weights are coded."""
+    return config.get("class_name") == CodedModel.__name__
+
+
 def write_skeleton(path: Path, small: Path, names: Iterable[str], name: str) -> None:
     """Write a file as another one is but for the weights: numbers are in their place.
 

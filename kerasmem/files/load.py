@@ -1,6 +1,7 @@
 """Loading a saved model, with one clear line where that cannot be done."""
 
 import os
+import tempfile
 import warnings
 import zipfile
 from collections.abc import Iterator
@@ -20,11 +21,13 @@ from kerasmem.errors import (
     text_of,
 )
 from kerasmem.files.archive import check_archive
-from kerasmem.files.atomic import replacing
+from kerasmem.files.atomic import held_folder, replacing
 from kerasmem.files.declared import bounded_weights, check_declared, check_heaps
 from kerasmem.files.keras_2 import is_legacy
 from kerasmem.files.members import DAMAGED
 from kerasmem.files.memory_map import MappedWeights
+from kerasmem.files.plain import write_plain
+from kerasmem.files.size import is_weights_alone
 from kerasmem.files.streamed import openable
 
 _MOST_LETTERS = 400
@@ -38,6 +41,9 @@ def load_model(
     memory_map: bool = False,
 ) -> Any:
     """Return the model in a `.keras` or `.h5` file, or in the folder of a SavedModel.
+
+    Or of weights in a `.weights.h5` file, or in the shards of a `.weights.json` file,
+    which a `config.json` beside them tells of, as in an unzipped `.keras` file.
 
     Code in the file is never run (`safe_mode` stays on). A model whose loss or metrics
     cannot be restored is loaded without them, and that is said. What Keras 2 wrote
@@ -61,6 +67,9 @@ def load_model(
         ConfigError: if weights have to be there at once.
     """
     path = Path(path)
+    if is_weights_alone(path) and not memory_map:
+        with made_whole(path, Path(tempfile.gettempdir())) as whole:
+            return load_model(whole, custom_objects, compile=compile)
     check_model_file(path, memory_map=memory_map)
     if is_legacy(path):
         if memory_map:
@@ -84,6 +93,27 @@ def load_model(
     if mapped is not None:
         save_beside(model, mapped.file)
     return model
+
+
+@contextmanager
+def made_whole(path: Path, folder: Path) -> Iterator[Path]:
+    """Give a `.keras` file of the model whose weights are in a file of their own.
+
+    Args:
+        path: the file with the weights.
+        folder: with room for them.
+
+    Raises:
+        ModelFileError: with the name of the file, of what goes wrong in the scope too.
+    """
+    with held_folder(folder) as room:
+        whole = room / "model.keras"
+        try:
+            write_plain(path, whole)
+            yield whole
+        except ModelFileError as error:
+            text = str(error).replace(str(whole), str(path))
+            raise ModelFileError(text) from error
 
 
 @contextmanager

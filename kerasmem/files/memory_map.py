@@ -23,7 +23,7 @@ import numpy as np
 from kerasmem import backends
 from kerasmem.backends.lazy import MappedArray, lazy_variables
 from kerasmem.errors import ConfigError, ModelFileError
-from kerasmem.files.coded_model import CONFIG, CodedModel, unwrapped, write_skeleton
+from kerasmem.files.coded_model import CONFIG, is_coded, unwrapped, write_skeleton
 from kerasmem.files.datasets import Dataset, datasets
 from kerasmem.files.declared import form_of
 from kerasmem.files.members import (
@@ -117,7 +117,7 @@ def is_mappable(path: Path) -> bool:
             return False
         if archive.getinfo(WEIGHTS).compress_type != zipfile.ZIP_STORED:
             return False
-        if _is_coded(read_json(archive.read(CONFIG))):
+        if is_coded(read_json(archive.read(CONFIG))):
             return False
     with opened_weights(path) as weights:
         return weights is not None and not any(
@@ -160,8 +160,8 @@ def _read(path: Path, *, map_all: bool) -> tuple[dict[str, Made], bool, os.stat_
         if WEIGHTS not in archive.namelist():
             raise ModelFileError(f"{str(path)!r} has no weights to be mapped.")
         member = archive.getinfo(WEIGHTS)
-        is_coded = _is_coded(read_json(archive.read(CONFIG)))
-        if is_coded or member.compress_type != zipfile.ZIP_STORED:
+        coded = is_coded(read_json(archive.read(CONFIG)))
+        if coded or member.compress_type != zipfile.ZIP_STORED:
             raise _compressed(path)
         start, size = data_start(file, member), member.file_size
         with h5py.File(Window(file, start, size), "r") as weights:
@@ -212,10 +212,6 @@ def _check_within(path: Path, dataset: Dataset, size: int) -> None:
             )
 
 
-def _is_coded(config: dict[str, Any]) -> bool:
-    return config.get("class_name") == CodedModel.__name__
-
-
 def _compressed(path: Path) -> ModelFileError:
     return ModelFileError(
         f"The weights in {str(path)!r} are compressed, so that they cannot be used "
@@ -233,7 +229,7 @@ class _Mapped:
     def from_config(self, config: dict[str, Any]) -> Any:
         """Return the model, whose weights are arrays over the file."""
         # Of coded weights the model is one level deeper.
-        inner = config["model"]["config"] if _is_coded(config["model"]) else config
+        inner = config["model"]["config"] if is_coded(config["model"]) else config
         model = unwrapped(inner, lambda number, _: self._arrays[int(number)]())
 
         def compile_from_config(compiled: dict[str, Any]) -> None:

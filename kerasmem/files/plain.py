@@ -1,90 +1,151 @@
-"""A file of a model made anew with its weights as they are, one piece at a time."""
+"""A `.keras` file with nothing in it compressed or coded, made one piece at a time.
+
+Of another such file, or of weights that lie in a file of their own: in one that ends in
+`.weights.h5`, or in the shards that one names which ends in `.weights.json`. The model
+of these is told by a `config.json` beside them, as in an unzipped `.keras` file, or in
+a preset of KerasHub.
+"""
 
 import json
 import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import h5py
+import keras
 
-from kerasmem.errors import ModelFileError
-from kerasmem.files.coded_model import CONFIG, CodedModel
-from kerasmem.files.declared import check_declared
-from kerasmem.files.members import OPTIMIZER, WEIGHTS, opened_weights
-from kerasmem.files.weights import uncoded
-from kerasmem.records.plain import read_json
+from kerasmem.errors import InputError, ModelFileError
+from kerasmem.files.coded_model import CONFIG, is_coded
+from kerasmem.files.declared import check_declared, check_heaps
+from kerasmem.files.members import DAMAGED, OPTIMIZER, WEIGHTS, opened_weights
+from kerasmem.files.size import is_weights_alone, shards_of
+from kerasmem.files.weights import WeightsFile
+from kerasmem.records.plain import MOST_BYTES, read_json
+from kerasmem.records.regular import read_regular
+
+METADATA, ASSETS = "metadata.json", "assets"
 
 
-def unpacked(path: Path, target: Path) -> None:
-    """Write a `.keras` file again, with nothing in it compressed or coded.
+def check_has_model(path: Path) -> None:
+    """Raise `ModelFileError` unless a config lies beside weights."""
+    if not path.is_file():
+        raise ModelFileError(f"There is no file {str(path)!r}.")
+    if not path.with_name(CONFIG).is_file():
+        raise ModelFileError(
+            f"{str(path)!r} holds weights alone, and no {CONFIG} beside it tells of "
+            "which model. Next: model.load_weights(path), then "
+            "km.save_model(model, 'model.keras')."
+        )
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """What an archive is made of.
 
     Args:
-        path: the file.
+        members: the small ones, by name.
+        weights: files whose arrays become one file.
+    """
+
+    members: dict[str, bytes]
+    weights: list[h5py.File] = field(default_factory=list)
+
+
+@contextmanager
+def _parts_of_archive(path: Path) -> Iterator[_Parts]:
+    with opened_weights(path) as weights, zipfile.ZipFile(path) as archive:
+        if weights is not None:
+            check_declared(path, weights)
+        names = (name for name in archive.namelist() if name != WEIGHTS)
+        members = {name: archive.read(name) for name in names}
+        yield _Parts(members, [] if weights is None else [weights])
+
+
+@contextmanager
+def _parts_of_weights(path: Path) -> Iterator[_Parts]:
+    check_has_model(path)
+    files = [path.with_name(CONFIG), path.with_name(METADATA)]
+    files += sorted(path.with_name(ASSETS).rglob("*"))
+    members = {METADATA: json.dumps({"keras_version": keras.__version__}).encode()}
+    with ExitStack() as scope:
+        try:
+            for file in files:
+                if file.is_file():
+                    name = file.relative_to(path.parent).as_posix()
+                    members[name] = read_regular(file, MOST_BYTES, follow_link=True)
+            weights = []
+            for shard in shards_of(path):
+                check_heaps(shard)
+                weights.append(scope.enter_context(h5py.File(shard, "r")))
+                check_declared(shard, weights[-1])
+        except (InputError, *DAMAGED) as error:
+            raise ModelFileError(f"{str(path)!r} is damaged: {error}") from error
+        yield _Parts(members, weights)
+
+
+def write_plain(path: Path, target: Path) -> None:
+    """Write the `.keras` file of a model with nothing in it compressed or coded.
+
+    Args:
+        path: a `.keras` file, or one with weights alone.
         target: where to, in a folder with room for the weights.
 
     Raises:
         ModelFileError: if the weights are damaged, or far larger than the file.
     """
-    weights = target.with_suffix(".h5")
-    with (
-        opened_weights(path) as old,
-        zipfile.ZipFile(path) as archive,
-        zipfile.ZipFile(target, "w") as made,
-    ):
-        if old is not None:
-            check_declared(path, old)
-        config = read_json(archive.read(CONFIG))
-        is_coded = config.get("class_name") == CodedModel.__name__
-        for member in archive.infolist():
-            if member.filename == WEIGHTS and old is not None:
-                with h5py.File(weights, "w") as new:
-                    _copy(old, new, is_coded=is_coded)
-                made.write(weights, WEIGHTS)
-                weights.unlink()
-            elif member.filename == CONFIG and is_coded:
-                inner = config["config"]["model"]
-                compiled = config.get("compile_config")
-                if compiled is not None:
-                    inner["compile_config"] = compiled
-                made.writestr(CONFIG, json.dumps(inner))
-            else:
-                made.writestr(member.filename, archive.read(member))
+    file = target.with_suffix(".h5")
+    opened = _parts_of_weights if is_weights_alone(path) else _parts_of_archive
+    with opened(path) as parts, zipfile.ZipFile(target, "w") as made:
+        config = _config(path, parts.members)
+        coded = is_coded(config)
+        if coded:
+            inner, compiled = config["config"]["model"], config.get("compile_config")
+            inner |= {} if compiled is None else {"compile_config": compiled}
+            parts.members[CONFIG] = json.dumps(inner).encode()
+        for name, content in parts.members.items():
+            made.writestr(name, content)
+        if parts.weights:
+            _write_weights(path, file, parts.weights, coded=coded)
+            made.write(file, WEIGHTS)
+            file.unlink()
 
 
-def _copy(old: h5py.File, new: h5py.File, *, is_coded: bool) -> None:
-    """Copy groups and arrays, each once and by no link that leads elsewhere."""
-
-    def copy(name: str, item: Any) -> None:
-        if not isinstance(item, h5py.Dataset):
-            new.require_group(name).attrs.update(item.attrs)
-        elif not (item.shape and name.startswith(OPTIMIZER)):  # slots begin anew
-            _copy_array(item, new, name, is_coded=is_coded)
-
-    new.attrs.update(old.attrs)
-    old.visititems(copy)
-
-
-def _copy_array(
-    item: h5py.Dataset, new: h5py.File, name: str, *, is_coded: bool
+def _write_weights(
+    path: Path, file: Path, weights: list[h5py.File], *, coded: bool
 ) -> None:
-    if item.external or item.is_virtual:
-        raise ModelFileError(f"The weight {name!r} is kept outside of the file.")
-    chunks = item.chunks
-    if is_coded:
-        array = uncoded(item[()]) if item.shape else item[()]
-        made = new.create_dataset(name, data=array)
-        if array.dtype.name == "bfloat16":
-            made.attrs["dtype"] = "bfloat16"
-    elif chunks is None:
-        item.file.copy(item, new, name)
-        return
-    else:
-        made = new.create_dataset(name, item.shape, item.dtype)
-        for number in range(item.id.get_num_chunks()):
-            first = item.id.get_chunk_info(number).chunk_offset
-            piece = tuple(
-                slice(start, start + length)
-                for start, length in zip(first, chunks, strict=True)
-            )
-            made[piece] = item[piece]
-    made.attrs.update(item.attrs)
+    """Write the arrays of files into one, each once and by no link to elsewhere."""
+
+    def is_wanted(name: str, item: h5py.Dataset) -> bool:
+        if item.external or item.is_virtual:
+            raise ModelFileError(f"The weight {name!r} is kept outside of the file.")
+        if name in new.written:
+            raise ModelFileError(f"The weight {name!r} is in two files.")
+        return not (item.shape and name.startswith(OPTIMIZER))  # slots begin anew
+
+    try:
+        with WeightsFile(file, "stored") as new:
+            for old in weights:
+                new.put_rest(old, is_wanted, coded=coded)
+    except ModelFileError:
+        raise
+    except DAMAGED as error:
+        if isinstance(error, OSError) and error.errno:  # of the disk
+            raise
+        raise ModelFileError(f"{str(path)!r} is damaged: {error}") from error
+
+
+def _config(path: Path, members: Mapping[str, bytes]) -> dict[str, Any]:
+    try:
+        config = read_json(members[CONFIG])
+    except InputError as error:
+        raise ModelFileError(
+            f"The config of {str(path)!r} is damaged: {error}"
+        ) from error
+    if not isinstance(config, dict):
+        raise ModelFileError(
+            f"The config of {str(path)!r} is damaged: it is no object."
+        )
+    return config

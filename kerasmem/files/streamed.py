@@ -15,7 +15,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from kerasmem.files.coded_model import CodedModel, unwrapped, write_skeleton
+from kerasmem.files.coded_model import is_coded, unwrapped, write_skeleton
 from kerasmem.files.datasets import Dataset, datasets, whole_array
 from kerasmem.files.declared import inflates
 from kerasmem.files.members import opened_weights
@@ -50,14 +50,14 @@ class _Streamed:
 
     def from_config(self, config: dict[str, Any]) -> Any:
         """Return the model, whose weights are read one by one."""
-        is_coded = config["model"].get("class_name") == CodedModel.__name__
-        inner = config["model"]["config"] if is_coded else config
+        coded = is_coded(config["model"])
+        inner = config["model"]["config"] if coded else config
 
         def read(number: np.ndarray, most_bytes: int) -> np.ndarray:
             each = self._found[int(number)]
             dataset = self._weights[each.name]
             array = whole_array(dataset, self._weights, most_bytes)
-            if is_coded:
+            if coded:
                 return uncoded(array, most_bytes)
             return np.asarray(array).view(each.dtype)
 

@@ -137,11 +137,19 @@ class WeightsFile:
         del self._file[name]
         del self.written[name]
 
-    def put_rest(self, other: h5py.File) -> dict[str, np.ndarray]:
+    def put_rest(
+        self,
+        other: h5py.File,
+        is_wanted: Callable[[str, h5py.Dataset], bool] = lambda *_: True,
+        *,
+        coded: bool = False,
+    ) -> dict[str, np.ndarray]:
         """Copy what another file has beside: groups, attributes, arrays that are left.
 
         Args:
             other: the file; its arrays have none of the names that were put.
+            is_wanted: tells of an array by its name whether it is copied.
+            coded: whether its arrays are coded, which become what they stand for.
 
         Returns:
             The arrays that are no numbers, by their paths.
@@ -151,6 +159,11 @@ class WeightsFile:
         def copy(name: str, item: Any) -> None:
             if isinstance(item, h5py.Group):
                 _copy_attributes(item, self._group(name))
+            elif not is_wanted(name, item):
+                return
+            elif coded and could_be_code(item):
+                array = uncoded(item[()])
+                self.put(name, (array.shape, array.dtype), [array])
             elif is_numbers(type_of(item)):
                 self.put(name, (item.shape, type_of(item)), blocks_of(item))
             else:

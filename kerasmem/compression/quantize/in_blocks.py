@@ -4,6 +4,7 @@ What comes of it is what `Coding.encode` makes of the whole weight, to the bit.
 """
 
 import math
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,9 +14,14 @@ import numpy as np
 
 from kerasmem.backends.layer_weights import forget_float_weights
 from kerasmem.compression.account import account, decibels
-from kerasmem.compression.quantize.apply import choose, largest_block, place_of
+from kerasmem.compression.quantize.apply import (
+    Exclude,
+    choose,
+    largest_block,
+    place_of,
+)
 from kerasmem.compression.quantize.coding import Coded, Coding
-from kerasmem.compression.quantize.config import ADAPTIVE, MIXED
+from kerasmem.compression.quantize.config import ADAPTIVE
 from kerasmem.compression.quantize.layer import Place, to_quantized
 from kerasmem.compression.quantize.math import (
     affine_codes_of,
@@ -37,50 +43,83 @@ if TYPE_CHECKING:
 
 def why_not(config: "Quantize") -> str | None:
     """Return why a choice needs the whole model, None if it does not."""
-    if config.is_static or config.scheme == MIXED:
+    if config.is_static:
         return f"the scheme {config.scheme!r} looks at all of the model at once"
     if config.rounding == ADAPTIVE or config.bias_correction:
         return "it runs the model on samples"
     return None
 
 
-def quantize_in_blocks(model: Any, config: "Quantize", streams: Streams) -> Told:
+def quantize_in_blocks(
+    model: Any, config: "Quantize", streams: Streams, left: Exclude = lambda _: False
+) -> Told:
     """Give the layers of a described model the form that they have with codes.
 
     Args:
         model: the model; it is changed in place.
-        config: the choice.
+        config: the choice, of one scheme.
         streams: get the codes.
+        left: tells of more weights to leave alone than the choice does.
 
     Raises:
         ModelError: if there is nothing to quantize.
         ConfigError: if a regular expression means no weight.
     """
-    reasons = choose(model, config)
+    told = _planned(model, config, streams, left)
+    made = [each for each in told if isinstance(each, _Pending)]
+    by_block: dict[int, tuple[Any, list[Place]]] = {}
+    for each in made:
+        block = each.weight.block
+        by_block.setdefault(id(block), (block, []))[1].append(each.place)
+    for layer, places in by_block.values():
+        to_quantized(layer, places)
+    for each in made:
+        stand_in = vars(each.weight.owner)[each.place.attribute]
+        for variable, entries in zip(stand_in.parts, each.codes.parts, strict=True):
+            streams.put(variable, entries)
+    forget_float_weights(sublayers(model))
+    return lambda: [*map(_told, told)]
+
+
+def losses(model: Any, config: "Quantize", streams: Streams) -> list[WeightChange]:
+    """Return what a choice would do to the weights of a model, which stays as it is.
+
+    Args:
+        model: the model, which may be described.
+        config: the choice, of one scheme.
+        streams: tell what weights hold.
+
+    Raises:
+        ModelError: if there is nothing to quantize.
+        ConfigError: if a regular expression means no weight.
+    """
+    changes = []
+    for each in _planned(model, config, streams):
+        if isinstance(each, _Pending):
+            deque(each.codes.parts[0].pieces(), maxlen=0)
+        changes.append(_told(each))
+    return changes
+
+
+def _planned(
+    model: Any, config: "Quantize", streams: Streams, left: Exclude = lambda _: False
+) -> list["WeightChange | _Pending"]:
+    """Return what is to become of each weight, or why nothing is."""
+    reasons = choose(model, config, left)
     block = largest_block([weight for weight, _ in reasons])
-    made: list[tuple[Weight, Place, _Codes]] = []
-    told: list[WeightChange | _Pending] = []
+    planned: list[WeightChange | _Pending] = []
     for weight, reason in reasons:
         if reason is not None:
-            told.append(account(weight, "quantize", reason, changed=False))
+            planned.append(account(weight, "quantize", reason, changed=False))
             continue
         place = place_of(weight, config, block)
         codes = _Codes(streams.readable(weight.variable), place.coding, weight.path)
-        made.append((weight, place, codes))
-        told.append(_Pending(weight, place, codes))
-    by_block: dict[int, tuple[Any, list[Place]]] = {}
-    for weight, place, _ in made:
-        by_block.setdefault(id(weight.block), (weight.block, []))[1].append(place)
-    for layer, places in by_block.values():
-        to_quantized(layer, places)
-    for weight, place, codes in made:
-        stand_in = vars(weight.owner)[place.attribute]
-        for variable, entries in zip(stand_in.parts, codes.parts, strict=True):
-            streams.put(variable, entries)
-    forget_float_weights(sublayers(model))
-    return lambda: [
-        each.told() if isinstance(each, _Pending) else each for each in told
-    ]
+        planned.append(_Pending(weight, place, codes))
+    return planned
+
+
+def _told(planned: "WeightChange | _Pending") -> WeightChange:
+    return planned.told() if isinstance(planned, _Pending) else planned
 
 
 @dataclass(frozen=True)

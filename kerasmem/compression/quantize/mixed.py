@@ -1,15 +1,19 @@
 """Fewer bits where they harm least: a scheme for each layer, under a budget."""
 
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kerasmem.compression.quantize.apply import Exclude
+from kerasmem.compression.quantize.in_blocks import losses, quantize_in_blocks
 from kerasmem.compression.quantize.repair.after import quantize_and_repair
+from kerasmem.compression.streams import Streams, Told
 from kerasmem.errors import ModelError
 from kerasmem.graph.clone import clone
-from kerasmem.graph.layers import weights
+from kerasmem.graph.layers import Weight, weights
 from kerasmem.records import WeightChange
 from kerasmem.units import format_bytes
 
@@ -41,35 +45,93 @@ def quantize_mixed(
         ModelError: if the budget is too small, or there is nothing to quantize.
     """
     tried = {name: _choice(choice, name) for name in CANDIDATES}
-    told = {
-        name: quantize_and_repair(clone(model), each, data)
-        for name, each in tried.items()
-    }
+    if data is None and not choice.bias_correction:
+        streams = Streams(lambda _: None)
+        told = _told_in_blocks(model, tried, streams)
+    else:
+        told = {
+            name: quantize_and_repair(clone(model), each, data)
+            for name, each in tried.items()
+        }
+    everything = list(weights(model))
+    scheme_of = _scheme_of(model, everything, choice, told)
+    for name, exclude in _rounds(everything, scheme_of):
+        samples = data if choice.bias_correction else None
+        quantize_and_repair(model, tried[name], samples, exclude)
+    return _as_chosen(told, scheme_of)
+
+
+def mixed_in_blocks(model: Any, choice: "Quantize", streams: Streams) -> Told:
+    """Do what `quantize_mixed` does without data to a described model.
+
+    Args:
+        model: the model; it is changed in place.
+        choice: the budget, and what the schemes share.
+        streams: get the codes.
+
+    Raises:
+        ModelError: as by `quantize_mixed`.
+    """
+    tried = {name: _choice(choice, name) for name in CANDIDATES}
+    told = _told_in_blocks(model, tried, streams)
+    everything = list(weights(model))
+    scheme_of = _scheme_of(model, everything, choice, told)
+    for name, exclude in _rounds(everything, scheme_of):
+        quantize_in_blocks(model, tried[name], streams, exclude)
+    changes = _as_chosen(told, scheme_of)
+    return lambda: changes
+
+
+def _told_in_blocks(
+    model: Any, tried: dict[str, "Quantize"], streams: Streams
+) -> dict[str, list[WeightChange]]:
+    """Return what each scheme would do to every weight, which stays as it is."""
+    return {name: losses(model, each, streams) for name, each in tried.items()}
+
+
+def _scheme_of(
+    model: Any,
+    everything: list[Weight],
+    choice: "Quantize",
+    told: dict[str, list[WeightChange]],
+) -> dict[int, str]:
+    """Return the name of a scheme for each weight that is quantized, by its number."""
     rows: dict[int, list[int]] = defaultdict(list)
-    for index, weight in enumerate(weights(model)):
+    for index, weight in enumerate(everything):
         if any(changes[index].changed for changes in told.values()):
             rows[id(weight.block)].append(index)
     chosen = _chosen(model, choice, told, list(rows.values()))
-    everything = list(weights(model))
-    scheme_of = {
+    return {
         index: name
         for indices, name in zip(rows.values(), chosen, strict=True)
         for index in indices
     }
+
+
+def _as_chosen(
+    told: dict[str, list[WeightChange]], scheme_of: dict[int, str]
+) -> list[WeightChange]:
+    first = told[CANDIDATES[0]]
+    return [
+        told[scheme_of.get(index, CANDIDATES[0])][index] for index in range(len(first))
+    ]
+
+
+def _rounds(
+    everything: list[Weight], scheme_of: dict[int, str]
+) -> Iterator[tuple[str, Exclude]]:
+    """Give each scheme in turn with what tells of weights that wait for a later one.
+
+    What was quantized already is left alone anyway.
+    """
     for number, name in enumerate(CANDIDATES):
-        # What was quantized already is left alone anyway.
         later = {
             id(everything[index].variable)
-            for index, of in scheme_of.items()
-            if of in CANDIDATES[number + 1 :]
+            for index, scheme in scheme_of.items()
+            if scheme in CANDIDATES[number + 1 :]
         }
         if name in scheme_of.values():
-            samples = data if choice.bias_correction else None
-            quantize_and_repair(
-                model, tried[name], samples, lambda w, ids=later: id(w.variable) in ids
-            )
-    numbers = range(len(everything))
-    return [told[scheme_of.get(index, CANDIDATES[0])][index] for index in numbers]
+            yield name, lambda weight, ids=later: id(weight.variable) in ids
 
 
 def _choice(choice: "Quantize", name: str) -> "Quantize":

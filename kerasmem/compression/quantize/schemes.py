@@ -12,13 +12,15 @@ from kerasmem.compression.quantize.config import (
     ReestimateBatchNorm,
 )
 from kerasmem.compression.quantize.dequantize import dequantize
-from kerasmem.compression.quantize.mixed import quantize_mixed
+from kerasmem.compression.quantize.in_blocks import quantize_in_blocks
+from kerasmem.compression.quantize.mixed import mixed_in_blocks, quantize_mixed
 from kerasmem.compression.quantize.repair.after import quantize_and_repair
 from kerasmem.compression.quantize.repair.equalize import equalize, without_relu6
 from kerasmem.compression.quantize.repair.fold import fold_batch_norm
 from kerasmem.compression.quantize.static import quantize_static
 from kerasmem.compression.quantize.static.apply import check_has_ranges
 from kerasmem.compression.regular_expressions import check_every_pattern_matches
+from kerasmem.compression.streams import Streams, Told
 from kerasmem.compression.technique import Context
 from kerasmem.compression.working import working_copy
 from kerasmem.errors import ConfigError, ModelError
@@ -56,6 +58,22 @@ def quantize(
         return model, quantize_mixed(model, config, context.data)
     changes = quantize_and_repair(model, config, context.data, scales=found.scales)
     return model, changes
+
+
+def quantize_described(model: Any, config: Quantize, streams: Streams) -> Told:
+    """Do what `quantize` does without data to a described model, in place.
+
+    Args:
+        model: the model.
+        config: the choice, which needs no whole model, see `in_blocks.why_not`.
+        streams: get the codes.
+
+    Raises:
+        ConfigError: if a regular expression matches no weight.
+        ModelError: if there is nothing to quantize.
+    """
+    apply = mixed_in_blocks if config.scheme == MIXED else quantize_in_blocks
+    return apply(model, config, streams)
 
 
 def check_ready(config: Quantize, context: Context) -> Quantize:
