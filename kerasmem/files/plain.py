@@ -140,12 +140,9 @@ def _write_weights(
 def _config(path: Path, members: Mapping[str, bytes]) -> dict[str, Any]:
     try:
         config = read_json(members[CONFIG])
+        if not isinstance(config, dict):
+            raise InputError("it is no object.")
     except InputError as error:
-        raise ModelFileError(
-            f"The config of {str(path)!r} is damaged: {error}"
-        ) from error
-    if not isinstance(config, dict):
-        raise ModelFileError(
-            f"The config of {str(path)!r} is damaged: it is no object."
-        )
+        text = f"The config of {str(path)!r} is damaged: {error}"
+        raise ModelFileError(text) from error
     return config

@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import shutil
 import zipfile
 
 import h5py
@@ -57,6 +58,12 @@ def written(tmp_path_factory):
     km.save_model(model, folder / "deflate.keras")
     km.save_model(model, folder / "entropy.keras", coding="entropy")
     network("bfloat16").save(folder / "bfloat16.keras")
+    # As unzipped, and as in a preset: weights beside the config of their model.
+    with zipfile.ZipFile(folder / "deflate.keras") as archive:
+        archive.extractall(folder)
+    (folder / "metadata.json").unlink()
+    model.save_weights(folder / "w.weights.json", max_shard_size=3e-5)
+    assert len([*folder.glob("w_*.weights.h5")]) > 2
     return folder
 
 
@@ -171,9 +178,58 @@ def test_slots_are_those_of_a_new_optimizer(tmp_path, optimizer):
     both(tmp_path / "model.keras", km.Prune(0.5), tmp_path)
 
 
-@pytest.mark.parametrize("source", ["deflate", "entropy", "bfloat16"])
+@pytest.mark.parametrize(
+    "source",
+    [
+        "deflate.keras",
+        "entropy.keras",
+        "bfloat16.keras",
+        "model.weights.h5",
+        "w.weights.json",
+    ],
+)
 def test_the_file_that_is_read_may_be_of_any_coding_and_type(written, tmp_path, source):
-    both(written / f"{source}.keras", [km.Prune(0.4), Q("int8")], tmp_path)
+    _, found = both(written / source, [km.Prune(0.4), Q("int8")], tmp_path)
+    sizes = [path.stat().st_size for path in written.glob("w[._]*")]
+    if source == "w.weights.json":
+        assert found.report.before.file_bytes == sum(sizes)
+    assert {path.name for path in tmp_path.iterdir()} == {"a.keras", "b.keras"}
+
+
+@pytest.mark.parametrize("source", ["model.weights.h5", "w.weights.json"])
+@pytest.mark.parametrize("low_memory", [True, False])
+def test_weights_without_their_model_are_refused_by_name(
+    written, tmp_path, source, low_memory
+):
+    for path in [*written.glob("w[._]*"), written / "model.weights.h5"]:
+        shutil.copy(path, tmp_path)
+    options = {"output": tmp_path / "a.keras", "low_memory": low_memory}
+    with pytest.raises(ModelFileError, match=rf"{source}' holds weights alone, and no"):
+        km.compress(tmp_path / source, Q("int8"), **options)
+    (tmp_path / "config.json").write_bytes(b"[]")
+    with pytest.raises(ModelFileError, match=rf"config of .*{source}' is damaged"):
+        km.compress(tmp_path / source, Q("int8"), **options)
+    shutil.copy(written / "config.json", tmp_path)
+    if source == "w.weights.json":
+        (tmp_path / "w_00001.weights.h5").unlink()
+        with pytest.raises(ModelFileError, match=r"'w_00001.*', which is not beside"):
+            km.compress(tmp_path / source, Q("int8"), **options)
+        (tmp_path / source).write_text('{"weight_map": {"a": "../x.weights.h5"}}')
+        with pytest.raises(ModelFileError, match=r"x.weights.h5', which is not beside"):
+            km.compress(tmp_path / source, Q("int8"), **options)
+        (tmp_path / source).write_text("[]")
+        with pytest.raises(ModelFileError, match="which files the weights are in"):
+            km.compress(tmp_path / source, Q("int8"), **options)
+    else:
+        (tmp_path / source).write_bytes(b"no weights")
+        with pytest.raises(ModelFileError, match=rf"{source}' is damaged"):
+            km.compress(tmp_path / source, Q("int8"), **options)
+    assert not (tmp_path / "a.keras").exists()
+
+
+def test_an_output_of_weights_alone_is_refused(written):
+    with pytest.raises(ConfigError, match="model.load_weights reads the weights, too"):
+        km.compress(written / "stored.keras", Q("int8"), output="a.weights.h5")
 
 
 @pytest.mark.parametrize("coding", ["entropy", "stored"])
