@@ -12,7 +12,7 @@ from pathlib import Path
 import keras
 
 import kerasmem as km
-from kerasmem.demo.images import load_demo_data
+from kerasmem.demo.recipe import load_demo_data
 
 
 def network() -> keras.Model:

@@ -15,7 +15,7 @@ import keras
 from rich.console import Console
 
 import kerasmem as km
-from kerasmem.demo.images import load_demo_data
+from kerasmem.demo.recipe import load_demo_data
 from kerasmem.report.comparison import before_and_after
 from kerasmem.report.tables import changes_table, comparison_table
 

@@ -14,7 +14,7 @@ import keras
 
 import kerasmem as km
 from kerasmem.compression.prune.analysis import sensitivity
-from kerasmem.demo.images import load_demo_data
+from kerasmem.demo.recipe import load_demo_data
 
 L = keras.layers
 

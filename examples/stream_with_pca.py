@@ -15,7 +15,7 @@ import numpy as np
 from sklearn.decomposition import IncrementalPCA
 
 import kerasmem as km
-from kerasmem.demo.images import load_demo_data
+from kerasmem.demo.recipe import load_demo_data
 
 COMPONENTS = 32
 

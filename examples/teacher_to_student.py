@@ -6,7 +6,7 @@ Run it: `python examples/teacher_to_student.py`
 import keras
 
 import kerasmem as km
-from kerasmem.demo.images import load_demo_data
+from kerasmem.demo.recipe import load_demo_data
 
 IMAGES = 2000  # a quarter of those that kerasmem carries, so that this takes seconds
 

@@ -22,7 +22,7 @@ from kerasmem.files.data import (
 from kerasmem.files.data.forms import first_samples
 from kerasmem.files.optimizer_state import optimizer_state
 from kerasmem.files.size import stored_bytes
-from kerasmem.graph.losses import as_loss
+from kerasmem.graph.outputs import as_loss
 
 
 def compile_for(model: Any, loss: str | None, metrics: Sequence[str]) -> None:

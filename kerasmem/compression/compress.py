@@ -37,9 +37,8 @@ from kerasmem.files.data import (
 from kerasmem.files.load import load_model
 from kerasmem.files.save import Coding, check_coding
 from kerasmem.files.size import stored_bytes
-from kerasmem.graph.clone import compile_as, compile_settings
-from kerasmem.graph.losses import as_loss, warn_if_unfit
-from kerasmem.graph.same_layers import to_read
+from kerasmem.graph.clone import compile_as, compile_settings, to_read
+from kerasmem.graph.outputs import as_loss, warn_if_unfit
 from kerasmem.records import CompressionReport
 
 BATCH_SIZE = 32

@@ -1,13 +1,23 @@
-"""A student made from its teacher: the same network, narrower or with fewer blocks."""
+"""A student made from its teacher: the same network, narrower or with fewer blocks.
 
+Residual blocks, encoder blocks, hidden layers of equal width repeat each other, so that
+some of them can be left out: all that the graph computes flows through one tensor
+before such a part and through one behind it, and both are of one shape.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+import keras
 
 from kerasmem.compression.channels import PruneChannels
 from kerasmem.compression.fields import is_number
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.clone import clone, compile_as
-from kerasmem.graph.layers import listed_graph
-from kerasmem.graph.repeats import repeated, without
+from kerasmem.graph.layers import last_uses, listed_graph, nodes_in_order
+from kerasmem.graph.rebuild import Rebuild, Rewrite
 
 
 def make_student(
@@ -86,3 +96,137 @@ def _check_share(name: str, value: Any, *, lowest_is_allowed: bool) -> None:
             f"The student keeps a share of its teacher, {lowest} and less than 1. "
             f"Received: {name}={value!r}."
         )
+
+
+Nodes = tuple[Any, ...]
+
+_LENGTH = 128  # of axes that are open; a layer that strides makes less of it
+
+
+@dataclass(frozen=True)
+class _Step:
+    """Calls between two tensors through which everything flows."""
+
+    nodes: Nodes
+    shape: tuple[Any, ...]  # of the tensor behind, with its dtype
+
+    @property
+    def looks(self) -> tuple[Any, ...]:
+        """What is equal in steps that are built alike."""
+        return tuple(
+            (type(node.operation), *(tuple(y.shape) for y in node.outputs))
+            for node in self.nodes
+        )
+
+
+def repeated(model: Any) -> list[list[Nodes]]:
+    """Return the calls of parts that could be left out, a list for each stage.
+
+    The parts of one stage follow each other and are built alike; any of them can go.
+
+    Args:
+        model: a Sequential or Functional model. Models nested in it are one call.
+    """
+    stages = map(_parts, _stages(listed_graph(model)))
+    return [parts for parts in stages if parts]
+
+
+def without(model: Any, parts: Sequence[Nodes]) -> Any:
+    """Return a copy of `model` without some parts, with the weights of all others.
+
+    It is not compiled.
+
+    Raises:
+        ModelError: if a layer cannot be made from its config.
+    """
+    return Rebuild(_Shorter({id(node) for part in parts for node in part})).run(model)
+
+
+class _Shorter(Rewrite):
+    """Leaves calls out: what flows into a part comes out of each of its calls."""
+
+    def __init__(self, left_out: set[int]) -> None:
+        self._left_out = left_out
+
+    def goes(self, node: Any) -> bool:
+        return id(node) in self._left_out
+
+
+def _stages(graph: Any) -> list[list[_Step]]:
+    """Return runs of steps that keep the shape, each behind the step that made it."""
+    stages: list[list[_Step]] = []
+    shape = None
+    ends = {id(x) for x in graph.outputs}
+    for step in _steps(graph):
+        if step.shape != shape or not all(_can_go(n, ends) for n in step.nodes):
+            stages.append([])
+        stages[-1].append(step)
+        shape = step.shape
+    return stages
+
+
+def _steps(graph: Any) -> list[_Step]:
+    """Return the graph cut wherever just one tensor is waited for."""
+    nodes = nodes_in_order(graph)
+    last_use = last_uses(nodes, graph.outputs)
+    waiting = {id(x) for x in graph.inputs}
+    shapes = _shapes(graph)
+    steps, begun = [], 0
+    for number, node in enumerate(nodes):
+        waiting |= {id(y) for y in node.outputs}
+        waiting -= {key for key in waiting if last_use.get(key, -1) <= number}
+        (behind, *others) = node.outputs
+        if waiting == {id(behind)} and not others:
+            shape = (shapes[id(behind)], behind.dtype)
+            steps.append(_Step(tuple(nodes[begun : number + 1]), shape))
+            begun = number + 1
+    return steps
+
+
+def _can_go(node: Any, ends: set[int]) -> bool:
+    """Return whether a call hands on one tensor, which the model does not return."""
+    return len(node.outputs) == 1 and id(node.outputs[0]) not in ends
+
+
+def _shapes(graph: Any) -> dict[int, tuple[int, ...]]:
+    """Return the shape of every tensor, with lengths in the place of open axes."""
+    known = {
+        id(x): keras.KerasTensor([n or _LENGTH for n in x.shape], dtype=x.dtype)
+        for x in graph.inputs
+    }
+    for node in nodes_in_order(graph):
+        args, kwargs = node.arguments.fill_in(known)
+        made = keras.tree.flatten(node.operation.compute_output_spec(*args, **kwargs))
+        known.update(zip(map(id, node.outputs), made, strict=True))
+    return {key: tuple(tensor.shape) for key, tensor in known.items()}
+
+
+def _parts(stage: list[_Step]) -> list[Nodes]:
+    """Return the parts of the longest repetition; the first step has to stay."""
+    looks = [step.looks for step in stage]
+    begin, end, period = max(
+        (run for p in range(1, len(stage)) for run in _repetitions(looks, p)),
+        key=lambda run: (run[1] - run[0], -run[2]),
+        default=(0, 0, 1),
+    )
+    starts = range(begin, end - period + 1, period)
+    parts = [stage[start : start + period] for start in starts if start > 0]
+    calls = [tuple(itertools.chain(*(s.nodes for s in part))) for part in parts]
+    return [part for part in calls if any(map(_has_kernel, part))]
+
+
+def _repetitions(looks: list[Any], period: int) -> Iterator[tuple[int, int, int]]:
+    """Yield where `looks` repeats itself after a period: begin, end, and the period."""
+    alike = [a == b for a, b in zip(looks, looks[period:], strict=False)]
+    place = 0
+    for same, run in itertools.groupby(alike):
+        length = len(list(run))
+        if same:
+            yield place, place + length + period, period
+        place += length
+
+
+def _has_kernel(node: Any) -> bool:
+    """Return whether a call has learned more than vectors."""
+    weights = getattr(node.operation, "weights", ())
+    return any(len(variable.shape) > 1 for variable in weights)

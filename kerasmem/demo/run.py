@@ -19,11 +19,12 @@ from kerasmem.compression.measure import figures, latencies, with_latency
 from kerasmem.compression.prune import Prune
 from kerasmem.compression.quantize import Quantize
 from kerasmem.compression.result import CompressionResult
-from kerasmem.demo.images import Images, load_images
 from kerasmem.demo.recipe import (
+    Images,
     Recipe,
     compile_classifier,
     falling_rate,
+    load_images,
     residual_network,
 )
 from kerasmem.files.save import save_model

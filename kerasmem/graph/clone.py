@@ -1,7 +1,8 @@
 """An independent copy of a model, so that nothing handed in is modified.
 
 It is made of the model's config, or goes through a file of Keras, in this process or,
-packed, to another one; its optimizer starts anew.
+packed, to another one; its optimizer starts anew. What is only read is no copy where
+the layers of the model can be those of another one too.
 """
 
 import tempfile
@@ -17,7 +18,14 @@ import keras
 from kerasmem.backends import current
 from kerasmem.errors import ModelError
 from kerasmem.graph.from_config import made_of_config
-from kerasmem.graph.layers import check_built, sublayers
+from kerasmem.graph.layers import (
+    check_built,
+    has_graph,
+    is_trained,
+    nodes_in_order,
+    own_graph,
+    sublayers,
+)
 from kerasmem.graph.values import to_numpy
 
 _NOT_THE_USERS = ("keras", "kerasmem", "tensorflow", "jax", "torch", "builtins", "abc")
@@ -71,18 +79,46 @@ def reloaded(model: Any) -> Any:
         ModelError: if it has no weights yet, or cannot be saved and loaded.
     """
     check_built(model)
-    with warnings.catch_warnings():
-        # A lambda of the caller's own may be in what never leaves this function.
-        warnings.filterwarnings("ignore", message=".*includes a `lambda`")
-        # Through a file: only what a layer saves itself is all of its state.
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            fresh_optimizer(model),
-            current().replicating(model),
-        ):
-            copy = _through(model, Path(folder) / "model.keras")
+    objects = live_objects(model)
+    # Through a file: only what a layer saves itself is all of its state.
+    with tempfile.TemporaryDirectory() as folder, current().replicating(model):
+        path = Path(folder) / "model.keras"
+        try:
+            _save(model, path)
+            copy = _load(path, objects)
+        except (TypeError, ValueError, NotImplementedError) as error:
+            cause = " ".join(str(error).split()).rpartition("Exception encountered: ")
+            raise ModelError(
+                f"The model {model.name!r} cannot be copied, because Keras cannot save "
+                "and load it. Let the `__init__` of its own parts take `**kwargs` and "
+                "hand them to `super().__init__`, give those with arguments of their "
+                "own a `get_config`, and use named functions in place of lambdas. "
+                f"Received: {cause[2].partition(': {')[0][:300]}"
+            ) from error
+    with _lambdas_allowed():
         compile_as(copy, model)
     return copy
+
+
+def _save(model: Any, path: Path) -> None:
+    """Save a model without the state of its optimizer."""
+    with _lambdas_allowed(), fresh_optimizer(model):
+        model.save(path)
+
+
+@contextmanager
+def _lambdas_allowed() -> Iterator[None]:
+    """Return a scope without Keras's warning: a lambda of the caller's stays here."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*includes a `lambda`")
+        yield
+
+
+def _load(path: Path, objects: dict[str, Any]) -> Any:
+    # Made by `_save` of a live object: a lambda in it is the caller's own.
+    return keras.models.load_model(
+        path, custom_objects=objects, compile=False, safe_mode=False
+    )
 
 
 def same_draws(copy: Any, model: Any) -> Any:
@@ -186,25 +222,6 @@ def _is_function(value: Any) -> bool:
     return callable(value) and hasattr(value, "__name__")
 
 
-def _through(model: Any, path: Path) -> Any:
-    objects = live_objects(model)
-    try:
-        model.save(path)
-        # The file is our own, made of a live object: a lambda in it is the caller's.
-        return keras.models.load_model(
-            path, custom_objects=objects, compile=False, safe_mode=False
-        )
-    except (TypeError, ValueError, NotImplementedError) as error:
-        cause = " ".join(str(error).split()).rpartition("Exception encountered: ")[2]
-        raise ModelError(
-            f"The model {model.name!r} cannot be copied, because Keras cannot save and "
-            "load it. Let the `__init__` of its own parts take `**kwargs` and hand "
-            "them to `super().__init__`, give those with arguments of their own a "
-            "`get_config`, and use named functions in place of lambdas. "
-            f"Received: {cause.partition(': {')[0][:300]}"
-        ) from error
-
-
 @contextmanager
 def fresh_optimizer(
     model: Any, *, built_for: Sequence[Any] | None = None
@@ -259,10 +276,7 @@ class PackedModel:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.keras"
             path.write_bytes(self.file)
-            # Made of a live object by `packed`: a lambda in it is the caller's own.
-            model = keras.models.load_model(
-                path, custom_objects=self.objects, compile=False, safe_mode=False
-            )
+            model = _load(path, self.objects)
         if self.settings is not None:
             model.compile(**settings_of(self.settings, self.objects))
         return model
@@ -271,14 +285,58 @@ class PackedModel:
 def packed(model: Any) -> PackedModel:
     """Return a built model that Keras can save, packed."""
     objects = live_objects(model)
-    with (
-        warnings.catch_warnings(),
-        tempfile.TemporaryDirectory() as folder,
-        fresh_optimizer(model),
-    ):
-        warnings.filterwarnings("ignore", message=".*includes a `lambda`")
+    with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.keras"
-        model.save(path)
+        _save(model, path)
         file = path.read_bytes()
     settings = model.get_compile_config() if model.compiled else None
     return PackedModel(file, settings, objects)
+
+
+def to_read(model: Any) -> Any:
+    """Return a model that computes as `model` does, and may be compiled and evaluated.
+
+    It has the same layers where nothing that an evaluation does is left in them, so
+    that it takes no memory; else it is a copy.
+
+    Args:
+        model: a built model, which stays as it is.
+
+    Raises:
+        ModelError: if it takes a copy, and none can be made.
+    """
+    if not _leaves_nothing(model):
+        return clone(model)
+    made = keras.Model(model.input, model.output, name=model.name)
+    if sublayers(made)[1:] != sublayers(model)[1:]:  # some are beside its graph
+        return clone(model)
+    compile_as(made, model)
+    return made
+
+
+def _leaves_nothing(model: Any) -> bool:
+    """Return whether the layers of a model are as before once it was evaluated.
+
+    JAX takes the values of all variables away while a model runs: whoever interrupts
+    it there would be left without.
+    """
+    graphs = [own_graph(layer) for layer in sublayers(model) if has_graph(layer)]
+    return (
+        not current().hands_state_on
+        and bool(graphs)
+        and type(model) is _FUNCTIONAL
+        and model.trainable
+        and all(map(_keeps_nothing, sublayers(model)))
+        and not any(
+            is_trained(node) for graph in graphs for node in nodes_in_order(graph)
+        )
+    )
+
+
+def _keeps_nothing(layer: Any) -> bool:
+    is_keras = type(layer).__module__.partition(".")[0] == "keras"
+    return is_keras and not getattr(layer, "stateful", False)
+
+
+_FUNCTIONAL = type(keras.Model(*[keras.Input((1,))] * 2))
+"""Keras exports no name of the class that this gives."""

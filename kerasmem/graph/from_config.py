@@ -7,7 +7,7 @@ layers of Keras that is their variables, and those can be handed over one by one
 import json
 import warnings
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -38,10 +38,7 @@ def made_of_config(model: Any) -> Any | None:
     """
     if not all(map(_is_plain, sublayers(model))):
         return None
-    values = current().lazy_values()
-    # No first values are made, which would be replaced.
-    is_lazy = values.why_not() is None
-    with lazy_variables(values, settled=True) if is_lazy else nullcontext():
+    with without_first_values():
         copy = _of_config(model)
         pairs = [] if copy is None else list(_pairs(model, copy))
         if copy is None or any(one is None or other is None for one, other in pairs):
@@ -49,6 +46,20 @@ def made_of_config(model: Any) -> Any | None:
         for one, other in pairs:
             other.assign(_value_of(one))
     return copy
+
+
+@contextmanager
+def without_first_values() -> Iterator[None]:
+    """Return a scope in which variables get no first value that would be replaced.
+
+    What was assigned nothing has one at its end.
+    """
+    values = current().lazy_values()
+    if values.why_not() is not None:
+        yield
+        return
+    with lazy_variables(values, settled=True):
+        yield
 
 
 def _of_config(model: Any) -> Any | None:

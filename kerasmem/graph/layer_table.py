@@ -24,7 +24,7 @@ class LayerEntry:
     Args:
         name: `"layers.Dense"`, `"ops.Add"`: package and class.
         channels: the family by which labels of channels move through it, a key of
-            `kerasmem.graph.channels.table.FAMILIES`; None freezes them.
+            `kerasmem.graph.channels.walk.FAMILIES`; None freezes them.
         kernel: how its kernel lies: `"dense"`, `"einsum"`, `"convolution"`,
             `"transposed"`, `"depthwise"`, `"separable"`, `"embedding"`; None without.
         residuals: what its gradient needs, see `Role` of `compress_activations`:

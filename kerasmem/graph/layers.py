@@ -6,7 +6,7 @@ visited once.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -211,6 +211,19 @@ def nodes_in_order(graph: Any) -> list[Any]:
     depths = sorted(graph._nodes_by_depth, reverse=True)
     nodes = [node for depth in depths for node in graph._nodes_by_depth[depth]]
     return [node for node in nodes if not node.is_input]
+
+
+def last_uses(nodes: Sequence[Any], outputs: Iterable[Any]) -> dict[int, int]:
+    """Return the number of the last call that takes each tensor, by the tensor's id.
+
+    Args:
+        nodes: the calls, in order.
+        outputs: tensors that are needed behind all of them: at `len(nodes)`.
+    """
+    uses = {
+        id(x): number for number, node in enumerate(nodes) for x in node.input_tensors
+    }
+    return uses | {id(x): len(nodes) for x in outputs}
 
 
 def is_trained(node: Any) -> bool:

@@ -11,6 +11,7 @@ import numpy as np
 from kerasmem.backends import current
 from kerasmem.errors import ModelError
 from kerasmem.graph.clone import live_objects
+from kerasmem.graph.from_config import without_first_values
 from kerasmem.graph.layers import listed_graph, nodes_in_order
 from kerasmem.graph.values import to_numpy
 
@@ -118,9 +119,14 @@ class Rebuild:
             ModelError: if a layer cannot be made from its config.
         """
         scope = keras.saving.custom_object_scope(live_objects(model))
-        with current().replicating(model), scope, _no_garbage_collection():
+        with (
+            current().replicating(model),
+            scope,
+            _no_garbage_collection(),
+            without_first_values(),
+        ):
             made = self._model(model)
-        self._carry_over()
+            self._carry_over()
         return made
 
     def _model(self, model: Any) -> Any:

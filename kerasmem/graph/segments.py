@@ -19,7 +19,7 @@ from kerasmem import backends
 from kerasmem.backends.recompute import Function
 from kerasmem.errors import ModelError
 from kerasmem.graph.inside import Opened, opened
-from kerasmem.graph.layers import nodes_in_order, own_graph, sublayers
+from kerasmem.graph.layers import last_uses, nodes_in_order, own_graph, sublayers
 from kerasmem.graph.masks import mask_of, with_mask
 
 Recomputation = Callable[[Function], Function]
@@ -54,10 +54,7 @@ def cut(model: Any, starts: Sequence[int]) -> list[Segment]:
     graph = graph_of(model)
     nodes = nodes_in_order(graph)
     edges = [0, *starts, len(nodes)]
-    last_use: dict[int, int] = {}
-    for number, node in enumerate(nodes):
-        last_use.update((id(x), number) for x in node.input_tensors)
-    last_use.update((id(x), len(nodes)) for x in graph.outputs)
+    last_use = last_uses(nodes, graph.outputs)
     return [
         _segment(nodes[start:end], last_use, end)
         for start, end in itertools.pairwise(edges)

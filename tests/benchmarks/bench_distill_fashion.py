@@ -18,11 +18,11 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from kerasmem.backends.seeding import seeded
 from kerasmem.compression.distill import distill
-from kerasmem.demo.images import load_images
 from kerasmem.demo.recipe import (
     Recipe,
     compile_classifier,
     falling_rate,
+    load_images,
     residual_network,
 )
 from kerasmem.graph.clone import clone

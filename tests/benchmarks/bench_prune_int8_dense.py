@@ -10,7 +10,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import keras
 
 import kerasmem as km
-from kerasmem.demo.images import load_images
+from kerasmem.demo.recipe import load_images
 
 INT8 = km.Quantize("int8", granularity="tensor")  # 16 values stay 16 codes
 

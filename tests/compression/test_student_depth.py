@@ -6,8 +6,8 @@ import pytest
 from keras import layers
 
 import kerasmem as km
+from kerasmem.compression.student import repeated
 from kerasmem.errors import ConfigError, ModelError
-from kerasmem.graph.repeats import repeated
 
 
 def perceptron(*units, activation=True):

@@ -5,7 +5,7 @@ from importlib.resources import files
 import numpy as np
 import pytest
 
-from kerasmem.demo.images import load_demo_data, load_images
+from kerasmem.demo.recipe import load_demo_data, load_images
 from kerasmem.errors import DataError
 from kerasmem.units import MIB
 

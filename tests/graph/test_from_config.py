@@ -5,9 +5,8 @@ import numpy as np
 import pytest
 
 from kerasmem.errors import ModelError
-from kerasmem.graph.clone import clone, reloaded
+from kerasmem.graph.clone import clone, reloaded, to_read
 from kerasmem.graph.from_config import made_of_config
-from kerasmem.graph.same_layers import to_read
 from kerasmem.graph.values import to_numpy
 from tests.models import KINDS, L, chain
 

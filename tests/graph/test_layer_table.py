@@ -12,7 +12,7 @@ from kerasmem.compression.quantize.static.kinds import KINDS as FORMS
 from kerasmem.errors import ConfigError
 from kerasmem.exporting.operations import writer_of
 from kerasmem.graph import layer_table
-from kerasmem.graph.channels.table import FAMILIES
+from kerasmem.graph.channels.walk import FAMILIES
 from kerasmem.graph.layer_table import LAYERS, entry_of, kind, register_layer
 from kerasmem.memory.compress_activations.roles import Role, role_of
 from tests.models import L

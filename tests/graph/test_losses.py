@@ -8,7 +8,7 @@ import pytest
 
 import kerasmem as km
 from kerasmem.errors import ConfigError, KerasMemWarning
-from kerasmem.graph.losses import as_loss, warn_if_unfit
+from kerasmem.graph.outputs import as_loss, warn_if_unfit
 from tests.models import L, chain
 
 SPARSE = "sparse_categorical_crossentropy"

@@ -32,7 +32,7 @@ from kerasmem.files.data import (
 from kerasmem.files.data.forms import first_samples
 from kerasmem.files.load import load_model
 from kerasmem.graph.clone import clone, compile_settings
-from kerasmem.graph.losses import as_loss, warn_if_unfit
+from kerasmem.graph.outputs import as_loss, warn_if_unfit
 from kerasmem.graph.values import check_finite
 from kerasmem.records import WeightChange
 

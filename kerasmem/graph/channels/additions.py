@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from itertools import product
 
 from kerasmem.backends import current
-from kerasmem.graph.channels.call import Addition, LabelledCall
+from kerasmem.graph.channels.call import Addition, Kept, LabelledCall
 from kerasmem.graph.channels.cost import everything
-from kerasmem.graph.channels.kept import Kept
 from kerasmem.graph.channels.labels import Shape
 from kerasmem.graph.channels.walk import LabelledModel, family_of
 

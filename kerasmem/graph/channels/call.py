@@ -1,16 +1,109 @@
-"""One call of an operation on labelled tensors, and what a family of them knows."""
+"""One call on labelled tensors, which channels stay, and what a family knows."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 import numpy as np
 
-from kerasmem.graph.channels.labels import CHANNEL, Labels, Shape, Tensor
+from kerasmem.graph.channels.labels import (
+    CHANNEL,
+    Labels,
+    Shape,
+    Tensor,
+    Use,
+    standing_in,
+    varying,
+)
 
-if TYPE_CHECKING:
-    from kerasmem.graph.channels.kept import Kept
+
+class Kept:
+    """A choice of channels to keep.
+
+    Args:
+        classes: the class of every label.
+        removed: the classes that go.
+        uses: the labels of weights.
+        notes: classes of which some stay for a reason of their own, and that reason.
+    """
+
+    def __init__(
+        self,
+        classes: np.ndarray,
+        removed: np.ndarray,
+        uses: Sequence[Use],
+        notes: Mapping[int, str] | None = None,
+    ) -> None:
+        self.notes = dict(notes or {})
+        self._stays = ~np.isin(classes, removed)
+        self._uses: dict[int, list[Use]] = {}
+        for use in uses:
+            self._uses.setdefault(id(use.variable), []).append(use)
+
+    def mask(self, x: Tensor, axis: int) -> np.ndarray:
+        """Return a bool for every place along one axis of a tensor."""
+        axis %= len(x.shape)
+        size = standing_in(x.shape)[axis]
+        if axis not in self._shrinking(x.array):
+            return np.ones(size, bool)
+        return self._mask(x.array, axis, size)
+
+    def shape(self, x: Tensor) -> tuple[int | None, ...]:
+        """Return the shape of a tensor once channels are gone."""
+        shape = list(x.shape)
+        for axis in self._shrinking(x.array):
+            shape[axis] = int(self.mask(x, axis).sum())
+        return tuple(shape)
+
+    def weight_shape(self, variable: Any) -> tuple[int, ...]:
+        """Return the shape of a weight once channels are gone."""
+        return tuple(
+            int(mask.sum()) if mask is not None else size
+            for mask, size in zip(self.masks(variable), variable.shape, strict=True)
+        )
+
+    def masks(self, variable: Any) -> list[np.ndarray | None]:
+        """Return a bool for every place along each axis of a weight, None for all."""
+        masks: list[np.ndarray | None] = [None] * len(variable.shape)
+        for use in self._uses.get(id(variable), ()):
+            for axis in self._shrinking(use.labels):
+                mask = self._mask(use.labels, axis, variable.shape[axis])
+                before = masks[axis]
+                masks[axis] = mask if before is None else mask & before
+        return masks
+
+    def gather(self, variable: Any, value: np.ndarray) -> np.ndarray:
+        """Return the entries that stay of a value of the shape of a weight."""
+        for axis, mask in enumerate(self.masks(variable)):
+            if mask is not None:
+                value = np.compress(mask, value, axis)
+        return value
+
+    def silences(self, variable: Any) -> bool:
+        """Return True if `silence` changes values of a weight."""
+        return any(
+            use.silenced and not self._stays[use.labels].all()
+            for use in self._uses.get(id(variable), ())
+        )
+
+    def silence(self, variable: Any, value: np.ndarray) -> np.ndarray:
+        """Return a value with zeros where it takes part in what is removed."""
+        for use in self._uses.get(id(variable), ()):
+            if use.silenced:
+                stays = self._stays[use.labels]
+                value = np.where(stays, value, np.zeros((), value.dtype))
+        return value
+
+    def _shrinking(self, array: np.ndarray) -> list[int]:
+        stays = self._stays[array]
+        return [] if stays.all() else varying(stays)
+
+    def _mask(self, array: np.ndarray, axis: int, size: int) -> np.ndarray:
+        place: list[Any] = [0] * array.ndim
+        place[axis] = slice(None)
+        return np.broadcast_to(self._stays[array[tuple(place)]], (size,))
+
 
 Addition = tuple[Shape, Shape]
 """The shapes of the two operands of one `keras.ops.add`, in order."""
@@ -82,9 +175,7 @@ class Family:
     """
 
     label: Callable[[LabelledCall], Sequence[np.ndarray]]
-    config: Callable[[LabelledCall, "Kept"], dict[str, Any]] = lambda *_: {}
-    arguments: Callable[[LabelledCall, "Kept"], tuple[Any, ...] | None] = lambda *_: (
-        None
-    )
-    factors: Callable[[LabelledCall, "Kept"], dict[int, float]] = lambda *_: {}
-    additions: Callable[[LabelledCall, "Kept"], list[Addition]] = lambda *_: []
+    config: Callable[[LabelledCall, Kept], dict[str, Any]] = lambda *_: {}
+    arguments: Callable[[LabelledCall, Kept], tuple[Any, ...] | None] = lambda *_: None
+    factors: Callable[[LabelledCall, Kept], dict[int, float]] = lambda *_: {}
+    additions: Callable[[LabelledCall, Kept], list[Addition]] = lambda *_: []

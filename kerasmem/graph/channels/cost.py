@@ -6,8 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from kerasmem.graph.channels.call import LabelledCall
-from kerasmem.graph.channels.kept import Kept
+from kerasmem.graph.channels.call import Kept, LabelledCall
 from kerasmem.graph.channels.labels import OUT
 from kerasmem.graph.channels.walk import LabelledModel, label_channels
 from kerasmem.graph.layer_table import entry_of

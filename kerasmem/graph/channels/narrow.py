@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from kerasmem.errors import ModelError
-from kerasmem.graph.channels.kept import Kept
+from kerasmem.graph.channels.call import Kept
 from kerasmem.graph.channels.labels import fits
 from kerasmem.graph.channels.walk import LabelledModel, family_of
 from kerasmem.graph.rebuild import Rewrite, variable_pairs

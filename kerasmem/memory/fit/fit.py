@@ -9,7 +9,7 @@ import keras
 
 from kerasmem import backends
 from kerasmem.errors import ConfigError, ModelError
-from kerasmem.graph.losses import warn_if_unfit
+from kerasmem.graph.outputs import warn_if_unfit
 from kerasmem.memory.fit.losses import LossFactors
 from kerasmem.memory.fit.notices import Notices
 from kerasmem.memory.fit.surviving_step import FitContext

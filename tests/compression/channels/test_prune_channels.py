@@ -12,7 +12,7 @@ from kerasmem.errors import ConfigError, KerasMemWarning, ModelError
 from kerasmem.graph.channels.call import Family
 from kerasmem.graph.channels.cost import flops
 from kerasmem.graph.channels.families import movement as index
-from kerasmem.graph.channels.table import FAMILIES
+from kerasmem.graph.channels.walk import FAMILIES
 from kerasmem.graph.values import to_numpy
 from tests.graph.channels.strategies import randomize
 from tests.models import KINDS, ORIGINS, L, chain, from_origin

@@ -5,9 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from kerasmem.graph.channels.call import Addition, LabelledCall
+from kerasmem.graph.channels.call import Addition, Kept, LabelledCall
 from kerasmem.graph.channels.families.reduction import contracted
-from kerasmem.graph.channels.kept import Kept
 from kerasmem.graph.channels.labels import CHANNEL, IN, OUT, Labels, Tensor, axis_of
 from kerasmem.graph.layers import sublayers
 

@@ -4,9 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from kerasmem.graph.channels.call import Addition, LabelledCall
+from kerasmem.graph.channels.call import Addition, Kept, LabelledCall
 from kerasmem.graph.channels.families.elementwise import activated
-from kerasmem.graph.channels.kept import Kept
 from kerasmem.graph.channels.labels import (
     CHANNEL,
     IN,

@@ -6,8 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from kerasmem.graph.channels.call import Addition, LabelledCall
-from kerasmem.graph.channels.kept import Kept
+from kerasmem.graph.channels.call import Addition, Kept, LabelledCall
 from kerasmem.graph.channels.labels import (
     CHANNEL,
     Labels,

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from kerasmem.graph.channels.call import LabelledCall
-from kerasmem.graph.channels.kept import Kept
+from kerasmem.graph.channels.call import Kept, LabelledCall
 from kerasmem.graph.channels.labels import (
     fits,
     of_rank,

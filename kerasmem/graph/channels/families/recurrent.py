@@ -5,9 +5,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from kerasmem.graph.channels.call import Addition, Family, LabelledCall
+from kerasmem.graph.channels.call import Addition, Family, Kept, LabelledCall
 from kerasmem.graph.channels.families.elementwise import activated
-from kerasmem.graph.channels.kept import Kept
 from kerasmem.graph.channels.labels import CHANNEL, IN, OUT, Labels, Tensor, axis_of
 from kerasmem.graph.layer_table import entry_of
 

@@ -5,10 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from kerasmem.graph.channels.call import LabelledCall
+from kerasmem.graph.channels.call import Kept, LabelledCall
 from kerasmem.graph.channels.families.convolution import channel_axis
 from kerasmem.graph.channels.families.elementwise import constants, meet
-from kerasmem.graph.channels.kept import Kept
 from kerasmem.graph.channels.labels import CHANNEL, Labels, Tensor, varying
 
 
