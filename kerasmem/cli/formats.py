@@ -100,8 +100,7 @@ def _summary(data: dict[str, Any]) -> str:
 def runtimes(options: Namespace) -> Outcome:
     """Return what each form of the model costs, and which to use for what."""
     from kerasmem.cli.judging import file_sentence, of_its_file
-    from kerasmem.exporting.runtimes import compare_runtimes
-    from kerasmem.exporting.runtimes.compare import advise
+    from kerasmem.exporting.runtimes import advise, compare_runtimes
     from kerasmem.files import load_model
     from kerasmem.files.data import load_data
     from kerasmem.report.runtimes import (

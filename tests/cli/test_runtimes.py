@@ -7,8 +7,8 @@ import keras
 import pytest
 
 from kerasmem.errors import ModelError
-from kerasmem.exporting.runtimes import compare
-from kerasmem.exporting.runtimes.forms import FORMS
+from kerasmem.exporting import runtimes
+from kerasmem.exporting.forms import FORMS
 from kerasmem.records import RuntimeComparison
 
 KERAS, INT8, _, _, STATIC = FORMS
@@ -17,9 +17,9 @@ KERAS, INT8, _, _, STATIC = FORMS
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """What needs no process of its own."""
-    monkeypatch.setattr(compare, "FORMS", (KERAS, INT8, STATIC))
+    monkeypatch.setattr(runtimes, "FORMS", (KERAS, INT8, STATIC))
     resident = {"process_bytes": 5 << 20, "peak_bytes": 3 << 20}
-    monkeypatch.setattr(compare, "_resident", lambda *_: resident)
+    monkeypatch.setattr(runtimes, "_resident", lambda *_: resident)
 
 
 def test_json_holds_the_whole_record(folder, kerasmem, backend):
@@ -40,7 +40,7 @@ def test_json_holds_the_whole_record(folder, kerasmem, backend):
 
 @pytest.mark.one_backend
 def test_data_goes_to_the_comparison(folder, kerasmem, monkeypatch):
-    monkeypatch.setattr(compare, "FORMS", (KERAS,))
+    monkeypatch.setattr(runtimes, "FORMS", (KERAS,))
     found = kerasmem("runtimes model.keras --data split.npz --batch-size 9 --json").json
     assert (found["given"], found["samples"]) == (True, 9)
 
@@ -68,7 +68,7 @@ def test_a_tolerance_and_lengths_go_to_the_files(folder, kerasmem, monkeypatch):
         asked.append(given)
         raise ModelError("none")
 
-    monkeypatch.setattr(compare, "FORMS", (KERAS, replace(STATIC, make=make)))
+    monkeypatch.setattr(runtimes, "FORMS", (KERAS, replace(STATIC, make=make)))
     inputs = keras.Input((None, 3), name="open")
     keras.Model(inputs, keras.layers.Dense(2)(inputs)).save("open.keras")
     call = kerasmem("runtimes open.keras --tolerance 0.4 --input-shape 5,3")

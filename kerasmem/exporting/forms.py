@@ -15,10 +15,9 @@ from kerasmem.compression.quantize import Quantize
 from kerasmem.compression.quantize.config import DYNAMIC, STATIC
 from kerasmem.compression.technique import Context
 from kerasmem.errors import ConfigError
-from kerasmem.exporting import export
+from kerasmem.exporting import export, resident_child
 from kerasmem.exporting.arguments import arguments_of, in_structure
 from kerasmem.exporting.interpreters import LiteRT, constant_bytes, in_codes
-from kerasmem.exporting.runtimes import alone
 from kerasmem.graph.layers import sublayers
 from kerasmem.graph.values import nbytes
 from kerasmem.processes import ON_THE_CPU, run_in_child, run_script
@@ -254,7 +253,7 @@ def resident_in_litert(
         file.write_bytes(content)
         inputs = _stored(folder, list(arrays.values()))
         names = (str(file), str(inputs), str(threads), *arrays)
-        found = run_script(Path(alone.__file__), *names)
+        found = run_script(Path(resident_child.__file__), *names)
     return _resident(json.loads(found))
 
 

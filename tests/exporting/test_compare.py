@@ -9,8 +9,8 @@ import pytest
 
 import kerasmem as km
 from kerasmem.errors import ConfigError, DataError, ModelError
-from kerasmem.exporting.runtimes import compare, forms
-from kerasmem.exporting.runtimes.forms import FORMS, Resident
+from kerasmem.exporting import forms, runtimes
+from kerasmem.exporting.forms import FORMS, Resident
 from kerasmem.processes.host import kernel_peak_works
 from kerasmem.records import RuntimeComparison
 from tests.models import KINDS
@@ -35,15 +35,15 @@ def samples(count=40):
 
 def quick(monkeypatch, *forms):
     """Only some forms, few turns, and no process of their own."""
-    monkeypatch.setattr(compare, "FORMS", forms)
-    monkeypatch.setattr(compare, "_TURNS", 3)
+    monkeypatch.setattr(runtimes, "FORMS", forms)
+    monkeypatch.setattr(runtimes, "_TURNS", 3)
     resident = {"process_bytes": 5, "peak_bytes": 3}
-    monkeypatch.setattr(compare, "_resident", lambda *_: resident)
+    monkeypatch.setattr(runtimes, "_resident", lambda *_: resident)
 
 
 def test_every_form_is_made_compared_timed_and_weighed(monkeypatch, capfd):
-    monkeypatch.setattr(compare, "FORMS", ALL)
-    monkeypatch.setattr(compare, "_TURNS", 10)
+    monkeypatch.setattr(runtimes, "FORMS", ALL)
+    monkeypatch.setattr(runtimes, "_TURNS", 10)
     # One process with Keras is enough, they take seconds.
     monkeypatch.setattr(forms, "resident_in_keras", once(forms.resident_in_keras))
     model, x = network(), samples()
@@ -203,8 +203,8 @@ def test_a_model_that_cannot_go_to_another_process_has_no_memory(monkeypatch, ca
     def refuse(*_):
         raise ModelError("parts from the running script")
 
-    monkeypatch.setattr(compare, "FORMS", (KERAS,))
-    monkeypatch.setattr("kerasmem.exporting.runtimes.forms.resident_in_keras", refuse)
+    monkeypatch.setattr(runtimes, "FORMS", (KERAS,))
+    monkeypatch.setattr("kerasmem.exporting.forms.resident_in_keras", refuse)
     (found,) = km.compare_runtimes(network(), batch_sizes=[1]).runtimes
     assert (found.process_bytes, found.reason) == (None, "")
     assert "parts from the running script" in capfd.readouterr().err
@@ -212,8 +212,8 @@ def test_a_model_that_cannot_go_to_another_process_has_no_memory(monkeypatch, ca
 
 @pytest.mark.one_backend
 def test_memory_beyond_the_start_is_none_where_the_system_does_not_tell(monkeypatch):
-    monkeypatch.setattr(compare, "FORMS", (KERAS,))
-    target = "kerasmem.exporting.runtimes.forms.resident_in_keras"
+    monkeypatch.setattr(runtimes, "FORMS", (KERAS,))
+    target = "kerasmem.exporting.forms.resident_in_keras"
     monkeypatch.setattr(target, lambda *_: Resident(None, None))
     found = km.compare_runtimes(network(), batch_sizes=[1], verbose=0)
     assert found.runtimes[0].peak_bytes is None

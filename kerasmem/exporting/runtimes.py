@@ -21,8 +21,8 @@ from kerasmem.exporting.arguments import (
     with_named_inputs,
 )
 from kerasmem.exporting.convert import check_lengths
+from kerasmem.exporting.forms import FORMS, Arrays, Form, Given, Runnable
 from kerasmem.exporting.interpreters import difference
-from kerasmem.exporting.runtimes.forms import FORMS, Arrays, Form, Given, Runnable
 from kerasmem.files.data import check_data
 from kerasmem.files.data.flat import flat_samples
 from kerasmem.graph.clone import clone
