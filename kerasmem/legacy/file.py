@@ -1,8 +1,9 @@
 """What every file of Keras 2 holds, whichever its format, and where weights go."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import keras
 import numpy as np
@@ -89,12 +90,10 @@ class Assignment:
                 weight.owner.finalize_state()
 
 
-class Weights(Protocol):
-    """The weights of a file."""
+Fill = Callable[[Made, Assignment], None]
+"""Puts the weights of a file into the layers of a model.
 
-    def put_into(self, model: Made, assignment: Assignment) -> None:
-        """Put them into the layers of a model."""
-        ...
+Raises a `ModelFileError` if one is superfluous or of another shape."""
 
 
 @dataclass(frozen=True)
@@ -104,9 +103,9 @@ class LegacyFile:
     Args:
         config: `class_name` and `config` of the model.
         training: loss, metrics and optimizer, None for a model that was not compiled.
-        weights: to be put into the model that is made of the config.
+        fill: puts its weights into the model that is made of the config.
     """
 
     config: dict[str, Any]
     training: dict[str, Any] | None
-    weights: Weights
+    fill: Fill

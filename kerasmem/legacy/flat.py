@@ -9,6 +9,7 @@ is: the config in `keras_metadata.pb`, and the weights in the checkpoint.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,38 +20,11 @@ from kerasmem.backends.protobuf import fields
 from kerasmem.backends.tensorflow_files import Checkpoint, Node
 from kerasmem.errors import ModelFileError
 from kerasmem.legacy.file import Assignment, LegacyFile, Made
-from kerasmem.legacy.tfmot import clustered, masked
+from kerasmem.legacy.tfmot import Named, without_wrappers
 from kerasmem.records.plain import MOST_BYTES, read_json
 from kerasmem.records.regular import open_regular, read_regular
 
-Named = tuple[str, np.ndarray]
 Layers = Mapping[str, "Sequence[Named] | Layers"]
-
-_CENTROIDS, _INDICES = "cluster_centroids_", "pulling_indices_"
-_PRUNED = "prune_low_magnitude_"
-_OF_PRUNING = ("mask", "threshold", "pruning_step")
-_OF_QUANTIZING = ("optimizer_step",)
-_RANGES = ("_min", "_max")
-
-
-@dataclass(frozen=True)
-class FlatWeights:
-    """The weights of a file by layer.
-
-    Args:
-        layers: `(name, array)` pairs by the name of a layer of the model; of a model
-            within it such pairs too, or another mapping.
-    """
-
-    layers: Layers
-
-    def put_into(self, model: Made, assignment: Assignment) -> None:
-        """Put them into the layers of a model.
-
-        Raises:
-            ModelFileError: if one is superfluous or of another shape.
-        """
-        _fill_model(model, self.layers, assignment)
 
 
 @dataclass(frozen=True)
@@ -61,13 +35,24 @@ class _Run:
     variables: list[Any]
 
 
-def _fill_model(model: Made, layers: Layers, assignment: Assignment) -> None:
+def fill_by_layer(layers: Layers, model: Made, assignment: Assignment) -> None:
+    """Put the weights of a file into the layers of a model.
+
+    Args:
+        layers: `(name, array)` pairs by the name of a layer of the model; of a model
+            within it such pairs too, or another mapping.
+        model: gets them.
+        assignment: notes them.
+
+    Raises:
+        ModelFileError: if one is superfluous or of another shape.
+    """
     for made in model.layers:
         entries = layers.get(made.name, ())
         if isinstance(entries, Mapping):
-            _fill_model(made, entries, assignment)
+            fill_by_layer(entries, made, assignment)
         elif made.layer is not None:
-            entries = _stripped(entries) if made.is_wrapped else entries
+            entries = without_wrappers(entries) if made.is_wrapped else entries
             _fill(made, entries, assignment)
 
 
@@ -147,59 +132,6 @@ def _children(layer: Any) -> Sequence[Any]:
     return list(layer._flatten_layers(include_self=False, recursive=False))
 
 
-def _stripped(entries: Sequence[Named]) -> list[Named]:
-    """Return the weights of a layer, those of tfmot's own put into them or left out.
-
-    Args:
-        entries: `(name, array)` pairs, as tfmot lists them: a clustered weight stands
-            just before its centroids, the indices behind all of them in that order.
-    """
-    entries = _with_masks(_with_centroids(entries))
-    return [(name, array) for name, array in entries if not _is_of_tfmot(name)]
-
-
-def _parts(name: str) -> tuple[str, str]:
-    """Return the name of the layer, and the rest."""
-    layer, _, rest = name.removesuffix(":0").partition("/")
-    return layer, rest
-
-
-def _is_of_tfmot(name: str) -> bool:
-    layer, rest = _parts(name)
-    return (
-        rest.startswith((_CENTROIDS, _INDICES))
-        or (layer.startswith(_PRUNED) and rest in _OF_PRUNING)
-        or rest in _OF_QUANTIZING
-        or (rest.endswith(_RANGES) and "/" not in rest)
-    )
-
-
-def _with_centroids(entries: Sequence[Named]) -> list[Named]:
-    found = list(entries)
-    indices = [a for name, a in entries if _parts(name)[1].startswith(_INDICES)]
-    for i, (name, centroids) in enumerate(entries):
-        if _parts(name)[1].startswith(_CENTROIDS):
-            before, weight = entries[i - 1]
-            found[i - 1] = (before, clustered(weight, centroids, indices.pop(0)))
-    return found
-
-
-def _with_masks(entries: Sequence[Named]) -> list[Named]:
-    found = list(entries)
-    for wrapper in dict.fromkeys(_parts(name)[0] for name, _ in entries):
-        masks = [a for name, a in entries if _parts(name) == (wrapper, "mask")]
-        own = (wrapper, wrapper.removeprefix(_PRUNED))
-        places = [
-            i
-            for i, (name, _) in enumerate(entries)
-            if _parts(name)[0] in own and not _is_of_tfmot(name)
-        ]
-        weights = masked([entries[i][1] for i in places], masks)
-        for i, weight in zip(places, weights, strict=True):
-            found[i] = (entries[i][0], weight)
-    return found
-
-
 _METADATA = "keras_metadata.pb"
 _ROOT = "root"
 
@@ -226,7 +158,8 @@ def read_saved_model(path: Path) -> LegacyFile:
         layers = _layers(checkpoint, checkpoint.root, config)
     except (ValueError, KeyError, IndexError, OSError) as error:
         raise ModelFileError(f"its weights are missing or damaged ({error})") from error
-    return LegacyFile(metadata, metadata.get("training_config"), FlatWeights(layers))
+    fill = partial(fill_by_layer, layers)
+    return LegacyFile(metadata, metadata.get("training_config"), fill)
 
 
 def _metadata(path: Path) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import zipfile
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ def read_archive(path: Path) -> LegacyFile:
             raise ModelFileError(f"{str(path)!r} has no weights: {WEIGHTS} is missing.")
         check_declared(path, file)
         root = _part(file)
-    return LegacyFile(config, config.get("compile_config"), _Weights(root))
+    return LegacyFile(config, config.get("compile_config"), partial(_fill_model, root))
 
 
 @dataclass
@@ -87,25 +88,6 @@ def snake_case(name: str) -> str:
     return re.sub(r"([a-z])([A-Z])", r"\1_\2", words).lower()
 
 
-@dataclass(frozen=True)
-class _Weights:
-    """The weights of a file by object.
-
-    Args:
-        root: what the file keeps of the model.
-    """
-
-    root: Part
-
-    def put_into(self, model: Made, assignment: Assignment) -> None:
-        """Put them into the layers of a model.
-
-        Raises:
-            ModelFileError: if one is superfluous or of another shape.
-        """
-        _fill_model(model, self.root, assignment)
-
-
 def _part(group: Any) -> Part:
     arrays = group.get("vars", {})
     names = sorted(arrays, key=int)
@@ -118,12 +100,12 @@ def _part(group: Any) -> Part:
     return Part(numbered, inner)
 
 
-def _fill_model(model: Made, part: Part, assignment: Assignment) -> None:
+def _fill_model(part: Part, model: Made, assignment: Assignment) -> None:
     classes = [made.stored["class_name"] for made in model.layers]
     parts = part.parts.get("layers", Part()).listed(classes)
     for made, inner in zip(model.layers, parts, strict=True):
         if made.layers:
-            _fill_model(made, inner, assignment)
+            _fill_model(inner, made, assignment)
         elif made.layer is not None:
             waiting = _taken_out(made.stored, inner)
             _fill(made.layer, _unwrapped(made.stored, inner), waiting, assignment)

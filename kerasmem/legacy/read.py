@@ -3,6 +3,7 @@
 import inspect
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ from kerasmem.files.keras_2 import is_legacy, text_of
 from kerasmem.files.load import check_model_file, first_reason, say_without_loss
 from kerasmem.files.members import DAMAGED
 from kerasmem.legacy.file import Assignment, LegacyFile, Made
-from kerasmem.legacy.flat import FlatWeights, Named, read_saved_model
+from kerasmem.legacy.flat import fill_by_layer, read_saved_model
 from kerasmem.legacy.graph import check_is_model, make
 from kerasmem.legacy.keras_archive import read_archive
+from kerasmem.legacy.tfmot import Named
 from kerasmem.records.plain import read_json
 
 
@@ -82,7 +84,7 @@ def _made(
         made = make(file.config, custom_objects)
         check_is_model(made)
         assignment = Assignment()
-        file.weights.put_into(made, assignment)
+        file.fill(made, assignment)
         assignment.check_complete(made.layer)
     except DAMAGED as error:
         raise ModelFileError(f"{str(path)!r} could not be loaded: {error}") from error
@@ -115,7 +117,7 @@ def read_h5(path: Path) -> LegacyFile:
     return LegacyFile(
         read_json(text_of(config)),
         None if training is None else read_json(text_of(training)),
-        FlatWeights(layers),
+        partial(fill_by_layer, layers),
     )
 
 

@@ -7,8 +7,8 @@ import tensorflow as tf
 
 from kerasmem.files.keras_2 import hard_sigmoid_of_keras_2
 from kerasmem.graph.values import to_numpy
-from kerasmem.legacy.functional import _NAMES, operator
 from kerasmem.legacy.keras_archive import Part, snake_case
+from kerasmem.legacy.operators import _NAMES, operator
 from kerasmem.legacy.tfmot import clustered, masked
 
 X = np.random.default_rng(0).uniform(0.1, 0.9, (2, 3, 4)).astype("float32")
