@@ -29,7 +29,7 @@ Arrays = Sequence[np.ndarray]
 
 
 @dataclass(frozen=True)
-class Given:
+class Setup:
     """What a form is made of.
 
     Args:
@@ -87,9 +87,9 @@ class InKeras:
 class InLiteRT:
     """LiteRT files of one model, by the length of their batch axis, run by LiteRT."""
 
-    def __init__(self, files: Mapping[int | None, bytes], given: Given) -> None:
-        self._files, self._threads = files, given.threads
-        self._arguments = arguments_of(given.model, None, given.batch)
+    def __init__(self, files: Mapping[int | None, bytes], setup: Setup) -> None:
+        self._files, self._threads = files, setup.threads
+        self._arguments = arguments_of(setup.model, None, setup.batch)
         self._any = LiteRT(next(iter(files.values())))
         self.file_bytes = max(map(len, files.values()))
         self.weight_bytes = max(map(constant_bytes, files.values()))
@@ -146,51 +146,51 @@ class Form:
 
     name: str
     how: str
-    make: Callable[[Given], Runnable]
+    make: Callable[[Setup], Runnable]
     needs_keras: bool = False
 
 
-def _as_it_is(given: Given) -> Runnable:
-    return InKeras(given.model)
+def _as_it_is(setup: Setup) -> Runnable:
+    return InKeras(setup.model)
 
 
-def _int8_weights(given: Given) -> Runnable:
-    model, _ = Quantize("int8").applied(given.model)
+def _int8_weights(setup: Setup) -> Runnable:
+    model, _ = Quantize("int8").applied(setup.model)
     return InKeras(model)
 
 
-def _file(scheme: str) -> Callable[[Given], Runnable]:
-    return lambda given: _exported(given.model, given, scheme)
+def _file(scheme: str) -> Callable[[Setup], Runnable]:
+    return lambda setup: _exported(setup.model, setup, scheme)
 
 
-def _static(given: Given) -> Runnable:
-    if given.data is None:
+def _static(setup: Setup) -> Runnable:
+    if setup.data is None:
         raise ConfigError(
             "It needs samples to calibrate on. Next: give data= (--data)."
         )
-    model, _ = Quantize(STATIC).applied(given.model, Context(given.data))
-    return _exported(model, given, STATIC)
+    model, _ = Quantize(STATIC).applied(setup.model, Context(setup.data))
+    return _exported(model, setup, STATIC)
 
 
-def _exported(model: Any, given: Given, scheme: str) -> Runnable:
+def _exported(model: Any, setup: Setup, scheme: str) -> Runnable:
     """Return a file for any batch, or of a loop over time steps one for each."""
     has_loop = any(isinstance(layer, keras.layers.RNN) for layer in sublayers(model))
-    sizes = given.batch_sizes if has_loop else (None,)
-    files = {size: _content(model, given, scheme, size) for size in sizes}
-    return InLiteRT(files, given)
+    sizes = setup.batch_sizes if has_loop else (None,)
+    files = {size: _content(model, setup, scheme, size) for size in sizes}
+    return InLiteRT(files, setup)
 
 
-def _content(model: Any, given: Given, scheme: str, batch_size: int | None) -> bytes:
+def _content(model: Any, setup: Setup, scheme: str, batch_size: int | None) -> bytes:
     with tempfile.TemporaryDirectory(prefix="kerasmem-") as folder:
         path = Path(folder, "model.tflite")
-        samples = in_structure(model, given.batch)
+        samples = in_structure(model, setup.batch)
         export(
             model,
             path,
             scheme=scheme,
             batch_size=batch_size,
             samples=samples,
-            **given.files,
+            **setup.files,
         )
         return path.read_bytes()
 

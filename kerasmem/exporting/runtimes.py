@@ -21,7 +21,7 @@ from kerasmem.exporting.arguments import (
     with_named_inputs,
 )
 from kerasmem.exporting.convert import check_lengths
-from kerasmem.exporting.forms import FORMS, Arrays, Form, Given, Runnable
+from kerasmem.exporting.forms import FORMS, Arrays, Form, Runnable, Setup
 from kerasmem.exporting.interpreters import difference
 from kerasmem.files.data import check_data
 from kerasmem.files.data.flat import flat_samples
@@ -34,7 +34,7 @@ from kerasmem.units import format_bytes, format_ms
 _TURNS, _SECONDS = 100, 2.0
 _LEAST_OUTPUT = 1e-6
 
-Made = dict[Form, Runnable]
+Runnables = dict[Form, Runnable]
 
 
 def compare_runtimes(  # noqa: PLR0913 - the public entry point
@@ -91,10 +91,10 @@ def compare_runtimes(  # noqa: PLR0913 - the public entry point
     batch = _batch(model, data, sizes[-1], input_shape)
     # One that cannot be copied has no other forms, nor a file.
     files = {"tolerance": tolerance, "input_shape": input_shape}
-    given = Given(clone(model), data, batch, sizes, threads, files)
-    figures, made = _made(given, say)
-    timed = _timed(made, given, say)
-    for form, runnable in made.items():
+    setup = Setup(clone(model), data, batch, sizes, threads, files)
+    figures, runnables = _make(setup, say)
+    timed = _time(runnables, setup, say)
+    for form, runnable in runnables.items():
         say(f"measuring the memory of {form.name}")
         figures[form] = replace(
             figures[form],
@@ -171,12 +171,12 @@ def _rows(arrays: Arrays, size: int) -> Arrays:
     return [array[np.arange(size) % len(array)] for array in arrays]
 
 
-def _made(
-    given: Given, say: Callable[[str], Any]
-) -> tuple[dict[Form, RuntimeFigures], Made]:
+def _make(
+    setup: Setup, say: Callable[[str], Any]
+) -> tuple[dict[Form, RuntimeFigures], Runnables]:
     """Return the forms that can be made and run, and of each how far off it is."""
     figures: dict[Form, RuntimeFigures] = {}
-    made: Made = {}
+    runnables: Runnables = {}
     expected: Arrays | None = None
     for form in FORMS:
         say(f"making {form.name}")
@@ -184,26 +184,28 @@ def _made(
             name=form.name, how=form.how, needs_keras=form.needs_keras
         )
         try:
-            runnable = form.make(given)
-            outputs = runnable.outputs(given.batch)
+            runnable = form.make(setup)
+            outputs = runnable.outputs(setup.batch)
             expected = outputs if expected is None else expected
             apart = difference(outputs, expected, _LEAST_OUTPUT)
         except (ConfigError, DataError, ModelError, ChildDiedError) as error:
             figures[form] = replace(plain, reason=" ".join(str(error).split()))
             continue
-        figures[form], made[form] = replace(plain, difference=apart), runnable
-    return figures, made
+        figures[form], runnables[form] = replace(plain, difference=apart), runnable
+    return figures, runnables
 
 
-def _timed(
-    made: Made, given: Given, say: Callable[[str], Any]
+def _time(
+    runnables: Runnables, setup: Setup, say: Callable[[str], Any]
 ) -> dict[Form, tuple[BatchTime, ...]]:
-    times: dict[Form, list[BatchTime]] = {form: [] for form in made}
-    for size in given.batch_sizes:
+    times: dict[Form, list[BatchTime]] = {form: [] for form in runnables}
+    for size in setup.batch_sizes:
         say(f"timing batches of {size}")
-        batch = _rows(given.batch, size)
-        calls = [runnable.run(batch) for runnable in made.values()]
-        for form, found in zip(made, in_turns(calls, _TURNS, _SECONDS), strict=True):
+        batch = _rows(setup.batch, size)
+        calls = [runnable.run(batch) for runnable in runnables.values()]
+        for form, found in zip(
+            runnables, in_turns(calls, _TURNS, _SECONDS), strict=True
+        ):
             low, median, high = spread(found)
             times[form].append(BatchTime(size, median, low, high))
     return {form: tuple(found) for form, found in times.items()}

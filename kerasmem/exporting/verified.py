@@ -48,7 +48,7 @@ from kerasmem.records import ExportReport
 
 _LEAST = {FLOAT: 1.0, DYNAMIC: 1e-6, STATIC: 127.0}
 
-Made = tuple[bytes, list[np.ndarray], list[np.ndarray]]
+Conversion = tuple[bytes, list[np.ndarray], list[np.ndarray]]
 """The file, what it gives and what it should."""
 
 
@@ -144,7 +144,7 @@ class _Job:
     batch_size: int | None
 
 
-def _with_lengths(job: _Job, arguments: Sequence[Argument]) -> Made:
+def _with_lengths(job: _Job, arguments: Sequence[Argument]) -> Conversion:
     """Return the file with open lengths, or say that they are what it fails by."""
     try:
         return _floats(job, arguments)
@@ -174,7 +174,7 @@ def _runs(job: _Job, arguments: Sequence[Argument]) -> bool:
     return True
 
 
-def _floats(job: _Job, arguments: Sequence[Argument]) -> Made:
+def _floats(job: _Job, arguments: Sequence[Argument]) -> Conversion:
     copy = clone(job.model)
     content = convert(copy, arguments, job.kind)
     file = Onnx(content) if job.kind == ONNX else LiteRT(content)
@@ -189,7 +189,7 @@ def _integer(
     arguments: Sequence[Argument],
     arrays: Sequence[np.ndarray],
     batch_size: int | None,
-) -> Made:
+) -> Conversion:
     """Both in steps of the codes of the outputs."""
     content = integer_file(model, batch_size)
     file = LiteRT(content, kernels="reference")

@@ -14,7 +14,7 @@ from kerasmem.errors import ChildDiedError, ModelError, ModelFileError
 from kerasmem.graph.layers import sublayers
 from kerasmem.graph.values import to_numpy
 from kerasmem.legacy import keras_2_child
-from kerasmem.legacy.file import Made
+from kerasmem.legacy.file import ConvertedLayer
 from kerasmem.processes import run_script
 
 _SAMPLES, _OPEN_LENGTH = 4, 8
@@ -38,7 +38,7 @@ class Comparison:
     tolerance: float
 
 
-def compare(path: Path, made: Made) -> Comparison:
+def compare(path: Path, made: ConvertedLayer) -> Comparison:
     """Return how far a model is from the one it was made of, on random inputs.
 
     Args:

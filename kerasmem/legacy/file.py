@@ -16,7 +16,7 @@ Config = dict[str, Any]
 
 
 @dataclass
-class Made:
+class ConvertedLayer:
     """A layer of the file and the one that was made of it.
 
     Args:
@@ -27,7 +27,7 @@ class Made:
 
     stored: Config
     layer: Any
-    layers: list["Made"] = field(default_factory=list)
+    layers: list["ConvertedLayer"] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -90,7 +90,7 @@ class Assignment:
                 weight.owner.finalize_state()
 
 
-Fill = Callable[[Made, Assignment], None]
+Fill = Callable[[ConvertedLayer, Assignment], None]
 """Puts the weights of a file into the layers of a model.
 
 Raises a `ModelFileError` if one is superfluous or of another shape."""

@@ -19,7 +19,7 @@ import numpy as np
 from kerasmem.backends.protobuf import fields
 from kerasmem.backends.tensorflow_files import Checkpoint, Node
 from kerasmem.errors import ModelFileError
-from kerasmem.legacy.file import Assignment, LegacyFile, Made
+from kerasmem.legacy.file import Assignment, ConvertedLayer, LegacyFile
 from kerasmem.legacy.tfmot import Named, without_wrappers
 from kerasmem.records.plain import MOST_BYTES, read_json
 from kerasmem.records.regular import open_regular, read_regular
@@ -35,7 +35,9 @@ class _Run:
     variables: list[Any]
 
 
-def fill_by_layer(layers: Layers, model: Made, assignment: Assignment) -> None:
+def fill_by_layer(
+    layers: Layers, model: ConvertedLayer, assignment: Assignment
+) -> None:
     """Put the weights of a file into the layers of a model.
 
     Args:
@@ -56,7 +58,9 @@ def fill_by_layer(layers: Layers, model: Made, assignment: Assignment) -> None:
             _fill(made, entries, assignment)
 
 
-def _fill(made: Made, entries: Sequence[Named], assignment: Assignment) -> None:
+def _fill(
+    made: ConvertedLayer, entries: Sequence[Named], assignment: Assignment
+) -> None:
     trained, others = _order(made)
     at, seen = 0, set()
     for run in (*trained, *others):
@@ -97,7 +101,7 @@ def _within(layer: str, path: str) -> tuple[str, ...]:
     return tuple(parts[after:])
 
 
-def _order(made: Made) -> tuple[list[_Run], list[_Run]]:
+def _order(made: ConvertedLayer) -> tuple[list[_Run], list[_Run]]:
     """Return what is trained, and what is not, in the order of Keras 2."""
     if not made.layers:
         trained, others = _order_within(made.layer)

@@ -12,7 +12,7 @@ from typing import Any
 import keras
 
 from kerasmem.errors import ModelFileError
-from kerasmem.legacy.file import Made
+from kerasmem.legacy.file import ConvertedLayer
 from kerasmem.legacy.layers import (
     Config,
     is_graph,
@@ -36,17 +36,17 @@ def is_operator(stored: Config) -> bool:
     return stored["class_name"] in _OPERATORS
 
 
-def make(stored: Config, custom_objects: Mapping[str, Any]) -> Made:
+def make(stored: Config, custom_objects: Mapping[str, Any]) -> ConvertedLayer:
     """Return the Keras 3 layer or model that a file of Keras 2 tells of.
 
     Raises:
         ModelFileError: if there is no such layer; it is named, with the reason.
     """
     if is_operator(stored) or is_quantizer(stored):
-        return Made(stored, None)
+        return ConvertedLayer(stored, None)
     if not is_graph(stored):
         layer = _with_models_made(inner_layer(stored), custom_objects)
-        return Made(stored, make_layer(layer, custom_objects))
+        return ConvertedLayer(stored, make_layer(layer, custom_objects))
     try:
         if "output_layers" in stored["config"]:
             return _functional(stored, custom_objects)
@@ -64,15 +64,15 @@ def _with_models_made(stored: Config, custom_objects: Mapping[str, Any]) -> Conf
     return {**stored, "config": {**stored["config"], "layer": model}}
 
 
-def _functional(stored: Config, custom_objects: Mapping[str, Any]) -> Made:
+def _functional(stored: Config, custom_objects: Mapping[str, Any]) -> ConvertedLayer:
     config = stored["config"]
     layers = {layer["name"]: make(layer, custom_objects) for layer in config["layers"]}
     model = Functional(stored, layers).model()
     _set_trainable(model, config)
-    return Made(stored, model, list(layers.values()))
+    return ConvertedLayer(stored, model, list(layers.values()))
 
 
-def _sequential(stored: Config, custom_objects: Mapping[str, Any]) -> Made:
+def _sequential(stored: Config, custom_objects: Mapping[str, Any]) -> ConvertedLayer:
     config = stored["config"]
     for layer in config["layers"]:
         if is_operator(layer):
@@ -85,7 +85,7 @@ def _sequential(stored: Config, custom_objects: Mapping[str, Any]) -> Made:
     _set_trainable(model, config)
     # As `model.layers` does, the file counts them without the input.
     listed = [m for m in layers if not isinstance(m.layer, keras.layers.InputLayer)]
-    return Made(stored, model, listed)
+    return ConvertedLayer(stored, model, listed)
 
 
 def _input_shape(stored: Config) -> tuple[int | None, ...]:
@@ -107,7 +107,7 @@ def _set_trainable(model: Any, config: Config) -> None:
         model.trainable = False
 
 
-def check_is_model(made: Made) -> None:
+def check_is_model(made: ConvertedLayer) -> None:
     """Raise unless a model was made, rather than a layer.
 
     Raises:
@@ -125,7 +125,7 @@ class Functional:
         layers: what was made of its layers, by name.
     """
 
-    def __init__(self, stored: Config, layers: dict[str, Made]) -> None:
+    def __init__(self, stored: Config, layers: dict[str, ConvertedLayer]) -> None:
         self._stored = stored
         self._layers = layers
         self._outputs: dict[str, list[Any]] = {name: [] for name in self._layers}

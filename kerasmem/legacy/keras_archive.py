@@ -21,7 +21,7 @@ from kerasmem.files.datasets import whole_array
 from kerasmem.files.declared import check_declared
 from kerasmem.files.members import WEIGHTS, opened_weights
 from kerasmem.graph.layers import own_variables
-from kerasmem.legacy.file import Assignment, LegacyFile, Made
+from kerasmem.legacy.file import Assignment, ConvertedLayer, LegacyFile
 from kerasmem.legacy.tfmot import clustered, masked, wrapper_kind
 from kerasmem.records.plain import read_json
 
@@ -100,7 +100,7 @@ def _part(group: Any) -> Part:
     return Part(numbered, inner)
 
 
-def _fill_model(part: Part, model: Made, assignment: Assignment) -> None:
+def _fill_model(part: Part, model: ConvertedLayer, assignment: Assignment) -> None:
     classes = [made.stored["class_name"] for made in model.layers]
     parts = part.parts.get("layers", Part()).listed(classes)
     for made, inner in zip(model.layers, parts, strict=True):

@@ -16,7 +16,7 @@ from kerasmem.files.declared import bounded_weights
 from kerasmem.files.keras_2 import is_legacy, text_of
 from kerasmem.files.load import check_model_file, first_reason, say_without_loss
 from kerasmem.files.members import DAMAGED
-from kerasmem.legacy.file import Assignment, LegacyFile, Made
+from kerasmem.legacy.file import Assignment, ConvertedLayer, LegacyFile
 from kerasmem.legacy.flat import fill_by_layer, read_saved_model
 from kerasmem.legacy.graph import check_is_model, make
 from kerasmem.legacy.keras_archive import read_archive
@@ -29,7 +29,7 @@ def load_legacy(
     custom_objects: Mapping[str, Any],
     *,
     compile: bool,  # noqa: A002 - as in Keras
-) -> Made:
+) -> ConvertedLayer:
     """Return the model made of a file, beside what the file says of it.
 
     Args:
@@ -57,7 +57,7 @@ def load_legacy(
     return made
 
 
-def load_converted(path: str | Path) -> Made:
+def load_converted(path: str | Path) -> ConvertedLayer:
     """Return the model made of a file of Keras 2, beside what the file says of it.
 
     Args:
@@ -77,7 +77,7 @@ def load_converted(path: str | Path) -> Made:
 
 def _made(
     path: Path, custom_objects: Mapping[str, Any]
-) -> tuple[Made, dict[str, Any] | None]:
+) -> tuple[ConvertedLayer, dict[str, Any] | None]:
     """Return the model, not compiled, and what it was compiled with."""
     try:
         file = _read(path)

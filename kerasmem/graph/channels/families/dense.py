@@ -15,6 +15,7 @@ from kerasmem.graph.channels.labels import (
     axis_of,
     varying,
 )
+from kerasmem.graph.kernels import einsum_parts
 
 
 def dense(call: LabelledCall) -> list[np.ndarray]:
@@ -94,8 +95,7 @@ def einsum_letters(equation: str) -> tuple[str, str, str] | None:
         >>> einsum_letters("...d,dh->...h") is None, einsum_letters("ab, bc -> ac")
         (True, ('ab', 'bc', 'ac'))
     """
-    inputs, _, output = equation.replace(" ", "").partition("->")
-    given, _, kernel = inputs.partition(",")
+    given, kernel, output = einsum_parts(equation)
     if not (given.isalpha() and kernel.isalpha() and output.isalpha()):
         return None
     repeated = any(len(set(part)) < len(part) for part in (given, kernel, output))
