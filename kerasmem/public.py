@@ -5,7 +5,7 @@ from kerasmem.compression.channels import PruneChannels
 from kerasmem.compression.cluster import Cluster
 from kerasmem.compression.compress import compress
 from kerasmem.compression.distill import Distill, Distiller, distill
-from kerasmem.compression.distill import names as distillation
+from kerasmem.compression.distill import losses as distillation
 from kerasmem.compression.factorize import Factorize
 from kerasmem.compression.prune import Prune
 from kerasmem.compression.quantize import (

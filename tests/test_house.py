@@ -32,9 +32,9 @@ FOREIGN = {
     "backends/tf_data.py": {"os"},
     "backends/steps.py": {"function"},  # the framework's compiled function
     "compression/checkpoints.py": {"leaf"},  # the user's data
-    "compression/distill/tapping.py": {"x"},  # what a user's layer returned
+    "compression/distill/features.py": {"x"},  # what a user's layer returned
     "compression/judge.py": {"labels"},
-    "compression/prune/schedule_forms.py": {"given", "schedule"},  # tfmot's
+    "compression/prune/schedules.py": {"given", "schedule"},  # tfmot's
     "files/data/check.py": {"labels", "array"},
     "files/data/forms.py": {"value"},
     "files/data/mapped.py": {"mapping"},

@@ -9,7 +9,7 @@ from kerasmem.backends import patch_method
 from kerasmem.callbacks.attachment import Attachment, is_fitting
 from kerasmem.callbacks.guard import tell
 from kerasmem.callbacks.pruning_places import Loop, Places
-from kerasmem.compression.prune.config import CRITERIA, INPUTS, Prune
+from kerasmem.compression.prune import CRITERIA, INPUTS, Prune
 from kerasmem.compression.prune.gradual import Gradual
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.records import WeightChange

@@ -26,7 +26,7 @@ from kerasmem.cli.command import (
     say,
 )
 from kerasmem.cli.steps import STEPS, Job, job_of
-from kerasmem.compression.stages import OPENING, TRAINING, shown_by
+from kerasmem.compression.technique import OPENING, TRAINING, shown_by
 from kerasmem.errors import ConfigError
 
 _FAR_WORSE = 0.02

@@ -1,8 +1,20 @@
-"""What a technique did to a weight, told in one form."""
+"""Which weights a technique takes, and what it did to each, in one form.
 
+A weight matches a regular expression if the weight's path holds it (`"dense_1/kernel"`,
+`"block3/"`), or if it is the name of the class of a layer around the weight, as a whole
+(`"Embedding"`, `"Conv.D"`); a subclass counts as what it is a subclass of.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
 import numpy as np
 
-from kerasmem.graph.layers import Weight
+from kerasmem.errors import ConfigError, ModelError, did_you_mean
+from kerasmem.graph.kernels import is_depthwise, is_kernel
+from kerasmem.graph.layers import Weight, weights
 from kerasmem.records import WeightChange
 
 _PIECE = 1 << 18
@@ -59,3 +71,97 @@ def sqnr_db(values: np.ndarray, rounded: np.ndarray) -> float | None:
 def decibels(signal: float, noise: float) -> float | None:
     """Return the ratio of two sums of squares in dB, None if one of them is zero."""
     return 10 * float(np.log10(signal / noise)) if noise and signal else None
+
+
+def matches(patterns: Iterable[str], weight: Weight) -> bool:
+    """Return True if the weight matches one of the regular expressions."""
+    return any(_matches(pattern, weight) for pattern in patterns)
+
+
+def check_every_pattern_matches(
+    model: Any, everything: Sequence[Weight], by_field: Mapping[str, Iterable[str]]
+) -> None:
+    """Raise an error if no weight at all matches a regular expression.
+
+    Args:
+        model: the model, for the text of the error.
+        everything: all of its weights.
+        by_field: regular expressions by the argument that they came in.
+
+    Raises:
+        ConfigError: if none matches one.
+    """
+    for field, patterns in by_field.items():
+        for pattern in patterns:
+            if not any(_matches(pattern, weight) for weight in everything):
+                parts = sorted(
+                    {n for weight in everything for n in _parts(weight.path)}
+                )
+                near = did_you_mean(pattern, parts, most=3, cutoff=0.5)
+                raise ConfigError(
+                    f"No weight of the model {model.name!r} has a path that matches, "
+                    f"or a layer of this class.{near} Received: {field}={pattern!r}."
+                )
+
+
+def select(
+    model: Any,
+    by_field: Mapping[str, Iterable[str]],
+    why_not: Callable[[Weight], str | None],
+    nothing: str,
+) -> tuple[list[Weight], list[tuple[Weight, str]]]:
+    """Return the weights that a technique takes, and the others with the reason.
+
+    Args:
+        model: a built model.
+        by_field: regular expressions by the argument that they came in.
+        why_not: returns why a weight is left alone, None if it is taken.
+        nothing: how the error ends if none is taken; `{count}` for all weights.
+
+    Raises:
+        ModelError: if none is taken.
+        ConfigError: if no weight matches a regular expression.
+    """
+    everything = list(weights(model))
+    check_every_pattern_matches(model, everything, by_field)
+    reasons = [(weight, why_not(weight)) for weight in everything]
+    chosen = [weight for weight, reason in reasons if reason is None]
+    if not chosen:
+        ending = nothing.format(count=len(everything))
+        raise ModelError(f"The model {model.name!r} has nothing to {ending}")
+    return chosen, [(weight, why) for weight, why in reasons if why is not None]
+
+
+def why_left_alone(
+    weight: Weight, include: Iterable[str], exclude: Iterable[str]
+) -> str | None:
+    """Return why a weight is no float kernel, None if it is one, or included."""
+    dtype = keras.backend.standardize_dtype(weight.variable.dtype)
+    if not keras.backend.is_float_dtype(dtype):
+        return f"is {dtype} already"
+    if matches(exclude, weight):
+        return "is excluded"
+    if matches(include, weight):
+        return None
+    if not is_kernel(weight):
+        return "is no kernel or embedding table"
+    return (
+        "is depthwise: few weights, each one matters" if is_depthwise(weight) else None
+    )
+
+
+def _parts(path: str) -> Iterator[str]:
+    """Yield every run of names in a path, such as `"block/dense"`."""
+    names = path.split("/")
+    for end in range(1, len(names) + 1):
+        for begin in range(end):
+            yield "/".join(names[begin:end])
+
+
+def _matches(pattern: str, weight: Weight) -> bool:
+    if re.search(pattern, weight.path):
+        return True
+    classes = {*type(weight.owner).__mro__, *type(weight.block).__mro__}
+    layers = (c for c in classes if issubclass(c, keras.layers.Layer))
+    names = (cls.__name__ for cls in layers if cls is not keras.layers.Layer)
+    return any(re.fullmatch(pattern, name) for name in names)

@@ -14,8 +14,7 @@ from kerasmem.compression import batch_norm
 from kerasmem.compression.checkpoints import Checkpoints, key_of
 from kerasmem.compression.judge import check_drop, check_metric
 from kerasmem.compression.recipe import as_preset
-from kerasmem.compression.stages import stage
-from kerasmem.compression.technique import Context, Technique
+from kerasmem.compression.technique import Context, Technique, no_samples, stage
 from kerasmem.compression.working import fine_tune, seeded_at
 from kerasmem.errors import ConfigError, KerasMemWarning
 from kerasmem.files.save import Coding
@@ -74,10 +73,7 @@ class Chain:
         names = [step.name for step in self.steps]
         trains = [step.name for step in self.steps if step.trains]
         if trains and data is None:
-            raise ConfigError(
-                f"The step {trains[0]!r} learns from samples: give data=x or "
-                "data=(x, y) (--data on the command line). Received: data=None."
-            )
+            raise no_samples(trains[0])
         if epochs and data is None:
             raise ConfigError(
                 "Fine-tuning needs samples with labels: give data=(x, y), or leave it "

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,7 @@ from kerasmem.compression.measure import Timing, figures, file_bytes
 from kerasmem.compression.quantize.left_float import warn_if_left_float
 from kerasmem.compression.result import SAMPLES, CompressionResult
 from kerasmem.compression.search import Request
-from kerasmem.compression.stages import OPENING, stage
-from kerasmem.compression.technique import Context, Technique
+from kerasmem.compression.technique import OPENING, Context, Technique, stage
 from kerasmem.compression.written import written
 from kerasmem.errors import ConfigError, DataError, KerasMemWarning, as_received
 from kerasmem.files.data import (
@@ -179,21 +178,21 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
     if epochs and is_array_data(data) and fit.get("y") is None:
         raise DataError("Fine-tuning needs labels: give data=(x, y).")
     fit |= {"callbacks": list(callbacks or ()), "verbose": 0}
-    with _replicas_of(model_or_path), seeded(seed):
+    replicas = (
+        current().replicating(model_or_path)
+        if isinstance(model_or_path, keras.Model)
+        else nullcontext()
+    )
+    with replicas, seeded(seed):
         stage(OPENING)
-        original = _open(model_or_path, custom_objects)
-        size = _size_of(model_or_path, original)
+        original, size = _open(model_or_path, custom_objects)
         _compile(original, loss, metrics)
         if epochs and not original.compiled:
             raise ConfigError(
                 f"The model {original.name!r} has no loss, so it cannot be "
                 "fine-tuned. Give loss= (--loss on the command line)."
             )
-        for samples in (data, validation_data):
-            if samples is not None:
-                check_data(original, samples)
-                check_labels(original, samples)
-                check_shared(samples, batch_size)
+        _check_samples(original, (data, validation_data), batch_size)
         if data is not None:
             warn_if_unfit(original)
         # Before the work: data that cannot be read again would take it along.
@@ -216,13 +215,17 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
         done.model, report, changes, coding, few, timing=timing, file=file
     )
     job.judge(result)
-    return _written(result, output)
-
-
-def _written(result: CompressionResult, output: Any) -> CompressionResult:
     if output is not None:
         result.save(output)
     return result
+
+
+def _check_samples(model: Any, parts: Sequence[Any], batch_size: int) -> None:
+    for samples in parts:
+        if samples is not None:
+            check_data(model, samples)
+            check_labels(model, samples)
+            check_shared(samples, batch_size)
 
 
 def _few_samples(data: Any) -> Any:
@@ -256,33 +259,21 @@ def _check_no_folder(checkpoint_dir: Any) -> None:
         )
 
 
-def _open(model_or_path: Any, custom_objects: Any) -> Any:
-    """Return a model to compile, to evaluate and to make a copy of."""
+def _open(model_or_path: Any, custom_objects: Any) -> tuple[Any, int]:
+    """Return a model to compile and to make a copy of, and the bytes of its file.
+
+    The file is the one that was handed in, else one by Keras itself.
+    """
     if isinstance(model_or_path, keras.Model):
-        return to_read(model_or_path)
+        return to_read(model_or_path), file_bytes(model_or_path, stored=True)
     if isinstance(model_or_path, Loaded):
-        return model_or_path.model
+        return model_or_path.model, stored_bytes(model_or_path.path)
     if isinstance(model_or_path, str | Path):
-        return load_model(model_or_path, custom_objects)
+        return load_model(model_or_path, custom_objects), stored_bytes(model_or_path)
     raise ConfigError(
         "Expected a keras.Model or the path of a saved one. Received: "
         f"model_or_path={as_received(model_or_path)}."
     )
-
-
-def _size_of(model_or_path: Any, model: Any) -> int:
-    """Return the size of the file that was handed in, else of one by Keras itself."""
-    if isinstance(model_or_path, keras.Model):
-        return file_bytes(model, stored=True)
-    loaded = isinstance(model_or_path, Loaded)
-    return stored_bytes(model_or_path.path if loaded else model_or_path)
-
-
-def _replicas_of(model_or_path: Any) -> AbstractContextManager[Any]:
-    """Return a scope in which what is made trains on the devices of a model."""
-    if isinstance(model_or_path, keras.Model):
-        return current().replicating(model_or_path)
-    return nullcontext()
 
 
 def _compile(model: Any, loss: Any, metrics: Any) -> None:
@@ -306,13 +297,13 @@ def _report(
     """Return all figures but how long a forward pass takes."""
     data, batch_size = judge
     count = None if data is None else sample_count(data)
-    at_first = figures(original, data, batch_size, None, sizes[0])
+    at_first = figures(original, data, batch_size, sizes[0])
     if data is not None and not at_first.metrics:
         lacks = "validation_data has no labels" if original.compiled else _NO_LOSS
         warnings.warn(
             f"No metric was measured: {lacks}.", KerasMemWarning, stacklevel=3
         )
-    at_last = figures(done.model, data, batch_size, None, sizes[1])
+    at_last = figures(done.model, data, batch_size, sizes[1])
     chance = chance_of(original, data)
     return CompressionReport(
         before=at_first,

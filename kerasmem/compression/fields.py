@@ -1,15 +1,25 @@
-"""What the fields of a config may be: checked by their annotations, read from JSON.
+"""Frozen choices: fields checked by their annotations, and their way to plain data.
 
 It imports no Keras, so that the command line can read its options from configs.
 """
 
+import operator
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
+from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from kerasmem.errors import ConfigError, did_you_mean
 
@@ -27,17 +37,121 @@ class Whole:
     most: int | None = None
 
 
+@dataclass(frozen=True)
+class Real:
+    """The annotation of a finite number in an interval.
+
+    Args:
+        what: what it is, for the message.
+        least: the smallest allowed; None for any.
+        most: the largest allowed; None for any.
+        above: what it has to exceed; None for anything.
+        below: what it has to stay below; None for anything.
+    """
+
+    what: str = "a number"
+    least: float | None = None
+    most: float | None = None
+    above: float | None = None
+    below: float | None = None
+
+    def check(self, subject: str, name: str, value: Any) -> None:
+        """Raise unless a value is such a number.
+
+        Args:
+            subject: what it is of, to begin the message with.
+            name: of the argument.
+            value: the value.
+
+        Raises:
+            ConfigError: with the interval and the value received.
+        """
+        limits = {field: getattr(self, field) for field in _LIMITS}
+        limits = {field: n for field, n in limits.items() if n is not None}
+        if not is_number(value) or not all(
+            _LIMITS[field][1](value, limit) for field, limit in limits.items()
+        ):
+            words = [
+                f"{_LIMITS[field][0]} {limit:g}" for field, limit in limits.items()
+            ]
+            raise ConfigError(
+                f"{subject} must be {self.what} {' and '.join(words)}".rstrip()
+                + f". Received: {name}={value!r}."
+            )
+
+
+_LIMITS = {
+    "least": ("at least", operator.ge),
+    "above": ("above", operator.gt),
+    "below": ("less than", operator.lt),
+    "most": ("at most", operator.le),
+}
+"""The limits of a `Real`: each in words, and what holds of a value and the limit."""
+
+
+@dataclass(frozen=True)
+class ByPattern:
+    """The annotation of numbers by regular expression: a dict, or a list of pairs.
+
+    Args:
+        rule: of each number.
+    """
+
+    rule: Real
+
+
 PATTERNS = "regular expressions"
 Patterns = Annotated[tuple[str, ...], PATTERNS]
-"""One or several regular expressions; see `weight_patterns` for what they match."""
+"""One or several regular expressions; see `kerasmem.compression.account`."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """A frozen choice that checks itself, and becomes plain data under its name.
+
+    Attributes:
+        tag: the key under which plain data has the name.
+        name: of the class.
+    """
+
+    tag: ClassVar[str]
+    name: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the choice as plain data; `from_tagged` reads it back."""
+        values = {name: plain(getattr(self, name)) for name in rules_of(type(self))}
+        return {self.tag: self.name, **values}
+
+    def numbers(self) -> tuple[float, ...]:
+        """Return the numbers that this stands for in a field of another choice."""
+        return ()
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+
+
+def plain(value: Any) -> Any:
+    """Return what a field holds as plain data."""
+    if isinstance(value, Config):
+        return value.to_json()
+    if is_dataclass(value) and not isinstance(value, type):
+        return {
+            field.name: plain(getattr(value, field.name)) for field in fields(value)
+        }
+    if isinstance(value, tuple):
+        return [plain(each) for each in value]
+    return str(value) if isinstance(value, Path) else value
 
 
 def check_fields(config: Any) -> None:
     """Raise unless every field of a dataclass has a value that its annotation allows.
 
-    An annotation is `bool`, `Annotated` with the tuple of allowed texts or with a
-    `Whole`, or `Patterns`, which become a tuple; all of them also with `| None`. Other
-    fields are not looked at.
+    An annotation is `bool`, `Annotated` with the tuple of allowed texts, a `Whole` or a
+    `Real`, or with `Patterns` or a `ByPattern`, which become a tuple; all of them also
+    with `| None`. Other fields are not looked at.
 
     Raises:
         ConfigError: with the field, what it may be, and the value received.
@@ -45,16 +159,28 @@ def check_fields(config: Any) -> None:
     owner = type(config).__name__
     for name, (kind, rule, is_optional) in rules_of(type(config)).items():
         value = getattr(config, name)
-        if is_optional and value is None:
-            continue
-        if rule == PATTERNS:
-            object.__setattr__(config, name, regular_expressions(owner, name, value))
-        elif isinstance(rule, Whole):
+        if not (is_optional and value is None):
+            new = _checked(owner, name, value, bool if kind is bool else rule)
+            object.__setattr__(config, name, new)
+
+
+def _checked(owner: str, name: str, value: Any, rule: Any) -> Any:
+    """Return the value of a field in the form that its rule gives it."""
+    match rule:
+        case Whole():
             check_whole(f"{name} of {owner}", value, rule.least, rule.most)
-        elif kind is bool:
-            _check_choice(owner, name, value, (True, False))
-        elif isinstance(rule, tuple):
+        case Real():
+            for number in value.numbers() if isinstance(value, Config) else (value,):
+                rule.check(f"The {name} of {owner}", name, number)
+        case ByPattern():
+            return _by_pattern(owner, name, value, rule.rule)
+        case tuple():
             _check_choice(owner, name, value, rule)
+        case _ if rule == PATTERNS:
+            return regular_expressions(owner, name, value)
+        case _ if rule is bool:
+            _check_choice(owner, name, value, (True, False))
+    return value
 
 
 @cache
@@ -115,34 +241,10 @@ def is_number(value: Any) -> bool:
     return is_real and abs(value) <= sys.float_info.max
 
 
-def check_share(what: str, value: Any, name: str) -> None:
-    """Raise unless a value is a share in [0, 1).
-
-    Args:
-        what: what it is a share of, to begin the message with.
-        value: the value.
-        name: of the argument.
-
-    Raises:
-        ConfigError: with the value received.
-    """
-    if not is_number(value) or not 0 <= value < 1:
-        raise ConfigError(
-            f"{what}, at least 0 and less than 1. Received: {name}={value!r}."
-        )
-
-
-def pairs_of(owner: str, field: str, value: Any) -> tuple[tuple[str, Any], ...]:
-    """Return the pairs of a regular expression and a number that a caller gave.
-
-    Args:
-        owner: class name of the technique, for the message.
-        field: the argument that they came in.
-        value: a dict, or a list of pairs.
-
-    Raises:
-        ConfigError: if it is neither.
-    """
+def _by_pattern(
+    owner: str, field: str, value: Any, rule: Real
+) -> tuple[tuple[str, float], ...]:
+    """Return pairs of a regular expression and a number, of a dict or of pairs."""
     pairs = list(value.items()) if isinstance(value, Mapping) else list(value)
     for pair in pairs:
         if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
@@ -150,7 +252,9 @@ def pairs_of(owner: str, field: str, value: Any) -> tuple[tuple[str, Any], ...]:
                 f"The {field} of {owner} are pairs of a regular expression and a "
                 f"number. Received: {pair!r}."
             )
-        _check_regular_expression(owner, field, pair[0])
+        pattern, number = pair
+        _check_regular_expression(owner, field, pattern)
+        rule.check(f"One of the {field} of {owner}", f"{field}[{pattern!r}]", number)
     return tuple((pattern, number) for pattern, number in pairs)
 
 

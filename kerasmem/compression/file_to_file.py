@@ -23,15 +23,15 @@ from kerasmem.compression.chain import warn_if_stale
 from kerasmem.compression.cluster import Cluster
 from kerasmem.compression.cluster import apply as cluster
 from kerasmem.compression.prune import Prune
-from kerasmem.compression.prune import in_blocks as prune
+from kerasmem.compression.prune import apply as prune
 from kerasmem.compression.quantize import Quantize
 from kerasmem.compression.quantize import in_blocks as quantize
 from kerasmem.compression.quantize.aware.learned import is_aware
 from kerasmem.compression.quantize.left_float import warn_if_left_float
 from kerasmem.compression.quantize.schemes import quantize_described
 from kerasmem.compression.result import CompressionResult
-from kerasmem.compression.streams import Streams, Told
 from kerasmem.compression.technique import Technique
+from kerasmem.compression.working import Streams, Told
 from kerasmem.errors import ConfigError, OutputError
 from kerasmem.files.atomic import replacing
 from kerasmem.files.datasets import datasets

@@ -111,7 +111,9 @@ def sums_over_samples(
         )
     # A copy, whose statistics may move, and whose weights do not: the rate is 0.
     copy = clone(model)
-    copy.compile(**{**(compile_settings(model) or {}), "optimizer": _idle()})
+    copy.compile(
+        **{**(compile_settings(model) or {}), "optimizer": keras.optimizers.SGD(0.0)}
+    )
     # By their place: a copy may give its weights other paths.
     places = {id(variable): i for i, variable in enumerate(model.variables)}
     copied = [copy.variables[places[id(v)]] for v in variables]
@@ -122,10 +124,6 @@ def sums_over_samples(
         return evidence.read()
     finally:
         evidence.release()
-
-
-def _idle() -> Any:
-    return keras.optimizers.SGD(0.0)
 
 
 def _few(data: Any) -> dict[str, Any]:

@@ -172,13 +172,13 @@ def in_order(model: Any, metrics: Mapping[str, float]) -> dict[str, float]:
         metrics: its metrics by name.
     """
     found = [(metric.name, metric.result()) for metric in model.metrics]
-    names = [n for name, value in found for n in _names(name, value)]
+    names = [
+        each
+        for name, value in found
+        for each in (value if isinstance(value, dict) else [name])
+    ]
     names = sorted([*names, *metrics], key=lambda name: name.endswith("loss"))
     return {name: float(metrics[name]) for name in names if name in metrics}
-
-
-def _names(name: str, value: Any) -> list[str]:
-    return list(value) if isinstance(value, dict) else [name]
 
 
 def first_metric(metrics: Mapping[str, float]) -> str:

@@ -4,7 +4,7 @@ import math
 import tempfile
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,18 +23,10 @@ from kerasmem.graph.values import nbytes, nonzero, parameters
 from kerasmem.records import ModelFigures
 from kerasmem.stats.timing import in_turns, spread
 
-
-@dataclass(frozen=True)
-class Latency:
-    """Median time of one forward pass, and the samples in its batch.
-
-    Eight in ten passes took between `low` and `high` milliseconds.
-    """
-
-    milliseconds: float
-    batch_size: int
-    low: float | None = None
-    high: float | None = None
+Latency = dict[str, Any]
+"""The figures of a model's speed, by their names in `ModelFigures`: the median time of
+one forward pass, the samples in its batch, and between which times eight in ten passes
+took, if more than one was taken."""
 
 
 def measure(
@@ -50,38 +42,21 @@ def measure(
         batch_size: samples per batch, for the metrics and the latency.
     """
     (latency,) = latencies([model], validation_data, batch_size)
-    return figures(model, validation_data, batch_size, latency, file_bytes(model))
+    found = figures(model, validation_data, batch_size, file_bytes(model))
+    return replace(found, **latency)
 
 
 def figures(
-    model: Any,
-    validation_data: Any,
-    batch_size: int,
-    latency: Latency | None,
-    file_bytes: int,
+    model: Any, validation_data: Any, batch_size: int, file_bytes: int
 ) -> ModelFigures:
-    """Return the figures of `model` whose latency and file were measured already."""
-    found = ModelFigures(
+    """Return the figures of `model` but its latency; its file was measured already."""
+    return ModelFigures(
         file_bytes=file_bytes,
-        weight_bytes=sum(nbytes(variable) for variable in model.weights),
+        weight_bytes=sum(map(nbytes, model.weights)),
         parameters=sum(map(parameters, model.weights)),
         nonzero=sum(map(nonzero, model.weights)),
         activation_peak_bytes=peak_activation_bytes(model),
         metrics=evaluate(model, validation_data, batch_size),
-    )
-    return with_latency(found, latency)
-
-
-def with_latency(figures: ModelFigures, latency: Latency | None) -> ModelFigures:
-    """Return figures with a latency in them, as they are if there is none."""
-    if latency is None:
-        return figures
-    return replace(
-        figures,
-        latency_ms=latency.milliseconds,
-        latency_batch_size=latency.batch_size,
-        latency_low_ms=latency.low,
-        latency_high_ms=latency.high,
     )
 
 
@@ -101,11 +76,11 @@ def latencies(
     data: Any = None,
     batch_size: int = 32,
     limit: float = math.inf,
-) -> list[Latency | None]:
+) -> list[Latency]:
     """Return the median time of one batch through each of `models`.
 
     The models take turns, so that a machine that changes its speed does so for all.
-    None where a model's input has no fixed shape and no data tells one.
+    A latency is empty where an input has no fixed shape and no data tells one.
 
     Args:
         models: what to time.
@@ -118,11 +93,9 @@ def latencies(
     return _latencies(models, inputs, limit)
 
 
-def _latencies(
-    models: Sequence[Any], inputs: Any, limit: float
-) -> list[Latency | None]:
+def _latencies(models: Sequence[Any], inputs: Any, limit: float) -> list[Latency]:
     if inputs is None:
-        return [None for _ in models]
+        return [{} for _ in models]
     # Processes that predict together have to do so equally often.
     most = {"most": 5, "seconds": math.inf} if _are_several(models[0]) else {}
     calls = [partial(model.predict_on_batch, inputs) for model in models]
@@ -133,9 +106,10 @@ def _latencies(
 
 def _latency(times: list[float], samples: int) -> Latency:
     if len(times) == 1:
-        return Latency(times[0], samples)
+        return {"latency_ms": times[0], "latency_batch_size": samples}
     low, median, high = spread(times)
-    return Latency(median, samples, low, high)
+    ends = {"latency_low_ms": low, "latency_high_ms": high}
+    return {"latency_ms": median, "latency_batch_size": samples, **ends}
 
 
 def _are_several(model: Any) -> bool:
@@ -163,25 +137,19 @@ class Timing:
         )
         self._models, self._limit = list(models), limit
         self._forms = [_form(model) for model in models]
-        self._found: list[Latency | None] | None = None
+        self._found: list[Latency] | None = None
         if _are_several(models[0]):
             self.latencies()  # each of the processes, and nobody knows who asks
 
-    def latencies(self) -> list[Latency | None]:
+    def latencies(self) -> list[Latency]:
         """Return the latency of each model, measured once.
 
-        None of all, with a warning, if one of them has other weights by now than it
+        Empty for all, with a warning, if one of them has other weights by now than it
         had, or computes in another way: values alone do not matter.
         """
         if self._found is None:
-            forms = [_form(model) for model in self._models]
-            changed = [
-                model.name
-                for model, now, then in zip(
-                    self._models, forms, self._forms, strict=True
-                )
-                if now != then
-            ]
+            pairs = zip(self._models, self._forms, strict=True)
+            changed = [model.name for model, form in pairs if _form(model) != form]
             if changed:
                 warnings.warn(
                     f"No latency was measured: the model {changed[0]!r} is another one "
@@ -189,7 +157,7 @@ class Timing:
                     KerasMemWarning,
                     stacklevel=4,
                 )
-                self._found = [None for _ in self._models]
+                self._found = [{} for _ in self._models]
             else:
                 self._found = _latencies(self._models, self._inputs, self._limit)
             self._models, self._inputs = [], None

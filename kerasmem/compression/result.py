@@ -4,8 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kerasmem.compression.measure import Timing, with_latency
-from kerasmem.compression.stages import stage
+from kerasmem.compression.measure import Timing
+from kerasmem.compression.technique import stage
 from kerasmem.compression.written import WrittenFile
 from kerasmem.files.save import Coding, save_model
 from kerasmem.records import CompressionReport, ExportReport, WeightChange
@@ -58,10 +58,12 @@ class CompressionResult:
         """
         if self._timing is not None:
             stage("timing both models")
-            latencies, self._timing = self._timing.latencies(), None
-            old = self._report
-            before, after = map(with_latency, (old.before, old.after), latencies)
-            self._report = replace(old, before=before, after=after)
+            (before, after), self._timing = self._timing.latencies(), None
+            self._report = replace(
+                self._report,
+                before=replace(self._report.before, **before),
+                after=replace(self._report.after, **after),
+            )
         return self._report
 
     @property

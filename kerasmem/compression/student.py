@@ -13,11 +13,13 @@ from typing import Any
 import keras
 
 from kerasmem.compression.channels import PruneChannels
-from kerasmem.compression.fields import is_number
+from kerasmem.compression.fields import Real
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.clone import clone, compile_as
 from kerasmem.graph.layers import last_uses, listed_graph, nodes_in_order
 from kerasmem.graph.rebuild import Rebuild, Rewrite
+
+_SHARE = "A student keeps a share of its teacher: its {}"
 
 
 def make_student(
@@ -56,10 +58,10 @@ def make_student(
             "ratio=None, depth=None."
         )
     if ratio is not None:
-        _check_share("ratio", ratio, lowest_is_allowed=False)
+        Real(above=0, below=1).check(_SHARE.format("ratio"), "ratio", ratio)
     student = teacher
     if depth is not None:
-        _check_share("depth", depth, lowest_is_allowed=True)
+        Real(least=0, below=1).check(_SHARE.format("depth"), "depth", depth)
         student = _less_deep(student, depth)
     if ratio is not None:
         student, _ = PruneChannels(1 - ratio, of=of).applied(student)
@@ -86,16 +88,6 @@ def _spread(parts: list[Any], depth: float) -> list[Any]:
     stay = round(depth * len(parts))
     kept = {(2 * place + 1) * len(parts) // (2 * stay) for place in range(stay)}
     return [part for place, part in enumerate(parts) if place not in kept]
-
-
-def _check_share(name: str, value: Any, *, lowest_is_allowed: bool) -> None:
-    fits = is_number(value) and (value >= 0 if lowest_is_allowed else value > 0)
-    if not fits or not value < 1:
-        lowest = "at least 0" if lowest_is_allowed else "above 0"
-        raise ConfigError(
-            f"The student keeps a share of its teacher, {lowest} and less than 1. "
-            f"Received: {name}={value!r}."
-        )
 
 
 Nodes = tuple[Any, ...]

@@ -4,16 +4,18 @@ This module and those of the configs import no Keras: the command line reads its
 from them.
 """
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from kerasmem.compression.fields import check_fields
+from kerasmem.compression.fields import Config
+from kerasmem.errors import ConfigError
 from kerasmem.records import WeightChange
 
 if TYPE_CHECKING:
-    from kerasmem.compression.techniques import Implementation
+    from kerasmem.compression.recipe import Implementation
 
 
 @dataclass(frozen=True)
@@ -44,11 +46,11 @@ class Context:
 
 
 @dataclass(frozen=True)
-class Technique:
+class Technique(Config):
     """A frozen, self-checking config: how to make a model smaller.
 
     A subclass has fields and their checks alone. What it does to a model is its row of
-    the table in `kerasmem.compression.techniques`.
+    the table in `kerasmem.compression.recipe`.
 
     Attributes:
         name: its name in recipes and accounts.
@@ -58,14 +60,11 @@ class Technique:
         undoes: names of techniques of which nothing is left after it.
     """
 
-    name: ClassVar[str]
+    tag: ClassVar[str] = "technique"
     trains_on: ClassVar[bool] = False
     trains: ClassVar[bool] = False
     freezes: ClassVar[bool] = False
     undoes: ClassVar[tuple[str, ...]] = ()
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def applied(
         self, model: Any, context: Context | None = None
@@ -99,15 +98,56 @@ class Technique:
         """
         return self._implementation.preserve(self, model, trainer)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the config as plain data; `techniques.from_json` reads it back."""
-        plain = asdict(self).items()
-        lists = {k: list(v) if isinstance(v, tuple) else v for k, v in plain}
-        return {"technique": self.name, **lists}
-
     @property
     def _implementation(self) -> "Implementation":
         # The one door upwards: a config imports neither Keras nor other rooms.
-        from kerasmem.compression.techniques import implementation_of
+        from kerasmem.compression.recipe import implementation_of
 
         return implementation_of(type(self))
+
+
+Show = Callable[[str, int, int], None]
+"""Takes a stage, what is done of it and what there is to do, in bytes; 0 if unknown."""
+
+OPENING = "opening the model"
+"""The stage in which a model and what is asked for are checked."""
+
+TRAINING = "fine-tuning"
+"""The stage that shows itself, by its own callbacks."""
+
+_SHOW: ContextVar[Show | None] = ContextVar("show", default=None)
+
+
+@contextmanager
+def shown_by(show: Show) -> Iterator[None]:
+    """Return a scope in which `show` is called with every stage of this thread."""
+    token = _SHOW.set(show)
+    try:
+        yield
+    finally:
+        _SHOW.reset(token)
+
+
+def stage(name: str, done: int = 0, total: int = 0) -> None:
+    """Report a stage that begins, or goes on.
+
+    Args:
+        name: of the stage, such as `"prune"`.
+        done: bytes of the weights that are done.
+        total: bytes that there are to do; 0 if that is not known.
+    """
+    show = _SHOW.get()
+    if show is not None:
+        show(name, done, total)
+
+
+def no_samples(step: str) -> ConfigError:
+    """Return the error of a training without samples.
+
+    Args:
+        step: the name of the technique.
+    """
+    return ConfigError(
+        f"The step {step!r} learns from samples: give data=x or data=(x, y) (--data on "
+        "the command line). Received: data=None."
+    )

@@ -1,15 +1,18 @@
-"""What techniques do with a context: copy a model, seed, train what is preserved."""
+"""What techniques do with a model: copy it, seed, constrain weights, fine-tune."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
+from keras import ops
 
+from kerasmem.backends import current
 from kerasmem.backends.seeding import seeded
-from kerasmem.compression.stages import TRAINING, stage
-from kerasmem.compression.technique import Context, Technique
+from kerasmem.compression.technique import TRAINING, Context, Technique, stage
+from kerasmem.files.entries import Entries, Readable
 from kerasmem.graph.clone import clone
+from kerasmem.records import WeightChange
 
 
 def working_copy(model: Any, context: Context) -> Any:
@@ -46,3 +49,95 @@ def fine_tune(model: Any, step: Technique, context: Context) -> None:
         with preserving([*context.earlier, step], model, model):
             stage(TRAINING)
             model.fit(**context.fit, epochs=context.epochs)
+
+
+class _Constraints:
+    """A variable's own constraint, or None, with others behind it."""
+
+    def __init__(self, own: Any) -> None:
+        self.own = own
+        self.behind: list[Callable[[Any], Any]] = []
+
+    def __call__(self, value: Any) -> Any:
+        value = ops.convert_to_tensor(value if self.own is None else self.own(value))
+        for constraint in self.behind:
+            value = constraint(value)
+        return value
+
+
+def constrain(variable: Any, constraint: Callable[[Any], Any]) -> Callable[[], None]:
+    """Constrain a variable after its own constraint; return the undo, for any order.
+
+    The optimizer applies constraints in the same step as the update.
+
+    Args:
+        variable: a `keras.Variable`.
+        constraint: takes and returns a value of it, a tensor of its shape.
+    """
+    found = variable.constraint
+    all_of_them = found if isinstance(found, _Constraints) else _Constraints(found)
+    all_of_them.behind.append(constraint)
+    variable.constraint = all_of_them
+
+    def undo() -> None:
+        if constraint in all_of_them.behind:
+            all_of_them.behind.remove(constraint)
+        if not all_of_them.behind and variable.constraint is all_of_them:
+            variable.constraint = all_of_them.own
+
+    return undo
+
+
+Told = Callable[[], list[WeightChange]]
+"""Tells what became of the weights, once all entries have been read."""
+
+
+class Streams:
+    """The entries of variables.
+
+    Args:
+        first: gives what a variable has in the file, None if it has its value itself.
+    """
+
+    def __init__(self, first: Callable[[Any], Readable | None]) -> None:
+        self._first, self._found = first, dict[int, tuple[Any, Entries]]()
+
+    def of(self, variable: Any) -> Entries | None:
+        """Return the entries of a variable, None if it has its value itself."""
+        if id(variable) not in self._found:
+            entries = self._first(variable)
+            if entries is None:
+                return None
+            self.put(variable, entries)
+        return self._found[id(variable)][1]
+
+    def by_id(self, key: int) -> Entries | None:
+        """Return the entries of a variable by its id, None if none are known."""
+        return self._found[key][1] if key in self._found else None
+
+    def assign(self) -> None:
+        """Let the variables of a model in memory have the entries they were given."""
+        for variable, entries in self._found.values():
+            variable.assign(entries.whole())
+
+    def readable(self, variable: Any) -> Readable:
+        """Return the entries of a variable that can be read at any place."""
+        entries = self.of(variable)
+        return entries if isinstance(entries, Readable) else _Held(variable)
+
+    def put(self, variable: Any, entries: Entries) -> None:
+        """Give a variable other entries."""
+        self._found[id(variable)] = (variable, entries)
+
+
+class _Held(Readable):
+    """The value that a variable has, as long as it keeps that."""
+
+    def __init__(self, variable: Any) -> None:
+        array = current().looked_at(variable.value)
+        super().__init__(array.shape, array.dtype)
+        self._entries = array.reshape(-1)
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """Return the entries from one place to another, an array of one axis."""
+        return self._entries[start:stop]

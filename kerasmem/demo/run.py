@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -15,7 +15,7 @@ from kerasmem.backends.seeding import seeded
 from kerasmem.callbacks import GradientMonitor, MemoryMonitor
 from kerasmem.compression.compress import compress
 from kerasmem.compression.distill import distill
-from kerasmem.compression.measure import figures, latencies, with_latency
+from kerasmem.compression.measure import figures, latencies
 from kerasmem.compression.prune import Prune
 from kerasmem.compression.quantize import Quantize
 from kerasmem.compression.result import CompressionResult
@@ -158,12 +158,14 @@ def compare(
     found = {
         "original": report.before,
         "compressed": report.after,
-        "student": figures(student, test, _LATENCY_BATCH, None, size),
+        "student": figures(student, test, _LATENCY_BATCH, size),
     }
     # All three in turns, so that they are timed alike.
     times = latencies([original, compressed.model, student], test, _LATENCY_BATCH)
-    timed = map(with_latency, found.values(), times)
-    return dict(zip(found, timed, strict=True))
+    return {
+        name: replace(each, **time)
+        for (name, each), time in zip(found.items(), times, strict=True)
+    }
 
 
 _FILES = ("original.keras", "compressed.keras", "student.keras", "epochs.csv")

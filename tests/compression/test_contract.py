@@ -9,9 +9,8 @@ import yaml
 
 import kerasmem as km
 from kerasmem.compression.chain import run_steps
-from kerasmem.compression.recipe import read_recipe
+from kerasmem.compression.recipe import TECHNIQUES, from_json, read_recipe
 from kerasmem.compression.technique import Context
-from kerasmem.compression.techniques import TECHNIQUES, from_json
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.clone import clone
 from kerasmem.graph.values import to_numpy

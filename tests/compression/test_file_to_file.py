@@ -13,9 +13,9 @@ import pytest
 
 import kerasmem as km
 from kerasmem.compression import file_to_file
-from kerasmem.compression.prune.in_blocks import _Scores
+from kerasmem.compression.prune.apply import _Scores
 from kerasmem.compression.prune.scores import scores
-from kerasmem.compression.streams import Streams
+from kerasmem.compression.working import Streams
 from kerasmem.errors import ConfigError, ModelError, ModelFileError, OutputError
 from kerasmem.files import entries
 from kerasmem.graph.values import to_numpy

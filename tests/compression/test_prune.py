@@ -6,7 +6,7 @@ import pytest
 
 from kerasmem.compression.prune import Prune
 from kerasmem.compression.prune.masks import Masks
-from kerasmem.compression.techniques import from_json
+from kerasmem.compression.recipe import from_json
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.kernels import is_depthwise, is_kernel
 from kerasmem.graph.layers import weights

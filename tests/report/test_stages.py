@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from kerasmem.compression.stages import shown_by, stage
+from kerasmem.compression.technique import shown_by, stage
 from kerasmem.report import stages
 from kerasmem.report.stages import StageProgress
 

@@ -5,13 +5,14 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import keras
 import numpy as np
 
 from kerasmem.compression.account import account
+from kerasmem.compression.channels import PruneChannels
 from kerasmem.compression.channels.choose import kept_channels
-from kerasmem.compression.channels.inline import with_graph
 from kerasmem.compression.channels.ranking import Ranking, Round
 from kerasmem.compression.channels.scores import class_scores
 from kerasmem.compression.channels.verify import difference
@@ -23,13 +24,58 @@ from kerasmem.graph.channels.groups import find_groups
 from kerasmem.graph.channels.labels import IN, OUT
 from kerasmem.graph.channels.narrow import Narrow
 from kerasmem.graph.clone import compile_settings
-from kerasmem.graph.layers import Weight, weights
+from kerasmem.graph.layers import Weight, check_built, listed_graph, own_graph, weights
 from kerasmem.graph.rebuild import Rebuild, variable_pairs
 from kerasmem.graph.values import nbytes, to_numpy
 from kerasmem.records import WeightChange
 
-if TYPE_CHECKING:
-    from kerasmem.compression.channels.config import PruneChannels
+
+def with_graph(model: Any) -> Any:
+    """Return the model, or a Functional model of its layers if it is subclassed.
+
+    Raises:
+        ModelError: if its `call` cannot be followed.
+    """
+    check_built(model)
+    if listed_graph(model) is not None:
+        return model
+    graph = own_graph(model)
+    if graph is None:
+        inlined = _followed(model)
+    else:  # built in its constructor, whose arguments alone are in its config
+        inlined = keras.Model(graph.input, graph.output, name=model.name)
+    if {id(v) for v in inlined.variables} != {id(v) for v in model.variables}:
+        raise _no_graph(model, "it has weights that its layers do not know of")
+    return inlined
+
+
+def _followed(model: Any) -> Any:
+    """Return the graph that a subclassed model's `call` draws."""
+    shape = (model.get_build_config() or {}).get("input_shape")
+    if shape is None:
+        raise _no_graph(model, "its input shape is not known")
+    try:
+        inputs = _inputs(shape, getattr(model, "input_dtype", None) or "float32")
+        return keras.Model(inputs, model.call(inputs), name=model.name)
+    except Exception as error:
+        raise _no_graph(model, str(error)) from error
+
+
+def _inputs(shape: Any, dtype: str) -> Any:
+    """Return inputs of a shape, or of a list or dict of shapes, with the batch axis."""
+    if isinstance(shape, dict):
+        return {name: _inputs(inner, dtype) for name, inner in shape.items()}
+    if any(isinstance(size, list | tuple | dict) for size in shape):
+        return [_inputs(inner, dtype) for inner in shape]
+    return keras.Input(batch_shape=(None, *shape[1:]), dtype=dtype)
+
+
+def _no_graph(model: Any, why: str) -> ModelError:
+    return ModelError(
+        f"The channels of the subclassed model {model.name!r} cannot be followed: its "
+        "`call` must be made of layers and keras.ops. "
+        f"Received: {' '.join(why.split())[:200]}."
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +98,7 @@ class Pruned:
 
 
 def prune_in_rounds(
-    model: Any, config: "PruneChannels", context: Context
+    model: Any, config: PruneChannels, context: Context
 ) -> tuple[Any, list[WeightChange]]:
     """Return a model with fewer channels, and every weight of every round.
 
@@ -78,9 +124,9 @@ def prune_in_rounds(
 
 def prune_channels(
     model: Any,
-    config: "PruneChannels",
+    config: PruneChannels,
     data: Any = None,
-    turn: Round | None = None,
+    this_round: Round | None = None,
 ) -> Pruned:
     """Return a model with fewer channels; the one handed in is not touched.
 
@@ -89,7 +135,7 @@ def prune_channels(
         config: which channels go.
         data: samples to check the result with, None for random numbers; some configs
             look at samples, or at labels too.
-        turn: the round that this is, of several.
+        this_round: the round that this is, of several.
 
     Raises:
         ModelError: if nothing can be removed, or not as much as is asked for, or the
@@ -97,30 +143,32 @@ def prune_channels(
         ConfigError: if a pattern matches no weight, or data is missing.
     """
     graph = with_graph(model)
-    found = label_channels(graph)
-    groups = find_groups(found.labels)
+    labelled = label_channels(graph)
+    groups = find_groups(labelled.labels)
     paths = {id(weight.variable): weight.path for weight in weights(graph)}
     if not groups.members:
         raise ModelError(
             f"The model {model.name!r} has no channels that could be removed. "
-            f"{_first_reasons(paths, found, groups)}"
+            f"{_first_reasons(paths, labelled, groups)}"
         )
-    turn = turn or Round()
-    scores = class_scores((model, graph), found, groups.classes, config, data)
-    ranking = Ranking(paths, found, groups, scores, config, turn)
-    kept = kept_channels(graph, found, ranking, config, turn, data)
-    rebuild = Rebuild(Narrow(found, kept))
+    this_round = this_round or Round()
+    scores = class_scores((model, graph), labelled, groups.classes, config, data)
+    ranking = Ranking(paths, labelled, groups, scores, config, this_round)
+    kept = kept_channels(graph, labelled, ranking, config, this_round, data)
+    rebuild = Rebuild(Narrow(labelled, kept))
     smaller = rebuild.run(graph)
     error = difference(graph, smaller, kept, data) if config.verify else None
     pairs = variable_pairs(rebuild.pairs)
     take_along(model, smaller, pairs, kept)
-    changes = _changes(graph, pairs, found, groups, kept)
-    if turn.number == turn.count and not any(change.changed for change in changes):
+    changes = _changes(graph, pairs, labelled, groups, kept)
+    if this_round.number == this_round.count and not any(
+        change.changed for change in changes
+    ):
         _warn_if_whole(ranking, config, kept)
-    return Pruned(smaller, changes, error, found.unknown)
+    return Pruned(smaller, changes, error, labelled.unknown)
 
 
-def _warn_if_whole(ranking: Ranking, config: "PruneChannels", kept: Kept) -> None:
+def _warn_if_whole(ranking: Ranking, config: PruneChannels, kept: Kept) -> None:
     """Warn if channels were to go and none has gone, in no round."""
     asked = max([config.ratio, *(ratio for _, ratio in config.ratios)])
     if asked and ranking.is_whole:
@@ -138,18 +186,20 @@ def _warn_if_whole(ranking: Ranking, config: "PruneChannels", kept: Kept) -> Non
         )
 
 
-def _first_reasons(paths: dict[int, str], found: LabelledModel, groups: Groups) -> str:
+def _first_reasons(
+    paths: dict[int, str], labelled: LabelledModel, groups: Groups
+) -> str:
     reasons = [
         f"{paths[id(use.variable)]}: {why}"
-        for use in found.labels.uses
+        for use in labelled.labels.uses
         if use.role == OUT and (why := _reason(use.labels, groups))
     ]
     if reasons:
         return f"Received: {'; '.join(reasons[:3])}."
     whole = Counter(
         type(call.operation).__name__
-        for call in found.calls.values()
-        if call.operation.name in found.unknown
+        for call in labelled.calls.values()
+        if call.operation.name in labelled.unknown
     )
     if not whole:
         return "Received: no layer with channels."
@@ -173,7 +223,7 @@ def _first_of(told: Mapping[int, str], classes: np.ndarray) -> str | None:
 def _changes(
     model: Any,
     pairs: list[tuple[Any, Any]],
-    found: LabelledModel,
+    labelled: LabelledModel,
     groups: Groups,
     kept: Kept,
 ) -> list[WeightChange]:
@@ -181,7 +231,7 @@ def _changes(
     why: dict[int, str] = {}
     notes: dict[int, str] = {}
     # What a weight makes comes before what it consumes.
-    for use in sorted(found.labels.uses, key=lambda use: use.role == IN):
+    for use in sorted(labelled.labels.uses, key=lambda use: use.role == IN):
         reason = _reason(use.labels, groups)
         if reason:
             why.setdefault(id(use.variable), reason)
@@ -239,11 +289,6 @@ def take_along(
             new.assign(value)
 
 
-def _slot_name(weight: Any) -> str:
-    # How Keras names a slot: the weight's path, then what the slot is.
-    return weight.path.replace("/", "_") + "_"
-
-
 def _owners(slots: Sequence[Any], trained: Sequence[Any]) -> Iterator[Any]:
     """Yield for every slot the weight whose shape and name it has, None without one.
 
@@ -251,7 +296,8 @@ def _owners(slots: Sequence[Any], trained: Sequence[Any]) -> Iterator[Any]:
     """
     alike: dict[str, list[Any]] = defaultdict(list)
     for weight in trained:
-        alike[_slot_name(weight)].append(weight)
+        # How Keras names a slot: the weight's path, then what the slot is.
+        alike[f"{weight.path.replace('/', '_')}_"].append(weight)
     seen: Counter[tuple[str, tuple[int, ...]]] = Counter()
     for slot in slots:
         shape = tuple(slot.shape)

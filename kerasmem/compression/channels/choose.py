@@ -1,8 +1,9 @@
 """As many channels as it takes to save a share of what a model costs."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from kerasmem.compression.channels import PruneChannels
 from kerasmem.compression.channels.ranking import Ranking, Round
 from kerasmem.compression.measure import latencies
 from kerasmem.errors import ConfigError, ModelError
@@ -13,29 +14,22 @@ from kerasmem.graph.channels.cost import everything, multiplications, parameters
 from kerasmem.graph.channels.narrow import Narrow
 from kerasmem.graph.rebuild import Rebuild
 
-if TYPE_CHECKING:
-    from kerasmem.compression.channels.config import PruneChannels
-
-
 CostShare = Callable[[Kept], float]
 """Returns the share of a cost that is left."""
 
 
-def parameters_left(model: Any, found: LabelledModel, data: Any) -> CostShare:
-    """Return what counts the entries of all weights."""
-    del model, data
-    whole = parameters(found, everything(found))
-    return lambda kept: parameters(found, kept) / whole
+def _weights_left(count: Callable[..., int]) -> Callable[..., CostShare]:
+    """Return a measure that counts what weights take, such as their entries."""
+
+    def measure(model: Any, labelled: LabelledModel, data: Any) -> CostShare:
+        del model, data
+        whole = count(labelled, everything(labelled))
+        return lambda kept: count(labelled, kept) / whole
+
+    return measure
 
 
-def multiplications_left(model: Any, found: LabelledModel, data: Any) -> CostShare:
-    """Return what counts multiplications with kernels."""
-    del model, data
-    whole = multiplications(found, everything(found))
-    return lambda kept: multiplications(found, kept) / whole
-
-
-def memory_left(model: Any, found: LabelledModel, data: Any) -> CostShare:
+def memory_left(model: Any, labelled: LabelledModel, data: Any) -> CostShare:
     """Return what estimates the most bytes of layer outputs alive at once.
 
     Of one sample, in inference; see `kerasmem.graph.activations`.
@@ -57,10 +51,10 @@ def memory_left(model: Any, found: LabelledModel, data: Any) -> CostShare:
     def left(kept: Kept) -> float:
         smaller = dict(sizes)
         for call in traced.calls:
-            made = found.calls[id(call.nodes[-1])].made if call.nodes else []
-            for tensor, labelled in zip(call.outputs, made, strict=False):
+            made = labelled.calls[id(call.nodes[-1])].made if call.nodes else []
+            for tensor, labels in zip(call.outputs, made, strict=False):
                 size = sizes[id(tensor)] or 0
-                for old, new in zip(labelled.shape, kept.shape(labelled), strict=True):
+                for old, new in zip(labels.shape, kept.shape(labels), strict=True):
                     size = size if old == new else size // (old or 1) * (new or 1)
                 smaller[id(tensor)] = size
         return (peak_of(traced, smaller) or 0) / whole
@@ -68,7 +62,7 @@ def memory_left(model: Any, found: LabelledModel, data: Any) -> CostShare:
     return left
 
 
-def latency_left(model: Any, found: LabelledModel, data: Any) -> CostShare:
+def latency_left(model: Any, labelled: LabelledModel, data: Any) -> CostShare:
     """Return what measures the time of a forward pass, of models that are really made.
 
     The smaller model and a copy of the whole one take turns.
@@ -76,25 +70,25 @@ def latency_left(model: Any, found: LabelledModel, data: Any) -> CostShare:
     Raises:
         ConfigError: if the model has axes of unknown length and there is no data.
     """
-    whole = Rebuild(Narrow(found, everything(found))).run(model)
+    whole = Rebuild(Narrow(labelled, everything(labelled))).run(model)
 
     def left(kept: Kept) -> float:
-        smaller = Rebuild(Narrow(found, kept)).run(model)
+        smaller = Rebuild(Narrow(labelled, kept)).run(model)
         before, after = latencies([whole, smaller], data)
-        if before is None or after is None:
+        if not (before and after):
             raise ConfigError(
                 f"The inputs of the model {model.name!r} have axes of unknown length, "
                 "so its latency cannot be measured. Give samples as data=. Received: "
                 "of='latency', data=None."
             )
-        return after.milliseconds / before.milliseconds
+        return after["latency_ms"] / before["latency_ms"]
 
     return left
 
 
 MEASURES = {
-    "parameters": parameters_left,
-    "multiplications": multiplications_left,
+    "parameters": _weights_left(parameters),
+    "multiplications": _weights_left(multiplications),
     "memory": memory_left,
     "latency": latency_left,
 }
@@ -107,23 +101,23 @@ _WHOLE_PERCENT = 0.01
 
 def kept_channels(
     model: Any,
-    found: LabelledModel,
+    labelled: LabelledModel,
     ranking: Ranking,
-    choice: "PruneChannels",
-    turn: Round,
+    config: PruneChannels,
+    this_round: Round,
     data: Any,
 ) -> Kept:
     """Return the channels that stay.
 
     Raises:
-        ConfigError: if what the choice counts cannot be counted in this model.
+        ConfigError: if what the config counts cannot be counted in this model.
         ModelError: if not even the fewest channels save as much as is asked for.
     """
-    if choice.of == "channels":
+    if config.of == "channels":
         return ranking.kept_as_asked()
-    left = MEASURES[choice.of](model, found, data)
-    wanted = 1 - turn.share(choice.ratio)
-    return _fewest(ranking, left, wanted, choice.of)
+    left = MEASURES[config.of](model, labelled, data)
+    wanted = 1 - this_round.share(config.ratio)
+    return _fewest(ranking, left, wanted, config.of)
 
 
 def _fewest(ranking: Ranking, left: CostShare, wanted: float, of: str) -> Kept:

@@ -12,11 +12,12 @@ from typing import Any
 import keras
 import numpy as np
 
-from kerasmem.compression.channels.inline import with_graph
+from kerasmem.compression.channels.apply import with_graph
+from kerasmem.compression.channels.scores import is_scale
 from kerasmem.errors import ModelError
 from kerasmem.graph.channels import Groups, label_channels
 from kerasmem.graph.channels.groups import find_groups
-from kerasmem.graph.channels.labels import CHANNEL, OUT, Use
+from kerasmem.graph.channels.labels import OUT
 
 PENALTIES = ("group_lasso", "batch_norm")
 
@@ -47,7 +48,7 @@ class ChannelPenalty:
         self._parts = [
             (use.variable, place[groups.classes[use.labels]])
             for use in labels.uses
-            if (_makes(use) if self._is_norm else _scales(use))
+            if (use.role == OUT if self._is_norm else is_scale(use))
             and (place[groups.classes[use.labels]] < self._count).any()
         ]
         trained = {id(variable) for variable in model.trainable_variables}
@@ -97,11 +98,3 @@ def _places(groups: Groups) -> np.ndarray:
     place = np.full(len(groups.classes), len(members), "int32")
     place[members] = np.arange(len(members))
     return place
-
-
-def _makes(use: Use) -> bool:
-    return use.role == OUT
-
-
-def _scales(use: Use) -> bool:
-    return use.role == CHANNEL and use.variable.name == "gamma"

@@ -1,17 +1,22 @@
-"""The channels of a model in the order in which they go, also in several rounds.
+"""Which channels matter least, and in which order they go, also in several rounds.
 
-Source: Molchanov, Tyree, Karras, Aila and Kautz, "Pruning Convolutional Neural Networks
-for Resource Efficient Inference", 2017 (rounds, with training in between).
+Sources: Li, Kadav, Durdanovic, Samet and Graf, "Pruning Filters for Efficient
+ConvNets", 2017 (L1); He, Liu, Wang, Hu and Yang, "Filter Pruning via Geometric Median
+for Deep Convolutional Neural Networks Acceleration", 2019 (FPGM); Liu, Li, Shen, Huang,
+Yan and Zhang, "Learning Efficient Convolutional Networks through Network Slimming",
+2017 (the scale of BatchNormalization); Molchanov, Tyree, Karras, Aila and Kautz,
+"Pruning Convolutional Neural Networks for Resource Efficient Inference", 2017 (rounds,
+with training in between).
 """
 
+import math
 import re
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kerasmem.compression.channels.math import removable, shared_out, smallest
+from kerasmem.compression.channels import PruneChannels
 from kerasmem.errors import ConfigError
 from kerasmem.graph.channels import Groups, Kept, LabelledModel
 from kerasmem.graph.channels.additions import WHY, added_otherwise
@@ -19,8 +24,89 @@ from kerasmem.graph.channels.call import LabelledCall
 from kerasmem.graph.channels.groups import structures
 from kerasmem.graph.channels.labels import IN, OUT, Use
 
-if TYPE_CHECKING:
-    from kerasmem.compression.channels.config import PruneChannels
+
+def per_label(entries: np.ndarray, labels: np.ndarray, count: int) -> np.ndarray:
+    """Return the sum of all entries of each label.
+
+    Args:
+        entries: one number for each entry of a weight.
+        labels: int array that broadcasts against `entries`.
+        count: number of labels there are.
+
+    Returns:
+        One sum per label, 0 for labels that do not occur.
+
+    Example:
+        >>> entries = np.array([[1.0, 2.0], [3.0, 4.0]])
+        >>> per_label(entries, np.array([[1, 0]]), 3).tolist()
+        [6.0, 4.0, 0.0]
+    """
+    alone = tuple(axis for axis, size in enumerate(labels.shape) if size == 1)
+    sums = entries.sum(axis=alone, keepdims=True, dtype=np.float64)
+    return np.bincount(labels.ravel(), weights=sums.ravel(), minlength=count)
+
+
+def distances(values: np.ndarray, axis: int) -> np.ndarray:
+    """Return for each slice along `axis` the sum of its distances to all others.
+
+    Example:
+        >>> distances(np.array([[0.0, 1.0, 3.0]]), 1).tolist()
+        [4.0, 3.0, 5.0]
+    """
+    rows = np.moveaxis(values, axis, 0).reshape(values.shape[axis], -1)
+    rows = rows.astype(np.float64)
+    squares = np.square(rows).sum(1)
+    apart = squares[:, None] + squares[None] - 2 * rows @ rows.T
+    return np.sqrt(np.maximum(apart, 0)).sum(1)
+
+
+def removable(size: int, ratio: float, round_to: int, min_channels: int) -> int:
+    """Return how many of `size` equals to remove.
+
+    Args:
+        size: how many there are.
+        ratio: share to remove, in [0, 1).
+        round_to: what stays is a multiple of this, or everything stays.
+        min_channels: at least so many stay.
+
+    Example:
+        >>> removable(64, 0.3, 1, 1), removable(64, 0.3, 8, 1), removable(2, 0.9, 1, 2)
+        (19, 16, 0)
+    """
+    least = max(min(min_channels, size), 1)
+    stay = max(size - math.floor(ratio * size), least)
+    return size - min(math.ceil(stay / round_to) * round_to, size)
+
+
+def smallest(scores: np.ndarray, count: int) -> np.ndarray:
+    """Return the places of the `count` smallest scores, the first among equals."""
+    return np.argsort(scores, kind="stable")[:count]
+
+
+def shared_out(
+    scores: Sequence[np.ndarray], ratio: float, round_to: int, min_channels: int
+) -> list[int]:
+    """Return how many to remove from each group if all of them are ranked together.
+
+    Scores are compared after division by the mean of their group. A group gives at
+    most what `min_channels` and `round_to` leave it.
+
+    Example:
+        >>> shared_out([np.array([1.0, 1.0]), np.array([0.1, 1.9])], 0.25, 1, 1)
+        [0, 1]
+    """
+    relative = [s / max(float(s.mean()), 1e-30) for s in scores]
+    everything = np.sort(np.concatenate(relative))
+    wanted = math.floor(ratio * everything.size)
+    if wanted == 0:
+        return [0 for _ in scores]
+    limit = everything[wanted - 1]
+    counts, left = [], wanted
+    for each in relative:
+        below = min(int((each <= limit).sum()), left)
+        counts.append(removable(each.size, below / each.size, round_to, min_channels))
+        left -= counts[-1]
+    return counts
 
 
 @dataclass(frozen=True)
@@ -64,11 +150,11 @@ class Ranking:
 
     Args:
         paths: the path of each weight of the model, by its variable's `id`.
-        found: the labels of the model.
+        labelled: the labels of the model.
         groups: what can be removed.
         scores: how much each class matters.
-        choice: how to rank, and what to leave alone.
-        turn: the round that this is.
+        config: how to rank, and what to leave alone.
+        this_round: the round that this is.
 
     Raises:
         ConfigError: if a pattern matches no weight.
@@ -77,28 +163,33 @@ class Ranking:
     def __init__(
         self,
         paths: dict[int, str],
-        found: LabelledModel,
+        labelled: LabelledModel,
         groups: Groups,
         scores: np.ndarray,
-        choice: "PruneChannels",
-        turn: Round,
+        config: PruneChannels,
+        this_round: Round,
     ) -> None:
-        of_channels = [paths[id(use.variable)] for use in found.labels.uses]
-        _check_patterns(choice, of_channels)
-        self._found = found
+        of_channels = [paths[id(use.variable)] for use in labelled.labels.uses]
+        for pattern in (*config.ignore, *(p for p, _ in config.ratios)):
+            if not any(re.search(pattern, path) for path in of_channels):
+                raise ConfigError(
+                    "No weight with channels has a path that matches a pattern of "
+                    f"PruneChannels. Received: {pattern!r}."
+                )
+        self._labelled = labelled
         self._groups = groups
-        self._uses = found.labels.uses
-        self._choice = choice
-        self._turn = turn
+        self._uses = labelled.labels.uses
+        self._config = config
+        self._round = this_round
         self._scores = [scores[members] for members in groups.members]
         makers = _makers(groups, self._uses, paths)
-        self._own = [_own_ratio(made_by, choice) for made_by in makers]
-        self._pools = self._together(found)
+        self._own = [_own_ratio(made_by, config) for made_by in makers]
+        self._pools = self._together(labelled)
 
     @property
     def is_whole(self) -> bool:
         """Whether no channel has gone in the rounds before this one."""
-        first = self._turn.sizes
+        first = self._round.sizes
         return all(
             first.get(key, len(scores)) == len(scores)
             for key, scores in zip(self._groups.keys, self._scores, strict=True)
@@ -116,12 +207,12 @@ class Ranking:
         """
         counts, notes = self._counts(ratio), {}
         kept = self._without(counts, notes)
-        while calls := added_otherwise(self._found, kept):
+        while calls := added_otherwise(self._labelled, kept):
             shrinking = self._shrinking(calls, counts)
             if not shrinking:
                 counts = [0] * len(counts)  # no group is seen to be the cause: all stay
             for n, name in shrinking.items():
-                counts[n] = max(counts[n] - self._choice.round_to, 0)
+                counts[n] = max(counts[n] - self._config.round_to, 0)
                 why = WHY.format(name=name)
                 notes.update(dict.fromkeys(self._groups.members[n].tolist(), why))
             self._even_out(counts)
@@ -158,24 +249,24 @@ class Ranking:
         return found
 
     def kept_as_asked(self) -> Kept:
-        """Return the channels that stay of the choice's own ratio."""
-        return self.kept(self._turn.share(self._choice.ratio))
+        """Return the channels that stay of the config's own ratio."""
+        return self.kept(self._round.share(self._config.ratio))
 
-    def _together(self, found: LabelledModel) -> list[list[int]]:
+    def _together(self, labelled: LabelledModel) -> list[list[int]]:
         """Return the groups that are ranked together, by their numbers."""
         free = [n for n, own in enumerate(self._own) if own is None]
-        if self._choice.scope == "layer":
+        if self._config.scope == "layer":
             return []
-        if self._choice.scope == "global":
+        if self._config.scope == "global":
             return [free] if free else []
         alike: dict[Hashable, list[int]] = {}
-        every = structures(found, self._groups)
+        every = structures(labelled, self._groups)
         for n in free:
             alike.setdefault(every[n], []).append(n)
         return list(alike.values())
 
     def _counts(self, ratio: float) -> list[int]:
-        limits = (self._choice.round_to, self._choice.min_channels)
+        limits = (self._config.round_to, self._config.min_channels)
         counts = [self._count(n, ratio) for n in range(len(self._own))]
         for pool in self._pools:
             shared = shared_out([self._level(n) for n in pool], ratio, *limits)
@@ -203,29 +294,29 @@ class Ranking:
 
     def _count(self, n: int, ratio: float) -> int:
         """Return how many channels one group loses by itself."""
-        limits = (self._choice.round_to, self._choice.min_channels)
+        limits = (self._config.round_to, self._config.min_channels)
         size, own = len(self._scores[n]), self._own[n]
-        if self._choice.of == "channels" and self._turn.count > 1:
-            whole = self._choice.ratio if own is None else own
-            return self._left_to_go(n, self._turn.so_far(whole))
-        share = ratio if own is None else self._turn.share(own)
+        if self._config.of == "channels" and self._round.count > 1:
+            whole = self._config.ratio if own is None else own
+            return self._left_to_go(n, self._round.so_far(whole))
+        share = ratio if own is None else self._round.share(own)
         return removable(size, share, *limits)
 
     def _left_to_go(self, n: int, share: float) -> int:
         """Return how many go until this share of a group's first size is gone."""
         size, key = len(self._scores[n]), self._groups.keys[n]
-        if self._turn.number == 1:
-            self._turn.sizes[key] = size
-        first = self._turn.sizes.get(key, size)
-        limits = (self._choice.round_to, self._choice.min_channels)
+        if self._round.number == 1:
+            self._round.sizes[key] = size
+        first = self._round.sizes.get(key, size)
+        limits = (self._config.round_to, self._config.min_channels)
         return max(removable(first, share, *limits) - (first - size), 0)
 
 
-def _own_ratio(paths: Sequence[str], choice: "PruneChannels") -> float | None:
+def _own_ratio(paths: Sequence[str], config: PruneChannels) -> float | None:
     """Return the ratio of a group of its own, 0 if it stays, None if it has none."""
-    if any(re.search(p, path) for p in choice.ignore for path in paths):
+    if any(re.search(p, path) for p in config.ignore for path in paths):
         return 0.0
-    for pattern, ratio in choice.ratios:
+    for pattern, ratio in config.ratios:
         if any(re.search(pattern, path) for path in paths):
             return ratio
     return None
@@ -240,12 +331,3 @@ def _makers(groups: Groups, uses: list[Use], paths: dict[int, str]) -> list[list
                 if name in found:
                     found[name].append(paths[id(use.variable)])
     return list(found.values())
-
-
-def _check_patterns(choice: "PruneChannels", paths: Sequence[str]) -> None:
-    for pattern in (*choice.ignore, *(p for p, _ in choice.ratios)):
-        if not any(re.search(pattern, path) for path in paths):
-            raise ConfigError(
-                "No weight with channels has a path that matches a pattern of "
-                f"PruneChannels. Received: {pattern!r}."
-            )

@@ -1,20 +1,22 @@
 """How much each channel of a model matters, by a criterion."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import keras
 import numpy as np
 
-from kerasmem.compression.channels.activations import mean_activations
-from kerasmem.compression.channels.math import distances, per_label
+from kerasmem.compression.channels import PruneChannels
+from kerasmem.compression.channels.ranking import distances, per_label
 from kerasmem.compression.gradient_evidence import sums_over_samples
+from kerasmem.errors import ConfigError
+from kerasmem.files.data import input_batches, sample_inputs
 from kerasmem.graph.channels import LabelledModel
-from kerasmem.graph.channels.labels import CHANNEL, OUT, Use, varying
+from kerasmem.graph.channels.call import LabelledCall
+from kerasmem.graph.channels.labels import CHANNEL, IN, OUT, Use, varying
+from kerasmem.graph.layers import own_graph, sublayers
+from kerasmem.graph.observe import LayerCall, observe
 from kerasmem.graph.values import to_numpy
-
-if TYPE_CHECKING:
-    from kerasmem.compression.channels.config import PruneChannels
-
 
 Entries = Iterator[tuple[np.ndarray, np.ndarray]]
 """Numbers for entries of a weight, and the classes that they count for."""
@@ -22,18 +24,18 @@ Entries = Iterator[tuple[np.ndarray, np.ndarray]]
 
 def class_scores(
     models: tuple[Any, Any],
-    found: LabelledModel,
+    labelled: LabelledModel,
     classes: np.ndarray,
-    choice: "PruneChannels",
+    config: PruneChannels,
     data: Any = None,
 ) -> np.ndarray:
     """Return the score of every class; the smallest go first.
 
     Args:
         models: the model, compiled for the criterion `"taylor"`, and its graph.
-        found: the labels of the graph.
+        labelled: the labels of the graph.
         classes: the class of every label.
-        choice: the criterion, and the seed of the random one.
+        config: the criterion, and the seed of the random one.
         data: samples, for the criteria that look at some.
 
     Raises:
@@ -41,16 +43,18 @@ def class_scores(
         ModelError: if the criterion takes a loss and the model has none.
     """
     model, graph = models
-    if choice.criterion == "random":
-        return np.random.default_rng(choice.seed).random(len(classes))
-    if choice.criterion == "taylor":
-        return _added(_of_gradients(model, found.labels.uses, classes, data), classes)
-    if choice.criterion == "activation":
-        seen = mean_activations(graph, found, classes, data)
-        weighed = _added(_of_weights(found.labels.uses, classes, "l2"), classes)
+    if config.criterion == "random":
+        return np.random.default_rng(config.seed).random(len(classes))
+    if config.criterion == "taylor":
+        return _added(
+            _of_gradients(model, labelled.labels.uses, classes, data), classes
+        )
+    if config.criterion == "activation":
+        seen = mean_activations(graph, labelled, classes, data)
+        weighed = _added(_of_weights(labelled.labels.uses, classes, "l2"), classes)
         # What never leaves a layer, such as its heads, is ranked by its weights.
         return np.where(np.isnan(seen), weighed, seen)
-    return _added(_of_weights(found.labels.uses, classes, choice.criterion), classes)
+    return _added(_of_weights(labelled.labels.uses, classes, config.criterion), classes)
 
 
 def _added(given: Entries, classes: np.ndarray) -> np.ndarray:
@@ -86,9 +90,86 @@ def _of_weights(uses: list[Use], classes: np.ndarray, criterion: str) -> Entries
             yield np.square(values), classes[use.labels]
 
 
+def is_scale(use: Use) -> bool:
+    """Return whether a weight is the scale of a BatchNormalization."""
+    return use.role == CHANNEL and use.variable.name == "gamma"
+
+
 def _counts(use: Use, criterion: str) -> bool:
     if criterion == "group":
         return True
     if criterion == "batch_norm":
-        return use.role == CHANNEL and use.variable.name == "gamma"
+        return is_scale(use)
     return use.role == OUT
+
+
+_SAMPLES, _BATCH_SIZE = 512, 32
+
+
+def mean_activations(
+    model: Any, labelled: LabelledModel, classes: np.ndarray, data: Any
+) -> np.ndarray:
+    """Return the mean size of what each class hands to the weights that consume it.
+
+    The model is called on the first 512 samples, of batched data on the first batch,
+    as `predict` would. Where several layers consume a class, their means are added up.
+
+    Args:
+        model: the model with a graph that was labelled.
+        labelled: its labels.
+        classes: the class of every label.
+        data: samples in any form that `kerasmem.files.data` lists.
+
+    Returns:
+        One number per class, NaN for what no layer hands on to another.
+
+    Raises:
+        ConfigError: if there are no samples.
+    """
+    if data is None:
+        raise ConfigError(
+            "The criterion 'activation' looks at what channels are on samples: give "
+            "them as data=x (--data on the command line). Received: data=None."
+        )
+    total, seen = np.zeros(len(classes)), np.zeros(len(classes), bool)
+    calls = {id(call.operation): call for call in _consuming(labelled)}
+
+    def add(now: LayerCall) -> None:
+        call = calls[id(now.layer)]
+        # Keras adds arguments of its own, such as a mask.
+        own = {n: now.kwargs[n] for n in call.kwargs if n in now.kwargs}
+        given = keras.tree.flatten((now.args, own))
+        given = [x for x in given if keras.ops.is_tensor(x) and x.shape]
+        for x, tensor in zip(given, call.inputs, strict=False):
+            names = classes[tensor.array]
+            sizes = np.abs(to_numpy(x).astype("float32", copy=False))
+            alone = tuple(a for a, size in enumerate(names.shape) if size == 1)
+            means = per_label(sizes.mean(alone, keepdims=True), names, len(classes))
+            places = np.bincount(names.ravel(), minlength=len(classes))
+            total[:] += means / np.maximum(places, 1) * len(sizes)
+            seen[names] = True
+
+    batches = input_batches((sample_inputs(data, _SAMPLES),), _SAMPLES, _BATCH_SIZE)
+    layers = [call.operation for call in calls.values()]
+    count = observe(model, batches, layers, inputs=add)
+    return np.where(seen, total / count, np.nan)
+
+
+def _consuming(labelled: LabelledModel) -> list[LabelledCall]:
+    """Return one call of every layer with weights that consume channels."""
+    consumed = {id(use.variable) for use in labelled.labels.uses if use.role == IN}
+    layers = {
+        id(call.operation): call
+        for call in labelled.calls.values()
+        if isinstance(call.operation, keras.layers.Layer)
+        and own_graph(call.operation) is None
+    }
+    return [
+        call
+        for call in layers.values()
+        if any(
+            id(variable) in consumed
+            for inner in sublayers(call.operation)
+            for variable in inner.weights
+        )
+    ]

@@ -6,12 +6,12 @@ weight it is read. A channel with values of its own is looked at as a whole.
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import keras
 import numpy as np
 
-from kerasmem.compression.account import account, decibels
+from kerasmem.compression.account import account, decibels, select, why_left_alone
+from kerasmem.compression.cluster import Cluster
 from kerasmem.compression.cluster.kmeans import (
     Histogram,
     Line,
@@ -19,21 +19,13 @@ from kerasmem.compression.cluster.kmeans import (
     nearest,
     tables_of,
 )
-from kerasmem.compression.regular_expressions import (
-    check_every_pattern_matches,
-    matches,
-)
-from kerasmem.compression.streams import Streams, Told
 from kerasmem.compression.technique import Context
-from kerasmem.compression.working import working_copy
+from kerasmem.compression.working import Streams, Told, working_copy
 from kerasmem.errors import ModelError
 from kerasmem.files.entries import PIECE, Readable, cuts, in_order
-from kerasmem.graph.kernels import is_depthwise, is_embedding, is_kernel, reduced_axes
-from kerasmem.graph.layers import Weight, weights
+from kerasmem.graph.kernels import is_embedding, reduced_axes
+from kerasmem.graph.layers import Weight
 from kerasmem.records import WeightChange
-
-if TYPE_CHECKING:
-    from kerasmem.compression.cluster.config import Cluster
 
 NAME = "cluster"
 _HELD_PIECES = 4
@@ -41,7 +33,7 @@ _HELD_PIECES = 4
 
 
 def cluster_weights(
-    model: Any, config: "Cluster", context: Context
+    model: Any, config: Cluster, context: Context
 ) -> tuple[Any, list[WeightChange]]:
     """Return a model whose kernels have few values, and every weight of it.
 
@@ -56,7 +48,7 @@ def cluster_weights(
     return model, told()
 
 
-def cluster_in_blocks(model: Any, config: "Cluster", streams: Streams) -> Told:
+def cluster_in_blocks(model: Any, config: Cluster, streams: Streams) -> Told:
     """Give the weights of a model few values.
 
     Args:
@@ -101,7 +93,7 @@ class FewValues(Readable):
     """
 
     def __init__(
-        self, source: Readable, config: "Cluster", axis: int | None, path: str
+        self, source: Readable, config: Cluster, axis: int | None, path: str
     ) -> None:
         super().__init__(source.shape, source.dtype)
         self._source, self._path = source, path
@@ -201,7 +193,7 @@ class FewValues(Readable):
 
 
 def chosen(
-    model: Any, config: "Cluster"
+    model: Any, config: Cluster
 ) -> tuple[list[Weight], list[tuple[Weight, str]]]:
     """Return the weights that are clustered, and the others, each with the reason.
 
@@ -209,21 +201,21 @@ def chosen(
         ModelError: if there is none to cluster.
         ConfigError: if a pattern matches no weight.
     """
-    everything = list(weights(model))
-    patterns = {"include": config.include, "exclude": config.exclude}
-    check_every_pattern_matches(model, everything, patterns)
-    reasons = [(weight, _why_not(weight, config)) for weight in everything]
-    clustered = [weight for weight, reason in reasons if reason is None]
-    if not clustered:
-        raise ModelError(
-            f"The model {model.name!r} has nothing to cluster: none of its "
-            f"{len(everything)} weights is a float kernel or embedding table that is "
-            "not excluded. Cluster before quantizing."
-        )
-    return clustered, [(weight, why) for weight, why in reasons if why is not None]
+
+    def why_not(weight: Weight) -> str | None:
+        include = config.include if len(weight.variable.shape) >= 2 else ()
+        return why_left_alone(weight, include, config.exclude)
+
+    return select(
+        model,
+        {"include": config.include, "exclude": config.exclude},
+        why_not,
+        "cluster: none of its {count} weights is a float kernel or embedding table "
+        "that is not excluded. Cluster before quantizing.",
+    )
 
 
-def channel_axis(weight: Weight, config: "Cluster") -> int | None:
+def channel_axis(weight: Weight, config: Cluster) -> int | None:
     """Return the axis of the channels that have values of their own, None if none has.
 
     Of a kernel it is the last axis that no output sums over. In an embedding table all
@@ -233,18 +225,3 @@ def channel_axis(weight: Weight, config: "Cluster") -> int | None:
         return None
     rank = len(weight.variable.shape)
     return max(set(range(rank)) - set(reduced_axes(weight)), default=rank - 1)
-
-
-def _why_not(weight: Weight, config: "Cluster") -> str | None:
-    dtype = keras.backend.standardize_dtype(weight.variable.dtype)
-    if not keras.backend.is_float_dtype(dtype):
-        return f"is {dtype} already"
-    if matches(config.exclude, weight):
-        return "is excluded"
-    if len(weight.variable.shape) >= 2 and matches(config.include, weight):
-        return None
-    if not is_kernel(weight):
-        return "is no kernel or embedding table"
-    if is_depthwise(weight):
-        return "is depthwise: few weights, each one matters"
-    return None

@@ -6,61 +6,49 @@ Compressing Deep Neural Networks with Pruning, Trained Quantization and Huffman 
 2016).
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import numpy as np
 from keras import ops
 
 from kerasmem.backends import current
+from kerasmem.compression.cluster import Cluster
 from kerasmem.compression.cluster.apply import channel_axis, chosen
+from kerasmem.compression.working import constrain
 from kerasmem.graph.layers import Weight
 from kerasmem.graph.values import to_numpy
 
-if TYPE_CHECKING:
-    from kerasmem.compression.cluster.config import Cluster
-
 
 @contextmanager
-def clusters_kept(
-    trainer: Any, weights: Sequence[Weight], config: "Cluster"
-) -> Iterator[None]:
-    """Keep entries alike that are equal now.
+def preserve_clusters(config: Cluster, model: Any, trainer: Any) -> Iterator[None]:
+    """Keep entries of one value alike while `trainer` trains a clustered model.
 
     Args:
+        config: how it was clustered.
+        model: the clustered model.
         trainer: the compiled model that `fit` is called on.
-        weights: clustered weights that it trains.
-        config: how they were clustered.
     """
-    ties: list[_Tied] = []
-    try:
-        for number, weight in enumerate(weights):
+    clustered, _ = chosen(model, config)
+    with ExitStack() as scopes:
+        scopes.callback(setattr, trainer, "train_function", None)
+        ties: list[_Tied] = []
+        for number, weight in enumerate(clustered):
             name = f"kerasmem_codes_{number}"
             ties.append(_Tied(trainer.optimizer, weight, config, name))
+            scopes.callback(ties[-1].release)
         trainer.train_function = None
         yield
         for tie in ties:
             tie.enforce()
-    finally:
-        for tie in reversed(ties):
-            tie.release()
-        trainer.train_function = None
-
-
-def preserve_clusters(
-    config: "Cluster", model: Any, trainer: Any
-) -> AbstractContextManager[None]:
-    """Return a scope in which entries of one value stay alike in training."""
-    weights, _ = chosen(model, config)
-    return clusters_kept(trainer, weights, config)
 
 
 class _Tied:
-    """The constraint of one weight, behind its own if it has one."""
+    """The constraint of one weight: its entries of one value stay alike."""
 
     def __init__(
-        self, optimizer: Any, weight: Weight, config: "Cluster", name: str
+        self, optimizer: Any, weight: Weight, config: Cluster, name: str
     ) -> None:
         variable = weight.variable
         codes, offsets, values = _numbered(
@@ -68,7 +56,6 @@ class _Tied:
         )
         whole = (codes + offsets).ravel()
         self._variable = variable
-        self._own = variable.constraint
         self._offsets = offsets
         self._sizes = np.maximum(np.bincount(whole, minlength=len(values)), 1)
         self._first = np.zeros(len(values), int)  # an entry of each cluster
@@ -79,11 +66,10 @@ class _Tied:
         self._codes = current().step_state(
             optimizer, codes.astype(smallest), name, variable
         )
-        variable.constraint = self
+        self._undo = constrain(variable, self)
 
     def __call__(self, value: Any) -> Any:
         """Return an updated value of the weight with the mean in every cluster."""
-        value = ops.convert_to_tensor(value if self._own is None else self._own(value))
         codes = ops.cast(self._codes.variable.value, "int32")
         codes += ops.convert_to_tensor(self._offsets, "int32")
         codes = ops.reshape(codes, (-1,))
@@ -107,8 +93,7 @@ class _Tied:
 
     def release(self) -> None:
         """Let the weight change freely again."""
-        if self._variable.constraint is self:
-            self._variable.constraint = self._own
+        self._undo()
         self._codes.release()
 
 

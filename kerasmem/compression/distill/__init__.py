@@ -1,7 +1,332 @@
-"""Distillation: a small model learns from a large one."""
+"""Teaching a small model what a large one knows: `km.distill` and `km.Distill`."""
 
-from kerasmem.compression.distill.config import Distill
-from kerasmem.compression.distill.distill import distill
-from kerasmem.compression.distill.distiller import Distiller
+from dataclasses import KW_ONLY, dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
 
-__all__ = ["Distill", "Distiller", "distill"]
+import keras
+
+from kerasmem.backends import current
+from kerasmem.backends.seeding import seeded
+from kerasmem.compression.batch_norm import Loss, own_loss, reestimate_if_better
+from kerasmem.compression.distill.cache import as_cache
+from kerasmem.compression.distill.comparison import check_models, check_outputs
+from kerasmem.compression.distill.distiller import (
+    HARD_WEIGHT,
+    SHARE_OF_LABELS,
+    TEMPERATURE,
+    Distiller,
+)
+from kerasmem.compression.distill.losses import Logits, as_losses
+from kerasmem.compression.distill.schedules import Schedule
+from kerasmem.compression.fields import Whole, check_whole
+from kerasmem.compression.technique import Context, Technique, no_samples
+from kerasmem.compression.working import preserving, working_copy
+from kerasmem.errors import ConfigError
+from kerasmem.files.data import (
+    check_data,
+    check_labels,
+    check_shared,
+    fit_arguments,
+    sample_inputs,
+)
+from kerasmem.files.data.forms import first_samples
+from kerasmem.files.load import load_model
+from kerasmem.graph.clone import clone, compile_settings
+from kerasmem.graph.outputs import as_loss, warn_if_unfit
+from kerasmem.graph.values import check_finite
+from kerasmem.records import WeightChange
+
+ORIGINAL = "original"
+
+
+@dataclass(frozen=True)
+class Distill(Technique):
+    """Train what earlier steps left of a model on what a teacher knows.
+
+    The step in which a model recovers from pruning: it learns from `data` again, and
+    from the model that it was. What is removed stays removed. In place of
+    `fine_tune_epochs`, or beside it.
+
+    Args:
+        teacher: `"original"` for the model that was handed to `km.compress`, the path
+            of a saved model, or a model.
+        epochs: passes over the data, at least 1.
+        losses: what is learned of the teacher: one or several losses of
+            `km.distillation`, as objects, names or plain data; None for `Logits` alone.
+        hard_weight: share of the labels in the loss, in [0, 1].
+
+    Raises:
+        ConfigError: if a value cannot be used.
+
+    Example:
+        >>> Distill(epochs=3).to_json()["teacher"]
+        'original'
+    """
+
+    teacher: Any = ORIGINAL
+    _: KW_ONLY
+    epochs: Annotated[int, Whole(1)] = 1
+    losses: Any = None
+    hard_weight: Annotated[float, SHARE_OF_LABELS] = HARD_WEIGHT
+
+    name: ClassVar[str] = "distill"
+    trains: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        is_name_alone = isinstance(self.teacher, str) and self.teacher.startswith(
+            "<model "
+        )
+        if is_name_alone or not isinstance(self.teacher, (str, Path, keras.Model)):
+            raise ConfigError(
+                'The teacher is "original", the path of a saved model, or a '
+                f"keras.Model. Received: teacher={self.teacher!r}."
+            )
+        losses = (Logits(),) if self.losses is None else as_losses(self.losses)
+        self._set("losses", losses)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the choice as plain data; `recipe.from_json` reads it back.
+
+        Of a teacher that is a model only the name is described.
+        """
+        teacher = self.teacher
+        is_model = isinstance(teacher, keras.Model)
+        shown = f"<model {teacher.name}>" if is_model else str(teacher)
+        return super().to_json() | {"teacher": shown}
+
+
+def distill(  # noqa: PLR0913  (the public entry point of the contract)
+    teacher: Any,
+    student: Any,
+    data: Any,
+    *,
+    epochs: int = 1,
+    batch_size: int = 32,
+    losses: Any = None,
+    temperature: float | Schedule = TEMPERATURE,
+    hard_weight: float = HARD_WEIGHT,
+    teacher_weights: Any = None,
+    cache: Any = None,
+    validation_data: Any = None,
+    loss: Any = None,
+    optimizer: Any = None,
+    callbacks: Any = None,
+    verbose: Any = "auto",
+    seed: int | None = None,
+) -> Any:
+    """Return a trained copy of `student`, a plain model without a trace of `teacher`.
+
+    Every batch, the student learns how far it is from the labels and from the
+    teacher's answers (see `Distiller` for the loss and what is compared). Both models
+    are left as they are; a teacher without weights gets them from its first batch.
+
+    In the end the statistics of the student's BatchNormalization are gathered anew on
+    at most 512 samples of `data`, for they follow slowly in training. They are kept if
+    the student's loss on the labels, without labels that of the distillation, does not
+    rise by it on 256 others; frozen BatchNormalization stays as it is.
+
+    Args:
+        teacher: a trained model, or a list of them.
+        student: the model to train, from the weights that it has.
+        data: `x` (then only the teacher teaches), `(x, y)`, `(x, y, sample_weight)`, a
+            `tf.data.Dataset` or a `keras.utils.PyDataset`.
+        epochs: passes over the data, at least 1.
+        batch_size: samples per step, where the data is not batched already.
+        losses: what the student learns of the teacher: one or several losses of
+            `km.distillation`, as objects, names or plain data; None for `Logits` alone.
+        temperature: of `Logits` where no losses are given, above 0, a number or a
+            schedule; 2 to 8 suits most classifiers.
+        hard_weight: share of the labels in the loss, in [0, 1].
+        teacher_weights: what each of several teachers counts; None for all the same;
+            `"confidence"` for less where its answer to a sample is more wrong.
+        cache: a folder, or a `km.distillation.Cache`: what the teachers say is kept
+            there and asked for only once, over all epochs, students and runs. For
+            arrays and `PyDataset`s whose samples stay the same.
+        validation_data: data of the same forms, judged after every epoch.
+        loss: the student's loss on the labels, instead of its compiled one; a name may
+            have arguments, as in `"binary_crossentropy(from_logits=True)"`.
+        optimizer: instead of the student's compiled one; its name or a
+            `keras.optimizers.Optimizer`, of which a copy is used.
+        callbacks: Keras callbacks. What they save is the student.
+        verbose: as in `keras.Model.fit`.
+        seed: makes shuffling and dropout repeatable.
+
+    Returns:
+        The trained student, compiled with its own or the given loss and optimizer and
+        with its own metrics. Its `history` holds what each epoch reported.
+
+    Raises:
+        ConfigError: if an argument has a value that cannot be used, or the student has
+            no loss.
+        DataError: if the data does not fit the models.
+        ModelError: if teacher and student do not fit each other, or training left NaN
+            or infinity in the student.
+
+    Example:
+        >>> student = km.distill(teacher, student, (x, y), epochs=5)  # doctest: +SKIP
+    """
+    teachers = list(teacher) if isinstance(teacher, (list, tuple)) else [teacher]
+    check_models(teachers, student)
+    check_whole("epochs of a distillation", epochs, 1)
+    check_data(student, data)
+    _check_weighed(data, hard_weight)
+    for samples in (data, validation_data):
+        if samples is not None:
+            check_shared(samples, batch_size)
+    sample = sample_inputs(data, 1)
+    for one in teachers:
+        check_data(one, (first_samples(data)["x"],))  # it is asked, not judged
+        if not one.built:
+            one(sample)
+    with current().replicating(student), seeded(seed):
+        trained = _copy(student, loss, optimizer)
+        _check_labels(trained, data, validation_data)
+        distiller = Distiller(
+            teachers,
+            trained,
+            losses=losses,
+            temperature=temperature,
+            hard_weight=hard_weight,
+            teacher_weights=teacher_weights,
+            sample=sample,
+        )
+        distiller.compile(**student_settings(trained, data))
+        uncached = data
+        if cache is not None:
+            answers = as_cache(cache)
+            data, validation_data = distiller.answered(data, validation_data, answers)
+        history = distiller.fit(
+            **fit_arguments(data, batch_size),
+            **_validation(validation_data, batch_size),
+            epochs=epochs,
+            callbacks=callbacks,
+            verbose=verbose,
+        )
+        reestimate_if_better(trained, uncached, _loss(distiller), batch_size)
+    check_finite(trained, student)
+    history.set_model(trained)  # it would keep the teacher alive
+    trained.history = history
+    return trained
+
+
+def with_teacher(config: Distill, context: Context) -> Distill:
+    """Return the config of a step with its teacher loaded, which was asked once.
+
+    Raises:
+        DataError: if the data does not fit the teacher.
+        ModelError: if the outputs of teacher and student do not fit each other.
+        ModelFileError: if the teacher's file cannot be loaded.
+    """
+    teacher, original = config.teacher, context.original
+    if isinstance(teacher, (str, Path)):
+        is_original = teacher == ORIGINAL
+        objects = context.custom_objects
+        teacher = original if is_original else load_model(teacher, objects)
+    check_data(teacher, (first_samples(context.data)["x"],))  # asked, not judged
+    if teacher is not original:
+        sample = sample_inputs(context.data, 1)
+        check_outputs(*(one(sample, training=False) for one in (teacher, original)))
+    return replace(config, teacher=teacher)
+
+
+def train_step(
+    model: Any, config: Distill, context: Context
+) -> tuple[Any, list[WeightChange]]:
+    """Return a model trained on what a teacher knows; it has no change of a weight.
+
+    Raises:
+        ConfigError: if there is no data.
+    """
+    if context.data is None:
+        raise no_samples(config.name)
+    original, model = model, working_copy(model, context)
+    if not isinstance(config.teacher, keras.Model):
+        if context.original is None:
+            original = clone(original) if original is model else original
+            context = replace(context, original=original)
+        config = with_teacher(config, context)
+    data = context.data
+    distiller = Distiller(
+        config.teacher,
+        model,
+        losses=config.losses,
+        hard_weight=config.hard_weight,
+        sample=sample_inputs(data, 1),
+    )
+    distiller.compile(**student_settings(model, data))
+    fit = context.fit or {**fit_arguments(data), "verbose": 0}
+    with preserving(context.earlier, model, distiller):
+        distiller.fit(**fit, epochs=config.epochs)
+    return model, []
+
+
+def _check_labels(student: Any, data: Any, validation_data: Any) -> None:
+    """Raise or warn if the student's last layer, its loss and labels do not fit."""
+    for samples in (data, validation_data):
+        if samples is not None:
+            check_labels(student, samples)
+    if first_samples(data).get("y") is not None:
+        warn_if_unfit(student)
+
+
+def _check_weighed(data: Any, hard_weight: float) -> None:
+    if hard_weight not in (0, HARD_WEIGHT) and first_samples(data).get("y") is None:
+        raise ConfigError(
+            "The data has no labels, so the student learns from the teacher alone. "
+            f"Received: hard_weight={hard_weight!r}. Next: hand in data=(x, y), or no "
+            "hard_weight."
+        )
+
+
+def _loss(distiller: Distiller) -> Loss:
+    """Return the student's own loss on labels, without labels the distillation's."""
+
+    def loss(x: Any, y: Any, weight: Any) -> float:
+        judged = distiller if y is None else distiller.student
+        with current().inference():
+            return own_loss(judged, (x, y, weight), judged(x, training=False))
+
+    return loss
+
+
+def _copy(student: Any, loss: Any, optimizer: Any) -> Any:
+    """Return a copy of the student, compiled as it will be when handed back."""
+    trained = clone(student)
+    settings = {"loss": as_loss(loss), "optimizer": optimizer}
+    chosen = {name: value for name, value in settings.items() if value is not None}
+    if not (student.compiled or loss is not None):
+        raise ConfigError(
+            f"The student {student.name!r} is not compiled, so it has no loss. "
+            "Received: loss=None. Next: compile it, or hand in loss=."
+        )
+    if chosen:
+        defaults = compile_settings(student) or {"optimizer": "adam"}
+        trained.compile(**(defaults | chosen))
+        # Once more, so that the optimizer is a copy of the caller's.
+        trained.compile(**(compile_settings(trained) or {}))
+    return trained
+
+
+def student_settings(student: Any, data: Any) -> dict[str, Any]:
+    """Return what a distiller is compiled with: nothing that needs labels we lack."""
+    settings = compile_settings(student) or {"optimizer": "adam"}
+    if first_samples(data).get("y") is None:
+        settings |= {"loss": None, "loss_weights": None}
+        settings |= {"metrics": None, "weighted_metrics": None}
+    return settings
+
+
+def _validation(data: Any, batch_size: int) -> dict[str, Any]:
+    """Return the arguments that give validation data to `fit`."""
+    if data is None:
+        return {}
+    arguments = fit_arguments(data, batch_size)
+    if "batch_size" not in arguments:
+        return {"validation_data": data}
+    names = ("x", "y", "sample_weight")
+    return {
+        "validation_data": tuple(arguments.get(name) for name in names),
+        "validation_batch_size": batch_size,
+    }

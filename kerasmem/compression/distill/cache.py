@@ -1,8 +1,15 @@
-"""How a teacher's answers are kept on disk and given to a batch."""
+"""Rows of a teacher's answers on disk, and how they are given to a batch.
+
+One file per array and one of the samples' keys. The keys are written last: whatever a
+broken-off run left without its key is cut off when the store is opened again.
+"""
 
 import hashlib
+import json
+import os
 from collections.abc import Iterable, Sequence
-from dataclasses import KW_ONLY, dataclass
+from contextlib import ExitStack
+from dataclasses import KW_ONLY, asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +18,9 @@ import numpy as np
 from keras import ops
 
 from kerasmem.compression.fields import Whole, check_fields
-from kerasmem.errors import ConfigError
+from kerasmem.errors import ConfigError, DataError, InputError, OutputError
+from kerasmem.files.atomic import replacing
+from kerasmem.records.regular import open_regular, read_json_file
 
 
 @dataclass(frozen=True)
@@ -44,33 +53,33 @@ class Cache:
         check_fields(self)
 
 
-def as_cache(given: Any) -> Cache | None:
+def as_cache(cache: Any) -> Cache | None:
     """Return the choice that a folder's name or a `Cache` stands for."""
-    return given if given is None or isinstance(given, Cache) else Cache(given)
+    return cache if cache is None or isinstance(cache, Cache) else Cache(cache)
 
 
-def stored(array: np.ndarray, dtype: str) -> np.ndarray:
+def clipped(array: np.ndarray, dtype: str) -> np.ndarray:
     """Return an array in the dtype of a cache, no entry beyond its largest number."""
     limit = np.finfo(dtype).max
     return np.clip(array, -limit, limit).astype(dtype)
 
 
-def whole(kept: Any, classes: int) -> Any:
+def all_logits(cached: Any, classes: int) -> Any:
     """Return kept answers as a float32 tensor of all classes.
 
     Args:
-        kept: a tensor, or what `top` made of one.
+        cached: a tensor, or what `largest_logits` made of one.
         classes: length of the last axis.
     """
-    if not isinstance(kept, dict):
-        return ops.cast(kept, "float32")
-    rest = ops.cast(kept["rest"], "float32")
-    above = ops.cast(kept["values"], "float32") - rest
-    places = ops.one_hot(ops.cast(kept["places"], "int32"), classes, dtype="float32")
+    if not isinstance(cached, dict):
+        return ops.cast(cached, "float32")
+    rest = ops.cast(cached["rest"], "float32")
+    above = ops.cast(cached["values"], "float32") - rest
+    places = ops.one_hot(ops.cast(cached["places"], "int32"), classes, dtype="float32")
     return rest + ops.sum(places * ops.expand_dims(above, -1), axis=-2)
 
 
-def top(logits: np.ndarray, count: int) -> dict[str, np.ndarray]:
+def largest_logits(logits: np.ndarray, count: int) -> dict[str, np.ndarray]:
     """Return the largest logits, where they are, and one value for all others.
 
     That value gives the others together the probability that they had at temperature
@@ -136,3 +145,150 @@ def sample_keys(x: Any) -> list[bytes]:
 def to_array(value: Any) -> np.ndarray:
     """Return an array or a tensor as a NumPy array."""
     return value if isinstance(value, np.ndarray) else keras.ops.convert_to_numpy(value)
+
+
+_ABOUT, _KEYS = "cache.json", "keys.bin"
+
+
+@dataclass(frozen=True)
+class Column:
+    """One array that is kept.
+
+    Args:
+        name: of its file.
+        dtype: NumPy's name of its entries' type.
+        shape: of one sample's row.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        return int(np.dtype(self.dtype).itemsize * np.prod(self.shape, dtype=int))
+
+
+class Store:
+    """Answers by the key of their sample.
+
+    Args:
+        folder: where they are, or will be.
+        teacher: digest of who answers.
+        columns: what is kept of every sample.
+
+    Raises:
+        DataError: if the folder holds answers of another teacher, or others of it.
+        OutputError: if there can be no such folder.
+    """
+
+    def __init__(self, folder: Path, teacher: str, columns: Sequence[Column]) -> None:
+        self._folder = folder
+        self._columns = tuple(columns)
+        self._about = {
+            "version": 1,
+            "teacher": teacher,
+            "columns": [asdict(column) for column in columns],
+            "complete": False,
+        }
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutputError(
+                "A cache is a folder, there already or to be made. Received: "
+                f"{str(folder)!r}: {error.strerror or error}."
+            ) from error
+        if os.path.lexists(folder / _ABOUT):
+            self._check()
+        else:
+            self._write_about()
+        try:
+            self.rows = self._opened()
+        except OSError as error:
+            raise self._unsound(error) from error
+
+    @property
+    def complete(self) -> bool:
+        """Whether all samples of the data have been answered once."""
+        return bool(self._about["complete"])
+
+    def append(self, keys: Sequence[bytes], arrays: Sequence[np.ndarray]) -> None:
+        """Add rows; a broken-off call leaves none of them.
+
+        Args:
+            keys: of the samples.
+            arrays: one per column, as many rows as keys.
+        """
+        for column, array in zip(self._columns, arrays, strict=True):
+            rows = np.ascontiguousarray(array, dtype=column.dtype)
+            self._add(column.name, rows.tobytes())
+        self._add(_KEYS, b"".join(keys))
+        first = len(self.rows)
+        self.rows.update({key: first + i for i, key in enumerate(keys)})
+
+    def finish(self) -> None:
+        """Note that the answers are complete."""
+        self._about["complete"] = True
+        self._write_about()
+
+    def arrays(self) -> list[np.ndarray]:
+        """Return every column, mapped into memory read-only."""
+        return [self._mapped(column) for column in self._columns]
+
+    def _mapped(self, column: Column) -> np.ndarray:
+        shape = (len(self.rows), *column.shape)
+        with open_regular(self._folder / column.name) as file:
+            return np.memmap(file, dtype=column.dtype, mode="r", shape=shape)
+
+    def _check(self) -> None:
+        try:
+            about = read_json_file(self._folder / _ABOUT)
+            found = {**about, "complete": bool(about["complete"])}
+        except (InputError, OSError, KeyError, TypeError) as error:
+            raise self._unsound(error) from error
+        for field, whose in (("teacher", "another teacher"), ("columns", "other form")):
+            if found.get(field) != json.loads(json.dumps(self._about[field])):
+                raise DataError(
+                    f"The cache in {str(self._folder)!r} is of {whose}: its config, "
+                    "weights, compared layers, top_k or dtype differ. Next: remove it, "
+                    "or use another folder."
+                )
+        self._about["complete"] = found["complete"]
+
+    def _opened(self) -> dict[bytes, int]:
+        """Cut off what has no key, and return the number of every key's row."""
+        row_bytes = {column.name: column.row_bytes for column in self._columns}
+        row_bytes[_KEYS] = KEY_BYTES
+        rows: dict[bytes, int] = {}
+        with ExitStack() as scope:
+            files = {
+                name: scope.enter_context(open_regular(self._folder / name, "ab+"))
+                for name in row_bytes
+            }
+            sizes = {name: file.seek(0, os.SEEK_END) for name, file in files.items()}
+            count = min(sizes[name] // size for name, size in row_bytes.items())
+            files[_KEYS].seek(0)
+            for number in range(count):
+                key = files[_KEYS].read(KEY_BYTES)
+                if key in rows:
+                    raise self._unsound("a key of it comes twice")
+                rows[key] = number
+            for name, file in files.items():
+                if sizes[name] != count * row_bytes[name]:
+                    file.truncate(count * row_bytes[name])
+        return rows
+
+    def _unsound(self, why: object) -> DataError:
+        reason = str(why).removesuffix(".")
+        return DataError(
+            f"{str(self._folder)!r} is no sound cache: {reason}. Next: remove it."
+        )
+
+    def _add(self, name: str, content: bytes) -> None:
+        with open_regular(self._folder / name, "ab") as file:
+            file.write(content)
+
+    def _write_about(self) -> None:
+        with replacing(self._folder / _ABOUT, follow_link=False) as path:
+            path.write_text(json.dumps(self._about, indent=1))

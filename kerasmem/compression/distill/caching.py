@@ -1,6 +1,7 @@
 """Data with the teachers' answers beside the inputs, asked for once, kept on disk."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +11,17 @@ from keras import ops
 
 from kerasmem.compression.distill.cache import (
     Cache,
+    Column,
+    Store,
+    clipped,
+    largest_logits,
     sample_keys,
-    stored,
     to_array,
-    top,
     with_answers,
 )
-from kerasmem.compression.distill.check import check_outputs
-from kerasmem.compression.distill.comparison import Comparable
+from kerasmem.compression.distill.comparison import Comparable, check_outputs
 from kerasmem.compression.distill.objective import Batch, Objective
-from kerasmem.compression.distill.store import Column, Store
-from kerasmem.errors import ConfigError, DataError
+from kerasmem.errors import DataError
 from kerasmem.files.data import is_array_data, sample_count, sample_inputs
 from kerasmem.files.data.forms import first_samples
 from kerasmem.graph.outputs import Task
@@ -46,12 +47,14 @@ class CachedAnswers:
         cache: Cache,
         part: str,
     ) -> None:
-        self._asking = TeacherPredictor(objective, batch, sample_inputs(data, 1), cache)
+        self._predictor = TeacherPredictor(
+            objective, batch, sample_inputs(data, 1), cache
+        )
         self._folder = Path(cache.folder) / part
         teacher = objective.frozen.model
         refs = [f"{ref.path}:{ref.index}" for ref in objective.frozen.refs]
         digest = model_digest(teacher, refs)
-        self._store = Store(self._folder, digest, self._asking.columns)
+        self._store = Store(self._folder, digest, self._predictor.columns)
         self._fill(data, cache.batch_size)
         self._arrays = self._store.arrays()
 
@@ -68,7 +71,7 @@ class CachedAnswers:
         numbers = np.array([self._store.rows[key] for key in keys])
         whole = len(numbers) == len(self._store.rows)
         in_order = whole and bool((numbers == np.arange(len(numbers))).all())
-        return self._asking.unpacked(
+        return self._predictor.unpacked(
             [array if in_order else array[numbers] for array in self._arrays]
         )
 
@@ -85,7 +88,7 @@ class CachedAnswers:
                 part = keras.tree.map_structure(
                     lambda array, places=places: array[places], x
                 )
-                self._store.append(list(new), self._asking(part))
+                self._store.append(list(new), self._predictor(part))
         self._store.finish()
 
     def _unknown(self, count: int, of: int) -> DataError:
@@ -101,15 +104,15 @@ class AnsweredBatches(keras.utils.PyDataset):
 
     Args:
         dataset: the batches.
-        kept: of every teacher.
+        cached: of every teacher.
     """
 
     def __init__(
-        self, dataset: keras.utils.PyDataset, kept: Sequence[CachedAnswers]
+        self, dataset: keras.utils.PyDataset, cached: Sequence[CachedAnswers]
     ) -> None:
         super().__init__(workers=dataset.workers, max_queue_size=dataset.max_queue_size)
         self._dataset = dataset
-        self._kept = kept
+        self._cached = cached
 
     @property
     def num_batches(self) -> int | None:
@@ -119,7 +122,7 @@ class AnsweredBatches(keras.utils.PyDataset):
     def __getitem__(self, index: int) -> tuple[Any, ...]:
         """Return a batch, its answers beside its inputs."""
         x, y, weight = keras.utils.unpack_x_y_sample_weight(self._dataset[index])
-        x = with_answers(x, [kept.rows(x) for kept in self._kept])
+        x = with_answers(x, [cached.rows(x) for cached in self._cached])
         return keras.utils.pack_x_y_sample_weight(x, y, weight)
 
     def on_epoch_begin(self) -> None:
@@ -131,7 +134,7 @@ class AnsweredBatches(keras.utils.PyDataset):
         self._dataset.on_epoch_end()
 
 
-def answered(
+def with_cached_answers(
     data: Any,
     objectives: Sequence[Objective],
     batch: Batch,
@@ -152,14 +155,14 @@ def answered(
     """
     parts = [f"{part}/teacher_{i}" for i in range(len(objectives))]
     folders = [part] if len(objectives) == 1 else [p.lstrip("/") for p in parts]
-    kept = [
+    cached = [
         CachedAnswers(objective, batch, data, cache, folder)
         for objective, folder in zip(objectives, folders, strict=True)
     ]
     if isinstance(data, keras.utils.PyDataset):
-        return AnsweredBatches(data, kept)
+        return AnsweredBatches(data, cached)
     samples = first_samples(data)
-    x = with_answers(samples["x"], [one.rows(samples["x"]) for one in kept])
+    x = with_answers(samples["x"], [one.rows(samples["x"]) for one in cached])
     y, weight = samples.get("y"), samples.get("sample_weight")
     return (x, y, weight) if weight is not None else (x,) if y is None else (x, y)
 
@@ -167,20 +170,6 @@ def answered(
 def can_cache(data: Any) -> bool:
     """Return True for data whose samples can be asked about once for all epochs."""
     return isinstance(data, keras.utils.PyDataset) or is_array_data(data)
-
-
-def check_can_cache(data: Any) -> None:
-    """Raise unless the answers to the samples can be kept.
-
-    Raises:
-        ConfigError: if the data is neither arrays nor a `keras.utils.PyDataset`.
-    """
-    if not can_cache(data):
-        raise ConfigError(
-            "Answers are kept by sample, so a cache takes arrays or a "
-            f"keras.utils.PyDataset. Received: data of type {type(data).__name__}. "
-            "Next: distill without cache=."
-        )
 
 
 def _chunks(data: Any, size: int) -> Iterator[Any]:
@@ -248,7 +237,7 @@ class TeacherPredictor:
         if objective.losses_on_outputs:
             answers, _ = objective.frozen.answer(sample, [])
             check_outputs(answers, batch.predictions)
-            ways = objective.comparables(_with(batch, answers))
+            ways = objective.comparables(replace(batch, answers=answers))
         self._ways = ways
         self._model = _TeacherOutputs(objective, ways)
         self._tops: list[int | None] = []
@@ -277,13 +266,13 @@ class TeacherPredictor:
         packed: dict[str, np.ndarray] = {}
         for number, (array, top_k) in enumerate(zip(answers, self._tops, strict=True)):
             if top_k is None:
-                packed[f"answer_{number}"] = stored(array, self._cache.dtype)
+                packed[f"answer_{number}"] = clipped(array, self._cache.dtype)
                 continue
-            kept = top(array, top_k)
-            packed[f"answer_{number}_places"] = kept["places"].astype("int32")
+            parts = largest_logits(array, top_k)
+            packed[f"answer_{number}_places"] = parts["places"].astype("int32")
             for name in ("values", "rest"):
-                packed[f"answer_{number}_{name}"] = stored(
-                    kept[name], self._cache.dtype
+                packed[f"answer_{number}_{name}"] = clipped(
+                    parts[name], self._cache.dtype
                 )
         return packed
 
@@ -293,9 +282,3 @@ class TeacherPredictor:
         if top_k is None or number >= len(self._ways) or top_k >= classes:
             return None
         return top_k if self._ways[number].task is Task.CATEGORICAL else None
-
-
-def _with(batch: Batch, answers: Any) -> Batch:
-    return Batch(
-        answers, batch.predictions, None, None, batch.student, batch.loss, kept=False
-    )

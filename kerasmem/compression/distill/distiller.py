@@ -1,7 +1,7 @@
 """The model that is trained while a student learns from a teacher."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -10,20 +10,20 @@ from keras import ops
 
 from kerasmem.backends.seeding import generators_kept
 from kerasmem.compression.distill.cache import split_answers
-from kerasmem.compression.distill.caching import answered, can_cache, check_can_cache
-from kerasmem.compression.distill.check import (
-    check_hard_weight,
+from kerasmem.compression.distill.caching import can_cache, with_cached_answers
+from kerasmem.compression.distill.comparison import (
     check_models,
     teacher_shares,
 )
 from kerasmem.compression.distill.features import LastPass, Reader
-from kerasmem.compression.distill.losses import (
-    DistillationLoss,
-    FeatureLoss,
-    Logits,
-    as_losses,
+from kerasmem.compression.distill.losses import Logits, as_losses
+from kerasmem.compression.distill.losses.base import FeatureLoss
+from kerasmem.compression.distill.objective import (
+    Batch,
+    Objective,
+    TeacherMetrics,
+    teacher_answers,
 )
-from kerasmem.compression.distill.objective import Batch, Objective
 from kerasmem.compression.distill.pairing import probe_models
 from kerasmem.compression.distill.sample_weights import (
     confidences,
@@ -36,14 +36,13 @@ from kerasmem.compression.distill.schedules import (
     Schedule,
     ScheduledFactors,
 )
-from kerasmem.compression.distill.teacher_metrics import (
-    TeacherMetrics,
-    teacher_answers,
-)
+from kerasmem.compression.fields import Real
+from kerasmem.errors import ConfigError
 from kerasmem.files.data import sample_inputs
 
 TEMPERATURE = 4.0
 HARD_WEIGHT = 0.1
+SHARE_OF_LABELS = Real("a share of the loss,", least=0, most=1)
 
 
 class Distiller(keras.Model):
@@ -98,7 +97,7 @@ class Distiller(keras.Model):
     ) -> None:
         teachers = list(teacher) if isinstance(teacher, (list, tuple)) else [teacher]
         check_models(teachers, student)
-        check_hard_weight(hard_weight)
+        SHARE_OF_LABELS.check("The weight of the labels", "hard_weight", hard_weight)
         super().__init__(name=name, dtype=student.dtype_policy, autocast=False)
         self.student = student
         self.hard_weight = hard_weight
@@ -106,13 +105,23 @@ class Distiller(keras.Model):
             (Logits(temperature=temperature),) if losses is None else as_losses(losses)
         )
         self._shares = teacher_shares(teachers, teacher_weights)
-        self._objectives = _objectives(
-            teachers, student, self.distillation_losses, sample
+        self._factors = ScheduledFactors(self.distillation_losses)
+        looks_inside = any(
+            isinstance(loss, FeatureLoss) for loss in self.distillation_losses
         )
+        self._objectives = [
+            Objective(
+                one,
+                student,
+                self.distillation_losses,
+                probe_models(one, student, sample) if looks_inside else None,
+                self._factors,
+            )
+            for one in teachers
+        ]
         refs = [ref for objective in self._objectives for ref in objective.student_refs]
         self._reader = Reader(student, list(dict.fromkeys(refs)))
         self._last_pass = LastPass()
-        self._factors = ScheduledFactors(self.distillation_losses)
         self._judged: int | None = None  # the teacher that `evaluate` judges now
         self._answers_are_cut = False
         self._student_loss = keras.metrics.Mean(name="student_loss")
@@ -180,9 +189,14 @@ class Distiller(keras.Model):
         def with_answers(data: Any, part: str) -> Any:
             predictions = self.student(sample_inputs(data, 1), training=False)
             batch = self._batch(predictions)
-            return answered(data, self._objectives, batch, cache, part)
+            return with_cached_answers(data, self._objectives, batch, cache, part)
 
-        check_can_cache(data)
+        if not can_cache(data):
+            raise ConfigError(
+                "Answers are kept by sample, so a cache takes arrays or a "
+                f"keras.utils.PyDataset. Received: data of type {type(data).__name__}. "
+                "Next: distill without cache=."
+            )
         self._answers_are_cut = cache.top_k is not None
         data = with_answers(data, "")
         if validation_data is not None:
@@ -199,9 +213,9 @@ class Distiller(keras.Model):
         x, answers = split_answers(inputs)
         outputs, features = self._reader(x, training=training)
         if self._judged is not None:
-            given = None if answers is None else answers[self._judged]
+            cached = None if answers is None else answers[self._judged]
             objective = self._objectives[self._judged]
-            return teacher_answers(objective, x, self._batch(outputs), given)
+            return teacher_answers(objective, x, self._batch(outputs), cached)
         # For `compute_loss`, which Keras calls next with the same outputs.
         self._last_pass.keep(outputs, features)
         return outputs
@@ -256,17 +270,17 @@ class Distiller(keras.Model):
             # These outputs were not the last ones made here: Keras builds its metrics
             # on symbols, for one.
             _, features = self._reader(x, training=training)
-        given = answers or [None] * len(self._objectives)
+        cached_answers = answers or [None] * len(self._objectives)
         answered_batches = [
-            objective.teacher_batch(x, batch, kept)
-            for objective, kept in zip(self._objectives, given, strict=True)
+            objective.teacher_batch(x, batch, cached)
+            for objective, cached in zip(self._objectives, cached_answers, strict=True)
         ]
         shares = self._shares
         if shares is None:
             answered_batches = self._by_confidence(answered_batches)
             shares = [1.0] * len(answered_batches)
         return sum(
-            share * objective.distance(*answered, features or {}, self._factors.current)
+            share * objective.distance(*answered, features or {})
             for share, objective, answered in zip(
                 shares, self._objectives, answered_batches, strict=True
             )
@@ -330,21 +344,3 @@ class Distiller(keras.Model):
                 answered_batches, confidences(errors), strict=True
             )
         ]
-
-
-def _objectives(
-    teachers: list[Any],
-    student: Any,
-    losses: Sequence[DistillationLoss],
-    sample: Any,
-) -> list[Objective]:
-    looks_inside = any(isinstance(loss, FeatureLoss) for loss in losses)
-    return [
-        Objective(
-            teacher,
-            student,
-            losses,
-            probe_models(teacher, student, sample) if looks_inside else None,
-        )
-        for teacher in teachers
-    ]

@@ -1,7 +1,10 @@
-"""Features that are read of a model in every pass that it makes."""
+"""Features: what layers inside of a model give in every pass that it makes."""
 
 import contextlib
+import difflib
+import re
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,8 +12,96 @@ import keras
 from keras import ops
 
 from kerasmem import backends
-from kerasmem.compression.distill.tapping import inner_layers, tapped
 from kerasmem.errors import ModelError
+from kerasmem.graph.observe import LayerCall, observing
+
+_REPEATING = (keras.layers.RNN, keras.layers.Wrapper)
+"""What runs a layer in a loop: what that gives is no tensor outside of it."""
+
+
+def inner_layers(model: Any) -> dict[str, Any]:
+    """Return every layer inside of a model whose outputs can be looked at, by its path.
+
+    A path is the names from the outside in, such as `"encoder/block_1/dense"`.
+    """
+    found: dict[str, Any] = {}
+    _collect(model, "", found, set())
+    return found
+
+
+def _collect(layer: Any, prefix: str, found: dict[str, Any], seen: set[int]) -> None:
+    if isinstance(layer, _REPEATING):
+        return
+    # Keras has no public list of the layers that a plain layer holds.
+    for inner in getattr(layer, "_layers", ()):
+        if id(inner) not in seen and isinstance(inner, keras.layers.Layer):
+            seen.add(id(inner))
+            # The model that a Sequential keeps its own graph in has no name of its own.
+            if isinstance(layer, keras.Sequential) and inner is layer._functional:
+                _collect(inner, prefix, found, seen)
+                continue
+            path = f"{prefix}{inner.name}"
+            found.setdefault(path, inner)
+            _collect(inner, f"{path}/", found, seen)
+
+
+def find_layers(model: Any, name: str, role: str) -> list[tuple[str, int]]:
+    """Return the paths that a name means, and which tensor of the layer's.
+
+    Args:
+        model: where to look.
+        name: path, layer name or regular expression; with `":1"` at its end for the
+            second tensor.
+        role: `"teacher"` or `"student"`, for the text of the error.
+
+    Raises:
+        ModelError: if it means none, with the nearest names; or two of one name.
+    """
+    wanted, _, index = name.rpartition(":")
+    wanted, index = (wanted, int(index)) if wanted and index.isdigit() else (name, 0)
+    layers = inner_layers(model)
+    if wanted in layers:
+        return [(wanted, index)]
+    named = [path for path, layer in layers.items() if layer.name == wanted]
+    if len(named) > 1:
+        raise ModelError(
+            f"The {role} {model.name!r} has {len(named)} layers of the name "
+            f"{wanted!r}. Next: use one of their paths: {', '.join(named)}."
+        )
+    try:
+        named = named or [path for path in layers if re.fullmatch(wanted, path)]
+    except re.error:
+        named = []
+    if not named:
+        names = {*layers, *(layer.name for layer in layers.values())}
+        near = difflib.get_close_matches(wanted, sorted(names), n=3, cutoff=0.3)
+        raise ModelError(
+            f"The {role} {model.name!r} has no layer {wanted!r}. The nearest names: "
+            f"{', '.join(near or list(layers)[:3]) or 'it has no layers'}."
+        )
+    return [(path, index) for path in named]
+
+
+@contextlib.contextmanager
+def tapped(layers: dict[str, Any]) -> Iterator[dict[str, list[Any]]]:
+    """Give a dict that fills with what layers return while the context lasts.
+
+    The order is that of the calls; of a layer that is called twice the last call
+    counts. Afterwards the layers are as before.
+
+    Args:
+        layers: by the name under which their tensors are wanted.
+    """
+    outputs: dict[str, list[Any]] = {}
+
+    def note(call: LayerCall) -> None:
+        for name in [name for name, layer in layers.items() if layer is call.layer]:
+            outputs.pop(name, None)
+            tensors = keras.tree.flatten(call.outputs)
+            outputs[name] = [x for x in tensors if hasattr(x, "shape")]
+
+    with observing(layers.values(), outputs=note):
+        yield outputs
 
 
 @dataclass(frozen=True)
@@ -42,10 +133,10 @@ class Reader:
 
     def __call__(self, x: Any, **options: Any) -> tuple[Any, dict[FeatureRef, Any]]:
         """Return the outputs of the model and the features, channels last."""
-        with tapped(self._layers) as given:
+        with tapped(self._layers) as tensors:
             outputs = self._model(x, **options)
         return outputs, {
-            ref: channels_last(given[ref.path][ref.index], self._layers[ref.path])
+            ref: channels_last(tensors[ref.path][ref.index], self._layers[ref.path])
             for ref in self.refs
         }
 
@@ -54,15 +145,15 @@ class LastPass(threading.local):
     """Keeps the features of a pass for whoever gets its outputs next, per thread."""
 
     def __init__(self) -> None:
-        self._kept: tuple[Any, dict[FeatureRef, Any]] | None = None
+        self._last: tuple[Any, dict[FeatureRef, Any]] | None = None
 
     def keep(self, outputs: Any, features: dict[FeatureRef, Any]) -> None:
         """Note what the pass that made these outputs gave besides."""
-        self._kept = (outputs, features) if features else None
+        self._last = (outputs, features) if features else None
 
     def take(self, outputs: Any) -> dict[FeatureRef, Any] | None:
         """Return and forget the features; None if other outputs came last."""
-        kept, self._kept = self._kept, None
+        kept, self._last = self._last, None
         if kept is None:
             return None
         pairs = zip(

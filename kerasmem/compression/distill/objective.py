@@ -7,16 +7,16 @@ from typing import Any
 import keras
 from keras import ops
 
-from kerasmem.compression.distill.cache import whole
-from kerasmem.compression.distill.check import check_outputs
+from kerasmem.compression.distill.cache import all_logits
 from kerasmem.compression.distill.comparison import (
     Comparable,
     Comparison,
     Reduced,
+    check_outputs,
     comparable,
 )
 from kerasmem.compression.distill.features import FeatureRef, FrozenTeacher
-from kerasmem.compression.distill.losses import (
+from kerasmem.compression.distill.losses.base import (
     Answers,
     DistillationLoss,
     FeatureLoss,
@@ -29,11 +29,9 @@ from kerasmem.compression.distill.sample_weights import (
     weighted,
     without_padding,
 )
+from kerasmem.compression.distill.schedules import ScheduledFactors
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.outputs import Form, Task, describe_outputs
-
-Current = Callable[[DistillationLoss, str], Any]
-"""Returns what a scheduled field of a loss is in this epoch."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,7 @@ class Batch:
         weight: sample weights, or None.
         student: the student.
         loss: what it is trained with on labels, or None.
-        kept: whether the answers come from a cache, where all are logits or values.
+        cached: whether the answers come from a cache, where all are logits or values.
         padding: masks of the sequences; empty where the data has sample weights.
         places: weights by them in the structure of the outputs, or None.
     """
@@ -58,7 +56,7 @@ class Batch:
     weight: Any
     student: Any
     loss: Any
-    kept: bool = False
+    cached: bool = False
     padding: Masks = field(default_factory=dict)
     places: Any = None
 
@@ -71,6 +69,7 @@ class Objective(keras.layers.Layer):
         student: the model that learns.
         losses: what is compared.
         probes: what the layers of both gave for a sample; None without features.
+        factors: tells what a scheduled field of a loss is in this epoch.
     """
 
     def __init__(
@@ -79,6 +78,7 @@ class Objective(keras.layers.Layer):
         student: Any,
         losses: Sequence[DistillationLoss],
         probes: tuple[Probe, Probe] | None,
+        factors: ScheduledFactors,
     ) -> None:
         super().__init__(dtype=student.dtype_policy, autocast=False)
         self.losses_on_outputs = [x for x in losses if isinstance(x, OutputLoss)]
@@ -90,6 +90,7 @@ class Objective(keras.layers.Layer):
         refs = dict.fromkeys(c.teacher_ref for c in self.comparisons)
         self.frozen = FrozenTeacher(teacher, list(refs))
         self.state = self.frozen.step_state()
+        self.factors = factors
         self.built = True
 
     @property
@@ -98,39 +99,54 @@ class Objective(keras.layers.Layer):
         return list(dict.fromkeys(c.student_ref for c in self.comparisons))
 
     def teacher_batch(
-        self, x: Any, batch: Batch, given: Sequence[Any] | None
+        self, x: Any, batch: Batch, cached: Sequence[Any] | None
     ) -> tuple[Batch, dict[FeatureRef, Any]]:
         """Return a batch with the teacher's answers, and the teacher's features.
 
         Args:
             x: inputs of the teacher.
             batch: what is known besides.
-            given: what the teacher said of the batch before, or None to ask it.
+            cached: what the teacher said of the batch before, or None to ask it.
         """
-        if given is None:
+        if cached is None:
             answers, teacher_features = self.frozen.answer(x, self.state)
         else:
-            answers, teacher_features = self._unpacked(given, batch.predictions)
-        return replace(batch, answers=answers, kept=given is not None), teacher_features
+            answers, teacher_features = self._unpacked(cached, batch.predictions)
+        return replace(
+            batch, answers=answers, cached=cached is not None
+        ), teacher_features
 
     def distance(
         self,
         batch: Batch,
         teacher_features: dict[FeatureRef, Any],
         student_features: dict[FeatureRef, Any],
-        current: Current,
     ) -> Any:
-        """Return the weighted sum of all losses for a batch.
+        """Return the weighted sum of all losses for a batch; those of one add up.
 
         Args:
             batch: what `teacher_batch` returned.
             teacher_features: likewise.
             student_features: features of the student.
-            current: tells scheduled numbers.
         """
-        return self.on_outputs(batch, current) + self.on_features(
-            batch, teacher_features, student_features, current
-        )
+        total = self._on_outputs(batch) if self.losses_on_outputs else 0.0
+        for comparison in self.comparisons:
+            refs = comparison.teacher_ref, comparison.student_ref
+            pair = [
+                without_padding(batch.padding, ref.path, ops.cast(f, "float32"))
+                for ref, f in zip(
+                    refs,
+                    comparison.features(
+                        teacher_features[refs[0]], student_features[refs[1]]
+                    ),
+                    strict=True,
+                )
+            ]
+            # First the distances, so that no mask of time steps meets one per sample.
+            each = comparison.loss.distances(*pair)
+            value = Reduced(lambda _, same: same)(each, each, _per_sample(batch.weight))
+            total += self.factors.current(comparison.loss, "weight") * value
+        return total
 
     def error(self, batch: Batch) -> Any:
         """Return how wrong the teacher's answers to a batch are, (batch,).
@@ -157,59 +173,30 @@ class Objective(keras.layers.Layer):
         )
 
     def _unpacked(
-        self, given: Sequence[Any], like: Any
+        self, cached: Sequence[Any], like: Any
     ) -> tuple[Any, dict[FeatureRef, Any]]:
         """Return kept answers as `FrozenTeacher.answer` would give them."""
-        count = len(given) - len(self.frozen.refs)
-        features = dict(zip(self.frozen.refs, given[count:], strict=True))
+        count = len(cached) - len(self.frozen.refs)
+        features = dict(zip(self.frozen.refs, cached[count:], strict=True))
         if not count:
             return None, features
         leaves = keras.tree.flatten(like)
         outputs = [
-            whole(kept, leaf.shape[-1])
-            for kept, leaf in zip(given[:count], leaves, strict=True)
+            all_logits(answer, leaf.shape[-1])
+            for answer, leaf in zip(cached[:count], leaves, strict=True)
         ]
         return keras.tree.pack_sequence_as(like, outputs), features
 
-    def on_features(
-        self,
-        batch: Batch,
-        teacher_features: dict[FeatureRef, Any],
-        student_features: dict[FeatureRef, Any],
-        current: Current,
-    ) -> Any:
-        """Return the weighted sum of all losses on features; those of one add up."""
-        total = 0.0
-        for comparison in self.comparisons:
-            refs = comparison.teacher_ref, comparison.student_ref
-            pair = [
-                without_padding(batch.padding, ref.path, ops.cast(f, "float32"))
-                for ref, f in zip(
-                    refs,
-                    comparison.features(
-                        teacher_features[refs[0]], student_features[refs[1]]
-                    ),
-                    strict=True,
-                )
-            ]
-            # First the distances, so that no mask of time steps meets one per sample.
-            each = comparison.loss.distances(*pair)
-            value = Reduced(lambda _, same: same)(each, each, _per_sample(batch.weight))
-            total += current(comparison.loss, "weight") * value
-        return total
-
-    def on_outputs(self, batch: Batch, current: Current) -> Any:
+    def _on_outputs(self, batch: Batch) -> Any:
         """Return the weighted sum of all losses on outputs; those of several add up."""
-        if not self.losses_on_outputs:
-            return 0.0
         check_outputs(batch.answers, batch.predictions)
-        teacher_features = keras.tree.flatten(batch.answers)
-        student_features = keras.tree.flatten(batch.predictions)
+        answers = keras.tree.flatten(batch.answers)
+        predictions = keras.tree.flatten(batch.predictions)
         ways = self.comparables(batch)
-        labels = _labels(batch, len(student_features))
+        labels = _labels(batch, len(predictions))
         weights = keras.tree.flatten(batch.weight)
-        if len(weights) != len(student_features):
-            weights = [batch.weight] * len(student_features)
+        if len(weights) != len(predictions):
+            weights = [batch.weight] * len(predictions)
         if batch.places is not None:  # of data without weights: these are of samples
             places = keras.tree.flatten(batch.places)
             weights = [
@@ -218,11 +205,12 @@ class Objective(keras.layers.Layer):
             ]
         total = 0.0
         for loss in self.losses_on_outputs:
-            factor = current(loss, "weight")
+            factor = self.factors.current(loss, "weight")
+            temperature = self.factors.current(loss, "temperature")
             for way, label, *values in zip(
-                ways, labels, teacher_features, student_features, weights, strict=True
+                ways, labels, answers, predictions, weights, strict=True
             ):
-                total += factor * _soft(loss, way, label, current)(*values)
+                total += factor * _soft(loss, way, label, temperature)(*values)
         return total
 
     def comparables(self, batch: Batch) -> list[Comparable]:
@@ -235,7 +223,9 @@ class Objective(keras.layers.Layer):
         )
         ways = [comparable(*pair) for pair in pairs]
         return (
-            [replace(way, teacher=Form.LINEAR) for way in ways] if batch.kept else ways
+            [replace(way, teacher=Form.LINEAR) for way in ways]
+            if batch.cached
+            else ways
         )
 
 
@@ -251,7 +241,7 @@ def _comparisons(
 
 
 def _soft(
-    loss: OutputLoss, way: Comparable, labels: Any, current: Current
+    loss: OutputLoss, way: Comparable, labels: Any, temperature: Any
 ) -> Callable[..., Any]:
     """Return what compares one output of the two models.
 
@@ -269,7 +259,6 @@ def _soft(
             f"{type(loss).__name__} takes labels, and the data has none. Next: hand in "
             "(x, y), or use Logits."
         )
-    temperature = current(loss, "temperature")
 
     def distances(teacher_features: Any, student_features: Any) -> Any:
         values = way.values(teacher_features, student_features)
@@ -289,8 +278,70 @@ def _labels(batch: Batch, count: int) -> list[Any]:
 
 def _per_sample(weight: Any) -> Any:
     """Return one weight per sample, of those of several outputs or time steps."""
-    given = [w for w in keras.tree.flatten(weight) if w is not None]
-    if not given:
+    weights = [w for w in keras.tree.flatten(weight) if w is not None]
+    if not weights:
         return None
-    rows = [ops.reshape(w, (ops.shape(w)[0], -1)) for w in given]
+    rows = [ops.reshape(w, (ops.shape(w)[0], -1)) for w in weights]
     return ops.mean(ops.concatenate(rows, axis=-1), axis=-1)
+
+
+class TeacherMetrics(keras.callbacks.Callback):
+    """Puts what teachers do by the student's metrics beside what the student does.
+
+    Args:
+        found: what to add to the logs of every epoch that the student was judged after.
+    """
+
+    def __init__(self, found: dict[str, float]) -> None:
+        super().__init__()
+        self._found = found
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Add what was found to the logs."""
+        del epoch
+        if logs is not None and any(name.startswith("val_") for name in logs):
+            logs.update(self._found)
+
+
+def teacher_answers(objective: Objective, x: Any, batch: Batch, cached: Any) -> Any:
+    """Return what a teacher answers, in the form that its student gives.
+
+    Args:
+        objective: the teacher.
+        x: inputs of both.
+        batch: what the student said, and its loss.
+        cached: what the teacher said of the batch before, or None to ask it.
+    """
+    answered, _ = objective.teacher_batch(x, batch, cached)
+    ways, masked = objective.comparables(answered), _MaskedAs()
+    of_student, of_teacher = map(
+        keras.tree.flatten, (batch.predictions, answered.answers)
+    )
+    return keras.tree.pack_sequence_as(
+        batch.predictions,
+        [
+            masked([prediction, way.as_students(keras.ops.cast(answer, "float32"))])
+            for way, answer, prediction in zip(
+                ways, of_teacher, of_student, strict=True
+            )
+        ],
+    )
+
+
+class _MaskedAs(keras.layers.Layer):
+    """Gives the second of two tensors the mask of the first."""
+
+    def __init__(self) -> None:
+        super().__init__(dtype="float32")
+        self.supports_masking = True
+        self.built = True
+
+    def call(self, inputs: Any) -> Any:
+        """Return the second tensor."""
+        _, values = inputs
+        return values
+
+    def compute_mask(self, inputs: Any, previous_mask: Any) -> Any:
+        """Return the first tensor's mask."""
+        del inputs
+        return previous_mask[0] if previous_mask else None

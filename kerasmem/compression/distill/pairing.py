@@ -4,12 +4,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import keras
-import numpy as np
 
 from kerasmem import backends
-from kerasmem.compression.distill.features import FeatureRef, channels_last
-from kerasmem.compression.distill.losses import FeatureLoss
-from kerasmem.compression.distill.tapping import find_layers, inner_layers, tapped
+from kerasmem.compression.distill.features import (
+    FeatureRef,
+    channels_last,
+    find_layers,
+    inner_layers,
+    tapped,
+)
+from kerasmem.compression.distill.losses.base import FeatureLoss
+from kerasmem.compression.measure import batch_of
 from kerasmem.errors import ModelError
 from kerasmem.graph.layers import has_graph
 
@@ -69,19 +74,19 @@ def probe_models(teacher: Any, student: Any, sample: Any) -> tuple[Probe, Probe]
 def probe(model: Any, inputs: Any) -> Probe:
     """Return what the layers of a model give for some samples, in inference mode."""
     layers = inner_layers(model)
-    with backends.current().inference(), tapped(layers) as given:
+    with backends.current().inference(), tapped(layers) as found:
         outputs = model(inputs, training=False)
     ends = {id(x) for x in keras.tree.flatten(outputs)}
     return Probe(
         model=model.name,
         tensors={
             path: [tuple(channels_last(x, layers[path]).shape)[1:] for x in tensors]
-            for path, tensors in given.items()
+            for path, tensors in found.items()
             if tensors
         },
         final=frozenset(
             path
-            for path, tensors in given.items()
+            for path, tensors in found.items()
             if any(id(x) in ends for x in tensors)
         ),
     )
@@ -93,19 +98,13 @@ def sample_for(model: Any, sample: Any, role: str) -> Any:
     Raises:
         ModelError: if none are given and the model does not tell of what shape.
     """
-    if sample is not None:
-        return sample
-    inputs = getattr(model, "inputs", None)
-    shapes = [tuple(x.shape)[1:] for x in inputs or ()]
-    if not shapes or any(None in shape for shape in shapes):
+    found = batch_of(model, None, 1) if sample is None else sample
+    if found is None:
         raise ModelError(
             f"The {role} {model.name!r} does not tell the shape of its inputs, which "
             "the features of its layers depend on. Next: hand in sample=, some inputs."
         )
-    structure = getattr(model, "_inputs_struct", None)
-    zeros = [np.zeros((1, *x.shape[1:]), x.dtype) for x in inputs or ()]
-    single = isinstance(model, keras.Sequential) or structure is None
-    return zeros[0] if single else keras.tree.pack_sequence_as(structure, zeros)
+    return found
 
 
 _NOISY = (
@@ -134,7 +133,12 @@ def pair_layers(
     """
     if isinstance(loss.layers, str):
         hidden = [_hidden(*pair) for pair in zip(models, probes, strict=True)]
-        pairs = _last(*hidden) if loss.layers == "last" else _by_shape(loss, *hidden)
+        if loss.layers == "last":
+            pairs = (
+                [tuple(blocks[-1][-1][0] for blocks in hidden)] if all(hidden) else []
+            )
+        else:
+            pairs = _by_shape(loss, *hidden)
         if not pairs:
             # Of layers that give vectors.
             why = loss.mismatch((1,), (1,))
@@ -197,12 +201,6 @@ def _units(model: Any) -> list[Any]:
     layers = model.layers if has_graph(model) or isinstance(model, keras.Model) else []
     nested = (_units(x) if isinstance(x, keras.Model) else [x] for x in layers)
     return [layer for group in nested for layer in group]
-
-
-def _last(teacher: list[Any], student: list[Any]) -> list[tuple[str, str]]:
-    if not teacher or not student:
-        return []
-    return [(teacher[-1][-1][0], student[-1][-1][0])]
 
 
 def _by_shape(

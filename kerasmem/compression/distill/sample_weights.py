@@ -12,7 +12,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from kerasmem.compression.distill.losses.vectors import flat, one_hot
+from kerasmem.compression.distill.losses.base import flat, one_hot
 
 _KEY = "padding_mask"
 

@@ -3,21 +3,21 @@
 import abc
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import keras
 import numpy as np
 
-from kerasmem.compression.fields import from_tagged, is_number
+from kerasmem.compression.fields import Config, Real, from_tagged
 from kerasmem.errors import ConfigError
 
 if TYPE_CHECKING:
-    from kerasmem.compression.distill.losses import DistillationLoss
+    from kerasmem.compression.distill.losses.base import DistillationLoss
 
 
 @dataclass(frozen=True)
-class Schedule(abc.ABC):
+class Schedule(Config, abc.ABC):
     """A number that moves from `start` to `end` over a training.
 
     It is the same for all steps of an epoch: `start` in the first, `end` in the last.
@@ -32,19 +32,15 @@ class Schedule(abc.ABC):
         ConfigError: if a value is out of its range.
     """
 
-    start: float
-    end: float
-    begin: float = 0.0
-    finish: float = 1.0
+    start: Annotated[float, Real()]
+    end: Annotated[float, Real()]
+    begin: Annotated[float, Real()] = 0.0
+    finish: Annotated[float, Real()] = 1.0
 
-    name: ClassVar[str]
+    tag: ClassVar[str] = "schedule"
 
     def __post_init__(self) -> None:
-        for field, value in asdict(self).items():
-            if not is_number(value):
-                raise ConfigError(
-                    f"A schedule is made of numbers. Received: {field}={value!r}."
-                )
+        super().__post_init__()
         if not 0 <= self.begin < self.finish <= 1:
             raise ConfigError(
                 "A schedule begins and finishes within the training: 0 <= begin < "
@@ -57,9 +53,9 @@ class Schedule(abc.ABC):
         share = self._share(min(max(done, 0.0), 1.0))
         return self.start + (self.end - self.start) * share
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the schedule as plain data; `schedule_from_json` reads it back."""
-        return {"schedule": self.name, **asdict(self)}
+    def numbers(self) -> tuple[float, ...]:
+        """Return what the number lies between."""
+        return self.start, self.end
 
     @abc.abstractmethod
     def _share(self, done: float) -> float:
@@ -106,11 +102,6 @@ def schedule_from_json(config: dict[str, Any]) -> Schedule:
         ConfigError: if the schedule or one of its arguments is unknown.
     """
     return from_tagged("A schedule", SCHEDULES, config, "schedule")
-
-
-def lowest(value: float | Schedule) -> float:
-    """Return the smallest value of a number or a schedule."""
-    return min(value.start, value.end) if isinstance(value, Schedule) else value
 
 
 class ScheduledFactors(keras.layers.Layer):

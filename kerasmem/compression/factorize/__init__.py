@@ -1,5 +1,58 @@
-"""Factorization: one large kernel becomes two or three small ones."""
+"""The choice of how far kernels are factorized."""
 
-from kerasmem.compression.factorize.config import Factorize
+from dataclasses import KW_ONLY, dataclass
+from typing import Annotated, ClassVar
 
-__all__ = ["Factorize"]
+from kerasmem.compression.fields import Patterns, Real
+from kerasmem.compression.technique import Technique
+from kerasmem.errors import ConfigError
+
+_SHARE = Real("the share that stays,", above=0, most=1)
+METHODS = ("spatial", "tucker", "channel")
+
+
+@dataclass(frozen=True)
+class Factorize(Technique):
+    """Put two or three small layers in the place of one with a large kernel.
+
+    The kernels' product is the nearest of its rank to the kernel that was. Fewer
+    weights, in the file and in RAM, and fewer multiplications; the result is plain
+    Keras. Dense, EinsumDense and convolutions of the model's graph are factorized
+    where that saves weights.
+
+    Args:
+        rank_ratio: share of the rank of every kernel that stays, in (0, 1].
+        energy: in place of it: share of a kernel's sum of squares that stays.
+        method: for convolutions: `"spatial"`, rows, then columns (2-D; others as by
+            channel); `"tucker"`, fewer channels in, fewer out; `"channel"`, fewer
+            channels out, then all of them at one place.
+        include: regular expressions; only a kernel whose path holds one is
+            factorized, or whose layer is of a class of that name.
+        exclude: likewise; such a kernel is left alone.
+
+    Raises:
+        ConfigError: if a value is out of its range.
+
+    Example:
+        >>> Factorize(0.25).to_json()["method"]
+        'spatial'
+    """
+
+    rank_ratio: Annotated[float, _SHARE] | None = None
+    _: KW_ONLY
+    energy: Annotated[float, _SHARE] | None = None
+    method: Annotated[str, METHODS] = "spatial"
+    include: Patterns = ()
+    exclude: Patterns = ()
+
+    name: ClassVar[str] = "factorize"
+    undoes: ClassVar[tuple[str, ...]] = ("prune", "cluster")
+    trains_on: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.rank_ratio is None) == (self.energy is None):
+            raise ConfigError(
+                "Factorize keeps a share of the rank or of the energy, one of the two. "
+                f"Received: rank_ratio={self.rank_ratio!r}, energy={self.energy!r}."
+            )

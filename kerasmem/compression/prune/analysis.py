@@ -12,20 +12,20 @@ from typing import Any
 
 import numpy as np
 
-from kerasmem.compression.fields import check_share
+from kerasmem.compression.fields import Real
 from kerasmem.compression.judge import is_better_if_higher
+from kerasmem.compression.prune import Prune
 from kerasmem.compression.prune.apply import choose_masks, gather, zero_out
-from kerasmem.compression.prune.config import Prune
 from kerasmem.compression.prune.plan import make_plan
 from kerasmem.compression.prune.scores import scores
 from kerasmem.errors import ConfigError, InputError, ModelError
 from kerasmem.files.data import fit_arguments
 from kerasmem.graph.clone import clone
-from kerasmem.graph.layers import Weight
 from kerasmem.graph.values import to_numpy
 from kerasmem.records.plain import AnyNumber, read_json, record_from
 
 SPARSITIES = (0.5, 0.7, 0.8, 0.9, 0.95)
+_SHARE = Real("a share,", least=0, below=1)
 _HALVINGS = 60
 
 
@@ -83,14 +83,15 @@ class Sensitivity:
         Raises:
             ConfigError: if it is higher than any that was measured.
         """
-        check_share("A sparsity is a share", sparsity, "sparsity")
+        _SHARE.check("A sparsity", "sparsity", sparsity)
         if sparsity > self.sparsities[-1]:
             raise ConfigError(
                 "Nothing is known of a sparsity higher than those measured, "
                 f"{self.sparsities[-1]:g} at most. Received: sparsity={sparsity!r}."
             )
         sizes = [weight.size for weight in self.weights]
-        low, high = 0.0, 1.0 + max(float(_finite(self.drops(w))) for w in self.weights)
+        drops = np.concatenate([self.drops(weight) for weight in self.weights])
+        low, high = 0.0, 1.0 + float(drops[np.isfinite(drops)].max(initial=0.0))
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
             found = np.average(
@@ -188,7 +189,7 @@ def sensitivity(
     """
     tried = tuple(sorted(sparsities))
     for each in tried:
-        check_share("A sparsity is a share", each, "sparsities")
+        _SHARE.check("A sparsity", "sparsities", each)
     if not tried or tried[0] == 0:
         raise ConfigError(
             "Sensitivity takes sparsities above 0. "
@@ -199,29 +200,27 @@ def sensitivity(
             f"The model {model.name!r} is not compiled, so nothing can be judged. "
             "Compile it with a loss and metrics."
         )
-    choice = prune or Prune(tried[0])
+    config = prune or Prune(tried[0])
     copy = clone(model)
-    plan = make_plan(copy, choice)
+    plan = make_plan(copy, config)
     before = [to_numpy(variable).copy() for variable in plan.variables]
-    evidence = gather(copy, plan, choice.criterion, data)
-    matters = scores(plan.criterion(choice), before, evidence, choice.seed)
+    evidence = gather(copy, plan, config.criterion, data)
+    matters = scores(plan.criterion(config), before, evidence, config.seed)
     metric, baseline = _judged(copy, data, batch_size)
     measured: list[list[float]] = [[] for _ in before]
     for sparsity in tried:
-        masks = choose_masks(plan, choice, matters, [sparsity] * len(before))
+        masks = choose_masks(plan, config, matters, [sparsity] * len(before))
         for index, variable in enumerate(plan.variables):
             zero_out(variable, masks[index])
             measured[index].append(_judged(copy, data, batch_size)[1])
             variable.assign(before[index])
     measurements = [
-        WeightSensitivity(_name(weight, model), weight.size, tuple(values))
+        WeightSensitivity(
+            weight.path.removeprefix(f"{model.name}/"), weight.size, tuple(values)
+        )
         for weight, values in zip(plan.chosen, measured, strict=True)
     ]
     return Sensitivity(metric, baseline, tried, tuple(measurements))
-
-
-def _name(weight: Weight, model: Any) -> str:
-    return weight.path.removeprefix(f"{model.name}/")
 
 
 def _judged(model: Any, data: Any, batch_size: int) -> tuple[str, float]:
@@ -231,7 +230,3 @@ def _judged(model: Any, data: Any, batch_size: int) -> tuple[str, float]:
     )
     name = next((n for n in found if not n.endswith("loss")), "loss")
     return name, float(found[name])
-
-
-def _finite(drops: np.ndarray) -> float:
-    return float(drops[np.isfinite(drops)].max(initial=0.0))

@@ -1,23 +1,19 @@
 """Pruning a model that trains, a little more at every place of its schedule."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from kerasmem.compression.gradient_evidence import GradientEvidence
+from kerasmem.compression.prune import CRITERIA, GRADIENT, INPUTS, UNSTRUCTURED, Prune
 from kerasmem.compression.prune.apply import changes, choose_masks
-from kerasmem.compression.prune.config import CRITERIA, GRADIENT, INPUTS, UNSTRUCTURED
-from kerasmem.compression.prune.inputs import input_norms
 from kerasmem.compression.prune.masks import Masks
-from kerasmem.compression.prune.plan import make_plan
+from kerasmem.compression.prune.plan import input_norms, make_plan
 from kerasmem.compression.prune.schedules import RigL
 from kerasmem.compression.prune.scores import Ranked, exchange, removed_count, scores
 from kerasmem.graph.values import to_numpy
 from kerasmem.records import WeightChange
-
-if TYPE_CHECKING:
-    from kerasmem.compression.prune.config import Prune
 
 
 class Gradual:
@@ -25,7 +21,7 @@ class Gradual:
 
     Args:
         model: a built and compiled model.
-        choice: what to prune and when.
+        config: what to prune and when.
         data: samples, for a criterion that looks at what goes into the layers.
         fetch: called before the weights are read or set in a training that runs.
 
@@ -37,20 +33,20 @@ class Gradual:
     def __init__(
         self,
         model: Any,
-        choice: "Prune",
+        config: Prune,
         data: Any = None,
         fetch: Callable[[], Any] = lambda: None,
     ) -> None:
-        self._model, self._choice, self._data = model, choice, data
+        self._model, self._config, self._data = model, config, data
         self._fetch = fetch
-        self.plan = make_plan(model, choice)
+        self.plan = make_plan(model, config)
         self.sparsity = 0.0
         self._undo: list[Callable[[], None]] = []
-        regrowth = choice.schedule.regrowth
+        regrowth = config.schedule.regrowth
         self._masks = Masks(model, self.plan.variables, splicing=regrowth == "splicing")
         self._undo.append(self._masks.release)
-        needs = CRITERIA[choice.criterion]
-        self._matters = self._watch(choice.criterion) if needs == GRADIENT else None
+        needs = CRITERIA[config.criterion]
+        self._matters = self._watch(config.criterion) if needs == GRADIENT else None
         self._grows = self._watch("gradient") if regrowth == "gradient" else None
         self._kept = self._masks.read()
         self._ranked: dict[tuple[int, ...], Ranked] = {}
@@ -100,7 +96,7 @@ class Gradual:
             until: a place shortly behind, up to which the ranking of now may serve;
                 None to rank anew at the next one in any case.
         """
-        schedule = self._choice.schedule
+        schedule = self._config.schedule
         sparsities = [schedule.sparsity(place, s) for s in self.plan.sparsities]
         if until is not None and self._ranks_ahead:
             self._remove_next(sparsities, until)
@@ -131,8 +127,8 @@ class Gradual:
     @property
     def _ranks_ahead(self) -> bool:
         """Return whether entries go one by one, and none comes back."""
-        is_single = self._choice.pattern == UNSTRUCTURED
-        return is_single and self._choice.schedule.regrowth is None
+        is_single = self._config.pattern == UNSTRUCTURED
+        return is_single and self._config.schedule.regrowth is None
 
     def _remove_next(self, sparsities: Sequence[float], until: float) -> None:
         """Remove a few more entries of each group, ranked once up to `until`.
@@ -143,7 +139,7 @@ class Gradual:
         lacking = [g for g, n in due.items() if len(self._ranked.get(g, ())) < n]
         if lacking:
             matters = self._scores()
-            schedule = self._choice.schedule
+            schedule = self._config.schedule
             for group in lacking:
                 final = self.plan.sparsities[group[0]]
                 count = self._missing(group, schedule.sparsity(until, final))
@@ -166,18 +162,18 @@ class Gradual:
         return max(0, removed_count(size, sparsity) - (size - there))
 
     def _chosen(self, place: float, sparsities: Sequence[float]) -> list[np.ndarray]:
-        schedule, matters = self._choice.schedule, self._scores()
+        schedule, matters = self._config.schedule, self._scores()
         if isinstance(schedule, RigL) and self.sparsity:
             return self._exchanged(matters, schedule.exchanged(place))
         if schedule.regrowth != "splicing":
             matters = self._removed_first(matters)
-        return choose_masks(self.plan, self._choice, matters, sparsities)
+        return choose_masks(self.plan, self._config, matters, sparsities)
 
     def _scores(self) -> list[np.ndarray]:
         self._fetch()
-        choice, values = self._choice, self._masks.values()
-        criterion = self.plan.criterion(choice)
-        return scores(criterion, values, self._evidence(), choice.seed)
+        config, values = self._config, self._masks.values()
+        criterion = self.plan.criterion(config)
+        return scores(criterion, values, self._evidence(), config.seed)
 
     def _watch(self, kind: str) -> GradientEvidence:
         optimizer, variables = self._model.optimizer, self.plan.variables
@@ -188,10 +184,10 @@ class Gradual:
     def _evidence(self) -> list[np.ndarray] | None:
         if self._matters is not None:
             found = self._matters.read()
-            if self._choice.criterion == "taylor":
+            if self._config.criterion == "taylor":
                 self._matters.clear()
             return found
-        if CRITERIA[self._choice.criterion] == INPUTS:
+        if CRITERIA[self._config.criterion] == INPUTS:
             return input_norms(self._model, self._data, self.plan.chosen)
         return None
 

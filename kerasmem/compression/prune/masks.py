@@ -5,8 +5,8 @@ A mask takes one bit per entry where a step unpacks them at no cost.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager
+from typing import Any
 
 import keras
 import numpy as np
@@ -14,12 +14,11 @@ from keras import ops
 
 from kerasmem.backends import current
 from kerasmem.backends.gradients import innermost
+from kerasmem.compression.prune import Prune
 from kerasmem.compression.prune.apply import zero_out
 from kerasmem.compression.prune.plan import make_plan
+from kerasmem.compression.working import constrain
 from kerasmem.graph.values import to_numpy
-
-if TYPE_CHECKING:
-    from kerasmem.compression.prune.config import Prune
 
 
 class Masks:
@@ -58,7 +57,7 @@ class Masks:
                 value = to_numpy(variable).astype("float32")
                 link.unseen = self._state(link, value, f"unseen_{index}", variable)
             self._links.append(link)
-            self._undo.append(_constrain(variable, link))
+            self._undo.append(constrain(variable, link.masked))
 
     @property
     def nbytes(self) -> int:
@@ -131,13 +130,15 @@ class Masks:
 
 
 @contextmanager
-def zeros_kept(trainer: Any, variables: Sequence[Any]) -> Iterator[None]:
-    """Keep the entries of `variables` that are zero now at zero in training.
+def preserve_zeros(config: Prune, model: Any, trainer: Any) -> Iterator[None]:
+    """Keep the zeros of a pruned model at zero while `trainer` trains it.
 
     Args:
+        config: how it was pruned.
+        model: the pruned model.
         trainer: the compiled model that `fit` is called on.
-        variables: weights that it trains.
     """
+    variables = make_plan(model, config).variables
     masks = Masks(trainer, variables)
     try:
         masks.write([to_numpy(v) != 0 for v in variables])
@@ -147,13 +148,6 @@ def zeros_kept(trainer: Any, variables: Sequence[Any]) -> Iterator[None]:
     finally:
         masks.release()
         trainer.train_function = None
-
-
-def preserve_zeros(
-    config: "Prune", model: Any, trainer: Any
-) -> AbstractContextManager[None]:
-    """Return a scope in which the zeros of a pruned model stay zero in training."""
-    return zeros_kept(trainer, make_plan(model, config).variables)
 
 
 class _Link:
@@ -178,35 +172,6 @@ class _Link:
             averaged = ops.convert_to_tensor(average)
             average.assign(ops.where(kept, averaged, ops.zeros_like(averaged)))
         return current().masked(value, kept)
-
-
-class _Masked:
-    """A variable's own constraint, or None, with masks behind it."""
-
-    def __init__(self, own: Any) -> None:
-        self.own = own
-        self.links: list[_Link] = []
-
-    def __call__(self, value: Any) -> Any:
-        value = ops.convert_to_tensor(value if self.own is None else self.own(value))
-        for link in self.links:
-            value = link.masked(value)
-        return value
-
-
-def _constrain(variable: Any, link: _Link) -> Callable[[], None]:
-    """Mask a variable after its own constraint; return the undo, for any order."""
-    constraint = variable.constraint
-    masked = constraint if isinstance(constraint, _Masked) else _Masked(constraint)
-    masked.links.append(link)
-    variable.constraint = masked
-
-    def undo() -> None:
-        masked.links[:] = [kept for kept in masked.links if kept is not link]
-        if not masked.links and variable.constraint is masked:
-            variable.constraint = masked.own
-
-    return undo
 
 
 def _moving_average(optimizer: Any, variable: Any) -> Any:

@@ -7,31 +7,110 @@ Winners", 2020 (Erdos-Renyi and its version for kernels).
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
+import numpy as np
 
-from kerasmem.compression.account import account
-from kerasmem.compression.prune.config import (
+from kerasmem.compression.account import account, matches, select, why_left_alone
+from kerasmem.compression.prune import (
     CRITERIA,
     ERDOS_RENYI,
     ERDOS_RENYI_KERNEL,
     INPUTS,
+    Prune,
 )
-from kerasmem.compression.prune.inputs import why_no_inputs
-from kerasmem.compression.prune.patterns import parse_pattern
-from kerasmem.compression.regular_expressions import (
-    check_every_pattern_matches,
-    matches,
-)
-from kerasmem.errors import ModelError
+from kerasmem.compression.prune.scores import parse_pattern
+from kerasmem.errors import ConfigError
+from kerasmem.files.data import input_batches, sample_inputs
 from kerasmem.graph.calls import Trace, trace
-from kerasmem.graph.kernels import is_depthwise, is_kernel, reduced_axes
+from kerasmem.graph.kernels import einsum_parts, is_depthwise, is_kernel, reduced_axes
 from kerasmem.graph.layers import Weight, sublayers, weights
+from kerasmem.graph.observe import LayerCall, observe
+from kerasmem.graph.values import to_numpy
 from kerasmem.records import WeightChange
 
-if TYPE_CHECKING:
-    from kerasmem.compression.prune.config import Prune
+_SAMPLES, _BATCH_SIZE = 256, 32
+
+_CONVOLUTIONS = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
+_KNOWN = (keras.layers.Dense, keras.layers.EinsumDense, *_CONVOLUTIONS)
+
+
+def why_no_inputs(weight: Weight) -> str | None:
+    """Return why the inputs of a weight are not known, None if they are."""
+    if isinstance(weight.owner, _KNOWN) and weight.variable.name == "kernel":
+        return None
+    return "is no kernel of a Dense, EinsumDense or convolution, whose inputs are known"
+
+
+def input_norms(model: Any, data: Any, weights: Sequence[Weight]) -> list[np.ndarray]:
+    """Return for each weight the L2 norm of the input that each entry multiplies.
+
+    The model is called on the first samples of `data`, as `predict` would.
+
+    Args:
+        model: a built model.
+        data: samples in any form that `kerasmem.files.data` lists; the first 256 are
+            taken, of batches the first batch.
+        weights: kernels of which `why_no_inputs` returned None.
+
+    Returns:
+        Arrays that broadcast to the weights' shapes.
+
+    Raises:
+        ConfigError: if there are no samples, or a weight's layer was not called.
+    """
+    if data is None:
+        raise ConfigError(
+            "The criterion 'wanda' looks at what goes into the layers: give samples as "
+            "data=x (--data on the command line). Received: data=None."
+        )
+    squares: dict[int, Any] = {}
+    batches = input_batches((sample_inputs(data, _SAMPLES),), _SAMPLES, _BATCH_SIZE)
+    owners = [weight.owner for weight in weights]
+    observe(model, batches, owners, inputs=lambda call: _add(call, squares))
+    missing = [weight.path for weight in weights if id(weight.owner) not in squares]
+    if missing:
+        raise ConfigError(
+            f"The model {model.name!r} did not call the layer of a weight on the "
+            f"samples. Next: leave it out. Received: exclude without {missing[0]!r}."
+        )
+    return [_norms(weight, squares[id(weight.owner)]) for weight in weights]
+
+
+def _add(call: LayerCall, squares: dict[int, Any]) -> None:
+    """Add up the squares of a layer's input, over all but its features."""
+    values = to_numpy(call.x).astype("float64")
+    features = tuple(axis % values.ndim for axis in _feature_axes(call.layer))
+    rest = tuple(axis for axis in range(values.ndim) if axis not in features)
+    # Transposed, so that the features come in the order of the kernel's axes.
+    summed = np.square(values).transpose((*rest, *features))
+    summed = summed.sum(tuple(range(len(rest))))
+    squares[id(call.layer)] = squares.get(id(call.layer), 0.0) + summed
+
+
+def _feature_axes(owner: Any) -> list[int]:
+    """Return the axes of a layer's input that its kernel has, in the kernel's order."""
+    if isinstance(owner, _CONVOLUTIONS):
+        return [1 if owner.data_format == "channels_first" else -1]
+    if isinstance(owner, keras.layers.EinsumDense):
+        given, kernel, output = einsum_parts(owner.equation)
+        # From the end: where there are dots, the number of axes before is open.
+        from_end = given.replace("...", ".")[::-1]
+        return [-1 - from_end.index(c) for c in kernel if c not in output]
+    return [-1]
+
+
+def _norms(weight: Weight, squares: np.ndarray) -> np.ndarray:
+    shape = tuple(weight.variable.shape)
+    norms = np.sqrt(squares).astype("float32")
+    if isinstance(weight.owner, _CONVOLUTIONS):
+        # Of grouped ones each output channel sees the channels of its own group.
+        groups = norms.reshape(-1, shape[-2])
+        return np.repeat(groups.T, shape[-1] // len(groups), axis=1)
+    axes = reduced_axes(weight)
+    return norms.reshape([n if axis in axes else 1 for axis, n in enumerate(shape)])
+
 
 _NOTHING_GOES = "has too few entries in a row, or too large ones, for any to go"
 
@@ -58,7 +137,7 @@ class Plan:
         """Return the variables that are pruned."""
         return [weight.variable for weight in self.chosen]
 
-    def criterion(self, config: "Prune") -> str:
+    def criterion(self, config: Prune) -> str:
         """Return by what entries are ranked: within one array its scale is nothing."""
         alone = all(len(group) == 1 for group in self.groups)
         if alone and config.criterion == "magnitude/rms":
@@ -71,69 +150,61 @@ class Plan:
         return [(reduced_axes(weight) or (0,))[-1] for weight in self.chosen]
 
 
-def make_plan(model: Any, config: "Prune") -> Plan:
+def make_plan(model: Any, config: Prune) -> Plan:
     """Return which weights of `model` are pruned, and how far.
 
     Raises:
         ModelError: if there are none.
         ConfigError: if a pattern of `include`, `exclude` or `ratios` matches no weight.
     """
-    everything = list(weights(model))
-    check_every_pattern_matches(model, everything, config.patterns_by_field())
-    last = output_layers(model, everything)
-    reasons = [(w, why_not(w, config, id(w.owner) in last)) for w in everything]
-    chosen = tuple(weight for weight, reason in reasons if reason is None)
-    if not chosen:
-        raise ModelError(
-            f"The model {model.name!r} has nothing to prune: none of its "
-            f"{len(everything)} weights is a float kernel or embedding table that is "
-            "not excluded and not of the output layer, which is pruned only if "
-            "include= or ratios= names it. Prune before quantizing."
-        )
+    last = output_layers(model, list(weights(model)))
+    chosen, left_alone = select(
+        model,
+        config.patterns_by_field(),
+        lambda weight: _why_not(weight, config, last),
+        "prune: none of its {count} weights is a float kernel or embedding table that "
+        "is not excluded and not of the output layer, which is pruned only if "
+        "include= or ratios= names it. Prune before quantizing.",
+    )
     return Plan(
-        chosen,
+        tuple(chosen),
         tuple(_sparsities(chosen, config)),
         tuple(_groups(chosen, config)),
-        tuple((weight, reason) for weight, reason in reasons if reason is not None),
+        tuple(left_alone),
     )
 
 
-def why_not(weight: Weight, config: "Prune", is_output: bool) -> str | None:  # noqa: FBT001
-    """Return why a weight is left alone, or None if it is pruned."""
-    dtype = keras.backend.standardize_dtype(weight.variable.dtype)
-    if not keras.backend.is_float_dtype(dtype):
-        return f"is {dtype} already"
-    if matches(config.exclude, weight):
-        return "is excluded"
-    if not matches((*config.include, *(p for p, _ in config.ratios)), weight):
-        if not is_kernel(weight):
-            return "is no kernel or embedding table"
-        if is_depthwise(weight):
-            return "is depthwise: few weights, each one matters"
-        if is_output:
-            return "is of the output layer"
+def _why_not(weight: Weight, config: Prune, last: set[int]) -> str | None:
+    """Return why a weight is left alone, or None if it is pruned.
+
+    Args:
+        weight: the weight.
+        config: the choice.
+        last: the ids of the layers that come last.
+    """
+    named = (*config.include, *(pattern for pattern, _ in config.ratios))
+    if reason := why_left_alone(weight, named, config.exclude):
+        return reason
+    if id(weight.owner) in last and not matches(named, weight):
+        return "is of the output layer"
     if CRITERIA[config.criterion] == INPUTS and (reason := why_no_inputs(weight)):
         return reason
     return parse_pattern(config.pattern).why_not(weight.variable.shape)
 
 
-def _sparsities(chosen: Sequence[Weight], config: "Prune") -> list[float]:
+def _sparsities(chosen: Sequence[Weight], config: Prune) -> list[float]:
     own = [_ratio(weight, config) for weight in chosen]
-    shared = [config.sparsity] * len(chosen)
+    rest = [weight for weight, ratio in zip(chosen, own, strict=True) if ratio is None]
+    shared = [config.sparsity] * len(rest)
     if config.scope in (ERDOS_RENYI, ERDOS_RENYI_KERNEL):
-        rest = [index for index, ratio in enumerate(own) if ratio is None]
-        shapes = [tuple(chosen[index].variable.shape) for index in rest]
+        shapes = [tuple(weight.variable.shape) for weight in rest]
         kernel = config.scope == ERDOS_RENYI_KERNEL
-        found = erdos_renyi(shapes, config.sparsity, kernel=kernel)
-        for index, sparsity in zip(rest, found, strict=True):
-            shared[index] = sparsity
-    return [
-        other if ratio is None else ratio
-        for ratio, other in zip(own, shared, strict=True)
-    ]
+        shared = erdos_renyi(shapes, config.sparsity, kernel=kernel)
+    others = iter(shared)
+    return [next(others) if ratio is None else ratio for ratio in own]
 
 
-def _groups(chosen: Sequence[Weight], config: "Prune") -> list[tuple[int, ...]]:
+def _groups(chosen: Sequence[Weight], config: Prune) -> list[tuple[int, ...]]:
     """Return the indices that are ranked together; those with a ratio stand alone."""
     together: dict[Any, list[int]] = {}
     for index, weight in enumerate(chosen):
@@ -148,7 +219,7 @@ def _groups(chosen: Sequence[Weight], config: "Prune") -> list[tuple[int, ...]]:
     return [tuple(indices) for indices in together.values()]
 
 
-def _ratio(weight: Weight, config: "Prune") -> float | None:
+def _ratio(weight: Weight, config: Prune) -> float | None:
     matching = (r for p, r in config.ratios if matches([p], weight))
     return next(matching, None)
 
@@ -223,15 +294,13 @@ def _makers(found: Trace, with_kernel: set[int]) -> set[int]:
         if call is None or id(tensor) in seen:
             continue
         seen.add(id(tensor))
-        inside = {id(layer) for layer in _inside(call.operation)} & with_kernel
+        is_layer = isinstance(call.operation, keras.layers.Layer)
+        layers = sublayers(call.operation) if is_layer else []
+        inside = {id(layer) for layer in layers} & with_kernel
         last |= inside
         if not inside:
             waiting += call.inputs
     return last
-
-
-def _inside(operation: Any) -> list[Any]:
-    return sublayers(operation) if isinstance(operation, keras.layers.Layer) else []
 
 
 def changes(model: Any, plan: Plan, shares: Sequence[float]) -> list[WeightChange]:

@@ -1,4 +1,4 @@
-"""When pruning goes on in a training, and how far: the schedules.
+"""When pruning goes on in a training, and how far: the schedules, ours and tfmot's.
 
 A place in a training is a share of it (0 to 1), a number of updates as
 `optimizer.iterations` counts them, or a number of epochs.
@@ -11,20 +11,20 @@ for model compression", 2017 (the cubic rise); Evci, Gale, Menick, Castro and El
 
 import abc
 import math
-from dataclasses import KW_ONLY, asdict, dataclass
-from typing import Any, ClassVar
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Annotated, Any, ClassVar
 
-from kerasmem.compression.fields import check_share, check_whole, is_number
+from kerasmem.compression.fields import Config, Real, Whole, from_tagged, is_number
 from kerasmem.errors import ConfigError
 
 UNITS = ("share", "step", "epoch")
-_SPARSITY = "A sparsity is the share of weights that becomes zero"
+_SPARSITY = Real("the share of weights that becomes zero,", least=0, below=1)
 _UPDATES = 50  # where nothing else is asked for
 _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
-class Schedule(abc.ABC):
+class Schedule(Config, abc.ABC):
     """Pruning goes on from one place in the training to another.
 
     Args:
@@ -42,19 +42,15 @@ class Schedule(abc.ABC):
     _: KW_ONLY
     begin: float = 0.0
     end: float | None = 0.5
-    every: float | None = None
-    unit: str = "share"
+    every: Annotated[float, Real(above=0)] | None = None
+    unit: Annotated[str, UNITS] = "share"
 
-    name: ClassVar[str]
+    tag: ClassVar[str] = "schedule"
     regrowth: ClassVar[str | None] = None
     """What may bring weights back: None, `"gradient"` or `"splicing"`."""
 
     def __post_init__(self) -> None:
-        if self.unit not in UNITS:
-            raise ConfigError(
-                f"The unit of a schedule is one of {', '.join(UNITS)}. "
-                f"Received: unit={self.unit!r}."
-            )
+        super().__post_init__()
         numbers = (self.begin, *(() if self.end is None else (self.end,)))
         most = 1 if self.unit == "share" else math.inf
         if not all(map(is_number, numbers)) or not (
@@ -64,11 +60,6 @@ class Schedule(abc.ABC):
                 "The begin and end of pruning are places in the training with "
                 f"0 <= begin <= end{' <= 1' if most == 1 else ''}. "
                 f"Received: begin={self.begin!r}, end={self.end!r}."
-            )
-        if self.every is not None and not (is_number(self.every) and self.every > 0):
-            raise ConfigError(
-                "`every` of a schedule is more than 0, or None for 50 prunings. "
-                f"Received: every={self.every!r}."
             )
 
     @abc.abstractmethod
@@ -127,10 +118,6 @@ class Schedule(abc.ABC):
         spacing = (self.end - self.begin) / _UPDATES
         return max(spacing, 1.0) if self.unit == "step" else spacing
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the schedule as plain data; `schedule_from_json` reads it back."""
-        return {"schedule": self.name, **asdict(self)}
-
 
 @dataclass(frozen=True)
 class Constant(Schedule):
@@ -165,18 +152,13 @@ class Polynomial(Schedule):
     """
 
     _: KW_ONLY
-    initial: float = 0.0
-    power: float = 3.0
+    initial: Annotated[float, _SPARSITY] = 0.0
+    power: Annotated[float, Real(above=0)] = 3.0
     name: ClassVar[str] = "polynomial"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _needs_end(self)
-        check_share(_SPARSITY, self.initial, "initial")
-        if not (is_number(self.power) and self.power > 0):
-            raise ConfigError(
-                f"The power is more than 0. Received: power={self.power!r}."
-            )
 
     def rise(self, progress: float, final: float) -> float:
         """Return the sparsity at `progress`."""
@@ -196,13 +178,12 @@ class Cosine(Schedule):
     """
 
     _: KW_ONLY
-    initial: float = 0.0
+    initial: Annotated[float, _SPARSITY] = 0.0
     name: ClassVar[str] = "cosine"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _needs_end(self)
-        check_share(_SPARSITY, self.initial, "initial")
 
     def rise(self, progress: float, final: float) -> float:
         """Return the sparsity at `progress`."""
@@ -223,13 +204,12 @@ class Iterative(Schedule):
     """
 
     _: KW_ONLY
-    rounds: int = 5
+    rounds: Annotated[int, Whole(1)] = 5
     name: ClassVar[str] = "iterative"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _needs_end(self)
-        check_whole("rounds of Iterative", self.rounds, 1)
 
     @property
     def spacing(self) -> float | None:
@@ -264,13 +244,9 @@ class RigL(Schedule):
 
     _: KW_ONLY
     end: float | None = 0.75
-    fraction: float = 0.3
+    fraction: Annotated[float, _SPARSITY] = 0.3
     name: ClassVar[str] = "rigl"
     regrowth: ClassVar[str | None] = "gradient"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_share(_SPARSITY, self.fraction, "fraction")
 
     def rise(self, progress: float, final: float) -> float:  # noqa: ARG002
         """Return the final sparsity."""
@@ -302,3 +278,107 @@ def _needs_end(schedule: Schedule) -> None:
         raise ConfigError(
             f"A {schedule.name} schedule rises up to its end. Received: end=None."
         )
+
+
+SCHEDULES: dict[str, type[Schedule]] = {
+    schedule.name: schedule
+    for schedule in (Constant, Polynomial, Cosine, Iterative, RigL, Splicing)
+}
+
+_TFMOT = "tensorflow_model_optimization."
+
+
+@dataclass(frozen=True)
+class Borrowed(Schedule):
+    """A schedule object of tfmot's shape: called with a step, it tells what to do.
+
+    Args:
+        schedule: called as `schedule(step) -> (should_prune, sparsity)`.
+    """
+
+    _: KW_ONLY
+    schedule: Any = field(default=None)
+    end: float | None = None
+    every: float | None = 1
+    unit: str = "step"
+    name: ClassVar[str] = "borrowed"
+
+    def latest(self, place: float) -> float | None:
+        """Return the step, if the schedule prunes in it; None otherwise."""
+        return place if bool(self.schedule(int(place))[0]) else None
+
+    def due(self, after: float | None, place: float) -> float | None:
+        """Return the last step behind `after`, up to here, in which it prunes."""
+        first = int(place) if after is None else int(after) + 1
+        steps = range(int(place), first - 1, -1)
+        return next((s for s in steps if self.latest(s) is not None), None)
+
+    def sparsity(self, place: float, final: float) -> float:  # noqa: ARG002
+        """Return the sparsity that the schedule tells for a step."""
+        return float(self.schedule(int(place))[1])
+
+    def rise(self, progress: float, final: float) -> float:  # noqa: ARG002
+        """Return the final sparsity: where it lies the schedule alone knows."""
+        return final
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what the schedule tells of itself."""
+        return {"schedule": self.name, **self.schedule.get_config()}
+
+
+def as_schedule(given: Any) -> Schedule:
+    """Return a schedule of one, of its plain data, or of one of tfmot's.
+
+    Raises:
+        ConfigError: if it is none of these.
+    """
+    if isinstance(given, Schedule):
+        return given
+    if isinstance(given, dict):
+        return schedule_from_json(given)
+    if callable(given) and hasattr(given, "get_config"):
+        return _from_tfmot(given)
+    raise ConfigError(
+        "A schedule is one of kerasmem.compression.prune, such as Polynomial(end=0.5), "
+        "or an object of tensorflow_model_optimization. "
+        f"Received: schedule={given!r}."
+    )
+
+
+def schedule_from_json(config: dict[str, Any]) -> Schedule:
+    """Return the schedule that `Schedule.to_json` described.
+
+    Raises:
+        ConfigError: if it is none, or an argument is unknown.
+
+    Example:
+        >>> schedule_from_json({"schedule": "constant", "begin": 0.25}).begin
+        0.25
+    """
+    what = "A schedule (a borrowed one has to be handed in itself)"
+    return from_tagged(what, SCHEDULES, config, "schedule")
+
+
+def _from_tfmot(schedule: Any) -> Schedule:
+    kind = type(schedule)
+    if not kind.__module__.startswith(_TFMOT):
+        return Borrowed(schedule=schedule)
+    arguments = schedule.get_config()["config"]
+    places = {
+        "begin": arguments["begin_step"],
+        "end": None if arguments["end_step"] == -1 else arguments["end_step"],
+        "every": arguments["frequency"],
+        "unit": "step",
+    }
+    if kind.__name__ == "ConstantSparsity":
+        return Constant(**places)
+    initial, power = arguments["initial_sparsity"], arguments["power"]
+    return Polynomial(**places, initial=initial, power=power)
+
+
+def final_sparsity(schedule: Any) -> float | None:
+    """Return the sparsity that a schedule of tfmot's ends at, None if unknown."""
+    if isinstance(schedule, Schedule | dict) or not hasattr(schedule, "get_config"):
+        return None
+    config = schedule.get_config().get("config", {})
+    return config.get("final_sparsity", config.get("target_sparsity"))

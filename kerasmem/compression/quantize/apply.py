@@ -10,7 +10,12 @@ import keras
 import numpy as np
 
 from kerasmem.backends.layer_weights import forget_float_weights
-from kerasmem.compression.account import account, sqnr_db
+from kerasmem.compression.account import (
+    account,
+    check_every_pattern_matches,
+    matches,
+    sqnr_db,
+)
 from kerasmem.compression.quantize.coding import Coded, Coding
 from kerasmem.compression.quantize.layer import Place, to_quantized
 from kerasmem.compression.quantize.left_float import LISTED, NO_KERNEL, why_no_kernel
@@ -18,11 +23,7 @@ from kerasmem.compression.quantize.math import finite
 from kerasmem.compression.quantize.owners import quantized_variables
 from kerasmem.compression.quantize.products import block_axes, is_product
 from kerasmem.compression.quantize.variable import QuantizedVariable
-from kerasmem.compression.regular_expressions import (
-    check_every_pattern_matches,
-    matches,
-)
-from kerasmem.compression.stages import stage
+from kerasmem.compression.technique import stage
 from kerasmem.errors import ModelError
 from kerasmem.graph.kernels import is_kernel, reduced_axes
 from kerasmem.graph.layers import Weight, sublayers, weights

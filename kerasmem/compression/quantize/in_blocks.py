@@ -32,7 +32,7 @@ from kerasmem.compression.quantize.math import (
     pack_int4,
     scales_of,
 )
-from kerasmem.compression.streams import Streams, Told
+from kerasmem.compression.working import Streams, Told
 from kerasmem.files.entries import PIECE, Entries, Readable, cuts, in_order
 from kerasmem.graph.layers import Weight, sublayers
 from kerasmem.records import WeightChange

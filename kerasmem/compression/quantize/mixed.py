@@ -10,7 +10,7 @@ import numpy as np
 from kerasmem.compression.quantize.apply import Exclude
 from kerasmem.compression.quantize.in_blocks import losses, quantize_in_blocks
 from kerasmem.compression.quantize.repair.after import quantize_and_repair
-from kerasmem.compression.streams import Streams, Told
+from kerasmem.compression.working import Streams, Told
 from kerasmem.errors import ModelError
 from kerasmem.graph.clone import clone
 from kerasmem.graph.layers import Weight, weights

@@ -3,6 +3,7 @@
 from typing import Any
 
 from kerasmem.compression import batch_norm
+from kerasmem.compression.account import check_every_pattern_matches
 from kerasmem.compression.quantize.aware.learned import is_aware, learned
 from kerasmem.compression.quantize.config import (
     MIXED,
@@ -19,10 +20,8 @@ from kerasmem.compression.quantize.repair.equalize import equalize, without_relu
 from kerasmem.compression.quantize.repair.fold import fold_batch_norm
 from kerasmem.compression.quantize.static import quantize_static
 from kerasmem.compression.quantize.static.apply import check_has_ranges
-from kerasmem.compression.regular_expressions import check_every_pattern_matches
-from kerasmem.compression.streams import Streams, Told
 from kerasmem.compression.technique import Context
-from kerasmem.compression.working import working_copy
+from kerasmem.compression.working import Streams, Told, working_copy
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.files.data import check_data
 from kerasmem.graph.clone import compile_as

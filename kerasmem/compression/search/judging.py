@@ -20,7 +20,7 @@ _SHARE, _MOST = 0.2, 20_000
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldOut:
     """Samples that judge trials, in parts of equal length.
 
     Args:
@@ -36,7 +36,9 @@ class Held:
     batch_size: int
 
 
-def split(data: Any, batch_size: int, seed: int | None) -> tuple[tuple[Any, ...], Held]:
+def split(
+    data: Any, batch_size: int, seed: int | None
+) -> tuple[tuple[Any, ...], HeldOut]:
     """Return the samples to train on, and those that are held out to judge by.
 
     They are drawn at random, and in no order.
@@ -75,7 +77,7 @@ def split(data: Any, batch_size: int, seed: int | None) -> tuple[tuple[Any, ...]
     part = wanted // _PARTS // batch * batch
     samples = part * _PARTS
     order = np.random.default_rng(seed).permutation(count)
-    held = Held(take(data, order[:samples]), samples, part, batch)
+    held = HeldOut(take(data, order[:samples]), samples, part, batch)
     return take(data, order[samples:]), held
 
 
@@ -95,7 +97,7 @@ class Drop:
     error: float
 
 
-def metrics_by_part(model: Any, held: Held) -> list[dict[str, float]]:
+def metrics_by_part(model: Any, held: HeldOut) -> list[dict[str, float]]:
     """Return what each part of the samples adds to the loss and metrics of a model.
 
     For a mean over samples that is the mean over the part. For any other metric it is

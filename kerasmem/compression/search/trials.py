@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,21 +10,93 @@ import keras
 
 from kerasmem.compression.chain import run_steps
 from kerasmem.compression.judge import first_metric
-from kerasmem.compression.search.families import Family, families
-from kerasmem.compression.search.judging import Metrics, drop, metrics_by_part
-from kerasmem.compression.search.target import Target, costs
-from kerasmem.compression.search.task import Made, Task
+from kerasmem.compression.search.judging import HeldOut, Metrics, drop, metrics_by_part
+from kerasmem.compression.search.target import Family, Target, costs, families
 from kerasmem.compression.technique import Context, Technique
 from kerasmem.compression.working import seeded_at
 from kerasmem.errors import DataError, InputError
+from kerasmem.files.save import Coding
 from kerasmem.graph.clone import compile_as
 from kerasmem.records import SearchTrial, WeightChange
+
+
+def silent(trial: SearchTrial) -> None:
+    """Tell nothing."""
+    del trial
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is searched for, and with what.
+
+    Args:
+        original: the model, compiled.
+        target: what it may cost.
+        max_drop: most that the first metric may get worse; None for any.
+        context: how a trial is fine-tuned.
+        held: judges the trials.
+        final_samples: number of samples that judge the result; None if unknown.
+        coding: of the file.
+        until: `time.monotonic()` at which nothing more is tried.
+        tell: told of each trial.
+    """
+
+    original: Any
+    target: Target
+    max_drop: float | None
+    context: Context
+    held: HeldOut
+    final_samples: int | None = None
+    coding: Coding = "deflate"
+    until: float = math.inf
+    tell: Callable[[SearchTrial], None] = silent
+
+    def keeps(self, trial: SearchTrial) -> bool:
+        """Return whether a trial surely does its job."""
+        most = self.max_drop
+        return math.isfinite(trial.worst_drop) and (
+            most is None or trial.worst_drop <= most
+        )
+
+    def meets(self, trial: SearchTrial) -> bool:
+        """Return whether a trial costs no more than the target allows."""
+        return bool(self.target.limits) and trial.over <= 1
+
+    def rank(self, trial: SearchTrial) -> tuple[float, float, float]:
+        """Return what the best trial has the least of.
+
+        Of those that meet the target and do their job, the one that drops least; else
+        of those that do their job, the smallest.
+        """
+        if self.keeps(trial):
+            if self.meets(trial):
+                return 0, trial.worst_drop, trial.over
+            return 1, trial.over, trial.worst_drop
+        return 2, trial.worst_drop, trial.over
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A trial with its model.
+
+    Args:
+        trial: what it costs and loses.
+        steps: its techniques.
+        model: the model.
+        changes: the account of its weights.
+    """
+
+    trial: SearchTrial
+    steps: tuple[Technique, ...]
+    model: Any
+    changes: list[WeightChange]
+
 
 Steps = tuple[Technique, ...]
 
 
 @dataclass
-class Found:
+class Findings:
     """All that was looked at; the first trial is the model unchanged.
 
     Args:
@@ -40,13 +112,13 @@ class Found:
 
     before: Sequence[Metrics]
     limits: Target
-    best: Made
+    best: Candidate
     tried: dict[tuple[Steps, bool], SearchTrial] = field(default_factory=dict)
     weighed: dict[Steps, float] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
 
-    def without_model(self) -> "Found":
+    def without_model(self) -> "Findings":
         """Return a copy that another process can go on from."""
         return replace(
             self,
@@ -57,7 +129,7 @@ class Found:
             left_out=dict(self.left_out),
         )
 
-    def add(self, other: "Found") -> list[SearchTrial]:
+    def add(self, other: "Findings") -> list[SearchTrial]:
         """Take over all but the best from one that went on, and return its new trials.
 
         What was known already stays: so the order in which others are added decides,
@@ -86,7 +158,7 @@ class Trials:
         found: what is known already; None to begin with the model unchanged.
     """
 
-    def __init__(self, task: Task, found: Found | None = None) -> None:
+    def __init__(self, task: Task, found: Findings | None = None) -> None:
         self.task = task
         self.families = {f.name: f for f in families(task.target.costs)}
         self._look = replace(task.context, data=None, epochs=0)
@@ -108,7 +180,7 @@ class Trials:
         if steps not in found.weighed:
             self.check_time()
             try:
-                model, _ = self._made(steps, self._look)
+                model, _ = self._compressed(steps, self._look)
                 found.weighed[steps] = found.limits.over(self._costs(model, steps))
             except InputError as error:
                 found.reasons[family.name] = str(error)
@@ -136,7 +208,7 @@ class Trials:
                 return None
         return self.found.tried[steps, trained]
 
-    def add(self, found: Found) -> None:
+    def add(self, found: Findings) -> None:
         """Take over what another process has found from what was known here."""
         for trial in self.found.add(found):
             self.task.tell(trial)
@@ -154,26 +226,26 @@ class Trials:
         if self.time_is_up:
             raise TimeIsUpError
 
-    def _unchanged(self) -> Found:
+    def _unchanged(self) -> Findings:
         task = self.task
-        model, changes = self._made((), self._look)
+        model, changes = self._compressed((), self._look)
         before = metrics_by_part(model, task.held)
         _check_finite(before)
         found = self._costs(model, ())
         limits = task.target if task.target.limits else Target(found)
         trial = SearchTrial("unchanged", (), 0, found, limits.over(found), 0.0, 0.0)
-        return Found(before, limits, Made(trial, (), model, changes))
+        return Findings(before, limits, Candidate(trial, (), model, changes))
 
     def _judged(
         self, name: str, steps: tuple[Technique, ...], *, trained: bool
-    ) -> Made:
+    ) -> Candidate:
         begin = time.monotonic()
         context = self.task.context
         # The last one: those before it have ended by then.
         fit = {"callbacks": [*context.fit["callbacks"], _UntilTimeIsUp(self)]}
         epochs = context.epochs if trained else 0
         context = replace(context, fit={**context.fit, **fit}, epochs=epochs)
-        model, changes = self._made(steps, context)
+        model, changes = self._compressed(steps, context)
         found = self._costs(model, steps)
         held = self.task.held
         after = metrics_by_part(model, held)
@@ -188,9 +260,9 @@ class Trials:
             drop_error=lost.error,
             seconds=time.monotonic() - begin,
         )
-        return Made(trial, steps, model, changes)
+        return Candidate(trial, steps, model, changes)
 
-    def _made(
+    def _compressed(
         self, steps: tuple[Technique, ...], context: Context
     ) -> tuple[Any, list[WeightChange]]:
         # The place of no step: `run_steps` draws anew at each of its own.
@@ -204,17 +276,17 @@ class Trials:
         floats = tuple(step for step in steps if not step.freezes)
         as_floats = model
         if "flops" in names and floats != steps:
-            as_floats, _ = self._made(floats, self._look)
+            as_floats, _ = self._compressed(floats, self._look)
         batch = task.held.data, task.context.fit["batch_size"]
         return costs(names, model, as_floats, task.coding, batch)
 
-    def _note(self, made: Made) -> None:
+    def _note(self, made: Candidate) -> None:
         self.found.tried[made.steps, made.trial.epochs > 0] = made.trial
         if self._is_better(made):
             self.found.best = made
         self.task.tell(made.trial)
 
-    def _is_better(self, made: Made) -> bool:
+    def _is_better(self, made: Candidate) -> bool:
         return self.task.rank(made.trial) < self.task.rank(self.found.best.trial)
 
 

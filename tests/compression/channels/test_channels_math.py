@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kerasmem.compression.channels.math import (
+from kerasmem.compression.channels.ranking import (
     distances,
     per_label,
     removable,

@@ -10,7 +10,6 @@ import kerasmem as km
 from kerasmem.compression.channels import choose
 from kerasmem.compression.channels.apply import prune_channels
 from kerasmem.compression.channels.choose import latency_left, memory_left
-from kerasmem.compression.measure import Latency
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.activations import peak_activation_bytes
 from kerasmem.graph.channels import Kept, label_channels
@@ -138,7 +137,7 @@ def test_as_many_channels_go_as_it_takes_to_save_time(monkeypatch):
 
     def by_parameters(models, data):
         timed.append(models[1].count_params())
-        return [Latency(model.count_params(), 1) for model in models]
+        return [{"latency_ms": model.count_params()} for model in models]
 
     monkeypatch.setattr(choose, "latencies", by_parameters)
     model = chain((4,), L.Dense(40), L.Dense(60), L.Dense(2))
@@ -146,7 +145,7 @@ def test_as_many_channels_go_as_it_takes_to_save_time(monkeypatch):
     assert 0.3 < small.count_params() / model.count_params() <= 0.5
     assert small.count_params() in timed
     assert len(timed) == 5
-    monkeypatch.setattr(choose, "latencies", lambda m, d: [Latency(1.0, 1)] * 2)
+    monkeypatch.setattr(choose, "latencies", lambda m, d: [{"latency_ms": 1.0}] * 2)
     with pytest.raises(ModelError, match="leaves 100% of the latency"):
         km.PruneChannels(0.5, of="latency").applied(model)
 

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from sklearn.cluster import KMeans
 
-from kerasmem.compression.cluster import Cluster, apply
+from kerasmem.compression.cluster import STARTS, Cluster, apply
 from kerasmem.compression.cluster.apply import FewValues
-from kerasmem.compression.cluster.config import STARTS
 from kerasmem.compression.cluster.kmeans import (
     Histogram,
     Line,

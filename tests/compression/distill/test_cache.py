@@ -10,9 +10,15 @@ from hypothesis import strategies as st
 from scipy.special import logsumexp, softmax
 
 from kerasmem.compression.distill import Distiller, distill
-from kerasmem.compression.distill.cache import Cache, stored, top, whole
+from kerasmem.compression.distill.cache import (
+    Cache,
+    Column,
+    Store,
+    all_logits,
+    clipped,
+    largest_logits,
+)
 from kerasmem.compression.distill.losses import DKD, Features, Logits
-from kerasmem.compression.distill.store import Column, Store
 from kerasmem.errors import ConfigError, DataError, OutputError
 from kerasmem.memory import stream
 
@@ -234,8 +240,10 @@ def test_a_damaged_cache_is_refused(data, tmp_path):
 
 def test_the_largest_logits_are_kept_as_they_are_with_the_mass_of_the_others(tmp_path):
     logits = np.random.default_rng(0).normal(size=(7, CLASSES)).astype("float32")
-    kept = {k: keras.ops.convert_to_tensor(v) for k, v in top(logits, 3).items()}
-    found = keras.ops.convert_to_numpy(whole(kept, CLASSES))
+    kept = {
+        k: keras.ops.convert_to_tensor(v) for k, v in largest_logits(logits, 3).items()
+    }
+    found = keras.ops.convert_to_numpy(all_logits(kept, CLASSES))
     order = np.argsort(-logits, axis=-1)
     for row, full, ranks in zip(found, logits, order, strict=True):
         np.testing.assert_allclose(row[ranks[:3]], full[ranks[:3]], rtol=1e-5)
@@ -300,7 +308,7 @@ def test_a_store_cut_anywhere_has_whole_rows_or_none(tmp_path_factory, batches, 
 
 @pytest.mark.one_backend
 def test_numbers_too_large_for_half_precision_become_its_largest():
-    kept = stored(np.array([1e6, -1e6, 2.0]), "float16")
+    kept = clipped(np.array([1e6, -1e6, 2.0]), "float16")
     assert kept.tolist() == [65504.0, -65504.0, 2.0]
 
 

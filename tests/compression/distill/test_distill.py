@@ -624,7 +624,10 @@ def test_a_teacher_whose_answers_cannot_be_read_is_refused(data):
     [
         ({"temperature": 0}, r"above 0\. Received: temperature=0"),
         ({"temperature": float("nan")}, "temperature=nan"),
-        ({"hard_weight": 1.5}, r"in \[0, 1\]\. Received: hard_weight=1\.5"),
+        (
+            {"hard_weight": 1.5},
+            r"at least 0 and at most 1\. Received: hard_weight=1\.5",
+        ),
         ({"epochs": 0}, "a whole number from 1. Received: epochs=0"),
     ],
 )

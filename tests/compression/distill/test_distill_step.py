@@ -109,7 +109,7 @@ model.fit(np.load("x.npy"), np.load("y.npy"), verbose=0)
         ({"teacher": "<model big>"}, "the path of a saved model"),
         ({"epochs": 0}, "whole number from 1. Received: epochs=0"),
         ({"epochs": 1.5}, "whole number from 1. Received: epochs=1.5"),
-        ({"hard_weight": 2}, r"in \[0, 1\]"),
+        ({"hard_weight": 2}, r"at least 0 and at most 1"),
         ({"losses": "nonsense"}, "A distillation loss is one of"),
     ],
 )

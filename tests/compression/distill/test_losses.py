@@ -12,7 +12,6 @@ from kerasmem.compression.distill.losses import (
     DIST,
     DKD,
     LOSSES,
-    Answers,
     AttentionTransfer,
     Contrastive,
     Correlation,
@@ -24,6 +23,7 @@ from kerasmem.compression.distill.losses import (
     as_losses,
     loss_from_json,
 )
+from kerasmem.compression.distill.losses.base import Answers
 from kerasmem.compression.distill.schedules import Cosine, Linear
 from kerasmem.errors import ConfigError
 from kerasmem.graph.outputs import Task
@@ -193,7 +193,10 @@ def test_losses_come_as_objects_names_and_plain_data():
     [
         (lambda: Logits(temperature=0), "above 0. Received: temperature=0"),
         (lambda: Logits(temperature=Linear(4, 0)), "above 0"),
-        (lambda: DKD(weight=-1), "weight of DKD is at least 0. Received: weight=-1"),
+        (
+            lambda: DKD(weight=-1),
+            "weight of DKD must be a number at least 0. Received: weight=-1",
+        ),
         (lambda: DKD(beta="8"), "beta of DKD must be a number. Received: beta='8'"),
         (lambda: AttentionTransfer(power=0), "a number above 0"),
         (lambda: Contrastive(dimension=0), "Received: dimension=0"),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kerasmem.compression.prune import Constant, Polynomial, Prune
-from kerasmem.compression.prune.patterns import NOfM, parse_pattern
+from kerasmem.compression.prune.scores import NOfM, parse_pattern
 
 pytestmark = pytest.mark.one_backend
 

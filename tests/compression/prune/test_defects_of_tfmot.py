@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 import kerasmem as km
-from kerasmem.compression.techniques import from_json
+from kerasmem.compression.recipe import from_json
 from kerasmem.graph.values import to_numpy
 from tests.models import L
 

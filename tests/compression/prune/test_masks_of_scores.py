@@ -8,18 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from kerasmem.compression.prune.config import CRITERIA, pattern_name
-from kerasmem.compression.prune.patterns import (
-    Blocks,
-    NOfM,
-    Unstructured,
-    parse_pattern,
-)
+from kerasmem.compression.prune import CRITERIA, pattern_name
 from kerasmem.compression.prune.plan import erdos_renyi
 from kerasmem.compression.prune.scores import (
+    Blocks,
+    NOfM,
     Ranked,
+    Unstructured,
     exchange,
     keep_largest,
+    parse_pattern,
     removed_count,
     scores,
     smallest,

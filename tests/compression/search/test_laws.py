@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kerasmem.compression.search.families import families
 from kerasmem.compression.search.judging import drop, split
-from kerasmem.compression.search.search import bisect
-from kerasmem.compression.search.target import COSTS, Target, cost_text
+from kerasmem.compression.search.strategy import bisect
+from kerasmem.compression.search.target import COSTS, Target, cost_text, families
 from kerasmem.errors import ConfigError, DataError
 from kerasmem.records import SearchTrial
 

@@ -20,12 +20,11 @@ import numpy as np
 import pytest
 
 import kerasmem as km
-from kerasmem.compression.search import executors, parallel, trials
-from kerasmem.compression.search import families as tried_families
-from kerasmem.compression.search import search as search_of_kerasmem
+from kerasmem.compression.search import parallel, strategy, trials
+from kerasmem.compression.search import target as tried_families
 from kerasmem.compression.search.parallel import SharedSetup
 from kerasmem.compression.search.target import Target
-from kerasmem.compression.search.task import Task
+from kerasmem.compression.search.trials import Task
 from kerasmem.compression.technique import Context
 from kerasmem.errors import ConfigError
 from tests.models import L, chain
@@ -46,15 +45,15 @@ def few():
         return [f for f in tried_families.families(costs) if f.name in named]
 
     trials.families = families
-    search_of_kerasmem._HALVINGS = search_of_kerasmem._TRAINED_HALVINGS = 1
-    search_of_kerasmem._PROMISING = 2
+    strategy._HALVINGS = strategy._TRAINED_HALVINGS = 1
+    strategy._PROMISING = 2
 
 
 @pytest.fixture(autouse=True)
 def only_few(monkeypatch):
     for module, names in {
         trials: ["families"],
-        search_of_kerasmem: ["_HALVINGS", "_TRAINED_HALVINGS", "_PROMISING"],
+        strategy: ["_HALVINGS", "_TRAINED_HALVINGS", "_PROMISING"],
     }.items():
         for name in names:
             monkeypatch.setattr(module, name, getattr(module, name))
@@ -227,7 +226,7 @@ def refused_by(executor, **others):
 
 @pytest.mark.one_backend
 def test_where_trials_cannot_run_is_one_clear_error(monkeypatch):
-    monkeypatch.setattr(executors.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(parallel.importlib.util, "find_spec", lambda name: None)
     assert "pip install kerasmem[ray]" in refused_by("ray")
     assert "Received: parallel='dask'" in refused_by("dask")
     with ThreadPoolExecutor(1) as threads:

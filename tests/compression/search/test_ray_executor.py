@@ -7,7 +7,7 @@ from concurrent.futures import BrokenExecutor, Future
 
 import pytest
 
-from kerasmem.compression.search.executors import RayExecutor
+from kerasmem.compression.search.parallel import RayExecutor
 from kerasmem.errors import ConfigError
 
 pytestmark = pytest.mark.one_backend

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import kerasmem as km
-from kerasmem.compression.search import families as tried_families
-from kerasmem.compression.search import request, trials
-from kerasmem.compression.search import search as search_of_kerasmem
+from kerasmem.compression import search as request
+from kerasmem.compression.search import strategy, trials
+from kerasmem.compression.search import target as tried_families
 from kerasmem.errors import ConfigError, DataError, KerasMemWarning, TargetError
 from kerasmem.graph.activations import peak_activation_bytes
 from tests.models import L, Subclassed, chain
@@ -71,8 +71,8 @@ def only(monkeypatch):
         monkeypatch.setattr(trials, "families", few)
 
     only("int8", "prune, int8")
-    monkeypatch.setattr(search_of_kerasmem, "_HALVINGS", 1)
-    monkeypatch.setattr(search_of_kerasmem, "_TRAINED_HALVINGS", 1)
+    monkeypatch.setattr(strategy, "_HALVINGS", 1)
+    monkeypatch.setattr(strategy, "_TRAINED_HALVINGS", 1)
     return only
 
 

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kerasmem.compression.search import trials
-from kerasmem.compression.search.judging import Held
-from kerasmem.compression.search.search import search
+from kerasmem.compression.search.judging import HeldOut
+from kerasmem.compression.search.strategy import search
 from kerasmem.compression.search.target import Target
-from kerasmem.compression.search.task import Task
+from kerasmem.compression.search.trials import Task
 from kerasmem.compression.technique import Context
 from kerasmem.errors import ModelError
 
@@ -80,7 +80,7 @@ class World:
                 target=Target(wanted.get("target", {})),
                 max_drop=wanted.get("max_drop"),
                 context=Context(None, fit, epochs, 0),
-                held=Held((), 4000, 200, 200),
+                held=HeldOut((), 4000, 200, 200),
                 final_samples=4000,
                 until=until,
             )

@@ -78,7 +78,7 @@ def _data(folder: Path) -> None:
     import numpy as np
     import yaml
 
-    from kerasmem.compression.distill.store import Column, Store
+    from kerasmem.compression.distill.cache import Column, Store
 
     (folder / "recipe.json").write_text(json.dumps({"steps": STEPS}))
     (folder / "recipe.yaml").write_text(yaml.safe_dump({"steps": STEPS}))

@@ -53,7 +53,7 @@ def _checkpoint(path: Path) -> None:
 
 
 def _cache(path: Path) -> None:
-    from kerasmem.compression.distill.store import Column, Store
+    from kerasmem.compression.distill.cache import Column, Store
 
     store = Store(path, "teacher", [Column(*c) for c in COLUMNS])
     if store.rows:

@@ -4,9 +4,8 @@ import keras
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kerasmem.compression.channels import PruneChannels
+from kerasmem.compression.channels import SCOPES, PruneChannels
 from kerasmem.compression.channels.apply import prune_channels
-from kerasmem.compression.channels.config import SCOPES
 from kerasmem.errors import ModelError
 from tests.graph.channels.strategies import PLANS, graph
 from tests.models import ORIGINS, from_origin

@@ -1,47 +1,38 @@
-"""What a student can learn from its teacher: one table of all losses."""
+"""What `losses=` and `cache=` of `km.distill` take: `km.distillation`."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from kerasmem.compression.distill.losses.base import (
-    Answers,
-    DistillationLoss,
-    FeatureLoss,
-    OutputLoss,
-)
+from kerasmem.compression.distill.cache import Cache
+from kerasmem.compression.distill.losses.base import DistillationLoss
 from kerasmem.compression.distill.losses.features import (
     AttentionTransfer,
+    Contrastive,
+    Correlation,
     Features,
+    ProbabilisticKnowledgeTransfer,
+    Relational,
     SimilarityPreserving,
 )
 from kerasmem.compression.distill.losses.outputs import DIST, DKD, Logits
-from kerasmem.compression.distill.losses.relations import (
-    Contrastive,
-    Correlation,
-    ProbabilisticKnowledgeTransfer,
-    Relational,
-)
+from kerasmem.compression.distill.schedules import Cosine, Linear
 from kerasmem.compression.fields import from_tagged
 from kerasmem.errors import ConfigError
 
 __all__ = [
     "DIST",
     "DKD",
-    "LOSSES",
-    "Answers",
     "AttentionTransfer",
+    "Cache",
     "Contrastive",
     "Correlation",
-    "DistillationLoss",
-    "FeatureLoss",
+    "Cosine",
     "Features",
+    "Linear",
     "Logits",
-    "OutputLoss",
     "ProbabilisticKnowledgeTransfer",
     "Relational",
     "SimilarityPreserving",
-    "as_losses",
-    "loss_from_json",
 ]
 
 LOSSES: dict[str, type[DistillationLoss]] = {

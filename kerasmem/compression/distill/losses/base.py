@@ -1,20 +1,78 @@
 """The shape that all losses share: a frozen choice of what is compared, and how."""
 
 import abc
-from dataclasses import KW_ONLY, dataclass, fields
-from typing import Any, ClassVar
+from dataclasses import KW_ONLY, dataclass
+from typing import Annotated, Any, ClassVar
 
-from kerasmem.compression.distill.schedules import Schedule, lowest, schedule_from_json
-from kerasmem.compression.fields import check_fields, is_number
+from keras import ops
+
+from kerasmem.compression.distill.schedules import Schedule, schedule_from_json
+from kerasmem.compression.fields import Config, Real
 from kerasmem.errors import ConfigError
 from kerasmem.graph.outputs import Task
 
+SMALLEST = 1e-12
+
+
+def flat(features: Any) -> Any:
+    """Return features as one vector per sample, (batch, entries)."""
+    return ops.reshape(features, (ops.shape(features)[0], -1))
+
+
+def unit(vectors: Any, axis: int = -1) -> Any:
+    """Return vectors of length 1; one of length 0 stays as it is."""
+    squares = ops.sum(ops.square(vectors), axis=axis, keepdims=True)
+    return vectors / ops.sqrt(ops.maximum(squares, SMALLEST))
+
+
+def products(vectors: Any) -> Any:
+    """Return the dot product of every vector with every other, (batch, batch)."""
+    return ops.matmul(vectors, ops.transpose(vectors))
+
+
+def off_diagonal(vectors: Any) -> Any:
+    """Return a (batch, batch) matrix of ones with zeros on its diagonal."""
+    count = ops.shape(vectors)[0]
+    numbers = ops.arange(count)
+    same = ops.equal(ops.expand_dims(numbers, 0), ops.expand_dims(numbers, 1))
+    return 1.0 - ops.cast(same, "float32")
+
+
+def batch_size(vectors: Any) -> Any:
+    """Return the number of samples, a float32 scalar."""
+    return ops.cast(ops.shape(vectors)[0], "float32")
+
+
+def huber(difference: Any) -> Any:
+    """Return half the square of a difference up to 1, beyond it a line."""
+    size = ops.abs(difference)
+    return ops.where(size <= 1, 0.5 * ops.square(difference), size - 0.5)
+
+
+def one_hot(labels: Any, logits: Any) -> Any:
+    """Return labels as float32 of the shape of logits, (..., classes).
+
+    Args:
+        labels: classes as numbers, with or without a last axis of 1, or probabilities,
+            of which the largest counts.
+        logits: of all classes.
+    """
+    labels = ops.convert_to_tensor(labels)
+    classes = logits.shape[-1]
+    if labels.ndim == logits.ndim and labels.shape[-1] == classes:
+        return ops.one_hot(ops.argmax(labels, axis=-1), classes, dtype="float32")
+    if labels.ndim == logits.ndim:
+        labels = ops.squeeze(labels, axis=-1)
+    return ops.one_hot(ops.cast(labels, "int32"), classes, dtype="float32")
+
+
 Number = float | Schedule
+TEMPERATURE = Real("a number, 2 to 8 for most classifiers,", above=0)
 Layers = str | tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
-class DistillationLoss(abc.ABC):
+class DistillationLoss(Config, abc.ABC):
     """How far a student is from its teacher, in one respect.
 
     Args:
@@ -25,39 +83,17 @@ class DistillationLoss(abc.ABC):
     """
 
     _: KW_ONLY
-    weight: Number = 1.0
+    weight: Annotated[Number, Real(least=0)] = 1.0
 
-    name: ClassVar[str]
+    tag: ClassVar[str] = "loss"
     scheduled: ClassVar[tuple[str, ...]] = ("weight",)
 
     def __post_init__(self) -> None:
-        check_fields(self)
         for field in self.scheduled:
             value = getattr(self, field)
             if isinstance(value, dict):
-                object.__setattr__(self, field, schedule_from_json(value))
-            elif not isinstance(value, Schedule):
-                self._check_number(field)
-        if lowest(self.weight) < 0:
-            raise ConfigError(
-                f"The weight of {type(self).__name__} is at least 0. "
-                f"Received: weight={self.weight!r}."
-            )
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the choice as plain data; `loss_from_json` reads it back."""
-        plain = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {"loss": self.name, **{k: _plain(v) for k, v in plain.items()}}
-
-    def _check_number(self, field: str, above: float | None = None) -> None:
-        value = getattr(self, field)
-        if is_number(value) and (above is None or value > above):
-            return
-        wanted = "a number" if above is None else f"a number above {above:g}"
-        raise ConfigError(
-            f"The {field} of {type(self).__name__} must be {wanted}. "
-            f"Received: {field}={value!r}."
-        )
+                self._set(field, schedule_from_json(value))
+        super().__post_init__()
 
 
 @dataclass(frozen=True)
@@ -89,20 +125,11 @@ class OutputLoss(DistillationLoss):
     """
 
     _: KW_ONLY
-    temperature: Number = 4.0
+    temperature: Annotated[Number, TEMPERATURE] = 4.0
 
     scheduled: ClassVar[tuple[str, ...]] = ("weight", "temperature")
     tasks: ClassVar[tuple[Task, ...]] = (Task.CATEGORICAL,)
     needs_labels: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.temperature, (Schedule, dict)) and not (
-            is_number(self.temperature) and self.temperature > 0
-        ):
-            raise _bad_temperature(self.temperature)
-        super().__post_init__()
-        if lowest(self.temperature) <= 0:
-            raise _bad_temperature(self.temperature)
 
     @abc.abstractmethod
     def distances(self, answers: Answers) -> Any:
@@ -131,7 +158,7 @@ class FeatureLoss(DistillationLoss):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.layers not in ("auto", "last"):
-            object.__setattr__(self, "layers", _pairs(self.layers))
+            self._set("layers", _pairs(self.layers))
 
     @abc.abstractmethod
     def distances(self, teacher: Any, student: Any) -> Any:
@@ -165,16 +192,3 @@ def _pairs(layers: Any) -> tuple[tuple[str, str], ...]:
             f"teacher and a name in the student. Received: layers={layers!r}."
         )
     return tuple((teacher, student) for teacher, student in pairs)
-
-
-def _bad_temperature(value: Any) -> ConfigError:
-    return ConfigError(
-        "The temperature must be a number above 0. Received: "
-        f"temperature={value!r}. Next: 2 to 8 suits most classifiers."
-    )
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Schedule):
-        return value.to_json()
-    return [_plain(v) for v in value] if isinstance(value, tuple) else value

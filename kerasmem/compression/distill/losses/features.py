@@ -1,26 +1,36 @@
-"""Losses on features: entry by entry, as attention, as likeness of samples.
+"""Losses on features: entry by entry, as attention, by the relations of samples.
 
 Sources: Adriana Romero, Nicolas Ballas, Samira Ebrahimi Kahou, Antoine Chassang, Carlo
 Gatta, Yoshua Bengio: FitNets: Hints for Thin Deep Nets, 2015 (`Features`, behind a
 trained regressor). Sergey Zagoruyko, Nikos Komodakis: Paying More Attention to
 Attention: Improving the Performance of Convolutional Neural Networks via Attention
 Transfer, 2017. Frederick Tung, Greg Mori: Similarity-Preserving Knowledge Distillation,
-2019.
+2019. Wonpyo Park, Dongju Kim, Yan Lu, Minsu Cho: Relational Knowledge Distillation,
+2019. Baoyun Peng, Xiao Jin, Jiaheng Liu, Dongsheng Li, Yichao Wu, Yu Liu, Shunfeng
+Zhou, Zhaoning Zhang: Correlation Congruence for Knowledge Distillation, 2019. Nikolaos
+Passalis, Anastasios Tefas: Learning Deep Representations with Probabilistic Knowledge
+Transfer, 2018. Yonglong Tian, Dilip Krishnan, Phillip Isola: Contrastive Representation
+Distillation, 2020.
 """
 
+import math
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from keras import ops
 
-from kerasmem.compression.distill.losses.base import FeatureLoss, Layers
-from kerasmem.compression.distill.losses.vectors import (
+from kerasmem.compression.distill.losses.base import (
     SMALLEST,
+    FeatureLoss,
+    Layers,
     batch_size,
     flat,
+    huber,
+    off_diagonal,
     products,
     unit,
 )
+from kerasmem.compression.fields import Real, Whole
 
 
 def mean_squared_distance(teacher: Any, student: Any) -> Any:
@@ -78,13 +88,9 @@ class AttentionTransfer(FeatureLoss):
     """
 
     _: KW_ONLY
-    power: float = 2.0
+    power: Annotated[float, Real(above=0)] = 2.0
 
     name: ClassVar[str] = "attention_transfer"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._check_number("power", above=0)
 
     def distances(self, teacher: Any, student: Any) -> Any:
         """Return one value per sample."""
@@ -126,3 +132,179 @@ class SimilarityPreserving(FeatureLoss):
         """Return one value per sample: its row of the matrix."""
         difference = similarities(teacher) - similarities(student)
         return ops.sum(ops.square(difference), axis=-1) / batch_size(teacher)
+
+
+def distances_between(features: Any) -> Any:
+    """Return the distance of every pair over the mean of all, (batch, batch)."""
+    vectors = flat(features)
+    away = off_diagonal(vectors)
+    squares = ops.sum(ops.square(_differences(vectors)), axis=-1)
+    lengths = away * ops.sqrt(ops.maximum(squares, SMALLEST))
+    mean = ops.sum(lengths) / ops.maximum(ops.sum(away), 1.0)
+    return lengths / ops.maximum(mean, SMALLEST)
+
+
+def angles_at(features: Any) -> Any:
+    """Return the cosine at every sample between every two others, (batch,) * 3."""
+    edges = unit(_differences(flat(features)))
+    return ops.matmul(edges, ops.transpose(edges, (0, 2, 1)))
+
+
+@dataclass(frozen=True)
+class Relational(FeatureLoss):
+    """Students that see the same distances and angles between samples (RKD).
+
+    Each is compared by Huber's loss, averaged over all pairs and triples of different
+    samples. A batch of n takes n^3 angles.
+
+    Args:
+        distance: weight of the distances.
+        angle: weight of the angles.
+    """
+
+    _: KW_ONLY
+    layers: Layers = "last"
+    distance: Annotated[float, Real()] = 1.0
+    angle: Annotated[float, Real()] = 2.0
+
+    name: ClassVar[str] = "relational"
+
+    def distances(self, teacher: Any, student: Any) -> Any:
+        """Return one value per sample: what is seen from it."""
+        pairs = huber(distances_between(teacher) - distances_between(student))
+        count = batch_size(teacher)
+        value = self.distance * ops.sum(pairs, axis=-1) / ops.maximum(count - 1, 1.0)
+        if not self.angle:
+            return value
+        angles = huber(angles_at(teacher) - angles_at(student))
+        angles = angles * off_diagonal(teacher)
+        triples = ops.maximum((count - 1) * (count - 2), 1.0)
+        return value + self.angle * ops.sum(angles, axis=(1, 2)) / triples
+
+
+def _differences(vectors: Any) -> Any:
+    return ops.expand_dims(vectors, 0) - ops.expand_dims(vectors, 1)
+
+
+def correlations(features: Any, gamma: float, order: int) -> Any:
+    """Return the kernel of every pair of samples as a Taylor series, (batch, batch).
+
+    Args:
+        features: (batch, ...); they are brought to length 1.
+        gamma: of the kernel exp(-gamma |x - y|^2).
+        order: the last power of the dot product in the series.
+    """
+    dots = products(unit(flat(features)))
+    series = ops.ones_like(dots)
+    for power in range(order, 0, -1):  # from the inside out: no power of 0 is taken
+        series = 1 + 2 * gamma / power * dots * series
+    return math.exp(-2 * gamma) * series
+
+
+@dataclass(frozen=True)
+class Correlation(FeatureLoss):
+    """Students whose samples correlate as the teacher's do (correlation congruence).
+
+    The value is the mean squared difference of the two (batch, batch) matrices.
+
+    Args:
+        gamma: of the Gaussian kernel, above 0.
+        order: of its Taylor series, from 1.
+    """
+
+    _: KW_ONLY
+    layers: Layers = "last"
+    gamma: Annotated[float, Real(above=0)] = 0.4
+    order: Annotated[int, Whole(1)] = 2
+
+    name: ClassVar[str] = "correlation"
+
+    def distances(self, teacher: Any, student: Any) -> Any:
+        """Return one value per sample: its row of the matrix."""
+        of_teacher, of_student = (
+            correlations(f, self.gamma, self.order) for f in (teacher, student)
+        )
+        return ops.sum(ops.square(of_teacher - of_student), axis=-1) / batch_size(
+            teacher
+        )
+
+
+_SMALLEST = 1e-7
+
+
+def neighbor_probabilities(features: Any) -> Any:
+    """Return the conditional probabilities of all pairs, (batch, batch), rows sum to 1.
+
+    They come from the cosine similarity, moved into [0, 1]; the diagonal is 0.
+    """
+    kernel = (products(unit(flat(features))) + 1) / 2 * off_diagonal(features)
+    return kernel / ops.maximum(ops.sum(kernel, axis=-1, keepdims=True), _SMALLEST)
+
+
+@dataclass(frozen=True)
+class ProbabilisticKnowledgeTransfer(FeatureLoss):
+    """Students with the teacher's probabilities of neighborhood (PKT).
+
+    The value is the divergence of the two conditional distributions, mean of the rows.
+    """
+
+    _: KW_ONLY
+    layers: Layers = "last"
+
+    name: ClassVar[str] = "probabilistic_knowledge_transfer"
+
+    def distances(self, teacher: Any, student: Any) -> Any:
+        """Return one value per sample: the divergence of its row."""
+        of_teacher, of_student = (
+            ops.maximum(neighbor_probabilities(f), _SMALLEST)
+            for f in (teacher, student)
+        )
+        away = off_diagonal(teacher)
+        return ops.sum(
+            away * of_teacher * (ops.log(of_teacher) - ops.log(of_student)), axis=-1
+        )
+
+
+def contrast(teacher: Any, student: Any, temperature: float) -> Any:
+    """Return minus the log share of each sample's own partner (InfoNCE).
+
+    Args:
+        teacher: embeddings, (batch, dimension).
+        student: likewise.
+        temperature: of the softmax over the batch, above 0.
+    """
+    teacher, student = unit(flat(teacher)), unit(flat(student))
+    alike = ops.matmul(student, ops.transpose(teacher)) / temperature
+    own = ops.sum(alike * (1.0 - off_diagonal(student)), axis=-1)
+    return ops.logsumexp(alike, axis=-1) - own
+
+
+@dataclass(frozen=True)
+class Contrastive(FeatureLoss):
+    """Students that tell the teacher's feature of a sample from those of others (CRD).
+
+    Both features are projected onto one space by trained dense layers. The negatives
+    are the other samples of the batch, compared by InfoNCE, which the paper has as a
+    variant; the paper's memory bank of negatives is left out, so large batches help.
+
+    Args:
+        dimension: of the common space, from 1.
+        temperature: of the softmax over the batch, above 0.
+    """
+
+    _: KW_ONLY
+    layers: Layers = "last"
+    dimension: Annotated[int, Whole(1)] = 128
+    temperature: Annotated[float, Real(above=0)] = 0.07
+
+    name: ClassVar[str] = "contrastive"
+    heads: ClassVar[str] = "both"
+
+    def distances(self, teacher: Any, student: Any) -> Any:
+        """Return one value per sample."""
+        return contrast(teacher, student, self.temperature)
+
+    def width(self, teacher: tuple[Any, ...]) -> int:
+        """Return the dimension of the common space."""
+        del teacher
+        return self.dimension

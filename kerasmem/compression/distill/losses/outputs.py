@@ -7,12 +7,18 @@ Qian, Chang Xu: Knowledge Distillation from a Stronger Teacher, 2022 (`DIST`).
 """
 
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from keras import ops
 
-from kerasmem.compression.distill.losses.base import Answers, OutputLoss
-from kerasmem.compression.distill.losses.vectors import one_hot
+from kerasmem.compression.distill.losses.base import (
+    TEMPERATURE,
+    Answers,
+    Number,
+    OutputLoss,
+    one_hot,
+)
+from kerasmem.compression.fields import Real
 from kerasmem.graph.outputs import Task
 
 
@@ -112,16 +118,11 @@ class DKD(OutputLoss):
     """
 
     _: KW_ONLY
-    alpha: float = 1.0
-    beta: float = 8.0
+    alpha: Annotated[float, Real()] = 1.0
+    beta: Annotated[float, Real()] = 8.0
 
     name: ClassVar[str] = "dkd"
     needs_labels: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._check_number("alpha")
-        self._check_number("beta")
 
     def distances(self, answers: Answers) -> Any:
         """Return one value per distribution."""
@@ -161,16 +162,11 @@ class DIST(OutputLoss):
     """
 
     _: KW_ONLY
-    temperature: Any = 1.0
-    beta: float = 1.0
-    gamma: float = 1.0
+    temperature: Annotated[Number, TEMPERATURE] = 1.0
+    beta: Annotated[float, Real()] = 1.0
+    gamma: Annotated[float, Real()] = 1.0
 
     name: ClassVar[str] = "dist"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._check_number("beta")
-        self._check_number("gamma")
 
     def distances(self, answers: Answers) -> Any:
         """Return one value per distribution; what is within classes is in each."""

@@ -17,6 +17,7 @@ import keras
 
 from kerasmem.backends import current
 from kerasmem.backends.layer_weights import forget_float_weights
+from kerasmem.compression.account import matches
 from kerasmem.compression.quantize.activations.calls import flatten
 from kerasmem.compression.quantize.apply import choose, largest_block, place_of
 from kerasmem.compression.quantize.aware.activations import FakeQuantize
@@ -31,7 +32,6 @@ from kerasmem.compression.quantize.owners import saves_as_keras
 from kerasmem.compression.quantize.static.plan import Ranges
 from kerasmem.compression.quantize.static.planning import staying_float
 from kerasmem.compression.quantize.static.split import split
-from kerasmem.compression.regular_expressions import matches
 from kerasmem.errors import ConfigError, ModelError, as_received
 from kerasmem.graph.activation_policy import policy_of
 from kerasmem.graph.clone import clone, compile_as

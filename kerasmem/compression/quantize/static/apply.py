@@ -5,6 +5,10 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from kerasmem.compression.account import (
+    check_every_pattern_matches,
+    matches,
+)
 from kerasmem.compression.quantize.activations import calibrate
 from kerasmem.compression.quantize.apply import Exclude
 from kerasmem.compression.quantize.repair.bias import with_corrected_biases
@@ -15,10 +19,6 @@ from kerasmem.compression.quantize.static.output_error import Pair
 from kerasmem.compression.quantize.static.plan import Plan, Ranges
 from kerasmem.compression.quantize.static.planning import Stays, staying_float
 from kerasmem.compression.quantize.static.worth import plan_of
-from kerasmem.compression.regular_expressions import (
-    check_every_pattern_matches,
-    matches,
-)
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.clone import clone
 from kerasmem.graph.layers import Weight, listed_graph, own_graph, weights

@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kerasmem.compression.judge import first_metric
-from kerasmem.compression.search.families import Family
-from kerasmem.compression.search.task import Made, Task
-from kerasmem.compression.search.trials import TimeIsUpError, Trials
+from kerasmem.compression.search.target import Family
+from kerasmem.compression.search.trials import Candidate, Task, TimeIsUpError, Trials
 from kerasmem.records import SearchReport
 from kerasmem.stats.pareto import front
 
@@ -81,7 +80,7 @@ _Ranked = tuple[float, Choice]
 """The lower the number, the more it promises to train the choice."""
 
 
-def search(task: Task, spread: Spread = in_turn) -> tuple[Made, SearchReport]:
+def search(task: Task, spread: Spread = in_turn) -> tuple[Candidate, SearchReport]:
     """Return the compression that was found, or the nearest to it, and all trials.
 
     What is done to one family depends on no other family, so it may be done anywhere.
@@ -94,21 +93,20 @@ def search(task: Task, spread: Spread = in_turn) -> tuple[Made, SearchReport]:
         InputError: if a cost of the model cannot be told.
     """
     trials = Trials(task)
+    every = [Choice(name) for name in trials.families]
     stopped = "all that was planned was tried"
     try:
         if task.target.limits and not trials.is_done:
-            _meet(trials, spread)
+            # Judge what just meets the target, and train what loses least.
+            fitting = spread(trials, _just_fitting, every)
+            spread(trials, _train_to_fit, _promising(trials, fitting))
         if not trials.is_done:
-            _shrink(trials, spread)
+            # Take every family as far as the drop allows; train those furthest.
+            furthest = spread(trials, _furthest_untrained, every)
+            spread(trials, _furthest_trained, _promising(trials, furthest))
     except TimeIsUpError:
         stopped = "the time was up"
     return trials.found.best, _report(trials, stopped)
-
-
-def _meet(trials: Trials, spread: Spread) -> None:
-    """Judge what just meets the target, and train what loses least."""
-    found = spread(trials, _just_fitting, [Choice(name) for name in trials.families])
-    spread(trials, _train_to_fit, _promising(trials, found))
 
 
 def _just_fitting(trials: Trials, choice: Choice) -> _Ranked | None:
@@ -136,13 +134,7 @@ def _train_to_fit(trials: Trials, choice: Choice) -> None:
         strength = _weakest(trials, family, choice.most, limit)
 
 
-def _shrink(trials: Trials, spread: Spread) -> None:
-    """Take every family as far as the drop allows; train those that get furthest."""
-    found = spread(trials, _taken_far, [Choice(name) for name in trials.families])
-    spread(trials, _trained_far, _promising(trials, found))
-
-
-def _taken_far(trials: Trials, choice: Choice) -> _Ranked | None:
+def _furthest_untrained(trials: Trials, choice: Choice) -> _Ranked | None:
     family = trials.families[choice.family]
     most = _most(trials, family)
     if most is None:
@@ -152,7 +144,7 @@ def _taken_far(trials: Trials, choice: Choice) -> _Ranked | None:
     return trials.weight(family, strength), replace(weakest, strength=strength)
 
 
-def _trained_far(trials: Trials, choice: Choice) -> None:
+def _furthest_trained(trials: Trials, choice: Choice) -> None:
     _furthest(trials, choice, trained=True)
 
 
