@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import kerasmem as km
-from kerasmem.compression.gradient_evidence import sums_over_samples
+from kerasmem.compression.evidence import sums_over_samples
 from kerasmem.compression.prune.masks import Masks
 from kerasmem.errors import ModelError
 from kerasmem.graph.values import to_numpy

@@ -8,14 +8,12 @@ import numpy as np
 
 from kerasmem.compression.channels import PruneChannels
 from kerasmem.compression.channels.ranking import distances, per_label
-from kerasmem.compression.gradient_evidence import sums_over_samples
-from kerasmem.errors import ConfigError
-from kerasmem.files.data import input_batches, sample_inputs
+from kerasmem.compression.evidence import observe_samples, sums_over_samples
 from kerasmem.graph.channels import LabelledModel
 from kerasmem.graph.channels.call import LabelledCall
 from kerasmem.graph.channels.labels import CHANNEL, IN, OUT, Use, varying
 from kerasmem.graph.layers import own_graph, sublayers
-from kerasmem.graph.observe import LayerCall, observe
+from kerasmem.graph.observe import LayerCall
 from kerasmem.graph.values import to_numpy
 
 Entries = Iterator[tuple[np.ndarray, np.ndarray]]
@@ -103,7 +101,7 @@ def _counts(use: Use, criterion: str) -> bool:
     return use.role == OUT
 
 
-_SAMPLES, _BATCH_SIZE = 512, 32
+_SAMPLES = 512
 
 
 def mean_activations(
@@ -126,11 +124,6 @@ def mean_activations(
     Raises:
         ConfigError: if there are no samples.
     """
-    if data is None:
-        raise ConfigError(
-            "The criterion 'activation' looks at what channels are on samples: give "
-            "them as data=x (--data on the command line). Received: data=None."
-        )
     total, seen = np.zeros(len(classes)), np.zeros(len(classes), bool)
     calls = {id(call.operation): call for call in _consuming(labelled)}
 
@@ -149,9 +142,10 @@ def mean_activations(
             total[:] += means / np.maximum(places, 1) * len(sizes)
             seen[names] = True
 
-    batches = input_batches((sample_inputs(data, _SAMPLES),), _SAMPLES, _BATCH_SIZE)
     layers = [call.operation for call in calls.values()]
-    count = observe(model, batches, layers, inputs=add)
+    count = observe_samples(
+        model, layers, add, data, samples=_SAMPLES, criterion="activation"
+    )
     return np.where(seen, total / count, np.nan)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from kerasmem.compression.gradient_evidence import sums_over_samples
+from kerasmem.compression.evidence import sums_over_samples
 from kerasmem.compression.prune import CRITERIA, GRADIENT, INPUTS, UNSTRUCTURED, Prune
 from kerasmem.compression.prune.plan import Plan, changes, input_norms, make_plan
 from kerasmem.compression.prune.scores import (

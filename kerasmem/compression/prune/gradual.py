@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from kerasmem.compression.gradient_evidence import GradientEvidence
+from kerasmem.compression.evidence import GradientEvidence
 from kerasmem.compression.prune import CRITERIA, GRADIENT, INPUTS, UNSTRUCTURED, Prune
 from kerasmem.compression.prune.apply import changes, choose_masks
 from kerasmem.compression.prune.masks import Masks

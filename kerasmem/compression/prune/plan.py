@@ -13,6 +13,7 @@ import keras
 import numpy as np
 
 from kerasmem.compression.account import account, matches, select, why_left_alone
+from kerasmem.compression.evidence import observe_samples
 from kerasmem.compression.prune import (
     CRITERIA,
     ERDOS_RENYI,
@@ -22,15 +23,14 @@ from kerasmem.compression.prune import (
 )
 from kerasmem.compression.prune.scores import parse_pattern
 from kerasmem.errors import ConfigError
-from kerasmem.files.data import input_batches, sample_inputs
 from kerasmem.graph.calls import Trace, trace
 from kerasmem.graph.kernels import einsum_parts, is_depthwise, is_kernel, reduced_axes
 from kerasmem.graph.layers import Weight, sublayers, weights
-from kerasmem.graph.observe import LayerCall, observe
+from kerasmem.graph.observe import LayerCall
 from kerasmem.graph.values import to_numpy
 from kerasmem.records import WeightChange
 
-_SAMPLES, _BATCH_SIZE = 256, 32
+_SAMPLES = 256
 
 _CONVOLUTIONS = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
 _KNOWN = (keras.layers.Dense, keras.layers.EinsumDense, *_CONVOLUTIONS)
@@ -60,15 +60,20 @@ def input_norms(model: Any, data: Any, weights: Sequence[Weight]) -> list[np.nda
     Raises:
         ConfigError: if there are no samples, or a weight's layer was not called.
     """
-    if data is None:
-        raise ConfigError(
-            "The criterion 'wanda' looks at what goes into the layers: give samples as "
-            "data=x (--data on the command line). Received: data=None."
-        )
     squares: dict[int, Any] = {}
-    batches = input_batches((sample_inputs(data, _SAMPLES),), _SAMPLES, _BATCH_SIZE)
     owners = [weight.owner for weight in weights]
-    observe(model, batches, owners, inputs=lambda call: _add(call, squares))
+
+    def add(call: LayerCall) -> None:
+        """Add up the squares of a layer's input, over all but its features."""
+        values = to_numpy(call.x).astype("float64")
+        features = tuple(axis % values.ndim for axis in _feature_axes(call.layer))
+        rest = tuple(axis for axis in range(values.ndim) if axis not in features)
+        # Transposed, so that the features come in the order of the kernel's axes.
+        summed = np.square(values).transpose((*rest, *features))
+        summed = summed.sum(tuple(range(len(rest))))
+        squares[id(call.layer)] = squares.get(id(call.layer), 0.0) + summed
+
+    observe_samples(model, owners, add, data, samples=_SAMPLES, criterion="wanda")
     missing = [weight.path for weight in weights if id(weight.owner) not in squares]
     if missing:
         raise ConfigError(
@@ -76,17 +81,6 @@ def input_norms(model: Any, data: Any, weights: Sequence[Weight]) -> list[np.nda
             f"samples. Next: leave it out. Received: exclude without {missing[0]!r}."
         )
     return [_norms(weight, squares[id(weight.owner)]) for weight in weights]
-
-
-def _add(call: LayerCall, squares: dict[int, Any]) -> None:
-    """Add up the squares of a layer's input, over all but its features."""
-    values = to_numpy(call.x).astype("float64")
-    features = tuple(axis % values.ndim for axis in _feature_axes(call.layer))
-    rest = tuple(axis for axis in range(values.ndim) if axis not in features)
-    # Transposed, so that the features come in the order of the kernel's axes.
-    summed = np.square(values).transpose((*rest, *features))
-    summed = summed.sum(tuple(range(len(rest))))
-    squares[id(call.layer)] = squares.get(id(call.layer), 0.0) + summed
 
 
 def _feature_axes(owner: Any) -> list[int]:

@@ -1,4 +1,4 @@
-"""What the gradients of a training tell about each entry, added up inside its steps."""
+"""What samples tell about weights: their gradients, added up, and what layers take."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,8 +8,16 @@ import numpy as np
 
 from kerasmem.backends import current
 from kerasmem.errors import ConfigError, ModelError
-from kerasmem.files.data import fit_arguments, is_array_data, sample_count, shared
+from kerasmem.files.data import (
+    fit_arguments,
+    input_batches,
+    is_array_data,
+    sample_count,
+    sample_inputs,
+    shared,
+)
 from kerasmem.graph.clone import clone, compile_settings
+from kerasmem.graph.observe import See, observe
 
 _BATCH_SIZE, _BATCHES = 32, 100
 
@@ -131,3 +139,35 @@ def _few(data: Any) -> dict[str, Any]:
     if count is None or count <= _BATCHES * _BATCH_SIZE:
         return {"shuffle": False}
     return {"shuffle": False, "steps_per_epoch": _BATCHES}
+
+
+def observe_samples(
+    model: Any,
+    layers: Sequence[Any],
+    see: See,
+    data: Any,
+    *,
+    samples: int,
+    criterion: str,
+) -> int:
+    """Show what layers take of the first samples, as `predict` would; return how many.
+
+    Args:
+        model: a built model.
+        layers: layers anywhere in it.
+        see: is shown every call of them.
+        data: samples in any form that `kerasmem.files.data` lists; of batches the first
+            one is taken.
+        samples: most samples to look at.
+        criterion: what wants to know, for the text of the error.
+
+    Raises:
+        ConfigError: if there are no samples.
+    """
+    if data is None:
+        raise ConfigError(
+            f"The criterion {criterion!r} looks at what goes into layers: give samples "
+            "as data=x (--data on the command line). Received: data=None."
+        )
+    batches = input_batches((sample_inputs(data, samples),), samples, _BATCH_SIZE)
+    return observe(model, batches, layers, inputs=see)
