@@ -83,7 +83,7 @@ def find_layers(model: Any, name: str, role: str) -> list[tuple[str, int]]:
 
 
 @contextlib.contextmanager
-def tapped(layers: dict[str, Any]) -> Iterator[dict[str, list[Any]]]:
+def layer_outputs(layers: dict[str, Any]) -> Iterator[dict[str, list[Any]]]:
     """Give a dict that fills with what layers return while the context lasts.
 
     The order is that of the calls; of a layer that is called twice the last call
@@ -133,7 +133,7 @@ class Reader:
 
     def __call__(self, x: Any, **options: Any) -> tuple[Any, dict[FeatureRef, Any]]:
         """Return the outputs of the model and the features, channels last."""
-        with tapped(self._layers) as tensors:
+        with layer_outputs(self._layers) as tensors:
             outputs = self._model(x, **options)
         return outputs, {
             ref: channels_last(tensors[ref.path][ref.index], self._layers[ref.path])

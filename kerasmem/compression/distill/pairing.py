@@ -11,7 +11,7 @@ from kerasmem.compression.distill.features import (
     channels_last,
     find_layers,
     inner_layers,
-    tapped,
+    layer_outputs,
 )
 from kerasmem.compression.distill.losses.base import FeatureLoss
 from kerasmem.compression.measure import batch_of
@@ -74,7 +74,7 @@ def probe_models(teacher: Any, student: Any, sample: Any) -> tuple[Probe, Probe]
 def probe(model: Any, inputs: Any) -> Probe:
     """Return what the layers of a model give for some samples, in inference mode."""
     layers = inner_layers(model)
-    with backends.current().inference(), tapped(layers) as found:
+    with backends.current().inference(), layer_outputs(layers) as found:
         outputs = model(inputs, training=False)
     ends = {id(x) for x in keras.tree.flatten(outputs)}
     return Probe(

@@ -112,24 +112,24 @@ def search(task: Task, spread: Spread = in_turn) -> tuple[Candidate, SearchRepor
 def _just_fitting(trials: Trials, choice: Choice) -> _Ranked | None:
     family = trials.families[choice.family]
     most = _most(trials, family)
-    if most is None or trials.weight(family, most) > 1:
+    if most is None or trials.cost_share(family, most) > 1:
         return None
     strength = _weakest(trials, family, most, 1.0)
     if len(family.at(strength)) < len(family.parts):
         return None  # what is left of it is a family of its own
-    trial = trials.judged(family, strength)
+    trial = trials.judge(family, strength)
     return trial and (trial.worst_drop, Choice(family.name, strength, most))
 
 
 def _train_to_fit(trials: Trials, choice: Choice) -> None:
     family, strength = trials.families[choice.family], choice.strength
     for _ in range(_ATTEMPTS):
-        trial = trials.judged(family, strength, trained=True)
+        trial = trials.judge(family, strength, trained=True)
         if trial is None or trial.over <= 1:
             return
         # Trained weights may be harder to code than those before.
-        limit = trials.weight(family, strength) / trial.over
-        if trials.weight(family, choice.most) > limit:
+        limit = trials.cost_share(family, strength) / trial.over
+        if trials.cost_share(family, choice.most) > limit:
             return
         strength = _weakest(trials, family, choice.most, limit)
 
@@ -141,7 +141,7 @@ def _furthest_untrained(trials: Trials, choice: Choice) -> _Ranked | None:
         return None
     weakest = Choice(family.name, 0.0, most)
     strength = _furthest(trials, weakest, trained=False)
-    return trials.weight(family, strength), replace(weakest, strength=strength)
+    return trials.cost_share(family, strength), replace(weakest, strength=strength)
 
 
 def _furthest_trained(trials: Trials, choice: Choice) -> None:
@@ -151,7 +151,7 @@ def _furthest_trained(trials: Trials, choice: Choice) -> None:
 def _most(trials: Trials, family: Family) -> float | None:
     """Return the most of a family that can be applied, None if nothing can."""
     for strength in _STRENGTHS if family.has_strength else _STRENGTHS[:1]:
-        if trials.weight(family, strength) < float("inf"):
+        if trials.cost_share(family, strength) < float("inf"):
             return strength
     trials.found.left_out[family.name] = trials.found.reasons[family.name]
     return None
@@ -161,7 +161,7 @@ def _weakest(trials: Trials, family: Family, most: float, limit: float) -> float
     """Return the least strength that costs no more than a share of the target."""
 
     def fits(strength: float) -> bool:
-        return trials.weight(family, strength) <= limit
+        return trials.cost_share(family, strength) <= limit
 
     if not family.has_strength:
         return most
@@ -173,7 +173,7 @@ def _furthest(trials: Trials, choice: Choice, *, trained: bool) -> float:
     family = trials.families[choice.family]
 
     def keeps(strength: float) -> bool:
-        trial = trials.judged(family, strength, trained=trained)
+        trial = trials.judge(family, strength, trained=trained)
         # A little of some techniques cannot be applied, and does no harm.
         return trial is None or trials.task.keeps(trial)
 

@@ -104,7 +104,7 @@ class Findings:
         limits: what a cost is a share of.
         best: the best trial; its model is None if that lies in another process.
         tried: what was judged, by its techniques and whether it was trained.
-        weighed: cost as a share of the limits by techniques, infinite if they cannot
+        cost_shares: cost as a share of the limits by techniques, infinite if they cannot
             be applied.
         reasons: why a family could not be applied the last time, by its name.
         left_out: why a family is not tried at all, by its name.
@@ -114,7 +114,7 @@ class Findings:
     limits: Target
     best: Candidate
     tried: dict[tuple[Steps, bool], SearchTrial] = field(default_factory=dict)
-    weighed: dict[Steps, float] = field(default_factory=dict)
+    cost_shares: dict[Steps, float] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
 
@@ -124,7 +124,7 @@ class Findings:
             self,
             best=replace(self.best, model=None, changes=[]),
             tried=dict(self.tried),
-            weighed=dict(self.weighed),
+            cost_shares=dict(self.cost_shares),
             reasons=dict(self.reasons),
             left_out=dict(self.left_out),
         )
@@ -137,7 +137,7 @@ class Findings:
         """
         new = {key: t for key, t in other.tried.items() if key not in self.tried}
         self.tried |= new
-        self.weighed = other.weighed | self.weighed
+        self.cost_shares = other.cost_shares | self.cost_shares
         self.reasons |= other.reasons
         self.left_out |= other.left_out
         return list(new.values())
@@ -171,23 +171,23 @@ class Trials:
         """Whether there is one that meets the target and does its job."""
         return self.task.rank(self.found.best.trial)[0] == 0
 
-    def weight(self, family: Family, strength: float) -> float:
+    def cost_share(self, family: Family, strength: float) -> float:
         """Return what a compression costs as a share of the target, infinite if none.
 
         Nothing is trained or judged. If it cannot be made, `found.reasons` has why.
         """
         steps, found = family.at(strength), self.found
-        if steps not in found.weighed:
+        if steps not in found.cost_shares:
             self.check_time()
             try:
                 model, _ = self._compressed(steps, self._look)
-                found.weighed[steps] = found.limits.over(self._costs(model, steps))
+                found.cost_shares[steps] = found.limits.over(self._costs(model, steps))
             except InputError as error:
                 found.reasons[family.name] = str(error)
-                found.weighed[steps] = math.inf
-        return found.weighed[steps]
+                found.cost_shares[steps] = math.inf
+        return found.cost_shares[steps]
 
-    def judged(
+    def judge(
         self, family: Family, strength: float, *, trained: bool = False
     ) -> SearchTrial | None:
         """Return what a compression costs and loses, None if it cannot be made.
@@ -202,7 +202,7 @@ class Trials:
         if (steps, trained) not in self.found.tried:
             self.check_time()
             try:
-                self._note(self._judged(family.name, steps, trained=trained))
+                self._note(self._candidate(family.name, steps, trained=trained))
             except InputError as error:
                 self.found.reasons[family.name] = str(error)
                 return None
@@ -236,7 +236,7 @@ class Trials:
         trial = SearchTrial("unchanged", (), 0, found, limits.over(found), 0.0, 0.0)
         return Findings(before, limits, Candidate(trial, (), model, changes))
 
-    def _judged(
+    def _candidate(
         self, name: str, steps: tuple[Technique, ...], *, trained: bool
     ) -> Candidate:
         begin = time.monotonic()
