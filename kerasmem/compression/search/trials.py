@@ -104,8 +104,8 @@ class Findings:
         limits: what a cost is a share of.
         best: the best trial; its model is None if that lies in another process.
         tried: what was judged, by its techniques and whether it was trained.
-        cost_shares: cost as a share of the limits by techniques, infinite if they cannot
-            be applied.
+        cost_shares: cost as a share of the limits by techniques, infinite if they
+            cannot be applied.
         reasons: why a family could not be applied the last time, by its name.
         left_out: why a family is not tried at all, by its name.
     """
