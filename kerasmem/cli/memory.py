@@ -76,7 +76,8 @@ def estimate(options: Namespace) -> Outcome:
     with described_model(options.model) as model:
         compile_for(model, options.loss, ())
         optimizer = options.optimizer
-        assumes = not (options.predict or optimizer or _has_optimizer(model))
+        has_optimizer = bool(model.compiled and model.optimizer)
+        assumes = not (options.predict or optimizer or has_optimizer)
         estimated = estimate_memory(
             model,
             options.batch_size,
@@ -111,10 +112,6 @@ def estimate(options: Namespace) -> Outcome:
         data["verdict"] = estimated.verdict(options.memory_limit)
         tables.append(verdict_line(estimated, options.memory_limit))
     return Outcome(data, tuple(tables))
-
-
-def _has_optimizer(model: Any) -> bool:
-    return bool(model.compiled and model.optimizer)
 
 
 @command(

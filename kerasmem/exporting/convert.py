@@ -15,9 +15,10 @@ from kerasmem.backends.converting import Argument, to_litert, to_onnx
 from kerasmem.compression.quantize.config import STATIC
 from kerasmem.compression.quantize.floats import as_floats
 from kerasmem.errors import ConfigError, DataError
-from kerasmem.exporting.arguments import arguments_of, call_flat
+from kerasmem.exporting.arguments import arguments_of, call_flat, random_samples
 from kerasmem.exporting.integer import is_integer
 from kerasmem.exporting.interpreters import check_onnx
+from kerasmem.files.data.flat import flat_samples
 from kerasmem.graph.layers import check_built, sublayers
 from kerasmem.processes import ON_THE_CPU, run_in_child
 from kerasmem.processes.transfer import receive, send
@@ -138,20 +139,40 @@ def checked(
     return scheme or (DYNAMIC if dtypes & {"int8", "uint8"} else FLOAT)
 
 
-def check_lengths(
-    model: Any, arguments: Sequence[Argument], arrays: Sequence[np.ndarray]
-) -> None:
-    """Raise unless samples have the lengths that the file shall have.
+def inputs_and_samples(
+    model: Any,
+    samples: Any,
+    count: int,
+    *,
+    batch_size: int | None = None,
+    input_shape: Any | None = None,
+) -> tuple[list[Argument], list[np.ndarray]]:
+    """Return the inputs of a file, and samples for each of them.
 
     Args:
-        model: the model, which may leave lengths open that the file has not.
-        arguments: the inputs of the file.
-        arrays: an array per input.
+        model: a built model that names its inputs, or samples that do.
+        samples: in any of the forms that `kerasmem.files.data` lists, None for random
+            ones.
+        count: how many of them, from 1.
+        batch_size: see `arguments_of`.
+        input_shape: likewise.
 
     Raises:
-        ConfigError: if a file of integers is to have other lengths than its model.
-        DataError: if a sample has another length.
+        ConfigError: as `arguments_of`, and if a file of integers is to have other
+            lengths than its model.
+        DataError: if a sample has another length than the file.
     """
+    arrays = None if samples is None else flat_samples(model, samples, count)
+    arguments = arguments_of(model, batch_size, arrays, input_shape)
+    arrays = arrays or random_samples(arguments, count)
+    _check_lengths(model, arguments, arrays)
+    return arguments, list(arrays)
+
+
+def _check_lengths(
+    model: Any, arguments: Sequence[Argument], arrays: Sequence[np.ndarray]
+) -> None:
+    """Raise unless samples have the lengths that the file shall have."""
     for argument, own in zip(arguments, arguments_of(model, None, arrays), strict=True):
         if is_integer(model) and argument.shape[1:] != own.shape[1:]:
             raise ConfigError(

@@ -132,18 +132,17 @@ class Onnx:
 
     Args:
         content: the bytes of the file.
-        threads: number of threads.
 
     Raises:
         ConfigError: if `onnxruntime` is not installed.
         ModelError: if onnxruntime refuses the file.
     """
 
-    def __init__(self, content: bytes, threads: int = 1) -> None:
+    def __init__(self, content: bytes) -> None:
         check_onnx()
         room = importlib.import_module("onnxruntime")
         options = room.SessionOptions()
-        options.intra_op_num_threads = threads
+        options.intra_op_num_threads = 1
         try:
             self._session: Any = room.InferenceSession(
                 content, options, providers=["CPUExecutionProvider"]

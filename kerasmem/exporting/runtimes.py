@@ -16,15 +16,12 @@ from kerasmem.compression.quantize.owners import quantized_variables
 from kerasmem.compression.quantize.static import IntegerLayer
 from kerasmem.errors import ChildDiedError, ConfigError, DataError, ModelError
 from kerasmem.exporting.arguments import (
-    arguments_of,
-    random_samples,
     with_named_inputs,
 )
-from kerasmem.exporting.convert import check_lengths
+from kerasmem.exporting.convert import inputs_and_samples
 from kerasmem.exporting.forms import FORMS, Arrays, Form, Runnable, Setup
 from kerasmem.exporting.interpreters import difference
 from kerasmem.files.data import check_data
-from kerasmem.files.data.flat import flat_samples
 from kerasmem.graph.clone import clone
 from kerasmem.graph.layers import check_built, sublayers
 from kerasmem.records import BatchTime, RuntimeAdvice, RuntimeComparison, RuntimeFigures
@@ -148,21 +145,16 @@ def _is_count(value: Any) -> bool:
 
 def _batch(model: Any, data: Any, size: int, input_shape: Any) -> Arrays:
     """Return a batch, samples once more where there are fewer."""
-    if data is not None:
-        arrays = flat_samples(model, data, size)
-        arguments = arguments_of(model, None, arrays, input_shape)
-        check_lengths(model, arguments, arrays)
-        if not all(np.isfinite(array).all() for array in arrays):
-            raise DataError(
-                "A model is compared on finite numbers. Received: NaN or infinity in "
-                f"the first {len(arrays[0])} samples."
-            )
-    elif getattr(model, "inputs", None):
-        arrays = random_samples(arguments_of(model, None, None, input_shape), size)
-    else:
+    if data is None and not getattr(model, "inputs", None):
         raise ConfigError(
             f"The model {model.name!r} does not say what it takes. Expected: data= "
             "with a few inputs. Received: data=None."
+        )
+    _, arrays = inputs_and_samples(model, data, size, input_shape=input_shape)
+    if not all(np.isfinite(array).all() for array in arrays):
+        raise DataError(
+            "A model is compared on finite numbers. Received: NaN or infinity in "
+            f"the first {len(arrays[0])} samples."
         )
     return _rows(arrays, size)
 

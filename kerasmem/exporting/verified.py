@@ -15,9 +15,7 @@ from kerasmem.compression.quantize.floats import as_floats
 from kerasmem.compression.result import SAMPLES
 from kerasmem.errors import ModelError, OutputError
 from kerasmem.exporting.arguments import (
-    arguments_of,
     call_flat,
-    random_samples,
     with_named_inputs,
 )
 from kerasmem.exporting.convert import (
@@ -25,10 +23,10 @@ from kerasmem.exporting.convert import (
     FLOAT,
     ONNX,
     TOLERANCES,
-    check_lengths,
     checked,
     compute_in_float32,
     convert,
+    inputs_and_samples,
     is_onnx,
 )
 from kerasmem.exporting.integer import integer_file
@@ -41,7 +39,6 @@ from kerasmem.exporting.interpreters import (
     outputs_of,
 )
 from kerasmem.files.atomic import replacing
-from kerasmem.files.data.flat import flat_samples
 from kerasmem.graph.clone import clone
 from kerasmem.graph.input_shapes import once_per_input, open_lengths
 from kerasmem.records import ExportReport
@@ -98,10 +95,9 @@ def export(  # noqa: PLR0913 - the public entry point
     scheme = checked(model, path, scheme, batch_size)
     kind = ONNX if is_onnx(path) else scheme
     model = with_named_inputs(model, samples)
-    arrays = None if samples is None else flat_samples(model, samples, SAMPLES)
-    arguments = arguments_of(model, batch_size, arrays, input_shape)
-    arrays = arrays or random_samples(arguments, SAMPLES)
-    check_lengths(model, arguments, arrays)
+    arguments, arrays = inputs_and_samples(
+        model, samples, SAMPLES, batch_size=batch_size, input_shape=input_shape
+    )
     try:
         if scheme == STATIC:
             content, outputs, expected = _integer(model, arguments, arrays, batch_size)

@@ -63,7 +63,8 @@ def reduced_axes(weight: Weight) -> tuple[int, ...]:
     if _layout(weight) == "transposed":
         return (*range(rank - 2), rank - 1)
     if _layout(weight) == "einsum":
-        return _contracted(weight.owner)
+        _, kernel, output = einsum_parts(weight.owner.equation)
+        return tuple(a for a, letter in enumerate(kernel) if letter not in output)
     return summed_axes(weight) or tuple(range(rank - 1))
 
 
@@ -81,12 +82,6 @@ def einsum_parts(equation: str) -> tuple[str, str, str]:
 
 def _layout(weight: Weight) -> str | None:
     return entry_of(weight.owner, subclasses=True).kernel
-
-
-def _contracted(layer: Any) -> tuple[int, ...]:
-    """Return the axes of an EinsumDense kernel that its output does not have."""
-    _, kernel, output = einsum_parts(layer.equation)
-    return tuple(axis for axis, letter in enumerate(kernel) if letter not in output)
 
 
 _Arguments = tuple[tuple, dict[str, Any]]

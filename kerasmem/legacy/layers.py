@@ -62,7 +62,8 @@ def translate(layer: Config, custom_objects: Mapping[str, Any]) -> Config:
     if "name" in config:
         config["name"] = known_name(config["name"])
     if own is not None:
-        return _serialized(None, class_name, _of_own(config), own)
+        config.pop("batch_input_shape", None)
+        return _serialized(None, class_name, config, own)
     class_name = _OTHER_CLASS.get(class_name, class_name)
     made = getattr(keras.layers, class_name, None)
     if not (isinstance(made, type) and issubclass(made, keras.Layer)):
@@ -122,10 +123,6 @@ def _own_class(layer: Config, custom_objects: Mapping[str, Any]) -> str | None:
         if name and keras.saving.get_registered_object(name, dict(custom_objects)):
             return name
     return None
-
-
-def _of_own(config: Config) -> Config:
-    return {k: v for k, v in config.items() if k != "batch_input_shape"}
 
 
 def known_name(name: str) -> str:

@@ -65,11 +65,8 @@ def _weights(found: LabelledModel) -> list[Any]:
 
 def _of_layer(operation: Any) -> list[Any]:
     is_layer = isinstance(operation, keras.layers.Layer)
-    return operation.weights if is_layer and not _is_model(operation) else []
-
-
-def _is_model(layer: Any) -> bool:
-    return isinstance(layer, keras.Model)
+    is_model = isinstance(operation, keras.Model)
+    return operation.weights if is_layer and not is_model else []
 
 
 def _places(found: LabelledModel, call: LabelledCall) -> int:
