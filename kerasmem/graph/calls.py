@@ -12,7 +12,13 @@ import keras
 
 from kerasmem.graph.inside import graph_inside, opened
 from kerasmem.graph.layer_table import entry_of
-from kerasmem.graph.layers import first_argument, is_trained, nodes_in_order, own_graph
+from kerasmem.graph.layers import (
+    first_argument,
+    is_trained,
+    node_of,
+    nodes_in_order,
+    own_graph,
+)
 
 Opens = Callable[[Any], bool]
 
@@ -191,7 +197,7 @@ def trace(
         _with_batch(tensor, shape, batch_size)
         for tensor, shape in zip(graph.inputs, own, strict=True)
     ]
-    layers = [tensor._keras_history.operation for tensor in graph.inputs]
+    layers = [node_of(tensor).operation for tensor in graph.inputs]
     tracing = _Tracing(opens)
     tracing.calls += [Call(op, (), (x,)) for op, x in zip(layers, inputs, strict=True)]
     outputs = tracing.run(graph, inputs)

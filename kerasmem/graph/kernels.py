@@ -18,7 +18,7 @@ from kerasmem.graph.calls import trace_call
 from kerasmem.graph.input_shapes import is_shape
 from kerasmem.graph.inside import call_on_symbols, calls_forgotten
 from kerasmem.graph.layer_table import entry_of, kind
-from kerasmem.graph.layers import Weight, own_graph, own_variables, sublayers
+from kerasmem.graph.layers import Weight, node_of, own_graph, own_variables, sublayers
 
 
 def is_kernel(weight: Weight) -> bool:
@@ -277,11 +277,9 @@ def _nodes(outputs: Any) -> list[Any]:
     waiting = [(x, False) for x in keras.tree.flatten(outputs)]
     while waiting:
         x, is_ready = waiting.pop()
-        # Keras has no public way from a symbol back to what made it.
-        history = getattr(x, "_keras_history", None)
-        if history is None or history.operation is None:
+        node = node_of(x)
+        if node is None:
             continue
-        node = history.operation._inbound_nodes[history.node_index]
         if is_ready:
             found.setdefault(id(node), node)
         elif id(node) not in found:

@@ -213,6 +213,15 @@ def nodes_in_order(graph: Any) -> list[Any]:
     return [node for node in nodes if not node.is_input]
 
 
+def node_of(tensor: Any) -> Any:
+    """Return the call that made a `KerasTensor`, None where none did."""
+    # Keras has no public way from a symbol back to what made it.
+    history = getattr(tensor, "_keras_history", None)
+    if history is None or history.operation is None:
+        return None
+    return history.operation._inbound_nodes[history.node_index]
+
+
 def last_uses(nodes: Sequence[Any], outputs: Iterable[Any]) -> dict[int, int]:
     """Return the number of the last call that takes each tensor, by the tensor's id.
 

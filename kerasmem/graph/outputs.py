@@ -12,7 +12,7 @@ import keras
 
 from kerasmem.backends import current
 from kerasmem.errors import ConfigError, KerasMemWarning, did_you_mean
-from kerasmem.graph.layers import own_graph
+from kerasmem.graph.layers import node_of, own_graph
 
 _PASSING = (
     keras.layers.Dropout,
@@ -134,8 +134,10 @@ def _describe(tensor: Any, loss: Any) -> Output:
 
 def form_in_graph(tensor: Any) -> Form:
     """Return what a symbolic output is by the layers that made it, else `UNKNOWN`."""
-    operation, inputs, index = _producer(tensor)
+    node = node_of(tensor)
+    operation, inputs = node.operation, node.input_tensors
     if isinstance(operation, keras.Model) and getattr(operation, "outputs", None):
+        index = next(i for i, made in enumerate(node.outputs) if made is tensor)
         return form_in_graph(operation.outputs[index])
     if isinstance(operation, keras.layers.TimeDistributed):
         operation = operation.layer
@@ -149,16 +151,6 @@ def form_in_graph(tensor: Any) -> Form:
         return form_in_graph(inputs[0])
     forms = {"softmax": Form.SOFTMAX, "sigmoid": Form.SIGMOID, "linear": Form.LINEAR}
     return forms.get(name, Form.UNKNOWN)
-
-
-def _producer(tensor: Any) -> tuple[Any, list[Any], int]:
-    """Return the operation that made a symbolic tensor, its inputs, and which output.
-
-    Keras has no public way from a symbolic tensor back to its operation.
-    """
-    history = tensor._keras_history
-    node = history.operation._inbound_nodes[history.node_index]
-    return history.operation, list(node.input_tensors), history.tensor_index
 
 
 def _form_by_loss(loss: Any, task: Task) -> Form:

@@ -12,7 +12,7 @@ from kerasmem.backends import current
 from kerasmem.errors import ModelError
 from kerasmem.graph.clone import live_objects
 from kerasmem.graph.from_config import without_first_values
-from kerasmem.graph.layers import listed_graph, nodes_in_order
+from kerasmem.graph.layers import listed_graph, node_of, nodes_in_order
 from kerasmem.graph.values import to_numpy
 
 
@@ -189,7 +189,7 @@ class Rebuild:
         return keras.Sequential(layers, name=model.name)
 
     def _input(self, x: Any) -> Any:
-        config = x._keras_history.operation.get_config()
+        config = node_of(x).operation.get_config()
         config["batch_shape"] = self._rewrite.input_shape(x)
         return keras.layers.InputLayer.from_config(config).output
 

@@ -12,6 +12,7 @@ from typing import Any
 import keras
 
 from kerasmem.errors import ModelFileError
+from kerasmem.graph.layers import node_of
 from kerasmem.legacy.file import ConvertedLayer
 from kerasmem.legacy.layers import (
     Config,
@@ -217,7 +218,7 @@ def _operate(stored: Config, x: Any, arguments: dict[str, Any]) -> Any:
         raise refusal(stored, f"tf.{symbol} fails: {reason(error)}") from error
     if outputs is not x:
         # Keras names operations anew in every process, and layers may have the name.
-        operation = keras.tree.flatten(outputs)[0]._keras_history.operation
+        operation = node_of(keras.tree.flatten(outputs)[0]).operation
         operation.name = re.sub(r"[._/]+", "_", stored["config"]["name"])
     return outputs
 
