@@ -16,8 +16,8 @@ from rich.console import Console
 
 import kerasmem as km
 from kerasmem.demo.recipe import load_demo_data
-from kerasmem.report.comparison import before_and_after
-from kerasmem.report.tables import changes_table, comparison_table
+from kerasmem.report.comparison import before_and_after, comparison_table
+from kerasmem.report.weights import changes_table
 
 
 def save_trained_model(path: Path, data: tuple) -> None:

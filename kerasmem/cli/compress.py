@@ -80,7 +80,7 @@ _FAR_WORSE = 0.02
 )
 def compress(options: Namespace) -> Outcome:
     """Compress the model, write it, and return it before and after."""
-    from kerasmem.report.stages import StageProgress
+    from kerasmem.report.progress import StageProgress
 
     job = job_of(options)
     _check(options)
@@ -247,10 +247,9 @@ def _say_if_untrained(job: Job, report: Any) -> None:
 
 def _outcome(options: Namespace, result: Any) -> Outcome:
     from kerasmem.cli.judging import file_sentence
-    from kerasmem.report.comparison import before_and_after
-    from kerasmem.report.quantization import noise_table, worst_first
+    from kerasmem.report.comparison import before_and_after, comparison_table
     from kerasmem.report.search import search_table
-    from kerasmem.report.tables import comparison_table, left_alone_table
+    from kerasmem.report.weights import left_alone_table, noise_table, worst_first
 
     report, changes = result.report, result.changes
     data = {

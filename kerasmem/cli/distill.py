@@ -120,7 +120,7 @@ def _outcome(options: Namespace, models: dict[str, Any], test: Any) -> Outcome:
     from kerasmem.cli.judging import file_sentence, of_its_file
     from kerasmem.compression.judge import chance_of, far_worse
     from kerasmem.compression.measure import measure
-    from kerasmem.report.tables import comparison_table
+    from kerasmem.report.comparison import comparison_table
 
     say("measuring teacher and student")
     figures = {

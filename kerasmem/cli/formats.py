@@ -103,7 +103,7 @@ def runtimes(options: Namespace) -> Outcome:
     from kerasmem.exporting.runtimes import advise, compare_runtimes
     from kerasmem.files import load_model
     from kerasmem.files.data import load_data
-    from kerasmem.report.runtimes import (
+    from kerasmem.report.benchmarks import (
         advice_lines,
         conditions_line,
         missing_lines,

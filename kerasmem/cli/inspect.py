@@ -38,7 +38,7 @@ def inspect(options: Namespace) -> Outcome:
     """Return the model's layers with their shapes, parameters and bytes."""
     from kerasmem.files import inspect_file
     from kerasmem.files.optimizer_state import optimizer_state
-    from kerasmem.report.tables import contents_table, layer_table
+    from kerasmem.report.memory import contents_table, layer_table
 
     found, peak = _layers(options)
     layers = _sorted(found, options.sort)
@@ -119,7 +119,7 @@ def evaluate(options: Namespace) -> Outcome:
     from kerasmem.compression.measure import measure
     from kerasmem.files import load_model
     from kerasmem.files.data import load_data, sample_count, warn_if_not_finite
-    from kerasmem.report.tables import comparison_table
+    from kerasmem.report.comparison import comparison_table
 
     model = load_model(options.model)
     loaded = load_data(options.data)

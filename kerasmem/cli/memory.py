@@ -66,7 +66,7 @@ def estimate(options: Namespace) -> Outcome:
     from kerasmem.cli.judging import compile_for
     from kerasmem.files.described import described_model
     from kerasmem.memory.estimate import estimate_memory
-    from kerasmem.report.estimate import (
+    from kerasmem.report.memory import (
         category_table,
         estimate_summary,
         largest_layers_table,
@@ -137,7 +137,7 @@ def tune(options: Namespace) -> Outcome:
     from kerasmem.files import load_model
     from kerasmem.memory.tune import leave_room
     from kerasmem.memory.tune import tune as measure_options
-    from kerasmem.report.tuning import (
+    from kerasmem.report.benchmarks import (
         failure_lines,
         odd_sizes_table,
         retracing_lines,

@@ -193,13 +193,14 @@ def report(options: Namespace) -> Outcome:
     from kerasmem.files.read_run import read_run
     from kerasmem.records import gravest_first
     from kerasmem.report.run import write_run_page
-    from kerasmem.report.run.headline import headline, title
-    from kerasmem.report.run.tensorboard import write_tensorboard
-    from kerasmem.report.run.terminal import (
+    from kerasmem.report.run.headline import (
         finding_table,
+        headline,
         headline_table,
         post_mortem_table,
+        title,
     )
+    from kerasmem.report.run.tensorboard import write_tensorboard
     from kerasmem.units import format_bytes
 
     check_output(options.output, ".html")
@@ -260,7 +261,7 @@ def _tensorboard_line(folder: Path, scalars: int) -> str:
 def demo(options: Namespace) -> Outcome:
     """Run the demo and return what it measured."""
     from kerasmem.demo.run import run_demo
-    from kerasmem.report.tables import comparison_table
+    from kerasmem.report.comparison import comparison_table
 
     record = run_demo(options.out, options.data, console=progress_console())
     table = comparison_table(record.models, f"accuracy on {record.samples} test images")

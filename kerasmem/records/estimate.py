@@ -65,6 +65,9 @@ ESTIMATE_CATEGORIES = (*CATEGORIES, "workspace", "rounding", "pool")
 the request, `"pool"` what it holds of the device and nobody uses at the peak.
 """
 
+NO_LAYER = "(no layer)"
+"""What stands for the layer of bytes that belong to none."""
+
 
 @dataclass(frozen=True)
 class EstimatePart:
@@ -162,7 +165,7 @@ class MemoryEstimate(JsonRecord):
             lines.append(f"  first step: {format_bytes(self.first_step_bytes)}")
         lines += ["by category:", *_rows(self.by_category())]
         largest = list(self.by_layer().items())[:layers]
-        named = {layer or "(no layer)": nbytes for layer, nbytes in largest}
+        named = {layer or NO_LAYER: nbytes for layer, nbytes in largest}
         return "\n".join([*lines, "by layer:", *_rows(named)] if named else lines)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from kerasmem.records.estimate import EstimatePart, largest_first
+from kerasmem.records.estimate import NO_LAYER, EstimatePart, largest_first
 from kerasmem.records.plain import JsonRecord
 from kerasmem.records.tuning import MEASURED
 from kerasmem.units import format_bytes
@@ -117,7 +117,7 @@ def _alive(found: "PostMortem", layers: int) -> Iterator[str]:
     largest = list(found.by_layer().items())[:layers]
     if largest:
         yield "by layer:"
-        yield from _rows({layer or "(no layer)": size for layer, size in largest})
+        yield from _rows({layer or NO_LAYER: size for layer, size in largest})
     if found.other_bytes:
         yield f"beside it, all the time: {format_bytes(found.other_bytes)}"
 

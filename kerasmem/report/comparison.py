@@ -1,39 +1,12 @@
-"""Models side by side, as rows of text that a table or a page can show."""
+"""Models side by side: each figure, and how it stands to the first model's."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+import rich.table
 
 from kerasmem.records import CompressionReport, ModelFigures
-from kerasmem.report.page.table import MISSING, Table
-from kerasmem.units import format_bytes, format_ms
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One figure of one model.
-
-    Args:
-        value: the figure as text, `MISSING` if it is not to be had.
-        against_first: how it stands to the first model's, `""` for the first model.
-    """
-
-    value: str
-    against_first: str = ""
-
-
-@dataclass(frozen=True)
-class Row:
-    """One figure of all models.
-
-    Args:
-        label: what the figure is.
-        source: `"measured"`, `"estimated"` or `"counted"`.
-        cells: one per model, the first model first.
-    """
-
-    label: str
-    source: str
-    cells: tuple[Cell, ...]
+from kerasmem.report.table import MISSING, Table, bytes_or_missing, terminal_table
+from kerasmem.units import format_ms
 
 
 def before_and_after(report: CompressionReport) -> dict[str, ModelFigures]:
@@ -41,54 +14,49 @@ def before_and_after(report: CompressionReport) -> dict[str, ModelFigures]:
     return {"before": report.before, "after": report.after}
 
 
-def comparison_rows(models: Mapping[str, ModelFigures]) -> list[Row]:
-    """Return one row per figure that at least one of the models has.
+def comparison_table(
+    models: Mapping[str, ModelFigures], title: str = ""
+) -> rich.table.Table:
+    """Return the figures of models side by side for the terminal.
 
-    Sizes and times stand to the first model's as `"3.9x"`, which is 3.9 times less;
-    metrics as their difference.
+    Args:
+        models: figures by the model's name, the one to compare with first.
+        title: what stands above the table.
+    """
+    return terminal_table(models_table(models), title)
+
+
+def models_table(models: Mapping[str, ModelFigures]) -> Table:
+    """Return a row per figure that at least one of the models has.
+
+    A row has the first model's figure; of each other model the figure and how it stands
+    to the first (sizes and times as `"3.9x"`, which is 3.9 times less, metrics as their
+    difference); and whether it is measured, estimated or counted.
 
     Args:
         models: figures by the model's name, the one to compare with first.
     """
     figures = list(models.values())
     rows = [
-        _size("file", "measured", [f.file_bytes for f in figures]),
-        _size("weights in RAM", "counted", [f.weight_bytes for f in figures]),
+        _size("file", [f.file_bytes for f in figures], "measured"),
+        _size("weights in RAM", [f.weight_bytes for f in figures], "counted"),
         _count("parameters", [f.parameters for f in figures]),
         _count("nonzero parameters", [f.nonzero for f in figures]),
         _size(
             "activation peak, 1 sample",
-            "estimated",
             [f.activation_peak_bytes for f in figures],
+            "estimated",
         ),
         _latency(figures),
     ]
     names = dict.fromkeys(name for f in figures for name in f.metrics)
     rows += [_metric(name, [f.metrics.get(name) for f in figures]) for name in names]
-    return [row for row in rows if any(cell.value != MISSING for cell in row.cells)]
-
-
-def models_table(models: Mapping[str, ModelFigures]) -> Table:
-    """Return the figures of models side by side, each against the first."""
     first, *others = models
     against = [text for name in others for text in (name, f"vs {first}")]
-    rows = [
-        (
-            row.label,
-            _two_lines(row.cells[0].value),
-            *(
-                text
-                for cell in row.cells[1:]
-                for text in (_two_lines(cell.value), cell.against_first)
-            ),
-            row.source,
-        )
-        for row in comparison_rows(models)
-    ]
     return Table(
         "The models side by side",
         ("figure", first, *against, "source"),
-        tuple(rows),
+        tuple(row for row in rows if any(text != MISSING for text in _figures(row))),
         note=(
             f"Sizes and times: how many times less than under “{first}”. Metrics: the "
             "difference."
@@ -99,16 +67,31 @@ def models_table(models: Mapping[str, ModelFigures]) -> Table:
     )
 
 
-def _size(label: str, source: str, values: Sequence[int | None]) -> Row:
-    texts = [MISSING if size is None else format_bytes(size) for size in values]
-    return _row(label, source, texts, _times_less(values))
+_Row = tuple[str, ...]
+"""A label, the first model's figure, of each other one figure and relation, source."""
 
 
-def _count(label: str, values: Sequence[int]) -> Row:
-    return _row(label, "counted", [f"{n:,}" for n in values], _times_less(values))
+def _row(
+    label: str, texts: Sequence[str], against_first: Sequence[str], source: str
+) -> _Row:
+    first, *others = zip(texts, against_first, strict=True)
+    return (label, first[0], *(text for pair in others for text in pair), source)
 
 
-def _latency(figures: Sequence[ModelFigures]) -> Row:
+def _figures(row: _Row) -> _Row:
+    return row[1], *row[2:-1:2]
+
+
+def _size(label: str, values: Sequence[int | None], source: str) -> _Row:
+    texts = [bytes_or_missing(size) for size in values]
+    return _row(label, texts, _times_less(values), source)
+
+
+def _count(label: str, values: Sequence[int]) -> _Row:
+    return _row(label, [f"{n:,}" for n in values], _times_less(values), "counted")
+
+
+def _latency(figures: Sequence[ModelFigures]) -> _Row:
     batch = next((f.latency_batch_size for f in figures if f.latency_batch_size), None)
     label = f"latency, batch of {batch}"
     if any(f.latency_low_ms is not None for f in figures):
@@ -120,27 +103,27 @@ def _latency(figures: Sequence[ModelFigures]) -> Row:
         else ratio
         for f, ratio in zip(figures, ratios, strict=True)
     ]
-    return _row(label, "measured", [_time(f) for f in figures], against)
+    return _row(label, [_time(f) for f in figures], against, "measured")
 
 
 def _time(figures: ModelFigures) -> str:
-    """Return a median and what eight in ten times are between."""
+    """Return a median, and below it what eight in ten times are between."""
     if figures.latency_ms is None:
         return MISSING
     low, high = figures.latency_low_ms, figures.latency_high_ms
     if low is None or high is None:
         return format_ms(figures.latency_ms)
-    return f"{format_ms(figures.latency_ms)} ({format_ms(low)} to {format_ms(high)})"
+    return f"{format_ms(figures.latency_ms)}\n({format_ms(low)} to {format_ms(high)})"
 
 
-def _metric(label: str, values: Sequence[float | None]) -> Row:
+def _metric(label: str, values: Sequence[float | None]) -> _Row:
     texts = [MISSING if value is None else f"{value:.4f}" for value in values]
     first = values[0]
     differences = [
         "" if first is None or value is None else f"{value - first:+.4f}"
         for value in values
     ]
-    return _row(label, "measured", texts, differences)
+    return _row(label, texts, differences, "measured")
 
 
 def _times_less(values: Sequence[float | None]) -> list[str]:
@@ -148,13 +131,3 @@ def _times_less(values: Sequence[float | None]) -> list[str]:
     first = values[0]
     ratios = [first / value if first and value else None for value in values]
     return ["" if r is None else f"{r:.{2 if r < 9.995 else 1}f}x" for r in ratios]
-
-
-def _row(label: str, source: str, texts: list[str], against_first: list[str]) -> Row:
-    pairs = zip(texts, ["", *against_first[1:]], strict=True)
-    return Row(label, source, tuple(Cell(*pair) for pair in pairs))
-
-
-def _two_lines(figure: str) -> str:
-    """Return a figure with the range it lies in, if it has one, below it."""
-    return figure.replace(" (", "\n(")

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from kerasmem.compression.technique import shown_by, stage
 from kerasmem.report import stages
-from kerasmem.report.stages import StageProgress
+from kerasmem.report.progress import StageProgress
 
 
 class Clock:

@@ -8,13 +8,9 @@ from rich.console import Console
 
 from kerasmem.graph.activations import layer_activations
 from kerasmem.records import ModelFigures, WeightChange
-from kerasmem.report.comparison import comparison_rows
-from kerasmem.report.tables import (
-    changes_table,
-    comparison_table,
-    layer_table,
-    left_alone_table,
-)
+from kerasmem.report.comparison import comparison_table, models_table
+from kerasmem.report.memory import layer_table
+from kerasmem.report.weights import changes_table, left_alone_table
 
 pytestmark = pytest.mark.one_backend
 
@@ -23,7 +19,8 @@ AFTER = ModelFigures(1024, 500, 500, 96, 800, 4.0, 32, {"accuracy": 0.885})
 
 
 def rows(**models):
-    return {row.label: row for row in comparison_rows(models)}
+    """Return the cells of each row by its label, without it."""
+    return {label: cells for label, *cells in models_table(models).rows}
 
 
 def printed(table):
@@ -46,9 +43,8 @@ def printed(table):
     ],
 )
 def test_a_figure_stands_beside_the_first_models(label, before, after, against):
-    first, second = rows(before=BEFORE, after=AFTER)[label].cells
-    assert (first.value, first.against_first) == (before, "")
-    assert (second.value, second.against_first) == (after, against)
+    cells = rows(before=BEFORE, after=AFTER)[label]
+    assert cells[:-1] == [before, after, against]
 
 
 @pytest.mark.parametrize(
@@ -62,8 +58,8 @@ def test_times_within_each_others_spread_have_no_ratio(spread, against):
     )
     row = rows(before=first, after=second)["latency, batch of 32 (eight in ten)"]
     low, high = spread
-    assert row.cells[1].value == f"2.92 ms ({low:.2f} ms to {high:.2f} ms)"
-    assert row.cells[1].against_first == against
+    assert row[1] == f"2.92 ms\n({low:.2f} ms to {high:.2f} ms)"
+    assert row[2] == against
 
 
 def test_a_figure_that_no_model_has_is_left_out():
@@ -77,11 +73,11 @@ def test_a_figure_that_no_model_has_is_left_out():
 
 def test_a_size_of_zero_has_no_ratio():
     cells = rows(a=ModelFigures(1, 0, 0, 0), b=ModelFigures(1, 0, 0, 0))
-    assert cells["parameters"].cells[1].against_first == ""
+    assert cells["parameters"][2] == ""
 
 
 def test_what_is_estimated_is_called_so():
-    sources = {label: row.source for label, row in rows(before=BEFORE).items()}
+    sources = {label: cells[-1] for label, cells in rows(before=BEFORE).items()}
     assert sources["activation peak, 1 sample"] == "estimated"
     assert sources["latency, batch of 32"] == sources["accuracy"] == "measured"
 

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from kerasmem.records import Retrace, TracedStep, Tuning, VariantFigures
-from kerasmem.report.tuning import (
+from kerasmem.report.benchmarks import (
     failure_lines,
     retracing_lines,
     spread_line,

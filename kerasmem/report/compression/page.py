@@ -21,64 +21,11 @@ from kerasmem.report.comparison import models_table
 from kerasmem.report.page.html import html_page, write_html
 from kerasmem.report.page.packing import Packer
 from kerasmem.report.page.panels import packed_panels
-from kerasmem.report.page.table import Table
 from kerasmem.report.run.epochs import later_fits
 from kerasmem.report.run.gradients import gradient_flow, norm_panel, norm_table
 from kerasmem.report.run.memory import memory_panels, memory_tables
-from kerasmem.report.search import trial_table
-from kerasmem.units import format_bytes
-
-
-@dataclass(frozen=True)
-class SearchChart:
-    """The trials as points, in words.
-
-    Args:
-        title: what stands above the chart.
-        words: what it shows, for those who cannot see it.
-        across: what its horizontal axis is of.
-    """
-
-    title: str
-    words: str
-    across: str
-
-
-def search_chart(report: SearchReport) -> SearchChart:
-    """Return the words of the chart of drop against cost."""
-    taken = report.trials[report.chosen]
-    of = "limit" if report.target else "unchanged file"
-    bounds = of if report.max_drop is None else f"{of}, and the largest drop allowed"
-    words = (
-        f"{len(report.trials)} trials, {sum(t.on_front for t in report.trials)} on the "
-        f"Pareto front. Taken: {taken.name}, {taken.over:.2f} of the {of}, drop "
-        f"{taken.drop:+.4f}. Thin: a standard error up and down. Dotted: the {bounds}."
-    )
-    return SearchChart(
-        f"Drop of {report.metric} by share of the {of}", words, f"share of the {of}"
-    )
-
-
-def packed_trials(report: SearchReport, packer: Packer) -> dict[str, Any]:
-    """Return what `points.js` reads."""
-    trials = report.trials
-    table = trial_table(report)
-    rows = [
-        [pair for pair in zip(table.columns[1:], row[1:], strict=True) if pair[1]]
-        for row in table.rows
-    ]
-    return {
-        "names": [trial.name for trial in trials],
-        "rows": rows,
-        "x": packer.place([trial.over for trial in trials]),
-        "y": packer.place([trial.drop for trial in trials]),
-        "error": packer.place([trial.drop_error for trial in trials]),
-        "front": [i for i, trial in enumerate(trials) if trial.on_front],
-        "taken": report.chosen,
-        "most": packer.place([] if report.max_drop is None else [report.max_drop]),
-        "across": search_chart(report).across,
-        "up": f"drop of {report.metric}",
-    }
+from kerasmem.report.search import packed_trials, search_chart, trial_table
+from kerasmem.report.weights import weight_table
 
 
 @dataclass(frozen=True)
@@ -136,39 +83,10 @@ def page_content(page: Page) -> dict[str, Any]:
     }
 
 
-def weight_table(changes: Sequence[WeightChange]) -> Table:
-    """Return what each technique did to each weight, and what it skipped and why."""
-    measured = any(change.output_sqnr_db is not None for change in changes)
-    rows = [
-        (
-            change.weight,
-            change.technique,
-            change.detail if change.changed else f"skipped: {change.detail}",
-            format_bytes(change.before_bytes),
-            format_bytes(change.after_bytes),
-            _decibels(change.sqnr_db),
-            *([_decibels(change.output_sqnr_db)] if measured else []),
-        )
-        for change in changes
-    ]
-    head = ("weight", "technique", "what was done", "before", "after")
-    return Table(
-        "Every weight",
-        (*head, "signal to noise", *(["of outputs"] if measured else [])),
-        tuple(rows),
-        texts=3,
-        row_looks={i: "soft" for i, c in enumerate(changes) if not c.changed},
-    )
-
-
 def _counted(changes: Sequence[WeightChange]) -> str:
     weights = {change.weight for change in changes}
     changed = {change.weight for change in changes if change.changed}
     return f"{len(changed):,} changed, {len(weights) - len(changed):,} left alone"
-
-
-def _decibels(ratio: float | None) -> str:
-    return "" if ratio is None else f"{ratio:.1f} dB"
 
 
 STYLES = ("compression.css",)

@@ -8,8 +8,8 @@ import numpy as np
 
 from kerasmem.records import GradientRecord
 from kerasmem.report.page.panels import Lines, Panel
-from kerasmem.report.page.table import MISSING, Table, evenly, share_text
 from kerasmem.report.run.epochs import continued
+from kerasmem.report.table import MISSING, Table, evenly, share_text
 from kerasmem.units import format_bytes
 
 _MOST_CELLS = 150_000

@@ -1,14 +1,21 @@
-"""The few figures that a run's page begins with."""
+"""The few figures that a run's page begins with, and what the terminal shows of it."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from kerasmem.records import Run
-from kerasmem.records.post_mortem import moment_words
-from kerasmem.report.page.table import MISSING
+import rich.table
+
+from kerasmem.records import Finding, PostMortem, Run
+from kerasmem.records.post_mortem import (
+    cause_sentence,
+    fitting_sentence,
+    moment_words,
+    remedy_words,
+)
 from kerasmem.report.run.epochs import IN_FIT, continued, later_fits, numbered
 from kerasmem.report.run.timelines import allocator_words
+from kerasmem.report.table import MISSING, Table, terminal_table
 from kerasmem.units import format_bytes
 
 
@@ -104,3 +111,55 @@ def _gradients(run: Run) -> Iterator[Figure]:
     if bad:
         steps = sum(record.steps for record in run.gradients)
         yield Figure("Nonfinite gradients", f"{bad:,}", f"of {steps:,} steps")
+
+
+def headline_table(figures: Sequence[Figure], title: str) -> rich.table.Table:
+    """Return the figures that a reader wants first, for the terminal."""
+    rows = tuple((figure.label, figure.value, figure.detail) for figure in figures)
+    return terminal_table(Table(title, ("", "", ""), rows, last_texts=1))
+
+
+def finding_table(findings: Sequence[Finding], most: int = 5) -> rich.table.Table:
+    """Return what the monitors noticed, for the terminal.
+
+    Args:
+        findings: those of a run, the gravest first.
+        most: number of them to list, the first ones.
+    """
+    rows = [
+        (one.severity, one.kind, f"{one.text} (epoch {one.epoch + 1})")
+        for one in findings[:most]
+    ]
+    if len(findings) > most:
+        rows.append(("", "", f"{len(findings) - most:,} more are on the page"))
+    return terminal_table(Table("Findings", ("", "", ""), tuple(rows), texts=3))
+
+
+def post_mortem_table(found: Sequence[PostMortem], most: int = 5) -> rich.table.Table:
+    """Return why memory ran out and what would help, for the terminal.
+
+    Args:
+        found: the post-mortems of a run.
+        most: number of them to list, the first ones.
+    """
+    rows = [
+        (moment_words(one), cause_sentence(one.cause), "\n".join(_help(one)))
+        for one in found[:most]
+    ]
+    if len(found) > most:
+        rows.append((f"{len(found) - most:,} more", "", "they are on the page"))
+    table = Table(
+        "Out of memory",
+        ("when", "why", "what would help"),
+        tuple(rows),
+        texts=3,
+        sections=tuple(range(1, len(rows))),
+    )
+    return terminal_table(table)
+
+
+def _help(found: PostMortem) -> Iterator[str]:
+    if sentence := fitting_sentence(found):
+        yield sentence
+    for remedy in found.remedies:
+        yield ", ".join(filter(None, (remedy.name, remedy_words(remedy))))

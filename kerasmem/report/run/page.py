@@ -10,7 +10,6 @@ from kerasmem.records.post_mortem import remedy_words
 from kerasmem.report.page.html import html_page, write_html
 from kerasmem.report.page.packing import Packer
 from kerasmem.report.page.panels import Lines, Panel, packed_panels
-from kerasmem.report.page.table import MISSING, Table, evenly
 from kerasmem.report.run.epochs import continued, later_fits
 from kerasmem.report.run.gradients import (
     MEASURES,
@@ -30,6 +29,7 @@ from kerasmem.report.run.timelines import (
     timeline_columns,
     timeline_title,
 )
+from kerasmem.report.table import MISSING, Table, evenly
 
 
 def loss_panel(run: Run) -> Panel | None:

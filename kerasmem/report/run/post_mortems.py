@@ -4,18 +4,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kerasmem.records import PostMortem
+from kerasmem.records.estimate import NO_LAYER
 from kerasmem.records.post_mortem import (
     cause_sentence,
     fitting_sentence,
     moment_words,
     peak_words,
 )
-from kerasmem.report.page.table import MOST_ROWS, Table, share_text
 from kerasmem.report.run.headline import Figure
+from kerasmem.report.table import MOST_ROWS, Table, share_text
 from kerasmem.units import format_bytes
 
 MOST_SHOWN = 12
-_NO_LAYER = "(no layer)"
 ROUNDING_GLOSS = (
     "Rounding: what the allocator sets aside beyond what the program asks for, since "
     "it hands out whole pieces."
@@ -139,7 +139,7 @@ def _bar(found: PostMortem) -> list[Stretch]:
 def _layers(found: PostMortem) -> str:
     sizes = list(found.by_layer().items())
     named = [
-        f"{layer or _NO_LAYER} {format_bytes(size)}" for layer, size in sizes[:_LARGEST]
+        f"{layer or NO_LAYER} {format_bytes(size)}" for layer, size in sizes[:_LARGEST]
     ]
     rest = len(sizes) - len(named)
     more = f", and {rest:,} smaller" if rest > 0 else ""
@@ -151,7 +151,7 @@ def _table(found: PostMortem) -> Table:
     total = found.peak_bytes or 0
     rows = [
         (
-            part.layer or _NO_LAYER,
+            part.layer or NO_LAYER,
             part.category.replace("_", " "),
             format_bytes(part.nbytes),
             share_text(part.nbytes / total if total else None),

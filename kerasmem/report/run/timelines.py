@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from kerasmem.records import CATEGORIES, PHASES, Block, Timeline
+from kerasmem.records.estimate import NO_LAYER
 from kerasmem.report.page.packing import Packer
-from kerasmem.report.page.table import MOST_ROWS, Table, evenly, share_text
+from kerasmem.report.table import MOST_ROWS, Table, evenly, share_text
 from kerasmem.units import format_bytes
 
 MOST_BLOCKS = 300_000
@@ -127,7 +128,6 @@ def lives(timeline: Timeline) -> tuple[list[int], list[int]]:
     return starts, ends
 
 
-_NO_LAYER = "(no layer)"
 BYTES_GLOSS = (
     "Requested is what the program asked for, given what the allocator set aside for "
     "it."
@@ -145,7 +145,7 @@ def peak_table(timeline: Timeline, model: str = "") -> Table:
     asked: Counter[tuple[str, str]] = Counter()
     count: Counter[tuple[str, str]] = Counter()
     for block in timeline.alive(timeline.peak_event):
-        layer = (block.layer or _NO_LAYER).removeprefix(f"{model}/")
+        layer = (block.layer or NO_LAYER).removeprefix(f"{model}/")
         key = layer, block.category
         given[key] += block.given_bytes
         asked[key] += block.requested_bytes

@@ -12,7 +12,7 @@ from kerasmem.compression.prune.analysis import (
 )
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.values import to_numpy
-from kerasmem.report.sensitivity import plot_sensitivity
+from kerasmem.report.plots import plot_sensitivity
 from tests.models import L, chain, in_place
 
 

@@ -7,7 +7,7 @@ from keras import layers
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.memory.tune import measure, tune
 from kerasmem.records import Tuning
-from kerasmem.report.tuning import retracing_lines
+from kerasmem.report.benchmarks import retracing_lines
 
 
 @pytest.fixture

@@ -1,12 +1,16 @@
-"""Rows of text under a chart, for those who read rather than look."""
+"""Tables of text: one form, which a page shows as HTML and the terminal by rich."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import rich.table
+
 from kerasmem.units import format_bytes
 
 _Row = TypeVar("_Row")
+
+_TERMINAL_STYLES = {"strong": "bold", "soft": "dim"}
 
 MISSING = "-"
 MOST_ROWS = 200
@@ -14,18 +18,19 @@ MOST_ROWS = 200
 
 @dataclass(frozen=True)
 class Table:
-    """A table of the page.
+    """A table of texts and figures.
 
     Args:
-        title: what it shows.
-        columns: the head, of texts first and figures after.
-        rows: the cells as text.
+        title: what it shows, `""` for none.
+        columns: the head, of texts first and figures after; all `""` for no head.
+        rows: the cells as text; a row may end early.
         texts: how many of the columns are text; the others are figures.
         note: what was left out of it.
         last_texts: how many of the last columns are text, too.
         strong: indices of the columns that count most.
         row_looks: by a row's index what it is beside the others: `"strong"`, `"soft"`.
         sortable: whether its rows can be compared with each other.
+        sections: indices of the rows that have a line above them in the terminal.
     """
 
     title: str
@@ -37,6 +42,7 @@ class Table:
     strong: tuple[int, ...] = ()
     row_looks: Mapping[int, str] = field(default_factory=dict[int, str])
     sortable: bool = True
+    sections: tuple[int, ...] = ()
 
     def look(self, column: int) -> str:
         """Return the style class of a column's cells, `""` for that of figures."""
@@ -45,14 +51,32 @@ class Table:
         return "strong" if column in self.strong else ""
 
 
+def terminal_table(table: Table, title: str | None = None) -> rich.table.Table:
+    """Return a table for the terminal, under another title if there is one."""
+    shown = rich.table.Table(
+        title=(table.title if title is None else title) or None,
+        title_justify="left",
+        show_header=any(table.columns),
+    )
+    for column, name in enumerate(table.columns):
+        is_text = table.look(column) == "text"
+        shown.add_column(name, justify="left" if is_text else "right", overflow="fold")
+    for number, cells in enumerate(table.rows):
+        if number in table.sections:
+            shown.add_section()
+        style = _TERMINAL_STYLES.get(table.row_looks.get(number, ""))
+        shown.add_row(*cells, style=style)
+    return shown
+
+
 def bytes_or_missing(size: int | None) -> str:
     """Return a size as text, `MISSING` for None."""
     return MISSING if size is None else format_bytes(size)
 
 
-def share_text(share: float | None) -> str:
-    """Return a share from 0 to 1 in percent, `MISSING` for None."""
-    return MISSING if share is None else f"{100 * share:.1f} %"
+def share_text(part: float | None, whole: float = 1.0) -> str:
+    """Return a part of a whole in percent, `MISSING` if either is unknown or none."""
+    return MISSING if part is None or not whole else f"{100 * part / whole:.1f} %"
 
 
 def evenly(rows: Sequence[_Row], most: int = MOST_ROWS) -> tuple[list[_Row], str]:

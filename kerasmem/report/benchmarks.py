@@ -1,0 +1,212 @@
+"""What options of training, and runtimes, cost side by side: tables and findings."""
+
+import rich.table
+
+from kerasmem.records import (
+    MEASURED,
+    RuntimeComparison,
+    RuntimeFigures,
+    Tuning,
+    VariantFigures,
+)
+from kerasmem.report.table import MISSING, Table, bytes_or_missing, terminal_table
+from kerasmem.units import format_bytes, format_ms
+
+_BUSY = 0.2
+_WORTH_TELLING = 0.97  # steps whose peaks are so much apart are told as a range
+
+
+def variants_table(tuning: Tuning, title: str = "") -> rich.table.Table:
+    """Return peak and step time under each option, one line per run."""
+    head = ("", "peak", "step", "eight in ten steps", "first step", "samples/s")
+    table = Table(
+        title,
+        (*head, "Pareto front"),
+        tuple(map(_variant_cells, tuning.variants)),
+        last_texts=1,
+        row_looks={n: "soft" for n, v in enumerate(tuning.variants) if v.reason},
+    )
+    return terminal_table(table)
+
+
+def odd_sizes_table(tuning: Tuning) -> rich.table.Table:
+    """Return the sizes that miss a GPU's tensor cores, with the next that do not."""
+    rows = tuple(
+        (
+            odd.layer or "(the batch)",
+            odd.dimension,
+            str(odd.size),
+            str(odd.next_16_bit),
+            "fits" if odd.next_tf32 == odd.size else str(odd.next_tf32),
+        )
+        for odd in tuning.odd_sizes
+    )
+    title = "sizes that a GPU's tensor cores handle less than fully"
+    head = ("layer", "size", "now", "next for float16, bfloat16")
+    return terminal_table(Table(title, (*head, "next for TF32 (float32)"), rows, 2))
+
+
+def failure_lines(tuning: Tuning) -> str:
+    """Return why options did not run, one line each; `""` if all did."""
+    failed = [variant for variant in tuning.variants if variant.reason]
+    return "\n".join(f"{v.name} did not run: {v.reason}" for v in failed)
+
+
+def spread_line(tuning: Tuning) -> str:
+    """Return where the figures come from and how much they are worth, in words."""
+    lines = ["Peak and step are of the steps after the first, each run on its own."]
+    lines += _about_estimates(tuning)
+    if tuning.noise is not None:
+        lines.append(
+            f"As compiled ran twice; the times differ by {100 * tuning.noise:.1f} %."
+        )
+        if tuning.noise > _BUSY:
+            lines.append(
+                "The machine did other work, it seems: for better times, run it again "
+                "when it is idle."
+            )
+    return " ".join(lines)
+
+
+def _about_estimates(tuning: Tuning) -> list[str]:
+    by: dict[str, list[str]] = {}
+    for variant in tuning.variants:
+        if variant.peak_source not in (None, MEASURED):
+            by.setdefault(str(variant.peak_source), []).append(variant.name)
+    if not by:
+        return []
+    first, *others = by
+    lines = [
+        f"The peaks are estimated (method {first!r}), not measured: {tuning.backend} "
+        f"does not count on a {tuning.device}."
+    ]
+    lines += [
+        f"That of {', '.join(by[method])} is by another method ({method!r}), and is "
+        "not compared with the others."
+        for method in others
+    ]
+    return lines
+
+
+def retracing_lines(tuning: Tuning) -> str:
+    """Return how often the step was traced again, and why, in words."""
+    lines = [_counted(tuning)]
+    if tuning.open_inputs:
+        names = ", ".join(map(repr, tuning.open_inputs))
+        lines.append(
+            f"  The length of {names} is open: the step is compiled anew for every "
+            "length that comes, so pad to a few."
+        )
+    return "\n".join(lines)
+
+
+def _counted(tuning: Tuning) -> str:
+    if tuning.not_counted:
+        return f"Retracing: not counted, {tuning.not_counted}."
+    steps = tuning.traced_steps
+    what = f"{len(steps)} steps of a fit"
+    if steps[-1].samples != steps[0].samples:
+        what += f" with batches of {steps[0].samples} and a last one of "
+        what += f"{steps[-1].samples} samples"
+    lines = [f"Retracing: {len(tuning.retraces) or 'none'} in {what}."]
+    lines += [
+        f"  epoch {retrace.epoch + 1}, batch {retrace.batch + 1}: {retrace.cause} "
+        f"(cost {_time(retrace.cost_ms)})"
+        for retrace in tuning.retraces
+    ]
+    return "\n".join(lines)
+
+
+def _variant_cells(variant: VariantFigures) -> tuple[str, ...]:
+    if variant.reason:
+        return variant.name, "did not run"
+    return (
+        variant.name,
+        _peak(variant),
+        _time(variant.step_ms),
+        f"{_time(variant.step_low_ms)} to {_time(variant.step_high_ms)}",
+        _time(variant.first_step_ms),
+        f"{variant.samples_per_second or 0:,.0f}",
+        "yes" if variant.on_front else "",
+    )
+
+
+def _peak(variant: VariantFigures) -> str:
+    if variant.peak_bytes is None:
+        return "unknown"
+    low, high = variant.peak_low_bytes or 0, variant.peak_bytes
+    if variant.peak_source != MEASURED:
+        return f"{format_bytes(high)} est."
+    if low < _WORTH_TELLING * high:
+        return f"{format_bytes(low)} to {format_bytes(high)}"
+    return format_bytes(high)
+
+
+def _time(milliseconds: float | None) -> str:
+    return format_ms(milliseconds or 0.0)
+
+
+def runtimes_table(comparison: RuntimeComparison, title: str = "") -> rich.table.Table:
+    """Return what each form costs, one line per form."""
+    sizes = comparison.batch_sizes
+    batches = (f"batch of {size}" for size in sizes)
+    head = ("", *batches, "file", "weights", "for a pass", "process", "outputs off by")
+    table = Table(
+        title,
+        head,
+        tuple(_runtime_cells(runtime, sizes) for runtime in comparison.runtimes),
+        row_looks={n: "soft" for n, r in enumerate(comparison.runtimes) if r.reason},
+    )
+    return terminal_table(table)
+
+
+def missing_lines(comparison: RuntimeComparison) -> str:
+    """Return why forms could not be made, one line each; `""` if all were."""
+    missing = [runtime for runtime in comparison.runtimes if runtime.reason]
+    return "\n".join(f"{each.name} was not made: {each.reason}" for each in missing)
+
+
+def conditions_line(comparison: RuntimeComparison) -> str:
+    """Return where the figures come from, in words."""
+    samples = "samples of the data" if comparison.given else "random samples"
+    threads = f"{comparison.threads} thread{'s' if comparison.threads > 1 else ''}"
+    largest = max(comparison.batch_sizes)
+    return (
+        f"Times are medians, taken in turns: Keras ({comparison.backend}) on the "
+        f"{comparison.device} with all its threads, LiteRT on the CPU with {threads}. "
+        f"For a pass: most resident bytes during one of a batch of {largest}, on the "
+        "CPU, beyond those before the model was opened; process: all of them, runtime "
+        f"included. Outputs are those of {comparison.samples} {samples}, against the "
+        "model as it is."
+    )
+
+
+def advice_lines(comparison: RuntimeComparison) -> str:
+    """Return which form to use for what, one line each, and how to get those."""
+    lines = [advice.sentence for advice in comparison.advice]
+    advised = {advice.name for advice in comparison.advice}
+    lines += [
+        f"  {runtime.name}: {runtime.how}"
+        for runtime in comparison.runtimes
+        if runtime.name in advised
+    ]
+    return "\n".join(lines)
+
+
+def _runtime_cells(runtime: RuntimeFigures, sizes: tuple[int, ...]) -> tuple[str, ...]:
+    if runtime.reason:
+        return runtime.name, "not made"
+    times = (runtime.time(size) for size in sizes)
+    figures = (
+        runtime.file_bytes,
+        runtime.weight_bytes,
+        runtime.peak_bytes,
+        runtime.process_bytes,
+    )
+    off = runtime.difference
+    return (
+        runtime.name,
+        *(MISSING if t is None else format_ms(t.milliseconds) for t in times),
+        *map(bytes_or_missing, figures),
+        MISSING if off is None else f"{100 * off:.2g} %",
+    )
