@@ -84,8 +84,28 @@ class EstimatePart:
     nbytes: int
 
 
+class OfParts:
+    """A record of the parts of a peak, by category and by layer."""
+
+    parts: tuple[EstimatePart, ...]
+
+    def by_category(self) -> dict[str, int]:
+        """Return the bytes of each category that has any, most first."""
+        return _largest_first((part.category, part.nbytes) for part in self.parts)
+
+    def by_layer(self) -> dict[str | None, int]:
+        """Return the bytes of each layer, most first; None stands for no layer."""
+        used = (part for part in self.parts if part.category != "pool")
+        return _largest_first((part.layer, part.nbytes) for part in used)
+
+    def layer_rows(self, most: int) -> list[str]:
+        """Return a line of text for each of the `most` largest layers."""
+        largest = list(self.by_layer().items())[:most]
+        return size_rows((layer or NO_LAYER, size) for layer, size in largest)
+
+
 @dataclass(frozen=True)
-class MemoryEstimate(JsonRecord):
+class MemoryEstimate(OfParts, JsonRecord):
     """The memory that a model is estimated to need.
 
     Args:
@@ -123,15 +143,6 @@ class MemoryEstimate(JsonRecord):
     first_step_low_bytes: int | None = None
     first_step_high_bytes: int | None = None
 
-    def by_category(self) -> dict[str, int]:
-        """Return the bytes of each category that has any, most first."""
-        return largest_first((part.category, part.nbytes) for part in self.parts)
-
-    def by_layer(self) -> dict[str | None, int]:
-        """Return the bytes of each layer, most first; None stands for no layer."""
-        used = (part for part in self.parts if part.category != "pool")
-        return largest_first((part.layer, part.nbytes) for part in used)
-
     def verdict(self, memory_limit: int | str) -> str:
         """Return whether it fits into a limit, in words.
 
@@ -163,13 +174,12 @@ class MemoryEstimate(JsonRecord):
         ]
         if self.first_step_bytes is not None:
             lines.append(f"  first step: {format_bytes(self.first_step_bytes)}")
-        lines += ["by category:", *_rows(self.by_category())]
-        largest = list(self.by_layer().items())[:layers]
-        named = {layer or NO_LAYER: nbytes for layer, nbytes in largest}
-        return "\n".join([*lines, "by layer:", *_rows(named)] if named else lines)
+        lines += ["by category:", *size_rows(self.by_category().items())]
+        largest = self.layer_rows(layers)
+        return "\n".join([*lines, "by layer:", *largest] if largest else lines)
 
 
-def largest_first(items: Iterable[tuple[_Key, int]]) -> dict[_Key, int]:
+def _largest_first(items: Iterable[tuple[_Key, int]]) -> dict[_Key, int]:
     """Return the sum of the sizes of each key, most first."""
     sums: dict[_Key, int] = {}
     for key, nbytes in items:
@@ -177,6 +187,11 @@ def largest_first(items: Iterable[tuple[_Key, int]]) -> dict[_Key, int]:
     return dict(sorted(sums.items(), key=lambda item: -item[1]))
 
 
-def _rows(sizes: dict[str, int]) -> list[str]:
-    width = max(map(len, sizes), default=0)
-    return [f"  {name:<{width}}  {format_bytes(n):>10}" for name, n in sizes.items()]
+def size_rows(sizes: Iterable[tuple[str, int | None]]) -> list[str]:
+    """Return a line of text for each name and its bytes; None is unknown."""
+    texts = [
+        (name, "unknown" if nbytes is None else format_bytes(nbytes))
+        for name, nbytes in sizes
+    ]
+    width = max((len(name) for name, _ in texts), default=0)
+    return [f"  {name:<{width}}  {text:>10}" for name, text in texts]

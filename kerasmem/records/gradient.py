@@ -1,59 +1,9 @@
-"""Gradients of an epoch, and findings."""
+"""What the gradients of an epoch looked like, as a whole and by variable."""
 
-import json
 import math
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from typing import Any, Self
+from dataclasses import dataclass
 
-from kerasmem.errors import InputError
 from kerasmem.records.plain import JsonRecord, OrNaN
-
-SEVERITIES = ("error", "warning", "note")
-"""The gravest first: what was trained is lost, is in danger, or is worth knowing."""
-
-
-@dataclass(frozen=True)
-class Finding(JsonRecord):
-    """One thing worth a person's attention, told once.
-
-    Args:
-        kind: what it is, such as `"leak"` or `"vanishing gradient"`.
-        text: one or two sentences with names and figures.
-        epoch: index of the epoch after which it was noticed, from 0.
-        layer: path of the layer it is about, None if it is about none or several.
-        monitor: class name of the callback that noticed it.
-        severity: one of `SEVERITIES`.
-        layers: paths of all layers it is about, in the order of the model.
-    """
-
-    kind: str
-    text: str
-    epoch: int
-    layer: str | None
-    monitor: str
-    severity: str = "warning"
-    layers: tuple[str, ...] = ()
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Return the finding that `to_json` made `line` of.
-
-        Raises:
-            InputError: if it is none, or its severity none of `SEVERITIES`.
-        """
-        found = super().from_json(text)
-        if found.severity not in SEVERITIES:
-            raise InputError(
-                f"A severity is one of {', '.join(SEVERITIES)}. Received: "
-                f"severity={found.severity[:50]!r}."
-            )
-        return found
-
-
-def gravest_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Return findings by severity; those of one severity keep their order."""
-    return tuple(sorted(findings, key=lambda one: SEVERITIES.index(one.severity)))
 
 
 @dataclass(frozen=True)
@@ -130,17 +80,3 @@ class GradientRecord(JsonRecord):
     loss: float | None = None
     val_loss: float | None = None
     learning_rate: float | None = None
-
-    def to_json(self) -> str:
-        """Return the record as one line of JSON, with null for NaN."""
-        return json.dumps(_without_nan(asdict(self)), allow_nan=False)
-
-
-# NaN where there is none; JSON has no NaN. A variable has no `norm_first`.
-_NORMS = ("norm", "norm_max", "norm_last", "norm_first")
-
-
-def _without_nan(fields: dict[str, Any]) -> dict[str, Any]:
-    rows = {"variables": [_without_nan(row) for row in fields.get("variables", ())]}
-    missing = {name: None for name in _NORMS if math.isnan(fields.get(name, 0))}
-    return fields | missing | (rows if "variables" in fields else {})

@@ -1,6 +1,5 @@
 """What was in use, on the devices and on the host, at one moment of a run."""
 
-import json
 from dataclasses import dataclass
 
 from kerasmem.records.plain import JsonRecord
@@ -112,8 +111,3 @@ class MemoryRecord(JsonRecord):
     def counted(self) -> tuple[DeviceReading, ...]:
         """The devices whose figures are a measurement."""
         return tuple(device for device in self.devices if device.counts)
-
-    def to_json(self) -> str:
-        """Return the record as one line of JSON."""
-        # Not by `asdict`, which copies deeply: this is part of what watching costs.
-        return json.dumps(vars(self), default=vars)

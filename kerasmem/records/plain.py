@@ -5,7 +5,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from functools import cache, partial
 from types import NoneType, UnionType
 from typing import (
@@ -136,8 +136,9 @@ class JsonRecord:
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
     def to_json(self) -> str:
-        """Return it as one line of JSON."""
-        return json.dumps(asdict(self))
+        """Return it as one line of JSON, with null for an `OrNaN` that is NaN."""
+        # Not by `asdict`, which copies deeply: this is part of what watching costs.
+        return json.dumps(self, default=_fields)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -147,6 +148,17 @@ class JsonRecord:
             InputError: if it is none.
         """
         return record_from(cls, read_json(text))
+
+
+def _fields(record: object) -> dict[str, Any]:
+    own = vars(record)
+    return own | {n: None for n in _nullable(type(record)) if math.isnan(own[n])}
+
+
+@cache
+def _nullable(cls: Any) -> tuple[str, ...]:
+    hints = get_type_hints(cls, include_extras=True)
+    return tuple(name for name, kind in hints.items() if kind == OrNaN)
 
 
 @cache

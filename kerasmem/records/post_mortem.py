@@ -1,9 +1,9 @@
 """Why memory ran out in a training, what filled it, and what would help."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kerasmem.records.estimate import NO_LAYER, EstimatePart, largest_first
+from kerasmem.records.estimate import EstimatePart, OfParts, size_rows
 from kerasmem.records.plain import JsonRecord
 from kerasmem.records.tuning import MEASURED
 from kerasmem.units import format_bytes
@@ -89,9 +89,9 @@ def post_mortem_text(found: "PostMortem", layers: int = 10) -> str:
         f"out of memory: {found.model} ({found.backend}), {moment_words(found)}",
         f"  {cause_sentence(found.cause)}",
         f"  {found.cause.error}: {found.cause.message}",
-        *_alive(found, layers),
+        *_parts_of_peak(found, layers),
         "what would help:",
-        *(f"  {line}" for line in _help(found)),
+        *(f"  {line}" for line in _what_would_help(found)),
     ]
     if found.left_out:
         lines += ["not found out:", *(f"  {line}" for line in found.left_out)]
@@ -106,23 +106,21 @@ def peak_words(found: "PostMortem") -> str:
     return f"{format_bytes(found.peak_bytes)} ({how})"
 
 
-def _alive(found: "PostMortem", layers: int) -> Iterator[str]:
+def _parts_of_peak(found: "PostMortem", layers: int) -> Iterator[str]:
     if found.peak_bytes is None:
         return
     yield f"in use at the peak: {peak_words(found)}"
-    categories = {
-        name.replace("_", " "): size for name, size in found.by_category().items()
-    }
-    yield from _rows(categories)
-    largest = list(found.by_layer().items())[:layers]
+    sizes = found.by_category().items()
+    yield from size_rows((name.replace("_", " "), size) for name, size in sizes)
+    largest = found.layer_rows(layers)
     if largest:
         yield "by layer:"
-        yield from _rows({layer or NO_LAYER: size for layer, size in largest})
+        yield from largest
     if found.other_bytes:
         yield f"beside it, all the time: {format_bytes(found.other_bytes)}"
 
 
-def _help(found: "PostMortem") -> Iterator[str]:
+def _what_would_help(found: "PostMortem") -> Iterator[str]:
     sentence = fitting_sentence(found)
     if sentence:
         yield sentence
@@ -162,11 +160,6 @@ def _free(cause: "Cause") -> str:
     if cause.largest_free_bytes is None:
         return free
     return f"{free}, at most {format_bytes(cause.largest_free_bytes)} in one piece"
-
-
-def _rows(sizes: Mapping[str, int]) -> Iterable[str]:
-    width = max(map(len, sizes), default=0)
-    return (f"  {name:<{width}}  {format_bytes(n):>10}" for name, n in sizes.items())
 
 
 CAUSES = ("device", "fragmentation", "one tensor", "input pipeline", "host")
@@ -235,7 +228,7 @@ class Remedy:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PostMortem(JsonRecord):
+class PostMortem(OfParts, JsonRecord):
     """What is known of one time that memory ran out. It holds no tensors.
 
     Args:
@@ -295,14 +288,6 @@ class PostMortem(JsonRecord):
     def is_measured(self) -> bool:
         """Whether the peak was measured; otherwise it is estimated."""
         return self.peak_source == MEASURED
-
-    def by_category(self) -> dict[str, int]:
-        """Return the bytes at the peak of each category that has any, most first."""
-        return largest_first((part.category, part.nbytes) for part in self.parts)
-
-    def by_layer(self) -> dict[str | None, int]:
-        """Return the bytes at the peak of each layer, most first; None is no layer."""
-        return largest_first((part.layer, part.nbytes) for part in self.parts)
 
     def text(self, layers: int = 10) -> str:
         """Return all of it in words, with so many of the largest layers."""

@@ -129,16 +129,16 @@ class Timeline:
 
     def to_json(self) -> str:
         """Return the timeline as JSON: texts once each, blocks by column."""
-        content: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
         texts: dict[str | None, int] = {}
-        content["blocks"] = {
+        columns = {
             field.name: [
                 texts.setdefault(value, len(texts)) if field.name in _TEXTS else value
                 for value in (getattr(block, field.name) for block in self.blocks)
             ]
             for field in fields(Block)
         }
-        return json.dumps(content | {"texts": list(texts)}, separators=(",", ":"))
+        content = vars(self) | {"blocks": columns, "texts": list(texts)}
+        return json.dumps(content, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> "Timeline":

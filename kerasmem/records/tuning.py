@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from kerasmem.records.estimate import size_rows
 from kerasmem.records.plain import JsonRecord
 from kerasmem.units import format_bytes
 
@@ -47,13 +48,11 @@ class DataMemory(JsonRecord):
 
     def table(self) -> str:
         """Return the figures as text, with what to bound and how."""
-        rows = [(stage.name, stage.nbytes) for stage in self.stages]
-        rows.append(("all of these, where known", self.estimated_bytes))
+        sizes = [(stage.name, stage.nbytes) for stage in self.stages]
+        sizes.append(("all of these, where known", self.estimated_bytes))
         if self.batch_bytes is not None:
-            rows.append(("one batch", self.batch_bytes))
-        width = max(len(name) for name, _ in rows)
-        lines = ["host memory of the data, estimated:"]
-        lines += [f"  {name:<{width}}  {_told(size):>10}" for name, size in rows]
+            sizes.append(("one batch", self.batch_bytes))
+        lines = ["host memory of the data, estimated:", *size_rows(sizes)]
         if self.measured_bytes is not None:
             came = format_bytes(self.measured_bytes)
             lines.append(
@@ -62,10 +61,6 @@ class DataMemory(JsonRecord):
             )
         advice = [f"  {s.name}: {s.advice}" for s in self.stages if s.advice]
         return "\n".join([*lines, "what to bound:", *advice] if advice else lines)
-
-
-def _told(nbytes: int | None) -> str:
-    return "unknown" if nbytes is None else format_bytes(nbytes)
 
 
 MEASURED = "measured"

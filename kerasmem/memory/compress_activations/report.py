@@ -1,8 +1,7 @@
 """What compression does to a model: bytes by layer, and the change of gradients."""
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import keras
@@ -17,7 +16,7 @@ from kerasmem.memory.compress_activations.apply import compress_in_place, settin
 from kerasmem.memory.compress_activations.math import packed_bytes
 from kerasmem.memory.compress_activations.plan import GraphPlan, Step, plan
 from kerasmem.memory.compress_activations.store import EmptyStore
-from kerasmem.records.plain import AnyNumber, read_json, record_from
+from kerasmem.records.plain import AnyNumber, JsonRecord
 from kerasmem.units import format_bytes
 
 FATES = ("8 bits", "as it is", "not stored")
@@ -56,7 +55,7 @@ class GradientChange:
 
 
 @dataclass(frozen=True)
-class ActivationReport:
+class ActivationReport(JsonRecord):
     """What waits for the backward pass of one batch, and what the gradient becomes.
 
     Args:
@@ -98,19 +97,6 @@ class ActivationReport:
             )
             lines += [f"  {g.layer}  {g.relative:.2%}" for g in self.gradients]
         return "\n".join(lines)
-
-    def to_json(self) -> str:
-        """Return the record as JSON."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> "ActivationReport":
-        """Return the record that `to_json` made `text` of.
-
-        Raises:
-            InputError: if it is another text.
-        """
-        return record_from(cls, read_json(text))
 
 
 _PACKED, _AS_IT_IS, _NOT_STORED = FATES
