@@ -6,6 +6,8 @@ from contextlib import ExitStack
 from types import FrameType
 from typing import Any
 
+import keras
+
 from kerasmem.backends import patch_method
 
 _OWN_MODULES = "kerasmem."
@@ -111,6 +113,33 @@ class Attachment:
         if not is_fitting(self._model):  # a ModelCheckpoint may save all the time
             self.release()
         return original(*args, **kwargs)
+
+
+class AttachedCallback(keras.callbacks.Callback):
+    """A callback that hangs something on the model for one `fit`, abstract."""
+
+    async_safe = True
+    _attachment: Attachment | None = None
+
+    def attach(
+        self, model: Any, undo: Callable[[], None], *, for_fit: bool = True
+    ) -> None:
+        """Note what was hung on the model, and what takes it off; see `Attachment`."""
+        self._attachment = Attachment(model, undo, for_fit=for_fit)
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Begin anew."""
+        self.detach()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Leave no trace."""
+        self.detach()
+
+    def detach(self) -> None:
+        """Take everything off the model now; a second call is a no-op."""
+        attachment, self._attachment = self._attachment, None
+        if attachment is not None:
+            attachment.release()
 
 
 def retrace(model: Any) -> None:

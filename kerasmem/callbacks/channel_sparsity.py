@@ -4,12 +4,12 @@ from typing import Any
 
 import keras
 
-from kerasmem.callbacks.attachment import Attachment
+from kerasmem.callbacks.attachment import AttachedCallback
 from kerasmem.compression.channels.penalty import PENALTIES, ChannelPenalty
 from kerasmem.errors import ConfigError
 
 
-class ChannelSparsity(keras.callbacks.Callback):
+class ChannelSparsity(AttachedCallback):
     """Adds a penalty to the loss that makes channels small which are not needed.
 
     For the training before `km.PruneChannels`: what is small by then can go with little
@@ -43,8 +43,6 @@ class ChannelSparsity(keras.callbacks.Callback):
         ['channel_penalty', 'loss']
     """
 
-    async_safe = True
-
     def __init__(self, strength: float = 1e-4, *, penalty: str = "group_lasso") -> None:
         super().__init__()
         is_number = isinstance(strength, int | float) and not isinstance(strength, bool)
@@ -61,14 +59,12 @@ class ChannelSparsity(keras.callbacks.Callback):
         self._strength = strength
         self._kind = penalty
         self._penalty: ChannelPenalty | None = None
-        self._attachment: Attachment | None = None
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Add the penalty to the loss."""
-        self.detach()
+        super().on_train_begin(logs)
         self._penalty = ChannelPenalty(self.model, self._kind)
-        undo = self._penalty.added_to_loss(self._strength)
-        self._attachment = Attachment(self.model, undo)
+        self.attach(self.model, self._penalty.added_to_loss(self._strength))
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Write the penalty into `logs`."""
@@ -76,13 +72,3 @@ class ChannelSparsity(keras.callbacks.Callback):
             # Asking for the model brings its weights up to date on JAX.
             _ = self.model
             logs["channel_penalty"] = float(keras.ops.convert_to_numpy(self._penalty()))
-
-    def on_train_end(self, logs: Any = None) -> None:
-        """Take the penalty off again."""
-        self.detach()
-
-    def detach(self) -> None:
-        """Take the penalty off the loss now; a second call is a no-op."""
-        if self._attachment is not None:
-            self._attachment.release()
-            self._attachment = None

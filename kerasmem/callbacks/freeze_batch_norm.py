@@ -6,14 +6,14 @@ from typing import Any
 
 import keras
 
-from kerasmem.callbacks.attachment import Attachment
+from kerasmem.callbacks.attachment import AttachedCallback
 from kerasmem.compression.quantize.activations.calls import flatten
 from kerasmem.errors import ConfigError
 from kerasmem.graph.layers import own_graph, sublayers
 from kerasmem.graph.observe import LayerCall, observing
 
 
-class FreezeBatchNorm(keras.callbacks.Callback):
+class FreezeBatchNorm(AttachedCallback):
     """Has BatchNormalization train with its moving statistics from an epoch on.
 
     They change no more; scale and offset go on training. For the last part of a
@@ -36,8 +36,6 @@ class FreezeBatchNorm(keras.callbacks.Callback):
         >>> callbacks = [FreezeBatchNorm(0.5)]
     """
 
-    async_safe = True
-
     def __init__(self, after: float = 0.5) -> None:
         super().__init__()
         is_number = isinstance(after, Real) and not isinstance(after, bool)
@@ -47,11 +45,6 @@ class FreezeBatchNorm(keras.callbacks.Callback):
                 f"1. Received: after={after!r}."
             )
         self._after = after
-        self._attachment: Attachment | None = None
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        """Begin anew."""
-        self.detach()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Freeze the layers if it is time."""
@@ -65,17 +58,7 @@ class FreezeBatchNorm(keras.callbacks.Callback):
                 and id(layer) not in always
             ]
             undo.enter_context(observing(norms, inputs=_in_inference))
-            self._attachment = Attachment(self.model, undo.close)
-
-    def on_train_end(self, logs: Any = None) -> None:
-        """Let the layers train as ever again."""
-        self.detach()
-
-    def detach(self) -> None:
-        """Let the layers train as ever now; a second call is a no-op."""
-        if self._attachment is not None:
-            self._attachment.release()
-            self._attachment = None
+            self.attach(self.model, undo.close)
 
 
 def _in_inference(call: LayerCall) -> Any:

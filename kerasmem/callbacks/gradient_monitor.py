@@ -7,22 +7,18 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import keras
-
 from kerasmem import backends
-from kerasmem.callbacks.attachment import Attachment
+from kerasmem.callbacks.attachment import AttachedCallback
 from kerasmem.callbacks.gradient_findings import GradientFindings
 from kerasmem.callbacks.gradient_tally import GradientReading, GradientTally
-from kerasmem.callbacks.guard import Guard, tell
-from kerasmem.callbacks.learning_rate import LearningRate, epoch_losses, learning_rate
-from kerasmem.callbacks.run_folder import begin_run, complete_run
+from kerasmem.callbacks.learning_rate import LearningRate, learning_rate
+from kerasmem.callbacks.run_log import Guard, RunLog, epoch_losses, warn
 from kerasmem.errors import ConfigError
-from kerasmem.files.run_dir import Journal, file_name
 from kerasmem.records import Finding, GradientRecord, Run
 from kerasmem.report.run import notebook_html
 
 
-class GradientMonitor(keras.callbacks.Callback):
+class GradientMonitor(AttachedCallback):
     """Writes the norm of the gradient into `logs` at the end of every epoch.
 
     List it before the callbacks that shall see its keys: `EarlyStopping` (with
@@ -86,8 +82,6 @@ class GradientMonitor(keras.callbacks.Callback):
         []
     """
 
-    async_safe = True
-
     def __init__(
         self,
         *,
@@ -104,12 +98,10 @@ class GradientMonitor(keras.callbacks.Callback):
         self.records: list[GradientRecord] = []
         self.findings: list[Finding] = []
         self._every = every if per_variable else 0
-        self._log_dir = log_dir
         self._guard = Guard("GradientMonitor")
+        self._log = RunLog(log_dir, self._guard)
         self._rules = GradientFindings("GradientMonitor")
-        self._open_journals(process=0)
         self._tally: GradientTally | None = None
-        self._attachment: Attachment | None = None
 
     def _repr_html_(self) -> str:
         """Return the page of what was recorded, for a notebook."""
@@ -119,17 +111,16 @@ class GradientMonitor(keras.callbacks.Callback):
 
     def detach(self) -> None:
         """Take everything off the model; a second call is a no-op."""
-        attachment, self._attachment, self._tally = self._attachment, None, None
-        if attachment:
-            with self._guard("come off the model"):
-                attachment.release()
+        self._tally = None
+        with self._guard("come off the model"):
+            super().detach()
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Hook into the optimizer."""
-        self.detach()
+        super().on_train_begin(logs)
         with self._guard("hook into the optimizer"):
             self._rules.start_fit(self.model.name)
-            self._open_journals(backends.current().processes(self.model)[0])
+            self._log.find_process(self.model)
             if self.model.built and not self.model.trainable_variables:
                 self._guard.warn(
                     "GradientMonitor has nothing to watch: the model has no trainable "
@@ -137,8 +128,7 @@ class GradientMonitor(keras.callbacks.Callback):
                 )
             else:
                 self._attach(self.model)
-        with self._guard("write run.json"):
-            begin_run(self._log_dir, self.model)
+        self._log.begin(self.model)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Forget the epoch before."""
@@ -166,26 +156,17 @@ class GradientMonitor(keras.callbacks.Callback):
             if logs is not None:
                 logs.update(_series(record))
             self.records.append(record)
-            self._journal.append(record.to_json())
+            self._log.append("gradients", record)
             found = self._look(replace(reading, record=record))
-            self.findings += found
-            for finding in found:
-                self._findings_journal.append(finding.to_json())
+            self._log.add_findings(found, self.findings)
         for finding in found:
             if finding.severity == "error":
-                tell(finding.text)
+                warn(finding.text)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Leave no trace."""
-        self.detach()
-        with self._guard("write run.json"):
-            complete_run(self._log_dir, self.model)
-
-    def _open_journals(self, process: int) -> None:
-        self._journal, self._findings_journal = (
-            Journal(self._log_dir, file_name(stem, ".jsonl", process))
-            for stem in ("gradients", "findings")
-        )
+        super().on_train_end(logs)
+        self._log.complete(self.model)
 
     def _look(self, reading: GradientReading) -> list[Finding]:
         # Of the update at which it went wrong, else of the first and the last.
@@ -235,8 +216,7 @@ class GradientMonitor(keras.callbacks.Callback):
             hooks.callback(
                 backend.observe_loss_scaling(model.optimizer, observe_finite)
             )
-            undo = partial(self._undo, hooks.pop_all())
-            self._attachment = Attachment(model, undo)
+            self.attach(model, partial(self._undo, hooks.pop_all()))
         self._tally = tally
 
 

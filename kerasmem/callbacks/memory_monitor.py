@@ -1,14 +1,24 @@
 """Memory of the devices and of the process, epoch by epoch."""
 
 import os
+import threading
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import keras
 
-from kerasmem.callbacks.attachment import is_fitting
-from kerasmem.callbacks.memory_watch import MemoryWatch, Phase
-from kerasmem.errors import ConfigError
-from kerasmem.memory.workers import WorkerReader
+from kerasmem import backends
+from kerasmem.callbacks.attachment import is_fitting, is_running
+from kerasmem.callbacks.leak_watch import LeakWatch, figures
+from kerasmem.callbacks.run_log import Guard, RunLog, epoch_losses, warn
+from kerasmem.errors import ConfigError, KerasMemWarning
+from kerasmem.memory.peaks import MemoryReader, Phase
+from kerasmem.memory.workers import RunFolderReader, WorkerReader, series
+from kerasmem.processes.host import host_peak
 from kerasmem.records import Finding, MemoryRecord, Run
 from kerasmem.report.run import notebook_html
 
@@ -90,29 +100,33 @@ class MemoryMonitor(keras.callbacks.Callback):
         log_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__()
+        self.records: list[MemoryRecord] = []
+        self.findings: list[Finding] = []
+        self.unavailable: str | None = None
         self.workers: WorkerReader | None = None
         self._interval = _interval(every)
-        self._watch = MemoryWatch("MemoryMonitor", log_dir, host=host)
+        self._watch_host = host
+        self._log_dir = log_dir
+        self._guard = Guard("MemoryMonitor")
+        self._log = RunLog(log_dir, self._guard)
+        self._leaks = LeakWatch("MemoryMonitor")
+        self._lock = threading.Lock()  # Keras may call batch hooks in several threads
+        self._reader: MemoryReader | None = None
+        self._others: WorkerReader | None = None
         self._fitted: Any = None
         self._epoch = 0
         self._is_first_step = False
         self._test_phase: Phase = "evaluate"
         self._steps_per_execution = 1
 
-    @property
-    def records(self) -> list[MemoryRecord]:
-        """A `MemoryRecord` per reading, over all runs."""
-        return self._watch.records
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy keeps: Keras Tuner copies callbacks for every trial."""
+        return vars(self) | {"_lock": None, "_reader": None}
 
-    @property
-    def findings(self) -> list[Finding]:
-        """A `Finding` per rise."""
-        return self._watch.findings
-
-    @property
-    def unavailable(self) -> str | None:
-        """One sentence on why there is no device series, or None."""
-        return self._watch.unavailable
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Become a copy that measures nothing yet."""
+        self.__dict__.update(state)
+        self._lock = threading.Lock()
 
     def _repr_html_(self) -> str:
         """Return the page of what was recorded, for a notebook."""
@@ -129,25 +143,34 @@ class MemoryMonitor(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Start new peaks."""
         self._epoch = epoch
-        self._watch.begin("train")
+        self._with_reader(lambda reader: reader.begin("train"))
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Keep a record if it is time for one."""
         if self._is_first_step:
             self._is_first_step = False
-            self._watch.end_first_step()
+            self._with_reader(MemoryReader.end_first_step)
         self._read_if_due(batch, "train")
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Keep a record, write it into `logs`, and look for what rises."""
-        record = self._watch.read(epoch, None, "train", logs)
+        self._epoch = epoch
+        record = self._read(None, "train", logs)
         if record is not None and logs is not None:
-            logs.update(self._watch.series(record))
-        self._watch.end_epoch(self.model, epoch)
+            logs.update(self._series(record))
+        model = self.model
+        self._log.complete(model)
+        found: list[Finding] = []
+        with self._guard("look for leaks"):
+            measure = partial(figures, model, host=self._watch_host)
+            found = self._leaks.after_epoch(epoch, measure)
+            self._log.add_findings(found, self.findings)
+        for finding in found:
+            warn(finding.text)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Stop sampling."""
-        self._watch.close()
+        self._close()
         self._fitted = None
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -175,24 +198,61 @@ class MemoryMonitor(keras.callbacks.Callback):
         """Keep a record."""
         self._end_pass("predict")
 
-    def _open(self) -> None:
-        model = self.model
-        self._steps_per_execution = model.steps_per_execution
-        self._watch.open(model, self.workers)
-
     def _begin_pass(self, phase: Phase) -> None:
         if not self._is_in_fit():
             self._open()
-        self._watch.begin(phase)
+        self._with_reader(lambda reader: reader.begin(phase))
 
     def _end_pass(self, phase: Phase) -> None:
-        self._watch.read(self._epoch, None, phase)
-        self._watch.end(phase)
+        self._read(None, phase)
+        self._with_reader(lambda reader: reader.end(phase))
         if not self._is_in_fit():
-            self._watch.close()
+            self._close()
 
     def _is_in_fit(self) -> bool:
         return self._fitted is not None and is_fitting(self._fitted)
+
+    def _open(self) -> None:
+        model = self.model
+        self._steps_per_execution = model.steps_per_execution
+        self._close()
+        known, self.unavailable = self.unavailable, None
+        with self._guard("find out what memory can be read"):
+            self._log.find_process(model)
+            self._others = self._other_processes()
+            self._reader = self._new_reader(model)
+            self.unavailable = _why_unavailable()
+        if self.unavailable and not known:
+            # Nothing is wrong, so it may not end a run that has warnings as errors.
+            with suppress(KerasMemWarning):
+                warnings.warn(self.unavailable, KerasMemWarning, stacklevel=2)
+        self._log.begin(model)
+
+    def _other_processes(self) -> WorkerReader | None:
+        process, processes = self._log.process, self._log.processes
+        if process:
+            return None
+        if self.workers is None and self._log_dir is not None and processes > 1:
+            return RunFolderReader(self._log_dir, process, processes)
+        return self.workers
+
+    def _new_reader(self, model: Any) -> MemoryReader:
+        is_needed = partial(is_running, model, threading.get_ident())
+        # In a loop written by hand nothing runs that could be seen to end.
+        is_over = (lambda: not is_needed()) if is_needed() else (lambda: False)
+        host = host_peak(is_needed) if self._watch_host else None
+        return MemoryReader(host, self._log.process, is_over)
+
+    def _close(self) -> None:
+        with self._lock, self._guard("end the measurement"):
+            reader, self._reader = self._reader, None
+            if reader:
+                reader.close()
+
+    def _with_reader(self, do: Callable[[MemoryReader], None]) -> None:
+        with self._lock, self._guard("read the memory"):
+            if self._reader:
+                do(self._reader)
 
     def _read_if_due(self, batch: int, phase: Phase) -> None:
         if self._interval is None:
@@ -200,7 +260,38 @@ class MemoryMonitor(keras.callbacks.Callback):
         # From the index alone: on JAX and torch the calls may come out of order.
         before, after = batch + 1 - self._steps_per_execution, batch + 1
         if after // self._interval > before // self._interval:
-            self._watch.read(self._epoch, batch, phase)
+            self._read(batch, phase)
+
+    def _read(
+        self, batch: int | None, phase: Phase, logs: Mapping[str, Any] | None = None
+    ) -> MemoryRecord | None:
+        """Keep a record, with the losses in `logs`; None if nothing could be read."""
+        record = None
+        with self._lock:  # for both, so that lines stand in the order of the records
+            with self._guard("read the memory"):
+                if self._reader:
+                    record = self._reader.record(self._epoch, batch, phase)
+                    record = replace(record, **epoch_losses(logs))
+                    self.records.append(record)
+            if record:
+                with self._guard("write memory.jsonl"):
+                    self._log.append("memory", record)
+        return record
+
+    def _series(self, record: MemoryRecord) -> dict[str, float]:
+        """Return what `logs` get: `record` and, in process 0, the others' newest."""
+        records: dict[int, MemoryRecord | None] = {self._log.process: record}
+        with self._guard("read the memory of the other processes"):
+            if self._others:
+                records |= self._others.newest()
+        with self._guard("sum up the memory"):
+            return series(records)
+        return {}
+
+
+def _why_unavailable() -> str | None:
+    backend = backends.current()
+    return None if backend.device_memory() else backend.why_no_device_memory()
 
 
 def _interval(every: str | int) -> int | None:

@@ -10,10 +10,9 @@ import keras
 
 from kerasmem import backends
 from kerasmem.callbacks.attachment import is_fitting
-from kerasmem.callbacks.guard import Guard
-from kerasmem.callbacks.run_folder import begin_run, complete_run
+from kerasmem.callbacks.run_log import Guard, RunLog
 from kerasmem.errors import ConfigError, ProfilerUnavailableError
-from kerasmem.files.run_dir import Journal, file_name, run_name
+from kerasmem.files.run_dir import run_name
 from kerasmem.files.timelines import add_timelines
 from kerasmem.memory.timeline import timelines, watched, watched_again
 from kerasmem.records import Finding, Run, Timeline
@@ -88,6 +87,7 @@ class MemoryTimeline(keras.callbacks.Callback):
         self._steps = steps
         self._log_dir = log_dir
         self._guard = Guard("MemoryTimeline")
+        self._log = RunLog(log_dir, self._guard)
         self._fitted: Any = None
         self._window: _Window | None = None
         self._is_waiting = False
@@ -106,8 +106,9 @@ class MemoryTimeline(keras.callbacks.Callback):
         self._drop_windows(lambda window: window.is_open_on(self._fitted))
         self._seen = 0
         self._is_waiting = True
-        with self._guard("write into log_dir"):
-            begin_run(self._log_dir, self._fitted)
+        with self._guard("find out which process this is"):
+            self._log.find_process(self._fitted)
+        self._log.begin(self._fitted)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Count the steps over all epochs."""
@@ -143,8 +144,7 @@ class MemoryTimeline(keras.callbacks.Callback):
                 f"MemoryTimeline saw no step of its window: there were {self._seen} "
                 "steps. Give it earlier ones, such as steps=range(0, 1)."
             )
-        with self._guard("write into log_dir"):
-            complete_run(self._log_dir, self._fitted)
+        self._log.complete(self._fitted)
         self.finish()
 
     def finish(self) -> None:
@@ -191,20 +191,15 @@ class MemoryTimeline(keras.callbacks.Callback):
                 self._guard.warn(" ".join(problems))
         if self.timelines and self._log_dir is not None:
             with self._guard("write the timeline"):
-                process, _ = backends.current().processes(self._fitted)
-                folder = Path(self._log_dir)
+                folder, process = Path(self._log_dir), self._log.process
                 self._written = add_timelines(folder, self.timelines, process)
 
     def _tell_why_missing(self, reason: str) -> None:
         """Warn, and write down for the page why it has no timeline."""
         self._guard.warn(reason)
         with self._guard("write findings.jsonl"):
-            process, _ = backends.current().processes(self._fitted)
-            name = file_name("findings", ".jsonl", process)
-            finding = Finding(
-                "no timeline", reason, self._epoch, None, "MemoryTimeline", "note"
-            )
-            Journal(self._log_dir, name).append(finding.to_json())
+            about = (self._epoch, None, "MemoryTimeline", "note")
+            self._log.append("findings", Finding("no timeline", reason, *about))
 
     def _drop(self) -> None:
         window, self._window = self._window, None

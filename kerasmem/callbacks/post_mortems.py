@@ -8,8 +8,7 @@ import keras
 
 from kerasmem import backends
 from kerasmem.backends.exhaustion import RefusalLog
-from kerasmem.callbacks.guard import Guard
-from kerasmem.callbacks.run_folder import begin_run
+from kerasmem.callbacks.run_log import Guard, begin_run
 from kerasmem.errors import OutOfMemoryError
 from kerasmem.files.run_dir import add_post_mortem
 from kerasmem.graph.values import held_bytes

@@ -3,12 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
-import keras
-
 from kerasmem.backends import patch_method
-from kerasmem.callbacks.attachment import Attachment, is_fitting
-from kerasmem.callbacks.guard import tell
+from kerasmem.callbacks.attachment import AttachedCallback, is_fitting
 from kerasmem.callbacks.pruning_places import Loop, Places
+from kerasmem.callbacks.run_log import warn
 from kerasmem.compression.prune import CRITERIA, INPUTS, Prune
 from kerasmem.compression.prune.gradual import Gradual
 from kerasmem.errors import ConfigError, ModelError
@@ -18,7 +16,7 @@ _RANKING_STEPS = 20
 """One ranking of the weights serves at most so many steps."""
 
 
-class Pruning(keras.callbacks.Callback):
+class Pruning(AttachedCallback):
     """Prunes the model while it trains; it stays a plain Keras model throughout.
 
     Weights are sparse after every update, so in every checkpoint too, wherever among
@@ -69,8 +67,6 @@ class Pruning(keras.callbacks.Callback):
         10
     """
 
-    async_safe = True
-
     def __init__(self, prune: Prune, *, data: Any = None) -> None:
         super().__init__()
         if not isinstance(prune, Prune):
@@ -85,7 +81,6 @@ class Pruning(keras.callbacks.Callback):
         self.prune = prune
         self.changes: list[WeightChange] = []
         self._data = data
-        self._attachment: Attachment | None = None
         self._gradual: Gradual | None = None
         self._places: Places | None = None
         self._latest: float | None = None
@@ -110,8 +105,7 @@ class Pruning(keras.callbacks.Callback):
         # On JAX `self.model` fetches the weights from the running epoch, which takes
         # a while; not in every batch.
         self._gradual = Gradual(model, self.prune, self._data, lambda: self.model)
-        release, for_fit = self._gradual.release, self._loop is None
-        self._attachment = Attachment(model, release, for_fit=for_fit)
+        self.attach(model, self._gradual.release, for_fit=self._loop is None)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Note the epoch; before the first one take what is zero as pruned."""
@@ -161,12 +155,6 @@ class Pruning(keras.callbacks.Callback):
 
         undo.append(patch_method(history, "on_train_end", finish))
 
-    def detach(self) -> None:
-        """Take the masks off the model now; the weights keep their zeros."""
-        if self._attachment is not None:
-            self._attachment.release()
-            self._attachment = None
-
     def _begin(self, epoch: int) -> Places:
         """Return the places of this training; what is zero now counts as pruned."""
         # Not earlier: a callback behind this one may have restored a checkpoint.
@@ -184,7 +172,7 @@ class Pruning(keras.callbacks.Callback):
             gradual.enforce()
             self.changes = gradual.changes()
             if gradual.sparsity < gradual.final_sparsity - 1e-9:
-                tell(
+                warn(
                     "Training ended before pruning did: the sparsity is "
                     f"{gradual.sparsity:.3f} instead of {gradual.final_sparsity:.3f}. "
                     "Train longer, or let the schedule of Prune end earlier."

@@ -1,15 +1,22 @@
-"""Peaks of stretches of time that lie within each other, and the series of a run."""
+"""Memory in use, with the peaks of stretches of time that lie within each other."""
 
-import math
 import threading
-from collections.abc import Callable, Iterable, Mapping
+import time
+import weakref
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from typing import Literal
 
+from kerasmem import backends
+from kerasmem.memory.card import read_card
 from kerasmem.processes.host import HostPeak
 from kerasmem.records import DeviceReading, HostReading, MemoryRecord
-from kerasmem.units import to_mib
+
+Phase = Literal["train", "validation", "evaluate", "predict"]
 
 _HOST = "host"
+_LATER = "later"
 _LOCK = threading.RLock()
 """One for all readers: each may have all others take over what it resets."""
 
@@ -94,51 +101,105 @@ class Peaks:
         return devices, host
 
 
-_DEVICE_FIGURES = {"device_peak": "peak_bytes", "device": "current_bytes"}
+class MemoryReader:
+    """Reads the memory in use, with the peaks of an epoch and of what lies in it.
 
-
-def series(records: Mapping[int, MemoryRecord | None]) -> dict[str, float]:
-    """Return the largest figure, and the sum if there are several, in MiB.
-
-    `device_peak_mib`, `device_mib` and `host_peak_mib` are the largest over devices
-    and processes. With more than one device or process there is a sum of each, such
-    as `device_peak_sum_mib`; an allocator that devices share counts once in it. As
-    long as a process has told nothing the sums are NaN. A device of which nothing was
-    counted has no part in them.
+    The peaks are the process's: before anybody else resets them, such as another
+    monitor or the user's own code, the reader takes them over. It does so until it is
+    closed or gone, or its model no longer runs.
 
     Args:
-        records: the newest record of each process by its index, None for a process
-            that has told nothing yet.
-
-    Example:
-        >>> reading = DeviceReading("GPU:0", 1024**2, 2 * 1024**2, True)
-        >>> series({0: MemoryRecord(0, None, (reading,), None)})
-        {'device_peak_mib': 2.0, 'device_mib': 1.0}
+        host: the process's own peak, None to leave it out; closed with the reader.
+        process: index of this process.
+        is_over: whether the run that is measured has ended without a word.
     """
-    told = [record for record in records.values() if record]
-    devices = [device for record in told for device in record.counted]
-    hosts = [record.host.peak_bytes for record in told if record.host]
-    several = len(records) > 1
-    found: dict[str, float] = {}
-    for key, figure in _DEVICE_FIGURES.items():
-        found |= _largest(key, [getattr(device, figure) for device in devices])
-        if several or len(devices) > 1:
-            found |= _sum(key, [getattr(d, figure) for d in _own_allocators(devices)])
-    found |= _largest("host_peak", hosts)
-    if several:
-        found |= _sum("host_peak", hosts)
-    if len(told) < len(records):
-        found |= {key: math.nan for key in found if "_sum_" in key}
-    return found
+
+    def __init__(
+        self, host: HostPeak | None, process: int, is_over: Callable[[], bool]
+    ) -> None:
+        backend = backends.current()
+        self._backend = backend
+        self._peaks = Peaks(backend.device_memory, backend.reset_device_peak, host)
+        self._process = process
+        self._ordinals = backend.cuda_ordinals()
+        self._first_step_peaks: dict[str, int] = {}
+        self._is_over = is_over
+        self._failure: Exception | None = None
+        observer = partial(_take_over, weakref.ref(self))
+        self._unobserve = weakref.finalize(self, backend.observe_peak_resets(observer))
+        self._unobserve.atexit = False
+
+    def begin(self, phase: Phase) -> None:
+        """Start the peaks of a phase; of `"train"` at every epoch's begin."""
+        self._failure = None
+        if phase == "train":
+            self._first_step_peaks = {}
+            self._peaks.end(_LATER)
+        self._peaks.begin(phase)
+
+    def end(self, phase: Phase) -> None:
+        """Forget a phase."""
+        self._peaks.end(phase)
+
+    def end_first_step(self) -> None:
+        """Keep the peaks so far apart from those of the epoch's later steps."""
+        devices, _ = self._peaks.read("train")
+        self._peaks.begin(_LATER)
+        self._first_step_peaks = {device.name: device.peak_bytes for device in devices}
+
+    def record(self, epoch: int, batch: int | None, phase: Phase) -> MemoryRecord:
+        """Return what is in use now, and the peaks since the phase began."""
+        if self._failure:
+            raise self._failure
+        devices, host = self._peaks.read(phase)
+        if phase == "train" and self._first_step_peaks:
+            later, _ = self._peaks.read(_LATER)
+            devices = tuple(map(self._apart, devices, later))
+        if host:
+            host = replace(host, input_bytes=self._backend.input_bytes())
+        return MemoryRecord(
+            epoch=epoch,
+            batch=batch,
+            devices=tuple(map(self._with_card, devices)),
+            host=host,
+            phase=phase,
+            process=self._process,
+            time=time.time(),
+        )
+
+    def close(self) -> None:
+        """End the measurement."""
+        self._unobserve()
+        self._peaks.close()
+
+    def take_over(self) -> None:
+        """Keep the peaks so far: somebody else is about to start them anew."""
+        if self._is_over():
+            self.close()
+            return
+        try:
+            self._peaks.take_over()
+        except Exception as error:  # noqa: BLE001 - told by the next reading
+            self._failure = error
+
+    def _apart(self, device: DeviceReading, later: DeviceReading) -> DeviceReading:
+        return replace(
+            device,
+            first_step_peak_bytes=self._first_step_peaks.get(device.name),
+            later_peak_bytes=later.peak_bytes if later.peak_was_reset else None,
+        )
+
+    def _with_card(self, device: DeviceReading) -> DeviceReading:
+        ordinal = self._ordinals.get(device.name)
+        card = None if ordinal is None else read_card(ordinal)
+        if card is None:
+            return device
+        return replace(
+            device, card_used_bytes=card.used_bytes, card_total_bytes=card.total_bytes
+        )
 
 
-def _own_allocators(devices: Iterable[DeviceReading]) -> list[DeviceReading]:
-    return [device for device in devices if device.shares_with is None]
-
-
-def _largest(key: str, sizes: list[int]) -> dict[str, float]:
-    return {f"{key}_mib": to_mib(max(sizes))} if sizes else {}
-
-
-def _sum(key: str, sizes: list[int]) -> dict[str, float]:
-    return {f"{key}_sum_mib": to_mib(sum(sizes))} if sizes else {}
+def _take_over(reader: "weakref.ref[MemoryReader]") -> None:
+    alive = reader()
+    if alive is not None:
+        alive.take_over()

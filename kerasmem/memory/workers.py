@@ -1,15 +1,17 @@
-"""What the other processes of a training have in use."""
+"""What all processes of a training have in use, and the series that `logs` get."""
 
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
 from kerasmem.errors import InputError
 from kerasmem.files.run_dir import file_name
-from kerasmem.records import MemoryRecord
+from kerasmem.records import DeviceReading, MemoryRecord
 from kerasmem.records.regular import open_regular
+from kerasmem.units import to_mib
 
 
 class WorkerReader(Protocol):
@@ -80,3 +82,53 @@ class _Growing:
         whole = new[: new.rfind(b"\n") + 1]
         self._read_bytes += len(whole)
         return whole.decode(errors="replace").splitlines()
+
+
+_DEVICE_FIGURES = {"device_peak": "peak_bytes", "device": "current_bytes"}
+
+
+def series(records: Mapping[int, MemoryRecord | None]) -> dict[str, float]:
+    """Return the largest figure, and the sum if there are several, in MiB.
+
+    `device_peak_mib`, `device_mib` and `host_peak_mib` are the largest over devices
+    and processes. With more than one device or process there is a sum of each, such
+    as `device_peak_sum_mib`; an allocator that devices share counts once in it. As
+    long as a process has told nothing the sums are NaN. A device of which nothing was
+    counted has no part in them.
+
+    Args:
+        records: the newest record of each process by its index, None for a process
+            that has told nothing yet.
+
+    Example:
+        >>> reading = DeviceReading("GPU:0", 1024**2, 2 * 1024**2, True)
+        >>> series({0: MemoryRecord(0, None, (reading,), None)})
+        {'device_peak_mib': 2.0, 'device_mib': 1.0}
+    """
+    known = [record for record in records.values() if record]
+    devices = [device for record in known for device in record.counted]
+    hosts = [record.host.peak_bytes for record in known if record.host]
+    several = len(records) > 1
+    found: dict[str, float] = {}
+    for key, figure in _DEVICE_FIGURES.items():
+        found |= _largest(key, [getattr(device, figure) for device in devices])
+        if several or len(devices) > 1:
+            found |= _sum(key, [getattr(d, figure) for d in _own_allocators(devices)])
+    found |= _largest("host_peak", hosts)
+    if several:
+        found |= _sum("host_peak", hosts)
+    if len(known) < len(records):
+        found |= {key: math.nan for key in found if "_sum_" in key}
+    return found
+
+
+def _own_allocators(devices: Iterable[DeviceReading]) -> list[DeviceReading]:
+    return [device for device in devices if device.shares_with is None]
+
+
+def _largest(key: str, sizes: list[int]) -> dict[str, float]:
+    return {f"{key}_mib": to_mib(max(sizes))} if sizes else {}
+
+
+def _sum(key: str, sizes: list[int]) -> dict[str, float]:
+    return {f"{key}_sum_mib": to_mib(sum(sizes))} if sizes else {}

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import pytest
 
-from kerasmem.callbacks import MemoryMonitor, memory_watch
+from kerasmem.callbacks import MemoryMonitor, memory_monitor, run_log
 from kerasmem.errors import KerasMemWarning
 from kerasmem.files import run_dir
 from kerasmem.graph.values import to_numpy
@@ -88,13 +88,23 @@ def test_a_backend_that_fails(trains_alike, devices, method, calls_before):
     trains_alike(MemoryMonitor(), "RuntimeError: device lost. Training goes on.")
 
 
-@pytest.mark.parametrize("failing", ["host_peak", "begin_run", "series", "figures"])
-def test_a_part_of_the_monitor_that_fails(trains_alike, devices, monkeypatch, failing):
+@pytest.mark.parametrize(
+    ("module", "failing"),
+    [
+        (memory_monitor, "host_peak"),
+        (run_log, "begin_run"),
+        (memory_monitor, "series"),
+        (memory_monitor, "figures"),
+    ],
+)
+def test_a_part_of_the_monitor_that_fails(
+    trains_alike, devices, monkeypatch, module, failing
+):
     def fail(*arguments, **keywords):
         raise ZeroDivisionError("nobody thought of this")
 
     devices(FakeDevices())
-    monkeypatch.setattr(memory_watch, failing, fail)
+    monkeypatch.setattr(module, failing, fail)
     trains_alike(MemoryMonitor(), "ZeroDivisionError: nobody thought of this")
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kerasmem import backends
-from kerasmem.callbacks import MemoryMonitor, memory_watch
+from kerasmem.callbacks import MemoryMonitor, memory_monitor
 from kerasmem.errors import ConfigError, KerasMemWarning
 from kerasmem.processes.host import SampledPeak, resident_bytes
 from kerasmem.records import HostReading, MemoryRecord
@@ -228,7 +228,7 @@ def test_a_broken_fit_leaves_no_sampling_thread(fit, devices, monkeypatch):
         def on_epoch_end(self, epoch, logs=None):
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(memory_watch, "host_peak", sampled)
+    monkeypatch.setattr(memory_monitor, "host_peak", sampled)
     monitor = MemoryMonitor()
     with pytest.raises(KeyboardInterrupt):
         fit(monitor, BreakOff())

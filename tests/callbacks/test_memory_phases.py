@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import keras
 import pytest
 
-from kerasmem.callbacks import MemoryMonitor, memory_watch
+from kerasmem.callbacks import MemoryMonitor
+from kerasmem.memory import peaks
 from kerasmem.records import RunInfo
 from tests.callbacks.fakes import Allocator, FakeDevices
 
@@ -187,7 +188,7 @@ def test_a_record_says_when_it_was_made(fit, devices, monkeypatch):
     # A real clock may be set back meanwhile.
     seconds = itertools.count(1_800_000_000)
     clock = SimpleNamespace(time=lambda: float(next(seconds)))
-    monkeypatch.setattr(memory_watch, "time", clock)
+    monkeypatch.setattr(peaks, "time", clock)
 
     fit(monitor, epochs=3)
 

@@ -382,7 +382,7 @@ def test_a_folder_that_cannot_be_written_warns_once(tmp_path):
     (tmp_path / "file").write_text("no folder")
     weights, told = quiet(MemoryTimeline(log_dir=tmp_path / "file"))
     assert len(told) == 1
-    assert "could not write into log_dir" in told[0]
+    assert "could not write run.json" in told[0]
     assert weights == bare()
 
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from kerasmem.memory.peaks import series
+from kerasmem.memory.workers import series
 from kerasmem.records import DeviceReading, HostReading, MemoryRecord
 from kerasmem.units import MIB
 

@@ -1,0 +1,197 @@
+"""What a monitor writes into the run's folder, and how little may come of a failure."""
+
+import logging
+import math
+import os
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from kerasmem import backends
+from kerasmem.errors import KerasMemWarning
+from kerasmem.files.atomic import replacing
+from kerasmem.files.run_dir import Journal, file_name
+from kerasmem.graph.values import nbytes
+from kerasmem.records import Finding, RunInfo
+from kerasmem.records.plain import MOST_BYTES, JsonRecord
+from kerasmem.records.regular import read_regular
+
+
+def warn(text: str) -> None:
+    """Warn with `text`; where warnings are errors, log it and go on."""
+    try:
+        warnings.warn(text, KerasMemWarning, stacklevel=3)
+    except KerasMemWarning:
+        logging.getLogger("kerasmem").warning(text)
+
+
+class Guard:
+    """Turns the first failure of a monitor into one warning, later ones into nothing.
+
+    A monitor never breaks the training that it watches.
+
+    Args:
+        who: name of the monitor, for the text of the warning.
+    """
+
+    def __init__(self, who: str) -> None:
+        self._who = who
+        self._has_warned = False
+
+    @contextmanager
+    def __call__(self, doing: str) -> Iterator[None]:
+        """Return a scope that swallows any exception.
+
+        Args:
+            doing: what the scope does, for the text of the warning, such as
+                `"read the memory"`.
+        """
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
+            reason = f"{type(error).__name__}: {error}"
+            self.warn(f"{self._who} could not {doing}: {reason}. Training goes on.")
+
+    def warn(self, text: str) -> None:
+        """Warn with `text`, unless this guard has warned before."""
+        if not self._has_warned:
+            self._has_warned = True
+            warn(text)
+
+
+class RunLog:
+    """Writes a monitor's records into the run's folder; without a folder nothing.
+
+    Args:
+        log_dir: the folder, made when the first line comes; None for no folder.
+        guard: of the monitor.
+
+    Attributes:
+        process: index of this process among those of the run.
+        processes: number of them.
+    """
+
+    def __init__(self, log_dir: str | os.PathLike[str] | None, guard: Guard) -> None:
+        self._log_dir = log_dir
+        self._guard = guard
+        self._journals: dict[str, Journal] = {}
+        self._may_lack_size = False
+        self.process, self.processes = 0, 1
+
+    def find_process(self, model: Any) -> None:
+        """Find out which process of a run this is; each has files of its own."""
+        self.process, self.processes = backends.current().processes(model)
+        self._journals = {}
+
+    def begin(self, model: Any) -> None:
+        """Write `run.json` for the model that is about to run, unless there is one.
+
+        Only process 0 of several does so.
+        """
+        self._may_lack_size = True
+        with self._guard("write run.json"):
+            begin_run(self._log_dir, model)
+
+    def complete(self, model: Any) -> None:
+        """Write the size of a model that was not built at the begin into `run.json`.
+
+        TensorFlow builds a model without an `Input` only in its first step.
+        """
+        if self._may_lack_size:
+            self._may_lack_size = False
+            with self._guard("write run.json"):
+                _complete_run(self._log_dir, model)
+
+    def append(self, stem: str, record: JsonRecord) -> None:
+        """Write a record behind those of its kind.
+
+        Args:
+            stem: of the file's name, such as `"memory"`.
+            record: the record.
+
+        Raises:
+            OSError: if it cannot be written.
+        """
+        if stem not in self._journals:
+            name = file_name(stem, ".jsonl", self.process)
+            self._journals[stem] = Journal(self._log_dir, name)
+        self._journals[stem].append(record.to_json())
+
+    def add_findings(self, found: Sequence[Finding], known: list[Finding]) -> None:
+        """Add findings to those that are known, and write them down.
+
+        Raises:
+            OSError: if they cannot be written.
+        """
+        known += found
+        for finding in found:
+            self.append("findings", finding)
+
+
+def epoch_losses(logs: Mapping[str, Any] | None) -> dict[str, float]:
+    """Return those of `"loss"` and `"val_loss"` that are in `logs` and finite."""
+    known = logs or {}
+    losses = {
+        name: float(known[name]) for name in ("loss", "val_loss") if name in known
+    }
+    return {name: value for name, value in losses.items() if math.isfinite(value)}
+
+
+def begin_run(log_dir: str | os.PathLike[str] | None, model: Any) -> None:
+    """Write `run.json` into the run's folder, unless there is one already.
+
+    Only process 0 of several does so.
+
+    Args:
+        log_dir: the folder, made if it is not there; None for no folder.
+        model: the model that is about to run.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
+    if log_dir is None:
+        return
+    process, processes = backends.current().processes(model)
+    path = Path(log_dir) / file_name("run", ".json")
+    if process or path.exists():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    backend = keras.backend.backend()
+    info = RunInfo(
+        model=model.name,
+        **_size(model),
+        backend=backend,
+        versions={name: version(name) for name in ("keras", backend, "kerasmem")},
+        started=datetime.now(UTC).astimezone().isoformat(timespec="seconds"),
+        processes=processes,
+    )
+    _write(path, info)
+
+
+def _complete_run(log_dir: str | os.PathLike[str] | None, model: Any) -> None:
+    if log_dir is None or not model.built or backends.current().processes(model)[0]:
+        return
+    path = Path(log_dir) / file_name("run", ".json")
+    info = RunInfo.from_json(read_regular(path, MOST_BYTES).decode())
+    if info.parameters or info.model != model.name:
+        return  # of another fit that wrote into the same folder
+    _write(path, replace(info, **_size(model)))
+
+
+def _write(path: Path, info: RunInfo) -> None:
+    with replacing(path, follow_link=False) as temporary:
+        temporary.write_text(info.to_json(), encoding="utf-8")
+
+
+def _size(model: Any) -> dict[str, int]:
+    return {
+        "parameters": model.count_params() if model.built else 0,
+        "weight_bytes": sum(nbytes(variable) for variable in model.weights),
+    }
