@@ -8,7 +8,7 @@ import keras
 import pytest
 
 from kerasmem.callbacks import MemoryMonitor
-from kerasmem.memory import peaks
+from kerasmem.memory import peaks as peaks_module
 from kerasmem.records import RunInfo
 from tests.callbacks.fakes import Allocator, FakeDevices
 
@@ -188,7 +188,7 @@ def test_a_record_says_when_it_was_made(fit, devices, monkeypatch):
     # A real clock may be set back meanwhile.
     seconds = itertools.count(1_800_000_000)
     clock = SimpleNamespace(time=lambda: float(next(seconds)))
-    monkeypatch.setattr(peaks, "time", clock)
+    monkeypatch.setattr(peaks_module, "time", clock)
 
     fit(monitor, epochs=3)
 

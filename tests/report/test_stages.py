@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from kerasmem.compression.technique import shown_by, stage
-from kerasmem.report import stages
+from kerasmem.report import progress
 from kerasmem.report.progress import StageProgress
 
 
@@ -20,7 +20,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(stages, "time", clock)
+    monkeypatch.setattr(progress, "time", clock)
     return clock
 
 
