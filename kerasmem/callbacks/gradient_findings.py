@@ -8,6 +8,7 @@ from statistics import median
 from kerasmem.callbacks import gradient_signs as signs
 from kerasmem.callbacks.gradient_signs import (
     LEAST_SAMPLES,
+    LearningRate,
     Sign,
     divergence_text,
     layer_of,
@@ -15,7 +16,6 @@ from kerasmem.callbacks.gradient_signs import (
     layers_of,
     runs,
 )
-from kerasmem.callbacks.learning_rate import LearningRate
 from kerasmem.records import Finding, GradientRecord, VariableGradient
 
 EXPLODED = 100.0

@@ -10,8 +10,8 @@ from typing import Any
 from kerasmem import backends
 from kerasmem.callbacks.attachment import AttachedCallback
 from kerasmem.callbacks.gradient_findings import GradientFindings
+from kerasmem.callbacks.gradient_signs import LearningRate, learning_rate
 from kerasmem.callbacks.gradient_tally import GradientReading, GradientTally
-from kerasmem.callbacks.learning_rate import LearningRate, learning_rate
 from kerasmem.callbacks.run_log import Guard, RunLog, epoch_losses, warn
 from kerasmem.errors import ConfigError
 from kerasmem.records import Finding, GradientRecord, Run

@@ -1,10 +1,16 @@
 """Signs of a training gone wrong: divergence, dead, vanishing, too large updates."""
 
+import inspect
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
-from kerasmem.callbacks.learning_rate import LearningRate
+import keras
+
+from kerasmem.backends.gradients import innermost
+from kerasmem.graph.values import to_numpy
 from kerasmem.records import GradientRecord, VariableGradient
 
 _MOST_RANGES = 4
@@ -62,6 +68,52 @@ def layer_words(layers: Collection[str], order: Sequence[str]) -> str:
     more = len(parts) - _MOST_RANGES
     shown = ", ".join(parts[:_MOST_RANGES]) + (f" and {more} more" if more > 0 else "")
     return shown if len(layers) == 1 else f"layers {shown}"
+
+
+@dataclass(frozen=True)
+class LearningRate:
+    """A learning rate, and what it is to be compared with.
+
+    Args:
+        value: the learning rate.
+        optimizer: class name of the optimizer.
+        usual: that class's default, None if it has none.
+    """
+
+    value: float
+    optimizer: str
+    usual: float | None
+
+
+def learning_rate(optimizer: Any, updates_ago: Sequence[int]) -> LearningRate | None:
+    """Return the highest learning rate of some updates; None if there is none.
+
+    Args:
+        optimizer: a Keras optimizer; one of several parts has none of its own.
+        updates_ago: which updates, 1 for the latest; a schedule has a value for each.
+    """
+    optimizer = innermost(optimizer)
+    if isinstance(optimizer, keras.optimizers.MultiOptimizer):
+        return None
+    default = inspect.signature(type(optimizer)).parameters.get("learning_rate")
+    usual = default.default if default else None
+    value = max(_value(optimizer, ago) for ago in updates_ago)
+    if not math.isfinite(value):
+        return None
+    return LearningRate(
+        value=value,
+        optimizer=type(optimizer).__name__,
+        usual=usual if isinstance(usual, float) else None,
+    )
+
+
+def _value(optimizer: Any, updates_ago: int) -> float:
+    # Private: in public an optimizer tells the value of the next step alone.
+    schedule = optimizer._learning_rate
+    if not isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
+        return float(to_numpy(optimizer.learning_rate))
+    batches = updates_ago * (optimizer.gradient_accumulation_steps or 1)
+    return float(to_numpy(schedule(optimizer._iterations - batches)))
 
 
 OVERWRITTEN = 10.0

@@ -1,6 +1,7 @@
-"""What a `GradientTally` has riding in the training step."""
+"""The running figures of an epoch as state of the training step."""
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -12,24 +13,41 @@ import numpy as np
 from kerasmem import backends
 from kerasmem.backends import GradientMeter
 from kerasmem.callbacks import gradient_sums as sums
-from kerasmem.callbacks.measured_step import UpdateSample, if_due
+from kerasmem.callbacks.update_sample import UpdateSample
+from kerasmem.records import GradientRecord, VariableGradient
+
+
+def if_due(
+    is_due: Any, compute: Callable[[], Any], otherwise: Callable[[], Any]
+) -> Any:
+    """Return what `compute` returns, where it is not due what `otherwise` returns.
+
+    Args:
+        is_due: whether it is; where the step is compiled a boolean tensor.
+        compute: makes a tensor.
+        otherwise: makes one of the same shape and type.
+    """
+    if isinstance(is_due, bool):
+        return compute() if is_due else otherwise()
+    return keras.ops.cond(is_due, compute, otherwise)
 
 
 @dataclass(frozen=True)
-class Due:
-    """What is due in a step: a bool each, where the step is compiled a tensor.
+class GradientReading:
+    """One epoch's figures.
 
     Args:
-        statistics: whether the step is sampled.
-        changes: whether the step before was, or there is none.
+        record: what is kept.
+        skipped_steps: number of steps that loss scaling skipped.
+        first_nonfinite: index in the epoch of the first update made with a gradient
+            that was not finite, None if there is none.
+        nonfinite_paths: the variables whose gradient was not finite then.
     """
 
-    statistics: Any
-    changes: Any
-
-    def any(self) -> bool:
-        """Return False if nothing is due, whatever a tensor holds."""
-        return not (self.statistics is False and self.changes is False)
+    record: GradientRecord
+    skipped_steps: int
+    first_nonfinite: int | None
+    nonfinite_paths: tuple[str, ...]
 
 
 class GradientState:
@@ -84,13 +102,13 @@ class GradientState:
         given = {self._place_of.get(id(v)): index for index, v in enumerate(variables)}
         return [given.get(place, len(variables)) for place in range(len(self.paths))]
 
-    def due(self, every: int) -> Due:
-        """Return what is due in a step that is being traced."""
+    def is_due(self, every: int) -> tuple[Any, Any]:
+        """Return whether a traced step, and whether the one before, is sampled."""
         vector = self._vector.variable.value
         # Not a constant even for 1: XLA would merge what is measured into what makes
         # the gradient and the update, and do these twice.
         place = keras.ops.mod(vector[sums.STEPS], every)
-        return Due(keras.ops.equal(place, 0), vector[sums.SAMPLED] > 0.0)
+        return keras.ops.equal(place, 0), vector[sums.SAMPLED] > 0.0
 
     def add_step(self, squared_norms: Any, sparse_bytes: Any, sampled: Any) -> None:
         """Add an update, see `gradient_sums.with_step`."""
@@ -105,12 +123,17 @@ class GradientState:
         vector.assign(sums.with_skipped(vector.value, finite))
 
     def add_rows(
-        self, due: Due, statistics: Callable[[], Any], is_updated: Sequence[bool]
+        self,
+        is_sampled: Any,
+        was_sampled: Any,
+        statistics: Callable[[], Any],
+        is_updated: Sequence[bool],
     ) -> None:
         """Add what is due to the rows; call it when the update is done.
 
         Args:
-            due: what is.
+            is_sampled: whether the step is; where it is compiled a boolean tensor.
+            was_sampled: whether the step before was, or there is none; likewise.
             statistics: makes the rows that `gradient_sums.with_statistics` wants.
             is_updated: whether each variable was updated.
         """
@@ -119,7 +142,7 @@ class GradientState:
         rows, entries = self._rows.variable, self._entries.variable
         old, before = rows.value, entries.value
         summed = if_due(
-            due.statistics,
+            is_sampled,
             lambda: sums.with_statistics(old, statistics()),
             lambda: old,
         )
@@ -127,7 +150,7 @@ class GradientState:
         # Outside of the branch: for one that reads variables TensorFlow would keep what
         # their update needs, two and a half times their size.
         parts = self._sample.parts()
-        is_wanted = due.statistics | due.changes
+        is_wanted = is_sampled | was_sampled
         after = if_due(is_wanted, lambda: self._sample.join(parts), lambda: before)
 
         def with_changes() -> Any:
@@ -138,16 +161,70 @@ class GradientState:
                 changes = keras.ops.multiply(changes, mask)
             return sums.with_changes(summed, changes)
 
-        rows.assign(if_due(due.changes, with_changes, lambda: summed))
+        rows.assign(if_due(was_sampled, with_changes, lambda: summed))
         entries.assign(after)
 
-    def read_vector(self) -> list[float]:
-        """Return the figures of all steps; call it between epochs only."""
-        return self._vector.read().tolist()
+    def read_epoch(
+        self, epoch: int, every: int, dense_bytes: Sequence[int]
+    ) -> GradientReading | None:
+        """Return what an epoch's figures tell, None if no step was seen.
 
-    def read_rows(self) -> list[list[float]]:
-        """Return the figures of the sampled ones; call it between epochs only."""
-        return [] if self._rows is None else self._rows.read().tolist()
+        Call it between epochs only.
+
+        Args:
+            epoch: index of the epoch, from 0.
+            every: number of updates between two that were sampled, 0 if none was.
+            dense_bytes: bytes of each variable's gradient, 0 if it is sparse.
+        """
+        vector: list[float] = self._vector.read().tolist()
+        count = len(self.paths)
+        first_bad = vector[sums.HEAD : sums.HEAD + count]
+        sparse_bytes = vector[sums.HEAD + count :]
+        steps, skipped = round(vector[sums.STEPS]), round(vector[sums.SKIPPED])
+        if not steps + skipped:
+            return None
+        nonfinite = round(vector[sums.NONFINITE])
+        first_norm, last = vector[sums.FIRST], vector[sums.LAST]
+        finite = steps - nonfinite
+        gradient_bytes = [
+            dense or round(sparse)
+            for dense, sparse in zip(dense_bytes, sparse_bytes, strict=True)
+        ]
+        record = GradientRecord(
+            epoch=epoch,
+            steps=steps,
+            norm=vector[sums.NORM] / finite if finite else math.nan,
+            norm_max=vector[sums.LARGEST] if finite else math.nan,
+            nonfinite_steps=nonfinite + skipped,
+            variables=self._variables(gradient_bytes),
+            norm_last=last if steps and math.isfinite(last) else math.nan,
+            norm_first=first_norm if steps and math.isfinite(first_norm) else math.nan,
+            sampled_steps=tuple(range(0, steps, every) if every else ()),
+            gradient_bytes=sum(gradient_bytes),
+            own_bytes=self.own_bytes,
+            time=time.time(),
+        )
+        first = min((number for number in first_bad if number), default=0.0)
+        bad = [p for p, n in zip(self.paths, first_bad, strict=True) if first == n]
+        return GradientReading(
+            record=record,
+            skipped_steps=skipped,
+            first_nonfinite=round(first) - 1 if first else None,
+            nonfinite_paths=tuple(bad if first else ()),
+        )
+
+    def _variables(self, gradient_bytes: Sequence[int]) -> tuple[VariableGradient, ...]:
+        if self._rows is None:
+            return ()
+        figures = zip(
+            self.paths,
+            self.sizes,
+            gradient_bytes,
+            self._rows.read().tolist(),
+            strict=True,
+        )
+        records = [sums.variable_record(*each) for each in figures]
+        return tuple(record for record in records if record is not None)
 
     def clear(self) -> None:
         """Start a new epoch."""

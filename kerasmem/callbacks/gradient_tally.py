@@ -1,100 +1,37 @@
 """Adding up, inside the training step, what an epoch's gradients looked like."""
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from keras import ops
 
 from kerasmem import backends
 from kerasmem.backends.steps import register_state
 from kerasmem.callbacks import gradient_sums as sums
-from kerasmem.callbacks.gradient_state import Due, GradientState, placing
+from kerasmem.callbacks.gradient_state import (
+    GradientReading,
+    GradientState,
+    if_due,
+    placing,
+)
 from kerasmem.callbacks.lean_step import MEASURING_STEPS, LeanStep
-from kerasmem.callbacks.measured_step import MeasuredStep, neighbors
-from kerasmem.records import GradientRecord, VariableGradient
 
 
-@dataclass(frozen=True)
-class GradientReading:
-    """One epoch's figures.
+class _Layout(NamedTuple):
+    """How the gradients of an update are measured, and where their figures belong.
 
     Args:
-        record: what is kept.
-        skipped_steps: number of steps that loss scaling skipped.
-        first_nonfinite: index in the epoch of the first update made with a gradient
-            that was not finite, None if there is none.
-        nonfinite_paths: the variables whose gradient was not finite then.
+        groups: indices of the gradients that one branch reads.
+        order: for each variable of the state the index of its gradient.
+        place: puts an entry, or row, per gradient in the state's order.
     """
 
-    record: GradientRecord
-    skipped_steps: int
-    first_nonfinite: int | None
-    nonfinite_paths: tuple[str, ...]
-
-
-def read_epoch(
-    epoch: int, state: GradientState, every: int, dense_bytes: Sequence[int]
-) -> GradientReading | None:
-    """Return what an epoch's figures tell, None if no step was seen.
-
-    Args:
-        epoch: index of the epoch, from 0.
-        state: what rode in the steps.
-        every: number of updates between two that were sampled, 0 if none was.
-        dense_bytes: bytes of each variable's gradient, 0 if it is sparse.
-    """
-    vector = state.read_vector()
-    count = len(state.paths)
-    first_bad = vector[sums.HEAD : sums.HEAD + count]
-    sparse_bytes = vector[sums.HEAD + count :]
-    steps, skipped = round(vector[sums.STEPS]), round(vector[sums.SKIPPED])
-    if not steps + skipped:
-        return None
-    nonfinite = round(vector[sums.NONFINITE])
-    first_norm, last = vector[sums.FIRST], vector[sums.LAST]
-    finite = steps - nonfinite
-    gradient_bytes = [
-        dense or round(sparse)
-        for dense, sparse in zip(dense_bytes, sparse_bytes, strict=True)
-    ]
-    record = GradientRecord(
-        epoch=epoch,
-        steps=steps,
-        norm=vector[sums.NORM] / finite if finite else math.nan,
-        norm_max=vector[sums.LARGEST] if finite else math.nan,
-        nonfinite_steps=nonfinite + skipped,
-        variables=_variables(state, gradient_bytes),
-        norm_last=last if steps and math.isfinite(last) else math.nan,
-        norm_first=first_norm if steps and math.isfinite(first_norm) else math.nan,
-        sampled_steps=tuple(range(0, steps, every) if every else ()),
-        gradient_bytes=sum(gradient_bytes),
-        own_bytes=state.own_bytes,
-        time=time.time(),
-    )
-    first = min((number for number in first_bad if number), default=0.0)
-    bad = [path for path, n in zip(state.paths, first_bad, strict=True) if first == n]
-    return GradientReading(
-        record=record,
-        skipped_steps=skipped,
-        first_nonfinite=round(first) - 1 if first else None,
-        nonfinite_paths=tuple(bad if first else ()),
-    )
-
-
-def _variables(
-    state: GradientState, gradient_bytes: Sequence[int]
-) -> tuple[VariableGradient, ...]:
-    rows = state.read_rows()  # none without per-variable statistics
-    figures = zip(state.paths, state.sizes, gradient_bytes, rows, strict=False)
-    records = [sums.variable_record(*each) for each in figures]
-    return tuple(record for record in records if record is not None)
-
-
-_Plan = tuple[list[range], list[int], Callable[[Any], Any]]
+    groups: list[range]
+    order: list[int]
+    place: Callable[[Any], Any]
 
 
 class GradientTally:
@@ -114,7 +51,7 @@ class GradientTally:
         self._state: GradientState | None = None
         # Of steps that run eagerly; in a trace the state tells.
         self._updates, self._was_sampled = 0, model.built
-        self._plans: dict[tuple[int, ...], _Plan] = {}
+        self._layouts: dict[tuple[int, ...], _Layout] = {}
         self._dense_bytes: list[int] = []
         self._is_lean = False
         self._lean_step: LeanStep | None = None
@@ -137,21 +74,34 @@ class GradientTally:
             self._lean_step.keep_to_one()
         with self._backend.inference():
             state = self._prepare(in_step=True)
-            due = self._due(state)
-            groups, order, place = self._planned(state, variables)
-            step = MeasuredStep(gradients, self._meter, groups)
+            is_sampled, was_sampled = self._due(state)
+            groups, order, place = self._layout(state, variables)
+            # A branch waits for all that it reads, so there are several, each of few
+            # gradients: else all of them would be kept until the last one is known.
+            parts = [[gradients[i] for i in group] for group in groups]
+            squares = [self._meter.squared_norms(part) for part in parts]
+            squared_norms = self._backend.ops.concatenate(squares)
             sparse_bytes = self._sparse_bytes(gradients, order)
-            squares = place(step.squared_norms())
-            sampled = _as_number(due.statistics)
-            state.add_step(squares, sparse_bytes, sampled)
-            if not due.any():
+            state.add_step(place(squared_norms), sparse_bytes, _as_number(is_sampled))
+            if is_sampled is False and was_sampled is False:
                 return None
-            step.look(due.statistics)
+            figures = [
+                if_due(
+                    is_sampled,
+                    partial(self._meter.statistics, part, own_squares),
+                    partial(_zeros, is_sampled, len(part)),
+                )
+                for part, own_squares in zip(parts, squares, strict=True)
+            ]
         is_updated = [index < len(gradients) for index in order]
+
+        def statistics() -> Any:
+            joined = self._backend.ops.concatenate(figures)
+            return place(sums.statistics_of(squared_norms, joined))
 
         def finish() -> None:
             with self._backend.inference():
-                state.add_rows(due, lambda: place(step.statistics()), is_updated)
+                state.add_rows(is_sampled, was_sampled, statistics, is_updated)
 
         return finish
 
@@ -175,7 +125,7 @@ class GradientTally:
             return None
         # Loss scaling may have skipped every step so far.
         dense_bytes = self._dense_bytes or [0] * len(self._state.paths)
-        return read_epoch(epoch, self._state, self._every, dense_bytes)
+        return self._state.read_epoch(epoch, self._every, dense_bytes)
 
     def keep(self) -> Callable[[], None]:
         """Return what takes all back that is counted from now on."""
@@ -222,24 +172,28 @@ class GradientTally:
             )
         return self._state
 
-    def _due(self, state: GradientState) -> Due:
+    def _due(self, state: GradientState) -> tuple[Any, Any]:
+        """Return whether this update, and whether the one before, is sampled.
+
+        A bool each, where the step is compiled a boolean tensor.
+        """
         if not self._every or self._is_lean:
-            return Due(statistics=False, changes=False)
+            return False, False
         if not self._backend.runs_eagerly:
-            return state.due(self._every)
-        due = Due(self._updates % self._every == 0, self._was_sampled)
+            return state.is_due(self._every)
+        due = self._updates % self._every == 0, self._was_sampled
         self._updates += 1
-        self._was_sampled = due.statistics
+        self._was_sampled = due[0]
         return due
 
-    def _planned(self, state: GradientState, variables: Sequence[Any]) -> _Plan:
+    def _layout(self, state: GradientState, variables: Sequence[Any]) -> _Layout:
         key = tuple(map(id, variables))
-        if key not in self._plans:
+        if key not in self._layouts:
             in_one = self._backend.runs_eagerly  # there are no branches
             groups = [range(len(variables))] if in_one else neighbors(variables)
             order = state.order(variables)
-            self._plans[key] = groups, order, placing(order)
-        return self._plans[key]
+            self._layouts[key] = _Layout(groups, order, placing(order))
+        return self._layouts[key]
 
     def _sparse_bytes(self, gradients: Sequence[Any], order: Sequence[int]) -> Any:
         """Return the bytes of each sparse gradient, or None; note those of the rest."""
@@ -256,3 +210,26 @@ def _as_number(condition: Any) -> Any:
     if isinstance(condition, bool):
         return float(condition)
     return ops.cast(condition, "float32")
+
+
+_FIGURES = 3  # what `GradientMeter.statistics` tells of a gradient
+
+
+def _zeros(is_due: Any, rows: int) -> Any:
+    # Not as a constant: TensorFlow would keep it in memory for good.
+    zero = ops.cast(is_due, "float32")
+    return ops.broadcast_to(zero, (rows, _FIGURES))
+
+
+def neighbors(variables: Sequence[Any]) -> list[range]:
+    """Return variables in groups that are little larger than the largest of all."""
+    sizes = [math.prod(variable.shape) for variable in variables]
+    limit = 1.25 * max(sizes)  # room for a bias beside each of many equal kernels
+    groups: list[range] = []
+    start, total = 0, 0
+    for index, size in enumerate(sizes):
+        if index > start and total + size > limit:
+            groups.append(range(start, index))
+            start, total = index, 0
+        total += size
+    return [*groups, range(start, len(sizes))]

@@ -5,8 +5,7 @@ import math
 import pytest
 
 from kerasmem.callbacks.gradient_findings import GradientFindings
-from kerasmem.callbacks.gradient_signs import layer_of, layer_words
-from kerasmem.callbacks.learning_rate import LearningRate
+from kerasmem.callbacks.gradient_signs import LearningRate, layer_of, layer_words
 from kerasmem.errors import InputError
 from kerasmem.records import Finding, GradientRecord, VariableGradient
 

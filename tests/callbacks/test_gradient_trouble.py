@@ -9,7 +9,7 @@ import pytest
 from keras import layers
 
 from kerasmem.callbacks import GradientMonitor
-from kerasmem.callbacks.learning_rate import learning_rate
+from kerasmem.callbacks.gradient_signs import learning_rate
 from kerasmem.errors import KerasMemWarning
 from kerasmem.records import Finding, GradientRecord
 
