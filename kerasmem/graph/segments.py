@@ -19,7 +19,7 @@ from kerasmem import backends
 from kerasmem.backends.recompute import Function
 from kerasmem.errors import ModelError
 from kerasmem.graph.inside import Opened, opened
-from kerasmem.graph.layers import last_uses, nodes_in_order, own_graph, sublayers
+from kerasmem.graph.layers import nodes_in_order, own_graph, sublayers
 from kerasmem.graph.masks import mask_of, with_mask
 
 Recomputation = Callable[[Function], Function]
@@ -53,12 +53,25 @@ def cut(model: Any, starts: Sequence[int]) -> list[Segment]:
     """
     graph = graph_of(model)
     nodes = nodes_in_order(graph)
-    edges = [0, *starts, len(nodes)]
-    last_use = last_uses(nodes, graph.outputs)
-    return [
-        _segment(nodes[start:end], last_use, end)
-        for start, end in itertools.pairwise(edges)
-    ]
+    edges = itertools.pairwise([0, *starts, len(nodes)])
+    return segments_of([nodes[start:end] for start, end in edges], graph.outputs)
+
+
+def segments_of(
+    groups: Sequence[Sequence[Any]], outputs: Sequence[Any]
+) -> list[Segment]:
+    """Return groups of calls as segments, which all calls of a graph are dealt into.
+
+    Args:
+        groups: the calls of each segment, in order.
+        outputs: the `KerasTensor`s that the graph returns.
+    """
+    users: dict[int, set[int]] = {id(y): {len(groups)} for y in outputs}
+    for number, nodes in enumerate(groups):
+        for node in nodes:
+            for x in node.input_tensors:
+                users.setdefault(id(x), set()).add(number)
+    return [_segment(nodes, users, number) for number, nodes in enumerate(groups)]
 
 
 def graph_of(model: Any) -> Any:
@@ -67,13 +80,13 @@ def graph_of(model: Any) -> Any:
     return known.graph if known else own_graph(model)
 
 
-def _segment(nodes: Sequence[Any], last_use: dict[int, int], end: int) -> Segment:
+def _segment(nodes: Sequence[Any], users: dict[int, set[int]], number: int) -> Segment:
     made = {id(y): y for node in nodes for y in node.outputs}
     taken = {id(x): x for node in nodes for x in node.input_tensors}
     return Segment(
         nodes=tuple(nodes),
         inputs=tuple(x for key, x in taken.items() if key not in made),
-        outputs=tuple(y for key, y in made.items() if last_use.get(key, -1) >= end),
+        outputs=tuple(y for key, y in made.items() if users.get(key, set()) - {number}),
     )
 
 

@@ -14,7 +14,7 @@ from kerasmem.exporting.operations import writer_of
 from kerasmem.graph import layer_table
 from kerasmem.graph.channels.walk import FAMILIES
 from kerasmem.graph.layer_table import LAYERS, entry_of, kind, register_layer
-from kerasmem.memory.compress_activations.roles import Role, role_of
+from kerasmem.memory.compress_activations.plan import Role, role_of
 from tests.models import L
 
 EVERY = sorted(

@@ -1,9 +1,6 @@
 """Training with activations in eight bits."""
 
-from kerasmem.memory.compress_activations.apply import (
-    compress_activations,
-    is_compressed,
-)
+from kerasmem.memory.compress_activations.apply import compress_activations
 from kerasmem.memory.compress_activations.report import (
     ActivationReport,
     GradientChange,
@@ -17,5 +14,4 @@ __all__ = [
     "LayerBytes",
     "activation_report",
     "compress_activations",
-    "is_compressed",
 ]

@@ -1,10 +1,10 @@
 """Training with activations in eight bits."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from kerasmem.backends import current
 from kerasmem.backends.recompute import Function, Store
@@ -12,18 +12,80 @@ from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.activation_policy import (
     ActivationPolicy,
     RecomputedSegment,
-    Residuals,
     check_one_policy,
+    policy_of,
     set_policy,
 )
 from kerasmem.graph.clone import clone, same_draws
-from kerasmem.graph.layers import own_graph
+from kerasmem.graph.layers import nodes_in_order, own_graph
 from kerasmem.graph.segments import recompute
-from kerasmem.memory.compress_activations.plan import GraphPlan, Settings, plan
-from kerasmem.memory.compress_activations.store import EmptyStore, PackedStore
+from kerasmem.memory.compress_activations.plan import GraphPlan, plan
+from kerasmem.memory.compress_activations.store import PackedStore
 from kerasmem.memory.estimate.checks import check_model
 
-_SETTINGS: WeakKeyDictionary[Any, Settings] = WeakKeyDictionary()
+_NAME = "compress_activations"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a user chose.
+
+    Args:
+        include: names of layers, or regular expressions for whole names; None for all.
+        exclude: likewise, layers that are left alone.
+        seed: of the rounding, from 0.
+    """
+
+    include: tuple[str, ...] | None
+    exclude: tuple[str, ...]
+    seed: int
+
+    def __post_init__(self) -> None:
+        if (
+            isinstance(self.seed, bool)
+            or not isinstance(self.seed, int)
+            or self.seed < 0
+        ):
+            raise ConfigError(
+                f"`seed` is a whole number from 0. Received: seed={self.seed!r}."
+            )
+        for pattern in (*(self.include or ()), *self.exclude):
+            try:
+                re.compile(pattern)
+            except (re.error, TypeError) as error:
+                raise ConfigError(
+                    "`include` and `exclude` take names of layers or regular "
+                    f"expressions for whole names. Received: {pattern!r} ({error})."
+                ) from error
+
+    def chosen(self, operation: Any) -> bool:
+        """Return whether the layer or operation is compressed."""
+        name = operation.name
+        wanted = self.include is None or _matches(name, self.include)
+        return wanted and not _matches(name, self.exclude)
+
+    def check(self, model: Any) -> None:
+        """Raise a ConfigError if a name or pattern matches nothing in `model`."""
+        names = _names(model)
+        for pattern in (*(self.include or ()), *self.exclude):
+            if not any(_matches(name, (pattern,)) for name in names):
+                raise ConfigError(
+                    "`include` and `exclude` name layers of the model. Received: "
+                    f"{pattern!r}, which matches none of {sorted(names)[:10]}."
+                )
+
+
+def _names(model: Any) -> set[str]:
+    names: set[str] = set()
+    for node in nodes_in_order(own_graph(model)):
+        names.add(node.operation.name)
+        if own_graph(node.operation) is not None:
+            names |= _names(node.operation)
+    return names
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(re.fullmatch(pattern, name) for pattern in patterns)
 
 
 def compress_activations(
@@ -84,7 +146,7 @@ def compress_activations(
     included = None if include is None else _listed(include)
     settings = Settings(included, _listed(exclude), seed)
     settings.check(model)
-    check_one_policy(model, "compress_activations")
+    check_one_policy(model, _NAME)
     copy = same_draws(clone(model), model)
     compress_in_place(copy, settings)
     return copy
@@ -98,16 +160,15 @@ def compress_in_place(model: Any, settings: Settings) -> None:
     """
     plans = _plans(model, settings)
     for graph in plans:
-        treated = [
+        segments = [
             (step.segment, step.store and partial(_recomputed, model, step.store))
             for step in graph.steps
         ]
-        recompute(graph.model, treated)
-    _SETTINGS[model] = settings
+        recompute(graph.model, segments)
     set_policy(model, _policy(plans, settings))
 
 
-def treatment_by_default(model: Any) -> ActivationPolicy:
+def default_policy(model: Any) -> ActivationPolicy:
     """Return how `compress_activations(model)` would train; the model stays as it is.
 
     Raises:
@@ -130,34 +191,25 @@ def _plans(model: Any, settings: Settings) -> list[GraphPlan]:
 
 
 def _policy(plans: Sequence[GraphPlan], settings: Settings) -> ActivationPolicy:
-    pieces = [
-        RecomputedSegment(step.segment.nodes, _residuals(step.store))
+    segments = tuple(
+        RecomputedSegment(step.segment.nodes, step.store.residuals)
         for graph in plans
         for step in graph.steps
         if step.store is not None
-    ]
-    return ActivationPolicy(
-        "compress_activations", apply_again, asdict(settings), tuple(pieces)
     )
+    return ActivationPolicy(_NAME, apply_again, asdict(settings), segments)
 
 
 def apply_again(model: Any, settings: Mapping[str, Any]) -> None:
     """Let a model that was made anew train as the one with these settings."""
-    include = settings["include"]
+    compress_in_place(model, _settings_from(settings))
+
+
+def _settings_from(plain: Mapping[str, Any]) -> Settings:
+    # In another process tuples have become lists.
+    include = plain["include"]
     included = None if include is None else tuple(include)
-    exclude = tuple(settings["exclude"])
-    compress_in_place(model, Settings(included, exclude, settings["seed"]))
-
-
-def _residuals(store: PackedStore | EmptyStore) -> Residuals:
-    return (
-        Residuals.NO_FLOATS if isinstance(store, EmptyStore) else Residuals.EIGHT_BITS
-    )
-
-
-def is_compressed(model: Any) -> bool:
-    """Return whether `compress_activations` made the model."""
-    return model in _SETTINGS
+    return Settings(included, tuple(plain["exclude"]), plain["seed"])
 
 
 def settings_of(model: Any) -> Settings:
@@ -166,13 +218,14 @@ def settings_of(model: Any) -> Settings:
     Raises:
         ModelError: if it was not.
     """
-    if model not in _SETTINGS:
+    policy = policy_of(model)
+    if policy is None or policy.function != _NAME:
         raise ModelError(
             "A model that trains as ever has no report of compressed activations. "
             "Expected: a model from `compress_activations`. Received: "
             f"{model.name!r}."
         )
-    return _SETTINGS[model]
+    return _settings_from(policy.settings)
 
 
 def _recomputed(model: Any, store: Store, function: Function) -> Function:

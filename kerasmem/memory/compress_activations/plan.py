@@ -1,84 +1,72 @@
-"""What is compressed: the settings, what each layer keeps, the plan."""
+"""Which segments of a graph are computed again, and how their inputs are stored."""
 
-import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 import keras
 
-from kerasmem.errors import ConfigError
+from kerasmem.graph.layer_table import entry_of
 from kerasmem.graph.layers import nodes_in_order, own_graph
-from kerasmem.graph.segments import Segment
-from kerasmem.memory.compress_activations.math import FEWEST, grouping
-from kerasmem.memory.compress_activations.roles import Role, roles_of
-from kerasmem.memory.compress_activations.store import EmptyStore, PackedStore
+from kerasmem.graph.segments import Segment, segments_of
+from kerasmem.memory.compress_activations.store import (
+    FEWEST,
+    EmptyStore,
+    PackedStore,
+    grouping,
+)
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What a user chose.
+class Role(Enum):
+    """How an operation takes part in the backward pass."""
 
-    Args:
-        include: names of layers, or regular expressions for whole names; None for all.
-        exclude: likewise, layers that are left alone.
-        seed: of the rounding, from 0.
+    LINEAR = "its gradient needs none of its inputs"
+    CHEAP = "its gradient needs its input or output, and it is cheap to run again"
+    JOINING = "the same, but its input is not to be rounded"
+    KERNEL = "its gradient needs its input, and it is dear to run again"
+    MODEL = "a nested model: its own operations have roles"
+
+
+def roles_of(nodes: Sequence[Any]) -> list[Role]:
+    """Return the role of each call of a graph.
+
+    What leads from a kernel to a softmax by linear operations alone stays with it.
     """
-
-    include: tuple[str, ...] | None
-    exclude: tuple[str, ...]
-    seed: int
-
-    def __post_init__(self) -> None:
-        if (
-            isinstance(self.seed, bool)
-            or not isinstance(self.seed, int)
-            or self.seed < 0
-        ):
-            raise ConfigError(
-                f"`seed` is a whole number from 0. Received: seed={self.seed!r}."
-            )
-        for pattern in (*(self.include or ()), *self.exclude):
-            try:
-                re.compile(pattern)
-            except (re.error, TypeError) as error:
-                raise ConfigError(
-                    "`include` and `exclude` take names of layers or regular "
-                    f"expressions for whole names. Received: {pattern!r} ({error})."
-                ) from error
-
-    def chosen(self, operation: Any) -> bool:
-        """Return whether the layer or operation is compressed."""
-        name = operation.name
-        wanted = self.include is None or _matches(name, self.include)
-        return wanted and not _matches(name, self.exclude)
-
-    def check(self, model: Any) -> None:
-        """Raise a ConfigError if a name or pattern matches nothing in `model`."""
-        names = _names(model)
-        for pattern in (*(self.include or ()), *self.exclude):
-            if not any(_matches(name, (pattern,)) for name in names):
-                raise ConfigError(
-                    "`include` and `exclude` name layers of the model. Received: "
-                    f"{pattern!r}, which matches none of {sorted(names)[:10]}."
-                )
+    roles: list[Role] = []
+    joining: set[int] = set()
+    for node in reversed(nodes):
+        role = role_of(node.operation)
+        if role is Role.LINEAR and any(id(y) in joining for y in node.outputs):
+            role = Role.JOINING
+        if role is Role.JOINING:
+            joining.update(id(x) for x in node.input_tensors)
+        roles.append(role)
+    return roles[::-1]
 
 
-def _names(model: Any) -> set[str]:
-    names: set[str] = set()
-    for node in nodes_in_order(own_graph(model)):
-        names.add(node.operation.name)
-        if own_graph(node.operation) is not None:
-            names |= _names(node.operation)
-    return names
+def role_of(operation: Any) -> Role:
+    """Return the role of a layer or of a `keras.Operation` such as `a + b`.
 
-
-def _matches(name: str, patterns: Iterable[str]) -> bool:
-    return any(re.fullmatch(pattern, name) for pattern in patterns)
+    Whatever is not known to be cheap, such as a layer of the user's own, is taken for
+    dear.
+    """
+    if isinstance(operation, keras.Model):
+        return Role.MODEL
+    if getattr(operation, "activity_regularizer", None) is not None:
+        return Role.KERNEL
+    entry = entry_of(operation)
+    if entry.channels == "activation":
+        # A mask of -1e9 among scores would take all eight bits.
+        own = {"linear": Role.LINEAR, "softmax": Role.JOINING}
+        named = (getattr(keras.activations, name) for name in own)
+        found = dict(zip(named, own.values(), strict=True)).get(operation.activation)
+        return found or Role.CHEAP
+    return Role[entry.residuals.upper()]
 
 
 Chosen = Callable[[Any], bool]
+"""Says of an operation whether it may be run in another way."""
 
 
 class Way(Enum):
@@ -123,7 +111,9 @@ def choose(
         if role is Role.KERNEL or _after_kernel(node, last):
             last.dear.update(id(y) for y in node.outputs)
         maker.update((id(y), last) for y in node.outputs)
-    return [(_segment(group, nodes, outputs), group.way) for group in groups]
+    segments = segments_of([group.nodes for group in groups], outputs)
+    ways = (group.way for group in groups)
+    return list(zip(segments, ways, strict=True))
 
 
 def _way(node: Any, role: Role, last: _Group | None) -> Way:
@@ -145,21 +135,6 @@ def _joins(node: Any, role: Role, way: Way, last: _Group) -> bool:
 
 def _after_kernel(node: Any, group: _Group) -> bool:
     return any(id(x) in group.dear for x in node.input_tensors)
-
-
-def _segment(group: _Group, nodes: Sequence[Any], outputs: Sequence[Any]) -> Segment:
-    inside = {id(node) for node in group.nodes}
-    made = {id(y): y for node in group.nodes for y in node.outputs}
-    taken = {id(x): x for node in group.nodes for x in node.input_tensors}
-    used = {id(y) for y in outputs}
-    for node in nodes:
-        if id(node) not in inside:
-            used.update(id(x) for x in node.input_tensors)
-    return Segment(
-        nodes=tuple(group.nodes),
-        inputs=tuple(x for key, x in taken.items() if key not in made),
-        outputs=tuple(y for key, y in made.items() if key in used),
-    )
 
 
 _PACKABLE = ("float16", "bfloat16", "float32")
@@ -200,43 +175,32 @@ def plan(model: Any, chosen: Chosen, seed: int) -> list[GraphPlan]:
         seed: of the rounding.
     """
     plans: dict[int, GraphPlan] = {}
-    data = {id(x) for x in own_graph(model).inputs}
-    _add(_Planner(chosen, seed), model, data, plans)
+
+    def add(model: Any, data: set[int]) -> None:
+        graph = own_graph(model)
+        cuts = choose(nodes_in_order(graph), graph.outputs, chosen)
+        steps = tuple(_step(segment, way, seed, data) for segment, way in cuts)
+        plans[id(model)] = GraphPlan(model, steps)
+        for node in (node for step in steps for node in step.segment.nodes):
+            inner = own_graph(node.operation) if chosen(node.operation) else None
+            if inner is not None and id(node.operation) not in plans:
+                pairs = zip(inner.inputs, node.input_tensors, strict=True)
+                add(node.operation, {id(x) for x, outer in pairs if id(outer) in data})
+
+    add(model, {id(x) for x in own_graph(model).inputs})
     return list(plans.values())
 
 
-@dataclass(frozen=True)
-class _Planner:
-    chosen: Chosen
-    seed: int
-
-    def step(self, segment: Segment, way: Way, data: set[int]) -> Step:
-        numbered = list(enumerate(segment.inputs))
-        # An input without a value has no number among the arguments of a step.
-        if way is Way.PLAIN or any(_is_optional(x) for x in segment.inputs):
-            return Step(segment, None)
-        if way is Way.EMPTY:
-            floats = frozenset(n for n, x in numbered if "float" in x.dtype)
-            return Step(segment, EmptyStore(floats))
-        packed = frozenset(
-            n for n, x in numbered if id(x) not in data and _is_packable(x)
-        )
-        return Step(segment, PackedStore(packed, self.seed))
-
-
-def _add(
-    planner: _Planner, model: Any, data: set[int], plans: dict[int, GraphPlan]
-) -> None:
-    graph = own_graph(model)
-    cuts = choose(nodes_in_order(graph), graph.outputs, planner.chosen)
-    steps = tuple(planner.step(segment, way, data) for segment, way in cuts)
-    plans[id(model)] = GraphPlan(model, steps)
-    for node in (node for step in steps for node in step.segment.nodes):
-        inner = own_graph(node.operation) if planner.chosen(node.operation) else None
-        if inner is not None and id(node.operation) not in plans:
-            pairs = zip(inner.inputs, node.input_tensors, strict=True)
-            known = {id(x) for x, outer in pairs if id(outer) in data}
-            _add(planner, node.operation, known, plans)
+def _step(segment: Segment, way: Way, seed: int, data: set[int]) -> Step:
+    # An input without a value has no number among the arguments of a step.
+    if way is Way.PLAIN or any(_is_optional(x) for x in segment.inputs):
+        return Step(segment, None)
+    numbered = list(enumerate(segment.inputs))
+    if way is Way.EMPTY:
+        floats = frozenset(n for n, x in numbered if "float" in x.dtype)
+        return Step(segment, EmptyStore(floats))
+    packed = frozenset(n for n, x in numbered if id(x) not in data and _is_packable(x))
+    return Step(segment, PackedStore(packed, seed))
 
 
 def _is_packable(x: Any) -> bool:

@@ -13,9 +13,8 @@ from kerasmem.graph.clone import clone, compile_settings, same_draws
 from kerasmem.graph.layers import own_graph
 from kerasmem.graph.values import nbytes, to_numpy
 from kerasmem.memory.compress_activations.apply import compress_in_place, settings_of
-from kerasmem.memory.compress_activations.math import packed_bytes
 from kerasmem.memory.compress_activations.plan import GraphPlan, Step, plan
-from kerasmem.memory.compress_activations.store import EmptyStore
+from kerasmem.memory.compress_activations.store import EmptyStore, packed_bytes
 from kerasmem.records.plain import AnyNumber, JsonRecord
 from kerasmem.units import format_bytes
 

@@ -12,7 +12,7 @@ from kerasmem.backends import device_kind
 from kerasmem.errors import ModelError
 from kerasmem.graph.activation_policy import policy_of
 from kerasmem.graph.layers import has_graph
-from kerasmem.memory.compress_activations.apply import treatment_by_default
+from kerasmem.memory.compress_activations.apply import default_policy
 from kerasmem.memory.estimate.estimate import checked_request
 from kerasmem.memory.oom.fitting import Room
 from kerasmem.memory.rematerialize.apply import treatment
@@ -181,7 +181,7 @@ def _int8_activations(step: FailedStep) -> Saving | None:
     if not _may_be_treated(step):
         return None
     try:
-        treated = treatment_by_default(step.model)
+        treated = default_policy(step.model)
     except ModelError:  # no activation is worth it
         return None
     return Saving(

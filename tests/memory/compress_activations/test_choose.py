@@ -4,8 +4,7 @@ import keras
 import pytest
 
 from kerasmem.graph.layers import nodes_in_order, own_graph
-from kerasmem.memory.compress_activations.plan import Way, choose
-from kerasmem.memory.compress_activations.roles import Role, role_of
+from kerasmem.memory.compress_activations.plan import Role, Way, choose, role_of
 
 pytestmark = pytest.mark.one_backend
 

@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 from keras import ops
 
-from kerasmem.memory.compress_activations import math, store
+from kerasmem.memory.compress_activations import store
 from kerasmem.memory.compress_activations.store import rounding_noise
+from tests.memory.compress_activations import reference
 
 SHAPES = [(4, 40), (3, 7, 111), (2, 16, 16, 8), (1, 1000)]
 
@@ -20,13 +21,13 @@ def to_numpy(tensor):
 
 
 def round_trip(values, dtype="float32", seed=0):
-    groups = math.grouping(values.shape)
+    groups = store.grouping(values.shape)
     packed = store.pack(ops.convert_to_tensor(values, dtype=dtype), groups, seed)
     return to_numpy(store.unpack(packed, groups, values.shape, dtype))
 
 
 def grouped(values):
-    groups = math.grouping(values.shape)
+    groups = store.grouping(values.shape)
     rows = values.reshape(len(values), groups.entries)
     rows = np.pad(rows, ((0, 0), (0, groups.padding)), mode="edge")
     return rows.reshape(len(values), groups.count, groups.length)
@@ -34,11 +35,11 @@ def grouped(values):
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_the_codec_does_what_the_reference_does(shape):
-    values, groups = values_of(shape), math.grouping(shape)
+    values, groups = values_of(shape), store.grouping(shape)
     packed = store.pack(ops.convert_to_tensor(values), groups, 3)
     codes, scales, zeros = map(ops.convert_to_numpy, packed)
     noise = rounding_noise(ops.convert_to_tensor(grouped(values)), 3)
-    expected = math.pack(values, ops.convert_to_numpy(noise))
+    expected = reference.pack(values, ops.convert_to_numpy(noise))
     assert codes.dtype == np.uint8
     assert codes.shape == expected.codes.shape
     np.testing.assert_allclose(scales, expected.scales, rtol=1e-6)
@@ -49,7 +50,7 @@ def test_the_codec_does_what_the_reference_does(shape):
     assert (different != 0).mean() < 2e-3
     np.testing.assert_allclose(
         to_numpy(store.unpack(packed, groups, shape, "float32")),
-        math.unpack(math.Packed(codes, scales, zeros), shape),
+        reference.unpack(reference.Packed(codes, scales, zeros), shape),
         rtol=1e-6,
     )
 

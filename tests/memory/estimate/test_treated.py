@@ -8,7 +8,7 @@ import kerasmem as km
 from kerasmem.graph.activation_policy import Residuals, policy_of
 from kerasmem.graph.values import held_bytes
 from kerasmem.memory.batch_size.trial import ONE_THREAD
-from kerasmem.memory.compress_activations.math import packed_bytes
+from kerasmem.memory.compress_activations.store import packed_bytes
 from kerasmem.memory.estimate import Input, Request
 from kerasmem.memory.estimate.analytic.segments import Segment, rematerialized
 from kerasmem.memory.estimate.inputs import run_once, zeros

@@ -12,7 +12,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
 from kerasmem.graph.activation_policy import Residuals
-from kerasmem.memory.compress_activations.math import FEWEST, grouping, packed_bytes
+from kerasmem.memory.compress_activations.store import FEWEST, grouping, packed_bytes
 from kerasmem.memory.program import Op, Tensor, by_readiness
 
 BARRIER = "barrier"
