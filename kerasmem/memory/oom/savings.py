@@ -15,7 +15,7 @@ from kerasmem.graph.layers import has_graph
 from kerasmem.memory.compress_activations.apply import default_policy
 from kerasmem.memory.estimate.estimate import checked_request
 from kerasmem.memory.oom.fitting import Room
-from kerasmem.memory.rematerialize.apply import treatment
+from kerasmem.memory.rematerialize.rematerialize import policy_for
 from kerasmem.memory.rematerialize.search import by_limit
 from kerasmem.memory.rematerialize.setting import setting_of
 from kerasmem.optimizers import Adam8bit
@@ -167,7 +167,7 @@ def _rematerialization(step: FailedStep) -> Saving | None:
     chosen = by_limit(setting, None)
     if not any(piece.recomputed for piece in chosen.plan.pieces):
         return None
-    treated = treatment(step.model, setting.path, chosen.pieces)
+    treated = policy_for(step.model, setting.path, chosen.pieces)
     return Saving(
         name="rematerialization",
         how=f"km.rematerialize(model, batch_size={step.size}) computes activations "

@@ -224,4 +224,4 @@ def _values(tensors: set[Tensor]) -> set[Tensor]:
 
 
 def _nbytes(tensors: set[Tensor]) -> int:
-    return sum(math.prod(x.shape) * x.width for x in tensors if x.kind == "value")
+    return sum(x.nbytes for x in tensors if x.kind == "value")

@@ -1,24 +1,34 @@
-"""The one function that makes a model that keeps less for its backward pass."""
+"""Rematerialization: a model whose segments run again for the backward pass."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import keras
 
-from kerasmem.backends import device_kind
+from kerasmem.backends import current, device_kind
+from kerasmem.backends.recompute import Function
 from kerasmem.errors import ConfigError, KerasMemWarning, ModelError
-from kerasmem.graph.activation_policy import check_one_policy
+from kerasmem.graph.activation_policy import (
+    ActivationPolicy,
+    RecomputedSegment,
+    Residuals,
+    check_one_policy,
+    set_policy,
+)
 from kerasmem.graph.clone import clone, same_draws
+from kerasmem.graph.segments import Segment, cut, recompute
 from kerasmem.memory.estimate.checks import check_batch_size, check_model
 from kerasmem.memory.estimate.estimate import checked_request
-from kerasmem.memory.rematerialize.apply import apply
-from kerasmem.memory.rematerialize.search import by_limit, by_segments
+from kerasmem.memory.rematerialize.search import Pieces, by_limit, by_segments
 from kerasmem.memory.rematerialize.setting import (
+    Path,
     Rematerialization,
     check_graph,
+    main_part,
     setting_of,
 )
 from kerasmem.units import parse_bytes
@@ -133,3 +143,58 @@ def _check(model: Any, memory_limit: Any, segments: Any, batch_size: Any) -> Non
             f"compiled model. Received: model={model.name!r}, not compiled. Next: "
             "compile it, or pass segments=."
         )
+
+
+def apply(model: Any, path: Path, pieces: Pieces) -> None:
+    """Let a model run by a plan from now on.
+
+    Args:
+        model: the model.
+        path: where the model inside of it is that is cut.
+        pieces: ranges of that one's calls, each computed again as one.
+    """
+    part = main_part(model, path)
+    run = partial(_recomputed, model)
+    recompute(
+        part, [(s, run if again else None) for s, again in _segments(part, pieces)]
+    )
+    set_policy(model, policy_for(model, path, pieces))
+
+
+def policy_for(model: Any, path: Path, pieces: Pieces) -> ActivationPolicy:
+    """Return how a model would train by a plan; the model stays as it is.
+
+    Args:
+        model: the model.
+        path: where the model inside of it is that is cut.
+        pieces: ranges of that one's calls, each computed again as one.
+    """
+    noted = [
+        RecomputedSegment(segment.nodes, Residuals.ALL)
+        for segment, again in _segments(main_part(model, path), pieces)
+        if again
+    ]
+    settings = {"path": list(path), "pieces": [list(piece) for piece in pieces]}
+    return ActivationPolicy("rematerialize", apply_again, settings, tuple(noted))
+
+
+def _segments(part: Any, pieces: Pieces) -> Iterator[tuple[Segment, bool]]:
+    """Yield all segments in order, and whether each is computed again."""
+    starts = sorted({place for piece in pieces for place in piece} - {0})
+    again = {start for start, _ in pieces}
+    at = 0
+    for segment in cut(part, starts):
+        yield segment, at in again
+        at += len(segment.nodes)
+
+
+def apply_again(model: Any, settings: Mapping[str, Any]) -> None:
+    """Let a model that was made anew train as the one with this plan."""
+    pieces: Sequence[Sequence[int]] = settings["pieces"]
+    apply(model, tuple(settings["path"]), tuple((a, b) for a, b in pieces))
+
+
+def _recomputed(model: Any, function: Function) -> Function:
+    # Whether XLA compiles the step is known once it is traced.
+    compiled = model.compiled and bool(model.jit_compile)
+    return current().recomputed(function, compiled=compiled)
