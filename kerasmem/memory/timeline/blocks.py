@@ -55,28 +55,19 @@ class Draft:
     """A block before it has a category.
 
     Args:
-        made: the event that allocated it, None if it was there before.
-        allocated_at: number of that event.
-        freed_at: number of the event that freed it, None if it is still there.
-        gone: the event that freed it.
+        event: the event that allocated it, or, if it was there before, freed it.
         origin: where the operation that made it comes from.
+        allocated_at: number of the event that allocated it, None if it was there
+            before.
+        freed_at: number of the event that freed it, None if it is still there.
         after: phase of the last operation that had started when it was freed.
     """
 
-    made: MemoryEvent | None
+    event: MemoryEvent
     origin: Origin
     allocated_at: int | None = None
     freed_at: int | None = None
-    gone: MemoryEvent | None = None
     after: str = "unknown"
-
-    @property
-    def event(self) -> MemoryEvent:
-        """The event that tells its size and place."""
-        event = self.made or self.gone
-        if event is None:
-            raise ValueError("A block without an event. Expected: made or gone.")
-        return event
 
 
 _BEFORE = Origin(None, "unknown")
@@ -95,9 +86,9 @@ def drafts(events: Sequence[MemoryEvent], names: Names) -> list[Draft]:
             continue
         block = alive.pop(event.address, None)
         if block is None:
-            block = Draft(None, _BEFORE)
+            block = Draft(event, _BEFORE)
             found.append(block)
-        block.freed_at, block.gone = number, event
+        block.freed_at = number
         block.after = phases.now(event.thread)
     return found
 

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 
 from kerasmem.backends.profile import AllocatorTrace, MemoryEvent, Profile
 from kerasmem.memory.timeline.blocks import Draft, change, consistent, drafts
-from kerasmem.memory.timeline.held import HeldVariables
 from kerasmem.memory.timeline.names import Names
-from kerasmem.memory.timeline.watched import KnownVariable, Watched
+from kerasmem.memory.timeline.watched import HeldVariables, KnownVariable, Watched
 from kerasmem.records import Block, Timeline
 
 
@@ -149,7 +148,7 @@ class Updates:
     def _assignments(self, found: Sequence[Draft]) -> dict[str, KnownVariable]:
         assigned: dict[str, KnownVariable] = {}
         for draft in found:
-            if draft.made and draft.freed_at is None and draft.event.operation:
+            if draft.freed_at is None and draft.event.operation:
                 event = draft.event
                 variable = self._held.at_closing(event.address, event.requested_bytes)
                 if variable:
@@ -161,7 +160,7 @@ class Updates:
         # operations of one kind are numbered through, such as `adam/Square_5`.
         most: dict[str, int] = defaultdict(int)
         for draft in found:
-            if draft.made and draft.origin.place is not None:
+            if draft.allocated_at is not None and draft.origin.place is not None:
                 kind = _kind(draft)
                 most[kind] = max(most[kind], draft.origin.place + 1)
         variables = max(len(self._trained), 1)
@@ -203,7 +202,7 @@ class Categories:
         self._inputs = {
             draft.event.requested_bytes
             for draft in found
-            if draft.made and draft.origin.phase == "input"
+            if draft.allocated_at is not None and draft.origin.phase == "input"
         }
 
     def blocks(self) -> list[Block]:
@@ -233,7 +232,7 @@ class Categories:
 
     def _variable(self, draft: Draft) -> KnownVariable | None:
         event = draft.event
-        if draft.made is None:
+        if draft.allocated_at is None:
             return self._held.taken_from_opening(event.address, event.requested_bytes)
         return self._updates.variable(draft)
 
@@ -244,7 +243,7 @@ class Categories:
         phase = draft.origin.phase
         if phase == "input":
             return "input"
-        if draft.made is None:
+        if draft.allocated_at is None:
             is_like_input = draft.event.requested_bytes in self._inputs
             return "input" if is_like_input else "unknown"
         if phase == "forward" and self._is_needed_backward(draft):
