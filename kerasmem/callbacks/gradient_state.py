@@ -13,7 +13,6 @@ import numpy as np
 from kerasmem import backends
 from kerasmem.backends import GradientMeter
 from kerasmem.callbacks import gradient_sums as sums
-from kerasmem.callbacks.update_sample import UpdateSample
 from kerasmem.records import GradientRecord, VariableGradient
 
 
@@ -85,7 +84,7 @@ class GradientState:
         if meter:
             start = sums.no_rows(len(variables))
             self._rows = step_state(optimizer, start, "kerasmem_gradient_rows")
-            self._sample = UpdateSample(variables, meter)
+            self._sample = sums.UpdateSample(variables, meter)
             entries = np.zeros(self._sample.size, "float32")
             if not in_step:
                 entries = keras.ops.convert_to_numpy(

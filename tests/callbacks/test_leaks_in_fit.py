@@ -46,7 +46,7 @@ class Litter(keras.callbacks.Callback):
 @pytest.fixture
 def counting(monkeypatch):
     """Have objects really counted. The process of a whole suite has very many."""
-    monkeypatch.setattr("kerasmem.memory.leak._MOST_SECONDS", 60.0)
+    monkeypatch.setattr("kerasmem.memory.census._MOST_SECONDS", 60.0)
     gc.collect()  # what other tests left must not be freed while it counts
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from kerasmem.callbacks import GradientMonitor, gradient_tally
-from kerasmem.callbacks.lean_step import LeanStep
+from kerasmem.callbacks.gradient_tally import LeanStep
 from kerasmem.graph.values import to_numpy
 
 RATE, BATCH, EVERY, STEPS = 0.1, 4, 5, 13

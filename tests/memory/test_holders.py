@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from kerasmem.memory.leak import holder
+from kerasmem.memory.census import holder
 
 IN_THE_MODULE = {"of all": []}
 
@@ -15,7 +15,7 @@ IN_THE_MODULE = {"of all": []}
 def _enough_time(monkeypatch):
     """The objects of all tests before are searched too."""
     gc.unfreeze()
-    monkeypatch.setattr("kerasmem.memory.leak._MOST_SECONDS", 60.0)
+    monkeypatch.setattr("kerasmem.memory.census._MOST_SECONDS", 60.0)
 
 
 class Item:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kerasmem.memory.leak import WARM_UP, WINDOWS, sustained_rise
+from kerasmem.callbacks.leak_watch import WARM_UP, WINDOWS, sustained_rise
 
 pytestmark = pytest.mark.one_backend
 
