@@ -16,10 +16,19 @@ from kerasmem.records.figures import (
     WeightChange,
     WideType,
 )
-from kerasmem.records.gradient import GradientRecord, VariableGradient
-from kerasmem.records.memory import DeviceReading, HostReading, MemoryRecord
 from kerasmem.records.post_mortem import CAUSES, Cause, PostMortem, Remedy
-from kerasmem.records.run import SEVERITIES, Finding, Run, RunInfo, gravest_first
+from kerasmem.records.run import (
+    SEVERITIES,
+    DeviceReading,
+    Finding,
+    GradientRecord,
+    HostReading,
+    MemoryRecord,
+    Run,
+    RunInfo,
+    VariableGradient,
+    gravest_first,
+)
 from kerasmem.records.runtimes import (
     BatchTime,
     ExportReport,
