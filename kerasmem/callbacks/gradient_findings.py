@@ -58,14 +58,14 @@ class GradientFindings:
         self._prefix = ""
         self._has_diverged = False
         self._norms: list[float] = []
-        self._told: set[tuple[str, str | None]] = set()
+        self._reported: set[tuple[str, str | None]] = set()
         self._samples: dict[tuple[str, str], int] = {}
 
     def start_fit(self, model_name: str) -> None:
         """Look at another fit, of a model whose own name is left out of paths."""
         self._prefix = f"{model_name}/"
         self._has_diverged = False
-        self._told.discard(("divergence", None))
+        self._reported.discard(("divergence", None))
 
     def after_epoch(
         self,
@@ -127,8 +127,8 @@ class GradientFindings:
     def _is_new(self, fault: "_Fault") -> bool:
         layers = (None,) if fault.is_fatal else fault.layers or (None,)
         keys = {(fault.kind, layer) for layer in layers}
-        is_new = not keys <= self._told
-        self._told |= keys
+        is_new = not keys <= self._reported
+        self._reported |= keys
         return is_new
 
     def _of_layers(
@@ -173,7 +173,7 @@ class GradientFindings:
         return [
             layer
             for run in runs(layers, order)
-            if not any((kind, layer) in self._told for layer in run)
+            if not any((kind, layer) in self._reported for layer in run)
             for layer in run
         ]
 

@@ -56,11 +56,11 @@ class GradientTally:
         self._layouts: dict[tuple[int, ...], _Layout] = {}
         self._dense_bytes: list[int] = []
         self._is_lean = False
-        self._lean_step: LeanStep | None = None
+        self._uninstrumented: UninstrumentedStep | None = None
         if self._every > MEASURING_STEPS and self._backend.branches_cost(
             compiled=model.jit_compile is True
         ):
-            self._lean_step = LeanStep(model, self._without_rows, every)
+            self._uninstrumented = UninstrumentedStep(model, self._without_rows, every)
         if model.built:
             self._prepare(in_step=False)
         self._get_off = register_state(model.optimizer, self.keep)
@@ -72,8 +72,8 @@ class GradientTally:
 
         Called while the step is traced, or in it where it runs eagerly.
         """
-        if self._lean_step is not None and self._backend.draws_in_trace():
-            self._lean_step.keep_to_one()
+        if self._uninstrumented is not None and self._backend.draws_in_trace():
+            self._uninstrumented.keep_to_one()
         with self._backend.inference():
             state = self._prepare(in_step=True)
             is_sampled, was_sampled = self._due(state)
@@ -118,8 +118,8 @@ class GradientTally:
         self._updates = 0
         if self._state is not None:
             self._state.clear()
-        if self._lean_step is not None:
-            self._lean_step.start_epoch()
+        if self._uninstrumented is not None:
+            self._uninstrumented.start_epoch()
 
     def read(self, epoch: int) -> GradientReading | None:
         """Return the figures since `clear()`, None if no step was seen."""
@@ -134,7 +134,7 @@ class GradientTally:
         counts, state, lean = (
             (self._updates, self._was_sampled),
             self._state and self._state.keep(),
-            self._lean_step and self._lean_step.keep(),
+            self._uninstrumented and self._uninstrumented.keep(),
         )
 
         def take_back() -> None:
@@ -241,7 +241,7 @@ MEASURING_STEPS = 2
 """Behind a step that measures comes one that sees how far the update went."""
 
 
-class LeanStep:
+class UninstrumentedStep:
     """Stands in for a step that XLA compiles; most calls run one without branches.
 
     A branch that is not taken costs too: XLA keeps in memory what it reads, and waits

@@ -123,7 +123,7 @@ class LeakWatch:
     def __init__(self, monitor: str) -> None:
         self._monitor = monitor
         self._series: dict[str, _Series] = {}
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._early: _Count | None = None
         self._epochs = 0
 
@@ -142,14 +142,14 @@ class LeakWatch:
             series.values.append(value)
             series.epochs.append(epoch)
         self._count_early()
-        if not self._rises().keys() - self._told:
+        if not self._rises().keys() - self._reported:
             return []
         gc.collect()
         for name, value in measure().items():
             self._series[name].values[-1] = value
         rises = self._rises()
-        new = sorted(rises.keys() - self._told, key=_bytes_first)
-        self._told.update(new)
+        new = sorted(rises.keys() - self._reported, key=_bytes_first)
+        self._reported.update(new)
         if not new:
             return []
         return [Finding("leak", self._text(new, rises), epoch, None, self._monitor)]
@@ -163,7 +163,7 @@ class LeakWatch:
 
     def _count_early(self) -> None:
         windows = (*_EARLY_WINDOWS, *WINDOWS)
-        if not self._rises(windows).keys() - self._told:
+        if not self._rises(windows).keys() - self._reported:
             self._early = None
         elif self._early is None:
             gc.collect()

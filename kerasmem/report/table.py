@@ -1,5 +1,6 @@
 """Tables of text: one form, which a page shows as HTML and the terminal by rich."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -74,9 +75,18 @@ def bytes_or_missing(size: int | None) -> str:
     return MISSING if size is None else format_bytes(size)
 
 
+def number_text(value: float | None, digits: int = 3) -> str:
+    """Return a number with so many significant digits, `MISSING` for None and NaN."""
+    if value is None or not math.isfinite(value):
+        return MISSING
+    return f"{value:.{digits}g}"
+
+
 def share_text(part: float | None, whole: float = 1.0) -> str:
-    """Return a part of a whole in percent, `MISSING` if either is unknown or none."""
-    return MISSING if part is None or not whole else f"{100 * part / whole:.1f} %"
+    """Return a part of a whole in percent, `MISSING` if there is none or no whole."""
+    if part is None or not math.isfinite(part) or not whole:
+        return MISSING
+    return f"{100 * part / whole:.1f} %"
 
 
 def evenly(rows: Sequence[_Row], most: int = MOST_ROWS) -> tuple[list[_Row], str]:

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from kerasmem.callbacks import GradientMonitor, gradient_tally
-from kerasmem.callbacks.gradient_tally import LeanStep
+from kerasmem.callbacks.gradient_tally import UninstrumentedStep
 from kerasmem.graph.values import to_numpy
 
 RATE, BATCH, EVERY, STEPS = 0.1, 4, 5, 13
@@ -91,7 +91,7 @@ def test_training_is_that_without_a_monitor(make_model, data):
     bare.fit(*data, batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
     for kept, found in zip(bare.weights, watched.weights, strict=True):
         np.testing.assert_allclose(to_numpy(found), to_numpy(kept), rtol=1e-6)
-    assert not isinstance(watched.train_function, LeanStep)
+    assert not isinstance(watched.train_function, UninstrumentedStep)
 
 
 def test_a_step_that_draws_from_its_own_graph_stays_one(plain_calls, data, backend):

@@ -25,7 +25,7 @@ _LEAST_MEMORY, _LEAST_ESTIMATED = 0.05, 0.10
 """Smaller gains are not worth a change, nor is an estimate good for them."""
 
 
-def both(first: VariantFigures, second: VariantFigures) -> VariantFigures:
+def combined(first: VariantFigures, second: VariantFigures) -> VariantFigures:
     """Return two runs of the same variant as one whose spread covers both."""
     if first.reason or second.reason:
         return second if first.reason else first

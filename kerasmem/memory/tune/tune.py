@@ -10,7 +10,7 @@ from kerasmem.errors import ConfigError
 from kerasmem.graph.layers import has_graph
 from kerasmem.memory.estimate.estimate import checked_request
 from kerasmem.memory.estimate.request import Request
-from kerasmem.memory.tune.advice import both, fastest, noise, recommendation
+from kerasmem.memory.tune.advice import combined, fastest, noise, recommendation
 from kerasmem.memory.tune.measure import Trial, attempt
 from kerasmem.memory.tune.retracing import odd_sizes, retraces
 from kerasmem.memory.tune.variants import AS_COMPILED, Variant, variants
@@ -56,7 +56,7 @@ def tune(
     devices = backend.step_options().device_count(len(backend.cuda_ordinals()))
     chosen = _chosen(variants(request, devices), only)
     first, *others, last = _trials(request, [AS_COMPILED, *chosen, AS_COMPILED], say)
-    figures = [both(first.figures, last.figures), *(t.figures for t in others)]
+    figures = [combined(first.figures, last.figures), *(t.figures for t in others)]
     apart = noise(first.figures, last.figures)
     figures = _confirmed(request, chosen, figures, apart, say)
     return _tuning(request, first, figures, apart)
@@ -100,7 +100,7 @@ def _confirmed(
     while (best := fastest([*found.values()], apart)) and best.name in by_name:
         say(f"again, to be sure: {best.name}")
         again = attempt(request, by_name.pop(best.name)).figures
-        found[best.name] = again if again.reason else both(best, again)
+        found[best.name] = again if again.reason else combined(best, again)
     return [*found.values()]
 
 

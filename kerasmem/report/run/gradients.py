@@ -9,7 +9,7 @@ import numpy as np
 from kerasmem.records import GradientRecord
 from kerasmem.report.page.panels import Lines, Panel
 from kerasmem.report.run.epochs import continued
-from kerasmem.report.table import MISSING, Table, evenly, share_text
+from kerasmem.report.table import Table, evenly, number_text, share_text
 from kerasmem.units import format_bytes
 
 _MOST_CELLS = 150_000
@@ -114,9 +114,9 @@ def norm_table(records: Sequence[GradientRecord], flow: GradientFlow) -> Table:
             (
                 f"{epoch:,}",
                 f"{record.steps:,}",
-                _number(record.norm),
-                _number(record.norm_max),
-                _number(record.norm_last),
+                number_text(record.norm),
+                number_text(record.norm_max),
+                number_text(record.norm_last),
                 f"{record.nonfinite_steps:,}",
                 format_bytes(record.gradient_bytes),
                 format_bytes(record.own_bytes),
@@ -139,10 +139,10 @@ def variable_table(flow: GradientFlow) -> Table:
     rows = [
         (
             path,
-            *(_number(value) for value in _ends(flow.measures["norm"][row])),
-            _number(_largest(flow.measures["max_abs"][row])),
-            _number(_last(flow.measures["update_ratio"][row])),
-            _share(_last(flow.measures["zero_fraction"][row])),
+            *(number_text(value) for value in _ends(flow.measures["norm"][row])),
+            number_text(_largest(flow.measures["max_abs"][row])),
+            number_text(_last(flow.measures["update_ratio"][row])),
+            share_text(_last(flow.measures["zero_fraction"][row])),
             f"{np.nansum(flow.measures['nonfinite'][row]):,.0f}",
         )
         for row, path in enumerate(flow.paths)
@@ -169,11 +169,3 @@ def _last(row: np.ndarray) -> float:
 def _largest(row: np.ndarray) -> float:
     known = row[~np.isnan(row)]
     return float(known.max()) if len(known) else math.nan
-
-
-def _number(value: float) -> str:
-    return f"{value:.3g}" if math.isfinite(value) else MISSING
-
-
-def _share(value: float) -> str:
-    return share_text(value) if math.isfinite(value) else MISSING

@@ -29,7 +29,7 @@ from kerasmem.report.run.timelines import (
     timeline_columns,
     timeline_title,
 )
-from kerasmem.report.table import MISSING, Table, evenly
+from kerasmem.report.table import Table, evenly, number_text
 
 
 def loss_panel(run: Run) -> Panel | None:
@@ -46,7 +46,7 @@ def loss_table(run: Run) -> Table:
     """Return the losses of every epoch."""
     rows, note = evenly(
         [
-            (f"{x:,}", _number(record.loss), _number(record.val_loss))
+            (f"{x:,}", number_text(record.loss, 4), number_text(record.val_loss, 4))
             for x, record in _epochs(run)
         ]
     )
@@ -65,10 +65,6 @@ def _epochs(run: Run) -> list[tuple[int, GradientRecord | MemoryRecord]]:
         return []
     numbers = continued(record.epoch for record in records)
     return [(n + 1, record) for n, record in zip(numbers, records, strict=True)]
-
-
-def _number(value: float | None) -> str:
-    return MISSING if value is None else f"{value:.4g}"
 
 
 MOST_FINDINGS = 5

@@ -129,7 +129,7 @@ def _bar(found: PostMortem) -> list[Stretch]:
                 color=name if name in _OWN_COLOR else "unknown",
                 start=round(start, 3),
                 width=round(width, 3),
-                words=f"{format_bytes(size)}, {share_text(size / total)}",
+                words=f"{format_bytes(size)}, {share_text(size, total)}",
             )
         )
         start += width
@@ -154,7 +154,7 @@ def _table(found: PostMortem) -> Table:
             part.layer or NO_LAYER,
             part.category.replace("_", " "),
             format_bytes(part.nbytes),
-            share_text(part.nbytes / total if total else None),
+            share_text(part.nbytes, total),
         )
         for part in parts[:MOST_ROWS]
     ]

@@ -158,7 +158,7 @@ def peak_table(timeline: Timeline, model: str = "") -> Table:
             format_bytes(size),
             format_bytes(asked[layer, category]),
             f"{count[layer, category]:,}",
-            share_text(size / total if total else None),
+            share_text(size, total),
         )
         for (layer, category), size in given.most_common(MOST_ROWS)
     ]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kerasmem.memory.tune.advice import both, noise, recommendation
+from kerasmem.memory.tune.advice import combined, noise, recommendation
 from kerasmem.records import VariantFigures
 from kerasmem.units import MIB
 
@@ -82,7 +82,7 @@ def test_memory_that_nobody_knows_is_compared_with_nothing():
     )
     text = recommendation([BASE, unknown], noise=0.0)
     assert "a step), but its memory could not be compared. Nothing here needs" in text
-    assert both(unknown, unknown).peak_bytes is None
+    assert combined(unknown, unknown).peak_bytes is None
     lost = failed("as compiled", "lost")
     assert "Use b (" in recommendation([lost, unknown, run("b")], noise=None)
 
@@ -117,7 +117,7 @@ def test_nothing_within_the_spread_of_the_times_is_faster(ms, spread, drift):
 def test_two_runs_as_compiled_become_one_with_the_spread_of_both():
     slow, fast = run("a", ms=120, mib=100), run("a", ms=80, mib=90)
     assert noise(slow, fast) == pytest.approx(0.5)
-    found = both(slow, fast)
+    found = combined(slow, fast)
     assert (found.step_ms, found.steps) == (100, 20)
     assert found.step_low_ms == fast.step_low_ms
     assert found.step_high_ms == slow.step_high_ms
@@ -130,5 +130,5 @@ def test_two_runs_as_compiled_become_one_with_the_spread_of_both():
 
 def test_one_of_two_runs_that_failed_leaves_the_other():
     gone = failed("a", "out of memory")
-    assert both(gone, BASE) == both(BASE, gone) == BASE
+    assert combined(gone, BASE) == combined(BASE, gone) == BASE
     assert noise(gone, BASE) is None
