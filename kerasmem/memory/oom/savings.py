@@ -15,9 +15,9 @@ from kerasmem.graph.layers import has_graph
 from kerasmem.memory.compress_activations.apply import default_policy
 from kerasmem.memory.estimate.estimate import checked_request
 from kerasmem.memory.oom.fitting import Room
+from kerasmem.memory.rematerialize.plan import recorded_step
 from kerasmem.memory.rematerialize.rematerialize import policy_for
 from kerasmem.memory.rematerialize.search import by_limit
-from kerasmem.memory.rematerialize.setting import setting_of
 from kerasmem.optimizers import Adam8bit
 from kerasmem.records import Cause, MemoryEstimate, Remedy
 
@@ -163,11 +163,11 @@ def _rematerialization(step: FailedStep) -> Saving | None:
     request = checked_request(
         step.model, step.size, device=device_kind(), input_shape=step.input_shape
     )
-    setting = setting_of(request)
-    chosen = by_limit(setting, None)
+    recorded = recorded_step(request)
+    chosen = by_limit(recorded, None)
     if not any(piece.recomputed for piece in chosen.plan.pieces):
         return None
-    treated = policy_for(step.model, setting.path, chosen.pieces)
+    treated = policy_for(step.model, recorded.path, chosen.pieces)
     return Saving(
         name="rematerialization",
         how=f"km.rematerialize(model, batch_size={step.size}) computes activations "

@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import keras
+
 from kerasmem.graph.activation_policy import Residuals
 from kerasmem.graph.layers import nodes_in_order
 from kerasmem.memory.estimate.analytic.framework import framework
@@ -21,18 +23,42 @@ _WORK_PER_BYTE = 10
 _CONVOLUTIONS = {"convolution", "convolution gradient", "kernel gradient"}
 
 
+Path = tuple[int, ...]
+"""Numbers of the calls, outermost first, that lead to a nested model or a layer."""
+
+Pieces = tuple[tuple[int, int], ...]
+"""Ranges of calls, ascending; each is computed again as one. The rest keeps all."""
+
+
 @dataclass(frozen=True)
-class RecordedStep:
-    """A step that keeps all.
+class Simulation:
+    """What a step with pieces computed again is estimated to need.
 
     Args:
-        record: its operations, in the order of the model.
-        graph: the model, or the Functional model in it, whose calls are told apart.
+        peak_bytes: its peak.
+        extra_time: time of what is computed again, as a share of the plain step's.
+    """
+
+    peak_bytes: int
+    extra_time: float
+
+
+@dataclass(frozen=True)
+class RecordedStep:
+    """A step that keeps all, of a model and of the part of it that is to be cut.
+
+    Args:
+        request: the model and its batch.
+        path: where the part is.
+        graph: that of the part, whose calls are told apart.
+        record: the operations of the step, in the order of the model.
         fixed_bytes: bytes that are there before and after.
     """
 
-    record: Record
+    request: Request
+    path: Path
     graph: Any
+    record: Record
     fixed_bytes: int
 
     @property
@@ -41,29 +67,63 @@ class RecordedStep:
         return self.record.step.ops
 
     @cached_property
-    def numbers(self) -> Sequence[int | None]:
-        """For each call of the model, that of the graph it is in, None for none."""
-        place = {id(node): n for n, node in enumerate(nodes_in_order(self.graph))}
+    def nodes(self) -> Sequence[Any]:
+        """The calls of the part, in order."""
+        return nodes_in_order(self.graph)
+
+    @cached_property
+    def names(self) -> Sequence[str]:
+        """What each call is of."""
+        return [node.operation.name for node in self.nodes]
+
+    @cached_property
+    def fixed(self) -> frozenset[int]:
+        """Numbers of the calls that are not computed again."""
+        return frozenset(n for n, node in enumerate(self.nodes) if _is_fixed(node))
+
+    @cached_property
+    def calls(self) -> "Sequence[CallCosts]":
+        """The estimated costs of each call."""
+        return _costs(self)
+
+    @cached_property
+    def _numbers(self) -> Sequence[int | None]:
+        """For each call of the model, that of the part it is in, None for none."""
+        place = {id(node): n for n, node in enumerate(self.nodes)}
         return [
             next((place[id(n)] for n in call.nodes if id(n) in place), None)
             for call in self.record.trace.calls
         ]
 
     @cached_property
-    def work(self) -> float:
+    def _work(self) -> float:
         """The estimated time of all operations of a later step."""
-        return sum(map(work, self.with_pieces(()).ops))
+        return sum(map(_work, self._with_pieces(()).ops))
 
-    def number(self, op: Op) -> int | None:
-        """Return the call of the graph that an operation belongs to, None for none."""
-        return None if op.call is None else self.numbers[op.call]
+    def by_call(self, phase: str) -> list[list[Op]]:
+        """Return the operations of a phase for each call of the part."""
+        found: list[list[Op]] = [[] for _ in self.nodes]
+        for op in self.ops:
+            number = None if op.call is None else self._numbers[op.call]
+            if number is not None and op.phase == phase:
+                found[number].append(op)
+        return found
 
-    def with_pieces(self, pieces: Sequence[tuple[int, int]]) -> Program:
-        """Return a later step in which ranges of the graph's calls run twice."""
+    def simulate(self, pieces: Pieces) -> Simulation:
+        """Return what a later step needs in which pieces are computed again."""
+        step, how = self._with_pieces(pieces), self.record.how
+        events = Plan(step, in_place=how.in_place).events
+        nbytes = peak_of(events, how.rounding).nbytes
+        extra = sum(map(_work, step.ops)) - self._work
+        return Simulation(
+            self.fixed_bytes + round(nbytes * (1 + how.waste)), extra / self._work
+        )
+
+    def _with_pieces(self, pieces: Pieces) -> Program:
         calls = [
             frozenset(
                 call
-                for call, number in enumerate(self.numbers)
+                for call, number in enumerate(self._numbers)
                 if number is not None and start <= number < end
             )
             for start, end in pieces
@@ -71,20 +131,14 @@ class RecordedStep:
         segments = [Segment(numbers, Residuals.ALL) for numbers in calls]
         return self.record.steps(segments)[1]
 
-    def peak_bytes(self, step: Program) -> int:
-        """Return the estimated peak of what `with_pieces` returned."""
-        how = self.record.how
-        planned = Plan(step, in_place=how.in_place)
-        nbytes = peak_of(planned.events, how.rounding).nbytes
-        return self.fixed_bytes + round(nbytes * (1 + how.waste))
 
-
-def recorded(request: Request, graph: Any) -> RecordedStep:
+def recorded(request: Request, path: Path, graph: Any) -> RecordedStep:
     """Return a training step of the request's model, which keeps all.
 
     Args:
         request: the question.
-        graph: the model, or the Functional model in it, whose calls are told apart.
+        path: where the part of the model is that is to be cut.
+        graph: that of the part.
     """
     # XLA merges operations of neighbors, across every place to cut: the plan is made as
     # if it did not.
@@ -94,15 +148,21 @@ def recorded(request: Request, graph: Any) -> RecordedStep:
     step = record(unmerged, how)
     if step is None:
         raise TypeError("The step of a model without a graph cannot be written down.")
-    return RecordedStep(
-        record=step,
-        graph=graph,
-        fixed_bytes=sum(part.nbytes for part in persistent_parts(request))
-        + how.held(training=True),
-    )
+    stored = sum(part.nbytes for part in persistent_parts(request))
+    return RecordedStep(request, path, graph, step, stored + how.held(training=True))
 
 
-def work(op: Op) -> float:
+def _is_fixed(node: Any) -> bool:
+    """Return whether a call keeps next to nothing, or takes what is no plain tensor.
+
+    The gradient of a table of embeddings reads the indices only, and names the rows
+    that it is for; as a function of tensors it would be as large as the table.
+    """
+    table = isinstance(node.operation, keras.layers.Embedding)
+    return table or any(x.sparse for x in node.input_tensors)
+
+
+def _work(op: Op) -> float:
     """Return the estimated time of an operation, in additions or multiplications."""
     if op.name == BARRIER:
         return 0.0
@@ -160,10 +220,8 @@ class CallCosts:
     last_use: int
 
 
-def costs(step: RecordedStep) -> list[CallCosts]:
-    """Return the costs of each call of the step's graph, in order."""
-    graph = step.graph
-    nodes = nodes_in_order(graph)
+def _costs(step: RecordedStep) -> list[CallCosts]:
+    graph, nodes = step.graph, step.nodes
     maker = {id(y): number for number, node in enumerate(nodes) for y in node.outputs}
     uses = [frozenset(_makers(node, maker)) for node in nodes]
     last_use = list(range(len(nodes)))
@@ -173,7 +231,7 @@ def costs(step: RecordedStep) -> list[CallCosts]:
     for y in graph.outputs:
         if id(y) in maker:
             last_use[maker[id(y)]] = len(nodes)
-    forward, backward = _by_call(step, "forward"), _by_call(step, "backward")
+    forward, backward = step.by_call("forward"), step.by_call("backward")
     read_later = {x.root for op in step.ops if op.phase == "backward" for x in op.reads}
     found = []
     for number in range(len(nodes)):
@@ -184,7 +242,7 @@ def costs(step: RecordedStep) -> list[CallCosts]:
             CallCosts(
                 kept_bytes=_nbytes(made & read_later),
                 output_bytes=_output_bytes(forward, number, last_use[number]),
-                work=sum(map(work, forward[number])),
+                work=sum(map(_work, forward[number])),
                 needs_itself=bool(made & read),
                 uses=uses[number],
                 reads_uses=bool(_values(taken) & read),
@@ -196,15 +254,6 @@ def costs(step: RecordedStep) -> list[CallCosts]:
 
 def _makers(node: Any, maker: dict[int, int]) -> list[int]:
     return [maker[id(x)] for x in node.input_tensors if id(x) in maker]
-
-
-def _by_call(step: RecordedStep, phase: str) -> list[list[Op]]:
-    found: list[list[Op]] = [[] for _ in nodes_in_order(step.graph)]
-    for op in step.ops:
-        number = step.number(op)
-        if number is not None and op.phase == phase:
-            found[number].append(op)
-    return found
 
 
 def _output_bytes(forward: Sequence[list[Op]], number: int, last_use: int) -> int:

@@ -23,14 +23,14 @@ from kerasmem.graph.clone import clone, same_draws
 from kerasmem.graph.segments import Segment, cut, recompute
 from kerasmem.memory.estimate.checks import check_batch_size, check_model
 from kerasmem.memory.estimate.estimate import checked_request
-from kerasmem.memory.rematerialize.search import Pieces, by_limit, by_segments
-from kerasmem.memory.rematerialize.setting import (
-    Path,
+from kerasmem.memory.rematerialize.costs import Path, Pieces
+from kerasmem.memory.rematerialize.plan import (
     Rematerialization,
     check_graph,
     main_part,
-    setting_of,
+    recorded_step,
 )
+from kerasmem.memory.rematerialize.search import by_limit, by_segments
 from kerasmem.units import parse_bytes
 
 _LEAST_SHARE = 0.05  # of the peak: estimates are not sharper
@@ -97,15 +97,15 @@ def rematerialize(
         input_shape=input_shape,  # as the user names the inputs
     )
     lean = same_draws(clone(model), model)
-    setting = setting_of(replace(request, model=lean))
+    step = recorded_step(replace(request, model=lean))
     if segments is not None:
-        chosen = by_segments(setting, segments)
+        chosen = by_segments(step, segments)
     else:
         limit = None if memory_limit is None else parse_bytes(memory_limit)
-        chosen = by_limit(setting, limit)
+        chosen = by_limit(step, limit)
         if limit is None:
             _warn_if_little(chosen.plan)
-    apply(lean, setting.path, chosen.pieces)
+    apply(lean, step.path, chosen.pieces)
     _PLANS[lean] = chosen.plan
     return lean
 

@@ -1,4 +1,4 @@
-"""All that is known of a model before its plan is chosen, and the plan."""
+"""A rematerialization plan, and the part of a model that it is made for."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,11 +11,8 @@ from kerasmem.graph.inside import open_for_good
 from kerasmem.graph.layers import has_graph, nodes_in_order, own_graph, sublayers
 from kerasmem.graph.segments import graph_of
 from kerasmem.memory.estimate.request import Request
-from kerasmem.memory.rematerialize.costs import CallCosts, RecordedStep, costs, recorded
+from kerasmem.memory.rematerialize.costs import Path, RecordedStep, recorded
 from kerasmem.units import format_bytes
-
-Path = tuple[int, ...]
-"""Numbers of the calls, outermost first, that lead to a nested model or a layer."""
 
 
 def main_part(model: Any, path: Sequence[int]) -> Any:
@@ -118,67 +115,27 @@ def _line(piece: Piece) -> str:
     return f"  {names} ({len(piece.layers)}): {fate}"
 
 
-@dataclass(frozen=True)
-class Setting:
-    """A model, its part to cut, and the estimated costs of the part's calls.
-
-    Args:
-        model: the model.
-        batch_size: samples in the batch.
-        path: where the part is.
-        step: one step of the model.
-        calls: costs of each of the part's calls.
-        fixed: numbers of the calls that are not computed again.
-        names: what each call is of.
-    """
-
-    model: Any
-    batch_size: int
-    path: Path
-    step: RecordedStep
-    calls: Sequence[CallCosts]
-    fixed: frozenset[int]
-    names: Sequence[str]
-
-    @property
-    def part(self) -> Any:
-        """The model or nested model that is cut."""
-        return main_part(self.model, self.path)
-
-
-def setting_of(request: Request) -> Setting:
-    """Return what is known of the model of a request, which has a graph."""
-    model = request.model
+def recorded_step(request: Request) -> RecordedStep:
+    """Return a step of the model of a request, which has a graph, by its main part."""
     path: Path = ()
     while True:
-        graph = graph_of(main_part(model, path))
-        step = recorded(request, graph)
-        calls = costs(step)
-        inner = _main_call(graph, calls)
+        graph = graph_of(main_part(request.model, path))
+        step = recorded(request, path, graph)
+        inner = _main_call(step)
         if inner is None:
-            break
+            return step
         path = (*path, inner)
-    nodes = nodes_in_order(graph)
-    return Setting(
-        model=model,
-        batch_size=request.batch_size,
-        path=path,
-        step=step,
-        calls=calls,
-        fixed=frozenset(n for n, node in enumerate(nodes) if _is_fixed(node)),
-        names=[node.operation.name for node in nodes],
-    )
 
 
-def _main_call(graph: Any, calls: Sequence[CallCosts]) -> int | None:
+def _main_call(step: RecordedStep) -> int | None:
     """Return the call that keeps more than all others together, if it can be cut.
 
     It is of a nested model, or of a layer of layers, such as an encoder of all blocks.
     """
-    total = sum(call.kept_bytes for call in calls)
-    nodes = nodes_in_order(graph)
-    operations = [node.operation for node in nodes]
-    for number, (node, call) in enumerate(zip(nodes, calls, strict=True)):
+    total = sum(call.kept_bytes for call in step.calls)
+    operations = [node.operation for node in step.nodes]
+    pairs = zip(step.nodes, step.calls, strict=True)
+    for number, (node, call) in enumerate(pairs):
         once = operations.count(node.operation) == 1
         if once and 2 * call.kept_bytes > total and _can_be_cut(node):
             return number
@@ -193,13 +150,3 @@ def _can_be_cut(node: Any) -> bool:
         return False
     graph = None if type(layer).__module__.startswith("keras.") else open_for_good(node)
     return graph is not None and len(nodes_in_order(graph)) > 1
-
-
-def _is_fixed(node: Any) -> bool:
-    """Return whether a call keeps next to nothing, or takes what is no plain tensor.
-
-    The gradient of a table of embeddings reads the indices only, and names the rows
-    that it is for; as a function of tensors it would be as large as the table.
-    """
-    table = isinstance(node.operation, keras.layers.Embedding)
-    return table or any(x.sparse for x in node.input_tensors)
