@@ -187,12 +187,13 @@ def by_limit(step: RecordedStep, limit_bytes: int | None) -> Chosen:
         return _chosen(step, lowest, tried[lowest])
     fitting = [p for p, found in tried.items() if found.peak_bytes <= limit_bytes]
     if not fitting:
+        least, plain = tried[lowest].peak_bytes, tried[()].peak_bytes
         raise ConfigError(
             f"No plan keeps the limit at batch size {step.request.batch_size}. "
-            f"Expected: from {format_bytes(tried[lowest].peak_bytes)}, the lowest estimated peak "
-            f"({format_bytes(tried[()].peak_bytes)} without a plan). Received: "
-            f"memory_limit={format_bytes(limit_bytes)}. Next: pass a higher limit or "
-            "a smaller batch_size."
+            f"Expected: from {format_bytes(least)}, the lowest estimated peak "
+            f"({format_bytes(plain)} without a plan). Received: memory_limit="
+            f"{format_bytes(limit_bytes)}. Next: pass a higher limit or a smaller "
+            "batch_size."
         )
     best = min(fitting, key=lambda p: (tried[p].extra_time, tried[p].peak_bytes))
     return _chosen(step, best, tried[best])

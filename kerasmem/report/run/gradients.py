@@ -96,15 +96,12 @@ def _merge(name: str, array: np.ndarray, merged: int) -> np.ndarray:
     padding = -array.shape[1] % merged
     padded = np.pad(array, ((0, 0), (0, padding)), constant_values=np.nan)
     groups = padded.reshape(len(array), -1, merged)
-    known = ~np.isnan(groups)
-    sums = np.where(known, groups, 0).sum(axis=2)
     if name == "nonfinite":
-        return sums
+        return np.nansum(groups, axis=2)
     if name in {"norm_max", "max_abs"}:
-        largest = np.where(known, groups, -np.inf).max(axis=2)
-        return np.where(known.any(axis=2), largest, np.nan)
-    count = known.sum(axis=2)
-    return np.where(count > 0, sums / np.maximum(count, 1), np.nan)
+        return np.fmax.reduce(groups, axis=2)
+    with np.errstate(invalid="ignore"):  # of nothing but NaN
+        return np.nansum(groups, axis=2) / (~np.isnan(groups)).sum(axis=2)
 
 
 def norm_table(records: Sequence[GradientRecord], flow: GradientFlow) -> Table:
@@ -140,7 +137,7 @@ def variable_table(flow: GradientFlow) -> Table:
         (
             path,
             *(number_text(value) for value in _ends(flow.measures["norm"][row])),
-            number_text(_largest(flow.measures["max_abs"][row])),
+            number_text(np.fmax.reduce(flow.measures["max_abs"][row])),
             number_text(_last(flow.measures["update_ratio"][row])),
             share_text(_last(flow.measures["zero_fraction"][row])),
             f"{np.nansum(flow.measures['nonfinite'][row]):,.0f}",
@@ -164,8 +161,3 @@ def _ends(row: np.ndarray) -> tuple[float, float]:
 
 def _last(row: np.ndarray) -> float:
     return _ends(row)[1]
-
-
-def _largest(row: np.ndarray) -> float:
-    known = row[~np.isnan(row)]
-    return float(known.max()) if len(known) else math.nan
