@@ -1,8 +1,9 @@
 """What is wrong with the gradients of a run, in words."""
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from statistics import median
 
 from kerasmem.callbacks import gradient_signs as signs
@@ -56,6 +57,7 @@ class GradientFindings:
     def __init__(self, monitor: str) -> None:
         self._monitor = monitor
         self._prefix = ""
+        self._epoch = 0
         self._has_diverged = False
         self._norms: list[float] = []
         self._reported: set[tuple[str, str | None]] = set()
@@ -87,35 +89,35 @@ class GradientFindings:
         """
         if self._has_diverged:
             return []
+        self._epoch = record.epoch
         record = self._within_model(record)
         kernels = [v for v in record.variables if v.path.endswith(_KERNELS)]
         usual = median(self._norms) if self._norms else record.norm_first
         diverged = divergence_text(record, kernels, usual, first_nonfinite, rate)
         if diverged:
             self._has_diverged = True
-            found = [_Fault("divergence", diverged, is_fatal=True)]
+            found = [self._finding("divergence", diverged, severity="error")]
         else:
             bad = layers_of(map(self._own, nonfinite_paths))
             found = [
-                *_nonfinite(record, bad, first_nonfinite, skipped_steps),
+                *self._nonfinite(record, bad, first_nonfinite, skipped_steps),
                 *self._of_layers(record, kernels, rate),
                 *self._exploding(record, kernels, usual, rate),
             ]
         if math.isfinite(record.norm):
             self._norms.append(record.norm)
-        return [
-            Finding(
-                fault.kind,
-                fault.text,
-                record.epoch,
-                fault.layers[0] if len(fault.layers) == 1 else None,
-                self._monitor,
-                "error" if fault.is_fatal else "warning",
-                fault.layers,
-            )
-            for fault in found
-            if self._is_new(fault)
-        ]
+        return [finding for finding in found if self._is_new(finding)]
+
+    def _finding(
+        self,
+        kind: str,
+        text: str,
+        layers: Sequence[str] = (),
+        severity: str = "warning",
+    ) -> Finding:
+        layer = layers[0] if len(layers) == 1 else None
+        about = (self._epoch, layer, self._monitor, severity, tuple(layers))
+        return Finding(kind, text, *about)
 
     def _own(self, path: str) -> str:
         return path.removeprefix(self._prefix)
@@ -124,9 +126,9 @@ class GradientFindings:
         variables = (replace(v, path=self._own(v.path)) for v in record.variables)
         return replace(record, variables=tuple(variables))
 
-    def _is_new(self, fault: "_Fault") -> bool:
-        layers = (None,) if fault.is_fatal else fault.layers or (None,)
-        keys = {(fault.kind, layer) for layer in layers}
+    def _is_new(self, finding: Finding) -> bool:
+        layers = (None,) if finding.severity == "error" else finding.layers or (None,)
+        keys = {(finding.kind, layer) for layer in layers}
         is_new = not keys <= self._reported
         self._reported |= keys
         return is_new
@@ -136,35 +138,31 @@ class GradientFindings:
         record: GradientRecord,
         kernels: Sequence[VariableGradient],
         rate: LearningRate | None,
-    ) -> Iterator["_Fault"]:
+    ) -> Iterator[Finding]:
         before, self._samples = self._samples, {}
         all_layers = layers_of(v.path for v in record.variables)
         of_kernels = layers_of(v.path for v in kernels)
-
-        def lasting(
-            kind: str, shown: Iterable[Sign], order: Sequence[str]
-        ) -> dict[str, Sign]:
-            """Return what has been so in enough sampled updates, and is news."""
+        too_large = signs.too_large(kernels, is_first=not self._norms)
+        vanishing_text = partial(signs.vanishing_text, kernels=kernels)
+        too_large_text = partial(signs.too_large_text, advice=_lower(rate))
+        for kind, shown, order, text in (
+            ("dead layer", signs.dead(record.variables), all_layers, signs.dead_text),
+            (
+                "vanishing gradient",
+                signs.vanishing(kernels),
+                of_kernels,
+                vanishing_text,
+            ),
+            ("too large update", too_large, of_kernels, too_large_text),
+        ):
             found: dict[str, Sign] = {}
             for sign in shown:
                 key = kind, sign.layer
                 self._samples[key] = before.get(key, 0) + sign.samples
                 if self._samples[key] >= LEAST_SAMPLES:
                     found[sign.layer] = sign
-            return {layer: found[layer] for layer in self._news(kind, found, order)}
-
-        kind = "dead layer"
-        if dead := lasting(kind, signs.dead(record.variables), all_layers):
-            yield _Fault(kind, signs.dead_text(dead, all_layers), tuple(dead))
-        kind = "vanishing gradient"
-        if vanishing := lasting(kind, signs.vanishing(kernels), of_kernels):
-            text = signs.vanishing_text(vanishing, of_kernels, kernels)
-            yield _Fault(kind, text, tuple(vanishing))
-        kind = "too large update"
-        shown = signs.too_large(kernels, is_first=not self._norms)
-        if too_large := lasting(kind, shown, of_kernels):
-            text = signs.too_large_text(too_large, of_kernels, _lower(rate))
-            yield _Fault(kind, text, tuple(too_large))
+            if new := {layer: found[layer] for layer in self._news(kind, found, order)}:
+                yield self._finding(kind, text(new, order), list(new))
 
     def _news(
         self, kind: str, layers: Collection[str], order: Sequence[str]
@@ -183,7 +181,7 @@ class GradientFindings:
         kernels: Sequence[VariableGradient],
         usual: float,
         rate: LearningRate | None,
-    ) -> Iterator["_Fault"]:
+    ) -> Iterator[Finding]:
         is_known = len(self._norms) >= _LEAST_EPOCHS
         factor = EXPLODED if is_known else ABSURDLY_EXPLODED
         if not record.norm_max >= factor * usual > 0:
@@ -191,43 +189,35 @@ class GradientFindings:
         largest = max(kernels, key=lambda v: v.max_abs, default=None)
         layer = layer_of(largest.path) if largest else None
         where = f" The largest entry is in {layer}." if layer else ""
-        yield _Fault(
+        yield self._finding(
             "exploding gradient",
             f"The gradient's norm reached {record.norm_max:.3g}, "
             f"{record.norm_max / usual:,.0f} times its usual {usual:.3g}.{where} "
             f"{_lower(rate)} Clipping (clipnorm=1.0) bounds the step.",
-            (layer,) if layer else (),
+            [layer] if layer else [],
         )
 
-
-@dataclass(frozen=True)
-class _Fault:
-    kind: str
-    text: str
-    layers: tuple[str, ...] = ()
-    is_fatal: bool = False
+    def _nonfinite(
+        self,
+        record: GradientRecord,
+        layers: Sequence[str],
+        first: int | None,
+        skipped: int,
+    ) -> Iterator[Finding]:
+        updates = record.nonfinite_steps - skipped
+        if updates <= 0:
+            return  # loss scaling skips a step now and then, as it should
+        where = f" in {layer_words(layers, layers)}" if layers else ""
+        at = "" if first is None else f", first in step {first + 1} of the epoch{where}"
+        yield self._finding(
+            "nonfinite gradient",
+            f"The gradient held NaN or infinity in {updates} of {record.steps} "
+            f"updates{at}. The weights took them over; the loss need not show it.",
+            layers,
+            "error",
+        )
 
 
 def _lower(rate: LearningRate | None) -> str:
     than = "" if rate is None else f" than {rate.value:g}"
     return f"A lower learning rate{than} helps."
-
-
-def _nonfinite(
-    record: GradientRecord,
-    layers: Sequence[str],
-    first: int | None,
-    skipped: int,
-) -> Iterator[_Fault]:
-    made = record.nonfinite_steps - skipped
-    if made <= 0:
-        return  # loss scaling skips a step now and then, as it should
-    where = f" in {layer_words(layers, layers)}" if layers else ""
-    at = f", first in step {first + 1} of the epoch{where}" if first is not None else ""
-    yield _Fault(
-        "nonfinite gradient",
-        f"The gradient held NaN or infinity in {made} of {record.steps} updates{at}. "
-        "The weights took them over; the loss need not show it.",
-        tuple(layers),
-        is_fatal=True,
-    )
