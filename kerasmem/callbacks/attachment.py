@@ -14,24 +14,21 @@ _OWN_MODULES = "kerasmem."
 _RUNNING = ("fit", "evaluate", "predict")
 
 
-def is_fitting(model: Any, thread: int | None = None) -> bool:
-    """Return True while `model.fit` runs.
+def is_fitting(model: Any) -> bool:
+    """Return True while `model.fit` runs in this thread."""
+    return _frame_of(("fit",), model, sys._getframe()) is not None
+
+
+def is_running(model: Any, thread: int) -> bool:
+    """Return True while `fit`, `evaluate` or `predict` of the model runs in a thread.
 
     Args:
         model: the model.
-        thread: identifier of the thread that would run `fit`; None for this one.
+        thread: identifier of the thread.
     """
-    return _frame_of(("fit",), model, _innermost_frame(thread)) is not None
-
-
-def is_running(model: Any, thread: int | None = None) -> bool:
-    """Return True while `fit`, `evaluate` or `predict` of the model runs.
-
-    Args:
-        model: the model.
-        thread: identifier of the thread that would run it; None for this one.
-    """
-    return _frame_of(_RUNNING, model, _innermost_frame(thread)) is not None
+    # Private by name, documented by Python: there is no other way to a stack.
+    frame = sys._current_frames().get(thread)
+    return _frame_of(_RUNNING, model, frame) is not None
 
 
 def is_called_by_fit(model: Any) -> bool:
@@ -39,15 +36,10 @@ def is_called_by_fit(model: Any) -> bool:
 
     False in a callback of `fit`, though `fit` runs then too.
     """
-    frame = _innermost_frame(None)
+    frame: FrameType | None = sys._getframe()
     while frame and frame.f_globals.get("__name__", "").startswith(_OWN_MODULES):
         frame = frame.f_back
     return frame is not None and frame is _frame_of(("fit",), model, frame)
-
-
-def _innermost_frame(thread: int | None) -> FrameType | None:
-    # Private by name, documented by Python: there is no other way to a stack.
-    return sys._current_frames().get(thread) if thread else sys._getframe()
 
 
 def _frame_of(

@@ -62,14 +62,14 @@ def read_regular(path: Path, most_bytes: int, *, follow_link: bool = False) -> b
     return content
 
 
-def read_json_file(path: Path, most_bytes: int = MOST_BYTES) -> Any:
+def read_json_file(path: Path) -> Any:
     """Return what a file of JSON says, no link.
 
     Raises:
         InputError: if it is no JSON, or too large, or too deep.
         OSError: as of `open_regular`.
     """
-    return read_json(read_regular(path, most_bytes), most_bytes)
+    return read_json(read_regular(path, MOST_BYTES))
 
 
 def _opened(name: str, flags: int) -> int:
