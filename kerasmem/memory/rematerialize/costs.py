@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from kerasmem.graph.activation_policy import Residuals
-from kerasmem.graph.layers import nodes_in_order
+from kerasmem.graph.layers import last_uses, nodes_in_order
 from kerasmem.memory.estimate.analytic.framework import framework
 from kerasmem.memory.estimate.analytic.record import Record, record
 from kerasmem.memory.estimate.analytic.segments import BARRIER, Segment
@@ -224,13 +224,11 @@ def _costs(step: RecordedStep) -> list[CallCosts]:
     graph, nodes = step.graph, step.nodes
     maker = {id(y): number for number, node in enumerate(nodes) for y in node.outputs}
     uses = [frozenset(_makers(node, maker)) for node in nodes]
-    last_use = list(range(len(nodes)))
-    for number, used in enumerate(uses):
-        for one in used:
-            last_use[one] = number
-    for y in graph.outputs:
-        if id(y) in maker:
-            last_use[maker[id(y)]] = len(nodes)
+    last = last_uses(nodes, graph.outputs)
+    last_use = [
+        max([number, *(last.get(id(y), number) for y in node.outputs)])
+        for number, node in enumerate(nodes)
+    ]
     forward, backward = step.by_call("forward"), step.by_call("backward")
     read_later = {x.root for op in step.ops if op.phase == "backward" for x in op.reads}
     found = []
