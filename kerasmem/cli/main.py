@@ -197,7 +197,7 @@ def start_keras(modules: Sequence[str]) -> dict[str, Any]:
     if "keras" not in sys.modules:
         _import_keras()
     importlib.import_module("kerasmem.compression.quantize.layer")
-    importlib.import_module("kerasmem.compression.quantize.static")
+    importlib.import_module("kerasmem.compression.quantize.static.kinds")
     importlib.import_module("kerasmem.optimizers")
     objects: dict[str, Any] = {}
     for name in modules:

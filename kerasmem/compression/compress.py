@@ -18,7 +18,7 @@ from kerasmem.compression.fields import check_whole
 from kerasmem.compression.file_to_file import compress_file, job_by_file
 from kerasmem.compression.judge import chance_of, check_max_drop, far_worse
 from kerasmem.compression.measure import Timing, figures, file_bytes
-from kerasmem.compression.quantize.left_float import warn_if_left_float
+from kerasmem.compression.quantize.apply import warn_if_left_float
 from kerasmem.compression.result import SAMPLES, CompressionResult
 from kerasmem.compression.search import Request
 from kerasmem.compression.technique import OPENING, Context, Technique, stage

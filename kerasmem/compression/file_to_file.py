@@ -26,8 +26,8 @@ from kerasmem.compression.prune import Prune
 from kerasmem.compression.prune import apply as prune
 from kerasmem.compression.quantize import Quantize
 from kerasmem.compression.quantize import in_blocks as quantize
+from kerasmem.compression.quantize.apply import warn_if_left_float
 from kerasmem.compression.quantize.aware.learned import is_aware
-from kerasmem.compression.quantize.left_float import warn_if_left_float
 from kerasmem.compression.quantize.schemes import quantize_described
 from kerasmem.compression.result import CompressionResult
 from kerasmem.compression.technique import Technique

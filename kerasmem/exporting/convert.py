@@ -13,7 +13,7 @@ import numpy as np
 from kerasmem.backends import current
 from kerasmem.backends.converting import Argument, to_litert, to_onnx
 from kerasmem.compression.quantize.config import STATIC
-from kerasmem.compression.quantize.floats import as_floats
+from kerasmem.compression.quantize.owners import as_floats
 from kerasmem.errors import ConfigError, DataError
 from kerasmem.exporting.arguments import arguments_of, call_flat, random_samples
 from kerasmem.exporting.integer import is_integer

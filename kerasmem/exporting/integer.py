@@ -3,8 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
-from kerasmem.compression.quantize.static import FromCodes, IntegerLayer, ToCodes
-from kerasmem.compression.quantize.static.base import Codes
+from kerasmem.compression.quantize.static.base import (
+    Codes,
+    FromCodes,
+    IntegerLayer,
+    ToCodes,
+)
 from kerasmem.compression.quantize.static.kinds import kind_of, unsupported_call_of
 from kerasmem.errors import ModelError
 from kerasmem.exporting.operations import Lowering, check_relu6, ending, writer_of

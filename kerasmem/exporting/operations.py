@@ -8,10 +8,10 @@ from typing import Any
 import keras
 import numpy as np
 
-from kerasmem.compression.quantize.static import elementwise, pooling, products
+from kerasmem.compression.quantize.static import elementwise, products
 from kerasmem.compression.quantize.static.base import Codes
+from kerasmem.compression.quantize.static.calls import activation_of
 from kerasmem.compression.quantize.static.elementwise import FUNCTIONS
-from kerasmem.compression.quantize.static.split import activation_of
 from kerasmem.errors import ModelError
 from kerasmem.exporting.writer import Writer
 from kerasmem.graph.layer_table import entry_of
@@ -220,7 +220,7 @@ def _pictures(call: Lowering) -> Iterator[Lowering]:
 
 
 def _convolution_options(layer: Any) -> dict[str, int]:
-    height, width = _of_pictures(layer.dilation)
+    height, width = _of_pictures(layer.dilation_rate)
     return {
         **_window(layer),
         "dilationHFactor": height,
@@ -293,7 +293,7 @@ _LOOKED_UP = {"sigmoid": "LOGISTIC", "tanh": "TANH"}
 OPERATIONS: dict[type, Write] = {
     elementwise.IntegerAdd: _elementwise("ADD", "AddOptions"),
     products.IntegerAffine: _affine,
-    pooling.IntegerAveragePooling: _pooling("AVERAGE_POOL_2D"),
+    elementwise.IntegerAveragePooling: _pooling("AVERAGE_POOL_2D"),
     products.IntegerConv1D: _convolution,
     products.IntegerConv2D: _convolution,
     products.IntegerDense: _dense,
@@ -301,12 +301,12 @@ OPERATIONS: dict[type, Write] = {
     products.IntegerDepthwiseConv2D: _depthwise,
     elementwise.IntegerHardSilu: _hard_silu,
     elementwise.IntegerLeakyReLU: _leaky_relu,
-    pooling.IntegerMaxPooling: _pooling("MAX_POOL_2D"),
-    pooling.IntegerMean: _mean,
+    elementwise.IntegerMaxPooling: _pooling("MAX_POOL_2D"),
+    elementwise.IntegerMean: _mean,
     elementwise.IntegerMultiply: _elementwise("MUL", "MulOptions"),
     elementwise.IntegerReLU: _relu,
     elementwise.IntegerTable: _looked_up,
-    pooling.IntegerPadding: _pad,
+    elementwise.IntegerPadding: _pad,
 }
 """By the class of a layer of codes."""
 

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from kerasmem.backends import device_kind
 from kerasmem.compression.quantize.owners import quantized_variables
-from kerasmem.compression.quantize.static import IntegerLayer
+from kerasmem.compression.quantize.static.base import IntegerLayer
 from kerasmem.errors import ChildDiedError, ConfigError, DataError, ModelError
 from kerasmem.exporting.arguments import (
     with_named_inputs,

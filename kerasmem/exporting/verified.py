@@ -11,7 +11,7 @@ import numpy as np
 from kerasmem.backends import current
 from kerasmem.backends.converting import Argument
 from kerasmem.compression.quantize.config import STATIC
-from kerasmem.compression.quantize.floats import as_floats
+from kerasmem.compression.quantize.owners import as_floats
 from kerasmem.compression.result import SAMPLES
 from kerasmem.errors import ModelError, OutputError
 from kerasmem.exporting.arguments import (

@@ -12,7 +12,7 @@ import time
 import keras
 import numpy as np
 
-from kerasmem.compression.quantize.repair import fold_batch_norm
+from kerasmem.compression.quantize.fold import fold_batch_norm
 from kerasmem.graph.values import to_numpy
 from tests.compression.repair.test_fold_batch_norm import norms, with_statistics
 

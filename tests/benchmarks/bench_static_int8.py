@@ -23,7 +23,7 @@ import keras
 import numpy as np
 
 import kerasmem as km
-from kerasmem.compression.quantize.static import FromCodes
+from kerasmem.compression.quantize.static.base import FromCodes
 from kerasmem.demo.recipe import compile_classifier, falling_rate, residual_network
 from kerasmem.exporting.interpreters import KERNELS, LiteRT
 

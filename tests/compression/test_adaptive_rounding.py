@@ -7,14 +7,15 @@ import numpy as np
 import pytest
 
 import kerasmem as km
-from kerasmem.compression.quantize.adaptive import inputs
-from kerasmem.compression.quantize.adaptive.inputs import (
+from kerasmem.compression.quantize import adaptive
+from kerasmem.compression.quantize.adaptive import (
+    Moments,
+    adapted_codes,
     columns,
     is_product_of_matrices,
     matrices,
     of_matrices,
 )
-from kerasmem.compression.quantize.adaptive.relaxation import Moments, adapted_codes
 from kerasmem.compression.quantize.owners import quantized_variables
 from kerasmem.errors import ConfigError, DataError, ModelError
 from kerasmem.graph.clone import clone
@@ -169,9 +170,9 @@ def test_moments_are_of_each_sample_however_they_come_in_batches(monkeypatch):
         asked.append(found.shape[1])
         return found
 
-    monkeypatch.setattr(inputs, "columns", noted)
-    usual = inputs.moments_of(models, layers, x)
-    whole = inputs.moments_of(models, layers, OneBatch(x))
+    monkeypatch.setattr(adaptive, "columns", noted)
+    usual = adaptive.moments_of(models, layers, x)
+    whole = adaptive.moments_of(models, layers, OneBatch(x))
     assert usual.rows == whole.rows == 40 * 64
     np.testing.assert_allclose(usual.rounded, whole.rounded, rtol=1e-4)
     np.testing.assert_allclose(usual.mixed, usual.rounded, rtol=1e-4)

@@ -9,15 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kerasmem.compression.quantize import Calibration
-from kerasmem.compression.quantize.activations import calibrate, range_table
-from kerasmem.compression.quantize.activations.calls import flatten
-from kerasmem.compression.quantize.activations.search import (
+from kerasmem.compression.quantize.activations import (
     BINS,
     Histogram,
     best_range,
+    calibrate,
     divergence,
+    range_table,
     squared_error,
 )
+from kerasmem.compression.quantize.static.calls import flatten
 from kerasmem.errors import ConfigError, DataError, KerasMemWarning, ModelError
 from kerasmem.records import ActivationRange
 from tests.models import KINDS, chain

@@ -8,14 +8,13 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from kerasmem.compression.account import sqnr_db
-from kerasmem.compression.quantize.coding import BITS, Coding, unpack_int4
+from kerasmem.compression.quantize.coding import BITS, Coding, Rows, unpack_int4
 from kerasmem.compression.quantize.math import (
     dequantize,
     pack_int4,
     quantize,
     quantize_affine,
 )
-from kerasmem.compression.quantize.rows import Rows
 from kerasmem.errors import ModelError
 from kerasmem.graph.values import to_numpy
 

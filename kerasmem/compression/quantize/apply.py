@@ -1,8 +1,8 @@
 """Walking a model and storing its kernels in fewer bits."""
 
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -18,17 +18,20 @@ from kerasmem.compression.account import (
 )
 from kerasmem.compression.quantize.coding import Coded, Coding
 from kerasmem.compression.quantize.layer import Place, to_quantized
-from kerasmem.compression.quantize.left_float import LISTED, NO_KERNEL, why_no_kernel
 from kerasmem.compression.quantize.math import finite
-from kerasmem.compression.quantize.owners import quantized_variables
-from kerasmem.compression.quantize.products import block_axes, is_product
+from kerasmem.compression.quantize.owners import (
+    block_axes,
+    is_product,
+    quantized_variables,
+)
 from kerasmem.compression.quantize.variable import QuantizedVariable
 from kerasmem.compression.technique import stage
-from kerasmem.errors import ModelError
+from kerasmem.errors import KerasMemWarning, ModelError
 from kerasmem.graph.kernels import is_kernel, reduced_axes
 from kerasmem.graph.layers import Weight, sublayers, weights
-from kerasmem.graph.values import nbytes, to_numpy
+from kerasmem.graph.values import to_numpy
 from kerasmem.records import WeightChange
+from kerasmem.units import format_bytes
 
 if TYPE_CHECKING:
     from kerasmem.compression.quantize.config import Quantize
@@ -40,16 +43,25 @@ Exclude = Callable[[Weight], bool]
 """Tells of a weight that is to be left alone."""
 
 
+def excludes_nothing(_: Weight) -> bool:
+    """Return False for any weight."""
+    return False
+
+
 Scales = Mapping[str, np.ndarray]
 """Learned scales by the names of weights, see `name_of`."""
 
 NO_SCALES: Scales = MappingProxyType({})
 
 
+WeightPlan = Sequence[tuple[Weight, Place | str]]
+"""Every weight of a model, with how it is stored, or why it is left alone."""
+
+
 def quantize_weights(
     model: Any,
     choice: "Quantize",
-    left: Exclude = lambda _: False,
+    exclude: Exclude = excludes_nothing,
     scales: Scales = NO_SCALES,
 ) -> list[WeightChange]:
     """Store the kernels and embedding tables of `model` in fewer bits, in place.
@@ -57,7 +69,7 @@ def quantize_weights(
     Args:
         model: a built model.
         choice: how, and of which weights.
-        left: tells of more weights to leave alone.
+        exclude: tells of more weights to leave alone.
         scales: those that were learned; all others are those of the largest entries.
 
     Returns:
@@ -67,28 +79,15 @@ def quantize_weights(
         ModelError: if there is none that is float, or one with NaN or infinity.
         ConfigError: if a regular expression means no weight.
     """
-    reasons = choose(model, choice, left)
-    everything = [weight for weight, _ in reasons]
-    block = largest_block(everything)
-    places = {
-        id(weight): place_of(weight, choice, block, scales.get(name_of(model, weight)))
-        for weight, reason in reasons
-        if reason is None
-    }
-    return store(model, reasons, places)
+    return store(model, weight_plan(model, choice, exclude, scales))
 
 
-def store(
-    model: Any,
-    reasons: Sequence[tuple[Weight, str | None]],
-    places: Mapping[int, Place],
-) -> list[WeightChange]:
-    """Store weights of `model` as their places say, in place.
+def store(model: Any, plan: WeightPlan) -> list[WeightChange]:
+    """Store weights of `model` as a plan says, in place.
 
     Args:
         model: a built model.
-        reasons: every weight with why it is left alone, None if it is not.
-        places: of those that are not, by the id of the `Weight`.
+        plan: of its weights.
 
     Returns:
         One change per weight.
@@ -96,84 +95,141 @@ def store(
     Raises:
         ModelError: if one holds NaN or infinity.
     """
-    changes = {
-        id(weight): account(weight, "quantize", reason, changed=False)
-        for weight, reason in reasons
-        if reason
-    }
-    done, total = 0, sum(weight.nbytes for weight, reason in reasons if not reason)
-    by_block: dict[int, tuple[Any, list[Place], dict[int, Coded]]] = {}
-    for weight, reason in reasons:
-        if reason is None:
-            place = places[id(weight)]
-            coded, changes[id(weight)] = _encoded(weight, place)
-            held = by_block.setdefault(id(weight.block), (weight.block, [], {}))
-            held[1].append(place)
-            held[2][id(weight.variable)] = coded
-            done += weight.nbytes
-            stage("quantize", done, total)
+    changes, codes = [], dict[int, Coded]()
+    done, total = 0, sum(w.nbytes for w, place in plan if isinstance(place, Place))
+    for weight, place in plan:
+        if isinstance(place, str):
+            changes.append(account(weight, "quantize", place, changed=False))
+            continue
+        codes[id(weight.variable)], change = _encoded(weight, place)
+        changes.append(change)
+        done += weight.nbytes
+        stage("quantize", done, total)
     # Only now: a weight that cannot be stored leaves the model as it was.
-    while by_block:
-        to_quantized(*by_block.pop(next(iter(by_block))))
+    replace_weights(model, plan, codes)
+    return changes
+
+
+def replace_weights(
+    model: Any, plan: WeightPlan, codes: dict[int, Coded] | None = None
+) -> None:
+    """Have the layers of `model` keep their weights as a plan says, in place.
+
+    Args:
+        model: a built model.
+        plan: of its weights.
+        codes: of weights, by the ids of the variables; they are taken out. None to
+            encode what the variables hold.
+    """
+    by_block: dict[int, tuple[Any, list[Place]]] = {}
+    for weight, place in plan:
+        if isinstance(place, Place):
+            by_block.setdefault(id(weight.block), (weight.block, []))[1].append(place)
+    for block, places in by_block.values():
+        to_quantized(block, places, codes)
     forget_float_weights(sublayers(model))
-    return [changes[id(weight)] for weight, _ in reasons]
 
 
-def choose(
-    model: Any, choice: "Quantize", left: Exclude = lambda _: False
-) -> list[tuple[Weight, str | None]]:
-    """Return every weight of a model with why it is left alone, None if it is not.
+def _encoded(weight: Weight, place: Place) -> tuple[Coded, WeightChange]:
+    values = finite(to_numpy(weight.variable), weight.path)
+    coded = place.coding.encode(values, place.scales)
+    ratio = sqnr_db(values, place.coding.decoded(coded, values.shape))
+    return coded, stored_change(weight, place, ratio, all_zero=not values.any())
+
+
+def stored_change(
+    weight: Weight, place: Place, ratio: float | None, *, all_zero: bool
+) -> WeightChange:
+    """Return the change of a weight that is stored in fewer bits.
+
+    Args:
+        weight: the weight as it was.
+        place: how it is stored.
+        ratio: what is left of it beside the noise of rounding, in dB, or None.
+        all_zero: whether it holds nothing but zeros.
+    """
+    detail = place.coding.describe(weight.variable.shape)
+    if all_zero:
+        detail += ", all zero"
+    elif place.dynamic:
+        detail += ", times int8"
+    after = place.coding.nbytes(weight.variable.shape)
+    return account(
+        weight, "quantize", detail, changed=True, after_bytes=after, sqnr_db=ratio
+    )
+
+
+def weight_plan(
+    model: Any,
+    choice: "Quantize",
+    exclude: Exclude = excludes_nothing,
+    scales: Scales = NO_SCALES,
+) -> WeightPlan:
+    """Return how each weight of a model is stored, or why it is left alone.
+
+    Args:
+        model: a built model.
+        choice: how, and of which weights.
+        exclude: tells of more weights to leave alone.
+        scales: those that were learned; all others are those of the largest entries.
 
     Raises:
-        ModelError: if all are.
+        ModelError: if all are left alone.
         ConfigError: if a regular expression means no weight.
     """
     everything = list(weights(model))
     check_every_pattern_matches(
         model, everything, {"include": choice.include, "exclude": choice.exclude}
     )
-    reasons = [
-        why or _why_not_meant(weight, choice, left)
-        for weight, why in why_not_storable(model, everything, choice.dtype)
-    ]
-    if all(reasons):
+    plan = planned(model, choice, exclude, scales)
+    if not any(isinstance(place, Place) for _, place in plan):
         raise ModelError(
             f"The model {model.name!r} has nothing to quantize: none of its "
             f"{len(everything)} weights is a float kernel or embedding table that is "
             "not excluded."
         )
-    return list(zip(everything, reasons, strict=True))
+    return plan
 
 
-def why_not_storable(
-    model: Any, everything: Sequence[Weight], dtype: str
-) -> list[tuple[Weight, str | None]]:
-    """Return weights, each with why it cannot be stored as `dtype`, None if it can.
+def planned(
+    model: Any,
+    choice: "Quantize",
+    exclude: Exclude = excludes_nothing,
+    scales: Scales = NO_SCALES,
+) -> WeightPlan:
+    """Return a `weight_plan` that may leave all weights alone."""
+    everything = list(weights(model))
+    block_bytes = largest_block(everything)
+    codes = {id(v.codes): v for v in quantized_variables(model)}
+    return [
+        (
+            weight,
+            _why_not(weight, choice, codes.get(id(weight.variable)), exclude)
+            or _place(weight, choice, block_bytes, _scales_of(model, weight, scales)),
+        )
+        for weight in everything
+    ]
 
-    Args:
-        model: the model.
-        everything: its weights.
-        dtype: of the codes.
-    """
-    stored = {id(v.codes): v for v in quantized_variables(model)}
-    return [(w, _why_not(w, dtype, stored.get(id(w.variable)))) for w in everything]
+
+def _scales_of(model: Any, weight: Weight, scales: Scales) -> np.ndarray | None:
+    return scales.get(name_of(model, weight)) if scales else None
 
 
 def _why_not(
-    weight: Weight, wanted: str, stored: QuantizedVariable | None
+    weight: Weight,
+    choice: "Quantize",
+    codes: QuantizedVariable | None,
+    exclude: Exclude,
 ) -> str | None:
+    """Return why a weight is left alone, None if it is not."""
     dtype = keras.backend.standardize_dtype(weight.variable.dtype)
-    if stored is not None:
-        return f"is {stored.coding.dtype} already"
-    if not keras.backend.is_float_dtype(dtype) or wanted == dtype:
+    if codes is not None:
+        return f"is {codes.coding.dtype} already"
+    if not keras.backend.is_float_dtype(dtype) or choice.dtype == dtype:
         return f"is {dtype} already"
     if weight.attribute is None and is_kernel(weight):
         return LISTED
-    return None
-
-
-def _why_not_meant(weight: Weight, choice: "Quantize", left: Exclude) -> str | None:
-    if left(weight) or matches(choice.exclude, weight):
+    if exclude(weight) or matches(choice.exclude, weight):
         return "is excluded"
     if is_kernel(weight):
         return None
@@ -184,11 +240,8 @@ def _why_not_meant(weight: Weight, choice: "Quantize", left: Exclude) -> str | N
     return None
 
 
-def place_of(
-    weight: Weight,
-    choice: "Quantize",
-    block_bytes: int,
-    scales: np.ndarray | None = None,
+def _place(
+    weight: Weight, choice: "Quantize", block_bytes: int, scales: np.ndarray | None
 ) -> Place:
     """Return where a weight is kept, and how a choice has it stored.
 
@@ -198,9 +251,21 @@ def place_of(
         block_bytes: most bytes of it that are to be float at once.
         scales: those that it is to have; None for those of its largest entries.
     """
-    coding = coding_of(choice, channel_axes(weight))
-    place = placed(weight, coding, block_bytes, dynamic=choice.is_dynamic)
-    return replace(place, scales=scales)
+    layers = sublayers(weight.block)
+    index = next(i for i, layer in enumerate(layers) if layer is weight.owner)
+    is_taken_apart = is_product(weight.owner) and weight.attribute == "_kernel"
+    blocks = 1
+    if is_taken_apart and (cut := block_axes(weight.owner)) is not None:
+        wanted = math.ceil(4 * weight.size / block_bytes)
+        blocks = min(wanted, weight.variable.shape[cut[0]])
+    return Place(
+        index,
+        str(weight.attribute),
+        coding_of(choice, tuple(sorted(reduced_axes(weight)))),
+        blocks,
+        choice.is_dynamic and is_taken_apart,
+        scales=scales,
+    )
 
 
 def coding_of(choice: "Quantize", axes: tuple[int, ...]) -> Coding:
@@ -224,33 +289,6 @@ def name_of(model: Any, weight: Weight) -> str:
     return "/".join([*place, *within, own.lstrip("_")])
 
 
-def channel_axes(weight: Weight) -> tuple[int, ...]:
-    """Return the axes that one output channel sums over, in order."""
-    return tuple(sorted(reduced_axes(weight)))
-
-
-def placed(
-    weight: Weight, coding: Coding, block_bytes: int, *, dynamic: bool = False
-) -> Place:
-    """Return where a weight is kept, with how it is to be stored.
-
-    Args:
-        weight: it.
-        coding: how it is to be stored.
-        block_bytes: most bytes of it that are to be float at once.
-        dynamic: whether what it multiplies is rounded in every call, where that goes.
-    """
-    layers = sublayers(weight.block)
-    index = next(i for i, layer in enumerate(layers) if layer is weight.owner)
-    taken_apart = is_product(weight.owner) and weight.attribute == "_kernel"
-    blocks = 1
-    if taken_apart and (cut := block_axes(weight.owner)) is not None:
-        wanted = math.ceil(4 * weight.size / block_bytes)
-        blocks = min(wanted, weight.variable.shape[cut[0]])
-    attribute = str(weight.attribute)
-    return Place(index, attribute, coding, blocks, dynamic and taken_apart)
-
-
 def largest_block(everything: list[Weight]) -> int:
     """Return the most bytes of a weight that are to be float at once.
 
@@ -261,20 +299,45 @@ def largest_block(everything: list[Weight]) -> int:
     return max(total // _BLOCKS, _LEAST_BLOCK_BYTES)
 
 
-def _encoded(weight: Weight, place: Place) -> tuple[Coded, WeightChange]:
-    """Return the codes of a weight, and what is told of them."""
-    values = finite(to_numpy(weight.variable), weight.path)
-    coded = place.coding.encode(values, place.scales)
-    detail = place.coding.describe(coded)
-    if not values.any():
-        detail += ", all zero"
-    elif place.dynamic:
-        detail += ", times int8"
-    return coded, account(
-        weight,
-        "quantize",
-        detail,
-        changed=True,
-        after_bytes=sum(map(nbytes, coded.parts)),
-        sqnr_db=sqnr_db(values, place.coding.decoded(coded, values.shape)),
+NO_KERNEL = "is no kernel or embedding table"
+UNREAD = "has two axes or more, and nothing shows that its layer multiplies with it"
+LISTED = "is kept in a list, where no layer can be given another weight"
+
+_MOST, _NAMED = 0.1, 3
+
+
+def why_no_kernel(weight: Weight) -> str:
+    """Return why a weight that is not known to be a kernel is left alone."""
+    axes = [size for size in weight.variable.shape if size > 1]
+    return NO_KERNEL if len(axes) < 2 or "bias" in weight.variable.name else UNREAD
+
+
+def warn_if_left_float(changes: Sequence[WeightChange], model_bytes: int) -> None:
+    """Warn if more than a tenth of a model stays float where nobody asked for it.
+
+    Vectors do not count, nor what `include` and `exclude` were to decide.
+
+    Args:
+        changes: what became of the weights.
+        model_bytes: bytes of all weights in RAM before.
+    """
+    stored = {c.weight for c in changes if c.after_bytes < c.before_bytes}
+    float_bytes = {
+        change.weight: change.after_bytes
+        for change in changes
+        if change.detail in (UNREAD, LISTED) and change.weight not in stored
+    }
+    total = sum(float_bytes.values())
+    if total <= _MOST * model_bytes:
+        return
+    largest = sorted(float_bytes, key=lambda weight: -float_bytes[weight])
+    named = [f"{name} ({format_bytes(float_bytes[name])})" for name in largest[:_NAMED]]
+    rest = f" and {len(float_bytes) - _NAMED} more" if len(float_bytes) > _NAMED else ""
+    warnings.warn(
+        f"{total / model_bytes:.0%} of the model's bytes stay float: "
+        f"{', '.join(named)}{rest}. Next: name in include= of Quantize those that are "
+        "to be stored in fewer bits (their last axis is that of the channels), in "
+        "exclude= those that are to stay. `changes` tells why each was left alone.",
+        KerasMemWarning,
+        stacklevel=3,
     )

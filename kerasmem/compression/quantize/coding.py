@@ -1,6 +1,7 @@
 """How one weight is stored in fewer bits, and what it then stands for."""
 
-from dataclasses import asdict, dataclass
+import math
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import keras
@@ -13,9 +14,110 @@ from kerasmem.compression.quantize.math import (
     quantize,
     quantize_affine,
 )
-from kerasmem.compression.quantize.rows import Rows
 from kerasmem.errors import ModelError
 from kerasmem.graph.values import to_numpy
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A weight with all that one output channel sums over on one axis, cut in groups.
+
+    A weight of shape `(*lead, *summed, *trail)` becomes one of shape
+    `(*lead, groups, length, *trail)`. Summed axes that do not lie side by side are
+    brought to the front first. Where the groups do not fill up, zeros follow.
+
+    Args:
+        shape: of the weight.
+        axes: those that an output channel sums over, ascending.
+        group_size: most entries in a group; None for one group.
+
+    Example:
+        >>> rows = Rows((3, 10, 4), (0, 1), group_size=16)
+        >>> rows.groups, rows.length, rows.stored_shape
+        (2, 15, (2, 15, 4))
+    """
+
+    shape: tuple[int, ...]
+    axes: tuple[int, ...]
+    group_size: int | None = None
+
+    @property
+    def _summed(self) -> int:
+        return math.prod(self.shape[axis] for axis in self.axes)
+
+    @property
+    def groups(self) -> int:
+        """Number of groups in each output channel, as even as they can be."""
+        return math.ceil(self._summed / (self.group_size or max(self._summed, 1)))
+
+    @property
+    def length(self) -> int:
+        """Number of entries in a group."""
+        return math.ceil(self._summed / self.groups)
+
+    @property
+    def axis(self) -> int:
+        """The axis of the stored weight along which a group lies."""
+        return self._first + 1
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """Shape of the stored weight, before anything is packed."""
+        lead, trail = self._around
+        return (*lead, self.groups, self.length, *trail)
+
+    def stored_axis(self, axis: int) -> int:
+        """Return where an axis that is not summed over lies in the stored weight."""
+        place = self._order.index(axis)
+        return place if place < self._first else place - len(self.axes) + 2
+
+    def narrowed(self, axis: int, size: int) -> "Rows":
+        """Return the layout of a part of the weight, `size` long along `axis`."""
+        shape = tuple(size if i == axis else n for i, n in enumerate(self.shape))
+        return replace(self, shape=shape)
+
+    def store(self, values: Any, ops: Any) -> Any:
+        """Return a weight as it is stored; `ops` is `numpy` or `keras.ops`."""
+        lead, trail = self._around
+        values = ops.transpose(values, self._order)
+        values = ops.reshape(values, (*lead, self._summed, *trail))
+        missing = self.groups * self.length - self._summed
+        if missing:
+            fill = [(0, missing if i == len(lead) else 0) for i in range(values.ndim)]
+            values = ops.pad(values, fill)
+        return ops.reshape(values, self.stored_shape)
+
+    def restore(self, values: Any, ops: Any) -> Any:
+        """Return the weight of what `store` made."""
+        lead, trail = self._around
+        total = self.groups * self.length
+        values = ops.reshape(values, (*lead, total, *trail))
+        if total != self._summed:
+            values = values[(*(slice(None) for _ in lead), slice(self._summed))]
+        order = self._order
+        values = ops.reshape(values, tuple(self.shape[axis] for axis in order))
+        if order == tuple(range(len(order))):
+            return values
+        return ops.transpose(values, [order.index(axis) for axis in range(len(order))])
+
+    @property
+    def _first(self) -> int:
+        """Number of axes before those that are summed over, as they are stored."""
+        first = self.axes[0] if self.axes else 0
+        side_by_side = tuple(range(first, first + len(self.axes)))
+        return first if self.axes == side_by_side else 0
+
+    @property
+    def _order(self) -> tuple[int, ...]:
+        rest = [axis for axis in range(len(self.shape)) if axis not in self.axes]
+        first = self._first
+        return (*rest[:first], *self.axes, *rest[first:])
+
+    @property
+    def _around(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        shape = [self.shape[axis] for axis in self._order]
+        return tuple(shape[: self._first]), tuple(shape[self._first + len(self.axes) :])
+
 
 BITS = {"int8": 8, "int4": 4, "float16": 16, "bfloat16": 16}
 """Bits of an entry by the name of its type."""
@@ -92,17 +194,26 @@ class Coding:
         """Return the shape and the type of every part of a weight of a shape."""
         if self.bits == 16:
             return Coded((shape, self.dtype))
-        rows, axes = self.rows(shape), self.axes
-        if rows is not None:
-            shape, axes = rows.stored_shape, (rows.axis,)
-        if self.granularity == "tensor":
-            axes = tuple(range(len(shape)))
-        scales = tuple(1 if axis in axes else n for axis, n in enumerate(shape))
+        rows, axes = self.rows(shape), self.scale_axes(shape)
+        codes = list(shape if rows is None else rows.stored_shape)
+        scales = tuple(1 if axis in axes else n for axis, n in enumerate(codes))
         if self.bits == 4 and rows is not None:
-            half = -(-shape[rows.axis] // 2)
-            shape = (*shape[: rows.axis], half, *shape[rows.axis + 1 :])
+            codes[rows.axis] = -(-codes[rows.axis] // 2)
         zeros = None if self.symmetric else (scales, "int8")
-        return Coded((shape, "int8"), (scales, "float32"), zeros)
+        return Coded((tuple(codes), "int8"), (scales, "float32"), zeros)
+
+    def scale_axes(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the axes, of a weight of a shape as laid out, that share a scale."""
+        rows = self.rows(shape)
+        if self.granularity == "tensor":
+            laid_out = shape if rows is None else rows.stored_shape
+            return tuple(range(len(laid_out)))
+        return self.axes if rows is None else (rows.axis,)
+
+    def laid_out(self, values: Any, ops: Any) -> Any:
+        """Return a weight as its codes lie; `ops` is `numpy` or `keras.ops`."""
+        rows = self.rows(tuple(values.shape))
+        return values if rows is None else rows.store(values, ops)
 
     def encode(self, values: np.ndarray, scales: np.ndarray | None = None) -> Coded:
         """Return NumPy arrays that stand for `values`.
@@ -117,17 +228,13 @@ class Coding:
         """
         if self.bits == 16:
             return Coded(self._halved(finite(values)))
-        rows = self.rows(values.shape)
-        axes = self.axes
-        if rows is not None:
-            values, axes = rows.store(values, np), (rows.axis,)
-        if self.granularity == "tensor":
-            axes = tuple(range(values.ndim))
+        rows, axes = self.rows(values.shape), self.scale_axes(values.shape)
+        values = self.laid_out(values, np)
         if scales is not None:
             codes, *rest = codes_of(finite(values), scales, self.bits), scales
         else:
-            make = quantize if self.symmetric else quantize_affine
-            codes, *rest = make(values, axes, self.bits)
+            encode = quantize if self.symmetric else quantize_affine
+            codes, *rest = encode(values, axes, self.bits)
         if self.bits == 4 and rows is not None:
             codes = pack_int4(codes, rows.axis)
         return Coded(codes, *rest)
@@ -161,20 +268,24 @@ class Coding:
     def steps(self, values: np.ndarray) -> np.ndarray:
         """Return what the codes of 4 or 8 bits of each entry are apart, float32."""
         rows = self.rows(values.shape)
-        ones = np.ones(values.shape, np.int8)
-        codes = ones if rows is None else rows.store(ones, np)
+        codes = self.laid_out(np.ones(values.shape, np.int8), np)
         if self.bits == 4 and rows is not None:
             codes = pack_int4(codes, rows.axis)
         steps = self.decoded(Coded(codes, self.encode(values).scales), values.shape)
         return np.broadcast_to(steps, values.shape)
 
-    def describe(self, coded: Coded) -> str:
-        """Return in a few words how a weight is stored."""
-        if coded.scales is None:
+    def describe(self, shape: tuple[int, ...]) -> str:
+        """Return in a few words how a weight of a shape is stored."""
+        if self.bits == 16:
             return self.dtype
-        count = int(np.prod(coded.scales.shape))
-        zeros = "" if coded.zero_points is None else " and zero points"
+        count = math.prod(self.stored(shape).scales[0])
+        zeros = "" if self.symmetric else " and zero points"
         return f"{self.dtype} with {count} scale{'s' * (count != 1)}{zeros}"
+
+    def nbytes(self, shape: tuple[int, ...]) -> int:
+        """Return the bytes that all parts of a weight of a shape take."""
+        parts = self.stored(shape).parts
+        return sum(math.prod(own) * np.dtype(dtype).itemsize for own, dtype in parts)
 
     def _halved(self, values: np.ndarray) -> np.ndarray:
         with np.errstate(over="ignore"):  # it is looked for below

@@ -1,6 +1,6 @@
 """The configs of what quantizes weights, and of what repairs its harm: fields alone."""
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, ClassVar
 
@@ -145,12 +145,55 @@ class Quantize(Technique):
         for field, cls in (("budget", Budget), ("calibration", Calibration)):
             value = nested("Quantize", field, cls, getattr(self, field))
             object.__setattr__(self, field, value)
-        for rule in _REFUSED:
-            if rule.is_broken(self):
-                received = ", ".join(f"{f}={getattr(self, f)!r}" for f in rule.shown)
-                raise ConfigError(
-                    f"{rule.why.format(scheme=repr(self.scheme))} Received: {received}."
-                )
+        for is_broken, why, shown in self._refused():
+            if is_broken:
+                received = ", ".join(f"{f}={getattr(self, f)!r}" for f in shown)
+                raise ConfigError(f"{why} Received: {received}.")
+
+    def _refused(self) -> Iterator[tuple[bool, str, tuple[str, ...]]]:
+        """Yield combinations without a meaning: if it is so, why, the fields of it."""
+        scheme = f"The scheme {self.scheme!r}"
+        is_integer = self.is_dynamic or self.is_static
+        is_plain = self.granularity == "channel" and self.symmetric
+        has_groups = self.granularity == "group"
+        yield (
+            not has_groups and self.group_size != Quantize.group_size,
+            "The group_size of Quantize is for granularity='group' alone.",
+            ("group_size", "granularity"),
+        )
+        yield (
+            self.calibration is not None and not self.is_static,
+            f"The calibration of Quantize is for scheme={STATIC!r} alone.",
+            ("calibration", "scheme"),
+        )
+        yield (
+            (self.scheme == MIXED) != (self.budget is not None),
+            f"The scheme {MIXED!r} takes a budget, such as km.Budget('2MiB'), and no "
+            "other does; on the command line it stands in a --recipe.",
+            ("scheme", "budget"),
+        )
+        yield (
+            self.scheme in ("float16", "bfloat16") and not is_plain,
+            f"{scheme} has no scales.",
+            ("granularity", "symmetric"),
+        )
+        yield (
+            is_integer and (has_groups or not self.symmetric),
+            f"{scheme} sums integers over a whole channel: it is symmetric, per "
+            "channel or per tensor.",
+            ("granularity", "symmetric"),
+        )
+        yield (
+            self.rounding == ADAPTIVE and not self.has_scales,
+            "Adaptive rounding is for symmetric codes: 'int8', 'int8-dynamic' or "
+            "'int4'.",
+            ("rounding", "scheme", "symmetric"),
+        )
+        yield (
+            self.is_static and bool(self.include),
+            f"{scheme} takes all that has a form in int8, and no more.",
+            ("include",),
+        )
 
     @property
     def dtype(self) -> str:
@@ -171,68 +214,6 @@ class Quantize(Technique):
     def has_scales(self) -> bool:
         """Whether weights are symmetric codes, each with scales alone beside it."""
         return self.scheme in _SCALED and self.symmetric
-
-
-@dataclass(frozen=True)
-class _Refused:
-    """A combination of arguments that has no meaning.
-
-    Args:
-        is_broken: tells it of a `Quantize`.
-        why: what is expected, with `{scheme}`.
-        shown: the fields that the message shows.
-    """
-
-    is_broken: Callable[[Quantize], bool]
-    why: str
-    shown: tuple[str, ...]
-
-
-_REFUSED = (
-    _Refused(
-        lambda q: q.granularity != "group" and q.group_size != Quantize.group_size,
-        "The group_size of Quantize is for granularity='group' alone.",
-        ("group_size", "granularity"),
-    ),
-    _Refused(
-        lambda q: q.calibration is not None and not q.is_static,
-        f"The calibration of Quantize is for scheme={STATIC!r} alone.",
-        ("calibration", "scheme"),
-    ),
-    _Refused(
-        lambda q: (q.scheme == MIXED) != (q.budget is not None),
-        f"The scheme {MIXED!r} takes a budget, such as km.Budget('2MiB'), and no other "
-        "does; on the command line it stands in a --recipe.",
-        ("scheme", "budget"),
-    ),
-    _Refused(
-        lambda q: (
-            q.scheme in ("float16", "bfloat16")
-            and not (q.granularity == "channel" and q.symmetric)
-        ),
-        "The scheme {scheme} has no scales.",
-        ("granularity", "symmetric"),
-    ),
-    _Refused(
-        lambda q: (
-            (q.is_dynamic or q.is_static)
-            and (q.granularity == "group" or not q.symmetric)
-        ),
-        "The scheme {scheme} sums integers over a whole channel: it is symmetric, per "
-        "channel or per tensor.",
-        ("granularity", "symmetric"),
-    ),
-    _Refused(
-        lambda q: q.rounding == ADAPTIVE and not q.has_scales,
-        "Adaptive rounding is for symmetric codes: 'int8', 'int8-dynamic' or 'int4'.",
-        ("rounding", "scheme", "symmetric"),
-    ),
-    _Refused(
-        lambda q: q.is_static and bool(q.include),
-        "The scheme {scheme} takes all that has a form in int8, and no more.",
-        ("include",),
-    ),
-)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from typing import Any
 
 import keras
 
-from kerasmem.compression.quantize.aware.activations import FakeQuantize
+from kerasmem.compression.quantize.aware.quantizers import FakeQuantize
 from kerasmem.compression.quantize.layer import Place, read_as
 from kerasmem.compression.quantize.owners import stand_ins
 from kerasmem.compression.quantize.static.base import IntegerLayer

@@ -6,23 +6,23 @@ What comes of it is what `Coding.encode` makes of the whole weight, to the bit.
 import math
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
 
-from kerasmem.backends.layer_weights import forget_float_weights
 from kerasmem.compression.account import account, decibels
 from kerasmem.compression.quantize.apply import (
     Exclude,
-    choose,
-    largest_block,
-    place_of,
+    WeightPlan,
+    excludes_nothing,
+    replace_weights,
+    stored_change,
+    weight_plan,
 )
-from kerasmem.compression.quantize.coding import Coded, Coding
+from kerasmem.compression.quantize.coding import Coding
 from kerasmem.compression.quantize.config import ADAPTIVE
-from kerasmem.compression.quantize.layer import Place, to_quantized
+from kerasmem.compression.quantize.layer import Place
 from kerasmem.compression.quantize.math import (
     affine_codes_of,
     affine_scales_of,
@@ -34,7 +34,6 @@ from kerasmem.compression.quantize.math import (
 )
 from kerasmem.compression.working import Streams, Told
 from kerasmem.files.entries import PIECE, Entries, Readable, cuts, in_order
-from kerasmem.graph.layers import Weight, sublayers
 from kerasmem.records import WeightChange
 
 if TYPE_CHECKING:
@@ -51,7 +50,10 @@ def why_not(config: "Quantize") -> str | None:
 
 
 def quantize_in_blocks(
-    model: Any, config: "Quantize", streams: Streams, left: Exclude = lambda _: False
+    model: Any,
+    config: "Quantize",
+    streams: Streams,
+    exclude: Exclude = excludes_nothing,
 ) -> Told:
     """Give the layers of a described model the form that they have with codes.
 
@@ -59,26 +61,22 @@ def quantize_in_blocks(
         model: the model; it is changed in place.
         config: the choice, of one scheme.
         streams: get the codes.
-        left: tells of more weights to leave alone than the choice does.
+        exclude: tells of more weights to leave alone than the choice does.
 
     Raises:
         ModelError: if there is nothing to quantize.
         ConfigError: if a regular expression means no weight.
     """
-    told = _planned(model, config, streams, left)
-    made = [each for each in told if isinstance(each, _Pending)]
-    by_block: dict[int, tuple[Any, list[Place]]] = {}
-    for each in made:
-        block = each.weight.block
-        by_block.setdefault(id(block), (block, []))[1].append(each.place)
-    for layer, places in by_block.values():
-        to_quantized(layer, places)
-    for each in made:
-        stand_in = vars(each.weight.owner)[each.place.attribute]
-        for variable, entries in zip(stand_in.parts, each.codes.parts, strict=True):
-            streams.put(variable, entries)
-    forget_float_weights(sublayers(model))
-    return lambda: [*map(_told, told)]
+    plan = weight_plan(model, config, exclude)
+    codes = _codes_of(plan, streams)
+    replace_weights(model, plan)
+    for weight, place in plan:
+        if isinstance(place, Place):
+            stand_in = vars(weight.owner)[place.attribute]
+            parts = codes[id(weight)].parts
+            for variable, entries in zip(stand_in.parts, parts, strict=True):
+                streams.put(variable, entries)
+    return lambda: _changes(plan, codes)
 
 
 def losses(model: Any, config: "Quantize", streams: Streams) -> list[WeightChange]:
@@ -93,74 +91,41 @@ def losses(model: Any, config: "Quantize", streams: Streams) -> list[WeightChang
         ModelError: if there is nothing to quantize.
         ConfigError: if a regular expression means no weight.
     """
+    plan = weight_plan(model, config)
+    codes = _codes_of(plan, streams)
+    for each in codes.values():
+        deque(each.parts[0].pieces(), maxlen=0)
+    return _changes(plan, codes)
+
+
+def _codes_of(plan: WeightPlan, streams: Streams) -> dict[int, "_Codes"]:
+    """Return the codes of the weights that a plan stores, by the id of the `Weight`."""
+    return {
+        id(weight): _Codes(streams.readable(weight.variable), place.coding, weight.path)
+        for weight, place in plan
+        if isinstance(place, Place)
+    }
+
+
+def _changes(plan: WeightPlan, codes: dict[int, "_Codes"]) -> list[WeightChange]:
+    """Return what becomes of every weight of a plan, once its codes have been read."""
     changes = []
-    for each in _planned(model, config, streams):
-        if isinstance(each, _Pending):
-            deque(each.codes.parts[0].pieces(), maxlen=0)
-        changes.append(_told(each))
+    for weight, place in plan:
+        if isinstance(place, str):
+            changes.append(account(weight, "quantize", place, changed=False))
+            continue
+        found = codes[id(weight)]
+        ratio, all_zero = decibels(found.signal, found.noise), not found.source.nonzero
+        changes.append(stored_change(weight, place, ratio, all_zero=all_zero))
     return changes
 
 
-def _planned(
-    model: Any, config: "Quantize", streams: Streams, left: Exclude = lambda _: False
-) -> list["WeightChange | _Pending"]:
-    """Return what is to become of each weight, or why nothing is."""
-    reasons = choose(model, config, left)
-    block = largest_block([weight for weight, _ in reasons])
-    planned: list[WeightChange | _Pending] = []
-    for weight, reason in reasons:
-        if reason is not None:
-            planned.append(account(weight, "quantize", reason, changed=False))
-            continue
-        place = place_of(weight, config, block)
-        codes = _Codes(streams.readable(weight.variable), place.coding, weight.path)
-        planned.append(_Pending(weight, place, codes))
-    return planned
+Cut = tuple[slice, slice]
+"""Entries that lie in a row: some rows of one lead, or all rows of some leads."""
 
-
-def _told(planned: "WeightChange | _Pending") -> WeightChange:
-    return planned.told() if isinstance(planned, _Pending) else planned
-
-
-@dataclass(frozen=True)
-class _Pending:
-    weight: Weight
-    place: Place
-    codes: "_Codes"
-
-    def told(self) -> WeightChange:
-        """Return what became of the weight, once it has been read."""
-        stored, coding = self.codes.stored, self.place.coding
-        scales, zeros = (
-            None if part is None else np.broadcast_to(np.int8(0), part[0])
-            for part in (stored.scales, stored.zero_points)
-        )
-        detail = coding.describe(Coded(None, scales, zeros))
-        if not self.codes.source.nonzero:
-            detail += ", all zero"
-        elif self.place.dynamic:
-            detail += ", times int8"
-        return account(
-            self.weight,
-            "quantize",
-            detail,
-            changed=True,
-            after_bytes=sum(part.nbytes for part in self.codes.parts),
-            sqnr_db=decibels(self.codes.signal, self.codes.noise),
-        )
-
-
-@dataclass(frozen=True)
-class _Cut:
-    """Entries that lie in a row: some rows of one lead, or some leads.
-
-    Args:
-        leads: the first lead, and where they end.
-        rows: the first of the rows that are summed over, and where they end.
-    """
-
-    leads: tuple[int, int]
-    rows: tuple[int, int]
+Counts = tuple[float, float, int, int]
+"""Sums of squares of entries and of what is lost of them; how many entries are not zero
+before, and after."""
 
 
 class _Codes:
@@ -176,15 +141,20 @@ class _Codes:
 
     def __init__(self, source: Readable, coding: Coding, path: str) -> None:
         self.source, self.coding, self._path = source, coding, path
-        self.stored = coding.stored(source.shape)
         self.signal = self.noise = 0.0
         self._scales: tuple[np.ndarray, ...] | None = None
-        codes = _Part(self, 0, *self.stored.codes)
-        rest = [part for part in (self.stored.scales, self.stored.zero_points) if part]
-        self.parts: list[Entries] = [
-            codes,
-            *(_Part(self, 1 + n, *part) for n, part in enumerate(rest)),
+        shape, axes = source.shape, coding.axes
+        first, end = (axes[0], axes[-1] + 1) if axes else (0, 0)
+        self._sizes = [
+            math.prod(x) for x in (shape[:first], shape[first:end], shape[end:])
         ]
+        is_side_by_side = bool(axes) and axes == tuple(range(first, end))
+        self._is_in_rows = is_side_by_side and source.size > 0
+        rows = coding.rows(shape) if self._is_in_rows else None
+        # Rows in a group that has a scale of its own, None for all rows.
+        self._length = None if rows is None or rows.groups == 1 else rows.length
+        stored = coding.stored(shape).parts
+        self.parts: list[Entries] = [_Part(self, n, *p) for n, p in enumerate(stored)]
 
     def pieces(self, part: int) -> Iterator[np.ndarray]:
         """Yield the entries of codes (0), scales (1) or zero points (2)."""
@@ -199,30 +169,23 @@ class _Codes:
             yield from self._counted(in_order(self._coded, self._cuts()))
 
     def _counted(
-        self, made: Iterator[tuple[np.ndarray, tuple[float, float], tuple[int, int]]]
+        self, pieces: Iterator[tuple[np.ndarray, Counts]]
     ) -> Iterator[np.ndarray]:
+        self.signal = self.noise = 0.0
         before = after = 0
-        for codes, (signal, noise), (entries, kept) in made:
-            self.signal, self.noise = self.signal + signal, self.noise + noise
-            before, after = before + entries, after + kept
+        for codes, counts in pieces:
+            self.signal, self.noise = self.signal + counts[0], self.noise + counts[1]
+            before, after = before + counts[2], after + counts[3]
             yield codes
         self.source.nonzero, self.parts[0].nonzero = before, after
 
-    def _halved(
-        self, cut: tuple[int, int]
-    ) -> tuple[np.ndarray, tuple[float, float], tuple[int, int]]:
+    def _halved(self, cut: tuple[int, int]) -> tuple[np.ndarray, Counts]:
         values = finite(self.source.read(*cut), self._path)
         halved = self.coding.encode(values).codes
-        kept = int(np.count_nonzero(halved))
         exact = values.astype(np.float32, copy=False)
-        powers = _powers(exact, exact - halved.astype(np.float32))
-        return halved, powers, (int(np.count_nonzero(values)), kept)
-
-    @property
-    def _is_in_rows(self) -> bool:
-        axes = self.coding.axes
-        side_by_side = bool(axes) and axes == tuple(range(axes[0], axes[-1] + 1))
-        return side_by_side and self.source.size > 0
+        lost = exact - halved.astype(np.float32)
+        before, after = (int(np.count_nonzero(x)) for x in (values, halved))
+        return halved, (_power(exact), _power(lost), before, after)
 
     def _whole(self) -> tuple[np.ndarray, ...]:
         """Return the parts of a weight that is no rows of channels, read as a whole."""
@@ -231,65 +194,47 @@ class _Codes:
             coded = self.coding.encode(values)
             rounded = self.coding.decoded(coded, values.shape)
             exact = values.astype(np.float32, copy=False)
-            self.signal, self.noise = _powers(exact, exact - rounded)
+            self.signal, self.noise = _power(exact), _power(exact - rounded)
             self.parts[0].nonzero = int(np.count_nonzero(rounded))
             self._scales = coded.parts
         return self._scales
 
-    @property
-    def _sizes(self) -> tuple[int, int, int]:
-        """Numbers of leads, of rows, and of entries in a row."""
-        shape, axes = self.source.shape, self.coding.axes
-        first, last = axes[0], axes[-1] + 1
-        return (
-            math.prod(shape[:first]),
-            math.prod(shape[first:last]),
-            math.prod(shape[last:]),
-        )
-
-    @property
-    def _length(self) -> int | None:
-        """Rows in a group that has a scale of its own, None for all rows."""
-        rows = self.coding.rows(self.source.shape)
-        return None if rows is None or rows.groups == 1 else rows.length
-
-    def _cuts(self) -> Iterator[_Cut]:
+    def _cuts(self) -> Iterator[Cut]:
         leads, rows, trail = self._sizes
         if rows * trail <= PIECE:
             step = PIECE // (rows * trail)
             for first in range(0, leads, step):
-                yield _Cut((first, min(first + step, leads)), (0, rows))
+                yield slice(first, min(first + step, leads)), slice(0, rows)
             return
         unit = self._length or 2  # two rows may share bytes
         step = max(PIECE // (trail * unit), 1) * unit
         for lead in range(leads):
             for row in range(0, rows, step):
-                yield _Cut((lead, lead + 1), (row, min(row + step, rows)))
+                yield slice(lead, lead + 1), slice(row, min(row + step, rows))
 
-    def _read(self, cut: _Cut) -> np.ndarray:
+    def _read(self, cut: Cut) -> np.ndarray:
         """Return entries as (leads, groups, rows of a group, trail), float32."""
         _, rows, trail = self._sizes
-        (lead, end), (first, last) = cut.leads, cut.rows
-        start = (lead * rows + first) * trail
-        count = (end - lead) * (last - first) * trail
-        values = self.source.read(start, start + count)
-        values = values.astype(np.float32, copy=False)
-        values = values.reshape(end - lead, last - first, trail)
-        length = self._length or last - first
-        missing = -(last - first) % length
+        leads, own = cut
+        start = (leads.start * rows + own.start) * trail
+        shape = (leads.stop - leads.start, own.stop - own.start, trail)
+        values = self.source.read(start, start + math.prod(shape))
+        values = values.astype(np.float32, copy=False).reshape(shape)
+        length = self._length or shape[1]
+        missing = -shape[1] % length
         if missing:
             values = np.pad(values, ((0, 0), (0, missing), (0, 0)))
-        return values.reshape(end - lead, -1, length, trail)
+        return values.reshape(shape[0], -1, length, trail)
 
-    def _part_of(self, array: np.ndarray, cut: _Cut) -> np.ndarray:
+    def _part_of(self, array: np.ndarray, cut: Cut) -> np.ndarray:
         """Return the scales of some entries, which broadcast against them."""
         if self.coding.granularity == "tensor":
             return array
-        groups = slice(None)
-        if self._length:
-            first, last = cut.rows
-            groups = slice(first // self._length, -(-last // self._length))
-        return array[slice(*cut.leads), groups]
+        leads, rows = cut
+        if not self._length:
+            return array[leads]
+        groups = slice(rows.start // self._length, -(-rows.stop // self._length))
+        return array[leads, groups]
 
     def _all_scales(self) -> tuple[np.ndarray, ...]:
         """Return the scales, and zero points if there are any, of the whole weight."""
@@ -304,6 +249,7 @@ class _Codes:
         return self._scales
 
     def _ends(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the ends of the ranges of what shares a scale, zero in them."""
         leads, rows, trail = self._sizes
         groups = -(-rows // self._length) if self._length else 1
         is_tensor = self.coding.granularity == "tensor"
@@ -311,54 +257,41 @@ class _Codes:
         low, high = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
         axis = None if is_tensor else 2
 
-        def ends(cut: _Cut) -> tuple[_Cut, np.ndarray, np.ndarray]:
+        def ends(cut: Cut) -> tuple[Cut, np.ndarray, np.ndarray]:
             values = self._read(cut)
-            return (
-                cut,
-                values.min(axis=axis, keepdims=True),
-                values.max(axis=axis, keepdims=True),
-            )
+            least = values.min(axis=axis, keepdims=True)
+            return cut, least, values.max(axis=axis, keepdims=True)
 
         for cut, least, most in in_order(ends, self._cuts()):
-            for found, new, choose_of in (
-                (low, least, np.minimum),
-                (high, most, np.maximum),
-            ):
-                part = self._part_of(found, cut)
-                choose_of(part, new, out=part)
+            lower, upper = self._part_of(low, cut), self._part_of(high, cut)
+            np.minimum(lower, least, out=lower)
+            np.maximum(upper, most, out=upper)
         return low, high
 
-    def _coded(
-        self, cut: _Cut
-    ) -> tuple[np.ndarray, tuple[float, float], tuple[int, int]]:
+    def _coded(self, cut: Cut) -> tuple[np.ndarray, Counts]:
         values, bits = self._read(cut), self.coding.bits
-        scales, *rest = (self._part_of(each, cut) for each in self._all_scales())
-        if rest:
-            codes = affine_codes_of(values, scales, rest[0], bits)
-            kept = int(np.count_nonzero(codes != rest[0]))
+        scales, *zeros = (self._part_of(each, cut) for each in self._all_scales())
+        if zeros:
+            codes = affine_codes_of(values, scales, zeros[0], bits)
         else:
             codes = codes_of(values, scales, bits)
-            kept = int(np.count_nonzero(codes))
+        after = int(np.count_nonzero(codes != zeros[0] if zeros else codes))
         before = int(np.count_nonzero(values))
-        lost = dequantize(codes, scales, *rest)
+        lost = dequantize(codes, scales, *zeros)
         np.subtract(values, lost, out=lost)
-        powers = _powers(values, lost)
+        counts = _power(values), _power(lost), before, after
         if bits == 4:
             codes = pack_int4(codes, 2)
-        return codes.reshape(-1), powers, (before, kept)
+        return codes.reshape(-1), counts
 
 
-def _powers(exact: np.ndarray, lost: np.ndarray) -> tuple[float, float]:
-    """Return the sums of squares of entries and of what is lost of them, float32."""
-
-    def power(values: np.ndarray) -> float:
-        flat = values.reshape(-1)
-        found = float(flat @ flat)
-        if math.isfinite(found):
-            return found
-        return float(np.square(flat, dtype=np.float64).sum())
-
-    return power(exact), power(lost)
+def _power(values: np.ndarray) -> float:
+    """Return the sum of squares of entries, float32."""
+    flat = values.reshape(-1)
+    found = float(flat @ flat)
+    if math.isfinite(found):
+        return found
+    return float(np.square(flat, dtype=np.float64).sum())
 
 
 class _Part(Entries):

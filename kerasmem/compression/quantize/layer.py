@@ -11,31 +11,32 @@ subclassed models.
 
 import copy
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 import keras
 
-from kerasmem.backends.layer_weights import unlocked
-from kerasmem.compression.quantize.aware.activations import FakeQuantize
-from kerasmem.compression.quantize.aware.inside import FakeQuantizedInside, inside_form
+from kerasmem.backends.layer_weights import exchange_weight, unlocked
+from kerasmem.compression.quantize.aware.quantizers import (
+    FakeQuantize,
+    FakeQuantizedInside,
+    inside_form,
+)
 from kerasmem.compression.quantize.aware.weights import (
     FakeQuantizedVariable,
-    fake_quantize_weight,
 )
 from kerasmem.compression.quantize.coding import Coded, Coding
 from kerasmem.compression.quantize.owners import (
     OWNERS,
     QuantizedRecurrent,
+    has_lora,
     owner_form,
     stand_ins,
 )
-from kerasmem.compression.quantize.products import has_lora
-from kerasmem.compression.quantize.variable import StandIn, replace_weight
+from kerasmem.compression.quantize.variable import QuantizedVariable, StandIn
 from kerasmem.graph.layers import sublayers
 
 
@@ -78,10 +79,8 @@ class Place:
         return cls(**{**config, "coding": Coding.from_json(config["coding"])})
 
 
-Codes = Mapping[int, Coded]
-"""What weights become, by the ids of their variables."""
-
-NO_CODES: Codes = MappingProxyType({})
+Codes = dict[int, Coded] | None
+"""What weights become, by the ids of their variables; each is taken out."""
 
 _LOOPS = (keras.layers.RNN, keras.layers.TimeDistributed)
 """Layers that call others once a time step; the first of them with codes too."""
@@ -176,14 +175,14 @@ def round_inside(block: Any, quantizer: FakeQuantize) -> None:
         _change_class(block, inside_form(block))
 
 
-def to_quantized(block: Any, places: list[Place], codes: Codes = NO_CODES) -> None:
+def to_quantized(block: Any, places: list[Place], codes: Codes = None) -> None:
     """Replace the weights at `places` of a built layer by quantized ones, in place.
 
     Args:
         block: a layer that a model's config knows, or a subclassed model; some of its
             weights may be quantized already.
         places: the weights.
-        codes: of those that are known.
+        codes: of those that are known; they are taken out.
     """
     if isinstance(block, QuantizedBlock):
         form, places = block._float_form, [*block._places, *places]
@@ -196,7 +195,7 @@ def to_quantized(block: Any, places: list[Place], codes: Codes = NO_CODES) -> No
 
 
 def _become_block(
-    layer: Any, form: dict[str, Any], places: list[Place], codes: Codes = NO_CODES
+    layer: Any, form: dict[str, Any], places: list[Place], codes: Codes = None
 ) -> None:
     _set(layer, "_float_form", form)
     _set(layer, "_places", places)
@@ -212,7 +211,7 @@ def _become_block(
 _become: ContextVar[Any] = ContextVar("become", default=_become_block)
 
 
-def _replace_weights(block: Any, codes: Codes = NO_CODES) -> None:
+def _replace_weights(block: Any, codes: Codes = None) -> None:
     """Replace those weights that are there and still float."""
     layers = sublayers(block)
     missing = False
@@ -223,10 +222,8 @@ def _replace_weights(block: Any, codes: Codes = NO_CODES) -> None:
         if weight is None:
             missing = True
         elif not isinstance(weight, StandIn):
-            holders = _stand_in_for(weight, owner, layers, place, codes)
-            stand_in = vars(owner)[place.attribute]
-            stand_in.block_count, stand_in.dynamic = place.block_count, place.dynamic
-            for holder in holders:
+            stand_in = _stand_in_for(weight, owner, place, codes)
+            for holder in _exchange(weight, owner, layers, stand_in):
                 _change_class(holder, owner_form(holder))
     is_fake = any(place.fake for place in block._places)
     for layer in layers:
@@ -237,15 +234,54 @@ def _replace_weights(block: Any, codes: Codes = NO_CODES) -> None:
         _enable_inner_lora(block)
 
 
-def _stand_in_for(
-    weight: Any, owner: Any, layers: list[Any], place: Place, codes: Codes
+def _stand_in_for(weight: Any, owner: Any, place: Place, codes: Codes) -> StandIn:
+    """Return what a float weight is read through, as its place says."""
+    if place.fake:
+        learned, path = place.learned, place.path
+        made = FakeQuantizedVariable(place.coding, weight, path, learned=learned)
+    else:
+        known = codes.pop(id(weight), None) if codes else None
+        made = QuantizedVariable(place.coding, weight, owner.compute_dtype, known)
+    made.block_count, made.dynamic = place.block_count, place.dynamic
+    return made
+
+
+def _exchange(
+    weight: Any, owner: Any, layers: list[Any], stand_in: StandIn
 ) -> list[Any]:
-    """Replace a float weight as its place says; return the layers that read it."""
-    coding = place.coding
-    if not place.fake:
-        return replace_weight(weight, owner, layers, coding, codes.get(id(weight)))
-    made = FakeQuantizedVariable(coding, weight, place.path, learned=place.learned)
-    return fake_quantize_weight(weight, owner, layers, made)
+    """Have layers read a float weight through its stand-in; return these layers.
+
+    Usually that is `owner` alone; a wrapper such as SpectralNormalization keeps the
+    weight of the layer inside it as well. Under fake quantization, where the float
+    weight stays tracked, it goes on reading that, of which it makes what it assigns.
+
+    Args:
+        weight: the float weight.
+        owner: the layer that is to track the variables of the stand-in.
+        layers: the layers to look in, `owner` among them.
+        stand_in: what holds the weight.
+    """
+    is_fake = isinstance(stand_in, FakeQuantizedVariable)
+    holders = [
+        (layer, name)
+        for layer in layers
+        for name, value in vars(layer).items()
+        if value is weight
+        and not (is_fake and isinstance(layer, keras.layers.SpectralNormalization))
+    ]
+    for layer, name in holders:
+        if is_fake:
+            _set(layer, name, stand_in)
+        else:
+            exchange_weight(layer, name, weight, stand_in)
+    with unlocked(owner):
+        for variable in stand_in.parts:
+            if variable is not weight:
+                owner._track_variable(variable)
+                if is_fake:
+                    # As an attribute as well: so a `tf.train.Checkpoint` finds it.
+                    setattr(owner, f"_{variable.name}", variable)
+    return [layer for layer, _ in holders]
 
 
 def _lora(layer: Any) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """Fewer bits where they harm least: a scheme for each layer, under a budget."""
 
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -9,11 +8,11 @@ import numpy as np
 
 from kerasmem.compression.quantize.apply import Exclude
 from kerasmem.compression.quantize.in_blocks import losses, quantize_in_blocks
-from kerasmem.compression.quantize.repair.after import quantize_and_repair
+from kerasmem.compression.quantize.repair import quantize_and_repair
 from kerasmem.compression.working import Streams, Told
 from kerasmem.errors import ModelError
 from kerasmem.graph.clone import clone
-from kerasmem.graph.layers import Weight, weights
+from kerasmem.graph.layers import weights
 from kerasmem.records import WeightChange
 from kerasmem.units import format_bytes
 
@@ -46,19 +45,17 @@ def quantize_mixed(
     """
     tried = {name: _choice(choice, name) for name in CANDIDATES}
     if data is None and not choice.bias_correction:
-        streams = Streams(lambda _: None)
-        told = _told_in_blocks(model, tried, streams)
+        losses_of = _losses_of(model, tried, Streams(lambda _: None))
     else:
-        told = {
+        losses_of = {
             name: quantize_and_repair(clone(model), each, data)
             for name, each in tried.items()
         }
-    everything = list(weights(model))
-    scheme_of = _scheme_of(model, everything, choice, told)
-    for name, exclude in _rounds(everything, scheme_of):
-        samples = data if choice.bias_correction else None
+    samples = data if choice.bias_correction else None
+    rounds, changes = _rounds(model, choice, losses_of)
+    for name, exclude in rounds:
         quantize_and_repair(model, tried[name], samples, exclude)
-    return _as_chosen(told, scheme_of)
+    return changes
 
 
 def mixed_in_blocks(model: Any, choice: "Quantize", streams: Streams) -> Told:
@@ -73,65 +70,47 @@ def mixed_in_blocks(model: Any, choice: "Quantize", streams: Streams) -> Told:
         ModelError: as by `quantize_mixed`.
     """
     tried = {name: _choice(choice, name) for name in CANDIDATES}
-    told = _told_in_blocks(model, tried, streams)
-    everything = list(weights(model))
-    scheme_of = _scheme_of(model, everything, choice, told)
-    for name, exclude in _rounds(everything, scheme_of):
+    rounds, changes = _rounds(model, choice, _losses_of(model, tried, streams))
+    for name, exclude in rounds:
         quantize_in_blocks(model, tried[name], streams, exclude)
-    changes = _as_chosen(told, scheme_of)
     return lambda: changes
 
 
-def _told_in_blocks(
+def _losses_of(
     model: Any, tried: dict[str, "Quantize"], streams: Streams
 ) -> dict[str, list[WeightChange]]:
-    """Return what each scheme would do to every weight, which stays as it is."""
+    """Return what each scheme would do to every weight of a model, left as it is."""
     return {name: losses(model, each, streams) for name, each in tried.items()}
 
 
-def _scheme_of(
-    model: Any,
-    everything: list[Weight],
-    choice: "Quantize",
-    told: dict[str, list[WeightChange]],
-) -> dict[int, str]:
-    """Return the name of a scheme for each weight that is quantized, by its number."""
-    rows: dict[int, list[int]] = defaultdict(list)
-    for index, weight in enumerate(everything):
-        if any(changes[index].changed for changes in told.values()):
-            rows[id(weight.block)].append(index)
-    chosen = _chosen(model, choice, told, list(rows.values()))
-    return {
-        index: name
-        for indices, name in zip(rows.values(), chosen, strict=True)
-        for index in indices
-    }
-
-
-def _as_chosen(
-    told: dict[str, list[WeightChange]], scheme_of: dict[int, str]
-) -> list[WeightChange]:
-    first = told[CANDIDATES[0]]
-    return [
-        told[scheme_of.get(index, CANDIDATES[0])][index] for index in range(len(first))
-    ]
-
-
 def _rounds(
-    everything: list[Weight], scheme_of: dict[int, str]
-) -> Iterator[tuple[str, Exclude]]:
-    """Give each scheme in turn with what tells of weights that wait for a later one.
+    model: Any, choice: "Quantize", losses_of: dict[str, list[WeightChange]]
+) -> tuple[list[tuple[str, Exclude]], list[WeightChange]]:
+    """Return schemes, each with what tells of weights that get none of it.
 
-    What was quantized already is left alone anyway.
+    And what then becomes of every weight.
+
+    Args:
+        model: the model.
+        choice: the budget.
+        losses_of: what each scheme would do to every weight.
     """
-    for number, name in enumerate(CANDIDATES):
-        later = {
-            id(everything[index].variable)
-            for index, scheme in scheme_of.items()
-            if scheme in CANDIDATES[number + 1 :]
-        }
-        if name in scheme_of.values():
-            yield name, lambda weight, ids=later: id(weight.variable) in ids
+    everything, rows = list(weights(model)), defaultdict[int, list[int]](list)
+    for index, weight in enumerate(everything):
+        if any(changes[index].changed for changes in losses_of.values()):
+            rows[id(weight.block)].append(index)
+    chosen = _chosen(model, choice, losses_of, list(rows.values()))
+    changes, variables = list(losses_of[CANDIDATES[0]]), defaultdict[str, set[int]](set)
+    for indices, name in zip(rows.values(), chosen, strict=True):
+        for index in indices:
+            changes[index] = losses_of[name][index]
+            variables[name].add(id(everything[index].variable))
+
+    def all_but(own: set[int]) -> Exclude:
+        return lambda weight: id(weight.variable) not in own
+
+    names = [name for name in CANDIDATES if name in variables]
+    return [(name, all_but(variables[name])) for name in names], changes
 
 
 def _choice(choice: "Quantize", name: str) -> "Quantize":
@@ -146,14 +125,16 @@ def _choice(choice: "Quantize", name: str) -> "Quantize":
 def _chosen(
     model: Any,
     choice: "Quantize",
-    told: dict[str, list[WeightChange]],
+    losses_of: dict[str, list[WeightChange]],
     rows: list[list[int]],
 ) -> list[str]:
     """Return the name of a scheme for each layer."""
-    first = told[CANDIDATES[0]]
+    first = losses_of[CANDIDATES[0]]
     inside = {index for indices in rows for index in indices}
     fixed = sum(c.after_bytes for i, c in enumerate(first) if i not in inside)
-    options = [[[told[name][i] for i in each] for name in CANDIDATES] for each in rows]
+    options = [
+        [[losses_of[name][i] for i in each] for name in CANDIDATES] for each in rows
+    ]
     sizes = np.array(
         [[sum(c.after_bytes for c in o) for o in each] for each in options]
     )
@@ -200,14 +181,14 @@ def best_options(sizes: np.ndarray, harm: np.ndarray, budget: float) -> list[int
     rows = np.arange(len(sizes))
     # Of equally small ones the one that harms least.
     now = np.lexsort((harm, sizes), axis=1)[:, 0]
-    left = budget - sizes[rows, now].sum()
+    remaining = budget - sizes[rows, now].sum()
     while True:
         larger = sizes - sizes[rows, now][:, None]
         less = harm[rows, now][:, None] - harm
-        allowed = (less > 0) & (larger <= left)
+        allowed = (less > 0) & (larger <= remaining)
         if not allowed.any():
             return now.tolist()
         gain = np.where(allowed, less / np.maximum(larger, 1e-9), -np.inf)
         row, option = np.unravel_index(np.argmax(gain), gain.shape)
-        left -= larger[row, option]
+        remaining -= larger[row, option]
         now[row] = option

@@ -13,13 +13,12 @@ from kerasmem.compression.quantize.config import (
     ReestimateBatchNorm,
 )
 from kerasmem.compression.quantize.dequantize import dequantize
+from kerasmem.compression.quantize.equalize import equalize, without_relu6
+from kerasmem.compression.quantize.fold import fold_batch_norm
 from kerasmem.compression.quantize.in_blocks import quantize_in_blocks
 from kerasmem.compression.quantize.mixed import mixed_in_blocks, quantize_mixed
-from kerasmem.compression.quantize.repair.after import quantize_and_repair
-from kerasmem.compression.quantize.repair.equalize import equalize, without_relu6
-from kerasmem.compression.quantize.repair.fold import fold_batch_norm
-from kerasmem.compression.quantize.static import quantize_static
-from kerasmem.compression.quantize.static.apply import check_has_ranges
+from kerasmem.compression.quantize.repair import quantize_and_repair
+from kerasmem.compression.quantize.static.apply import check_has_ranges, quantize_static
 from kerasmem.compression.technique import Context
 from kerasmem.compression.working import Streams, Told, working_copy
 from kerasmem.errors import ConfigError, ModelError

@@ -9,9 +9,7 @@ from typing import Any
 import keras
 
 from kerasmem import backends
-from kerasmem.backends.layer_weights import exchange_weight, unlocked
-from kerasmem.compression.quantize.coding import Coded, Coding
-from kerasmem.compression.quantize.rows import Rows
+from kerasmem.compression.quantize.coding import Coded, Coding, Rows
 from kerasmem.graph.values import represents, to_numpy
 
 _SUFFIXES = {"codes": "", "scales": "_scale", "zero_points": "_zero_point"}
@@ -46,11 +44,11 @@ class StandIn(keras.Variable):
         """The variables that a layer tracks in place of the float weight."""
         raise NotImplementedError
 
-    def made_after(self, inputs: Any) -> AbstractContextManager[None]:
+    def read_after(self, inputs: Any) -> AbstractContextManager[None]:
         """Return a scope in which the float weight is not made before `inputs` is."""
         raise NotImplementedError
 
-    def made_once(self, inputs: Any) -> AbstractContextManager[None]:
+    def read_once(self, inputs: Any) -> AbstractContextManager[None]:
         """Return a scope at whose beginning, after `inputs`, the weight is made."""
         raise NotImplementedError
 
@@ -85,20 +83,31 @@ class QuantizedVariable(StandIn):
 
     Args:
         coding: how the weight is stored.
-        coded: the `keras.Variable`s that hold it.
         origin: the float weight that is replaced.
         compute_dtype: dtype that the layer computes in.
+        known: NumPy arrays that stand for the weight, if there are any yet.
+
+    Attributes:
+        coded: the `keras.Variable`s that hold it.
     """
 
     def __init__(
-        self, coding: Coding, coded: Coded, origin: Any, compute_dtype: str
+        self, coding: Coding, origin: Any, compute_dtype: str, known: Coded | None
     ) -> None:
         super().__init__(coding, origin)
-        self.coded = coded
         self._hoisted = None
         self._waits_for = None
         self._own_dtype = compute_dtype
-        self._rows = coding.rows(tuple(origin.shape))
+        shape = tuple(origin.shape)
+        self._rows = coding.rows(shape)
+        # Only if somebody asks: a file that is loaded lazily has the codes itself.
+        coded = functools.cache(lambda: known or coding.encode(to_numpy(origin)))
+        with named_beside(origin):
+            stored = vars(coding.stored(shape)).items()
+            variables = [
+                part and _variable(coded, name, part, self) for name, part in stored
+            ]
+        self.coded = Coded(*variables)
 
     @property
     def parts(self) -> Sequence[Any]:
@@ -127,7 +136,7 @@ class QuantizedVariable(StandIn):
         return self.decoded(*self.tensors(self._waits_for))
 
     @contextmanager
-    def made_after(self, inputs: Any) -> Iterator[None]:
+    def read_after(self, inputs: Any) -> Iterator[None]:
         """Return a scope in which the float weight is not made before `inputs` is.
 
         A graph runs whatever has its inputs: without this it would make all weights of
@@ -140,9 +149,9 @@ class QuantizedVariable(StandIn):
             self._waits_for = before
 
     @contextmanager
-    def made_once(self, inputs: Any) -> Iterator[None]:
+    def read_once(self, inputs: Any) -> Iterator[None]:
         """Return a scope in which the float weight is computed once, at its begin."""
-        with self.made_after(inputs):
+        with self.read_after(inputs):
             self.hoist()
         try:
             yield
@@ -214,54 +223,6 @@ class QuantizedVariable(StandIn):
     dtype = property(lambda self: self._own_dtype)
 
 
-def replace_weight(
-    weight: Any,
-    owner: Any,
-    layers: list[Any],
-    coding: Coding,
-    known: Coded | None = None,
-) -> list[Any]:
-    """Replace a float weight by one in fewer bits in every layer that keeps it.
-
-    Args:
-        weight: the float weight.
-        owner: the layer that is to track the codes and scales.
-        layers: the layers to look in, `owner` among them.
-        coding: how it is stored from now on.
-        known: NumPy arrays that stand for it, if there are any yet.
-
-    Returns:
-        The layers that kept the weight. Usually that is `owner` alone; a wrapper such
-        as SpectralNormalization keeps the weight of the layer inside it as well.
-    """
-    # Only if somebody asks: a file that is loaded lazily has the codes itself.
-    coded = functools.cache(lambda: known or coding.encode(to_numpy(weight)))
-    with named_beside(weight):
-        stored = coding.stored(tuple(weight.shape))
-        variables = Coded(
-            *(
-                None if kind is None else _fixed(coded, part, kind, weight.name)
-                for part, kind in vars(stored).items()
-            )
-        )
-    stand_in = QuantizedVariable(coding, variables, weight, owner.compute_dtype)
-    represents(variables.codes, stand_in)
-    for scale in variables.parts[1:]:
-        represents(scale, None)
-    holders = [
-        (layer, name)
-        for layer in layers
-        for name, value in vars(layer).items()
-        if value is weight
-    ]
-    for layer, name in holders:
-        exchange_weight(layer, name, weight, stand_in)
-    with unlocked(owner):
-        for variable in variables.parts:
-            owner._track_variable(variable)
-    return [layer for layer, _ in holders]
-
-
 @contextmanager
 def named_beside(weight: Any) -> Iterator[None]:
     """Return a scope for variables whose paths begin as that of a weight."""
@@ -271,16 +232,22 @@ def named_beside(weight: Any) -> Iterator[None]:
         yield
 
 
-def _fixed(
-    coded: Callable[[], Coded], part: str, kind: tuple[tuple[int, ...], str], name: str
+def _variable(
+    coded: Callable[[], Coded],
+    part: str,
+    kind: tuple[tuple[int, ...], str],
+    weight: QuantizedVariable,
 ) -> Any:
+    """Return the variable that holds the codes, scales or zero points of a weight."""
     shape, dtype = kind
 
-    def made(shape: Any, dtype: Any) -> Any:
+    def initial(shape: Any, dtype: Any) -> Any:
         del shape
         return keras.ops.convert_to_tensor(getattr(coded(), part), dtype)
 
-    suffix = _SUFFIXES[part]
-    return keras.Variable(
-        made, shape, dtype, trainable=False, autocast=False, name=name + suffix
+    name = weight.name + _SUFFIXES[part]
+    variable = keras.Variable(
+        initial, shape, dtype, trainable=False, autocast=False, name=name
     )
+    represents(variable, weight if part == "codes" else None)
+    return variable

@@ -4,7 +4,7 @@ import keras
 import pytest
 
 from kerasmem.compression.quantize.aware.places import places
-from kerasmem.compression.quantize.repair.fold import fold_batch_norm
+from kerasmem.compression.quantize.fold import fold_batch_norm
 from tests.compression.aware.nets import called_in_training, in_order, network
 from tests.models import L
 

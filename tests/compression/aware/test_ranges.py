@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 
 import kerasmem as km
-from kerasmem.compression.quantize.aware.activations import FakeQuantize
 from kerasmem.compression.quantize.aware.places import places
-from kerasmem.compression.quantize.repair.fold import fold_batch_norm
-from kerasmem.compression.quantize.static import IntegerLayer
+from kerasmem.compression.quantize.aware.quantizers import FakeQuantize
+from kerasmem.compression.quantize.fold import fold_batch_norm
 from kerasmem.compression.quantize.static.apply import integer_model
+from kerasmem.compression.quantize.static.base import IntegerLayer
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.values import to_numpy
 from tests.compression.aware.nets import (

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from kerasmem.compression.quantize.aware.steps import LEAST, round_by_steps
+from kerasmem.compression.quantize.aware.rounding import LEAST, round_by_steps
 from kerasmem.graph.values import to_numpy
 from tests.compression.aware.gradient import gradient_of
 

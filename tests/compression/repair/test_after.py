@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 import kerasmem as km
-from kerasmem.compression.quantize import Quantize
-from kerasmem.compression.quantize.repair import output_error
+from kerasmem.compression.quantize import Quantize, repair
 from kerasmem.compression.technique import Context
 from kerasmem.errors import ConfigError, DataError
 from kerasmem.graph.clone import clone
@@ -16,7 +15,7 @@ from kerasmem.graph.observe import observe
 from kerasmem.graph.values import to_numpy
 from tests.compression.repair.test_fold_batch_norm import outputs
 from tests.graph.channels.strategies import randomize
-from tests.models import KINDS, Experts, L, chain, in_place
+from tests.models import KINDS, Experts, L, Subclassed, chain, in_place
 
 
 def data(shape, count=70, seed=5):
@@ -291,7 +290,7 @@ def test_at_most_so_many_samples_are_looked_at_in_batches(monkeypatch):
 
         return observe(model, batches, layers, outputs=counted)
 
-    monkeypatch.setattr(output_error, "observe", observed)
+    monkeypatch.setattr(repair, "observe", observed)
     in_place(Quantize(), dense_net(), data((6,), 200))
     assert sizes == [size for size in (32, 32, 32, 32) for _ in range(2)]
     sizes.clear()
@@ -360,6 +359,29 @@ def test_corrected_biases_leave_no_mean_error(name):
     plain = in_place(Quantize("int4"), clone(model), x)
     better = told["kernel" if "kernel" in told else "pointwise_kernel"].output_sqnr_db
     assert better > min(c.output_sqnr_db for c in plain if c.changed)
+
+
+def test_biases_are_corrected_within_subclassed_models():
+    model, x = Subclassed(), np.arange(320).reshape(64, 5) * 7 % 11
+    model(x)
+    small = clone(model)
+    changes = in_place(Quantize("int4", bias_correction=True), small, x)
+    biases = {c.weight: c for c in changes if c.weight.endswith("bias")}
+    lstm, head = biases.values()
+    assert not lstm.changed
+    assert head.detail.startswith("corrected by up to")
+    given = model.lstm(model.embedding(x))
+    means = [to_numpy(each.head(given)).mean(0) for each in (model, small)]
+    np.testing.assert_allclose(*means, atol=1e-5)
+
+
+def test_biases_are_corrected_within_layers_made_of_layers():
+    inputs = keras.Input((5, 6))
+    attended = L.MultiHeadAttention(2, 3, name="attention")(inputs, inputs)
+    model = keras.Model(inputs, L.TimeDistributed(L.Dense(2))(attended))
+    changes = in_place(Quantize("int4", bias_correction=True), model, data((5, 6)))
+    biases = [c for c in changes if c.weight.endswith("bias")]
+    assert [c.changed for c in biases if c.layer == "attention"] == [True] * 4
 
 
 def test_in_static_int8_corrected_biases_leave_less_of_a_mean_error():

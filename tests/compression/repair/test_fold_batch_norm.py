@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import kerasmem as km
 from kerasmem.compression.quantize import FoldBatchNorm
-from kerasmem.compression.quantize.repair import fold_batch_norm
+from kerasmem.compression.quantize.fold import fold_batch_norm
 from kerasmem.errors import ModelError
 from kerasmem.graph.layers import weights
 from kerasmem.graph.values import to_numpy

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import kerasmem as km
-from kerasmem.compression.quantize.static import integer_model
+from kerasmem.compression.quantize.static.apply import integer_model
 from kerasmem.compression.result import CompressionResult
 from kerasmem.compression.technique import Context
 from kerasmem.graph.values import nbytes

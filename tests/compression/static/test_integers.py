@@ -8,11 +8,14 @@ from hypothesis import strategies as st
 
 from kerasmem.compression.quantize import Calibration
 from kerasmem.compression.quantize.activations import calibrate
-from kerasmem.compression.quantize.activations.calls import flatten
-from kerasmem.compression.quantize.static import FromCodes, integer_model
-from kerasmem.compression.quantize.static.base import Codes
-from kerasmem.compression.quantize.static.product import fixed_point, times
-from kerasmem.compression.quantize.static.split import split
+from kerasmem.compression.quantize.static.apply import integer_model
+from kerasmem.compression.quantize.static.base import (
+    Codes,
+    FromCodes,
+    fixed_point,
+    times,
+)
+from kerasmem.compression.quantize.static.calls import flatten, split
 from kerasmem.errors import ModelError
 from kerasmem.exporting.integer import integer_file
 from kerasmem.exporting.interpreters import LiteRT

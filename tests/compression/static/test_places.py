@@ -6,7 +6,7 @@ import pytest
 
 import kerasmem as km
 from kerasmem.compression.quantize.owners import quantized_variables
-from kerasmem.compression.quantize.static import IntegerLayer
+from kerasmem.compression.quantize.static.base import IntegerLayer
 from kerasmem.compression.technique import Context
 from kerasmem.graph.clone import clone
 from kerasmem.graph.layers import sublayers, weights

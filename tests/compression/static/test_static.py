@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 
 import kerasmem as km
-from kerasmem.compression.quantize.static import IntegerLayer, ToCodes, integer_model
-from kerasmem.compression.quantize.static.split import split
+from kerasmem.compression.quantize.static.apply import integer_model
+from kerasmem.compression.quantize.static.base import IntegerLayer, ToCodes
+from kerasmem.compression.quantize.static.calls import split
 from kerasmem.compression.result import CompressionResult
 from kerasmem.compression.technique import Context
 from kerasmem.errors import ConfigError, DataError, KerasMemWarning, ModelError

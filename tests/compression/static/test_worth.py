@@ -4,7 +4,8 @@ import keras
 import numpy as np
 import pytest
 
-from kerasmem.compression.quantize.static import IntegerLayer, integer_model
+from kerasmem.compression.quantize.static.apply import integer_model
+from kerasmem.compression.quantize.static.base import IntegerLayer
 from kerasmem.errors import ModelError
 from tests.compression.static.test_static import layers_of, outputs, pictures, static
 from tests.models import L, chain

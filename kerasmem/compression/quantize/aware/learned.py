@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kerasmem.compression.quantize.apply import coding_of, name_of
-from kerasmem.compression.quantize.aware.activations import FakeQuantize
+from kerasmem.compression.quantize.aware.quantizers import FakeQuantize
 from kerasmem.compression.quantize.aware.weights import FakeQuantizedVariable
 from kerasmem.compression.quantize.coding import Coding
 from kerasmem.compression.quantize.owners import stand_ins

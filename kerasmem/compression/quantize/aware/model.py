@@ -5,9 +5,8 @@ Integer-Arithmetic-Only Inference", 2018; of learned scales Esser et al., "Learn
 Size Quantization", 2020.
 """
 
-import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from numbers import Real
 from types import MappingProxyType
@@ -18,24 +17,31 @@ import keras
 from kerasmem.backends import current
 from kerasmem.backends.layer_weights import forget_float_weights
 from kerasmem.compression.account import matches
-from kerasmem.compression.quantize.activations.calls import flatten
-from kerasmem.compression.quantize.apply import choose, largest_block, place_of
-from kerasmem.compression.quantize.aware.activations import FakeQuantize
+from kerasmem.compression.quantize.apply import WeightPlan, weight_plan
 from kerasmem.compression.quantize.aware.learned import is_aware
-from kerasmem.compression.quantize.aware.places import INSIDE, LINEAR, Place, places
+from kerasmem.compression.quantize.aware.places import (
+    INSIDE,
+    LINEAR,
+    RoundingPoint,
+    places,
+)
+from kerasmem.compression.quantize.aware.quantizers import FakeQuantize
 from kerasmem.compression.quantize.aware.weights import first_scales
 from kerasmem.compression.quantize.config import MIXED, Quantize
-from kerasmem.compression.quantize.layer import Place as WeightPlace
-from kerasmem.compression.quantize.layer import round_inside, to_quantized
+from kerasmem.compression.quantize.layer import Place, round_inside, to_quantized
 from kerasmem.compression.quantize.math import finite
 from kerasmem.compression.quantize.owners import saves_as_keras
-from kerasmem.compression.quantize.static.plan import Ranges
-from kerasmem.compression.quantize.static.planning import staying_float
-from kerasmem.compression.quantize.static.split import split
+from kerasmem.compression.quantize.static.calls import flatten, split
+from kerasmem.compression.quantize.static.plan import (
+    Ranges,
+    is_range,
+    named_as_in,
+    staying_float,
+)
 from kerasmem.errors import ConfigError, ModelError, as_received
 from kerasmem.graph.activation_policy import policy_of
 from kerasmem.graph.clone import clone, compile_as
-from kerasmem.graph.layers import Weight, listed_graph, own_graph, sublayers, weights
+from kerasmem.graph.layers import Weight, listed_graph, sublayers
 from kerasmem.graph.rebuild import Rebuild, Rewrite
 from kerasmem.graph.values import to_numpy
 
@@ -96,66 +102,43 @@ def quantization_aware(
     _check_ranges(ranges, activations, rounds=rounds)
     _check_model(model, rounds=rounds)
     with current().replicating(model):
-        made = clone(model)  # its tensors are named as in every later copy
-        reasons = choose(made, quantize)
+        own = clone(model)  # its tensors are named as in every later copy
+        plan = weight_plan(own, quantize)
         learns = learned_scales and not quantize.is_static
-        found = _weight_places(made, quantize, reasons, learned=learns)
-        inside: dict[Where, FakeQuantize] = {}
+        found = _weight_places(plan, learned=learns)
+        aware, renewed, inside = own, dict[int, Any](), dict[int, FakeQuantize]()
         if rounds:
-            left = [
-                weight for weight, _ in reasons if matches(quantize.exclude, weight)
-            ]
-            static = staying_float(left) if quantize.is_static else None
-            rewrite = _Rounding(made, places(made, static), decay, learned_scales)
-            rewrite.begin(_named_as_in(made, model, ranges))
-            own, made = made, Rebuild(rewrite).run(made)
-            compile_as(made, own)
-            inside = {
-                _where(own, weight): rewrite.inside[id(weight.block)]
-                for weight, _ in reasons
-                if id(weight.block) in rewrite.inside
-            }
-        blocks = {_where(made, weight): weight.block for weight in weights(made)}
-        for where in {**found, **inside}:
-            to_quantized(blocks[where], found.get(where, []))
-            if where in inside:
-                round_inside(blocks[where], inside[where])
-        forget_float_weights(sublayers(made))
-        return made
+            excluded = (w for w, _ in plan if matches(quantize.exclude, w))
+            static = staying_float(excluded) if quantize.is_static else None
+            rewrite = _Rounding(own, places(own, static), decay, learned_scales)
+            rewrite.begin(named_as_in(own, model, ranges))
+            rebuild = Rebuild(rewrite)
+            aware, inside = rebuild.run(own), rewrite.inside
+            compile_as(aware, own)
+            renewed = {id(old): new for old, new in rebuild.pairs}
+        for key, block in {id(w.block): w.block for w, _ in plan}.items():
+            new = renewed.get(key, block)
+            if key in found or key in inside:
+                to_quantized(new, found.get(key, []))
+            if key in inside:
+                round_inside(new, inside[key])
+        forget_float_weights(sublayers(aware))
+        return aware
 
 
-Where = tuple[str, ...]
-"""What names a block in a model and in all that are made of its config."""
-
-
-def _where(model: Any, weight: Weight) -> Where:
-    # A copy of a subclassed model may have another name.
-    return () if weight.block is model else weight.place
-
-
-def _weight_places(
-    model: Any,
-    quantize: Quantize,
-    reasons: Sequence[tuple[Weight, str | None]],
-    *,
-    learned: bool,
-) -> dict[Where, list[WeightPlace]]:
-    """Return how blocks are to read their weights.
+def _weight_places(plan: WeightPlan, *, learned: bool) -> dict[int, list[Place]]:
+    """Return how blocks are to read their weights, by the ids of the blocks.
 
     Args:
-        model: the model.
-        quantize: how they will be stored.
-        reasons: every weight with why it is left alone, None if it is not.
+        plan: how weights will be stored.
         learned: whether scales are trained.
     """
-    block_bytes = largest_block([weight for weight, _ in reasons])
-    found: dict[Where, list[WeightPlace]] = defaultdict(list)
-    for weight, reason in reasons:
-        if reason is None:
-            place = place_of(weight, quantize, block_bytes)
+    found: dict[int, list[Place]] = defaultdict(list)
+    for weight, place in plan:
+        if isinstance(place, Place):
             learns = learned and _has_scales(weight, place.coding)
-            place = replace(place, fake=True, learned=learns, path=weight.path)
-            found[_where(model, weight)].append(place)
+            fake = replace(place, fake=True, learned=learns, path=weight.path)
+            found[id(weight.block)].append(fake)
     return found
 
 
@@ -178,7 +161,7 @@ class _Rounding(Rewrite):
     def __init__(
         self,
         model: Any,
-        found: Mapping[str, Place],
+        found: Mapping[str, RoundingPoint],
         decay: float,
         learned: bool,  # noqa: FBT001
     ) -> None:
@@ -222,7 +205,9 @@ class _Rounding(Rewrite):
                 if name in ranges:
                     layer.range.assign(ranges[name])
 
-    def _add(self, layers: dict[int, FakeQuantize], at: int, place: Place) -> None:
+    def _add(
+        self, layers: dict[int, FakeQuantize], at: int, place: RoundingPoint
+    ) -> None:
         names = [name for name in (place.tensor, place.folded) if name is not None]
         if at in layers:
             layers[at].tensors += names
@@ -243,18 +228,11 @@ def _has_scales(weight: Weight, coding: Any) -> bool:
     return first_scales(coding, values) is not None
 
 
-def _named_as_in(own: Any, model: Any, ranges: Ranges) -> dict[str, Any]:
-    """Return ranges with those of inputs under the names that a copy has for them."""
-    pairs = zip(own_graph(model).inputs, own_graph(own).inputs, strict=True)
-    names = {old.name: new.name for old, new in pairs}
-    return {names.get(name, name): ends for name, ends in ranges.items()}
-
-
 def _check(fits: Any, expected: str, **received: Any) -> None:
     """Raise a `ConfigError` unless an argument fits."""
     if not fits:
-        told = ", ".join(f"{name}={as_received(x)}" for name, x in received.items())
-        raise ConfigError(f"{expected} Received: {told}.")
+        values = ", ".join(f"{name}={as_received(x)}" for name, x in received.items())
+        raise ConfigError(f"{expected} Received: {values}.")
 
 
 def _check_choice(quantize: Any) -> None:
@@ -316,7 +294,7 @@ def _check_ranges(ranges: Any, activations: Any, *, rounds: bool) -> None:
     )
     for name, ends in ranges.items():
         _check(
-            _is_range(ends),
+            is_range(ends),
             "A range has a lower and an upper end, both finite.",
             **{f"ranges[{name!r}]": ends},
         )
@@ -327,13 +305,6 @@ def _check_ranges(ranges: Any, activations: Any, *, rounds: bool) -> None:
         activations=activations,
         ranges=ranges,
     )
-
-
-def _is_range(ends: Any) -> bool:
-    is_pair = isinstance(ends, tuple | list) and len(ends) == 2
-    if not is_pair or not all(isinstance(end, Real) for end in ends):
-        return False
-    return all(map(math.isfinite, ends)) and ends[0] <= ends[1]
 
 
 def _check_model(model: Any, *, rounds: bool) -> None:

@@ -4,42 +4,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import keras
-
-from kerasmem.compression.quantize.activations.calls import Call, Calls, flatten
-from kerasmem.compression.quantize.repair.fold_plan import fold_plan
+from kerasmem.compression.quantize.fold import fold_plan
 from kerasmem.compression.quantize.static.base import RELU
+from kerasmem.compression.quantize.static.calls import (
+    Call,
+    Calls,
+    activation_of,
+    flatten,
+)
 from kerasmem.compression.quantize.static.kinds import is_relu, kind_of
-from kerasmem.compression.quantize.static.plan import Plan
-from kerasmem.compression.quantize.static.planning import Stays
-from kerasmem.compression.quantize.static.split import activation_of
-from kerasmem.compression.quantize.static.worth import plan_of
+from kerasmem.compression.quantize.static.partition import plan_of
+from kerasmem.compression.quantize.static.plan import Plan, Stays
+from kerasmem.graph.layer_table import entry_of
 
-_L = keras.layers
-_CONVOLUTIONS = (
-    *(_L.Conv1D, _L.Conv2D, _L.Conv3D, _L.DepthwiseConv1D, _L.DepthwiseConv2D),
-    *(_L.Conv1DTranspose, _L.Conv2DTranspose, _L.Conv3DTranspose),
-    *(_L.SeparableConv1D, _L.SeparableConv2D),
-)
-_PRODUCTS = (*_CONVOLUTIONS, _L.Dense, _L.EinsumDense)
-SEPARABLE = (_L.SeparableConv1D, _L.SeparableConv2D)
-_MAX_POOLS = (_L.MaxPooling1D, _L.MaxPooling2D, _L.MaxPooling3D)
-_MOVES = (
-    *_MAX_POOLS,
-    *(_L.GlobalMaxPooling1D, _L.GlobalMaxPooling2D, _L.GlobalMaxPooling3D),
-    *(_L.Flatten, _L.Reshape, _L.Permute, _L.RepeatVector, _L.Identity, _L.Masking),
-    *(_L.Dropout, _L.SpatialDropout1D, _L.SpatialDropout2D, _L.SpatialDropout3D),
-    *(_L.ZeroPadding1D, _L.ZeroPadding2D, _L.ZeroPadding3D),
-    *(_L.Cropping1D, _L.Cropping2D, _L.Cropping3D, _L.UpSampling1D, _L.UpSampling3D),
-    _L.ActivityRegularization,
-)
-"""Layers that only move values, or leave some out: the codes pass through."""
-
-_MOVING_OPERATIONS = {
-    *("Reshape", "Transpose", "GetItem", "Squeeze", "ExpandDims", "Flip", "Identity"),
-    *("BroadcastTo", "Repeat", "Tile", "Roll", "Take", "MaxPool", "StopGradient"),
-    *("Swapaxes", "Moveaxis", "Ravel"),
-}
 _NEVER_NEGATIVE = {
     *("relu", "relu6", "sigmoid", "hard_sigmoid", "softmax", "softplus"),
     "exponential",
@@ -55,17 +32,16 @@ def has_linear(layer: Any) -> bool:
 
     A rectifier runs as one with the product.
     """
-    if type(layer) is not _L.Dense:
-        return False
-    return activation_of(layer) not in (None, *RELU)
+    is_dense = entry_of(layer).kernel == "dense"
+    return is_dense and activation_of(layer) not in (None, *RELU)
 
 
 @dataclass(frozen=True)
-class Place:
+class RoundingPoint:
     """What range belongs to a place.
 
     Args:
-        tensor: the tensor whose range it is, named as by `walk`.
+        tensor: the tensor whose range it is, named as by `flatten`.
         never_negative: whether its lower end is 0 by the nature of the call.
         folded: the product whose output the tensor is once its BatchNormalization, the
             call of this name, is folded; None for any other.
@@ -76,7 +52,7 @@ class Place:
     folded: str | None = None
 
 
-def places(model: Any, static: Stays | None = None) -> dict[str, Place]:
+def places(model: Any, static: Stays | None = None) -> dict[str, RoundingPoint]:
     """Return by the name of a tensor where it is rounded, in the order of the calls.
 
     They are the floats among the model's inputs and the outputs of its calls, what
@@ -96,15 +72,15 @@ def places(model: Any, static: Stays | None = None) -> dict[str, Place]:
     """
     calls = flatten(model)
     folded = _folded(model, calls)
-    inputs = [calls.names[n] for n in calls.inputs if _is_float(calls.tensors[n])]
-    found = {name: Place(name) for name in inputs}
+    inputs = [calls.names[n] for n in calls.inputs if calls.is_float(n)]
+    found = {name: RoundingPoint(name) for name in inputs}
     for call in calls.calls:
-        if type(call.operation) in SEPARABLE:
+        if entry_of(call.operation).kernel == "separable":
             within = f"{call.name}/{INSIDE}"
-            found[within] = Place(within)
+            found[within] = RoundingPoint(within)
         if static is not None and has_linear(call.operation):
             before = f"{call.name}/{LINEAR}"
-            found[before] = Place(before)
+            found[before] = RoundingPoint(before)
         found |= _outputs(call, _only_reader(call, calls), calls, folded)
     if static is None:
         return found
@@ -114,13 +90,13 @@ def places(model: Any, static: Stays | None = None) -> dict[str, Place]:
     return _coded(found, plan)
 
 
-def _coded(found: Mapping[str, Place], plan: Plan) -> dict[str, Place]:
+def _coded(found: Mapping[str, RoundingPoint], plan: Plan) -> dict[str, RoundingPoint]:
     """Return the places that have codes, those behind moves of floats included."""
     kept = {at: place for at, place in found.items() if place.tensor in plan.coded}
     for call in plan.calls.calls:
         if call.name in plan.reasons and _moves(call.operation):
             for name in plan.coded.intersection(call.output_names):
-                kept.setdefault(name, Place(name))
+                kept.setdefault(name, RoundingPoint(name))
     return kept
 
 
@@ -137,7 +113,7 @@ def _folded(model: Any, calls: Calls) -> dict[str, str]:
 
 def _outputs(
     call: Call, reader: Call | None, calls: Calls, folded: Mapping[str, str]
-) -> dict[str, Place]:
+) -> dict[str, RoundingPoint]:
     """Return where the outputs of a call are rounded.
 
     Args:
@@ -149,12 +125,13 @@ def _outputs(
     if _moves(call.operation) or (reader and _runs_as_one(call, reader, folded)):
         return {}
     names = call.output_names
-    at = reader.output_names if reader and _is_max_pool(reader) else names
+    is_pooled = reader and entry_of(reader.operation).class_name.startswith("MaxPool")
+    at = reader.output_names if reader and is_pooled else names
     never = _never_negative(call.operation)
     return {
-        place: Place(name, never, folded.get(call.name))
+        place: RoundingPoint(name, never, folded.get(call.name))
         for place, name, number in zip(at, names, call.outputs, strict=True)
-        if _is_float(calls.tensors[number])
+        if calls.is_float(number)
     }
 
 
@@ -167,15 +144,7 @@ def _only_reader(call: Call, calls: Calls) -> Call | None:
 
 
 def _moves(operation: Any) -> bool:
-    return isinstance(operation, _MOVES) or (
-        not isinstance(operation, _L.Layer)
-        and type(operation).__name__ in _MOVING_OPERATIONS
-    )
-
-
-def _is_max_pool(call: Call) -> bool:
-    operation = call.operation
-    return isinstance(operation, _MAX_POOLS) or type(operation).__name__ == "MaxPool"
+    return entry_of(operation, subclasses=True).moves
 
 
 def _runs_as_one(call: Call, reader: Call, folded: Mapping[str, str]) -> bool:
@@ -185,35 +154,19 @@ def _runs_as_one(call: Call, reader: Call, folded: Mapping[str, str]) -> bool:
     return is_relu(reader.operation) and _takes_relu(call.operation)
 
 
-def _takes_relu(operation: Any) -> bool:
-    """Return whether integers run a rectifier behind it as a part of it."""
-    if isinstance(operation, _PRODUCTS):
-        return _activation(operation) == "linear"
-    found = kind_of(operation)
-    return found is not None and found.fuses_relu
-
-
 def _never_negative(operation: Any) -> bool:
-    is_product = isinstance(operation, _PRODUCTS)
-    name = _activation(operation) if is_product else _function(operation)
+    is_function = entry_of(operation, subclasses=True).estimate == "activation"
+    name = activation_of(operation) if is_function or _is_product(operation) else None
     return name in _NEVER_NEGATIVE
 
 
-def _function(operation: Any) -> str:
-    """Return the name of the function of its input that an operation is."""
-    if isinstance(operation, _L.ReLU):
-        is_plain = not operation.negative_slope and not operation.threshold
-        return "relu" if is_plain else ""
-    if isinstance(operation, _L.Softmax):
-        return "softmax"
-    if isinstance(operation, _L.Activation):
-        return _activation(operation)
-    return "" if isinstance(operation, _L.Layer) else type(operation).__name__.lower()
+def _is_product(operation: Any) -> bool:
+    return entry_of(operation, subclasses=True).kernel not in (None, "embedding")
 
 
-def _activation(layer: Any) -> str:
-    return getattr(layer.activation or keras.activations.linear, "__name__", "")
-
-
-def _is_float(tensor: Any) -> bool:
-    return keras.backend.is_float_dtype(keras.backend.standardize_dtype(tensor.dtype))
+def _takes_relu(operation: Any) -> bool:
+    """Return whether integers run a rectifier behind it as a part of it."""
+    if _is_product(operation):
+        return activation_of(operation) is None
+    found = kind_of(operation)
+    return found is not None and found.fuses_relu

@@ -1,16 +1,28 @@
-"""Fake quantizers that find their range in what they see while training goes on.
+"""Fake quantizers, whose ranges follow what they see in training, and their layers.
 
-The three ways are those of tensorflow-model-optimization, on three backends and to the
-bit.
+The three ways to find a range are those of tensorflow-model-optimization, on three
+backends and to the bit.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import keras
+import numpy as np
 
-from kerasmem.compression.quantize.aware.rounding import divided, round_to_range
+from kerasmem.compression.quantize.activations import with_zero
+from kerasmem.compression.quantize.aware.rounding import (
+    LEAST,
+    divided,
+    nudged,
+    round_by_steps,
+    round_to_range,
+)
+from kerasmem.compression.quantize.owners import with_bias_and_activation
+from kerasmem.graph.layer_table import entry_of
+from kerasmem.graph.values import represents, to_numpy
 
 Ends = tuple[Any, ...]
 """The lower and the upper end of a range: float32 scalars, or vectors with `axis`."""
@@ -135,3 +147,161 @@ def _mirrored(low: Any, high: Any, ratio: float) -> Ends:
     """Return a range that is wider on one side, if need be, to be symmetric."""
     ops = keras.ops
     return ops.minimum(low, divided(high, ratio)), ops.maximum(high, low * ratio)
+
+
+_FIRST, _LAST = 0, 255
+
+
+@keras.saving.register_keras_serializable("kerasmem")
+class FakeQuantize(keras.layers.Layer):
+    """Rounds its inputs to the 256 codes of a range that follows them in training.
+
+    The range begins as that of the first batch that is not all zero; until then every
+    batch has its own. Zero is in it, with a code of its own. In inference it stays.
+
+    Args:
+        decay: weight of what was before in the moving average of the ends, in [0, 1).
+        learned: whether the width of the range is trained in place of that, beginning
+            with the first one: then it is that times `1 + change`. The code of zero
+            stays.
+        never_negative: whether the inputs are 0 or more by the nature of the model.
+        tensors: names in the float model of the tensors that have this range.
+
+    Attributes:
+        range: lower and upper end, float32, shape `(2,)`; both 0 as long as nothing but
+            zeros was seen. Replicas take the mean of theirs.
+        change: the trained one, shape `()`; None if the width is not learned.
+    """
+
+    def __init__(
+        self,
+        *,
+        decay: float = 0.99,
+        learned: bool = False,
+        never_negative: bool = False,
+        tensors: Sequence[str] = (),
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(autocast=False, **{"dtype": "float32", **kwargs})
+        self.supports_masking = True
+        self.decay, self.learned = decay, learned
+        self.never_negative, self.tensors = never_negative, list(tensors)
+        self._quantizer = MovingAverage(decay=decay)
+        self.range = self.add_weight(
+            (2,),
+            "zeros",
+            trainable=False,
+            autocast=False,
+            aggregation="mean",
+            name="range",
+        )
+        represents(self.range, None)
+        self.change = None
+        if learned:
+            self.change = self.add_weight((), "zeros", autocast=False, name="change")
+            represents(self.change, None)
+        self.built = True
+
+    @property
+    def ends(self) -> tuple[float, float] | None:
+        """The range by now; None if nothing but zeros was seen."""
+        low, high = to_numpy(self.range).tolist()
+        factor = 1.0
+        if self.change is not None:
+            factor = max(1.0 + float(to_numpy(self.change)), LEAST)
+        return with_zero(low * factor, high * factor) if low < high else None
+
+    def compute_output_spec(self, inputs: Any, training: Any = None) -> Any:
+        """Return the shape and the type of the inputs."""
+        del training
+        return keras.KerasTensor(inputs.shape, dtype=inputs.dtype)
+
+    def call(self, inputs: Any, training: Any = None) -> Any:
+        """Return `inputs` rounded, in their own dtype."""
+        ops = keras.ops
+        before = now = ops.convert_to_tensor(self.range)
+        seen = ops.stack(
+            self._quantizer.seen(inputs, never_negative=self.never_negative)
+        )
+        if training and not self.learned:
+            (now,) = self._quantizer.updated((before,), (seen,))
+        now = ops.where(ops.equal(*ops.unstack(before, 2)), seen, now)
+        if training:
+            self.range.assign(_unless_empty(inputs, now, before))
+        low, high = ops.unstack(now, 2)
+        if self.change is None:
+            return self._quantizer.rounded(inputs, (low, high))
+        start, stop, step = nudged(low, high, _FIRST, _LAST)
+        rounded = round_by_steps(
+            ops.cast(inputs, "float32"),
+            1.0 + ops.convert_to_tensor(self.change),
+            step,
+            ops.round(start / step),
+            ops.round(stop / step),
+            _entries(inputs),
+        )
+        return ops.cast(rounded, inputs.dtype)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments."""
+        names = ("decay", "learned", "never_negative", "tensors")
+        return {**super().get_config(), **{name: getattr(self, name) for name in names}}
+
+
+def _unless_empty(inputs: Any, now: Any, before: Any) -> Any:
+    """Return `now`, or `before` for no samples, as a replica gets of a small batch."""
+    if inputs.shape[0]:
+        return now
+    return keras.ops.where(keras.ops.equal(keras.ops.size(inputs), 0), before, now)
+
+
+def _entries(x: Any) -> Any:
+    """Return the number of entries of one sample."""
+    shape = keras.ops.shape(x)[1:]
+    if all(isinstance(length, int) for length in shape):
+        return float(np.prod(shape))
+    entries = 1
+    for length in shape:
+        entries = entries * length
+    return keras.ops.cast(entries, "float32")
+
+
+class FakeQuantizedInside(keras.layers.Layer):
+    """A layer with a `FakeQuantize`, `inner_quantizer`, for a tensor within it."""
+
+    inner_quantizer: Any
+
+
+class _Dense(FakeQuantizedInside):
+    """A Dense that rounds what goes into the activation within it."""
+
+    def call(self, inputs: Any, training: Any = None) -> Any:
+        """Return the activation of the rounded product."""
+        y = keras.ops.matmul(inputs, self.kernel)
+        y = y if self.bias is None else keras.ops.add(y, self.bias)
+        return self.activation(self.inner_quantizer(y, training=training))
+
+
+class _Separable(FakeQuantizedInside):
+    """A separable convolution that rounds what its first kernel gives the second."""
+
+    def call(self, inputs: Any) -> Any:
+        """Return both convolutions, the bias and the activation."""
+        ops, form = keras.ops, self.data_format
+        within = ops.depthwise_conv(
+            inputs,
+            self.depthwise_kernel,
+            self.strides,
+            self.padding,
+            form,
+            self.dilation_rate,
+        )
+        within = self.inner_quantizer(within)
+        y = ops.conv(within, self.pointwise_kernel, 1, "valid", form)
+        return with_bias_and_activation(self, y)
+
+
+def inside_form(layer: Any) -> type:
+    """Return what a Dense or separable convolution becomes that rounds within."""
+    is_dense = entry_of(layer, subclasses=True).kernel == "dense"
+    return _Dense if is_dense else _Separable

@@ -12,13 +12,13 @@ from typing import Any
 import keras
 import numpy as np
 
-from kerasmem.backends.layer_weights import unlocked
 from kerasmem.compression.quantize.aware.rounding import (
+    LEAST,
     round_affine,
+    round_by_steps,
     round_symmetric,
     round_to_type,
 )
-from kerasmem.compression.quantize.aware.steps import LEAST, round_by_steps
 from kerasmem.compression.quantize.coding import Coding
 from kerasmem.compression.quantize.math import LIMIT
 from kerasmem.compression.quantize.variable import StandIn, named_beside
@@ -122,13 +122,13 @@ class FakeQuantizedVariable(StandIn):
         return self.origin.assign(value)
 
     @contextmanager
-    def made_once(self, inputs: Any) -> Iterator[None]:
+    def read_once(self, inputs: Any) -> Iterator[None]:
         """Return a scope in which the weight is rounded once, at its begin."""
         del inputs
         with self._read_as(_READ.values.get(id(self))):
             yield
 
-    made_after = made_once
+    read_after = read_once
 
     @contextmanager
     def floating(self) -> Iterator[None]:
@@ -158,16 +158,13 @@ class FakeQuantizedVariable(StandIn):
         coding = self.coding
         if coding.bits == 16:
             return round_to_type(x, coding.dtype)
-        rows, axes = coding.rows(tuple(x.shape)), coding.axes
-        if rows is not None:
-            x, axes = rows.store(x, keras.ops), (rows.axis,)
-        if coding.granularity == "tensor":
-            axes = tuple(range(len(x.shape)))
+        shape = tuple(x.shape)
+        rows, x = coding.rows(shape), coding.laid_out(x, keras.ops)
         if self.change is not None:
             x = self._round_by_scales(x)
         else:
-            make = round_symmetric if coding.symmetric else round_affine
-            x = make(x, axes, coding.bits)
+            rounded = round_symmetric if coding.symmetric else round_affine
+            x = rounded(x, coding.scale_axes(shape), coding.bits)
         return x if rows is None else rows.restore(x, keras.ops)
 
     def _round_by_scales(self, x: Any) -> Any:
@@ -215,42 +212,9 @@ def first_scales(coding: Coding, values: np.ndarray) -> np.ndarray | None:
         coding: symmetric codes.
         values: the weight.
     """
-    rows = coding.rows(values.shape)
-    laid_out = values if rows is None else rows.store(values, np)
-    scales = coding.encode(values).scales
+    laid_out, scales = coding.laid_out(values, np), coding.encode(values).scales
     shared = tuple(axis for axis, length in enumerate(scales.shape) if length == 1)
     used = np.abs(laid_out).max(axis=shared, keepdims=True) > _SMALLEST
     if not used.any():
         return None
     return np.where(used, scales, scales[used].mean()).astype("float32")
-
-
-def fake_quantize_weight(
-    weight: Any, owner: Any, layers: list[Any], stand_in: FakeQuantizedVariable
-) -> list[Any]:
-    """Have layers read a float weight through its stand-in; return these layers.
-
-    `SpectralNormalization` goes on reading the float weight, of which it makes what it
-    assigns; the layer in it reads that rounded.
-
-    Args:
-        weight: the float weight.
-        owner: the layer that is to track the scales.
-        layers: the layers to look in, `owner` among them.
-        stand_in: what holds the weight.
-    """
-    holders = [
-        (layer, name)
-        for layer in layers
-        for name, value in vars(layer).items()
-        if value is weight and not isinstance(layer, keras.layers.SpectralNormalization)
-    ]
-    for layer, name in holders:
-        # The float weight stays tracked.
-        object.__setattr__(layer, name, stand_in)
-    with unlocked(owner):
-        for scales in stand_in.parts[1:]:
-            owner._track_variable(scales)
-            # As an attribute as well: so a `tf.train.Checkpoint` finds it.
-            setattr(owner, f"_{scales.name}", scales)
-    return [layer for layer, _ in holders]

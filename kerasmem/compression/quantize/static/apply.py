@@ -3,35 +3,37 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kerasmem.compression.account import (
     check_every_pattern_matches,
     matches,
 )
 from kerasmem.compression.quantize.activations import calibrate
-from kerasmem.compression.quantize.apply import Exclude
-from kerasmem.compression.quantize.repair.bias import with_corrected_biases
-from kerasmem.compression.quantize.repair.fold import fold_batch_norm
-from kerasmem.compression.quantize.static.account import account
-from kerasmem.compression.quantize.static.build import Build, store_kernels
-from kerasmem.compression.quantize.static.output_error import Pair
-from kerasmem.compression.quantize.static.plan import Plan, Ranges
-from kerasmem.compression.quantize.static.planning import Stays, staying_float
-from kerasmem.compression.quantize.static.worth import plan_of
+from kerasmem.compression.quantize.apply import planned, store
+from kerasmem.compression.quantize.config import Quantize
+from kerasmem.compression.quantize.fold import fold_batch_norm
+from kerasmem.compression.quantize.repair import correct_biases
+from kerasmem.compression.quantize.static.account import account, output_sqnr_db
+from kerasmem.compression.quantize.static.build import Build
+from kerasmem.compression.quantize.static.partition import plan_of
+from kerasmem.compression.quantize.static.plan import (
+    Plan,
+    Ranges,
+    Stays,
+    named_as_in,
+    staying_float,
+)
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.clone import clone
-from kerasmem.graph.layers import Weight, listed_graph, own_graph, weights
+from kerasmem.graph.layers import listed_graph, weights
 from kerasmem.records import WeightChange
-
-if TYPE_CHECKING:
-    from kerasmem.compression.quantize.config import Quantize
 
 _NO_RANGES: Ranges = MappingProxyType({})
 
 
 def quantize_static(
-    model: Any, choice: "Quantize", data: Any, known: Ranges = _NO_RANGES
+    model: Any, choice: Quantize, data: Any, known: Ranges = _NO_RANGES
 ) -> tuple[Any, list[WeightChange]]:
     """Return a model that computes with int8 codes, and what became of every weight.
 
@@ -60,18 +62,12 @@ def quantize_static(
     folded, folds = fold_batch_norm(model)
     # Layers that stay float go into the new model.
     folded = clone(model) if folded is model else folded
-
-    def left(weight: Weight) -> bool:
-        return weight.place in places
-
     if choice.bias_correction:
-        folded = with_corrected_biases(folded, choice, data, left)
-    stays = staying_float(filter(left, weights(folded)))
+        correct_biases(folded, choice, data, lambda w: w.place in places)
+    stays = staying_float(w for w in weights(folded) if w.place in places)
     ranges = _ranges(folded, plan_of(folded, stays), choice, data, known)
-    plan = plan_of(folded, stays, ranges)
-    build = Build(folded, plan, plan.codes(ranges), choice.granularity)
-    made, changes = _finished(build, choice.granularity, left, data)
-    return made, [change for change in folds if change.changed] + changes
+    integers, changes = _quantized(folded, ranges, choice.granularity, stays, data)
+    return integers, [change for change in folds if change.changed] + changes
 
 
 def integer_model(
@@ -96,17 +92,11 @@ def integer_model(
     """
     _check_graph(model)
     own = clone(model)  # layers that stay float go into the new model
-    # An input that was given no name has another one in a copy.
-    pairs = zip(own_graph(model).inputs, own_graph(own).inputs, strict=True)
-    names = {old.name: new.name for old, new in pairs}
-    given = {names.get(name, name): ends for name, ends in ranges.items()}
-    plan = plan_of(own, stays, given)
-    build = Build(own, plan, plan.codes(given), granularity)
-    return _finished(build, granularity, lambda w: stays(w.block) is not None)
+    return _quantized(own, named_as_in(own, model, ranges), granularity, stays)
 
 
 def _ranges(
-    model: Any, plan: Plan, choice: "Quantize", data: Any, known: Ranges
+    model: Any, plan: Plan, choice: Quantize, data: Any, known: Ranges
 ) -> Ranges:
     """Return the ranges that are known, with those that they lack by calibration."""
     missing = [name for name in plan.needed() if name not in known]
@@ -118,13 +108,13 @@ def _ranges(
     return {each.tensor: (each.low, each.high) for each in seen} | dict(known)
 
 
-def check_has_ranges(choice: "Quantize", data: Any, known: Ranges) -> None:
+def check_has_ranges(choice: Quantize, data: Any, known: Ranges) -> None:
     """Raise if there are neither samples nor ranges that a training has found."""
     if data is None and (choice.bias_correction or not known):
         raise _no_data(choice)
 
 
-def _no_data(choice: "Quantize", missing: Sequence[str] = ()) -> ConfigError:
+def _no_data(choice: Quantize, missing: Sequence[str] = ()) -> ConfigError:
     lacking = f", ranges without {', '.join(map(repr, missing[:3]))}" if missing else ""
     return ConfigError(
         f"The scheme {choice.scheme!r} takes the ranges of activations from samples: "
@@ -133,33 +123,39 @@ def _no_data(choice: "Quantize", missing: Sequence[str] = ()) -> ConfigError:
     )
 
 
-def _finished(
-    build: Build, granularity: str, left: Exclude, data: Any = None
+def _quantized(
+    model: Any, ranges: Ranges, granularity: str, stays: Stays, data: Any = None
 ) -> tuple[Any, list[WeightChange]]:
-    """Return the new model and what became of every weight.
+    """Return the model of integers and what became of every weight.
+
+    Layers that go on computing with floats have their kernels stored in int8.
 
     Args:
-        build: what makes it.
+        model: the float model; layers of it that stay float go into the new one.
+        ranges: of all tensors that get codes.
         granularity: what shares a scale of a kernel.
-        left: tells of weights of the float model that are to stay as they are.
+        stays: tells why a layer is to stay as it is, None if it need not.
         data: samples to measure on what integer layers lose; None not to.
     """
-    made, plan, layers = build.run(), build.plan, build.layers
+    plan = plan_of(model, stays, ranges)
+    build = Build(model, plan, plan.codes(ranges), granularity)
+    integers, layers = build.run(), build.layers
     # While the layers that stay float have the weights of the float model.
     ratios = {}
     if data is not None:
-        ratios = Pair(build.model, plan, layers, made).output_sqnr_db(data)
-    everything = list(weights(build.model))
-    floats = {id(weight.variable) for weight in everything if left(weight)}
-    stored = store_kernels(made, granularity, lambda w: id(w.variable) in floats)
+        ratios = output_sqnr_db(model, plan, layers, integers, data)
+    everything = list(weights(model))
+    floats = {id(w.variable) for w in everything if stays(w.block) is not None}
+    int8 = Quantize("int8", granularity=granularity)
+    plan_of_floats = planned(integers, int8, lambda w: id(w.variable) in floats)
+    variables = [id(weight.variable) for weight, _ in plan_of_floats]
+    stored = dict(zip(variables, store(integers, plan_of_floats), strict=True))
     changes = account(plan, layers, everything, stored)
-    told = [
-        replace(change, output_sqnr_db=ratios.get(id(weight.block)))
-        if change.changed
-        else change
-        for weight, change in zip(everything, changes, strict=False)
-    ]
-    return made, told + changes[len(told) :]
+    for place, (weight, change) in enumerate(zip(everything, changes, strict=False)):
+        if change.changed:
+            ratio = ratios.get(id(weight.block))
+            changes[place] = replace(change, output_sqnr_db=ratio)
+    return integers, changes
 
 
 def _check_graph(model: Any) -> None:

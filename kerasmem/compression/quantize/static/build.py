@@ -8,24 +8,11 @@ from typing import Any
 
 import keras
 
-from kerasmem.compression.quantize.apply import (
-    Exclude,
-    channel_axes,
-    largest_block,
-    placed,
-    store,
-    why_not_storable,
-)
-from kerasmem.compression.quantize.coding import Coding
-from kerasmem.compression.quantize.left_float import why_no_kernel
-from kerasmem.compression.quantize.static.base import Codes
-from kerasmem.compression.quantize.static.boundary import FromCodes, ToCodes
+from kerasmem.compression.quantize.static.base import Codes, FromCodes, ToCodes
 from kerasmem.compression.quantize.static.plan import Plan, Step
 from kerasmem.graph.calls import Call
 from kerasmem.graph.clone import live_objects
-from kerasmem.graph.kernels import is_kernel
-from kerasmem.graph.layers import listed_graph, weights
-from kerasmem.records import WeightChange
+from kerasmem.graph.layers import listed_graph
 
 
 class Build:
@@ -87,6 +74,10 @@ class Build:
                 "name": self._name(call.name),
             }
             own = step.kind.arguments(call.operation, shape)
+            for name in step.kind.layer.own_arguments():
+                value = getattr(call.operation, name, None)
+                if value is not None:
+                    own.setdefault(name, value)
             layer = step.kind.layer(**own, **common)
             if step.kind.weights is not None:
                 layer.build(shape)
@@ -137,45 +128,3 @@ class Build:
             name = f"{base}_{count}"
         self._named[name] = None
         return name
-
-
-def store_kernels(
-    model: Any, granularity: str, left: Exclude
-) -> dict[int, WeightChange]:
-    """Store the float kernels and embedding tables of a model as int8, in place.
-
-    Args:
-        model: a built model, some of whose layers compute with codes.
-        granularity: `"channel"` or `"tensor"`, what shares a scale.
-        left: tells of weights that are to stay float.
-
-    Returns:
-        What became of every weight, by the id of the variable that it was.
-
-    Raises:
-        ModelError: if one holds NaN or infinity.
-    """
-    everything = list(weights(model))
-    reasons = [
-        (weight, why or _why_float(weight, left))
-        for weight, why in why_not_storable(model, everything, "int8")
-    ]
-    block = largest_block(everything)
-    places = {
-        id(weight): placed(
-            weight, Coding("int8", channel_axes(weight), granularity), block
-        )
-        for weight, why in reasons
-        if why is None
-    }
-    changes = store(model, reasons, places)
-    return {
-        id(weight.variable): change
-        for weight, change in zip(everything, changes, strict=True)
-    }
-
-
-def _why_float(weight: Any, left: Exclude) -> str | None:
-    if left(weight):
-        return "is excluded"
-    return None if is_kernel(weight) else why_no_kernel(weight)

@@ -1,4 +1,4 @@
-"""Sums and products of two tensors of codes, and activations of one.
+"""Integer layers without a kernel: sums, products, activations, pooling, padding.
 
 A code has only 256 values: most activations are looked up. Hard SiLU,
 `x * relu6(x + 3) / 6`, is computed in 16 bits as LiteRT does.
@@ -7,6 +7,7 @@ Source: Howard and others, "Searching for MobileNetV3", 2019.
 """
 
 import abc
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -19,8 +20,11 @@ from kerasmem.compression.quantize.static.base import (
     Codes,
     IntegerLayer,
     centered,
+    fixed_point,
+    times,
 )
-from kerasmem.compression.quantize.static.product import fixed_point, times
+from kerasmem.compression.quantize.static.products import padded
+from kerasmem.graph.layer_table import kind
 
 _SHIFT = 20
 
@@ -48,7 +52,7 @@ class IntegerAdd(_IntegerPair):
             for x, codes in zip(inputs, self.input_codes, strict=True)
         )
         step = self.output_codes.scale * (1 << _SHIFT)
-        return self.finished(_times(total, twice / step))
+        return self.as_output_codes(_times(total, twice / step))
 
 
 @keras.saving.register_keras_serializable("kerasmem")
@@ -60,11 +64,7 @@ class IntegerMultiply(_IntegerPair):
             which gives the other one there, and zero where masks hide both.
     """
 
-    arguments = ("hides",)
-
-    def __init__(self, *, hides: bool = False, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.hides = hides
+    hides: bool = False
 
     def call(self, inputs: Any, mask: Any = None) -> Any:
         """Return int8 codes of a list of two tensors of int8 codes."""
@@ -83,7 +83,7 @@ class IntegerMultiply(_IntegerPair):
                 for x, codes in ((first, one), (second, two))
             )
             steps = _where_shown(steps, tuple(alone), mask)
-        return self.finished(steps)
+        return self.as_output_codes(steps)
 
 
 @keras.saving.register_keras_serializable("kerasmem")
@@ -94,7 +94,7 @@ class IntegerReLU(IntegerLayer):
         """Return int8 codes of int8 codes."""
         (codes,) = self.input_codes
         factor = codes.scale / self.output_codes.scale
-        return self.finished(_times(centered(inputs, codes.zero_point), factor))
+        return self.as_output_codes(_times(centered(inputs, codes.zero_point), factor))
 
 
 @keras.saving.register_keras_serializable("kerasmem")
@@ -105,11 +105,7 @@ class IntegerLeakyReLU(IntegerLayer):
         slope: from 0.
     """
 
-    arguments = ("slope",)
-
-    def __init__(self, *, slope: float, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.slope = slope
+    slope: float
 
     def call(self, inputs: Any) -> Any:
         """Return int8 codes of int8 codes."""
@@ -119,7 +115,7 @@ class IntegerLeakyReLU(IntegerLayer):
         scale, step = np.float32(codes.scale), np.float32(self.output_codes.scale)
         plain = _times(numbers, float(scale / step))
         sloped = _times(numbers, float(scale * np.float32(self.slope) / step))
-        return self.finished(keras.ops.where(numbers >= 0, plain, sloped))
+        return self.as_output_codes(keras.ops.where(numbers >= 0, plain, sloped))
 
 
 def _where_shown(product: Any, alone: tuple[Any, Any], masks: Any) -> Any:
@@ -168,11 +164,7 @@ class IntegerTable(IntegerLookup):
         function: a key of `FUNCTIONS`.
     """
 
-    arguments = ("function",)
-
-    def __init__(self, *, function: str, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.function = function
+    function: str
 
     def table(self) -> np.ndarray:
         """Return the code for every code from -128, int8."""
@@ -245,3 +237,130 @@ def _divided(x: np.ndarray, bits: int) -> np.ndarray:
 
 def _saturated(x: np.ndarray) -> np.ndarray:
     return np.clip(x, -_ONE, _ONE - 1)
+
+
+MOST_AVERAGED = 1 << 14
+"""So many codes float32 averages without a doubt about the integer that they sum to."""
+
+
+@keras.saving.register_keras_serializable("kerasmem")
+class IntegerMean(IntegerLayer):
+    """The mean over height and width.
+
+    Args:
+        keepdims: whether these axes stay, with length 1.
+    """
+
+    keepdims: bool = False
+
+    def call(self, inputs: Any) -> Any:
+        """Return int8 codes of int8 codes."""
+        (codes,) = self.input_codes
+        count = inputs.shape[1] * inputs.shape[2]
+        numbers = centered(inputs, codes.zero_point)
+        total = keras.ops.sum(numbers, axis=(1, 2), keepdims=self.keepdims)
+        mantissa, exponent = fixed_point(codes.scale / self.output_codes.scale)
+        # As LiteRT divides it: in the mantissa, which keeps as many bits as it can, and
+        # no more than leave a shift of 31.
+        bits = min(count.bit_length() - 1, 32, 31 + int(exponent))
+        divided = (int(mantissa) << bits) // count
+        steps = times(
+            total, np.array(divided, np.int32), np.array(exponent - bits, np.int32)
+        )
+        return self.as_output_codes(steps)
+
+
+class _IntegerPooling(IntegerLayer):
+    """A pooling layer whose output has the codes of its input.
+
+    Args:
+        pool_size: height and width of the window, or its length.
+        strides: of the window.
+        padding: `"valid"` or `"same"`.
+    """
+
+    pool_size: tuple[int, ...]
+    strides: tuple[int, ...]
+    padding: str
+
+    def padded(self, pictures: Any, value: float) -> Any:
+        """Return the pictures with what the padding adds."""
+        if self.padding == "valid":
+            return pictures
+        return padded(pictures, self.pool_size, self.strides, value)
+
+
+@keras.saving.register_keras_serializable("kerasmem")
+class IntegerMaxPooling(_IntegerPooling):
+    """A `keras.layers.MaxPooling2D` or `MaxPooling1D` of codes."""
+
+    def call(self, inputs: Any) -> Any:
+        """Return int8 codes of int8 codes."""
+        ops = keras.ops
+        pictures = self.padded(ops.cast(inputs, "float32"), -128.0)
+        largest = ops.max_pool(
+            pictures, self.pool_size, self.strides, data_format="channels_last"
+        )
+        return ops.cast(largest, "int8")
+
+
+@keras.saving.register_keras_serializable("kerasmem")
+class IntegerAveragePooling(_IntegerPooling):
+    """A `keras.layers.AveragePooling2D` or `AveragePooling1D` of codes."""
+
+    def call(self, inputs: Any) -> Any:
+        """Return int8 codes of int8 codes."""
+        ops = keras.ops
+        one = ops.ones((1, *inputs.shape[1:-1], 1))
+        total, count = (
+            self._sums(self.padded(x, 0.0)) for x in (ops.cast(inputs, "float32"), one)
+        )
+        half = count // 2
+        # Halves away from zero; the code of zero is averaged like any other.
+        size = (ops.abs(total) + half) // count
+        return ops.cast(ops.sign(total) * size, "int8")
+
+    def _sums(self, pictures: Any) -> Any:
+        ops = keras.ops
+        means = ops.average_pool(
+            pictures, self.pool_size, self.strides, data_format="channels_last"
+        )
+        return ops.cast(ops.round(means * math.prod(self.pool_size)), "int32")
+
+
+Pads = tuple[tuple[int, int], ...]
+"""Entries before and after, for every axis, the batch first."""
+
+
+def pads_of(operation: Any, rank: int) -> Pads:
+    """Return what a padding adds to a tensor.
+
+    Args:
+        operation: `ZeroPadding1D`, `ZeroPadding2D` or the operation of `ops.pad`.
+        rank: number of axes of the tensor.
+    """
+    if kind(operation) == "ops.Pad":
+        pads = [tuple(map(int, pair)) for pair in operation.pad_width]
+        pads *= rank if len(pads) == 1 else 1
+    else:
+        own = operation.padding
+        pads = [(0, 0), *([own] if rank == 3 else own), (0, 0)]
+    return tuple((before, after) for before, after in pads)
+
+
+@keras.saving.register_keras_serializable("kerasmem")
+class IntegerPadding(IntegerLayer):
+    """A `ZeroPadding1D`, `ZeroPadding2D` or `keras.ops.pad` of codes.
+
+    Args:
+        pads: entries before and after, for every axis, the batch first.
+    """
+
+    pads: Pads
+
+    def call(self, inputs: Any) -> Any:
+        """Return int8 codes of int8 codes."""
+        ops = keras.ops
+        zero = float(self.output_codes.zero_point)
+        numbers = ops.cast(inputs, "float32")
+        return ops.cast(ops.pad(numbers, self.pads, constant_values=zero), "int8")

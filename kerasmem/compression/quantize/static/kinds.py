@@ -1,6 +1,9 @@
-"""Which of Keras's operations can be computed with codes, and by which layer."""
+"""Which of Keras's operations can be computed with codes, and by which layer.
 
-import math
+Every `unsupported_` function takes an operation and its input tensors, and returns why
+it cannot be here, or None.
+"""
+
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -8,18 +11,149 @@ from typing import Any
 import keras
 import numpy as np
 
-from kerasmem.compression.quantize.static import (
-    elementwise,
-    pooling,
-    products,
-    support,
+from kerasmem.compression.quantize.kernels import factors, is_sound
+from kerasmem.compression.quantize.static import elementwise, products
+from kerasmem.compression.quantize.static.base import (
+    MOST_PRODUCTS,
+    RELU,
+    Codes,
+    IntegerLayer,
 )
-from kerasmem.compression.quantize.static.base import RELU, Codes
-from kerasmem.compression.quantize.static.elementwise import FUNCTIONS
-from kerasmem.compression.quantize.static.pooling import pads_of
-from kerasmem.compression.quantize.static.split import Gate, activation_of
-from kerasmem.graph.layer_table import entry_of
+from kerasmem.compression.quantize.static.calls import Gate, activation_of
+from kerasmem.compression.quantize.static.elementwise import (
+    FUNCTIONS,
+    MOST_AVERAGED,
+    pads_of,
+)
+from kerasmem.compression.quantize.static.products import IntegerProduct
+from kerasmem.graph.layer_table import entry_of, kind
 from kerasmem.graph.values import to_numpy
+
+MOST_AXES = 5
+"""Of a tensor that LiteRT pads."""
+
+
+def unsupported_product(layer: Any, tensors: Sequence[Any]) -> str | None:
+    """Tell of a layer with a kernel."""
+    if getattr(layer, "lora_enabled", False):
+        return "has LoRA weights"
+    if keras.backend.standardize_dtype(layer.kernel.dtype) == "int8":
+        return "is quantized already"
+    return None if tensors else "has no input"
+
+
+def unsupported_spatial(layer: Any, tensors: Sequence[Any]) -> str | None:
+    """Tell of a layer that takes pictures or sequences."""
+    if getattr(layer, "data_format", None) == "channels_first":
+        return "has channels first"
+    if None in tensors[0].shape[1:]:
+        return "takes tensors of an open size"
+    return None
+
+
+def unsupported_convolution(layer: Any, tensors: Sequence[Any]) -> str | None:
+    """Tell of a convolution."""
+    if layer.padding not in ("same", "valid", "causal"):
+        return f"has padding {layer.padding!r}"
+    if getattr(layer, "groups", 1) > 1:
+        return "has groups"
+    if int(np.prod(layer.kernel_size)) > MOST_PRODUCTS:
+        return f"has a window of more than {MOST_PRODUCTS} pixels"
+    return unsupported_product(layer, tensors) or unsupported_spatial(layer, tensors)
+
+
+def unsupported_average(layer: Any, tensors: Sequence[Any]) -> str | None:
+    """Tell of an average pooling."""
+    if int(np.prod(layer.pool_size)) > MOST_AVERAGED:
+        return f"has a window of more than {MOST_AVERAGED} pixels"
+    return unsupported_spatial(layer, tensors)
+
+
+def unsupported_pair(_: Any, tensors: Sequence[Any]) -> str | None:
+    """Tell of an operation on two tensors."""
+    if len(tensors) != 2:
+        count = len(tensors)
+        return f"takes {count} tensor{'s' * (count != 1)}, that of LiteRT takes two"
+    one, two = (tensor.shape for tensor in tensors)
+    return None if len(one) == len(two) else "takes tensors of two ranks"
+
+
+def unsupported_padding(operation: Any, tensors: Sequence[Any]) -> str | None:
+    """Tell of a padding, in whatever it pads with."""
+    if len(tensors) != 1:
+        return "pads with a tensor"
+    rank = len(tensors[0].shape)
+    if kind(operation) == "ops.Pad" and operation.mode != "constant":
+        return f"pads in the mode {operation.mode!r}"
+    if pads_of(operation, rank)[0] != (0, 0):
+        return "pads the batch"
+    if rank > MOST_AXES:
+        return f"has more than {MOST_AXES} axes"
+    return unsupported_spatial(operation, tensors)
+
+
+def unsupported_affine(layer: Any, tensors: Sequence[Any]) -> str | None:
+    """Tell of a normalization."""
+    rank = len(tensors[0].shape)
+    axis = getattr(layer, "axis", -1)
+    if axis not in (-1, rank - 1, (-1,), (rank - 1,)):
+        return "scales along another axis than the last"
+    if None in tensors[0].shape[1:]:
+        return "takes tensors of an open size"
+    if affine_factors(layer, tensors[0].shape) is None:
+        return "does not multiply by finite numbers, one for each of the last axis"
+    return None
+
+
+def unsupported_move(layer: Any, tensors: Sequence[Any]) -> str | None:
+    """Tell of a Flatten or Reshape."""
+    shape = tensors[0].shape
+    if getattr(layer, "data_format", None) == "channels_first" and len(shape) > 2:
+        return "has channels first"
+    # A tensor in LiteRT has one open length at most, and the batch is one.
+    if None in layer.compute_output_shape(shape)[1:]:
+        return "gives tensors of an open size"
+    return None
+
+
+def affine_factors(
+    layer: Any, shape: Sequence[int | None]
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return factors and offsets of a layer in inference, float64, one per channel.
+
+    None if they are not finite, or not one per channel.
+
+    Args:
+        layer: a BatchNormalization, Normalization or Rescaling.
+        shape: of what it takes, its last axis that of the channels.
+    """
+    if isinstance(layer, keras.layers.BatchNormalization):
+        return factors(layer) if is_sound(layer) else None
+    if isinstance(layer, keras.layers.Rescaling):
+        pair = layer.scale, layer.offset
+    elif layer.invert or layer.mean is None:
+        return None
+    else:
+        mean, deviation = (to_numpy(x) for x in (layer.mean, layer.variance**0.5))
+        deviation = np.maximum(deviation, keras.backend.epsilon())
+        pair = 1 / deviation, -mean / deviation
+    found = [_per_channel(part, shape) for part in pair]
+    good = [part for part in found if part is not None and np.isfinite(part).all()]
+    return (good[0], good[1]) if len(good) == 2 else None
+
+
+def _per_channel(given: Any, shape: Sequence[int | None]) -> np.ndarray | None:
+    """Return what broadcasts over all axes but the last, None if it does not."""
+    channels = shape[-1] or 1
+    try:
+        part = np.asarray(given, np.float64)
+    except (TypeError, ValueError):
+        return None
+    if part.ndim > len(shape) or any(length != 1 for length in part.shape[:-1]):
+        return None
+    if part.size not in (1, channels):
+        return None
+    return np.broadcast_to(part.reshape(-1), channels)
 
 
 @dataclass(frozen=True)
@@ -30,7 +164,8 @@ class OpSpec:
         layer: the class of the integer layer; None for the operation's own layer.
         unsupported: returns why an operation of this kind cannot be; None if it can.
         arguments: returns those of its own that the integer layer takes, of the
-            operation and the shape of its first input.
+            operation and the shape of its first input; others are those of the
+            operation by the same names.
         starts_int8: whether codes are made for its sake; others take what is there.
         keeps_scale: whether the codes of its output are those of its inputs.
         fuses_relu: whether a ReLU behind it can be a part of it.
@@ -40,7 +175,7 @@ class OpSpec:
         unsupported_call: like `unsupported`, of the arguments of a call.
     """
 
-    layer: type | None
+    layer: type[IntegerLayer] | None
     unsupported: Callable[[Any, Sequence[Any]], str | None] = lambda *_: None
     arguments: Callable[[Any, Any], dict[str, Any]] = lambda *_: {}
     starts_int8: bool = False
@@ -86,20 +221,8 @@ def is_identity(operation: Any) -> bool:
     return entry.identity
 
 
-def _attributes(*names: str) -> Callable[[Any, Any], dict[str, Any]]:
-    """Return what hands on attributes of an operation as they are."""
-    return lambda operation, _: {name: getattr(operation, name) for name in names}
-
-
-def _kernel(axes: int, *names: str) -> Callable[[Any, Any], dict[str, Any]]:
-    """Return the arguments of a layer whose channels are the last axes of a kernel."""
-
-    def arguments(layer: Any, _: Any) -> dict[str, Any]:
-        kernel = tuple(layer.kernel.shape)
-        own = {name.partition("_")[0]: getattr(layer, name) for name in names}
-        return {"kernel_shape": kernel, "channels": math.prod(kernel[-axes:]), **own}
-
-    return arguments
+def _kernel_shape(layer: Any, _: Any) -> dict[str, Any]:
+    return {"kernel_shape": layer.kernel.shape}
 
 
 def _own_weights(layer: Any, _: Any) -> tuple[np.ndarray, np.ndarray | None]:
@@ -108,7 +231,7 @@ def _own_weights(layer: Any, _: Any) -> tuple[np.ndarray, np.ndarray | None]:
 
 
 def _affine_weights(layer: Any, shape: Any) -> tuple[np.ndarray, np.ndarray | None]:
-    return support.affine_factors(layer, shape) or (np.zeros(shape[-1]), None)
+    return affine_factors(layer, shape) or (np.zeros(shape[-1]), None)
 
 
 def _slope(operation: Any) -> float:
@@ -123,29 +246,23 @@ def _unsupported_padding_value(_: Any, constant_values: Any = None) -> str | Non
     return None if is_zero else "pads with other numbers than zeros"
 
 
-def _product(layer: type, unsupported: Any, axes: int, *names: str) -> OpSpec:
+def _product(layer: type[IntegerProduct], unsupported: Any) -> OpSpec:
     """Return the form of a layer that multiplies with a kernel and adds a bias."""
     return OpSpec(
         layer,
         unsupported,
-        _kernel(axes, *names),
+        _kernel_shape,
         starts_int8=True,
         fuses_relu=True,
         weights=_own_weights,
     )
 
 
-def _convolution(layer: type, axes: int) -> OpSpec:
-    names = ("strides", "padding", "dilation_rate")
-    return _product(layer, support.unsupported_convolution, axes, *names)
-
-
-_WINDOW = _attributes("pool_size", "strides", "padding")
-_GATE = OpSpec(elementwise.IntegerMultiply, support.unsupported_pair)
+_GATE = OpSpec(elementwise.IntegerMultiply, unsupported_pair)
 _AFFINE = OpSpec(
     products.IntegerAffine,
-    support.unsupported_affine,
-    lambda _, shape: {"kernel_shape": (shape[-1],), "channels": shape[-1]},
+    unsupported_affine,
+    lambda _, shape: {"kernel_shape": (shape[-1],)},
     fuses_relu=True,
     weights=_affine_weights,
 )
@@ -171,43 +288,35 @@ _ACTIVATIONS = {
     },
 }
 KINDS = {
-    "convolution_1d": _convolution(products.IntegerConv1D, 1),
-    "convolution_2d": _convolution(products.IntegerConv2D, 1),
-    "depthwise_1d": _convolution(products.IntegerDepthwiseConv1D, 2),
-    "depthwise_2d": _convolution(products.IntegerDepthwiseConv2D, 2),
-    "dense": _product(products.IntegerDense, support.unsupported_product, 1),
+    "convolution_1d": _product(products.IntegerConv1D, unsupported_convolution),
+    "convolution_2d": _product(products.IntegerConv2D, unsupported_convolution),
+    "depthwise_1d": _product(products.IntegerDepthwiseConv1D, unsupported_convolution),
+    "depthwise_2d": _product(products.IntegerDepthwiseConv2D, unsupported_convolution),
+    "dense": _product(products.IntegerDense, unsupported_product),
     "affine": _AFFINE,
-    "add": OpSpec(elementwise.IntegerAdd, support.unsupported_pair, fuses_relu=True),
+    "add": OpSpec(elementwise.IntegerAdd, unsupported_pair, fuses_relu=True),
     "multiply": OpSpec(
         elementwise.IntegerMultiply,
-        support.unsupported_pair,
+        unsupported_pair,
         lambda x, _: {"hides": isinstance(x, keras.layers.Multiply)},
         fuses_relu=True,
     ),
-    "mean": OpSpec(
-        pooling.IntegerMean, support.unsupported_spatial, _attributes("keepdims")
-    ),
+    "mean": OpSpec(elementwise.IntegerMean, unsupported_spatial),
     "max_pooling": OpSpec(
-        pooling.IntegerMaxPooling,
-        support.unsupported_spatial,
-        _WINDOW,
-        keeps_scale=True,
+        elementwise.IntegerMaxPooling, unsupported_spatial, keeps_scale=True
     ),
     "average_pooling": OpSpec(
-        pooling.IntegerAveragePooling,
-        support.unsupported_average,
-        _WINDOW,
-        keeps_scale=True,
+        elementwise.IntegerAveragePooling, unsupported_average, keeps_scale=True
     ),
     "padding": OpSpec(
-        pooling.IntegerPadding,
-        support.unsupported_padding,
+        elementwise.IntegerPadding,
+        unsupported_padding,
         lambda operation, shape: {"pads": pads_of(operation, len(shape))},
         keeps_scale=True,
         unsupported_call=_unsupported_padding_value,
     ),
     "concatenate": OpSpec(None, keeps_scale=True),
-    "reshape": OpSpec(None, support.unsupported_move, keeps_scale=True),
+    "reshape": OpSpec(None, unsupported_move, keeps_scale=True),
     "leaky_rectifier": _LEAKY,
     "rectifier": _RELU,
 }

@@ -1,25 +1,44 @@
-"""Which BatchNormalizations a layer before them can take up, and why others stay."""
+"""Folding BatchNormalization into the layers before it.
+
+In inference it multiplies each channel and adds to it, which the kernel and the bias of
+the layer before can do as well.
+
+Source: Krishnamoorthi, "Quantizing deep convolutional networks for efficient inference:
+A whitepaper", 2018.
+"""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import keras
 import numpy as np
 
-from kerasmem.compression.quantize.repair.kernels import (
+from kerasmem.compression.account import account
+from kerasmem.compression.quantize.kernels import (
     Affine,
     affine_of,
     factors,
     has_channels,
+    is_separable,
     is_sound,
     output_kernel,
     per_output,
     scaled_and_shifted,
 )
+from kerasmem.graph.clone import compile_as
 from kerasmem.graph.layer_table import kind
-from kerasmem.graph.layers import is_trained, listed_graph, nodes_in_order
+from kerasmem.graph.layers import (
+    Weight,
+    is_trained,
+    listed_graph,
+    nodes_in_order,
+    weights,
+)
+from kerasmem.graph.rebuild import Rebuild, Rewrite
+from kerasmem.graph.values import nbytes, to_numpy
+from kerasmem.records import WeightChange
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,21 +135,23 @@ def _decide(
     norm, given = node.operation, node.arguments.keras_tensors[0]
     layer = before.get(id(given))
     reason = next(_hindrances(graph, node, layer, calls), None)
-    taken = None if reason else _taken(plan.takers.get(id(layer)), layer, node)
-    if taken is None:
+    taker = None if reason else _with_norm(plan.takers.get(id(layer)), layer, node)
+    if taker is None:
         plan.reasons[id(norm)] = reason or "would make the weights before it too large"
     else:
-        plan.takers[id(layer)] = taken
+        plan.takers[id(layer)] = taker
         plan.gone.add(id(node))
         before[id(node.outputs[0])] = layer
 
 
-def _taken(now: Taker | None, layer: Any, node: Any) -> Taker | None:
+def _with_norm(now: Taker | None, layer: Any, node: Any) -> Taker | None:
     """Return a layer that takes up one more call, None if its weights do not fit."""
     norm, rank = node.operation, len(node.outputs[0].shape)
     before = affine_of(layer) if now is None else now.affine
     place = (norm.axis % rank, rank)
-    affine = _stored(layer, scaled_and_shifted(layer, before, factors(norm), place))
+    affine = _in_dtype_of(
+        layer, scaled_and_shifted(layer, before, factors(norm), place)
+    )
     norms = () if now is None else now.norms
     return None if affine is None else Taker(layer, affine, (*norms, norm))
 
@@ -168,10 +189,100 @@ def _hindrances_before(
         yield f"is along another axis than the channels of {layer.name!r}"
 
 
-def _stored(layer: Any, affine: Affine) -> Affine | None:
+def _in_dtype_of(layer: Any, affine: Affine) -> Affine | None:
     """Return numbers of the type of the layer's weights, None if some do not fit."""
     dtype = np.dtype(keras.backend.standardize_dtype(output_kernel(layer).dtype))
     with np.errstate(over="ignore"):
         kernel, bias = affine.kernel.astype(dtype), affine.bias.astype(dtype)
     good = all(np.isfinite(part.astype(np.float64)).all() for part in (kernel, bias))
     return Affine(kernel, bias, affine.bias_axes) if good else None
+
+
+NAME = "fold_batch_norm"
+
+
+def fold_batch_norm(model: Any) -> tuple[Any, list[WeightChange]]:
+    """Return a model without the BatchNormalizations that a layer can take up.
+
+    It computes in inference what the original does. It is a plain Keras model, compiled
+    as the original with a fresh optimizer.
+
+    Args:
+        model: a built model; it is not touched.
+
+    Returns:
+        The new model, or `model` itself if nothing could be folded; and every weight,
+        changed or left alone and why, with one more for every bias that was made.
+    """
+    plan = FoldPlan() if listed_graph(model) is None else fold_plan(model)
+    if not plan.takers:
+        return model, [_change(weight, plan) for weight in weights(model)]
+    rebuild = Rebuild(_Folded(plan))
+    folded = rebuild.run(model)
+    compile_as(folded, model)
+    changes = [_change(weight, plan) for weight in weights(model)]
+    return folded, changes + _new_biases(folded, rebuild, plan)
+
+
+class _Folded(Rewrite):
+    """Layers that have taken up others, and the others gone."""
+
+    def __init__(self, plan: FoldPlan) -> None:
+        self._plan = plan
+
+    def goes(self, node: Any) -> bool:
+        return id(node) in self._plan.gone
+
+    def config(self, node: Any) -> dict[str, Any] | None:
+        taker = self._plan.takers.get(id(node.operation))
+        if taker is None:
+            return None
+        if taker.affine.bias_axes is not None:
+            return {"bias_axes": taker.affine.bias_axes}
+        return {"use_bias": True}
+
+    def values(self, old: Any, new: Any) -> Iterable[tuple[Any, Any]]:
+        taker = self._plan.takers.get(id(old))
+        if taker is None:
+            yield from super().values(old, new)
+            return
+        yield output_kernel(new), taker.affine.kernel
+        yield new.bias, taker.affine.bias
+        if is_separable(old):
+            yield new.depthwise_kernel, to_numpy(old.depthwise_kernel)
+
+
+def _change(weight: Weight, plan: FoldPlan) -> WeightChange:
+    by_norm = {id(n): t.layer for t in plan.takers.values() for n in t.norms}
+    taker, into = plan.takers.get(id(weight.owner)), by_norm.get(id(weight.owner))
+    if into is not None:
+        folded = f"folded into {into.name!r}"
+        return account(weight, NAME, folded, changed=True, after_bytes=0)
+    if taker is not None and weight.variable.name != "depthwise_kernel":
+        names = ", ".join(repr(norm.name) for norm in taker.norms)
+        return account(weight, NAME, f"takes up {names}", changed=True)
+    return account(weight, NAME, _why_not(weight, plan), changed=False)
+
+
+def _why_not(weight: Weight, plan: FoldPlan) -> str:
+    if not isinstance(weight.owner, keras.layers.BatchNormalization):
+        return "is next to no BatchNormalization that could be folded"
+    reason = plan.reasons.get(id(weight.owner))
+    return reason or f"is inside of {weight.block.name!r}, whose calls are not known"
+
+
+def _new_biases(folded: Any, rebuild: Rebuild, plan: FoldPlan) -> list[WeightChange]:
+    paths = {id(weight.variable): weight.path for weight in weights(folded)}
+    return [
+        WeightChange(
+            layer=new.name,
+            weight=paths[id(new.bias)],
+            technique=NAME,
+            changed=True,
+            detail="made anew",
+            before_bytes=0,
+            after_bytes=nbytes(new.bias),
+        )
+        for old, new in rebuild.pairs
+        if id(old) in plan.takers and old.bias is None
+    ]

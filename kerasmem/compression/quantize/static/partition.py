@@ -4,12 +4,15 @@ from typing import Any
 
 import numpy as np
 
-from kerasmem.compression.quantize.activations.calls import flatten
-from kerasmem.compression.quantize.static.kinds import is_affine
-from kerasmem.compression.quantize.static.plan import Plan, Ranges, Step
-from kerasmem.compression.quantize.static.planning import Stays, make_plan
-from kerasmem.compression.quantize.static.split import split
-from kerasmem.compression.quantize.static.support import affine_factors
+from kerasmem.compression.quantize.static.calls import flatten, split
+from kerasmem.compression.quantize.static.kinds import affine_factors, is_affine
+from kerasmem.compression.quantize.static.plan import (
+    Plan,
+    Ranges,
+    Stays,
+    Step,
+    make_plan,
+)
 from kerasmem.errors import ModelError
 from kerasmem.graph.calls import Call
 
@@ -36,10 +39,10 @@ def plan_of(
         ConfigError: if a range is missing, or is none.
         ModelError: if nothing has codes.
     """
-    kept: dict[str, str] = {}
+    float_calls: dict[str, str] = {}
     while True:
-        calls = flatten(model, lambda x: None if stays(x) else split(x), kept)
-        plan = make_plan(calls, stays, kept)
+        calls = flatten(model, lambda x: None if stays(x) else split(x), float_calls)
+        plan = make_plan(calls, stays, float_calls)
         wanted = _wanted(plan)
         products = {s.output for s in plan.steps.values() if s.kind.starts_int8}
         plan.floats = products - wanted
@@ -50,7 +53,7 @@ def plan_of(
             raise _nothing(model)
         if not more:
             return plan
-        kept |= more
+        float_calls |= more
 
 
 def _nothing(model: Any) -> ModelError:

@@ -1,0 +1,347 @@
+"""Calibration: the ranges of a model's activations from a sample of its data.
+
+Some methods give up a few large values for a finer step, found on a histogram.
+
+Sources: Migacz, "8-bit Inference with TensorRT", 2017 (entropy); Krishnamoorthi,
+"Quantizing deep convolutional networks for efficient inference: A whitepaper", 2018.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from kerasmem.backends import current
+from kerasmem.compression.quantize.config import Calibration
+from kerasmem.compression.quantize.static.calls import Calls, flatten
+from kerasmem.errors import DataError, KerasMemWarning, ModelError
+from kerasmem.files.data import check_data, input_batches
+from kerasmem.files.data.flat import flat_samples
+from kerasmem.graph.layers import own_graph
+from kerasmem.records import ActivationRange
+
+_FEW = 32
+
+
+def calibrate(
+    model: Any,
+    data: Any,
+    choice: Calibration | None = None,
+    *,
+    calls: Calls | None = None,
+) -> tuple[ActivationRange, ...]:
+    """Return the range of every tensor of a forward pass, in the order of the calls.
+
+    The samples go through the model in batches; of each tensor only its ends and a
+    histogram are kept, whatever the number of samples. Every range has zero in it.
+
+    Args:
+        model: a built model with a graph; models within it are opened.
+        data: samples in any of the forms that `kerasmem.files.data` lists.
+        choice: how the ranges are chosen; None for `Calibration()`.
+        calls: what to run in place of the calls of the model, which it comes from.
+
+    Raises:
+        DataError: if the data does not fit the model, or it or an activation holds NaN
+            or infinity.
+        ModelError: if the model has no graph.
+
+    Warns:
+        KerasMemWarning: for less than 32 samples, samples that are all alike, and
+            activations that never change.
+    """
+    choice = choice or Calibration()
+    if own_graph(model) is None:
+        raise ModelError(
+            f"The calls of the model {model.name!r} are not known. Expected: a "
+            "Sequential or Functional model. Received: a subclassed one."
+        )
+    check_data(model, data)
+    calls = flatten(model) if calls is None else calls
+    seen: dict[str, _Observer] = {}
+    count, alike, first = 0, True, list[np.ndarray]()
+
+    def see(name: str, tensor: Any) -> None:
+        if not keras.backend.is_float_dtype(
+            keras.backend.standardize_dtype(tensor.dtype)
+        ):
+            return
+        values = keras.ops.convert_to_numpy(keras.ops.cast(tensor, "float32"))
+        _check_finite(name, values)
+        seen.setdefault(name, _Observer(choice)).add(values)
+
+    with current().inference():
+        for batch in flat_batches(model, data, choice):
+            count += len(batch[0])
+            first = first or [array[:1].copy() for array in batch]
+            pairs = zip(batch, first, strict=True)
+            alike = alike and all(bool((array == one).all()) for array, one in pairs)
+            tensors = [keras.ops.convert_to_tensor(array) for array in batch]
+            calls.run(tensors, see)
+    ranges = tuple(each.range(name) for name, each in seen.items())
+    _warn(count, ranges, alike=alike and count > 1)
+    return ranges
+
+
+class _Observer:
+    """What is kept of one tensor."""
+
+    def __init__(self, choice: Calibration) -> None:
+        self._choice = choice
+        self._histogram = Histogram()
+        self._average: tuple[float, float] | None = None
+
+    def add(self, values: np.ndarray) -> None:
+        self._histogram.add(values)
+        ends = float(values.min()), float(values.max())
+        old, decay = self._average or ends, self._choice.decay
+        low, high = (
+            decay * a + (1 - decay) * b for a, b in zip(old, ends, strict=True)
+        )
+        self._average = low, high
+
+    def range(self, name: str) -> ActivationRange:
+        histogram = self._histogram
+        low, high = with_zero(*self._ends())
+        return ActivationRange(
+            name, low, high, histogram.least, histogram.most, histogram.total
+        )
+
+    def _ends(self) -> tuple[float, float]:
+        method, histogram = self._choice.method, self._histogram
+        if method == "moving-average" and self._average is not None:
+            return self._average
+        if method == "percentile":
+            share = self._choice.percentile / 100
+            return histogram.quantile(1 - share), histogram.quantile(share)
+        if method == "mse":
+            return best_range(histogram, squared_error)
+        if method == "entropy":
+            return best_range(histogram, divergence)
+        return histogram.least, histogram.most
+
+
+def flat_batches(
+    model: Any, data: Any, choice: Calibration
+) -> Iterator[list[np.ndarray]]:
+    """Yield an array per input of the model, batch by batch."""
+    for x in input_batches(data, choice.samples, choice.batch_size):
+        yield flat_samples(model, (x,), choice.samples)
+
+
+def _check_finite(name: str, values: np.ndarray) -> None:
+    bad = values.size - int(np.isfinite(values).sum())
+    if bad:
+        raise DataError(
+            "A model is calibrated on finite numbers. Received: NaN or infinity in "
+            f"{bad} of {values.size} values of {name!r}. Next: look at the data first, "
+            "then at the weights of that layer."
+        )
+
+
+def _warn(count: int, ranges: tuple[ActivationRange, ...], *, alike: bool) -> None:
+    constant = [each.tensor for each in ranges if each.is_constant]
+    faults = []
+    if count < _FEW:
+        samples = "is 1 sample" if count == 1 else f"are {count} samples"
+        faults.append(f"there {samples}, {_FEW} or more tell the range better")
+    if alike:
+        faults.append(f"all {count} samples are the same")
+    if constant:
+        faults.append(
+            f"{len(constant)} of {len(ranges)} activations never change, such as "
+            f"{constant[0]!r}; their range is from 0 to their value"
+        )
+    if faults:
+        warnings.warn(
+            f"The calibration may mislead: {'; '.join(faults)}.",
+            KerasMemWarning,
+            stacklevel=3,
+        )
+
+
+BINS = 2048
+
+
+class Histogram:
+    """Counts of values in bins of one width over a range that grows with them.
+
+    The first part sets the range. Where a later one goes beyond it, the range doubles
+    to that side, bins joining in pairs, until it is inside. So no count is ever lost
+    or split, and a value is at most one bin from where it is counted.
+    """
+
+    def __init__(self) -> None:
+        self.counts = np.zeros(BINS, np.int64)
+        self.low = self.high = 0.0
+        self.least, self.most = np.inf, -np.inf
+
+    @property
+    def width(self) -> float:
+        """The width of a bin."""
+        return (self.high - self.low) / BINS
+
+    @property
+    def centers(self) -> np.ndarray:
+        """The middle of each bin."""
+        return self.low + (np.arange(BINS) + 0.5) * self.width
+
+    @property
+    def total(self) -> int:
+        """Number of values."""
+        return int(self.counts.sum())
+
+    def add(self, values: np.ndarray) -> None:
+        """Count finite values, at least one.
+
+        Args:
+            values: of any shape and float or integer dtype.
+        """
+        values = np.asarray(values, np.float64).ravel()
+        least, most = float(values.min()), float(values.max())
+        self.least, self.most = min(self.least, least), max(self.most, most)
+        if not self.total:
+            # A constant has no width of its own: give it one that floats can tell.
+            room = 0.0 if most > least else max(abs(most), 1e-30) * 1e-6
+            self.low, self.high = least - room, most + room
+        while least < self.low:
+            self._double(downwards=True)
+        while most > self.high:
+            self._double(downwards=False)
+        places = ((values - self.low) / self.width).astype(np.int64)
+        self.counts += np.bincount(np.clip(places, 0, BINS - 1), minlength=BINS)
+
+    def quantile(self, share: float) -> float:
+        """Return the value that `share` of them do not exceed, to a bin's width."""
+        below = np.cumsum(self.counts)
+        target = min(max(share * self.total, 1e-9), self.total)
+        place = int(np.searchsorted(below, target))
+        before = below[place] - self.counts[place]
+        inside = (target - before) / self.counts[place]
+        found = self.low + (place + float(inside)) * self.width
+        return min(max(found, self.least), self.most)
+
+    def _double(self, *, downwards: bool) -> None:
+        joined = self.counts.reshape(-1, 2).sum(axis=1)
+        empty = np.zeros_like(joined)
+        size = self.high - self.low
+        if downwards:
+            self.counts, self.low = np.concatenate([empty, joined]), self.low - size
+        else:
+            self.counts, self.high = np.concatenate([joined, empty]), self.high + size
+
+
+Cost = Callable[[np.ndarray, np.ndarray, float, float], float]
+"""Takes centers and counts of bins, and a range."""
+
+_LEVELS = 256
+_MOST_CLIPPED = 0.01
+_SHARES = np.linspace(1.0, 0.02, 99)
+
+
+def best_range(histogram: Histogram, cost: Cost) -> tuple[float, float]:
+    """Return the range with zero in it that costs least.
+
+    First both ends move together, then each for itself; a range is never wider than
+    what was seen, and of several that cost the same the widest counts. What lies in the
+    bin of zero counts as zero.
+
+    Args:
+        histogram: of the values.
+        cost: `squared_error` or `divergence`.
+    """
+    full = with_zero(histogram.least, histogram.most)
+    seen = histogram.counts > 0
+    centers, counts = histogram.centers[seen], histogram.counts[seen].astype(np.float64)
+    centers = np.clip(centers, histogram.least, histogram.most)
+    centers[np.abs(centers) <= histogram.width / 2] = 0.0
+
+    def best(candidates: list[tuple[float, float]]) -> tuple[float, float]:
+        return min(candidates, key=lambda ends: cost(centers, counts, *ends))
+
+    low, high = best([(full[0] * share, full[1] * share) for share in _SHARES])
+    low, high = best([(low, high), *((low, full[1] * share) for share in _SHARES)])
+    return best([(low, high), *((full[0] * share, high) for share in _SHARES)])
+
+
+def with_zero(low: float, high: float) -> tuple[float, float]:
+    """Return the range with zero in it; of zeros alone, [0, 1].
+
+    Example:
+        >>> with_zero(2.0, 3.0), with_zero(0.0, 0.0)
+        ((0.0, 3.0), (0.0, 1.0))
+    """
+    low, high = min(low, 0.0), max(high, 0.0)
+    return (low, high) if high > low else (0.0, 1.0)
+
+
+def squared_error(
+    centers: np.ndarray, counts: np.ndarray, low: float, high: float
+) -> float:
+    """Return the sum of squares that rounding to 256 levels in a range costs.
+
+    Example:
+        >>> squared_error(np.array([0.0, 1.0, 3.0]), np.array([5, 1, 2]), 0.0, 1.0)
+        8.0
+    """
+    step = max(high - low, np.finfo(np.float64).tiny) / (_LEVELS - 1)
+    zero = np.rint(-low / step)
+    codes = np.clip(np.rint(centers / step) + zero, 0, _LEVELS - 1)
+    return float(np.sum(counts * np.square(centers - (codes - zero) * step)))
+
+
+def divergence(
+    centers: np.ndarray, counts: np.ndarray, low: float, high: float
+) -> float:
+    """Return the Kullback-Leibler divergence of rounded from clipped values, in nats.
+
+    The clipped distribution has what lies outside at its ends; the rounded one spreads
+    what each of the 256 levels holds evenly over its bins, without what lies outside.
+    Zeros do not count: they have a code of their own in every range, and where a ReLU
+    makes half of all values zero, spreading them over a level would be the whole cost.
+    It is infinite for a range that more than a hundredth of the others lies outside of:
+    what is left inside may be so little that rounding hardly changes it.
+    """
+    counts, centers = counts[centers != 0], centers[centers != 0]
+    inside = (centers >= low) & (centers <= high)
+    if not inside.any() or counts[~inside].sum() > _MOST_CLIPPED * counts.sum():
+        return np.inf
+    kept = counts[inside]
+    clipped = kept.copy()
+    clipped[0] += counts[centers < low].sum()
+    clipped[-1] += counts[centers > high].sum()
+    step = max(high - low, np.finfo(np.float64).tiny) / _LEVELS
+    levels = np.minimum(((centers[inside] - low) / step).astype(int), _LEVELS - 1)
+    mass, bins = (np.bincount(levels, w, _LEVELS) for w in (kept, np.ones_like(kept)))
+    p = clipped / clipped.sum()
+    q = (mass[levels] / bins[levels]) / kept.sum()
+    return float(np.sum(p * np.log(p / q)))
+
+
+_HEAD = ("tensor", "low", "high", "seen from", "to", "scale", "zero")
+
+
+def range_table(ranges: Sequence[ActivationRange]) -> str:
+    """Return the ranges as lines of text, with what was seen and the int8 codes.
+
+    Example:
+        >>> print(range_table([ActivationRange("relu", 0.0, 5.1, 0.0, 6.0, 10)]))
+        tensor  low  high  seen from  to  scale  zero
+        relu      0   5.1          0   6   0.02  -128
+    """
+    rows = [_HEAD, *(_row(each) for each in ranges)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if place == 0 else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    )
+
+
+def _row(each: ActivationRange) -> tuple[str, ...]:
+    figures = (each.low, each.high, each.least, each.most, each.scale)
+    return (each.tensor, *(f"{value:.4g}" for value in figures), str(each.zero_point))

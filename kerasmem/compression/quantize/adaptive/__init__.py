@@ -1,1 +1,0 @@
-"""Adaptive rounding: each weight up or down, as suits what its layer makes of data."""

@@ -1,0 +1,412 @@
+"""Equalizing layers: channels that are small here and large there become alike.
+
+Between two layers with a ReLU, a channel may be divided by any positive number in the
+first and multiplied with it in the second. Rounding with one scale for a whole kernel
+then loses no channel.
+
+Source: Nagel, van Baalen, Blankevoort and Welling, "Data-free quantization through
+weight equalization and bias correction", 2019.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import numpy as np
+
+from kerasmem.compression.account import account
+from kerasmem.compression.quantize.kernels import (
+    has_channels,
+    input_kernel,
+    input_places,
+    is_einsum,
+    output_axis,
+    output_kernel,
+    output_places,
+)
+from kerasmem.errors import ModelError
+from kerasmem.graph.calls import Call, Trace, trace
+from kerasmem.graph.clone import compile_as
+from kerasmem.graph.layer_table import entry_of, kind
+from kerasmem.graph.layers import Weight, weights
+from kerasmem.graph.rebuild import Rebuild, Rewrite
+from kerasmem.graph.values import to_numpy
+from kerasmem.records import WeightChange
+
+_ACTIVATIONS = ("linear", "relu", "leaky_relu")
+
+
+def lets_through(operation: Any, *, relu6: bool = False) -> bool:
+    """Return True if `f(s * x) == s * f(x)` for a positive `s` of each channel.
+
+    Args:
+        operation: a layer without a kernel, or an operation.
+        relu6: whether a bound above, as of ReLU6, is to be overlooked.
+    """
+    entry = entry_of(operation)
+    if entry.name == "layers.ReLU":
+        bounded = operation.max_value is not None
+        return not operation.threshold and (relu6 or not bounded)
+    if entry.channels == "activation":
+        return passes(operation.activation, relu6=relu6)
+    return entry.homogeneous
+
+
+def passes(activation: Any, *, relu6: bool = False) -> bool:
+    """Return True for an activation of a layer that `lets_through` holds for."""
+    if activation is None:
+        return True
+    if isinstance(activation, keras.layers.Layer):
+        return lets_through(activation, relu6=relu6)
+    names = (*_ACTIVATIONS, "relu6") if relu6 else _ACTIVATIONS
+    return any(activation is getattr(keras.activations, name) for name in names)
+
+
+def without_bound(operation: Any) -> dict[str, Any] | None:
+    """Return what makes a ReLU of the ReLU6 in a layer's config, None without one."""
+    if entry_of(operation).name == "layers.ReLU":
+        return {"max_value": None} if operation.max_value is not None else None
+    activation = getattr(operation, "activation", None)
+    if activation is keras.activations.relu6:
+        return {"activation": "relu"}
+    return None
+
+
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """A layer that makes channels, and all that take them.
+
+    Args:
+        maker: the layer that makes them.
+        takers: the layers that take them.
+        between: the operations on the way.
+    """
+
+    maker: Any
+    takers: list[Any] = field(default_factory=list)
+    between: list[Any] = field(default_factory=list)
+
+
+class _NoWayError(Exception):
+    """A way that ends where channels cannot be scaled."""
+
+
+def find_pairs(model: Any, *, relu6: bool = False) -> tuple[list[Pair], dict[int, str]]:
+    """Return the pairs of a model, and why a layer makes no pair, by its id.
+
+    Args:
+        model: the model.
+        relu6: whether a ReLU6 is taken for a ReLU.
+
+    Raises:
+        ModelError: if its calls are not known.
+    """
+    traced = trace(model, 1)
+    if traced is None:
+        raise ModelError(
+            f"The calls of the model {model.name!r} are not known: its layers cannot "
+            "be equalized. Expected: a Sequential or Functional model. Received: a "
+            "subclassed one."
+        )
+    way = _Way(traced, relu6)
+    pairs, reasons = [], {}
+    for call in traced.calls:
+        if not has_channels(call.operation):
+            continue
+        try:
+            pairs.append(way.pair(call))
+        except _NoWayError as stop:
+            reasons[id(call.operation)] = str(stop)
+    return pairs, reasons
+
+
+class _Way:
+    """Where the channels of a layer go."""
+
+    def __init__(self, traced: Trace, relu6: bool) -> None:  # noqa: FBT001
+        self._relu6 = relu6
+        self._ends = set(map(id, traced.outputs))
+        self._counts = Counter(id(call.operation) for call in traced.calls)
+        self._readers: dict[int, list[Call]] = defaultdict(list)
+        for call in traced.calls:
+            for tensor in call.inputs:
+                self._readers[id(tensor)].append(call)
+
+    def pair(self, call: Call) -> Pair:
+        layer = call.operation
+        self._check_alone(layer)
+        if is_einsum(layer):
+            raise _NoWayError("is an EinsumDense")
+        if not passes(layer.activation, relu6=self._relu6):
+            raise _NoWayError("has an activation that does not pass a scale on")
+        pair, output = Pair(layer), call.outputs[0]
+        self._follow(output, output_axis(layer, len(output.shape)), pair)
+        if not pair.takers:
+            raise _NoWayError("goes into no layer with a kernel")
+        return pair
+
+    def _check_alone(self, layer: Any) -> None:
+        if self._counts[id(layer)] > 1:
+            raise _NoWayError(f"goes through {layer.name!r}, called in several places")
+
+    def _follow(self, x: Any, axis: int, pair: Pair) -> None:
+        """Add to a pair what takes the channels along an axis of a tensor."""
+        if id(x) in self._ends:
+            raise _NoWayError("reaches an output of the model")
+        for reader in self._readers[id(x)]:
+            operation = reader.operation
+            if has_channels(operation):
+                self._check_alone(operation)
+                if is_einsum(operation) or axis != output_axis(operation, len(x.shape)):
+                    raise _NoWayError(
+                        f"goes into {operation.name!r} along another axis"
+                    )
+                pair.takers.append(operation)
+            elif lets_through(operation, relu6=self._relu6):
+                y = reader.outputs[0]
+                pair.between.append(operation)
+                self._follow(y, _behind(operation, x, y, axis), pair)
+            else:
+                raise _NoWayError(f"goes into {operation.name!r}")
+
+
+def _behind(operation: Any, x: Any, y: Any, axis: int) -> int:
+    """Return the axis of channels behind an operation."""
+    if kind(operation) == "layers.Flatten":
+        # Keras moves channels that come first behind the others.
+        first = operation.data_format == "channels_first"
+        if axis != (1 if first else len(x.shape) - 1) or y.shape[1] is None:
+            raise _NoWayError(f"goes into {operation.name!r} along another axis")
+        return 1
+    return axis if len(y.shape) == len(x.shape) else len(y.shape) - 1
+
+
+_SWEEPS, _STILL = 200, 1e-5
+LARGEST = 2.0**20
+"""A channel is scaled by at most this, and at least its inverse."""
+
+
+@dataclass(frozen=True, eq=False)
+class Side:
+    """The channels of a pair along one kernel.
+
+    Args:
+        kernel: names the kernel.
+        places: the channel at each place of its last two axes, broadcast.
+    """
+
+    kernel: int
+    places: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Link:
+    """One kernel that makes channels, and those that take them.
+
+    Args:
+        maker: the kernel that makes them.
+        takers: the kernels that take them.
+        count: number of channels.
+    """
+
+    maker: Side
+    takers: tuple[Side, ...]
+    count: int
+
+
+def balance(links: Sequence[Link], peaks: dict[int, np.ndarray]) -> list[np.ndarray]:
+    """Return for each link what to multiply the takers of each channel with.
+
+    The maker is divided by it. Then the largest entry of a channel is as large in the
+    kernel that makes it as in those that take it, and along a chain of links in all of
+    them. A channel of zeros, on either side, is left alone.
+
+    Args:
+        links: pairs; a kernel is the maker of one at most, and a taker of one at most.
+        peaks: the largest absolute values of every kernel by its last two axes,
+            float64; they become those of the scaled kernels.
+
+    Example:
+        >>> side = [Side(0, np.array([[0, 1]])), Side(1, np.array([[0], [1]]))]
+        >>> peaks = {0: np.array([[4.0, 1.0]]), 1: np.array([[1.0], [9.0]])}
+        >>> balance([Link(side[0], (side[1],), 2)], peaks)[0].round(3).tolist()
+        [2.0, 0.333]
+        >>> peaks[0].tolist(), peaks[1].tolist()
+        ([[2.0, 3.0]], [[2.0], [3.0]])
+    """
+    totals = [np.ones(link.count) for link in links]
+    for _ in range(_SWEEPS):
+        moved = 0.0
+        for number, link in enumerate(links):
+            step = _step(link, peaks)
+            bounded = np.clip(totals[number] * step, 1 / LARGEST, LARGEST)
+            step = bounded / totals[number]
+            totals[number] = bounded
+            peaks[link.maker.kernel] = (
+                peaks[link.maker.kernel] / step[link.maker.places]
+            )
+            for taker in link.takers:
+                peaks[taker.kernel] = peaks[taker.kernel] * step[taker.places]
+            moved = max(moved, float(np.abs(np.log(step)).max(initial=0.0)))
+        if moved < _STILL:
+            break
+    return totals
+
+
+def largest_by(places: np.ndarray, values: np.ndarray, count: int) -> np.ndarray:
+    """Return the largest of `values` for each of `count` channels, 0 for none.
+
+    Args:
+        places: the channel of each value, broadcast.
+        values: at least 0.
+        count: number of channels.
+    """
+    found = np.zeros(count)
+    np.maximum.at(found, np.broadcast_to(places, values.shape).ravel(), values.ravel())
+    return found
+
+
+def _step(link: Link, peaks: dict[int, np.ndarray]) -> np.ndarray:
+    made = largest_by(link.maker.places, peaks[link.maker.kernel], link.count)
+    taken = np.zeros(link.count)
+    for taker in link.takers:
+        here = largest_by(taker.places, peaks[taker.kernel], link.count)
+        taken = np.maximum(taken, here)
+    both = (made > 0) & (taken > 0)
+    return np.sqrt(np.where(both, made, 1.0)) / np.sqrt(np.where(both, taken, 1.0))
+
+
+NAME = "equalize"
+
+
+def equalize(model: Any) -> list[WeightChange]:
+    """Scale the channels of `model` in place; what it computes stays.
+
+    Returns:
+        Every weight, changed or left alone and why.
+
+    Raises:
+        ModelError: if no two layers can be equalized, or weights are not finite.
+    """
+    pairs, reasons = find_pairs(model)
+    everything = list(weights(model))
+    if not pairs:
+        received = [
+            f"{weight.path} {reasons[id(weight.owner)]}"
+            for weight in everything
+            if id(weight.owner) in reasons
+        ]
+        raise ModelError(
+            f"The model {model.name!r} has no two layers to equalize. Next: fold its "
+            "BatchNormalization first; a ReLU6 is in the way unless it is replaced. "
+            f"Received: {'; '.join(received[:3]) or 'no layer with a kernel'}."
+        )
+    factors = _factors(pairs, everything)
+    scaled = [
+        (weight.variable, _scaled(weight, factors[id(weight.variable)]))
+        for weight in everything
+        if id(weight.variable) in factors
+    ]
+    for variable, value in scaled:
+        variable.assign(value)
+    return [_change(weight, factors, reasons) for weight in everything]
+
+
+def without_relu6(model: Any) -> Any:
+    """Return a model with a ReLU for each ReLU6 that is between layers to equalize.
+
+    It is `model` itself if there is none; else the one handed in is not touched.
+    """
+    pairs, _ = find_pairs(model, relu6=True)
+    on_the_way = [op for pair in pairs for op in (pair.maker, *pair.between)]
+    bounded = {id(op) for op in on_the_way if without_bound(op) is not None}
+    if not bounded:
+        return model
+    made = Rebuild(_Unbounded(bounded)).run(model)
+    compile_as(made, model)
+    return made
+
+
+class _Unbounded(Rewrite):
+    """A ReLU in the place of some ReLU6."""
+
+    def __init__(self, bounded: set[int]) -> None:
+        self._bounded = bounded
+
+    def config(self, node: Any) -> dict[str, Any] | None:
+        operation = node.operation
+        return without_bound(operation) if id(operation) in self._bounded else None
+
+
+def _factors(
+    pairs: Sequence[Pair], everything: Sequence[Weight]
+) -> dict[int, np.ndarray]:
+    """Return what to multiply variables with, by their id."""
+    links = [_link(pair) for pair in pairs]
+    kernels = {side.kernel for link in links for side in (link.maker, *link.takers)}
+    known = {id(weight.variable): weight for weight in everything}
+    peaks = {kernel: _peaks(known[kernel]) for kernel in kernels}
+    found: dict[int, np.ndarray] = {}
+
+    def multiply(kernel: int, by: np.ndarray) -> None:
+        found[kernel] = found.get(kernel, np.ones(1)) * by
+
+    for pair, link, factor in zip(pairs, links, balance(links, peaks), strict=True):
+        multiply(link.maker.kernel, 1 / factor[link.maker.places])
+        if pair.maker.bias is not None:
+            multiply(id(pair.maker.bias), 1 / factor)
+        for side in link.takers:
+            multiply(side.kernel, factor[side.places])
+    return found
+
+
+def _link(pair: Pair) -> Link:
+    places = output_places(pair.maker)
+    count = int(places.max()) + 1
+    takers = [
+        Side(id(input_kernel(taker)), input_places(taker) % count)
+        for taker in pair.takers
+    ]
+    return Link(Side(id(output_kernel(pair.maker)), places), tuple(takers), count)
+
+
+def _peaks(weight: Weight) -> np.ndarray:
+    """Return the largest absolute values of a kernel by its last two axes."""
+    values = np.abs(_exact(weight.variable))
+    if not np.isfinite(values).all():
+        raise ModelError(
+            "Weights with NaN or infinity cannot be equalized. Received: "
+            f"{weight.path!r} with such entries."
+        )
+    return values.max(tuple(range(values.ndim - 2)))
+
+
+def _exact(variable: Any) -> np.ndarray:
+    return to_numpy(variable).astype(np.float64)
+
+
+def _scaled(weight: Weight, by: np.ndarray) -> np.ndarray:
+    dtype = np.dtype(keras.backend.standardize_dtype(weight.variable.dtype))
+    with np.errstate(over="ignore"):  # it is looked for below
+        value = (_exact(weight.variable) * by).astype(dtype)
+    if not np.isfinite(value.astype(np.float64)).all():
+        raise ModelError(
+            f"The weight {weight.path!r} cannot be equalized: it would be too large "
+            f"for {dtype.name}, or it is not finite already."
+        )
+    return value
+
+
+def _change(
+    weight: Weight, factors: dict[int, np.ndarray], reasons: dict[int, str]
+) -> WeightChange:
+    changed = id(weight.variable) in factors
+    if changed:
+        by = factors[id(weight.variable)]
+        detail = f"channels scaled by {by.min():.3g} to {by.max():.3g}"
+    else:
+        alone = "is next to no layer to equalize it with"
+        detail = reasons.get(id(weight.owner), alone)
+    return account(weight, NAME, detail, changed=changed)
