@@ -9,7 +9,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from tests import lanes
+from tests import forkserver, lanes
 
 # How long an example takes is a matter of who else uses the machine. CI takes the same
 # examples for every change; new ones are looked for by hand.
@@ -48,6 +48,11 @@ def pytest_configure(config):
         raise pytest.UsageError(
             f"Set KERAS_BACKEND to one of {BACKENDS}. Received: {backend!r}."
         )
+    is_worker = hasattr(config, "workerinput")
+    if not is_worker:
+        config.add_cleanup(forkserver.begin())
+    if is_worker or not config.getoption("numprocesses", None):
+        forkserver.install()
 
 
 def pytest_addoption(parser):
@@ -55,9 +60,9 @@ def pytest_addoption(parser):
     parser.addoption("--write-durations", action="store_true", help=text)
 
 
-@pytest.hookimpl(tryfirst=True)
+@pytest.hookimpl(tryfirst=True, wrapper=True)
 def pytest_collection_modifyitems(config, items):
-    """Mark what is slow, leave out what one lane is enough for, the longest first."""
+    """Mark what is slow, leave out what one lane is enough for, share out the rest."""
     backend = os.environ["KERAS_BACKEND"]
     names = [item.nodeid for item in items]
     slow = lanes.slow(names, lanes.durations("tensorflow"))
@@ -68,7 +73,9 @@ def pytest_collection_modifyitems(config, items):
         once = {item for item in items if item.get_closest_marker("one_backend")}
         config.hook.pytest_deselected(items=[*once])
         items[:] = [item for item in items if item not in once]
-    lanes.longest_first(items, lanes.durations(backend))
+    yield  # to what leaves out by the marks
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    lanes.share_out(items, lanes.durations(backend), workers)
 
 
 TOOK = Counter()
@@ -114,6 +121,13 @@ def origin(request):
     from tests.models import ORIGINS
 
     return ORIGINS[zlib.crc32(request.node.name.encode()) % len(ORIGINS)]
+
+
+@pytest.fixture
+def new_interpreter():
+    """Let the children of a test be interpreters, for it is about how they start."""
+    with forkserver.new_interpreter():
+        yield
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ in the last run that wrote them: `pytest -n 2 --dist worksteal --write-durations
 """
 
 import json
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -54,12 +53,40 @@ def slow(names: Sequence[str], seconds: dict[str, float]) -> set[str]:
     return set(seconds) & set(names) - fast
 
 
-def longest_first(items: list[Any], seconds: dict[str, float]) -> None:
-    """Order tests by the time that their file takes: two workers end at once."""
-    of_files = Counter[str]()
-    for name, took in seconds.items():
-        of_files[_file(name)] += took
-    items.sort(key=lambda item: -of_files[_file(item.nodeid)])
+def share_out(items: list[Any], seconds: dict[str, float], workers: int) -> None:
+    """Order tests so that workers end at once, and few files are in two of them.
+
+    xdist gives every worker as many tests as the others, in this order, and one that
+    is done takes from the end of another's. Whole files are put where the least time is
+    so far, the longest first: what is taken at the end is short, and no fixture of a
+    module that takes long is made twice.
+
+    Args:
+        items: tests in the order of their files; are put in order.
+        seconds: by test.
+        workers: how many there are.
+    """
+    files: dict[str, list[Any]] = {}
+    for item in items:
+        files.setdefault(_file(item.nodeid), []).append(item)
+
+    def total(tests: list[Any]) -> float:
+        return sum(seconds.get(test.nodeid, 0.0) for test in tests)
+
+    parts: list[list[Any]] = [[] for _ in range(workers)]
+    left = [(len(items) + i) // workers for i in range(workers)]
+    for file in sorted(files.values(), key=total, reverse=True):
+        rest = file
+        while rest:
+            with_room = [i for i in range(workers) if left[i] >= len(rest)]
+            part = min(
+                with_room or [i for i in range(workers) if left[i]],
+                key=lambda i: total(parts[i]),
+            )
+            taken, rest = rest[: left[part]], rest[left[part] :]
+            parts[part] += taken
+            left[part] -= len(taken)
+    items[:] = [item for part in parts for item in part]
 
 
 def _file(name: str) -> str:

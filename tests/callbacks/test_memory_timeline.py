@@ -19,6 +19,7 @@ from kerasmem.callbacks import MemoryTimeline
 from kerasmem.errors import ConfigError, KerasMemWarning
 from kerasmem.files.read_run import read_run
 from kerasmem.files.timelines import read_timelines
+from kerasmem.memory.measure import COUNTING_ALLOCATOR
 from kerasmem.records import Finding
 from tests.timelines import (
     assert_adds_up,
@@ -44,7 +45,7 @@ def seen(tmp_path_factory):
     """Return what one process saw of all models, the first `fit` broken off."""
     folder = tmp_path_factory.mktemp("timeline")
     root = str(Path(__file__).parents[2])
-    environment = os.environ | FASTER
+    environment = os.environ | FASTER | COUNTING_ALLOCATOR
     environment |= {"PYTHONPATH": root, "PYTHONWARNINGS": "ignore"}
     command = [sys.executable, str(CHILD), str(folder)]
     done = subprocess.run(

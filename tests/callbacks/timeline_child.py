@@ -1,12 +1,11 @@
 """Trains small models under `MemoryTimeline` and pickles what it saw.
 
-A process of its own: TensorFlow's CPU allocator counts only if it is told to before
-TensorFlow is imported. Usage: python timeline_child.py FOLDER
+A process of its own: TensorFlow's CPU allocator counts only if its environment says so.
+Usage: python timeline_child.py FOLDER
 """
 
 import contextlib
 import gc
-import os
 import pickle
 import sys
 import warnings
@@ -14,9 +13,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 from unittest import mock
-
-if os.environ["KERAS_BACKEND"] == "tensorflow":
-    os.environ |= {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_ENABLE_ONEDNN_OPTS": "0"}
 
 import keras
 import numpy as np

@@ -14,6 +14,7 @@ import pytest
 
 from kerasmem.files.keras_2 import hard_sigmoid_of_keras_2
 
+pytestmark = pytest.mark.usefixtures("new_interpreter")
 ROOT = Path(__file__).parents[2]
 VERSION = importlib.metadata.version("kerasmem")
 

@@ -183,7 +183,7 @@ except KeyboardInterrupt:
 
 
 @pytest.fixture
-def started(here):
+def started(here, new_interpreter):
     """Return a run of a script that waits, in a process group of its own."""
     (here / "waits.py").write_text(ENDED)
     # What a shell starts in the background ignores Ctrl-C, and so would its children.

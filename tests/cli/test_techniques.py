@@ -91,7 +91,7 @@ def test_what_does_not_fit_together_is_an_error(line, message):
         steps(line)
 
 
-def test_options_are_read_without_keras_or_numpy():
+def test_options_are_read_without_keras_or_numpy(new_interpreter):
     program = (
         "import sys; sys.argv = ['kerasmem', 'compress', '--help']\n"
         "from kerasmem.cli.main import build_parser\n"

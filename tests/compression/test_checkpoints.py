@@ -258,6 +258,7 @@ def kill_and_go_on(code, folder, kills, random, longest=2.0):
                 begun.wait(seconds)
             except subprocess.TimeoutExpired:
                 begun.kill()
+                begun.stdout.read()  # until all who could write there are gone
                 return False
         assert begun.returncode == 0, (folder / f"{name}.log").read_text()[-2000:]
         return True

@@ -48,7 +48,7 @@ def test_every_kind_of_model_is_again_of_the_layers_it_had(name, scheme):
 
 
 @pytest.mark.one_backend
-def test_stock_keras_opens_the_file_without_kerasmem(tmp_path):
+def test_stock_keras_opens_the_file_without_kerasmem(tmp_path, new_interpreter):
     model = chain((6,), L.Dense(5, activation="relu"), L.BatchNormalization())
     small = km.compress(model, km.Quantize("int8")).model
     km.dequantize(small).save(tmp_path / "m.keras")

@@ -10,6 +10,8 @@ from pathlib import Path
 import keras
 import pytest
 
+from kerasmem.memory.measure import COUNTING_ALLOCATOR
+
 pytestmark = pytest.mark.slow
 SCRIPT = Path(__file__).parent / "forward_peak.py"
 MODES = {"tensorflow": ("eager", "graph"), "jax": ("graph",), "torch": ("eager",)}[
@@ -29,7 +31,7 @@ def peaks():
         capture_output=True,
         text=True,
         check=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        env=os.environ | COUNTING_ALLOCATOR | {"PYTHONPATH": os.pathsep.join(sys.path)},
     )
     pairs = list(itertools.product(MODELS, MODES))
     lines = found.stdout.splitlines()[-len(pairs) :]

@@ -15,9 +15,12 @@ _SIZE = {"num_layers": 2, "hidden_dim": 32, "intermediate_dim": 64}
 _TOKENS = {"vocabulary_size": 40, **_SIZE}
 _HEADS = {**_TOKENS, "num_heads": 2}
 _ENCODER = {**_HEADS, "max_sequence_length": 16}
-# In the encoder and in the decoder; Bart has two in each.
+# Bart, BERT, GPT-2, Gemma, Llama and ViT have two blocks, and those whose blocks differ
+# or share something; in the others there is nothing of which a second tells.
 _ONE = {"num_layers": 1}
+_ONE_BLOCK = {**_ENCODER, **_ONE}
 _SHARED_HEADS = {**_TOKENS, "num_query_heads": 2, "num_key_value_heads": 1}
+_ONE_SHARED = {**_SHARED_HEADS, **_ONE}
 _IMAGE = {"image_shape": (16, 16, 3)}
 
 
@@ -43,7 +46,7 @@ def _backbone(name: str, **arguments: Any) -> Callable[[], Any]:
 
 def _gemma3() -> Any:
     backbone = M.Gemma3Backbone(
-        **_SHARED_HEADS,
+        **_ONE_SHARED,
         head_dim=16,
         image_size=16,
         query_head_dim_normalize=True,
@@ -71,7 +74,7 @@ def _vit() -> Any:
 
 
 def _clip() -> Any:
-    size = {**_SIZE, "num_heads": 2}
+    size = {**_SIZE, **_ONE, "num_heads": 2}
     seen = M.CLIPVisionEncoder(patch_size=8, **size, **_IMAGE)
     read = M.CLIPTextEncoder(
         vocabulary_size=40, embedding_dim=32, max_sequence_length=LENGTH, **size
@@ -132,21 +135,21 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "Gemma": _writer("Gemma", **_SHARED_HEADS, head_dim=16),
     "Gemma3": _gemma3,
     "Llama3": _writer("Llama3", **_SHARED_HEADS),
-    "Qwen3": _writer("Qwen3", **_SHARED_HEADS, head_dim=16),
-    "Mistral": _writer("Mistral", **_SHARED_HEADS, sliding_window=8),
-    "Phi3": _writer("Phi3", **_SHARED_HEADS),
+    "Qwen3": _writer("Qwen3", **_ONE_SHARED, head_dim=16),
+    "Mistral": _writer("Mistral", **_ONE_SHARED, sliding_window=8),
+    "Phi3": _writer("Phi3", **_ONE_SHARED),
     "Mixtral": _writer("Mixtral", **_SHARED_HEADS, num_experts=4, top_k=2),
     "GptOss": _writer(
         "GptOss", **_SHARED_HEADS, num_experts=4, top_k=2, head_dim=16, sliding_window=8
     ),
     "GPT2": _writer("GPT2", **_ENCODER),
-    "OPT": _writer("OPT", **_ENCODER),
-    "Bloom": _writer("Bloom", **_ENCODER),
-    "GPTNeoX": _writer("GPTNeoX", **_HEADS),
-    "Falcon": _writer("Falcon", **_TOKENS, num_attention_heads=2),
+    "OPT": _writer("OPT", **_ONE_BLOCK),
+    "Bloom": _writer("Bloom", **_ONE_BLOCK),
+    "GPTNeoX": _writer("GPTNeoX", **_HEADS | _ONE),
+    "Falcon": _writer("Falcon", **_TOKENS | _ONE, num_attention_heads=2),
     "Bert": _classifier("Bert", **_ENCODER),
-    "DistilBert": _classifier("DistilBert", **_ENCODER),
-    "Roberta": _classifier("Roberta", **_ENCODER),
+    "DistilBert": _classifier("DistilBert", **_ONE_BLOCK),
+    "Roberta": _classifier("Roberta", **_ONE_BLOCK),
     "Albert": _classifier("Albert", **_ENCODER, embedding_dim=8),
     "DebertaV3": _classifier("DebertaV3", **_ENCODER, bucket_size=8),
     "T5": _backbone("T5", **_HEADS | _ONE),
@@ -165,7 +168,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
         patch_size=8,
         num_heads=2,
         position_embedding_shape=(16, 16),  # or its own saving would resize them
-        **_SIZE,
+        **_SIZE | _ONE,
         **_IMAGE,
     ),
     "CLIP": _clip,

@@ -58,11 +58,21 @@ class Subject:
             folder / _INPUTS, **(self.x if isinstance(self.x, dict) else {"": self.x})
         )
 
-    def saved(self, name: str, model: Any) -> list[np.ndarray]:
-        """Save a model for the process that opens them; return what it answers."""
-        found = answers(model, self.x)
+    def saved(self, name: str, made: Any) -> list[np.ndarray]:
+        """Save a model, or the result that has it, for the process that opens them.
+
+        Returns:
+            What it answers.
+        """
+        found = answers(
+            made.model if isinstance(made, km.CompressionResult) else made, self.x
+        )
         np.savez(self.folder / f"{name}.npz", *found)
-        km.save_model(model, self.folder / f"{name}.keras")
+        path = self.folder / f"{name}.keras"
+        if isinstance(made, km.CompressionResult):
+            made.save(path)  # the file that was written and opened for the report
+        else:
+            km.save_model(made, path)
         return found
 
 
@@ -142,7 +152,7 @@ def int8(s: Subject) -> None:
     """Outputs are off by at most 3 %."""
     result = km.compress(s.model, km.Quantize("int8"))
     respects_padding(result.model, s.x)
-    assert apart(s.saved("int8", result.model), s.plain) < 0.03
+    assert apart(s.saved("int8", result), s.plain) < 0.03
     if hasattr(s.model, "generate"):
         np.savez(s.folder / _TOKENS, *generated(result.model, s.x))
 
@@ -153,20 +163,20 @@ def int4(s: Subject) -> None:
         s.model, km.Quantize("int4", granularity="group", group_size=16)
     )
     floats = answers(km.dequantize(result.model), s.x)
-    assert apart(s.saved("int4", result.model), floats) < 1e-4
+    assert apart(s.saved("int4", result), floats) < 1e-4
 
 
 def int8_dynamic(s: Subject) -> None:
     """Outputs are off by at most 5 %."""
     result = km.compress(s.model, km.Quantize("int8-dynamic"))
     respects_padding(result.model, s.x)
-    assert apart(s.saved("int8-dynamic", result.model), s.plain) < 0.05
+    assert apart(s.saved("int8-dynamic", result), s.plain) < 0.05
 
 
 def prune(s: Subject) -> None:
     """Of each pruned weight the smaller half is zero, the rest as it was."""
     result = km.compress(s.model, km.Prune(0.5, scope="layer"))
-    s.saved("prune", result.model)
+    s.saved("prune", result)
     pruned = 0
     for before, after in zip(s.model.weights, result.model.weights, strict=True):
         old, new = to_numpy(before), to_numpy(after)

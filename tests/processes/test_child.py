@@ -9,7 +9,10 @@ import pytest
 from kerasmem.errors import ChildDiedError, ConfigError, FragmentationError
 from kerasmem.processes import run_in_child, run_script
 
-pytestmark = pytest.mark.one_backend
+pytestmark = [
+    pytest.mark.one_backend,
+    pytest.mark.usefixtures("new_interpreter"),
+]
 
 
 def complain(job):

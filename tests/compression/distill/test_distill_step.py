@@ -83,7 +83,7 @@ def test_of_a_teacher_that_is_a_model_plain_data_has_the_name():
 
 
 @pytest.mark.one_backend
-def test_a_student_opens_where_there_is_no_kerasmem(teacher, tmp_path):
+def test_a_student_opens_where_there_is_no_kerasmem(teacher, tmp_path, new_interpreter):
     student = km.make_student(teacher, 0.5)
     taught = km.distill(teacher, student, X, verbose=0)
     taught.save(tmp_path / "student.keras")

@@ -24,7 +24,7 @@ def wait_until(condition, child):
         time.sleep(0.02)
 
 
-def test_what_was_saved_is_there_after_a_kill(tmp_path):
+def test_what_was_saved_is_there_after_a_kill(tmp_path, new_interpreter):
     model = tmp_path / "model.keras"
     child = subprocess.Popen(
         [sys.executable, "-m", "tests.memory.fit.endless", str(tmp_path)],
