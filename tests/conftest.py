@@ -60,6 +60,18 @@ def pytest_addoption(parser):
     parser.addoption("--write-durations", action="store_true", help=text)
 
 
+WORKED_OUT_IN_A_CHILD = {
+    "test_gradient_monitor.py": "child",
+    "test_memory_on_tensorflow.py": "measured",
+    "test_memory_timeline.py": "seen",
+    "test_on_this_cpu.py": "measured",
+    "test_oom_on_tensorflow.py": "seen",
+    "test_real_out_of_memory.py": "seen",
+    "test_run_out_of_memory.py": "ended",
+}
+"""A file's fixture that takes many seconds: not in the fast lane as well."""
+
+
 @pytest.hookimpl(tryfirst=True, wrapper=True)
 def pytest_collection_modifyitems(config, items):
     """Mark what is slow, leave out what one lane is enough for, share out the rest."""
@@ -67,7 +79,8 @@ def pytest_collection_modifyitems(config, items):
     names = [item.nodeid for item in items]
     slow = lanes.slow(names, lanes.durations("tensorflow"))
     for item in items:
-        if item.nodeid in slow:
+        shared = WORKED_OUT_IN_A_CHILD.get(item.path.name)
+        if item.nodeid in slow or shared in item.fixturenames:
             item.add_marker("slow")
     if backend != "tensorflow":
         once = {item for item in items if item.get_closest_marker("one_backend")}
