@@ -50,6 +50,13 @@ def test_two_workers_have_whole_files_that_take_equally_long():
     assert found[6:] == [name for name in names if name[0] in "abc" and name[1] == "."]
 
 
+def test_a_file_goes_where_it_fits_as_a_whole():
+    seconds = {"a.py::0": 30.0, "b.py::0": 10.0, "b.py::1": 1.0, "c.py::0": 5.0}
+    names = ["a.py::0", "b.py::0", "b.py::1", "c.py::0", "c.py::1", "d.py::0"]
+    found = ordered(names, seconds, 2)
+    assert found == ["a.py::0", "c.py::0", "c.py::1", "b.py::0", "b.py::1", "d.py::0"]
+
+
 def test_a_file_is_in_two_workers_where_it_fits_in_none():
     names = [f"a.py::{n}" for n in range(3)]
     assert ordered(names, {}, 2) == names
