@@ -15,8 +15,8 @@ _SIZE = {"num_layers": 2, "hidden_dim": 32, "intermediate_dim": 64}
 _TOKENS = {"vocabulary_size": 40, **_SIZE}
 _HEADS = {**_TOKENS, "num_heads": 2}
 _ENCODER = {**_HEADS, "max_sequence_length": 16}
-# Bart, BERT, GPT-2, Gemma, Llama and ViT have two blocks, and those whose blocks differ
-# or share something; in the others there is nothing of which a second tells.
+# Bart, BERT, CLIP, GPT-2, Gemma, Llama and ViT have two blocks, and those whose blocks
+# differ or share something; in the others there is nothing of which a second tells.
 _ONE = {"num_layers": 1}
 _ONE_BLOCK = {**_ENCODER, **_ONE}
 _SHARED_HEADS = {**_TOKENS, "num_query_heads": 2, "num_key_value_heads": 1}
@@ -74,7 +74,7 @@ def _vit() -> Any:
 
 
 def _clip() -> Any:
-    size = {**_SIZE, **_ONE, "num_heads": 2}
+    size = {**_SIZE, "num_heads": 2}
     seen = M.CLIPVisionEncoder(patch_size=8, **size, **_IMAGE)
     read = M.CLIPTextEncoder(
         vocabulary_size=40, embedding_dim=32, max_sequence_length=LENGTH, **size
