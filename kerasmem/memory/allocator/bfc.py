@@ -184,17 +184,15 @@ class BFCAllocator:
 
     def _take(self, chunk: Chunk, size: int, need: int) -> int:
         self._free.remove(chunk)
-        if chunk.size >= 2 * need or chunk.size - need >= self._most_waste():
+        share = self.policy.fragmentation_fraction
+        waste = int(share * self.policy.limit_bytes) if share else WHOLE_CHUNK_WASTE
+        if chunk.size >= 2 * need or chunk.size - need >= waste:
             self._free.split(chunk, need)
         chunk.requested = size
         self._in_use[chunk.address] = chunk
         self.in_use_bytes += chunk.size
         self.peak_bytes = max(self.peak_bytes, self.in_use_bytes)
         return chunk.address
-
-    def _most_waste(self) -> int:
-        share = self.policy.fragmentation_fraction
-        return int(share * self.policy.limit_bytes) if share else WHOLE_CHUNK_WASTE
 
     def _extend(self, need: int) -> bool:
         available = (self.policy.limit_bytes - self.pool_bytes) // ROUNDING * ROUNDING

@@ -202,14 +202,10 @@ def attempt(
         )
     except ChildDiedError as error:
         # An allocator that fails may end the process; what else ends it is no answer.
-        if not (_is_crash(error) or is_out_of_memory(error)):
+        if not (error.how.startswith("signal") or is_out_of_memory(error)):
             raise
         return Trial(request.batch_size, fits=False, reason=str(error))
     return Trial(**answer)
-
-
-def _is_crash(error: ChildDiedError) -> bool:
-    return error.how.startswith("signal")
 
 
 def answer(job: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """`model.fit` that survives out-of-memory."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -96,17 +96,11 @@ def installed(model: Any, installation: Installation, callbacks: Any) -> Iterato
             callbacks.callbacks.append(installation)
             yield callbacks
         else:
-            yield [*_as_list(callbacks), installation]
+            yield [*keras.tree.flatten(callbacks or []), installation]
     finally:
         if isinstance(callbacks, keras.callbacks.CallbackList):
             callbacks.callbacks.remove(installation)
         installation.end()
-
-
-def _as_list(callbacks: Any) -> Sequence[Any]:
-    if callbacks is None:
-        return []
-    return callbacks if isinstance(callbacks, list | tuple) else [callbacks]
 
 
 ON_OOM = ("split", "raise")

@@ -41,17 +41,20 @@ class Parts(ABC):
     def functions(self) -> tuple[Step, ...]:
         """The functions that it calls."""
 
-    @abstractmethod
     def open(self, state: Any) -> Any:
         """Have batches go in parts; return the state to go on with."""
+        self._factors.install()
+        self.is_open = True
+        return state
 
-    @abstractmethod
     def close(self, state: Any) -> Any:
         """Have batches go as a whole; return the state to go on with."""
+        self.release()
+        return state
 
-    @abstractmethod
     def release(self) -> None:
         """Have batches go as a whole when there is no state any more."""
+        self.is_open = False
 
     @abstractmethod
     def run(self, state: Any, batch: Any, count: int) -> tuple[Any, Any]:
@@ -121,12 +124,11 @@ class MicroBatches(Parts):
             with self._training.scope():
                 for variable in self._model.trainable_variables:
                     self._sums[id(variable)] = self._sum_for(variable, undo)
-            self._factors.install()
+            super().open(state)
             undo.callback(self._training.replace_update(self._sums, self._part))
             for is_last in (False, True):
                 self._functions[is_last] = self._function(is_last=is_last)
             self._undo = undo.pop_all()
-        self.is_open = True
         return self._training.adopt(state, before)
 
     def close(self, state: Any) -> Any:
@@ -158,7 +160,7 @@ class MicroBatches(Parts):
         return GradientSum(state)
 
     def _forget(self) -> None:
-        self.is_open = False
+        super().release()
         self._sums.clear()
         self._functions.clear()
         self._reached = 0
@@ -229,21 +231,6 @@ class EvaluationParts(Parts):
     def functions(self) -> tuple[Step, ...]:
         """The function that it calls."""
         return (self._function,)
-
-    def open(self, state: Any) -> Any:
-        """Have batches go in parts; return the same state."""
-        self._factors.install()
-        self.is_open = True
-        return state
-
-    def close(self, state: Any) -> Any:
-        """Have batches go as a whole; return the same state."""
-        self.release()
-        return state
-
-    def release(self) -> None:
-        """Have batches go as a whole."""
-        self.is_open = False
 
     def run(self, state: Any, batch: Any, count: int) -> tuple[Any, Any]:
         """Return logs and state after one batch."""

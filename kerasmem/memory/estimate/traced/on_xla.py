@@ -191,16 +191,17 @@ def _held(flat: Flat, what: Stored) -> dict[int, list[int]]:
     held: dict[int, list[int]] = defaultdict(list)
     for result in flat.results:
         sources = what.sources[result]
-        when = max((_ready(flat, last, source) for source in sources), default=0)
+        # A result may be computed from a source, or written over a parameter, once
+        # nobody else reads it.
+        ready = (
+            last[source] if flat.values[source].opcode == "parameter" else source
+            for source in sources
+        )
+        when = max(ready, default=0)
         for source in sources:
             last[source] = max(last[source], when)
         held[max(when, 0)] += sources
     return held
-
-
-def _ready(flat: Flat, last: Sequence[int], source: int) -> int:
-    """Return when a result may be computed from a source, or written over it."""
-    return last[source] if flat.values[source].opcode == "parameter" else source
 
 
 def stored(program: Flat, *, fused: bool = True) -> Stored:
