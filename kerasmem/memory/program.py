@@ -94,25 +94,25 @@ class Program:
 
     Args:
         ops: the operations.
-        kept: tensors that outlive them.
+        results: tensors that outlive them.
         present: tensors that are there before, such as variables.
         successors: for a present tensor, that which the step leaves in its place.
         unknown: classes of layers of which only inputs and outputs are in it.
     """
 
     ops: tuple[Op, ...]
-    kept: tuple[Tensor, ...] = ()
+    results: tuple[Tensor, ...] = ()
     present: tuple[Tensor, ...] = ()
     successors: Mapping[Tensor, Tensor] = field(default_factory=dict[Tensor, Tensor])
     unknown: frozenset[str] = frozenset()
 
 
-def as_written(ops: Sequence[Op], _kept: Sequence[Tensor]) -> list[Op]:
+def as_written(ops: Sequence[Op], _results: Sequence[Tensor]) -> list[Op]:
     """Return the operations one after another, as an eager framework runs them."""
     return list(ops)
 
 
-def as_ready(ops: Sequence[Op], _kept: Sequence[Tensor]) -> list[Op]:
+def as_ready(ops: Sequence[Op], _results: Sequence[Tensor]) -> list[Op]:
     """Return the operations in the order of TensorFlow's executor on a GPU."""
     maker = {y: number for number, op in enumerate(ops) for y in op.writes}
     before = [{maker[x.root] for x in op.reads if x.root in maker} for op in ops]
@@ -190,7 +190,7 @@ class Plan:
         self.owner: dict[Tensor, Tensor] = {}
         self._alive = set(program.present)
         read = [x.root for op in program.ops for x in op.reads]
-        self._readers = Counter([*read, *(x.root for x in program.kept)])
+        self._readers = Counter([*read, *(x.root for x in program.results)])
         for op in program.ops:
             self._play(op, in_place=in_place)
 

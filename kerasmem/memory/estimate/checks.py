@@ -7,7 +7,7 @@ import keras
 
 from kerasmem.errors import ConfigError, ModelError, as_received
 from kerasmem.graph.layers import sublayers
-from kerasmem.memory.estimate.variables import made_anew
+from kerasmem.memory.estimate.variables import unbuilt_copy
 
 BACKENDS = ("tensorflow", "jax", "torch")
 DEVICES = ("gpu", "cpu")
@@ -107,7 +107,7 @@ def scaled_if_half(model: Any, optimizer: Any, policy: str | None) -> Any:
     half = (policy or model.dtype_policy.name) == "mixed_float16"
     if taken or as_it_was or not half:
         return optimizer
-    return kinds.LossScaleOptimizer(made_anew(optimizer))
+    return kinds.LossScaleOptimizer(unbuilt_copy(optimizer))
 
 
 def checked_policy(dtype_policy: Any) -> str | None:

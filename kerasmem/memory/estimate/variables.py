@@ -115,7 +115,7 @@ def optimizer_slots(
     return ledger.slots
 
 
-def made_anew(optimizer: Any) -> Any:
+def unbuilt_copy(optimizer: Any) -> Any:
     """Return an unbuilt copy of an optimizer.
 
     Raises:
@@ -184,7 +184,7 @@ def _shell(optimizer: Any, ledger: _Ledger) -> Any:
     """Return an unbuilt copy that writes its slots into `ledger`."""
     if isinstance(optimizer, keras.optimizers.MultiOptimizer):
         return _shell_of_many(optimizer, ledger)
-    shell = made_anew(optimizer)
+    shell = unbuilt_copy(optimizer)
     for part in (shell, getattr(shell, "inner_optimizer", None)):
         if part is not None:
             _record_slots(part, ledger)

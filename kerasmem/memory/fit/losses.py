@@ -59,7 +59,7 @@ class LossFactors:
         return ScaledLoss(loss, place, self._now)
 
     @contextmanager
-    def given(self, factors: Any) -> Iterator[None]:
+    def using(self, factors: Any) -> Iterator[None]:
         """Use `factors`, a vector with one per loss; an empty one for none."""
         self._now.factors = factors if factors.shape[0] else None
         try:

@@ -62,7 +62,7 @@ class Notices:
         )
         self._warn_of_statistics(model)
 
-    def failed(self, model: Any, found: PostMortem, parts: int, lost: int) -> None:
+    def failed(self, model: Any, report: PostMortem, parts: int, lost: int) -> None:
         """Say that memory ran out, and what happens now."""
         back = (
             "The model is as it was before the step."
@@ -71,13 +71,13 @@ class Notices:
             "had run before, and of what has run copies are made only now and then."
         )
         self._warn(
-            f"Memory ran out in step {(found.step or 0) + 1} of the fit, with a batch "
-            f"of {found.batch_size} {_in_parts(found.micro_batches)}. {back} It is "
+            f"Memory ran out in step {(report.step or 0) + 1} of the fit, with a batch "
+            f"of {report.batch_size} {_in_parts(report.micro_batches)}. {back} It is "
             f"tried again in {parts} parts, with one update as before."
         )
         self._warn_of_statistics(model)
 
-    def failed_evaluation(self, found: PostMortem, parts: int, lost: int) -> None:
+    def failed_evaluation(self, report: PostMortem, parts: int, lost: int) -> None:
         """Say that memory ran out in a validation, and what happens now."""
         back = (
             ""
@@ -87,8 +87,8 @@ class Notices:
             "then."
         )
         self._warn(
-            f"Memory ran out in a validation, with a batch of {found.batch_size} "
-            f"{_in_parts(found.micro_batches)}. It is evaluated in {parts} parts, with "
+            f"Memory ran out in a validation, with a batch of {report.batch_size} "
+            f"{_in_parts(report.micro_batches)}. It is evaluated in {parts} parts, with "
             f"the same result.{back}"
         )
 
@@ -100,10 +100,10 @@ class Notices:
             "each sample, so a batch cannot go in parts."
         )
 
-    def write(self, found: PostMortem) -> None:
+    def write(self, report: PostMortem) -> None:
         """Write a post-mortem down."""
         try:
-            add_post_mortem(self._log_dir, found)
+            add_post_mortem(self._log_dir, report)
         except OSError as error:
             self._warn(f"The post-mortem could not be written: {error}.")
 

@@ -179,7 +179,7 @@ class MicroBatches(Parts):
             *state, (batch, (share, factors)) = arguments
             self._now.part, self._now.updates = Part(share, is_last), 0
             try:
-                with self._factors.given(factors):
+                with self._factors.using(factors):
                     result = original(*state, batch)
             finally:
                 self._now.part = None
@@ -222,7 +222,7 @@ class EvaluationParts(Parts):
 
         def step(*arguments: Any) -> Any:
             *state, (batch, (_, factor)) = arguments
-            with factors.given(factor):
+            with factors.using(factor):
                 return original(*state, batch)
 
         self._function = evaluation.function_of(step)

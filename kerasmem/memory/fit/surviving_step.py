@@ -101,7 +101,7 @@ class SurvivingStep(ABC):
         """Return the moment of a failure with all that is known of it."""
 
     @abstractmethod
-    def _notify(self, found: PostMortem, parts: int, lost: int) -> None:
+    def _notify(self, report: PostMortem, parts: int, lost: int) -> None:
         """Say that memory ran out, and what happens now."""
 
     def _next(self, batches: Any, state: Any) -> Any:
@@ -220,22 +220,22 @@ class SurvivingStep(ABC):
             process=self._process,
         )
         with self._steps.values(state):
-            found = post_mortem(self._model, cause, self._moment(moment))
-        found = _as_a_whole(found, self._model)
-        self._context.notices.write(found)
-        return out_of_memory_error(found, kind)
+            report = post_mortem(self._model, cause, self._moment(moment))
+        report = _as_a_whole(report, self._model)
+        self._context.notices.write(report)
+        return out_of_memory_error(report, kind)
 
 
-def _as_a_whole(found: PostMortem, model: Any) -> PostMortem:
+def _as_a_whole(report: PostMortem, model: Any) -> PostMortem:
     """Return the post-mortem without micro-batches if the model takes none."""
     remedy = smaller_batches(model)
     if remedy is None:
-        return found
+        return report
     return replace(
-        found,
+        report,
         fitting_micro_batches=None,
         fitting_bytes=None,
-        remedies=(remedy, *found.remedies),
+        remedies=(remedy, *report.remedies),
     )
 
 

@@ -66,17 +66,21 @@ def micro_batches(
     left = round(_SAFE * limit_bytes) - room.other_bytes - sums
     largest = -(-batch_size // (parts or batch_size))
     try:
-        found = find_batch_size(model, left, largest=largest, input_shape=input_shape)
+        batch = find_batch_size(model, left, largest=largest, input_shape=input_shape)
     except ConfigError:  # as where this process has the whole card already
         return min(batch_size, 2 * parts) if parts else batch_size
-    return -(-batch_size // found)
+    return -(-batch_size // batch)
 
 
 def _estimate(
     model: Any, size: int, *, is_cautious: bool, input_shape: Any | None
 ) -> MemoryEstimate:
-    found = estimate_memory(model, size, device=device_kind(), input_shape=input_shape)
-    return found if is_cautious else replace(found, high_bytes=found.peak_bytes)
+    estimate = estimate_memory(
+        model, size, device=device_kind(), input_shape=input_shape
+    )
+    return (
+        estimate if is_cautious else replace(estimate, high_bytes=estimate.peak_bytes)
+    )
 
 
 def _other_bytes(model: Any) -> int:
@@ -182,8 +186,8 @@ class SurvivingTraining(SurvivingStep):
     def _moment(self, moment: Moment) -> Moment:
         return replace(moment, step=self._step, input_shape=self._input_shape)
 
-    def _notify(self, found: PostMortem, parts: int, lost: int) -> None:
-        self._context.notices.failed(self._model, found, parts, lost)
+    def _notify(self, report: PostMortem, parts: int, lost: int) -> None:
+        self._context.notices.failed(self._model, report, parts, lost)
 
     def _notice_changes(self) -> None:
         """Begin anew if a callback has made another step, or unfrozen layers."""
@@ -225,5 +229,5 @@ class SurvivingEvaluation(SurvivingStep):
     def _moment(self, moment: Moment) -> Moment:
         return replace(moment, training=False, accumulates=False)
 
-    def _notify(self, found: PostMortem, parts: int, lost: int) -> None:
-        self._context.notices.failed_evaluation(found, parts, lost)
+    def _notify(self, report: PostMortem, parts: int, lost: int) -> None:
+        self._context.notices.failed_evaluation(report, parts, lost)

@@ -149,7 +149,7 @@ def recorded(request: Request, path: Path, graph: Any) -> RecordedStep:
     if step is None:
         raise TypeError("The step of a model without a graph cannot be written down.")
     stored = sum(part.nbytes for part in persistent_parts(request))
-    return RecordedStep(request, path, graph, step, stored + how.held(training=True))
+    return RecordedStep(request, path, graph, step, stored + 2 * how.held_scratch)
 
 
 def _is_fixed(node: Any) -> bool:

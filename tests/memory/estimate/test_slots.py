@@ -168,7 +168,7 @@ def test_parameters_and_gradients_are_to_the_byte_those_of_the_model(make):
     step = record(asked, how).steps()[0]
 
     parameters = [part.nbytes for part in parts if part.category == "parameter"]
-    gradients = [x.nbytes for x in step.kept if x.root.kind == "gradient"]
+    gradients = [x.nbytes for x in step.results if x.root.kind == "gradient"]
     assert sorted(parameters) == nbytes(model.variables)
     assert sorted(gradients) == nbytes(model.trainable_variables)
 

@@ -65,9 +65,12 @@ def estimate(request: Request) -> MemoryEstimate:
             stacklevel=3,
         )
     stored = persistent_parts(request)
-    sizes, held = [part.nbytes for part in stored], how.held(training=request.training)
-    known = sum(sizes) + held
-    present = tuple(Tensor((nbytes,), 1) for nbytes in (*sizes, held))
+    sizes, libraries = (
+        [part.nbytes for part in stored],
+        how.library_bytes(training=request.training),
+    )
+    known = sum(sizes) + libraries
+    present = tuple(Tensor((nbytes,), 1) for nbytes in (*sizes, libraries))
     plans = [
         Plan(replace(step, present=present), in_place=how.in_place, is_first=is_first)
         for step, is_first in ((first, not how.one_block), (later, False))
@@ -97,7 +100,7 @@ def estimate(request: Request) -> MemoryEstimate:
             plans[1],
             peaks[1],
             stored,
-            workspace=held,
+            workspace=libraries,
             rounding=peak - known - peaks[1].requested_bytes,
             pool=max(0, pool - peak),
         ),

@@ -90,7 +90,7 @@ class Framework:
     sparse: bool = False
     doubt: tuple[float, float] = (0.15, 0.15)
 
-    def held(self, *, training: bool) -> int:
+    def library_bytes(self, *, training: bool) -> int:
         """Return the bytes that the backend keeps for matrix products in all."""
         return self.held_scratch * (2 if training else 1)
 
@@ -153,7 +153,7 @@ def transformed(x: Tensor, y: Tensor, kernel: Tensor) -> int:
     return min(space.LARGEST_TRIAL, max(whole, tiled))
 
 
-def fused(ops: Sequence[Op], kept: Sequence[Tensor]) -> list[Op]:
+def fused(ops: Sequence[Op], results: Sequence[Tensor]) -> list[Op]:
     """Return what is left of operations when XLA has merged them.
 
     What works entry by entry is computed where it is read, as often as that is, and
@@ -162,9 +162,9 @@ def fused(ops: Sequence[Op], kept: Sequence[Tensor]) -> list[Op]:
 
     Args:
         ops: the operations of a step, in order.
-        kept: tensors that outlive the step.
+        results: tensors that outlive the step.
     """
-    written = {x.root for x in kept}
+    written = {x.root for x in results}
     for op in ops:
         if not (op.fusible or op.reduces):
             written |= {x.root for x in op.reads}

@@ -101,7 +101,7 @@ def single(
     t: Tape,
     name: str,
     xs: Tensors,
-    *made: Tensor,
+    *outputs: Tensor,
     keeps: Tensors = (),
     constants: Tensors = (),
     space: int = 0,
@@ -113,13 +113,13 @@ def single(
         t: the tape.
         name: what it does.
         xs: operands that have gradients.
-        *made: the result; after it what else it writes.
+        *outputs: the result; after it what else it writes.
         keeps: what the gradient reads beside that of the result.
         constants: operands without a gradient.
         space: bytes of scratch space of the gradient.
         **traits: more fields of `Op`; of the gradient too, if it is fusible.
     """
-    t.op(name, (*xs, *constants), *made, **traits)
+    t.op(name, (*xs, *constants), *outputs, **traits)
     fusible = bool(traits.get("fusible"))
 
     def pullback(dy: Tensor) -> list[Tensor | None]:
@@ -128,8 +128,8 @@ def single(
         t.op(f"{name} gradient", reads, *dxs, workspace=space, fusible=fusible)
         return [*dxs]
 
-    t.pull(xs, made[0], pullback)
-    return made[0]
+    t.pull(xs, outputs[0], pullback)
+    return outputs[0]
 
 
 def product(
@@ -140,10 +140,10 @@ def product(
     t.op(name, (x, w), y, workspace=workspace)
 
     def gradient(dy: Tensor, other: Tensor, of: Tensor) -> Tensor | None:
-        made = t.new(of.shape, of.width) if of.differentiable else None
-        if made is not None:
-            t.op(f"{name} gradient", (dy, other), made, workspace=workspace)
-        return made
+        dx = t.new(of.shape, of.width) if of.differentiable else None
+        if dx is not None:
+            t.op(f"{name} gradient", (dy, other), dx, workspace=workspace)
+        return dx
 
     t.pull((x, w), y, lambda dy: [gradient(dy, w, x), gradient(dy, x, w)])
     return y

@@ -44,9 +44,9 @@ class Record:
             segments: passes through the model that are computed again.
         """
         ops = rematerialized(self.step.ops, segments) if segments else self.step.ops
-        ops = tuple(self.how.ordered(ops, self.step.kept))
+        ops = tuple(self.how.ordered(ops, self.step.results))
         first = replace(self.step, ops=ops)
-        gradients = [x for x in first.kept if x.root.kind == "gradient"]
+        gradients = [x for x in first.results if x.root.kind == "gradient"]
         if not gradients:
             return first, first
         old = Tensor((sum(x.nbytes for x in gradients),), 1, kind="gradient")
@@ -91,14 +91,16 @@ def record(request: Request, how: Framework) -> Record | None:
     outputs = forward.run(traced)
     if how.keeps_outputs:
         tape.op(RETURN, forward.made)
-    kept = [*forward.inputs]
+    results = [*forward.inputs]
     if request.training:
         _train(tape, request.optimizer, outputs)
-        kept += tape.gradients.values() if how.keeps_gradients else []
+        results += tape.gradients.values() if how.keeps_gradients else []
     else:
-        kept += outputs
+        results += outputs
     unknown = frozenset(forward.unknown)
-    return Record(Program(tuple(tape.ops), tuple(kept), unknown=unknown), traced, how)
+    return Record(
+        Program(tuple(tape.ops), tuple(results), unknown=unknown), traced, how
+    )
 
 
 def _train(tape: Tape, optimizer: Any, outputs: list[Tensor]) -> None:

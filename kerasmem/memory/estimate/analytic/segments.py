@@ -37,7 +37,7 @@ class Unit:
     ops: list[Op] = field(default_factory=list[Op])
 
     @property
-    def made(self) -> set[Tensor]:
+    def outputs(self) -> set[Tensor]:
         """The memory that it fills."""
         return {y.root for op in self.ops for y in op.writes}
 
@@ -62,7 +62,7 @@ def units_of(
 
 def in_order(units: Sequence[Unit]) -> list[Unit]:
     """Return the units, each behind those that it reads from, else as they were."""
-    maker = {y: number for number, unit in enumerate(units) for y in unit.made}
+    maker = {y: number for number, unit in enumerate(units) for y in unit.outputs}
     before = [
         {maker.get(x.root, number) for op in unit.ops for x in op.reads} - {number}
         for number, unit in enumerate(units)
@@ -161,10 +161,12 @@ def rematerialized(ops: Sequence[Op], segments: Sequence[Segment]) -> list[Op]:
         forward = units.get((number, "forward"))
         backward = units.get((number, "backward"))
         if forward and backward:
-            handed = [x for x in backward.made if readers.get(x, set()) - {backward}]
-            gates |= _Piece(segment, forward, backward).rewritten(handed)
+            handed_on = [
+                x for x in backward.outputs if readers.get(x, set()) - {backward}
+            ]
+            gates |= _Piece(segment, forward, backward).rewritten(handed_on)
     for unit in units.values():
-        own = unit.made if unit.is_piece else set()
+        own = unit.outputs if unit.is_piece else set()
         signals = {x: s for x, s in gates.items() if s not in own} if own else gates
         unit.ops = [_behind(op, signals) for op in unit.ops]
     return [op for unit in in_order(list(units.values())) for op in unit.ops]
@@ -177,8 +179,8 @@ def _return_early(units: Mapping[object, Unit]) -> None:
     for end in ends:
         (op,) = end.ops
         for unit in (u for u in units.values() if u.is_piece):
-            made = unit.made
-            own = tuple(x for x in op.reads if x.root in made)
+            outputs = unit.outputs
+            own = tuple(x for x in op.reads if x.root in outputs)
             if own:
                 unit.ops.append(replace(op, reads=own))
         end.ops = [replace(op, reads=tuple(x for x in op.reads if x.root not in inner))]
@@ -187,8 +189,8 @@ def _return_early(units: Mapping[object, Unit]) -> None:
 def _inner(units: Mapping[object, Unit]) -> set[Tensor]:
     """Return what the forward passes of pieces make for themselves alone."""
     forward = [u for u in units.values() if u.ops[0].phase == "forward"]
-    maker = {y: unit for unit in forward if unit.is_piece for y in unit.made}
-    handed = {
+    maker = {y: unit for unit in forward if unit.is_piece for y in unit.outputs}
+    handed_on = {
         x.root
         for unit in forward
         for op in unit.ops
@@ -196,7 +198,7 @@ def _inner(units: Mapping[object, Unit]) -> set[Tensor]:
         for x in op.reads
         if maker.get(x.root, unit) is not unit
     }
-    return maker.keys() - handed
+    return maker.keys() - handed_on
 
 
 def _readers(units: Mapping[object, Unit]) -> dict[Tensor, set[Unit]]:
@@ -220,7 +222,7 @@ class _Piece:
     def __init__(self, segment: Segment, forward: Unit, backward: Unit) -> None:
         self._forward = forward
         self._backward = backward
-        self._made = forward.made
+        self._made = forward.outputs
         self._again = _needed(forward, backward)
         entering = {x.root: None for op in forward.ops for x in op.reads}
         self._read = {x.root for op in (*self._again, *backward.ops) for x in op.reads}
@@ -231,19 +233,19 @@ class _Piece:
         self._waiting = [x for x in kept if x not in self._stored]
         self._waiting += [x for one in self._stored.values() for x in one.tensors]
 
-    def rewritten(self, handed: Sequence[Tensor]) -> dict[Tensor, Tensor]:
+    def rewritten(self, handed_on: Sequence[Tensor]) -> dict[Tensor, Tensor]:
         """Rewrite both; return what waits for which of two signals, by tensor.
 
         Args:
-            handed: the gradients that others read.
+            handed_on: the gradients that others read.
         """
         packed, done = Tensor((0,), 1), Tensor((0,), 1)
         gates = {} if not self._stored else dict.fromkeys(self._made, packed)
-        gates |= dict.fromkeys(handed, done)
+        gates |= dict.fromkeys(handed_on, done)
         late = self._late()
         begin = Tensor((0,), 1)
         codes = [x for one in self._stored.values() for x in one.tensors]
-        upstream = self._read - self._made - self._backward.made - self._entering
+        upstream = self._read - self._made - self._backward.outputs - self._entering
         self._forward.ops = [
             *(self._of(op, "forward") for s in self._stored.values() for op in s.pack),
             *self._forward.ops,
@@ -252,7 +254,7 @@ class _Piece:
         self._backward.ops = [
             self._wait("backward", [*upstream, *self._waiting], begin),
             *(replace(op, reads=(*op.reads, begin)) for op in late),
-            self._wait("backward", handed, done),
+            self._wait("backward", handed_on, done),
         ]
         return gates
 
@@ -288,13 +290,13 @@ def _stored(segment: Segment, x: Tensor) -> Stored | None:
 
 def _needed(forward: Unit, backward: Unit) -> list[Op]:
     """Return the operations that make what the gradients read."""
-    made = forward.made
-    needed = {x.root for op in backward.ops for x in op.reads} & made
+    outputs = forward.outputs
+    needed = {x.root for op in backward.ops for x in op.reads} & outputs
     found: list[Op] = []
     for op in reversed(forward.ops):
         if any(y.root in needed for y in op.writes):
             found.append(op)
-            needed |= {x.root for x in op.reads} & made
+            needed |= {x.root for x in op.reads} & outputs
     return found[::-1]
 
 

@@ -65,10 +65,15 @@ class Tape:
         return y
 
     def op(
-        self, name: str, reads: Tensors, *made: Tensor, over: Tensors = (), **more: Any
+        self,
+        name: str,
+        reads: Tensors,
+        *outputs: Tensor,
+        over: Tensors = (),
+        **more: Any,
     ) -> None:
         """Record an operation; `more` are other fields of `Op`."""
-        sides = tuple(reads), made, tuple(over)
+        sides = tuple(reads), outputs, tuple(over)
         more = {"call": self.call, **more}
         self.ops.append(Op(name, self.layer, self.phase, *sides, **more))
 
@@ -97,9 +102,9 @@ class Tape:
         for inputs, output, pullback, layer, call in reversed(self._steps):
             dy = self._sum(output, parts.pop(output, []))
             with self.inside(layer, call):
-                made = [None] * len(inputs) if dy is None else pullback(dy)
+                gradients = [None] * len(inputs) if dy is None else pullback(dy)
             with self.inside(layer):
-                for x, dx in zip(inputs, made, strict=True):
+                for x, dx in zip(inputs, gradients, strict=True):
                     if dx is not None and x.differentiable:
                         parts[x].append(dx)
                     pending[x] -= 1

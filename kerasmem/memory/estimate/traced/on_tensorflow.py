@@ -123,7 +123,7 @@ class _Writer:
         untouched = {*self._first} - {*self._handles.values()}
         return Program(
             ops=tuple(self._ops),
-            kept=(*batch, *constants, *results, *last, *untouched),
+            results=(*batch, *constants, *results, *last, *untouched),
             present=(*self._first, *constants),
             successors=dict(zip(self._handles.values(), last, strict=True)),
         )
