@@ -88,8 +88,8 @@ class Notices:
         )
         self._warn(
             f"Memory ran out in a validation, with a batch of {report.batch_size} "
-            f"{_in_parts(report.micro_batches)}. It is evaluated in {parts} parts, with "
-            f"the same result.{back}"
+            f"{_in_parts(report.micro_batches)}. It is evaluated in {parts} parts, "
+            f"with the same result.{back}"
         )
 
     def tried_whole(self, size: int, layer: str) -> None:
