@@ -26,9 +26,7 @@ def stages(data: Any) -> Iterator[PipelineStage]:
     if is_array_data(data):
         yield from array_stages(data)
     elif tf_data.is_dataset(data):
-        for stage in tf_data.stages(data):
-            if stage.kind in _HOLDS:
-                yield _HOLDS[stage.kind](stage)
+        yield from filter(None, map(_dataset_stage, tf_data.stages(data)))
     elif isinstance(data, keras.utils.PyDataset):
         yield from _py_dataset_stages(data)
     elif _is_loader(data):
@@ -190,60 +188,59 @@ def _in_floatx(array: Any) -> int:
     return int(np.prod(array.shape)) * size
 
 
-def _source(stage: DatasetStage) -> PipelineStage:
-    return _large(
-        "tensors made of arrays",
-        _times(stage.elements, stage.element_bytes),
-        "A copy of the arrays; km.memory.stream reads them from disk instead.",
-    )
+def _dataset_stage(stage: DatasetStage) -> PipelineStage | None:
+    """Return what a stage of a `tf.data.Dataset` may hold, None if that is nothing."""
+    nbytes, size = stage.element_bytes, stage.size
+    everything = _times(stage.elements, nbytes)
+    match stage.kind:
+        case "TensorSlice" | "Tensor":
+            advice = (
+                "A copy of the arrays; km.memory.stream reads them from disk instead."
+            )
+            return _large("tensors made of arrays", everything, advice)
+        case "Cache" if stage.file:
+            return PipelineStage(f"cache in the file {stage.file}", 0)
+        case "Cache":
+            advice = (
+                "Holds every element: cache before what makes them larger, or "
+                "cache(file)."
+            )
+            return _large("cache in memory", everything, advice)
+        case "Shuffle":
+            held = min(size or 0, stage.elements or size or 0)
+            advice = (
+                f"Holds {held:,} elements of {format_bytes(nbytes or 0)}: shuffle "
+                "before what makes them larger (decode, batch), or fewer of them."
+            )
+            return _large("shuffle buffer", _times(held, nbytes), advice)
+        case "Prefetch":
+            return _prefetch(stage)
+    return _passing_stage(stage)
 
 
-def _cache(stage: DatasetStage) -> PipelineStage:
-    if stage.file:
-        return PipelineStage(f"cache in the file {stage.file}", 0)
-    return _large(
-        "cache in memory",
-        _times(stage.elements, stage.element_bytes),
-        "Holds every element: cache before what makes them larger, or cache(file).",
-    )
-
-
-def _shuffle(stage: DatasetStage) -> PipelineStage:
-    held = min(stage.size or 0, stage.elements or stage.size or 0)
-    return _large(
-        "shuffle buffer",
-        _times(held, stage.element_bytes),
-        f"Holds {held:,} elements of {format_bytes(stage.element_bytes or 0)}: shuffle "
-        "before what makes them larger (decode, batch), or fewer of them.",
-    )
-
-
-def _parallel(stage: DatasetStage) -> PipelineStage:
-    calls = tf_data.processors() if stage.size == AUTOTUNE else stage.size
-    size = _times(calls, stage.element_bytes)
-    return PipelineStage(f"{calls} parallel calls", size)
-
-
-def _interleave(stage: DatasetStage) -> PipelineStage:
-    count = f"{stage.size} datasets" if (stage.size or 0) > 0 else "datasets"
-    return PipelineStage(
-        f"{count} read in turn",
-        None,
-        "Each open one holds buffers of its own, which only measuring shows; a smaller "
-        "cycle_length bounds them.",
-    )
-
-
-def _function(_stage: DatasetStage) -> PipelineStage:
-    return PipelineStage(
-        "datasets or batches that a function makes",
-        None,
-        "What the function or generator holds shows only in what is measured.",
-    )
-
-
-def _batch(stage: DatasetStage) -> PipelineStage:
-    return PipelineStage("batch", stage.element_bytes)
+def _passing_stage(stage: DatasetStage) -> PipelineStage | None:
+    """Return what a stage holds of the elements that are on their way through it."""
+    nbytes, size = stage.element_bytes, stage.size
+    match stage.kind:
+        case "ParallelMap":
+            calls = tf_data.processors() if size == AUTOTUNE else size
+            return PipelineStage(f"{calls} parallel calls", _times(calls, nbytes))
+        case "Interleave" | "ParallelInterleave":
+            count = f"{size} datasets" if (size or 0) > 0 else "datasets"
+            advice = (
+                "Each open one holds buffers of its own, which only measuring shows; a "
+                "smaller cycle_length bounds them."
+            )
+            return PipelineStage(f"{count} read in turn", None, advice)
+        case "FlatMap":
+            name = "datasets or batches that a function makes"
+            advice = (
+                "What the function or generator holds shows only in what is measured."
+            )
+            return PipelineStage(name, None, advice)
+        case "Batch" | "PaddedBatch" | "ParallelBatch":
+            return PipelineStage("batch", nbytes)
+    return None
 
 
 def _prefetch(stage: DatasetStage) -> PipelineStage:
@@ -264,19 +261,3 @@ def _large(name: str, size: int | None, advice: str) -> PipelineStage:
 
 def _times(count: int | None, size: int | None) -> int | None:
     return None if count is None or size is None else count * size
-
-
-_HOLDS = {
-    "TensorSlice": _source,
-    "Tensor": _source,
-    "Cache": _cache,
-    "Shuffle": _shuffle,
-    "ParallelMap": _parallel,
-    "Interleave": _interleave,
-    "ParallelInterleave": _interleave,
-    "FlatMap": _function,
-    "Batch": _batch,
-    "PaddedBatch": _batch,
-    "ParallelBatch": _batch,
-    "Prefetch": _prefetch,
-}
