@@ -41,7 +41,7 @@ FOREIGN = {
     "graph/channels/families/elementwise.py": {"x"},  # an argument of an operation
     "graph/clone.py": {"type(layer)", "value"},  # a user's layer
     "memory/estimate/scratch.py": {"os"},
-    "memory/oom/moment.py": {"leaf"},
+    "memory/oom/fitting.py": {"leaf"},
     "memory/pipeline/stages.py": {"value"},
 }
 """What `hasattr` may be asked of, by file: nothing that kerasmem itself has made."""

@@ -14,7 +14,7 @@ from kerasmem.files.run_dir import add_post_mortem
 from kerasmem.graph.values import held_bytes
 from kerasmem.memory.oom import Moment, classify, post_mortem
 from kerasmem.memory.oom.cause import figures_of
-from kerasmem.memory.oom.moment import samples_per_batch
+from kerasmem.memory.oom.fitting import samples_per_batch
 from kerasmem.records import PostMortem, Timeline
 
 

@@ -8,7 +8,7 @@ import kerasmem as km
 from kerasmem.errors import ConfigError, DataError
 from kerasmem.graph.calls import trace
 from kerasmem.graph.layers import blocks, has_graph, lists_layers
-from kerasmem.memory.fit import surviving_training
+from kerasmem.memory.fit import plan
 from kerasmem.memory.oom.cause import DeviceFigures
 from tests.keras_hub.families import FAMILIES, LENGTH, samples, shapes, targets
 from tests.keras_hub.matrix import answers
@@ -186,7 +186,7 @@ if ON_TENSORFLOW:
         import tensorflow as tf
 
         # What other tests have left in memory leaves no room in so low a limit.
-        monkeypatch.setattr(surviving_training, "figures_of", DeviceFigures)
+        monkeypatch.setattr(plan, "figures_of", DeviceFigures)
 
         model = compiled(FAMILIES["Bert"](), "adam")
         x = samples(model, 64)

@@ -12,13 +12,13 @@ from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.outputs import warn_if_unfit
 from kerasmem.memory.fit.losses import LossFactors
 from kerasmem.memory.fit.notices import Notices
-from kerasmem.memory.fit.surviving_step import FitContext
-from kerasmem.memory.fit.surviving_training import (
+from kerasmem.memory.fit.surviving import (
+    FitContext,
     SurvivingEvaluation,
     SurvivingTraining,
-    limit_of_device,
 )
 from kerasmem.memory.oom import noting_refusals
+from kerasmem.memory.oom.cause import figures_of
 from kerasmem.units import parse_bytes
 
 
@@ -175,11 +175,12 @@ def fit(  # noqa: PLR0913 - the public entry point
     """
     _check(model, on_oom)
     warn_if_unfit(model)
-    limit = parse_bytes(memory_limit) if memory_limit is not None else limit_of_device()
+    limit_is_given = memory_limit is not None
+    limit = parse_bytes(memory_limit) if limit_is_given else figures_of().limit_bytes
     with noting_refusals() as refusals:
         context = FitContext(
             limit_bytes=limit,
-            limit_is_given=memory_limit is not None,
+            limit_is_given=limit_is_given,
             splits=on_oom == "split",
             notices=Notices(log_dir),
             refusals=refusals,

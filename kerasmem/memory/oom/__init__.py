@@ -14,8 +14,7 @@ raise out_of_memory_error(found)
 
 from kerasmem.memory.oom.cause import classify, noting_refusals, out_of_memory_error
 from kerasmem.memory.oom.examination import post_mortem
-from kerasmem.memory.oom.fitting import Fitting, Room, fewest_micro_batches
-from kerasmem.memory.oom.moment import Moment
+from kerasmem.memory.oom.fitting import Fitting, Moment, Room, fewest_micro_batches
 
 __all__ = [
     "Fitting",

@@ -18,13 +18,13 @@ from kerasmem.memory.estimate import estimate_memory
 from kerasmem.memory.oom.cause import figures_of
 from kerasmem.memory.oom.fitting import (
     Fitting,
+    Moment,
     Room,
     can_be_tried,
     correction_by_failure,
     fewest_micro_batches,
     try_micro_batches,
 )
-from kerasmem.memory.oom.moment import Moment
 from kerasmem.memory.oom.savings import (
     SAVINGS,
     FailedStep,

@@ -13,7 +13,7 @@ from keras import layers
 from kerasmem.callbacks import GradientMonitor
 from kerasmem.errors import KerasMemWarning
 from kerasmem.memory.estimate import estimate_memory
-from kerasmem.memory.fit import fit, surviving_training
+from kerasmem.memory.fit import fit, plan
 from tests.memory.fit.failing import Shortage, failing_model
 from tests.memory.fit.test_micro_batches import BATCH, data, dense, in_parts, weights
 
@@ -165,7 +165,7 @@ def test_layers_that_a_callback_unfreezes_are_trained_in_parts_too(monkeypatch):
 
 def test_a_batch_that_is_estimated_not_to_fit_is_split_at_once(monkeypatch):
     # Other tests' models may be in use in this process.
-    monkeypatch.setattr(surviving_training, "_other_bytes", lambda model: 0)
+    monkeypatch.setattr(plan, "_other_bytes", lambda model: 0)
 
     def wide():
         keras.utils.set_random_seed(3)

@@ -6,7 +6,7 @@ import pytest
 from keras import layers
 
 from kerasmem.errors import KerasMemWarning, ModelError
-from kerasmem.memory.fit import fit, surviving_training
+from kerasmem.memory.fit import fit, surviving
 
 SAMPLES, BATCH = 96, 32
 PARTS = (1, 2, 4, 7)
@@ -97,7 +97,7 @@ def weights(model):
 
 def in_parts(patch, parts):
     """Have every batch go in so many parts."""
-    patch.setattr(surviving_training, "micro_batches", lambda *_, **__: parts)
+    patch.setattr(surviving, "micro_batches", lambda *_, **__: parts)
     return {"memory_limit": "1TiB"}
 
 

@@ -18,7 +18,7 @@ from contextlib import nullcontext
 import keras
 import numpy as np
 
-from kerasmem.memory.fit import fit, surviving_training
+from kerasmem.memory.fit import fit, surviving
 from kerasmem.memory.fit.parts import MicroBatches
 from tests.memory.fit.test_micro_batches import data, dense, masked, tokens, weights
 
@@ -70,7 +70,7 @@ def model_parallel():
 
 
 def main():
-    surviving_training.micro_batches = lambda *_, **__: 4
+    surviving.micro_batches = lambda *_, **__: 4
     warnings.simplefilter("ignore")
     with scope():
         answer = {"data": differences(masked, tokens())}

@@ -13,7 +13,7 @@ from kerasmem.memory.compress_activations import compress_activations
 from kerasmem.memory.estimate import estimate_memory
 from kerasmem.memory.oom import Moment, classify, out_of_memory_error, post_mortem
 from kerasmem.memory.oom.cause import DeviceFigures
-from kerasmem.memory.oom.moment import samples_per_batch
+from kerasmem.memory.oom.fitting import samples_per_batch
 from kerasmem.memory.oom.savings import SAVINGS
 from kerasmem.memory.rematerialize import rematerialize
 from kerasmem.optimizers import Adam8bit

@@ -1,19 +1,23 @@
-"""What stands in for a function of a model that Keras made, and survives a failure."""
+"""What stands in for a model's training and test functions while `fit` runs."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import Any
 
+import keras
+
 from kerasmem import backends
 from kerasmem.backends.exhaustion import RefusalLog
-from kerasmem.backends.steps import Step, Steps
-from kerasmem.errors import OutOfMemoryError, TornStateError
+from kerasmem.backends.steps import Step, Steps, Training, build_for
+from kerasmem.errors import ConfigError, OutOfMemoryError, TornStateError
+from kerasmem.memory.estimate.inputs import lengths_in
 from kerasmem.memory.fit.losses import LossFactors
-from kerasmem.memory.fit.notices import Notices, smaller_batches
-from kerasmem.memory.fit.parts import Parts
-from kerasmem.memory.fit.plan import Plan, Rollback, SafeShapes
+from kerasmem.memory.fit.notices import Notices, smaller_batches, stateful_layers
+from kerasmem.memory.fit.parts import EvaluationParts, MicroBatches, Parts
+from kerasmem.memory.fit.plan import Plan, Rollback, SafeShapes, micro_batches
 from kerasmem.memory.oom import Moment, classify, out_of_memory_error, post_mortem
 from kerasmem.records import Cause, PostMortem
+from kerasmem.units import format_bytes
 
 _END = object()
 
@@ -241,3 +245,146 @@ def _as_a_whole(report: PostMortem, model: Any) -> PostMortem:
 
 def _not_set(*_: Any) -> Any:
     raise RuntimeError("SurvivingStep.whole is not set")
+
+
+class SurvivingTraining(SurvivingStep):
+    """Calls a model's training function, see `SurvivingStep` and `MicroBatches`.
+
+    Args:
+        model: the compiled model.
+        training: how the model is trained.
+        context: what its steps share with others of this `fit`.
+    """
+
+    def __init__(self, model: Any, training: Training, context: FitContext) -> None:
+        super().__init__(model, training, context)
+        self._training = training
+        self._trained_by: Any = None
+        self._input_shape: Any | None = None
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Renew the copy to go back to, and see whether to try larger parts again."""
+        self._epoch = epoch
+        self._rollback.expire()
+        self._notice_changes()
+        if self._plan.begin_epoch(self._largest):
+            self._safe = SafeShapes()
+
+    @property
+    def versions(self) -> tuple[Step, ...]:
+        """The functions that it calls."""
+        return self.whole, *(self._parts.functions if self._parts else ())
+
+    @property
+    def latest(self) -> Step:
+        """The function of Keras that runs whole batches, else this one."""
+        if self._parts is not None and self._parts.is_open:
+            return self.__call__
+        return getattr(self.whole, "latest", self.whole)
+
+    def end(self) -> None:
+        """Give back what the training took."""
+        super().end()
+        self._context.factors.remove()
+
+    def error_of(self, error: Exception) -> OutOfMemoryError | None:
+        """Return what to raise for an error outside of steps, None for another one."""
+        cause = self._cause(error, "unknown")
+        if cause is not None and cause.kind == "host" and self._epoch is None:
+            # Before the first epoch it is Keras that looks at the first batches; the
+            # frames that would say so it takes out of the traceback.
+            cause = self._cause(error, "input")
+        return (
+            None if cause is None else self._error(cause, None, self._largest or 1, 1)
+        )
+
+    def _meet(self, state: Any, batch: Any, size: int) -> None:
+        build_for(self._model, batch)
+        context = self._context
+        if context.limit_bytes is None or not context.splits:
+            return
+        try:
+            with self._steps.values(state):
+                parts = self._estimated_parts(batch, size, context.limit_bytes)
+        except Exception as error:  # noqa: BLE001 - the training can go on without
+            context.notices.not_estimated(error)
+            return
+        if parts is None and context.limit_is_given:
+            raise ConfigError(
+                "By the estimate not even one sample at a time fits into the limit. "
+                "Expected: a larger one, or None for what the device has. Received: "
+                f"memory_limit={format_bytes(context.limit_bytes)}."
+            )
+        if parts is not None and parts > 1:
+            self._foresee(size, parts)
+
+    def _estimated_parts(self, batch: Any, size: int, limit: int) -> int | None:
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
+        self._input_shape = lengths_in(self._model, x) or None
+        return micro_batches(
+            self._model,
+            size,
+            limit,
+            verify=not self._steps.survives_failure,
+            input_shape=self._input_shape,
+        )
+
+    def _foresee(self, size: int, parts: int) -> None:
+        names = stateful_layers(self._model)
+        if names:
+            self._context.notices.tried_whole(size, names[0])
+            return
+        self._plan.foresee(-(-size // parts))
+        self._context.notices.foreseen(self._model, size, parts)
+
+    def _new_parts(self) -> MicroBatches:
+        return MicroBatches(self._model, self._training, self._context.factors)
+
+    def _moment(self, moment: Moment) -> Moment:
+        return replace(moment, step=self._step, input_shape=self._input_shape)
+
+    def _notify(self, report: PostMortem, parts: int, lost: int) -> None:
+        self._context.notices.failed(self._model, report, parts, lost)
+
+    def _notice_changes(self) -> None:
+        """Begin anew if a callback has made another step, or unfrozen layers."""
+        model = self._model
+        trained = tuple(map(id, model.trainable_variables))
+        trained_by = id(self.whole), id(model.optimizer), trained
+        if self._trained_by not in (None, trained_by):
+            self._forget_parts()
+        self._trained_by = trained_by
+
+
+class SurvivingEvaluation(SurvivingStep):
+    """Calls a model's test function, see `SurvivingStep` and `EvaluationParts`.
+
+    Args:
+        model: the compiled model.
+        steps: how it is evaluated.
+        context: what its steps share with others of this `fit`.
+    """
+
+    def begin(self, whole: Step, epoch: int | None) -> None:
+        """Get ready for one evaluation.
+
+        Args:
+            whole: the function that Keras made.
+            epoch: the index of the epoch that it follows.
+        """
+        if whole is not self.whole:
+            self._forget_parts()
+        self.whole, self._epoch = whole, epoch
+        self._rollback.expire()
+
+    def _meet(self, state: Any, batch: Any, size: int) -> None:
+        """Do nothing: it takes less than the training that has just run."""
+
+    def _new_parts(self) -> EvaluationParts:
+        return EvaluationParts(self._model, self._steps, self._context.factors)
+
+    def _moment(self, moment: Moment) -> Moment:
+        return replace(moment, training=False, accumulates=False)
+
+    def _notify(self, report: PostMortem, parts: int, lost: int) -> None:
+        self._context.notices.failed_evaluation(report, parts, lost)
