@@ -19,8 +19,6 @@ from kerasmem.records import MemoryEstimate, Timeline
 
 _STORED = ("parameter", "optimizer_state")
 _LOOKS_BY_LINE = 4
-
-
 _KERAS_DEFAULT = 32
 
 
