@@ -65,10 +65,8 @@ def estimate(request: Request) -> MemoryEstimate:
             stacklevel=3,
         )
     stored = persistent_parts(request)
-    sizes, libraries = (
-        [part.nbytes for part in stored],
-        how.library_bytes(training=request.training),
-    )
+    sizes = [part.nbytes for part in stored]
+    libraries = how.held_scratch * (1 + request.training)
     known = sum(sizes) + libraries
     present = tuple(Tensor((nbytes,), 1) for nbytes in (*sizes, libraries))
     plans = [

@@ -90,10 +90,6 @@ class Framework:
     sparse: bool = False
     doubt: tuple[float, float] = (0.15, 0.15)
 
-    def library_bytes(self, *, training: bool) -> int:
-        """Return the bytes that the backend keeps for matrix products in all."""
-        return self.held_scratch * (2 if training else 1)
-
 
 def unrolled_images(x: Tensor, y: Tensor, kernel: Tensor) -> Scratch:
     """Return the space that TensorFlow's convolutions take on this machine's CPU.
