@@ -57,11 +57,6 @@ class Request:
     training: bool
     device: str
 
-    @property
-    def input_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """The shapes of the inputs, batch axis included."""
-        return tuple(x.shape for x in self.inputs)
-
     def with_batch_size(self, batch_size: int) -> "Request":
         """Return the same question for another batch size."""
         sized = [replace(x, shape=(batch_size, *x.shape[1:])) for x in self.inputs]

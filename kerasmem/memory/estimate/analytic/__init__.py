@@ -11,7 +11,9 @@ from kerasmem.memory.estimate.analytic.record import record
 from kerasmem.memory.estimate.request import Request
 from kerasmem.memory.estimate.variables import persistent_parts
 from kerasmem.memory.program import (
-    Op,
+    Op as Op,
+)
+from kerasmem.memory.program import (
     Plan,
     Program,
     Tensor,
@@ -76,7 +78,11 @@ def estimate(request: Request) -> MemoryEstimate:
     peaks = [peak_of(planned.events, how.rounding) for planned in plans]
     first_bytes, peak = (known + round(x.nbytes * (1 + how.waste)) for x in peaks)
     pool = peak
-    trials = [op.trial + _operands(op) for op in first.ops if op.trial]
+    trials = [
+        op.trial + sum(x.nbytes for x in (*op.reads, *op.writes))
+        for op in first.ops
+        if op.trial
+    ]
     if how.one_block:
         # Algorithms are tried out while compiling, before anything of a step is there.
         first_bytes = max(first_bytes, known + max(trials, default=0))
@@ -106,10 +112,6 @@ def estimate(request: Request) -> MemoryEstimate:
         (peak - round(width * below), peak, high if request.training else first_high),
         (first_low, first_bytes, first_high),
     )
-
-
-def _operands(op: Op) -> int:
-    return sum(x.nbytes for x in (*op.reads, *op.writes))
 
 
 def _doubt(

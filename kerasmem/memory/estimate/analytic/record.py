@@ -81,7 +81,7 @@ def record(request: Request, how: Framework) -> Record | None:
     traced = trace(
         request.model,
         request.batch_size,
-        request.input_shapes,
+        [x.shape for x in request.inputs],
         opens=lambda layer: class_name(layer) not in handlers,
     )
     if traced is None:
