@@ -1,16 +1,24 @@
 """The only room in which TensorFlow, JAX and torch are imported.
 
-`current()` returns the adapter of the backend that Keras runs on; its methods are
-those of `Backend`. An adapter is imported only for the running backend.
+`current()` returns the adapter of the backend that Keras runs on, which has what
+kerasmem needs of a framework beyond Keras's public API. What is the same for two
+frameworks out of three stands in the base classes; the rooms `tensorflow`, `jax` and
+`torch` have the rest, and only that of the running backend is imported.
 """
 
 import functools
 import importlib
+from abc import abstractmethod
 
 import keras
 
+from kerasmem.backends.device import DeviceBackend
+from kerasmem.backends.gradients import GradientBackend, GradientMeter
 from kerasmem.backends.patching import patch_method
-from kerasmem.backends.protocol import Backend, GradientMeter, StepState
+from kerasmem.backends.profile import Followed, MemoryProfiler
+from kerasmem.backends.recompute import RecomputeBackend
+from kerasmem.backends.steps import StepBackend
+from kerasmem.backends.variables import StepState, VariableBackend
 from kerasmem.errors import ConfigError
 
 __all__ = [
@@ -22,8 +30,34 @@ __all__ = [
     "patch_method",
 ]
 
-_ADAPTERS = ("jax", "tensorflow", "torch")
+_NAMES = ("jax", "tensorflow", "torch")
 """Names of the backends, and of the packages with what each has of its own."""
+
+
+class Backend(
+    DeviceBackend, VariableBackend, StepBackend, GradientBackend, RecomputeBackend
+):
+    """The adapter of one framework."""
+
+    name: str
+    """The name Keras gives the backend, such as `"jax"`."""
+
+    adds_along_any_axis: bool = False
+    """Whether `keras.ops.add` takes an operand with one long axis for a bias, along
+    whichever axis of the other one has its length."""
+
+    recovers_logits: bool = False
+    """Whether a loss of probabilities finds the logits before a float32 activation."""
+
+    converts_models: bool = False
+    """Whether the converters to LiteRT and ONNX take functions of this framework."""
+
+    fuses_fake_quantization: bool = False
+    """Whether fake quantization in a range is one operation of the framework."""
+
+    @abstractmethod
+    def memory_profiler(self, followed: Followed) -> MemoryProfiler:
+        """Return what records every allocation and free while a model trains."""
 
 
 @functools.cache
@@ -38,9 +72,9 @@ def current() -> Backend:
         True
     """
     name = keras.backend.backend()
-    if name not in _ADAPTERS:
+    if name not in _NAMES:
         raise ConfigError(
-            f"kerasmem works on the Keras backends {[*_ADAPTERS]}. Received: "
+            f"kerasmem works on the Keras backends {[*_NAMES]}. Received: "
             f"keras.backend.backend()={name!r}. Set KERAS_BACKEND to one of them "
             "before Keras is imported."
         )

@@ -2,10 +2,8 @@
 
 import math
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -156,12 +154,12 @@ def _tensor_bytes(tensor: re.Match[str]) -> int | None:
 
 
 def _asked(text: str) -> int | None:
-    found = next(filter(None, (one.search(text) for one in _ASKED)), None)
-    return _bytes(found) if found else None
+    match = next(filter(None, (one.search(text) for one in _ASKED)), None)
+    return _bytes(match) if match else None
 
 
-def _bytes(found: re.Match[str]) -> int:
-    amount = next(filter(None, found.groups()))
+def _bytes(match: re.Match[str]) -> int:
+    amount = next(filter(None, match.groups()))
     return parse_bytes(amount.replace("bytes", "B"))
 
 
@@ -183,15 +181,15 @@ def _device(text: str) -> str | None:
         (_XLA_DEVICE, "gpu:{}"),
         (_CUDA_DEVICE, "cuda:{}"),
     ):
-        if found := pattern.search(text):
-            return name.format(found[1])
+        if match := pattern.search(text):
+            return name.format(match[1])
     return None
 
 
 def _of_cuda(text: str) -> dict[str, Any]:
     """Return the figures that torch tells of a CUDA device."""
-    found = {name: one.search(text) for name, one in _FIGURES.items()}
-    known = {name: _bytes(match) for name, match in found.items() if match}
+    matches = {name: one.search(text) for name, one in _FIGURES.items()}
+    known = {name: _bytes(match) for name, match in matches.items() if match}
     if "capacity" not in known or "used" not in known:
         return {}
     unused = known.get("unused", 0)
@@ -220,23 +218,15 @@ class PoolState:
     largest_free_bytes: int
 
 
-class RefusalLog(Protocol):
-    """What the allocators write down while the scope is open that gave it."""
+class RefusalLog:
+    """What the allocators write down while the scope is open that gave it.
+
+    This one stays empty, for a framework that tells nothing.
+    """
 
     def fullest(self) -> PoolState | None:
         """Return the state in which most was in use, since the last such call.
 
         None if no request was refused, or the framework does not tell.
         """
-        ...
-
-
-class _NoLog:
-    def fullest(self) -> PoolState | None:
         return None
-
-
-@contextmanager
-def nothing_noted() -> Iterator[RefusalLog]:
-    """Give a log that stays empty, for a framework that tells nothing."""
-    yield _NoLog()

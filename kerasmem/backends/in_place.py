@@ -1,54 +1,15 @@
-"""What the steps of two frameworks out of three have in common."""
+"""Steps that change the variables as they go: there is no state beside them."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from kerasmem.backends import splitting
+import keras
+
 from kerasmem.backends.gradients import around_apply
-from kerasmem.backends.steps import GradientSum, Part, copied_state
-
-
-class LocalBatches(ABC):
-    """Steps that are given all of a batch as arrays of this process."""
-
-    def split(self, batch: Any, parts: int) -> list[Any]:
-        """Return a batch in so many parts, of nearly one size."""
-        return splitting.split(batch, parts)
-
-    def size(self, batch: Any) -> int:
-        """Return the number of samples, 1 if the batch cannot be split."""
-        return splitting.splittable_length(batch)
-
-    def shape(self, batch: Any) -> tuple[int, ...]:
-        """Return the lengths of all axes of all arrays in a batch."""
-        return splitting.axes_of(batch)
-
-    def weigh(
-        self, parts: Sequence[Any], valid: Sequence[Any] | None
-    ) -> list[tuple[Any, Any]]:
-        """Return each part with what it counts, see `splitting.weights`."""
-        lengths = [splitting.length_of(part) for part in parts]
-        counted = None if valid is None else [self._to_array(each) for each in valid]
-        weights = splitting.weights(lengths, counted)
-        return [
-            (part, self._to_tensors(*each))
-            for part, each in zip(parts, weights, strict=True)
-        ]
-
-    def scope(self) -> AbstractContextManager[Any]:
-        """Return a scope that does nothing."""
-        return nullcontext()
-
-    @abstractmethod
-    def _to_array(self, count: Any) -> Any:
-        """Return what `counting` gave as an array of NumPy."""
-
-    @abstractmethod
-    def _to_tensors(self, share: Any, factors: Any) -> tuple[Any, Any]:
-        """Return what a part counts as a step takes it."""
+from kerasmem.backends.steps import GradientSum, Part, Steps
+from kerasmem.backends.variables import saved_state
 
 
 @dataclass(frozen=True)
@@ -60,15 +21,8 @@ class HostValues:
     put_back: list[Callable[[], None]]
 
 
-class InPlaceSteps(ABC):
-    """Steps that change the variables as they go: there is no state beside them.
-
-    Args:
-        model: the compiled model.
-    """
-
-    def __init__(self, model: Any) -> None:
-        self._model = model
+class InPlaceSteps(Steps):
+    """Steps of one model, which change its variables."""
 
     def unpack(self, arguments: Sequence[Any]) -> tuple[Any, Iterator[Any]]:
         """Return no state, and batches of what Keras gave its function."""
@@ -79,10 +33,10 @@ class InPlaceSteps(ABC):
         return logs
 
     def snapshot(self, state: Any) -> HostValues:
-        """Return a copy of what a step may change."""
+        """Return a copy, on the host, of all that steps change."""
         variables = self._changed()
         values = [self._to_host(variable) for variable in variables]
-        return HostValues(variables, values, copied_state(self._model.optimizer))
+        return HostValues(variables, values, saved_state(self._model.optimizer))
 
     def restore(self, snapshot: HostValues, state: Any) -> Any:
         """Put back what `snapshot` has."""
@@ -91,33 +45,6 @@ class InPlaceSteps(ABC):
         for put_back in snapshot.put_back:
             put_back()
         return state
-
-    def is_intact(self, state: Any) -> bool:
-        """Return False: a step changes variables as it goes."""
-        return False
-
-    def give_up(self, state: Any) -> None:  # noqa: B027 - nothing to do is the rule
-        """Do nothing: the variables hold the state."""
-
-    def values(self, state: Any) -> AbstractContextManager[Any]:
-        """Return a scope that does nothing: the variables hold the state."""
-        return nullcontext()
-
-    @abstractmethod
-    def _changed(self) -> list[Any]:
-        """Return the variables that a step may change."""
-
-    @abstractmethod
-    def _to_host(self, variable: Any) -> Any:
-        """Return a copy of a variable's value."""
-
-    @abstractmethod
-    def _put_back(self, variable: Any, value: Any) -> None:
-        """Give a variable the value of a copy."""
-
-
-class InPlaceTraining(InPlaceSteps):
-    """Training steps that change the variables as they go."""
 
     def replace_update(
         self, sums: Mapping[int, GradientSum], part: Callable[[], Part | None]
@@ -136,7 +63,7 @@ class InPlaceTraining(InPlaceSteps):
                 return None
             pairs = zip(variables, whole, strict=True)
             original(
-                [None if x is None else self._as_dtype_of(v, x) for v, x in pairs],
+                [None if x is None else keras.ops.cast(x, v.dtype) for v, x in pairs],
                 variables,
             )
             for total in totals:
@@ -145,19 +72,27 @@ class InPlaceTraining(InPlaceSteps):
 
         return around_apply(self._model.optimizer, apply)
 
-    def adopt(self, state: Any, variables: Sequence[Any]) -> Any:
-        """Return no state."""
-        return state
+    def _changed(self) -> list[Any]:
+        """Return every variable that a step may change, each once."""
+        model = self._model
+        changed = [*model.metrics_variables, *model.non_trainable_variables]
+        if self._kind == "train":
+            changed += [*model.variables, *model.optimizer.variables]
+        return list({id(variable): variable for variable in changed}.values())
+
+    @abstractmethod
+    def _to_host(self, variable: Any) -> Any:
+        """Return a copy of a variable's value."""
+
+    @abstractmethod
+    def _put_back(self, variable: Any, value: Any) -> None:
+        """Give a variable the value of a copy."""
 
     @abstractmethod
     def _add(
         self, totals: Sequence[GradientSum], gradients: Sequence[Any], part: Part
     ) -> Sequence[Any]:
         """Add a part's gradients; return the sums, None for one with no gradient."""
-
-    @abstractmethod
-    def _as_dtype_of(self, variable: Any, total: Any) -> Any:
-        """Return a sum in the dtype of a variable."""
 
     @abstractmethod
     def _clear(self, total: GradientSum) -> None:

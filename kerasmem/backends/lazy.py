@@ -11,40 +11,41 @@ import functools
 import mmap
 import threading
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import keras
 import numpy as np
 
 
-class LazyValues(Protocol):
+class LazyValues(ABC):
     """How a framework comes by the value of a variable that had none."""
 
-    adopts: bool
+    adopts: bool = False
     """Whether an array becomes a tensor without a copy: then at once, for nothing."""
 
     def why_not(self) -> str | None:
         """Return why variables cannot be without a value here, None if they can."""
-        ...
+        return None
 
     def placeholder(self, variable: Any) -> Any | None:
         """Return a tensor without memory that is there first; None to do without."""
-        ...
+        return None
 
     def outside_of_traces(self) -> AbstractContextManager[Any]:
         """Return a scope in which a tensor is a real one, whatever is being traced."""
-        ...
+        return nullcontext()
 
+    @abstractmethod
     def described(self, shape: tuple[int, ...], dtype: str) -> Any:
         """Return what has a shape and a type, and no memory: nobody looks at it."""
-        ...
 
+    @abstractmethod
     def fill(self, variable: Any, value: Any) -> None:
         """Give a variable of Keras's own class its first value."""
-        ...
 
 
 class MappedArray(np.ndarray):

@@ -78,6 +78,10 @@ def call_before(
     return patch_method(owner, name, observed)
 
 
+def nothing_to_undo() -> None:
+    """Do nothing: the undo of a patch that was not needed."""
+
+
 def _unwrap(owner: Any, name: str, chain: _Chain, wrapper: Wrapper) -> None:
     chain.wrappers[:] = [kept for kept in chain.wrappers if kept is not wrapper]
     if chain.wrappers or vars(owner).get(name) is not chain:
@@ -156,9 +160,9 @@ def _watched(
     **kwargs: Any,
 ) -> Any:
     call = LayerCall(layer, partial(original, *args, **kwargs), args, kwargs)
-    given = None if inputs is None else inputs(call)
-    if given is not None:
-        return given.outputs if given is call else given
+    replacement = None if inputs is None else inputs(call)
+    if replacement is not None:
+        return replacement.outputs if replacement is call else replacement
     call.outputs = call.run()
     if outputs is not None:
         outputs(call)

@@ -1,6 +1,7 @@
 """Protocol buffers, read field by field: enough for a big file or an unknown class."""
 
 from collections.abc import Iterator
+from typing import Any
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _MOST_BITS = 63
@@ -35,13 +36,39 @@ def fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
         yield key >> 3, value
 
 
-def packed(content: memoryview) -> list[int]:
-    """Return the numbers of a packed repeated field.
+class Message:
+    """The fields of a protocol buffer by number; what is missing is empty or 0."""
 
-    Example:
-        >>> packed(memoryview(bytes([1, 150, 1])))
-        [1, 150]
-    """
+    def __init__(self, content: bytes | memoryview) -> None:
+        self._fields: dict[int, list[Any]] = {}
+        for number, value in fields(memoryview(content)):
+            self._fields.setdefault(number, []).append(value)
+
+    def all(self, number: int) -> list[Any]:
+        """Return every value of a field."""
+        return self._fields.get(number, [])
+
+    def last(self, number: int) -> Any:
+        """Return the bytes of a field."""
+        return self._fields.get(number, [b""])[-1]
+
+    def number(self, number: int) -> int:
+        """Return a number."""
+        return self._fields.get(number, [0])[-1]
+
+    def text(self, number: int) -> str:
+        """Return a text."""
+        return bytes(self.last(number)).decode()
+
+    def numbers(self, number: int) -> tuple[int, ...]:
+        """Return a repeated number, packed or not."""
+        found: list[int] = []
+        for value in self.all(number):
+            found += [value] if isinstance(value, int) else _packed(value)
+        return tuple(found)
+
+
+def _packed(content: memoryview) -> list[int]:
     numbers, at = [], 0
     while at < len(content):
         number, at = _varint(content, at)

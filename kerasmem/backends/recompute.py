@@ -1,10 +1,12 @@
 """What of a function is kept for its backward pass, and what is computed again."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import keras
+from keras import ops
 
 Function = Callable[..., tuple[Any, ...]]
 """A pure function of tensors in order, which returns a tuple of tensors."""
@@ -39,7 +41,7 @@ class Store(Protocol):
         ...
 
 
-def kept(
+def save_arguments(
     store: Store | None, tensors: Sequence[Any]
 ) -> tuple[tuple[Any, ...], Callable[[Sequence[Any]], list[Any]]]:
     """Return what is kept of the arguments, and what makes them of it again.
@@ -58,9 +60,9 @@ def kept(
         packed = store.pack(tensor)
         dtype = keras.backend.standardize_dtype(tensor.dtype)
         parts.extend(packed)
-        rules.append((len(packed), Like(tuple(keras.ops.shape(tensor)), dtype)))
+        rules.append((len(packed), Like(tuple(ops.shape(tensor)), dtype)))
 
-    def restored(late: Sequence[Any]) -> list[Any]:
+    def restore(late: Sequence[Any]) -> list[Any]:
         arguments: list[Any] = []
         start = 0
         for count, like in rules:
@@ -72,4 +74,53 @@ def kept(
                 arguments.append(store.unpack(pieces, like))
         return arguments
 
-    return tuple(parts), restored
+    return tuple(parts), restore
+
+
+def add_dependency(tensors: Sequence[Any], gradient: Any) -> list[Any]:
+    """Return tensors that are not there before a gradient is, where XLA compiles.
+
+    Control dependencies and barriers count for nothing there. No algebra makes nothing
+    of this zero, because of what is not a number. Tensors without floats stay as they
+    are.
+    """
+    zero = ops.stop_gradient(ops.ravel(gradient)[0] * 0)
+    zero = ops.where(ops.isfinite(zero), zero, ops.zeros_like(zero))
+    return [
+        x + ops.cast(zero, x.dtype) if keras.backend.is_float_dtype(x.dtype) else x
+        for x in tensors
+    ]
+
+
+class RecomputeBackend(ABC):
+    """Functions whose tensors are computed a second time for the backward pass."""
+
+    @abstractmethod
+    def recomputed(
+        self, function: Function, store: Store | None = None, *, compiled: bool = False
+    ) -> Function:
+        """Return `function` with a backward pass that keeps only the arguments.
+
+        The values are the same. When the gradient of the outputs is known, the rest is
+        computed again from what was kept of the arguments.
+
+        Args:
+            function: takes tensors and returns a tuple of tensors; it is pure, so that
+                every variable goes in and comes out as a tensor.
+            store: how the arguments are kept; None for as they are.
+            compiled: whether XLA compiles the step, where the backend must know.
+        """
+
+    def after(self, value: Any, other: Any, taken: Callable[[Any], Any]) -> Any:
+        """Return `taken(value)`, of which nothing is made before `other` is there.
+
+        A graph runs whatever has its inputs, and a compiler may put what needs little
+        before all else: this holds it back. Where operations run one after the other
+        as they are called, there is nothing to hold back.
+
+        Args:
+            value: a tensor that is there from the beginning.
+            other: the tensor to wait for.
+            taken: cuts out what is needed of a tensor.
+        """
+        return taken(value)

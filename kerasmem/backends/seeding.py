@@ -37,8 +37,13 @@ def seeded(seed: int | None) -> Iterator[None]:
 def generators_kept() -> Iterator[None]:
     """Let Python's, NumPy's and torch's generators go on afterwards as if unused."""
     python, array = random.getstate(), np.random.get_state()
+    torch_kept = contextlib.nullcontext()
+    if keras.backend.backend() == "torch":
+        import torch
+
+        torch_kept = torch.random.fork_rng()
     try:
-        with _torch_kept():
+        with torch_kept:
             yield
     finally:
         random.setstate(python)
@@ -57,14 +62,3 @@ def _tensorflow_seeded(seed: int) -> Iterator[None]:
         yield
     finally:
         tf.random.set_seed(unseeded if before == _UNSEEDED else before)
-
-
-@contextlib.contextmanager
-def _torch_kept() -> Iterator[None]:
-    if keras.backend.backend() != "torch":
-        yield
-        return
-    import torch
-
-    with torch.random.fork_rng():
-        yield

@@ -10,12 +10,13 @@ import numpy as np
 from kerasmem.errors import DataError
 
 
-def _rows(array: Any, begin: int, end: int) -> Any:
+def rows(array: Any, begin: int, end: int) -> Any:
+    """Return the samples from one number to another of an array."""
     return array[begin:end]
 
 
 def split(
-    batch: Any, parts: int, cut: Callable[[Any, int, int], Any] = _rows
+    batch: Any, parts: int, cut: Callable[[Any, int, int], Any] = rows
 ) -> list[Any]:
     """Return a batch in so many parts, whose lengths differ by one at most.
 

@@ -1,43 +1,22 @@
 """How a framework's `fit` calls its training step, and what a step changes."""
 
+import gc
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, NamedTuple, Protocol
-from weakref import WeakKeyDictionary, WeakMethod
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
+
+from kerasmem.backends import splitting
+from kerasmem.backends.variables import StepState
 
 Step = Callable[..., Any]
 """A model's `train_step` or `test_step`, or what stands in for it."""
 Count = Callable[[Sequence[tuple[Any, Any]], Any], Any]
 """Returns a vector for a batch, where variables have the values paired with them."""
-
-
-class StepState(Protocol):
-    """A variable that a compiled training step may read and assign.
-
-    On JAX a step is a pure function: only what rides among the optimizer's
-    variables survives it. On the other backends any variable will do. The state
-    never reaches a checkpoint.
-    """
-
-    variable: Any
-    """The `keras.Variable` to read and assign inside the step."""
-
-    def read(self) -> np.ndarray:
-        """Return the current value; call it between epochs only."""
-        ...
-
-    def write(self, value: np.ndarray) -> None:
-        """Set the value; call it between epochs only."""
-        ...
-
-    def release(self) -> None:
-        """Take the variable out of the optimizer again; a second call is a no-op."""
-        ...
 
 
 class Part(NamedTuple):
@@ -77,66 +56,75 @@ class GradientSum:
         return self.state.variable.value
 
 
-class Steps(Protocol):
+class Steps(ABC):
     """One model that a `fit` of this framework trains, or evaluates meanwhile.
 
     `state` is what a step is given and returns where steps are pure functions, as on
     JAX; elsewhere it is None, and the variables hold the state.
+
+    Args:
+        model: the compiled model.
+        kind: `"train"` or `"test"`, as Keras names its functions.
+
+    Attributes:
+        survives_failure: whether variables can be written when a step has run out of
+            memory.
     """
+
+    survives_failure: bool = True
+    _rows = staticmethod(splitting.rows)
+
+    def __init__(self, model: Any, kind: str) -> None:
+        self._model = model
+        self._kind = kind
 
     @property
     def step(self) -> Step:
         """The model's own step."""
-        ...
+        return getattr(self._model, f"{self._kind}_step")
 
-    @property
-    def survives_failure(self) -> bool:
-        """Whether variables can be written when a step has run out of memory."""
-        ...
-
+    @abstractmethod
     def unpack(self, arguments: Sequence[Any]) -> tuple[Any, Iterator[Any]]:
         """Return state and batches of what Keras gave its function."""
-        ...
 
+    @abstractmethod
     def run(self, function: Step, state: Any, batch: Any) -> tuple[Any, Any]:
         """Return logs and state after `function` had one batch."""
-        ...
 
+    @abstractmethod
     def pack(self, logs: Any, state: Any) -> Any:
         """Return what Keras expects of its function."""
-        ...
 
+    @abstractmethod
     def wait(self, logs: Any, state: Any) -> None:
         """Wait until the device has done what it was told."""
-        ...
 
+    @abstractmethod
     def snapshot(self, state: Any) -> Any:
         """Return a copy, on the host, of all that steps change."""
-        ...
 
+    @abstractmethod
     def restore(self, snapshot: Any, state: Any) -> Any:
         """Put back what `snapshot` has; return the state to go on with."""
-        ...
 
     def is_intact(self, state: Any) -> bool:
         """Return whether the step that has just failed is sure to have changed none."""
-        ...
+        return False
 
-    def give_up(self, state: Any) -> None:
+    def give_up(self, state: Any) -> None:  # noqa: B027 - mostly there is none
         """Leave the model with `state`, because an error is about to end the fit."""
-        ...
 
     def values(self, state: Any) -> AbstractContextManager[Any]:
         """Return a scope in which the variables have the values of `state`."""
-        ...
+        return nullcontext()
 
+    @abstractmethod
     def function_of(self, step: Step) -> Step:
         """Return what Keras makes of a step: compiled and distributed.
 
         Args:
             step: takes and returns what the model's own does.
         """
-        ...
 
     def split(self, batch: Any, parts: int) -> list[Any]:
         """Return a batch in so many parts, of nearly one size.
@@ -144,7 +132,11 @@ class Steps(Protocol):
         Raises:
             DataError: if the arrays in it are of different lengths.
         """
-        ...
+        pieces = [
+            splitting.split(local, parts, self._rows)
+            for local in self._on_replicas(batch)
+        ]
+        return [self._together(part) for part in zip(*pieces, strict=True)]
 
     def size(self, batch: Any) -> int:
         """Return the number of samples, the least that a replica has.
@@ -152,18 +144,19 @@ class Steps(Protocol):
         It is 1 if the batch cannot be split, because its arrays are of different
         lengths or one of them is empty.
         """
-        ...
+        return min(map(splitting.splittable_length, self._on_replicas(batch)))
 
     def shape(self, batch: Any) -> tuple[int, ...]:
         """Return the lengths of all axes of all arrays in a batch."""
-        ...
+        local = map(splitting.axes_of, self._on_replicas(batch))
+        return tuple(length for axes in local for length in axes)
 
+    @abstractmethod
     def counting(self, count: Count) -> Callable[[Any, Any], Any]:
         """Return a function of state and batch that calls `count`, compiled.
 
         It gives `weigh` what a part's losses are means of, on each replica.
         """
-        ...
 
     def weigh(
         self, parts: Sequence[Any], valid: Sequence[Any] | None
@@ -174,20 +167,31 @@ class Steps(Protocol):
             parts: what `split` returned.
             valid: what `counting` gave for each; None for means over the samples.
         """
-        ...
+        local = [self._on_replicas(part) for part in parts]
+        counted = None if valid is None else [*map(self._on_replicas, valid)]
+        by_replica = [
+            splitting.weights(
+                [splitting.length_of(part[replica]) for part in local],
+                [self._to_array(each[replica]) for each in counted]
+                if counted is not None
+                else None,
+            )
+            for replica in range(len(local[0]))
+        ]
+        return [
+            (part, self._together([self._to_tensors(*each) for each in own]))
+            for part, own in zip(parts, zip(*by_replica, strict=True), strict=True)
+        ]
 
     def free(self) -> None:
         """Give back to the device what nothing holds any more."""
-        ...
-
-
-class Training(Steps, Protocol):
-    """One model that a `fit` of this framework trains."""
+        gc.collect()
 
     def scope(self) -> AbstractContextManager[Any]:
         """Return the scope in which variables of this training are made."""
-        ...
+        return nullcontext()
 
+    @abstractmethod
     def replace_update(
         self, sums: Mapping[int, GradientSum], part: Callable[[], Part | None]
     ) -> Callable[[], None]:
@@ -201,7 +205,6 @@ class Training(Steps, Protocol):
         Returns:
             the undo.
         """
-        ...
 
     def adopt(self, state: Any, variables: Sequence[Any]) -> Any:
         """Return the state for the variables that the optimizer has now.
@@ -211,7 +214,63 @@ class Training(Steps, Protocol):
             variables: the variables that the optimizer had before; those that came
                 since start from zero.
         """
-        ...
+        return state
+
+    def _on_replicas(self, values: Any) -> list[Any]:
+        """Return what each replica has of a batch, or of a tensor."""
+        return [values]
+
+    def _together(self, by_replica: Sequence[Any]) -> Any:
+        """Return as one what each replica has."""
+        return by_replica[0]
+
+    def _to_array(self, count: Any) -> np.ndarray:
+        """Return what `counting` gave as an array of NumPy."""
+        return np.asarray(count)
+
+    def _to_tensors(self, share: Any, factors: Any) -> tuple[Any, Any]:
+        """Return what a part counts as a step takes it."""
+        return share, factors
+
+
+class StepBackend(ABC):
+    """How a framework compiles steps, runs them and feeds them."""
+
+    runs_eagerly: bool = False
+    """Whether an observer runs as plain Python in every step, not once in a trace."""
+
+    ops: Any = keras.ops
+    """Some functions of `keras.ops` by their names, quick enough for every step."""
+
+    steps: type[Steps]
+    """How `fit` trains or evaluates a compiled model, and what a step changes."""
+
+    def training(self, model: Any) -> Steps:
+        """Return how `fit` trains a compiled model, and what a step changes."""
+        return self.steps(model, "train")
+
+    def evaluation(self, model: Any) -> Steps:
+        """Return how a compiled model is evaluated, and what a step changes."""
+        return self.steps(model, "test")
+
+    def compiles_with_xla(self, model: Any) -> bool:
+        """Return whether XLA compiles the training step of a compiled model."""
+        return model.jit_compile is True
+
+    @abstractmethod
+    def traces(self, model: Any) -> int | None:
+        """Return how many times the training step of `model` was traced so far.
+
+        None before the first step, and where the framework does not count.
+        """
+
+    def uncompiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `function` so that no compiler of Python code looks into it."""
+        return function
+
+    def inference(self) -> AbstractContextManager[Any]:
+        """Return a scope in which no backward pass is recorded."""
+        return nullcontext()
 
 
 def build_for(model: Any, batch: Any) -> None:
@@ -223,89 +282,6 @@ def build_for(model: Any, batch: Any) -> None:
     with suppress(RuntimeError, ValueError, TypeError, AttributeError):
         # Private: what Keras itself calls first in `fit`, on JAX and torch always.
         model._symbolic_build(data_batch=batch)
-
-
-def changed_by_training(model: Any) -> list[Any]:
-    """Return every variable that a training step may change, each once."""
-    optimizer = model.optimizer
-    slots = optimizer.variables if optimizer is not None else ()
-    return _each_once([*model.variables, *slots, *model.metrics_variables])
-
-
-def changed_by_evaluation(model: Any) -> list[Any]:
-    """Return every variable that a step of `evaluate` may change, each once."""
-    return _each_once([*model.metrics_variables, *model.non_trainable_variables])
-
-
-def _each_once(variables: Sequence[Any]) -> list[Any]:
-    return list({id(variable): variable for variable in variables}.values())
-
-
-class VariableState:
-    """A `StepState` around a variable that nothing else knows of.
-
-    Args:
-        variable: the `keras.Variable`.
-        to_numpy: turns the framework's own variable in it into an array. Keras does
-            so with a deprecation warning of NumPy, on TensorFlow and torch.
-    """
-
-    def __init__(self, variable: Any, to_numpy: Callable[[Any], np.ndarray]) -> None:
-        self.variable = variable
-        self._to_numpy = to_numpy
-
-    def read(self) -> np.ndarray:
-        """Return a copy of the current value."""
-        return self._to_numpy(self.variable.value).copy()
-
-    def write(self, value: np.ndarray) -> None:
-        """Set the value."""
-        self.variable.assign(value)
-
-    def release(self) -> None:
-        """Do nothing: there is nothing to take the variable out of."""
-
-
-def hidden_variable(value: np.ndarray, name: str) -> Any:
-    """Return a `keras.Variable` with `value` that no layer or optimizer tracks."""
-    return keras.Variable(
-        value,
-        dtype=str(value.dtype),
-        trainable=False,
-        aggregation="only_first_replica",
-        name=name,
-    )
-
-
-Keep = Callable[[], Callable[[], None]]
-"""Returns what puts everything back to what it is now."""
-
-_RIDERS: WeakKeyDictionary[Any, list[WeakMethod[Keep]]] = WeakKeyDictionary()
-
-
-def register_state(optimizer: Any, keep: Keep) -> Callable[[], None]:
-    """Have `keep` called whenever a training is copied; return the undo.
-
-    Not on JAX: what rides there is among the optimizer's variables.
-
-    Args:
-        optimizer: that of the training.
-        keep: a method, called between steps as long as its object lives.
-    """
-    rider = WeakMethod(keep)
-    _RIDERS.setdefault(optimizer, []).append(rider)
-    return partial(_get_off, optimizer, rider)
-
-
-def copied_state(optimizer: Any) -> list[Callable[[], None]]:
-    """Return what puts back all that rides with an optimizer."""
-    methods = [rider() for rider in _RIDERS.get(optimizer, ())]
-    return [keep() for keep in methods if keep is not None]
-
-
-def _get_off(optimizer: Any, rider: WeakMethod[Keep]) -> None:
-    riders = _RIDERS.get(optimizer, [])
-    riders[:] = [other for other in riders if other is not rider]
 
 
 def keras_function_of(model: Any, kind: str, step: Step) -> Step:
@@ -355,19 +331,19 @@ def compiled_functions(function: Any, method: str) -> list[Callable[..., Any]]:
         function: `model.train_function`.
         method: name of a method that only the framework's compiled functions have.
     """
-    return _compiled(function, method, set())
-
-
-def _compiled(function: Any, counter: str, seen: set[int]) -> list[Callable[..., Any]]:
     # Private: `model.train_function` is a plain function, and the compiled ones are in
     # its closure. Keras has no public way to them.
-    if hasattr(function, counter):
-        return [function]
-    inside = [c.cell_contents for c in getattr(function, "__closure__", None) or ()]
-    inside += getattr(function, "versions", ())  # of a monitor's own step
     found: list[Callable[..., Any]] = []
-    for each in inside:
-        if callable(each) and id(each) not in seen:
-            seen.add(id(each))
-            found += _compiled(each, counter, seen)
+    waiting, seen = [function], {id(function)}
+    while waiting:
+        function = waiting.pop()
+        if hasattr(function, method):
+            found.append(function)
+            continue
+        cells = getattr(function, "__closure__", None) or ()
+        inside = [cell.cell_contents for cell in cells]
+        inside += getattr(function, "versions", ())  # of a monitor's own step
+        new = [each for each in inside if callable(each) and id(each) not in seen]
+        seen |= {id(each) for each in new}
+        waiting += new
     return found

@@ -3,20 +3,17 @@
 TensorFlow's own reader is what is used of it; no device is started, nothing computed.
 """
 
-import importlib
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from kerasmem.backends.protobuf import fields
-
 _GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
 
-@dataclass
+@dataclass(frozen=True)
 class Node:
     """One object that was saved.
 
@@ -26,9 +23,9 @@ class Node:
         key: under which its value stands, None for what is no variable.
     """
 
-    children: dict[str, int] = field(default_factory=dict)
-    name: str = ""
-    key: str | None = None
+    children: dict[str, int]
+    name: str
+    key: str | None
 
 
 class Checkpoint:
@@ -42,17 +39,16 @@ class Checkpoint:
     """
 
     def __init__(self, prefix: Path) -> None:
-        train: Any = importlib.import_module("tensorflow").train
+        import tensorflow as tf
+        from tensorflow.core.protobuf import trackable_object_graph_pb2 as graph_pb2
+
         try:
-            self._reader = train.load_checkpoint(str(prefix))
-            graph = self._reader.get_tensor(_GRAPH)
+            self._reader = tf.train.load_checkpoint(str(prefix))
+            content = self._reader.get_tensor(_GRAPH)
+            graph = graph_pb2.TrackableObjectGraph.FromString(content)
         except Exception as error:
             raise ValueError(str(error)) from error
-        self._nodes = [
-            _node(value)
-            for number, value in fields(memoryview(graph))
-            if number == 1 and isinstance(value, memoryview)
-        ]
+        self._nodes = [_node(saved) for saved in graph.nodes]
 
     @property
     def root(self) -> Node:
@@ -79,22 +75,13 @@ class Checkpoint:
             raise ValueError(str(error)) from error
 
 
-def _node(message: memoryview) -> Node:
-    node = Node()
-    for number, value in fields(message):
-        if number == 1 and isinstance(value, memoryview):
-            child = dict(fields(value))
-            # A zero is left out of a protocol buffer.
-            node.children[_text(child[2])] = int(child.get(1, 0))  # pyright: ignore[reportArgumentType]
-        elif number == 2 and isinstance(value, memoryview):
-            attribute = dict(fields(value))
-            if _text(attribute[1]) == "VARIABLE_VALUE":
-                node.name, node.key = _text(attribute[2]), _text(attribute[3])
-    return node
-
-
-def _text(value: Any) -> str:
-    return bytes(value).decode("utf-8")
+def _node(saved: Any) -> Node:
+    values = [a for a in saved.attributes if a.name == "VARIABLE_VALUE"]
+    return Node(
+        children={child.local_name: child.node_id for child in saved.children},
+        name=values[0].full_name if values else "",
+        key=values[0].checkpoint_key if values else None,
+    )
 
 
 @dataclass(frozen=True)

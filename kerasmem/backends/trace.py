@@ -7,11 +7,6 @@ from typing import Any
 
 import keras
 
-from kerasmem.backends.profile import MemoryEvent
-
-Spec = tuple[tuple[int, ...], str]
-"""Shape and dtype of a tensor."""
-
 
 @dataclass(frozen=True, slots=True)
 class Output:
@@ -75,19 +70,6 @@ class Graph:
 
     operations: Sequence[Operation]
     results: Sequence[tuple[int, int]]
-
-
-@dataclass(frozen=True)
-class Run:
-    """The allocations of a model's life: made, and trained for a few steps.
-
-    Args:
-        events: all of them in order, without addresses of a device.
-        steps: number of the first event of each step.
-    """
-
-    events: Sequence[MemoryEvent]
-    steps: Sequence[int]
 
 
 def tracer() -> Any:

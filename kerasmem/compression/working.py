@@ -134,7 +134,7 @@ class _Held(Readable):
     """The value that a variable has, as long as it keeps that."""
 
     def __init__(self, variable: Any) -> None:
-        array = current().looked_at(variable.value)
+        array = current().read_only_array(variable.value)
         super().__init__(array.shape, array.dtype)
         self._entries = array.reshape(-1)
 

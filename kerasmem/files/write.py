@@ -320,7 +320,7 @@ def _entries(value: Any, entries_of: EntriesOf) -> tuple[Any, Iterator[np.ndarra
             found = zeros(tuple(value.shape), named)
         if found is not None:
             return (found.shape, found.dtype), found.pieces()
-        array = current().looked_at(first_value(value))
+        array = current().read_only_array(first_value(value))
         if array.flags.writeable:  # its layer may change it before it is written
             array = np.array(array)
     else:

@@ -1,14 +1,15 @@
 """Adafactor that keeps only its factors."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import keras
 from keras import ops
 
 from kerasmem import backends
-from kerasmem.optimizers import checks
+from kerasmem.errors import ConfigError
+from kerasmem.optimizers.slots import AddSlot, SlotOptimizer
 
 _Slots = Iterable[tuple[Any, Any]]
 
@@ -18,29 +19,29 @@ class Factored:
 
     Args:
         variable: of the model, of two axes or more.
-        add_slot: makes a variable of the optimizer from a name and a shape.
+        add_slot: makes a variable of the optimizer.
         axes: `"auto"` or `"last"`, see `factored_shape`.
     """
 
-    def __init__(self, variable: Any, add_slot: Callable[..., Any], axes: str) -> None:
+    def __init__(self, variable: Any, add_slot: AddSlot, axes: str) -> None:
         self._shape = tuple(variable.shape)
         self._factored = factored_shape(self._shape, axes)
         *before, rows, columns = self._factored
         self._rows = add_slot("row", (*before, rows))
         self._columns = add_slot("column", (*before, columns))
 
-    def updated(self, gradient: Any, kept: Any, floor: float) -> tuple[Any, _Slots]:
+    def updated(self, gradient: Any, decay: Any, floor: float) -> tuple[Any, _Slots]:
         """Return the gradient over the root of its second moment, and the new slots.
 
         Args:
             gradient: float32, of the variable's shape.
-            kept: share of the second moment so far that is kept.
+            decay: share of the second moment so far that stays.
             floor: added to the square of the gradient.
         """
         gradient = ops.reshape(gradient, self._factored)
         squares = ops.square(gradient) + floor
         rows, columns = (
-            kept * slot + (1 - kept) * ops.mean(squares, axis=axis)
+            decay * slot + (1 - decay) * ops.mean(squares, axis=axis)
             for slot, axis in ((self._rows, -1), (self._columns, -2))
         )
         share = rows / ops.mean(rows, axis=-1, keepdims=True)
@@ -54,15 +55,15 @@ class Unfactored:
 
     Args:
         variable: of the model.
-        add_slot: makes a variable of the optimizer from a name and a shape.
+        add_slot: makes a variable of the optimizer.
     """
 
-    def __init__(self, variable: Any, add_slot: Callable[..., Any]) -> None:
+    def __init__(self, variable: Any, add_slot: AddSlot) -> None:
         self._second = add_slot("velocity", tuple(variable.shape))
 
-    def updated(self, gradient: Any, kept: Any, floor: float) -> tuple[Any, _Slots]:
+    def updated(self, gradient: Any, decay: Any, floor: float) -> tuple[Any, _Slots]:
         """Return the gradient over the root of its second moment, and the new slot."""
-        second = kept * self._second + (1 - kept) * (ops.square(gradient) + floor)
+        second = decay * self._second + (1 - decay) * (ops.square(gradient) + floor)
         return gradient / ops.sqrt(second), ((self._second, second),)
 
 
@@ -90,7 +91,7 @@ def factored_shape(shape: Sequence[int], axes: str) -> tuple[int, ...]:
 
 
 @keras.saving.register_keras_serializable(package="kerasmem")
-class Adafactor(keras.optimizers.Optimizer):
+class Adafactor(SlotOptimizer):
     """Adafactor with the state that it is for: a row and a column per matrix.
 
     The update is that of `keras.optimizers.Adafactor`, which makes the same factors and
@@ -136,32 +137,19 @@ class Adafactor(keras.optimizers.Optimizer):
         **options: Any,
     ) -> None:
         super().__init__(learning_rate=learning_rate, **options)
-        checks.check_axes(axes)
+        _check_axes(axes)
         self.beta_2_decay = beta_2_decay
         self.epsilon_1, self.epsilon_2 = epsilon_1, epsilon_2
         self.clip_threshold, self.relative_step = clip_threshold, relative_step
         self.axes = axes
 
-    def build(self, variables: Sequence[Any]) -> None:
-        """Make the slots of the variables to train."""
-        if self.built:
-            return
-        super().build(variables)
-        self._factors = [
-            # float8 training sets such a variable to its gradient.
-            None
-            if getattr(variable, "overwrite_with_gradient", False)
-            else self._factors_of(variable)
-            for variable in variables
-        ]
-
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         """Move one variable by one gradient of it."""
-        factors = self._factors[self._get_variable_index(variable)]
+        factors = self._slots[self._get_variable_index(variable)]
         gradient = ops.cast(backends.current().dense(gradient), "float32")
         step = ops.cast(self.iterations + 1, "float32")
-        kept = 1 - ops.power(step, self.beta_2_decay)
-        update, slots = factors.updated(gradient, kept, self.epsilon_1)
+        decay = 1 - ops.power(step, self.beta_2_decay)
+        update, slots = factors.updated(gradient, decay, self.epsilon_1)
         for slot, value in slots:
             self.assign(slot, value)
         excess = ops.maximum(1.0, _root_mean_square(update) / self.clip_threshold)
@@ -181,14 +169,7 @@ class Adafactor(keras.optimizers.Optimizer):
             "axes": self.axes,
         }
 
-    def _factors_of(self, variable: Any) -> Factored | Unfactored:
-        def add_slot(name: str, shape: Sequence[int]) -> Any:
-            # Named as Keras names the slots of a variable; a bare tf.Variable has no
-            # path.
-            path = getattr(variable, "path", variable.name)
-            name = f"{path.replace('/', '_')}_{name}"
-            return self.add_variable(shape=shape, dtype="float32", name=name)
-
+    def _slots_of(self, variable: Any, add_slot: AddSlot) -> Factored | Unfactored:
         if len(variable.shape) < 2:
             return Unfactored(variable, add_slot)
         return Factored(variable, add_slot, self.axes)
@@ -201,3 +182,13 @@ class Adafactor(keras.optimizers.Optimizer):
 
 def _root_mean_square(x: Any) -> Any:
     return ops.sqrt(ops.mean(ops.square(x)))
+
+
+def _check_axes(axes: Any) -> None:
+    """Raise ConfigError for a way to factor that there is not."""
+    if axes not in {"auto", "last"}:
+        raise ConfigError(
+            "The axes of Adafactor are 'last' for the last two, as in Keras, or 'auto' "
+            "for a matrix where these are not the two largest. "
+            f"Received: axes={axes!r}."
+        )

@@ -2,19 +2,22 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import keras
 from keras import ops
 
 from kerasmem import backends
-from kerasmem.optimizers import checks
+from kerasmem.errors import ConfigError
 from kerasmem.optimizers.moments import CodedMoments, FullMoments, Moments
+from kerasmem.optimizers.slots import AddSlot, SlotOptimizer, path_of
+
+_LEAST_BLOCK = 16
 
 
 @keras.saving.register_keras_serializable(package="kerasmem")
-class Adam8bit(keras.optimizers.Optimizer):
+class Adam8bit(SlotOptimizer):
     """Adam that keeps its two moments in 8 bits an entry instead of 32.
 
     The arithmetic of a step is Adam's, in float32; between steps each moment is a code
@@ -63,29 +66,16 @@ class Adam8bit(keras.optimizers.Optimizer):
         **options: Any,
     ) -> None:
         super().__init__(learning_rate=learning_rate, **options)
-        checks.check_betas(beta_1=beta_1, beta_2=beta_2)
-        checks.check_amsgrad(amsgrad)
-        checks.check_sizes(block_size, min_quantized_size)
+        _check_betas(beta_1=beta_1, beta_2=beta_2)
+        _check_amsgrad(amsgrad)
+        _check_sizes(block_size, min_quantized_size)
         self.beta_1, self.beta_2, self.epsilon = beta_1, beta_2, epsilon
         self.block_size, self.min_quantized_size = block_size, min_quantized_size
-        self.full_precision = checks.checked_patterns(full_precision)
-
-    def build(self, variables: Sequence[Any]) -> None:
-        """Make the slots of the variables to train."""
-        if self.built:
-            return
-        super().build(variables)
-        self._moments = [
-            # float8 training sets such a variable to its gradient.
-            None
-            if getattr(variable, "overwrite_with_gradient", False)
-            else self._moments_of(variable)
-            for variable in variables
-        ]
+        self.full_precision = _checked_patterns(full_precision)
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         """Move one variable by one gradient of it."""
-        moments = self._moments[self._get_variable_index(variable)]
+        moments = self._slots[self._get_variable_index(variable)]
         gradient = backends.current().dense(gradient)
         with backends.current().in_turn(gradient, variable) as finish:
             gradient = moments.arrange(gradient)
@@ -120,15 +110,8 @@ class Adam8bit(keras.optimizers.Optimizer):
             "full_precision": list(self.full_precision),
         }
 
-    def _moments_of(self, variable: Any) -> Moments:
-        # A bare tf.Variable has no path.
-        path = getattr(variable, "path", variable.name)
-
-        def add_slot(name: str, shape: Sequence[int], dtype: str) -> Any:
-            # Named as Keras names the slots of a variable.
-            name = f"{path.replace('/', '_')}_{name}"
-            return self.add_variable(shape=shape, dtype=dtype, name=name)
-
+    def _slots_of(self, variable: Any, add_slot: AddSlot) -> Moments:
+        path = path_of(variable)
         is_small = math.prod(variable.shape) < self.min_quantized_size
         if is_small or any(re.search(kept, path) for kept in self.full_precision):
             return FullMoments(variable, add_slot)
@@ -140,3 +123,59 @@ class Adam8bit(keras.optimizers.Optimizer):
         first, second = (ops.power(beta, step) for beta in (self.beta_1, self.beta_2))
         rate = ops.cast(learning_rate, "float32")
         return rate * ops.sqrt(1 - second) / (1 - first)
+
+
+def _check_betas(**betas: Any) -> None:
+    """Raise ConfigError for a decay outside of [0, 1)."""
+    for name, beta in betas.items():
+        if not isinstance(beta, int | float) or not 0 <= beta < 1:
+            raise ConfigError(
+                f"The {name} of Adam8bit is the share of a moment that is left after a "
+                f"step, at least 0 and less than 1. Received: {name}={beta!r}."
+            )
+
+
+def _check_amsgrad(amsgrad: Any) -> None:
+    """Raise ConfigError if the largest second moments are asked for."""
+    if amsgrad:
+        raise ConfigError(
+            "Adam8bit keeps no largest second moments: they would take half of what it "
+            f"saves. Expected: amsgrad=False. Received: amsgrad={amsgrad!r}. "
+            "Next: leave it out, or use keras.optimizers.Adam(amsgrad=True)."
+        )
+
+
+def _check_sizes(block_size: Any, min_quantized_size: Any) -> None:
+    """Raise ConfigError for sizes that are not whole numbers or too small."""
+    least = {"block_size": _LEAST_BLOCK, "min_quantized_size": 0}
+    received = {"block_size": block_size, "min_quantized_size": min_quantized_size}
+    for name, size in received.items():
+        is_whole = isinstance(size, int) and not isinstance(size, bool)
+        if not is_whole or size < least[name]:
+            raise ConfigError(
+                f"The {name} of Adam8bit is a number of entries, at least "
+                f"{least[name]}. Received: {name}={size!r}."
+            )
+
+
+def _checked_patterns(patterns: Any) -> tuple[str, ...]:
+    """Return regular expressions as a tuple.
+
+    Raises:
+        ConfigError: if one is no regular expression.
+    """
+    if isinstance(patterns, str) or not isinstance(patterns, Iterable):
+        raise ConfigError(
+            "The full_precision of Adam8bit is a list of regular expressions. "
+            f"Received: full_precision={patterns!r}. Next: pass [{patterns!r}]."
+        )
+    expressions = tuple(patterns)
+    for pattern in expressions:
+        try:
+            re.compile(pattern)
+        except (re.error, TypeError) as error:
+            raise ConfigError(
+                f"A pattern in full_precision of Adam8bit is no regular expression "
+                f"({error}). Received: full_precision={expressions!r}."
+            ) from error
+    return expressions

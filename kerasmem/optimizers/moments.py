@@ -1,12 +1,13 @@
 """The two moments of one variable, as an optimizer keeps them."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 from keras import ops
 
 from kerasmem.optimizers import codes
+from kerasmem.optimizers.slots import AddSlot
 
 
 class Moments(Protocol):
@@ -47,10 +48,10 @@ class FullMoments:
 
     Args:
         variable: of the model.
-        add_slot: makes a variable of the optimizer from a name, a shape and a dtype.
+        add_slot: makes a variable of the optimizer.
     """
 
-    def __init__(self, variable: Any, add_slot: Callable[..., Any]) -> None:
+    def __init__(self, variable: Any, add_slot: AddSlot) -> None:
         self._first = add_slot("momentum", variable.shape, "float32")
         self._second = add_slot("velocity", variable.shape, "float32")
 
@@ -82,13 +83,11 @@ class CodedMoments:
 
     Args:
         variable: of the model.
-        add_slot: makes a variable of the optimizer from a name, a shape and a dtype.
+        add_slot: makes a variable of the optimizer.
         block_size: entries of a block; the last one is filled up with zeros.
     """
 
-    def __init__(
-        self, variable: Any, add_slot: Callable[..., Any], block_size: int
-    ) -> None:
+    def __init__(self, variable: Any, add_slot: AddSlot, block_size: int) -> None:
         self._shape = tuple(variable.shape)
         self._size = math.prod(self._shape)
         blocks = -(-self._size // block_size)

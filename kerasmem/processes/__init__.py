@@ -135,10 +135,10 @@ def _answer(content: dict[str, Any]) -> dict[str, Any]:
 def _died(name: str, ended: subprocess.CompletedProcess[str]) -> ChildDiedError:
     lines = [line.strip() for line in ended.stderr.splitlines() if line.strip()]
     starts = [number for number, line in enumerate(lines) if _ERROR.match(line)]
-    told = lines[starts[-1] :] if starts else lines[-1:] or ["nothing on stderr"]
+    last = lines[starts[-1] :] if starts else lines[-1:] or ["nothing on stderr"]
     # Behind the error Keras lists what the call was given.
-    told = itertools.takewhile(lambda line: "Arguments received" not in line, told)
-    reason = " ".join(told)
+    last = itertools.takewhile(lambda line: "Arguments received" not in line, last)
+    reason = " ".join(last)
     how = f"signal {-ended.returncode}" if ended.returncode < 0 else "an error"
     return ChildDiedError(
         f"A process of its own, for {name.rpartition('.')[2]}, ended by {how}. "

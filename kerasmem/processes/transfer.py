@@ -50,7 +50,7 @@ def pack(model: Any, optimizer: Any | None, dtype_policy: str | None) -> dict[st
         "optimizer": optimizer and keras.optimizers.serialize(optimizer),
         "modules": modules,
         "parameters": sum(math.prod(w.shape) for w in model.weights),
-        "treated": policy_settings(model),
+        "activation_policy": policy_settings(model),
     }
 
 
@@ -87,7 +87,7 @@ def unpack(sent: Mapping[str, Any], *, jit_compile: bool) -> Any:
             model.compile(**settings | {"jit_compile": jit_compile})
         else:
             model.jit_compile = jit_compile
-    apply_policy(model, sent["treated"])
+    apply_policy(model, sent["activation_policy"])
     return model
 
 

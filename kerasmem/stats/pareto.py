@@ -16,11 +16,11 @@ def front(points: Sequence[Point]) -> list[bool]:
         [True, True, False, True]
     """
     least = float("inf")  # of the second cost, among points of a smaller first one
-    found = dict.fromkeys(range(len(points)), False)
-    order = sorted(found, key=lambda number: points[number])
+    on_front = dict.fromkeys(range(len(points)), False)
+    order = sorted(on_front, key=lambda number: points[number])
     for place, number in enumerate(order):
         first, second = points[number]
         twin = place > 0 and points[order[place - 1]] == (first, second)
-        found[number] = found[order[place - 1]] if twin else second < least
+        on_front[number] = on_front[order[place - 1]] if twin else second < least
         least = min(least, second)
-    return list(found.values())
+    return list(on_front.values())

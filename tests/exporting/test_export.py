@@ -316,7 +316,7 @@ if ON_TENSORFLOW:
                 export(model, tmp_path / "m.tflite", samples=samples)
 
     def test_threads_that_convert_at_once_leave_the_streams_as_they_were():
-        quiet = importlib.import_module("kerasmem.backends.tensorflow.converting").quiet
+        quiet = importlib.import_module("kerasmem.backends.converting").quiet
         began, follows, ended = (threading.Event() for _ in range(3))
 
         def follow():

@@ -1,4 +1,4 @@
-"""How JAX takes its cards and their memory."""
+"""JAX's devices: their memory, and how it takes them."""
 
 import os
 from collections.abc import Mapping
@@ -6,16 +6,20 @@ from importlib.metadata import entry_points
 from typing import Any
 
 import jax
+import keras
 from jax._src import xla_bridge
 
 from kerasmem.backends.device import (
     BFC,
     CUDA_MALLOC_ASYNC,
-    NO_HARD_LIMIT,
+    DeviceBackend,
+    DeviceSettings,
     InForce,
     Settings,
+    StepOptions,
 )
 from kerasmem.errors import ConfigError
+from kerasmem.records import DeviceReading
 
 _ALLOCATOR = "XLA_PYTHON_CLIENT_ALLOCATOR"
 _PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
@@ -27,10 +31,8 @@ _DEVICES = "jax_cuda_visible_devices"
 _NAMES = {"default": BFC, "cuda_async": CUDA_MALLOC_ASYNC}
 
 
-class JaxSettings:
+class JaxSettings(DeviceSettings):
     """The settings of `jax.config`, and of the environment that XLA reads."""
-
-    fixed_by_start = frozenset({"limit_bytes", "growth", "devices", "allocator"})
 
     def started(self) -> bool:
         """Return whether JAX has its devices already."""
@@ -52,12 +54,10 @@ class JaxSettings:
             return tuple(every)
         return tuple(n for n in every if str(n) in chosen.split(","))
 
-    def refusal(self, wanted: Settings) -> str | None:
-        """Return why JAX cannot do this, None if it can."""
-        allocator = wanted.allocator or _allocator()
-        if wanted.limit_bytes is not None and allocator == CUDA_MALLOC_ASYNC:
-            return NO_HARD_LIMIT
-        return None
+    def allocator(self) -> str:
+        """Return the allocator of a card."""
+        name = (os.environ.get(_ALLOCATOR) or "default").lower()
+        return _NAMES.get(name, name)
 
     def apply(self, wanted: Settings, totals: Mapping[int, int]) -> None:
         """Put the settings in force.
@@ -77,13 +77,70 @@ class JaxSettings:
 
     def in_force(self, card: int, total_bytes: int | None) -> InForce:
         """Return what holds for a card."""
-        allocator = _allocator()
+        allocator = self.allocator()
         limit = _limit(card, total_bytes, is_started=self.started())
         return InForce(
             limit_bytes=limit if allocator == BFC else None,
             growth=os.environ.get(_PREALLOCATE) in {"false", "False", "0"},
             allocator=allocator,
         )
+
+
+class JaxOptions(StepOptions):
+    """What can be chosen of a step in JAX."""
+
+    def device_count(self, cards: int) -> int:
+        """Return the number of devices to train on, which a CPU may have several of."""
+        return cards or len(keras.distribution.list_devices())
+
+
+class JaxDevice(DeviceBackend):
+    """The devices of JAX."""
+
+    limits_itself = False
+    step_options = JaxOptions
+    settings = JaxSettings
+
+    def device_memory(self) -> tuple[DeviceReading, ...]:
+        """Return a reading per local device; a CPU device gives none."""
+        figures = [(d, d.memory_stats()) for d in jax.local_devices()]
+        return tuple(_reading(device, stats) for device, stats in figures if stats)
+
+    def reset_device_peak(self) -> bool:
+        """Return False: JAX keeps one peak for the whole process."""
+        return False
+
+    def why_no_device_memory(self) -> str:
+        """Return one plain sentence for a user who gets no device figures."""
+        return "JAX counts no memory on a CPU device, so there is no device series."
+
+    def cuda_ordinals(self) -> dict[str, int]:
+        """Return CUDA's number of the card below each local device."""
+        return {
+            _name(device): device.local_hardware_id
+            for device in jax.local_devices()
+            if device.platform == "gpu"
+        }
+
+    def processes(self, model: Any) -> tuple[int, int]:
+        """Return the index of this process and the number that train together."""
+        return jax.process_index(), jax.process_count()
+
+
+def _name(device: Any) -> str:
+    return f"{device.platform}:{device.id}"
+
+
+def _reading(device: Any, stats: dict[str, int]) -> DeviceReading:
+    return DeviceReading(
+        name=_name(device),
+        current_bytes=stats["bytes_in_use"],
+        peak_bytes=stats["peak_bytes_in_use"],
+        peak_was_reset=False,
+        # Zero where the allocator has the entry but does not fill it.
+        reserved_bytes=stats.get("pool_bytes") or None,
+        largest_free_bytes=stats.get("largest_free_block_bytes") or None,
+    )
 
 
 def _limit(card: int, total_bytes: int | None, *, is_started: bool) -> int | None:
@@ -110,11 +167,6 @@ def _uses_cuda() -> bool:
 def _visible_devices() -> str:
     # Private: the flag can be set in public, but not read.
     return xla_bridge.CUDA_VISIBLE_DEVICES.value
-
-
-def _allocator() -> str:
-    name = (os.environ.get(_ALLOCATOR) or "default").lower()
-    return _NAMES.get(name, name)
 
 
 def _set_limit(limit_bytes: int, totals: Mapping[int, int]) -> None:

@@ -1,38 +1,60 @@
-"""Measuring gradients on JAX, once they stand."""
+"""The gradients of a JAX step."""
 
-from collections.abc import Sequence
+from collections.abc import Callable
+from typing import Any
 
 import jax
-import jax.numpy as jnp
+import keras
 
-from kerasmem.backends import folding
+from kerasmem.backends.gradients import (
+    FoldingMeter,
+    GradientBackend,
+    GradientMeter,
+    scales_loss,
+)
+from kerasmem.backends.patching import nothing_to_undo, patch_method
 
 
-class JaxMeter:
+class JaxMeter(FoldingMeter):
     """Measures dense gradients; Keras has no others on JAX."""
-
-    def squared_norms(self, gradients: Sequence[jax.Array]) -> jax.Array:
-        """Return the square of the L2 norm of each, a float32 vector."""
-        return jnp.stack([folding.squared_norm(_standing(g)) for g in gradients])
-
-    def statistics(
-        self,
-        gradients: Sequence[jax.Array],
-        squared_norms: jax.Array,
-    ) -> jax.Array:
-        """Return a row per gradient: largest, numbers of nonzero and nonfinite."""
-        return jnp.stack([folding.statistics(_standing(g)) for g in gradients])
-
-    def spaced_rows(self, matrix: jax.Array, count: int, step: int) -> jax.Array:
-        """Return the first of every `step` rows of a matrix, `count` of them."""
-        return matrix[: count * step : step]
 
     def size_bytes(self, gradient: jax.Array) -> int:
         """Return the bytes that hold the gradient."""
         return gradient.size * gradient.dtype.itemsize
 
+    def _float32(self, gradient: jax.Array) -> jax.Array:
+        # Without the barrier XLA draws the operation that makes the gradient into the
+        # loops that measure it: a step took up to 1.4 times as long.
+        return jax.lax.optimization_barrier(gradient).astype("float32")
 
-def _standing(gradient: jax.Array) -> jax.Array:
-    # Without the barrier XLA draws the operation that makes the gradient into the
-    # loops that measure it: a step took up to 1.4 times as long.
-    return jax.lax.optimization_barrier(gradient).astype("float32")
+
+class JaxGradients(GradientBackend):
+    """The gradients of a JAX step, all of them dense."""
+
+    def observe_loss_scaling(
+        self, optimizer: Any, observer: Callable[[Any], None]
+    ) -> Callable[[], None]:
+        """Call `observer(finite)` in every step of a loss scaling optimizer."""
+        if not scales_loss(optimizer):
+            return nothing_to_undo
+
+        # Keras asks `check_finite` outside of any stateless scope, where nothing
+        # can be assigned; so it is asked once more, around the whole update.
+        def apply(original: Any, state: Any, gradients: Any, trainable: Any) -> Any:
+            finite = optimizer.check_finite(gradients)
+            trainable, state = original(state, gradients, trainable)
+            variables = optimizer.variables
+            mapping = list(zip(variables, state, strict=True))
+            with keras.StatelessScope(state_mapping=mapping) as scope:
+                observer(finite)
+            return trainable, [scope.get_current_value(v) for v in variables]
+
+        return patch_method(optimizer, "stateless_apply", apply)
+
+    def gradient_meter(self, *, compiled: bool) -> GradientMeter:
+        """Return what measures gradients in a step."""
+        return JaxMeter()
+
+    def branches_cost(self, *, compiled: bool) -> bool:
+        """Return True: XLA keeps in memory what a branch reads."""
+        return True

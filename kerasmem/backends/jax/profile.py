@@ -2,14 +2,14 @@
 
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 
-from kerasmem.backends.profile import AllocatorTrace, Followed, Profile, Storage
-from kerasmem.backends.xla.hlo import read_buffers, read_program
-from kerasmem.backends.xla.plan import Plan, plan
+from kerasmem.backends.profile import Followed, Profile
+from kerasmem.backends.xla.hlo import Instruction, read_buffers
+from kerasmem.backends.xla.plan import step_plan
 from kerasmem.errors import ProfilerUnavailableError
 
 
@@ -59,11 +59,15 @@ class JaxProfiler:
         if self._shapes is None:
             return Profile([])
         compiled = _compiled_step(original).lower(*self._shapes).compile()
-        found = _plan(compiled)
-        device = _device(compiled)
-        held = [*self._storages(found, device)]
-        trace = AllocatorTrace(device, device, "buffer assignment", found.events)
-        return Profile([trace], held, held)
+        module = compiled.runtime_executable().hlo_modules()[0]
+        analysis = compiled.memory_analysis()
+        found = step_plan(
+            module.as_serialized_hlo_module_proto(),
+            read_buffers(analysis.serialized_buffer_assignment_proto),
+            _device(compiled),
+            self._variables_by_argument(),
+        )
+        return Profile([found.trace], found.arguments, found.arguments)
 
     def _step(self, state: Any, batches: Any) -> Any:
         if self._shapes is None:
@@ -77,15 +81,17 @@ class JaxProfiler:
                 self._shapes = (shapes, jax.tree.map(_shape, batch))
             yield batch
 
-    def _storages(self, found: Plan, device: str) -> Iterator[Storage]:
+    def _variables_by_argument(self) -> Callable[[Instruction], int | None]:
         numbers = {id(v): n for n, v in enumerate(self._followed.variables)}
         groups = _state_of(self._followed.model)
-        for argument in found.arguments:
-            place = _STATE.fullmatch(argument.instruction.name)
-            variable = None
-            if place:
-                variable = numbers.get(id(groups[int(place[1])][int(place[2])]))
-            yield Storage(variable, device, argument.address, argument.size)
+
+        def variable_of(argument: Instruction) -> int | None:
+            place = _STATE.fullmatch(argument.name)
+            if place is None:
+                return None
+            return numbers.get(id(groups[int(place[1])][int(place[2])]))
+
+        return variable_of
 
 
 # The name of an argument of `train_step(state, data)`.
@@ -118,15 +124,6 @@ def _shape(leaf: Any) -> jax.ShapeDtypeStruct:
         leaf.dtype,
         sharding=sharding if is_sharded else None,
         weak_type=getattr(leaf, "weak_type", False),
-    )
-
-
-def _plan(compiled: Any) -> Plan:
-    module = compiled.runtime_executable().hlo_modules()[0]
-    analysis = compiled.memory_analysis()
-    return plan(
-        read_program(module.as_serialized_hlo_module_proto()),
-        read_buffers(analysis.serialized_buffer_assignment_proto),
     )
 
 

@@ -1,23 +1,41 @@
 """Functions that JAX computes a second time for their gradient."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from jax.core import Tracer
 
-from kerasmem.backends.recompute import Function, Store, kept
+from kerasmem.backends.recompute import (
+    Function,
+    RecomputeBackend,
+    Store,
+    add_dependency,
+    save_arguments,
+)
 
 
-def recomputed(function: Function, store: Store | None) -> Function:
-    """Return `function` with a backward pass that keeps only the arguments.
+class JaxRecompute(RecomputeBackend):
+    """Functions that JAX computes a second time for their gradient."""
 
-    Args:
-        function: a pure function of tensors.
-        store: how the arguments are kept; None for as they are.
-    """
-    if store is None and not _forgets_barriers():
-        return jax.checkpoint(function)
-    return _with_own_gradient(function, store)
+    def recomputed(
+        self, function: Function, store: Store | None = None, *, compiled: bool = False
+    ) -> Function:
+        """Return `function` with a backward pass that keeps only the arguments."""
+        if store is None and not _forgets_barriers():
+            return jax.checkpoint(function)
+        return _with_own_gradient(function, store)
+
+    def after(self, value: Any, other: Any, taken: Callable[[Any], Any]) -> Any:
+        """Return `taken(value)`, in a trace by a foregone choice that needs `other`."""
+        # First: the choice reads all that it is given.
+        value = taken(value)
+        if not isinstance(other, Tracer) or not other.size:
+            return value
+        # XLA drops its own barrier before it schedules for a CPU. It does not see that
+        # a truth value is never 2.
+        truth = jax.numpy.ravel(other)[0] != 0
+        return jax.numpy.where(truth.astype("int8") == 2, 0, value).astype(value.dtype)
 
 
 def _forgets_barriers() -> bool:
@@ -28,10 +46,10 @@ def _forgets_barriers() -> bool:
 
 def _with_own_gradient(function: Function, store: Store | None) -> Function:
     def forward(*tensors: Any) -> tuple[Any, Any]:
-        parts, restored = kept(store, tensors)
+        parts, restore = save_arguments(store, tensors)
         outputs, parts = _packed_first(function(*tensors), parts, tensors)
         # The rule for unpacking goes with what it unpacks, as what JAX calls static.
-        return outputs, jax.tree_util.Partial(restored, *parts)
+        return outputs, jax.tree_util.Partial(restore, *parts)
 
     def backward(saved: Any, upstream: tuple[Any, ...]) -> tuple[Any, ...]:
         parts, upstream = _after(saved.args, upstream)
@@ -63,18 +81,8 @@ def _after(parts: tuple[Any, ...], upstream: tuple[Any, ...]) -> tuple[Any, Any]
     real = [dy for dy in upstream if dy.dtype != jax.dtypes.float0]
     parts, real = jax.lax.optimization_barrier((parts, real))
     if real and _forgets_barriers():
-        parts = tuple(_touched_by(real[0], x) for x in parts)
+        parts = tuple(add_dependency(parts, real[0]))
     waiting = iter(real)
     return parts, tuple(
         dy if dy.dtype == jax.dtypes.float0 else next(waiting) for dy in upstream
     )
-
-
-def _touched_by(gradient: Any, x: Any) -> Any:
-    """Return `x`, which for the compiler hangs on the gradient."""
-    if not jax.numpy.issubdtype(x.dtype, jax.numpy.floating):
-        return x
-    zero = gradient.ravel()[0] * 0
-    # Infinity times zero is not zero.
-    zero = jax.numpy.where(jax.numpy.isfinite(zero), zero, 0)
-    return x + zero.astype(x.dtype)

@@ -1,7 +1,5 @@
 """JAX: a step is a pure function of the state."""
 
-import gc
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,9 +8,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from kerasmem.backends.in_place import LocalBatches
 from kerasmem.backends.patching import patch_method
-from kerasmem.backends.steps import Count, GradientSum, Part, Step
+from kerasmem.backends.steps import (
+    Count,
+    GradientSum,
+    Part,
+    Step,
+    StepBackend,
+    Steps,
+    count_traces,
+)
 
 _OPTIMIZER = "optimizer_variables"
 _LAYERS = ("trainable_variables", "non_trainable_variables")
@@ -28,31 +33,18 @@ class HostState:
     optimizer_variables: list[Any]
 
 
-class JaxSteps(LocalBatches):
+class JaxSteps(Steps):
     """Steps of a model that are pure functions of its state.
 
     Args:
         model: the compiled model.
+        kind: `"train"` or `"test"`, as Keras names its functions.
     """
 
-    survives_failure: bool = True
-
-    def __init__(self, model: Any) -> None:
-        self._model = model
-
-    @property
-    @abstractmethod
-    def step(self) -> Step:
-        """The model's own step."""
-
-    @property
-    @abstractmethod
-    def _parts(self) -> tuple[str, ...]:
-        """What the state is made of, as Keras names it."""
-
-    @abstractmethod
-    def _restored(self, state: Any, snapshot: HostState) -> Any:
-        """Return the state for the variables that there are now."""
+    def __init__(self, model: Any, kind: str) -> None:
+        super().__init__(model, kind)
+        slots = (_OPTIMIZER,) if kind == "train" else ()
+        self._parts = (*_LAYERS, *slots, _METRICS)
 
     def unpack(self, arguments: Sequence[Any]) -> tuple[Any, Iterator[Any]]:
         """Return state and batches of what Keras gave its function."""
@@ -86,7 +78,9 @@ class JaxSteps(LocalBatches):
             [jax.device_put(a, s) for a, s in zip(arrays, shardings, strict=True)]
             for arrays, shardings in pairs
         )
-        return self._restored(restored, snapshot)
+        if self._kind == "test":
+            return restored
+        return self.adopt(restored, snapshot.optimizer_variables)
 
     def is_intact(self, state: Any) -> bool:
         """Return whether the state was neither given away nor fails itself."""
@@ -151,53 +145,6 @@ class JaxSteps(LocalBatches):
         function = counted if self._model.run_eagerly else jax.jit(counted)
         return lambda state, batch: function([state[n] for n in named], batch)
 
-    def free(self) -> None:
-        """Drop what only cycles of references hold."""
-        gc.collect()
-
-    def _variables(self, part: str) -> Sequence[Any]:
-        if part == _OPTIMIZER:
-            return self._model.optimizer.variables
-        return getattr(self._model, part)
-
-    def _to_array(self, count: Any) -> np.ndarray:
-        return np.asarray(count)
-
-    def _to_tensors(self, share: Any, factors: Any) -> tuple[Any, Any]:
-        return share, factors
-
-
-class JaxEvaluation(JaxSteps):
-    """A model that JAX evaluates."""
-
-    @property
-    def step(self) -> Step:
-        """The model's own step."""
-        return self._model.test_step
-
-    @property
-    def _parts(self) -> tuple[str, ...]:
-        return (*_LAYERS, _METRICS)
-
-    def _restored(self, state: Any, snapshot: HostState) -> Any:
-        return state
-
-
-class JaxTraining(JaxSteps):
-    """A model that JAX trains."""
-
-    @property
-    def step(self) -> Step:
-        """The model's own step."""
-        return self._model.train_step
-
-    @property
-    def _parts(self) -> tuple[str, ...]:
-        return (*_LAYERS, _OPTIMIZER, _METRICS)
-
-    def _restored(self, state: Any, snapshot: HostState) -> Any:
-        return self.adopt(state, snapshot.optimizer_variables)
-
     def replace_update(
         self, sums: Mapping[int, GradientSum], part: Callable[[], Part | None]
     ) -> Callable[[], None]:
@@ -239,6 +186,11 @@ class JaxTraining(JaxSteps):
         ]
         return (*state[:place], kept, *state[place + 1 :])
 
+    def _variables(self, part: str) -> Sequence[Any]:
+        if part == _OPTIMIZER:
+            return self._model.optimizer.variables
+        return getattr(self._model, part)
+
 
 def _taken(variable: Any) -> Any:
     """Return a variable's value, which from now on is in the state alone."""
@@ -247,45 +199,20 @@ def _taken(variable: Any) -> Any:
     return value
 
 
-class DirectWrites:
-    """Stands in for JAX's compiled step, and hands new values of some states in.
+class JaxStepping(StepBackend):
+    """JAX compiles a step as a pure function of the state."""
 
-    Within an epoch all variables of a model are in the arguments of its step alone.
-    To fetch them before every step would take a good part of the step's time.
+    steps = JaxSteps
 
-    Args:
-        model: the model of the running `fit`.
-    """
+    def compiles_with_xla(self, model: Any) -> bool:
+        """Return True: a step that runs eagerly calls compiled operations."""
+        return True
 
-    def __init__(self, model: Any) -> None:
-        self._model = model
-        self._step: Any = None
-        self._pending: dict[int, np.ndarray] = {}
+    def traces(self, model: Any) -> int | None:
+        """Return how many traces the training step has, None where JAX does not tell.
 
-    def write(self, variable: Any, value: np.ndarray) -> None:
-        """Set a variable of the optimizer before the next step."""
-        model = self._model
-        places = (i for i, v in enumerate(model.optimizer.variables) if v is variable)
-        self._pending[next(places)] = value
-        if model.train_function is not self:
-            self._step, model.train_function = model.train_function, self
-
-    def forget(self) -> None:
-        """Leave out what was not handed in yet, because it was set in another way."""
-        self._pending.clear()
-
-    def release(self) -> None:
-        """Give the model its step back; a second call is a no-op."""
-        if self._model.train_function is self:
-            self._model.train_function = self._step
-
-    def __call__(self, state: Any, *arguments: Any) -> Any:
-        """Run one training step."""
-        if self._pending:
-            trainable, others, optimizer, metrics = state
-            handed_in = list(optimizer)
-            for place, value in self._pending.items():
-                handed_in[place] = value
-            self._pending.clear()
-            state = (trainable, others, handed_in, metrics)
-        return self._step(state, *arguments)
+        It does not before the first step, nor for a step that found the 8,192 places
+        of the process full, in which JAX keeps what it has compiled for fast calls.
+        """
+        # Private, for want of a public count: the entries of the compiled step's cache.
+        return count_traces(model, "_cache_size") or None

@@ -1,10 +1,10 @@
-"""What TensorFlow tells of the memory in use, and of the processes that train."""
+"""TensorFlow's devices: their memory, what it refuses, and how it takes them."""
 
 import functools
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,11 @@ from tensorflow.python.eager import context
 from kerasmem.backends.device import (
     BFC,
     CUDA_MALLOC_ASYNC,
-    NO_HARD_LIMIT,
+    DeviceBackend,
+    DeviceSettings,
     InForce,
     Settings,
+    StepOptions,
 )
 from kerasmem.backends.exhaustion import PoolState, RefusalLog
 from kerasmem.backends.patching import call_before
@@ -26,61 +28,206 @@ from kerasmem.records import DeviceReading
 from kerasmem.units import MIB
 
 _TRAINING_JOBS = ("chief", "worker")
+_DUMP_PREFIX = "TF_BFC_MEMORY_DUMP"
+_USES_BFC = "TF_CPU_ALLOCATOR_USE_BFC"
+_CPU_LIMIT, _USUAL_LIMIT = "TF_CPU_BFC_MEM_LIMIT_IN_MB", 64 * 1024
+_ALLOCATOR = "TF_GPU_ALLOCATOR"
+_GROWTH = "TF_FORCE_GPU_ALLOW_GROWTH"
+_ASYNC_POOL = "TF_CUDA_MALLOC_ASYNC_SUPPORTED_PREALLOC"
 
 
-def device_memory() -> tuple[DeviceReading, ...]:
-    """Return a reading per GPU, or of the CPU allocator where there is none."""
-    return tuple(_reading(device) for device in _counted_devices())
+class TensorFlowSettings(DeviceSettings):
+    """The settings of `tf.config`, and of the environment that TensorFlow reads."""
+
+    def started(self) -> bool:
+        """Return whether TensorFlow has its devices already."""
+        # Private: what is public tells of it only by failing to change something.
+        return context.context()._context_handle is not None
+
+    def cards(self, shown: int) -> int:
+        """Return how many GPUs there are."""
+        return len(_gpus())
+
+    def visible(self, shown: int) -> tuple[int, ...]:
+        """Return the numbers of the GPUs that TensorFlow sees."""
+        visible = tf.config.get_visible_devices("GPU")
+        return tuple(n for n, gpu in enumerate(_gpus()) if gpu in visible)
+
+    def allocator(self) -> str:
+        """Return the allocator of a GPU."""
+        return os.environ.get(_ALLOCATOR) or BFC
+
+    def apply(self, wanted: Settings, totals: Mapping[int, int]) -> None:
+        """Put the settings in force."""
+        if wanted.allocator is not None:
+            _set_allocator(wanted.allocator)
+        if wanted.growth is not None:
+            _set_growth(growth=wanted.growth, allocator=self.allocator())
+        if wanted.devices is not None:
+            gpus = [gpu for n, gpu in enumerate(_gpus()) if n in wanted.devices]
+            tf.config.set_visible_devices(gpus, "GPU")
+        if wanted.limit_bytes is not None:
+            for gpu in tf.config.get_visible_devices("GPU"):
+                _set_limit(gpu, wanted.limit_bytes)
+
+    def in_force(self, card: int, total_bytes: int | None) -> InForce:
+        """Return what holds for a GPU."""
+        gpu = _gpus()[card]
+        parts = tf.config.get_logical_device_configuration(gpu) or ()
+        limits = [part.memory_limit for part in parts if part.memory_limit is not None]
+        growth = os.environ.get(_GROWTH)
+        return InForce(
+            limit_bytes=int(sum(limits) * MIB) if limits else None,
+            growth=(
+                growth == "true"
+                if growth in {"true", "false"}
+                else bool(tf.config.experimental.get_memory_growth(gpu))
+            ),
+            allocator=self.allocator(),
+        )
 
 
-def reset_device_peak() -> bool:
-    """Set every peak to what is in use now; False if no device is counted."""
-    for device in _counted_devices():
-        tf.config.experimental.reset_memory_stats(device)
-    return bool(_counted_devices())
+def _gpus() -> list[Any]:
+    return tf.config.list_physical_devices("GPU")
 
 
-def observe_peak_resets(observer: Callable[[], None]) -> Callable[[], None]:
-    """Call `observer()` before anybody starts a new peak; return the undo."""
-    return call_before(tf.config.experimental, "reset_memory_stats", observer)
+def _set_allocator(allocator: str) -> None:
+    if allocator == BFC:
+        os.environ.pop(_ALLOCATOR, None)
+    else:
+        os.environ[_ALLOCATOR] = allocator
 
 
-def input_bytes() -> int | None:
-    """Return what the CPU allocator has in use while a GPU trains."""
-    if not tf.config.list_logical_devices("GPU"):
-        return None
-    try:
-        return tf.config.experimental.get_memory_info("CPU:0")["current"]
-    except ValueError:  # TensorFlow's way to say that this allocator does not count
-        return None
+def _set_growth(*, growth: bool, allocator: str) -> None:
+    # By the environment: `set_memory_growth` refuses a GPU that has a limit.
+    os.environ[_GROWTH] = "true" if growth else "false"
+    if growth:
+        os.environ.pop(_ASYNC_POOL, None)
+    elif allocator == CUDA_MALLOC_ASYNC:
+        os.environ[_ASYNC_POOL] = "-1"  # as much as BFC would take
 
 
-def cuda_ordinals() -> dict[str, int]:
-    """Return CUDA's number of the card below each logical GPU."""
-    visible = tf.config.get_visible_devices("GPU")
-    ordinals = [
-        int(card.name.rpartition(":")[2])
-        for card in visible
-        for _ in tf.config.get_logical_device_configuration(card) or (None,)
-    ]
-    return dict(zip(_names("GPU"), ordinals, strict=True))
+def _set_limit(gpu: Any, limit_bytes: int) -> None:
+    limit = tf.config.LogicalDeviceConfiguration(memory_limit=limit_bytes // MIB)
+    tf.config.set_logical_device_configuration(gpu, [limit])
 
 
-def processes(model: Any) -> tuple[int, int]:
-    """Return the index of this process and the number that train together."""
-    strategy = model.distribute_strategy
-    resolver = (
-        strategy.cluster_resolver
-        or tf.distribute.cluster_resolver.TFConfigClusterResolver()
-    )
-    cluster = resolver.cluster_spec().as_dict()
-    tasks = [
-        (job, index)
-        for job in _TRAINING_JOBS
-        for index in range(len(cluster.get(job, ())))
-    ]
-    task = (resolver.task_type, resolver.task_id)
-    return (tasks.index(task), len(tasks)) if task in tasks else (0, 1)
+class TensorFlowOptions(StepOptions):
+    """What can be chosen of a step in TensorFlow."""
+
+    graph_passes = {  # noqa: RUF012 - never changed
+        "layout optimizer": "layout_optimizer",
+        "constant folding": "constant_folding",
+    }
+
+    def leave_out(self, graph_pass: str) -> None:
+        """Leave a pass out of what this process makes of its graphs."""
+        name = self.graph_passes[graph_pass]
+        tf.config.optimizer.set_experimental_options({name: False})
+
+    def data_parallel(self) -> AbstractContextManager[Any]:
+        """Return the scope in which a model is made that trains on every device."""
+        kind = "GPU" if tf.config.list_logical_devices("GPU") else "CPU"
+        names = [device.name for device in tf.config.list_logical_devices(kind)]
+        return tf.distribute.MirroredStrategy(names).scope()
+
+    def repeated(self, batch: Any) -> Any:
+        """Return a dataset of the same batch.
+
+        Keras would copy what a generator gives ahead of its use, and the allocator
+        would count the copies.
+        """
+        return tf.data.Dataset.from_tensors(batch).repeat()
+
+
+class TensorFlowDevice(DeviceBackend):
+    """The devices of TensorFlow."""
+
+    copies_arrays = True
+    step_options = TensorFlowOptions
+    settings = TensorFlowSettings
+
+    def device_memory(self) -> tuple[DeviceReading, ...]:
+        """Return a reading per GPU, or of the CPU allocator where there is none."""
+        return tuple(_reading(device) for device in _counted_devices())
+
+    def reset_device_peak(self) -> bool:
+        """Set every peak to what is in use now; False if no device is counted."""
+        for device in _counted_devices():
+            tf.config.experimental.reset_memory_stats(device)
+        return bool(_counted_devices())
+
+    def observe_peak_resets(self, observer: Callable[[], None]) -> Callable[[], None]:
+        """Call `observer()` before anybody starts a new peak; return the undo."""
+        return call_before(tf.config.experimental, "reset_memory_stats", observer)
+
+    def why_no_device_memory(self) -> str:
+        """Return one plain sentence for a user who gets no device figures."""
+        return (
+            "TensorFlow's CPU allocator counts nothing in this process, so there is "
+            "no device series; set TF_CPU_ALLOCATOR_USE_BFC=1 before TensorFlow is "
+            "imported to have it count."
+        )
+
+    def input_bytes(self) -> int | None:
+        """Return what the CPU allocator has in use while a GPU trains."""
+        if not tf.config.list_logical_devices("GPU"):
+            return None
+        try:
+            return tf.config.experimental.get_memory_info("CPU:0")["current"]
+        except ValueError:  # TensorFlow's way to say that this allocator does not count
+            return None
+
+    @contextmanager
+    def refusals(self) -> Iterator[RefusalLog]:
+        """Give a log of what is refused while the scope is open.
+
+        Where the environment variable `TF_BFC_MEMORY_DUMP` names the beginning of a
+        path, each refused request becomes a file with every chunk of the pool. It is
+        read at that moment, so it need not be set before TensorFlow starts, and it
+        costs nothing until then. Where the user has set it, nothing is noted.
+        """
+        if os.environ.get(_DUMP_PREFIX):
+            yield RefusalLog()
+            return
+        with tempfile.TemporaryDirectory(prefix="kerasmem-refusals-") as folder:
+            os.environ[_DUMP_PREFIX] = str(Path(folder, "dump"))
+            try:
+                yield _Dumps(Path(folder))
+            finally:
+                os.environ.pop(_DUMP_PREFIX, None)
+
+    def cpu_limit_bytes(self) -> int | None:
+        """Return the most bytes that the CPU allocator hands out, None without one."""
+        if os.environ.get(_USES_BFC, "").lower() not in {"1", "true"}:
+            return None
+        return int(os.environ.get(_CPU_LIMIT) or _USUAL_LIMIT) * MIB
+
+    def cuda_ordinals(self) -> dict[str, int]:
+        """Return CUDA's number of the card below each logical GPU."""
+        visible = tf.config.get_visible_devices("GPU")
+        ordinals = [
+            int(card.name.rpartition(":")[2])
+            for card in visible
+            for _ in tf.config.get_logical_device_configuration(card) or (None,)
+        ]
+        return dict(zip(_names("GPU"), ordinals, strict=True))
+
+    def processes(self, model: Any) -> tuple[int, int]:
+        """Return the index of this process and the number that train together."""
+        strategy = model.distribute_strategy
+        resolver = (
+            strategy.cluster_resolver
+            or tf.distribute.cluster_resolver.TFConfigClusterResolver()
+        )
+        cluster = resolver.cluster_spec().as_dict()
+        tasks = [
+            (job, index)
+            for job in _TRAINING_JOBS
+            for index in range(len(cluster.get(job, ())))
+        ]
+        task = (resolver.task_type, resolver.task_id)
+        return (tasks.index(task), len(tasks)) if task in tasks else (0, 1)
 
 
 def _names(kind: str) -> tuple[str, ...]:
@@ -94,7 +241,7 @@ def _counted_devices() -> tuple[str, ...]:
         return gpus
     try:
         tf.config.experimental.get_memory_info("CPU:0")
-    except ValueError:  # see `input_bytes`
+    except ValueError:  # see `TensorFlowDevice.input_bytes`
         return ()
     return _names("CPU")
 
@@ -125,42 +272,13 @@ def _counts_small_requests() -> bool:
     return after - before >= small.dtype.size * 100
 
 
-_DUMP_PREFIX = "TF_BFC_MEMORY_DUMP"
-_USES_BFC = "TF_CPU_ALLOCATOR_USE_BFC"
-_CPU_LIMIT, _USUAL_LIMIT = "TF_CPU_BFC_MEM_LIMIT_IN_MB", 64 * 1024
-
-
-@contextmanager
-def refusals() -> Iterator[RefusalLog]:
-    """Give a log of what is refused while the scope is open.
-
-    Where the user has it written down already, nothing is changed and nothing noted.
-    """
-    if os.environ.get(_DUMP_PREFIX):
-        yield _Dumps(None)
-        return
-    with tempfile.TemporaryDirectory(prefix="kerasmem-refusals-") as folder:
-        os.environ[_DUMP_PREFIX] = str(Path(folder, "dump"))
-        try:
-            yield _Dumps(Path(folder))
-        finally:
-            os.environ.pop(_DUMP_PREFIX, None)
-
-
-def cpu_limit_bytes() -> int | None:
-    """Return the most bytes that the CPU allocator hands out, None without a limit."""
-    if os.environ.get(_USES_BFC, "").lower() not in {"1", "true"}:
-        return None
-    return int(os.environ.get(_CPU_LIMIT) or _USUAL_LIMIT) * MIB
-
-
-class _Dumps:
-    def __init__(self, folder: Path | None) -> None:
+class _Dumps(RefusalLog):
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def fullest(self) -> PoolState | None:
         """Return the state in which most was in use; its files are gone then."""
-        files = sorted(self._folder.iterdir()) if self._folder else []
+        files = sorted(self._folder.iterdir())
         states = [state for file in files if (state := _read_dump(file)) is not None]
         for file in files:
             file.unlink()
@@ -179,107 +297,3 @@ def _read_dump(file: Path) -> PoolState | None:
         pool_bytes=sum(size for size, _ in sizes),
         largest_free_bytes=max((size for size, used in sizes if not used), default=0),
     )
-
-
-_ALLOCATOR = "TF_GPU_ALLOCATOR"
-_GROWTH = "TF_FORCE_GPU_ALLOW_GROWTH"
-_ASYNC_POOL = "TF_CUDA_MALLOC_ASYNC_SUPPORTED_PREALLOC"
-
-
-class TensorFlowSettings:
-    """The settings of `tf.config`, and of the environment that TensorFlow reads."""
-
-    fixed_by_start = frozenset({"limit_bytes", "growth", "devices", "allocator"})
-
-    def started(self) -> bool:
-        """Return whether TensorFlow has its devices already."""
-        # Private: what is public tells of it only by failing to change something.
-        return context.context()._context_handle is not None
-
-    def cards(
-        self,
-        shown: int,
-    ) -> int:
-        """Return how many GPUs there are."""
-        return len(_gpus())
-
-    def visible(
-        self,
-        shown: int,
-    ) -> tuple[int, ...]:
-        """Return the numbers of the GPUs that TensorFlow sees."""
-        visible = tf.config.get_visible_devices("GPU")
-        return tuple(n for n, gpu in enumerate(_gpus()) if gpu in visible)
-
-    def refusal(self, wanted: Settings) -> str | None:
-        """Return why TensorFlow cannot do this, None if it can."""
-        allocator = wanted.allocator or _allocator()
-        if wanted.limit_bytes is not None and allocator == CUDA_MALLOC_ASYNC:
-            return NO_HARD_LIMIT
-        return None
-
-    def apply(
-        self,
-        wanted: Settings,
-        totals: Mapping[int, int],
-    ) -> None:
-        """Put the settings in force."""
-        if wanted.allocator is not None:
-            _set_allocator(wanted.allocator)
-        if wanted.growth is not None:
-            _set_growth(wanted.growth)
-        if wanted.devices is not None:
-            gpus = [gpu for n, gpu in enumerate(_gpus()) if n in wanted.devices]
-            tf.config.set_visible_devices(gpus, "GPU")
-        if wanted.limit_bytes is not None:
-            for gpu in tf.config.get_visible_devices("GPU"):
-                _set_limit(gpu, wanted.limit_bytes)
-
-    def in_force(
-        self,
-        card: int,
-        total_bytes: int | None,
-    ) -> InForce:
-        """Return what holds for a GPU."""
-        gpu = _gpus()[card]
-        parts = tf.config.get_logical_device_configuration(gpu) or ()
-        limits = [part.memory_limit for part in parts if part.memory_limit is not None]
-        growth = os.environ.get(_GROWTH)
-        return InForce(
-            limit_bytes=int(sum(limits) * MIB) if limits else None,
-            growth=(
-                growth == "true"
-                if growth in {"true", "false"}
-                else bool(tf.config.experimental.get_memory_growth(gpu))
-            ),
-            allocator=_allocator(),
-        )
-
-
-def _gpus() -> list[Any]:
-    return tf.config.list_physical_devices("GPU")
-
-
-def _allocator() -> str:
-    return os.environ.get(_ALLOCATOR) or BFC
-
-
-def _set_allocator(allocator: str) -> None:
-    if allocator == BFC:
-        os.environ.pop(_ALLOCATOR, None)
-    else:
-        os.environ[_ALLOCATOR] = allocator
-
-
-def _set_growth(growth: bool) -> None:  # noqa: FBT001 - its one argument
-    # By the environment: `set_memory_growth` refuses a GPU that has a limit.
-    os.environ[_GROWTH] = "true" if growth else "false"
-    if growth:
-        os.environ.pop(_ASYNC_POOL, None)
-    elif _allocator() == CUDA_MALLOC_ASYNC:
-        os.environ[_ASYNC_POOL] = "-1"  # as much as BFC would take
-
-
-def _set_limit(gpu: Any, limit_bytes: int) -> None:
-    limit = tf.config.LogicalDeviceConfiguration(memory_limit=limit_bytes // MIB)
-    tf.config.set_logical_device_configuration(gpu, [limit])

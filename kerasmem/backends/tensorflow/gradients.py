@@ -1,4 +1,4 @@
-"""Measuring gradients on TensorFlow: few operations in a graph, wide loops in XLA."""
+"""The gradients of a TensorFlow step: few operations in a graph, wide loops in XLA."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -8,14 +8,19 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from kerasmem.backends import folding
+from kerasmem.backends.gradients import (
+    FoldingMeter,
+    GradientBackend,
+    GradientMeter,
+    Observer,
+)
 
 Gradient = tf.Tensor | tf.IndexedSlices
 
 _BYTE_SUM = 64  # ones that an int8 can add up
 
 
-class GraphMeter:
+class GraphMeter(GradientMeter):
     """Measures with one operation a pass, whose loop uses all cores.
 
     Of a small network's step the number of operations is what costs, so short
@@ -24,22 +29,20 @@ class GraphMeter:
 
     def squared_norms(self, gradients: Sequence[Gradient]) -> tf.Tensor:
         """Return the square of the L2 norm of each, a float32 vector."""
-        return packed([_values(gradient) for gradient in gradients]).each(_square)
+        return packed([_values(gradient) for gradient in gradients])(_square)
 
     def statistics(
-        self,
-        gradients: Sequence[Gradient],
-        squared_norms: tf.Tensor,
+        self, gradients: Sequence[Gradient], squared_norms: tf.Tensor
     ) -> tf.Tensor:
         """Return a row per gradient: largest, numbers of nonzero and nonfinite.
 
         No figure waits for another one, not even to see whether it is needed: a
         gradient that waits stays in memory.
         """
-        values = packed([_values(gradient) for gradient in gradients])
+        each = packed([_values(gradient) for gradient in gradients])
         # Not of the absolute values: those would be one more gradient in memory.
-        largest = tf.maximum(values.each(tf.reduce_max), -values.each(tf.reduce_min))
-        counts = values.each(_nonzero), values.each(_nonfinite)
+        largest = tf.maximum(each(tf.reduce_max), -each(tf.reduce_min))
+        counts = each(_nonzero), each(_nonfinite)
         return tf.stack([largest, *counts], axis=1)
 
     def spaced_rows(self, matrix: tf.Tensor, count: int, step: int) -> tf.Tensor:
@@ -49,30 +52,25 @@ class GraphMeter:
 
     def size_bytes(self, gradient: Gradient) -> int | tf.Tensor:
         """Return the bytes that hold the gradient, a tensor if it is sparse."""
-        if not isinstance(gradient, tf.IndexedSlices):
-            return gradient.shape.num_elements() * gradient.dtype.size
-        parts = (gradient.values, gradient.indices)
-        return tf.add_n([tf.cast(tf.size(p) * p.dtype.size, tf.float32) for p in parts])
+        return _size_bytes(gradient)
 
 
-class CompiledMeter(GraphMeter):
-    """Measures in loops that XLA makes vector instructions of."""
+class CompiledMeter(FoldingMeter):
+    """Measures where XLA compiles the step."""
 
-    def squared_norms(self, gradients: Sequence[Gradient]) -> tf.Tensor:
-        """Return the square of the L2 norm of each, a float32 vector."""
-        return tf.stack([folding.squared_norm(_values(g)) for g in gradients])
+    def size_bytes(self, gradient: Gradient) -> int | tf.Tensor:
+        """Return the bytes that hold the gradient, a tensor if it is sparse."""
+        return _size_bytes(gradient)
 
-    def statistics(
-        self,
-        gradients: Sequence[Gradient],
-        squared_norms: tf.Tensor,
-    ) -> tf.Tensor:
-        """Return a row per gradient: largest, numbers of nonzero and nonfinite."""
-        return tf.stack([folding.statistics(_values(g)) for g in gradients])
+    def _float32(self, gradient: Gradient) -> tf.Tensor:
+        return _values(gradient)
 
-    def spaced_rows(self, matrix: tf.Tensor, count: int, step: int) -> tf.Tensor:
-        """Return the first of every `step` rows of a matrix, `count` of them."""
-        return matrix[: count * step : step]
+
+def _size_bytes(gradient: Gradient) -> int | tf.Tensor:
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient.shape.num_elements() * gradient.dtype.size
+    parts = (gradient.values, gradient.indices)
+    return tf.add_n([tf.cast(tf.size(p) * p.dtype.size, tf.float32) for p in parts])
 
 
 def _values(gradient: Gradient) -> tf.Tensor:
@@ -129,46 +127,30 @@ Figure = Callable[[tf.Tensor, int | None], tf.Tensor]
 """Called with a tensor and None, or with a matrix and the axis of its rows, 1."""
 
 
-class Packed:
-    """Tensors that are measured together, the short ones as one matrix.
+def packed(tensors: Sequence[tf.Tensor]) -> Callable[[Figure], tf.Tensor]:
+    """Return a function that returns a figure of each tensor, a vector of float32.
 
-    Args:
-        whole: the long tensors, or whose length is not known, and the matrix last.
-        order: for each tensor its place, in which the rows of the matrix follow the
-            long tensors.
-        rows: number of rows of the matrix, 0 if there is none.
+    The short ones are measured as the rows of one matrix, filled up with zeros, which
+    add nothing to a figure. The only one that is short stays as it is.
     """
-
-    def __init__(
-        self, whole: Sequence[tf.Tensor], order: np.ndarray, rows: int
-    ) -> None:
-        self._whole = whole
-        self._order = order
-        self._rows = rows
-
-    def each(self, figure: Figure) -> tf.Tensor:
-        """Return a figure of each tensor, to which zeros add nothing; a vector."""
-        if not self._rows:
-            return tf.stack([figure(each, None) for each in self._whole])
-        *long, matrix = self._whole
-        found = figure(matrix, 1)
-        if long:
-            first = tf.stack([figure(each, None) for each in long])
-            found = tf.concat([first, found], axis=0)
-        return tf.gather(found, self._order)
-
-
-def packed(tensors: Sequence[tf.Tensor]) -> Packed:
-    """Return the tensors packed; the only one that is short stays as it is."""
     lengths = [tensor.shape.num_elements() for tensor in tensors]
     short = [i for i, n in enumerate(lengths) if n is not None and n <= SHORT]
     if len(short) == 1:
         short = []
     long = sorted(set(range(len(tensors))) - set(short))
-    whole = [tensors[i] for i in long]
-    if short:
-        whole.append(_matrix([tensors[i] for i in short]))
-    return Packed(whole, np.argsort([*long, *short]), len(short))
+    matrix = _matrix([tensors[i] for i in short]) if short else None
+    order = np.argsort([*long, *short])
+
+    def each(figure: Figure) -> tf.Tensor:
+        figures = [figure(tensors[i], None) for i in long]
+        if matrix is None:
+            return tf.stack(figures)
+        rows = figure(matrix, 1)
+        if figures:
+            rows = tf.concat([tf.stack(figures), rows], axis=0)
+        return tf.gather(rows, order)
+
+    return each
 
 
 def _matrix(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -183,41 +165,6 @@ def _matrix(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
 
 _COLLECTION = "kerasmem_last_update_on_{}"
 
-
-@contextmanager
-def in_turn(
-    gradient: tf.Tensor, variable: Any
-) -> Iterator[Callable[[Sequence[tf.Tensor]], None]]:
-    """Return a scope whose operations wait for `gradient` and for the scope before.
-
-    A graph runs whatever has its inputs. Without this it would make floats of every
-    code when a step begins, and hold them through the whole backward pass.
-
-    Args:
-        gradient: without it there is nothing to do yet.
-        variable: what is updated; only updates on the same device wait.
-
-    Returns:
-        What to call, in the scope, with the last tensors that are made in it.
-    """
-    if tf.executing_eagerly():
-        yield lambda _: None
-        return
-    if isinstance(variable, keras.Variable):
-        variable = variable.value
-    graph = tf.compat.v1.get_default_graph()
-    # A collection lives and dies with its graph.
-    last = graph.get_collection_ref(_COLLECTION.format(variable.device))
-    own = [operation for operation in last if operation.graph is graph]
-
-    def finish(results: Sequence[tf.Tensor]) -> None:
-        with tf.control_dependencies(results):
-            last[:] = [tf.no_op()]
-
-    with tf.control_dependencies([gradient, *own]):
-        yield finish
-
-
 _DRAWING = {
     "Multinomial",
     "ParameterizedTruncatedNormal",
@@ -231,12 +178,86 @@ _DRAWING = {
 }
 
 
-def draws(graph: tf.Graph) -> bool:
-    """Return whether the graph, or a function that it calls, draws by itself.
+class TensorFlowGradients(GradientBackend):
+    """The gradients of a TensorFlow step, dense tensors or slices."""
 
-    As `tf.random.normal` does. What has its seed in a tensor or variable, as in
-    `keras.random`, does not.
+    def observe_gradients(
+        self, optimizer: Any, observer: Observer
+    ) -> Callable[[], None]:
+        """Call `observer(gradients, variables)` in every update; return the undo."""
+        return super().observe_gradients(
+            optimizer,
+            lambda gradients, variables: observer(
+                _shaped(_all_reduced(gradients), variables), variables
+            ),
+        )
+
+    def gradient_meter(self, *, compiled: bool) -> GradientMeter:
+        """Return what measures gradients in a step, which XLA compiles or does not."""
+        return CompiledMeter() if compiled else GraphMeter()
+
+    def branches_cost(self, *, compiled: bool) -> bool:
+        """Return True for XLA, which keeps in memory what a branch reads."""
+        return compiled
+
+    def draws_in_trace(self) -> bool:
+        """Return whether the graph being traced draws as `tf.random.normal` does.
+
+        What has its seed in a tensor or variable, as in `keras.random`, does not.
+        """
+        definition = tf.compat.v1.get_default_graph().as_graph_def()
+        nodes = [definition.node, *(f.node_def for f in definition.library.function)]
+        return any(node.op in _DRAWING for among in nodes for node in among)
+
+    def dense(self, gradient: Any) -> tf.Tensor:
+        """Return a gradient as a tensor, the rows of a sparse one summed up."""
+        return tf.convert_to_tensor(gradient)
+
+    @contextmanager
+    def in_turn(
+        self, gradient: Any, variable: Any
+    ) -> Iterator[Callable[[Sequence[tf.Tensor]], None]]:
+        """Return a scope whose operations wait for `gradient` and the scope before.
+
+        A graph runs whatever has its inputs. Without this it would make floats of every
+        code when a step begins, and hold them through the whole backward pass. Only
+        updates on the same device wait.
+        """
+        if tf.executing_eagerly():
+            yield lambda _: None
+            return
+        if isinstance(variable, keras.Variable):
+            variable = variable.value
+        graph = tf.compat.v1.get_default_graph()
+        # A collection lives and dies with its graph.
+        last = graph.get_collection_ref(_COLLECTION.format(variable.device))
+        own = [operation for operation in last if operation.graph is graph]
+
+        def finish(results: Sequence[tf.Tensor]) -> None:
+            with tf.control_dependencies(results):
+                last[:] = [tf.no_op()]
+
+        with tf.control_dependencies([gradient, *own]):
+            yield finish
+
+
+def _shaped(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+    """Return gradients with the shapes of their variables, which a trace may not know.
+
+    A slice of a table by the length of a sequence has a gradient of unknown shape.
     """
-    definition = graph.as_graph_def()
-    nodes = [definition.node, *(f.node_def for f in definition.library.function)]
-    return any(node.op in _DRAWING for among in nodes for node in among)
+    return [
+        gradient
+        if isinstance(gradient, tf.IndexedSlices) or gradient.shape.is_fully_defined()
+        else tf.ensure_shape(gradient, variable.shape)
+        for gradient, variable in zip(gradients, variables, strict=True)
+    ]
+
+
+def _all_reduced(gradients: Sequence[Any]) -> Sequence[Any]:
+    # Under a strategy each replica has its own part, which Keras sums up only after
+    # clipping. One more reduction a step is the price of the unclipped sum.
+    replica = tf.distribute.get_replica_context()
+    if replica is None or replica.num_replicas_in_sync == 1:
+        return gradients
+    return replica.all_reduce(tf.distribute.ReduceOp.SUM, list(gradients))

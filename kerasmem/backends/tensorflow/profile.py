@@ -3,7 +3,7 @@
 import ctypes
 import gc
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,11 @@ from kerasmem.backends.profile import (
     device_of,
     memory_event,
 )
-from kerasmem.backends.protobuf import fields
-from kerasmem.backends.tensorflow.plan import step_plan
+from kerasmem.backends.protobuf import Message, fields
+from kerasmem.backends.steps import compiled_functions
+from kerasmem.backends.xla.hlo import Buffers, read_buffers
+from kerasmem.backends.xla.plan import StepPlan
+from kerasmem.backends.xla.plan import step_plan as planned_step
 from kerasmem.errors import ProfilerUnavailableError
 from kerasmem.records import DeviceReading
 
@@ -261,3 +264,82 @@ def _value(stat: Any, names: Mapping[int, str]) -> Any:
     kind = stat.WhichOneof("value")
     value = getattr(stat, kind)
     return names[value] if kind == "ref_value" else value
+
+
+# A plan has addresses of its own, so it is no device of TensorFlow's.
+_PLACE = "XLA"
+
+
+@dataclass(frozen=True)
+class _Program:
+    """A program of the training step.
+
+    Args:
+        module: serialized `HloModuleProto`.
+        buffers: where its buffers lie.
+        trace: the trace of the step that was compiled.
+    """
+
+    module: bytes
+    buffers: Buffers
+    trace: Any
+
+
+def step_plan(
+    programs: Sequence[bytes], followed: Followed, requested: Collection[int]
+) -> StepPlan | None:
+    """Return the plan of the training step, None if XLA did not compile it.
+
+    Args:
+        programs: the serialized `HloProto`s of a profile.
+        followed: the model.
+        requested: sizes of the blocks that were asked for while the profile was taken.
+            A step is compiled for every size of batch; the one that ran is among them.
+    """
+    found = list(_programs_of_step(programs, followed.model))
+    if not found:
+        return None
+    sizes = {program.buffers.scratch_bytes: program for program in found}
+    ran = sizes[max(sizes, key=lambda size: (size in requested, size))]
+    variables = _variables_by_parameter(ran.trace, followed.variables)
+    return planned_step(
+        ran.module, ran.buffers, _PLACE, lambda one: variables.get(one.parameter)
+    )
+
+
+def _programs_of_step(programs: Sequence[bytes], model: Any) -> Iterator[_Program]:
+    traces = _traces(model)
+    for program in programs:
+        content = Message(program)
+        module = bytes(content.last(1))
+        name = Message(module).text(1)
+        for trace in traces:
+            # `__inference_one_step_7` becomes `a_inference_one_step_7__.11`.
+            if f"_{trace.name.decode().strip('_')}__" in name:
+                yield _Program(module, read_buffers(content.last(3)), trace)
+
+
+def _traces(model: Any) -> list[Any]:
+    # Private: a compiled function shows its traces only to one who has the batch.
+    name = "_list_all_concrete_functions"
+    functions = compiled_functions(model.train_function, name)
+    return [trace for function in functions for trace in getattr(function, name)()]
+
+
+def _variables_by_parameter(trace: Any, variables: Sequence[Any]) -> dict[int, int]:
+    """Return the numbers of the variables by the numbers of the program's arguments.
+
+    The last arguments are the variables that the step uses, as it came upon them.
+    """
+    numbers = {
+        id(part.handle): number
+        for number, variable in enumerate(variables)
+        for part in getattr(variable.value, "values", [variable.value])
+    }
+    captured = trace.captured_inputs
+    first = len(trace.inputs) - len(captured)
+    return {
+        first + place: numbers[id(tensor)]
+        for place, tensor in enumerate(captured)
+        if id(tensor) in numbers
+    }

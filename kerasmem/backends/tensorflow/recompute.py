@@ -1,39 +1,61 @@
 """Functions that TensorFlow computes a second time for their gradient."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from kerasmem.backends.recompute import Function, Store, kept
+from kerasmem.backends.recompute import (
+    Function,
+    RecomputeBackend,
+    Store,
+    add_dependency,
+    save_arguments,
+)
+
+_MOVES = (
+    *("Cast", "ExpandDims", "Identity", "MirrorPad", "Pad", "PadV2"),
+    *("Reshape", "SpaceToBatchND", "Squeeze", "Transpose"),
+)
+"""Operations that may become one with the operation that takes what they give."""
 
 
-def recomputed(
-    function: Function, store: Store | None = None, *, compiled: bool = False
-) -> Function:
-    """Return `function` with a backward pass that keeps only the arguments.
+class TensorFlowRecompute(RecomputeBackend):
+    """Functions that TensorFlow computes a second time for their gradient."""
 
-    Args:
-        function: a pure function of tensors.
-        store: how the arguments are kept; None for as they are.
-        compiled: whether XLA compiles the step.
-    """
-    late = _after_in_xla if compiled else _after
+    def recomputed(
+        self, function: Function, store: Store | None = None, *, compiled: bool = False
+    ) -> Function:
+        """Return `function` with a backward pass that keeps only the arguments."""
+        late = _after_in_xla if compiled else _after
 
-    @tf.custom_gradient
-    def run(*tensors: Any) -> Any:
-        # Past this the tape of the caller watches nothing, so that it keeps nothing.
-        tensors = tuple(tf.stop_gradient(x) for x in tensors)
-        parts, restored = kept(store, tensors)
+        @tf.custom_gradient
+        def run(*tensors: Any) -> Any:
+            # Past this the tape of the caller watches nothing, so it keeps nothing.
+            tensors = tuple(tf.stop_gradient(x) for x in tensors)
+            parts, restore = save_arguments(store, tensors)
 
-        def gradient(*upstream: Any) -> list[Any]:
-            parts_late, upstream = late(parts, upstream)
-            return _gradients(function, restored(parts_late), upstream)
+            def gradient(*upstream: Any) -> list[Any]:
+                parts_late, upstream = late(parts, upstream)
+                return _gradients(function, restore(parts_late), upstream)
 
-        outputs = tuple(function(*tensors))
-        return outputs if store is None else _with(parts, outputs), gradient
+            outputs = tuple(function(*tensors))
+            return outputs if store is None else _with(parts, outputs), gradient
 
-    return lambda *tensors: tuple(run(*tensors))
+        return lambda *tensors: tuple(run(*tensors))
+
+    def after(self, value: Any, other: Any, taken: Callable[[Any], Any]) -> Any:
+        """Return `taken(value)`, in a graph with `value` held back for `other`."""
+        # Keras runs a grouped convolution as a graph of its own, of eager tensors.
+        if not tf.is_symbolic_tensor(other):
+            return taken(value)
+        # oneDNN makes one operation of a convolution and the padding before it: what
+        # the convolution takes must not wait for the padding.
+        while other.op.type in _MOVES:
+            other = other.op.inputs[0]
+        with tf.control_dependencies([other]):
+            held = tf.identity(value)
+        return taken(held)
 
 
 def _with(parts: Sequence[Any], outputs: Sequence[Any]) -> tuple[Any, ...]:
@@ -59,12 +81,12 @@ def _gradients(
         for y, dy in zip(outputs, upstream, strict=True)
         if y.dtype.is_floating and dy is not None
     ]
-    found = iter(
+    dx = iter(
         tape.gradient(
             [y for y, _ in pairs], sources, output_gradients=[dy for _, dy in pairs]
         )
     )
-    each = [_dense(next(found)) if x.dtype.is_floating else None for x in arguments]
+    each = [_dense(next(dx)) if x.dtype.is_floating else None for x in arguments]
     return _together(each)
 
 
@@ -95,9 +117,4 @@ def _after(parts: Sequence[Any], upstream: Sequence[Any]) -> tuple[Any, Any]:
 def _after_in_xla(parts: Sequence[Any], upstream: Sequence[Any]) -> tuple[Any, Any]:
     """Return the same where control dependencies count for nothing."""
     first = next(dy for dy in upstream if dy is not None and dy.dtype.is_floating)
-    # No algebra makes nothing of this zero, because of what is not a number.
-    zero = tf.stop_gradient(tf.reshape(first, [-1])[0] * 0)
-    zero = tf.where(tf.math.is_finite(zero), zero, tf.zeros_like(zero))
-    return [
-        x + tf.cast(zero, x.dtype) if x.dtype.is_floating else x for x in parts
-    ], upstream
+    return add_dependency(parts, first), upstream

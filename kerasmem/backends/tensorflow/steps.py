@@ -1,7 +1,5 @@
 """TensorFlow: a step is a graph that changes the variables."""
 
-import gc
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -12,20 +10,23 @@ import numpy as np
 import tensorflow as tf
 
 from kerasmem.backends import splitting
-from kerasmem.backends.in_place import (
-    InPlaceSteps,
-    InPlaceTraining,
-)
-from kerasmem.backends.options import StepOptions
+from kerasmem.backends.in_place import InPlaceSteps
 from kerasmem.backends.steps import (
     Count,
     GradientSum,
     Part,
     Step,
-    changed_by_evaluation,
-    changed_by_training,
+    StepBackend,
+    count_traces,
     keras_function_of,
 )
+
+
+def _rows(array: Any, begin: int, end: int) -> Any:
+    if isinstance(array, tf.SparseTensor):
+        start = [begin] + [0] * (array.shape.rank - 1)
+        return tf.sparse.slice(array, start, [end - begin, *array.shape[1:]])
+    return splitting.rows(array, begin, end)
 
 
 class TensorFlowSteps(InPlaceSteps):
@@ -33,19 +34,17 @@ class TensorFlowSteps(InPlaceSteps):
 
     Args:
         model: the compiled model.
+        kind: `"train"` or `"test"`, as Keras names its functions.
     """
 
-    def __init__(self, model: Any) -> None:
-        super().__init__(model)
+    _rows = staticmethod(_rows)
+
+    def __init__(self, model: Any, kind: str) -> None:
+        super().__init__(model, kind)
         self._strategy = model.distribute_strategy
         # TensorFlow 2.21 frees the variables that a failed XLA step was given, and
         # ends the process when they are written. They still can be read, for a while.
         self.survives_failure = model.jit_compile is not True
-
-    @property
-    @abstractmethod
-    def step(self) -> Step:
-        """The model's own step."""
 
     def run(self, function: Step, state: Any, batch: Any) -> tuple[Any, Any]:
         """Return logs after `function` had one batch."""
@@ -56,40 +55,6 @@ class TensorFlowSteps(InPlaceSteps):
         for value in keras.tree.flatten(logs):
             np.asarray(value)
 
-    def split(self, batch: Any, parts: int) -> list[Any]:
-        """Return a batch in so many parts, on each replica."""
-        pieces = [
-            splitting.split(local, parts, _cut) for local in self._on_replicas(batch)
-        ]
-        return [self._together(part) for part in zip(*pieces, strict=True)]
-
-    def size(self, batch: Any) -> int:
-        """Return the number of samples, 1 if the batch cannot be split."""
-        return min(map(splitting.splittable_length, self._on_replicas(batch)))
-
-    def weigh(
-        self, parts: Sequence[Any], valid: Sequence[Any] | None
-    ) -> list[tuple[Any, Any]]:
-        """Return each part with what it counts, see `splitting.weights`."""
-        local = [self._on_replicas(part) for part in parts]
-        counted = [self._on_replicas(each) for each in valid] if valid else None
-        by_replica = [
-            splitting.weights(
-                [splitting.length_of(part[replica]) for part in local],
-                [np.asarray(each[replica]) for each in counted] if counted else None,
-            )
-            for replica in range(self._replicas)
-        ]
-        return [
-            (part, self._together([tuple(map(tf.constant, each)) for each in own]))
-            for part, own in zip(parts, zip(*by_replica, strict=True), strict=True)
-        ]
-
-    def shape(self, batch: Any) -> tuple[int, ...]:
-        """Return the lengths of all axes of all arrays in a batch."""
-        local = map(splitting.axes_of, self._on_replicas(batch))
-        return tuple(length for axes in local for length in axes)
-
     def counting(self, count: Count) -> Callable[[Any, Any], Any]:
         """Return a function of state and batch that calls `count`, compiled."""
         counted = partial(count, [])
@@ -97,10 +62,6 @@ class TensorFlowSteps(InPlaceSteps):
             # As Keras runs a step: nothing is read as source code.
             counted = tf.function(counted, reduce_retracing=True, autograph=False)
         return lambda _, batch: self._strategy.run(counted, args=(batch,))
-
-    def free(self) -> None:
-        """Drop what only cycles of references hold."""
-        gc.collect()
 
     @property
     def _replicas(self) -> int:
@@ -120,7 +81,7 @@ class TensorFlowSteps(InPlaceSteps):
 
     def _together(self, by_replica: Sequence[Any]) -> Any:
         if self._replicas == 1:
-            return by_replica[0]
+            return super()._together(by_replica)
         return self._strategy.experimental_distribute_values_from_function(
             lambda context: by_replica[context.replica_id_in_sync_group]
         )
@@ -131,38 +92,13 @@ class TensorFlowSteps(InPlaceSteps):
     def _put_back(self, variable: Any, value: np.ndarray) -> None:
         variable.assign(value)
 
-
-class TensorFlowEvaluation(TensorFlowSteps):
-    """A model that TensorFlow evaluates."""
-
-    @property
-    def step(self) -> Step:
-        """The model's own step."""
-        return self._model.test_step
-
-    def function_of(self, step: Step) -> Step:
-        """Return what Keras makes of a step: compiled and distributed."""
-        return keras_function_of(self._model, "test", step)
-
-    def _changed(self) -> list[Any]:
-        return _by_replicas(changed_by_evaluation(self._model))
-
-
-class TensorFlowTraining(TensorFlowSteps, InPlaceTraining):
-    """A model that TensorFlow trains."""
-
-    @property
-    def step(self) -> Step:
-        """The model's own step."""
-        return self._model.train_step
-
     def scope(self) -> AbstractContextManager[Any]:
         """Return the scope of the model's strategy."""
         return self._strategy.scope()
 
     def function_of(self, step: Step) -> Step:
         """Return what Keras makes of a step: compiled and distributed."""
-        return keras_function_of(self._model, "train", step)
+        return keras_function_of(self._model, self._kind, step)
 
     def _add(
         self, totals: Sequence[GradientSum], gradients: Sequence[Any], part: Part
@@ -182,9 +118,6 @@ class TensorFlowTraining(TensorFlowSteps, InPlaceTraining):
             for total, more in zip(totals, scaled, strict=True)
         ]
 
-    def _as_dtype_of(self, variable: Any, total: Any) -> Any:
-        return tf.cast(total, variable.dtype)
-
     def _clear(self, total: GradientSum) -> None:
         total.variable.assign(tf.zeros_like(total.value))
 
@@ -202,7 +135,11 @@ class TensorFlowTraining(TensorFlowSteps, InPlaceTraining):
         return [None if gradient is None else next(rest) for gradient in gradients]
 
     def _changed(self) -> list[Any]:
-        return _by_replicas(changed_by_training(self._model))
+        changed = super()._changed()
+        return [part for variable in changed for part in _by_replica(variable.value)]
+
+    def _to_tensors(self, share: Any, factors: Any) -> tuple[Any, Any]:
+        return tf.constant(share), tf.constant(factors)
 
 
 def _by_replica(value: Any) -> Sequence[Any]:
@@ -211,40 +148,11 @@ def _by_replica(value: Any) -> Sequence[Any]:
     )
 
 
-def _cut(array: Any, begin: int, end: int) -> Any:
-    if isinstance(array, tf.SparseTensor):
-        start = [begin] + [0] * (array.shape.rank - 1)
-        return tf.sparse.slice(array, start, [end - begin, *array.shape[1:]])
-    return array[begin:end]
+class TensorFlowStepping(StepBackend):
+    """TensorFlow compiles a step as a graph that changes the variables."""
 
+    steps = TensorFlowSteps
 
-def _by_replicas(variables: Sequence[Any]) -> list[Any]:
-    return [part for variable in variables for part in _by_replica(variable.value)]
-
-
-class TensorFlowOptions(StepOptions):
-    """What can be chosen of a step in TensorFlow."""
-
-    graph_passes = {  # noqa: RUF012 - never changed
-        "layout optimizer": "layout_optimizer",
-        "constant folding": "constant_folding",
-    }
-
-    def leave_out(self, graph_pass: str) -> None:
-        """Leave a pass out of what this process makes of its graphs."""
-        name = self.graph_passes[graph_pass]
-        tf.config.optimizer.set_experimental_options({name: False})
-
-    def data_parallel(self) -> AbstractContextManager[Any]:
-        """Return the scope in which a model is made that trains on every device."""
-        kind = "GPU" if tf.config.list_logical_devices("GPU") else "CPU"
-        names = [device.name for device in tf.config.list_logical_devices(kind)]
-        return tf.distribute.MirroredStrategy(names).scope()
-
-    def repeated(self, batch: Any) -> Any:
-        """Return a dataset of the same batch.
-
-        Keras would copy what a generator gives ahead of its use, and the allocator
-        would count the copies.
-        """
-        return tf.data.Dataset.from_tensors(batch).repeat()
+    def traces(self, model: Any) -> int | None:
+        """Return how many traces the training step has, None before the first."""
+        return count_traces(model, "experimental_get_tracing_count")

@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ def step_graph(
     )
     model = followed.model
     step = model.train_step if training else model.predict_step
-    with _gpu_listed() if on_gpu else _nothing_changed():
+    with _gpu_listed() if on_gpu else nullcontext():
         traced = tf.function(step, autograph=False).get_concrete_function(specs)
     definition = _optimized(traced, on_gpu=on_gpu)
     return _graph(definition, traced, followed.variables)
@@ -61,11 +61,6 @@ def compiles_on_gpu(layers: Iterable[Any]) -> bool:
             else layer.supports_jit
             for layer in layers
         )
-
-
-@contextmanager
-def _nothing_changed() -> Iterator[None]:
-    yield
 
 
 @contextmanager
@@ -131,9 +126,9 @@ def _meta_graph(traced: Any, device: str) -> meta_graph_pb2.MetaGraphDef:
             _make_variable(node, handles[node.name])
         node.device = device
     # The optimizer leaves alone what is named here, and drops what it does not need.
-    kept = [tensor.op.name for tensor in (*traced.outputs, *traced.inputs)]
-    kept += [operation.name for operation in traced.graph.control_outputs]
-    meta.collection_def["train_op"].node_list.value.extend(dict.fromkeys(kept))
+    preserved = [tensor.op.name for tensor in (*traced.outputs, *traced.inputs)]
+    preserved += [operation.name for operation in traced.graph.control_outputs]
+    meta.collection_def["train_op"].node_list.value.extend(dict.fromkeys(preserved))
     return meta
 
 
@@ -150,11 +145,11 @@ def _make_variable(node: Any, handle: Any) -> None:
 def _graph(
     definition: graph_pb2.GraphDef, traced: Any, variables: Sequence[Any]
 ) -> Graph:
-    made = {op.name: n for n, op in enumerate(traced.graph.get_operations())}
+    positions = {op.name: n for n, op in enumerate(traced.graph.get_operations())}
     with tf.Graph().as_default() as graph:
         tf.graph_util.import_graph_def(definition, name="")
     nodes = _in_order(
-        [graph.get_operation_by_name(n.name) for n in definition.node], made
+        [graph.get_operation_by_name(n.name) for n in definition.node], positions
     )
     index = {node.name: number for number, node in enumerate(nodes)}
     numbers = {id(v.value.handle): number for number, v in enumerate(variables)}
@@ -167,7 +162,7 @@ def _graph(
     return Graph(operations, results)
 
 
-def _in_order(nodes: list[Any], made: dict[str, int]) -> list[Any]:
+def _in_order(nodes: list[Any], positions: dict[str, int]) -> list[Any]:
     """Return the nodes in the order of the traced graph.
 
     What the optimizer added comes behind the last of what it takes: it keeps the order
@@ -176,7 +171,7 @@ def _in_order(nodes: list[Any], made: dict[str, int]) -> list[Any]:
     place: dict[str, float] = {}
     for node in nodes:
         inputs = (place.get(tensor.op.name, -1.0) for tensor in node.inputs)
-        place[node.name] = made.get(node.name, max(inputs, default=-1.0) + 0.5)
+        place[node.name] = positions.get(node.name, max(inputs, default=-1.0) + 0.5)
     return sorted(nodes, key=lambda node: place[node.name])
 
 

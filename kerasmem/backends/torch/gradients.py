@@ -1,15 +1,17 @@
-"""Measuring gradients on torch: as few calls as possible, and none that waits."""
+"""The gradients of a torch step, measured in few calls, none of which waits."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+
+from kerasmem.backends.gradients import GradientBackend, GradientMeter, Observer
 
 _SHORT = 65_536
 _ROW = 4096
 
 
-class TorchMeter:
+class TorchMeter(GradientMeter):
     """Measures dense gradients; Keras has no others on torch."""
 
     def squared_norms(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -31,10 +33,6 @@ class TorchMeter:
         if largest.device.type != "cpu" or not bool(squared_norms.isfinite().all()):
             nonfinite = torch.stack([_nonfinite(gradient) for gradient in gradients])
         return torch.stack([largest.float(), nonzero, nonfinite], dim=1)
-
-    def spaced_rows(self, matrix: torch.Tensor, count: int, step: int) -> torch.Tensor:
-        """Return the first of every `step` rows of a matrix, `count` of them."""
-        return matrix[: count * step : step]
 
     def size_bytes(self, gradient: torch.Tensor) -> int:
         """Return the bytes that hold the gradient."""
@@ -59,3 +57,35 @@ def _long_norm(flat: torch.Tensor) -> torch.Tensor:
     rows = torch.linalg.vector_norm(flat[:whole].view(-1, _ROW), dim=1)
     rest = torch.linalg.vector_norm(flat[whole:])
     return torch.linalg.vector_norm(torch.cat([rows, rest[None]]))
+
+
+class TorchGradients(GradientBackend):
+    """The gradients of a torch step, all of them dense."""
+
+    def observe_gradients(
+        self, optimizer: Any, observer: Observer
+    ) -> Callable[[], None]:
+        """Call `observer(gradients, variables)` in every update; return the undo."""
+        return super().observe_gradients(optimizer, _uncompiled(observer))
+
+    def gradient_meter(self, *, compiled: bool) -> GradientMeter:
+        """Return what measures gradients in a step."""
+        return TorchMeter()
+
+    def branches_cost(self, *, compiled: bool) -> bool:
+        """Return False: the step is no graph."""
+        return False
+
+
+def _uncompiled(observer: Observer) -> Observer:
+    # An observer counts steps in Python: what torch.compile makes of that would hold
+    # for one count only.
+    disable: Any = torch.compiler.disable
+
+    def observe(
+        gradients: Sequence[Any], variables: Sequence[Any]
+    ) -> Callable[[], None] | None:
+        finish = observer(gradients, variables)
+        return None if finish is None else disable(finish)
+
+    return disable(observe)

@@ -9,20 +9,25 @@ from torch.utils.checkpoint import (
     set_device_states,
 )
 
-from kerasmem.backends.recompute import Function, Store, kept
+from kerasmem.backends.recompute import (
+    Function,
+    RecomputeBackend,
+    Store,
+    save_arguments,
+)
 
 
-def recomputed(function: Function, store: Store | None) -> Function:
-    """Return `function` with a backward pass that keeps only the arguments.
+class TorchRecompute(RecomputeBackend):
+    """Functions that torch computes a second time for their gradient."""
 
-    Args:
-        function: a pure function of tensors.
-        store: how the arguments are kept; None for as they are.
-    """
-    if store is None:
-        # Stops as soon as it has what the gradient reads.
-        return lambda *tensors: checkpoint(function, *tensors, use_reentrant=False)
-    return lambda *tensors: _Recomputed.apply(function, store, *tensors)
+    def recomputed(
+        self, function: Function, store: Store | None = None, *, compiled: bool = False
+    ) -> Function:
+        """Return `function` with a backward pass that keeps only the arguments."""
+        if store is None:
+            # Stops as soon as it has what the gradient reads.
+            return lambda *tensors: checkpoint(function, *tensors, use_reentrant=False)
+        return lambda *tensors: _Recomputed.apply(function, store, *tensors)
 
 
 class _Recomputed(torch.autograd.Function):
@@ -33,7 +38,7 @@ class _Recomputed(torch.autograd.Function):
         # Keras's dropout without a seed draws from torch's own generators.
         ctx.random = torch.get_rng_state(), *get_device_states(*tensors)
         outputs = tuple(function(*tensors))
-        parts, ctx.restored = kept(store, tensors)
+        parts, ctx.restored = save_arguments(store, tensors)
         ctx.function = function
         ctx.save_for_backward(*parts)
         ctx.mark_non_differentiable(*(y for y in outputs if not y.is_floating_point()))
@@ -46,14 +51,14 @@ class _Recomputed(torch.autograd.Function):
             x.detach().requires_grad_(need)
             for x, need in zip(ctx.restored(ctx.saved_tensors), needed, strict=True)
         ]
-        outputs = _again(ctx.function, arguments, *ctx.random)
+        outputs = _rerun(ctx.function, arguments, *ctx.random)
         pairs = [
             (y, dy)
             for y, dy in zip(outputs, upstream, strict=True)
             if y.requires_grad and dy is not None
         ]
         sources = [x for x in arguments if x.requires_grad]
-        found = iter(
+        dx = iter(
             torch.autograd.grad(
                 [y for y, _ in pairs],
                 sources,
@@ -61,10 +66,10 @@ class _Recomputed(torch.autograd.Function):
                 allow_unused=True,
             )
         )
-        return (None, None, *(next(found) if need else None for need in needed))
+        return (None, None, *(next(dx) if need else None for need in needed))
 
 
-def _again(
+def _rerun(
     function: Function, arguments: Any, state: Any, devices: Any, states: Any
 ) -> Any:
     """Return what the function gives if it draws the same random numbers."""

@@ -1,32 +1,17 @@
 """Torch: a step runs as it is written, and changes the variables."""
 
-import gc
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
-from kerasmem.backends.in_place import InPlaceSteps, InPlaceTraining, LocalBatches
-from kerasmem.backends.steps import (
-    Count,
-    GradientSum,
-    Part,
-    Step,
-    changed_by_evaluation,
-    changed_by_training,
-)
+from kerasmem.backends.in_place import InPlaceSteps
+from kerasmem.backends.steps import Count, GradientSum, Part, Step, StepBackend
 
 
-class TorchSteps(InPlaceSteps, LocalBatches):
+class TorchSteps(InPlaceSteps):
     """Steps of a model that torch runs."""
-
-    survives_failure: bool = True
-
-    @property
-    @abstractmethod
-    def step(self) -> Step:
-        """The model's own step."""
 
     def run(self, function: Step, state: Any, batch: Any) -> tuple[Any, Any]:
         """Return logs and state after `function` had one batch."""
@@ -36,6 +21,14 @@ class TorchSteps(InPlaceSteps, LocalBatches):
         """Wait until the device has done what it was told."""
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
+
+    def function_of(self, step: Step) -> Step:
+        """Return the step as Keras calls it; it is not compiled."""
+
+        def function(data: Any) -> Any:
+            return step(data[0])
+
+        return function if self._kind == "train" else torch.no_grad()(function)
 
     def counting(self, count: Count) -> Callable[[Any, Any], Any]:
         """Return a function of state and batch that calls `count`."""
@@ -50,7 +43,7 @@ class TorchSteps(InPlaceSteps, LocalBatches):
         """Give back to the device what nothing holds any more."""
         for variable in self._model.trainable_variables:
             variable.value.grad = None
-        gc.collect()
+        super().free()
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
 
@@ -68,38 +61,6 @@ class TorchSteps(InPlaceSteps, LocalBatches):
     def _to_tensors(self, share: Any, factors: Any) -> tuple[Any, Any]:
         return float(share), torch.from_numpy(factors)
 
-
-class TorchEvaluation(TorchSteps):
-    """A model that torch evaluates."""
-
-    @property
-    def step(self) -> Step:
-        """The model's own step."""
-        return self._model.test_step
-
-    def function_of(self, step: Step) -> Step:
-        """Return the step as Keras's `evaluate` calls it; it is not compiled."""
-        return torch.no_grad()(lambda data: step(data[0]))
-
-    def _changed(self) -> list[Any]:
-        return changed_by_evaluation(self._model)
-
-
-class TorchTraining(TorchSteps, InPlaceTraining):
-    """A model that torch trains."""
-
-    @property
-    def step(self) -> Step:
-        """The model's own step."""
-        return self._model.train_step
-
-    def function_of(self, step: Step) -> Step:
-        """Return the step as Keras's `fit` calls it; it is not compiled."""
-        return lambda data: step(data[0])
-
-    def _changed(self) -> list[Any]:
-        return changed_by_training(self._model)
-
     def _add(
         self, totals: Sequence[GradientSum], gradients: Sequence[Any], part: Part
     ) -> Sequence[Any]:
@@ -109,9 +70,75 @@ class TorchTraining(TorchSteps, InPlaceTraining):
                 total.is_reached = True
         return [total.value if total.is_reached else None for total in totals]
 
-    def _as_dtype_of(self, variable: Any, total: Any) -> Any:
-        return total.to(variable.value.dtype)
-
     def _clear(self, total: GradientSum) -> None:
         total.value.zero_()
         total.is_reached = False
+
+
+class TorchOps:
+    """Functions of torch under the names of `keras.ops`, for what runs in every step.
+
+    A call of `keras.ops` takes some ten microseconds on torch, longer than what it does
+    to a few figures.
+    """
+
+    isfinite = torch.isfinite
+    maximum = torch.maximum
+    ones_like = torch.ones_like
+    reshape = torch.reshape
+    sqrt = torch.sqrt
+    where = torch.where
+    zeros_like = torch.zeros_like
+
+    @staticmethod
+    def cast(x: torch.Tensor, dtype: str) -> torch.Tensor:
+        """Return the tensor in another type, such as `"float32"`."""
+        return x.to(getattr(torch, dtype))
+
+    @staticmethod
+    def concatenate(xs: Sequence[torch.Tensor], axis: int = 0) -> torch.Tensor:
+        """Return the tensors one behind the other."""
+        return torch.cat(tuple(xs), dim=axis)
+
+    @staticmethod
+    def split(
+        x: torch.Tensor, indices_or_sections: Sequence[int], axis: int = 0
+    ) -> Sequence[torch.Tensor]:
+        """Return the parts of a tensor, cut before each of the indices."""
+        return torch.tensor_split(x, tuple(indices_or_sections), dim=axis)
+
+    @staticmethod
+    def stack(x: Sequence[torch.Tensor], axis: int = 0) -> torch.Tensor:
+        """Return the tensors side by side along a new axis."""
+        return torch.stack(tuple(x), dim=axis)
+
+    @staticmethod
+    def sum(x: torch.Tensor) -> torch.Tensor:
+        """Return the sum of all entries."""
+        return torch.sum(x)
+
+    @staticmethod
+    def take(x: torch.Tensor, indices: Sequence[int], axis: int) -> torch.Tensor:
+        """Return the entries, or rows, with these indices."""
+        return torch.index_select(x, axis, torch.tensor(indices, device=x.device))
+
+
+class TorchStepping(StepBackend):
+    """Torch runs a step as it is written."""
+
+    runs_eagerly = True
+    ops = TorchOps
+    steps = TorchSteps
+
+    def traces(self, model: Any) -> int | None:
+        """Return None: torch runs the step itself, or counts its traces nowhere."""
+        return None
+
+    def uncompiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function with an end put before it to what Dynamo compiles."""
+        disable: Any = torch.compiler.disable
+        return disable(function)
+
+    def inference(self) -> AbstractContextManager[Any]:
+        """Return a scope in which no backward pass is recorded."""
+        return torch.no_grad()

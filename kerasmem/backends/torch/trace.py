@@ -95,11 +95,11 @@ class _Notes(TorchDispatchMode):
     ) -> Any:
         if self._fake and func is _VALUE_OF:
             return _one(args[0].dtype)
-        made = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(made):
+        outputs = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(outputs):
             if isinstance(tensor, torch.Tensor):
                 self._see(tensor.untyped_storage(), func)
-        return made
+        return outputs
 
     def _see(self, storage: Any, func: Any) -> None:
         key, nbytes = storage._cdata, storage.nbytes()
@@ -115,15 +115,15 @@ class _Notes(TorchDispatchMode):
     def _note(
         self, address: int, nbytes: int, operation: str, *, is_allocation: bool
     ) -> None:
-        given = -(-nbytes // _ROUNDING_BYTES) * _ROUNDING_BYTES
-        self._in_use += given if is_allocation else -given
+        rounded = -(-nbytes // _ROUNDING_BYTES) * _ROUNDING_BYTES
+        self._in_use += rounded if is_allocation else -rounded
         self._events.append(
             MemoryEvent(
                 time_ns=len(self._events),
                 is_allocation=is_allocation,
                 address=address,
                 requested_bytes=nbytes,
-                given_bytes=given,
+                given_bytes=rounded,
                 in_use_bytes=self._in_use,
                 operation=operation,
                 layer=self._layer,

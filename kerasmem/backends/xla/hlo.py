@@ -5,11 +5,12 @@ them, but importing it takes a JAX process seconds and much memory.
 """
 
 import itertools
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kerasmem.backends.protobuf import fields, packed
+from kerasmem.backends.protobuf import Message
 
 _DTYPES = {
     1: "bool", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "uint8",
@@ -34,6 +35,7 @@ class Instruction:
         called: identifiers of the computations that it runs.
         shapes: shape and dtype by index into its value, which may be a tuple.
         parameter: number of the argument that it is, 0 if it is none.
+        element: which one it takes of a tuple, 0 if it takes none.
     """
 
     number: int
@@ -44,6 +46,7 @@ class Instruction:
     called: tuple[int, ...]
     shapes: dict[tuple[int, ...], tuple[str, str]]
     parameter: int = 0
+    element: int = 0
 
 
 @dataclass(frozen=True)
@@ -53,12 +56,12 @@ class Program:
     Args:
         entry: identifier of the computation that it begins with.
         computations: their instructions in order, by identifier.
-        root: identifier of the instruction that is the result.
+        roots: identifier of the instruction that is the result, for each of them.
     """
 
     entry: int
     computations: dict[int, list[Instruction]]
-    root: int
+    roots: dict[int, int]
 
 
 @dataclass(frozen=True)
@@ -101,13 +104,23 @@ class Buffers:
     defined: dict[int, tuple[int, tuple[int, ...]]]
     allocations: list[Allocation]
 
+    @property
+    def scratch_bytes(self) -> int:
+        """Size of the block that the program asks the allocator for."""
+        asked = (
+            one.size
+            for one in self.allocations
+            if not (one.is_local or one.is_argument or one.is_result)
+        )
+        return max(asked, default=0)
+
 
 def read_program(module: bytes) -> Program:
     """Return a serialized `HloModuleProto`."""
-    content = _Message(module)
+    content = Message(module)
     instructions: dict[int, dict[int, Instruction]] = {}
     roots: dict[int, int] = {}
-    for computation in map(_Message, content.all(3)):
+    for computation in map(Message, content.all(3)):
         number = computation.number(5)
         roots[number] = computation.number(6)
         found = map(_instruction, computation.all(2))
@@ -117,8 +130,7 @@ def read_program(module: bytes) -> Program:
         number: [inside[key] for key in order.get(number, inside)]
         for number, inside in instructions.items()
     }
-    entry = content.number(6)
-    return Program(entry, _named(computations), roots[entry])
+    return Program(content.number(6), _named(computations), roots)
 
 
 def _named(
@@ -146,25 +158,25 @@ def _named(
 
 def read_buffers(assignment: bytes) -> Buffers:
     """Return a serialized `BufferAssignmentProto`."""
-    content = _Message(assignment)
+    content = Message(assignment)
     defined = {}
-    for buffer in map(_Message, content.all(1)):
-        where = _Message(buffer.last(3))
+    for buffer in map(Message, content.all(1)):
+        where = Message(buffer.last(3))
         defined[buffer.number(1)] = (where.number(4), where.numbers(3))
-    return Buffers(defined, [_allocation(_Message(one)) for one in content.all(3)])
+    return Buffers(defined, [_allocation(Message(one)) for one in content.all(3)])
 
 
-def _schedule(module: "_Message") -> dict[int, tuple[int, ...]]:
-    schedule = _Message(module.last(7))
+def _schedule(module: Message) -> dict[int, tuple[int, ...]]:
+    schedule = Message(module.last(7))
     order = {}
-    for entry in map(_Message, schedule.all(1)):
-        order[entry.number(1)] = _Message(entry.last(2)).numbers(1)
+    for entry in map(Message, schedule.all(1)):
+        order[entry.number(1)] = Message(entry.last(2)).numbers(1)
     return order
 
 
 def _instruction(message: Any) -> Instruction:
-    content = _Message(message)
-    metadata = _Message(content.last(7))
+    content = Message(message)
+    metadata = Message(content.last(7))
     return Instruction(
         number=content.number(35),
         opcode=content.text(2),
@@ -172,24 +184,25 @@ def _instruction(message: Any) -> Instruction:
         label=content.text(1) or content.text(2),
         operands=content.numbers(36),
         called=content.numbers(38),
-        shapes=dict(_shapes(_Message(content.last(3)), ())),
+        shapes=dict(_shapes(Message(content.last(3)), ())),
         parameter=content.number(9),
+        element=content.number(13),
     )
 
 
 def _shapes(
-    shape: "_Message", index: tuple[int, ...]
+    shape: Message, index: tuple[int, ...]
 ) -> Iterator[tuple[tuple[int, ...], tuple[str, str]]]:
     sizes = ",".join(map(str, shape.numbers(3)))
     yield index, (f"[{sizes}]", _DTYPES.get(shape.number(2), ""))
     for number, inner in enumerate(shape.all(4)):
-        yield from _shapes(_Message(inner), (*index, number))
+        yield from _shapes(Message(inner), (*index, number))
 
 
-def _allocation(content: "_Message") -> Allocation:
+def _allocation(content: Message) -> Allocation:
     places = [
         Place(place.number(1), place.number(2), place.number(3))
-        for place in map(_Message, content.all(9))
+        for place in map(Message, content.all(9))
     ]
     return Allocation(
         size=content.number(2),
@@ -200,29 +213,105 @@ def _allocation(content: "_Message") -> Allocation:
     )
 
 
-class _Message:
-    """The fields of a protocol buffer by number; what is missing is empty or 0."""
+_BARRIERS = ("opt-barrier", "optimization-barrier")
+_WIDTHS = {"bool": 1, "bfloat16": 2, "complex64": 8, "complex128": 16}
 
-    def __init__(self, content: bytes | memoryview) -> None:
-        self._fields: dict[int, list[Any]] = {}
-        for number, value in fields(memoryview(content)):
-            self._fields.setdefault(number, []).append(value)
 
-    def all(self, number: int) -> list[Any]:
-        return self._fields.get(number, [])
+@dataclass(frozen=True, slots=True)
+class Value:
+    """What an instruction computes.
 
-    def last(self, number: int) -> Any:
-        return self._fields.get(number, [b""])[-1]
+    Args:
+        opcode: such as `"dot"`.
+        name: the framework's name of the operation.
+        operands: indices of the values it takes.
+        shape: its shape; of a tuple that of its first member.
+        itemsize: bytes of an entry.
+        nbytes: bytes of all of it.
+    """
 
-    def number(self, number: int) -> int:
-        return self._fields.get(number, [0])[-1]
+    opcode: str
+    name: str
+    operands: tuple[int, ...]
+    shape: tuple[int, ...]
+    itemsize: int
+    nbytes: int
 
-    def text(self, number: int) -> str:
-        return bytes(self.last(number)).decode()
 
-    def numbers(self, number: int) -> tuple[int, ...]:
-        """Return a repeated number, packed or not."""
-        found: list[int] = []
-        for value in self.all(number):
-            found += [value] if isinstance(value, int) else packed(value)
-        return tuple(found)
+@dataclass(frozen=True)
+class Flat:
+    """A program without calls.
+
+    Args:
+        values: in the order of the program.
+        results: indices of the values that the caller gets.
+    """
+
+    values: Sequence[Value]
+    results: Sequence[int]
+
+
+def read_flat(module: bytes) -> Flat:
+    """Return a serialized `HloModuleProto` with its calls opened."""
+    return _Flattening(module).result()
+
+
+class _Flattening:
+    def __init__(self, module: bytes) -> None:
+        self._program = read_program(module)
+        self._values: list[Value] = []
+
+    def result(self) -> Flat:
+        root = self._open(self._program.entry, None)
+        return Flat(self._values, list(_leaves(root)))
+
+    def _open(self, computation: int, arguments: Sequence[Any] | None) -> Any:
+        """Return the root's value: an index, or a list for a tuple."""
+        found: dict[int, Any] = {}
+        for one in self._program.computations[computation]:
+            found[one.number] = self._value(one, found, arguments)
+        return found[self._program.roots[computation]]
+
+    def _value(
+        self, one: Instruction, found: dict[int, Any], arguments: Sequence[Any] | None
+    ) -> Any:
+        operands = [found[number] for number in one.operands]
+        if one.opcode == "parameter" and arguments is not None:
+            return arguments[one.parameter]
+        if one.opcode == "call":
+            return self._open(one.called[0], operands)
+        if one.opcode == "tuple":
+            return operands
+        if one.opcode in _BARRIERS:
+            return operands[0]  # what goes in comes out, each for itself
+        if one.opcode == "get-tuple-element" and isinstance(operands[0], list):
+            return operands[0][one.element]
+        self._values.append(_value(one, tuple(_leaves(operands))))
+        return len(self._values) - 1
+
+
+def _leaves(nest: Any) -> Iterator[int]:
+    if isinstance(nest, list):
+        for inner in nest:
+            yield from _leaves(inner)
+    else:
+        yield nest
+
+
+def _value(one: Instruction, operands: tuple[int, ...]) -> Value:
+    arrays = [_array(text, dtype) for text, dtype in one.shapes.values() if dtype]
+    shape, itemsize = arrays[0] if arrays else ((), 0)
+    return Value(
+        opcode=one.opcode,
+        name=one.name,
+        operands=operands,
+        shape=shape,
+        itemsize=itemsize,
+        nbytes=sum(math.prod(sizes) * width for sizes, width in arrays),
+    )
+
+
+def _array(shape: str, dtype: str) -> tuple[tuple[int, ...], int]:
+    sizes = tuple(int(size) for size in shape.strip("[]").split(",") if size)
+    digits = "".join(filter(str.isdigit, dtype.partition("_")[0]))
+    return sizes, _WIDTHS.get(dtype, max(int(digits or 8) // 8, 1))

@@ -1,11 +1,17 @@
 """XLA's plan for the memory of a compiled step, as if an allocator had done it."""
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from kerasmem.backends.profile import MemoryEvent
-from kerasmem.backends.xla.hlo import Buffers, Instruction, Place, Program
+from kerasmem.backends.profile import AllocatorTrace, MemoryEvent, Storage
+from kerasmem.backends.xla.hlo import (
+    Buffers,
+    Instruction,
+    Place,
+    Program,
+    read_program,
+)
 
 # Their value is the value of an operand, or has it inside.
 _FORWARDING = frozenset(
@@ -77,6 +83,43 @@ def plan(program: Program, buffers: Buffers) -> Plan:
     return Plan(list(_events(planned, reserved)), arguments, reserved)
 
 
+@dataclass(frozen=True)
+class StepPlan:
+    """The plan of a compiled step, as a profiler tells of it.
+
+    Args:
+        trace: what comes and goes while the step runs, as XLA planned it.
+        arguments: where what is there before lies: the variables, the batch.
+    """
+
+    trace: AllocatorTrace
+    arguments: list[Storage]
+
+
+def step_plan(
+    module: bytes,
+    buffers: Buffers,
+    device: str,
+    variable_of: Callable[[Instruction], int | None],
+) -> StepPlan:
+    """Return the plan of a compiled step.
+
+    Args:
+        module: serialized `HloModuleProto`.
+        buffers: where its buffers lie.
+        device: name of the device.
+        variable_of: returns the number of the variable that an argument is, None for
+            the batch.
+    """
+    planned_step = plan(read_program(module), buffers)
+    arguments = [
+        Storage(variable_of(one.instruction), device, one.address, one.size)
+        for one in planned_step.arguments
+    ]
+    trace = AllocatorTrace(device, device, "buffer assignment", planned_step.events)
+    return StepPlan(trace, arguments)
+
+
 class _Lifetimes:
     def __init__(self, program: Program) -> None:
         self._instructions: dict[int, Instruction] = {}
@@ -123,7 +166,7 @@ class _Lifetimes:
         waiting, seen = [number], {number}
         while waiting:
             current = waiting.pop()
-            if current == self._program.root:
+            if current == self._program.roots[self._program.entry]:
                 return None
             last = max(last, self._position[current])
             for user in self._users[current]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
-from kerasmem.backends.layer_weights import forget_float_weights
+from kerasmem.backends.variables import forget_float_weights
 from kerasmem.compression.account import (
     account,
     check_every_pattern_matches,

@@ -19,7 +19,7 @@ from typing import Any
 
 import keras
 
-from kerasmem.backends.layer_weights import exchange_weight, unlocked
+from kerasmem.backends.variables import exchange_weight, unlocked
 from kerasmem.compression.quantize.aware.quantizers import (
     FakeQuantize,
     FakeQuantizedInside,

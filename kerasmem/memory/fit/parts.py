@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from kerasmem import backends
-from kerasmem.backends.steps import GradientSum, Part, Step, Steps, Training
+from kerasmem.backends.steps import GradientSum, Part, Step, Steps
 from kerasmem.errors import ModelError
 from kerasmem.memory.fit import losses
 from kerasmem.memory.fit.losses import LossFactors
@@ -101,7 +101,7 @@ class MicroBatches(Parts):
         factors: multiplies its losses.
     """
 
-    def __init__(self, model: Any, training: Training, factors: LossFactors) -> None:
+    def __init__(self, model: Any, training: Steps, factors: LossFactors) -> None:
         super().__init__(model, training, factors)
         self._training = training
         self._sums: dict[int, GradientSum] = {}

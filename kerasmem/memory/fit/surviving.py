@@ -8,7 +8,7 @@ import keras
 
 from kerasmem import backends
 from kerasmem.backends.exhaustion import RefusalLog
-from kerasmem.backends.steps import Step, Steps, Training, build_for
+from kerasmem.backends.steps import Step, Steps, build_for
 from kerasmem.errors import ConfigError, OutOfMemoryError, TornStateError
 from kerasmem.memory.estimate.inputs import lengths_in
 from kerasmem.memory.fit.losses import LossFactors
@@ -256,7 +256,7 @@ class SurvivingTraining(SurvivingStep):
         context: what its steps share with others of this `fit`.
     """
 
-    def __init__(self, model: Any, training: Training, context: FitContext) -> None:
+    def __init__(self, model: Any, training: Steps, context: FitContext) -> None:
         super().__init__(model, training, context)
         self._training = training
         self._trained_by: Any = None

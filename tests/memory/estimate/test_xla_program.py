@@ -2,7 +2,7 @@
 
 import pytest
 
-from kerasmem.backends.xla.flat import Flat, Value
+from kerasmem.backends.xla.hlo import Flat, Value
 from kerasmem.memory.estimate.traced.on_xla import stored, trial, written
 from kerasmem.memory.program import Plan, peak_of
 

@@ -15,7 +15,7 @@ from typing import Any
 import keras
 
 from kerasmem.backends import current
-from kerasmem.backends.layer_weights import forget_float_weights
+from kerasmem.backends.variables import forget_float_weights
 from kerasmem.compression.account import matches
 from kerasmem.compression.quantize.apply import WeightPlan, weight_plan
 from kerasmem.compression.quantize.aware.learned import is_aware

@@ -14,7 +14,7 @@ import keras
 
 from kerasmem.backends.profile import Followed
 from kerasmem.backends.trace import tracer
-from kerasmem.backends.xla.flat import Flat, Value, read_flat
+from kerasmem.backends.xla.hlo import Flat, Value, read_flat
 from kerasmem.graph.values import nbytes
 from kerasmem.memory import program as pg
 from kerasmem.memory.estimate import scratch

@@ -1,0 +1,165 @@
+"""JAX's variables: those that ride in a step, and such that had no value."""
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+
+from kerasmem.backends.gradients import innermost
+from kerasmem.backends.lazy import LazyValues
+from kerasmem.backends.patching import patch_method
+from kerasmem.backends.variables import StepState, VariableBackend
+
+
+class JaxLazyValues(LazyValues):
+    """An array of JAX is made of one of NumPy when it is used."""
+
+    def why_not(self) -> str | None:
+        """Return that NNX keeps values in a place of its own, if it does."""
+        return "NNX" if keras.config.is_nnx_enabled() else None
+
+    def outside_of_traces(self) -> AbstractContextManager[Any]:
+        """Return a scope in which nothing is traced."""
+        return jax.ensure_compile_time_eval()
+
+    def described(self, shape: tuple[int, ...], dtype: str) -> Any:
+        """Return zeros, which a trace does not make."""
+        return jax.numpy.zeros(shape, dtype)
+
+    def fill(self, variable: Any, value: Any) -> None:
+        """Make the array, laid out over devices as the variable is to be."""
+        # Private, as in all backends: what Keras calls to give the first value.
+        variable._initialize(variable._convert_to_tensor(value, variable._dtype))
+
+
+class OptimizerState(StepState):
+    """A `StepState` among the optimizer's variables, hidden from checkpoints."""
+
+    def __init__(
+        self, optimizer: Any, value: np.ndarray, name: str, like: Any = None
+    ) -> None:
+        # A loss scaling optimizer takes its own variables from before the update,
+        # so the state rides in the optimizer that updates.
+        self._optimizer = innermost(optimizer)
+        variable = self._optimizer.add_variable(
+            shape=value.shape,
+            dtype=str(value.dtype),
+            # Private: as Keras itself lays out what an optimizer keeps of a variable.
+            layout=getattr(like, "_layout", None),
+            name=name,
+        )
+        variable.assign(value)
+        super().__init__(variable, np.array)
+        self._undo = [
+            patch_method(saved, method, self._without)
+            for saved in {id(o): o for o in (optimizer, self._optimizer)}.values()
+            for method in ("save_own_variables", "load_own_variables")
+        ]
+
+    def release(self) -> None:
+        """Take the variable out of the optimizer, and the hiding with it."""
+        while self._undo:
+            self._undo.pop()()
+        _remove(_tracked(self._optimizer), self.variable)
+        self._optimizer._untrack_variable(self.variable)
+
+    def _without(self, original: Any, store: Any) -> Any:
+        variables = _tracked(self._optimizer)
+        place = _place(variables, self.variable)
+        if place is None:
+            # Released a moment ago, or left out already: a loss scaling optimizer
+            # saves the one inside of it.
+            return original(store)
+        _remove(variables, self.variable)
+        try:
+            return original(store)
+        finally:
+            # Not the list of before: an attachment may release states in `original`.
+            if self._undo:
+                variables[place:place] = [self.variable]
+
+
+class DirectWrites:
+    """Stands in for JAX's compiled step, and hands new values of some states in.
+
+    Within an epoch all variables of a model are in the arguments of its step alone.
+    To fetch them before every step would take a good part of the step's time.
+
+    Args:
+        model: the model of the running `fit`.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._step: Any = None
+        self._pending: dict[int, np.ndarray] = {}
+
+    def write(self, variable: Any, value: np.ndarray) -> None:
+        """Set a variable of the optimizer before the next step."""
+        model = self._model
+        places = (i for i, v in enumerate(model.optimizer.variables) if v is variable)
+        self._pending[next(places)] = value
+        if model.train_function is not self:
+            self._step, model.train_function = model.train_function, self
+
+    def forget(self) -> None:
+        """Leave out what was not handed in yet, because it was set in another way."""
+        self._pending.clear()
+
+    def release(self) -> None:
+        """Give the model its step back; a second call is a no-op."""
+        if self._model.train_function is self:
+            self._model.train_function = self._step
+
+    def __call__(self, state: Any, *arguments: Any) -> Any:
+        """Run one training step."""
+        if self._pending:
+            trainable, others, optimizer, metrics = state
+            handed_in = list(optimizer)
+            for place, value in self._pending.items():
+                handed_in[place] = value
+            self._pending.clear()
+            state = (trainable, others, handed_in, metrics)
+        return self._step(state, *arguments)
+
+
+class JaxVariables(VariableBackend):
+    """What JAX makes of variables: a step is handed their values."""
+
+    hands_state_on = True
+    lazy_values = JaxLazyValues
+
+    def step_state(
+        self, optimizer: Any, value: np.ndarray, name: str, like: Any = None
+    ) -> StepState:
+        """Return a state among the optimizer's variables."""
+        return OptimizerState(optimizer, value, name, like)
+
+    def copies_for_step(self, variables: Iterable[Any]) -> list[Any]:
+        """Return copies: the memory of a step's state is given away."""
+        return [
+            keras.Variable(keras.ops.copy(v.value), dtype=v.dtype, trainable=False)
+            for v in variables
+        ]
+
+    def direct_writes(self, model: Any) -> DirectWrites:
+        """Return what stands in for the compiled step."""
+        return DirectWrites(model)
+
+
+def _tracked(optimizer: Any) -> list[Any]:
+    # Private: `optimizer.variables` is a copy, and there is no public way to take a
+    # variable out again or to leave one out of a checkpoint.
+    return optimizer._variables
+
+
+# By identity: `list.index` and `list.remove` would compare the values of JAX arrays.
+def _place(variables: list[Any], variable: Any) -> int | None:
+    return next((i for i, kept in enumerate(variables) if kept is variable), None)
+
+
+def _remove(variables: list[Any], variable: Any) -> None:
+    variables[:] = [kept for kept in variables if kept is not variable]

@@ -1,0 +1,65 @@
+"""Torch's variables: those of a step, and such that had no value."""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from kerasmem.backends.lazy import LazyValues
+from kerasmem.backends.variables import StepState, VariableBackend, hidden_variable
+
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class TorchLazyValues(LazyValues):
+    """A tensor of torch lies where an array does, over the file itself.
+
+    Every layer keeps a table of the parameters inside of it, so that the parameter has
+    to be there first, over memory that nobody has touched, and to stay the same one.
+    """
+
+    adopts = True
+
+    def placeholder(self, variable: Any) -> Any:
+        """Return a tensor whose memory is not touched."""
+        return torch.empty(variable._shape, dtype=getattr(torch, variable._dtype))
+
+    def described(self, shape: tuple[int, ...], dtype: str) -> Any:
+        """Return a tensor without memory; the placeholder mostly takes its part."""
+        return torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
+
+    def fill(self, variable: Any, value: Any) -> None:
+        """Let the parameter have the value."""
+        tensor = _shared(value) if isinstance(value, np.ndarray) else value.detach()
+        parameter = vars(variable)["_value"]
+        parameter.data = tensor.to(parameter.device, parameter.dtype)
+
+
+class TorchVariables(VariableBackend):
+    """What torch makes of variables."""
+
+    lazy_values = TorchLazyValues
+
+    def step_state(
+        self, optimizer: Any, value: np.ndarray, name: str, like: Any = None
+    ) -> StepState:
+        """Return a variable outside of the model."""
+        return StepState(hidden_variable(value, name), _to_numpy)
+
+    def masked(self, value: Any, mask: Any) -> Any:
+        """Overwrite `value` with zeros where `mask` is False, and return it."""
+        # In place: a new tensor that the variable then copies takes several times as
+        # long. By bits, because a product keeps NaN and makes -0.0.
+        bits = value.detach().view(_INTEGERS[value.element_size()])
+        bits.bitwise_and_(mask.view(torch.int8).neg())
+        return value
+
+
+def _shared(array: np.ndarray) -> torch.Tensor:
+    if array.dtype.name == "bfloat16":  # torch knows it, but not as NumPy's
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def _to_numpy(parameter: torch.Tensor) -> np.ndarray:
+    return parameter.detach().cpu().numpy()

@@ -1,0 +1,178 @@
+"""Variables: those of a compiled step, and the weights of a layer that is built."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary, WeakMethod
+
+import keras
+import numpy as np
+from keras import ops
+
+from kerasmem.backends.lazy import LazyValues
+
+
+class StepState:
+    """A variable that a compiled training step may read and assign.
+
+    On JAX a step is a pure function: only what rides among the optimizer's
+    variables survives it. On the other backends any variable will do. The state
+    never reaches a checkpoint.
+
+    Args:
+        variable: the `keras.Variable` to read and assign inside the step.
+        to_numpy: turns the framework's own variable in it into an array. Keras does
+            so with a deprecation warning of NumPy, on TensorFlow and torch.
+    """
+
+    def __init__(self, variable: Any, to_numpy: Callable[[Any], np.ndarray]) -> None:
+        self.variable = variable
+        self._to_numpy = to_numpy
+
+    def read(self) -> np.ndarray:
+        """Return a copy of the current value; call it between epochs only."""
+        return self._to_numpy(self.variable.value).copy()
+
+    def write(self, value: np.ndarray) -> None:
+        """Set the value; call it between epochs only."""
+        self.variable.assign(value)
+
+    def release(self) -> None:
+        """Take the variable out of the optimizer again; a second call is a no-op."""
+
+
+class VariableBackend(ABC):
+    """What a framework makes of variables and their values."""
+
+    hands_state_on: bool = False
+    """Whether a step gets all variables and gives them back, as on JAX."""
+
+    lazy_values: type[LazyValues]
+    """How a variable comes by a value that it had not."""
+
+    @abstractmethod
+    def step_state(
+        self, optimizer: Any, value: np.ndarray, name: str, like: Any = None
+    ) -> StepState:
+        """Return a state that starts as `value` and rides in compiled steps.
+
+        On JAX call it before the step is traced; elsewhere also while it is.
+
+        Args:
+            optimizer: the optimizer that the steps update with.
+            value: its first value.
+            name: its name.
+            like: a variable that it is laid out as over several devices; None for a
+                copy on each.
+        """
+
+    def copies_for_step(self, variables: Iterable[Any]) -> list[Any]:
+        """Return variables that stand for others inside a compiled step.
+
+        Empty where a step reads the variables themselves. A compiled step of JAX sees
+        only the state that is handed to it, and gives the memory of that state away,
+        for good if the step is interrupted: so it takes copies.
+        """
+        return []
+
+    def direct_writes(self, model: Any) -> Any | None:
+        """Return what hands values into a running `fit`, None where `assign` does."""
+        return None
+
+    def read_only_array(self, tensor: Any) -> np.ndarray:
+        """Return a tensor's value, not to be written to: no copy if it is on a CPU."""
+        return ops.convert_to_numpy(tensor)
+
+    def masked(self, value: Any, mask: Any) -> Any:
+        """Return what a variable becomes, with zeros where `mask` is False.
+
+        Args:
+            value: a float tensor, which may be overwritten.
+            mask: a bool tensor of its shape.
+        """
+        # With zeros that are made of one number: half the time of an array of them.
+        return ops.where(mask, value, ops.zeros((), value.dtype))
+
+    def replicating(self, model: Any) -> AbstractContextManager[Any]:
+        """Return a scope in which a variable is made for every replica of a model."""
+        return nullcontext()
+
+
+def hidden_variable(value: np.ndarray, name: str) -> Any:
+    """Return a `keras.Variable` with `value` that no layer or optimizer tracks."""
+    return keras.Variable(
+        value,
+        dtype=str(value.dtype),
+        trainable=False,
+        aggregation="only_first_replica",
+        name=name,
+    )
+
+
+SaveState = Callable[[], Callable[[], None]]
+"""Saves what a step changes besides variables; returns what restores it."""
+
+_EXTRA_STATE: WeakKeyDictionary[Any, list[WeakMethod[SaveState]]] = WeakKeyDictionary()
+
+
+def register_state(optimizer: Any, save: SaveState) -> Callable[[], None]:
+    """Have `save` called whenever a training is copied; return the undo.
+
+    Not on JAX: extra state is among the optimizer's variables there.
+
+    Args:
+        optimizer: that of the training.
+        save: a method, called between steps as long as its object lives.
+    """
+    method = WeakMethod(save)
+    _EXTRA_STATE.setdefault(optimizer, []).append(method)
+    return partial(_unregister, optimizer, method)
+
+
+def saved_state(optimizer: Any) -> list[Callable[[], None]]:
+    """Return what restores all that is registered with an optimizer."""
+    methods = [method() for method in _EXTRA_STATE.get(optimizer, ())]
+    return [save() for save in methods if save is not None]
+
+
+def _unregister(optimizer: Any, method: WeakMethod[SaveState]) -> None:
+    methods = _EXTRA_STATE.get(optimizer, [])
+    methods[:] = [other for other in methods if other is not method]
+
+
+def exchange_weight(layer: Any, attribute: str, old: Any, new: Any) -> None:
+    """Put another weight in the place of one that a built layer has."""
+    # A built layer is locked, and Keras offers no public way to exchange a weight; its
+    # own `quantize` does the same.
+    layer._untrack_variable(old)
+    if keras.backend.backend() == "tensorflow":
+        # TensorFlow keeps a list of its own, and with it the float weight alive.
+        layer._delete_tracking(attribute)
+    object.__setattr__(layer, attribute, new)
+
+
+@contextmanager
+def unlocked(layer: Any) -> Iterator[None]:
+    """Return a scope in which a built layer takes more variables and layers."""
+    # See `exchange_weight`: the lock is Keras's own, and has to be opened for a moment.
+    was_locked = layer._tracker.locked
+    layer._tracker.unlock()
+    try:
+        yield
+    finally:
+        if was_locked:
+            layer._tracker.lock()
+
+
+def forget_float_weights(layers: list[Any]) -> None:
+    """Drop the references to replaced weights that the layers around them keep."""
+    if keras.backend.backend() != "torch":
+        return
+    modules = (module for layer in layers for module in layer.modules())
+    for module in {id(m): m for m in modules}.values():
+        if isinstance(module, keras.layers.Layer):
+            # On torch every layer keeps a table of the parameters of all layers inside
+            # it, made when it was built. This remakes the table.
+            module._track_variables()
