@@ -2,7 +2,6 @@
 
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ _ROUNDING_BYTES = 512  # Torch's allocator for CUDA gives multiples of this.
 _VALUE_OF = torch.ops.aten._local_scalar_dense.default
 
 
-class Life:
+class Life(TorchDispatchMode):
     """A scope in which the life of all tensors' memory is noted.
 
     Args:
@@ -31,24 +30,28 @@ class Life:
     """
 
     def __init__(self, *, fake: bool) -> None:
+        super().__init__()
         self.events: list[MemoryEvent] = []
-        self._scopes = ExitStack()
-        self._fake = fake
-        self._notes = _Notes(self.events, fake=fake)
+        # Private: torch offers fake tensors only to its own compiler.
+        self._fake = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
+        self._known: dict[int, int] = {}
+        self._in_use = 0
+        self._phase, self._layer = "input", None
 
     def __enter__(self) -> "Life":
-        # Private, both: torch offers fake tensors only to its own compiler.
-        if self._fake:
-            self._scopes.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-        self._scopes.enter_context(self._notes)
+        if self._fake is not None:
+            self._fake.__enter__()
+        super().__enter__()
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self._scopes.close()
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        if self._fake is not None:
+            self._fake.__exit__(*error)
 
     def follow(self, followed: Followed) -> Callable[[], None]:
         """Note from now on which layer is at work; return the undo."""
-        return follow(followed, self._notes.say)
+        return follow(followed, self._say)
 
     def storages(self, variables: Sequence[Any], device: str) -> list[Storage]:
         """Return where variables lie, as the events call it."""
@@ -60,7 +63,7 @@ class Life:
 
     def address(self, tensor: Any) -> int | None:
         """Return where a tensor lies, as the events call it; None if it is empty."""
-        return self._notes.known.get(tensor.untyped_storage()._cdata)
+        return self._known.get(tensor.untyped_storage()._cdata)
 
     def tensor(self, shape: tuple[int, ...], dtype: str) -> Any:
         """Return a tensor of a batch."""
@@ -75,25 +78,13 @@ class Life:
         with torch.no_grad():
             model.predict_step(batch)
 
-
-class _Notes(TorchDispatchMode):
-    """Notes when a storage appears and when it is gone."""
-
-    def __init__(self, events: list[MemoryEvent], *, fake: bool) -> None:
-        super().__init__()
-        self._fake = fake
-        self.known: dict[int, int] = {}
-        self._events = events
-        self._in_use = 0
-        self._phase, self._layer = "input", None
-
-    def say(self, phase: str, layer: str | None) -> None:
+    def _say(self, phase: str, layer: str | None) -> None:
         self._phase, self._layer = phase, layer
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        if self._fake and func is _VALUE_OF:
+        if self._fake is not None and func is _VALUE_OF:
             return _one(args[0].dtype)
         outputs = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(outputs):
@@ -103,23 +94,23 @@ class _Notes(TorchDispatchMode):
 
     def _see(self, storage: Any, func: Any) -> None:
         key, nbytes = storage._cdata, storage.nbytes()
-        if not nbytes or key in self.known:
+        if not nbytes or key in self._known:
             return
-        address = self.known[key] = len(self._events) + 1
+        address = self._known[key] = len(self.events) + 1
         self._note(address, nbytes, str(func), is_allocation=True)
         weakref.finalize(storage, self._gone, key, nbytes)
 
     def _gone(self, key: int, nbytes: int) -> None:
-        self._note(self.known.pop(key), nbytes, "", is_allocation=False)
+        self._note(self._known.pop(key), nbytes, "", is_allocation=False)
 
     def _note(
         self, address: int, nbytes: int, operation: str, *, is_allocation: bool
     ) -> None:
         rounded = -(-nbytes // _ROUNDING_BYTES) * _ROUNDING_BYTES
         self._in_use += rounded if is_allocation else -rounded
-        self._events.append(
+        self.events.append(
             MemoryEvent(
-                time_ns=len(self._events),
+                time_ns=len(self.events),
                 is_allocation=is_allocation,
                 address=address,
                 requested_bytes=nbytes,
