@@ -12,7 +12,8 @@ from keras import ops
 
 from kerasmem import backends
 from kerasmem.backends.gradients import scales_loss
-from kerasmem.backends.steps import keras_function_of, register_state
+from kerasmem.backends.steps import keras_function_of
+from kerasmem.backends.variables import register_state
 from kerasmem.callbacks import gradient_sums as sums
 from kerasmem.callbacks.gradient_state import (
     GradientReading,

@@ -68,7 +68,7 @@ def test_our_reader_agrees_with_the_classes_that_tensorflow_brings():
     program = read_program(recorded("program"))
     entry = next(c for c in module.computations if c.id == program.entry)
     ours = program.computations[program.entry]
-    assert program.root == entry.root_id
+    assert program.roots[program.entry] == entry.root_id
     scheduled = module.schedule.sequences[program.entry].instruction_ids
     assert [one.number for one in ours] == list(scheduled)
     assert {one.number: (one.opcode, one.operands, one.called) for one in ours} == {
