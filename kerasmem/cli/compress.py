@@ -26,8 +26,8 @@ from kerasmem.cli.command import (
     say,
 )
 from kerasmem.cli.steps import STEPS, Job, job_of
-from kerasmem.compression.technique import OPENING, TRAINING, shown_by
 from kerasmem.errors import ConfigError
+from kerasmem.stages import OPENING, TRAINING, shown_by
 
 _FAR_WORSE = 0.02
 

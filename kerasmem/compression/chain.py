@@ -14,13 +14,14 @@ from kerasmem.compression import batch_norm
 from kerasmem.compression.checkpoints import Checkpoints, key_of
 from kerasmem.compression.judge import check_drop, check_metric
 from kerasmem.compression.recipe import as_preset
-from kerasmem.compression.technique import Context, Technique, no_samples, stage
+from kerasmem.compression.technique import Context, Technique, no_samples
 from kerasmem.compression.working import fine_tune, seeded_at
 from kerasmem.errors import ConfigError, KerasMemWarning
 from kerasmem.files.save import Coding
 from kerasmem.graph.clone import clone, compile_as
 from kerasmem.graph.values import check_finite, to_numpy
 from kerasmem.records import SearchReport, WeightChange
+from kerasmem.stages import stage
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from kerasmem.compression.measure import Timing, figures, file_bytes
 from kerasmem.compression.quantize.apply import warn_if_left_float
 from kerasmem.compression.result import SAMPLES, CompressionResult
 from kerasmem.compression.search import Request
-from kerasmem.compression.technique import OPENING, Context, Technique, stage
+from kerasmem.compression.technique import Context, Technique
 from kerasmem.compression.written import written
 from kerasmem.errors import ConfigError, DataError, KerasMemWarning, as_received
 from kerasmem.files.data import (
@@ -39,6 +39,7 @@ from kerasmem.files.size import stored_bytes
 from kerasmem.graph.clone import compile_as, compile_settings, to_read
 from kerasmem.graph.outputs import as_loss, warn_if_unfit
 from kerasmem.records import CompressionReport
+from kerasmem.stages import OPENING, stage
 
 BATCH_SIZE = 32
 

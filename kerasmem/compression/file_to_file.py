@@ -50,6 +50,7 @@ from kerasmem.graph.clone import compile_as
 from kerasmem.graph.layers import sublayers
 from kerasmem.graph.values import nbytes, nonzero, parameters
 from kerasmem.records import CompressionReport, ModelFigures, WeightChange
+from kerasmem.stages import OPENING, stage
 
 _SHARE = 1 / 6
 """Of the memory there is: with more weights than that a model may not fit."""
@@ -200,6 +201,7 @@ def compress_file(
     else:
         check_model_file(job.path, memory_map=False)
     size = stored_bytes(job.path)
+    stage(OPENING)
     with (
         replacing(job.output) as written,
         _plain(job.path, written.parent) as source,
@@ -211,7 +213,10 @@ def compress_file(
         streams = Streams(lambda variable: _in_file(variable, file))
         before = [*model.weights]
         found = {id(v): streams.of(v) for v in before}
-        told = [_TABLE[type(step)].apply(model, step, streams) for step in job.steps]
+        told = []
+        for step in job.steps:
+            stage(step.name)
+            told.append(_TABLE[type(step)].apply(model, step, streams))
         made = write_model(model, written, coding, entries_of=streams.of)
         check(model, written, made)
         changes = [change for tell in told for change in tell()]

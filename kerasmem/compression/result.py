@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from kerasmem.compression.measure import Timing
-from kerasmem.compression.technique import stage
 from kerasmem.compression.written import WrittenFile
 from kerasmem.files.save import Coding, save_model
 from kerasmem.records import CompressionReport, ExportReport, WeightChange
+from kerasmem.stages import stage
 from kerasmem.units import format_bytes
 
 SAMPLES = 4

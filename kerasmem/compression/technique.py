@@ -4,9 +4,8 @@ This module and those of the configs import no Keras: the command line reads its
 from them.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from contextvars import ContextVar
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -104,41 +103,6 @@ class Technique(Config):
         from kerasmem.compression.recipe import implementation_of
 
         return implementation_of(type(self))
-
-
-Show = Callable[[str, int, int], None]
-"""Takes a stage, what is done of it and what there is to do, in bytes; 0 if unknown."""
-
-OPENING = "opening the model"
-"""The stage in which a model and what is asked for are checked."""
-
-TRAINING = "fine-tuning"
-"""The stage that shows itself, by its own callbacks."""
-
-_SHOW: ContextVar[Show | None] = ContextVar("show", default=None)
-
-
-@contextmanager
-def shown_by(show: Show) -> Iterator[None]:
-    """Return a scope in which `show` is called with every stage of this thread."""
-    token = _SHOW.set(show)
-    try:
-        yield
-    finally:
-        _SHOW.reset(token)
-
-
-def stage(name: str, done: int = 0, total: int = 0) -> None:
-    """Report a stage that begins, or goes on.
-
-    Args:
-        name: of the stage, such as `"prune"`.
-        done: bytes of the weights that are done.
-        total: bytes that there are to do; 0 if that is not known.
-    """
-    show = _SHOW.get()
-    if show is not None:
-        show(name, done, total)
 
 
 def no_samples(step: str) -> ConfigError:

@@ -9,10 +9,11 @@ from keras import ops
 
 from kerasmem.backends import current
 from kerasmem.backends.seeding import seeded
-from kerasmem.compression.technique import TRAINING, Context, Technique, stage
+from kerasmem.compression.technique import Context, Technique
 from kerasmem.files.entries import Entries, Readable
 from kerasmem.graph.clone import clone
 from kerasmem.records import WeightChange
+from kerasmem.stages import TRAINING, stage
 
 
 def working_copy(model: Any, context: Context) -> Any:

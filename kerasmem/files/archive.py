@@ -10,6 +10,7 @@ from typing import Literal
 from kerasmem.errors import InputError, ModelFileError
 from kerasmem.files.members import WEIGHTS
 from kerasmem.records.plain import MOST_BYTES, read_json
+from kerasmem.stages import Progress
 from kerasmem.units import MIB
 
 _LARGE_BYTES, _MOST_TIMES = 1 << 32, 100
@@ -71,18 +72,22 @@ def check_archive(
 
 
 def _first_damaged(archive: zipfile.ZipFile, weights: str) -> str | None:
-    for member in archive.infolist():
-        is_stored = member.compress_type == zipfile.ZIP_STORED
-        is_read = weights == "all" or (weights == "stored" and is_stored)
-        if member.filename == WEIGHTS and not is_read:
-            continue
+    read = [each for each in archive.infolist() if _is_read(each, weights)]
+    progress = Progress("comparing checksums", sum(each.file_size for each in read))
+    for member in read:
         with archive.open(member) as content:
             try:
-                while content.read(_PIECE):
-                    pass
+                while piece := content.read(_PIECE):
+                    progress.add(len(piece))
             except zipfile.BadZipFile:
                 return member.filename
     return None
+
+
+def _is_read(member: zipfile.ZipInfo, weights: str) -> bool:
+    is_stored = member.compress_type == zipfile.ZIP_STORED
+    is_meant = weights == "all" or (weights == "stored" and is_stored)
+    return member.filename != WEIGHTS or is_meant
 
 
 def _check_place(path: Path, name: str) -> None:

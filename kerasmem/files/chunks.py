@@ -21,6 +21,7 @@ from h5py import h5f, h5g, h5p
 from kerasmem.errors import OutputError
 from kerasmem.files.deflating import better_shuffled, deflated, inflated
 from kerasmem.files.threads import Threads
+from kerasmem.stages import Progress
 
 _PIECE_BYTES = 1 << 20
 _BLOCK_BYTES = 4 * _PIECE_BYTES
@@ -174,31 +175,34 @@ def _packed(piece: np.ndarray, width: int, size: int) -> _Packed:
 
 def check_array(
     threads: Threads,
-    read: Callable[[int, int], bytes],
-    dataset: h5py.Dataset,
+    source: tuple[Callable[[int, int], bytes], h5py.Dataset],
     name: str,
     written: WrittenArray,
+    progress: Progress,
 ) -> None:
     """Read the chunks that `write_array` wrote, and compare their checksums.
 
     Args:
         threads: that read and inflate them.
-        read: returns bytes of the file, given a place and their number.
-        dataset: where they are.
+        source: what returns bytes of the file, given a place and their number; and
+            where in it the chunks are.
         name: of the array, for the error.
         written: what it should be.
+        progress: is told of the bytes of each chunk.
 
     Raises:
         OutputError: if it differs, here or when the scope of the threads ends.
     """
-    width = written.dtype.itemsize
+    (read, dataset), width = source, written.dtype.itemsize
     how = width if dataset.shuffle else 1
     size = math.prod(dataset.chunks) * width
     places = _places(written.shape, dataset.chunks)
     for (place, entries), crc in zip(places, written.sums, strict=True):
         found = dataset.id.get_chunk_info_by_coord(place)
         if crc is None:
-            raise_unless(name, found.byte_offset is None)
+            raise_unless(
+                name, found.byte_offset is None, shown=(progress, entries * width)
+            )
             continue
         threads.run(
             _has_sum,
@@ -207,7 +211,7 @@ def check_array(
             size,
             entries * width,
             crc,
-            then=partial(raise_unless, name),
+            then=partial(raise_unless, name, shown=(progress, entries * width)),
         )
 
 
@@ -359,10 +363,23 @@ def note_type(dataset: h5py.Dataset, dtype: np.dtype) -> None:
         dataset.attrs["dtype"] = "bfloat16"
 
 
-def raise_unless(name: str, same: bool) -> None:  # noqa: FBT001
-    """Raise `OutputError` if a weight was not read back as it was written."""
+def raise_unless(
+    name: str,
+    same: bool,  # noqa: FBT001
+    shown: tuple[Progress, int] | None = None,
+) -> None:
+    """Raise `OutputError` if a weight was not read back as it was written.
+
+    Args:
+        name: of the weight.
+        same: whether it was.
+        shown: what is told of the number of bytes that were read back.
+    """
     if not same:
         raise OutputError(f"the weight {name!r} was not read back as it was written")
+    if shown is not None:
+        progress, nbytes = shown
+        progress.add(nbytes)
 
 
 def other_length(name: str) -> OutputError:

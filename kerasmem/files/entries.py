@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from kerasmem.stages import Progress
+
 PIECE = 1 << 20
 """Entries of an array that are in memory at a time, in each of a few threads."""
 
@@ -65,10 +67,25 @@ class Readable(Entries):
     def read(self, start: int, stop: int) -> np.ndarray:
         """Return the entries from one place to another, an array of one axis."""
 
+    def map(
+        self, function: Callable[[tuple[int, int]], Made], progress: Progress | None
+    ) -> Iterator[Made]:
+        """Yield `function((start, stop))` of every piece, a few of them made ahead.
+
+        Args:
+            function: takes where a piece begins and ends; other threads call it.
+            progress: is told of the bytes of each piece; None for nobody.
+        """
+        made = in_order(function, cuts(self.size))
+        for (start, stop), each in zip(cuts(self.size), made, strict=True):
+            yield each
+            if progress is not None:
+                progress.add((stop - start) * self.dtype.itemsize)
+
     def pieces(self) -> Iterator[np.ndarray]:
         """Yield all entries in order, as arrays of one axis."""
         found = 0
-        for piece in in_order(lambda cut: self.read(*cut), cuts(self.size)):
+        for piece in self.map(lambda cut: self.read(*cut), None):
             found += int(np.count_nonzero(piece))
             yield piece
         self.nonzero = found

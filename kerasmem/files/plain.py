@@ -19,12 +19,14 @@ import keras
 
 from kerasmem.errors import InputError, ModelFileError
 from kerasmem.files.coded_model import CONFIG, is_coded
+from kerasmem.files.datasets import datasets
 from kerasmem.files.declared import check_declared, check_heaps
 from kerasmem.files.members import DAMAGED, OPTIMIZER, WEIGHTS, opened_weights
 from kerasmem.files.size import is_weights_alone, shards_of
 from kerasmem.files.weights import WeightsFile
 from kerasmem.records.plain import MOST_BYTES, read_json
 from kerasmem.records.regular import read_regular
+from kerasmem.stages import Progress
 
 METADATA, ASSETS = "metadata.json", "assets"
 
@@ -126,7 +128,9 @@ def _write_weights(
         return not (item.shape and name.startswith(OPTIMIZER))  # slots begin anew
 
     try:
-        with WeightsFile(file, "stored") as new:
+        sizes = (each.nbytes for old in weights for each in datasets(old))
+        progress = Progress("unpacking the weights", sum(sizes))
+        with WeightsFile(file, "stored", progress) as new:
             for old in weights:
                 new.put_rest(old, is_wanted, coded=coded)
     except ModelFileError:

@@ -50,6 +50,7 @@ from kerasmem.files.coding import (
 )
 from kerasmem.files.members import PlacedWeights
 from kerasmem.files.threads import Threads
+from kerasmem.stages import Progress
 
 Coding = Literal["deflate", "entropy", "stored"]
 
@@ -70,13 +71,15 @@ class WeightsFile:
     Args:
         path: the file.
         coding: how arrays are written.
+        progress: is told of the bytes of arrays.
 
     Attributes:
         written: the arrays, by their paths in the file; whole when the scope ends.
     """
 
-    def __init__(self, path: Path, coding: Coding) -> None:
+    def __init__(self, path: Path, coding: Coding, progress: Progress) -> None:
         self.written: dict[str, WrittenArray] = {}
+        self._progress = progress
         self._coding: Coding = coding
         if coding == "stored":
             aligned = {"alignment_threshold": 1, "alignment_interval": ALIGNMENT_BYTES}
@@ -121,7 +124,8 @@ class WeightsFile:
             OutputError: if the blocks have fewer or more entries than the array.
         """
         with _errors_of_the_disk():
-            self.written[name] = self._write(*self._place(name), form, blocks)
+            shown = self._progress.of(blocks)
+            self.written[name] = self._write(*self._place(name), form, shown)
 
     def read(self, name: str) -> np.ndarray:
         """Return an array that was put."""
@@ -343,28 +347,30 @@ def check_weights(
         OutputError: if one differs, here or when the scope of the threads ends.
     """
     kinds = set()
+    progress = Progress("checking the file", sum(a.nbytes for a in written.values()))
     for name in sorted(written, key=lambda name: math.prod(written[name].shape)):
         array, dataset = written[name], placed.weights.get(name)
         raise_unless(name, isinstance(dataset, h5py.Dataset))
+        then = partial(raise_unless, name, shown=(progress, array.nbytes))
         if coding == "entropy" and could_be_code(dataset):
             read = partial(placed.read, dataset.id.get_offset() or 0, dataset.nbytes)
-            then = partial(raise_unless, name)
             threads.run(_decodes, read, array, then=then)
             continue
         is_alike = dataset.dtype == type_in_file(array.dtype)
         raise_unless(name, is_alike and dataset.shape == array.shape)
         kind = (array.dtype, bool(dataset.shuffle))
         if dataset.chunks is None and dataset.nbytes < _LARGE_BYTES:
-            raise_unless(name, [checksum(dataset[()])] == array.sums)
+            then([checksum(dataset[()])] == array.sums)
         elif dataset.chunks is None:
-            place, then = dataset.id.get_offset(), partial(raise_unless, name)
+            place = dataset.id.get_offset()
             threads.run(_is_plain, placed.read, place, array, then=then)
         elif kind not in kinds:
             # The smallest of each kind as any reader reads it.
             kinds.add(kind)
             check_by_filters(dataset, name, array)
+            progress.add(array.nbytes)
         else:
-            check_array(threads, placed.read, dataset, name, array)
+            check_array(threads, (placed.read, dataset), name, array, progress)
 
 
 def _is_plain(

@@ -42,6 +42,8 @@ from kerasmem.files.weights import (
     same_bits,
 )
 from kerasmem.graph.clone import fresh_optimizer
+from kerasmem.graph.values import nbytes
+from kerasmem.stages import Progress
 
 _DATED = "metadata.json"
 _PIECE = 1 << 20
@@ -96,7 +98,8 @@ def write_model(
     """
     rest, weights = path.with_name("rest.keras"), path.with_suffix(".h5")
     with ExitStack() as scope:
-        file = scope.enter_context(WeightsFile(weights, coding))
+        progress = Progress("writing the file", sum(map(nbytes, model.variables)))
+        file = scope.enter_context(WeightsFile(weights, coding, progress))
         written = WrittenModel(coding, file.written)
         if not include_optimizer:
             is_described = entries_of is not None

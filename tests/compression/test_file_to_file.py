@@ -4,6 +4,7 @@ import io
 import json
 import re
 import shutil
+import threading
 import zipfile
 
 import h5py
@@ -19,6 +20,7 @@ from kerasmem.compression.working import Streams
 from kerasmem.errors import ConfigError, ModelError, ModelFileError, OutputError
 from kerasmem.files import entries
 from kerasmem.graph.values import to_numpy
+from kerasmem.stages import shown_by
 
 L, Q = keras.layers, km.Quantize
 
@@ -497,3 +499,57 @@ def test_an_array_that_is_declared_alone_takes_nothing(written, tmp_path):
     with pytest.raises(ModelFileError):
         km.compress(path, km.Prune(0.5), output=tmp_path / "a.keras", low_memory=True)
     assert [each.name for each in tmp_path.iterdir()] == ["bomb.keras"]
+
+
+class Interrupted:
+    """Shows a stage until it is a user's turn to press Ctrl-C."""
+
+    def __init__(self, after=None):
+        self.after, self.seen = after, []
+
+    def __call__(self, name, done, total):
+        self.seen.append((name, done, total))
+        if len(self.seen) == self.after:
+            raise KeyboardInterrupt
+
+
+STAGES = {
+    "opening the model",
+    *("comparing checksums", "unpacking the weights"),
+    *("prune", "cluster", "quantize", "trying int4", "trying int8", "trying float16"),
+    *("writing the file", "checking the file"),
+}
+ALL_STEPS = [km.Prune(0.8), km.Cluster(16), Q("mixed", budget=km.Budget("28KiB"))]
+
+
+def compressed_and_shown(source, output, show):
+    with shown_by(show):
+        return km.compress(source, ALL_STEPS, output=output, low_memory=True)
+
+
+def test_every_stage_tells_of_its_bytes(written, tmp_path):
+    show = Interrupted()
+    compressed_and_shown(written / "entropy.keras", tmp_path / "a.keras", show)
+    assert {name for name, *_ in show.seen} == STAGES
+    for stage in STAGES - {"opening the model", "quantize"}:
+        told = [(done, total) for name, done, total in show.seen if name == stage]
+        told = [each for each in told if each[1]]
+        assert len({total for _, total in told}) == 1, stage
+        share = told[-1][0] / told[-1][1]
+        # Ties are mostly found before the last entry.
+        assert share > 0.7 if stage == "prune" else share == 1, stage
+        assert [done for done, _ in told] == sorted(done for done, _ in told)
+
+
+@pytest.mark.parametrize("share", [0.02, 0.2, 0.4, 0.6, 0.8, 0.97])
+def test_an_interrupt_leaves_nothing_behind(written, tmp_path, share):
+    source, output = written / "entropy.keras", tmp_path / "a.keras"
+    show = Interrupted()
+    compressed_and_shown(source, output, show)
+    output.write_bytes(b"old")
+    threads = {thread.name for thread in threading.enumerate()}
+    with pytest.raises(KeyboardInterrupt):
+        compressed_and_shown(source, output, Interrupted(int(share * len(show.seen))))
+    assert [path.name for path in tmp_path.iterdir()] == ["a.keras"]
+    assert output.read_bytes() == b"old"
+    assert {thread.name for thread in threading.enumerate()} <= threads

@@ -13,6 +13,7 @@ from hypothesis.extra import numpy as arrays
 from kerasmem.errors import OutputError
 from kerasmem.files import chunks, deflating
 from kerasmem.files.threads import Threads
+from kerasmem.stages import Progress
 
 pytestmark = pytest.mark.one_backend
 
@@ -51,7 +52,8 @@ def written(file, array, blocks, name="w"):
         made = chunks.write_array(threads, h5, name, form, blocks)
     with h5py.File(file) as h5, Threads() as threads:
         if h5[name].chunks is not None:
-            chunks.check_array(threads, reader(file), h5[name], name, made)
+            source = (reader(file), h5[name])
+            chunks.check_array(threads, source, name, made, Progress("a", 9))
             chunks.check_by_filters(h5[name], name, made)
         found = np.asarray(h5[name][()], h5[name].dtype)
         assert (h5[name].attrs.get("dtype") == "bfloat16") == (
@@ -127,7 +129,8 @@ def test_a_bit_that_flips_in_the_file_is_told(where, tmp_path):
         pytest.raises(OutputError, match="'w' was not read back as it was written"),
         Threads() as threads,
     ):
-        chunks.check_array(threads, reader(tmp_path / "a.h5"), h5["w"], "w", made)
+        source = (reader(tmp_path / "a.h5"), h5["w"])
+        chunks.check_array(threads, source, "w", made, Progress("a", 9))
 
 
 @pytest.mark.usefixtures("codec")

@@ -15,6 +15,7 @@ from kerasmem.files import weights
 from kerasmem.files.members import PlacedWeights
 from kerasmem.files.threads import Threads
 from kerasmem.graph.values import to_numpy
+from kerasmem.stages import Progress
 from tests.models import KINDS, L, chain
 
 
@@ -26,7 +27,7 @@ def coded(model, tmp_path, **how):
 
 def rewritten(tmp_path, coding):
     with h5py.File(tmp_path / "a.h5") as old:
-        with weights.WeightsFile(tmp_path / "b.h5", coding) as file:
+        with weights.WeightsFile(tmp_path / "b.h5", coding, Progress("a", 9)) as file:
             words = file.put_rest(old)
         path = tmp_path / "b.h5"
         with h5py.File(path) as new, path.open("rb") as raw, Threads() as threads:

@@ -5,9 +5,9 @@ import io
 import pytest
 from rich.console import Console
 
-from kerasmem.compression.technique import shown_by, stage
 from kerasmem.report import progress
 from kerasmem.report.progress import StageProgress
+from kerasmem.stages import shown_by, stage
 
 
 class Clock:

@@ -22,10 +22,11 @@ from kerasmem.compression.cluster.kmeans import (
 from kerasmem.compression.technique import Context
 from kerasmem.compression.working import Streams, Told, working_copy
 from kerasmem.errors import ModelError
-from kerasmem.files.entries import PIECE, Readable, cuts, in_order
+from kerasmem.files.entries import PIECE, Readable, cuts
 from kerasmem.graph.kernels import is_embedding, reduced_axes
 from kerasmem.graph.layers import Weight
 from kerasmem.records import WeightChange
+from kerasmem.stages import Progress
 
 NAME = "cluster"
 _HELD_PIECES = 4
@@ -61,12 +62,13 @@ def cluster_in_blocks(model: Any, config: Cluster, streams: Streams) -> Told:
         ConfigError: if a pattern matches no weight.
     """
     clustered, left_alone = chosen(model, config)
+    progress = Progress(NAME, 2 * sum(weight.nbytes for weight in clustered))
     few = [
         FewValues(
             streams.readable(weight.variable),
             config,
             channel_axis(weight, config),
-            weight.path,
+            (weight.path, progress),
         )
         for weight in clustered
     ]
@@ -86,17 +88,21 @@ class FewValues(Readable):
         config: how many values, and where k-means begins.
         axis: the axis of channels that get values of their own, None for the same in
             the whole weight.
-        path: name of the weight.
+        shown: name of the weight, and what is told of the bytes that are read.
 
     Raises:
         ModelError: if an entry is not finite.
     """
 
     def __init__(
-        self, source: Readable, config: Cluster, axis: int | None, path: str
+        self,
+        source: Readable,
+        config: Cluster,
+        axis: int | None,
+        shown: tuple[str, Progress | None],
     ) -> None:
         super().__init__(source.shape, source.dtype)
-        self._source, self._path = source, path
+        self._source, (self._path, self._progress) = source, shown
         self._channels = 1 if axis is None else self.shape[axis]
         behind = () if axis is None else self.shape[axis + 1 :]
         self._trail = self.size if axis is None else int(np.prod(behind, dtype=int))
@@ -132,7 +138,7 @@ class FewValues(Readable):
             return values, np.array([exact @ exact, lost @ lost]), np.array(counts)
 
         different, powers, counts = np.empty(0), np.zeros(2), np.zeros(2, int)
-        for values, power, count in in_order(compared, cuts(self.size)):
+        for values, power, count in self.map(compared, self._progress):
             different = np.union1d(different, values)
             powers, counts = powers + power, counts + count
         self._source.nonzero, self.nonzero = map(int, counts)
@@ -176,8 +182,8 @@ class FewValues(Readable):
         if self.size <= PIECE:
             return Line.of(self._finite((0, self.size)))
         histogram = Histogram()
-        for tables in in_order(
-            lambda cut: tables_of(self._finite(cut)), cuts(self.size)
+        for tables in self.map(
+            lambda cut: tables_of(self._finite(cut)), self._progress
         ):
             histogram.add(tables)
         return histogram.line()

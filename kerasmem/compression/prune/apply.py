@@ -22,9 +22,10 @@ from kerasmem.compression.prune.scores import (
 )
 from kerasmem.compression.technique import Context
 from kerasmem.compression.working import Streams, Told, working_copy
-from kerasmem.files.entries import PIECE, Readable, cuts, in_order
-from kerasmem.graph.values import to_numpy
+from kerasmem.files.entries import PIECE, Readable
+from kerasmem.graph.values import nbytes, to_numpy
 from kerasmem.records import WeightChange
+from kerasmem.stages import Progress
 
 
 def prune_weights(
@@ -138,8 +139,13 @@ def prune_in_blocks(model: Any, config: Prune, streams: Streams) -> Told:
     plan = make_plan(model, config)
     is_relative = plan.criterion(config) == "magnitude/rms"
     shares = [0.0] * len(plan.chosen)
+    # Read for the root mean square, for each digit of the threshold, and for ties.
+    passes = 3 + is_relative
+    progress = Progress("prune", passes * sum(map(nbytes, plan.variables)))
     for group in plan.groups:
-        members = [_Scores(streams.readable(plan.variables[n])) for n in group]
+        members = [
+            _Scores(streams.readable(plan.variables[n]), progress) for n in group
+        ]
         size = sum(each.source.size for each in members)
         removed = removed_count(size, plan.sparsities[group[0]])
         if not removed:
@@ -160,10 +166,11 @@ class _Scores:
 
     Args:
         source: the weight.
+        progress: is told of the bytes that are read.
     """
 
-    def __init__(self, source: Readable) -> None:
-        self.source = source
+    def __init__(self, source: Readable, progress: Progress | None = None) -> None:
+        self.source, self.progress = source, progress
         self.dtype = magnitude(np.empty(0, source.dtype)).dtype
         self._scale: float | None = None
 
@@ -190,6 +197,8 @@ class _Scores:
         """Return the sum as NumPy adds up a whole array, half and half, to the bit."""
         if count <= PIECE:
             sizes = magnitude(self.source.read(start, start + count))
+            if self.progress is not None:
+                self.progress.add(count * self.source.dtype.itemsize)
             return float(np.square(sizes, dtype=np.float64).sum())
         half = count // 2
         half -= half % 8
@@ -239,7 +248,7 @@ def _table(each: _Scores, prefix: int, shift: int, width: int) -> np.ndarray:
         )
 
     total, nonzero = np.zeros(_LARGEST + 1, np.int64), 0
-    for table, count in in_order(counted, cuts(each.source.size)):
+    for table, count in each.source.map(counted, each.progress):
         total += table
         nonzero += count
     each.source.nonzero = nonzero
@@ -255,7 +264,7 @@ def _ties(each: _Scores, threshold: int, missing: int) -> tuple[int, int]:
         np.flatnonzero(each.bits(each.source.read(*cut)) == threshold),
     )
     count = 0
-    for (start, _), places in in_order(found, cuts(each.source.size)):
+    for (start, _), places in each.source.map(found, each.progress):
         if count + len(places) >= missing:
             return missing, start + int(places[missing - count - 1]) + 1
         count += len(places)

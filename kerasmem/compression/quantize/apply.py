@@ -25,12 +25,12 @@ from kerasmem.compression.quantize.owners import (
     quantized_variables,
 )
 from kerasmem.compression.quantize.variable import QuantizedVariable
-from kerasmem.compression.technique import stage
 from kerasmem.errors import KerasMemWarning, ModelError
 from kerasmem.graph.kernels import is_kernel, reduced_axes
 from kerasmem.graph.layers import Weight, sublayers, weights
 from kerasmem.graph.values import to_numpy
 from kerasmem.records import WeightChange
+from kerasmem.stages import stage
 from kerasmem.units import format_bytes
 
 if TYPE_CHECKING:

@@ -33,8 +33,9 @@ from kerasmem.compression.quantize.math import (
     scales_of,
 )
 from kerasmem.compression.working import Streams, Told
-from kerasmem.files.entries import PIECE, Entries, Readable, cuts, in_order
+from kerasmem.files.entries import PIECE, Entries, Readable, in_order
 from kerasmem.records import WeightChange
+from kerasmem.stages import Progress
 
 if TYPE_CHECKING:
     from kerasmem.compression.quantize.config import Quantize
@@ -93,8 +94,10 @@ def losses(model: Any, config: "Quantize", streams: Streams) -> list[WeightChang
     """
     plan = weight_plan(model, config)
     codes = _codes_of(plan, streams)
-    for each in codes.values():
-        deque(each.parts[0].pieces(), maxlen=0)
+    parts = [each.parts[0] for each in codes.values()]
+    progress = Progress(f"trying {config.scheme}", sum(each.nbytes for each in parts))
+    for part in parts:
+        deque(progress.of(part.pieces()), maxlen=0)
     return _changes(plan, codes)
 
 
@@ -159,7 +162,7 @@ class _Codes:
     def pieces(self, part: int) -> Iterator[np.ndarray]:
         """Yield the entries of codes (0), scales (1) or zero points (2)."""
         if self.coding.bits == 16:
-            yield from self._counted(in_order(self._halved, cuts(self.source.size)))
+            yield from self._counted(self.source.map(self._halved, None))
         elif not self._is_in_rows:
             yield self._whole()[part].reshape(-1)
         elif part:

@@ -37,7 +37,7 @@ class Held(Readable):
 
 
 def few_values(values, count, axis=None, **options):
-    return FewValues(Held(values), Cluster(count, **options), axis, "w").whole()
+    return FewValues(Held(values), Cluster(count, **options), axis, ("w", None)).whole()
 
 
 def loss(values, found):
