@@ -37,7 +37,7 @@ _ORDERS = ("model", "weights", "outputs")
 def inspect(options: Namespace) -> Outcome:
     """Return the model's layers with their shapes, parameters and bytes."""
     from kerasmem.files import inspect_file
-    from kerasmem.files.optimizer_state import optimizer_state
+    from kerasmem.files.optimizer import optimizer_state
     from kerasmem.report.memory import contents_table, layer_table
 
     found, peak = _layers(options)
@@ -66,7 +66,7 @@ def inspect(options: Namespace) -> Outcome:
 def _layers(options: Namespace) -> tuple[list[Any], int | None]:
     """Return the layers and the activation peak; no value of a weight is read."""
     from kerasmem.errors import InputError
-    from kerasmem.files.described import described_model
+    from kerasmem.files.load import described_model
     from kerasmem.graph.activations import layer_activations, peak_activation_bytes
 
     with described_model(options.model) as model:

@@ -20,7 +20,7 @@ from kerasmem.files.data import (
     sample_inputs,
 )
 from kerasmem.files.data.forms import first_samples
-from kerasmem.files.optimizer_state import optimizer_state
+from kerasmem.files.optimizer import optimizer_state
 from kerasmem.files.size import stored_bytes
 from kerasmem.graph.outputs import as_loss
 

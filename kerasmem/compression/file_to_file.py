@@ -33,16 +33,20 @@ from kerasmem.compression.result import CompressionResult
 from kerasmem.compression.technique import Technique
 from kerasmem.compression.working import Streams, Told
 from kerasmem.errors import ConfigError, OutputError
+from kerasmem.files.archive import opened_weights
 from kerasmem.files.atomic import replacing
 from kerasmem.files.datasets import datasets
-from kerasmem.files.described import can_be_described, described_model
 from kerasmem.files.entries import InFile, Readable
-from kerasmem.files.load import check_model_file, load_model, made_whole
-from kerasmem.files.members import opened_weights
+from kerasmem.files.load import (
+    can_be_described,
+    check_model_file,
+    described_model,
+    load_model,
+    made_whole,
+)
 from kerasmem.files.memory_map import is_mappable
-from kerasmem.files.opens import is_saved_as_it_is
 from kerasmem.files.plain import check_has_model, write_plain
-from kerasmem.files.save import check
+from kerasmem.files.save import check, is_saved_as_it_is
 from kerasmem.files.size import is_weights_alone, stored_bytes
 from kerasmem.files.weights import Coding
 from kerasmem.files.write import write_model

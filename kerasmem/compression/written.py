@@ -21,8 +21,7 @@ import numpy as np
 from kerasmem.compression.measure import file_bytes
 from kerasmem.errors import KerasMemError, OutputError
 from kerasmem.files.atomic import held_folder, replacing
-from kerasmem.files.opens import is_saved_as_it_is
-from kerasmem.files.save import Coding, save_model
+from kerasmem.files.save import Coding, is_saved_as_it_is, save_model
 from kerasmem.graph.layers import sublayers
 from kerasmem.graph.values import to_numpy
 

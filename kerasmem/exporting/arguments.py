@@ -9,7 +9,7 @@ import numpy as np
 from kerasmem.backends.converting import Argument
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.files.data import named_leaves, outputs_on, sample_inputs
-from kerasmem.files.data.flat import check_numbers
+from kerasmem.files.data.check import check_numbers
 from kerasmem.files.load import first_reason
 from kerasmem.graph.clone import clone
 from kerasmem.graph.input_shapes import with_lengths

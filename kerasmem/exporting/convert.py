@@ -18,7 +18,7 @@ from kerasmem.errors import ConfigError, DataError
 from kerasmem.exporting.arguments import arguments_of, call_flat, random_samples
 from kerasmem.exporting.integer import is_integer
 from kerasmem.exporting.interpreters import check_onnx
-from kerasmem.files.data.flat import flat_samples
+from kerasmem.files.data.check import flat_samples
 from kerasmem.graph.layers import check_built, sublayers
 from kerasmem.processes import ON_THE_CPU, run_in_child
 from kerasmem.processes.transfer import receive, send

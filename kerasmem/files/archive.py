@@ -1,22 +1,225 @@
-"""Whether an archive can be what it says, before anything in it is used."""
+"""A `.keras` archive: where its members lie, and whether it can be what it says."""
 
+import io
 import lzma
+import os
+import shutil
 import struct
+import tempfile
+import threading
 import zipfile
 import zlib
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Literal
+from typing import IO, Any, BinaryIO, Literal
+
+import h5py
 
 from kerasmem.errors import InputError, ModelFileError
-from kerasmem.files.members import WEIGHTS
 from kerasmem.records.plain import MOST_BYTES, read_json
 from kerasmem.stages import Progress
 from kerasmem.units import MIB
 
-_LARGE_BYTES, _MOST_TIMES = 1 << 32, 100
-"""Keras refuses what is so large and was so much smaller in the file, too."""
+WEIGHTS = "model.weights.h5"
+OPTIMIZER = "optimizer/"
+"""With this the paths begin of what an optimizer has in it."""
+
+DAMAGED = (
+    OSError,
+    RuntimeError,
+    AttributeError,
+    LookupError,
+    TypeError,
+    ValueError,
+    ArithmeticError,
+    MemoryError,
+    EOFError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+"""What h5py, zipfile and json raise of a file that is no model, or a damaged one."""
+
+_HEADER = struct.Struct("<4s22xHH")
+_MAGIC = b"PK\x03\x04"
+_HDF5, _BEGINNING_BYTES = b"\x89HDF\r\n\x1a\n", 64
+_END_BY_VERSION = {0: 40, 1: 44, 2: 28, 3: 28}
+"""Where an HDF5 file has its size, by the version behind its first 8 bytes."""
 
 _PIECE = 1 << 20
+
+
+_PREAD: Any = getattr(os, "pread", None)
+_ONE_READER = threading.RLock()
+"""Where the system has no `pread`, as Windows: who reads moves the file's place."""
+
+
+def read_at(file: int, size: int, place: int) -> bytes:
+    """Return bytes of a file, fewer at its end; any thread may.
+
+    Args:
+        file: its descriptor.
+        size: number of bytes.
+        place: the first one.
+    """
+    if _PREAD is not None:
+        return _PREAD(file, size, place)
+    with _ONE_READER:
+        before = os.lseek(file, 0, os.SEEK_CUR)
+        os.lseek(file, place, os.SEEK_SET)
+        content = os.read(file, size)
+        os.lseek(file, before, os.SEEK_SET)
+        return content
+
+
+class Window(io.RawIOBase):
+    """A part of a file, as a file that is read.
+
+    Args:
+        file: open to read bytes.
+        start: the first byte of the part.
+        size: number of its bytes.
+    """
+
+    def __init__(self, file: BinaryIO, start: int, size: int) -> None:
+        self._file, self._start, self._size, self._at = file, start, size, 0
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Go to a byte of the part, and return which."""
+        self._at = offset + (0, self._at, self._size)[whence]
+        return self._at
+
+    def tell(self) -> int:
+        """Return the byte that is read next."""
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill a buffer as far as the part goes, and return how far."""
+        room = memoryview(buffer).cast("B")[: max(self._size - self._at, 0)]
+        with _ONE_READER:
+            self._file.seek(self._start + self._at)
+            count = self._file.readinto(room)  # pyright: ignore[reportAttributeAccessIssue]
+        self._at += count
+        return count
+
+
+def data_start(file: BinaryIO, member: zipfile.ZipInfo) -> int:
+    """Return where in its archive the bytes of a member begin.
+
+    Raises:
+        ModelFileError: if there is no member.
+    """
+    file.seek(member.header_offset)
+    header = file.read(30)
+    if len(header) < 30 or header[:4] != _MAGIC:
+        raise ModelFileError(f"The member {member.filename} is not where it should be.")
+    _, name, extra = _HEADER.unpack(header)
+    return member.header_offset + 30 + name + extra
+
+
+@contextmanager
+def opened_weights(path: Path) -> Iterator[h5py.File | None]:
+    """Give the HDF5 file of the weights in a `.keras` archive, None if it has none.
+
+    As it lies there where it is stored; else unpacked beside it, or where the system
+    has room if nothing may be written there, and gone at the end.
+
+    Raises:
+        ModelFileError: if the weights are damaged.
+    """
+    with placed_weights(path) as found:
+        yield None if found is None else found.weights
+
+
+@dataclass(frozen=True)
+class PlacedWeights:
+    """An HDF5 file that is a part of another one.
+
+    Args:
+        weights: it.
+        file: descriptor of the other.
+        start: the byte where it begins there.
+    """
+
+    weights: h5py.File
+    file: int
+    start: int
+
+    def read(self, place: int, size: int) -> bytes:
+        """Return bytes of the part; any thread may, which HDF5 does not allow.
+
+        Args:
+            place: where they begin in it.
+            size: number of bytes, fewer at its end.
+        """
+        return read_at(self.file, size, self.start + place)
+
+
+@contextmanager
+def placed_weights(path: Path) -> Iterator[PlacedWeights | None]:
+    """Give what `opened_weights` does, and where the bytes of it are."""
+    with ExitStack() as scope:
+        archive = scope.enter_context(zipfile.ZipFile(path))
+        if WEIGHTS not in archive.namelist():
+            yield None
+            return
+        member = archive.getinfo(WEIGHTS)
+        if member.compress_type == zipfile.ZIP_STORED:
+            file = scope.enter_context(path.open("rb"))
+            start = data_start(file, member)
+            content = Window(file, start, member.file_size)
+        else:
+            file, start = scope.enter_context(_room(path.parent)), 0
+            with archive.open(member) as reader:
+                _unpack(reader, file, member.file_size)
+            file.flush()
+            content = Window(file, start, member.file_size)
+        weights = scope.enter_context(h5py.File(content, "r"))
+        yield PlacedWeights(weights, file.fileno(), start)
+
+
+def _unpack(reader: IO[bytes], target: BinaryIO, size: int) -> None:
+    """Write a member that is compressed, unless it cannot be what it should be.
+
+    Raises:
+        ModelFileError: if it is no HDF5 file, or its checksum does not fit.
+    """
+    try:
+        beginning = reader.read(_BEGINNING_BYTES)
+        if not beginning.startswith(_HDF5) or size > _end(beginning):
+            raise ModelFileError(f"The member {WEIGHTS} is no HDF5 file.")
+        target.write(beginning)
+        shutil.copyfileobj(reader, target, _PIECE)
+    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+        raise ModelFileError(
+            f"It is damaged: the checksum of {WEIGHTS} does not fit."
+        ) from error
+
+
+def _end(beginning: bytes) -> int:
+    """Return how many bytes an HDF5 file says that it has, 0 if it does not."""
+    place = _END_BY_VERSION.get(int.from_bytes(beginning[len(_HDF5) :][:1], "little"))
+    return int.from_bytes(beginning[place : place + 8], "little") if place else 0
+
+
+def _room(folder: Path) -> BinaryIO:
+    try:
+        return tempfile.TemporaryFile(dir=folder)
+    except OSError:
+        return tempfile.TemporaryFile()
+
+
+_LARGE_BYTES, _MOST_TIMES = 1 << 32, 100
+"""Keras refuses what is so large and was so much smaller in the file, too."""
 
 _UNREADABLE = (
     zipfile.BadZipFile,

@@ -6,8 +6,10 @@ of the saved model, with its own layers.
 
 import json
 import math
+import tempfile
 import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,8 @@ import keras
 import numpy as np
 
 from kerasmem.errors import ModelFileError
-from kerasmem.files.members import WEIGHTS
+from kerasmem.files.archive import WEIGHTS, opened_weights
+from kerasmem.files.datasets import Dataset, datasets, inflates, whole_array
 from kerasmem.files.weights import uncoded
 from kerasmem.records.plain import read_json
 from kerasmem.units import MIB
@@ -126,3 +129,46 @@ class CodedModel:
     def from_config(cls, config: dict[str, Any]) -> Any:
         """Return the model that was saved; its weights are decoded as it loads them."""
         return unwrapped(config, uncoded)
+
+
+_NAME = "StreamedModel"
+
+
+@contextmanager
+def openable(path: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Give the file that Keras loads a model from, and custom objects for that.
+
+    Args:
+        path: a `.keras` file. Unless its weights inflate, it is given itself.
+    """
+    with opened_weights(path) as weights:
+        if weights is not None and inflates(path, weights):
+            found = datasets(weights)
+            with tempfile.TemporaryDirectory() as folder:
+                small = Path(folder) / path.name
+                write_skeleton(path, small, [each.name for each in found], _NAME)
+                yield small, {f"kerasmem>{_NAME}": _Streamed(weights, found)}
+            return
+    yield path, {}
+
+
+class _Streamed:
+    """What a skeleton's config means by the model; see `CodedModel`."""
+
+    def __init__(self, weights: h5py.File, found: Sequence[Dataset]) -> None:
+        self._weights, self._found = weights, found
+
+    def from_config(self, config: dict[str, Any]) -> Any:
+        """Return the model, whose weights are read one by one."""
+        coded = is_coded(config["model"])
+        inner = config["model"]["config"] if coded else config
+
+        def read(number: np.ndarray, most_bytes: int) -> np.ndarray:
+            each = self._found[int(number)]
+            dataset = self._weights[each.name]
+            array = whole_array(dataset, self._weights, most_bytes)
+            if coded:
+                return uncoded(array, most_bytes)
+            return np.asarray(array).view(each.dtype)
+
+        return unwrapped(inner, read)

@@ -10,10 +10,14 @@ import h5py
 import numpy as np
 
 from kerasmem.errors import ModelFileError
-from kerasmem.files.archive import check_archive
-from kerasmem.files.datasets import Dataset, datasets
-from kerasmem.files.declared import form_of
-from kerasmem.files.members import DAMAGED, WEIGHTS, data_start, opened_weights
+from kerasmem.files.archive import (
+    DAMAGED,
+    WEIGHTS,
+    check_archive,
+    data_start,
+    opened_weights,
+)
+from kerasmem.files.datasets import Dataset, datasets, form_of
 from kerasmem.files.size import file_sizes
 from kerasmem.records import FileContents, StoredTensor
 

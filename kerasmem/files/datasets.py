@@ -1,14 +1,29 @@
-"""The arrays of an HDF5 file: where the entries of each lie, and one as a whole."""
+"""The arrays of an HDF5 file: where they lie, and what they say that they hold.
 
+A dataset may tell of an array of any size and store nothing of it, and a config of a
+layer of any size without a weight. Neither gets memory before the other agrees.
+"""
+
+import math
+import mmap
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import h5py
+import keras
 import numpy as np
 
 from kerasmem.errors import ModelFileError
+from kerasmem.files.archive import opened_weights
 from kerasmem.files.chunks import type_of
-from kerasmem.files.coding import LARGE_BYTES, MOST_TIMES
+from kerasmem.files.coding import LARGE_BYTES, MOST_TIMES, coded_form
+from kerasmem.files.size import stored_bytes
+from kerasmem.units import MIB
 
 
 @dataclass(frozen=True)
@@ -99,3 +114,185 @@ def _extents(item: h5py.Dataset, *, chunked: bool) -> tuple[tuple[int, int], ...
         return tuple((chunk.byte_offset, chunk.size) for chunk in chunks)
     start = item.id.get_offset()
     return () if start is None else ((start, item.id.get_storage_size()),)
+
+
+FORM_BYTES = 400
+"""Of the beginning of a coded array, in which its shape and type are."""
+
+_HEAP = b"GCOL\x01\0\0\0"
+_ENTRY = struct.Struct("<H6xQ")
+"""Where a heap begins, and an entry: its index, 0 for none, and its length."""
+
+_FREE_ENTRIES = 16 * MIB
+"""Of weights that a model may have beside those in its file, such as unsaved ones."""
+
+_ONE_THREAD = threading.RLock()
+"""Two loads at a time would each put back what the other had put in its place."""
+
+_LARGE_BYTES, _MOST_TIMES = 256 * MIB, 16
+_MOST_TIMES_BEFORE_THE_MODEL = 100
+
+
+def form_of(weights: h5py.File, each: Dataset) -> tuple[tuple[int, ...], Any] | None:
+    """Return shape and type of the array that is coded in a dataset, None if none is.
+
+    Raises:
+        ModelFileError: if the code is damaged.
+    """
+    if each.dtype != "uint8" or len(each.shape) != 1 or not each.extents:
+        return None
+    return coded_form(weights[each.name][:FORM_BYTES].tobytes())
+
+
+def inflates(path: Path, weights: h5py.File) -> bool:
+    """Return whether the weights of a file may be far larger than the file.
+
+    Args:
+        path: the file.
+        weights: those in it.
+    """
+    whole = max(sum(_declared_bytes(weights).values()), int(weights.id.get_filesize()))
+    return whole > max(_LARGE_BYTES, _MOST_TIMES * path.stat().st_size)
+
+
+def check_declared(path: Path, weights: h5py.File) -> None:
+    """Raise if the weights in a file are far larger than any file of Keras makes them.
+
+    Args:
+        path: the file.
+        weights: those in it.
+
+    Raises:
+        ModelFileError: if they are.
+    """
+    sizes = _declared_bytes(weights)
+    most = max(_LARGE_BYTES, _MOST_TIMES_BEFORE_THE_MODEL * path.stat().st_size)
+    if sum(sizes.values()) > most:
+        largest = max(sizes, key=sizes.__getitem__)
+        stored = weights[largest].id.get_storage_size()
+        raise ModelFileError(
+            f"The weights in {str(path)!r} would take {sum(sizes.values())} bytes: "
+            f"{largest!r} {sizes[largest]}, of which the file has {stored}. It is not "
+            "opened."
+        )
+
+
+def check_heaps(path: Path) -> None:
+    """Raise if a heap of texts in an HDF5 file has an entry that leads to itself.
+
+    HDF5 itself would follow it for ever.
+
+    Args:
+        path: the file.
+
+    Raises:
+        ModelFileError: if one has, or heaps lie over each other.
+    """
+    with path.open("rb") as file:
+        content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    with content:
+        left = len(content) // _ENTRY.size
+        start = content.find(_HEAP)
+        while start >= 0 and left >= 0:
+            left -= _entries_in(content, start, left)
+            start = content.find(_HEAP, start + len(_HEAP))
+    if left < 0:
+        raise ModelFileError(
+            f"{str(path)!r} is damaged: a heap of its texts does not end."
+        )
+
+
+def _entries_in(content: mmap.mmap, start: int, most: int) -> int:
+    """Return how many entries a heap has, more than `most` if it does not end."""
+    size = int.from_bytes(content[start + 8 : start + 16], "little")
+    place, end = start + 16, min(start + size, len(content))
+    count = 0
+    while place + _ENTRY.size <= end and count <= most:
+        index, length = _ENTRY.unpack_from(content, place)
+        if not index and length < _ENTRY.size:
+            return most + 1
+        # Entry 0 is the room that is left: its length is with its head.
+        place += length if not index else _ENTRY.size + -(-length // 8) * 8
+        count += 1
+    return count
+
+
+@contextmanager
+def bounded_weights(path: Path) -> Iterator[None]:
+    """Return a scope in which layers get about as many weights as a file has.
+
+    Args:
+        path: the file of a model, or the folder of a SavedModel.
+
+    Raises:
+        ModelFileError: by the layer that would get too many, before it has them.
+    """
+    budget = _Budget(path)
+    places = [(keras.Layer, "add_weight"), (keras.metrics.Metric, "add_variable")]
+    with _ONE_THREAD:
+        originals = [getattr(owner, name) for owner, name in places]
+        for (owner, name), original in zip(places, originals, strict=True):
+            setattr(owner, name, budget.counting(original))
+        try:
+            yield
+        finally:
+            for (owner, name), original in zip(places, originals, strict=True):
+                setattr(owner, name, original)
+
+
+class _Budget:
+    def __init__(self, path: Path) -> None:
+        self._path, self._thread = path, threading.get_ident()
+        self._given, self._most = 0, _FREE_ENTRIES
+        self._is_known = False
+
+    def counting(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a method that makes a variable, and counts it first."""
+
+        def add(owner: Any, *args: Any, **kwargs: Any) -> Any:
+            shape = kwargs.get("shape", args[0] if args else None)
+            is_ours = threading.get_ident() == self._thread
+            if is_ours and isinstance(shape, tuple | list):
+                self._take(math.prod(n for n in shape if isinstance(n, int)))
+            return original(owner, *args, **kwargs)
+
+        return add
+
+    def _take(self, entries: int) -> None:
+        self._given += entries
+        if self._given > self._most and not self._is_known:
+            # Twice: of codes of 4 bits the file has half as many entries.
+            self._most, self._is_known = 2 * _entries(self._path) + self._most, True
+        if self._given > self._most:
+            raise ModelFileError(
+                f"The model has weights of {self._given} entries or more, and its file "
+                f"of {(self._most - _FREE_ENTRIES) // 2}. It gets no memory for them."
+            )
+
+
+def _entries(path: Path) -> int:
+    if path.is_dir():
+        return stored_bytes(path)
+    if h5py.is_hdf5(path):
+        with h5py.File(path, "r") as weights:
+            return _count(weights)
+    with opened_weights(path) as weights:
+        return 0 if weights is None else _count(weights)
+
+
+def _count(weights: h5py.File) -> int:
+    found = datasets(weights)
+    forms = ((form_of(weights, each) or (each.shape,))[0] for each in found)
+    return sum(math.prod(shape) for shape in forms)
+
+
+def _declared_bytes(weights: h5py.File) -> dict[str, int]:
+    """Return the bytes in RAM of every array that a file tells of, by its path."""
+    sizes: dict[str, Any] = {}
+
+    def note(name: str, item: object) -> None:
+        if isinstance(item, h5py.Dataset):
+            sizes[name] = item.nbytes  # pyright: ignore[reportAttributeAccessIssue]
+
+    weights.visititems(note)
+    return sizes

@@ -1,21 +1,22 @@
 """Arrays that are read in pieces: those in a file, and what is made of them."""
 
 import math
-import os
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import numpy as np
 
+from kerasmem.files.archive import read_at
+from kerasmem.files.threads import Threads
 from kerasmem.stages import Progress
 
 PIECE = 1 << 20
 """Entries of an array that are in memory at a time, in each of a few threads."""
 
-_THREADS, _AHEAD = min(os.cpu_count() or 1, 4), 2
+_AHEAD = 5
+"""Pieces that wait to be used, with what is made of them."""
 
 Item = TypeVar("Item")
 Made = TypeVar("Made")
@@ -111,15 +112,15 @@ class InFile(Readable):
         """Return the entries from one place to another, an array of one axis."""
         if self._place is None:
             return np.zeros(stop - start, self.dtype)
-        made = np.empty(stop - start, self.dtype)
-        left, place = made.view(np.uint8).data, self._place
-        place += start * self.dtype.itemsize
-        while left:  # one call reads 2 GiB at most
-            count = os.preadv(self._file, [left], place)
-            if not count:
+        place = self._place + start * self.dtype.itemsize
+        end, parts = self._place + stop * self.dtype.itemsize, []
+        while place < end:  # one call reads 2 GiB at most
+            parts.append(read_at(self._file, end - place, place))
+            if not parts[-1]:
                 raise OSError("the file with the weights became shorter")
-            left, place = left[count:], place + count
-        return made
+            place += len(parts[-1])
+        content = parts[0] if len(parts) == 1 else b"".join(parts)
+        return np.frombuffer(content, self.dtype)
 
 
 def zeros(shape: tuple[int, ...], dtype: Any) -> InFile:
@@ -136,15 +137,11 @@ def cuts(size: int, unit: int = 1) -> Iterator[tuple[int, int]]:
 
 def in_order(function: Callable[[Item], Made], items: Iterable[Item]) -> Iterator[Made]:
     """Yield `function(item)` of each item in turn, a few of them made ahead."""
-    waiting: deque[Future[Made]] = deque()
-    with ThreadPoolExecutor(_THREADS) as pool:
-        try:
-            for item in items:
-                waiting.append(pool.submit(function, item))
-                if len(waiting) >= _THREADS + _AHEAD:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            for each in waiting:
-                each.cancel()
+    made: deque[Made] = deque()
+    with Threads(ahead=_AHEAD) as threads:
+        for item in items:
+            threads.run(function, item, then=made.append)
+            while made:
+                yield made.popleft()
+        threads.finish()
+        yield from made

@@ -11,7 +11,7 @@ import h5py
 import keras
 
 from kerasmem.errors import ModelFileError
-from kerasmem.files.members import DAMAGED
+from kerasmem.files.archive import DAMAGED
 from kerasmem.records.plain import read_json
 
 

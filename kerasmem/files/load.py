@@ -5,13 +5,14 @@ import tempfile
 import warnings
 import zipfile
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import h5py
 import keras
 
+from kerasmem.backends import current
 from kerasmem.errors import (
     KerasMemError,
     KerasMemWarning,
@@ -20,15 +21,14 @@ from kerasmem.errors import (
     first_line,
     text_of,
 )
-from kerasmem.files.archive import check_archive
+from kerasmem.files.archive import DAMAGED, check_archive
 from kerasmem.files.atomic import held_folder, replacing
-from kerasmem.files.declared import bounded_weights, check_declared, check_heaps
+from kerasmem.files.coded_model import openable
+from kerasmem.files.datasets import bounded_weights, check_declared, check_heaps
 from kerasmem.files.keras_2 import is_legacy
-from kerasmem.files.members import DAMAGED
 from kerasmem.files.memory_map import MappedWeights
 from kerasmem.files.plain import write_plain
 from kerasmem.files.size import is_weights_alone
-from kerasmem.files.streamed import openable
 
 _MOST_LETTERS = 400
 
@@ -301,3 +301,68 @@ def _is_it(path: Any, file: os.stat_result) -> bool:
     if not (isinstance(path, str | os.PathLike) and Path(path).exists()):
         return False
     return os.path.samestat(Path(path).stat(), file)
+
+
+@contextmanager
+def described_model(
+    path: str | Path,
+    custom_objects: dict[str, Any] | None = None,
+    *,
+    compile: bool = True,  # noqa: A002 - as in Keras
+) -> Iterator[Any]:
+    """Give the model in a file to look at, not to run, within the scope.
+
+    Its weights stay in the file where that is a `.keras` file of Keras 3. Any other,
+    and one whose layers want their values while they are loaded, is loaded whole.
+
+    Args:
+        path: as for `load_model`.
+        custom_objects: the user's own layers and functions by name.
+        compile: False to leave loss, metrics and optimizer out.
+
+    Raises:
+        ModelFileError: as by `load_model`.
+    """
+    path = Path(path)
+    if not can_be_described(path):
+        yield load_model(path, custom_objects, compile=compile)
+        return
+    with ExitStack() as scope:
+        model = _described(path, custom_objects or {}, scope, compile=compile)
+        if model is None:  # a layer wants its weights, or something is wrong with it
+            model = load_model(path, custom_objects, compile=compile)
+        yield model
+
+
+def _described(
+    path: Path,
+    custom_objects: dict[str, Any],
+    scope: ExitStack,
+    *,
+    compile: bool,  # noqa: A002 - as in Keras
+) -> Any | None:
+    try:
+        with ExitStack() as trial:
+            mapped = MappedWeights(path, described=True)
+            file, objects = trial.enter_context(mapped.skeleton())
+            known = {**objects, **custom_objects}
+            with loading(path):
+                model, why = model_of(path, file, known, compile=compile)
+            scope.push(trial.pop_all())
+    except ModelFileError:
+        return None
+    if why is not None:
+        say_without_loss(path, why)
+    return model
+
+
+def can_be_described(path: Path) -> bool:
+    """Return whether there may be a model in a file that needs no value of a weight.
+
+    Raises:
+        ModelFileError: if the file is damaged.
+    """
+    if path.suffix != ".keras" or not path.is_file() or not zipfile.is_zipfile(path):
+        return False
+    check_model_file(path, memory_map=True)
+    return not is_legacy(path) and current().lazy_values().why_not() is None

@@ -23,10 +23,7 @@ import numpy as np
 from kerasmem import backends
 from kerasmem.backends.lazy import MappedArray, lazy_variables
 from kerasmem.errors import ConfigError, ModelFileError
-from kerasmem.files.coded_model import CONFIG, is_coded, unwrapped, write_skeleton
-from kerasmem.files.datasets import Dataset, datasets
-from kerasmem.files.declared import form_of
-from kerasmem.files.members import (
+from kerasmem.files.archive import (
     DAMAGED,
     OPTIMIZER,
     WEIGHTS,
@@ -34,6 +31,8 @@ from kerasmem.files.members import (
     data_start,
     opened_weights,
 )
+from kerasmem.files.coded_model import CONFIG, is_coded, unwrapped, write_skeleton
+from kerasmem.files.datasets import Dataset, datasets, form_of
 from kerasmem.records.plain import read_json
 
 _NAME = "MappedModel"

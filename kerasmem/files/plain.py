@@ -18,10 +18,9 @@ import h5py
 import keras
 
 from kerasmem.errors import InputError, ModelFileError
+from kerasmem.files.archive import DAMAGED, OPTIMIZER, WEIGHTS, opened_weights
 from kerasmem.files.coded_model import CONFIG, is_coded
-from kerasmem.files.datasets import datasets
-from kerasmem.files.declared import check_declared, check_heaps
-from kerasmem.files.members import DAMAGED, OPTIMIZER, WEIGHTS, opened_weights
+from kerasmem.files.datasets import check_declared, check_heaps, datasets
 from kerasmem.files.size import is_weights_alone, shards_of
 from kerasmem.files.weights import WeightsFile
 from kerasmem.records.plain import MOST_BYTES, read_json

@@ -1,20 +1,46 @@
-"""Saving a model as a `.keras` file that is really smaller.
+"""Saving a model as a `.keras` file that is really smaller, and that opens.
 
 Keras stores the members of a `.keras` archive uncompressed, so a pruned model's zeros
 take their full size. Deflated members are read by stock `keras.models.load_model` just
 as well, bit for bit.
+
+Keras saves many a model that it cannot load: one whose config lacks an argument, or
+whose layers are not where its constructor puts them. So a file is opened before it is
+said to be there. Mostly that is its structure alone, and the weights stay in the file.
 """
 
+import gc
+import tempfile
+import warnings
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
+from weakref import WeakSet
 
 import keras
+import numpy as np
 
-from kerasmem.errors import ConfigError, as_received
+from kerasmem.backends import current
+from kerasmem.backends.lazy import (
+    MappedArray,
+    described_source,
+    first_value,
+    lazy_variables,
+)
+from kerasmem.backends.seeding import generators_kept
+from kerasmem.errors import ConfigError, OutputError, as_received
+from kerasmem.files.archive import OPTIMIZER
 from kerasmem.files.atomic import replacing
-from kerasmem.files.opens import check_opens
-from kerasmem.files.weights import Coding
+from kerasmem.files.load import first_reason
+from kerasmem.files.memory_map import nothing, skeleton
+from kerasmem.files.weights import Coding, same_bits
 from kerasmem.files.write import WrittenModel, checking, write_model
+from kerasmem.graph.clone import live_objects
+from kerasmem.graph.layers import own_variables, sublayers
+from kerasmem.graph.values import to_numpy
 
 
 def save_model(
@@ -88,3 +114,183 @@ def check_coding(coding: Any) -> None:
         raise ConfigError(
             f"coding is one of {get_args(Coding)}. Received: coding={coding!r}."
         )
+
+
+_OPENED: WeakSet[type] = WeakSet()
+"""Classes of the user's own of which this process has opened a file whole."""
+
+
+def check_opens(model: Any, path: Path, written: WrittenModel) -> None:
+    """Open a file, and look whether each weight is given what was saved of it.
+
+    The weights stay in the file. Only where the model has a class of the user's own
+    that this process has opened no file of, or it cannot be told without, it is loaded
+    whole.
+
+    Args:
+        model: the model that was saved; its own classes are those of the file. Of one
+            that is described the weights always stay in the file.
+        path: the file.
+        written: what was written of it.
+
+    Raises:
+        ModelError: if two classes of the model have one name.
+        OutputError: if the file cannot be opened, or gives other weights.
+    """
+    classes = {type(layer) for layer in sublayers(model)}
+    is_new = any(not _is_known(each) for each in classes)
+    is_lazy = current().lazy_values().why_not() is None
+    with (
+        _apart(),
+        keras.saving.custom_object_scope(live_objects(model, compiled=False)),
+    ):
+        if any(described_source(variable) is not None for variable in model.variables):
+            _check_places(model, path, written)
+        elif is_new or not is_lazy or not _is_in_place(model, path, written):
+            _check_whole(model, path)
+    _OPENED.update(classes)
+
+
+def _is_known(cls: type) -> bool:
+    return cls in _OPENED or cls.__module__.partition(".")[0] in ("keras", "kerasmem")
+
+
+def _is_in_place(model: Any, path: Path, written: WrittenModel) -> bool:
+    try:
+        _check_places(model, path, written)
+    except OutputError:  # or a layer computes with its weights: the whole file tells
+        return False
+    return True
+
+
+def _check_places(model: Any, path: Path, written: WrittenModel) -> None:
+    """Open a file with names in place of weights, and compare who gets which."""
+    arrays = {
+        name: partial(nothing, array.shape, array.dtype, name)
+        for name, array in written.arrays.items()
+        if not name.startswith(OPTIMIZER)
+    }
+    arrays |= {name: partial(np.asarray, w) for name, w in written.words.items()}
+
+    def compare(weight: Any, found: Any) -> bool:
+        value = first_value(found)
+        if isinstance(value, MappedArray):
+            return written.variables.get(value.name or "") is weight
+        return described_source(weight) is None and _same_value(weight, found)
+
+    with (
+        skeleton(path, arrays) as (small, objects),
+        lazy_variables(current().lazy_values(), described=True),
+    ):
+        _compare(model, _opened(small, objects), compare)
+
+
+def _same_value(weight: Any, found: Any) -> bool:
+    return same_bits(to_numpy(weight), to_numpy(first_value(found)))
+
+
+def _check_whole(model: Any, path: Path) -> None:
+    # Unpacked: from an archive Keras may read all weights before it makes one.
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        with zipfile.ZipFile(path) as archive:
+            archive.extractall(folder)
+        try:
+            _compare(model, _opened(Path(folder), {}), _same_value)
+        finally:
+            gc.collect()  # a model is a cycle, and this one holds its weights
+
+
+def _opened(path: Path, objects: dict[str, Any]) -> Any:
+    try:
+        # The file is our own, made of a live object: a lambda in it is the caller's.
+        return keras.models.load_model(
+            path, custom_objects=objects, compile=False, safe_mode=False
+        )
+    except Exception as error:  # what a class of the user's own raises has no limit
+        raise OutputError(
+            f"the file could not be opened: {first_reason(error)}"
+        ) from error
+
+
+def _compare(model: Any, opened: Any, is_same: Callable[[Any, Any], bool]) -> None:
+    """Compare the weights of two models, by whatever tells that two are the same.
+
+    The second one may have more of them: what the first has in several layers. Then
+    those of one path are compared.
+    """
+    # What a model with a `save` of its own saves may be another one.
+    if type(model).save is not keras.Model.save:
+        return
+    ours, theirs = _owners_and_weights(model), _owners_and_weights(opened)
+    by_path = {found.path: found for _, found in theirs}
+    if len(ours) > len(theirs):
+        lost = [weight.path for _, weight in ours if weight.path not in by_path]
+        raise OutputError(
+            f"the file would be opened without {len(ours) - len(theirs)} of its "
+            f"weights{f', {lost[0]!r} for one' if lost else ''}: its config does not "
+            "tell of layers that were added to it. Next: make them part of its graph "
+            "or of its constructor"
+        )
+    if len(ours) == len(theirs):
+        pairs = [(one, found) for one, (_, found) in zip(ours, theirs, strict=True)]
+    else:
+        pairs = [(one, by_path[one[1].path]) for one in ours if one[1].path in by_path]
+    for (owner, weight), found in pairs:
+        _compare_weights(owner, weight, found, is_same)
+
+
+def _owners_and_weights(model: Any) -> list[tuple[Any, Any]]:
+    """Return every weight once, also of layers that a model with a graph has beside."""
+    found: dict[int, tuple[Any, Any]] = {}
+    for layer in sublayers(model):
+        for variable in own_variables(layer):
+            found.setdefault(id(variable), (layer, variable))
+    return list(found.values())
+
+
+def _compare_weights(
+    owner: Any, weight: Any, found: Any, is_same: Callable[[Any, Any], bool]
+) -> None:
+    expected, given = ((tuple(each.shape), each.dtype) for each in (weight, found))
+    if expected != given:
+        raise OutputError(
+            f"the weight {weight.path!r} of shape and type {expected} would be opened "
+            f"as one of {given}"
+        )
+    if is_saved_as_it_is(owner) and not is_same(weight, found):
+        raise OutputError(
+            f"the weight {weight.path!r} would not be opened with its value. Keras "
+            "finds no layer that is not in an attribute of a layer or model, or in a "
+            "list, tuple or dict there"
+        )
+
+
+def is_saved_as_it_is(layer: Any) -> bool:
+    """Return whether what a layer saves are its variables, all of them."""
+    cls = type(layer)
+    saves = (cls.save_own_variables, cls.load_own_variables)
+    is_keras = all(
+        f.__module__.partition(".")[0] in ("keras", "kerasmem") for f in saves
+    )
+    # Keras adds the low rank to the weight that it saves.
+    return is_keras and not vars(layer).get("lora_enabled")
+
+
+@contextmanager
+def _apart() -> Iterator[None]:
+    """Return a scope after which random numbers go on as if it had not been.
+
+    What a class warns of when it is made was said when the model was. An accelerator
+    has no part in it: the model may fill that. Nor have other processes: each opens
+    what it wrote by itself, on its own device.
+    """
+    distribution = keras.distribution.distribution()
+    # With several processes JAX's first "cpu" is that of the first.
+    on_cpu = keras.device("cpu") if distribution is None else nullcontext()
+    keras.distribution.set_distribution(None)
+    try:
+        with generators_kept(), on_cpu, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        keras.distribution.set_distribution(distribution)

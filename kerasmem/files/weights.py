@@ -21,6 +21,7 @@ import numpy as np
 from h5py import h5d, h5p, h5s, h5t
 
 from kerasmem.errors import ModelFileError
+from kerasmem.files.archive import PlacedWeights
 from kerasmem.files.chunks import (
     MOST_UNSTORED_BYTES,
     Form,
@@ -48,7 +49,6 @@ from kerasmem.files.coding import (
     encode,
     has_code,
 )
-from kerasmem.files.members import PlacedWeights
 from kerasmem.files.threads import Threads
 from kerasmem.stages import Progress
 

@@ -26,12 +26,12 @@ import numpy as np
 from kerasmem.backends import current
 from kerasmem.backends.lazy import first_value, is_made_of_zeros
 from kerasmem.errors import KerasMemError, OutputError
+from kerasmem.files.archive import WEIGHTS, opened_weights, placed_weights
 from kerasmem.files.chunks import WrittenArray, raise_unless
 from kerasmem.files.coded_model import CONFIG, CodedModel
 from kerasmem.files.entries import Entries, zeros
 from kerasmem.files.load import first_reason
-from kerasmem.files.members import WEIGHTS, opened_weights, placed_weights
-from kerasmem.files.new_optimizer import new_optimizer
+from kerasmem.files.optimizer import new_optimizer
 from kerasmem.files.threads import Threads
 from kerasmem.files.weights import (
     ALIGNMENT_BYTES,

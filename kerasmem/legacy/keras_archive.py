@@ -17,9 +17,8 @@ import h5py
 import numpy as np
 
 from kerasmem.errors import ModelFileError
-from kerasmem.files.datasets import whole_array
-from kerasmem.files.declared import check_declared
-from kerasmem.files.members import WEIGHTS, opened_weights
+from kerasmem.files.archive import WEIGHTS, opened_weights
+from kerasmem.files.datasets import check_declared, whole_array
 from kerasmem.graph.layers import own_variables
 from kerasmem.legacy.file import Assignment, ConvertedLayer, LegacyFile
 from kerasmem.legacy.tfmot import clustered, masked, wrapper_kind

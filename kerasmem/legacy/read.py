@@ -11,11 +11,10 @@ import h5py
 import keras
 
 from kerasmem.errors import KerasMemWarning, ModelFileError
-from kerasmem.files.datasets import whole_array
-from kerasmem.files.declared import bounded_weights
+from kerasmem.files.archive import DAMAGED
+from kerasmem.files.datasets import bounded_weights, whole_array
 from kerasmem.files.keras_2 import is_legacy, text_of
 from kerasmem.files.load import check_model_file, first_reason, say_without_loss
-from kerasmem.files.members import DAMAGED
 from kerasmem.legacy.file import Assignment, ConvertedLayer, LegacyFile
 from kerasmem.legacy.flat import fill_by_layer, read_saved_model
 from kerasmem.legacy.graph import check_is_model, make

@@ -17,10 +17,9 @@ import keras
 import numpy as np
 
 import kerasmem as km
-from kerasmem.files.archive import check_archive
+from kerasmem.files.archive import check_archive, opened_weights
 from kerasmem.files.coding import decode
 from kerasmem.files.datasets import datasets
-from kerasmem.files.members import opened_weights
 from kerasmem.files.weights import could_be_code
 
 CODINGS = "deflate", "entropy", "stored"

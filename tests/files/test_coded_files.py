@@ -12,7 +12,7 @@ import pytest
 import kerasmem as km
 from kerasmem.errors import ConfigError, ModelFileError, OutputError
 from kerasmem.files import weights
-from kerasmem.files.members import PlacedWeights
+from kerasmem.files.archive import PlacedWeights
 from kerasmem.files.threads import Threads
 from kerasmem.graph.values import to_numpy
 from kerasmem.stages import Progress

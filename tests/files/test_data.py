@@ -21,7 +21,7 @@ from kerasmem.files.data import (
     sample_count,
     sample_inputs,
 )
-from kerasmem.files.data.flat import flat_samples
+from kerasmem.files.data.check import flat_samples
 
 X = np.arange(12, dtype="float32").reshape(6, 2)
 Y = np.arange(6, dtype="int32")

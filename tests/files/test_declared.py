@@ -7,7 +7,7 @@ import pytest
 
 import kerasmem as km
 from kerasmem.errors import ModelFileError
-from kerasmem.files import declared
+from kerasmem.files import datasets
 from kerasmem.graph.values import to_numpy
 from tests.models import KINDS, L, chain
 
@@ -21,13 +21,13 @@ def kinds_for(coding, codings=CODINGS):
 
 @pytest.fixture
 def always_inflates(monkeypatch):
-    monkeypatch.setattr(declared, "_LARGE_BYTES", 0)
-    monkeypatch.setattr(declared, "_MOST_TIMES", 0)
+    monkeypatch.setattr(datasets, "_LARGE_BYTES", 0)
+    monkeypatch.setattr(datasets, "_MOST_TIMES", 0)
 
 
 @pytest.fixture
 def nothing_is_free(monkeypatch):
-    monkeypatch.setattr(declared, "_FREE_ENTRIES", 0)
+    monkeypatch.setattr(datasets, "_FREE_ENTRIES", 0)
 
 
 def assert_same(model, loaded):
@@ -80,7 +80,7 @@ def test_a_layer_gets_no_memory_for_weights_that_are_not_there(tmp_path):
     add_weight = keras.Layer.add_weight
     with (
         pytest.raises(ModelFileError, match=r"weights of 6000000000 entries or more"),
-        declared.bounded_weights(path),
+        datasets.bounded_weights(path),
     ):
         keras.Model.from_config(config)
     assert keras.Layer.add_weight is add_weight
@@ -92,11 +92,11 @@ def test_sizes_of_an_hdf5_file_are_compared_with_its_own(tmp_path):
     with h5py.File(path, "w") as file:
         file.create_dataset("a", (1 << 14, 1 << 14), "f4", chunks=(64, 64))
     with h5py.File(path) as file:
-        assert declared.inflates(path, file)
+        assert datasets.inflates(path, file)
         with pytest.raises(
             ModelFileError, match="would take 1073741824 bytes: .*file has 0"
         ):
-            declared.check_declared(path, file)
+            datasets.check_declared(path, file)
 
 
 @pytest.mark.one_backend

@@ -10,7 +10,7 @@ import pytest
 
 import kerasmem as km
 from kerasmem.errors import OutputError
-from kerasmem.files import opens
+from kerasmem.files import save
 from kerasmem.graph.values import to_numpy
 from tests.models import L, chain
 
@@ -98,13 +98,13 @@ REASONS = {
 @pytest.fixture(params=["first", "seen"])
 def seen(request, monkeypatch):
     """Whether the process has opened a file with these classes whole before."""
-    monkeypatch.setattr(opens, "_OPENED", opens.WeakSet())
+    monkeypatch.setattr(save, "_OPENED", save.WeakSet())
     return request.param == "seen"
 
 
 def known(model):
     """Count the classes of a model as opened."""
-    opens._OPENED.update(type(layer) for layer in opens.sublayers(model))
+    save._OPENED.update(type(layer) for layer in save.sublayers(model))
 
 
 @pytest.mark.parametrize("cls", REASONS, ids=lambda cls: cls.__name__)
@@ -184,14 +184,14 @@ def test_a_class_of_the_users_is_opened_whole_once_and_then_only_its_structure(
     seen, tmp_path, monkeypatch
 ):
     del seen
-    waiting, compare = [], opens._compare
+    waiting, compare = [], save._compare
 
     def compared(model, opened, is_same):
         kinds = {type(weight) is keras.Variable for weight in opened.weights}
         waiting.append(kinds == {False})
         return compare(model, opened, is_same)
 
-    monkeypatch.setattr(opens, "_compare", compared)
+    monkeypatch.setattr(save, "_compare", compared)
     for layer in (L.Dense(5), Scaled(6), Scaled(6), Unregistered(6)):
         model = chain((6,), layer)
         for coding in ("deflate", "entropy"):

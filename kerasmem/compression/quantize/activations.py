@@ -18,7 +18,7 @@ from kerasmem.compression.quantize.config import Calibration
 from kerasmem.compression.quantize.static.calls import Calls, flatten
 from kerasmem.errors import DataError, KerasMemWarning, ModelError
 from kerasmem.files.data import check_data, input_batches
-from kerasmem.files.data.flat import flat_samples
+from kerasmem.files.data.check import flat_samples
 from kerasmem.graph.layers import own_graph
 from kerasmem.records import ActivationRange
 

@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from kerasmem.files.coding import symbols
+from kerasmem.files.coding import rans
 from kerasmem.files.coding.stream import Reader, Writer, damaged
 
 _STEPS = (0, 1, 2)
@@ -33,9 +33,9 @@ class Positions:
         classes = [_class_of(grid.sum(axis=axis), steps) for axis in (1, 0)]
         self._numbers = [int(found.max(initial=0)) + 1 for found in classes]
         self._sides = [
-            symbols.Symbols(*side) for side in zip(classes, self._numbers, strict=True)
+            rans.Symbols(*side) for side in zip(classes, self._numbers, strict=True)
         ]
-        self._flags = symbols.Symbols(
+        self._flags = rans.Symbols(
             full, 2, _contexts(classes, self._numbers[1]), math.prod(self._numbers)
         )
         self.coded_bytes = self._flags.coded_bytes
@@ -71,11 +71,11 @@ def read(shape: tuple[int, ...], source: Reader) -> np.ndarray:
             raise damaged("it tells a number that cannot be")
         found = np.zeros(length, np.uint16)
         if number > 1:
-            found = symbols.read(source, length, number)
+            found = rans.read(source, length, number)
         numbers.append(number)
         classes.append(found)
     contexts = _contexts(classes, numbers[1])
-    flags = symbols.read(source, contexts.size, 2, contexts, math.prod(numbers))
+    flags = rans.read(source, contexts.size, 2, contexts, math.prod(numbers))
     return flags.astype(bool)
 
 

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 
 import numpy as np
 
-from kerasmem.files.coding import symbols
+from kerasmem.files.coding import rans
 from kerasmem.files.coding.rans import MOST_SYMBOLS
 from kerasmem.files.coding.stream import Reader, Writer, damaged
 
@@ -85,7 +85,7 @@ class _Raw(Values):
 class _Bytes(Values):
     def __init__(self, entries: np.ndarray) -> None:
         planes = entries.view(np.uint8).reshape(entries.size, -1).T
-        self._planes = [symbols.Symbols(plane, 256) for plane in planes]
+        self._planes = [rans.Symbols(plane, 256) for plane in planes]
         self._raw = planes
         self.coded_bytes = sum(
             min(plane.coded_bytes, entries.size) for plane in self._planes
@@ -105,7 +105,7 @@ class _Bytes(Values):
         planes = np.empty((count, dtype.itemsize), np.uint8)
         for place in range(dtype.itemsize):
             if source.number():
-                planes[:, place] = symbols.read(source, count, 256)
+                planes[:, place] = rans.read(source, count, 256)
             else:
                 planes[:, place] = source.array(np.dtype(np.uint8), count)
         return planes.reshape(-1).view(dtype)
@@ -114,7 +114,7 @@ class _Bytes(Values):
 class _Few(Values):
     def __init__(self, different: np.ndarray, indices: np.ndarray) -> None:
         self._different = different
-        self._symbols = symbols.Symbols(indices, different.size)
+        self._symbols = rans.Symbols(indices, different.size)
         self.coded_bytes = self._symbols.coded_bytes + different.nbytes
 
     @classmethod
@@ -142,7 +142,7 @@ class _Few(Values):
         if not 0 < number <= MOST_SYMBOLS:
             raise damaged("it tells a number that cannot be")
         different = source.array(dtype, number)
-        return different[symbols.read(source, count, number)]
+        return different[rans.read(source, count, number)]
 
 
 def _seem_many(entries: np.ndarray) -> bool:
