@@ -37,6 +37,8 @@ COMMANDS = {
     "int8": ["compress", "{model}", "--quantize", "int8"],
     "int4": ["compress", "{model}", "--quantize", "int4"],
     "prune": ["compress", "{model}", "--prune", "0.8"],
+    "cluster": ["compress", "{model}", "--recipe", "{folder}/cluster.json"],
+    "mixed": ["compress", "{model}", "--recipe", "{folder}/mixed.json"],
 }
 
 
@@ -152,6 +154,17 @@ def kill_at_random(command: list[str], output: Path, times: int) -> int:
     return new
 
 
+def write_recipes(folder: Path, budget: int) -> None:
+    """Write the recipes of the commands."""
+    mixed = {"scheme": "mixed", "budget": {"max_bytes": budget}}
+    steps = {
+        "cluster": {"technique": "cluster", "n": 16},
+        "mixed": {"technique": "quantize", **mixed},
+    }
+    for name, step in steps.items():
+        (folder / f"{name}.json").write_text(json.dumps([step]))
+
+
 def main() -> None:
     """Make the model, run the commands, print a line of JSON for each."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -171,10 +184,12 @@ def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         model, output = Path(folder) / "model.keras", Path(folder) / "small.keras"
         make_model(model, round(options.millions * 1e6), options.dtype)
+        write_recipes(Path(folder), round(0.8e6 * options.millions))
         base = run(IMPORT)
         yield {"model": format_bytes(model.stat().st_size), "import": base}
         for name in options.only:
-            words = [word.format(model=model) for word in COMMANDS[name]]
+            places = {"model": model, "folder": folder}
+            words = [word.format(**places) for word in COMMANDS[name]]
             command = [sys.executable, "-m", "kerasmem", *words]
             if words[0] == "compress":
                 command += ["-o", str(output), "--low-memory"]
