@@ -12,7 +12,7 @@ from typing import Any, NoReturn, TextIO, TypeVar
 
 from rich.console import Console
 
-from kerasmem.errors import ConfigError, did_you_mean
+from kerasmem.errors import did_you_mean
 
 _WIDTH_WITHOUT_TERMINAL = 120
 
@@ -257,29 +257,6 @@ def batch_of(default: int) -> Option:
         metavar="N",
         help=f"samples ({default})",
     )
-
-
-def check_output(path: Path, suffix: str) -> None:
-    """Raise unless a file can be made at `path`; long work should not end in this.
-
-    Raises:
-        ConfigError: if the suffix is another, or the folder is missing.
-    """
-    if path.suffix != suffix:
-        raise ConfigError(f"The output must end in {suffix}. Received: {str(path)!r}.")
-    if not path.parent.is_dir():
-        raise ConfigError(
-            f"There is no folder {str(path.parent)!r} for the output. Received: "
-            f"{str(path)!r}. Next: make the folder."
-        )
-    try:
-        path.resolve()
-    except (OSError, RuntimeError) as error:
-        raise ConfigError(
-            f"The output leads round in a circle of links. Received: {str(path)!r}."
-        ) from error
-    if path.is_dir():
-        raise ConfigError(f"The output is a folder. Received: {str(path)!r}.")
 
 
 def progress_console() -> Console:

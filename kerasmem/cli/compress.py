@@ -18,7 +18,6 @@ from kerasmem.cli.command import (
     Outcome,
     at_least,
     batch_of,
-    check_output,
     command,
     not_negative,
     option,
@@ -27,6 +26,7 @@ from kerasmem.cli.command import (
 )
 from kerasmem.cli.steps import STEPS, Job, job_of
 from kerasmem.errors import ConfigError
+from kerasmem.records.regular import check_output
 from kerasmem.stages import OPENING, TRAINING, shown_by
 
 _FAR_WORSE = 0.02

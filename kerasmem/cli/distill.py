@@ -14,13 +14,13 @@ from kerasmem.cli.command import (
     Outcome,
     at_least,
     batch_of,
-    check_output,
     command,
     option,
     progress_console,
     say,
 )
 from kerasmem.errors import ConfigError
+from kerasmem.records.regular import check_output
 
 
 @command(

@@ -14,12 +14,12 @@ from kerasmem.cli.command import (
     OUTPUT,
     Outcome,
     at_least,
-    check_output,
     command,
     not_negative,
     option,
     say,
 )
+from kerasmem.records.regular import check_output
 
 
 @command(

@@ -19,7 +19,6 @@ from typing import Any
 
 from kerasmem.cli.command import (
     Outcome,
-    check_output,
     command,
     option,
     progress_console,
@@ -33,7 +32,7 @@ from kerasmem.records.post_mortem import (
     fitting_sentence,
     moment_words,
 )
-from kerasmem.records.regular import read_regular
+from kerasmem.records.regular import check_output, read_regular
 
 _CHILD = Path(__file__).with_name("watched_script.py")
 # TensorFlow reads them once, when it is imported: its CPU allocator then tells of

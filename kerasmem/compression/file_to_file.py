@@ -54,6 +54,7 @@ from kerasmem.graph.clone import compile_as
 from kerasmem.graph.layers import sublayers
 from kerasmem.graph.values import nbytes, nonzero, parameters
 from kerasmem.records import CompressionReport, ModelFigures, WeightChange
+from kerasmem.records.regular import check_output
 from kerasmem.stages import OPENING, stage
 
 _SHARE = 1 / 6
@@ -119,17 +120,8 @@ def job_by_file(
             "low_memory is True, False or None for what suits. Received: "
             f"low_memory={low_memory!r}."
         )
-    if output is not None and Path(output).suffix != ".keras":
-        raise ConfigError(
-            "A model is written as a file that ends in .keras, of which "
-            "model.load_weights reads the weights, too. "
-            f"Received: output={str(output)!r}."
-        )
-    if output is not None and not Path(output).absolute().parent.is_dir():
-        raise ConfigError(
-            "There is no folder for the output. Next: make it. "
-            f"Received: output={str(output)!r}."
-        )
+    if output is not None:
+        check_output(Path(output), ".keras")
     if low_memory is False or (low_memory is None and output is None):
         return None
     reason = _why_not(model_or_path, output, steps, asks)

@@ -82,11 +82,12 @@ def unwrapped(
     """Return the model within the config that `wrapped` made.
 
     Args:
-        config: the inner one.
+        config: the inner one; of coded weights the model may be one level deeper.
         read: returns the weight that an array in the file stands for, if that has no
             more than so many bytes.
     """
-    model = keras.saving.deserialize_keras_object(config["model"])
+    inner = config["model"]["config"] if is_coded(config["model"]) else config
+    model = keras.saving.deserialize_keras_object(inner["model"])
     if not isinstance(model, keras.Model):
         raise ModelFileError("There is no model in a file of coded weights.")
 
@@ -161,7 +162,6 @@ class _Streamed:
     def from_config(self, config: dict[str, Any]) -> Any:
         """Return the model, whose weights are read one by one."""
         coded = is_coded(config["model"])
-        inner = config["model"]["config"] if coded else config
 
         def read(number: np.ndarray, most_bytes: int) -> np.ndarray:
             each = self._found[int(number)]
@@ -171,4 +171,4 @@ class _Streamed:
                 return uncoded(array, most_bytes)
             return np.asarray(array).view(each.dtype)
 
-        return unwrapped(inner, read)
+        return unwrapped(config, read)

@@ -54,16 +54,21 @@ class Dataset:
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
 
-def datasets(file: h5py.File) -> list[Dataset]:
-    """Return the arrays in a file, each once, in the order of their paths."""
-    found: list[Dataset] = []
+def arrays_in(group: h5py.Group) -> dict[str, h5py.Dataset]:
+    """Return the arrays in a group by their paths, each once, and by no link."""
+    found: dict[str, h5py.Dataset] = {}
 
     def keep(name: str, item: object) -> None:
         if isinstance(item, h5py.Dataset):
-            found.append(_described(name, item))
+            found[name] = item
 
-    file.visititems(keep)
+    group.visititems(keep)
     return found
+
+
+def datasets(file: h5py.File) -> list[Dataset]:
+    """Return the arrays in a file, each once, in the order of their paths."""
+    return [_described(name, item) for name, item in arrays_in(file).items()]
 
 
 def whole_array(
@@ -288,11 +293,4 @@ def _count(weights: h5py.File) -> int:
 
 def _declared_bytes(weights: h5py.File) -> dict[str, int]:
     """Return the bytes in RAM of every array that a file tells of, by its path."""
-    sizes: dict[str, Any] = {}
-
-    def note(name: str, item: object) -> None:
-        if isinstance(item, h5py.Dataset):
-            sizes[name] = item.nbytes  # pyright: ignore[reportAttributeAccessIssue]
-
-    weights.visititems(note)
-    return sizes
+    return {name: item.nbytes for name, item in arrays_in(weights).items()}

@@ -227,9 +227,7 @@ class _Mapped:
 
     def from_config(self, config: dict[str, Any]) -> Any:
         """Return the model, whose weights are arrays over the file."""
-        # Of coded weights the model is one level deeper.
-        inner = config["model"]["config"] if is_coded(config["model"]) else config
-        model = unwrapped(inner, lambda number, _: self._arrays[int(number)]())
+        model = unwrapped(config, lambda number, _: self._arrays[int(number)]())
 
         def compile_from_config(compiled: dict[str, Any]) -> None:
             object.__delattr__(model, "compile_from_config")

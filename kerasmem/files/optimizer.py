@@ -19,6 +19,7 @@ from kerasmem.backends import current
 from kerasmem.backends.lazy import lazy_variables
 from kerasmem.errors import ModelFileError
 from kerasmem.files.archive import DAMAGED, opened_weights
+from kerasmem.files.datasets import arrays_in
 from kerasmem.graph.clone import fresh_optimizer
 
 _GROUPS = ("optimizer", "optimizer_weights")  # in a .keras file and in an .h5 file
@@ -63,16 +64,10 @@ def optimizer_state(path: str | Path) -> OptimizerState | None:
 
 
 def _count(file: h5py.File) -> OptimizerState:
-    arrays: list[h5py.Dataset] = []
-
-    def keep(_: str, item: object) -> None:
-        if isinstance(item, h5py.Dataset):
-            arrays.append(item)
-
-    for name in _GROUPS:
-        group = file.get(name)
-        if isinstance(group, h5py.Group):
-            group.visititems(keep)
+    groups = [
+        group for group in map(file.get, _GROUPS) if isinstance(group, h5py.Group)
+    ]
+    arrays = [array for group in groups for array in arrays_in(group).values()]
     counters = [a for a in arrays if a.shape == () and a.dtype.kind in "iu"]
     return OptimizerState(
         entries=sum(array.size for array in arrays),

@@ -10,13 +10,36 @@ import stat
 from pathlib import Path
 from typing import IO, Any
 
-from kerasmem.errors import InputError
+from kerasmem.errors import ConfigError, InputError
 from kerasmem.records.plain import MOST_BYTES, read_json
 from kerasmem.units import format_bytes
 
 # Neither is there on Windows, where a file is what its name says.
 _NO_LINK: int = getattr(os, "O_NOFOLLOW", 0)
 _NO_WAIT: int = getattr(os, "O_NONBLOCK", 0)
+
+
+def check_output(path: Path, suffix: str) -> None:
+    """Raise unless a file can be made at `path`; long work should not end in this.
+
+    Raises:
+        ConfigError: if the suffix is another, or the folder is missing.
+    """
+    if path.suffix != suffix:
+        raise ConfigError(f"The output must end in {suffix}. Received: {str(path)!r}.")
+    if not path.parent.is_dir():
+        raise ConfigError(
+            f"There is no folder {str(path.parent)!r} for the output. Received: "
+            f"{str(path)!r}. Next: make the folder."
+        )
+    try:
+        path.resolve()
+    except (OSError, RuntimeError) as error:
+        raise ConfigError(
+            f"The output leads round in a circle of links. Received: {str(path)!r}."
+        ) from error
+    if path.is_dir():
+        raise ConfigError(f"The output is a folder. Received: {str(path)!r}.")
 
 
 def open_regular(path: Path, mode: str = "rb", *, follow_link: bool = False) -> IO[Any]:

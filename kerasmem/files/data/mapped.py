@@ -3,7 +3,6 @@
 import io
 import math
 import mmap
-import struct
 import tokenize
 import zipfile
 from pathlib import Path
@@ -11,9 +10,8 @@ from typing import IO, Any
 
 import numpy as np
 
-from kerasmem.errors import DataError
-
-_LOCAL_HEADER = struct.Struct("<26xHH")  # ends with the lengths of name and extra
+from kerasmem.errors import DataError, ModelFileError
+from kerasmem.files.archive import data_start
 
 
 def map_arrays(path: Path) -> dict[str, np.ndarray]:
@@ -42,7 +40,7 @@ def map_arrays(path: Path) -> dict[str, np.ndarray]:
             member.filename.removesuffix(".npy"): _array(mapping, _start(path, member))
             for member in members
         }
-    except (ValueError, EOFError, zipfile.BadZipFile, struct.error) as error:
+    except (ValueError, EOFError, zipfile.BadZipFile, ModelFileError) as error:
         raise DataError(
             f"{path} cannot be mapped: {error}. Expected: an .npz written with "
             "numpy.savez, or an .npy file."
@@ -101,9 +99,7 @@ def _start(path: Path, member: zipfile.ZipInfo) -> int:
             "numpy.savez instead of numpy.savez_compressed."
         )
     with path.open("rb") as file:
-        file.seek(member.header_offset)
-        name_length, extra_length = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
-    return member.header_offset + _LOCAL_HEADER.size + name_length + extra_length
+        return data_start(file, member)
 
 
 def _array(mapping: mmap.mmap, start: int) -> np.ndarray:
