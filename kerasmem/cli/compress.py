@@ -72,8 +72,8 @@ _FAR_WORSE = 0.02
         "--low-memory",
         action="store_true",
         help="from file to file, few weights in memory at a time; by itself where the "
-        "model is large against the memory there is, for --prune and --quantize int8, "
-        "int8-dynamic, int4, float16 or bfloat16 without data",
+        "model is large against the memory there is, for --prune, --quantize to "
+        "all but int8-static, and clustering, without data",
     ),
     option("--report", type=Path, metavar="FILE.html", help="write a page of it too"),
     IMPORT,

@@ -93,7 +93,8 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
     least, or without a target the one of the smallest file, within `max_drop`.
 
     Args:
-        model_or_path: a built `keras.Model`, or the path of a `.keras` or `.h5` file.
+        model_or_path: a built `keras.Model`, or the path of a file, as for
+            `km.load_model`.
         steps: one technique or several; or the path of a recipe: a JSON or YAML file
             that lists them, see `kerasmem.compression.recipe`; or the name of a preset,
             `"size"`, `"latency"`, `"balanced"` or `"lossless"`, see
@@ -139,9 +140,8 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
         output: a file to write, which ends in `.keras`; None for none.
         low_memory: True to work from file to file, with a few pieces of weights in
             memory at a time and the `model` of the result opened when it is asked for:
-            for a path and an output, and for `Prune` by magnitude and `Quantize` to
-            `"int8"`, `"int8-dynamic"`, `"int4"`, `"float16"` and `"bfloat16"`, without
-            data; neither latency nor activations are measured then. None to do so where
+            for a path and an output, and for `Prune` by magnitude, `Cluster`, and
+            `Quantize` to all but `"int8-static"`, without data; neither latency nor activations are measured then. None to do so where
             it can be done and the weights take more than a sixth of the memory that is
             available. False never to.
 
