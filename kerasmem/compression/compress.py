@@ -141,9 +141,9 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
         low_memory: True to work from file to file, with a few pieces of weights in
             memory at a time and the `model` of the result opened when it is asked for:
             for a path and an output, and for `Prune` by magnitude, `Cluster`, and
-            `Quantize` to all but `"int8-static"`, without data; neither latency nor activations are measured then. None to do so where
-            it can be done and the weights take more than a sixth of the memory that is
-            available. False never to.
+            `Quantize` to all but `"int8-static"`, without data; neither latency nor
+            activations are measured then. None to do so where it can be done and the
+            weights take more than a sixth of the memory that is available. False never to.
 
     Raises:
         ConfigError: if the arguments do not fit together.
