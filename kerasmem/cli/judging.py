@@ -10,6 +10,7 @@ import numpy as np
 
 from kerasmem.cli.command import say
 from kerasmem.errors import ConfigError, DataError
+from kerasmem.files.archive import stored_bytes
 from kerasmem.files.data import (
     check_data,
     check_labels,
@@ -21,7 +22,6 @@ from kerasmem.files.data import (
 )
 from kerasmem.files.data.forms import first_samples
 from kerasmem.files.optimizer import optimizer_state
-from kerasmem.files.size import stored_bytes
 from kerasmem.graph.outputs import as_loss
 
 

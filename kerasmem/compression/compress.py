@@ -24,6 +24,7 @@ from kerasmem.compression.search import Request
 from kerasmem.compression.technique import Context, Technique
 from kerasmem.compression.written import written
 from kerasmem.errors import ConfigError, DataError, KerasMemWarning, as_received
+from kerasmem.files.archive import stored_bytes
 from kerasmem.files.data import (
     check_data,
     check_labels,
@@ -35,7 +36,6 @@ from kerasmem.files.data import (
 )
 from kerasmem.files.load import load_model
 from kerasmem.files.save import Coding, check_coding
-from kerasmem.files.size import stored_bytes
 from kerasmem.graph.clone import compile_as, compile_settings, to_read
 from kerasmem.graph.outputs import as_loss, warn_if_unfit
 from kerasmem.records import CompressionReport
@@ -143,7 +143,8 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
             for a path and an output, and for `Prune` by magnitude, `Cluster`, and
             `Quantize` to all but `"int8-static"`, without data; neither latency nor
             activations are measured then. None to do so where it can be done and the
-            weights take more than a sixth of the memory that is available. False never to.
+            weights take more than a sixth of the memory that is available. False
+            never to.
 
     Raises:
         ConfigError: if the arguments do not fit together.

@@ -33,7 +33,7 @@ from kerasmem.compression.result import CompressionResult
 from kerasmem.compression.technique import Technique
 from kerasmem.compression.working import Streams, Told
 from kerasmem.errors import ConfigError, OutputError
-from kerasmem.files.archive import opened_weights
+from kerasmem.files.archive import is_weights_alone, opened_weights, stored_bytes
 from kerasmem.files.atomic import replacing
 from kerasmem.files.datasets import datasets
 from kerasmem.files.entries import InFile, Readable
@@ -47,7 +47,6 @@ from kerasmem.files.load import (
 from kerasmem.files.memory_map import is_mappable
 from kerasmem.files.plain import check_has_model, write_plain
 from kerasmem.files.save import check, is_saved_as_it_is
-from kerasmem.files.size import is_weights_alone, stored_bytes
 from kerasmem.files.weights import Coding
 from kerasmem.files.write import write_model
 from kerasmem.graph.clone import compile_as

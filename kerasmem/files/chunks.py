@@ -20,7 +20,7 @@ from h5py import h5f, h5g, h5p
 
 from kerasmem.errors import OutputError
 from kerasmem.files.deflating import better_shuffled, deflated, inflated
-from kerasmem.files.threads import Threads
+from kerasmem.files.entries import Threads
 from kerasmem.stages import Progress
 
 _PIECE_BYTES = 1 << 20

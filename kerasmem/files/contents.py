@@ -15,10 +15,10 @@ from kerasmem.files.archive import (
     WEIGHTS,
     check_archive,
     data_start,
+    file_sizes,
     opened_weights,
 )
 from kerasmem.files.datasets import Dataset, datasets, form_of
-from kerasmem.files.size import file_sizes
 from kerasmem.records import FileContents, StoredTensor
 
 _PIECE = 1 << 12

@@ -19,10 +19,9 @@ import keras
 import numpy as np
 
 from kerasmem.errors import ModelFileError
-from kerasmem.files.archive import opened_weights
+from kerasmem.files.archive import opened_weights, stored_bytes
 from kerasmem.files.chunks import type_of
 from kerasmem.files.coding import LARGE_BYTES, MOST_TIMES, coded_form
-from kerasmem.files.size import stored_bytes
 from kerasmem.units import MIB
 
 

@@ -1,21 +1,84 @@
-"""Arrays that are read in pieces: those in a file, and what is made of them."""
+"""Arrays that are read in pieces, and work on them that threads do ahead."""
 
 import math
+import os
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
 from typing import Any, TypeVar
 
 import numpy as np
 
 from kerasmem.files.archive import read_at
-from kerasmem.files.threads import Threads
 from kerasmem.stages import Progress
+
+_MOST_THREADS = 8
+
+_AHEAD = 16
+"""Pieces that wait to be used. The same on every machine: what is written of them lies
+in a file in the order in which they are used, between whatever else is written."""
+
+
+class Threads:
+    """A scope of work that NumPy or a codec does, without Python's lock.
+
+    At its end all of it is done; after an error what had not begun never is.
+
+    Args:
+        ahead: most results that wait to be used, with what they are made of.
+    """
+
+    def __init__(self, ahead: int = _AHEAD) -> None:
+        self._ahead = ahead
+        self._pool = ThreadPoolExecutor(min(os.cpu_count() or 1, _MOST_THREADS))
+        self._waiting: deque[tuple[Future[Any], Callable[[Any], None]]] = deque()
+
+    def __enter__(self) -> "Threads":
+        return self
+
+    def __exit__(
+        self,
+        error: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            if error is None:
+                self.finish()
+        finally:
+            self._waiting.clear()
+            self._pool.shutdown(cancel_futures=True)
+
+    def run(
+        self, function: Callable[..., Any], *args: Any, then: Callable[[Any], None]
+    ) -> None:
+        """Call a function on another thread, and use its result on this one, later.
+
+        Args:
+            function: called with `args`.
+            *args: what it works on, unchanged until the scope ends.
+            then: called with its result, in the order of the calls of `run`.
+        """
+        self._waiting.append((self._pool.submit(function, *args), then))
+        if len(self._waiting) > self._ahead:
+            self._use_one()
+
+    def finish(self) -> None:
+        """Wait for all work that was given, and use its results."""
+        while self._waiting:
+            self._use_one()
+
+    def _use_one(self) -> None:
+        future, then = self._waiting.popleft()
+        then(future.result())
+
 
 PIECE = 1 << 20
 """Entries of an array that are in memory at a time, in each of a few threads."""
 
-_AHEAD = 5
+_FEW_AHEAD = 5
 """Pieces that wait to be used, with what is made of them."""
 
 Item = TypeVar("Item")
@@ -138,7 +201,7 @@ def cuts(size: int, unit: int = 1) -> Iterator[tuple[int, int]]:
 def in_order(function: Callable[[Item], Made], items: Iterable[Item]) -> Iterator[Made]:
     """Yield `function(item)` of each item in turn, a few of them made ahead."""
     made: deque[Made] = deque()
-    with Threads(ahead=_AHEAD) as threads:
+    with Threads(ahead=_FEW_AHEAD) as threads:
         for item in items:
             threads.run(function, item, then=made.append)
             while made:

@@ -21,14 +21,13 @@ from kerasmem.errors import (
     first_line,
     text_of,
 )
-from kerasmem.files.archive import DAMAGED, check_archive
+from kerasmem.files.archive import DAMAGED, check_archive, is_weights_alone
 from kerasmem.files.atomic import held_folder, replacing
 from kerasmem.files.coded_model import openable
 from kerasmem.files.datasets import bounded_weights, check_declared, check_heaps
 from kerasmem.files.keras_2 import is_legacy
 from kerasmem.files.memory_map import MappedWeights
 from kerasmem.files.plain import write_plain
-from kerasmem.files.size import is_weights_alone
 
 _MOST_LETTERS = 400
 

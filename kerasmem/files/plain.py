@@ -18,10 +18,16 @@ import h5py
 import keras
 
 from kerasmem.errors import InputError, ModelFileError
-from kerasmem.files.archive import DAMAGED, OPTIMIZER, WEIGHTS, opened_weights
+from kerasmem.files.archive import (
+    DAMAGED,
+    OPTIMIZER,
+    WEIGHTS,
+    is_weights_alone,
+    opened_weights,
+    shards_of,
+)
 from kerasmem.files.coded_model import CONFIG, is_coded
 from kerasmem.files.datasets import check_declared, check_heaps, datasets
-from kerasmem.files.size import is_weights_alone, shards_of
 from kerasmem.files.weights import WeightsFile
 from kerasmem.records.plain import MOST_BYTES, read_json
 from kerasmem.records.regular import read_regular

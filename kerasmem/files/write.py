@@ -29,10 +29,9 @@ from kerasmem.errors import KerasMemError, OutputError
 from kerasmem.files.archive import WEIGHTS, opened_weights, placed_weights
 from kerasmem.files.chunks import WrittenArray, raise_unless
 from kerasmem.files.coded_model import CONFIG, CodedModel
-from kerasmem.files.entries import Entries, zeros
+from kerasmem.files.entries import Entries, Threads, zeros
 from kerasmem.files.load import first_reason
 from kerasmem.files.optimizer import new_optimizer
-from kerasmem.files.threads import Threads
 from kerasmem.files.weights import (
     ALIGNMENT_BYTES,
     Coding,

@@ -13,7 +13,7 @@ import kerasmem as km
 from kerasmem.errors import ConfigError, ModelFileError, OutputError
 from kerasmem.files import weights
 from kerasmem.files.archive import PlacedWeights
-from kerasmem.files.threads import Threads
+from kerasmem.files.entries import Threads
 from kerasmem.graph.values import to_numpy
 from kerasmem.stages import Progress
 from tests.models import KINDS, L, chain
