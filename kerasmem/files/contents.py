@@ -16,7 +16,10 @@ from kerasmem.files.archive import (
     check_archive,
     data_start,
     file_sizes,
+    is_weights_alone,
     opened_weights,
+    shards_of,
+    stored_bytes,
 )
 from kerasmem.files.datasets import Dataset, datasets, form_of
 from kerasmem.records import FileContents, StoredTensor
@@ -86,8 +89,8 @@ def inspect_file(path: str | Path) -> FileContents:
     """Return what every weight in a file takes of it, and what all else takes.
 
     Args:
-        path: a `.keras` or `.h5` file, or the folder of a SavedModel: what each of
-            its files takes.
+        path: a `.keras` or `.h5` file, a `.weights.json` file with its shards, or the
+            folder of a SavedModel: what each of its files takes.
 
     Raises:
         ModelFileError: if it is damaged, or no such file.
@@ -102,6 +105,12 @@ def inspect_file(path: str | Path) -> FileContents:
 
 
 def _inspected(path: Path) -> FileContents:
+    if is_weights_alone(path):
+        tensors = []
+        for shard in shards_of(path):
+            with h5py.File(shard, "r") as weights:
+                tensors += _tensors(weights, lambda byte: byte, "stored")
+        return _contents(path, tuple(tensors), {})
     if not zipfile.is_zipfile(path):
         if not h5py.is_hdf5(path):
             raise ModelFileError(
@@ -128,7 +137,7 @@ def _files(folder: Path) -> FileContents:
 def _contents(
     path: Path, tensors: tuple[StoredTensor, ...], sizes: dict[str, int]
 ) -> FileContents:
-    whole, taken = path.stat().st_size, sum(each.file_bytes for each in tensors)
+    whole, taken = stored_bytes(path), sum(each.file_bytes for each in tensors)
     structure = sizes.pop(WEIGHTS, whole if not sizes else taken) - taken
     by_size = sorted(tensors, key=lambda each: -each.file_bytes)
     return FileContents(whole, tuple(by_size), {**sizes, _STRUCTURE: structure})

@@ -323,6 +323,13 @@ def described_model(
         ModelFileError: as by `load_model`.
     """
     path = Path(path)
+    if is_weights_alone(path):
+        with (
+            made_whole(path, Path(tempfile.gettempdir())) as whole,
+            described_model(whole, custom_objects, compile=compile) as model,
+        ):
+            yield model
+        return
     if not can_be_described(path):
         yield load_model(path, custom_objects, compile=compile)
         return

@@ -18,7 +18,12 @@ import numpy as np
 from kerasmem.backends import current
 from kerasmem.backends.lazy import lazy_variables
 from kerasmem.errors import ModelFileError
-from kerasmem.files.archive import DAMAGED, opened_weights
+from kerasmem.files.archive import (
+    DAMAGED,
+    is_weights_alone,
+    opened_weights,
+    shards_of,
+)
 from kerasmem.files.datasets import arrays_in
 from kerasmem.graph.clone import fresh_optimizer
 
@@ -54,19 +59,19 @@ def optimizer_state(path: str | Path) -> OptimizerState | None:
     if Path(path).is_dir():
         return None
     try:
-        if h5py.is_hdf5(path):
-            with h5py.File(path, "r") as file:
-                return _count(file)
+        if h5py.is_hdf5(path) or is_weights_alone(Path(path)):
+            with ExitStack() as scope:
+                shards = (h5py.File(each, "r") for each in shards_of(Path(path)))
+                return _count([scope.enter_context(each) for each in shards])
         with opened_weights(Path(path)) as file:
-            return None if file is None else _count(file)
+            return None if file is None else _count([file])
     except DAMAGED as error:
         raise ModelFileError(f"{str(path)!r} is damaged: {error}") from error
 
 
-def _count(file: h5py.File) -> OptimizerState:
-    groups = [
-        group for group in map(file.get, _GROUPS) if isinstance(group, h5py.Group)
-    ]
+def _count(files: list[h5py.File]) -> OptimizerState:
+    found = [file.get(name) for file in files for name in _GROUPS]
+    groups = [group for group in found if isinstance(group, h5py.Group)]
     arrays = [array for group in groups for array in arrays_in(group).values()]
     counters = [a for a in arrays if a.shape == () and a.dtype.kind in "iu"]
     return OptimizerState(

@@ -1,5 +1,8 @@
 """`kerasmem compress --low-memory`, and commands that read no weight."""
 
+import shutil
+import zipfile
+
 import numpy as np
 import pytest
 
@@ -51,3 +54,25 @@ def test_no_value_of_a_weight_is_looked_at(kerasmem, folder, monkeypatch, line, 
     found = kerasmem(f"{line.format('m.keras')} --json").json
     for name in ("layers", "parameters", "weight_bytes", "peak_bytes", "parts"):
         assert found.get(name) == expected.get(name)
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize("line", ["inspect {}", "estimate {} --batch-size 4"])
+@pytest.mark.parametrize("name", ["model.weights.h5", "w.weights.json"])
+def test_weights_beside_their_config_are_a_model(kerasmem, folder, line, name):
+    shutil.copy(folder / "model.keras", "one.keras")
+    with zipfile.ZipFile("one.keras") as archive:
+        archive.extractall()
+    km.load_model("one.keras").save_weights("w.weights.json", max_shard_size=1)
+    expected = kerasmem(f"{line.format('one.keras')} --json").json
+    found = kerasmem(f"{line.format(name)} --json").json
+    for key in ("layers", "parameters", "weight_bytes", "peak_bytes", "parts"):
+        assert found.get(key) == expected.get(key)
+    small = kerasmem(f"compress {name} -o small.keras --quantize int8 --json").json
+    kerasmem("compress one.keras -o whole.keras --quantize int8")
+    assert small["report"]["after"]["file_bytes"] > 0
+    x = np.ones((2, 6), "float32")
+    one, other = (
+        km.load_model(f"{each}.keras").predict(x) for each in ("small", "whole")
+    )
+    np.testing.assert_array_equal(one, other)
