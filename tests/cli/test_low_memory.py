@@ -68,9 +68,9 @@ def test_weights_beside_their_config_are_a_model(kerasmem, folder, line, name):
     found = kerasmem(f"{line.format(name)} --json").json
     for key in ("layers", "parameters", "weight_bytes", "peak_bytes", "parts"):
         assert found.get(key) == expected.get(key)
-    small = kerasmem(f"compress {name} -o small.keras --quantize int8 --json").json
+    told = kerasmem(f"compress {name} -o small.keras --quantize int8 --json").json
     kerasmem("compress one.keras -o whole.keras --quantize int8")
-    assert small["report"]["after"]["file_bytes"] > 0
+    assert told["report"]["after"]["file_bytes"] > 0
     x = np.ones((2, 6), "float32")
     one, other = (
         km.load_model(f"{each}.keras").predict(x) for each in ("small", "whole")

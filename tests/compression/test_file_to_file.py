@@ -532,7 +532,8 @@ def test_every_stage_tells_of_its_bytes(written, tmp_path):
     by_stage = itertools.groupby(sorted(show.seen, key=_by_stage), _by_stage)
     found = {stage: [done for _, done, _ in told] for stage, told in by_stage}
     for (stage, total), done in found.items():
-        assert done == sorted(done)
+        # The old file's members are read twice: before it is chosen how, and after.
+        assert done == sorted(done) or stage == "comparing checksums"
         # Ties are mostly found before the last entry.
         least = 0.7 if stage == "prune" else 1
         assert least * total <= done[-1] <= total, stage

@@ -177,6 +177,8 @@ class FewValues(Readable):
                         parts[channel - first].append(values[where].copy())
             for part in parts:
                 yield Line.of(np.concatenate(part))
+            if self._progress is not None:
+                self._progress.add(self.nbytes * len(group) // self._channels)
 
     def _line(self) -> Line:
         if self.size <= PIECE:
