@@ -27,6 +27,7 @@ from kerasmem.memory.batch_size import find_batch_size
 from kerasmem.memory.compress_activations import compress_activations
 from kerasmem.memory.estimate import estimate_memory
 from kerasmem.memory.fit import fit
+from kerasmem.memory.predict import predict
 from kerasmem.memory.rematerialize import rematerialize
 
 __all__ = [
@@ -59,6 +60,7 @@ __all__ = [
     "make_student",
     "memory",
     "optimizers",
+    "predict",
     "quantization_aware",
     "rematerialize",
     "save_model",

@@ -47,6 +47,7 @@ def test_the_public_names_are_these_and_all_of_them_are_there():
             "make_student",
             "memory",
             "optimizers",
+            "predict",
             "quantization_aware",
             "rematerialize",
             "save_model",
@@ -66,10 +67,13 @@ def test_the_public_names_are_these_and_all_of_them_are_there():
         "configure",
         "find_wide_types",
         "inspect_data",
+        "isolated",
         "measure_step",
         "narrow_weights",
+        "scope",
         "status",
         "stream",
+        "watch_growth",
     ]
     assert all(hasattr(km.memory, name) for name in km.memory.__all__)
 

@@ -143,6 +143,9 @@ class DeviceBackend(ABC):
     copies_arrays: bool = False
     """Whether `fit` copies the arrays that it is given."""
 
+    unrolls_steps: bool = False
+    """Whether `steps_per_execution` makes a program that many times as long."""
+
     step_options: type[StepOptions] = StepOptions
     """What can be chosen of a step."""
 
@@ -165,6 +168,12 @@ class DeviceBackend(ABC):
         through the framework's public function, looked up when it is called.
         """
         return nothing_to_undo
+
+    def free_caches(self) -> None:
+        """Give back what the framework keeps for later: programs, device memory.
+
+        TensorFlow's programs go with their functions, and its pool of a card stays.
+        """
 
     @abstractmethod
     def why_no_device_memory(self) -> str:

@@ -310,6 +310,10 @@ def keras_function_of(model: Any, kind: str, step: Step) -> Step:
         setattr(model, function, kept)
 
 
+_COUNTERS = ("experimental_get_tracing_count", "_cache_size")
+"""Methods by which the compiled functions of TensorFlow and JAX tell their traces."""
+
+
 def count_traces(model: Any, counter: str) -> int | None:
     """Return how many traces the training step has, None before the first step.
 
@@ -347,3 +351,28 @@ def compiled_functions(function: Any, method: str) -> list[Callable[..., Any]]:
         seen |= {id(each) for each in new}
         waiting += new
     return found
+
+
+def traces_by_name(objects: Iterable[Any]) -> dict[str, int]:
+    """Return how often compiled functions were traced, by their names.
+
+    Args:
+        objects: any; those of TensorFlow's and JAX's kinds of compiled functions are
+            counted.
+    """
+    counters: dict[type, str | None] = {}
+    counts: dict[str, int] = {}
+    for each in objects:
+        kind = type(each)
+        if kind not in counters:
+            held = (name for name in _COUNTERS if name in _members(kind))
+            counters[kind] = next(held, None)
+        counter = counters[kind]
+        if counter is not None:
+            name = str(getattr(each, "__name__", kind.__name__))
+            counts[name] = counts.get(name, 0) + getattr(each, counter)()
+    return counts
+
+
+def _members(kind: type) -> set[str]:
+    return set().union(*map(vars, kind.__mro__))

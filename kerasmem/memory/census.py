@@ -62,11 +62,11 @@ def census() -> Census:
     of numbers and text, nor of what kerasmem itself keeps. Takes some tenths of a
     second; of very many objects the newest five million are counted.
     """
-    arrays = {id(each): each for each in _arrays(gc.get_objects()[-_MOST_OBJECTS:])}
+    arrays = {id(each): each for each in arrays_of(gc.get_objects()[-_MOST_OBJECTS:])}
     sizes: Counter[str] = Counter()
     known: set[tuple[int, int]] = set()
     for key, each in arrays.items():
-        known.add((key, size := _array_bytes(each)))
+        known.add((key, size := array_bytes(each)))
         sizes[kind_name(type(each))] += size
     # Now: a tensor whose size was asked for may keep an object of its shape.
     objects = gc.get_objects()[-_MOST_OBJECTS:]
@@ -145,8 +145,8 @@ def newest(kind: str, number: int, before: Census) -> list[Any]:
         before: an earlier census.
     """
     objects = gc.get_objects()[-_MOST_OBJECTS:]
-    arrays = {id(each): each for each in _arrays(objects)}.values()
-    of_kind = ((_array_bytes(each), each) for each in _of_kind([*arrays], kind))
+    arrays = {id(each): each for each in arrays_of(objects)}.values()
+    of_kind = ((array_bytes(each), each) for each in _of_kind([*arrays], kind))
     new = [(n, each) for n, each in of_kind if (id(each), n) not in before.arrays]
     found = [each for _, each in sorted(new, key=lambda one: one[0])]
     found = found or _of_kind(objects, kind)
@@ -188,7 +188,7 @@ def untracked(held: list[Any], types: list[type]) -> list[Any]:
     return [*filterfalse(gc.is_tracked, plain)]
 
 
-def _arrays(objects: list[Any]) -> Iterator[Any]:
+def arrays_of(objects: list[Any]) -> Iterator[Any]:
     """Yield the arrays and tensors that some objects hold; one may come repeatedly."""
     known: dict[type, bool] = {}
     for held, types in held_by(objects):
@@ -215,7 +215,8 @@ def _is_array(one: Any) -> bool:
     return isinstance(one, np.ndarray) or keras.ops.is_tensor(one)
 
 
-def _array_bytes(each: Any) -> int:
+def array_bytes(each: Any) -> int:
+    """Return the bytes of an array or tensor, 0 for a view of another array."""
     if isinstance(each, np.ndarray):
         return each.nbytes if each.base is None else 0
     with suppress(TypeError, ValueError):  # symbolic, or of no type that has a size

@@ -64,7 +64,9 @@ def run_in_child(
         try:
             ended = subprocess.run(
                 [sys.executable, "-m", __name__, str(order), str(answer)],
-                env=_environment({"KERAS_BACKEND": backend, **(environment or {})}),
+                env=child_environment(
+                    {"KERAS_BACKEND": backend, **(environment or {})}
+                ),
                 capture_output=True,
                 text=True,
                 check=False,
@@ -75,7 +77,7 @@ def run_in_child(
                 error
             )
         if not answer.exists():
-            raise _died(task.partition(":")[0], ended)
+            raise death(task.partition(":")[0], ended)
         return _answer(json.loads(answer.read_text(encoding="utf-8")))
 
 
@@ -95,13 +97,13 @@ def run_script(
     # Without -P its folder would be where its imports are looked for first.
     ended = subprocess.run(
         [sys.executable, "-P", str(script), *arguments],
-        env=_environment({**ON_THE_CPU, **(environment or {})}),
+        env=child_environment({**ON_THE_CPU, **(environment or {})}),
         capture_output=True,
         text=True,
         check=False,
     )
     if ended.returncode:
-        raise _died(script.stem, ended)
+        raise death(script.stem, ended)
     return ended.stdout
 
 
@@ -120,8 +122,12 @@ def work(order: Path, answer: Path) -> None:
     answer.write_text(json.dumps(result), encoding="utf-8")
 
 
-def _environment(more: Mapping[str, str]) -> dict[str, str]:
-    # The child finds the modules that the parent finds.
+def child_environment(more: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a child, which finds the modules of its parent.
+
+    Args:
+        more: variables besides.
+    """
     paths = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
     return {**os.environ, **_QUIET, "PYTHONPATH": paths, **more}
 
@@ -132,8 +138,15 @@ def _answer(content: dict[str, Any]) -> dict[str, Any]:
     return content["result"]
 
 
-def _died(name: str, ended: subprocess.CompletedProcess[str]) -> ChildDiedError:
-    lines = [line.strip() for line in ended.stderr.splitlines() if line.strip()]
+def death(name: str, ended: subprocess.CompletedProcess[str]) -> ChildDiedError:
+    """Return the error for a child that gave no answer.
+
+    Args:
+        name: what it was for.
+        ended: how it ended; its stderr is None where the user saw it.
+    """
+    stderr = ended.stderr or ""
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     starts = [number for number, line in enumerate(lines) if _ERROR.match(line)]
     last = lines[starts[-1] :] if starts else lines[-1:] or ["nothing on stderr"]
     # Behind the error Keras lists what the call was given.

@@ -98,6 +98,7 @@ class JaxDevice(DeviceBackend):
     """The devices of JAX."""
 
     limits_itself = False
+    unrolls_steps = True
     step_options = JaxOptions
     settings = JaxSettings
 
@@ -105,6 +106,10 @@ class JaxDevice(DeviceBackend):
         """Return a reading per local device; a CPU device gives none."""
         figures = [(d, d.memory_stats()) for d in jax.local_devices()]
         return tuple(_reading(device, stats) for device, stats in figures if stats)
+
+    def free_caches(self) -> None:
+        """Drop compiled programs; a function is compiled again when it is called."""
+        jax.clear_caches()
 
     def reset_device_peak(self) -> bool:
         """Return False: JAX keeps one peak for the whole process."""

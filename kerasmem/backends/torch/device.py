@@ -100,6 +100,10 @@ class TorchDevice(DeviceBackend):
         """Return a reading per CUDA device; other devices give none."""
         return tuple(_reading(index) for index in range(torch.cuda.device_count()))
 
+    def free_caches(self) -> None:
+        """Give segments without a tensor in them back to the card."""
+        torch.cuda.empty_cache()
+
     def reset_device_peak(self) -> bool:
         """Set every peak to what is in use now; False if no device is counted."""
         if not torch.cuda.is_initialized():

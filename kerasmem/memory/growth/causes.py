@@ -1,0 +1,134 @@
+"""Usual causes of growth by name, each with its remedy."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from kerasmem import backends
+from kerasmem.units import MIB, format_bytes
+
+if TYPE_CHECKING:
+    from kerasmem.memory.growth.scope import Scope, Stayed
+
+_MANY = 3
+"""Models or groups of arrays of one name from which on they are many."""
+_MANY_TRACES = 5
+_LEAST_BYTES = 64 * 1024
+
+
+def causes(scope: "Scope") -> Iterator[tuple[str, str]]:
+    """Yield kind and sentences of each cause that a scope shows.
+
+    Args:
+        scope: one that has ended.
+    """
+    for cause in (
+        _retracing,
+        _many_models,
+        _arrays_in_callbacks,
+        _closures,
+        _optimizers,
+        _helpers,
+        _unrolled_steps,
+    ):
+        yield from cause(scope)
+
+
+def _retracing(scope: "Scope") -> Iterator[tuple[str, str]]:
+    for name, number in scope.traces.items():
+        if number >= _MANY_TRACES:
+            yield (
+                "retracing",
+                f"{name}() was traced {number} times more. Each new shape, and each "
+                "new Python number in its arguments, makes a program that stays. Next: "
+                "pad batches to one shape (drop_remainder=True), and pass numbers as "
+                "tensors.",
+            )
+
+
+def _many_models(scope: "Scope") -> Iterator[tuple[str, str]]:
+    for one in scope.stayed:
+        models = sum(n for kind, n in one.kinds.items() if kind in _model_kinds())
+        if one.number >= _MANY and models >= _MANY and one.is_own:
+            yield (
+                "models",
+                f"{one.number} models stayed with {format_bytes(one.array_bytes)} of "
+                f"weights: {_place(one)} holds them. Next: keep what you compare, such "
+                "as scores and files, or run each trial by km.memory.isolated().",
+            )
+
+
+def _arrays_in_callbacks(scope: "Scope") -> Iterator[tuple[str, str]]:
+    for one in scope.stayed:
+        arrays = sum(
+            n for kind, n in one.kinds.items() if not kind.startswith("keras.")
+        )
+        if "callback" in one.through and not _has_model(one) and arrays >= _MANY:
+            yield (
+                "arrays in a callback",
+                f"A callback keeps {arrays} arrays, {format_bytes(one.array_bytes)}: "
+                f"{_place(one)}. Next: keep numbers, float(value), or write arrays to "
+                "a file.",
+            )
+
+
+def _closures(scope: "Scope") -> Iterator[tuple[str, str]]:
+    for one in scope.stayed:
+        if one.is_own and "closure" in one.through and _has_model(one):
+            yield (
+                "closure",
+                f"A function that stayed holds a model in its closure: {_place(one)}. "
+                "Next: pass the model as an argument, or drop the function.",
+            )
+
+
+def _optimizers(scope: "Scope") -> Iterator[tuple[str, str]]:
+    for one in scope.stayed:
+        if _is_optimizer(one) and one.array_bytes >= _LEAST_BYTES:
+            yield (
+                "optimizer",
+                f"An optimizer that was kept holds the variables of its model, "
+                f"{format_bytes(one.array_bytes)}: {_place(one)}. Next: make an "
+                "optimizer for each model, keep its get_config().",
+            )
+
+
+def _helpers(scope: "Scope") -> Iterator[tuple[str, str]]:
+    if scope.threads or scope.children:
+        which = [f"thread {name!r}" for name in scope.threads]
+        which += [f"child process {number}" for number in scope.children]
+        yield (
+            "workers",
+            f"Helpers still run: {', '.join(which[:_MANY])}. A data set with workers "
+            "keeps them, and its queue, until it was read to the end. Next: read it to "
+            "the end, or use workers=1 and tf.data for the speed.",
+        )
+
+
+def _unrolled_steps(scope: "Scope") -> Iterator[tuple[str, str]]:
+    if not backends.current().unrolls_steps or scope.host_bytes < MIB:
+        return
+    for model in scope.models:
+        steps = getattr(model, "steps_per_execution", 1)
+        if isinstance(steps, int) and steps > 1:
+            yield (
+                "steps_per_execution",
+                f"The model {model.name!r} was compiled with steps_per_execution="
+                f"{steps}: on JAX each of them is traced and compiled, so the program "
+                f"is {steps} times as large. Next: leave it out on JAX.",
+            )
+
+
+def _model_kinds() -> set[str]:
+    return {"keras.Sequential", "keras.Functional", "keras.Model"}
+
+
+def _has_model(one: "Stayed") -> bool:
+    return not _model_kinds().isdisjoint(one.kinds)
+
+
+def _is_optimizer(one: "Stayed") -> bool:
+    return "optimizer" in one.through and not _has_model(one)
+
+
+def _place(one: "Stayed") -> str:
+    return f"{one.held_by}, {one.where}" if one.where.startswith("a ") else one.held_by

@@ -1,0 +1,134 @@
+"""A function in a process of its own: its memory goes back as a whole."""
+
+import functools
+import io
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import keras
+
+from kerasmem.errors import ConfigError, first_line
+from kerasmem.processes import child_environment, death
+
+
+def isolated(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Run a function in a process of its own and return what it returns.
+
+    All memory that it takes, on the host and on devices, goes back when it ends, which
+    no `clear_session` does. What it prints appears as it is printed. A `History` comes
+    back with its figures and without its model; a model comes back with its weights.
+
+    With the function alone, as by `@km.memory.isolated`, it is a decorator: each call
+    of the function then runs so, `isolated(train)()` too.
+
+    Args:
+        function: any function, of a script or a notebook too. It gets copies of its
+            arguments and of the variables that it reads.
+        *args: its arguments.
+        **kwargs: its arguments by name.
+
+    Returns:
+        What the function returns; the decorated function, where there are no arguments.
+
+    Raises:
+        ChildDiedError: if the process ended without an answer, such as by a signal of
+            the kernel when memory ran out.
+        ConfigError: if an argument or the result cannot go to another process.
+        Exception: what the function raises, as it raises it.
+
+    Example:
+        >>> import kerasmem as km
+        >>> km.memory.isolated(max, 3, 7)
+        7
+    """
+    if not callable(function):
+        raise ConfigError(
+            "There is nothing to run in a process of its own. Expected: a function. "
+            f"Received: function={function!r}. Next: isolated(train, 0.1) in place of "
+            "isolated(train(0.1))."
+        )
+    if args or kwargs:
+        return _run(function, args, kwargs)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return _run(function, args, kwargs)
+
+    return call
+
+
+def work(order: Path, answer: Path) -> None:
+    """Run, in the child, the function of `order`, and write what came of it."""
+    # The parent wrote this file a moment ago, in a folder of its own.
+    function, args, kwargs = cloudpickle.loads(order.read_bytes())
+    try:
+        outcome = (True, function(*args, **kwargs))
+    except Exception as error:  # noqa: BLE001 - the parent raises it
+        error.add_note("In a process of its own:\n" + traceback.format_exc())
+        outcome = (False, error)
+    try:
+        content = _dumps(outcome)
+    except Exception as error:  # noqa: BLE001 - a reducer may raise anything
+        content = _dumps((False, _cannot_go("result", outcome[1], error)))
+    answer.write_bytes(content)
+
+
+def _run(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    with tempfile.TemporaryDirectory(prefix="kerasmem-isolated-") as folder:
+        order, answer = Path(folder, "order"), Path(folder, "answer")
+        try:
+            order.write_bytes(_dumps((function, args, kwargs)))
+        except Exception as error:
+            raise _cannot_go("function or an argument", function, error) from error
+        code = f"import sys; from {__name__} import main; main(*sys.argv[1:])"
+        ended = subprocess.run(
+            [sys.executable, "-c", code, str(order), str(answer)],
+            env=child_environment({"KERAS_BACKEND": keras.backend.backend()}),
+            check=False,
+        )
+        if not answer.exists():
+            raise death(getattr(function, "__name__", "a function"), ended)
+        is_result, result = cloudpickle.loads(answer.read_bytes())
+    if is_result:
+        return result
+    raise result
+
+
+def main(order: str, answer: str) -> None:
+    """Do the work of the child."""
+    work(Path(order), Path(answer))
+
+
+class _Pickler(cloudpickle.Pickler):
+    """Pickles by value what a script defines; a `History` goes without its model."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is keras.callbacks.History:
+            return _history, (obj.history, obj.epoch, obj.params)
+        return super().reducer_override(obj)
+
+
+def _dumps(value: Any) -> bytes:
+    file = io.BytesIO()
+    _Pickler(file).dump(value)
+    return file.getvalue()
+
+
+def _history(figures: Any, epoch: Any, params: Any) -> keras.callbacks.History:
+    history = keras.callbacks.History()
+    history.history, history.epoch, history.params = figures, epoch, params
+    return history
+
+
+def _cannot_go(what: str, value: object, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"The {what} cannot go to another process: {first_line(str(error))} Expected: "
+        f"what can be pickled. Received: {type(value).__name__}. Next: pass and return "
+        "arrays, numbers, paths, models or a History."
+    )

@@ -1,0 +1,62 @@
+"""A function in a process of its own."""
+
+import os
+import signal
+import threading
+
+import keras
+import numpy as np
+import pytest
+
+import kerasmem as km
+from kerasmem.errors import ChildDiedError, ConfigError
+
+
+def test_a_training_comes_back_with_history_and_model():
+    def train(units):
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(units)])
+        model.compile("sgd", "mse")
+        x = np.ones((32, 4), "float32")
+        history = model.fit(x, np.ones((32, units)), epochs=2, verbose=0)
+        return history, model, model.predict(x, verbose=0), os.getpid()
+
+    history, model, predictions, process = km.memory.isolated(train, 3)
+    assert process != os.getpid()
+    assert history.epoch == [0, 1]
+    assert len(history.history["loss"]) == 2
+    x = np.ones((32, 4), "float32")
+    np.testing.assert_allclose(model.predict(x, verbose=0), predictions, rtol=1e-6)
+
+
+def test_as_a_decorator_each_call_runs_elsewhere_and_errors_come_back():
+    @km.memory.isolated
+    def work(what):
+        """Do it."""
+        if what == "error":
+            raise KeyError(what)
+        if what == "lock":
+            return threading.Lock()
+        if what == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return what
+
+    assert (work.__name__, work.__doc__) == ("work", "Do it.")
+    with pytest.raises(KeyError, match="error") as raised:
+        work("error")
+    assert "In a process of its own" in raised.value.__notes__[0]
+    with pytest.raises(ConfigError, match="The result cannot go to another process"):
+        work("lock")
+    with pytest.raises(ChildDiedError, match="signal 9"):
+        work("die")
+
+
+@pytest.mark.one_backend
+def test_an_argument_that_cannot_go_is_named_before_a_process_is_begun():
+    with pytest.raises(ConfigError, match="cannot go to another process"):
+        km.memory.isolated(len, threading.Lock())
+
+
+@pytest.mark.one_backend
+def test_a_result_in_place_of_a_function_is_refused():
+    with pytest.raises(ConfigError, match=r"isolated\(train, 0.1\)"):
+        km.memory.isolated(3)
