@@ -174,6 +174,7 @@ class DeviceBackend(ABC):
 
         TensorFlow's programs go with their functions, and its pool of a card stays.
         """
+        return
 
     @abstractmethod
     def why_no_device_memory(self) -> str:

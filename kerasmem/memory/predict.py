@@ -6,7 +6,7 @@ import operator
 import os
 import shutil
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -108,8 +108,8 @@ def _fingerprint(model: keras.Model, data: Any, batch_size: int) -> str:
     checksum = 0
     for weight in model.weights:
         value = np.ascontiguousarray(keras.ops.convert_to_numpy(weight))
-        checksum = zlib.crc32(value.view(np.uint8).reshape(-1), checksum)
-    shapes = [len(data)] if hasattr(data, "__len__") else []
+        checksum = zlib.crc32(value.data.cast("B") if value.nbytes else b"", checksum)
+    shapes: list[Any] = [len(data)] if isinstance(data, Sized) else []
     if is_array_data(data):
         x = data[0] if isinstance(data, tuple) else data
         leaves = keras.tree.flatten(x)

@@ -91,6 +91,7 @@ def _run(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
             [sys.executable, "-c", code, str(order), str(answer)],
             env=child_environment({"KERAS_BACKEND": keras.backend.backend()}),
             check=False,
+            text=True,
         )
         if not answer.exists():
             raise death(getattr(function, "__name__", "a function"), ended)
