@@ -19,7 +19,12 @@ from kerasmem.compression.channels.verify import difference
 from kerasmem.compression.technique import Context
 from kerasmem.compression.working import fine_tune
 from kerasmem.errors import KerasMemWarning, ModelError
-from kerasmem.graph.channels import Groups, Kept, LabelledModel, label_channels
+from kerasmem.graph.channels import (
+    ChannelSubset,
+    Groups,
+    LabelledModel,
+    label_channels,
+)
 from kerasmem.graph.channels.groups import find_groups
 from kerasmem.graph.channels.labels import IN, OUT
 from kerasmem.graph.channels.narrow import Narrow
@@ -168,7 +173,9 @@ def prune_channels(
     return Pruned(smaller, changes, error, labelled.unknown)
 
 
-def _warn_if_whole(ranking: Ranking, config: PruneChannels, kept: Kept) -> None:
+def _warn_if_whole(
+    ranking: Ranking, config: PruneChannels, kept: ChannelSubset
+) -> None:
     """Warn if channels were to go and none has gone, in no round."""
     asked = max([config.ratio, *(ratio for _, ratio in config.ratios)])
     if asked and ranking.is_whole:
@@ -225,7 +232,7 @@ def _changes(
     pairs: list[tuple[Any, Any]],
     labelled: LabelledModel,
     groups: Groups,
-    kept: Kept,
+    kept: ChannelSubset,
 ) -> list[WeightChange]:
     new = {id(before): after for before, after in pairs}
     why: dict[int, str] = {}
@@ -260,7 +267,7 @@ def _change(
 
 
 def take_along(
-    model: Any, smaller: Any, pairs: Sequence[tuple[Any, Any]], kept: Kept
+    model: Any, smaller: Any, pairs: Sequence[tuple[Any, Any]], kept: ChannelSubset
 ) -> None:
     """Compile the smaller model as the original, and continue its optimizer.
 

@@ -9,12 +9,12 @@ from kerasmem.compression.measure import latencies
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.activations import peak_of, sizes_of
 from kerasmem.graph.calls import trace
-from kerasmem.graph.channels import Kept, LabelledModel
-from kerasmem.graph.channels.cost import everything, multiplications, parameters
+from kerasmem.graph.channels import ChannelSubset, LabelledModel
+from kerasmem.graph.channels.cost import all_channels, multiplications, parameters
 from kerasmem.graph.channels.narrow import Narrow
 from kerasmem.graph.rebuild import Rebuild
 
-CostShare = Callable[[Kept], float]
+CostShare = Callable[[ChannelSubset], float]
 """Returns the share of a cost that is left."""
 
 
@@ -23,7 +23,7 @@ def _weights_left(count: Callable[..., int]) -> Callable[..., CostShare]:
 
     def measure(model: Any, labelled: LabelledModel, data: Any) -> CostShare:
         del model, data
-        whole = count(labelled, everything(labelled))
+        whole = count(labelled, all_channels(labelled))
         return lambda kept: count(labelled, kept) / whole
 
     return measure
@@ -48,10 +48,10 @@ def memory_left(model: Any, labelled: LabelledModel, data: Any) -> CostShare:
         )
     sizes = sizes_of(traced)
 
-    def left(kept: Kept) -> float:
+    def left(kept: ChannelSubset) -> float:
         smaller = dict(sizes)
         for call in traced.calls:
-            made = labelled.calls[id(call.nodes[-1])].made if call.nodes else []
+            made = labelled.calls[id(call.nodes[-1])].outputs if call.nodes else []
             for tensor, labels in zip(call.outputs, made, strict=False):
                 size = sizes[id(tensor)] or 0
                 for old, new in zip(labels.shape, kept.shape(labels), strict=True):
@@ -70,9 +70,9 @@ def latency_left(model: Any, labelled: LabelledModel, data: Any) -> CostShare:
     Raises:
         ConfigError: if the model has axes of unknown length and there is no data.
     """
-    whole = Rebuild(Narrow(labelled, everything(labelled))).run(model)
+    whole = Rebuild(Narrow(labelled, all_channels(labelled))).run(model)
 
-    def left(kept: Kept) -> float:
+    def left(kept: ChannelSubset) -> float:
         smaller = Rebuild(Narrow(labelled, kept)).run(model)
         before, after = latencies([whole, smaller], data)
         if not (before and after):
@@ -106,7 +106,7 @@ def kept_channels(
     config: PruneChannels,
     this_round: Round,
     data: Any,
-) -> Kept:
+) -> ChannelSubset:
     """Return the channels that stay.
 
     Raises:
@@ -120,7 +120,7 @@ def kept_channels(
     return _fewest(ranking, left, wanted, config.of)
 
 
-def _fewest(ranking: Ranking, left: CostShare, wanted: float, of: str) -> Kept:
+def _fewest(ranking: Ranking, left: CostShare, wanted: float, of: str) -> ChannelSubset:
     """Return the most channels found by bisection with which `left` is `wanted`."""
     halvings = _HALVINGS.get(of, _USUAL_HALVINGS)
     low, high, best = 0.0, 1.0, None

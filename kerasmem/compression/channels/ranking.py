@@ -18,7 +18,7 @@ import numpy as np
 
 from kerasmem.compression.channels import PruneChannels
 from kerasmem.errors import ConfigError
-from kerasmem.graph.channels import Groups, Kept, LabelledModel
+from kerasmem.graph.channels import ChannelSubset, Groups, LabelledModel
 from kerasmem.graph.channels.additions import WHY, added_otherwise
 from kerasmem.graph.channels.call import LabelledCall
 from kerasmem.graph.channels.groups import structures
@@ -200,7 +200,7 @@ class Ranking:
         """The number of channels in the largest group."""
         return max(map(len, self._scores))
 
-    def kept(self, ratio: float) -> Kept:
+    def kept(self, ratio: float) -> ChannelSubset:
         """Return the channels that stay if this share of them goes in this round.
 
         Where Keras would not compute with what stays as with all, more of it stays.
@@ -219,7 +219,7 @@ class Ranking:
             kept = self._without(counts, notes)
         return kept
 
-    def _without(self, counts: Sequence[int], notes: dict[int, str]) -> Kept:
+    def _without(self, counts: Sequence[int], notes: dict[int, str]) -> ChannelSubset:
         removed = [
             members[smallest(scores, count)]
             for members, scores, count in zip(
@@ -227,7 +227,7 @@ class Ranking:
             )
         ]
         everything = np.concatenate([np.zeros(0, np.int64), *removed])
-        return Kept(self._groups.classes, everything, self._uses, notes)
+        return ChannelSubset(self._groups.classes, everything, self._uses, notes)
 
     def _shrinking(
         self, calls: Sequence[LabelledCall], counts: list[int]
@@ -241,14 +241,16 @@ class Ranking:
             weights = {id(v) for v in getattr(call.operation, "weights", ())}
             made = [u for u in self._uses if u.role != IN and id(u.variable) in weights]
             arrays = [u.labels for u in made]
-            arrays += [x.array for x in (*call.made, *([] if weights else call.inputs))]
+            arrays += [
+                x.array for x in (*call.outputs, *([] if weights else call.inputs))
+            ]
             of = np.concatenate([self._groups.classes[a].ravel() for a in arrays])
             for n, members in enumerate(self._groups.members):
                 if counts[n] and np.isin(members, of).any():
                     found.setdefault(n, call.operation.name)
         return found
 
-    def kept_as_asked(self) -> Kept:
+    def kept_as_asked(self) -> ChannelSubset:
         """Return the channels that stay of the config's own ratio."""
         return self.kept(self._round.share(self._config.ratio))
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from kerasmem.errors import ModelError
 from kerasmem.files.data import sample_inputs
-from kerasmem.graph.channels import Kept
+from kerasmem.graph.channels import ChannelSubset
 from kerasmem.graph.layers import own_graph, sublayers
 from kerasmem.graph.values import to_numpy
 
@@ -27,7 +27,9 @@ _LENGTHS = (64, 32, 8)
 """Lengths to try for axes of inputs that the model leaves open."""
 
 
-def difference(original: Any, smaller: Any, kept: Kept, data: Any = None) -> float:
+def difference(
+    original: Any, smaller: Any, kept: ChannelSubset, data: Any = None
+) -> float:
     """Return how far the smaller model is from the original without these channels.
 
     Args:
@@ -71,7 +73,7 @@ def difference(original: Any, smaller: Any, kept: Kept, data: Any = None) -> flo
 
 
 def _silenced(
-    model: Any, kept: Kept, inputs: Any, nudge: float = 0.0
+    model: Any, kept: ChannelSubset, inputs: Any, nudge: float = 0.0
 ) -> list[np.ndarray]:
     random = np.random.default_rng(1)
 

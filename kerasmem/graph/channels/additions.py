@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from itertools import product
 
 from kerasmem.backends import current
-from kerasmem.graph.channels.call import Addition, Kept, LabelledCall
-from kerasmem.graph.channels.cost import everything
+from kerasmem.graph.channels.call import Addition, ChannelSubset, LabelledCall
+from kerasmem.graph.channels.cost import all_channels
 from kerasmem.graph.channels.labels import Shape
 from kerasmem.graph.channels.walk import LabelledModel, family_of
 
@@ -19,20 +19,22 @@ WHY = "with fewer, keras.ops.add on TensorFlow may add along another axis in {na
 """What a user is told of channels that stay for this."""
 
 
-def added_otherwise(found: LabelledModel, kept: Kept) -> list[LabelledCall]:
+def added_otherwise(
+    labelled: LabelledModel, subset: ChannelSubset
+) -> list[LabelledCall]:
     """Return the calls in which Keras adds along another axis once channels are gone.
 
     Args:
-        found: the labels of the model.
-        kept: the channels that stay.
+        labelled: the labels of the model.
+        subset: the channels that stay.
     """
     if not current().adds_along_any_axis:
         return []
-    whole, calls = everything(found), []
-    for call in found.calls.values():
+    whole, calls = all_channels(labelled), []
+    for call in labelled.calls.values():
         family = family_of(call.operation)
         if family is not None:
-            before, after = (family.additions(call, of) for of in (whole, kept))
+            before, after = (family.additions(call, of) for of in (whole, subset))
             if any(not _alike(*two) for two in zip(before, after, strict=True)):
                 calls.append(call)
     return calls
@@ -83,8 +85,8 @@ def _has_two_long_axes(addition: Addition) -> bool:
     return sum(size is not None and size > 1 for size in addition[1]) > 1
 
 
-def _filled(shape: Shape, given: dict[int, int]) -> list[int]:
+def _filled(shape: Shape, sizes: dict[int, int]) -> list[int]:
     return [
-        given[axis - len(shape)] if size is None else size
+        sizes[axis - len(shape)] if size is None else size
         for axis, size in enumerate(shape)
     ]

@@ -18,8 +18,8 @@ from kerasmem.graph.channels.labels import (
 )
 
 
-class Kept:
-    """A choice of channels to keep.
+class ChannelSubset:
+    """The channels that stay.
 
     Args:
         classes: the class of every label.
@@ -119,7 +119,7 @@ class LabelledCall:
         kwargs: likewise.
         shapes: the shapes of its outputs.
         labels: the labels of the model.
-        made: the labels of its outputs, once they are known.
+        outputs: the labels of its outputs, once they are known.
     """
 
     operation: Any
@@ -127,7 +127,7 @@ class LabelledCall:
     kwargs: dict[str, Any]
     shapes: tuple[Shape, ...]
     labels: Labels
-    made: list[Tensor] = field(default_factory=list)
+    outputs: list[Tensor] = field(default_factory=list)
 
     @property
     def inputs(self) -> list[Tensor]:
@@ -175,7 +175,9 @@ class Family:
     """
 
     label: Callable[[LabelledCall], Sequence[np.ndarray]]
-    config: Callable[[LabelledCall, Kept], dict[str, Any]] = lambda *_: {}
-    arguments: Callable[[LabelledCall, Kept], tuple[Any, ...] | None] = lambda *_: None
-    factors: Callable[[LabelledCall, Kept], dict[int, float]] = lambda *_: {}
-    additions: Callable[[LabelledCall, Kept], list[Addition]] = lambda *_: []
+    config: Callable[[LabelledCall, ChannelSubset], dict[str, Any]] = lambda *_: {}
+    arguments: Callable[[LabelledCall, ChannelSubset], tuple[Any, ...] | None] = (
+        lambda *_: None
+    )
+    factors: Callable[[LabelledCall, ChannelSubset], dict[int, float]] = lambda *_: {}
+    additions: Callable[[LabelledCall, ChannelSubset], list[Addition]] = lambda *_: []

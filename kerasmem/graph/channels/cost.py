@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from kerasmem.graph.channels.call import Kept, LabelledCall
+from kerasmem.graph.channels.call import ChannelSubset, LabelledCall
 from kerasmem.graph.channels.labels import OUT
 from kerasmem.graph.channels.walk import LabelledModel, label_channels
 from kerasmem.graph.layer_table import entry_of
@@ -30,36 +30,36 @@ def flops(model: Any) -> int:
         ModelError: if the model has no graph.
     """
     found = label_channels(model)
-    return 2 * multiplications(found, everything(found))
+    return 2 * multiplications(found, all_channels(found))
 
 
-def everything(found: LabelledModel) -> Kept:
+def all_channels(labelled: LabelledModel) -> ChannelSubset:
     """Return the choice of all channels."""
-    labels = found.labels
-    return Kept(np.arange(labels.count), np.zeros(0, np.int64), labels.uses)
+    labels = labelled.labels
+    return ChannelSubset(np.arange(labels.count), np.zeros(0, np.int64), labels.uses)
 
 
-def parameters(found: LabelledModel, kept: Kept) -> int:
+def parameters(labelled: LabelledModel, subset: ChannelSubset) -> int:
     """Return the number of entries of all weights."""
-    return sum(math.prod(kept.weight_shape(v)) for v in _weights(found))
+    return sum(math.prod(subset.weight_shape(v)) for v in _weights(labelled))
 
 
-def multiplications(found: LabelledModel, kept: Kept) -> int:
+def multiplications(labelled: LabelledModel, subset: ChannelSubset) -> int:
     """Return the multiplications with kernels that one sample takes.
 
     Axes that the model leaves open count as one place. Products of two tensors, as
     between queries and keys, are not counted.
     """
     return sum(
-        math.prod(kept.weight_shape(variable)) * _places(found, call)
-        for call in found.calls.values()
+        math.prod(subset.weight_shape(variable)) * _places(labelled, call)
+        for call in labelled.calls.values()
         for variable in _of_layer(call.operation)
         if len(variable.shape) >= 2 and variable.name.endswith("kernel")
     )
 
 
-def _weights(found: LabelledModel) -> list[Any]:
-    every = [v for call in found.calls.values() for v in _of_layer(call.operation)]
+def _weights(labelled: LabelledModel) -> list[Any]:
+    every = [v for call in labelled.calls.values() for v in _of_layer(call.operation)]
     return list({id(v): v for v in every}.values())
 
 
@@ -69,18 +69,18 @@ def _of_layer(operation: Any) -> list[Any]:
     return operation.weights if is_layer and not is_model else []
 
 
-def _places(found: LabelledModel, call: LabelledCall) -> int:
+def _places(labelled: LabelledModel, call: LabelledCall) -> int:
     """Return at how many places a layer applies its kernels."""
     entry = entry_of(call.operation)
     if entry.channels in _BY_STEP:
         return call.x.shape[1] or 1
     if entry.kernel == "einsum":
-        made = sum(
+        channels = sum(
             use.labels.size
-            for use in found.labels.uses
+            for use in labelled.labels.uses
             if use.variable is call.operation.kernel and use.role == OUT
         )
-        return _size(call.shape) // max(made, 1)
+        return _size(call.shape) // max(channels, 1)
     shape = list(call.x.shape if entry.kernel == "transposed" else call.shape)
     first = getattr(call.operation, "data_format", None) == "channels_first"
     del shape[1 if first else -1]

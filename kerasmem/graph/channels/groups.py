@@ -151,7 +151,7 @@ Structure = frozenset[tuple[tuple[object, ...], int]]
 """How often a group lies in a weight of each kind and an operation of each kind."""
 
 
-def structures(found: LabelledModel, groups: Groups) -> list[Structure]:
+def structures(labelled: LabelledModel, groups: Groups) -> list[Structure]:
     """Return what each group is made of; equal for groups that are built alike.
 
     A group is what the operations are that its channels come out of, and what its
@@ -171,10 +171,10 @@ def structures(found: LabelledModel, groups: Groups) -> list[Structure]:
             if number >= 0:
                 parts[number][part] += 1
 
-    for use in found.labels.uses:
+    for use in labelled.labels.uses:
         name, rank = use.variable.name, len(use.variable.shape)
         add(use.labels, (use.role, name, rank, *varying(groups.classes[use.labels])))
-    for call in found.calls.values():
-        for made in call.made:
-            add(made.array, (kind(call.operation),))
+    for call in labelled.calls.values():
+        for output in call.outputs:
+            add(output.array, (kind(call.operation),))
     return [frozenset(part.items()) for part in parts]

@@ -138,7 +138,7 @@ class Labels:
         self.uses: list[Use] = []
         self.tensors: list[Tensor] = []
         self._uses: dict[tuple[int, str, tuple[int, ...]], Use] = {}
-        self._made: dict[tuple[int, int], np.ndarray] = {}
+        self._from_weight: dict[tuple[int, int], np.ndarray] = {}
         self.tied: list[tuple[np.ndarray, np.ndarray]] = []
         self._pairs: list[tuple[np.ndarray, np.ndarray]] = []
         self._frozen: list[tuple[np.ndarray, str]] = []
@@ -150,12 +150,12 @@ class Labels:
         self.count += int(np.prod(shape))
         return np.arange(first, self.count).reshape(shape)
 
-    def made(self, variable: Any, *shape: int) -> np.ndarray:
+    def from_weight(self, variable: Any, *shape: int) -> np.ndarray:
         """Return the labels that a variable makes: the same in every call."""
         key = (id(variable), int(np.prod(shape)))
-        if key not in self._made:
-            self._made[key] = self.fresh(*shape)
-        return self._made[key].reshape(shape)
+        if key not in self._from_weight:
+            self._from_weight[key] = self.fresh(*shape)
+        return self._from_weight[key].reshape(shape)
 
     def unite(self, first: np.ndarray, *others: np.ndarray) -> None:
         """Let labels at the same place live or die together; arrays are broadcast."""
@@ -228,12 +228,12 @@ class Labels:
 
     def classes(self) -> np.ndarray:
         """Return the class of every label: the smallest label in it."""
-        found = np.arange(self.count)
+        smallest = np.arange(self.count)
         if self._pairs:
             a = np.concatenate([pair[0].ravel() for pair in self._pairs])
             b = np.concatenate([pair[1].ravel() for pair in self._pairs])
-            found = components(self.count, a, b)
-        return found
+            smallest = components(self.count, a, b)
+        return smallest
 
     def reasons(self, classes: np.ndarray) -> dict[int, str]:
         """Return the frozen classes, and why each of them is."""
@@ -245,13 +245,13 @@ class Labels:
 
 
 def _by_class(
-    told: Sequence[tuple[np.ndarray, str]], classes: np.ndarray
+    reasons: Sequence[tuple[np.ndarray, str]], classes: np.ndarray
 ) -> dict[int, str]:
-    found: dict[int, str] = {}
-    for labels, why in told:
+    reason_of: dict[int, str] = {}
+    for labels, why in reasons:
         for name in np.unique(classes[labels]).tolist():
-            found.setdefault(name, why)
-    return found
+            reason_of.setdefault(name, why)
+    return reason_of
 
 
 def components(count: int, a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from kerasmem.errors import ModelError
-from kerasmem.graph.channels.call import Kept
+from kerasmem.graph.channels.call import ChannelSubset
 from kerasmem.graph.channels.labels import fits
 from kerasmem.graph.channels.walk import LabelledModel, family_of
 from kerasmem.graph.rebuild import Rewrite, variable_pairs
@@ -15,13 +15,13 @@ class Narrow(Rewrite):
     """Only the channels that stay.
 
     Args:
-        found: the labels of the model.
-        kept: the channels that stay.
+        labelled: the labels of the model.
+        subset: the channels that stay.
     """
 
-    def __init__(self, found: LabelledModel, kept: Kept) -> None:
-        self._found = found
-        self._kept = kept
+    def __init__(self, labelled: LabelledModel, subset: ChannelSubset) -> None:
+        self._labelled = labelled
+        self._subset = subset
         self._factors: dict[int, float] = {}
 
     def config(self, node: Any) -> dict[str, Any] | None:
@@ -29,16 +29,16 @@ class Narrow(Rewrite):
         family = family_of(node.operation)
         if family is None:
             return None
-        call = self._found.calls[id(node)]
-        self._factors.update(family.factors(call, self._kept))
-        return family.config(call, self._kept)
+        call = self._labelled.calls[id(node)]
+        self._factors.update(family.factors(call, self._subset))
+        return family.config(call, self._subset)
 
     def arguments(self, node: Any, args: Sequence[Any]) -> Sequence[Any]:
         """Return arguments with the new places of what an operation takes out."""
         family = family_of(node.operation)
         if family is None:
             return args
-        new = family.arguments(self._found.calls[id(node)], self._kept)
+        new = family.arguments(self._labelled.calls[id(node)], self._subset)
         return args if new is None else (args[0], *new)
 
     def check(self, node: Any, outputs: Sequence[Any]) -> None:
@@ -48,22 +48,25 @@ class Narrow(Rewrite):
             ModelError: if one has another.
         """
         for old, new in zip(node.outputs, outputs, strict=True):
-            expected, found = self._kept.shape(self._found.tensors[id(old)]), new.shape
-            if not fits(found, expected):
+            expected, received = (
+                self._subset.shape(self._labelled.tensors[id(old)]),
+                new.shape,
+            )
+            if not fits(received, expected):
                 raise ModelError(
                     f"Without channels {node.operation.name!r} does not give what its "
-                    f"labels say. Expected the shape {expected}. Received: {found}. "
+                    f"labels say. Expected the shape {expected}. Received: {received}. "
                     "This is a defect of kerasmem. Next: name the layers around in "
                     "`ignore`, and report it."
                 )
 
     def input_shape(self, tensor: Any) -> tuple[int | None, ...]:
         """Return the shape without the channels that go."""
-        return self._kept.shape(self._found.tensors[id(tensor)])
+        return self._subset.shape(self._labelled.tensors[id(tensor)])
 
     def values(self, old: Any, new: Any) -> Iterable[tuple[Any, Any]]:
         """Return the part of every weight that stays."""
         for before, after in variable_pairs([(old, new)]):
-            value = self._kept.gather(before, to_numpy(before))
+            value = self._subset.gather(before, to_numpy(before))
             factor = self._factors.get(id(before), 1.0)
             yield after, value if factor == 1.0 else value * factor

@@ -52,15 +52,15 @@ def label_channels(model: Any) -> LabelledModel:
             f"Received: {type(model).__name__}."
         )
     labels = Labels()
-    found = LabelledModel(labels, {}, {}, {})
+    labelled = LabelledModel(labels, {}, {}, {})
     inputs = []
     for x in graph.inputs:
         why = f"is the input {x.name!r}"
         inputs.append(Tensor(labels.frozen(len(x.shape), why), tuple(x.shape)))
-    for number, y in enumerate(_Labelling(found).run(graph, inputs)):
+    for number, y in enumerate(_Labelling(labelled).run(graph, inputs)):
         labels.freeze(y.array, f"reaches output {number} of the model")
-    labels.tensors.extend(found.tensors.values())
-    return found
+    labels.tensors.extend(labelled.tensors.values())
+    return labelled
 
 
 def family_of(operation: Any) -> Family | None:
@@ -75,14 +75,14 @@ def family_of(operation: Any) -> Family | None:
 class _Labelling(Walk):
     """The labels of every tensor, from the inputs on."""
 
-    def __init__(self, found: LabelledModel) -> None:
-        self._found = found
+    def __init__(self, model: LabelledModel) -> None:
+        self._model = model
 
     def settle(self, tensors: Sequence[Any], values: Sequence[Any]) -> list[Tensor]:
         """Note labels; those of a shared model, which has several, are united."""
-        known, labels = self._found.tensors, self._found.labels
-        for tensor, given in zip(tensors, values, strict=True):
-            array = given.array
+        known, labels = self._model.tensors, self._model.labels
+        for tensor, value in zip(tensors, values, strict=True):
+            array = value.array
             if not _fits(array, tensor.shape):
                 # A nested model that is called with other shapes than its own.
                 why = f"reaches {tensor.name!r}, which has another shape"
@@ -98,7 +98,7 @@ class _Labelling(Walk):
         self, graph: Any, inputs: Sequence[Any], around: Call | None = None
     ) -> list[Any]:
         """Label a graph; one that cannot be made with fewer channels stays whole."""
-        labels = self._found.labels
+        labels = self._model.labels
         first = len(labels.uses)
         outputs = super().run(graph, inputs, around)
         if around is not None and listed_graph(around.operation) is None:
@@ -111,20 +111,20 @@ class _Labelling(Walk):
     def visit(self, call: Call) -> list[Tensor]:
         node, operation = call.nodes[-1], call.operation
         shapes = tuple(tuple(y.shape) for y in node.outputs)
-        labelled = LabelledCall(operation, *call.bound(), shapes, self._found.labels)
+        labelled = LabelledCall(operation, *call.bound(), shapes, self._model.labels)
         family = family_of(operation)
         if family is None:
             why = f"{type(operation).__name__} {operation.name!r} is not known"
-            self._found.unknown[operation.name] = why
+            self._model.unknown[operation.name] = why
             why = f"is next to an operation of an unknown kind: {why}"
             arrays = labelled.frozen(why)
         else:
             arrays = family.label(labelled)
         for array, shape in zip(arrays, shapes, strict=True):
             closed = _closed(labelled, narrow(of_rank(array, len(shape))), shape)
-            labelled.made.append(Tensor(closed, shape))
-        self._found.calls[id(node)] = labelled
-        return labelled.made
+            labelled.outputs.append(Tensor(closed, shape))
+        self._model.calls[id(node)] = labelled
+        return labelled.outputs
 
 
 def _fits(array: Any, shape: Sequence[int | None]) -> bool:

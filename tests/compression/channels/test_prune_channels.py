@@ -239,7 +239,7 @@ def test_what_rounding_may_explain_goes_with_the_precision(policy):
     keras.utils.set_random_seed(0)
     layers = [L.Dense(32, activation="relu", dtype=policy) for _ in range(4)]
     model = chain((16,), *layers, L.Dense(4))
-    nothing = verify.Kept(np.zeros(1, int), np.zeros(0, int), [])
+    nothing = verify.ChannelSubset(np.zeros(1, int), np.zeros(0, int), [])
 
     def apart(share):
         other, random = keras.models.clone_model(model), np.random.default_rng(0)
@@ -269,7 +269,9 @@ def test_what_is_no_number_in_both_is_equal_and_in_one_infinitely_apart():
 def test_a_wrong_surgery_is_found_out(monkeypatch):
     model = convolutional()
     found = prune_channels(model, km.PruneChannels(0.5))
-    monkeypatch.setattr(verify.Kept, "silence", lambda self, variable, value: value)
+    monkeypatch.setattr(
+        verify.ChannelSubset, "silence", lambda self, variable, value: value
+    )
     with pytest.raises(ModelError, match="is not what it should be"):
         prune_channels(model, km.PruneChannels(0.5))
     assert prune_channels(model, km.PruneChannels(0.5, verify=False)).error is None

@@ -12,7 +12,7 @@ from kerasmem.compression.channels.apply import prune_channels
 from kerasmem.compression.channels.choose import latency_left, memory_left
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.activations import peak_activation_bytes
-from kerasmem.graph.channels import Kept, label_channels
+from kerasmem.graph.channels import ChannelSubset, label_channels
 from kerasmem.graph.channels.groups import find_groups, structures
 from kerasmem.graph.channels.narrow import Narrow
 from kerasmem.graph.rebuild import Rebuild
@@ -98,7 +98,7 @@ def test_the_bytes_that_are_predicted_are_those_of_the_smaller_model(plan, origi
     gone = [
         random.permutation(members)[: len(members) // 2] for members in groups.members
     ]
-    kept = Kept(groups.classes, np.concatenate(gone), found.labels.uses)
+    kept = ChannelSubset(groups.classes, np.concatenate(gone), found.labels.uses)
     smaller = Rebuild(Narrow(found, kept)).run(model)
     left = memory_left(model, found, None)
     assert left(kept) == peak_activation_bytes(smaller) / peak_activation_bytes(model)
@@ -153,7 +153,7 @@ def test_as_many_channels_go_as_it_takes_to_save_time(monkeypatch):
 def test_the_time_that_is_left_is_measured_on_models_that_are_made():
     model = residual()
     found = label_channels(model)
-    everything = Kept(np.arange(found.labels.count), np.zeros(0, int), [])
+    everything = ChannelSubset(np.arange(found.labels.count), np.zeros(0, int), [])
     assert latency_left(model, found, None)(everything) > 0
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from kerasmem.graph.channels.call import Addition, Kept, LabelledCall
+from kerasmem.graph.channels.call import Addition, ChannelSubset, LabelledCall
 from kerasmem.graph.channels.families.reduction import contracted
 from kerasmem.graph.channels.labels import CHANNEL, IN, OUT, Labels, Tensor, axis_of
 from kerasmem.graph.layers import sublayers
@@ -24,7 +24,7 @@ def grouped_query(call: LabelledCall) -> list[np.ndarray]:
     heads, dims = parts["query"].kernel.shape[1:]
     shared = parts["key"].kernel.shape[1]
     output = parts["attention_output"].kernel
-    made = call.labels.made(output, output.shape[-1])
+    made = call.labels.from_weight(output, output.shape[-1])
     # What comes out has as many channels as the query, always, and so has the value.
     query, value, _ = _arguments(call)
     for other in (made, call.labels.only_along(value, -1)):
@@ -44,34 +44,36 @@ def _attended(
     rank = len(query.shape)
     if rank != 3 or "gate" in parts or len(output.kernel.shape) != 3:
         return call.frozen(f"{layer.name!r} is attention of an unknown form")
-    of_keys = labels.made(parts["key"].kernel, heads[1])
+    of_keys = labels.from_weight(parts["key"].kernel, heads[1])
     of_heads = np.repeat(of_keys, heads[0] // heads[1])
-    key_dims = labels.made(parts["query"].kernel, dims)
+    key_dims = labels.from_weight(parts["query"].kernel, dims)
     size = parts["value"].kernel.shape[2]
     # Fused attention wants dimensions of one number, where they are now.
-    value_dims = key_dims if size == dims else labels.made(parts["value"].kernel, size)
+    value_dims = (
+        key_dims if size == dims else labels.from_weight(parts["value"].kernel, size)
+    )
     _project(labels, parts["query"], query, (of_heads, key_dims), silenced=True)
     _project(labels, parts["key"], key, (of_keys, key_dims))
     _project(labels, parts["value"], value, (of_keys, value_dims))
     labels.weigh_axis(output.kernel, IN, 0, of_heads)
     labels.weigh_axis(output.kernel, IN, 1, value_dims)
-    made = labels.made(output.kernel, output.kernel.shape[2])
+    made = labels.from_weight(output.kernel, output.kernel.shape[2])
     labels.weigh_axis(output.kernel, OUT, 2, made)
     if output.bias is not None:
         labels.weigh_axis(output.bias, CHANNEL, 0, made)
     return [axis_of(made, -1, rank), axis_of(of_heads, 1, 4)][: len(call.shapes)]
 
 
-def biased_heads(call: LabelledCall, kept: Kept) -> list[Addition]:
+def biased_heads(call: LabelledCall, subset: ChannelSubset) -> list[Addition]:
     """Return the additions of the biases of queries, values and keys."""
     parts = _parts(call.operation)
-    found = []
+    additions = []
     for name, x in zip(("query", "value", "key"), _arguments(call), strict=True):
         kernel, bias = parts[name].kernel, parts[name].bias
         if bias is not None:
-            made = (*x.shape[:-1], *kept.weight_shape(kernel)[1:])
-            found.append((made, kept.weight_shape(bias)))
-    return found
+            shape = (*x.shape[:-1], *subset.weight_shape(kernel)[1:])
+            additions.append((shape, subset.weight_shape(bias)))
+    return additions
 
 
 def _project(
@@ -92,39 +94,39 @@ def _project(
             labels.weigh_axis(dense.bias, CHANNEL, axis, vector, silenced=quiet)
 
 
-def multi_head_config(call: LabelledCall, kept: Kept) -> dict[str, Any]:
+def multi_head_config(call: LabelledCall, subset: ChannelSubset) -> dict[str, Any]:
     """Return the new numbers of heads and dimensions."""
     parts = _parts(call.operation)
-    _, heads, dims = kept.weight_shape(parts["query"].kernel)
+    _, heads, dims = subset.weight_shape(parts["query"].kernel)
     config: dict[str, Any] = {
         "num_heads": heads,
         "key_dim": dims,
-        "value_dim": kept.weight_shape(parts["value"].kernel)[2],
+        "value_dim": subset.weight_shape(parts["value"].kernel)[2],
     }
     kernel = parts["attention_output"].kernel
     if len(kernel.shape) == 3:
-        made = kept.weight_shape(kernel)[2]
-        query = kept.shape(_arguments(call)[0])[-1]
-        if made != query or call.operation.get_config()["output_shape"]:
-            config["output_shape"] = (made,)
+        channels = subset.weight_shape(kernel)[2]
+        query = subset.shape(_arguments(call)[0])[-1]
+        if channels != query or call.operation.get_config()["output_shape"]:
+            config["output_shape"] = (channels,)
     return config
 
 
-def grouped_query_config(call: LabelledCall, kept: Kept) -> dict[str, Any]:
+def grouped_query_config(call: LabelledCall, subset: ChannelSubset) -> dict[str, Any]:
     """Return the new numbers of heads and dimensions."""
     parts = _parts(call.operation)
-    _, heads, dims = kept.weight_shape(parts["query"].kernel)
-    shared = kept.weight_shape(parts["key"].kernel)[1]
+    _, heads, dims = subset.weight_shape(parts["query"].kernel)
+    shared = subset.weight_shape(parts["key"].kernel)[1]
     return {"num_query_heads": heads, "num_key_value_heads": shared, "head_dim": dims}
 
 
-def rescaled_query(call: LabelledCall, kept: Kept) -> dict[int, float]:
+def rescaled_query(call: LabelledCall, subset: ChannelSubset) -> dict[int, float]:
     """Return the factor that keeps scores as they were, for the query's weights.
 
     Keras divides scores by the square root of the number of dimensions.
     """
     query = _parts(call.operation)["query"]
-    factor = math.sqrt(kept.weight_shape(query.kernel)[2] / query.kernel.shape[2])
+    factor = math.sqrt(subset.weight_shape(query.kernel)[2] / query.kernel.shape[2])
     return {id(variable): factor for variable in query.weights}
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from kerasmem.graph.channels.call import Addition, Kept, LabelledCall
+from kerasmem.graph.channels.call import Addition, ChannelSubset, LabelledCall
 from kerasmem.graph.channels.families.elementwise import activated
 from kerasmem.graph.channels.labels import CHANNEL, IN, OUT, axis_of
 
@@ -21,7 +21,7 @@ def convolved(call: LabelledCall) -> list[np.ndarray]:
     given = labels.only_along(call.x, channel_axis(layer, rank))
     if layer.groups == 1:
         labels.weigh_axis(layer.kernel, IN, rank - 2, given)
-        made = labels.made(layer.kernel, layer.filters)
+        made = labels.from_weight(layer.kernel, layer.filters)
         labels.weigh_axis(layer.kernel, OUT, rank - 1, made)
     elif len(given) == layer.groups:
         made = np.repeat(given, layer.filters // layer.groups)
@@ -31,17 +31,19 @@ def convolved(call: LabelledCall) -> list[np.ndarray]:
         why = f"{layer.name!r} has groups of one size"
         given = labels.join(given.reshape(layer.groups, -1), [0], why).ravel()
         labels.weigh_axis(layer.kernel, IN, rank - 2, given)
-        made = labels.made(layer.kernel, layer.groups, layer.filters // layer.groups)
+        made = labels.from_weight(
+            layer.kernel, layer.groups, layer.filters // layer.groups
+        )
         labels.join(made, [0], why)
         made = made.ravel()
         labels.weigh_axis(layer.kernel, OUT, rank - 1, made)
     return [_finished(call, made)]
 
 
-def convolution_config(call: LabelledCall, kept: Kept) -> dict[str, Any]:
+def convolution_config(call: LabelledCall, subset: ChannelSubset) -> dict[str, Any]:
     """Return the new number of filters and groups."""
     layer = call.operation
-    filters = kept.weight_shape(layer.kernel)[-1]
+    filters = subset.weight_shape(layer.kernel)[-1]
     groups = layer.groups
     if groups > 1 and layer.kernel.shape[-2] == 1:
         groups = filters // (layer.filters // groups)
@@ -54,14 +56,14 @@ def transposed(call: LabelledCall) -> list[np.ndarray]:
     rank = len(layer.kernel.shape)
     given = labels.only_along(call.x, channel_axis(layer, rank))
     labels.weigh_axis(layer.kernel, IN, rank - 1, given)
-    made = labels.made(layer.kernel, layer.filters)
+    made = labels.from_weight(layer.kernel, layer.filters)
     labels.weigh_axis(layer.kernel, OUT, rank - 2, made)
     return [_finished(call, made)]
 
 
-def transposed_config(call: LabelledCall, kept: Kept) -> dict[str, Any]:
+def transposed_config(call: LabelledCall, subset: ChannelSubset) -> dict[str, Any]:
     """Return the new number of filters."""
-    return {"filters": kept.weight_shape(call.operation.kernel)[-2]}
+    return {"filters": subset.weight_shape(call.operation.kernel)[-2]}
 
 
 def depthwise(call: LabelledCall) -> list[np.ndarray]:
@@ -81,29 +83,29 @@ def separable(call: LabelledCall) -> list[np.ndarray]:
     labels.weigh_axis(layer.depthwise_kernel, CHANNEL, rank - 2, given)
     between = np.repeat(given, layer.depth_multiplier)
     labels.weigh_axis(layer.pointwise_kernel, IN, rank - 2, between)
-    made = labels.made(layer.pointwise_kernel, layer.filters)
+    made = labels.from_weight(layer.pointwise_kernel, layer.filters)
     labels.weigh_axis(layer.pointwise_kernel, OUT, rank - 1, made)
     return [_finished(call, made)]
 
 
-def separable_config(call: LabelledCall, kept: Kept) -> dict[str, Any]:
+def separable_config(call: LabelledCall, subset: ChannelSubset) -> dict[str, Any]:
     """Return the new number of filters."""
-    return {"filters": kept.weight_shape(call.operation.pointwise_kernel)[-1]}
+    return {"filters": subset.weight_shape(call.operation.pointwise_kernel)[-1]}
 
 
-def biased(call: LabelledCall, kept: Kept) -> list[Addition]:
+def biased(call: LabelledCall, subset: ChannelSubset) -> list[Addition]:
     """Return the addition of a bias; along the last axis it is always right."""
     layer = call.operation
     if not layer.use_bias or layer.data_format != "channels_first":
         return []
-    made = kept.shape(call.made[0])
-    return [(made, (1, made[1], *[1] * layer.rank))]
+    shape = subset.shape(call.outputs[0])
+    return [(shape, (1, shape[1], *[1] * layer.rank))]
 
 
-def _finished(call: LabelledCall, made: np.ndarray) -> np.ndarray:
+def _finished(call: LabelledCall, channels: np.ndarray) -> np.ndarray:
     """Note the bias, and return the labels of the output behind the activation."""
     layer = call.operation
     if layer.use_bias:
-        call.labels.weigh_axis(layer.bias, CHANNEL, 0, made)
-    array = axis_of(made, channel_axis(layer, call.rank), call.rank)
+        call.labels.weigh_axis(layer.bias, CHANNEL, 0, channels)
+    array = axis_of(channels, channel_axis(layer, call.rank), call.rank)
     return activated(call.labels, array, layer.activation, layer.name)

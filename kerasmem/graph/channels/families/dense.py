@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from kerasmem.graph.channels.call import Addition, Kept, LabelledCall
+from kerasmem.graph.channels.call import Addition, ChannelSubset, LabelledCall
 from kerasmem.graph.channels.families.elementwise import activated
 from kerasmem.graph.channels.labels import (
     CHANNEL,
@@ -23,7 +23,7 @@ def dense(call: LabelledCall) -> list[np.ndarray]:
     layer, labels = call.operation, call.labels
     given = labels.only_along(call.x, -1)
     labels.weigh_axis(layer.kernel, IN, 0, given)
-    made = labels.made(layer.kernel, layer.units)
+    made = labels.from_weight(layer.kernel, layer.units)
     labels.weigh_axis(layer.kernel, OUT, 1, made)
     if layer.use_bias:
         labels.weigh_axis(layer.bias, CHANNEL, 0, made)
@@ -31,9 +31,9 @@ def dense(call: LabelledCall) -> list[np.ndarray]:
     return [activated(labels, array, layer.activation, layer.name)]
 
 
-def dense_config(call: LabelledCall, kept: Kept) -> dict[str, Any]:
+def dense_config(call: LabelledCall, subset: ChannelSubset) -> dict[str, Any]:
     """Return the new number of units."""
-    return {"units": kept.weight_shape(call.operation.kernel)[1]}
+    return {"units": subset.weight_shape(call.operation.kernel)[1]}
 
 
 def embedding(call: LabelledCall) -> list[np.ndarray]:
@@ -43,14 +43,14 @@ def embedding(call: LabelledCall) -> list[np.ndarray]:
     """
     layer, labels = call.operation, call.labels
     labels.freeze(call.x.array, f"is an index into the table of {layer.name!r}")
-    made = labels.made(layer.embeddings, layer.output_dim)
+    made = labels.from_weight(layer.embeddings, layer.output_dim)
     labels.weigh_axis(layer.embeddings, OUT, 1, made)
     return [axis_of(made, -1, call.rank)]
 
 
-def embedding_config(call: LabelledCall, kept: Kept) -> dict[str, Any]:
+def embedding_config(call: LabelledCall, subset: ChannelSubset) -> dict[str, Any]:
     """Return the new length of an embedding."""
-    return {"output_dim": kept.weight_shape(call.operation.embeddings)[1]}
+    return {"output_dim": subset.weight_shape(call.operation.embeddings)[1]}
 
 
 def einsum_dense(call: LabelledCall) -> list[np.ndarray]:
@@ -63,14 +63,14 @@ def einsum_dense(call: LabelledCall) -> list[np.ndarray]:
     return [activated(call.labels, array, layer.activation, layer.name)]
 
 
-def einsum_dense_config(call: LabelledCall, kept: Kept) -> dict[str, Any]:
+def einsum_dense_config(call: LabelledCall, subset: ChannelSubset) -> dict[str, Any]:
     """Return the new shape of the output."""
     layer = call.operation
     letters = einsum_letters(layer.equation)
     if letters is None:
         return {}
     _, kernel, output = letters
-    sizes = dict(zip(kernel, kept.weight_shape(layer.kernel), strict=True))
+    sizes = dict(zip(kernel, subset.weight_shape(layer.kernel), strict=True))
     shape = [None, *_as_tuple(layer.partial_output_shape)]
     old = dict(zip(kernel, layer.kernel.shape, strict=True))
     new = [
@@ -80,12 +80,12 @@ def einsum_dense_config(call: LabelledCall, kept: Kept) -> dict[str, Any]:
     return {"output_shape": tuple(new[1:])}
 
 
-def einsum_biased(call: LabelledCall, kept: Kept) -> list[Addition]:
+def einsum_biased(call: LabelledCall, subset: ChannelSubset) -> list[Addition]:
     """Return the addition of the bias of an EinsumDense."""
     bias = call.operation.bias
     if bias is None:
         return []
-    return [(kept.shape(call.made[0]), kept.weight_shape(bias))]
+    return [(subset.shape(call.outputs[0]), subset.weight_shape(bias))]
 
 
 def einsum_letters(equation: str) -> tuple[str, str, str] | None:
@@ -121,7 +121,7 @@ def projected(
     consumed = _placed(shared, order, kernel)
     labels.weigh(layer.kernel, IN, consumed)
     new = [c for c in output if c in kernel and c not in given]
-    made = labels.made(layer.kernel, *(shape[c] for c in new))
+    made = labels.from_weight(layer.kernel, *(shape[c] for c in new))
     labels.weigh(layer.kernel, OUT, _placed(made, new, kernel))
     array = _placed(made, new, output)
     if layer.bias is not None:

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from kerasmem.graph.channels.call import Addition, Kept, LabelledCall
+from kerasmem.graph.channels.call import Addition, ChannelSubset, LabelledCall
 from kerasmem.graph.channels.labels import (
     CHANNEL,
     Labels,
@@ -49,14 +49,14 @@ def merged(call: LabelledCall) -> list[np.ndarray]:
     return combined(call)
 
 
-def terms(call: LabelledCall, kept: Kept) -> list[Addition]:
+def terms(call: LabelledCall, subset: ChannelSubset) -> list[Addition]:
     """Return the additions of several tensors, one after the other."""
-    sum_, *others = (kept.shape(x) for x in call.inputs)
-    found = []
+    sum_, *others = (subset.shape(x) for x in call.inputs)
+    additions = []
     for other in others:
-        found.append((sum_, other))
+        additions.append((sum_, other))
         sum_ = _broadcast(sum_, other)
-    return found
+    return additions
 
 
 def _broadcast(first: Shape, second: Shape) -> Shape:
@@ -165,6 +165,6 @@ def rescaled(call: LabelledCall) -> list[np.ndarray]:
     return passed(call)
 
 
-def scale_config(call: LabelledCall, kept: Kept) -> dict[str, Any]:
+def scale_config(call: LabelledCall, subset: ChannelSubset) -> dict[str, Any]:
     """Return the new number of channels of LayerScale."""
-    return {"projection_dim": kept.weight_shape(call.operation.gamma)[0]}
+    return {"projection_dim": subset.weight_shape(call.operation.gamma)[0]}

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from kerasmem.graph.channels.call import Kept, LabelledCall
+from kerasmem.graph.channels.call import ChannelSubset, LabelledCall
 from kerasmem.graph.channels.labels import (
     fits,
     of_rank,
@@ -55,22 +55,24 @@ def reshaped(call: LabelledCall) -> list[np.ndarray]:
         return call.frozen(f"{call.operation.name!r} moves what has no fixed place")
 
 
-def reshape_layer_config(call: LabelledCall, kept: Kept) -> dict[str, Any]:
+def reshape_layer_config(call: LabelledCall, subset: ChannelSubset) -> dict[str, Any]:
     """Return the new target of the layer Reshape."""
-    return {"target_shape": _target(call, kept, call.operation.target_shape, 1)}
+    return {"target_shape": _target(call, subset, call.operation.target_shape, 1)}
 
 
-def reshape_config(call: LabelledCall, kept: Kept) -> dict[str, Any]:
+def reshape_config(call: LabelledCall, subset: ChannelSubset) -> dict[str, Any]:
     """Return the new target of `ops.reshape`."""
-    return {"newshape": _target(call, kept, call.operation.newshape, 0)}
+    return {"newshape": _target(call, subset, call.operation.newshape, 0)}
 
 
-def _target(call: LabelledCall, kept: Kept, given: Sequence[Any], skip: int) -> tuple:
-    after = kept.shape(call.made[0])[skip:]
+def _target(
+    call: LabelledCall, subset: ChannelSubset, target: Sequence[Any], skip: int
+) -> tuple:
+    after = subset.shape(call.outputs[0])[skip:]
     before = call.shape[skip:]
     return tuple(
         old if now == then else now
-        for old, now, then in zip(given, after, before, strict=True)
+        for old, now, then in zip(target, after, before, strict=True)
     )
 
 
@@ -120,12 +122,12 @@ Key = list[tuple[Any, int | None]]
 """The parts of an index, each with the axis that it takes from; None for a new axis."""
 
 
-def split_config(call: LabelledCall, kept: Kept) -> dict[str, Any]:
+def split_config(call: LabelledCall, subset: ChannelSubset) -> dict[str, Any]:
     """Return the new places at which `ops.split` cuts."""
     axis = call.operation.axis
-    sizes = [kept.shape(made)[axis] for made in call.made]
-    given = call.operation.indices_or_sections
-    if isinstance(given, int) and len(set(sizes)) == 1:
+    sizes = [subset.shape(output)[axis] for output in call.outputs]
+    sections = call.operation.indices_or_sections
+    if isinstance(sections, int) and len(set(sizes)) == 1:
         return {}
     if sizes == [shape[axis] for shape in call.shapes]:
         return {}
@@ -157,14 +159,14 @@ def _any_place(part: Any) -> Any:
     return slice(None) if isinstance(part, slice) else 0
 
 
-def item_arguments(call: LabelledCall, kept: Kept) -> tuple[Any, ...] | None:
+def item_arguments(call: LabelledCall, subset: ChannelSubset) -> tuple[Any, ...] | None:
     """Return the index for the channels that stay, None where it stays as it is."""
     key = _key(call)
     if key is None:
         return None
     new = []
     for part, axis in key:
-        mask = np.ones(0, bool) if axis is None else kept.mask(call.x, axis)
+        mask = np.ones(0, bool) if axis is None else subset.mask(call.x, axis)
         new.append(part if mask.all() else _part(part, mask))
     return (tuple(new),)
 
@@ -210,15 +212,17 @@ def taken(call: LabelledCall) -> list[np.ndarray]:
     return [call.x.array.take(places, axis)]
 
 
-def taken_arguments(call: LabelledCall, kept: Kept) -> tuple[Any, ...] | None:
+def taken_arguments(
+    call: LabelledCall, subset: ChannelSubset
+) -> tuple[Any, ...] | None:
     """Return the places of the channels that stay, None where all of them do."""
     places, axis = _places(call), call.operation.axis
-    if places is None or axis is None or kept.mask(call.x, axis).all():
+    if places is None or axis is None or subset.mask(call.x, axis).all():
         return None
-    mask, made = kept.mask(call.x, axis), call.made[0]
+    mask, output = subset.mask(call.x, axis), call.outputs[0]
     new = (np.cumsum(mask) - 1)[places]
     for number in range(new.ndim):
-        stays = kept.mask(made, axis % len(call.x.shape) + number)
+        stays = subset.mask(output, axis % len(call.x.shape) + number)
         new = np.compress(stays, new, number)
     return (new.tolist(),)
 

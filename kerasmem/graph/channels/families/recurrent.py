@@ -5,7 +5,12 @@ from typing import Any
 import keras
 import numpy as np
 
-from kerasmem.graph.channels.call import Addition, Family, Kept, LabelledCall
+from kerasmem.graph.channels.call import (
+    Addition,
+    ChannelSubset,
+    Family,
+    LabelledCall,
+)
 from kerasmem.graph.channels.families.elementwise import activated
 from kerasmem.graph.channels.labels import CHANNEL, IN, OUT, Labels, Tensor, axis_of
 from kerasmem.graph.layer_table import entry_of
@@ -32,7 +37,7 @@ def _units(labels: Labels, layer: Any, x: Tensor) -> np.ndarray:
     cell = layer.cell
     gates = cell.kernel.shape[1] // cell.units
     labels.weigh_axis(cell.kernel, IN, 0, labels.only_along(x, -1))
-    made = labels.made(cell.kernel, cell.units)
+    made = labels.from_weight(cell.kernel, cell.units)
     for name in ("activation", "recurrent_activation"):
         function = getattr(cell, name, None)
         activated(labels, made.reshape(1, -1), function, layer.name)
@@ -45,13 +50,13 @@ def _units(labels: Labels, layer: Any, x: Tensor) -> np.ndarray:
     return made
 
 
-def recurrent_config(call: LabelledCall, kept: Kept) -> dict[str, Any]:
+def recurrent_config(call: LabelledCall, subset: ChannelSubset) -> dict[str, Any]:
     """Return the new number of units."""
-    return {"units": _unit_count(call.operation, kept)}
+    return {"units": _unit_count(call.operation, subset)}
 
 
-def _unit_count(layer: Any, kept: Kept) -> int:
-    return kept.weight_shape(layer.cell.recurrent_kernel)[0]
+def _unit_count(layer: Any, subset: ChannelSubset) -> int:
+    return subset.weight_shape(layer.cell.recurrent_kernel)[0]
 
 
 def both_ways(call: LabelledCall) -> list[np.ndarray]:
@@ -76,7 +81,7 @@ def _is_recurrent(layer: Any) -> bool:
     return entry_of(layer).channels == "recurrent"
 
 
-def both_ways_config(call: LabelledCall, kept: Kept) -> dict[str, Any]:
+def both_ways_config(call: LabelledCall, subset: ChannelSubset) -> dict[str, Any]:
     """Return the configs of both layers with the new numbers of units."""
     layer = call.operation
     config = layer.get_config()
@@ -85,7 +90,7 @@ def both_ways_config(call: LabelledCall, kept: Kept) -> dict[str, Any]:
         ("backward_layer", layer.backward_layer),
     ):
         if _is_recurrent(part):
-            config[name]["config"]["units"] = _unit_count(part, kept)
+            config[name]["config"]["units"] = _unit_count(part, subset)
             config[name].pop("build_config", None)
     return {name: config[name] for name in ("layer", "backward_layer")}
 
@@ -97,24 +102,24 @@ def at_every_step(inner: dict[str, Family]) -> Family:
         return inner.get(entry_of(call.operation.layer).channels or "")
 
     def label(call: LabelledCall) -> list[np.ndarray]:
-        found = family(call)
-        if found is None:
+        known = family(call)
+        if known is None:
             why = f"{call.operation.name!r} wraps a layer of an unknown kind"
             return call.frozen(why)
-        return [array[:, None] for array in found.label(_step(call))]
+        return [array[:, None] for array in known.label(_step(call))]
 
-    def config(call: LabelledCall, kept: Kept) -> dict[str, Any]:
-        found = family(call)
-        if found is None:
+    def config(call: LabelledCall, subset: ChannelSubset) -> dict[str, Any]:
+        known = family(call)
+        if known is None:
             return {}
-        made = keras.saving.serialize_keras_object(call.operation.layer)
-        made.pop("build_config", None)
-        made["config"].update(found.config(_step(call), kept))
-        return {"layer": made}
+        inner_config = keras.saving.serialize_keras_object(call.operation.layer)
+        inner_config.pop("build_config", None)
+        inner_config["config"].update(known.config(_step(call), subset))
+        return {"layer": inner_config}
 
-    def additions(call: LabelledCall, kept: Kept) -> list[Addition]:
-        found = family(call)
-        return [] if found is None else found.additions(_step(call), kept)
+    def additions(call: LabelledCall, subset: ChannelSubset) -> list[Addition]:
+        known = family(call)
+        return [] if known is None else known.additions(_step(call), subset)
 
     return Family(label, config, additions=additions)
 
@@ -124,7 +129,7 @@ def _step(call: LabelledCall) -> LabelledCall:
     one = call.labels.join(call.x.array, [1])
     x = _first_step(Tensor(one, call.x.shape))
     shapes = tuple((s[0], *s[2:]) for s in call.shapes)
-    made = [_first_step(y) for y in call.made]
+    made = [_first_step(y) for y in call.outputs]
     return LabelledCall(call.operation.layer, (x,), {}, shapes, call.labels, made)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from kerasmem.graph.channels.call import Kept, LabelledCall
+from kerasmem.graph.channels.call import ChannelSubset, LabelledCall
 from kerasmem.graph.channels.families.convolution import channel_axis
 from kerasmem.graph.channels.families.elementwise import constants, meet
 from kerasmem.graph.channels.labels import CHANNEL, Labels, Tensor, varying
@@ -150,11 +150,11 @@ def over_groups(call: LabelledCall) -> list[np.ndarray]:
     return [call.x.array]
 
 
-def group_config(call: LabelledCall, kept: Kept) -> dict[str, Any]:
+def group_config(call: LabelledCall, subset: ChannelSubset) -> dict[str, Any]:
     """Return the new number of groups."""
     layer = call.operation
     before = call.x.shape[layer.axis]
-    after = kept.shape(call.x)[layer.axis]
+    after = subset.shape(call.x)[layer.axis]
     if layer.groups == -1 or before is None or after is None:
         return {}
     return {"groups": layer.groups * after // before}
