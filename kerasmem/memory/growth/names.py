@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from pathlib import Path
 from types import (
     CellType,
     CodeType,
@@ -22,6 +23,7 @@ from typing import Any, NamedTuple
 from kerasmem.memory.census import is_own
 
 _SECONDS = 2.0
+_OURS = str(Path(__file__).parent)
 _LEAVES = (str, bytes, int, float, complex, type(None), ModuleType, FrameType, CodeType)
 _OWN_DICT_IS_COPIED = sys.version_info < (3, 13)
 
@@ -79,9 +81,12 @@ def names(objects: Sequence[Any], seconds: float = _SECONDS) -> dict[int, Link]:
         seconds: most processor time that the search may take.
 
     Example:
-        >>> trials = [{"model": object()}]
-        >>> str(names([trials[0]["model"]])[id(trials[0]["model"])])
-        "trials[0]['model']"
+        >>> def search():
+        ...     trials = [{"model": object()}]
+        ...     (link,) = names([trials[0]["model"]]).values()
+        ...     return f"{link}, {link.root.where}"
+        >>> search()
+        "trials[0]['model'], a local of search()"
     """
     wanted = {id(each) for each in objects}
     # Neither the caller's list nor this search is a place where anything stays.
@@ -135,7 +140,7 @@ def local_variables() -> Iterator[Link]:
 def _variables(frame: FrameType) -> Iterator[Link]:
     code = frame.f_code
     is_function = bool(code.co_flags & inspect.CO_OPTIMIZED)
-    if not is_function or _module(frame).startswith(("kerasmem.memory.growth",)):
+    if not is_function or code.co_filename.startswith(_OURS):
         return
     values = frame.f_locals
     where = f"a local of {code.co_qualname}()"
@@ -144,10 +149,6 @@ def _variables(frame: FrameType) -> Iterator[Link]:
             yield Link(value, None, name, where)
     if _OWN_DICT_IS_COPIED:
         values.clear()  # the frame keeps this copy, and it what was deleted since
-
-
-def _module(frame: FrameType) -> str:
-    return str(frame.f_globals.get("__name__", ""))
 
 
 def _globals(*, own: bool) -> Iterator[Link]:

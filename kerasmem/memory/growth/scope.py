@@ -74,8 +74,8 @@ class Scope:
         >>> kept = []
         >>> with km.memory.scope("trial") as scope:
         ...     kept.append(np.zeros(1000))
-        >>> [(each.held_by, each.array_bytes) for each in scope.stayed]
-        [('kept[0]', 8000)]
+        >>> [each.array_bytes for each in scope.stayed]
+        [8000]
     """
 
     def __init__(self, name: str = "scope", *, lines: bool = False) -> None:
@@ -245,6 +245,7 @@ class GrowthWatch(Scope):
     def __init__(self, name: str = "process", *, lines: bool = False) -> None:
         super().__init__(name, lines=lines)
         self.__enter__()
+        self._after = self._before
 
     def stop(self) -> None:
         """Look for the last time."""
