@@ -79,13 +79,13 @@ def matches(patterns: Iterable[str], weight: Weight) -> bool:
 
 
 def check_every_pattern_matches(
-    model: Any, everything: Sequence[Weight], by_field: Mapping[str, Iterable[str]]
+    model: Any, all_weights: Sequence[Weight], by_field: Mapping[str, Iterable[str]]
 ) -> None:
     """Raise an error if no weight at all matches a regular expression.
 
     Args:
         model: the model, for the text of the error.
-        everything: all of its weights.
+        all_weights: all of its weights.
         by_field: regular expressions by the argument that they came in.
 
     Raises:
@@ -93,9 +93,9 @@ def check_every_pattern_matches(
     """
     for field, patterns in by_field.items():
         for pattern in patterns:
-            if not any(_matches(pattern, weight) for weight in everything):
+            if not any(_matches(pattern, weight) for weight in all_weights):
                 parts = sorted(
-                    {n for weight in everything for n in _parts(weight.path)}
+                    {n for weight in all_weights for n in _parts(weight.path)}
                 )
                 near = did_you_mean(pattern, parts, most=3, cutoff=0.5)
                 raise ConfigError(
@@ -122,12 +122,12 @@ def select(
         ModelError: if none is taken.
         ConfigError: if no weight matches a regular expression.
     """
-    everything = list(weights(model))
-    check_every_pattern_matches(model, everything, by_field)
-    reasons = [(weight, why_not(weight)) for weight in everything]
+    all_weights = list(weights(model))
+    check_every_pattern_matches(model, all_weights, by_field)
+    reasons = [(weight, why_not(weight)) for weight in all_weights]
     chosen = [weight for weight, reason in reasons if reason is None]
     if not chosen:
-        ending = nothing.format(count=len(everything))
+        ending = nothing.format(count=len(all_weights))
         raise ModelError(f"The model {model.name!r} has nothing to {ending}")
     return chosen, [(weight, why) for weight, why in reasons if why is not None]
 

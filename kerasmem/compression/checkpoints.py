@@ -160,12 +160,12 @@ def key_of(model: Any, steps: Sequence[Technique], data: Any, **others: Any) -> 
     plain = [[step.to_json() for step in steps], others, settings, versions]
     values = [value for step in steps for value in vars(step).values()]
     models = [model, *(value for value in values if isinstance(value, keras.Model))]
-    found = hashlib.blake2b()
+    digest = hashlib.blake2b()
     for each in models:
-        found.update(model_digest(each, plain).encode())
+        digest.update(model_digest(each, plain).encode())
     for array in _arrays(data):
-        _add(found, array)
-    return found.hexdigest()
+        _add(digest, array)
+    return digest.hexdigest()
 
 
 def _arrays(data: Any) -> list[Any]:
@@ -174,13 +174,13 @@ def _arrays(data: Any) -> list[Any]:
     return [leaf for leaf in keras.tree.flatten(data) if leaf is not None]
 
 
-def _add(found: Any, leaf: Any) -> None:
+def _add(digest: Any, leaf: Any) -> None:
     array = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
-    found.update(f"{array.dtype}{tuple(array.shape)}".encode())
+    digest.update(f"{array.dtype}{tuple(array.shape)}".encode())
     rows = max(_PIECE // max(math.prod(array.shape[1:]), 1), 1)
     for start in range(0, array.shape[0] if array.shape else 0, rows):
         piece = array[start : start + rows]
         if not isinstance(piece, np.ndarray):
             piece = keras.ops.convert_to_numpy(piece)
         is_text = piece.dtype.kind in "OUS"
-        found.update(repr(piece.tolist()).encode() if is_text else piece.tobytes())
+        digest.update(repr(piece.tolist()).encode() if is_text else piece.tobytes())

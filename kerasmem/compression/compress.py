@@ -243,8 +243,8 @@ def _few_samples(data: Any) -> Any:
     return keras.tree.map_structure(np.array, x)
 
 
-def _check_no_search(**given: Any) -> None:
-    for name, value in given.items():
+def _check_no_search(**arguments: Any) -> None:
+    for name, value in arguments.items():
         if value is not None:
             raise ConfigError(
                 f"A search takes {name}, and with steps there is nothing to search "

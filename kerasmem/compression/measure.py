@@ -137,7 +137,7 @@ class Timing:
         )
         self._models, self._limit = list(models), limit
         self._forms = [_form(model) for model in models]
-        self._found: list[Latency] | None = None
+        self._latencies: list[Latency] | None = None
         if _are_several(models[0]):
             self.latencies()  # each of the processes, and nobody knows who asks
 
@@ -147,7 +147,7 @@ class Timing:
         Empty for all, with a warning, if one of them has other weights by now than it
         had, or computes in another way: values alone do not matter.
         """
-        if self._found is None:
+        if self._latencies is None:
             pairs = zip(self._models, self._forms, strict=True)
             changed = [model.name for model, form in pairs if _form(model) != form]
             if changed:
@@ -157,11 +157,11 @@ class Timing:
                     KerasMemWarning,
                     stacklevel=4,
                 )
-                self._found = [{} for _ in self._models]
+                self._latencies = [{} for _ in self._models]
             else:
-                self._found = _latencies(self._models, self._inputs, self._limit)
+                self._latencies = _latencies(self._models, self._inputs, self._limit)
             self._models, self._inputs = [], None
-        return self._found
+        return self._latencies
 
 
 def _own(leaf: Any) -> Any:

@@ -101,24 +101,24 @@ class Streams:
     """
 
     def __init__(self, first: Callable[[Any], Readable | None]) -> None:
-        self._first, self._found = first, dict[int, tuple[Any, Entries]]()
+        self._first, self._entries = first, dict[int, tuple[Any, Entries]]()
 
     def of(self, variable: Any) -> Entries | None:
         """Return the entries of a variable, None if it has its value itself."""
-        if id(variable) not in self._found:
+        if id(variable) not in self._entries:
             entries = self._first(variable)
             if entries is None:
                 return None
             self.put(variable, entries)
-        return self._found[id(variable)][1]
+        return self._entries[id(variable)][1]
 
     def by_id(self, key: int) -> Entries | None:
         """Return the entries of a variable by its id, None if none are known."""
-        return self._found[key][1] if key in self._found else None
+        return self._entries[key][1] if key in self._entries else None
 
     def assign(self) -> None:
         """Let the variables of a model in memory have the entries they were given."""
-        for variable, entries in self._found.values():
+        for variable, entries in self._entries.values():
             variable.assign(entries.whole())
 
     def readable(self, variable: Any) -> Readable:
@@ -128,7 +128,7 @@ class Streams:
 
     def put(self, variable: Any, entries: Entries) -> None:
         """Give a variable other entries."""
-        self._found[id(variable)] = (variable, entries)
+        self._entries[id(variable)] = (variable, entries)
 
 
 class _Held(Readable):

@@ -159,27 +159,27 @@ def prune_channels(
     this_round = this_round or Round()
     scores = class_scores((model, graph), labelled, groups.classes, config, data)
     ranking = Ranking(paths, labelled, groups, scores, config, this_round)
-    kept = kept_channels(graph, labelled, ranking, config, this_round, data)
-    rebuild = Rebuild(Narrow(labelled, kept))
+    subset = kept_channels(graph, labelled, ranking, config, this_round, data)
+    rebuild = Rebuild(Narrow(labelled, subset))
     smaller = rebuild.run(graph)
-    error = difference(graph, smaller, kept, data) if config.verify else None
+    error = difference(graph, smaller, subset, data) if config.verify else None
     pairs = variable_pairs(rebuild.pairs)
-    take_along(model, smaller, pairs, kept)
-    changes = _changes(graph, pairs, labelled, groups, kept)
+    take_along(model, smaller, pairs, subset)
+    changes = _changes(graph, pairs, labelled, groups, subset)
     if this_round.number == this_round.count and not any(
         change.changed for change in changes
     ):
-        _warn_if_whole(ranking, config, kept)
+        _warn_if_whole(ranking, config, subset)
     return Pruned(smaller, changes, error, labelled.unknown)
 
 
 def _warn_if_whole(
-    ranking: Ranking, config: PruneChannels, kept: ChannelSubset
+    ranking: Ranking, config: PruneChannels, subset: ChannelSubset
 ) -> None:
     """Warn if channels were to go and none has gone, in no round."""
     asked = max([config.ratio, *(ratio for _, ratio in config.ratios)])
     if asked and ranking.is_whole:
-        why = next(iter(kept.notes.values()), None) or (
+        why = next(iter(subset.notes.values()), None) or (
             "its share of channels rounds to none in every group of channels that go "
             f"together, of which the largest has {ranking.largest}, or others that "
             "must lose as many stay"
@@ -222,9 +222,9 @@ def _reason(labels: np.ndarray, groups: Groups) -> str | None:
     return _first_of(groups.reasons, groups.classes[labels])
 
 
-def _first_of(told: Mapping[int, str], classes: np.ndarray) -> str | None:
-    """Return what is told of the first of some classes that anything is told of."""
-    return next((told[n] for n in np.unique(classes).tolist() if n in told), None)
+def _first_of(notes: Mapping[int, str], classes: np.ndarray) -> str | None:
+    """Return the note on the first of some classes that has one."""
+    return next((notes[n] for n in np.unique(classes).tolist() if n in notes), None)
 
 
 def _changes(
@@ -232,7 +232,7 @@ def _changes(
     pairs: list[tuple[Any, Any]],
     labelled: LabelledModel,
     groups: Groups,
-    kept: ChannelSubset,
+    subset: ChannelSubset,
 ) -> list[WeightChange]:
     new = {id(before): after for before, after in pairs}
     why: dict[int, str] = {}
@@ -242,7 +242,7 @@ def _changes(
         reason = _reason(use.labels, groups)
         if reason:
             why.setdefault(id(use.variable), reason)
-        note = _first_of(kept.notes, groups.classes[use.labels])
+        note = _first_of(subset.notes, groups.classes[use.labels])
         if note and use.role != IN:
             notes.setdefault(id(use.variable), note)
     return [_change(w, new[id(w.variable)], why, notes) for w in weights(model)]
@@ -267,7 +267,7 @@ def _change(
 
 
 def take_along(
-    model: Any, smaller: Any, pairs: Sequence[tuple[Any, Any]], kept: ChannelSubset
+    model: Any, smaller: Any, pairs: Sequence[tuple[Any, Any]], subset: ChannelSubset
 ) -> None:
     """Compile the smaller model as the original, and continue its optimizer.
 
@@ -291,7 +291,7 @@ def take_along(
     ):
         value = to_numpy(old)
         if weight is not None:
-            value = kept.gather(weight, value)
+            value = subset.gather(weight, value)
         if value.shape == tuple(new.shape):
             new.assign(value)
 

@@ -24,7 +24,7 @@ def _weights_left(count: Callable[..., int]) -> Callable[..., CostShare]:
     def measure(model: Any, labelled: LabelledModel, data: Any) -> CostShare:
         del model, data
         whole = count(labelled, all_channels(labelled))
-        return lambda kept: count(labelled, kept) / whole
+        return lambda subset: count(labelled, subset) / whole
 
     return measure
 
@@ -48,18 +48,18 @@ def memory_left(model: Any, labelled: LabelledModel, data: Any) -> CostShare:
         )
     sizes = sizes_of(traced)
 
-    def left(kept: ChannelSubset) -> float:
+    def cost_share(subset: ChannelSubset) -> float:
         smaller = dict(sizes)
         for call in traced.calls:
-            made = labelled.calls[id(call.nodes[-1])].outputs if call.nodes else []
-            for tensor, labels in zip(call.outputs, made, strict=False):
+            outputs = labelled.calls[id(call.nodes[-1])].outputs if call.nodes else []
+            for tensor, labels in zip(call.outputs, outputs, strict=False):
                 size = sizes[id(tensor)] or 0
-                for old, new in zip(labels.shape, kept.shape(labels), strict=True):
+                for old, new in zip(labels.shape, subset.shape(labels), strict=True):
                     size = size if old == new else size // (old or 1) * (new or 1)
                 smaller[id(tensor)] = size
         return (peak_of(traced, smaller) or 0) / whole
 
-    return left
+    return cost_share
 
 
 def latency_left(model: Any, labelled: LabelledModel, data: Any) -> CostShare:
@@ -72,8 +72,8 @@ def latency_left(model: Any, labelled: LabelledModel, data: Any) -> CostShare:
     """
     whole = Rebuild(Narrow(labelled, all_channels(labelled))).run(model)
 
-    def left(kept: ChannelSubset) -> float:
-        smaller = Rebuild(Narrow(labelled, kept)).run(model)
+    def cost_share(subset: ChannelSubset) -> float:
+        smaller = Rebuild(Narrow(labelled, subset)).run(model)
         before, after = latencies([whole, smaller], data)
         if not (before and after):
             raise ConfigError(
@@ -83,7 +83,7 @@ def latency_left(model: Any, labelled: LabelledModel, data: Any) -> CostShare:
             )
         return after["latency_ms"] / before["latency_ms"]
 
-    return left
+    return cost_share
 
 
 MEASURES = {
@@ -114,26 +114,28 @@ def kept_channels(
         ModelError: if not even the fewest channels save as much as is asked for.
     """
     if config.of == "channels":
-        return ranking.kept_as_asked()
-    left = MEASURES[config.of](model, labelled, data)
+        return ranking.select_as_configured()
+    cost_share = MEASURES[config.of](model, labelled, data)
     wanted = 1 - this_round.share(config.ratio)
-    return _fewest(ranking, left, wanted, config.of)
+    return _fewest(ranking, cost_share, wanted, config.of)
 
 
-def _fewest(ranking: Ranking, left: CostShare, wanted: float, of: str) -> ChannelSubset:
-    """Return the most channels found by bisection with which `left` is `wanted`."""
+def _fewest(
+    ranking: Ranking, cost_share: CostShare, wanted: float, of: str
+) -> ChannelSubset:
+    """Return the most channels, by bisection, whose `cost_share` is `wanted`."""
     halvings = _HALVINGS.get(of, _USUAL_HALVINGS)
     low, high, best = 0.0, 1.0, None
     for _ in range(halvings):
         middle = (low + high) / 2
-        kept = ranking.kept(middle)
-        if left(kept) <= wanted:
-            high, best = middle, kept
+        subset = ranking.select(middle)
+        if cost_share(subset) <= wanted:
+            high, best = middle, subset
         else:
             low = middle
     if best is None:
-        best = ranking.kept(1 - 2**-_USUAL_HALVINGS)
-        least = left(best)
+        best = ranking.select(1 - 2**-_USUAL_HALVINGS)
+        least = cost_share(best)
         if least > wanted:
             raise ModelError(
                 f"Removing as many channels as can go leaves {_percent(least)} of "

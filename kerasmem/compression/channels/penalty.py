@@ -80,11 +80,11 @@ class ChannelPenalty:
         variable = self._parts[0][0]
         before = variable.regularizer
 
-        def both(value: Any) -> Any:
+        def penalized(value: Any) -> Any:
             own = 0.0 if before is None else before(value)
             return own + strength * self()
 
-        variable.regularizer = both
+        variable.regularizer = penalized
 
         def undo() -> None:
             variable.regularizer = before

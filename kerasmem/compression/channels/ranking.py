@@ -200,14 +200,14 @@ class Ranking:
         """The number of channels in the largest group."""
         return max(map(len, self._scores))
 
-    def kept(self, ratio: float) -> ChannelSubset:
+    def select(self, ratio: float) -> ChannelSubset:
         """Return the channels that stay if this share of them goes in this round.
 
         Where Keras would not compute with what stays as with all, more of it stays.
         """
         counts, notes = self._counts(ratio), {}
-        kept = self._without(counts, notes)
-        while calls := added_otherwise(self._labelled, kept):
+        subset = self._without(counts, notes)
+        while calls := added_otherwise(self._labelled, subset):
             shrinking = self._shrinking(calls, counts)
             if not shrinking:
                 counts = [0] * len(counts)  # no group is seen to be the cause: all stay
@@ -216,8 +216,8 @@ class Ranking:
                 why = WHY.format(name=name)
                 notes.update(dict.fromkeys(self._groups.members[n].tolist(), why))
             self._even_out(counts)
-            kept = self._without(counts, notes)
-        return kept
+            subset = self._without(counts, notes)
+        return subset
 
     def _without(self, counts: Sequence[int], notes: dict[int, str]) -> ChannelSubset:
         removed = [
@@ -250,9 +250,9 @@ class Ranking:
                     found.setdefault(n, call.operation.name)
         return found
 
-    def kept_as_asked(self) -> ChannelSubset:
+    def select_as_configured(self) -> ChannelSubset:
         """Return the channels that stay of the config's own ratio."""
-        return self.kept(self._round.share(self._config.ratio))
+        return self.select(self._round.share(self._config.ratio))
 
     def _together(self, labelled: LabelledModel) -> list[list[int]]:
         """Return the groups that are ranked together, by their numbers."""

@@ -55,10 +55,10 @@ def class_scores(
     return _added(_of_weights(labelled.labels.uses, classes, config.criterion), classes)
 
 
-def _added(given: Entries, classes: np.ndarray) -> np.ndarray:
+def _added(entries: Entries, classes: np.ndarray) -> np.ndarray:
     total = np.zeros(len(classes))
-    for entries, names in given:
-        total += per_label(entries, names, len(classes))
+    for values, names in entries:
+        total += per_label(values, names, len(classes))
     return total
 
 

@@ -28,14 +28,14 @@ _LENGTHS = (64, 32, 8)
 
 
 def difference(
-    original: Any, smaller: Any, kept: ChannelSubset, data: Any = None
+    original: Any, smaller: Any, subset: ChannelSubset, data: Any = None
 ) -> float:
     """Return how far the smaller model is from the original without these channels.
 
     Args:
         original: the model as it was; it is not changed.
         smaller: the model without the channels.
-        kept: the channels that stay.
+        subset: the channels that stay.
         data: samples to look at; None for random numbers.
 
     Returns:
@@ -47,7 +47,7 @@ def difference(
     """
     for inputs in _inputs(original, data):
         try:
-            expected = _silenced(original, kept, inputs)
+            expected = _silenced(original, subset, inputs)
             break
         except Exception:
             # A length may be more than a table of positions has, or leave no pixels.
@@ -55,14 +55,14 @@ def difference(
                 raise
     else:
         return float("nan")
-    found = keras.tree.flatten(smaller(inputs, training=False))
-    error = _apart(expected, [to_numpy(y) for y in found])
+    outputs = keras.tree.flatten(smaller(inputs, training=False))
+    error = _apart(expected, [to_numpy(y) for y in outputs])
     if error <= TOLERANCE:
         return error
     # Some models are chaotic in the precision that they compute in: then a nudge at the
     # weights is as bad.
     nudge = max(_NUDGE, _rounding(original))
-    if error <= 10 * _apart(expected, _silenced(original, kept, inputs, nudge)):
+    if error <= 10 * _apart(expected, _silenced(original, subset, inputs, nudge)):
         return error
     raise ModelError(
         f"The model {original.name!r} without channels is not what it should be: its "
@@ -73,17 +73,17 @@ def difference(
 
 
 def _silenced(
-    model: Any, kept: ChannelSubset, inputs: Any, nudge: float = 0.0
+    model: Any, subset: ChannelSubset, inputs: Any, nudge: float = 0.0
 ) -> list[np.ndarray]:
     random = np.random.default_rng(1)
 
     def value_of(variable: Any) -> Any:
-        silences = kept.silences(variable)
+        silences = subset.silences(variable)
         if not (silences or nudge):
             return keras.ops.convert_to_tensor(variable)
         value = to_numpy(variable)
         if silences:
-            value = kept.silence(variable, value)
+            value = subset.silence(variable, value)
         if nudge and keras.backend.is_float_dtype(variable.dtype):
             value = value * random.uniform(1 - nudge, 1 + nudge, value.shape)
         return keras.ops.convert_to_tensor(value, dtype=variable.dtype)
@@ -97,9 +97,9 @@ def _silenced(
     return [to_numpy(y) for y in keras.tree.flatten(outputs)]
 
 
-def _apart(expected: list[np.ndarray], found: list[np.ndarray]) -> float:
+def _apart(expected: list[np.ndarray], actual: list[np.ndarray]) -> float:
     errors = [0.0]
-    for pair in zip(expected, found, strict=True):
+    for pair in zip(expected, actual, strict=True):
         want, have = (each.astype("float64") for each in pair)
         if want.shape != have.shape:
             return float("inf")

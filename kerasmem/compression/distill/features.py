@@ -24,12 +24,12 @@ def inner_layers(model: Any) -> dict[str, Any]:
 
     A path is the names from the outside in, such as `"encoder/block_1/dense"`.
     """
-    found: dict[str, Any] = {}
-    _collect(model, "", found, set())
-    return found
+    layers: dict[str, Any] = {}
+    _collect(model, "", layers, set())
+    return layers
 
 
-def _collect(layer: Any, prefix: str, found: dict[str, Any], seen: set[int]) -> None:
+def _collect(layer: Any, prefix: str, layers: dict[str, Any], seen: set[int]) -> None:
     if isinstance(layer, _REPEATING):
         return
     # Keras has no public list of the layers that a plain layer holds.
@@ -38,11 +38,11 @@ def _collect(layer: Any, prefix: str, found: dict[str, Any], seen: set[int]) -> 
             seen.add(id(inner))
             # The model that a Sequential keeps its own graph in has no name of its own.
             if isinstance(layer, keras.Sequential) and inner is layer._functional:
-                _collect(inner, prefix, found, seen)
+                _collect(inner, prefix, layers, seen)
                 continue
             path = f"{prefix}{inner.name}"
-            found.setdefault(path, inner)
-            _collect(inner, f"{path}/", found, seen)
+            layers.setdefault(path, inner)
+            _collect(inner, f"{path}/", layers, seen)
 
 
 def find_layers(model: Any, name: str, role: str) -> list[tuple[str, int]]:

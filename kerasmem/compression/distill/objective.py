@@ -289,18 +289,19 @@ class TeacherMetrics(keras.callbacks.Callback):
     """Puts what teachers do by the student's metrics beside what the student does.
 
     Args:
-        found: what to add to the logs of every epoch that the student was judged after.
+        metrics: what to add to the logs of every epoch that the student was judged
+            after.
     """
 
-    def __init__(self, found: dict[str, float]) -> None:
+    def __init__(self, metrics: dict[str, float]) -> None:
         super().__init__()
-        self._found = found
+        self._metrics = metrics
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Add what was found to the logs."""
+        """Add the metrics to the logs."""
         del epoch
         if logs is not None and any(name.startswith("val_") for name in logs):
-            logs.update(self._found)
+            logs.update(self._metrics)
 
 
 def teacher_answers(objective: Objective, x: Any, batch: Batch, cached: Any) -> Any:

@@ -173,7 +173,7 @@ def _by_name(
     ]
 
 
-def _hidden(model: Any, found: Probe) -> list[list[tuple[str, tuple[int, ...]]]]:
+def _hidden(model: Any, probe: Probe) -> list[list[tuple[str, tuple[int, ...]]]]:
     """Return the features of a model by block, without those of its outputs.
 
     A block begins with a layer that has a kernel and lasts until the next one does.
@@ -181,7 +181,7 @@ def _hidden(model: Any, found: Probe) -> list[list[tuple[str, tuple[int, ...]]]]
     layers = inner_layers(model)
     wanted = {id(layer) for layer in _units(model)}
     blocks: list[list[tuple[str, tuple[int, ...]]]] = []
-    for path, (shape, *_) in found.tensors.items():
+    for path, (shape, *_) in probe.tensors.items():
         if id(layers[path]) not in wanted:
             continue
         if any(len(w.shape) > 1 for w in layers[path].weights):
@@ -191,7 +191,7 @@ def _hidden(model: Any, found: Probe) -> list[list[tuple[str, tuple[int, ...]]]]
     inner = [
         [(path, shape) for path, shape in block if not isinstance(layers[path], _NOISY)]
         for block in blocks
-        if not any(path in found.final for path, _ in block)
+        if not any(path in probe.final for path, _ in block)
     ]
     return [block for block in inner if block]
 

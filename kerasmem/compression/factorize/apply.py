@@ -232,9 +232,9 @@ def _two(matrix: np.ndarray, config: Factorize) -> tuple[np.ndarray, np.ndarray,
     return left, right, _share(np.square(sizes).sum(), matrix)
 
 
-def _share(kept: float, kernel: np.ndarray) -> float:
+def _share(retained: float, kernel: np.ndarray) -> float:
     total = np.square(kernel).sum()
-    return float(min(1.0, kept / total)) if total else 1.0
+    return float(min(1.0, retained / total)) if total else 1.0
 
 
 def _first(layer: Any, **changed: Any) -> dict[str, Any]:

@@ -172,31 +172,31 @@ def _scope(scope: Any) -> Any:
     return scope
 
 
-def pattern_name(given: Any) -> str:
+def pattern_name(pattern: Any) -> str:
     """Return a pattern as text: `"unstructured"`, `"2:4"`, `"4x4"`, `"max 4x4"`.
 
     Args:
-        given: such a text, or the lengths of a block, such as `(4, 4)`.
+        pattern: such a text, or the lengths of a block, such as `(4, 4)`.
 
     Raises:
         ConfigError: if it is neither.
     """
-    name = given
-    if not isinstance(given, str):
+    name = pattern
+    if not isinstance(pattern, str):
         try:
-            name = "x".join(str(int(length)) for length in given)
+            name = "x".join(str(int(length)) for length in pattern)
         except (TypeError, ValueError):
             name = ""
-    check_pattern(name, given)
+    check_pattern(name, pattern)
     return name
 
 
-def check_pattern(name: str, given: Any = None) -> tuple[str, tuple[int, ...]]:
+def check_pattern(name: str, value: Any = None) -> tuple[str, tuple[int, ...]]:
     """Return the kind of a pattern and its numbers.
 
     Args:
         name: the pattern as text.
-        given: what the caller gave, for the message; None for the text.
+        value: what the caller gave, for the message; None for the text.
 
     Raises:
         ConfigError: if the text is no pattern.
@@ -205,15 +205,15 @@ def check_pattern(name: str, given: Any = None) -> tuple[str, tuple[int, ...]]:
         >>> check_pattern("2:4"), check_pattern("max 4x1")
         (('n of m', (2, 4)), ('max', (4, 1)))
     """
-    found = _parsed(name)
-    if found is None:
+    parsed = _parsed(name)
+    if parsed is None:
         raise ConfigError(
             'A pattern of Prune is "unstructured", "2:4" for two that stay of every '
             'four, lengths of a block such as (4, 4) or "4x4", or "max 4x4" for blocks '
             "scored by their largest entry. Received: "
-            f"pattern={name if given is None else given!r}."
+            f"pattern={name if value is None else value!r}."
         )
-    return found
+    return parsed
 
 
 def _parsed(name: str) -> tuple[str, tuple[int, ...]] | None:

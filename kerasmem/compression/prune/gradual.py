@@ -48,7 +48,7 @@ class Gradual:
         needs = CRITERIA[config.criterion]
         self._matters = self._watch(config.criterion) if needs == GRADIENT else None
         self._grows = self._watch("gradient") if regrowth == "gradient" else None
-        self._kept = self._masks.read()
+        self._current_masks = self._masks.read()
         self._ranked: dict[tuple[int, ...], Ranked] = {}
 
     @property
@@ -111,12 +111,14 @@ class Gradual:
 
     def changes(self) -> list[WeightChange]:
         """Return every weight of the model: how sparse it is, or why it is not."""
-        shares = [1 - mask.mean() for mask in self._kept]
+        shares = [1 - mask.mean() for mask in self._current_masks]
         return changes(self._model, self.plan, shares)
 
     def model_sparsity(self) -> float:
         """Return the share of all parameters of the model that is masked."""
-        removed = sum(mask.size - np.count_nonzero(mask) for mask in self._kept)
+        removed = sum(
+            mask.size - np.count_nonzero(mask) for mask in self._current_masks
+        )
         return removed / self._model.count_params()
 
     def release(self) -> None:
@@ -144,19 +146,19 @@ class Gradual:
                 final = self.plan.sparsities[group[0]]
                 count = self._missing(group, schedule.sparsity(until, final))
                 some = [matters[index] for index in group]
-                kept = [self._kept[index] for index in group]
-                self._ranked[group] = Ranked(some, kept, max(count, due[group]))
+                masks = [self._current_masks[index] for index in group]
+                self._ranked[group] = Ranked(some, masks, max(count, due[group]))
         changed: dict[int, np.ndarray] = {}
         for group, count in due.items():
             if count:
-                kept = [self._kept[index] for index in group]
-                self._ranked[group].take(count, kept)
-                changed |= dict(zip(group, kept, strict=True))
+                masks = [self._current_masks[index] for index in group]
+                self._ranked[group].take(count, masks)
+                changed |= dict(zip(group, masks, strict=True))
         self._masks.narrow(changed)
 
     def _missing(self, group: tuple[int, ...], sparsity: float) -> int:
         """Return how many entries of a group are still to be removed."""
-        masks = [self._kept[index] for index in group]
+        masks = [self._current_masks[index] for index in group]
         size = sum(mask.size for mask in masks)
         there = sum(int(np.count_nonzero(mask)) for mask in masks)
         return max(0, removed_count(size, sparsity) - (size - there))
@@ -199,20 +201,22 @@ class Gradual:
             gradients = self._grows.read()
             self._grows.clear()
         return [
-            exchange(kept, size, gradient, share)
-            for kept, size, gradient in zip(self._kept, matters, gradients, strict=True)
+            exchange(mask, size, gradient, share)
+            for mask, size, gradient in zip(
+                self._current_masks, matters, gradients, strict=True
+            )
         ]
 
     def _removed_first(self, matters: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Return the scores with what is removed already below all others."""
         return [
-            each if kept.all() else np.where(kept, each, -np.inf)
-            for each, kept in zip(matters, self._kept, strict=True)
+            each if mask.all() else np.where(mask, each, -np.inf)
+            for each, mask in zip(matters, self._current_masks, strict=True)
         ]
 
     def _limits(self) -> list[float]:
         """Return the most zeros that each weight may have in the end."""
-        sizes = [kept.size for kept in self._kept]
+        sizes = [mask.size for mask in self._current_masks]
         limits: list[float] = [0.0] * len(sizes)
         for group in self.plan.groups:
             for index in group:
@@ -221,11 +225,11 @@ class Gradual:
         return limits
 
     def _weighed(self, sparsities: Sequence[float]) -> float:
-        sizes = [kept.size for kept in self._kept]
+        sizes = [mask.size for mask in self._current_masks]
         removed = sum(s * n for s, n in zip(sparsities, sizes, strict=True))
         return removed / sum(sizes)
 
     def _write(self, masks: list[np.ndarray]) -> None:
         self._masks.write(masks)
         # Copies of our own, to change in place.
-        self._kept = [np.array(mask) for mask in masks]
+        self._current_masks = [np.array(mask) for mask in masks]

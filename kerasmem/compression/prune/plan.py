@@ -267,9 +267,9 @@ def output_layers(model: Any, weights: list[Weight]) -> set[int]:
 
 
 def _last(model: Any, with_kernel: set[int]) -> set[int]:
-    found = trace(model, 1)
-    if found is not None:
-        return _makers(found, with_kernel)
+    traced = trace(model, 1)
+    if traced is not None:
+        return _makers(traced, with_kernel)
     for layer in reversed(model.layers):
         inside = {id(each) for each in sublayers(layer)} & with_kernel
         if inside:
@@ -277,11 +277,11 @@ def _last(model: Any, with_kernel: set[int]) -> set[int]:
     return set()
 
 
-def _makers(found: Trace, with_kernel: set[int]) -> set[int]:
+def _makers(traced: Trace, with_kernel: set[int]) -> set[int]:
     """Return the layers with a kernel that are met first on the way back."""
-    makers = {id(x): call for call in found.calls for x in call.outputs}
+    makers = {id(x): call for call in traced.calls for x in call.outputs}
     last: set[int] = set()
-    waiting, seen = list(found.outputs), set()
+    waiting, seen = list(traced.outputs), set()
     while waiting:
         tensor = waiting.pop()
         call = makers.get(id(tensor))

@@ -326,22 +326,22 @@ class Borrowed(Schedule):
         return {"schedule": self.name, **self.schedule.get_config()}
 
 
-def as_schedule(given: Any) -> Schedule:
+def as_schedule(schedule: Any) -> Schedule:
     """Return a schedule of one, of its plain data, or of one of tfmot's.
 
     Raises:
         ConfigError: if it is none of these.
     """
-    if isinstance(given, Schedule):
-        return given
-    if isinstance(given, dict):
-        return schedule_from_json(given)
-    if callable(given) and hasattr(given, "get_config"):
-        return _from_tfmot(given)
+    if isinstance(schedule, Schedule):
+        return schedule
+    if isinstance(schedule, dict):
+        return schedule_from_json(schedule)
+    if callable(schedule) and hasattr(schedule, "get_config"):
+        return _from_tfmot(schedule)
     raise ConfigError(
         "A schedule is one of kerasmem.compression.prune, such as Polynomial(end=0.5), "
         "or an object of tensorflow_model_optimization. "
-        f"Received: schedule={given!r}."
+        f"Received: schedule={schedule!r}."
     )
 
 

@@ -129,15 +129,15 @@ class Ranked:
 
     Args:
         matters: how much each entry matters, an array per weight; ranked together.
-        kept: which entries are there to be removed, bool arrays of the same shapes.
+        masks: which entries are there to be removed, bool arrays of the same shapes.
         count: number of entries to rank, at most those that are kept.
     """
 
     def __init__(
-        self, matters: Sequence[np.ndarray], kept: Sequence[np.ndarray], count: int
+        self, matters: Sequence[np.ndarray], masks: Sequence[np.ndarray], count: int
     ) -> None:
         scores = np.concatenate([each.ravel() for each in matters])
-        there = np.concatenate([each.ravel() for each in kept])
+        there = np.concatenate([each.ravel() for each in masks])
         self._order = smallest(scores, there, count)
         self._starts = np.cumsum([0, *(each.size for each in matters)])
 
@@ -145,10 +145,10 @@ class Ranked:
         """Return how many are left."""
         return len(self._order)
 
-    def take(self, count: int, kept: Sequence[np.ndarray]) -> None:
-        """Set the next `count` entries of `kept` to False."""
+    def take(self, count: int, masks: Sequence[np.ndarray]) -> None:
+        """Set the next `count` entries of `masks` to False."""
         taken, self._order = self._order[:count], self._order[count:]
-        for mask, start in zip(kept, self._starts, strict=False):
+        for mask, start in zip(masks, self._starts, strict=False):
             inside = taken[(taken >= start) & (taken < start + mask.size)]
             mask.reshape(-1)[inside - start] = False
 
@@ -250,12 +250,12 @@ class Unstructured(Pattern):
 
 @dataclass(frozen=True)
 class NOfM(Pattern):
-    """At most `kept` of every `group` entries in a row along the summed axis.
+    """At most `nonzero` of every `group` entries in a row along the summed axis.
 
-    Groups begin at the axis's start; a last one that is shorter keeps `kept` too.
+    Groups begin at the axis's start; a last one that is shorter keeps `nonzero` too.
     """
 
-    kept: int
+    nonzero: int
     group: int
 
     def masks(
@@ -280,9 +280,9 @@ class NOfM(Pattern):
         groups = padded.reshape(*rows.shape[:-1], -1, self.group)
         # Stable, so that among equals the first are removed; groups are short.
         order = np.argsort(groups, axis=-1, kind="stable")
-        kept = np.ones(groups.shape, bool)
-        np.put_along_axis(kept, order[..., :removed], values=False, axis=-1)
-        mask = kept.reshape(padded.shape)[..., :length]
+        group_masks = np.ones(groups.shape, bool)
+        np.put_along_axis(group_masks, order[..., :removed], values=False, axis=-1)
+        mask = group_masks.reshape(padded.shape)[..., :length]
         return np.ascontiguousarray(np.moveaxis(mask, -1, axis))
 
 
@@ -332,10 +332,10 @@ class Blocks(Pattern):
             return np.where(entries, blocks, -np.inf).max(inner)
         return np.where(entries, blocks, 0).sum(inner) / entries.sum(inner)
 
-    def _spread(self, kept: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    def _spread(self, mask: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
         for axis, length in enumerate(self._lengths(shape)):
-            kept = np.repeat(kept, length, axis)
-        return kept[tuple(map(slice, shape))]
+            mask = np.repeat(mask, length, axis)
+        return mask[tuple(map(slice, shape))]
 
     def _lengths(self, shape: Sequence[int]) -> tuple[int, ...]:
         lengths = (1,) * (len(shape) - len(self.shape)) + self.shape
@@ -348,7 +348,7 @@ def parse_pattern(name: str) -> Pattern:
 
     Example:
         >>> parse_pattern("2:4"), parse_pattern("max 4x1")
-        (NOfM(kept=2, group=4), Blocks(shape=(4, 1), largest=True))
+        (NOfM(nonzero=2, group=4), Blocks(shape=(4, 1), largest=True))
     """
     kind, numbers = check_pattern(name)
     if kind == UNSTRUCTURED:

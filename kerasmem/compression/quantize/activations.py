@@ -28,7 +28,7 @@ _FEW = 32
 def calibrate(
     model: Any,
     data: Any,
-    choice: Calibration | None = None,
+    calibration: Calibration | None = None,
     *,
     calls: Calls | None = None,
 ) -> tuple[ActivationRange, ...]:
@@ -40,7 +40,7 @@ def calibrate(
     Args:
         model: a built model with a graph; models within it are opened.
         data: samples in any of the forms that `kerasmem.files.data` lists.
-        choice: how the ranges are chosen; None for `Calibration()`.
+        calibration: how the ranges are chosen; None for `Calibration()`.
         calls: what to run in place of the calls of the model, which it comes from.
 
     Raises:
@@ -52,7 +52,7 @@ def calibrate(
         KerasMemWarning: for less than 32 samples, samples that are all alike, and
             activations that never change.
     """
-    choice = choice or Calibration()
+    calibration = calibration or Calibration()
     if own_graph(model) is None:
         raise ModelError(
             f"The calls of the model {model.name!r} are not known. Expected: a "
@@ -70,10 +70,10 @@ def calibrate(
             return
         values = keras.ops.convert_to_numpy(keras.ops.cast(tensor, "float32"))
         _check_finite(name, values)
-        seen.setdefault(name, _Observer(choice)).add(values)
+        seen.setdefault(name, _Observer(calibration)).add(values)
 
     with current().inference():
-        for batch in flat_batches(model, data, choice):
+        for batch in flat_batches(model, data, calibration):
             count += len(batch[0])
             first = first or [array[:1].copy() for array in batch]
             pairs = zip(batch, first, strict=True)
@@ -88,15 +88,15 @@ def calibrate(
 class _Observer:
     """What is kept of one tensor."""
 
-    def __init__(self, choice: Calibration) -> None:
-        self._choice = choice
+    def __init__(self, calibration: Calibration) -> None:
+        self._calibration = calibration
         self._histogram = Histogram()
         self._average: tuple[float, float] | None = None
 
     def add(self, values: np.ndarray) -> None:
         self._histogram.add(values)
         ends = float(values.min()), float(values.max())
-        old, decay = self._average or ends, self._choice.decay
+        old, decay = self._average or ends, self._calibration.decay
         low, high = (
             decay * a + (1 - decay) * b for a, b in zip(old, ends, strict=True)
         )
@@ -110,11 +110,11 @@ class _Observer:
         )
 
     def _ends(self) -> tuple[float, float]:
-        method, histogram = self._choice.method, self._histogram
+        method, histogram = self._calibration.method, self._histogram
         if method == "moving-average" and self._average is not None:
             return self._average
         if method == "percentile":
-            share = self._choice.percentile / 100
+            share = self._calibration.percentile / 100
             return histogram.quantile(1 - share), histogram.quantile(share)
         if method == "mse":
             return best_range(histogram, squared_error)
@@ -124,11 +124,11 @@ class _Observer:
 
 
 def flat_batches(
-    model: Any, data: Any, choice: Calibration
+    model: Any, data: Any, calibration: Calibration
 ) -> Iterator[list[np.ndarray]]:
     """Yield an array per input of the model, batch by batch."""
-    for x in input_batches(data, choice.samples, choice.batch_size):
-        yield flat_samples(model, (x,), choice.samples)
+    for x in input_batches(data, calibration.samples, calibration.batch_size):
+        yield flat_samples(model, (x,), calibration.samples)
 
 
 def _check_finite(name: str, values: np.ndarray) -> None:

@@ -39,7 +39,7 @@ _LARGEST = 4608
 
 
 def round_adaptively(
-    original: Any, model: Any, choice: "Quantize", exclude: Exclude, data: Any
+    original: Any, model: Any, config: "Quantize", exclude: Exclude, data: Any
 ) -> dict[int, float | None]:
     """Round kernels of `model` in place, to values that storing leaves as they are.
 
@@ -50,7 +50,7 @@ def round_adaptively(
     Args:
         original: a model.
         model: a copy of it.
-        choice: how its weights are to be stored, symmetric and in 4 or 8 bits.
+        config: how its weights are to be stored, symmetric and in 4 or 8 bits.
         exclude: tells of weights to leave alone.
         data: samples in any form that `kerasmem.files.data` lists; the first 512 count.
 
@@ -64,7 +64,7 @@ def round_adaptively(
             finite.
     """
     codings: dict[int, Coding] = {}
-    for weight, place in weight_plan(model, choice, exclude):
+    for weight, place in weight_plan(model, config, exclude):
         if isinstance(place, Place):
             finite(to_numpy(weight.variable), weight.path)  # before anything changes
             codings[id(weight.variable)] = place.coding
@@ -83,9 +83,9 @@ def round_adaptively(
             continue
         limit = LIMIT >> (8 - coding.bits)
         codes = adapted_codes(moments, as_matrices, steps, limit)
-        found = of_matrices(after, codes * steps)
-        after.kernel.assign(found)
-        ratios[id(before.kernel)] = sqnr_db(exact, found)
+        rounded = of_matrices(after, codes * steps)
+        after.kernel.assign(rounded)
+        ratios[id(before.kernel)] = sqnr_db(exact, rounded)
     if not ratios:
         raise ModelError(
             f"The model {original.name!r} has no weight to round adaptively. Expected: "
@@ -173,9 +173,9 @@ def matrices(layer: Any, kernel: np.ndarray) -> np.ndarray:
     return np.moveaxis(rows, 1, 0)
 
 
-def of_matrices(layer: Any, found: np.ndarray) -> np.ndarray:
-    """Return the kernel that `matrices` made `found` of."""
-    return np.moveaxis(found, 0, 1).reshape(layer.kernel.shape)
+def of_matrices(layer: Any, as_matrices: np.ndarray) -> np.ndarray:
+    """Return the kernel that `matrices` made `as_matrices` of."""
+    return np.moveaxis(as_matrices, 0, 1).reshape(layer.kernel.shape)
 
 
 def _groups(layer: Any) -> int:

@@ -60,7 +60,7 @@ WeightPlan = Sequence[tuple[Weight, Place | str]]
 
 def quantize_weights(
     model: Any,
-    choice: "Quantize",
+    config: "Quantize",
     exclude: Exclude = excludes_nothing,
     scales: Scales = NO_SCALES,
 ) -> list[WeightChange]:
@@ -68,7 +68,7 @@ def quantize_weights(
 
     Args:
         model: a built model.
-        choice: how, and of which weights.
+        config: how, and of which weights.
         exclude: tells of more weights to leave alone.
         scales: those that were learned; all others are those of the largest entries.
 
@@ -79,7 +79,7 @@ def quantize_weights(
         ModelError: if there is none that is float, or one with NaN or infinity.
         ConfigError: if a regular expression means no weight.
     """
-    return store(model, weight_plan(model, choice, exclude, scales))
+    return store(model, weight_plan(model, config, exclude, scales))
 
 
 def store(model: Any, plan: WeightPlan) -> list[WeightChange]:
@@ -161,7 +161,7 @@ def stored_change(
 
 def weight_plan(
     model: Any,
-    choice: "Quantize",
+    config: "Quantize",
     exclude: Exclude = excludes_nothing,
     scales: Scales = NO_SCALES,
 ) -> WeightPlan:
@@ -169,7 +169,7 @@ def weight_plan(
 
     Args:
         model: a built model.
-        choice: how, and of which weights.
+        config: how, and of which weights.
         exclude: tells of more weights to leave alone.
         scales: those that were learned; all others are those of the largest entries.
 
@@ -177,15 +177,15 @@ def weight_plan(
         ModelError: if all are left alone.
         ConfigError: if a regular expression means no weight.
     """
-    everything = list(weights(model))
+    all_weights = list(weights(model))
     check_every_pattern_matches(
-        model, everything, {"include": choice.include, "exclude": choice.exclude}
+        model, all_weights, {"include": config.include, "exclude": config.exclude}
     )
-    plan = planned(model, choice, exclude, scales)
+    plan = planned(model, config, exclude, scales)
     if not any(isinstance(place, Place) for _, place in plan):
         raise ModelError(
             f"The model {model.name!r} has nothing to quantize: none of its "
-            f"{len(everything)} weights is a float kernel or embedding table that is "
+            f"{len(all_weights)} weights is a float kernel or embedding table that is "
             "not excluded."
         )
     return plan
@@ -193,21 +193,21 @@ def weight_plan(
 
 def planned(
     model: Any,
-    choice: "Quantize",
+    config: "Quantize",
     exclude: Exclude = excludes_nothing,
     scales: Scales = NO_SCALES,
 ) -> WeightPlan:
     """Return a `weight_plan` that may leave all weights alone."""
-    everything = list(weights(model))
-    block_bytes = largest_block(everything)
+    all_weights = list(weights(model))
+    block_bytes = largest_block(all_weights)
     codes = {id(v.codes): v for v in quantized_variables(model)}
     return [
         (
             weight,
-            _why_not(weight, choice, codes.get(id(weight.variable)), exclude)
-            or _place(weight, choice, block_bytes, _scales_of(model, weight, scales)),
+            _why_not(weight, config, codes.get(id(weight.variable)), exclude)
+            or _place(weight, config, block_bytes, _scales_of(model, weight, scales)),
         )
-        for weight in everything
+        for weight in all_weights
     ]
 
 
@@ -217,7 +217,7 @@ def _scales_of(model: Any, weight: Weight, scales: Scales) -> np.ndarray | None:
 
 def _why_not(
     weight: Weight,
-    choice: "Quantize",
+    config: "Quantize",
     codes: QuantizedVariable | None,
     exclude: Exclude,
 ) -> str | None:
@@ -225,29 +225,29 @@ def _why_not(
     dtype = keras.backend.standardize_dtype(weight.variable.dtype)
     if codes is not None:
         return f"is {codes.coding.dtype} already"
-    if not keras.backend.is_float_dtype(dtype) or choice.dtype == dtype:
+    if not keras.backend.is_float_dtype(dtype) or config.dtype == dtype:
         return f"is {dtype} already"
     if weight.attribute is None and is_kernel(weight):
         return LISTED
-    if exclude(weight) or matches(choice.exclude, weight):
+    if exclude(weight) or matches(config.exclude, weight):
         return "is excluded"
     if is_kernel(weight):
         return None
-    if not matches(choice.include, weight):
-        return NO_KERNEL if choice.include else why_no_kernel(weight)
+    if not matches(config.include, weight):
+        return NO_KERNEL if config.include else why_no_kernel(weight)
     if weight.attribute is None or len(weight.variable.shape) < 2:
         return "has fewer than two axes, or is kept in a list"
     return None
 
 
 def _place(
-    weight: Weight, choice: "Quantize", block_bytes: int, scales: np.ndarray | None
+    weight: Weight, config: "Quantize", block_bytes: int, scales: np.ndarray | None
 ) -> Place:
-    """Return where a weight is kept, and how a choice has it stored.
+    """Return where a weight is kept, and how the config has it stored.
 
     Args:
         weight: it.
-        choice: the scheme.
+        config: the scheme.
         block_bytes: most bytes of it that are to be float at once.
         scales: those that it is to have; None for those of its largest entries.
     """
@@ -261,17 +261,17 @@ def _place(
     return Place(
         index,
         str(weight.attribute),
-        coding_of(choice, tuple(sorted(reduced_axes(weight)))),
+        coding_of(config, tuple(sorted(reduced_axes(weight)))),
         blocks,
-        choice.is_dynamic and is_taken_apart,
+        config.is_dynamic and is_taken_apart,
         scales=scales,
     )
 
 
-def coding_of(choice: "Quantize", axes: tuple[int, ...]) -> Coding:
+def coding_of(config: "Quantize", axes: tuple[int, ...]) -> Coding:
     """Return how a weight is stored whose output channels sum over `axes`."""
-    size = (choice.granularity, choice.group_size, choice.symmetric)
-    return Coding(choice.dtype, axes, *size)
+    size = (config.granularity, config.group_size, config.symmetric)
+    return Coding(config.dtype, axes, *size)
 
 
 def name_of(model: Any, weight: Weight) -> str:
@@ -289,13 +289,13 @@ def name_of(model: Any, weight: Weight) -> str:
     return "/".join([*place, *within, own.lstrip("_")])
 
 
-def largest_block(everything: list[Weight]) -> int:
+def largest_block(all_weights: list[Weight]) -> int:
     """Return the most bytes of a weight that are to be float at once.
 
     A layer that holds a large part of a model would else take, for a moment, more
     memory than it saves.
     """
-    total = 4 * sum(weight.size for weight in everything)
+    total = 4 * sum(weight.size for weight in all_weights)
     return max(total // _BLOCKS, _LEAST_BLOCK_BYTES)
 
 

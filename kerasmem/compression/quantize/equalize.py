@@ -291,11 +291,11 @@ def equalize(model: Any) -> list[WeightChange]:
         ModelError: if no two layers can be equalized, or weights are not finite.
     """
     pairs, reasons = find_pairs(model)
-    everything = list(weights(model))
+    all_weights = list(weights(model))
     if not pairs:
         received = [
             f"{weight.path} {reasons[id(weight.owner)]}"
-            for weight in everything
+            for weight in all_weights
             if id(weight.owner) in reasons
         ]
         raise ModelError(
@@ -303,15 +303,15 @@ def equalize(model: Any) -> list[WeightChange]:
             "BatchNormalization first; a ReLU6 is in the way unless it is replaced. "
             f"Received: {'; '.join(received[:3]) or 'no layer with a kernel'}."
         )
-    factors = _factors(pairs, everything)
+    factors = _factors(pairs, all_weights)
     scaled = [
         (weight.variable, _scaled(weight, factors[id(weight.variable)]))
-        for weight in everything
+        for weight in all_weights
         if id(weight.variable) in factors
     ]
     for variable, value in scaled:
         variable.assign(value)
-    return [_change(weight, factors, reasons) for weight in everything]
+    return [_change(weight, factors, reasons) for weight in all_weights]
 
 
 def without_relu6(model: Any) -> Any:
@@ -341,12 +341,12 @@ class _Unbounded(Rewrite):
 
 
 def _factors(
-    pairs: Sequence[Pair], everything: Sequence[Weight]
+    pairs: Sequence[Pair], all_weights: Sequence[Weight]
 ) -> dict[int, np.ndarray]:
     """Return what to multiply variables with, by their id."""
     links = [_link(pair) for pair in pairs]
     kernels = {side.kernel for link in links for side in (link.maker, *link.takers)}
-    known = {id(weight.variable): weight for weight in everything}
+    known = {id(weight.variable): weight for weight in all_weights}
     peaks = {kernel: _peaks(known[kernel]) for kernel in kernels}
     found: dict[int, np.ndarray] = {}
 

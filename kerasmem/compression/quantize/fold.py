@@ -134,7 +134,7 @@ def _decide(
     """
     norm, given = node.operation, node.arguments.keras_tensors[0]
     layer = before.get(id(given))
-    reason = next(_hindrances(graph, node, layer, calls), None)
+    reason = next(_unfoldable_reasons(graph, node, layer, calls), None)
     taker = None if reason else _with_norm(plan.takers.get(id(layer)), layer, node)
     if taker is None:
         plan.reasons[id(norm)] = reason or "would make the weights before it too large"
@@ -156,7 +156,7 @@ def _with_norm(now: Taker | None, layer: Any, node: Any) -> Taker | None:
     return None if affine is None else Taker(layer, affine, (*norms, norm))
 
 
-def _hindrances(
+def _unfoldable_reasons(
     graph: Graph, node: Any, layer: Any, calls: Counter[int]
 ) -> Iterator[str]:
     norm = node.operation
@@ -167,14 +167,14 @@ def _hindrances(
         return
     if calls[id(norm)] > 1:
         yield "is called in several places"
-    yield from _hindrances_before(graph, node, layer, calls)
+    yield from _unfoldable_reasons_before(graph, node, layer, calls)
     if norm.trainable and (graph.trained or is_trained(node)):
         yield "is called with training=True"
     if not is_sound(norm):
         yield "has statistics that are not finite, or a variance that is negative"
 
 
-def _hindrances_before(
+def _unfoldable_reasons_before(
     graph: Graph, node: Any, layer: Any, calls: Counter[int]
 ) -> Iterator[str]:
     given, axis = node.arguments.keras_tensors[0], node.operation.axis

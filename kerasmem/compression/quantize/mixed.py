@@ -24,7 +24,7 @@ CANDIDATES = ("int4", "int8", "float16")
 
 
 def quantize_mixed(
-    model: Any, choice: "Quantize", data: Any = None
+    model: Any, config: "Quantize", data: Any = None
 ) -> list[WeightChange]:
     """Store the weights of `model` in as many bits as a budget allows, in place.
 
@@ -34,7 +34,7 @@ def quantize_mixed(
 
     Args:
         model: a built model.
-        choice: the budget, and what the schemes share.
+        config: the budget, and what the schemes share.
         data: samples in any form that `kerasmem.files.data` lists, or None.
 
     Returns:
@@ -43,34 +43,34 @@ def quantize_mixed(
     Raises:
         ModelError: if the budget is too small, or there is nothing to quantize.
     """
-    tried = {name: _choice(choice, name) for name in CANDIDATES}
-    if data is None and not choice.bias_correction:
+    tried = {name: _candidate_config(config, name) for name in CANDIDATES}
+    if data is None and not config.bias_correction:
         losses_of = _losses_of(model, tried, Streams(lambda _: None))
     else:
         losses_of = {
             name: quantize_and_repair(clone(model), each, data)
             for name, each in tried.items()
         }
-    samples = data if choice.bias_correction else None
-    rounds, changes = _rounds(model, choice, losses_of)
+    samples = data if config.bias_correction else None
+    rounds, changes = _rounds(model, config, losses_of)
     for name, exclude in rounds:
         quantize_and_repair(model, tried[name], samples, exclude)
     return changes
 
 
-def mixed_in_blocks(model: Any, choice: "Quantize", streams: Streams) -> Told:
+def mixed_in_blocks(model: Any, config: "Quantize", streams: Streams) -> Told:
     """Do what `quantize_mixed` does without data to a described model.
 
     Args:
         model: the model; it is changed in place.
-        choice: the budget, and what the schemes share.
+        config: the budget, and what the schemes share.
         streams: get the codes.
 
     Raises:
         ModelError: as by `quantize_mixed`.
     """
-    tried = {name: _choice(choice, name) for name in CANDIDATES}
-    rounds, changes = _rounds(model, choice, _losses_of(model, tried, streams))
+    tried = {name: _candidate_config(config, name) for name in CANDIDATES}
+    rounds, changes = _rounds(model, config, _losses_of(model, tried, streams))
     for name, exclude in rounds:
         quantize_in_blocks(model, tried[name], streams, exclude)
     return lambda: changes
@@ -84,7 +84,7 @@ def _losses_of(
 
 
 def _rounds(
-    model: Any, choice: "Quantize", losses_of: dict[str, list[WeightChange]]
+    model: Any, config: "Quantize", losses_of: dict[str, list[WeightChange]]
 ) -> tuple[list[tuple[str, Exclude]], list[WeightChange]]:
     """Return schemes, each with what tells of weights that get none of it.
 
@@ -92,19 +92,19 @@ def _rounds(
 
     Args:
         model: the model.
-        choice: the budget.
+        config: the budget.
         losses_of: what each scheme would do to every weight.
     """
-    everything, rows = list(weights(model)), defaultdict[int, list[int]](list)
-    for index, weight in enumerate(everything):
+    all_weights, rows = list(weights(model)), defaultdict[int, list[int]](list)
+    for index, weight in enumerate(all_weights):
         if any(changes[index].changed for changes in losses_of.values()):
             rows[id(weight.block)].append(index)
-    chosen = _chosen(model, choice, losses_of, list(rows.values()))
+    chosen = _chosen(model, config, losses_of, list(rows.values()))
     changes, variables = list(losses_of[CANDIDATES[0]]), defaultdict[str, set[int]](set)
     for indices, name in zip(rows.values(), chosen, strict=True):
         for index in indices:
             changes[index] = losses_of[name][index]
-            variables[name].add(id(everything[index].variable))
+            variables[name].add(id(all_weights[index].variable))
 
     def all_but(own: set[int]) -> Exclude:
         return lambda weight: id(weight.variable) not in own
@@ -113,18 +113,18 @@ def _rounds(
     return [(name, all_but(variables[name])) for name in names], changes
 
 
-def _choice(choice: "Quantize", name: str) -> "Quantize":
+def _candidate_config(config: "Quantize", name: str) -> "Quantize":
     """Return what a candidate does; float16 has no scales to share."""
     plain: dict[str, Any] = {}
     if name == "float16":
         fields = ("granularity", "group_size", "symmetric")
-        plain = {field: getattr(type(choice), field) for field in fields}
-    return replace(choice, scheme=name, budget=None, **plain)
+        plain = {field: getattr(type(config), field) for field in fields}
+    return replace(config, scheme=name, budget=None, **plain)
 
 
 def _chosen(
     model: Any,
-    choice: "Quantize",
+    config: "Quantize",
     losses_of: dict[str, list[WeightChange]],
     rows: list[list[int]],
 ) -> list[str]:
@@ -139,13 +139,13 @@ def _chosen(
         [[sum(c.after_bytes for c in o) for o in each] for each in options]
     )
     noise = np.array([[_noise(o) for o in each] for each in options])
-    budget = choice.budget.bytes if choice.budget else 0
+    budget = config.budget.bytes if config.budget else 0
     least = fixed + int(sizes.min(1).sum())
     if least > budget:
         raise ModelError(
             f"The weights of the model {model.name!r} take at least "
             f"{format_bytes(least)}, {format_bytes(fixed)} of them not quantized. "
-            f"Received: {choice.budget!r}."
+            f"Received: {config.budget!r}."
         )
     return [CANDIDATES[n] for n in best_options(sizes, noise, budget - fixed)]
 

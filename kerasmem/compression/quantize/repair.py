@@ -46,7 +46,7 @@ _SAMPLES, _BATCH_SIZE = 128, 32
 
 def quantize_and_repair(
     model: Any,
-    choice: "Quantize",
+    config: "Quantize",
     data: Any = None,
     exclude: Exclude = excludes_nothing,
     scales: Scales = NO_SCALES,
@@ -55,10 +55,10 @@ def quantize_and_repair(
 
     Args:
         model: a built model.
-        choice: the scheme.
+        config: the scheme.
         data: samples in any form that `kerasmem.files.data` lists, to correct biases
             on and to measure what layers lose in what they make; None to do neither.
-        exclude: tells of more weights to leave alone than the choice does.
+        exclude: tells of more weights to leave alone than the config does.
         scales: those that were learned.
 
     Returns:
@@ -72,20 +72,20 @@ def quantize_and_repair(
         ModelError: if there is nothing to quantize.
     """
     if data is None:
-        _check_needs_no_data(choice)
-        return quantize_weights(model, choice, exclude, scales)
+        _check_needs_no_data(config)
+        return quantize_weights(model, config, exclude, scales)
     check_data(model, data)
     original, adapted = clone(model), dict[int, float | None]()
-    if choice.rounding == ADAPTIVE:
-        adapted = round_adaptively(original, model, choice, exclude, data)
-    changes = quantize_weights(model, choice, exclude, scales)
-    everything, corrections = list(weights(original)), dict[int, str]()
-    if choice.bias_correction:
+    if config.rounding == ADAPTIVE:
+        adapted = round_adaptively(original, model, config, exclude, data)
+    changes = quantize_weights(model, config, exclude, scales)
+    all_weights, corrections = list(weights(original)), dict[int, str]()
+    if config.bias_correction:
         for before, after, shift in _mean_shifts(original, model, data):
             _add(after.bias, shift)
             largest = np.abs(shift).max()
             corrections[id(before.bias)] = f"corrected by up to {largest:.2g}"
-    for place, weight in enumerate(everything):
+    for place, weight in enumerate(all_weights):
         variable, change = id(weight.variable), changes[place]
         if variable in adapted:
             detail = f"{change.detail}, rounded adaptively"
@@ -94,38 +94,38 @@ def quantize_and_repair(
         elif variable in corrections:
             detail = corrections[variable]
             changes[place] = replace(change, changed=True, detail=detail)
-    return _with_output_error(changes, everything, original, model, data)
+    return _with_output_error(changes, all_weights, original, model, data)
 
 
-def _check_needs_no_data(choice: "Quantize") -> None:
-    if choice.bias_correction:
+def _check_needs_no_data(config: "Quantize") -> None:
+    if config.bias_correction:
         raise ConfigError(
             "Biases are corrected on samples: give data=. Received: "
             "bias_correction=True, data=None."
         )
-    if choice.rounding == ADAPTIVE:
+    if config.rounding == ADAPTIVE:
         raise ConfigError(
             "Weights are rounded adaptively on samples: give data=x (--data on the "
-            f"command line). Received: rounding={choice.rounding!r}, data=None."
+            f"command line). Received: rounding={config.rounding!r}, data=None."
         )
 
 
-def correct_biases(model: Any, choice: "Quantize", data: Any, exclude: Exclude) -> None:
+def correct_biases(model: Any, config: "Quantize", data: Any, exclude: Exclude) -> None:
     """Correct in place the biases of a float model whose weights are to be rounded.
 
     Args:
         model: a built model.
-        choice: how its weights are to be rounded.
+        config: how its weights are to be rounded.
         data: samples in any form that `kerasmem.files.data` lists.
         exclude: tells of weights that are not, also of a copy of the model; in the
-            place of what the choice excludes.
+            place of what the config excludes.
 
     Raises:
         DataError: if what comes out of a layer is not finite.
         ModelError: if there is nothing to quantize.
     """
     rounded = clone(model)
-    quantize_weights(rounded, replace(choice, exclude=()), exclude)
+    quantize_weights(rounded, replace(config, exclude=()), exclude)
     for layer, _, shift in _mean_shifts(model, rounded, data):
         _add(layer.bias, shift)
 
@@ -216,7 +216,7 @@ def _summed(layer: Any, values: np.ndarray) -> tuple[np.ndarray, int]:
 
 def _with_output_error(
     changes: list[WeightChange],
-    everything: Sequence[Weight],
+    all_weights: Sequence[Weight],
     original: Any,
     quantized: Any,
     data: Any,
@@ -228,7 +228,7 @@ def _with_output_error(
 
     Args:
         changes: one for every weight of `original`, in order.
-        everything: these weights.
+        all_weights: these weights.
         original: a model.
         quantized: a copy of it with quantized weights.
         data: samples; the first 128 are taken, batch by batch.
@@ -236,7 +236,7 @@ def _with_output_error(
     Raises:
         DataError: if what comes out of a layer is not finite.
     """
-    pairs = list(zip(everything, changes, strict=True))
+    pairs = list(zip(all_weights, changes, strict=True))
     homes = _homes([weight for weight, change in pairs if change.changed])
     losses = _Losses(original, quantized, list(homes.values()))
     batches = input_batches(data, _SAMPLES, _BATCH_SIZE)

@@ -16,7 +16,7 @@ from typing import Any
 
 import keras
 
-from kerasmem.compression.search.strategy import Branch, Choice
+from kerasmem.compression.search.strategy import Branch, Setting
 from kerasmem.compression.search.trials import (
     Findings,
     Task,
@@ -235,44 +235,44 @@ class Answer:
 
     Args:
         value: what the branch returned; None if the time was up before.
-        found: what is known after; a better model than before is packed.
+        findings: what is known after; a better model than before is packed.
         time_is_up: whether it was.
     """
 
     value: Any
-    found: Findings
+    findings: Findings
     time_is_up: bool
 
 
 def run_remotely(
-    setup: SharedSetup, branch: Branch, choice: Choice, known: Findings, until: float
+    setup: SharedSetup, branch: Branch, setting: Setting, known: Findings, until: float
 ) -> Answer:
     """Run a branch in the process that this is called in.
 
     Args:
         setup: what all branches of the search need.
         branch: what is done.
-        choice: to which family.
+        setting: to which family.
         known: what is known before, without a model.
         until: `time.time()` at which nothing more is tried.
     """
     trials = Trials(setup.unpacked(until), known)
     value, time_is_up = None, False
     try:
-        value = branch(trials, choice)
+        value = branch(trials, setting)
     except TimeIsUpError:
         time_is_up = True
-    best = trials.found.best
+    best = trials.findings.best
     if best.model is not None:
         best = replace(best, model=packed(best.model))
-    return Answer(value, replace(trials.found, best=best), time_is_up)
+    return Answer(value, replace(trials.findings, best=best), time_is_up)
 
 
 @dataclass(frozen=True)
 class ParallelTrials:
-    """Runs a branch for every choice, where an executor runs things.
+    """Runs a branch for every setting, where an executor runs things.
 
-    The answers are taken in the order of the choices, so it is of no consequence which
+    The answers are taken in the order of the settings, so it is of no consequence which
     process is the first to be done.
 
     Args:
@@ -284,9 +284,9 @@ class ParallelTrials:
     setup: SharedSetup
 
     def __call__(
-        self, trials: Trials, branch: Branch, choices: Sequence[Choice]
+        self, trials: Trials, branch: Branch, settings: Sequence[Setting]
     ) -> list[Any]:
-        """Return what a branch returns for every choice.
+        """Return what a branch returns for every setting.
 
         Raises:
             ConfigError: if something cannot be sent there, or cannot be run there.
@@ -294,18 +294,18 @@ class ParallelTrials:
         """
         trials.check_time()
         until = time.time() + (trials.task.until - time.monotonic())
-        found = trials.found.without_model()
+        findings = trials.findings.without_model()
         futures: list[Future[Answer]] = []
         answers = []
         try:
             with _reaching():
-                for choice in choices:  # one by one: those before an error end too
-                    arguments = self.setup, branch, choice, found, until
+                for setting in settings:  # one by one: those before an error end too
+                    arguments = self.setup, branch, setting, findings, until
                     futures += [self.executor.submit(run_remotely, *arguments)]
             for future in futures:
                 answers.append(_answer(future, until + _GRACE))
                 if answers[-1] is not None:
-                    trials.add(answers[-1].found)
+                    trials.add(answers[-1].findings)
         finally:
             for future in futures:
                 future.cancel()

@@ -42,7 +42,7 @@ def bisect(
 
 
 @dataclass(frozen=True)
-class Choice:
+class Setting:
     """A family, and how far it is taken.
 
     Args:
@@ -56,16 +56,16 @@ class Choice:
     most: float = 1.0
 
 
-Branch = Callable[[Trials, Choice], Any]
+Branch = Callable[[Trials, Setting], Any]
 """Some trials of one family, each of which may depend on those before it."""
 
-Spread = Callable[[Trials, Branch, Sequence[Choice]], list[Any]]
-"""Runs a branch for every choice, and returns what they return, in that order."""
+Spread = Callable[[Trials, Branch, Sequence[Setting]], list[Any]]
+"""Runs a branch for every setting, and returns what they return, in that order."""
 
 
-def in_turn(trials: Trials, branch: Branch, choices: Sequence[Choice]) -> list[Any]:
-    """Return what a branch returns for every choice, in this process."""
-    return [branch(trials, choice) for choice in choices]
+def in_turn(trials: Trials, branch: Branch, settings: Sequence[Setting]) -> list[Any]:
+    """Return what a branch returns for every setting, in this process."""
+    return [branch(trials, setting) for setting in settings]
 
 
 _STRENGTHS = (1.0, 0.75, 0.5, 0.25)
@@ -76,8 +76,8 @@ _PROMISING = 3
 _ATTEMPTS = 3
 """So often, if training makes a file larger than it was before."""
 
-_Ranked = tuple[float, Choice]
-"""The lower the number, the more it promises to train the choice."""
+_Ranked = tuple[float, Setting]
+"""The lower the number, the more it promises to train the setting."""
 
 
 def search(task: Task, spread: Spread = in_turn) -> tuple[Candidate, SearchReport]:
@@ -93,7 +93,7 @@ def search(task: Task, spread: Spread = in_turn) -> tuple[Candidate, SearchRepor
         InputError: if a cost of the model cannot be told.
     """
     trials = Trials(task)
-    every = [Choice(name) for name in trials.families]
+    every = [Setting(name) for name in trials.families]
     stopped = "all that was planned was tried"
     try:
         if task.target.limits and not trials.is_done:
@@ -106,11 +106,11 @@ def search(task: Task, spread: Spread = in_turn) -> tuple[Candidate, SearchRepor
             spread(trials, _furthest_trained, _promising(trials, furthest))
     except TimeIsUpError:
         stopped = "the time was up"
-    return trials.found.best, _report(trials, stopped)
+    return trials.findings.best, _report(trials, stopped)
 
 
-def _just_fitting(trials: Trials, choice: Choice) -> _Ranked | None:
-    family = trials.families[choice.family]
+def _just_fitting(trials: Trials, setting: Setting) -> _Ranked | None:
+    family = trials.families[setting.family]
     most = _most(trials, family)
     if most is None or trials.cost_share(family, most) > 1:
         return None
@@ -118,34 +118,34 @@ def _just_fitting(trials: Trials, choice: Choice) -> _Ranked | None:
     if len(family.at(strength)) < len(family.parts):
         return None  # what is left of it is a family of its own
     trial = trials.judge(family, strength)
-    return trial and (trial.worst_drop, Choice(family.name, strength, most))
+    return trial and (trial.worst_drop, Setting(family.name, strength, most))
 
 
-def _train_to_fit(trials: Trials, choice: Choice) -> None:
-    family, strength = trials.families[choice.family], choice.strength
+def _train_to_fit(trials: Trials, setting: Setting) -> None:
+    family, strength = trials.families[setting.family], setting.strength
     for _ in range(_ATTEMPTS):
         trial = trials.judge(family, strength, trained=True)
         if trial is None or trial.over <= 1:
             return
         # Trained weights may be harder to code than those before.
         limit = trials.cost_share(family, strength) / trial.over
-        if trials.cost_share(family, choice.most) > limit:
+        if trials.cost_share(family, setting.most) > limit:
             return
-        strength = _weakest(trials, family, choice.most, limit)
+        strength = _weakest(trials, family, setting.most, limit)
 
 
-def _furthest_untrained(trials: Trials, choice: Choice) -> _Ranked | None:
-    family = trials.families[choice.family]
+def _furthest_untrained(trials: Trials, setting: Setting) -> _Ranked | None:
+    family = trials.families[setting.family]
     most = _most(trials, family)
     if most is None:
         return None
-    weakest = Choice(family.name, 0.0, most)
+    weakest = Setting(family.name, 0.0, most)
     strength = _furthest(trials, weakest, trained=False)
     return trials.cost_share(family, strength), replace(weakest, strength=strength)
 
 
-def _furthest_trained(trials: Trials, choice: Choice) -> None:
-    _furthest(trials, choice, trained=True)
+def _furthest_trained(trials: Trials, setting: Setting) -> None:
+    _furthest(trials, setting, trained=True)
 
 
 def _most(trials: Trials, family: Family) -> float | None:
@@ -153,7 +153,7 @@ def _most(trials: Trials, family: Family) -> float | None:
     for strength in _STRENGTHS if family.has_strength else _STRENGTHS[:1]:
         if trials.cost_share(family, strength) < float("inf"):
             return strength
-    trials.found.left_out[family.name] = trials.found.reasons[family.name]
+    trials.findings.left_out[family.name] = trials.findings.reasons[family.name]
     return None
 
 
@@ -168,32 +168,32 @@ def _weakest(trials: Trials, family: Family, most: float, limit: float) -> float
     return 0.0 if fits(0.0) else bisect(fits, most, 0.0, _HALVINGS)
 
 
-def _furthest(trials: Trials, choice: Choice, *, trained: bool) -> float:
+def _furthest(trials: Trials, setting: Setting, *, trained: bool) -> float:
     """Return the strength nearest to the most with which a family does its job."""
-    family = trials.families[choice.family]
+    family = trials.families[setting.family]
 
     def keeps(strength: float) -> bool:
         trial = trials.judge(family, strength, trained=trained)
         # A little of some techniques cannot be applied, and does no harm.
         return trial is None or trials.task.keeps(trial)
 
-    if keeps(choice.most):
-        return choice.most
+    if keeps(setting.most):
+        return setting.most
     if not family.has_strength:
-        return choice.strength
+        return setting.strength
     halvings = _TRAINED_HALVINGS if trained else _HALVINGS
-    return bisect(keeps, choice.strength, choice.most, halvings)
+    return bisect(keeps, setting.strength, setting.most, halvings)
 
 
-def _promising(trials: Trials, found: Sequence[_Ranked | None]) -> list[Choice]:
-    """Return the choices that training may help, those of the lowest numbers."""
-    ranked = sorted((pair for pair in found if pair), key=lambda pair: pair[0])
-    choices = [choice for _, choice in ranked]
-    return [c for c in choices if trials.families[c.family].trains][:_PROMISING]
+def _promising(trials: Trials, pairs: Sequence[_Ranked | None]) -> list[Setting]:
+    """Return the settings that training may help, those of the lowest numbers."""
+    ranked = sorted((pair for pair in pairs if pair), key=lambda pair: pair[0])
+    settings = [setting for _, setting in ranked]
+    return [c for c in settings if trials.families[c.family].trains][:_PROMISING]
 
 
 def _report(trials: Trials, stopped: str) -> SearchReport:
-    task, known = trials.task, trials.found
+    task, known = trials.task, trials.findings
     tried = list(known.tried.values())
     on_front = front([(trial.over, trial.worst_drop) for trial in tried])
     return SearchReport(

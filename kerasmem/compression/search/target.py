@@ -34,11 +34,11 @@ class Target:
     limits: dict[str, float]
 
     @classmethod
-    def of(cls, given: Any) -> "Target":
+    def of(cls, limits: Any) -> "Target":
         """Return the target that a caller means.
 
         Args:
-            given: numbers by the name of a cost, sizes also as text like `"200KiB"`;
+            limits: numbers by the name of a cost, sizes also as text like `"200KiB"`;
                 None for no limit.
 
         Raises:
@@ -48,14 +48,14 @@ class Target:
             >>> Target.of({"file_bytes": "2KiB", "latency_ms": 1.5}).limits
             {'file_bytes': 2048.0, 'latency_ms': 1.5}
         """
-        if given is None:
+        if limits is None:
             return cls({})
-        if not isinstance(given, Mapping) or not given:
+        if not isinstance(limits, Mapping) or not limits:
             raise ConfigError(
                 f"A target is a dict of limits on some of {', '.join(COSTS)}. "
-                f"Received: target={given!r}."
+                f"Received: target={limits!r}."
             )
-        return cls({name: _limit(name, value) for name, value in given.items()})
+        return cls({name: _limit(name, value) for name, value in limits.items()})
 
     @property
     def costs(self) -> tuple[str, ...]:
@@ -218,9 +218,9 @@ def families(costs: Sequence[str]) -> tuple[Family, ...]:
     """
     of = _OF.get(costs[0], "parameters")
     channels = Part(
-        "channels", lambda kept: PruneChannels(1 - kept, of=of, scope="global"), 0.05
+        "channels", lambda share: PruneChannels(1 - share, of=of, scope="global"), 0.05
     )
-    prune = Part("prune", lambda kept: Prune(1 - kept, scope="global"), 0.02)
+    prune = Part("prune", lambda share: Prune(1 - share, scope="global"), 0.02)
     # A rank of half the full one is about where two factors are smaller than a kernel.
     factorize = Part("factorize", Factorize, 0.03, 0.5)
     cluster = Part("cluster", lambda _: Cluster(16))

@@ -155,37 +155,39 @@ class Trials:
 
     Args:
         task: what is searched for.
-        found: what is known already; None to begin with the model unchanged.
+        findings: what is known already; None to begin with the model unchanged.
     """
 
-    def __init__(self, task: Task, found: Findings | None = None) -> None:
+    def __init__(self, task: Task, findings: Findings | None = None) -> None:
         self.task = task
         self.families = {f.name: f for f in families(task.target.costs)}
         self._look = replace(task.context, data=None, epochs=0)
-        self.found = found or self._unchanged()
-        if found is None:
-            self._note(self.found.best)
+        self.findings = findings or self._unchanged()
+        if findings is None:
+            self._note(self.findings.best)
 
     @property
     def is_done(self) -> bool:
         """Whether there is one that meets the target and does its job."""
-        return self.task.rank(self.found.best.trial)[0] == 0
+        return self.task.rank(self.findings.best.trial)[0] == 0
 
     def cost_share(self, family: Family, strength: float) -> float:
         """Return what a compression costs as a share of the target, infinite if none.
 
-        Nothing is trained or judged. If it cannot be made, `found.reasons` has why.
+        Nothing is trained or judged. If it cannot be made, `findings.reasons` has why.
         """
-        steps, found = family.at(strength), self.found
-        if steps not in found.cost_shares:
+        steps, findings = family.at(strength), self.findings
+        if steps not in findings.cost_shares:
             self.check_time()
             try:
                 model, _ = self._compressed(steps, self._look)
-                found.cost_shares[steps] = found.limits.over(self._costs(model, steps))
+                findings.cost_shares[steps] = findings.limits.over(
+                    self._costs(model, steps)
+                )
             except InputError as error:
-                found.reasons[family.name] = str(error)
-                found.cost_shares[steps] = math.inf
-        return found.cost_shares[steps]
+                findings.reasons[family.name] = str(error)
+                findings.cost_shares[steps] = math.inf
+        return findings.cost_shares[steps]
 
     def judge(
         self, family: Family, strength: float, *, trained: bool = False
@@ -199,22 +201,22 @@ class Trials:
         """
         steps = family.at(strength)
         trained = trained and family.trains and self.task.context.epochs > 0
-        if (steps, trained) not in self.found.tried:
+        if (steps, trained) not in self.findings.tried:
             self.check_time()
             try:
                 self._note(self._candidate(family.name, steps, trained=trained))
             except InputError as error:
-                self.found.reasons[family.name] = str(error)
+                self.findings.reasons[family.name] = str(error)
                 return None
-        return self.found.tried[steps, trained]
+        return self.findings.tried[steps, trained]
 
-    def add(self, found: Findings) -> None:
+    def add(self, findings: Findings) -> None:
         """Take over what another process has found from what was known here."""
-        for trial in self.found.add(found):
+        for trial in self.findings.add(findings):
             self.task.tell(trial)
-        if self._is_better(found.best):
-            model = found.best.model.unpacked()
-            self.found.best = replace(found.best, model=model)
+        if self._is_better(findings.best):
+            model = findings.best.model.unpacked()
+            self.findings.best = replace(findings.best, model=model)
 
     @property
     def time_is_up(self) -> bool:
@@ -231,9 +233,11 @@ class Trials:
         model, changes = self._compressed((), self._look)
         before = metrics_by_part(model, task.held)
         _check_finite(before)
-        found = self._costs(model, ())
-        limits = task.target if task.target.limits else Target(found)
-        trial = SearchTrial("unchanged", (), 0, found, limits.over(found), 0.0, 0.0)
+        model_costs = self._costs(model, ())
+        limits = task.target if task.target.limits else Target(model_costs)
+        trial = SearchTrial(
+            "unchanged", (), 0, model_costs, limits.over(model_costs), 0.0, 0.0
+        )
         return Findings(before, limits, Candidate(trial, (), model, changes))
 
     def _candidate(
@@ -246,16 +250,16 @@ class Trials:
         epochs = context.epochs if trained else 0
         context = replace(context, fit={**context.fit, **fit}, epochs=epochs)
         model, changes = self._compressed(steps, context)
-        found = self._costs(model, steps)
+        model_costs = self._costs(model, steps)
         held = self.task.held
         after = metrics_by_part(model, held)
-        lost = drop(self.found.before, after, held.samples, self.task.final_samples)
+        lost = drop(self.findings.before, after, held.samples, self.task.final_samples)
         trial = SearchTrial(
             name=name,
             steps=tuple(step.to_json() for step in steps),
             epochs=epochs,
-            costs=found,
-            over=self.found.limits.over(found),
+            costs=model_costs,
+            over=self.findings.limits.over(model_costs),
             drop=lost.mean,
             drop_error=lost.error,
             seconds=time.monotonic() - begin,
@@ -280,14 +284,18 @@ class Trials:
         batch = task.held.data, task.context.fit["batch_size"]
         return costs(names, model, as_floats, task.coding, batch)
 
-    def _note(self, made: Candidate) -> None:
-        self.found.tried[made.steps, made.trial.epochs > 0] = made.trial
-        if self._is_better(made):
-            self.found.best = made
-        self.task.tell(made.trial)
+    def _note(self, candidate: Candidate) -> None:
+        self.findings.tried[candidate.steps, candidate.trial.epochs > 0] = (
+            candidate.trial
+        )
+        if self._is_better(candidate):
+            self.findings.best = candidate
+        self.task.tell(candidate.trial)
 
-    def _is_better(self, made: Candidate) -> bool:
-        return self.task.rank(made.trial) < self.task.rank(self.found.best.trial)
+    def _is_better(self, candidate: Candidate) -> bool:
+        return self.task.rank(candidate.trial) < self.task.rank(
+            self.findings.best.trial
+        )
 
 
 class _UntilTimeIsUp(keras.callbacks.Callback):

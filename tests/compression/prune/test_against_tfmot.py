@@ -63,7 +63,7 @@ def test_n_of_m_masks_are_tfmots(name, shape, tfmot):
     pattern = parse_pattern(name)
     assert isinstance(pattern, NOfM)
     (mask,) = pattern.masks(
-        [np.abs(weights)], 1 - pattern.kept / pattern.group, [len(shape) - 2]
+        [np.abs(weights)], 1 - pattern.nonzero / pattern.group, [len(shape) - 2]
     )
     np.testing.assert_array_equal(mask, tfmot[f"{name} {shape}"])
 

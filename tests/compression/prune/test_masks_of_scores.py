@@ -132,7 +132,9 @@ def test_tied_weights_are_removed_to_the_target_exactly():
 def test_of_every_group_n_of_m_stay_and_they_are_the_largest(weights, axis, n_of_m):
     kept, group = n_of_m
     pattern = NOfM(kept, group)
-    mask = pattern.masks([np.abs(weights)], 1 - pattern.kept / pattern.group, [axis])[0]
+    mask = pattern.masks(
+        [np.abs(weights)], 1 - pattern.nonzero / pattern.group, [axis]
+    )[0]
     rows = np.moveaxis(np.abs(weights), axis, -1).reshape(-1, weights.shape[axis])
     masks = np.moveaxis(mask, axis, -1).reshape(rows.shape)
     for start in range(0, rows.shape[1], group):

@@ -80,18 +80,18 @@ def as_losses(losses: Any) -> tuple[DistillationLoss, ...]:
     return found
 
 
-def _as_loss(given: Any) -> DistillationLoss:
-    if isinstance(given, DistillationLoss):
-        return given
-    if isinstance(given, str):
-        return loss_from_json({"loss": given})
-    if isinstance(given, dict):
-        return loss_from_json(given)
-    raise _no_losses(given)
+def _as_loss(loss: Any) -> DistillationLoss:
+    if isinstance(loss, DistillationLoss):
+        return loss
+    if isinstance(loss, str):
+        return loss_from_json({"loss": loss})
+    if isinstance(loss, dict):
+        return loss_from_json(loss)
+    raise _no_losses(loss)
 
 
-def _no_losses(given: Any) -> ConfigError:
+def _no_losses(losses: Any) -> ConfigError:
     return ConfigError(
         "The losses of a distillation are one or more of km.distillation, such as "
-        f"[Logits(temperature=4), Features()]. Received: losses={given!r}."
+        f"[Logits(temperature=4), Features()]. Received: losses={losses!r}."
     )

@@ -33,20 +33,20 @@ class Learned:
     codings: frozenset[Coding]
     ranges: Ranges
 
-    def check_stored_so(self, choice: "Quantize") -> None:
-        """Raise unless a choice stores weights by the scales that were learned.
+    def check_stored_so(self, config: "Quantize") -> None:
+        """Raise unless the config stores weights by the scales that were learned.
 
         Raises:
             ConfigError: if it does not.
         """
         for coding in self.codings:
-            is_nearest = choice.has_scales and choice.rounding == "nearest"
-            if not is_nearest or coding_of(choice, coding.axes) != coding:
+            is_nearest = config.has_scales and config.rounding == "nearest"
+            if not is_nearest or coding_of(config, coding.axes) != coding:
                 raise ConfigError(
                     f"The scales of {len(self.scales)} weights were learned for "
                     f"{coding.dtype!r} to nearest, granularity={coding.granularity!r}. "
                     "Next: compress with the Quantize that the model was trained for. "
-                    f"Received: {choice!r}."
+                    f"Received: {config!r}."
                 )
 
 

@@ -150,7 +150,7 @@ class _Rounding(Rewrite):
 
     Args:
         model: the model.
-        found: where a tensor is rounded, as `places` returns it.
+        points: where a tensor is rounded, as `places` returns it.
         decay: see `quantization_aware`.
         learned: likewise.
 
@@ -161,7 +161,7 @@ class _Rounding(Rewrite):
     def __init__(
         self,
         model: Any,
-        found: Mapping[str, RoundingPoint],
+        points: Mapping[str, RoundingPoint],
         decay: float,
         learned: bool,  # noqa: FBT001
     ) -> None:
@@ -175,12 +175,12 @@ class _Rounding(Rewrite):
         }
         self._layers: dict[int, FakeQuantize] = {}
         self.inside: dict[int, FakeQuantize] = {}
-        for at, place in found.items():
+        for at, place in points.items():
             if at in tensors:
                 self._add(self._layers, id(tensors[at]), place)
             else:
                 self._add(self.inside, id(within[at]), place)
-        self._known = {*found, *tensors, *flatten(model, split).names}
+        self._known = {*points, *tensors, *flatten(model, split).names}
 
     def after(self, tensor: Any) -> Any | None:
         """Return what rounds a tensor, if it is rounded."""

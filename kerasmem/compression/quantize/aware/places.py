@@ -90,14 +90,14 @@ def places(model: Any, static: Stays | None = None) -> dict[str, RoundingPoint]:
     return _coded(found, plan)
 
 
-def _coded(found: Mapping[str, RoundingPoint], plan: Plan) -> dict[str, RoundingPoint]:
+def _coded(points: Mapping[str, RoundingPoint], plan: Plan) -> dict[str, RoundingPoint]:
     """Return the places that have codes, those behind moves of floats included."""
-    kept = {at: place for at, place in found.items() if place.tensor in plan.coded}
+    coded = {at: place for at, place in points.items() if place.tensor in plan.coded}
     for call in plan.calls.calls:
         if call.name in plan.reasons and _moves(call.operation):
             for name in plan.coded.intersection(call.output_names):
-                kept.setdefault(name, RoundingPoint(name))
-    return kept
+                coded.setdefault(name, RoundingPoint(name))
+    return coded
 
 
 def _folded(model: Any, calls: Calls) -> dict[str, str]:

@@ -156,9 +156,12 @@ def _straight_through(forward: Any, x: Any) -> Any:
     @keras.ops.custom_gradient
     def rounded(x: Any) -> Any:
         # Torch names what comes from above, the other backends give it alone.
-        return forward(
-            x
-        ), lambda *given, upstream=None: given[0] if upstream is None else upstream
+        return (
+            forward(x),
+            lambda *gradients, upstream=None: (
+                gradients[0] if upstream is None else upstream
+            ),
+        )
 
     return rounded(x)
 

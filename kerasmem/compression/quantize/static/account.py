@@ -44,7 +44,7 @@ class _Stored:
 def account(
     plan: Plan,
     layers: Mapping[str, Any],
-    everything: Sequence[Weight],
+    all_weights: Sequence[Weight],
     stored: Mapping[int, WeightChange],
 ) -> list[WeightChange]:
     """Return a change for every weight, and for calls of layers without any.
@@ -54,13 +54,13 @@ def account(
     Args:
         plan: what became of the calls of the float model.
         layers: the new layers by the names of calls.
-        everything: the weights of the float model.
+        all_weights: the weights of the float model.
         stored: what became of those that are in the new model, by the ids of the
             variables that they were.
     """
     # Not from the layers: those that stay float have other weights by now.
     own: dict[int, dict[str, Any]] = defaultdict(dict)
-    for weight in everything:
+    for weight in all_weights:
         own[id(weight.block)].setdefault(weight.variable.name, weight.variable)
     calls: dict[int, list[Call]] = defaultdict(list)
     codes: dict[int, _Stored] = {}
@@ -73,7 +73,7 @@ def account(
             for float_weight, found, variable in codes_of_weights:
                 codes.setdefault(id(float_weight), found).variables.append(variable)
     changes = []
-    for weight in everything:
+    for weight in all_weights:
         of_block = calls.get(id(weight.block), ())
         reasons = (plan.reasons.get(call.name) for call in of_block)
         why = next((each for each in reasons if each is not None), "is not used")

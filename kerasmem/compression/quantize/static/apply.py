@@ -33,7 +33,7 @@ _NO_RANGES: Ranges = MappingProxyType({})
 
 
 def quantize_static(
-    model: Any, choice: Quantize, data: Any, known: Ranges = _NO_RANGES
+    model: Any, config: Quantize, data: Any, known: Ranges = _NO_RANGES
 ) -> tuple[Any, list[WeightChange]]:
     """Return a model that computes with int8 codes, and what became of every weight.
 
@@ -42,7 +42,7 @@ def quantize_static(
 
     Args:
         model: a built model with a graph; it is not touched.
-        choice: the scheme, and how to calibrate.
+        config: the scheme, and how to calibrate.
         data: samples in any of the forms that `kerasmem.files.data` lists; None if
             all ranges are known.
         known: ranges that a training has found; a calibration finds what they lack.
@@ -55,18 +55,18 @@ def quantize_static(
             in its weights.
     """
     _check_graph(model)
-    check_has_ranges(choice, data, known)
-    everything = list(weights(model))
-    check_every_pattern_matches(model, everything, {"exclude": choice.exclude})
-    places = {w.place for w in everything if matches(choice.exclude, w)}
+    check_has_ranges(config, data, known)
+    all_weights = list(weights(model))
+    check_every_pattern_matches(model, all_weights, {"exclude": config.exclude})
+    places = {w.place for w in all_weights if matches(config.exclude, w)}
     folded, folds = fold_batch_norm(model)
     # Layers that stay float go into the new model.
     folded = clone(model) if folded is model else folded
-    if choice.bias_correction:
-        correct_biases(folded, choice, data, lambda w: w.place in places)
+    if config.bias_correction:
+        correct_biases(folded, config, data, lambda w: w.place in places)
     stays = staying_float(w for w in weights(folded) if w.place in places)
-    ranges = _ranges(folded, plan_of(folded, stays), choice, data, known)
-    integers, changes = _quantized(folded, ranges, choice.granularity, stays, data)
+    ranges = _ranges(folded, plan_of(folded, stays), config, data, known)
+    integers, changes = _quantized(folded, ranges, config.granularity, stays, data)
     return integers, [change for change in folds if change.changed] + changes
 
 
@@ -96,30 +96,30 @@ def integer_model(
 
 
 def _ranges(
-    model: Any, plan: Plan, choice: Quantize, data: Any, known: Ranges
+    model: Any, plan: Plan, config: Quantize, data: Any, known: Ranges
 ) -> Ranges:
     """Return the ranges that are known, with those that they lack by calibration."""
     missing = [name for name in plan.needed() if name not in known]
     if not missing:
         return known
     if data is None:
-        raise _no_data(choice, missing)
-    seen = calibrate(model, data, choice.calibration, calls=plan.calls)
+        raise _no_data(config, missing)
+    seen = calibrate(model, data, config.calibration, calls=plan.calls)
     return {each.tensor: (each.low, each.high) for each in seen} | dict(known)
 
 
-def check_has_ranges(choice: Quantize, data: Any, known: Ranges) -> None:
+def check_has_ranges(config: Quantize, data: Any, known: Ranges) -> None:
     """Raise if there are neither samples nor ranges that a training has found."""
-    if data is None and (choice.bias_correction or not known):
-        raise _no_data(choice)
+    if data is None and (config.bias_correction or not known):
+        raise _no_data(config)
 
 
-def _no_data(choice: Quantize, missing: Sequence[str] = ()) -> ConfigError:
+def _no_data(config: Quantize, missing: Sequence[str] = ()) -> ConfigError:
     lacking = f", ranges without {', '.join(map(repr, missing[:3]))}" if missing else ""
     return ConfigError(
-        f"The scheme {choice.scheme!r} takes the ranges of activations from samples: "
+        f"The scheme {config.scheme!r} takes the ranges of activations from samples: "
         "give data=x (--data on the command line). Received: data=None"
-        f"{lacking}{', bias_correction=True' * choice.bias_correction}."
+        f"{lacking}{', bias_correction=True' * config.bias_correction}."
     )
 
 
@@ -144,14 +144,14 @@ def _quantized(
     ratios = {}
     if data is not None:
         ratios = output_sqnr_db(model, plan, layers, integers, data)
-    everything = list(weights(model))
-    floats = {id(w.variable) for w in everything if stays(w.block) is not None}
+    all_weights = list(weights(model))
+    floats = {id(w.variable) for w in all_weights if stays(w.block) is not None}
     int8 = Quantize("int8", granularity=granularity)
     plan_of_floats = planned(integers, int8, lambda w: id(w.variable) in floats)
     variables = [id(weight.variable) for weight, _ in plan_of_floats]
     stored = dict(zip(variables, store(integers, plan_of_floats), strict=True))
-    changes = account(plan, layers, everything, stored)
-    for place, (weight, change) in enumerate(zip(everything, changes, strict=False)):
+    changes = account(plan, layers, all_weights, stored)
+    for place, (weight, change) in enumerate(zip(all_weights, changes, strict=False)):
         if change.changed:
             ratio = ratios.get(id(weight.block))
             changes[place] = replace(change, output_sqnr_db=ratio)

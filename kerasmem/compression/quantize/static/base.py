@@ -145,8 +145,8 @@ def centered(codes: Any, zero_point: int) -> Any:
     return keras.ops.cast(codes, "int32") - zero_point
 
 
-def _codes(given: Any) -> Codes:
-    return given if isinstance(given, Codes) else Codes(**given)
+def _codes(codes: Any) -> Codes:
+    return codes if isinstance(codes, Codes) else Codes(**codes)
 
 
 def _as_tuples(value: Any) -> Any:

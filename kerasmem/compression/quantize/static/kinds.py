@@ -142,11 +142,11 @@ def affine_factors(
     return (good[0], good[1]) if len(good) == 2 else None
 
 
-def _per_channel(given: Any, shape: Sequence[int | None]) -> np.ndarray | None:
+def _per_channel(value: Any, shape: Sequence[int | None]) -> np.ndarray | None:
     """Return what broadcasts over all axes but the last, None if it does not."""
     channels = shape[-1] or 1
     try:
-        part = np.asarray(given, np.float64)
+        part = np.asarray(value, np.float64)
     except (TypeError, ValueError):
         return None
     if part.ndim > len(shape) or any(length != 1 for length in part.shape[:-1]):
