@@ -43,8 +43,8 @@ def shortened(message: str) -> str:
     return _cut(message, _LONGEST_MESSAGE)
 
 
-def _cut_word(found: re.Match[str]) -> str:
-    return _cut(found[0], _LONGEST_WORD)
+def _cut_word(match: re.Match[str]) -> str:
+    return _cut(match[0], _LONGEST_WORD)
 
 
 def _cut(text: str, longest: int) -> str:
@@ -203,12 +203,12 @@ def as_received(value: object) -> str:
 
 
 def did_you_mean(
-    given: object, known: Iterable[str], *, most: int = 1, cutoff: float = 0.6
+    name: object, known: Iterable[str], *, most: int = 1, cutoff: float = 0.6
 ) -> str:
     """Return a sentence with the names that are most like a wrong one, or nothing.
 
     Args:
-        given: the wrong name.
+        name: the wrong name.
         known: the right ones.
         most: how many of them to tell.
         cutoff: how like it they are, in [0, 1].
@@ -217,5 +217,5 @@ def did_you_mean(
         >>> did_you_mean("flop", ["latency_ms", "flops"])
         " Did you mean 'flops'?"
     """
-    near = get_close_matches(str(given), list(known), n=most, cutoff=cutoff)
+    near = get_close_matches(str(name), list(known), n=most, cutoff=cutoff)
     return f" Did you mean {', '.join(map(repr, near))}?" if near else ""

@@ -34,7 +34,7 @@ class Settings:
     devices: tuple[int, ...] | None = None
     allocator: str | None = None
 
-    def given(self) -> set[str]:
+    def requested(self) -> set[str]:
         """Return the names of the settings that are not left as they are."""
         return {f.name for f in fields(self) if getattr(self, f.name) is not None}
 

@@ -12,7 +12,7 @@ from kerasmem.callbacks.run_log import Guard, begin_run
 from kerasmem.errors import OutOfMemoryError
 from kerasmem.files.run_dir import add_post_mortem
 from kerasmem.graph.values import held_bytes
-from kerasmem.memory.oom import Moment, classify, post_mortem
+from kerasmem.memory.oom import StepContext, classify, post_mortem
 from kerasmem.memory.oom.cause import figures_of
 from kerasmem.memory.oom.fitting import samples_per_batch
 from kerasmem.records import PostMortem, Timeline
@@ -81,16 +81,18 @@ class FailureWatch(keras.callbacks.Callback):
             cause = classify(error, model, refusals=refusals)
             if cause is None:
                 return None
-            found = post_mortem(model, cause, self._moment(model, arguments, timelines))
+            found = post_mortem(
+                model, cause, self._step_context(model, arguments, timelines)
+            )
             begin_run(self._log_dir, model)
             add_post_mortem(self._log_dir, found)
             return found
         return None
 
-    def _moment(
+    def _step_context(
         self, model: Any, arguments: dict[str, Any], timelines: Sequence[Timeline]
-    ) -> Moment:
-        return Moment(
+    ) -> StepContext:
+        return StepContext(
             batch_size=_batch_size(arguments),
             epoch=self._epoch,
             step=self._step,

@@ -124,14 +124,14 @@ class RunLog:
             self._journals[stem] = Journal(self._log_dir, name)
         self._journals[stem].append(record.to_json())
 
-    def add_findings(self, found: Sequence[Finding], known: list[Finding]) -> None:
+    def add_findings(self, findings: Sequence[Finding], known: list[Finding]) -> None:
         """Add findings to those that are known, and write them down.
 
         Raises:
             OSError: if they cannot be written.
         """
-        known += found
-        for finding in found:
+        known += findings
+        for finding in findings:
             self.append("findings", finding)
 
 

@@ -91,7 +91,7 @@ def run(options: Namespace) -> Outcome:
     code = returned if returned >= 0 else 128 - returned
     for found in _post_mortems(log_dir):
         if found not in earlier:
-            say(_told(found))
+            say(_sentence(found))
     recorded = sorted(p.name for p in log_dir.iterdir()) if log_dir.is_dir() else []
     if not recorded:
         say(
@@ -136,9 +136,9 @@ def _post_mortems(log_dir: Path) -> list[PostMortem]:
     return found
 
 
-def _told(found: PostMortem) -> str:
-    sentences = (cause_sentence(found.cause), fitting_sentence(found))
-    return f"Out of memory, {moment_words(found)}: {' '.join(sentences).strip()}"
+def _sentence(post_mortem: PostMortem) -> str:
+    sentences = (cause_sentence(post_mortem.cause), fitting_sentence(post_mortem))
+    return f"Out of memory, {moment_words(post_mortem)}: {' '.join(sentences).strip()}"
 
 
 def _wait_for(child: "subprocess.Popen[bytes]") -> int:

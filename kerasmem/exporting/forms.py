@@ -290,7 +290,7 @@ def _stored(folder: str, arrays: Sequence[np.ndarray]) -> Path:
     return path
 
 
-def _resident(found: Mapping[str, int | None]) -> Resident:
-    before, peak = found["before"], found["peak"]
+def _resident(readings: Mapping[str, int | None]) -> Resident:
+    before, peak = readings["before"], readings["peak"]
     beyond = None if before is None or peak is None else max(peak - before, 0)
     return Resident(peak, beyond)

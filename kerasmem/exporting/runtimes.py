@@ -107,7 +107,7 @@ def compare_runtimes(  # noqa: PLR0913 - the public entry point
         device=device_kind(),
         threads=threads,
         samples=sizes[-1],
-        given=data is not None,
+        with_data=data is not None,
         runtimes=runtimes,
         advice=advise(runtimes),
     )

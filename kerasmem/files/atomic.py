@@ -74,25 +74,25 @@ def _target(path: Path, *, follow_link: bool) -> Path:
 
 
 @contextmanager
-def held_folder(beside: Path) -> Iterator[Path]:
+def held_folder(parent: Path) -> Iterator[Path]:
     """Give a temporary folder that is held while there is a process that uses it.
 
     Those that processes left which were killed are removed.
 
     Args:
-        beside: the folder to make it in.
+        parent: the folder to make it in.
     """
-    _remove_left(beside)
+    _remove_left(parent)
     with (
-        tempfile.TemporaryDirectory(dir=beside, prefix=_PREFIX) as folder,
+        tempfile.TemporaryDirectory(dir=parent, prefix=_PREFIX) as folder,
         _held(Path(folder)),
     ):
         yield Path(folder)
 
 
-def _remove_left(beside: Path) -> None:
+def _remove_left(parent: Path) -> None:
     """Remove the folders that processes left which were killed."""
-    for folder in beside.glob(f"{_PREFIX}*"):
+    for folder in parent.glob(f"{_PREFIX}*"):
         # Another process may be removing it as well.
         with suppress(OSError):
             if time.time() - folder.stat().st_mtime < _YOUNG_SECONDS:

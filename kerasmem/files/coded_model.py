@@ -156,15 +156,15 @@ def openable(path: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
 class _Streamed:
     """What a skeleton's config means by the model; see `CodedModel`."""
 
-    def __init__(self, weights: h5py.File, found: Sequence[Dataset]) -> None:
-        self._weights, self._found = weights, found
+    def __init__(self, weights: h5py.File, entries: Sequence[Dataset]) -> None:
+        self._weights, self._datasets = weights, entries
 
     def from_config(self, config: dict[str, Any]) -> Any:
         """Return the model, whose weights are read one by one."""
         coded = is_coded(config["model"])
 
         def read(number: np.ndarray, most_bytes: int) -> np.ndarray:
-            each = self._found[int(number)]
+            each = self._datasets[int(number)]
             dataset = self._weights[each.name]
             array = whole_array(dataset, self._weights, most_bytes)
             if coded:

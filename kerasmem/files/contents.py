@@ -47,7 +47,7 @@ def deflated_places(
 class _Walk:
     def __init__(self, marks: Sequence[int], size: int) -> None:
         self._ahead = sorted(set(marks), reverse=True)
-        self._size, self._read, self._given = size, 0, 0
+        self._size, self._read, self._inflated = size, 0, 0
         self._inflate = zlib.decompressobj(-zlib.MAX_WBITS)
         self._places: dict[int, int] = {}
 
@@ -62,19 +62,19 @@ class _Walk:
     def _take(self, piece: bytes) -> None:
         """Inflate a piece; in halves, as long as it holds a mark."""
         before = self._inflate.copy()
-        given = self._given + len(self._inflate.decompress(piece))
-        if len(piece) > 1 and self._ahead and self._ahead[-1] <= given:
+        inflated = self._inflated + len(self._inflate.decompress(piece))
+        if len(piece) > 1 and self._ahead and self._ahead[-1] <= inflated:
             self._inflate = before
             middle = len(piece) // 2
             self._take(piece[:middle])
             self._take(piece[middle:])
             return
-        self._given = given
+        self._inflated = inflated
         self._read += len(piece)
         self._reached(self._read)
 
     def _reached(self, place: int) -> None:
-        while self._ahead and self._ahead[-1] <= self._given:
+        while self._ahead and self._ahead[-1] <= self._inflated:
             self._places[self._ahead.pop()] = place
 
 

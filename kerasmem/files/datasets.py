@@ -247,7 +247,7 @@ def bounded_weights(path: Path) -> Iterator[None]:
 class _Budget:
     def __init__(self, path: Path) -> None:
         self._path, self._thread = path, threading.get_ident()
-        self._given, self._most = 0, _FREE_ENTRIES
+        self._allocated, self._most = 0, _FREE_ENTRIES
         self._is_known = False
 
     def counting(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -263,14 +263,15 @@ class _Budget:
         return add
 
     def _take(self, entries: int) -> None:
-        self._given += entries
-        if self._given > self._most and not self._is_known:
+        self._allocated += entries
+        if self._allocated > self._most and not self._is_known:
             # Twice: of codes of 4 bits the file has half as many entries.
             self._most, self._is_known = 2 * _entries(self._path) + self._most, True
-        if self._given > self._most:
+        if self._allocated > self._most:
             raise ModelFileError(
-                f"The model has weights of {self._given} entries or more, and its file "
-                f"of {(self._most - _FREE_ENTRIES) // 2}. It gets no memory for them."
+                f"The model has weights of {self._allocated} entries or more, and its "
+                f"file of {(self._most - _FREE_ENTRIES) // 2}. It gets no memory "
+                "for them."
             )
 
 

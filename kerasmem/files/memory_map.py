@@ -69,7 +69,7 @@ class MappedWeights:
             )
         try:
             if described and not is_mappable(path):
-                self._arrays, self.learned, self.file = _told(path)
+                self._arrays, self.learned, self.file = _placeholders(path)
             else:
                 found = _read(path, map_all=not described)
                 self._arrays, self.learned, self.file = found
@@ -124,14 +124,14 @@ def is_mappable(path: Path) -> bool:
         )
 
 
-def _told(path: Path) -> tuple[dict[str, Made], bool, os.stat_result]:
+def _placeholders(path: Path) -> tuple[dict[str, Made], bool, os.stat_result]:
     """Return arrays of the shapes and types in a file, none of which it is read for."""
     arrays: dict[str, Made] = {}
     with opened_weights(path) as weights:
         if weights is None:
             raise ModelFileError(f"{str(path)!r} has no weights to be told of.")
-        found = datasets(weights)
-        for each in found:
+        stored = datasets(weights)
+        for each in stored:
             if each.name.startswith(OPTIMIZER):
                 continue
             form = form_of(weights, each)
@@ -141,7 +141,7 @@ def _told(path: Path) -> tuple[dict[str, Made], bool, os.stat_result]:
             else:
                 shape, dtype = form or (each.shape, each.dtype)
                 arrays[each.name] = partial(nothing, shape, dtype)
-        return arrays, _has_stepped(weights, found), path.stat()
+        return arrays, _has_stepped(weights, stored), path.stat()
 
 
 def nothing(
@@ -183,23 +183,23 @@ def _read(path: Path, *, map_all: bool) -> tuple[dict[str, Made], bool, os.stat_
     return arrays, learned, status
 
 
-def _has_stepped(weights: h5py.File, found: Sequence[Dataset]) -> bool:
+def _has_stepped(weights: h5py.File, stored: Sequence[Dataset]) -> bool:
     counters = (
         each
-        for each in found
+        for each in stored
         if each.name.startswith(OPTIMIZER) and not each.shape and each.dtype.kind == "i"
     )
     return any(weights[each.name][()] > 0 for each in counters)
 
 
 def _array(whole: mmap.mmap, start: int, dataset: Dataset) -> Made:
-    def made() -> np.ndarray:
+    def mapped() -> np.ndarray:
         if not dataset.extents:
             return np.zeros(dataset.shape, dataset.dtype).view(MappedArray)
         place = start + dataset.extents[0][0]
         return MappedArray.of(whole, place, dataset.shape, dataset.dtype)
 
-    return made
+    return mapped
 
 
 def _check_within(path: Path, dataset: Dataset, size: int) -> None:

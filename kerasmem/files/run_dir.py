@@ -56,18 +56,20 @@ def _is_cut_off(path: Path) -> bool:
         return file.read() != b"\n"
 
 
-def add_post_mortem(log_dir: str | os.PathLike[str] | None, found: PostMortem) -> None:
+def add_post_mortem(
+    log_dir: str | os.PathLike[str] | None, post_mortem: PostMortem
+) -> None:
     """Write a post-mortem into a run's folder, behind those that are there.
 
     Args:
         log_dir: the folder, made if it is not there; None for no folder.
-        found: the post-mortem.
+        post_mortem: the post-mortem.
 
     Raises:
         OSError: if it cannot be written.
     """
-    name = file_name("post_mortems", ".jsonl", found.process)
-    Journal(log_dir, name).append(found.to_json())
+    name = file_name("post_mortems", ".jsonl", post_mortem.process)
+    Journal(log_dir, name).append(post_mortem.to_json())
 
 
 def file_name(stem: str, suffix: str, process: int = 0) -> str:

@@ -172,11 +172,11 @@ def _check_places(model: Any, path: Path, written: WrittenModel) -> None:
     }
     arrays |= {name: partial(np.asarray, w) for name, w in written.words.items()}
 
-    def compare(weight: Any, found: Any) -> bool:
-        value = first_value(found)
+    def compare(weight: Any, opened: Any) -> bool:
+        value = first_value(opened)
         if isinstance(value, MappedArray):
             return written.variables.get(value.name or "") is weight
-        return described_source(weight) is None and _same_value(weight, found)
+        return described_source(weight) is None and _same_value(weight, opened)
 
     with (
         skeleton(path, arrays) as (small, objects),
@@ -185,8 +185,8 @@ def _check_places(model: Any, path: Path, written: WrittenModel) -> None:
         _compare(model, _opened(small, objects), compare)
 
 
-def _same_value(weight: Any, found: Any) -> bool:
-    return same_bits(to_numpy(weight), to_numpy(first_value(found)))
+def _same_value(weight: Any, opened: Any) -> bool:
+    return same_bits(to_numpy(weight), to_numpy(first_value(opened)))
 
 
 def _check_whole(model: Any, path: Path) -> None:
@@ -249,15 +249,15 @@ def _owners_and_weights(model: Any) -> list[tuple[Any, Any]]:
 
 
 def _compare_weights(
-    owner: Any, weight: Any, found: Any, is_same: Callable[[Any, Any], bool]
+    owner: Any, weight: Any, opened: Any, is_same: Callable[[Any, Any], bool]
 ) -> None:
-    expected, given = ((tuple(each.shape), each.dtype) for each in (weight, found))
-    if expected != given:
+    expected, received = ((tuple(each.shape), each.dtype) for each in (weight, opened))
+    if expected != received:
         raise OutputError(
             f"the weight {weight.path!r} of shape and type {expected} would be opened "
-            f"as one of {given}"
+            f"as one of {received}"
         )
-    if is_saved_as_it_is(owner) and not is_same(weight, found):
+    if is_saved_as_it_is(owner) and not is_same(weight, opened):
         raise OutputError(
             f"the weight {weight.path!r} would not be opened with its value. Keras "
             "finds no layer that is not in an attribute of a layer or model, or in a "

@@ -165,42 +165,45 @@ def _check_member(archive: zipfile.ZipFile, name: str) -> None:
 def _write_member(
     stored: zipfile.ZipFile,
     member: zipfile.ZipInfo,
-    made: zipfile.ZipFile,
+    archive: zipfile.ZipFile,
     weights: Path,
     coding: Coding,
 ) -> None:
     if member.filename == WEIGHTS:
         if coding == "stored" or weights.stat().st_size > _MOST_DEFLATED_TWICE:
-            _write_aligned(made, weights)
+            _write_aligned(archive, weights)
         else:
-            made.write(weights, WEIGHTS)
+            archive.write(weights, WEIGHTS)
     elif member.filename == CONFIG and coding == "entropy":
         config = CodedModel.wrap(json.loads(stored.read(member)))
-        made.writestr(CONFIG, json.dumps(config))
+        archive.writestr(CONFIG, json.dumps(config))
     elif member.filename == _DATED:
         # As it is: deflated, its size would change with the second.
-        made.writestr(_DATED, stored.read(member), zipfile.ZIP_STORED)
+        archive.writestr(_DATED, stored.read(member), zipfile.ZIP_STORED)
     else:
         large = member.file_size >= 1 << 31
         with (
             stored.open(member) as reader,
-            made.open(member.filename, "w", force_zip64=large) as writer,
+            archive.open(member.filename, "w", force_zip64=large) as writer,
         ):
             shutil.copyfileobj(reader, writer, _PIECE)
 
 
-def _write_aligned(made: zipfile.ZipFile, new: Path) -> None:
+def _write_aligned(archive: zipfile.ZipFile, new: Path) -> None:
     """Write the weights as they are, where arrays in them lie well in the archive."""
     member = zipfile.ZipInfo.from_file(new, WEIGHTS)
     member.compress_type = zipfile.ZIP_STORED
     # Before the bytes of a member come 30 and its name, and what it says of sizes that
     # do not fit; the rest is made up by an entry that means nothing.
     large = member.file_size >= 1 << 31
-    start = made.start_dir + 30 + len(WEIGHTS) + (20 if large else 0) + 4
+    start = archive.start_dir + 30 + len(WEIGHTS) + (20 if large else 0) + 4
     # Never a multiple of 512, where HDF5 would take the archive for one of its files.
     missing = (ALIGNMENT_BYTES - start) % (2 * ALIGNMENT_BYTES)
     member.extra = struct.pack("<HH", 0xD935, missing) + bytes(missing)
-    with new.open("rb") as reader, made.open(member, "w", force_zip64=large) as writer:
+    with (
+        new.open("rb") as reader,
+        archive.open(member, "w", force_zip64=large) as writer,
+    ):
         shutil.copyfileobj(reader, writer, _PIECE)
 
 

@@ -118,14 +118,14 @@ def peak_of(traced: Trace, sizes: Mapping[int, int | None]) -> int | None:
 
 
 def _peak(
-    made: list[list[int]], sizes: dict[int, int], last_use: dict[int, int]
+    outputs: list[list[int]], sizes: dict[int, int], last_use: dict[int, int]
 ) -> int:
-    """Return the peak of a run whose step `n` makes the tensors `made[n]`."""
-    peak, alive = 0, dict[int, int]()
-    for step, tensors in enumerate(made):
-        alive.update({tensor: sizes[tensor] for tensor in tensors})
-        peak = max(peak, sum(alive.values()))
-        alive = {t: size for t, size in alive.items() if last_use.get(t, step) > step}
+    """Return the peak of a run whose step `n` makes the tensors `outputs[n]`."""
+    peak, live = 0, dict[int, int]()
+    for step, tensors in enumerate(outputs):
+        live.update({tensor: sizes[tensor] for tensor in tensors})
+        peak = max(peak, sum(live.values()))
+        live = {t: size for t, size in live.items() if last_use.get(t, step) > step}
     return peak
 
 

@@ -149,11 +149,11 @@ def settings_of(config: dict[str, Any], objects: dict[str, Any]) -> dict[str, An
         return dict(keras.saving.deserialize_keras_object(config, safe_mode=False))
 
 
-def compile_as(made: Any, model: Any) -> None:
-    """Compile `made` as `model` is, with a fresh optimizer; or not, as `model`."""
+def compile_as(new: Any, model: Any) -> None:
+    """Compile `new` as `model` is, with a fresh optimizer; or not, as `model`."""
     settings = compile_settings(model)
     if settings is not None:
-        made.compile(**settings)
+        new.compile(**settings)
 
 
 def live_objects(model: Any, *, compiled: bool = True) -> dict[str, Any]:

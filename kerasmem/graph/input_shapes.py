@@ -31,10 +31,10 @@ def with_lengths(
     Raises:
         ConfigError: if `input_shape` does not fit the inputs.
     """
-    given = _given(input_shape, list(own))
+    requested = _requested_shapes(input_shape, list(own))
     if not binding:
-        return {**own, **given}
-    return {name: _merged(shape, given.get(name)) for name, shape in own.items()}
+        return {**own, **requested}
+    return {name: _merged(shape, requested.get(name)) for name, shape in own.items()}
 
 
 def open_lengths(shapes: Mapping[str, Shape | None]) -> str:
@@ -65,7 +65,7 @@ def once_per_input(names: Iterable[str]) -> str:
     return several if len(names) > 1 else ""
 
 
-def _given(input_shape: Any, names: list[str]) -> dict[str, Shape]:
+def _requested_shapes(input_shape: Any, names: list[str]) -> dict[str, Shape]:
     shapes = _by_name(input_shape, names)
     if shapes is None or not all(map(is_shape, shapes.values())):
         raise ConfigError(
@@ -90,16 +90,17 @@ def _by_name(input_shape: Any, names: list[str]) -> dict[str, Any] | None:
     return dict(zip(names, input_shape, strict=False))
 
 
-def _merged(own: Shape | None, given: Shape | None) -> Shape | None:
-    if own is None or given is None:
-        return own if given is None else given
-    fits = len(own) == len(given) and all(
-        known is None or known == size for known, size in zip(own, given, strict=True)
+def _merged(own: Shape | None, requested: Shape | None) -> Shape | None:
+    if own is None or requested is None:
+        return own if requested is None else requested
+    fits = len(own) == len(requested) and all(
+        known is None or known == size
+        for known, size in zip(own, requested, strict=True)
     )
     if not fits:
         raise ConfigError(
             "The input shape does not fit the model. Expected: its own, with a length "
             f"in the place of every None: {tuple(own)}. Received: "
-            f"input_shape={tuple(given)}."
+            f"input_shape={tuple(requested)}."
         )
-    return given
+    return requested

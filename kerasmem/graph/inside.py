@@ -105,13 +105,13 @@ def _parameters(layer: Any) -> inspect.Signature:
     return inspect.Signature(found[1:])
 
 
-def _is_told_all(parameters: inspect.Signature, given: Mapping[str, Any]) -> bool:
+def _is_told_all(parameters: inspect.Signature, arguments: Mapping[str, Any]) -> bool:
     """Return whether a call has names for its arguments, and Keras adds no mask."""
     several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     if any(one.kind in several for one in parameters.parameters.values()):
         return False
     masks = {"mask", *(f"{name}_mask" for name in parameters.parameters)}
-    return masks & {*parameters.parameters} <= {*given}
+    return masks & {*parameters.parameters} <= {*arguments}
 
 
 def _computes_alike(layer: Any, graph: keras.Function) -> bool:

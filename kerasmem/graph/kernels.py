@@ -288,11 +288,11 @@ def _nodes(outputs: Any) -> list[Any]:
     return list(found.values())
 
 
-def _summed(node: Any, place: int, given: list[Any]) -> list[int]:
+def _summed(node: Any, place: int, arguments: list[Any]) -> list[int]:
     """Return the axes of an argument that a call sums over times another's."""
     which = kind(node.operation)
     if which in ("ops.Matmul", "ops.Dot"):
-        return [-2 if place == 1 and len(given[place].shape) > 1 else -1]
+        return [-2 if place == 1 and len(arguments[place].shape) > 1 else -1]
     if which != "ops.Einsum" or "->" not in node.operation.subscripts:
         return []
     inputs, output = node.operation.subscripts.replace(" ", "").split("->")

@@ -102,20 +102,24 @@ def output_of(model: Any) -> Any:
     return getattr(model, "outputs", None) if graph is None else graph.output
 
 
-def of_each(model: Any, given: Any, values: Any) -> list[Any]:
+def of_each(model: Any, by_output: Any, values: Any) -> list[Any]:
     """Return the loss, or the labels, of each output; None for none.
 
     Args:
         model: a `keras.Model`.
-        given: one for all outputs, or a dict or list of them.
+        by_output: one for all outputs, or a dict or list of them.
         values: what the model returns, in its structure.
     """
     count = len(keras.tree.flatten(values))
-    if isinstance(given, dict):
-        return [given.get(name) for name in _names(model, values, count)]
-    if isinstance(given, (list, tuple)):
-        return list(given) if len(given) == count else [*given[:1], None][:1] * count
-    return [given] * count
+    if isinstance(by_output, dict):
+        return [by_output.get(name) for name in _names(model, values, count)]
+    if isinstance(by_output, (list, tuple)):
+        return (
+            list(by_output)
+            if len(by_output) == count
+            else [*by_output[:1], None][:1] * count
+        )
+    return [by_output] * count
 
 
 def _names(model: Any, values: Any, count: int) -> list[str]:

@@ -197,13 +197,15 @@ class Rebuild:
         old = node.operation
         if id(old) not in self._renewed:
             new = (
-                self._model(old) if listed_graph(old) is not None else self._made(node)
+                self._model(old)
+                if listed_graph(old) is not None
+                else self._new_operation(node)
             )
             self._renewed[id(old)] = new
             self.pairs.append((old, new))
         return self._renewed[id(old)]
 
-    def _made(self, node: Any) -> Any:
+    def _new_operation(self, node: Any) -> Any:
         old = node.operation
         others = self._rewrite.replacement(node)
         if others:
@@ -212,10 +214,10 @@ class Rebuild:
             changes = self._rewrite.config(node)
             if changes is not None:
                 return type(old).from_config(old.get_config() | changes)
-            made = keras.saving.serialize_keras_object(old)
+            config = keras.saving.serialize_keras_object(old)
             for name in ("build_config", "compile_config"):
-                made.pop(name, None)
-            return keras.saving.deserialize_keras_object(made, safe_mode=False)
+                config.pop(name, None)
+            return keras.saving.deserialize_keras_object(config, safe_mode=False)
         except (TypeError, ValueError, NotImplementedError) as error:
             raise ModelError(
                 f"The layer {old.name!r} cannot be made anew from its config. Give it "

@@ -199,7 +199,7 @@ class PureRun:
         self._segment = segment
         self._operator = operator
         self._variables = _variables(segment.nodes)
-        self._given: list[bool] = []  # which inputs are there
+        self._present: list[bool] = []  # which inputs are there
         self._masked_in: list[bool] = []
         self._masked_out: list[bool] = []
         self._losses: list[tuple[int, Any]] | None = None  # number and layer
@@ -217,7 +217,7 @@ class PureRun:
             recomputation: returns the function that is run in place of the plain one.
         """
         live = [known[id(x)] for x in self._segment.inputs]
-        self._given = [x is not None for x in live]
+        self._present = [x is not None for x in live]
         live = [x for x in live if x is not None]
         masks = [mask_of(x) for x in live]
         self._masked_in = [mask is not None for mask in masks]
@@ -243,17 +243,17 @@ class PureRun:
 
     def _function(self, *tensors: Any) -> tuple[Any, ...]:
         """Return outputs, their masks, losses and new values of variables."""
-        given = iter(tensors)
-        live = [next(given) for there in self._given if there]
+        arrays = iter(tensors)
+        live = [next(arrays) for there in self._present if there]
         for x, masked in zip(live, self._masked_in, strict=True):
             if masked:
-                with_mask(x, next(given))
+                with_mask(x, next(arrays))
         values = iter(live)
         known = {
             id(x): next(values) if there else None
-            for x, there in zip(self._segment.inputs, self._given, strict=True)
+            for x, there in zip(self._segment.inputs, self._present, strict=True)
         }
-        before = dict(zip(map(id, self._variables), given, strict=True))
+        before = dict(zip(map(id, self._variables), arrays, strict=True))
         scope = keras.StatelessScope(collect_losses=True, initialize_variables=False)
         for variable in self._variables:
             # Not through the constructor: inside of a layer that computes in half

@@ -38,12 +38,12 @@ class Comparison:
     tolerance: float
 
 
-def compare(path: Path, made: ConvertedLayer) -> Comparison:
+def compare(path: Path, converted: ConvertedLayer) -> Comparison:
     """Return how far a model is from the one it was made of, on random inputs.
 
     Args:
         path: the file of Keras 2.
-        made: the model that was made of it.
+        converted: the model that was made of it.
 
     Raises:
         ModelError: if they cannot be compared; the message says why.
@@ -51,19 +51,19 @@ def compare(path: Path, made: ConvertedLayer) -> Comparison:
     """
     if path.is_dir():
         raise ModelError("the functions of TensorFlow in a SavedModel are not run")
-    if made.is_rounded:
+    if converted.is_rounded:
         raise ModelError("the model in the file rounds, and the new one does not")
-    model = made.layer
+    model = converted.layer
     inputs = _inputs(model)
-    expected = answers_of_keras_2(path, inputs, with_tfmot=made.is_wrapped)
+    expected = answers_of_keras_2(path, inputs, with_tfmot=converted.is_wrapped)
     answers = model(inputs if len(inputs) > 1 else inputs[0], training=False)
-    found = [to_numpy(answer) for answer in keras.tree.flatten(answers)]
-    if [a.shape for a in found] != [b.shape for b in expected]:
+    outputs = [to_numpy(answer) for answer in keras.tree.flatten(answers)]
+    if [a.shape for a in outputs] != [b.shape for b in expected]:
         raise ModelFileError(
             f"{str(path)!r}: the converted model gives outputs of the shapes "
-            f"{[a.shape for a in found]}. Expected: {[b.shape for b in expected]}."
+            f"{[a.shape for a in outputs]}. Expected: {[b.shape for b in expected]}."
         )
-    difference = max(map(_difference, found, expected))
+    difference = max(map(_difference, outputs, expected))
     comparison = Comparison(difference, _tolerance(model))
     if not comparison.largest_difference <= comparison.tolerance:
         raise ModelFileError(

@@ -59,26 +59,26 @@ def fill_by_layer(
 
 
 def _fill(
-    made: ConvertedLayer, entries: Sequence[Named], assignment: Assignment
+    converted: ConvertedLayer, entries: Sequence[Named], assignment: Assignment
 ) -> None:
-    trained, others = _order(made)
+    trained, others = _order(converted)
     at, seen = 0, set()
     for run in (*trained, *others):
         variables = [v for v in run.variables if id(v) not in seen]
         seen.update(map(id, variables))
-        given = entries[at : at + len(variables)]
+        stored = entries[at : at + len(variables)]
         at += len(variables)
-        if len(given) < len(variables):
+        if len(stored) < len(variables):
             raise ModelFileError(
                 f"The file has too few weights for the layer {run.layer.name!r}. "
-                f"Expected: {len(variables)}. Received: {len(given)}."
+                f"Expected: {len(variables)}. Received: {len(stored)}."
             )
-        for variable, array in _pairs(run.layer.name, variables, given):
+        for variable, array in _pairs(run.layer.name, variables, stored):
             assignment.put(variable, array, run.layer.name)
     if at < len(entries):
         raise ModelFileError(
-            f"The file has a weight {entries[at][0]!r} that the layer {made.name!r} "
-            "has not."
+            f"The file has a weight {entries[at][0]!r} that the layer "
+            f"{converted.name!r} has not."
         )
 
 
@@ -101,15 +101,15 @@ def _within(layer: str, path: str) -> tuple[str, ...]:
     return tuple(parts[after:])
 
 
-def _order(made: ConvertedLayer) -> tuple[list[_Run], list[_Run]]:
+def _order(converted: ConvertedLayer) -> tuple[list[_Run], list[_Run]]:
     """Return what is trained, and what is not, in the order of Keras 2."""
-    if not made.layers:
-        trained, others = _order_within(made.layer)
-        return [_Run(made.layer, trained)], [_Run(made.layer, others)]
-    inner = [_order(child) for child in made.layers if child.layer is not None]
+    if not converted.layers:
+        trained, others = _order_within(converted.layer)
+        return [_Run(converted.layer, trained)], [_Run(converted.layer, others)]
+    inner = [_order(child) for child in converted.layers if child.layer is not None]
     trained = [run for runs, _ in inner for run in runs]
     others = [run for _, runs in inner for run in runs]
-    if made.layer.trainable:
+    if converted.layer.trainable:
         return trained, others
     return [], [*trained, *others]
 

@@ -108,13 +108,13 @@ def _set_trainable(model: Any, config: Config) -> None:
         model.trainable = False
 
 
-def check_is_model(made: ConvertedLayer) -> None:
+def check_is_model(converted: ConvertedLayer) -> None:
     """Raise unless a model was made, rather than a layer.
 
     Raises:
         ModelFileError: if there is none.
     """
-    if not isinstance(made.layer, keras.Model):
+    if not isinstance(converted.layer, keras.Model):
         raise ModelFileError("There is no model in the file.")
 
 

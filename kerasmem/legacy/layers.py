@@ -174,11 +174,11 @@ _WITHOUT_EFFECT = {
 _WITHOUT_EFFECT_ENDINGS = ("_initializer", "_regularizer", "_constraint")
 
 
-def accepted(made: type, config: Config) -> Config:
+def accepted(layer_class: type, config: Config) -> Config:
     """Return the arguments that a class of Keras 3 takes, in its meaning.
 
     Args:
-        made: the class of the layer.
+        layer_class: the class of the layer.
         config: of Keras 2.
 
     Raises:
@@ -189,11 +189,11 @@ def accepted(made: type, config: Config) -> Config:
             "its vocabulary, which adapt learned, is not in its config. Next: give it "
             "to the layer as vocabulary= where tf_keras is, and save the model anew"
         )
-    known = _parameters(made)
+    known = _parameters(layer_class)
     for key, value in config.items():
         if key not in known and not _is_without_effect(key, value):
             raise ValueError(f"Keras 3 has no {key}={value!r} there")
-    return {k: _value(made, k, v) for k, v in config.items() if k in known}
+    return {k: _value(layer_class, k, v) for k, v in config.items() if k in known}
 
 
 def _is_without_effect(key: str, value: Any) -> bool:
@@ -206,10 +206,10 @@ def _is_without_effect(key: str, value: Any) -> bool:
     )
 
 
-def _value(made: type, key: str, value: Any) -> Any:
+def _value(layer_class: type, key: str, value: Any) -> Any:
     if key.endswith("activation"):
         return _translated(value)
-    if key == "axis" and made is keras.layers.BatchNormalization:
+    if key == "axis" and layer_class is keras.layers.BatchNormalization:
         axes = value if isinstance(value, list) else [value]
         if len(axes) > 1:
             raise ValueError(f"Keras 3 normalizes one axis. Received: {axes}")
@@ -233,10 +233,10 @@ def _translated(activation: Any) -> Any:
     return activation
 
 
-def _parameters(made: type) -> set[str]:
+def _parameters(layer_class: type) -> set[str]:
     """Return what a layer's `__init__` takes, those that it hands on included."""
     names = set()
-    for base in inspect.getmro(made):
+    for base in inspect.getmro(layer_class):
         if base is keras.Layer:
             return names | set(_OF_EVERY_LAYER)
         if "__init__" in vars(base):

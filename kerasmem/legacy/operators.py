@@ -70,13 +70,15 @@ def operator(symbol: str) -> Callable[..., Any] | None:
     name = _NAMES[symbol]
 
     def call(x: Any, **arguments: Any) -> Any:
-        given = {_ARGUMENTS.get(k, k): _tuple(v) for k, v in _told(arguments).items()}
-        return getattr(keras.ops, name)(x, **{**_DEFAULTS.get(name, {}), **given})
+        explicit = {
+            _ARGUMENTS.get(k, k): _tuple(v) for k, v in _explicit(arguments).items()
+        }
+        return getattr(keras.ops, name)(x, **{**_DEFAULTS.get(name, {}), **explicit})
 
     return call
 
 
-def _told(arguments: dict[str, Any]) -> dict[str, Any]:
+def _explicit(arguments: dict[str, Any]) -> dict[str, Any]:
     return {
         k: v
         for k, v in arguments.items()
@@ -89,7 +91,7 @@ def _tuple(value: Any) -> Any:
 
 
 def _matmul(a: Any, b: Any, **transposed: Any) -> Any:
-    if unknown := set(_told(transposed)) - {"transpose_a", "transpose_b"}:
+    if unknown := set(_explicit(transposed)) - {"transpose_a", "transpose_b"}:
         unknown = {k for k in unknown if transposed[k]}
         if unknown:
             raise ValueError(f"unknown arguments {sorted(unknown)}")

@@ -40,7 +40,7 @@ def load_legacy(
         ModelFileError: if it cannot be had; the layer and the reason are named.
     """
     with bounded_weights(path):
-        made, training = _made(path, custom_objects)
+        made, training = _converted(path, custom_objects)
     if made.is_rounded:
         warnings.warn(
             f"{str(path)!r} comes from quantization-aware training: its weights are "
@@ -74,20 +74,20 @@ def load_converted(path: str | Path) -> ConvertedLayer:
     return load_legacy(path, {}, compile=True)
 
 
-def _made(
+def _converted(
     path: Path, custom_objects: Mapping[str, Any]
 ) -> tuple[ConvertedLayer, dict[str, Any] | None]:
     """Return the model, not compiled, and what it was compiled with."""
     try:
         file = _read(path)
-        made = make(file.config, custom_objects)
-        check_is_model(made)
+        converted = make(file.config, custom_objects)
+        check_is_model(converted)
         assignment = Assignment()
-        file.fill(made, assignment)
-        assignment.check_complete(made.layer)
+        file.fill(converted, assignment)
+        assignment.check_complete(converted.layer)
     except DAMAGED as error:
         raise ModelFileError(f"{str(path)!r} could not be loaded: {error}") from error
-    return made, file.training
+    return converted, file.training
 
 
 def _read(path: Path) -> LegacyFile:
@@ -180,11 +180,11 @@ def _all(structure: Any, get: Callable[[Any], Any]) -> Any:
     return _one(structure, get)
 
 
-def _one(told: Any, get: Callable[[Any], Any]) -> Any:
-    if not isinstance(told, dict):
-        return told
-    name = told["class_name"].rpartition(">")[2]
-    config = told.get("config")
+def _one(description: Any, get: Callable[[Any], Any]) -> Any:
+    if not isinstance(description, dict):
+        return description
+    name = description["class_name"].rpartition(">")[2]
+    config = description.get("config")
     if not isinstance(config, dict):  # a function
         return config if config is not None else name
     config = dict(config)
@@ -194,14 +194,14 @@ def _one(told: Any, get: Callable[[Any], Any]) -> Any:
         return config["name"] if short else config.get("fn", config["name"])
     if name in _LOSS_SCALE:
         inner = _one(config.pop("inner_optimizer"), get)
-        made = keras.optimizers.LossScaleOptimizer
-        return made(inner, **_known(made, config))
-    made = get(name)
-    made = made if isinstance(made, type) else type(made)
-    return made(**_known(made, config))
+        keras_class = keras.optimizers.LossScaleOptimizer
+        return keras_class(inner, **_known(keras_class, config))
+    keras_class = get(name)
+    keras_class = keras_class if isinstance(keras_class, type) else type(keras_class)
+    return keras_class(**_known(keras_class, config))
 
 
-def _known(made: type, config: Config) -> Config:
+def _known(keras_class: type, config: Config) -> Config:
     """Return what the class in Keras 3 takes, a schedule of the learning rate made."""
     config = {k: v for k, v in config.items() if k not in _OF_KERAS_2}
     if config.get("reduction") == "auto":  # the mean, which is the default here
@@ -214,6 +214,6 @@ def _known(made: type, config: Config) -> Config:
         config["learning_rate"] = keras.optimizers.schedules.InverseTimeDecay(
             rate, decay_steps=1, decay_rate=decay
         )
-    parameters = inspect.signature(made.__init__).parameters
+    parameters = inspect.signature(keras_class.__init__).parameters
     takes_all = "kwargs" in parameters
     return {k: v for k, v in config.items() if takes_all or k in parameters}

@@ -17,7 +17,7 @@ from kerasmem.memory.allocator import BFCAllocator, PoolPolicy
 from kerasmem.memory.estimate.estimate import checked_request
 from kerasmem.memory.estimate.inputs import run_once, zeros
 from kerasmem.memory.estimate.request import Request, answer_in_child
-from kerasmem.memory.estimate.traced.on_torch import beside, later_step
+from kerasmem.memory.estimate.traced.on_torch import later_step, library_bytes
 from kerasmem.memory.timeline import watched
 from kerasmem.memory.timeline.blocks import change, consistent
 from kerasmem.records import EstimatePart, MemoryEstimate
@@ -126,7 +126,9 @@ def peaks_at(request: Request, sizes: Sequence[int]) -> list[int]:
             step = _real_step if counts else later_step
             ran[one] = ran.get(one) or step(request.with_batch_size(one))
         events = extended([ran[one] for one in small], small, size)
-        peak = peak_in_pool(events) if counts else peak_of(events) + beside(request)
+        peak = (
+            peak_in_pool(events) if counts else peak_of(events) + library_bytes(request)
+        )
         peaks.append(peak)
     return peaks
 

@@ -188,7 +188,7 @@ class Plan:
         self._is_first = is_first
         self.events: list[Event] = []
         self.owner: dict[Tensor, Tensor] = {}
-        self._alive = set(program.present)
+        self._live = set(program.present)
         read = [x.root for op in program.ops for x in op.reads]
         self._readers = Counter([*read, *(x.root for x in program.results)])
         for op in program.ops:
@@ -208,7 +208,7 @@ class Plan:
     def _play(self, op: Op, *, in_place: bool) -> None:
         for y in op.writes:
             if y.base is None and not (in_place and self._takes_over(op, y)):
-                self._alive.add(y)
+                self._live.add(y)
                 self._ask(y, y.nbytes, op)
         workspace = max(op.workspace, op.trial) if self._is_first else op.workspace
         if workspace:
@@ -216,7 +216,7 @@ class Plan:
             self._ask(op, 0, op)
         for x in op.reads:
             memory = self._memory(x)
-            if memory in self._alive:
+            if memory in self._live:
                 self._readers[memory] -= 1
                 self._free_if_unread(memory, op)
         for y in op.writes:
@@ -230,7 +230,7 @@ class Plan:
             memory = self._memory(x)
             here = sum(self._memory(read) is memory for read in op.reads)
             if (
-                memory in self._alive
+                memory in self._live
                 and memory.kind != "input"
                 and x.nbytes == y.nbytes
                 and self._readers[memory] == here
@@ -243,8 +243,8 @@ class Plan:
         return False
 
     def _free_if_unread(self, memory: Tensor, op: Op) -> None:
-        if memory in self._alive and not self._readers[memory]:
-            self._alive.remove(memory)
+        if memory in self._live and not self._readers[memory]:
+            self._live.remove(memory)
             self._ask(memory, 0, op)
 
     def _ask(self, block: Block, nbytes: int, op: Op) -> None:

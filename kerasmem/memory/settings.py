@@ -48,7 +48,7 @@ def _wanted(
         devices=None if devices is None else _checked_devices(devices),
         allocator=allocator,
     )
-    if not wanted.given():
+    if not wanted.requested():
         raise ConfigError(
             "There is nothing to configure. Expected: at least one setting, such as "
             "limit='8GiB'. Received: none."
@@ -71,7 +71,7 @@ def _to_text(wanted: Settings, names: Collection[str] = ()) -> str:
     """Return the settings of these names, or all given ones, as `name=value`."""
     return ", ".join(
         f"{name.removesuffix('_bytes')}={getattr(wanted, name)!r}"
-        for name in sorted(names or wanted.given())
+        for name in sorted(names or wanted.requested())
     )
 
 
@@ -170,7 +170,7 @@ def configure(
     wanted = _wanted(limit, growth, devices, preallocate, allocator)
     backend = backends.current()
     settings = backend.settings()
-    late = wanted.given() & settings.fixed_by_start
+    late = wanted.requested() & settings.fixed_by_start
     if late and settings.started():
         raise ConfigError(
             f"The backend {backend.name!r} has its devices already, which fixes how it "

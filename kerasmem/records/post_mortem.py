@@ -31,34 +31,39 @@ def cause_sentence(cause: "Cause") -> str:
     return f"{device} had too little memory: {asked}{_in_use(cause)}."
 
 
-def moment_words(found: "PostMortem") -> str:
+def moment_words(post_mortem: "PostMortem") -> str:
     """Return when it happened, and with how many samples."""
-    when = [] if found.epoch is None else [f"epoch {found.epoch + 1}"]
-    when += [] if found.step is None else [f"step {found.step + 1:,}"]
-    batch = f"batch of {found.batch_size:,}" if found.batch_size else "unknown batch"
-    if found.micro_batches > 1:
+    when = [] if post_mortem.epoch is None else [f"epoch {post_mortem.epoch + 1}"]
+    when += [] if post_mortem.step is None else [f"step {post_mortem.step + 1:,}"]
+    batch = (
+        f"batch of {post_mortem.batch_size:,}"
+        if post_mortem.batch_size
+        else "unknown batch"
+    )
+    if post_mortem.micro_batches > 1:
         batch += (
-            f" in {found.micro_batches:,} micro-batches of {found.micro_batch_size:,}"
+            f" in {post_mortem.micro_batches:,} micro-batches of "
+            f"{post_mortem.micro_batch_size:,}"
         )
     return ", ".join([*when, batch])
 
 
-def fitting_sentence(found: "PostMortem") -> str:
+def fitting_sentence(post_mortem: "PostMortem") -> str:
     """Return how many micro-batches would fit, `""` if that is beside the point."""
-    if found.cause.kind in ("input pipeline", "host"):
+    if post_mortem.cause.kind in ("input pipeline", "host"):
         return ""
-    count = found.fitting_micro_batches
+    count = post_mortem.fitting_micro_batches
     if count is None:
-        if found.cause.limit_bytes is None:
+        if post_mortem.cause.limit_bytes is None:
             return "How many micro-batches would fit is unknown: nobody told the limit."
-        if not found.batch_size:
+        if not post_mortem.batch_size:
             return (
                 "How many micro-batches would fit is unknown, as is the batch's size."
             )
         return "No number of micro-batches is estimated to fit."
-    size = -(-found.batch_size // count)
-    peak = format_bytes(found.fitting_bytes or 0)
-    if found.fitting_is_tried:
+    size = -(-post_mortem.batch_size // count)
+    peak = format_bytes(post_mortem.fitting_bytes or 0)
+    if post_mortem.fitting_is_tried:
         return f"{count:,} micro-batches of {size:,} fit: tried, with a peak of {peak}."
     return (
         f"{count:,} micro-batches of {size:,} should fit: their peak is estimated at "
@@ -78,53 +83,58 @@ def remedy_words(remedy: "Remedy") -> str:
     return f"{less}, a peak of {peak} (estimated): {enough}"
 
 
-def post_mortem_text(found: "PostMortem", layers: int = 10) -> str:
+def post_mortem_text(post_mortem: "PostMortem", layers: int = 10) -> str:
     """Return a post-mortem as text of several lines.
 
     Args:
-        found: what was found out.
+        post_mortem: what was found out.
         layers: number of layers to list, from 0.
     """
     lines = [
-        f"out of memory: {found.model} ({found.backend}), {moment_words(found)}",
-        f"  {cause_sentence(found.cause)}",
-        f"  {found.cause.error}: {found.cause.message}",
-        *_parts_of_peak(found, layers),
+        f"out of memory: {post_mortem.model} ({post_mortem.backend}), "
+        f"{moment_words(post_mortem)}",
+        f"  {cause_sentence(post_mortem.cause)}",
+        f"  {post_mortem.cause.error}: {post_mortem.cause.message}",
+        *_parts_of_peak(post_mortem, layers),
         "what would help:",
-        *(f"  {line}" for line in _what_would_help(found)),
+        *(f"  {line}" for line in _what_would_help(post_mortem)),
     ]
-    if found.left_out:
-        lines += ["not found out:", *(f"  {line}" for line in found.left_out)]
+    if post_mortem.left_out:
+        lines += ["not found out:", *(f"  {line}" for line in post_mortem.left_out)]
     return "\n".join(lines)
 
 
-def peak_words(found: "PostMortem") -> str:
+def peak_words(post_mortem: "PostMortem") -> str:
     """Return the peak, and whether it was measured."""
-    if found.peak_bytes is None:
+    if post_mortem.peak_bytes is None:
         return "unknown"
-    how = "measured" if found.is_measured else f"estimated, {found.peak_source}"
-    return f"{format_bytes(found.peak_bytes)} ({how})"
+    how = (
+        "measured"
+        if post_mortem.is_measured
+        else f"estimated, {post_mortem.peak_source}"
+    )
+    return f"{format_bytes(post_mortem.peak_bytes)} ({how})"
 
 
-def _parts_of_peak(found: "PostMortem", layers: int) -> Iterator[str]:
-    if found.peak_bytes is None:
+def _parts_of_peak(post_mortem: "PostMortem", layers: int) -> Iterator[str]:
+    if post_mortem.peak_bytes is None:
         return
-    yield f"in use at the peak: {peak_words(found)}"
-    sizes = found.by_category().items()
+    yield f"in use at the peak: {peak_words(post_mortem)}"
+    sizes = post_mortem.by_category().items()
     yield from size_rows((name.replace("_", " "), size) for name, size in sizes)
-    largest = found.layer_rows(layers)
+    largest = post_mortem.layer_rows(layers)
     if largest:
         yield "by layer:"
         yield from largest
-    if found.other_bytes:
-        yield f"beside it, all the time: {format_bytes(found.other_bytes)}"
+    if post_mortem.other_bytes:
+        yield f"beside it, all the time: {format_bytes(post_mortem.other_bytes)}"
 
 
-def _what_would_help(found: "PostMortem") -> Iterator[str]:
-    sentence = fitting_sentence(found)
+def _what_would_help(post_mortem: "PostMortem") -> Iterator[str]:
+    sentence = fitting_sentence(post_mortem)
     if sentence:
         yield sentence
-    for remedy in found.remedies:
+    for remedy in post_mortem.remedies:
         words = remedy_words(remedy)
         yield f"{remedy.name}{f', {words}' if words else ''}. {remedy.how}"
 

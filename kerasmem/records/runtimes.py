@@ -150,7 +150,7 @@ class RuntimeComparison(JsonRecord):
         device: `"gpu"` or `"cpu"`, what Keras runs on; LiteRT runs on the CPU.
         threads: of LiteRT; Keras takes all that it finds.
         samples: number of samples whose outputs were compared, those of one batch.
-        given: whether they came from the caller; else they are random.
+        with_data: whether they came from the caller; else they are random.
         runtimes: the forms; the first is the model as it is.
         advice: which to use for what.
     """
@@ -160,7 +160,7 @@ class RuntimeComparison(JsonRecord):
     device: str
     threads: int
     samples: int
-    given: bool
+    with_data: bool
     runtimes: tuple[RuntimeFigures, ...]
     advice: tuple[RuntimeAdvice, ...]
 

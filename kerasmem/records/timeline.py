@@ -119,7 +119,7 @@ class Timeline:
         """Most bytes in use at once."""
         return max((self.opening_bytes, *self.in_use_bytes))
 
-    def alive(self, event: int | None) -> Iterator[Block]:
+    def live(self, event: int | None) -> Iterator[Block]:
         """Yield the blocks in use after `event`, or at the opening for None."""
         now = -1 if event is None else event
         for block in self.blocks:

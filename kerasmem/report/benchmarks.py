@@ -168,7 +168,7 @@ def missing_lines(comparison: RuntimeComparison) -> str:
 
 def conditions_line(comparison: RuntimeComparison) -> str:
     """Return where the figures come from, in words."""
-    samples = "samples of the data" if comparison.given else "random samples"
+    samples = "samples of the data" if comparison.with_data else "random samples"
     threads = f"{comparison.threads} thread{'s' if comparison.threads > 1 else ''}"
     largest = max(comparison.batch_sizes)
     return (

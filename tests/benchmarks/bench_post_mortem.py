@@ -125,7 +125,7 @@ def _examined(watch, model, error, arguments, refusals):
     from kerasmem.memory.oom import classify, post_mortem
 
     cause = classify(error, model, refusals=refusals)
-    return post_mortem(model, cause, watch._moment(model, arguments, ()))
+    return post_mortem(model, cause, watch._step_context(model, arguments, ()))
 
 
 def train(name, batch, remedy, parts):

@@ -133,7 +133,7 @@ def test_what_the_first_step_makes_is_known_in_it(seen, backend):
     found = requested_by_layer(timeline.blocks, "gradient")
     assert {layer: found.get(layer) for layer in trained} == trained
     if backend == "tensorflow":
-        last = list(timeline.alive(len(timeline.times_ns) - 1))
+        last = list(timeline.live(len(timeline.times_ns) - 1))
         slots = requested_by_layer(last, "optimizer_state")
         assert requested_by_layer(last, "parameter") == trained
         assert {layer: slots[layer] for layer in trained} == {

@@ -153,7 +153,7 @@ def test_the_record_goes_through_json(reason):
         device="cpu",
         threads=1,
         samples=32,
-        given=True,
+        with_data=True,
         runtimes=runtimes,
         advice=advise(runtimes),
     )

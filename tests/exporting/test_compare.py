@@ -71,7 +71,7 @@ def test_every_form_is_made_compared_timed_and_weighed(monkeypatch, capfd):
     assert all(0 < r.peak_bytes < r.process_bytes for r in alone)
     if kernel_peak_works():
         assert all(2 * r.process_bytes < floats.process_bytes for r in alone)
-    assert (found.samples, found.given, found.threads) == (2, True, 1)
+    assert (found.samples, found.with_data, found.threads) == (2, True, 1)
     assert RuntimeComparison.from_json(found.to_json()) == found
     assert "making LiteRT, int8-static" in capfd.readouterr().err
     for weight, old in zip(model.weights, before, strict=True):
@@ -118,7 +118,7 @@ def test_without_samples_there_is_no_int8_static_and_it_says_what_to_give(monkey
     reason = found.runtimes[1].reason
     assert "samples to calibrate on" in reason
     assert "data=" in reason
-    assert (found.given, found.runtimes[1].times) == (False, ())
+    assert (found.with_data, found.runtimes[1].times) == (False, ())
     assert found.runtimes[1].file_bytes is None
     assert all(advice.name == KERAS.name for advice in found.advice)
 

@@ -78,14 +78,16 @@ class TorchProfiler:
             found.setdefault(device, []).append(event)
         return Profile([*self._traces(found)], self._opening, self._storages())
 
-    def _traces(self, found: dict[str, list[MemoryEvent]]) -> Iterator[AllocatorTrace]:
+    def _traces(
+        self, events_by_device: dict[str, list[MemoryEvent]]
+    ) -> Iterator[AllocatorTrace]:
         snapshot = None
         if torch.cuda.is_initialized():
             snapshot = torch.cuda.memory._snapshot()
         if self._records:
             torch.cuda.memory._record_memory_history(enabled=None)
             self._records = False
-        for device, events in found.items():
+        for device, events in events_by_device.items():
             if device.startswith("cuda") and snapshot is not None:
                 asked = with_requests(events, snapshot, int(device.partition(":")[2]))
                 yield AllocatorTrace(

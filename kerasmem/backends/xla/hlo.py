@@ -267,15 +267,18 @@ class _Flattening:
 
     def _open(self, computation: int, arguments: Sequence[Any] | None) -> Any:
         """Return the root's value: an index, or a list for a tuple."""
-        found: dict[int, Any] = {}
+        by_number: dict[int, Any] = {}
         for one in self._program.computations[computation]:
-            found[one.number] = self._value(one, found, arguments)
-        return found[self._program.roots[computation]]
+            by_number[one.number] = self._value(one, by_number, arguments)
+        return by_number[self._program.roots[computation]]
 
     def _value(
-        self, one: Instruction, found: dict[int, Any], arguments: Sequence[Any] | None
+        self,
+        one: Instruction,
+        by_number: dict[int, Any],
+        arguments: Sequence[Any] | None,
     ) -> Any:
-        operands = [found[number] for number in one.operands]
+        operands = [by_number[number] for number in one.operands]
         if one.opcode == "parameter" and arguments is not None:
             return arguments[one.parameter]
         if one.opcode == "call":

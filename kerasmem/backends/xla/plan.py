@@ -181,20 +181,20 @@ class _Memory:
     """What is in use while the plan is followed."""
 
     def __init__(self, arguments: list[Planned], reserved: int) -> None:
-        self._alive = {id(one): one for one in arguments}
+        self._live = {id(one): one for one in arguments}
         self._in_use = sum(one.size for one in arguments)
         self._reserved = reserved
 
     def make(self, new: Planned) -> Iterator[MemoryEvent]:
         # What lay there is used up by the instruction that writes over it.
-        for old in [one for one in self._alive.values() if _overlap(one, new)]:
+        for old in [one for one in self._live.values() if _overlap(one, new)]:
             yield from self.drop(old, new.begin)
-        self._alive[id(new)] = new
+        self._live[id(new)] = new
         self._in_use += new.size
         yield self._event(new, new.begin, is_allocation=True)
 
     def drop(self, old: Planned, position: int) -> Iterator[MemoryEvent]:
-        if self._alive.pop(id(old), None) is not None:
+        if self._live.pop(id(old), None) is not None:
             self._in_use -= old.size
             yield self._event(old, position, is_allocation=False)
 

@@ -240,7 +240,7 @@ def _check_rows(name: str, array: Any) -> None:
     )
 
 
-def _check_label_names(model: Any, given: list[str]) -> None:
+def _check_label_names(model: Any, label_names: list[str]) -> None:
     """Raise unless every label is named after an output, and no output lacks one."""
     outputs = getattr(model, "output", None)  # a Sequential has one and no such name
     if isinstance(outputs, dict):
@@ -250,12 +250,12 @@ def _check_label_names(model: Any, given: list[str]) -> None:
     else:
         raise DataError(
             "The model has one output, so its labels are one array. Received: labels "
-            f"named {', '.join(given)}."
+            f"named {', '.join(label_names)}."
         )
-    if not _outputs_with_loss(model, wanted) <= set(given) <= set(wanted):
+    if not _outputs_with_loss(model, wanted) <= set(label_names) <= set(wanted):
         raise DataError(
             "Labels are named after the outputs. Received: the model has the outputs "
-            f"{', '.join(wanted)}; the data has the labels {', '.join(given)}."
+            f"{', '.join(wanted)}; the data has the labels {', '.join(label_names)}."
         )
 
 

@@ -152,7 +152,7 @@ class MemoryWatcher:
     def holders_at_peak(self) -> dict[str, int]:
         """Return the bytes given to each holder at the peak, most first."""
         timeline = self.timeline()
-        return _by_holder(timeline.alive(timeline.peak_event))
+        return _by_holder(timeline.live(timeline.peak_event))
 
     def _note(self) -> None:
         self._in_use.append(self.allocator.in_use_bytes)

@@ -202,7 +202,7 @@ def find_batch_size(  # noqa: PLR0913 - a public entry point
     )
     search = search_for(request, limit, range(1, largest + 1))
     search.run()
-    return _found(search, limit)
+    return _result(search, limit)
 
 
 def search_for(
@@ -237,7 +237,7 @@ def search_for(
             f"memory_limit={format_bytes(limit_bytes)}."
         )
     usable = USABLE if one_thread else USABLE_BY_THREADS
-    limit = Limit.beside(fixed, limit_bytes, usable)
+    limit = Limit.with_fixed(fixed, limit_bytes, usable)
     limited = environment(
         limit_bytes, request.backend, request.device, one_thread=one_thread
     )
@@ -256,9 +256,9 @@ def search_for(
     )
 
 
-def _found(search: Search, limit: int) -> BatchSize:
-    found = max((t.batch_size for t in search.trials if t.fits), default=0)
-    if not found:
+def _result(search: Search, limit: int) -> BatchSize:
+    largest = max((t.batch_size for t in search.trials if t.fits), default=0)
+    if not largest:
         smallest = min(search.trials, key=lambda trial: trial.batch_size)
         raise ConfigError(
             "No batch size fits into the limit that was tried, down to "
@@ -267,12 +267,14 @@ def _found(search: Search, limit: int) -> BatchSize:
             f"memory_limit={format_bytes(limit)}."
         )
     measured = {trial.batch_size: trial.peak_bytes for trial in search.trials}
-    powers = {1 << power for power in range((2 * found).bit_length())}
+    powers = {1 << power for power in range((2 * largest).bit_length())}
     curve = tuple(
         CurvePoint(size, search.corrected(size), measured.get(size))
         for size in sorted(powers | set(measured))
     )
-    return BatchSize(found, limit_bytes=limit, curve=curve, trials=tuple(search.trials))
+    return BatchSize(
+        largest, limit_bytes=limit, curve=curve, trials=tuple(search.trials)
+    )
 
 
 def _check_free_batch(model: Any) -> None:

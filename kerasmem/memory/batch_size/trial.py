@@ -113,7 +113,9 @@ class Limit:
     usable_bytes: int
 
     @classmethod
-    def beside(cls, fixed_bytes: int, nbytes: int, usable: float = USABLE) -> "Limit":
+    def with_fixed(
+        cls, fixed_bytes: int, nbytes: int, usable: float = USABLE
+    ) -> "Limit":
         """Return a limit of which variables take so many bytes.
 
         Args:

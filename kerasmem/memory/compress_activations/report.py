@@ -112,16 +112,16 @@ def layer_bytes(
         x: what goes in, for its shapes: an array, or a list or dict of arrays.
     """
     symbols = own_graph(model).inputs
-    given = [x[symbol.name] for symbol in symbols] if isinstance(x, dict) else x
-    arrays = given if isinstance(given, list | tuple) else [given]
+    inputs = [x[symbol.name] for symbol in symbols] if isinstance(x, dict) else x
+    arrays = inputs if isinstance(inputs, list | tuple) else [inputs]
     data = [
         _Value("", keras.KerasTensor(array.shape, symbol.dtype))
         for array, symbol in zip(arrays, symbols, strict=True)
     ]
-    count = _Count({id(found.model): found for found in plans})
+    count = _Count({id(plan.model): plan for plan in plans})
     for value in count.run(model, data):
         value.whole = True
-    return tuple(value.record() for value in count.made)
+    return tuple(value.record() for value in count.outputs)
 
 
 @dataclass(eq=False)
@@ -155,7 +155,7 @@ class _Value:
 @dataclass
 class _Count:
     plans: dict[int, GraphPlan]
-    made: list[_Value] = field(default_factory=list[_Value])
+    outputs: list[_Value] = field(default_factory=list[_Value])
 
     def run(self, model: Any, inputs: Sequence[_Value]) -> list[_Value]:
         """Return the outputs of a model; count what it makes and stores."""
@@ -184,7 +184,7 @@ class _Count:
         args, kwargs = node.arguments.fill_in(specs)
         specs = keras.tree.flatten(operation.compute_output_spec(*args, **kwargs))
         values = [_Value(operation.name, spec, whole=whole) for spec in specs]
-        self.made.extend(values)
+        self.outputs.extend(values)
         return values
 
 

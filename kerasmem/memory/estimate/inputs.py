@@ -148,10 +148,10 @@ def symbolic_batch(request: Request) -> tuple[Any, ...]:
 def zeros(request: Request) -> tuple[Any, ...]:
     """Return a batch of zeros: `(x, y)`, or `(x,)` for predict."""
 
-    def made(spec: Any) -> np.ndarray:
+    def array(spec: Any) -> np.ndarray:
         return np.zeros(spec.shape, "float32" if "float" in spec.dtype else spec.dtype)
 
-    return keras.tree.map_structure(made, symbolic_batch(request))
+    return keras.tree.map_structure(array, symbolic_batch(request))
 
 
 def run_once(request: Request, batch: tuple[Any, ...]) -> None:

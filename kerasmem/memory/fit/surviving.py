@@ -15,7 +15,7 @@ from kerasmem.memory.fit.losses import LossFactors
 from kerasmem.memory.fit.notices import Notices, smaller_batches, stateful_layers
 from kerasmem.memory.fit.parts import EvaluationParts, MicroBatches, Parts
 from kerasmem.memory.fit.plan import Plan, Rollback, SafeShapes, micro_batches
-from kerasmem.memory.oom import Moment, classify, out_of_memory_error, post_mortem
+from kerasmem.memory.oom import StepContext, classify, out_of_memory_error, post_mortem
 from kerasmem.records import Cause, PostMortem
 from kerasmem.units import format_bytes
 
@@ -101,8 +101,8 @@ class SurvivingStep(ABC):
         """Return what runs batches in parts."""
 
     @abstractmethod
-    def _moment(self, moment: Moment) -> Moment:
-        """Return the moment of a failure with all that is known of it."""
+    def _step_context(self, failed: StepContext) -> StepContext:
+        """Return the context of a failed step with all that is known of it."""
 
     @abstractmethod
     def _notify(self, report: PostMortem, parts: int, lost: int) -> None:
@@ -216,7 +216,7 @@ class SurvivingStep(ABC):
         parts: int,
         kind: type[OutOfMemoryError] | None = None,
     ) -> OutOfMemoryError:
-        moment = Moment(
+        failed = StepContext(
             batch_size=size,
             micro_batches=parts,
             epoch=self._epoch,
@@ -224,7 +224,7 @@ class SurvivingStep(ABC):
             process=self._process,
         )
         with self._steps.values(state):
-            report = post_mortem(self._model, cause, self._moment(moment))
+            report = post_mortem(self._model, cause, self._step_context(failed))
         report = _as_a_whole(report, self._model)
         self._context.notices.write(report)
         return out_of_memory_error(report, kind)
@@ -340,8 +340,8 @@ class SurvivingTraining(SurvivingStep):
     def _new_parts(self) -> MicroBatches:
         return MicroBatches(self._model, self._training, self._context.factors)
 
-    def _moment(self, moment: Moment) -> Moment:
-        return replace(moment, step=self._step, input_shape=self._input_shape)
+    def _step_context(self, failed: StepContext) -> StepContext:
+        return replace(failed, step=self._step, input_shape=self._input_shape)
 
     def _notify(self, report: PostMortem, parts: int, lost: int) -> None:
         self._context.notices.failed(self._model, report, parts, lost)
@@ -383,8 +383,8 @@ class SurvivingEvaluation(SurvivingStep):
     def _new_parts(self) -> EvaluationParts:
         return EvaluationParts(self._model, self._steps, self._context.factors)
 
-    def _moment(self, moment: Moment) -> Moment:
-        return replace(moment, training=False, accumulates=False)
+    def _step_context(self, failed: StepContext) -> StepContext:
+        return replace(failed, training=False, accumulates=False)
 
     def _notify(self, report: PostMortem, parts: int, lost: int) -> None:
         self._context.notices.failed_evaluation(report, parts, lost)

@@ -124,13 +124,13 @@ class Scope:
     @property
     def host_bytes(self) -> int:
         """Resident bytes of the process, after less before."""
-        before, after = self._both()
+        before, after = self._snapshots()
         return after.host_bytes - before.host_bytes
 
     @property
     def device_bytes(self) -> dict[str, int]:
         """Bytes in use by device, after less before."""
-        before, after = self._both()
+        before, after = self._snapshots()
         return {
             name: value - before.device_bytes.get(name, 0)
             for name, value in after.device_bytes.items()
@@ -139,7 +139,7 @@ class Scope:
     @property
     def traces(self) -> dict[str, int]:
         """New traces of compiled functions that live, by the functions' names."""
-        before, after = self._both()
+        before, after = self._snapshots()
         more = Counter(after.traces)
         more.subtract(before.traces)
         return {name: number for name, number in more.items() if number > 0}
@@ -147,7 +147,7 @@ class Scope:
     @property
     def threads(self) -> list[str]:
         """Names of threads that were begun and still run."""
-        before, after = self._both()
+        before, after = self._snapshots()
         return sorted(
             name for key, name in after.threads.items() if key not in before.threads
         )
@@ -155,19 +155,19 @@ class Scope:
     @property
     def children(self) -> list[int]:
         """Process ids of child processes that were begun and still run."""
-        before, after = self._both()
+        before, after = self._snapshots()
         return sorted(after.children - before.children)
 
     @property
     def files(self) -> list[str]:
         """Paths of files that were opened and are still open."""
-        before, after = self._both()
+        before, after = self._snapshots()
         return sorted(after.files - before.files)
 
     @cached_property
     def stayed(self) -> list[Stayed]:
         """Objects that stayed by who holds them, those with most bytes first."""
-        self._both()
+        self._snapshots()
         living = {id(each): r for r in self._new if (each := r()) is not None}
         objects = [r() for r in living.values()]
         links = names(objects)
@@ -186,7 +186,7 @@ class Scope:
     @property
     def models(self) -> list[keras.Model]:
         """New models that live."""
-        self._both()
+        self._snapshots()
         living = (reference() for reference in self._new)
         return [each for each in living if isinstance(each, keras.Model)]
 
@@ -219,7 +219,7 @@ class Scope:
             [f"{self.name}: {', '.join(figures)}", *map(_line, self.stayed)]
         )
 
-    def _both(self) -> tuple[Snapshot, Snapshot]:
+    def _snapshots(self) -> tuple[Snapshot, Snapshot]:
         if self._before is None or self._after is None:
             raise self._not_ended()
         return self._before, self._after

@@ -252,18 +252,18 @@ _CLASSES: dict[str, type[OutOfMemoryError]] = {
 
 
 def out_of_memory_error(
-    found: PostMortem, kind: type[OutOfMemoryError] | None = None
+    post_mortem: PostMortem, kind: type[OutOfMemoryError] | None = None
 ) -> OutOfMemoryError:
     """Return the error that carries a post-mortem, to be raised.
 
     Args:
-        found: the post-mortem.
+        post_mortem: the post-mortem.
         kind: class of the error, such as `TornStateError`; None for that of the cause.
     """
-    sentences = [cause_sentence(found.cause), fitting_sentence(found)]
+    sentences = [cause_sentence(post_mortem.cause), fitting_sentence(post_mortem)]
     sentences.append(
-        f"Received: batch_size={found.batch_size}, in {found.micro_batches} "
-        "micro-batches."
+        f"Received: batch_size={post_mortem.batch_size}, in "
+        f"{post_mortem.micro_batches} micro-batches."
     )
     if kind is TornStateError:
         sentences.append(
@@ -271,9 +271,9 @@ def out_of_memory_error(
             "back. Go on in a new process, from a file or a checkpoint, in smaller "
             "batches or without jit_compile."
         )
-    elif found.remedies:
-        first = found.remedies[0]
+    elif post_mortem.remedies:
+        first = post_mortem.remedies[0]
         sentences.append(f"Next: {first.name} ({first.how}).")
     sentences.append("All of it: print(error.post_mortem.text()).")
-    chosen = kind or _CLASSES[found.cause.kind]
-    return chosen(" ".join(filter(None, sentences)), found)
+    chosen = kind or _CLASSES[post_mortem.cause.kind]
+    return chosen(" ".join(filter(None, sentences)), post_mortem)

@@ -18,8 +18,8 @@ from kerasmem.memory.estimate import estimate_memory
 from kerasmem.memory.oom.cause import figures_of
 from kerasmem.memory.oom.fitting import (
     Fitting,
-    Moment,
     Room,
+    StepContext,
     can_be_tried,
     correction_by_failure,
     fewest_micro_batches,
@@ -51,34 +51,34 @@ _SECONDS = 20
 """After these no more estimate is begun."""
 
 
-def post_mortem(model: Any, cause: Cause, moment: Moment) -> PostMortem:
+def post_mortem(model: Any, cause: Cause, context: StepContext) -> PostMortem:
     """Return all that can be told of why memory ran out, and what would help.
 
     It never raises: a part that cannot be found out is left out and said. Nothing runs
-    on the device, but in processes of their own if `moment` allows that, and what is
-    returned holds no tensors. What was in use at the peak is measured if `moment` has a
-    timeline, else estimated for a step like the failed one.
+    on the device, but in processes of their own if `context` allows that, and what is
+    returned holds no tensors. What was in use at the peak is measured if `context` has
+    a timeline, else estimated for a step like the failed one.
     Ask for it when the error is gone and its tensors are free: what is in use by then
     is taken for what stays in use.
 
     Args:
         model: the model in training; it stays as it is.
         cause: what `classify` made of the error.
-        moment: the step in which it happened.
+        context: the step in which it happened.
     """
-    return _Examination(model, cause, moment).report()
+    return _Examination(model, cause, context).report()
 
 
 class _Examination:
-    def __init__(self, model: Any, cause: Cause, moment: Moment) -> None:
+    def __init__(self, model: Any, cause: Cause, context: StepContext) -> None:
         self._model = model
         self._cause = cause
-        self._moment = moment
+        self._context = context
         self._estimates: dict[tuple[Any, ...], MemoryEstimate] = {}
         self._left_out: list[str] = []
 
     def report(self) -> PostMortem:
-        moment = self._moment
+        context = self._context
         variables = self._try(
             "the bytes of the variables", lambda: held_bytes(self._model)
         )
@@ -94,10 +94,10 @@ class _Examination:
             cause=self._cause,
             model=str(getattr(self._model, "name", type(self._model).__name__)),
             backend=keras.backend.backend(),
-            batch_size=moment.batch_size,
-            micro_batches=moment.micro_batches,
-            epoch=moment.epoch,
-            step=moment.step,
+            batch_size=context.batch_size,
+            micro_batches=context.micro_batches,
+            epoch=context.epoch,
+            step=context.step,
             peak_bytes=peak_bytes,
             peak_source=source,
             parts=parts,
@@ -108,7 +108,7 @@ class _Examination:
             fitting_is_tried=fitting.is_tried if fitting else False,
             remedies=found or (),
             left_out=tuple(dict.fromkeys(self._left_out)),
-            process=moment.process,
+            process=context.process,
             time=time.time(),
         )
 
@@ -123,24 +123,24 @@ class _Examination:
             return None
 
     def _other_bytes(self, variable_bytes: int | None) -> int | None:
-        if self._moment.other_bytes is not None:
-            return self._moment.other_bytes
+        if self._context.other_bytes is not None:
+            return self._context.other_bytes
         now = figures_of(self._cause.device).current_bytes
-        if now is None or variable_bytes is None or not self._moment.is_freed:
+        if now is None or variable_bytes is None or not self._context.is_freed:
             return None
         return max(now - variable_bytes, 0)
 
     def _at_peak(self) -> AtPeak | None:
-        found = _measured(self._moment.timelines)
+        found = _measured(self._context.timelines)
         if found is not None or self._cause.kind not in _OF_THE_DEVICE:
             return found
-        estimate = self._estimate(self._moment.micro_batch_size)
+        estimate = self._estimate(self._context.micro_batch_size)
         # What the allocator would hold beside it is left out: there is a limit.
         used = tuple(part for part in estimate.parts if part.category != "pool")
         return estimate.peak_bytes, estimate.method, used
 
     def _room(self, other_bytes: int) -> Room | None:
-        limits = (self._moment.limit_bytes, self._cause.limit_bytes)
+        limits = (self._context.limit_bytes, self._cause.limit_bytes)
         limit = min((one for one in limits if one is not None), default=None)
         if self._cause.kind not in _OF_THE_DEVICE or limit is None:
             return None
@@ -148,29 +148,29 @@ class _Examination:
         return Room(
             limit_bytes=limit,
             other_bytes=other_bytes,
-            accumulator_bytes=trained if self._moment.accumulates else 0,
+            accumulator_bytes=trained if self._context.accumulates else 0,
         )
 
     def _fitting(self, room: Room | None) -> Fitting | None:
-        if room is None or not self._moment.batch_size:
+        if room is None or not self._context.batch_size:
             return None
-        moment, failed = self._moment, self._moment.micro_batches
-        if moment.may_try and can_be_tried():
+        context, failed = self._context, self._context.micro_batches
+        if context.may_try and can_be_tried():
             tried = self._try(
                 "how many micro-batches fit when tried",
-                lambda: try_micro_batches(self._model, moment, room, self._estimate),
+                lambda: try_micro_batches(self._model, context, room, self._estimate),
             )
             if tried is not None and tried.fitting is not None:
                 return tried.fitting
             failed = tried.failed if tried else failed
-        return fewest_micro_batches(self._estimate, room, moment.batch_size, failed)
+        return fewest_micro_batches(self._estimate, room, context.batch_size, failed)
 
     def _remedies(
         self, fitting: Fitting | None, room: Room | None
     ) -> tuple[Remedy, ...]:
         shrinks = fitting is not None and self._cause.kind == "one tensor"
         special = () if shrinks else remedies_for(self._cause)
-        size = self._moment.micro_batch_size
+        size = self._context.micro_batch_size
         if self._cause.kind not in _OF_THE_DEVICE:
             return special
         estimate = self._try("what others would save", lambda: self._estimate(size))
@@ -179,7 +179,7 @@ class _Examination:
         step = FailedStep(
             model=self._model,
             size=size,
-            input_shape=self._moment.input_shape,
+            input_shape=self._context.input_shape,
             estimate=estimate,
             estimated=functools.partial(self._estimate, size),
         )
@@ -212,9 +212,9 @@ class _Examination:
                 self._estimates[key] = estimate_memory(
                     self._model,
                     size,
-                    training=self._moment.training,
+                    training=self._context.training,
                     device=device_kind(),
-                    input_shape=self._moment.input_shape,
+                    input_shape=self._context.input_shape,
                     **options,
                 )
         return self._estimates[key]
@@ -230,7 +230,7 @@ def _measured(timelines: Sequence[Timeline]) -> AtPeak | None:
         return None
     fullest = max(seen, key=lambda timeline: timeline.peak_bytes)
     sums: Counter[tuple[str, str | None]] = Counter()
-    for block in fullest.alive(fullest.peak_event):
+    for block in fullest.live(fullest.peak_event):
         sums[block.category, block.layer] += block.given_bytes
     parts = tuple(EstimatePart(*key, size) for key, size in sums.most_common() if size)
     return fullest.peak_bytes, MEASURED, parts

@@ -23,7 +23,7 @@ _KERAS_DEFAULT = 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class Moment:
+class StepContext:
     """The step in which memory ran out.
 
     Args:
@@ -286,13 +286,16 @@ def can_be_tried() -> bool:
 
 
 def try_micro_batches(
-    model: Any, moment: Moment, room: Room, estimate: Callable[[int], MemoryEstimate]
+    model: Any,
+    context: StepContext,
+    room: Room,
+    estimate: Callable[[int], MemoryEstimate],
 ) -> Tried | None:
     """Return what trials of smaller batches said; None if none ended within a minute.
 
     Args:
         model: the model in training.
-        moment: the step that failed.
+        context: the step that failed.
         room: what a step may use.
         estimate: returns the estimate for so many samples at a time.
 
@@ -303,9 +306,9 @@ def try_micro_batches(
     request = checked_request(
         model,
         1,
-        training=moment.training,
+        training=context.training,
         device=device_kind(),
-        input_shape=moment.input_shape,
+        input_shape=context.input_shape,
     )
 
     def most(size: int) -> int:
@@ -315,7 +318,7 @@ def try_micro_batches(
     search = search_for(
         request,
         room.limit_bytes - room.other_bytes - room.accumulator_bytes,
-        moment.smaller_sizes(),
+        context.smaller_sizes(),
         predict=most,
         seconds=_SECONDS,
         # What is said here is of a step in this process, with its threads.
@@ -327,21 +330,21 @@ def try_micro_batches(
         return None
     fits = [trial for trial in search.trials if trial.fits]
     fails = [trial.batch_size for trial in search.trials if not trial.fits]
-    failed = -(-moment.batch_size // min(fails, default=moment.micro_batch_size))
+    failed = -(-context.batch_size // min(fails, default=context.micro_batch_size))
     if not fits:
         return Tried(None, failed)
     largest = max(fits, key=lambda trial: trial.batch_size)
-    fitting = _fitting(largest, moment, room, estimate(largest.batch_size))
+    fitting = _fitting(largest, context, room, estimate(largest.batch_size))
     return Tried(fitting, failed)
 
 
 def _fitting(
-    trial: Trial, moment: Moment, room: Room, estimate: MemoryEstimate
+    trial: Trial, context: StepContext, room: Room, estimate: MemoryEstimate
 ) -> Fitting:
     own = trial.peak_bytes or estimate.peak_bytes
     moved = own - stored_bytes(estimate)
     return Fitting(
-        micro_batches=-(-moment.batch_size // trial.batch_size),
+        micro_batches=-(-context.batch_size // trial.batch_size),
         peak_bytes=own + room.other_bytes + room.accumulator_bytes,
         is_tried=True,
         correction=max(1.0, moved / max(moving_bytes(estimate), 1)),

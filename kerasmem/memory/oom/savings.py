@@ -116,7 +116,7 @@ class Saving:
 
 
 def worthwhile(
-    found: Iterable[Saving | None],
+    savings: Iterable[Saving | None],
     plain: MemoryEstimate,
     room: Room | None,
     correction: float,
@@ -124,7 +124,7 @@ def worthwhile(
     """Return the remedies that are worth a change: what fits first, then what saves.
 
     Args:
-        found: what there is.
+        savings: what there is.
         plain: the estimate of the step as it is.
         room: what a step may use; None if nobody told the limit.
         correction: by how much more than estimated a step moves.
@@ -139,7 +139,7 @@ def worthwhile(
             peak_bytes=around.peak_bytes(saving.estimate, correction),
             fits=room and room.holds(saving.estimate, correction),
         )
-        for saving in found
+        for saving in savings
         if saving
         and (saves_bytes := plain.peak_bytes - saving.estimate.peak_bytes) > least
     ]

@@ -243,14 +243,14 @@ def _part_name(step: RecordedStep) -> str:
     return main_part(step.request.model, step.path).name
 
 
-def _chosen(step: RecordedStep, pieces: Pieces, found: Simulation) -> Chosen:
+def _chosen(step: RecordedStep, pieces: Pieces, simulation: Simulation) -> Chosen:
     plan = Rematerialization(
         pieces=tuple(_pieces(step, pieces)),
         model_name=_part_name(step),
         batch_size=step.request.batch_size,
-        peak_bytes=found.peak_bytes,
+        peak_bytes=simulation.peak_bytes,
         plain_peak_bytes=step.simulate(()).peak_bytes,
-        extra_time=found.extra_time,
+        extra_time=simulation.extra_time,
     )
     return Chosen(pieces, plan)
 

@@ -21,14 +21,14 @@ class Gradients:
     rows of a sparse gradient (Embedding) are as wide as the variable.
 
     Args:
-        found: all blocks of one allocator.
+        drafts: all blocks of one allocator.
         variables: all variables of the model.
         copies: how many gradients a variable has in the window: one per step and
             replica.
     """
 
     def __init__(
-        self, found: Sequence[Draft], variables: Sequence[KnownVariable], copies: int
+        self, drafts: Sequence[Draft], variables: Sequence[KnownVariable], copies: int
     ) -> None:
         self._copies = copies
         self._trained: dict[str | None, list[KnownVariable]] = defaultdict(list)
@@ -36,16 +36,16 @@ class Gradients:
             if variable.is_trained:
                 self._trained[variable.layer].append(variable)
         self._chosen: set[int] = set()
-        self._choose(found)
+        self._choose(drafts)
         self._give_to_outer_layers()
-        self._choose(found)
+        self._choose(drafts)
 
     def __contains__(self, draft: Draft) -> bool:
         return id(draft) in self._chosen
 
-    def _choose(self, found: Sequence[Draft]) -> None:
+    def _choose(self, drafts: Sequence[Draft]) -> None:
         candidates: dict[tuple, list[Draft]] = defaultdict(list)
-        for draft in found:
+        for draft in drafts:
             if draft.origin.phase == "backward" and self._has_size_of_variable(draft):
                 key = draft.origin.layer, draft.event.requested_bytes
                 candidates[key].append(draft)
@@ -109,18 +109,18 @@ class Updates:
     address tells; before that the same operation did the same.
 
     Args:
-        found: all blocks of one allocator.
+        drafts: all blocks of one allocator.
         held: where the model's variables lie.
     """
 
-    def __init__(self, found: Sequence[Draft], held: HeldVariables) -> None:
+    def __init__(self, drafts: Sequence[Draft], held: HeldVariables) -> None:
         self._trained = [v for v in held.variables if v.is_trained]
         self._by_size: dict[int, set[str | None]] = defaultdict(set)
         for variable in self._trained:
             self._by_size[variable.nbytes].add(variable.layer)
         self._held = held
-        self._assigned = self._assignments(found)
-        self._per_variable = self._operations_per_variable(found)
+        self._assigned = self._assignments(drafts)
+        self._per_variable = self._operations_per_variable(drafts)
 
     def variable(self, draft: Draft) -> KnownVariable | None:
         """Return the variable in a block, None if there is none."""
@@ -145,9 +145,9 @@ class Updates:
         layers = self._by_size[size]
         return next(iter(layers)) if len(layers) == 1 else None
 
-    def _assignments(self, found: Sequence[Draft]) -> dict[str, KnownVariable]:
+    def _assignments(self, drafts: Sequence[Draft]) -> dict[str, KnownVariable]:
         assigned: dict[str, KnownVariable] = {}
-        for draft in found:
+        for draft in drafts:
             if draft.freed_at is None and draft.event.operation:
                 event = draft.event
                 variable = self._held.at_closing(event.address, event.requested_bytes)
@@ -155,11 +155,11 @@ class Updates:
                     assigned[event.operation] = variable
         return assigned
 
-    def _operations_per_variable(self, found: Sequence[Draft]) -> dict[str, int]:
+    def _operations_per_variable(self, drafts: Sequence[Draft]) -> dict[str, int]:
         # An optimizer does the same to one variable after the other, so its
         # operations of one kind are numbered through, such as `adam/Square_5`.
         most: dict[str, int] = defaultdict(int)
-        for draft in found:
+        for draft in drafts:
             if draft.allocated_at is not None and draft.origin.place is not None:
                 kind = _kind(draft)
                 most[kind] = max(most[kind], draft.origin.place + 1)
@@ -183,31 +183,33 @@ class Categories:
     | `temporary` | any other that was freed |
 
     Args:
-        found: the blocks of one allocator.
+        drafts: the blocks of one allocator.
         held: which of them hold its variables.
         steps: number of training steps in the window.
     """
 
-    def __init__(self, found: Sequence[Draft], held: HeldVariables, steps: int) -> None:
-        self._found = found
+    def __init__(
+        self, drafts: Sequence[Draft], held: HeldVariables, steps: int
+    ) -> None:
+        self._drafts = drafts
         self._held = held
         self._backward = [
             draft.allocated_at
-            for draft in found
+            for draft in drafts
             if draft.allocated_at is not None and draft.origin.phase == "backward"
         ]
         """Numbers of the events that made something backward."""
-        self._gradients = Gradients(found, held.variables, steps * held.replicas)
-        self._updates = Updates(found, held)
+        self._gradients = Gradients(drafts, held.variables, steps * held.replicas)
+        self._updates = Updates(drafts, held)
         self._inputs = {
             draft.event.requested_bytes
-            for draft in found
+            for draft in drafts
             if draft.allocated_at is not None and draft.origin.phase == "input"
         }
 
     def blocks(self) -> list[Block]:
         """Return every block with its category and layer."""
-        return [self._block(draft) for draft in self._found]
+        return [self._block(draft) for draft in self._drafts]
 
     def _block(self, draft: Draft) -> Block:
         event = draft.event

@@ -62,15 +62,15 @@ def tune(
     return _tuning(request, first, figures, apart)
 
 
-def _chosen(found: Sequence[Variant], only: Sequence[str]) -> list[Variant]:
+def _chosen(variants: Sequence[Variant], only: Sequence[str]) -> list[Variant]:
     for part in only:
-        if not any(part in variant.name for variant in found):
-            names = ", ".join(repr(variant.name) for variant in found)
+        if not any(part in variant.name for variant in variants):
+            names = ", ".join(repr(variant.name) for variant in variants)
             raise ConfigError(
                 f"There is no such option for this model and backend. Expected: a part "
                 f"of one of {names}. Received: only={part!r}."
             )
-    return [v for v in found if not only or any(part in v.name for part in only)]
+    return [v for v in variants if not only or any(part in v.name for part in only)]
 
 
 def _trials(

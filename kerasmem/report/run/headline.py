@@ -135,19 +135,21 @@ def finding_table(findings: Sequence[Finding], most: int = 5) -> rich.table.Tabl
     return terminal_table(Table("Findings", ("", "", ""), tuple(rows), texts=3))
 
 
-def post_mortem_table(found: Sequence[PostMortem], most: int = 5) -> rich.table.Table:
+def post_mortem_table(
+    post_mortems: Sequence[PostMortem], most: int = 5
+) -> rich.table.Table:
     """Return why memory ran out and what would help, for the terminal.
 
     Args:
-        found: the post-mortems of a run.
+        post_mortems: the post-mortems of a run.
         most: number of them to list, the first ones.
     """
     rows = [
         (moment_words(one), cause_sentence(one.cause), "\n".join(_help(one)))
-        for one in found[:most]
+        for one in post_mortems[:most]
     ]
-    if len(found) > most:
-        rows.append((f"{len(found) - most:,} more", "", "they are on the page"))
+    if len(post_mortems) > most:
+        rows.append((f"{len(post_mortems) - most:,} more", "", "they are on the page"))
     table = Table(
         "Out of memory",
         ("when", "why", "what would help"),
@@ -158,8 +160,8 @@ def post_mortem_table(found: Sequence[PostMortem], most: int = 5) -> rich.table.
     return terminal_table(table)
 
 
-def _help(found: PostMortem) -> Iterator[str]:
-    if sentence := fitting_sentence(found):
+def _help(post_mortem: PostMortem) -> Iterator[str]:
+    if sentence := fitting_sentence(post_mortem):
         yield sentence
-    for remedy in found.remedies:
+    for remedy in post_mortem.remedies:
         yield ", ".join(filter(None, (remedy.name, remedy_words(remedy))))

@@ -74,42 +74,44 @@ class Shown:
     record: PostMortem
 
 
-def shown(found: Sequence[PostMortem]) -> tuple[list[Shown], str]:
+def shown(post_mortems: Sequence[PostMortem]) -> tuple[list[Shown], str]:
     """Return the post-mortems that go onto a page, and a note on those that do not."""
     note = (
-        f"Shown are the first {MOST_SHOWN} of {len(found):,}; all of them are in "
-        "post_mortems.jsonl."
+        f"Shown are the first {MOST_SHOWN} of {len(post_mortems):,}; all of them are "
+        "in post_mortems.jsonl."
     )
-    return [_shown(one) for one in found[:MOST_SHOWN]], note * (len(found) > MOST_SHOWN)
+    return [_shown(one) for one in post_mortems[:MOST_SHOWN]], note * (
+        len(post_mortems) > MOST_SHOWN
+    )
 
 
-def _shown(found: PostMortem) -> Shown:
-    process = f", process {found.process}" if found.process else ""
-    words = moment_words(found)
+def _shown(post_mortem: PostMortem) -> Shown:
+    process = f", process {post_mortem.process}" if post_mortem.process else ""
+    words = moment_words(post_mortem)
     return Shown(
         title=f"{words[0].upper()}{words[1:]}{process}",
-        cause=cause_sentence(found.cause),
-        fitting=fitting_sentence(found),
-        figures=_figures(found),
-        bar=_bar(found),
-        bar_title=f"In use at the peak: {peak_words(found)}",
-        layers=_layers(found),
-        gloss=ROUNDING_GLOSS * any(p.category == "rounding" for p in found.parts),
-        table=_table(found),
-        record=found,
+        cause=cause_sentence(post_mortem.cause),
+        fitting=fitting_sentence(post_mortem),
+        figures=_figures(post_mortem),
+        bar=_bar(post_mortem),
+        bar_title=f"In use at the peak: {peak_words(post_mortem)}",
+        layers=_layers(post_mortem),
+        gloss=ROUNDING_GLOSS * any(p.category == "rounding" for p in post_mortem.parts),
+        table=_table(post_mortem),
+        record=post_mortem,
     )
 
 
-def _figures(found: PostMortem) -> list[Figure]:
-    cause = found.cause
+def _figures(post_mortem: PostMortem) -> list[Figure]:
+    cause = post_mortem.cause
     tensor = " ".join(filter(None, (cause.dtype, cause.shape)))
     known = (
         ("Asked for", cause.requested_bytes, tensor),
         ("Largest free piece", cause.largest_free_bytes, "when it was refused"),
         ("In use", cause.in_use_bytes, "when it was refused"),
         ("Limit", cause.limit_bytes, cause.device or ""),
-        ("Variables", found.variable_bytes, "of the model and the optimizer"),
-        ("In use beside them", found.other_bytes, "between steps"),
+        ("Variables", post_mortem.variable_bytes, "of the model and the optimizer"),
+        ("In use beside them", post_mortem.other_bytes, "between steps"),
     )
     return [
         Figure(label, format_bytes(size), detail)
@@ -118,8 +120,8 @@ def _figures(found: PostMortem) -> list[Figure]:
     ]
 
 
-def _bar(found: PostMortem) -> list[Stretch]:
-    sizes = found.by_category()
+def _bar(post_mortem: PostMortem) -> list[Stretch]:
+    sizes = post_mortem.by_category()
     total, start, stretches = sum(sizes.values()), 0.0, list[Stretch]()
     for name, size in sizes.items():
         width = 100 * size / total
@@ -136,8 +138,8 @@ def _bar(found: PostMortem) -> list[Stretch]:
     return stretches
 
 
-def _layers(found: PostMortem) -> str:
-    sizes = list(found.by_layer().items())
+def _layers(post_mortem: PostMortem) -> str:
+    sizes = list(post_mortem.by_layer().items())
     named = [
         f"{layer or NO_LAYER} {format_bytes(size)}" for layer, size in sizes[:_LARGEST]
     ]
@@ -146,9 +148,9 @@ def _layers(found: PostMortem) -> str:
     return f"By layer: {', '.join(named)}{more}."
 
 
-def _table(found: PostMortem) -> Table:
-    parts = sorted(found.parts, key=lambda part: -part.nbytes)
-    total = found.peak_bytes or 0
+def _table(post_mortem: PostMortem) -> Table:
+    parts = sorted(post_mortem.parts, key=lambda part: -part.nbytes)
+    total = post_mortem.peak_bytes or 0
     rows = [
         (
             part.layer or NO_LAYER,
@@ -159,7 +161,7 @@ def _table(found: PostMortem) -> Table:
         for part in parts[:MOST_ROWS]
     ]
     smaller = len(parts) - len(rows)
-    how = "measured" if found.is_measured else "estimated"
+    how = "measured" if post_mortem.is_measured else "estimated"
     return Table(
         f"in use at the peak, by layer and category ({how})",
         ("layer", "category", "bytes", "share"),

@@ -144,7 +144,7 @@ def peak_table(timeline: Timeline, model: str = "") -> Table:
     given: Counter[tuple[str, str]] = Counter()
     asked: Counter[tuple[str, str]] = Counter()
     count: Counter[tuple[str, str]] = Counter()
-    for block in timeline.alive(timeline.peak_event):
+    for block in timeline.live(timeline.peak_event):
         layer = (block.layer or NO_LAYER).removeprefix(f"{model}/")
         key = layer, block.category
         given[key] += block.given_bytes

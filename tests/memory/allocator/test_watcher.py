@@ -45,7 +45,7 @@ def watched(sizes, policy=ROOM):
 def test_the_blocks_alive_make_up_the_bytes_in_use_after_every_event(sizes):
     timeline = watched(sizes).timeline()
     for event, in_use in enumerate(timeline.in_use_bytes):
-        assert sum(b.given_bytes for b in timeline.alive(event)) == in_use
+        assert sum(b.given_bytes for b in timeline.live(event)) == in_use
 
 
 @given(requests())

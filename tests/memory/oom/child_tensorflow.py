@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from kerasmem.memory.compress_activations import compress_activations
-from kerasmem.memory.oom import Moment, classify, noting_refusals, post_mortem
+from kerasmem.memory.oom import StepContext, classify, noting_refusals, post_mortem
 from kerasmem.memory.rematerialize import rematerialize
 from kerasmem.optimizers import Adam8bit
 
@@ -51,7 +51,9 @@ def device():
     model = network()
     model.train_on_batch(*batch(8))
     cause, text = failed(lambda: model.train_on_batch(*batch(BATCH)), model)
-    found = post_mortem(model, cause, Moment(batch_size=BATCH, step=1, may_try=True))
+    found = post_mortem(
+        model, cause, StepContext(batch_size=BATCH, step=1, may_try=True)
+    )
     return {
         "text": text,
         "found": found.to_json(),
@@ -107,7 +109,7 @@ def pipeline():
     data = data.map(greedy)
     model = network()
     cause, text = failed(lambda: model.fit(data, verbose=0), model)
-    found = post_mortem(model, cause, Moment(batch_size=8))
+    found = post_mortem(model, cause, StepContext(batch_size=8))
     return {"text": text, "found": found.to_json()}
 
 

@@ -11,7 +11,7 @@ from kerasmem import errors
 from kerasmem.graph.activation_policy import policy_of
 from kerasmem.memory.compress_activations import compress_activations
 from kerasmem.memory.estimate import estimate_memory
-from kerasmem.memory.oom import Moment, classify, out_of_memory_error, post_mortem
+from kerasmem.memory.oom import StepContext, classify, out_of_memory_error, post_mortem
 from kerasmem.memory.oom.cause import DeviceFigures
 from kerasmem.memory.oom.fitting import samples_per_batch
 from kerasmem.memory.oom.savings import SAVINGS
@@ -40,7 +40,9 @@ def nothing_else_in_use(monkeypatch):
 
 @pytest.fixture
 def found(model):
-    return post_mortem(model, CAUSE, Moment(batch_size=1024, micro_batches=2, step=3))
+    return post_mortem(
+        model, CAUSE, StepContext(batch_size=1024, micro_batches=2, step=3)
+    )
 
 
 def test_what_is_alive_is_that_of_the_estimate_and_adds_up(found, model):
@@ -65,17 +67,19 @@ def test_the_number_that_fits_fits_by_the_estimate(found, model):
 
 
 def test_a_limit_of_the_users_counts_if_it_is_lower(model):
-    tight = post_mortem(model, CAUSE, Moment(batch_size=1024, limit_bytes=4 * MIB))
-    loose = post_mortem(model, CAUSE, Moment(batch_size=1024, limit_bytes=99 * MIB))
-    wide = post_mortem(model, CAUSE, Moment(batch_size=1024))
+    tight = post_mortem(model, CAUSE, StepContext(batch_size=1024, limit_bytes=4 * MIB))
+    loose = post_mortem(
+        model, CAUSE, StepContext(batch_size=1024, limit_bytes=99 * MIB)
+    )
+    wide = post_mortem(model, CAUSE, StepContext(batch_size=1024))
     assert tight.fitting_micro_batches > wide.fitting_micro_batches
     assert loose.fitting_micro_batches == wide.fitting_micro_batches
 
 
 @pytest.mark.one_backend
 def test_a_timeline_is_measured_and_adds_up_too(model):
-    moment = Moment(batch_size=32, timelines=[countable_timeline()])
-    found = post_mortem(model, CAUSE, moment)
+    context = StepContext(batch_size=32, timelines=[countable_timeline()])
+    found = post_mortem(model, CAUSE, context)
     assert found.is_measured
     assert found.peak_bytes == 2092
     assert set(found.parts) == {
@@ -89,7 +93,7 @@ def test_a_timeline_is_measured_and_adds_up_too(model):
 @pytest.mark.filterwarnings("ignore:To compute activations again hardly pays")
 def test_remedies_come_with_the_peak_of_a_step_that_has_them(model):
     cause = replace(CAUSE, limit_bytes=None)
-    found = post_mortem(model, cause, Moment(batch_size=512))
+    found = post_mortem(model, cause, StepContext(batch_size=512))
     expected = estimate_memory(model, 512, device="cpu")
     with_it = {
         "8-bit Adam": estimate_memory(model, 512, device="cpu", optimizer=Adam8bit()),
@@ -135,12 +139,12 @@ def test_what_failed_corrects_what_remedies_are_estimated_at(found, model):
 def test_what_fits_comes_first_then_what_saves_most(model):
     every = {}
     for limit in (3, 5, 6, 8):
-        moment = Moment(batch_size=512, limit_bytes=limit * MIB)
-        remedies = post_mortem(model, CAUSE, moment).remedies
+        context = StepContext(batch_size=512, limit_bytes=limit * MIB)
+        remedies = post_mortem(model, CAUSE, context).remedies
         places = [(not one.fits, -one.saves_bytes) for one in remedies]
         assert places == sorted(places)
         every |= {(one.name, limit): one.fits for one in remedies}
-        text = post_mortem(model, CAUSE, moment).text()
+        text = post_mortem(model, CAUSE, context).text()
         assert ("it should fit" in text) == any(one.fits for one in remedies)
         assert ("not enough by itself" in text) != all(one.fits for one in remedies)
     assert {True, False} == set(every.values())
@@ -148,15 +152,15 @@ def test_what_fits_comes_first_then_what_saves_most(model):
 
 def test_half_precision_is_for_a_device_that_gains_by_it(model, monkeypatch):
     module = sys.modules[post_mortem.__module__]
-    on_cpu = post_mortem(model, CAUSE, Moment(batch_size=2048))
+    on_cpu = post_mortem(model, CAUSE, StepContext(batch_size=2048))
     monkeypatch.setattr(module, "device_kind", lambda: "gpu")
-    on_gpu = post_mortem(model, CAUSE, Moment(batch_size=2048))
+    on_gpu = post_mortem(model, CAUSE, StepContext(batch_size=2048))
     names = [{one.name for one in found.remedies} for found in (on_cpu, on_gpu)]
     assert ["mixed precision" in some for some in names] == [False, True]
 
 
 def test_a_model_that_is_only_estimated_as_treated_is_not(model):
-    post_mortem(model, CAUSE, Moment(batch_size=64))
+    post_mortem(model, CAUSE, StepContext(batch_size=64))
     assert policy_of(model) is None
 
 
@@ -167,7 +171,7 @@ def test_a_saving_that_cannot_be_estimated_is_left_out_and_said(model, monkeypat
 
     module = sys.modules[post_mortem.__module__]
     monkeypatch.setattr(module, "SAVINGS", SAVINGS | {"rematerialization": fail})
-    found = post_mortem(model, CAUSE, Moment(batch_size=512))
+    found = post_mortem(model, CAUSE, StepContext(batch_size=512))
     assert found.left_out == (
         "what rematerialization would save: RecursionError: nobody thought of this",
     )
@@ -178,7 +182,7 @@ def test_a_saving_that_cannot_be_estimated_is_left_out_and_said(model, monkeypat
 def test_no_estimate_is_begun_when_time_is_up(model, monkeypatch):
     module = sys.modules[post_mortem.__module__]
     monkeypatch.setattr(module, "_SECONDS", -1)
-    found = post_mortem(model, CAUSE, Moment(batch_size=512))
+    found = post_mortem(model, CAUSE, StepContext(batch_size=512))
     assert found.remedies == ()
     assert len(found.left_out) == len(SAVINGS)
     assert found.fitting_micro_batches is not None
@@ -186,14 +190,14 @@ def test_no_estimate_is_begun_when_time_is_up(model, monkeypatch):
 
 def test_nobody_is_told_to_take_what_is_there_already(model):
     model.compile("sgd", "mse")
-    found = post_mortem(model, CAUSE, Moment(batch_size=512))
+    found = post_mortem(model, CAUSE, StepContext(batch_size=512))
     assert "8-bit Adam" not in {remedy.name for remedy in found.remedies}
 
 
 @pytest.mark.one_backend
 def test_a_pipeline_gets_its_own_advice_and_no_micro_batches(model):
     cause = replace(CAUSE, kind="input pipeline")
-    found = post_mortem(model, cause, Moment(batch_size=512))
+    found = post_mortem(model, cause, StepContext(batch_size=512))
     assert found.fitting_micro_batches is None
     assert found.parts == ()
     assert found.remedies[0].name == "a smaller shuffle buffer"
@@ -203,7 +207,7 @@ def test_a_pipeline_gets_its_own_advice_and_no_micro_batches(model):
 
 def test_fragmentation_is_cured_by_its_own_means_first(model, backend):
     cause = replace(CAUSE, kind="fragmentation", device="GPU:0")
-    found = post_mortem(model, cause, Moment(batch_size=512))
+    found = post_mortem(model, cause, StepContext(batch_size=512))
     word = "expandable_segments" if backend == "torch" else "preallocate=True"
     assert word in found.remedies[0].how
 
@@ -234,7 +238,7 @@ def test_the_text_has_the_figures(found):
 def test_the_model_stays_as_it_is(model):
     before = [weight.copy() for weight in model.get_weights()]
     built = model.optimizer.built
-    post_mortem(model, CAUSE, Moment(batch_size=64))
+    post_mortem(model, CAUSE, StepContext(batch_size=64))
     after = model.get_weights()
     assert all((a == b).all() for a, b in zip(before, after, strict=True))
     assert model.optimizer.built == built
@@ -256,7 +260,7 @@ def unbuilt():
 )
 def test_what_cannot_be_found_out_is_left_out_and_said(make, batch_size, words, model):
     examined = make() if make else model
-    found = post_mortem(examined, CAUSE, Moment(batch_size=batch_size))
+    found = post_mortem(examined, CAUSE, StepContext(batch_size=batch_size))
     assert found.peak_bytes is None
     assert found.fitting_micro_batches is None
     assert any(words in line for line in found.left_out)
@@ -324,11 +328,11 @@ def test_a_remedy_without_a_figure_has_none():
 
 def test_a_tensor_that_smaller_micro_batches_shrink_needs_no_smaller_layer(model):
     cause = replace(CAUSE, kind="one tensor")
-    found = post_mortem(model, cause, Moment(batch_size=2048))
+    found = post_mortem(model, cause, StepContext(batch_size=2048))
     assert found.fitting_micro_batches is not None
     assert "a smaller layer" not in {remedy.name for remedy in found.remedies}
     tiny = replace(cause, limit_bytes=1000, layer="tower/wide")
-    first, *_ = post_mortem(model, tiny, Moment(batch_size=2048)).remedies
+    first, *_ = post_mortem(model, tiny, StepContext(batch_size=2048)).remedies
     assert first.name == "a smaller layer"
     assert "tower/wide" in first.how
 
@@ -337,6 +341,6 @@ def test_a_batch_of_unknown_size_is_not_split(model, monkeypatch):
     module, tried = sys.modules[post_mortem.__module__], []
     monkeypatch.setattr(module, "can_be_tried", lambda: True)
     monkeypatch.setattr(module, "try_micro_batches", lambda *made: tried.append(made))
-    found = post_mortem(model, CAUSE, Moment(batch_size=0, may_try=True))
+    found = post_mortem(model, CAUSE, StepContext(batch_size=0, may_try=True))
     assert tried == []
     assert "would fit is unknown, as is the batch's size" in found.text()

@@ -8,7 +8,7 @@ import pytest
 from kerasmem.memory.batch_size import find_batch_size
 from kerasmem.memory.batch_size.trial import Trial
 from kerasmem.memory.estimate import estimate_memory
-from kerasmem.memory.oom import Moment, Room
+from kerasmem.memory.oom import Room, StepContext
 from kerasmem.memory.oom.fitting import can_be_tried, try_micro_batches
 from kerasmem.units import MIB
 
@@ -33,7 +33,7 @@ def tried(model, monkeypatch):
         room = Room(limit_bytes=12 * MIB, other_bytes=OTHER, accumulator_bytes=SUMS)
         found = try_micro_batches(
             model,
-            Moment(**({"batch_size": 1024} | moment)),
+            StepContext(**({"batch_size": 1024} | moment)),
             room,
             partial(estimate_memory, model, device="cpu"),
         )
@@ -88,10 +88,10 @@ def test_a_size_that_makes_no_fewer_micro_batches_is_not_tried(tried):
 
 
 def test_sizes_are_those_of_more_micro_batches():
-    assert Moment(batch_size=10).smaller_sizes() == [1, 2, 3, 4, 5]
-    assert Moment(batch_size=10, micro_batches=3).smaller_sizes() == [1, 2, 3]
-    assert Moment(batch_size=10, micro_batches=10).smaller_sizes() == [1]
-    assert Moment(batch_size=0).smaller_sizes() == [1]
+    assert StepContext(batch_size=10).smaller_sizes() == [1, 2, 3, 4, 5]
+    assert StepContext(batch_size=10, micro_batches=3).smaller_sizes() == [1, 2, 3]
+    assert StepContext(batch_size=10, micro_batches=10).smaller_sizes() == [1]
+    assert StepContext(batch_size=0).smaller_sizes() == [1]
 
 
 @pytest.mark.one_backend

@@ -93,7 +93,7 @@ def test_almost_every_byte_has_a_layer_or_a_category(traced):
     assert gpu.allocator == "GPU_0_bfc"
     assert share_known(made_in_window(gpu)) > 0.9999
     assert share_known(gpu.blocks) > 0.998
-    assert share_known(gpu.alive(gpu.peak_event)) > 0.99
+    assert share_known(gpu.live(gpu.peak_event)) > 0.99
 
 
 def test_gradients_are_those_of_the_variables_in_both_steps(traced):

@@ -90,7 +90,7 @@ def record(request: Request, how: Framework) -> Record | None:
     forward = Forward(tape, Precision(request.model.dtype_policy, request.dtype_policy))
     outputs = forward.run(traced)
     if how.keeps_outputs:
-        tape.op(RETURN, forward.made)
+        tape.op(RETURN, forward.call_outputs)
     results = [*forward.inputs]
     if request.training:
         _train(tape, request.optimizer, outputs)
@@ -150,13 +150,13 @@ class Forward:
 
     Attributes:
         inputs: the model's inputs, once run.
-        made: the outputs of every call, once run.
+        call_outputs: the outputs of every call, once run.
         unknown: classes of layers that no table knows, once run.
     """
 
     def __init__(self, tape: Tape, precision: Precision) -> None:
         self.inputs: list[Tensor] = []
-        self.made: list[Tensor] = []
+        self.call_outputs: list[Tensor] = []
         self.unknown: set[str] = set()
         self._tape = tape
         self._precision = precision
@@ -191,7 +191,7 @@ class Forward:
         shapes = tuple(tuple(y.shape) for y in call.outputs)
         y = self._layer(layer, xs, shapes, size, call.names)
         self._known[id(call.outputs[0])] = y
-        self.made.append(y)
+        self.call_outputs.append(y)
         for spec in call.outputs[1:]:
             part = self._known[id(spec)] = self._tape.new(spec.shape, size)
             self._tape.op("part", (y,), part)

@@ -222,15 +222,15 @@ class _Piece:
     def __init__(self, segment: Segment, forward: Unit, backward: Unit) -> None:
         self._forward = forward
         self._backward = backward
-        self._made = forward.outputs
+        self._outputs = forward.outputs
         self._again = _needed(forward, backward)
         entering = {x.root: None for op in forward.ops for x in op.reads}
         self._read = {x.root for op in (*self._again, *backward.ops) for x in op.reads}
-        self._entering = entering.keys() - self._made
-        kept = [x for x in entering if x.kind == "value" and x in self._read]
-        kept = [x for x in kept if x not in self._made]
-        self._stored = {x: s for x in kept if (s := _stored(segment, x)) is not None}
-        self._waiting = [x for x in kept if x not in self._stored]
+        self._entering = entering.keys() - self._outputs
+        saved = [x for x in entering if x.kind == "value" and x in self._read]
+        saved = [x for x in saved if x not in self._outputs]
+        self._stored = {x: s for x in saved if (s := _stored(segment, x)) is not None}
+        self._waiting = [x for x in saved if x not in self._stored]
         self._waiting += [x for one in self._stored.values() for x in one.tensors]
 
     def rewritten(self, handed_on: Sequence[Tensor]) -> dict[Tensor, Tensor]:
@@ -240,12 +240,12 @@ class _Piece:
             handed_on: the gradients that others read.
         """
         packed, done = Tensor((0,), 1), Tensor((0,), 1)
-        gates = {} if not self._stored else dict.fromkeys(self._made, packed)
+        gates = {} if not self._stored else dict.fromkeys(self._outputs, packed)
         gates |= dict.fromkeys(handed_on, done)
         late = self._late()
         begin = Tensor((0,), 1)
         codes = [x for one in self._stored.values() for x in one.tensors]
-        upstream = self._read - self._made - self._backward.outputs - self._entering
+        upstream = self._read - self._outputs - self._backward.outputs - self._entering
         self._forward.ops = [
             *(self._of(op, "forward") for s in self._stored.values() for op in s.pack),
             *self._forward.ops,

@@ -210,16 +210,16 @@ class _Writer:
         self,
         operation: Operation,
         sources: Sequence[Tensor | None],
-        made: Sequence[Tensor] = (),
+        outputs: Sequence[Tensor] = (),
         over: Sequence[Tensor] = (),
     ) -> Op:
         origin = self._names.origin(operation.name)
         if origin.phase != "unknown":
             self._phase = origin.phase
-        for y in made:
+        for y in outputs:
             y.layer = y.layer or origin.layer
         reads = tuple(x for x in sources if x is not None)
-        sides = (reads, tuple(made), tuple(over))
+        sides = (reads, tuple(outputs), tuple(over))
         op = Op(operation.name, origin.layer, self._phase, *sides)
         self._ops.append(op)
         return op

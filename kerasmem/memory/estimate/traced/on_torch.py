@@ -43,7 +43,7 @@ def estimate_in_process(request: Request) -> MemoryEstimate:
             f"{str(error)[:200]} Expected: a step whose shapes do not depend on its "
             "data. Next: km.memory.measure_step runs it."
         ) from error
-    libraries = beside(request)
+    libraries = library_bytes(request)
     first, peak = (nbytes + libraries for nbytes in peaks)
     planned = pg.Plan(step, in_place=False)
     fullest = pg.peak_of(planned.events, ROUNDING_BYTES, step.present)
@@ -66,7 +66,7 @@ def later_step(request: Request) -> Sequence[MemoryEvent]:
     return events
 
 
-def beside(request: Request) -> int:
+def library_bytes(request: Request) -> int:
     """Return the bytes that libraries keep on the device beside torch's tensors."""
     return _LIBRARY_WORKSPACE if request.device == "gpu" else 0
 

@@ -287,24 +287,24 @@ def workspace(program: Flat, number: int) -> int:
     return 0
 
 
-def _convolution(value: Value, left: Value, right: Value) -> int:
+def _convolution(value: Value, lhs: Value, rhs: Value) -> int:
     # cuDNN wants channels last and gets channels first, but for 16 bit numbers.
-    if value.itemsize == 2 or _is_depthwise(left, right):
+    if value.itemsize == 2 or _is_depthwise(lhs, rhs):
         return 0
-    copies = left.nbytes + right.nbytes
-    if left.shape[0] == right.shape[0] == value.shape[0]:
+    copies = lhs.nbytes + rhs.nbytes
+    if lhs.shape[0] == rhs.shape[0] == value.shape[0]:
         return copies
-    many = left.shape[-1] > scratch.FEW_CHANNELS
-    if value.shape[0] != left.shape[0]:  # of the kernel
+    many = lhs.shape[-1] > scratch.FEW_CHANNELS
+    if value.shape[0] != lhs.shape[0]:  # of the kernel
         return copies + scratch.SPLITS * value.nbytes if many else 0
     if "transpose(" in value.name or "Backprop" in value.name:
         return copies + value.nbytes
     return copies if many else 0
 
 
-def _is_depthwise(left: Value, right: Value) -> bool:
+def _is_depthwise(lhs: Value, rhs: Value) -> bool:
     """Return whether every channel is convolved with a kernel of its own."""
-    return 1 in right.shape[-2:] and len(right.shape) == len(left.shape)
+    return 1 in rhs.shape[-2:] and len(rhs.shape) == len(lhs.shape)
 
 
 def trial(program: Flat, number: int) -> int:
@@ -323,13 +323,13 @@ def trial(program: Flat, number: int) -> int:
     return tensors + value.nbytes + _fourier(value, left, right)
 
 
-def _fourier(value: Value, left: Value, right: Value) -> int:
+def _fourier(value: Value, lhs: Value, rhs: Value) -> int:
     """Return the bytes of the transforms in a forward convolution of stride 1."""
-    is_forward = len(left.shape) == 4 and left.shape[1:3] == value.shape[1:3]
-    if not is_forward or _is_depthwise(left, right) or right.shape[0] < 2:
+    is_forward = len(lhs.shape) == 4 and lhs.shape[1:3] == value.shape[1:3]
+    if not is_forward or _is_depthwise(lhs, rhs) or rhs.shape[0] < 2:
         return 0
-    sizes = zip(left.shape[1:3], right.shape[:2], strict=True)
+    sizes = zip(lhs.shape[1:3], rhs.shape[:2], strict=True)
     padded = [scratch.padded_length(n, k) for n, k in sizes]
-    images = left.shape[0] * (left.shape[3] + value.shape[3])
-    pairs = right.shape[2] * right.shape[3]
+    images = lhs.shape[0] * (lhs.shape[3] + value.shape[3])
+    pairs = rhs.shape[2] * rhs.shape[3]
     return scratch.fourier_bytes(padded, images, pairs, value.itemsize)
