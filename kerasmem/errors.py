@@ -25,6 +25,26 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any
 
+__all__ = [
+    "AccuracyDropError",
+    "ChildDiedError",
+    "ConfigError",
+    "DataError",
+    "DeviceOutOfMemoryError",
+    "FragmentationError",
+    "InputError",
+    "InputPipelineOutOfMemoryError",
+    "KerasMemError",
+    "KerasMemWarning",
+    "ModelError",
+    "ModelFileError",
+    "OutOfMemoryError",
+    "OutputError",
+    "ProfilerUnavailableError",
+    "TargetError",
+    "TornStateError",
+]
+
 _LONGEST_WORD, _LONGEST_MESSAGE = 200, 4000
 
 
@@ -55,7 +75,10 @@ def _cut(text: str, longest: int) -> str:
 
 
 class KerasMemError(Exception):
-    """Base of every error that kerasmem raises itself; its message is `shortened`."""
+    """The base of every error that kerasmem raises itself.
+
+    Catch it to catch them all. A long message is `shortened`.
+    """
 
     # Read by Keras, private: an error that leaves a layer's call with it stays as it
     # is. Others become a page with terminal codes and all arguments of the call.
@@ -66,35 +89,60 @@ class KerasMemError(Exception):
 
 
 class InputError(KerasMemError, ValueError):
-    """What was handed in is wrong; the message says what to hand in instead."""
+    """An argument, a data set, a model or a file is wrong.
+
+    The message says what was expected, what was received and what to hand in instead.
+    """
 
 
 class ConfigError(InputError):
-    """An argument has a value that cannot be used."""
+    """An argument has a value that cannot be used.
+
+    The message names the argument and its range: correct the value.
+    """
 
 
 class DataError(InputError):
-    """Samples or labels are missing, unequal in length or of the wrong shape."""
+    """Samples or labels are missing, unequal in length or of the wrong shape.
+
+    Compare the shapes in the message with the inputs and outputs of the model.
+    """
 
 
 class ModelError(InputError):
-    """The model is of a kind that this cannot be done to."""
+    """The model is of a kind that the call does not support.
+
+    It has no weights yet, no graph, or nothing to compress, for example. The message
+    says which, and what to build or to choose instead.
+    """
 
 
 class ModelFileError(InputError):
-    """A file is missing, damaged or holds no model."""
+    """A model file is missing, damaged or holds no model.
+
+    Check the path; a file that is damaged has to be saved again.
+    """
 
 
 class ProfilerUnavailableError(KerasMemError):
-    """No profile of the memory can be taken here; the message says what to do."""
+    """The backend or the device gives no profile of the memory.
+
+    The message names the variable to set or the backend to use instead.
+    """
 
 
 class AccuracyDropError(KerasMemError):
-    """The compressed model lost more of its metric than was allowed."""
+    """The compressed model lost more of its metric than `max_drop` allows.
+
+    Compress less, fine-tune longer, or allow a larger drop.
+    """
 
 
 class TargetError(KerasMemError):
-    """A search found no compression that meets its target; the message says how near.
+    """No compression that the search tried meets the target.
+
+    The message says how near the search came: relax the target to that, or give the
+    search more data or time.
 
     Args:
         message: what is reachable, and what to do next.
@@ -108,7 +156,9 @@ class TargetError(KerasMemError):
 
 
 class ChildDiedError(KerasMemError):
-    """A process of its own ended without an answer; the message says how.
+    """A child process ended without an answer, as when the kernel killed it.
+
+    The message says how it ended. After `"signal 9"` give it less to hold in memory.
 
     Args:
         message: what became of it.
@@ -126,11 +176,16 @@ class ChildDiedError(KerasMemError):
 
 
 class OutputError(KerasMemError, OSError):
-    """A result could not be written; what was there before is untouched."""
+    """A result could not be written; what was there before is untouched.
+
+    Check that the folder is there, is writable and has room.
+    """
 
 
 class OutOfMemoryError(KerasMemError, MemoryError):
     """Memory ran out, and nothing that was tried made it suffice.
+
+    Read the post-mortem for what filled the memory, and make that smaller.
 
     Args:
         message: what happened and what to do next.
@@ -144,23 +199,39 @@ class OutOfMemoryError(KerasMemError, MemoryError):
 
 
 class DeviceOutOfMemoryError(OutOfMemoryError):
-    """A device has too little memory for the step."""
+    """A device has too little memory for the step.
+
+    A smaller batch helps, or `km.fit`, which splits one.
+    """
 
 
 class FragmentationError(DeviceOutOfMemoryError):
-    """A device has enough free memory, but not in one piece."""
+    """A device has enough free memory, but not in one piece.
+
+    Preallocate the memory or choose another allocator, by `km.memory.configure`.
+    """
 
 
 class InputPipelineOutOfMemoryError(OutOfMemoryError):
-    """The host's memory ran out while data was made: the model has no part in it."""
+    """The host's memory ran out while the input pipeline made a batch.
+
+    A smaller model does not help: shrink the buffers of the pipeline, or read the data
+    with `km.memory.stream`.
+    """
 
 
 class TornStateError(OutOfMemoryError):
-    """Memory ran out within an update, and what that changed cannot be taken back."""
+    """Memory ran out, and the model is no longer as it was before the step.
+
+    Load the last checkpoint, in a new process where the message says so.
+    """
 
 
 class KerasMemWarning(UserWarning):
-    """Something was left out or could not be read; the work goes on."""
+    """Something was left out or could not be read; the work goes on.
+
+    Turn it into an error with `warnings.simplefilter("error", KerasMemWarning)`.
+    """
 
 
 IN_CALL = "Exception encountered when calling"

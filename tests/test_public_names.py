@@ -1,6 +1,11 @@
-"""The names and keywords that users rely on."""
+"""The names and keywords that users rely on, and what their docstrings tell."""
 
+import ast
+import builtins
+import doctest
 import inspect
+import re
+import textwrap
 
 import pytest
 
@@ -116,3 +121,137 @@ def test_the_public_names_are_these_and_all_of_them_are_there():
 )
 def test_the_keywords_of_the_contract_come_first_and_in_order(function, names):
     assert parameters(function)[: len(names)] == names
+
+
+def public():
+    """All public functions and classes by the path that a user writes."""
+    errors = {f"errors.{name}" for name in km.errors.__all__}
+    found = {}
+    rooms = {"": km, "callbacks.": km.callbacks, "distillation.": km.distillation}
+    rooms |= {"errors.": km.errors, "memory.": km.memory, "optimizers.": km.optimizers}
+    rooms |= {"memory.allocator.": km.memory.allocator}
+    for prefix, room in rooms.items():
+        found |= {prefix + name: getattr(room, name) for name in room.__all__}
+    objects = {n: o for n, o in found.items() if not inspect.ismodule(o)}
+    return objects, errors
+
+
+OBJECTS, ERRORS = public()
+DOCUMENTED = sorted(OBJECTS.keys() - ERRORS)
+
+
+def sections(of):
+    """The sections of a docstring by name, dedented."""
+    parts = re.split(r"^(\w+):\n", inspect.getdoc(of), flags=re.MULTILINE)
+    names, texts = parts[1::2], map(textwrap.dedent, parts[2::2])
+    return dict(zip(names, texts, strict=True))
+
+
+def entries(section):
+    """The names that a section explains, each at the start of an entry."""
+    return re.findall(r"^\**(\w+): ", section, flags=re.MULTILINE)
+
+
+def entry_points(of):
+    """The functions whose errors a caller of a function or a class meets."""
+    if inspect.isfunction(of):
+        return [of]
+    names = ("__init__", "__post_init__")
+    made = [getattr(of, name) for name in names if hasattr(of, name)]
+    # A dataclass writes an `__init__` that has no source; it calls `__post_init__`.
+    return [f for f in made if inspect.isfunction(f) and not is_generated(f)]
+
+
+def is_generated(function):
+    return function.__code__.co_filename == "<string>"
+
+
+def raises(function, cls=None, seen=None):
+    """Whether a function holds a `raise`, or a function of its module that it calls.
+
+    Followed are names of the module, methods of `self`, and imported `check...`s.
+    """
+    seen = set() if seen is None else seen
+    if function in seen:
+        return False
+    seen.add(function)
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    called = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Raise):
+            return True
+        if isinstance(node, ast.Call):
+            called.append(callee(node.func, function, cls))
+    ours = (f for f in called if inspect.isfunction(f) and not is_generated(f))
+    return any(
+        raises(f, cls, seen)
+        for f in ours
+        if f.__module__ == function.__module__
+        or (f.__module__.startswith("kerasmem.") and f.__name__.startswith("check"))
+    )
+
+
+def callee(node, function, cls):
+    if isinstance(node, ast.Name):
+        return function.__globals__.get(node.id)
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+        is_method = cls is not None and node.value.id == "self"
+        return getattr(cls, node.attr, None) if is_method else None
+    return None
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_a_docstring_explains_every_argument_and_no_other(name):
+    of = OBJECTS[name]
+    expected = list(inspect.signature(of).parameters)
+    assert sorted(entries(sections(of).get("Args", ""))) == sorted(expected)
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_a_docstring_of_a_function_tells_what_it_returns(name):
+    of = OBJECTS[name]
+    is_function = inspect.isfunction(of)
+    answers = is_function and inspect.signature(of).return_annotation is not None
+    assert ("Returns" in sections(of)) == answers
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_a_docstring_tells_what_is_raised(name):
+    of = OBJECTS[name]
+    cls = of if inspect.isclass(of) else None
+    if inspect.signature(of).parameters:
+        may_raise = any(raises(f, cls) for f in entry_points(of))
+        assert not may_raise or "Raises" in sections(of)
+    told = entries(sections(of).get("Raises", ""))
+    for error in told:
+        known = getattr(km.errors, error, getattr(builtins, error, None))
+        assert issubclass(known, Exception), error
+    assert told or "Raises" not in sections(of)
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_a_docstring_has_an_example_that_runs(name):
+    text = sections(OBJECTS[name])["Example"]
+    examples = doctest.DocTestParser().get_examples(text)
+    run = [e.source for e in examples if not e.options.get(doctest.SKIP)]
+    shown = "".join(source for source in run)
+    assert name.rpartition(".")[2] in shown + "".join(e.want for e in examples)
+    assert run
+
+
+@pytest.mark.parametrize("name", sorted(ERRORS))
+def test_an_error_tells_when_it_is_raised_and_what_to_do(name):
+    of = OBJECTS[name]
+    assert issubclass(of, (km.errors.KerasMemError, UserWarning))
+    body = re.split(r"^\w+:\n", inspect.getdoc(of), flags=re.MULTILINE)[0]
+    assert len(re.findall(r"\.(?:\s|$)", body)) >= 2
+
+
+def test_errors_are_all_there_and_nothing_else():
+    found = vars(km.errors).values()
+    own = {
+        c.__name__
+        for c in found
+        if inspect.isclass(c) and c.__module__ == km.errors.__name__
+    }
+    assert sorted(own) == sorted(km.errors.__all__)

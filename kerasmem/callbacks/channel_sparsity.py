@@ -10,7 +10,7 @@ from kerasmem.errors import ConfigError
 
 
 class ChannelSparsity(AttachedCallback):
-    """Adds a penalty to the loss that makes channels small which are not needed.
+    """A callback that adds a sparsity penalty on whole channels to the loss.
 
     For the training before `km.PruneChannels`: what is small by then can go with little
     harm. After `fit` the model's loss is what it was.
@@ -20,8 +20,8 @@ class ChannelSparsity(AttachedCallback):
     | `channel_penalty` | the sum over channels, without `strength` |
 
     Args:
-        strength: what the penalty is multiplied with before it is added to the loss;
-            1e-5 to 1e-3 is usual.
+        strength: what the penalty is multiplied with before it is added to the loss,
+            above 0; 1e-5 to 1e-3 is usual.
         penalty: `"group_lasso"`: of every channel the L2 norm of all weights that make
             it, in all layers that lose it together (Wen et al., "Learning Structured
             Sparsity in Deep Neural Networks", 2016); `"batch_norm"`: the absolute

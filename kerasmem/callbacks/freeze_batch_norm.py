@@ -14,23 +14,22 @@ from kerasmem.graph.observe import LayerCall, observing
 
 
 class FreezeBatchNorm(AttachedCallback):
-    """Has BatchNormalization train with its moving statistics from an epoch on.
+    """A callback that freezes the statistics of batch normalization from an epoch on.
 
-    They change no more; scale and offset go on training. For the last part of a
+    They change no more. Scale and offset go on training. For the last part of a
     quantization-aware training: inference normalizes by them too. It goes by the number
     of the epoch, so it freezes in a training that is resumed as it would have before. A
     layer that is called with `training=True` takes the statistics of a batch in
     inference as well, and goes on so.
+
+    Source: Krishnamoorthi, "Quantizing deep convolutional networks for efficient
+    inference: A whitepaper", 2018.
 
     Args:
         after: share of the epochs after which it does, 0 for at once to 1 for never.
 
     Raises:
         ConfigError: if `after` is out of its range.
-
-    Source:
-        Krishnamoorthi, "Quantizing deep convolutional networks for efficient inference:
-        A whitepaper", 2018.
 
     Example:
         >>> callbacks = [FreezeBatchNorm(0.5)]

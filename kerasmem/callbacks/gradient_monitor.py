@@ -19,7 +19,7 @@ from kerasmem.report.run import notebook_html
 
 
 class GradientMonitor(AttachedCallback):
-    """Writes the norm of the gradient into `logs` at the end of every epoch.
+    """A callback that writes the norm of the gradient into `logs` every epoch.
 
     List it before the callbacks that shall see its keys: `EarlyStopping` (with
     `mode="min"` or `"max"`, which Keras cannot guess), `CSVLogger`, `TensorBoard`.
@@ -61,8 +61,8 @@ class GradientMonitor(AttachedCallback):
     is as if there were no monitor.
 
     Args:
-        every: number of updates from one with per-variable statistics to the next;
-            the first update of an epoch always has them.
+        every: number of updates, from 1, from one with per-variable statistics to the
+            next; the first update of an epoch always has them.
         per_variable: whether to take per-variable statistics at all.
         log_dir: folder in which `gradients.jsonl` gets a line per epoch as it comes
             and `findings.jsonl` one per finding; existing files are appended to.

@@ -24,7 +24,7 @@ from kerasmem.report.run import notebook_html
 
 
 class MemoryMonitor(keras.callbacks.Callback):
-    """Writes the memory in use, and its peak, into `logs` at the end of every epoch.
+    """A callback that writes the memory in use, and its peak, into `logs` every epoch.
 
     List it before the callbacks that shall see its keys: `EarlyStopping` (with
     `mode="min"`, which Keras cannot guess), `CSVLogger`, `TensorBoard`. `History` and

@@ -20,7 +20,7 @@ from kerasmem.report.run import notebook_html, write_run_page
 
 
 class MemoryTimeline(keras.callbacks.Callback):
-    """Records every block of memory of a few training steps.
+    """A callback that records every block of memory of a few training steps.
 
     Each block has its bytes (asked for and given), its operation, the Keras layer,
     the phase of the step (forward, backward, optimizer, input) and a category

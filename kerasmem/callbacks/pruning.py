@@ -17,7 +17,9 @@ _RANKING_STEPS = 20
 
 
 class Pruning(AttachedCallback):
-    """Prunes the model while it trains; it stays a plain Keras model throughout.
+    """A callback that prunes the model on a schedule while it trains.
+
+    The model stays a plain Keras model throughout.
 
     Weights are sparse after every update, so in every checkpoint too, wherever among
     the callbacks this one is listed. By default the sparsity rises from 0 to

@@ -86,7 +86,7 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
     output: str | Path | None = None,
     low_memory: bool | None = None,
 ) -> CompressionResult:
-    """Return a smaller model, and what it costs and how well it does before and after.
+    """Compress a model; return it with its costs and metrics before and after.
 
     The techniques are applied in order to a copy; what is handed in is not touched.
     Without `steps` they are searched for: the model that meets `target` and loses
@@ -121,7 +121,7 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
         custom_objects: the user's own layers and functions by name, for a path.
         seed: makes fine-tuning and a search repeatable, all but a search for
             `"latency_ms"` or with a time budget.
-        batch_size: samples per batch, where `data` is not batched already.
+        batch_size: samples per batch, from 1, where `data` is not batched already.
         callbacks: Keras callbacks for the fine-tuning.
         coding: of the file, as for `km.save_model`: `"entropy"` is smaller, and Keras
             opens it after `import kerasmem`. None for what a preset has, else
@@ -131,7 +131,8 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
             With a seed it ends with the same weights, where the training itself can be
             repeated: not with a dataset that shuffles by itself, or callbacks that
             remember earlier trainings. Not for a search.
-        time_budget: seconds after which a search returns the best that it has found.
+        time_budget: seconds, above 0, after which a search returns the best that it has
+            found.
         parallel: where a search tries several things at a time: `"ray"` for the Ray
             cluster that one is connected to, or one on this machine (`pip install
             kerasmem[ray]`); a `concurrent.futures.Executor` of processes that start
@@ -146,6 +147,11 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
             weights take more than a sixth of the memory that is available. False
             never to.
 
+    Returns:
+        The `km.CompressionResult`: the compressed model, compiled as the original was;
+        a report of file, weights, activations, latency and metrics before and after;
+        and the change of every weight.
+
     Raises:
         ConfigError: if the arguments do not fit together.
         DataError: if the data does not fit the model.
@@ -153,8 +159,17 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
             in the model.
         ModelFileError: if the file cannot be loaded.
         AccuracyDropError: if the metric drops by more than `max_drop`.
+        OutputError: if `output` or a checkpoint cannot be written.
         TargetError: if a search finds nothing that is asked for; its `result` is the
             nearest.
+
+    Example:
+        >>> import kerasmem as km
+        >>> model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(64)])
+        >>> result = km.compress(model, km.Quantize("int8"))
+        >>> before, after = result.untimed.before, result.untimed.after
+        >>> after.weight_bytes < before.weight_bytes / 2
+        True
     """
     job: Chain | Request
     if steps is None and (target is not None or max_drop is not None):

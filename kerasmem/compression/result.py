@@ -16,10 +16,10 @@ SAMPLES = 4
 
 
 class CompressionResult:
-    """A compressed model, with the proof of what it costs and how well it does.
+    """The compressed model, with figures of its size, its speed and its metrics.
 
-    What it costs and how well it does was measured, but for the speed: that is when
-    `report` is first read. Until then this holds the original.
+    All of them are measured already but the speed, which is measured when `report` is
+    first read. Until then this holds the original.
 
     Args:
         model: the compressed `keras.Model`, compiled as the original was.
@@ -31,6 +31,15 @@ class CompressionResult:
         timing: of the original and of the result, what the report lacks; None if it
             lacks nothing.
         file: of the result; None if it was not written yet.
+
+    Example:
+        >>> import keras, kerasmem as km
+        >>> model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(64)])
+        >>> result = km.compress(model, km.Quantize("int8"))
+        >>> type(result).__name__
+        'CompressionResult'
+        >>> len([change for change in result.changes if change.changed])
+        1
     """
 
     def __init__(  # noqa: PLR0913 - what `compress` found, one by one
@@ -149,6 +158,10 @@ class CompressionResult:
             input_shape: shape of the input without the batch axis, to fix the lengths
                 that the model leaves open; one per input, by name or in order, if there
                 are several.
+
+        Returns:
+            The `ExportReport`: path, scheme, bytes of the file, and its difference from
+            the model as a share of the largest output.
 
         Raises:
             ConfigError: if an argument cannot be used, or a package is missing:

@@ -29,10 +29,10 @@ def make_student(
     of: str = "parameters",
     depth: float | None = None,
 ) -> Any:
-    """Return a smaller copy of `teacher` with the weights of what it keeps.
+    """Make a student: a smaller copy of `teacher` with the weights that it keeps.
 
-    Narrower: the channels with the smallest weights are left out of every layer. Less
-    deep: of blocks that repeat each other, such as residual blocks or layers of an
+    Narrower: every layer loses the channels with the smallest weights. Less deep: of
+    blocks that repeat each other, such as residual blocks or layers of an
     encoder, a share stays, evenly spread. Compile settings are the teacher's; the
     optimizer starts anew.
 
@@ -44,13 +44,20 @@ def make_student(
         depth: share that it keeps of the blocks of every stage that can be left out,
             in [0, 1); None for all. Blocks that change a shape always stay.
 
+    Returns:
+        The student, compiled as the teacher is, with an optimizer that starts anew.
+
     Raises:
         ConfigError: if a value is out of its range, or neither share is given.
         ModelError: if the teacher has no channels, or no blocks, that could be left
             out.
 
     Example:
-        >>> student = make_student(teacher, 0.25)  # doctest: +SKIP
+        >>> import keras
+        >>> layers = [keras.layers.Dense(16), keras.layers.Dense(2)]
+        >>> teacher = keras.Sequential([keras.Input((4,)), *layers])
+        >>> make_student(teacher, 0.5, of="channels").layers[0].units
+        8
     """
     if ratio is None and depth is None:
         raise ConfigError(

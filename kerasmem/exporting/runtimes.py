@@ -44,7 +44,7 @@ def compare_runtimes(  # noqa: PLR0913 - the public entry point
     input_shape: Any | None = None,
     verbose: int = 1,
 ) -> RuntimeComparison:
-    """Return what a float model costs in each form, and which to use for what.
+    """Measure a float model in each runtime and form; advise which one to use.
 
     The forms are the model as it is, with int8 weights in Keras, and as a LiteRT file
     in float, `"int8-dynamic"` and, with `data`, `"int8-static"`. They take turns while
@@ -58,7 +58,7 @@ def compare_runtimes(  # noqa: PLR0913 - the public entry point
             calibrate on, to compare outputs on and to time; None for random ones, and
             no `"int8-static"`.
         batch_sizes: samples per batch, each from 1.
-        threads: of LiteRT; Keras takes all that it finds.
+        threads: of LiteRT, from 1; Keras takes all that it finds.
         tolerance: largest difference of a file from the model, as a share of the
             largest output; None for those of `km.export`. A file that is further off
             is not compared.
@@ -66,6 +66,10 @@ def compare_runtimes(  # noqa: PLR0913 - the public entry point
             the model leaves open; one per input, by name or in order, if there are
             several.
         verbose: 0 for silence, 1 for a line on stderr about what is done.
+
+    Returns:
+        The `RuntimeComparison`: of each form the milliseconds per batch, the bytes of
+        file, weights and process, and the difference of its outputs; and the advice.
 
     Raises:
         ConfigError: if an argument cannot be used.
@@ -76,6 +80,10 @@ def compare_runtimes(  # noqa: PLR0913 - the public entry point
     Example:
         >>> inputs = keras.Input((4,))
         >>> model = keras.Model(inputs, keras.layers.Dense(2)(inputs))
+        >>> compare_runtimes(model, batch_sizes=[0])  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        kerasmem.errors.ConfigError: batch_sizes are whole numbers from 1, ...
         >>> found = compare_runtimes(model, batch_sizes=[1])  # doctest: +SKIP
         >>> print(found.advice[0].sentence)  # doctest: +SKIP
         Fastest, batch of 1: LiteRT, float, 0.004 ms (Keras, as it is: 0.6 ms).

@@ -59,7 +59,7 @@ def export(  # noqa: PLR0913 - the public entry point
     tolerance: float | None = None,
     input_shape: Any | None = None,
 ) -> ExportReport:
-    """Write `model` as a LiteRT or ONNX file, run back and compared, or not at all.
+    """Export `model` to LiteRT or ONNX; write the file only if its outputs agree.
 
     The inputs of the file have the names of the model's, its outputs are `output_0`
     and so on. It computes in float32, also where the model computes in half precision
@@ -83,6 +83,10 @@ def export(  # noqa: PLR0913 - the public entry point
             the model leaves open; one per input, by name or in order, if there are
             several; None leaves them open, where the runtime can.
 
+    Returns:
+        The `ExportReport`: path, scheme, bytes of the file, number of samples, and the
+        difference of the outputs as a share of the largest.
+
     Raises:
         ConfigError: if an argument cannot be used, or a package is missing:
             `ai-edge-litert`, or for ONNX `tf2onnx` and `onnxruntime`.
@@ -91,6 +95,14 @@ def export(  # noqa: PLR0913 - the public entry point
             of it or cannot take its open lengths, or the file does not give what the
             model gives.
         OutputError: if the file cannot be written.
+
+    Example:
+        >>> import tempfile, kerasmem as km
+        >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     report = km.export(model, Path(folder, "model.tflite"))
+        >>> report.scheme, report.difference < 1e-5
+        ('float', True)
     """
     scheme = checked(model, path, scheme, batch_size)
     kind = ONNX if is_onnx(path) else scheme

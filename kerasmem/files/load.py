@@ -39,10 +39,11 @@ def load_model(
     compile: bool = True,  # noqa: A002 - as in Keras
     memory_map: bool = False,
 ) -> Any:
-    """Return the model in a `.keras` or `.h5` file, or in the folder of a SavedModel.
+    """Load the model in a `.keras` or `.h5` file, or in the folder of a SavedModel.
 
-    Or of weights in a `.weights.h5` file, or in the shards of a `.weights.json` file,
-    which a `config.json` beside them tells of, as in an unzipped `.keras` file.
+    It also loads the model of weights in a `.weights.h5` file, or in the shards of a
+    `.weights.json` file, which a `config.json` beside them tells of, as in an unzipped
+    `.keras` file.
 
     Code in the file is never run (`safe_mode` stays on). A model whose loss or metrics
     cannot be restored is loaded without them, and that is said. What Keras 2 wrote
@@ -59,11 +60,22 @@ def load_model(
             is not compared, for that would read them all; and the optimizer starts
             anew.
 
+    Returns:
+        The `keras.Model`, compiled if the file says how and `compile` is True.
+
     Raises:
         ModelFileError: if the file is missing, damaged or holds no model, names a layer
             that is not known or that Keras 3 lacks, or has weights that cannot be
             mapped.
         ConfigError: if weights have to be there at once.
+
+    Example:
+        >>> import kerasmem as km
+        >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     km.save_model(model, Path(folder, "model.keras"))
+        ...     km.load_model(Path(folder, "model.keras")).count_params()
+        10
     """
     path = Path(path)
     if is_weights_alone(path) and not memory_map:

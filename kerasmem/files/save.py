@@ -75,6 +75,16 @@ def save_model(
             coding is not known.
         ModelError: if the optimizer cannot be made anew.
         OutputError: if the file cannot be written, or could not be opened.
+
+    Example:
+        >>> import kerasmem as km
+        >>> model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(64)])
+        >>> sparse = km.compress(model, km.Prune(0.9, include="kernel")).model
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Path(folder, "model.keras")
+        ...     km.save_model(sparse, path)
+        ...     path.stat().st_size < model.count_params() * 4
+        True
     """
     path = Path(path)
     if not isinstance(model, keras.Model):

@@ -42,7 +42,7 @@ def measure_step(  # noqa: PLR0913 - those of `estimate_memory`
     input_shape: Any | None = None,
     data: Any | None = None,
 ) -> MemoryEstimate:
-    """Return the memory of a step, from real steps in a process of its own.
+    """Measure the memory of a step, from real steps in a child process.
 
     Batches of up to 16 zeros run on this machine's CPU, and larger ones are extended
     from two of them. Seconds to minutes; the model stays as it is.
@@ -58,6 +58,10 @@ def measure_step(  # noqa: PLR0913 - those of `estimate_memory`
         input_shape: lengths that the model leaves open, as in `estimate_memory`.
         data: example samples, from which these lengths are read instead.
 
+    Returns:
+        The `MemoryEstimate`: the peak in bytes with its interval, and its parts by
+        layer and category.
+
     Raises:
         ConfigError: on JAX, which tells nothing of its memory on a CPU, or if another
             argument is wrong.
@@ -66,6 +70,10 @@ def measure_step(  # noqa: PLR0913 - those of `estimate_memory`
     Example:
         >>> import keras
         >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+        >>> measure_step(model, 0, optimizer="sgd")  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        kerasmem.errors.ConfigError: A batch has at least one sample. Expected: ...
         >>> measure_step(model, 8, optimizer="sgd").method  # doctest: +SKIP
         'step'
     """

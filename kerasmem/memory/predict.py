@@ -29,7 +29,7 @@ def predict(
     output: str | os.PathLike[str],
     batch_size: int = 32,
 ) -> Any:
-    """Write the model's predictions to disk as they come, and return them mapped.
+    """Predict to disk: write each batch as it comes, and return all memory-mapped.
 
     Each batch is written when it is there, so memory holds one batch however long the
     data is. What was written is at `OUTPUT.part` until it is whole: a call that was
@@ -56,8 +56,9 @@ def predict(
     Example:
         >>> import tempfile, kerasmem as km
         >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])
-        >>> path = Path(tempfile.mkdtemp(), "predictions.npy")
-        >>> km.predict(model, np.zeros((100, 2), "float32"), output=path).shape
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Path(folder, "predictions.npy")
+        ...     km.predict(model, np.zeros((100, 2), "float32"), output=path).shape
         (100, 3)
     """
     target = Path(output)

@@ -76,9 +76,13 @@ def _to_text(wanted: Settings, names: Collection[str] = ()) -> str:
 
 
 def status() -> DeviceStatus:
-    """Return how the framework takes the cards, and what is in use on them.
+    """Read how the framework takes the GPUs, and how much of their memory is in use.
 
     It starts nothing: before the framework's first tensor it tells what will hold.
+
+    Returns:
+        The `DeviceStatus`: the backend, whether it has started, and of each card the
+        limit and the bytes in use by this process and by others.
 
     Example:
         >>> import keras
@@ -134,7 +138,7 @@ def configure(
     preallocate: bool | None = None,
     allocator: str | None = None,
 ) -> DeviceStatus:
-    """Set how the framework takes the cards and their memory; return the status.
+    """Configure the memory of the GPUs: limit, growth, devices and allocator.
 
     Call it at the top of the script: TensorFlow and JAX fix all of it with their first
     tensor. Without a GPU it warns and sets nothing. Settings that a framework reads
@@ -156,6 +160,9 @@ def configure(
         preallocate: the opposite word for `growth`.
         allocator: `"bfc"`, or `"cuda_malloc_async"`, which fragments less but keeps no
             limit on TensorFlow and JAX.
+
+    Returns:
+        The `DeviceStatus` after it, as `km.memory.status()` gives it.
 
     Raises:
         ConfigError: if the settings contradict each other, name a card that is not

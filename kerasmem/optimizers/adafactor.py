@@ -99,6 +99,9 @@ class Adafactor(SlotOptimizer):
     Where these are not the two largest, as in the kernels of attention, that leaves
     much more than a row and a column; such a variable is factored as a matrix here.
 
+    Source: Shazeer and Stern, "Adafactor: Adaptive Learning Rates with Sublinear Memory
+    Cost", 2018.
+
     Args:
         learning_rate: float, schedule or callable; the most that a step takes of a
             variable's root mean square, besides the square root of the steps.
@@ -115,9 +118,6 @@ class Adafactor(SlotOptimizer):
 
     Raises:
         ConfigError: if `axes` is another one.
-
-    Source: Shazeer, Stern, "Adafactor: Adaptive Learning Rates with Sublinear Memory
-    Cost" (2018).
 
     Example:
         >>> Adafactor(1e-2).get_config()["axes"]

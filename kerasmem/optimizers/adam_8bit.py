@@ -24,6 +24,10 @@ class Adam8bit(SlotOptimizer):
     of 8 bits per entry and a scale per block. A variable of few entries keeps both
     moments in float32: that costs little, and biases and normalization are sensitive.
 
+    Sources: Dettmers, Lewis, Shleifer and Zettlemoyer, "8-bit Optimizers via Block-wise
+    Quantization", 2022; Kingma and Ba, "Adam: A Method for Stochastic Optimization",
+    2015. How the codes differ from the paper's: `kerasmem.optimizers.codes`.
+
     Args:
         learning_rate: float, schedule or callable, as of `keras.optimizers.Adam`.
         beta_1: what is left of the first moment after a step, in [0, 1).
@@ -42,10 +46,6 @@ class Adam8bit(SlotOptimizer):
 
     Raises:
         ConfigError: if a value is out of its range.
-
-    Source: Dettmers, Lewis, Shleifer, Zettlemoyer, "8-bit Optimizers via Block-wise
-    Quantization" (2022); Kingma, Ba, "Adam: A Method for Stochastic Optimization"
-    (2015). How the codes differ from the paper's: `kerasmem.optimizers.codes`.
 
     Example:
         >>> Adam8bit(1e-3, clipnorm=1.0).get_config()["block_size"]

@@ -17,11 +17,19 @@ _RATIO = Real("the share of channels that goes,", least=0, below=1)
 
 @dataclass(frozen=True)
 class PruneChannels(Technique):
-    """Remove the channels, units and heads that matter least: layers become narrower.
+    """Structured pruning: remove the channels, units and heads that matter least.
 
     The result is a plain Keras model with smaller layers; the optimizer's moments are
     taken along. That it computes what the original does without these channels is
     checked.
+
+    Sources: Li, Kadav, Durdanovic, Samet and Graf, "Pruning Filters for Efficient
+    ConvNets", 2017 (L1); He, Liu, Wang, Hu and Yang, "Filter Pruning via Geometric
+    Median for Deep Convolutional Neural Networks Acceleration" (FPGM), 2019; Liu et
+    al., "Learning Efficient Convolutional Networks through Network Slimming", 2017
+    (batch_norm); Molchanov, Tyree, Karras, Aila and Kautz, "Pruning Convolutional
+    Neural Networks for Resource Efficient Inference", 2017 (rounds); Fang, Ma, Mi and
+    Wang, "Isomorphic Pruning for Vision Models", 2024.
 
     Args:
         ratio: share that goes, in [0, 1).
@@ -39,8 +47,8 @@ class PruneChannels(Technique):
             together what is built alike, such as the inner layers of all blocks.
         rounds: number of rounds in which they go, each the same share of what is left,
             1 to 1,000; `km.compress` fine-tunes after each.
-        round_to: what stays of a layer is a multiple of this.
-        min_channels: at least so many channels of a layer stay.
+        round_to: what stays of a layer is a multiple of this, from 1.
+        min_channels: at least so many channels of a layer stay, from 1.
         ignore: regular expressions; what a weight makes whose path holds one stays.
         ratios: other ratios for some layers, as pairs of a regular expression for
             paths of weights and a ratio; the first that matches counts.

@@ -12,12 +12,15 @@ MOST = 256  # a code is one byte
 
 @dataclass(frozen=True)
 class Cluster(Technique):
-    """Let every weight take one of a few values, which fit it best.
+    """Weight clustering: let every weight take one of a few values, found by k-means.
 
     The file becomes smaller, because few values compress well; RAM and time stay.
     Kernels and embedding tables are clustered, all but those of depthwise layers.
     Zeros stay zeros, so cluster after pruning. While `km.compress` fine-tunes, the
     values move and entries keep to theirs.
+
+    Source: Han, Mao and Dally, "Deep Compression: Compressing Deep Neural Networks with
+    Pruning, Trained Quantization and Huffman Coding", 2016.
 
     Args:
         n: most distinct values, 2 to 256; zero is one of them where there are zeros.
@@ -29,7 +32,7 @@ class Cluster(Technique):
         include: regular expressions; a weight of two axes or more whose path holds one
             is clustered too, or whose layer is of a class of that name.
         exclude: likewise; such a weight is left alone.
-        seed: of k-means++.
+        seed: of k-means++, from 0.
 
     Raises:
         ConfigError: if a value is out of its range.

@@ -42,11 +42,14 @@ ORIGINAL = "original"
 
 @dataclass(frozen=True)
 class Distill(Technique):
-    """Train what earlier steps left of a model on what a teacher knows.
+    """Knowledge distillation as a step: train the compressed model on a teacher.
 
-    The step in which a model recovers from pruning: it learns from `data` again, and
-    from the model that it was. What is removed stays removed. In place of
+    It is the step in which a model recovers from pruning: it learns from `data` again,
+    and from the model that it was. What is removed stays removed. Use it in place of
     `fine_tune_epochs`, or beside it.
+
+    Source: Hinton, Vinyals and Dean, "Distilling the Knowledge in a Neural Network",
+    2015.
 
     Args:
         teacher: `"original"` for the model that was handed to `km.compress`, the path
@@ -127,6 +130,10 @@ def distill(  # noqa: PLR0913  (the public entry point of the contract)
     the student's loss on the labels, without labels that of the distillation, does not
     rise by it on 256 others; frozen BatchNormalization stays as it is.
 
+    Sources: Hinton, Vinyals and Dean, "Distilling the Knowledge in a Neural Network",
+    2015; of `"confidence"` Zhang, Chen and Wang, "Confidence-Aware Multi-Teacher
+    Knowledge Distillation", 2022.
+
     Args:
         teacher: a trained model, or a list of them.
         student: the model to train, from the weights that it has.
@@ -165,7 +172,14 @@ def distill(  # noqa: PLR0913  (the public entry point of the contract)
             or infinity in the student.
 
     Example:
-        >>> student = km.distill(teacher, student, (x, y), epochs=5)  # doctest: +SKIP
+        >>> layers = [keras.layers.Dense(8), keras.layers.Dense(2)]
+        >>> teacher = keras.Sequential([keras.Input((4,)), *layers])
+        >>> student = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+        >>> student.compile("sgd", "mse")
+        >>> x, y = keras.ops.ones((8, 4)), keras.ops.ones((8, 2))
+        >>> trained = distill(teacher, student, (x, y), verbose=0)
+        >>> "distillation_loss" in trained.history.history
+        True
     """
     teachers = list(teacher) if isinstance(teacher, (list, tuple)) else [teacher]
     check_models(teachers, student)

@@ -25,7 +25,7 @@ from kerasmem.records.regular import open_regular, read_json_file
 
 @dataclass(frozen=True)
 class Cache:
-    """A folder that keeps what a teacher answers, so that it is asked only once.
+    """A cache of the teacher's outputs on disk: the teacher runs once per sample.
 
     Args:
         folder: where; made if it is not there. It belongs to one teacher and one set
@@ -36,7 +36,11 @@ class Cache:
         batch_size: samples that the teacher is asked about at a time.
 
     Raises:
-        ConfigError: if a value is out of its range.
+        ConfigError: if a value is out of its range, or `folder` is no path.
+
+    Example:
+        >>> Cache("answers", top_k=10).dtype
+        'float16'
     """
 
     folder: str | Path

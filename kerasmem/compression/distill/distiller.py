@@ -46,7 +46,7 @@ SHARE_OF_LABELS = Real("a share of the loss,", least=0, most=1)
 
 
 class Distiller(keras.Model):
-    """Trains a student on labels and on what a teacher knows.
+    """A model that trains a student by knowledge distillation.
 
     The loss of a batch is `hard_weight` times the student's own loss on the labels
     plus `1 - hard_weight` times the distance to the teacher, and, in full, whatever
@@ -63,6 +63,9 @@ class Distiller(keras.Model):
     judged once (`val_teacher_accuracy`; `val_teacher_0_accuracy` and so on of several).
     `save` and `save_weights`, which callbacks use, write the student alone.
 
+    Source: Hinton, Vinyals and Dean, "Distilling the Knowledge in a Neural Network",
+    2015.
+
     Args:
         teacher: a built model, or a list of them. It may differ from the student in
             everything but the inputs that it takes and the shape of its outputs.
@@ -76,11 +79,23 @@ class Distiller(keras.Model):
             `"confidence"` for less where its answer to a sample is more wrong.
         sample: some inputs, where layers are compared and a model does not tell the
             shape of its inputs.
+        name: of this model.
 
     Raises:
         ConfigError: if an argument has a value that cannot be used.
         ModelError: if the teacher has no weights, or lacks a layer that a loss names;
             at the first step, if the outputs of the models do not fit each other.
+
+    Example:
+        >>> layers = [keras.layers.Dense(8), keras.layers.Dense(2)]
+        >>> teacher = keras.Sequential([keras.Input((4,)), *layers])
+        >>> student = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+        >>> distiller = Distiller(teacher, student)
+        >>> distiller.compile("sgd", "mse")
+        >>> x, y = keras.ops.ones((8, 4)), keras.ops.ones((8, 2))
+        >>> history = distiller.fit(x, y, verbose=0).history
+        >>> sorted(history)
+        ['distillation_loss', 'loss', 'student_loss']
     """
 
     def __init__(  # noqa: PLR0913  (named in the contract)

@@ -64,7 +64,17 @@ class Schedule(Config, abc.ABC):
 
 @dataclass(frozen=True)
 class Linear(Schedule):
-    """A number that moves by the same amount every epoch.
+    """A linear schedule of a weight or a temperature, by epoch.
+
+    Args:
+        start: the value up to `begin`.
+        end: the value from `finish` on.
+        begin: share of the training after which the value moves, in [0, 1).
+        finish: share of the training after which it has arrived, above `begin`, at most
+            1.
+
+    Raises:
+        ConfigError: if a value is out of its range.
 
     Example:
         >>> Linear(8.0, 2.0).value(0.5)
@@ -79,7 +89,17 @@ class Linear(Schedule):
 
 @dataclass(frozen=True)
 class Cosine(Schedule):
-    """A number that moves slowly at both ends and fastest in the middle.
+    """A cosine schedule: slow at both ends and fastest in the middle, by epoch.
+
+    Args:
+        start: the value up to `begin`.
+        end: the value from `finish` on.
+        begin: share of the training after which the value moves, in [0, 1).
+        finish: share of the training after which it has arrived, above `begin`, at most
+            1.
+
+    Raises:
+        ConfigError: if a value is out of its range.
 
     Example:
         >>> round(Cosine(1.0, 0.0).value(0.25), 4)

@@ -13,16 +13,22 @@ METHODS = ("spatial", "tucker", "channel")
 
 @dataclass(frozen=True)
 class Factorize(Technique):
-    """Put two or three small layers in the place of one with a large kernel.
+    """Low-rank factorization: replace a large kernel by two or three small ones.
 
     The kernels' product is the nearest of its rank to the kernel that was. Fewer
     weights, in the file and in RAM, and fewer multiplications; the result is plain
     Keras. Dense, EinsumDense and convolutions of the model's graph are factorized
     where that saves weights.
 
+    Sources: Jaderberg, Vedaldi and Zisserman, "Speeding up Convolutional Neural
+    Networks with Low Rank Expansions", 2014 (spatial); Kim et al., "Compression of Deep
+    Convolutional Neural Networks for Fast and Low Power Mobile Applications", 2016
+    (Tucker).
+
     Args:
         rank_ratio: share of the rank of every kernel that stays, in (0, 1].
-        energy: in place of it: share of a kernel's sum of squares that stays.
+        energy: in place of it: share of a kernel's sum of squares that stays, in
+            (0, 1].
         method: for convolutions: `"spatial"`, rows, then columns (2-D; others as by
             channel); `"tucker"`, fewer channels in, fewer out; `"channel"`, fewer
             channels out, then all of them at one place.
@@ -31,7 +37,8 @@ class Factorize(Technique):
         exclude: likewise; such a kernel is left alone.
 
     Raises:
-        ConfigError: if a value is out of its range.
+        ConfigError: if a value is out of its range, or not one of `rank_ratio` and
+            `energy` is given.
 
     Example:
         >>> Factorize(0.25).to_json()["method"]

@@ -46,12 +46,20 @@ _SPARSITY = Real("the share of weights that becomes zero,", least=0, below=1)
 
 @dataclass(frozen=True)
 class Prune(Technique):
-    """Set the weights that matter least to zero.
+    """Weight pruning: set the weights that matter least to zero.
 
     Pruned are kernels and embedding tables; depthwise kernels and the output layer only
     if `include` or `ratios` names them, and any other float weight likewise. In
     `km.compress` all are set at once. In `km.callbacks.Pruning` the sparsity rises on
     the schedule.
+
+    Sources: Han, Pool, Tran and Dally, "Learning both Weights and Connections for
+    Efficient Neural Networks", 2015 (magnitude); Zhu and Gupta, "To prune, or not to
+    prune", 2017 (the schedule); Molchanov, Mallya, Tyree, Frosio and Kautz, "Importance
+    Estimation for Neural Network Pruning", 2019 (Taylor); Sanh, Wolf and Rush,
+    "Movement Pruning", 2020; Sun, Liu, Bair and Kolter, "A Simple and Effective Pruning
+    Approach for Large Language Models" (Wanda), 2023; Mishra et al., "Accelerating
+    Sparse Deep Neural Networks", 2021 (2:4).
 
     Args:
         sparsity: share of the weights that becomes zero, in [0, 1).
@@ -78,7 +86,8 @@ class Prune(Technique):
             equal to `begin` for all at once.
 
     Raises:
-        ConfigError: if a value is out of its range.
+        ConfigError: if a value is out of its range, or the pattern, the schedule and
+            the sparsity contradict each other.
 
     Example:
         >>> Prune(0.8).to_json()["sparsity"]

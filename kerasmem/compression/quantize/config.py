@@ -19,7 +19,11 @@ METHODS = ("min-max", "moving-average", "percentile", "mse", "entropy")
 
 @dataclass(frozen=True)
 class Calibration:
-    """How the range of an activation is chosen, for `Quantize("int8-static")`.
+    """The calibration that chooses ranges of activations for `Quantize("int8-static")`.
+
+    Sources: Migacz, "8-bit Inference with TensorRT", 2017 (entropy); Krishnamoorthi,
+    "Quantizing deep convolutional networks for efficient inference: A whitepaper",
+    2018.
 
     Args:
         method: `"min-max"` takes all that was seen; `"moving-average"` an average of
@@ -64,10 +68,10 @@ class Calibration:
 
 @dataclass(frozen=True)
 class Budget:
-    """The most that the weights of a model may take, for `Quantize("mixed")`.
+    """A limit on the bytes of the weights, for `Quantize("mixed")`.
 
     Args:
-        max_bytes: most bytes of all weights in RAM, such as `"2MiB"`.
+        max_bytes: most bytes of all weights in RAM, from 0, or a text such as `"2MiB"`.
 
     Raises:
         ConfigError: if it is no size.
@@ -90,7 +94,12 @@ class Budget:
 
 @dataclass(frozen=True)
 class Quantize(Technique):
-    """Store kernels and embedding tables in fewer bits.
+    """Quantization: store kernels and embedding tables in fewer bits.
+
+    Sources: Jacob et al., "Quantization and Training of Neural Networks for Efficient
+    Integer-Arithmetic-Only Inference", 2018; of adaptive rounding Nagel, Amjad, van
+    Baalen, Louizos and Blankevoort, "Up or Down? Adaptive Rounding for Post-Training
+    Quantization" (AdaRound), 2020.
 
     Args:
         scheme: `"int8"` and `"int4"` store codes and scales, int4 two codes in a byte;
@@ -104,7 +113,7 @@ class Quantize(Technique):
             what layers make of `data`, or without data in weights.
         granularity: what shares a scale: an output `"channel"` (a row of an embedding
             table), the whole `"tensor"`, or a `"group"` of entries of a channel.
-        group_size: most entries in a group.
+        group_size: most entries in a group, from 2.
         symmetric: False for a zero point beside every scale, which uses all codes where
             positive and negative weights are not alike.
         include: regular expressions; a weight of two axes or more whose path holds one
@@ -218,10 +227,13 @@ class Quantize(Technique):
 
 @dataclass(frozen=True)
 class FoldBatchNorm(Technique):
-    """Fold each BatchNormalization into the layer with a kernel right before it.
+    """Batch normalization folding: merge it into the layer with a kernel before it.
 
     The result computes in inference what the original does, with fewer layers. What
     cannot be folded stays, and the account of the weights tells why.
+
+    Source: Krishnamoorthi, "Quantizing deep convolutional networks for efficient
+    inference: A whitepaper", 2018.
 
     Example:
         >>> FoldBatchNorm().to_json()
@@ -234,11 +246,14 @@ class FoldBatchNorm(Technique):
 
 @dataclass(frozen=True)
 class Equalize(Technique):
-    """Scale channels of neighboring layers until they are equally large.
+    """Cross-layer equalization: scale channels of neighboring layers to one size.
 
     What the model computes stays. Rounding with one scale for a whole kernel loses less
     then; rounding per channel has less to gain. Fold BatchNormalization first: through
     it no scale can pass.
+
+    Source: Nagel, van Baalen, Blankevoort and Welling, "Data-free quantization through
+    weight equalization and bias correction", 2019.
 
     Args:
         replace_relu6: True to make a ReLU of each ReLU6 between two such layers, which
@@ -262,10 +277,13 @@ class Equalize(Technique):
 
 @dataclass(frozen=True)
 class ReestimateBatchNorm(Technique):
-    """Gather the statistics of BatchNormalization anew, on the model as it is now.
+    """Batch normalization re-estimation: gather its statistics anew on data.
 
-    After pruning, rounding or another step that changes what layers make; it takes
-    samples and no labels.
+    Use it after pruning, rounding or another step that changes what layers make. It
+    takes samples and no labels.
+
+    Source: Sun et al., "Hybrid 8-bit floating point (HFP8) training and inference for
+    deep neural networks", 2019.
 
     Args:
         samples: most samples to look at, from 2.

@@ -17,7 +17,7 @@ from kerasmem.graph.values import to_numpy
 
 
 def dequantize(model: Any) -> Any:
-    """Return a float model that computes what `model` does, of the layers it had.
+    """Dequantize: return a float model that computes what `model` does.
 
     Its weights are what the codes stand for, so that stock Keras opens its file. Where
     `"int8-dynamic"` rounded inputs as well, they are rounded no longer. Of a model that
@@ -28,6 +28,9 @@ def dequantize(model: Any) -> Any:
         model: one with weights in int8, int4 or 16 bits, or with fake quantization; it
             is not touched. One of `"int8-static"` is refused: its float form is the
             model it was made of.
+
+    Returns:
+        A new float model, compiled as `model` is.
 
     Raises:
         ConfigError: if `model` is no model.

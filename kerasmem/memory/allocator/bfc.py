@@ -38,7 +38,7 @@ def rounded(size: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class PoolPolicy:
-    """How the allocator gets memory from the device.
+    """The policy of a memory pool: its limit, its growth and its fragmentation.
 
     Args:
         limit_bytes: most bytes that the pool may take, from 256.
@@ -47,12 +47,16 @@ class PoolPolicy:
         garbage_collection: whether regions without a chunk in use are given back when
             a request would fail otherwise (on for GPUs).
         fragmentation_fraction: share of the limit from which on a chunk that is too
-            long is split; 0 for 128 MiB.
+            long is split; 0 for 128 MiB, at most 1.
         device_bytes: bytes that the device can give at all, None for the limit: less
             where other processes use it too.
 
     Raises:
         ConfigError: if a figure is out of its range.
+
+    Example:
+        >>> PoolPolicy(limit_bytes=4 << 20, device_bytes=3 << 20).most_bytes
+        3145728
     """
 
     limit_bytes: int
@@ -81,7 +85,9 @@ class PoolPolicy:
 
 
 class BFCAllocator:
-    """Gives out addresses as TensorFlow's allocator would; no memory is touched.
+    """A simulator of TensorFlow's BFC (best fit with coalescing) allocator.
+
+    It gives out addresses as TensorFlow would, and touches no memory.
 
     Args:
         policy: the pool's limit and how it grows.
@@ -118,6 +124,9 @@ class BFCAllocator:
 
         Args:
             size: bytes, from 1.
+
+        Returns:
+            The address, in bytes; None if there is no piece that large.
 
         Raises:
             ConfigError: if `size` is below 1.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True, eq=False)
 class Chunk:
-    """A piece of a region, in use or free.
+    """A chunk of memory in a region, in use or free.
 
     Args:
         address: where it begins.
@@ -15,6 +15,12 @@ class Chunk:
         requested: bytes that were asked for, 0 while it is free.
         previous: the chunk before it in the region, None for the first.
         next: the chunk behind it in the region, None for the last.
+
+    Example:
+        >>> behind = Chunk(address=512, size=256)
+        >>> chunk = Chunk(address=256, size=256, requested=100, next=behind)
+        >>> [(each.address, each.is_free) for each in chunk.onward()]
+        [(256, False), (512, True)]
     """
 
     address: int

@@ -15,11 +15,19 @@ from kerasmem.units import format_bytes, parse_bytes
 
 
 def why_refused(allocator: BFCAllocator, size: int) -> str:
-    """Return one or two sentences on why `size` bytes are not to be had.
+    """Explain why an allocator refused a request: size, limit or fragmentation.
 
     Args:
         allocator: as it was when it refused.
-        size: bytes asked for.
+        size: bytes asked for, from 1.
+
+    Returns:
+        One or two sentences: the cause, and what would help.
+
+    Example:
+        >>> allocator = BFCAllocator(PoolPolicy(limit_bytes=1 << 20))
+        >>> print(why_refused(allocator, 2 << 20).partition(". ")[0])
+        2.00 MiB in one piece is more than the limit of 1.00 MiB
     """
     cause, remedy = _refusal(allocator, size)
     return f"{cause}{remedy}"
@@ -55,7 +63,7 @@ def _refusal(allocator: BFCAllocator, size: int) -> tuple[str, str]:
 
 
 class MemoryWatcher:
-    """Records every allocation and free made through it.
+    """A recorder of every allocation and free of a simulated allocator.
 
     Args:
         allocator: a `BFCAllocator` that nobody has used yet.
@@ -98,6 +106,13 @@ class MemoryWatcher:
             category: what they are for, one of `records.CATEGORIES`.
             phase: when they are asked for, one of `records.PHASES`.
             operation: who asks.
+
+        Returns:
+            The address, in bytes; None if the allocator refuses, which `refusal` then
+            explains.
+
+        Raises:
+            ConfigError: if `size` is below 1.
         """
         address = self.allocator.allocate(size)
         if address is None:
@@ -122,7 +137,11 @@ class MemoryWatcher:
         return address
 
     def free(self, address: int) -> None:
-        """Give a block back."""
+        """Give a block back.
+
+        Raises:
+            ConfigError: if no block in use begins at `address`.
+        """
         self.allocator.free(address)
         self._freed_at[self._block_at.pop(address)] = len(self._in_use)
         self._note()
@@ -168,7 +187,7 @@ def _by_holder(blocks: Iterable[Block]) -> dict[str, int]:
 
 
 def save_timeline(timeline: Timeline, log_dir: str | os.PathLike[str]) -> Path:
-    """Add a timeline to a run's folder and return the path of its file.
+    """Save a timeline of an allocator in the folder of a run.
 
     `kerasmem report LOG_DIR -o page.html` then draws what is in use over time, and the
     addresses.
@@ -177,24 +196,51 @@ def save_timeline(timeline: Timeline, log_dir: str | os.PathLike[str]) -> Path:
         timeline: recorded, of a `MemoryWatcher`, or of a `Replay`.
         log_dir: the folder; made if it is not there.
 
+    Returns:
+        The path of the file, `timeline-0000.json.gz` or the next number that is free.
+
     Raises:
-        OutputError: if it cannot be written.
+        OSError: if the folder cannot be made; an `OutputError` if the file cannot be
+            written.
+
+    Example:
+        >>> import tempfile
+        >>> watcher = MemoryWatcher(BFCAllocator(PoolPolicy(limit_bytes=1 << 20)))
+        >>> address = watcher.allocate(1000)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save_timeline(watcher.timeline(), folder).name
+        'timeline-0000.json.gz'
     """
     return add_timelines(Path(log_dir), [timeline])
 
 
 def load_timelines(log_dir: str | os.PathLike[str]) -> tuple[Timeline, ...]:
-    """Return the timelines in a run's folder, such as `MemoryTimeline` writes.
+    """Load the timelines in the folder of a run, such as `MemoryTimeline` writes.
+
+    Args:
+        log_dir: the folder.
+
+    Returns:
+        The timelines, one per allocator and plan, in the order of their files.
 
     Raises:
         InputError: if there is no such folder, or nothing of a run in it.
+
+    Example:
+        >>> import tempfile
+        >>> watcher = MemoryWatcher(BFCAllocator(PoolPolicy(limit_bytes=1 << 20)))
+        >>> address = watcher.allocate(1000)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = save_timeline(watcher.timeline(), folder)
+        ...     load_timelines(folder)[0].peak_bytes
+        1024
     """
     return read_run(Path(log_dir)).timelines
 
 
 @dataclass(frozen=True)
 class Replay:
-    """What became of a timeline under a policy.
+    """The result of a replay: what became of a timeline under a policy.
 
     Args:
         timeline: what the simulated allocator did, the blocks in use at the opening
@@ -202,6 +248,13 @@ class Replay:
         refused: the block that was not to be had, None if all were.
         refusal: why it was not and what would help, in words; None if nothing was
             refused.
+
+    Example:
+        >>> watcher = MemoryWatcher(BFCAllocator(PoolPolicy(limit_bytes=4 << 20)))
+        >>> addresses = [watcher.allocate(1 << 20) for _ in range(3)]
+        >>> result = replay(watcher.timeline(), "8MiB")
+        >>> type(result).__name__, result.fits, result.peak_bytes
+        ('Replay', True, 3145728)
     """
 
     timeline: Timeline
@@ -225,7 +278,7 @@ class Replay:
 
 
 def replay(timeline: Timeline, policy: PoolPolicy | int | str) -> Replay:
-    """Return what `timeline`'s requests come to under another policy.
+    """Replay the requests of a timeline in an allocator with another policy.
 
     The order of requests is the recorded one. A real run that is short of memory may
     wait for another operation to end, so a refusal here is a likely one, not a sure
@@ -236,8 +289,18 @@ def replay(timeline: Timeline, policy: PoolPolicy | int | str) -> Replay:
         policy: limit and growth of the allocator to simulate; or the limit alone, in
             bytes or as a text such as `"8GiB"`, of a pool that grows.
 
+    Returns:
+        The `Replay`: the simulated timeline, and the request that was refused, if any.
+
     Raises:
-        ConfigError: if blocks of the timeline were put together.
+        ConfigError: if blocks of the timeline were put together, or the policy is no
+            size of at least 256 bytes.
+
+    Example:
+        >>> watcher = MemoryWatcher(BFCAllocator(PoolPolicy(limit_bytes=4 << 20)))
+        >>> addresses = [watcher.allocate(1 << 20) for _ in range(3)]
+        >>> replay(watcher.timeline(), "2MiB").fits
+        False
     """
     if timeline.folded:
         raise ConfigError(

@@ -152,7 +152,7 @@ def find_batch_size(  # noqa: PLR0913 - a public entry point
     data: Any | None = None,
     largest: int = 8192,
 ) -> BatchSize:
-    """Return the largest batch size that fits: estimated, then tried for real.
+    """Find the largest batch size that fits: estimate it, then try it for real.
 
     The trials run a few steps on zeros in processes of their own, on the device of the
     running backend, so that one that runs out of memory hurts nobody; at most two do.
@@ -183,6 +183,16 @@ def find_batch_size(  # noqa: PLR0913 - a public entry point
         DataError: if the data does not fit the model.
         ModelError: if the model is not built, its batch size is fixed, its input shape
             is not known, or it cannot go to another process.
+
+    Example:
+        >>> import keras
+        >>> model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(64)])
+        >>> find_batch_size(model, "8KiB", optimizer="sgd")  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        kerasmem.errors.ConfigError: The limit is below what the model's variables ...
+        >>> int(find_batch_size(model, "8GiB", optimizer="sgd"))  # doctest: +SKIP
+        8192
     """
     check_model(model)
     if type(largest) is not int or largest < 1:

@@ -96,7 +96,7 @@ def compress_activations(
     bits: int = 8,
     seed: int = 0,
 ) -> Any:
-    """Return a copy of `model` that trains with activations in eight bits.
+    """Compress activations: return a copy of `model` that keeps them in 8 bits.
 
     What the backward pass needs of the forward pass waits for it as 8-bit codes, up to
     256 to a scale, rounded at random so that it is right on average; cheap operations
@@ -104,17 +104,21 @@ def compress_activations(
     ever, and so is what is saved. `kerasmem.memory.activation_report` tells the bytes
     and by how much the gradient moves.
 
+    Returns:
+        The copy, with the weights and settings of `model` and an optimizer that starts
+        anew.
+
     Sources: Chen et al., "ActNN: Reducing Training Memory Footprint via 2-Bit
     Activation Compressed Training", 2021; Liu et al., "GACT: Activation Compressed
     Training for Generic Network Architectures", 2022.
 
     Args:
-        model: a built Sequential or Functional model; models may be nested in it. The
-            copy has its weights and settings, and an optimizer that starts anew.
+        model: a built Sequential or Functional model; models may be nested in it. It is
+            not changed.
         include: names of layers, or regular expressions for whole names, that are
             compressed; None for all.
         exclude: likewise, layers that are left alone.
-        bits: 8.
+        bits: of a code; 8 is the only number.
         seed: of the rounding, from 0.
 
     Raises:

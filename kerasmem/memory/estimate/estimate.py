@@ -32,7 +32,7 @@ def estimate_memory(  # noqa: PLR0913 - the public entry point
     input_shape: Any | None = None,
     data: Any | None = None,
 ) -> MemoryEstimate:
-    """Return the memory that `model` is estimated to need, and what fills it.
+    """Estimate the peak memory that `model` needs, and what fills it.
 
     Nothing runs on the device, and the model stays as it is.
 
@@ -54,6 +54,10 @@ def estimate_memory(  # noqa: PLR0913 - the public entry point
         data: example samples, from which these lengths are read instead: `x`,
             `(x, y)`, a `tf.data.Dataset` or another that `fit` takes. Of batches the
             first one counts.
+
+    Returns:
+        The `MemoryEstimate`: the peak in bytes with its interval, and its parts by
+        layer and category; `table()` shows it.
 
     Raises:
         ModelError: if the model is not built, its input shape is not known, or the

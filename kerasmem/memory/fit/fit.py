@@ -117,7 +117,7 @@ def fit(  # noqa: PLR0913 - the public entry point
     log_dir: str | os.PathLike[str] | None = None,
     **fit_arguments: Any,
 ) -> Any:
-    """Return the `History` of `model.fit`, which goes on when memory runs out.
+    """Fit a model, and go on in smaller parts of a batch when memory runs out.
 
     A batch that does not fit goes through the model in several parts, but makes one
     update with the gradient of all of it: clipping, weight decay, averages of the
@@ -157,6 +157,9 @@ def fit(  # noqa: PLR0913 - the public entry point
         log_dir: a run's folder, in which every out-of-memory leaves a post-mortem in
             `post_mortems.jsonl`, for `kerasmem report`.
         fit_arguments: the other arguments of `model.fit`.
+
+    Returns:
+        The `keras.callbacks.History` that `model.fit` returns.
 
     Raises:
         OutOfMemoryError: if single samples do not fit, or memory ran out while a batch

@@ -56,7 +56,7 @@ class Stayed:
 
 
 class Scope:
-    """A piece of a program whose memory is compared before and after.
+    """Memory growth of a `with` block: what it leaves, and who holds that.
 
     Two looks at all objects, at the begin and at the end, are what it costs: some
     tenths of a second. Who holds what stayed is found out when it is asked for.
@@ -67,7 +67,8 @@ class Scope:
             the program runs slower and takes more memory meanwhile.
 
     Raises:
-        ConfigError: if a figure is asked for before the scope has ended.
+        ConfigError: if `name` is no text or empty; if a figure is asked for before the
+            scope has ended.
 
     Example:
         >>> import kerasmem as km
@@ -202,6 +203,9 @@ class Scope:
         """Give back what Keras, the framework and the C library can give back.
 
         What a variable of the program holds stays: Python does not free it.
+
+        Returns:
+            The bytes given back, of the host and by device.
         """
         return free()
 
@@ -233,11 +237,23 @@ class Scope:
 
 
 class GrowthWatch(Scope):
-    """A scope without an end: it looks when it is asked.
+    """Memory growth of a process: a scope without an end.
+
+    It begins at once. `update()` looks again, and `stop()` looks for the last time.
+
+    Args:
+        name: what findings call it.
+        lines: whether to record which line makes an object, as `tracemalloc` does: the
+            program runs slower and takes more memory meanwhile.
+
+    Raises:
+        ConfigError: if `name` is no text or empty; if a figure is asked for before the
+            first `update()`.
 
     Example:
         >>> import kerasmem as km
         >>> watch = km.memory.watch_growth()
+        >>> watch.update()
         >>> watch.findings
         []
     """

@@ -20,7 +20,7 @@ from kerasmem.records import DataMemory
 
 
 def inspect_data(data: Any, batch_size: int = 32, *, batches: int = 8) -> DataMemory:
-    """Return the host bytes that `data` takes when a model is fitted with it.
+    """Measure the host memory that `data` takes when a model is fitted with it.
 
     Nothing is trained: the first batches go through a model that does nothing. A
     generator, which can be read only once, is not read at all; the function that makes

@@ -99,7 +99,7 @@ def stream(
     shuffle: bool = True,
     seed: int | None = None,
 ) -> Stream:
-    """Return a dataset that trains from arrays on disk without loading them.
+    """Stream a data set from arrays on disk, without loading them into memory.
 
     The files are mapped into memory; at most about 64 MiB of them stay resident. A
     sample that lies in memory already is taken from there.
@@ -111,7 +111,11 @@ def stream(
         batch_size: samples per batch, from 1.
         split: `"train"` or `"test"`, of a file.
         shuffle: whether the samples come in a new order every epoch.
-        seed: makes that order the same in every run.
+        seed: makes that order the same in every run; None for another in each.
+
+    Returns:
+        A `keras.utils.PyDataset` for `fit`, `evaluate`, `km.compress` and `km.distill`:
+        it gives `(x,)`, `(x, y)` or `(x, y, sample_weight)` by batch.
 
     Raises:
         ConfigError: if `batch_size` is below 1 or `split` is another.
@@ -119,9 +123,10 @@ def stream(
 
     Example:
         >>> import numpy as np, tempfile, pathlib
-        >>> folder = pathlib.Path(tempfile.mkdtemp())
-        >>> np.savez(folder / "train.npz", x=np.zeros((100, 4)), y=np.zeros(100))
-        >>> len(stream(folder / "train.npz", batch_size=32))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = pathlib.Path(folder, "train.npz")
+        ...     np.savez(path, x=np.zeros((100, 4)), y=np.zeros(100))
+        ...     len(stream(path, batch_size=32))
         4
     """
     check_batch_size(batch_size)

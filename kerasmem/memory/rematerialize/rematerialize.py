@@ -46,16 +46,23 @@ def rematerialize(
     batch_size: int = 32,
     input_shape: Any | None = None,
 ) -> Any:
-    """Return a copy of `model` that trains to the same weights in less memory.
+    """Rematerialization: return a copy of `model` that trains in less memory.
 
-    The activations of whole pieces of the model are not kept for the backward pass but
-    computed a second time when it gets there, from what entered the piece. The copy is
-    a plain Keras model: it saves and loads as the model would, and what is loaded
-    trains plainly again. Inference is as ever. The optimizer starts anew.
+    It trains to the same weights. The activations of whole pieces of the model are not
+    kept for the backward pass but computed a second time when it gets there, from what
+    entered the piece (gradient checkpointing). The copy is a plain Keras model: it
+    saves and loads as the model would, and what is loaded trains plainly again.
+    Inference is as ever. The optimizer starts anew.
 
     Without a limit and without segments the plan is the one with the lowest estimated
     peak; a warning tells if that is less than 5 % lower. `plan_of(copy)` tells what it
     is and what it is estimated to cost.
+
+    Returns:
+        The copy, compiled as `model` is, with an optimizer that starts anew.
+
+    Source: Chen, Xu, Zhang and Guestrin, "Training Deep Nets with Sublinear Memory
+    Cost", 2016.
 
     Args:
         model: a built Sequential or Functional model; a nested model that holds most

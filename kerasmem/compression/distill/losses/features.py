@@ -40,10 +40,28 @@ def mean_squared_distance(teacher: Any, student: Any) -> Any:
 
 @dataclass(frozen=True)
 class Features(FeatureLoss):
-    """Students whose layers give what layers of the teacher give (FitNets' hints).
+    """Hint learning: the mean squared error of intermediate features (FitNets).
 
-    Where the number of channels differs, a projection of the student's channels onto
-    the teacher's is trained along: a dense layer, or for images a 1x1 convolution.
+    Where the number of channels differs, the training also learns a projection of the
+    student's channels onto the teacher's: a dense layer, or for images a 1x1
+    convolution.
+
+    Source: Romero, Ballas, Kahou, Chassang, Gatta and Bengio, "FitNets: Hints for Thin
+    Deep Nets", 2015.
+
+    Args:
+        weight: factor of the loss, from 0: a number or a schedule.
+        layers: which layers are compared: `"auto"`, by shape and depth; `"last"`, the
+            last ones before the outputs; or pairs of names, the teacher's first. A name
+            may be a path through nested models (`"encoder/dense"`), a regular
+            expression, and end in `":1"` for the second tensor of a layer.
+
+    Raises:
+        ConfigError: if a value is out of its range, or `layers` are no pairs of names.
+
+    Example:
+        >>> Features(layers={"block_4": "block_2"}).layers
+        (('block_4', 'block_2'),)
     """
 
     name: ClassVar[str] = "features"
@@ -78,13 +96,28 @@ def attention_map(features: Any, power: float) -> Any:
 
 @dataclass(frozen=True)
 class AttentionTransfer(FeatureLoss):
-    """Students that look where the teacher looks.
+    """Attention transfer: half the distance of two spatial attention maps.
 
-    The value is half the distance of the two attention maps; the channels' number does
-    not matter.
+    A map sums the channels' absolute values to a power, place by place, so the numbers
+    of channels may differ.
+
+    Source: Zagoruyko and Komodakis, "Paying More Attention to Attention: Improving the
+    Performance of Convolutional Neural Networks via Attention Transfer", 2017.
 
     Args:
+        weight: factor of the loss, from 0: a number or a schedule.
+        layers: which layers are compared: `"auto"`, by shape and depth; `"last"`, the
+            last ones before the outputs; or pairs of names, the teacher's first. A name
+            may be a path through nested models (`"encoder/dense"`), a regular
+            expression, and end in `":1"` for the second tensor of a layer.
         power: p of the activation-based map, above 0.
+
+    Raises:
+        ConfigError: if a value is out of its range, or `layers` are no pairs of names.
+
+    Example:
+        >>> AttentionTransfer(weight=1000.0).power
+        2.0
     """
 
     _: KW_ONLY
@@ -117,10 +150,26 @@ def similarities(features: Any) -> Any:
 
 @dataclass(frozen=True)
 class SimilarityPreserving(FeatureLoss):
-    """Students to whom the samples are alike that are alike to the teacher.
+    """Similarity-preserving distillation: samples alike to the teacher stay alike.
 
     The value is the mean squared difference of the two (batch, batch) matrices of
     similarities.
+
+    Source: Tung and Mori, "Similarity-Preserving Knowledge Distillation", 2019.
+
+    Args:
+        weight: factor of the loss, from 0: a number or a schedule.
+        layers: which layers are compared: `"auto"`, by shape and depth; `"last"`, the
+            last ones before the outputs; or pairs of names, the teacher's first. A name
+            may be a path through nested models (`"encoder/dense"`), a regular
+            expression, and end in `":1"` for the second tensor of a layer.
+
+    Raises:
+        ConfigError: if a value is out of its range, or `layers` are no pairs of names.
+
+    Example:
+        >>> SimilarityPreserving(weight=3000.0).layers
+        'last'
     """
 
     _: KW_ONLY
@@ -152,14 +201,28 @@ def angles_at(features: Any) -> Any:
 
 @dataclass(frozen=True)
 class Relational(FeatureLoss):
-    """Students that see the same distances and angles between samples (RKD).
+    """Relational knowledge distillation (RKD): distances and angles between samples.
 
-    Each is compared by Huber's loss, averaged over all pairs and triples of different
+    Huber's loss compares each of them, averaged over all pairs and triples of different
     samples. A batch of n takes n^3 angles.
 
+    Source: Park, Kim, Lu and Cho, "Relational Knowledge Distillation", 2019.
+
     Args:
+        weight: factor of the loss, from 0: a number or a schedule.
+        layers: which layers are compared: `"auto"`, by shape and depth; `"last"`, the
+            last ones before the outputs; or pairs of names, the teacher's first. A name
+            may be a path through nested models (`"encoder/dense"`), a regular
+            expression, and end in `":1"` for the second tensor of a layer.
         distance: weight of the distances.
-        angle: weight of the angles.
+        angle: weight of the angles; 0 leaves them out.
+
+    Raises:
+        ConfigError: if a value is out of its range, or `layers` are no pairs of names.
+
+    Example:
+        >>> Relational(angle=0.0).distance
+        1.0
     """
 
     _: KW_ONLY
@@ -203,13 +266,28 @@ def correlations(features: Any, gamma: float, order: int) -> Any:
 
 @dataclass(frozen=True)
 class Correlation(FeatureLoss):
-    """Students whose samples correlate as the teacher's do (correlation congruence).
+    """Correlation congruence: the correlation of samples in a Gaussian kernel.
 
     The value is the mean squared difference of the two (batch, batch) matrices.
 
+    Source: Peng, Jin, Liu, Li, Wu, Liu, Zhou and Zhang, "Correlation Congruence for
+    Knowledge Distillation", 2019.
+
     Args:
-        gamma: of the Gaussian kernel, above 0.
+        weight: factor of the loss, from 0: a number or a schedule.
+        layers: which layers are compared: `"auto"`, by shape and depth; `"last"`, the
+            last ones before the outputs; or pairs of names, the teacher's first. A name
+            may be a path through nested models (`"encoder/dense"`), a regular
+            expression, and end in `":1"` for the second tensor of a layer.
+        gamma: of the Gaussian kernel exp(-gamma |x - y|^2), above 0.
         order: of its Taylor series, from 1.
+
+    Raises:
+        ConfigError: if a value is out of its range, or `layers` are no pairs of names.
+
+    Example:
+        >>> Correlation(order=3).gamma
+        0.4
     """
 
     _: KW_ONLY
@@ -243,9 +321,27 @@ def neighbor_probabilities(features: Any) -> Any:
 
 @dataclass(frozen=True)
 class ProbabilisticKnowledgeTransfer(FeatureLoss):
-    """Students with the teacher's probabilities of neighborhood (PKT).
+    """Probabilistic knowledge transfer (PKT): the divergence of neighbor probabilities.
 
-    The value is the divergence of the two conditional distributions, mean of the rows.
+    The value is the KL divergence of the two conditional distributions over the other
+    samples of the batch, averaged over the samples.
+
+    Source: Passalis and Tefas, "Learning Deep Representations with Probabilistic
+    Knowledge Transfer", 2018.
+
+    Args:
+        weight: factor of the loss, from 0: a number or a schedule.
+        layers: which layers are compared: `"auto"`, by shape and depth; `"last"`, the
+            last ones before the outputs; or pairs of names, the teacher's first. A name
+            may be a path through nested models (`"encoder/dense"`), a regular
+            expression, and end in `":1"` for the second tensor of a layer.
+
+    Raises:
+        ConfigError: if a value is out of its range, or `layers` are no pairs of names.
+
+    Example:
+        >>> ProbabilisticKnowledgeTransfer().name
+        'probabilistic_knowledge_transfer'
     """
 
     _: KW_ONLY
@@ -281,15 +377,29 @@ def contrast(teacher: Any, student: Any, temperature: float) -> Any:
 
 @dataclass(frozen=True)
 class Contrastive(FeatureLoss):
-    """Students that tell the teacher's feature of a sample from those of others (CRD).
+    """Contrastive representation distillation (CRD), with in-batch negatives.
 
-    Both features are projected onto one space by trained dense layers. The negatives
-    are the other samples of the batch, compared by InfoNCE, which the paper has as a
-    variant; the paper's memory bank of negatives is left out, so large batches help.
+    Trained dense layers project both features onto one space. The negatives are the
+    other samples of the batch, compared by InfoNCE, which the paper has as a variant.
+    The paper's memory bank of negatives is left out, so large batches help.
+
+    Source: Tian, Krishnan and Isola, "Contrastive Representation Distillation", 2020.
 
     Args:
+        weight: factor of the loss, from 0: a number or a schedule.
+        layers: which layers are compared: `"auto"`, by shape and depth; `"last"`, the
+            last ones before the outputs; or pairs of names, the teacher's first. A name
+            may be a path through nested models (`"encoder/dense"`), a regular
+            expression, and end in `":1"` for the second tensor of a layer.
         dimension: of the common space, from 1.
         temperature: of the softmax over the batch, above 0.
+
+    Raises:
+        ConfigError: if a value is out of its range, or `layers` are no pairs of names.
+
+    Example:
+        >>> Contrastive(dimension=64).temperature
+        0.07
     """
 
     _: KW_ONLY

@@ -49,10 +49,21 @@ def binary_divergence(teacher: Any, student: Any, temperature: Any) -> Any:
 
 @dataclass(frozen=True)
 class Logits(OutputLoss):
-    """The divergence of the student's softened answers from the teacher's.
+    """Knowledge distillation: the KL divergence of softened outputs.
 
-    Classes, yes-or-no answers and values are compared each in their own way; values by
-    their mean squared error, which no temperature changes.
+    The value is T^2 KL(teacher || student). Classes and yes-or-no outputs are compared
+    by it. Values of a regression are compared by their mean squared error, which no
+    temperature changes.
+
+    Source: Hinton, Vinyals and Dean, "Distilling the Knowledge in a Neural Network",
+    2015.
+
+    Args:
+        weight: factor of the loss, from 0: a number or a schedule.
+        temperature: T, which divides the logits, above 0: a number or a schedule.
+
+    Raises:
+        ConfigError: if a value is out of its range.
 
     Example:
         >>> Logits(temperature=3.0).to_json()["temperature"]
@@ -108,13 +119,25 @@ def other_divergence(teacher: Any, student: Any, target: Any, temperature: Any) 
 
 @dataclass(frozen=True)
 class DKD(OutputLoss):
-    """Divergence in the right class and divergence among the others, weighted apart.
+    """Decoupled knowledge distillation: target class and other classes weighted apart.
 
-    For classifiers, with labels.
+    It is for classifiers, and needs labels.
+
+    Source: Zhao, Cui, Song, Qiu and Liang, "Decoupled Knowledge Distillation", 2022.
 
     Args:
-        alpha: weight of the right class.
-        beta: weight of the other classes; the paper takes up to 8.
+        weight: factor of the loss, from 0: a number or a schedule.
+        temperature: T, which divides the logits, above 0: a number or a schedule.
+        alpha: weight of the divergence in the target class (TCKD).
+        beta: weight of the divergence among the other classes (NCKD); the paper takes
+            up to 8.
+
+    Raises:
+        ConfigError: if a value is out of its range.
+
+    Example:
+        >>> DKD(beta=4.0).to_json()["beta"]
+        4.0
     """
 
     _: KW_ONLY
@@ -151,14 +174,26 @@ def pearson_distance(a: Any, b: Any, axis: int) -> Any:
 
 @dataclass(frozen=True)
 class DIST(OutputLoss):
-    """Students that rank classes and samples as the teacher does, not more.
+    """Distillation by Pearson correlation of the classes and of the samples.
 
-    For classifiers. The value is T^2 (beta * distance within samples + gamma *
-    distance within classes), each 1 minus Pearson's coefficient.
+    The value is T^2 (beta * distance within samples + gamma * distance within classes),
+    each distance 1 minus Pearson's coefficient. It is for classifiers.
+
+    Source: Huang, You, Wang, Qian and Xu, "Knowledge Distillation from a Stronger
+    Teacher", 2022.
 
     Args:
+        weight: factor of the loss, from 0: a number or a schedule.
+        temperature: T, which divides the logits, above 0: a number or a schedule.
         beta: weight of the relation between the classes of a sample.
         gamma: weight of the relation between the samples of a class.
+
+    Raises:
+        ConfigError: if a value is out of its range.
+
+    Example:
+        >>> DIST(gamma=2.0).to_json()["gamma"]
+        2.0
     """
 
     _: KW_ONLY

@@ -57,7 +57,7 @@ def quantization_aware(
     learned_scales: bool = False,
     ranges: Ranges = _NO_RANGES,
 ) -> Any:
-    """Return a model that computes as if it were quantized, to be trained.
+    """Quantization-aware training: return a fake-quantized model to be trained.
 
     Its layers read their weights as `quantize` would store them, in training and in
     inference; gradients pass the rounding as if it were not there. The float weights
@@ -65,9 +65,15 @@ def quantization_aware(
     checkpoints and optimizers know them. `km.compress(aware, quantize)` then stores
     the very values that training has seen; `km.dequantize(aware)` is the float model.
 
+    Returns:
+        The fake-quantized copy, compiled as `model` is, with a fresh optimizer.
+
+    Sources: Jacob et al., "Quantization and Training of Neural Networks for Efficient
+    Integer-Arithmetic-Only Inference", 2018; Esser et al., "Learned Step Size
+    Quantization" (LSQ), 2020.
+
     Args:
-        model: a built `keras.Model`; it is not touched. What is returned is compiled
-            as it is, with a fresh optimizer.
+        model: a built `keras.Model`; it is not touched.
         quantize: how the weights are to be stored, and which.
         activations: whether what layers give each other is rounded to int8 too, in
             ranges that follow what is seen; needs a model with a graph. None for
