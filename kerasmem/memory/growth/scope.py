@@ -239,7 +239,7 @@ class Scope:
 class GrowthWatch(Scope):
     """Memory growth of a process: a scope without an end.
 
-    It begins at once. `update()` looks again, and `stop()` looks for the last time.
+    It begins at once. `update()` looks at what is there, and `stop()` looks for the last time.
 
     Args:
         name: what findings call it.
@@ -247,13 +247,11 @@ class GrowthWatch(Scope):
             program runs slower and takes more memory meanwhile.
 
     Raises:
-        ConfigError: if `name` is no text or empty; if a figure is asked for before the
-            first `update()`.
+        ConfigError: if `name` is no text or empty.
 
     Example:
         >>> import kerasmem as km
         >>> watch = km.memory.watch_growth()
-        >>> watch.update()
         >>> watch.findings
         []
     """
