@@ -239,7 +239,8 @@ class Scope:
 class GrowthWatch(Scope):
     """Memory growth of a process: a scope without an end.
 
-    It begins at once. `update()` looks at what is there, and `stop()` looks for the last time.
+    It begins at once. `update()` looks at what is there, and `stop()` looks for the
+    last time.
 
     Args:
         name: what findings call it.
