@@ -60,6 +60,7 @@ class Pruning(AttachedCallback):
             prune; in a loop of your own, if it has no optimizer.
 
     Example:
+        >>> import keras
         >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(5)])
         >>> model.compile("sgd", "mse")
         >>> x, y = keras.ops.ones((8, 4)), keras.ops.ones((8, 5))
