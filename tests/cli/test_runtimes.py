@@ -33,7 +33,7 @@ def test_json_holds_the_whole_record(folder, kerasmem, backend):
         STATIC.name,
     ]
     assert [t["batch_size"] for t in found["runtimes"][1]["times"]] == [4]
-    assert (found["given"], found["samples"], found["threads"]) == (False, 4, 1)
+    assert (found["with_data"], found["samples"], found["threads"]) == (False, 4, 1)
     assert found["advice"][-1]["name"] == INT8.name
     assert found["runtimes"][0]["file_bytes"] == Path("model.keras").stat().st_size
 
@@ -42,7 +42,7 @@ def test_json_holds_the_whole_record(folder, kerasmem, backend):
 def test_data_goes_to_the_comparison(folder, kerasmem, monkeypatch):
     monkeypatch.setattr(runtimes, "FORMS", (KERAS,))
     found = kerasmem("runtimes model.keras --data split.npz --batch-size 9 --json").json
-    assert (found["given"], found["samples"]) == (True, 9)
+    assert (found["with_data"], found["samples"]) == (True, 9)
 
 
 @pytest.mark.one_backend
