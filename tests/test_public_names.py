@@ -215,6 +215,35 @@ def test_a_docstring_of_a_function_tells_what_it_returns(name):
     assert ("Returns" in sections(of)) == answers
 
 
+def own_methods():
+    """Public methods by path, where they are first defined: no hooks of Keras."""
+    classes = {
+        n: o for n, o in OBJECTS.items() if n in DOCUMENTED and inspect.isclass(o)
+    }
+    found = {}
+    for cls in classes.values():
+        for key in {key for base in cls.__mro__ for key in vars(base)}:
+            first = [base for base in cls.__mro__ if key in vars(base)][-1]
+            method = vars(first)[key]
+            is_ours = first.__module__.startswith("kerasmem.")
+            if is_ours and inspect.isfunction(method) and not key.startswith("_"):
+                found[f"{first.__name__}.{key}"] = method
+    return found
+
+
+METHODS = own_methods()
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_a_docstring_of_a_method_explains_arguments_and_answer(name):
+    method = METHODS[name]
+    signature = inspect.signature(method)
+    told = sections(method)
+    expected = sorted(set(signature.parameters) - {"self"})
+    assert sorted(entries(told.get("Args", ""))) == expected
+    assert ("Returns" in told) == (signature.return_annotation is not None)
+
+
 @pytest.mark.parametrize("name", DOCUMENTED)
 def test_a_docstring_tells_what_is_raised(name):
     of = OBJECTS[name]

@@ -116,7 +116,13 @@ class AttachedCallback(keras.callbacks.Callback):
     def attach(
         self, model: Any, undo: Callable[[], None], *, for_fit: bool = True
     ) -> None:
-        """Note what was hung on the model, and what takes it off; see `Attachment`."""
+        """Note what was hung on the model, and what takes it off; see `Attachment`.
+
+        Args:
+            model: the model of the running `fit`.
+            undo: called once, when the callback lets go.
+            for_fit: False in a training loop of the user's own.
+        """
         self._attachment = Attachment(model, undo, for_fit=for_fit)
 
     def on_train_begin(self, logs: Any = None) -> None:

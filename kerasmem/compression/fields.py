@@ -121,12 +121,20 @@ class Config:
         check_fields(self)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the choice as plain data; `from_tagged` reads it back."""
+        """Serialize the config to plain data; `from_tagged` reads it back.
+
+        Returns:
+            The name under `tag`, and each argument by its name.
+        """
         values = {name: plain(getattr(self, name)) for name in rules_of(type(self))}
         return {self.tag: self.name, **values}
 
     def numbers(self) -> tuple[float, ...]:
-        """Return the numbers that this stands for in a field of another choice."""
+        """Return the numbers that this stands for in a field of another choice.
+
+        Returns:
+            The numbers; empty for a config that stands for none.
+        """
         return ()
 
     def _set(self, name: str, value: Any) -> None:

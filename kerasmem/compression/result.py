@@ -120,6 +120,9 @@ class CompressionResult:
         It is the file whose size the report tells, copied; if the model was trained or
         changed since, one of the model as it is now.
 
+        Args:
+            path: where to; ends in `.keras`. A file that is there is replaced.
+
         Raises:
             ConfigError: if `path` does not end in `.keras`.
             OutputError: if the file cannot be written.

@@ -68,11 +68,15 @@ class Technique(Config):
     def applied(
         self, model: Any, context: Context | None = None
     ) -> tuple[Any, list[WeightChange]]:
-        """Return a model with this applied, and an account of every weight.
+        """Apply the technique to a model.
 
         Args:
             model: a built model; it is not changed, unless the context owns it.
             context: the data and all else to work with; None for an empty one.
+
+        Returns:
+            The new model, and a `WeightChange` for each weight: changed, or left alone
+            and why.
 
         Raises:
             ConfigError: if the context lacks what this takes, such as data.
@@ -85,6 +89,16 @@ class Technique(Config):
 
         A chain calls it before the first technique: nothing is found missing after
         hours.
+
+        Args:
+            context: the data and all else to work with.
+
+        Returns:
+            The technique itself, or a copy that holds what was loaded.
+
+        Raises:
+            InputError: if the context lacks what this takes, or a file cannot be
+                loaded.
         """
         return self._implementation.ready(self, context)
 
@@ -94,6 +108,9 @@ class Technique(Config):
         Args:
             model: the model that this was applied to.
             trainer: what `fit` is called on: `model`, or one that trains it.
+
+        Returns:
+            A context manager; after it the model trains as ever.
         """
         return self._implementation.preserve(self, model, trainer)
 

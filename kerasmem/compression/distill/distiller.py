@@ -196,6 +196,9 @@ class Distiller(keras.Model):
             validation_data: of any form, or None.
             cache: a `km.distillation.Cache`.
 
+        Returns:
+            Data and validation data, for `fit`.
+
         Raises:
             ConfigError: if `data` is of another form.
             DataError: if the cache is of another teacher, or of other data.

@@ -48,7 +48,14 @@ class Schedule(Config, abc.ABC):
             )
 
     def value(self, progress: float) -> float:
-        """Return the number at a share of the training, in [0, 1]."""
+        """Return the number at a share of the training.
+
+        Args:
+            progress: share of the training that is over, in [0, 1].
+
+        Returns:
+            A number between `start` and `end`.
+        """
         done = (progress - self.begin) / (self.finish - self.begin)
         share = self._share(min(max(done, 0.0), 1.0))
         return self.start + (self.end - self.start) * share

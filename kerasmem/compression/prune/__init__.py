@@ -122,7 +122,11 @@ class Prune(Technique):
         return super().to_json() | {"ratios": dict(self.ratios)}
 
     def patterns_by_field(self) -> dict[str, tuple[str, ...]]:
-        """Return all regular expressions by the argument that they came in."""
+        """Return all regular expressions by the argument that they came in.
+
+        Returns:
+            The expressions of `scope`, `include`, `exclude` and `ratios`.
+        """
         groups = self.scope if isinstance(self.scope, tuple) else ()
         keys = tuple(key for key, _ in self.ratios)
         return {

@@ -142,6 +142,9 @@ class BFCAllocator:
     def free(self, address: int) -> None:
         """Give a chunk back.
 
+        Args:
+            address: where it begins, as `allocate` returned it.
+
         Raises:
             ConfigError: if no chunk in use begins at `address`.
         """
@@ -156,11 +159,25 @@ class BFCAllocator:
         self.peak_bytes = self.in_use_bytes
 
     def chunk_at(self, address: int) -> Chunk:
-        """Return the chunk in use that begins at `address`."""
+        """Return the chunk in use that begins at `address`.
+
+        Args:
+            address: where it begins, as `allocate` returned it.
+
+        Returns:
+            The chunk.
+
+        Raises:
+            KeyError: if no chunk in use begins there.
+        """
         return self._in_use[address]
 
     def chunks(self) -> Iterator[Chunk]:
-        """Yield every chunk, in use or free, region by region."""
+        """Yield every chunk, in use or free, region by region.
+
+        Returns:
+            An iterator over chunks, by address.
+        """
         for region in self._regions:
             yield from region.onward()
 

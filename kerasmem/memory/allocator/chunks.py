@@ -35,7 +35,11 @@ class Chunk:
         return self.requested == 0
 
     def onward(self) -> Iterator["Chunk"]:
-        """Yield this chunk and those behind it in the region."""
+        """Yield this chunk and those behind it in the region.
+
+        Returns:
+            An iterator over chunks, by address.
+        """
         chunk: Chunk | None = self
         while chunk is not None:
             yield chunk

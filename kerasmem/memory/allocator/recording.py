@@ -139,6 +139,9 @@ class MemoryWatcher:
     def free(self, address: int) -> None:
         """Give a block back.
 
+        Args:
+            address: where it begins, as `allocate` returned it.
+
         Raises:
             ConfigError: if no block in use begins at `address`.
         """
@@ -147,7 +150,11 @@ class MemoryWatcher:
         self._note()
 
     def timeline(self) -> Timeline:
-        """Return everything that was recorded; an event's time is its number."""
+        """Return everything that was recorded; an event's time is its number.
+
+        Returns:
+            The `Timeline`, with `times_ns` counting events from 0.
+        """
         return Timeline(
             allocator="simulated",
             source="simulation",
@@ -165,11 +172,19 @@ class MemoryWatcher:
         )
 
     def holders(self) -> dict[str, int]:
-        """Return the bytes given to each holder now, most first."""
+        """Return the bytes given to each holder now, most first.
+
+        Returns:
+            Bytes, rounding included, by holder; `"nobody"` for blocks without one.
+        """
         return _by_holder(self._blocks[number] for number in self._block_at.values())
 
     def holders_at_peak(self) -> dict[str, int]:
-        """Return the bytes given to each holder at the peak, most first."""
+        """Return the bytes given to each holder at the peak, most first.
+
+        Returns:
+            As `holders`.
+        """
         timeline = self.timeline()
         return _by_holder(timeline.live(timeline.peak_event))
 

@@ -110,7 +110,11 @@ class Scope:
             tracemalloc.stop()
 
     def update(self) -> None:
-        """Look again at what is there now; a scope does it when it ends."""
+        """Look again at what is there now; a scope does it when it ends.
+
+        Raises:
+            ConfigError: if the scope has not begun.
+        """
         if self._before is None:
             raise self._not_ended()
         self._after = take_snapshot()
@@ -210,7 +214,11 @@ class Scope:
         return free()
 
     def table(self) -> str:
-        """Return what stayed as text: who holds it, kinds, bytes and lines."""
+        """Return what stayed as text: who holds it, kinds, bytes and lines.
+
+        Returns:
+            One line of figures, then a line for each holder.
+        """
         figures = [
             f"host {_signed(self.host_bytes)}",
             *(f"{name} {_signed(size)}" for name, size in self.device_bytes.items()),

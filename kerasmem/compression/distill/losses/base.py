@@ -133,7 +133,14 @@ class OutputLoss(DistillationLoss):
 
     @abc.abstractmethod
     def distances(self, answers: Answers) -> Any:
-        """Return one value for every entry of the output but its last axis."""
+        """Return one value for every entry of the output but its last axis.
+
+        Args:
+            answers: one output of teacher and student for a batch.
+
+        Returns:
+            A float32 tensor, (batch, ...).
+        """
 
 
 @dataclass(frozen=True)
@@ -162,20 +169,40 @@ class FeatureLoss(DistillationLoss):
 
     @abc.abstractmethod
     def distances(self, teacher: Any, student: Any) -> Any:
-        """Return one value per sample, of two float32 features of a batch."""
+        """Return one value per sample, of two float32 features of a batch.
+
+        Args:
+            teacher: a float32 feature, (batch, ..., channels).
+            student: likewise.
+
+        Returns:
+            A float32 tensor, (batch,).
+        """
 
     def mismatch(
         self, teacher: tuple[Any, ...], student: tuple[Any, ...]
     ) -> str | None:
         """Return why features of these shapes cannot be compared, or None.
 
-        The shapes are without batch axis, channels last.
+        Args:
+            teacher: shape of the teacher's feature, without batch axis, channels last.
+            student: likewise.
+
+        Returns:
+            The reason, in words; None if they can be compared.
         """
         del teacher, student
         return None
 
     def width(self, teacher: tuple[Any, ...]) -> int:
-        """Return the width of a projection onto a teacher's feature of this shape."""
+        """Return the width of a projection onto a teacher's feature of this shape.
+
+        Args:
+            teacher: shape of the teacher's feature, without batch axis, channels last.
+
+        Returns:
+            The number of channels, from 1.
+        """
         return teacher[-1]
 
 
