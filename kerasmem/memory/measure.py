@@ -65,7 +65,10 @@ def measure_step(  # noqa: PLR0913 - those of `estimate_memory`
     Raises:
         ConfigError: on JAX, which tells nothing of its memory on a CPU, or if another
             argument is wrong.
-        ModelError: if the child cannot make the model from its config.
+        DataError: if the data does not fit the model.
+        ModelError: if the model is not built, or the child cannot make it from its
+            config.
+        ChildDiedError: if the child process ends by an error.
 
     Example:
         >>> import keras

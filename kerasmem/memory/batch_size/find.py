@@ -181,6 +181,7 @@ def find_batch_size(  # noqa: PLR0913 - a public entry point
         ConfigError: if the limit is below what one sample needs, or another argument
             is wrong.
         DataError: if the data does not fit the model.
+        ChildDiedError: if a trial ends by another error than of memory.
         ModelError: if the model is not built, its batch size is fixed, its input shape
             is not known, or it cannot go to another process.
 

@@ -64,6 +64,7 @@ def estimate_memory(  # noqa: PLR0913 - the public entry point
             method cannot do this model.
         ConfigError: if another argument is wrong.
         DataError: if the data does not fit the model.
+        ChildDiedError: if the child process of `"traced"` ends by an error.
 
     Example:
         >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
