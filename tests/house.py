@@ -36,9 +36,11 @@ class Source:
 
     Args:
         path: of the file.
+        home: the folder that its name begins below.
     """
 
     path: Path
+    home: Path = HOME
 
     @cached_property
     def text(self) -> str:
@@ -53,7 +55,7 @@ class Source:
     @property
     def name(self) -> str:
         """Path below the package, with slashes."""
-        return self.path.relative_to(HOME).as_posix()
+        return self.path.relative_to(self.home).as_posix()
 
     @cached_property
     def docstring_lines(self) -> set[int]:

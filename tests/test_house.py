@@ -4,6 +4,7 @@
 """
 
 import ast
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -11,6 +12,7 @@ from typing import TypeVar
 import pytest
 
 import kerasmem
+from tests import house
 
 pytestmark = pytest.mark.one_backend
 
@@ -18,6 +20,7 @@ Kind = TypeVar("Kind", bound=ast.AST)
 HOME = Path(kerasmem.__file__).parent
 BACKENDS = {"tensorflow", "jax", "torch"}
 MOST_PATCHED_METHODS = 15
+MOST_LINES, MOST_FILES = 430, 25
 
 REQUESTED = {
     "request.backend",
@@ -81,8 +84,34 @@ def sides(node: ast.Compare | ast.Match) -> Iterator[str]:
 
 
 def test_few_methods_are_patched():
-    places = [f"{path}:{call.lineno}" for path, call in calls("patch_method")]
+    places = house.patched_methods(house.sources())
     assert len(places) <= MOST_PATCHED_METHODS, places
+
+
+def test_no_name_is_one_that_the_glossary_avoids():
+    assert house.glossary_hits(house.sources()) == []
+
+
+def test_a_name_that_the_glossary_avoids_is_found_in_every_place(tmp_path):
+    path = tmp_path / "riders.py"
+    path.write_text(
+        '"""Parcel."""\n\ndef told(given):\n    given.kept = both = 1\n    return both\n'
+    )
+    source = house.Source(path, tmp_path)
+    assert [hit.partition(" ")[2] for hit in house.glossary_hits([source])] == [
+        "riders",
+        "told",
+        "given",
+        "kept",
+        "Parcel",
+    ]
+
+
+def test_files_and_folders_stay_small():
+    lengths = {s.name: len(s.text.splitlines()) for s in house.sources()}
+    assert {name for name, lines in lengths.items() if lines > MOST_LINES} == set()
+    folders = Counter(name.rpartition("/")[0] for name in lengths)
+    assert max(folders.values()) <= MOST_FILES, folders.most_common(1)
 
 
 @pytest.mark.parametrize("kind", [ast.Compare, ast.Match])

@@ -1,8 +1,9 @@
-"""Memory that grows over many trainings: known reports, built anew, and false alarms.
+"""Memory that grows over many trainings: known reports, and false alarms.
 
-`KERAS_BACKEND=torch python -m tests.benchmarks.bench_growth [reports] [models] [alarms]`
-Each case runs in a process of its own. `reports`: loops written from the descriptions of
-the threads; growth of resident memory a round after the first ones, and what a scope
+    KERAS_BACKEND=torch python -m tests.benchmarks.bench_growth [reports] [alarms]
+
+Each case runs in a process of its own. `reports`: loops written from the descriptions
+of the threads; growth of resident memory a round after the first ones, and what a scope
 finds. `models`: 50 models built, trained for a step and dropped: as they are, with
 `scope.free()` after each, and isolated. `alarms`: ordinary trainings, in which a scope
 must find nothing.
@@ -154,19 +155,19 @@ def ordinary():
         "words": (keras.Input((12,), dtype="int32"), words),
     }
     bodies = {
-        "dense": lambda x: keras.layers.Dense(32, "relu")(x),
+        "dense": keras.layers.Dense(32, "relu"),
         "dropout": lambda x: keras.layers.Dropout(0.5)(keras.layers.Dense(16)(x)),
         "norm": lambda x: keras.layers.BatchNormalization()(keras.layers.Dense(16)(x)),
     }
     convolutions = {
-        "conv": lambda x: keras.layers.Conv2D(8, 3, activation="relu")(x),
-        "separable": lambda x: keras.layers.SeparableConv2D(8, 3)(x),
+        "conv": keras.layers.Conv2D(8, 3, activation="relu"),
+        "separable": keras.layers.SeparableConv2D(8, 3),
         "pooled": lambda x: keras.layers.MaxPooling2D()(keras.layers.Conv2D(8, 3)(x)),
     }
     sequences = {
         "gru": lambda x: keras.layers.GRU(8)(keras.layers.Embedding(100, 8)(x)),
         "lstm": lambda x: keras.layers.LSTM(8)(keras.layers.Embedding(100, 8)(x)),
-        "mean": lambda x: keras.layers.Embedding(100, 8)(x),
+        "mean": keras.layers.Embedding(100, 8),
     }
     groups = {"dense": bodies, "image": convolutions, "words": sequences}
     for group, (tensor, data) in inputs.items():
