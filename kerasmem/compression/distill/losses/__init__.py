@@ -5,16 +5,15 @@ from typing import Any
 
 from kerasmem.compression.distill.cache import Cache
 from kerasmem.compression.distill.losses.base import DistillationLoss
-from kerasmem.compression.distill.losses.features import (
-    AttentionTransfer,
+from kerasmem.compression.distill.losses.features import AttentionTransfer, Features
+from kerasmem.compression.distill.losses.outputs import DIST, DKD, Logits
+from kerasmem.compression.distill.losses.relations import (
     Contrastive,
     Correlation,
-    Features,
     ProbabilisticKnowledgeTransfer,
     Relational,
     SimilarityPreserving,
 )
-from kerasmem.compression.distill.losses.outputs import DIST, DKD, Logits
 from kerasmem.compression.distill.schedules import Cosine, Linear
 from kerasmem.compression.fields import from_tagged
 from kerasmem.errors import ConfigError
