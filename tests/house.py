@@ -11,11 +11,12 @@ import tokenize
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 
 ROOT = Path(__file__).parents[1]
-HOME = ROOT / "kerasmem"
+HOME = Path(str(find_spec("kerasmem").origin)).parent
 GLOSSARY = ROOT / "docs" / "glossary.md"
 PATCHES = ("patch_method",)
 """What replaces a method of an object that is not ours."""
