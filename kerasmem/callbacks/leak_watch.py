@@ -1,4 +1,4 @@
-"""Notices memory that grows from epoch to epoch, and what grows with it."""
+"""Notices memory that grows from epoch to epoch or call to call, and what grows."""
 
 import functools
 import gc
@@ -110,7 +110,7 @@ _EARLY_WINDOWS = (5,)
 
 
 class LeakWatch:
-    """Tells each series that rises from epoch to epoch, once, and who holds it.
+    """Tells each series that rises from step to step, once, and who holds it.
 
     Before it speaks it has Python collect garbage and looks again: memory that only
     waits for the collector is no leak. Series that are told in one epoch are one
@@ -118,22 +118,24 @@ class LeakWatch:
 
     Args:
         monitor: class name of the callback that asks.
+        step: what is counted, `"epoch"` or `"call"`.
     """
 
-    def __init__(self, monitor: str) -> None:
+    def __init__(self, monitor: str, step: str = "epoch") -> None:
         self._monitor = monitor
+        self._step = step
         self._series: dict[str, _Series] = {}
         self._reported: set[str] = set()
         self._early: _Count | None = None
         self._epochs = 0
 
-    def after_epoch(
+    def after_step(
         self, epoch: int, measure: Callable[[], dict[str, float]]
     ) -> list[Finding]:
         """Measure, and return what is new, one finding at most.
 
         Args:
-            epoch: index of the epoch, from 0.
+            epoch: index of the epoch, or of the call, from 0.
             measure: returns figures by name, such as `figures` does.
         """
         self._epochs += 1
@@ -153,6 +155,10 @@ class LeakWatch:
         if not new:
             return []
         return [Finding("leak", self._text(new, rises), epoch, None, self._monitor)]
+
+    @property
+    def _every(self) -> str:
+        return "an epoch" if self._step == "epoch" else f"a {self._step}"
 
     def _rises(self, windows: Sequence[int] = WINDOWS) -> dict[str, Rise]:
         rises = {
@@ -178,8 +184,8 @@ class LeakWatch:
             if other != name
         ]
         sentences = [
-            f"{_subject(name)} rises by {_amount(name, rise.slope)} an epoch since "
-            f"epoch {series.epochs[rise.since] + 1}, to "
+            f"{_subject(name)} rises by {_amount(name, rise.slope)} {self._every} "
+            f"since {self._step} {series.epochs[rise.since] + 1}, to "
             f"{_amount(name, series.values[-1])}."
         ]
         if others:
@@ -189,7 +195,7 @@ class LeakWatch:
         epochs = self._epochs - self._early.epochs if self._early else 0
         if self._early and epochs:
             blocks = rises[OBJECTS].slope if OBJECTS in rises else 0.0
-            sentences += _what_grows(self._early.kinds, epochs, blocks)
+            sentences += _what_grows(self._early.kinds, epochs, blocks, self._step)
         return " ".join(sentences)
 
 
@@ -224,14 +230,14 @@ class _Count(NamedTuple):
     kinds: Census
 
 
-def _what_grows(early: Census, epochs: int, blocks: float) -> Iterator[str]:
+def _what_grows(early: Census, epochs: int, blocks: float, step: str) -> Iterator[str]:
     """Yield sentences on the kinds of objects that grew, and on who holds them."""
     found = grown(early, census(), epochs=epochs, blocks=blocks)
     if not found:
         if blocks:
             yield "They are of kinds that Python does not list: numbers, text."
         return
-    yield f"What grows by the epoch: {', '.join(map(_growth_words, found))}."
+    yield f"What grows by the {step}: {', '.join(map(_growth_words, found))}."
     # Of Python's own kinds there are many that somebody else holds.
     chosen = next((one for one in found if one.nbytes or "." in one.kind), found[0])
     samples = newest(chosen.kind, round(chosen.number * epochs), early)

@@ -110,6 +110,8 @@ class MemoryMonitor(keras.callbacks.Callback):
         self._guard = Guard("MemoryMonitor")
         self._log = RunLog(log_dir, self._guard)
         self._leaks = LeakWatch("MemoryMonitor")
+        self._leaks_by_call = LeakWatch("MemoryMonitor", "call")
+        self._calls = 0
         self._lock = threading.Lock()  # Keras may call batch hooks in several threads
         self._reader: MemoryReader | None = None
         self._others: WorkerReader | None = None
@@ -160,13 +162,7 @@ class MemoryMonitor(keras.callbacks.Callback):
             logs.update(self._series(record))
         model = self.model
         self._log.complete(model)
-        found: list[Finding] = []
-        with self._guard("look for leaks"):
-            measure = partial(figures, model, host=self._watch_host)
-            found = self._leaks.after_epoch(epoch, measure)
-            self._log.add_findings(found, self.findings)
-        for finding in found:
-            warn(finding.text)
+        self._look_for_leaks(self._leaks, epoch)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Stop sampling."""
@@ -208,6 +204,21 @@ class MemoryMonitor(keras.callbacks.Callback):
         self._with_reader(lambda reader: reader.end(phase))
         if not self._is_in_fit():
             self._close()
+            self._end_call()
+
+    def _end_call(self) -> None:
+        """Count an `evaluate` or `predict` that has ended; epochs tell of `fit`."""
+        self._calls += 1
+        self._look_for_leaks(self._leaks_by_call, self._calls - 1)
+
+    def _look_for_leaks(self, watch: LeakWatch, number: int) -> None:
+        found: list[Finding] = []
+        with self._guard("look for leaks"):
+            measure = partial(figures, self.model, host=self._watch_host)
+            found = watch.after_step(number, measure)
+            self._log.add_findings(found, self.findings)
+        for finding in found:
+            warn(finding.text)
 
     def _is_in_fit(self) -> bool:
         return self._fitted is not None and is_fitting(self._fitted)

@@ -41,7 +41,7 @@ def watched(epochs, **series):
     told = []
     for epoch in range(epochs):
         values = {names[name]: value(epoch) for name, value in series.items()}
-        told += watch.after_epoch(epoch, lambda values=values: values)
+        told += watch.after_step(epoch, lambda values=values: values)
     return told
 
 
@@ -137,7 +137,7 @@ def test_memory_that_waits_for_the_garbage_collector_is_no_leak(monkeypatch):
     watch, told = LeakWatch("MemoryMonitor"), []
     for epoch in range(60):
         garbage[0] += 3000
-        told += watch.after_epoch(epoch, measure)
+        told += watch.after_step(epoch, measure)
 
     assert told == []
 
@@ -153,7 +153,7 @@ def test_a_series_that_comes_late_is_told_by_its_own_epochs():
     watch, told = LeakWatch("MemoryMonitor"), []
     for epoch in range(20):
         late = {TRACES: epoch} if epoch >= 6 else {}
-        told += watch.after_epoch(epoch, lambda late=late: {"GPU:0": 5.0} | late)
+        told += watch.after_step(epoch, lambda late=late: {"GPU:0": 5.0} | late)
 
     (finding,) = told
     assert "since epoch 9," in finding.text

@@ -5,6 +5,7 @@ import warnings
 from collections import Counter
 
 import keras
+import numpy as np
 import pytest
 
 from kerasmem.callbacks import MemoryMonitor
@@ -126,6 +127,64 @@ def test_tensors_that_are_kept_are_named_with_their_bytes_and_their_holder(
 
 def test_a_healthy_fit_tells_nothing(watched_fit):
     assert watched_fit().findings == []
+
+
+def test_what_rises_over_several_fits_is_told_by_epochs(fit, devices, monkeypatch):
+    devices(FakeDevices())
+    fits = []
+    monkeypatch.setattr(
+        "kerasmem.callbacks.leak_watch.resident_bytes",
+        lambda: (500 + 3 * len(fits)) * MIB,
+    )
+    monitor = MemoryMonitor()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", KerasMemWarning)
+        for number in range(EPOCHS):
+            fit(monitor, epochs=1)
+            fits.append(number)
+    (finding,) = monitor.findings
+    assert " rises by 3.00 MiB an epoch since epoch " in finding.text
+
+
+@pytest.mark.parametrize("call", ["evaluate", "predict"])
+def test_what_rises_from_call_to_call_is_told_once(monkeypatch, call):
+    calls = []
+    monkeypatch.setattr(
+        "kerasmem.callbacks.leak_watch.resident_bytes",
+        lambda: (500 + 3 * len(calls)) * MIB,
+    )
+    monitor = MemoryMonitor()
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", run_eagerly=keras.backend.backend() != "jax")
+    x, y = np.ones((4, 2)), np.ones((4, 1))
+    data = {"x": x} if call == "predict" else {"x": x, "y": y}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", KerasMemWarning)
+        for number in range(EPOCHS):
+            getattr(model, call)(**data, verbose=0, callbacks=[monitor])
+            calls.append(number)
+
+    (finding,) = monitor.findings
+    assert finding.text.startswith(
+        "The resident memory of the process rises by 3.00 MiB a call since call 3, "
+    )
+
+
+def test_validation_within_a_fit_is_no_call(monkeypatch):
+    reads = []
+    monkeypatch.setattr(
+        "kerasmem.callbacks.memory_monitor.MemoryMonitor._end_call",
+        lambda self: reads.append(1),
+    )
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", run_eagerly=keras.backend.backend() != "jax")
+    x, y = np.ones((4, 2)), np.ones((4, 1))
+    model.fit(
+        x, y, epochs=3, verbose=0, validation_data=(x, y), callbacks=[MemoryMonitor()]
+    )
+    assert reads == []
+    model.evaluate(x, y, verbose=0, callbacks=[MemoryMonitor()])
+    assert len(reads) == 1
 
 
 @pytest.mark.one_backend
