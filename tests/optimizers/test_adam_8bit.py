@@ -190,7 +190,7 @@ def test_moments_follow_a_gradient_that_stops_while_others_go_on():
             gradient[:, ::2] = 0
         trained(optimizer, target, [gradient])
         if step in (99, 299):
-            read = optimizer._moments[0].read()
+            read = optimizer._slots[0].read()
             moments.append([keras.ops.convert_to_numpy(m)[:, ::2] for m in read])
 
     (_, before), (first, after) = moments
