@@ -31,7 +31,7 @@ from kerasmem.compression.quantize.aware.learned import is_aware
 from kerasmem.compression.quantize.schemes import quantize_described
 from kerasmem.compression.result import CompressionResult
 from kerasmem.compression.technique import Technique
-from kerasmem.compression.working import Streams, Told
+from kerasmem.compression.working import LazyChanges, Streams
 from kerasmem.errors import ConfigError, OutputError
 from kerasmem.files.archive import is_weights_alone, opened_weights, stored_bytes
 from kerasmem.files.atomic import replacing
@@ -70,7 +70,7 @@ class _InBlocks:
     """
 
     why_not: Callable[[Any], str | None]
-    apply: Callable[[Any, Any, Streams], Told]
+    apply: Callable[[Any, Any, Streams], LazyChanges]
 
 
 _TABLE: Mapping[type[Technique], _InBlocks] = {

@@ -89,7 +89,7 @@ def constrain(variable: Any, constraint: Callable[[Any], Any]) -> Callable[[], N
     return undo
 
 
-Told = Callable[[], list[WeightChange]]
+LazyChanges = Callable[[], list[WeightChange]]
 """Tells what became of the weights, once all entries have been read."""
 
 

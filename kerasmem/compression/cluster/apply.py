@@ -20,7 +20,7 @@ from kerasmem.compression.cluster.kmeans import (
     tables_of,
 )
 from kerasmem.compression.technique import Context
-from kerasmem.compression.working import Streams, Told, working_copy
+from kerasmem.compression.working import LazyChanges, Streams, working_copy
 from kerasmem.errors import ModelError
 from kerasmem.files.entries import PIECE, Readable, cuts
 from kerasmem.graph.kernels import is_embedding, reduced_axes
@@ -44,12 +44,12 @@ def cluster_weights(
     """
     model = working_copy(model, context)
     streams = Streams(lambda _: None)
-    told = cluster_in_blocks(model, config, streams)
+    summarize = cluster_in_blocks(model, config, streams)
     streams.assign()
-    return model, told()
+    return model, summarize()
 
 
-def cluster_in_blocks(model: Any, config: Cluster, streams: Streams) -> Told:
+def cluster_in_blocks(model: Any, config: Cluster, streams: Streams) -> LazyChanges:
     """Give the weights of a model few values.
 
     Args:
@@ -88,7 +88,7 @@ class FewValues(Readable):
         config: how many values, and where k-means begins.
         axis: the axis of channels that get values of their own, None for the same in
             the whole weight.
-        shown: name of the weight, and what is told of the bytes that are read.
+        shown: name of the weight, and what counts the bytes that are read.
 
     Raises:
         ModelError: if an entry is not finite.

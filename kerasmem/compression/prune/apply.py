@@ -21,7 +21,7 @@ from kerasmem.compression.prune.scores import (
     scores,
 )
 from kerasmem.compression.technique import Context
-from kerasmem.compression.working import Streams, Told, working_copy
+from kerasmem.compression.working import LazyChanges, Streams, working_copy
 from kerasmem.files.entries import PIECE, Readable
 from kerasmem.graph.values import nbytes, to_numpy
 from kerasmem.records import WeightChange
@@ -40,9 +40,9 @@ def prune_weights(
     model = working_copy(model, context)
     if why_not(config) is None:
         streams = Streams(lambda _: None)
-        told = prune_in_blocks(model, config, streams)
+        summarize = prune_in_blocks(model, config, streams)
         streams.assign()
-        return model, told()
+        return model, summarize()
     plan = make_plan(model, config)
     values = [to_numpy(variable) for variable in plan.variables]
     evidence = gather(model, plan, config.criterion, context.data)
@@ -124,7 +124,7 @@ def why_not(config: Prune) -> str | None:
     return None
 
 
-def prune_in_blocks(model: Any, config: Prune, streams: Streams) -> Told:
+def prune_in_blocks(model: Any, config: Prune, streams: Streams) -> LazyChanges:
     """Give the weights of a model zeros.
 
     Args:

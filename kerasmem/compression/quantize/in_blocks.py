@@ -32,7 +32,7 @@ from kerasmem.compression.quantize.math import (
     pack_int4,
     scales_of,
 )
-from kerasmem.compression.working import Streams, Told
+from kerasmem.compression.working import LazyChanges, Streams
 from kerasmem.files.entries import PIECE, Entries, Readable, in_order
 from kerasmem.records import WeightChange
 from kerasmem.stages import Progress
@@ -55,7 +55,7 @@ def quantize_in_blocks(
     config: "Quantize",
     streams: Streams,
     exclude: Exclude = excludes_nothing,
-) -> Told:
+) -> LazyChanges:
     """Give the layers of a described model the form that they have with codes.
 
     Args:

@@ -9,7 +9,7 @@ import numpy as np
 from kerasmem.compression.quantize.apply import Exclude
 from kerasmem.compression.quantize.in_blocks import losses, quantize_in_blocks
 from kerasmem.compression.quantize.repair import quantize_and_repair
-from kerasmem.compression.working import Streams, Told
+from kerasmem.compression.working import LazyChanges, Streams
 from kerasmem.errors import ModelError
 from kerasmem.graph.clone import clone
 from kerasmem.graph.layers import weights
@@ -58,7 +58,7 @@ def quantize_mixed(
     return changes
 
 
-def mixed_in_blocks(model: Any, config: "Quantize", streams: Streams) -> Told:
+def mixed_in_blocks(model: Any, config: "Quantize", streams: Streams) -> LazyChanges:
     """Do what `quantize_mixed` does without data to a described model.
 
     Args:

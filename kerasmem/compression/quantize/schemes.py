@@ -20,7 +20,7 @@ from kerasmem.compression.quantize.mixed import mixed_in_blocks, quantize_mixed
 from kerasmem.compression.quantize.repair import quantize_and_repair
 from kerasmem.compression.quantize.static.apply import check_has_ranges, quantize_static
 from kerasmem.compression.technique import Context
-from kerasmem.compression.working import Streams, Told, working_copy
+from kerasmem.compression.working import LazyChanges, Streams, working_copy
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.files.data import check_data
 from kerasmem.graph.clone import compile_as
@@ -58,7 +58,7 @@ def quantize(
     return model, changes
 
 
-def quantize_described(model: Any, config: Quantize, streams: Streams) -> Told:
+def quantize_described(model: Any, config: Quantize, streams: Streams) -> LazyChanges:
     """Do what `quantize` does without data to a described model, in place.
 
     Args:

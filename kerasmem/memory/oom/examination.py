@@ -203,11 +203,11 @@ class _Examination:
         return self._try(f"what {name} would save", find)
 
     def _estimate(
-        self, size: int, *, treatment: ActivationPolicy | None = None, **options: Any
+        self, size: int, *, policy: ActivationPolicy | None = None, **options: Any
     ) -> MemoryEstimate:
-        key = (size, treatment, *options.items())
+        key = (size, policy, *options.items())
         if key not in self._estimates:
-            how = assumed_policy(self._model, treatment) if treatment else nullcontext()
+            how = assumed_policy(self._model, policy) if policy else nullcontext()
             with how:
                 self._estimates[key] = estimate_memory(
                     self._model,

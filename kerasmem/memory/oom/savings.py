@@ -90,7 +90,7 @@ class FailedStep:
         input_shape: as in `estimate_memory`.
         estimate: of the step.
         estimated: returns the estimate of that step with other arguments, such as
-            `dtype_policy`, or a `treatment` of the model.
+            `dtype_policy`, or an activation `policy` of the model.
     """
 
     model: Any
@@ -158,7 +158,7 @@ def _mixed_precision(step: FailedStep) -> Saving | None:
 
 
 def _rematerialization(step: FailedStep) -> Saving | None:
-    if not _may_be_treated(step):
+    if not _may_change_activations(step):
         return None
     request = checked_request(
         step.model, step.size, device=device_kind(), input_shape=step.input_shape
@@ -167,27 +167,27 @@ def _rematerialization(step: FailedStep) -> Saving | None:
     chosen = by_limit(recorded, None)
     if not any(piece.recomputed for piece in chosen.plan.pieces):
         return None
-    treated = policy_for(step.model, recorded.path, chosen.pieces)
+    policy = policy_for(step.model, recorded.path, chosen.pieces)
     return Saving(
         name="rematerialization",
         how=f"km.rematerialize(model, batch_size={step.size}) computes activations "
         "again in the backward pass: a step is "
         f"{chosen.plan.extra_time:.0%} longer (estimated)",
-        estimate=step.estimated(treatment=treated),
+        estimate=step.estimated(policy=policy),
     )
 
 
 def _int8_activations(step: FailedStep) -> Saving | None:
-    if not _may_be_treated(step):
+    if not _may_change_activations(step):
         return None
     try:
-        treated = default_policy(step.model)
+        policy = default_policy(step.model)
     except ModelError:  # no activation is worth it
         return None
     return Saving(
         name="int8 activations",
         how="km.compress_activations(model) keeps them as int8 for the backward pass",
-        estimate=step.estimated(treatment=treated),
+        estimate=step.estimated(policy=policy),
     )
 
 
@@ -199,7 +199,7 @@ def _other_optimizer(
     return Saving(name, how, step.estimated(optimizer=make()))
 
 
-def _may_be_treated(step: FailedStep) -> bool:
+def _may_change_activations(step: FailedStep) -> bool:
     """Return whether the model can be made to keep fewer activations."""
     untreated = policy_of(step.model) is None
     return step.estimate.training and has_graph(step.model) and untreated
