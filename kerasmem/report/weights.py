@@ -13,12 +13,22 @@ _DONE = {"quantize": "quantized", "factorize": "factorized", "cluster": "cluster
 
 
 def changes_table(changes: Sequence[WeightChange], title: str = "") -> rich.table.Table:
-    """Return what each technique did to each weight, for the terminal."""
-    return terminal_table(weight_table(changes), title)
+    """Return what each technique did to each weight, for the terminal.
+
+    Without the noise of rounding, for which a line of 80 characters has no room.
+    """
+    return terminal_table(weight_table(changes, noise=False), title)
 
 
-def weight_table(changes: Sequence[WeightChange]) -> Table:
-    """Return what each technique did to each weight, and what it skipped and why."""
+def weight_table(changes: Sequence[WeightChange], *, noise: bool = True) -> Table:
+    """Return what each technique did to each weight, and what it skipped and why.
+
+    Args:
+        changes: what each technique did to each weight.
+        noise: whether it has the signal-to-noise ratio, in dB, where there is one.
+    """
+    noise_head = _noise_head("signal to noise", changes) if noise else ()
+    of_outputs = len(noise_head) > 1
     rows = [
         (
             change.weight,
@@ -26,14 +36,14 @@ def weight_table(changes: Sequence[WeightChange]) -> Table:
             change.detail if change.changed else f"skipped: {change.detail}",
             format_bytes(change.before_bytes),
             format_bytes(change.after_bytes),
-            *_noise(change, of_outputs=has_output_noise(changes)),
+            *(_noise(change, of_outputs=of_outputs) if noise else ()),
         )
         for change in changes
     ]
     head = ("weight", "technique", "what was done", "before", "after")
     return Table(
         "Every weight",
-        (*head, *_noise_head("signal to noise", changes)),
+        (*head, *noise_head),
         tuple(rows),
         texts=3,
         row_looks={i: "soft" for i, c in enumerate(changes) if not c.changed},
