@@ -6,18 +6,15 @@
 import ast
 from collections import Counter
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TypeVar
 
 import pytest
 
-import kerasmem
 from tests import house
 
 pytestmark = pytest.mark.one_backend
 
 Kind = TypeVar("Kind", bound=ast.AST)
-HOME = Path(kerasmem.__file__).parent
 BACKENDS = {"tensorflow", "jax", "torch"}
 MOST_PATCHED_METHODS = 15
 MOST_LINES, MOST_FILES = 400, 25
@@ -51,10 +48,10 @@ FOREIGN = {
 
 
 def nodes(kind: type[Kind]) -> Iterator[tuple[str, Kind]]:
-    for path in sorted(HOME.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+    for source in house.sources():
+        for node in ast.walk(source.tree):
             if isinstance(node, kind):
-                yield path.relative_to(HOME).as_posix(), node
+                yield source.name, node
 
 
 def calls(name: str) -> list[tuple[str, ast.Call]]:

@@ -19,7 +19,7 @@ from kerasmem.memory.census import (
     object_count,
 )
 from kerasmem.processes.host import resident_bytes
-from kerasmem.records import Finding
+from kerasmem.records import Finding, own_allocators
 from kerasmem.units import KIB, format_bytes
 
 WARM_UP = 2
@@ -209,8 +209,7 @@ def figures(model: Any, *, host: bool) -> dict[str, float]:
     backend = backends.current()
     found: dict[str, float] = {
         device.name: device.current_bytes
-        for device in backend.device_memory()
-        if device.shares_with is None
+        for device in own_allocators(backend.device_memory())
     }
     if host:
         found[HOST] = resident_bytes()

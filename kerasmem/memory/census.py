@@ -197,7 +197,7 @@ def arrays_of(objects: list[Any]) -> Iterator[Any]:
             known[kind] = (
                 _has_size(kind)
                 and not is_own(kind)
-                and _is_array(held[types.index(kind)])
+                and is_array(held[types.index(kind)])
             )
         arrays = frozenset(kind for kind in kinds if known[kind])
         if arrays:
@@ -211,7 +211,8 @@ def _has_size(kind: type) -> bool:
     return {"shape", "dtype"} <= names and not names.isdisjoint({"numpy", "nbytes"})
 
 
-def _is_array(one: Any) -> bool:
+def is_array(one: Any) -> bool:
+    """Return True for an array of NumPy or a tensor of the backend."""
     return isinstance(one, np.ndarray) or keras.ops.is_tensor(one)
 
 
@@ -348,21 +349,23 @@ def _link(above: Any, below: Any) -> str:
         return "[...]"
     if isinstance(above, FunctionType):
         return f" of {above.__qualname__}()"
-    if isinstance(above, CellType | type) or below is _own_dict(above):
+    if isinstance(above, CellType | type) or below is own_dict(above):
         return ""
-    held = (name for name, value in _attributes(above) if value is below)
+    held = (name for name, value in attributes(above) if value is below)
     return f".{next(held, type(above).__name__)}"
 
 
-def _own_dict(one: Any) -> dict[str, Any]:
+def own_dict(one: Any) -> dict[str, Any]:
+    """Return the `__dict__` of an object, empty if it has none."""
     # Past a class's own ways to give attributes, which may do anything.
     with suppress(AttributeError):
         return object.__getattribute__(one, "__dict__")
     return {}
 
 
-def _attributes(one: Any) -> Iterator[tuple[str, Any]]:
-    yield from _own_dict(one).items()
+def attributes(one: Any) -> Iterator[tuple[str, Any]]:
+    """Yield names and values of what an object keeps, in its dict and its slots."""
+    yield from own_dict(one).items()
     for base in type(one).__mro__:
         for name, member in vars(base).items():
             if isinstance(member, MemberDescriptorType):

@@ -2,12 +2,10 @@
 
 import json
 import math
-import operator
 import os
 import shutil
 import zlib
 from collections.abc import Iterator, Sized
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,12 @@ import numpy as np
 
 from kerasmem.errors import DataError, ModelError, OutputError
 from kerasmem.files.atomic import replacing
-from kerasmem.files.data.forms import is_array_data, sample_count
+from kerasmem.files.data.forms import (
+    first_samples,
+    inputs_from,
+    is_array_data,
+    named_leaves,
+)
 
 _STATE = "state.json"
 _SAVE_EVERY_BYTES = 16 * 2**20
@@ -70,7 +73,14 @@ def predict(
     part = _Part(target.with_name(f"{target.name}.part"))
     done = part.begin(_fingerprint(model, data, batch_size))
     try:
-        for x in _inputs(data, batch_size, skip=done):
+        if done and isinstance(data, Iterator):
+            raise DataError(
+                "A generator cannot be gone on with. Expected: arrays, a "
+                "tf.data.Dataset or a keras.utils.PyDataset. Received: a generator, "
+                "and predictions that were broken off. Next: remove the .part folder "
+                "to begin anew."
+            )
+        for x in inputs_from(data, done, batch_size):
             part.append(model.predict_on_batch(x))
         return part.finish(target)
     except OSError as error:
@@ -82,28 +92,6 @@ def predict(
         part.close()
 
 
-def _inputs(data: Any, batch_size: int, *, skip: int) -> Iterator[Any]:
-    """Yield the inputs of batches from number `skip` on."""
-    if is_array_data(data):
-        x = data[0] if isinstance(data, tuple) else data
-        for start in range(skip * batch_size, sample_count(data) or 0, batch_size):
-            rows = slice(start, start + batch_size)
-            yield keras.tree.map_structure(operator.itemgetter(rows), x)
-        return
-    if isinstance(data, keras.utils.PyDataset):
-        batches: Any = (data[number] for number in range(skip, len(data)))
-    elif skip and iter(data) is data:
-        raise DataError(
-            "A generator cannot be gone on with. Expected: arrays, a tf.data.Dataset "
-            "or a keras.utils.PyDataset. Received: a generator, and predictions that "
-            "were broken off. Next: remove the .part folder to begin anew."
-        )
-    else:
-        batches = islice(data, skip, None)
-    for batch in batches:
-        yield keras.utils.unpack_x_y_sample_weight(batch)[0]
-
-
 def _fingerprint(model: keras.Model, data: Any, batch_size: int) -> str:
     """Return what must be the same to go on: weights, inputs' shapes, batch size."""
     checksum = 0
@@ -112,9 +100,8 @@ def _fingerprint(model: keras.Model, data: Any, batch_size: int) -> str:
         checksum = zlib.crc32(value.data.cast("B") if value.nbytes else b"", checksum)
     shapes: list[Any] = [len(data)] if isinstance(data, Sized) else []
     if is_array_data(data):
-        x = data[0] if isinstance(data, tuple) else data
-        leaves = keras.tree.flatten(x)
-        shapes = [[list(a.shape), str(a.dtype)] for a in leaves]
+        leaves = named_leaves(first_samples(data)["x"]).items()
+        shapes = [[n, list(a.shape), str(a.dtype)] for n, a in leaves if a is not None]
     return json.dumps([checksum, shapes, batch_size, len(model.weights)])
 
 
@@ -224,17 +211,17 @@ class _Growing:
     again at the end.
     """
 
-    def __init__(self, path: Path, form: dict[str, Any], rows: int, mode: str) -> None:
+    def __init__(
+        self, path: Path, like: tuple[np.dtype, tuple[int, ...]], rows: int, mode: str
+    ) -> None:
         self.path, self.rows = path, rows
-        self._form = form
+        self._dtype, (_, *self._row) = like
         self._file = path.open(mode)
 
     @classmethod
     def created(cls, path: Path, array: np.ndarray) -> "_Growing":
         """Return a file without rows, for rows as those of `array`."""
-        form = {"descr": np.lib.format.dtype_to_descr(array.dtype)}
-        form |= {"fortran_order": False, "shape": (0, *array.shape[1:])}
-        growing = cls(path, form, 0, "w+b")
+        growing = cls(path, (array.dtype, array.shape), 0, "w+b")
         growing._write_header()
         return growing
 
@@ -246,16 +233,14 @@ class _Growing:
             shape, _, dtype = np.lib.format.read_array_header_1_0(file)
             start = file.tell()
         row_bytes = dtype.itemsize * math.prod(shape[1:])
-        form = {"descr": np.lib.format.dtype_to_descr(dtype)}
-        form |= {"fortran_order": False, "shape": (0, *shape[1:])}
-        growing = cls(path, form, rows, "r+b")
+        growing = cls(path, (dtype, shape), rows, "r+b")
         growing._file.truncate(start + rows * row_bytes)
         growing._file.seek(0, os.SEEK_END)
         return growing
 
     def append(self, array: np.ndarray) -> None:
         """Write rows behind those that are there."""
-        expected = self._form["shape"][1:]
+        expected = tuple(self._row)
         if array.shape[1:] != expected:
             raise ModelError(
                 "The outputs of two batches differ in shape, so that they fit in no "
@@ -272,7 +257,6 @@ class _Growing:
     def complete(self) -> None:
         """Say in the header how many rows there are."""
         with self.path.open("r+b") as self._file:
-            self._form["shape"] = (self.rows, *self._form["shape"][1:])
             self._write_header()
 
     def close(self) -> None:
@@ -280,7 +264,9 @@ class _Growing:
         self._file.close()
 
     def _write_header(self) -> None:
-        np.lib.format.write_array_header_1_0(self._file, self._form)
+        form = {"descr": np.lib.format.dtype_to_descr(self._dtype)}
+        form |= {"fortran_order": False, "shape": (self.rows, *self._row)}
+        np.lib.format.write_array_header_1_0(self._file, form)
 
 
 def _by_name(outputs: Any) -> dict[str, np.ndarray]:

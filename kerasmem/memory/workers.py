@@ -2,14 +2,14 @@
 
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
 from kerasmem.errors import InputError
 from kerasmem.files.run_dir import file_name
-from kerasmem.records import DeviceReading, MemoryRecord
+from kerasmem.records import MemoryRecord, own_allocators
 from kerasmem.records.regular import open_regular
 from kerasmem.units import to_mib
 
@@ -113,17 +113,13 @@ def series(records: Mapping[int, MemoryRecord | None]) -> dict[str, float]:
     for key, figure in _DEVICE_FIGURES.items():
         found |= _largest(key, [getattr(device, figure) for device in devices])
         if several or len(devices) > 1:
-            found |= _sum(key, [getattr(d, figure) for d in _own_allocators(devices)])
+            found |= _sum(key, [getattr(d, figure) for d in own_allocators(devices)])
     found |= _largest("host_peak", hosts)
     if several:
         found |= _sum("host_peak", hosts)
     if len(known) < len(records):
         found |= {key: math.nan for key in found if "_sum_" in key}
     return found
-
-
-def _own_allocators(devices: Iterable[DeviceReading]) -> list[DeviceReading]:
-    return [device for device in devices if device.shares_with is None]
 
 
 def _largest(key: str, sizes: list[int]) -> dict[str, float]:

@@ -63,10 +63,15 @@ def isolated(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return call
 
 
-def work(order: Path, answer: Path) -> None:
-    """Run, in the child, the function of `order`, and write what came of it."""
+def work(order: str, answer: str) -> None:
+    """Run, in the child, the function in a file, and write what came of it.
+
+    Args:
+        order: path of the file.
+        answer: path to write to.
+    """
     # The parent wrote this file a moment ago, in a folder of its own.
-    function, args, kwargs = cloudpickle.loads(order.read_bytes())
+    function, args, kwargs = cloudpickle.loads(Path(order).read_bytes())
     try:
         outcome = (True, function(*args, **kwargs))
     except Exception as error:  # noqa: BLE001 - the parent raises it
@@ -76,7 +81,7 @@ def work(order: Path, answer: Path) -> None:
         content = _dumps(outcome)
     except Exception as error:  # noqa: BLE001 - a reducer may raise anything
         content = _dumps((False, _cannot_go("result", outcome[1], error)))
-    answer.write_bytes(content)
+    Path(answer).write_bytes(content)
 
 
 def _run(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -86,7 +91,7 @@ def _run(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
             order.write_bytes(_dumps((function, args, kwargs)))
         except Exception as error:
             raise _cannot_go("function or an argument", function, error) from error
-        code = f"import sys; from {__name__} import main; main(*sys.argv[1:])"
+        code = f"import sys; from {__name__} import work; work(*sys.argv[1:])"
         ended = subprocess.run(
             [sys.executable, "-c", code, str(order), str(answer)],
             env=child_environment({"KERAS_BACKEND": keras.backend.backend()}),
@@ -99,11 +104,6 @@ def _run(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     if is_result:
         return result
     raise result
-
-
-def main(order: str, answer: str) -> None:
-    """Do the work of the child."""
-    work(Path(order), Path(answer))
 
 
 class _Pickler(cloudpickle.Pickler):

@@ -28,6 +28,7 @@ from kerasmem.records.run import (
     RunInfo,
     VariableGradient,
     gravest_first,
+    own_allocators,
 )
 from kerasmem.records.runtimes import (
     BatchTime,
@@ -96,4 +97,5 @@ __all__ = [
     "WeightChange",
     "WideType",
     "gravest_first",
+    "own_allocators",
 ]

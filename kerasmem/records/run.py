@@ -65,6 +65,11 @@ class DeviceReading:
         return (free - self.largest_free_bytes) / free if free > 0 else 0.0
 
 
+def own_allocators(devices: Iterable[DeviceReading]) -> list[DeviceReading]:
+    """Return the readings that count each byte once: one for each allocator."""
+    return [device for device in devices if device.shares_with is None]
+
+
 @dataclass(frozen=True)
 class HostReading:
     """Resident memory of this process.

@@ -117,6 +117,15 @@ def test_bytes_after_the_last_saved_batch_are_not_trusted(model, x, tmp_path):
     np.testing.assert_allclose(found, model.predict(x, verbose=0), rtol=1e-6, atol=1e-7)
 
 
+def test_an_optional_input_may_be_left_out(tmp_path):
+    first = keras.Input((3,), name="a")
+    second = keras.Input((3,), name="b", optional=True)
+    outputs = keras.layers.Dense(2)(first)
+    model = keras.Model({"a": first, "b": second}, outputs)
+    x = {"a": np.ones((5, 3), "float32"), "b": None}
+    assert predict(model, x, output=tmp_path / "out.npy").shape == (5, 2)
+
+
 def test_another_model_begins_anew(model, x, tmp_path):
     path = tmp_path / "out.npy"
     broken_off(model, x, path, after=4)

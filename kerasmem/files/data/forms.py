@@ -82,20 +82,37 @@ def input_batches(data: Any, count: int, batch_size: int) -> Iterator[Any]:
     Raises:
         DataError: if the data is empty, or is a generator, which can be read only once.
     """
-    x = sample_inputs(data, count)
-    if is_array_data(data):
-        for start in range(0, len(_leaves(x)[0]), batch_size):
-            yield _rows(x, start, start + batch_size)
-        return
-    # A PyDataset has as many batches as it says; iterated over, it might go on.
-    indices = range(len(data)) if isinstance(data, keras.utils.PyDataset) else None
-    for batch in data if indices is None else (data[index] for index in indices):
-        x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
-        x = _rows(x, 0, count)
+    sample_inputs(data, 1)  # raises
+    for batch in inputs_from(data, 0, batch_size):
+        x = _rows(batch, 0, count)
         yield x
         count -= len(_leaves(x)[0])
         if count <= 0:
             return
+
+
+def inputs_from(data: Any, first: int, batch_size: int) -> Iterator[Any]:
+    """Yield the inputs of all batches from a number on, those of arrays as NumPy's.
+
+    The structure is that of `x`.
+
+    Args:
+        data: samples in any of the forms that `kerasmem.files.data` lists.
+        first: number of the first batch, from 0.
+        batch_size: samples in a batch; batched data keeps its own.
+    """
+    if is_array_data(data):
+        x = _named(data)["x"]
+        for start in range(first * batch_size, len(_leaves(x)[0]), batch_size):
+            yield _rows(x, start, start + batch_size)
+        return
+    # A PyDataset has as many batches as it says; iterated over, it might go on.
+    if isinstance(data, keras.utils.PyDataset):
+        batches: Iterator[Any] = (data[index] for index in range(first, len(data)))
+    else:
+        batches = islice(data, first, None)
+    for batch in batches:
+        yield keras.utils.unpack_x_y_sample_weight(batch)[0]
 
 
 def drawn_batches(

@@ -47,8 +47,7 @@ def _retracing(scope: "Scope") -> Iterator[tuple[str, str]]:
 
 def _many_models(scope: "Scope") -> Iterator[tuple[str, str]]:
     for one in scope.stayed:
-        models = sum(n for kind, n in one.kinds.items() if kind in _model_kinds())
-        if one.number >= _MANY and models >= _MANY and one.is_own:
+        if one.number >= _MANY and one.models >= _MANY and one.is_own:
             yield (
                 "models",
                 f"{one.number} models stayed with {format_bytes(one.array_bytes)} of "
@@ -59,13 +58,11 @@ def _many_models(scope: "Scope") -> Iterator[tuple[str, str]]:
 
 def _arrays_in_callbacks(scope: "Scope") -> Iterator[tuple[str, str]]:
     for one in scope.stayed:
-        arrays = sum(
-            n for kind, n in one.kinds.items() if not kind.startswith("keras.")
-        )
-        if "callback" in one.through and not _has_model(one) and arrays >= _MANY:
+        if "callback" in one.through and not one.models and one.arrays >= _MANY:
             yield (
                 "arrays in a callback",
-                f"A callback keeps {arrays} arrays, {format_bytes(one.array_bytes)}: "
+                f"A callback keeps {one.arrays} arrays, "
+                f"{format_bytes(one.array_bytes)}: "
                 f"{_place(one)}. Next: keep numbers, float(value), or write arrays to "
                 "a file.",
             )
@@ -73,7 +70,7 @@ def _arrays_in_callbacks(scope: "Scope") -> Iterator[tuple[str, str]]:
 
 def _closures(scope: "Scope") -> Iterator[tuple[str, str]]:
     for one in scope.stayed:
-        if one.is_own and "closure" in one.through and _has_model(one):
+        if one.is_own and "closure" in one.through and one.models:
             yield (
                 "closure",
                 f"A function that stayed holds a model in its closure: {_place(one)}. "
@@ -83,7 +80,8 @@ def _closures(scope: "Scope") -> Iterator[tuple[str, str]]:
 
 def _optimizers(scope: "Scope") -> Iterator[tuple[str, str]]:
     for one in scope.stayed:
-        if _is_optimizer(one) and one.array_bytes >= _LEAST_BYTES:
+        is_held = "optimizer" in one.through and not one.models
+        if is_held and one.array_bytes >= _LEAST_BYTES:
             yield (
                 "optimizer",
                 f"An optimizer that was kept holds the variables of its model, "
@@ -116,18 +114,6 @@ def _unrolled_steps(scope: "Scope") -> Iterator[tuple[str, str]]:
                 f"{steps}: on JAX each of them is traced and compiled, so the program "
                 f"is {steps} times as large. Next: leave it out on JAX.",
             )
-
-
-def _model_kinds() -> set[str]:
-    return {"keras.Sequential", "keras.Functional", "keras.Model"}
-
-
-def _has_model(one: "Stayed") -> bool:
-    return not _model_kinds().isdisjoint(one.kinds)
-
-
-def _is_optimizer(one: "Stayed") -> bool:
-    return "optimizer" in one.through and not _has_model(one)
 
 
 def _place(one: "Stayed") -> str:

@@ -9,6 +9,7 @@ import keras
 
 from kerasmem import backends
 from kerasmem.processes.host import resident_bytes
+from kerasmem.records import own_allocators
 
 
 class Freed(NamedTuple):
@@ -45,7 +46,7 @@ def free() -> Freed:
 
 
 def _device_bytes() -> dict[str, int]:
-    devices = backends.current().device_memory()
+    devices = own_allocators(backends.current().device_memory())
     return {one.name: one.reserved_bytes or one.current_bytes for one in devices}
 
 

@@ -8,19 +8,17 @@ import sysconfig
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from types import (
     CellType,
     CodeType,
     FrameType,
     FunctionType,
-    MemberDescriptorType,
     ModuleType,
 )
 from typing import Any, NamedTuple
 
-from kerasmem.memory.census import is_own
+from kerasmem.memory.census import attributes, is_own, own_dict
 
 _SECONDS = 2.0
 _OURS = str(Path(__file__).parent)
@@ -91,6 +89,8 @@ def names(objects: Sequence[Any], seconds: float = _SECONDS) -> dict[int, Link]:
     wanted = {id(each) for each in objects}
     # Neither the caller's list nor this search is a place where anything stays.
     seen = {id(objects), id(wanted)}
+    # Nor is a module's namespace a way from one variable to another.
+    seen |= {id(vars(module)) for module in list(sys.modules.values()) if module}
     reached: dict[int, Link] = {}
     until = time.thread_time() + seconds
     for roots in (local_variables(), _globals(own=True), _globals(own=False)):
@@ -108,12 +108,10 @@ def _search(
     reached: dict[int, Link],
     until: float,
 ) -> None:
-    namespaces = {id(vars(module)) for module in list(sys.modules.values()) if module}
     for link in queue:
         if id(link.object) in wanted:
             reached.setdefault(id(link.object), link)
     seen.update(id(link.object) for link in queue)
-    seen.update(namespaces)
     while queue and len(reached) < len(wanted):
         link = queue.popleft()
         for each in gc.get_referents(link.object):
@@ -187,10 +185,10 @@ def _step(above_it: Any, above: Any, below: Any) -> str:
     """
     if isinstance(above, dict):
         key = next((key for key, value in above.items() if value is below), None)
-        if above is _attributes_of(above_it):
+        if above is own_dict(above_it):
             return f".{key}"
         return f"[{key!r}]" if isinstance(key, str | int) else "[...]"
-    if isinstance(above, CellType) or below is _attributes_of(above):
+    if isinstance(above, CellType) or below is own_dict(above):
         return ""
     if isinstance(above, FunctionType) and isinstance(below, tuple):
         return ""  # of its cells, or of its defaults
@@ -201,7 +199,7 @@ def _step(above_it: Any, above: Any, below: Any) -> str:
         return "[...]" if index is None else f"[{index}]"
     if isinstance(above, set | frozenset):
         return "{...}"
-    held = (name for name, value in _attributes(above) if value is below)
+    held = (name for name, value in attributes(above) if value is below)
     return f".{next(held, f'<{type(above).__name__}>')}"
 
 
@@ -209,19 +207,3 @@ def _closure_name(function: FunctionType, cell: Any) -> str:
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     held = (name for name, each in cells if each is cell)
     return f".<closure {next(held, '')}>".replace(" >", ">")
-
-
-def _attributes_of(one: Any) -> dict[str, Any]:
-    # Past a class's own ways to give attributes, which may do anything.
-    with suppress(AttributeError):
-        return object.__getattribute__(one, "__dict__")
-    return {}
-
-
-def _attributes(one: Any) -> Iterator[tuple[str, Any]]:
-    yield from _attributes_of(one).items()
-    for base in type(one).__mro__:
-        for name, member in vars(base).items():
-            if isinstance(member, MemberDescriptorType):
-                with suppress(AttributeError):  # a slot that is empty
-                    yield name, member.__get__(one)

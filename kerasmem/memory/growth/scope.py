@@ -15,7 +15,7 @@ import keras
 
 from kerasmem.errors import ConfigError
 from kerasmem.graph.values import nbytes
-from kerasmem.memory.census import array_bytes, kind_name
+from kerasmem.memory.census import array_bytes, is_array, kind_name
 from kerasmem.memory.growth.causes import causes
 from kerasmem.memory.growth.freeing import Freed, free
 from kerasmem.memory.growth.names import Link, names
@@ -43,6 +43,8 @@ class Stayed:
         made_at: file and line that made the first of them; None where that is unknown.
         through: what is on the way to them: `"callback"`, `"closure"`, `"optimizer"`.
         is_own: whether a variable of the program holds them, not one of a library.
+        models: number of models among them.
+        arrays: number of arrays and tensors among them that are no object of Keras.
     """
 
     held_by: str
@@ -51,8 +53,10 @@ class Stayed:
     number: int
     array_bytes: int
     made_at: str | None
-    through: frozenset[str] = frozenset()
-    is_own: bool = True
+    through: frozenset[str]
+    is_own: bool
+    models: int
+    arrays: int
 
 
 class Scope:
@@ -121,10 +125,8 @@ class Scope:
         self._new = self._before.new(self._after)
         self.__dict__.pop("stayed", None)
         if tracemalloc.is_tracing():
-            for reference in self._new:
-                place = _line_of(reference())
-                if place is not None:
-                    self._made_at[id(reference)] = place
+            lines = {id(reference): _line_of(reference()) for reference in self._new}
+            self._made_at = {key: line for key, line in lines.items() if line}
 
     @property
     def host_bytes(self) -> int:
@@ -281,13 +283,15 @@ class _Group:
     def __init__(self) -> None:
         self._owners: dict[int, Link] = {}
         self._kinds: Counter[str] = Counter()
-        self._bytes = 0
+        self._bytes = self._models = self._arrays = 0
         self.made_at: str | None = None
 
     def add(self, one: Any, owner: Link | None, *, is_counted: bool) -> None:
         if owner is not None:
             self._owners.setdefault(id(owner.object), owner)
         self._kinds[kind_name(type(one))] += 1
+        self._models += isinstance(one, keras.Model)
+        self._arrays += not isinstance(one, OF_KERAS)
         if is_counted:
             self._bytes += _size(one)
 
@@ -299,10 +303,17 @@ class _Group:
         kinds = dict(self._kinds.most_common())
         number = len(owners) or sum(kinds.values())
         through = {w for link in owners for w in _through(link)}
-        is_own = bool(owners) and owners[0].root.is_own
-        size, made_at = self._bytes, self.made_at
         return Stayed(
-            text, where, kinds, number, size, made_at, frozenset(through), is_own
+            held_by=text,
+            where=where,
+            kinds=kinds,
+            number=number,
+            array_bytes=self._bytes,
+            made_at=self.made_at,
+            through=frozenset(through),
+            is_own=bool(owners) and owners[0].root.is_own,
+            models=self._models,
+            arrays=self._arrays,
         )
 
 
@@ -340,11 +351,7 @@ def _in_array(link: Link) -> bool:
 def _size(one: Any) -> int:
     if isinstance(one, keras.Variable):
         return nbytes(one)
-    return 0 if isinstance(one, OF_KERAS) or not _has_size(one) else array_bytes(one)
-
-
-def _has_size(one: Any) -> bool:
-    return keras.ops.is_tensor(one) or type(one).__name__ == "ndarray"
+    return array_bytes(one) if is_array(one) else 0
 
 
 def _pattern(link: Link) -> str:

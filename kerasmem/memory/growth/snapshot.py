@@ -15,6 +15,7 @@ from kerasmem.backends.steps import traces_by_name
 from kerasmem.memory.census import arrays_of, is_own
 from kerasmem.memory.growth.names import local_variables
 from kerasmem.processes.host import resident_bytes
+from kerasmem.records import own_allocators
 
 OF_KERAS = (
     keras.Model,
@@ -74,25 +75,23 @@ def take_snapshot() -> Snapshot:
     Takes some tenths of a second, mostly Python's own collection.
     """
     gc.collect()
-    backend = backends.current()
+    objects = gc.get_objects()
     process = psutil.Process()
     return Snapshot(
         device_bytes={
             device.name: device.current_bytes
-            for device in backend.device_memory()
-            if device.shares_with is None
+            for device in own_allocators(backends.current().device_memory())
         },
         host_bytes=resident_bytes(),
-        objects=dict(_references()),
-        traces=traces_by_name(gc.get_objects()),
+        objects=dict(_references(objects)),
+        traces=traces_by_name(objects),
         threads={t.ident or 0: t.name for t in threading.enumerate()},
         files=frozenset(file.path for file in process.open_files()),
         children=frozenset(child.pid for child in process.children(recursive=True)),
     )
 
 
-def _references() -> Iterator[tuple[int, "weakref.ref[Any]"]]:
-    objects = gc.get_objects()
+def _references(objects: list[Any]) -> Iterator[tuple[int, "weakref.ref[Any]"]]:
     kinds: dict[type, bool] = {}
     for each in objects:
         kind = type(each)
@@ -101,8 +100,8 @@ def _references() -> Iterator[tuple[int, "weakref.ref[Any]"]]:
         if kinds[kind]:
             yield id(each), weakref.ref(each)
     # A plain dict of arrays that a local variable holds is unknown to the collector.
-    objects += [link.object for link in local_variables()]
-    for array in arrays_of(objects):
+    held = [link.object for link in local_variables()]
+    for array in arrays_of(objects + held):
         if isinstance(array, OF_KERAS):
             continue
         try:

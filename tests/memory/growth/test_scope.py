@@ -60,6 +60,25 @@ def test_models_in_a_list_are_one_group_with_the_bytes_of_their_weights():
     assert "'search'" in finding.text
 
 
+class OwnModel(keras.Model):
+    """A subclassed model of the program's own."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, x):
+        return self.dense(x)
+
+
+def test_models_of_a_class_of_ones_own_are_models():
+    models = []
+    with km.memory.scope() as scope:
+        models.extend(OwnModel() for _ in range(3))
+    assert kinds(scope) == {"models"}
+    assert len(models) == scope.stayed[0].models
+
+
 def test_a_callback_that_keeps_arrays_is_told():
     class Keeps(keras.callbacks.Callback):
         def __init__(self):
