@@ -101,6 +101,7 @@ def series(records: Mapping[int, MemoryRecord | None]) -> dict[str, float]:
             that has told nothing yet.
 
     Example:
+        >>> from kerasmem.records import DeviceReading
         >>> reading = DeviceReading("GPU:0", 1024**2, 2 * 1024**2, True)
         >>> series({0: MemoryRecord(0, None, (reading,), None)})
         {'device_peak_mib': 2.0, 'device_mib': 1.0}
