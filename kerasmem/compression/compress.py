@@ -202,8 +202,12 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
     )
     with replicas, seeded(seed):
         stage(OPENING)
-        original, size = _open(model_or_path, custom_objects)
-        _compile(original, loss, metrics)
+        evaluated = isinstance(job, Request) or any(
+            v is not None for v in asks.values()
+        )
+        original, size = _open(model_or_path, custom_objects, evaluated=evaluated)
+        if original is not model_or_path:
+            _compile(original, loss, metrics)
         if epochs and not original.compiled:
             raise ConfigError(
                 f"The model {original.name!r} has no loss, so it cannot be "
@@ -224,7 +228,11 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
         stage("measuring both models")
         report = _report(original, done, (validation_data, batch_size), sizes)
         timing = Timing(
-            [original, done.model], validation_data, batch_size, _TIMING_SECONDS
+            [original, done.model],
+            validation_data,
+            batch_size,
+            _TIMING_SECONDS,
+            borrowed=original is model_or_path,
         )
     changes = tuple(done.changes)
     warn_if_left_float(changes, report.before.weight_bytes)
@@ -276,13 +284,17 @@ def _check_no_folder(checkpoint_dir: Any) -> None:
         )
 
 
-def _open(model_or_path: Any, custom_objects: Any) -> tuple[Any, int]:
-    """Return a model to compile and to make a copy of, and the bytes of its file.
+def _open(
+    model_or_path: Any, custom_objects: Any, *, evaluated: bool
+) -> tuple[Any, int]:
+    """Return a model to make a copy of, and the bytes of its file.
 
-    The file is the one that was handed in, else one by Keras itself.
+    The file is the one that was handed in, else one by Keras itself. A model that is
+    compiled anew or evaluated is not the one that was handed in.
     """
     if isinstance(model_or_path, keras.Model):
-        return to_read(model_or_path), file_bytes(model_or_path, stored=True)
+        model = to_read(model_or_path) if evaluated else model_or_path
+        return model, file_bytes(model_or_path, stored=True)
     if isinstance(model_or_path, Loaded):
         return model_or_path.model, stored_bytes(model_or_path.path)
     if isinstance(model_or_path, str | Path):

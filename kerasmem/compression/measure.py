@@ -19,6 +19,7 @@ from kerasmem.files.data import fit_arguments, sample_inputs
 from kerasmem.files.weights import Coding
 from kerasmem.files.write import save_stored, write_model
 from kerasmem.graph.activations import peak_activation_bytes
+from kerasmem.graph.clone import to_read
 from kerasmem.graph.values import nbytes, nonzero, parameters
 from kerasmem.records import ModelFigures
 from kerasmem.stats.timing import in_turns, spread
@@ -125,17 +126,24 @@ class Timing:
         data: samples, of which a batch is held; None for a batch of zeros.
         batch_size: samples in it.
         limit: seconds for all models together, see `latencies`.
+        borrowed: whether the first one is to stay as it is.
     """
 
     def __init__(
-        self, models: Sequence[Any], data: Any, batch_size: int, limit: float
+        self,
+        models: Sequence[Any],
+        data: Any,
+        batch_size: int,
+        limit: float,
+        *,
+        borrowed: bool,
     ) -> None:
         inputs = batch_of(models[0], data, batch_size)
         # Of their own: the samples may be changed until then, and take more memory.
         self._inputs = (
             None if inputs is None else keras.tree.map_structure(_own, inputs)
         )
-        self._models, self._limit = list(models), limit
+        self._models, self._limit, self._borrowed = list(models), limit, borrowed
         self._forms = [_form(model) for model in models]
         self._latencies: list[Latency] | None = None
         if _are_several(models[0]):
@@ -159,6 +167,8 @@ class Timing:
                 )
                 self._latencies = [{} for _ in self._models]
             else:
+                if self._borrowed:  # what was handed in keeps nothing of this
+                    self._models[0] = to_read(self._models[0])
                 self._latencies = _latencies(self._models, self._inputs, self._limit)
             self._models, self._inputs = [], None
         return self._latencies

@@ -17,7 +17,7 @@ import keras
 
 from kerasmem.backends import current
 from kerasmem.errors import ModelError
-from kerasmem.graph.from_config import made_of_config
+from kerasmem.graph.from_config import LAMBDA_WARNING, made_of_config
 from kerasmem.graph.layers import (
     check_built,
     has_graph,
@@ -39,6 +39,13 @@ _SETTINGS = (
 )
 """What a layer is set up with besides functions, and may be of the user's own."""
 
+_WITHOUT_POLICY = (
+    keras.layers.SpatialDropout1D,
+    keras.layers.SpatialDropout2D,
+    keras.layers.SpatialDropout3D,
+)
+"""Layers without weights whose config does not tell the type that they compute in."""
+
 
 def clone(model: Any) -> Any:
     """Return an independent copy of `model` with equal state, freshly compiled.
@@ -58,7 +65,18 @@ def clone(model: Any) -> Any:
             "Either layers share a weight in a way that Keras does not save, or a "
             "custom layer creates weights outside of its `build`."
         )
+    _compute_alike(copy, model)
     return copy
+
+
+def _compute_alike(copy: Any, model: Any) -> None:
+    """Give the layers of a copy the types that the model's compute in.
+
+    The config of Keras's `SpatialDropout` layers tells the type of a weight instead.
+    """
+    for own, other in zip(sublayers(copy), sublayers(model), strict=False):
+        if type(own) is type(other) and isinstance(own, _WITHOUT_POLICY):
+            own.dtype_policy = other.dtype_policy
 
 
 def _made_of_config(model: Any) -> Any | None:
@@ -110,7 +128,7 @@ def _save(model: Any, path: Path) -> None:
 def _lambdas_allowed() -> Iterator[None]:
     """Return a scope without Keras's warning: a lambda of the caller's stays here."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*includes a `lambda`")
+        warnings.filterwarnings("ignore", message=LAMBDA_WARNING)
         yield
 
 

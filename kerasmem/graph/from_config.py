@@ -1,4 +1,4 @@
-"""A copy of a model of Keras's own layers, made of its config, without a file.
+"""A copy of a model of Keras's and KerasHub's layers, by its config, without a file.
 
 A file has all that layers save: that is where a copy of any model comes from. Of most
 layers of Keras that is their variables, and those can be handed over one by one.
@@ -26,6 +26,9 @@ _PLAIN = {
     )
 }
 """What loads the variables of a layer and does nothing else, without LoRA and codes."""
+
+LAMBDA_WARNING = ".*includes a `lambda`"
+"""What Keras warns of where a config has a function without a name, as a pattern."""
 
 
 def made_of_config(model: Any) -> Any | None:
@@ -65,7 +68,8 @@ def without_first_values() -> Iterator[None]:
 def _of_config(model: Any) -> Any | None:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # Keras warns of a lambda
+            warnings.simplefilter("ignore")  # said when the model was made
+            warnings.filterwarnings("error", message=LAMBDA_WARNING)
             # By way of text, as in a file: what is nested in it is nobody else's.
             config = json.loads(json.dumps(model.get_config()))
             return type(model).from_config(config)
@@ -76,9 +80,10 @@ def _of_config(model: Any) -> Any | None:
 def _is_plain(layer: Any) -> bool:
     cls = type(layer)
     return (
-        cls.__module__.partition(".")[0] == "keras"
+        cls.__module__.partition(".")[0] in ("keras", "keras_hub")
         and cls is not keras.layers.Lambda
         and cls.load_own_variables in _PLAIN
+        and getattr(layer, "load_assets", None) is None
         and not getattr(layer, "lora_enabled", False)
         and getattr(layer, "quantization_mode", None) is None
     )

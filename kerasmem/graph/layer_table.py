@@ -186,7 +186,8 @@ Swapaxes: axes_swapped linear moves
 ExpandDims: expanded linear moves
 Flip: flipped linear moves
 Tile: tiled moves
-Repeat Squeeze: - linear moves
+Squeeze: squeezed linear moves
+Repeat: - linear moves
 BroadcastTo MaxPool Ravel Roll: - moves
 AssociativeScan Cond Conv ConvTranspose Correlate DepthwiseConv Dot DotProductAttention
     FFT FFT2 Inner Map Outer RFFT STFT Scan SeparableConv Tensordot Vdot VectorizedMap

@@ -16,6 +16,7 @@ from kerasmem.errors import (
     KerasMemWarning,
     ModelError,
 )
+from kerasmem.graph import from_config
 from kerasmem.graph.values import to_numpy
 from tests.models import KINDS, L, chain
 
@@ -347,3 +348,19 @@ def test_a_dense_network_pruned_to_95_percent_and_int8_is_30_times_smaller(tmp_p
         (tmp_path / f"{name}.keras").stat().st_size for name in ("stock", "small")
     )
     assert stock / small >= 30
+
+
+def test_without_data_a_model_is_copied_once(monkeypatch):
+    """One that cannot share its layers, too; and to time it leaves nothing in it."""
+    copies = []
+    real = from_config.made_of_config
+    monkeypatch.setattr(
+        "kerasmem.graph.clone.made_of_config",
+        lambda model: copies.append(model) or real(model),
+    )
+    model = keras.Sequential([keras.Input((64,)), L.Dense(64)])
+    functions = model.predict_function, model.test_function
+    result = km.compress(model, km.Quantize("int8"), verbose=0)
+    assert copies == [model]
+    assert result.report.before.latency_ms is not None
+    assert (model.predict_function, model.test_function) == functions

@@ -204,6 +204,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "axes_swapped": Family(move.moved(lambda op, x: x.swapaxes(op.axis1, op.axis2))),
     "expanded": Family(move.moved(lambda op, x: np.expand_dims(x, op.axis))),
+    "squeezed": Family(move.moved(lambda op, x: np.squeeze(x, op.axis))),
     "flipped": Family(move.moved(lambda op, x: np.flip(x, op.axis))),
     "tiled": Family(move.moved(lambda op, x: np.tile(x, op.repeats))),
     "recurrent": Family(rnn.recurrent, rnn.recurrent_config),

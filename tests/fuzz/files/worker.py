@@ -16,6 +16,7 @@ import time
 import warnings
 import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,8 @@ def bases() -> Path:
         unfinished = Path(tempfile.mkdtemp())
         command = [sys.executable, "-m", "tests.fuzz.files.bases", str(unfinished)]
         subprocess.run(command, check=True, stdout=2)
-        unfinished.rename(folder)
+        with suppress(OSError):  # another process was quicker
+            unfinished.rename(folder)
     return folder
 
 

@@ -136,6 +136,7 @@ ANY = {
     "over_channels": lambda x, c, k: x * ops.mean(x, axis=-1, keepdims=True),
     "stack": lambda x, c, k: ops.mean(ops.stack([x, ops.tanh(x)], 1), 1),
     "expand": lambda x, c, k: ops.max(ops.expand_dims(x, 2), 2),
+    "squeeze": lambda x, c, k: ops.squeeze(ops.expand_dims(x, 1), 1),
     "residual": lambda x, c, k: L.Add()([x, L.Dense(x.shape[-1])(x)]),
     "merge": lambda x, c, k: getattr(
         L, k({"Maximum", "Minimum", "Average", "Subtract", "Multiply"})

@@ -2,9 +2,11 @@
 
 import keras
 import pytest
+from keras import ops
 
 from kerasmem.compression.channels import PruneChannels
 from kerasmem.compression.channels.apply import prune_channels
+from kerasmem.errors import ModelError
 from kerasmem.graph.channels import label_channels
 from kerasmem.graph.channels.groups import find_groups
 from tests.graph.channels.strategies import ANY, SHAPES, L, randomize
@@ -45,3 +47,21 @@ def test_channels_next_to_an_operation_go_and_the_rest_computes_the_same(kind, n
     assert found.error <= 1e-4
     assert found.unknown == {}
     assert found.model.count_params() < model.count_params()
+
+
+@pytest.mark.parametrize("followed", [False, True])
+def test_a_kernel_keeps_what_one_of_its_calls_must_keep(followed):
+    shared = L.EinsumDense("abc,cd->abd", (4, 6))
+    inputs = keras.Input((4,), dtype="int32")
+    x = shared(L.Embedding(7, 6)(inputs))
+    x = shared(x if followed else ops.cumsum(x, axis=-1))
+    model = keras.Model(inputs, L.Dense(2)(L.Flatten()(x)))
+    randomize(model)
+    if not followed:
+        with pytest.raises(ModelError, match="Cumsum"):
+            prune_channels(model, PruneChannels(0.5))
+        return
+    found = prune_channels(model, PruneChannels(0.5, criterion="random"))
+    assert found.error <= 1e-4
+    assert shared.kernel.shape == (6, 6)
+    assert found.model.layers[2].kernel.shape == (3, 3)
