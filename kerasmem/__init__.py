@@ -1,15 +1,22 @@
 """kerasmem: where the memory of a Keras 3 model goes, and how to make it smaller.
 
 `import kerasmem` imports Keras, so that `keras.models.load_model` knows the layers of
-kerasmem from then on. In the command `kerasmem` the names come on demand instead: help
-appears at once, and what TensorFlow writes while it starts stays off the terminal.
+kerasmem from then on; what else a public name needs comes when it is first used. The
+command `kerasmem` starts without Keras: help appears at once, and what TensorFlow
+writes while it starts stays off the terminal.
 """
 
+import ast
+import importlib
+import pkgutil
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from kerasmem.public import *  # noqa: F403
 
 
 def _is_command() -> bool:
@@ -17,18 +24,35 @@ def _is_command() -> bool:
     return as_module or Path(sys.argv[0]).stem == "kerasmem"
 
 
-if _is_command():
+def _public() -> dict[str, tuple[str, str]]:
+    """Return the module and the name in it of every import of `kerasmem/public.py`."""
+    source = pkgutil.get_data("kerasmem", "public.py") or b""
+    return {
+        alias.asname or alias.name: (node.module or "", alias.name)
+        for node in ast.parse(source).body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
 
-    def __getattr__(name: str) -> Any:
-        """Return a public name; the module of `--import` may ask for one."""
-        import importlib
-        import importlib.util
 
-        # A module, wanted by another one while the public names are still on the way.
-        if importlib.util.find_spec(f"kerasmem.{name}") is not None:
-            return importlib.import_module(f"kerasmem.{name}")
-        return getattr(importlib.import_module("kerasmem.public"), name)
+_PUBLIC = dict(sorted(_public().items()))
+__all__ = list(_PUBLIC)  # pyright: ignore[reportUnsupportedDunderAll]
 
-else:
-    from kerasmem.public import *  # noqa: F403
-    from kerasmem.public import __all__ as __all__
+
+def __getattr__(name: str) -> Any:
+    """Return a public name, which is imported now."""
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'kerasmem' has no attribute {name!r}")
+    home, own = _PUBLIC[name]
+    if home == __name__:
+        return importlib.import_module(f"{home}.{own}")
+    globals()[name] = found = getattr(importlib.import_module(home), own)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+if not _is_command():
+    importlib.import_module("kerasmem.registered")

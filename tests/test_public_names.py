@@ -5,6 +5,8 @@ import builtins
 import doctest
 import inspect
 import re
+import subprocess
+import sys
 import textwrap
 
 import pytest
@@ -284,3 +286,17 @@ def test_errors_are_all_there_and_nothing_else():
         if inspect.isclass(c) and c.__module__ == km.errors.__name__
     }
     assert sorted(own) == sorted(km.errors.__all__)
+
+
+def test_what_a_name_needs_comes_when_it_is_first_used(new_interpreter):
+    code = """
+import sys, kerasmem as km
+loaded = set(sys.modules)
+assert "kerasmem.compression.compress" not in loaded
+assert "kerasmem.compression.quantize.static.products" in loaded
+assert km.compress is sys.modules["kerasmem.compression.compress"].compress
+assert "Prune" in dir(km) and not hasattr(km, "compres")
+from kerasmem import *
+assert compress is km.compress and memory is km.memory
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,18 @@
+"""Every class that Keras finds by its name in a saved model."""
+
+from kerasmem import optimizers
+from kerasmem.compression.quantize import layer
+from kerasmem.compression.quantize.aware import quantizers
+from kerasmem.compression.quantize.static import calls, elementwise, products
+from kerasmem.files import coded_model, keras_2
+
+__all__ = [
+    "calls",
+    "coded_model",
+    "elementwise",
+    "keras_2",
+    "layer",
+    "optimizers",
+    "products",
+    "quantizers",
+]
