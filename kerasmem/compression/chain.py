@@ -106,7 +106,9 @@ class Chain:
             step.ready(replace(context, earlier=self.steps[:number]))
             for number, step in enumerate(self.steps)
         ]
-        checkpoints = self._checkpoints(original, ready, context)
+        checkpoints = None
+        if self._folder is not None:
+            checkpoints = self._checkpoints(self._folder, original, ready, context)
         model, changes = run_steps(original, ready, context, checkpoints)
         if context.data is None:
             warn_if_stale(model, ready, changes)
@@ -119,10 +121,12 @@ class Chain:
         check_drop(result.untimed, self._max_drop)
 
     def _checkpoints(
-        self, original: Any, steps: list[Technique], context: Context
-    ) -> Checkpoints | None:
-        if self._folder is None:
-            return None
+        self,
+        folder: str | Path,
+        original: Any,
+        steps: list[Technique],
+        context: Context,
+    ) -> Checkpoints:
         _, processes = current().processes(original)
         if processes > 1:
             raise ConfigError(
@@ -132,9 +136,7 @@ class Chain:
             )
         plain = {"seed": context.seed, "epochs": context.epochs}
         plain["batch_size"] = self._batch_size
-        return Checkpoints(
-            Path(self._folder), key_of(original, steps, context.data, **plain)
-        )
+        return Checkpoints(Path(folder), key_of(original, steps, context.data, **plain))
 
 
 def run_steps(

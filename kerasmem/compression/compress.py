@@ -205,7 +205,7 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
         evaluated = isinstance(job, Request) or any(
             v is not None for v in asks.values()
         )
-        original, size = _open(model_or_path, custom_objects, evaluated=evaluated)
+        original = _open(model_or_path, custom_objects, evaluated=evaluated)
         if original is not model_or_path:
             _compile(original, loss, metrics)
         if epochs and not original.compiled:
@@ -224,8 +224,8 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
         compile_as(done.model, original)
         stage("writing the file")
         file = written(done.model, coding)
-        sizes = (size, file.size)
         stage("measuring both models")
+        sizes = (_original_bytes(model_or_path), file.size)
         report = _report(original, done, (validation_data, batch_size), sizes)
         timing = Timing(
             [original, done.model],
@@ -284,25 +284,29 @@ def _check_no_folder(checkpoint_dir: Any) -> None:
         )
 
 
-def _open(
-    model_or_path: Any, custom_objects: Any, *, evaluated: bool
-) -> tuple[Any, int]:
-    """Return a model to make a copy of, and the bytes of its file.
+def _open(model_or_path: Any, custom_objects: Any, *, evaluated: bool) -> Any:
+    """Return a model to make a copy of.
 
-    The file is the one that was handed in, else one by Keras itself. A model that is
-    compiled anew or evaluated is not the one that was handed in.
+    A model that is compiled anew or evaluated is not the one that was handed in.
     """
     if isinstance(model_or_path, keras.Model):
-        model = to_read(model_or_path) if evaluated else model_or_path
-        return model, file_bytes(model_or_path, stored=True)
+        return to_read(model_or_path) if evaluated else model_or_path
     if isinstance(model_or_path, Loaded):
-        return model_or_path.model, stored_bytes(model_or_path.path)
+        return model_or_path.model
     if isinstance(model_or_path, str | Path):
-        return load_model(model_or_path, custom_objects), stored_bytes(model_or_path)
+        return load_model(model_or_path, custom_objects)
     raise ConfigError(
         "Expected a keras.Model or the path of a saved one. Received: "
         f"model_or_path={as_received(model_or_path)}."
     )
+
+
+def _original_bytes(model_or_path: Any) -> int:
+    """Return the bytes of the file that was handed in, else of one by Keras itself."""
+    if isinstance(model_or_path, keras.Model):
+        return file_bytes(model_or_path, stored=True)
+    is_loaded = isinstance(model_or_path, Loaded)
+    return stored_bytes(model_or_path.path if is_loaded else model_or_path)
 
 
 def _compile(model: Any, loss: Any, metrics: Any) -> None:

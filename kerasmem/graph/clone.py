@@ -57,7 +57,14 @@ def clone(model: Any) -> Any:
     Raises:
         ModelError: if the model has no weights yet, or its config does not describe it.
     """
-    copy = _made_of_config(model) or reloaded(model)
+    check_built(model)
+    objects = live_objects(model)
+    with keras.saving.custom_object_scope(objects), current().replicating(model):
+        copy = made_of_config(model)
+        if copy is not None and model.compiled:
+            _anew(model.optimizer)  # the clear error, if it cannot be
+            copy.compile(**settings_of(model.get_compile_config(), objects))
+    copy = reloaded(model) if copy is None else copy
     if len(copy.weights) != len(model.weights):
         raise ModelError(
             f"A copy of the model {model.name!r} has {len(copy.weights)} weights "
@@ -65,28 +72,10 @@ def clone(model: Any) -> Any:
             "Either layers share a weight in a way that Keras does not save, or a "
             "custom layer creates weights outside of its `build`."
         )
-    _compute_alike(copy, model)
-    return copy
-
-
-def _compute_alike(copy: Any, model: Any) -> None:
-    """Give the layers of a copy the types that the model's compute in.
-
-    The config of Keras's `SpatialDropout` layers tells the type of a weight instead.
-    """
     for own, other in zip(sublayers(copy), sublayers(model), strict=False):
         if type(own) is type(other) and isinstance(own, _WITHOUT_POLICY):
+            # Their config tells the type of a weight instead.
             own.dtype_policy = other.dtype_policy
-
-
-def _made_of_config(model: Any) -> Any | None:
-    check_built(model)
-    objects = live_objects(model, compiled=False)
-    with keras.saving.custom_object_scope(objects), current().replicating(model):
-        copy = made_of_config(model)
-    if copy is not None:
-        with fresh_optimizer(model):  # the clear error, if there is none
-            compile_as(copy, model)
     return copy
 
 
@@ -184,56 +173,50 @@ def live_objects(model: Any, *, compiled: bool = True) -> dict[str, Any]:
     Returns:
         Each under the name by which a config tells of it.
     """
+    layers = sublayers(model)
+    named = [_saved_class(type(layer)) for layer in layers]
+    # Keras puts a wrapper of its own before the `build` of every layer: what a class
+    # has under the same name is no part of the layer's.
+    named += [
+        _named(value)
+        for layer in layers
+        for name, value in vars(layer).items()
+        if isinstance(value, _SETTINGS)
+        or (_is_function(value) and not hasattr(type(layer), name))
+    ]
+    if compiled and model.compiled:
+        used = [model.optimizer, *keras.tree.flatten(model.loss)]
+        # The metrics as `compile` got them: before the first batch the live list is
+        # empty, and nothing public gives the functions among them.
+        config = model._compile_config.config
+        used += [config.get(key) for key in ("metrics", "weighted_metrics")]
+        for metric in model.metrics:
+            used += [metric, *filter(_is_function, vars(metric).values())]
+        named += map(_named, keras.tree.flatten(used))
     found: dict[str, Any] = {}
-    for item in _parts(model, compiled=compiled and model.compiled):
-        named = item if _is_function(item) else _saved_class(item)
-        if named.__module__.partition(".")[0] in _NOT_THE_USERS:
+    for one in named:
+        if one.__module__.partition(".")[0] in _NOT_THE_USERS:
             continue
-        if named.__name__ == "<lambda>":  # saved as code, not by name
+        if one.__name__ == "<lambda>":  # saved as code, not by name
             continue
-        name = keras.saving.get_registered_name(named)
-        if found.setdefault(name, named) is not named:
+        name = keras.saving.get_registered_name(one)
+        if found.setdefault(name, one) is not one:
             raise ModelError(
                 f"The model {model.name!r} has two different parts of one name, "
                 "which its config cannot tell apart. Received: "
-                f"{named.__name__!r}. Rename one."
+                f"{one.__name__!r}. Rename one."
             )
     return found
 
 
-def _saved_class(item: Any) -> type:
+def _named(part: Any) -> Any:
+    """Return the function that a part is, or its class: what has a name."""
+    return part if _is_function(part) else _saved_class(type(part))
+
+
+def _saved_class(cls: type) -> type:
     """Return the class that a config tells: of a quantized layer the float one's."""
-    classes = (
-        c for c in type(item).__mro__ if not c.__module__.startswith("kerasmem.")
-    )
-    return next(classes)
-
-
-def _parts(model: Any, *, compiled: bool) -> Iterator[Any]:
-    for layer in sublayers(model):
-        yield layer
-        # Keras puts a wrapper of its own before the `build` of every layer: what a
-        # class has under the same name is no part of the layer's.
-        yield from (
-            value
-            for name, value in vars(layer).items()
-            if isinstance(value, _SETTINGS)
-            or (_is_function(value) and not hasattr(type(layer), name))
-        )
-    if compiled:
-        yield model.optimizer
-        yield from keras.tree.flatten(model.loss)
-        for metric in model.metrics:
-            yield metric
-            yield from (v for v in vars(metric).values() if _is_function(v))
-        # The metrics as `compile` got them: before the first batch the live list is
-        # empty, and nothing public gives the functions among them.
-        yield from keras.tree.flatten(
-            [
-                model._compile_config.config.get(k)
-                for k in ("metrics", "weighted_metrics")
-            ]
-        )
+    return next(c for c in cls.__mro__ if not c.__module__.startswith("kerasmem."))
 
 
 def _is_function(value: Any) -> bool:
@@ -258,13 +241,7 @@ def fresh_optimizer(
     if trained is None:
         yield
         return
-    try:
-        fresh = type(trained).from_config(trained.get_config())
-    except TypeError as error:
-        raise ModelError(
-            f"The optimizer {type(trained).__name__} cannot be made anew from its "
-            f"config: {error}. Give it a `get_config` that tells its arguments."
-        ) from error
+    fresh = _anew(trained)
     if built_for is not None:
         fresh.build(built_for)
     # Not `setattr`: that would make Keras track the stand-in.
@@ -273,6 +250,17 @@ def fresh_optimizer(
         yield
     finally:
         object.__setattr__(model, "optimizer", trained)
+
+
+def _anew(optimizer: Any) -> Any:
+    """Return an optimizer of the same settings without anything learned."""
+    try:
+        return type(optimizer).from_config(optimizer.get_config())
+    except TypeError as error:
+        raise ModelError(
+            f"The optimizer {type(optimizer).__name__} cannot be made anew from its "
+            f"config: {error}. Give it a `get_config` that tells its arguments."
+        ) from error
 
 
 @dataclass(frozen=True)

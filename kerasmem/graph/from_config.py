@@ -6,7 +6,7 @@ layers of Keras that is their variables, and those can be handed over one by one
 
 import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from kerasmem.backends import current
 from kerasmem.backends.lazy import lazy_variables
-from kerasmem.graph.layers import own_variables, sublayers
+from kerasmem.graph.layers import sublayers
 from kerasmem.graph.values import to_numpy
 
 _PLAIN = {
@@ -39,15 +39,27 @@ def made_of_config(model: Any) -> Any | None:
     Args:
         model: a built model.
     """
-    if not all(map(_is_plain, sublayers(model))):
+    layers = sublayers(model)
+    kinds = list(map(type, layers))
+    has_codes = any(
+        getattr(layer, "lora_enabled", False)
+        or getattr(layer, "quantization_mode", None) is not None
+        for layer in layers
+    )
+    if has_codes or not all(map(_is_plain, set(kinds))):
         return None
     with without_first_values():
-        copy = _of_config(model)
-        pairs = [] if copy is None else list(_pairs(model, copy))
-        if copy is None or any(one is None or other is None for one, other in pairs):
+        copy = _of_config(kinds[0], model.get_config)
+        if copy is None or list(map(type, sublayers(copy))) != kinds:
             return None
-        for one, other in pairs:
-            other.assign(_value_of(one))
+        weights, others = (
+            [(w.name, tuple(w.shape), w.dtype) for w in one.weights]
+            for one in (model, copy)
+        )
+        if weights != others:
+            return None
+        for weight, other in zip(model.weights, copy.weights, strict=True):
+            other.assign(_value_of(weight))
     return copy
 
 
@@ -65,43 +77,25 @@ def without_first_values() -> Iterator[None]:
         yield
 
 
-def _of_config(model: Any) -> Any | None:
+def _of_config(cls: Any, get_config: Callable[[], dict[str, Any]]) -> Any | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # said when the model was made
             warnings.filterwarnings("error", message=LAMBDA_WARNING)
             # By way of text, as in a file: what is nested in it is nobody else's.
-            config = json.loads(json.dumps(model.get_config()))
-            return type(model).from_config(config)
+            return cls.from_config(json.loads(json.dumps(get_config())))
     except (TypeError, ValueError, NotImplementedError, Warning):
         return None  # what a file tells of it is the better error
 
 
-def _is_plain(layer: Any) -> bool:
-    cls = type(layer)
+def _is_plain(cls: Any) -> bool:
+    """Return whether layers of a class save their variables and nothing else."""
     return (
         cls.__module__.partition(".")[0] in ("keras", "keras_hub")
         and cls is not keras.layers.Lambda
         and cls.load_own_variables in _PLAIN
-        and getattr(layer, "load_assets", None) is None
-        and not getattr(layer, "lora_enabled", False)
-        and getattr(layer, "quantization_mode", None) is None
+        and getattr(cls, "load_assets", None) is None
     )
-
-
-def _pairs(model: Any, copy: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield variables that are to be equal, and a None where there are no such two."""
-    ours, theirs = sublayers(model), sublayers(copy)
-    if list(map(type, ours)) != list(map(type, theirs)):
-        yield None, None
-        return
-    for one, other in zip(ours, theirs, strict=True):
-        own, made = own_variables(one), own_variables(other)
-        told = [[(v.name, tuple(v.shape), v.dtype) for v in vs] for vs in (own, made)]
-        if told[0] == told[1]:
-            yield from zip(own, made, strict=True)
-        else:
-            yield None, None
 
 
 def _value_of(variable: Any) -> Any:

@@ -2,6 +2,7 @@
 
 import re
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -50,7 +51,7 @@ def check_data(model: Any, data: Any) -> None:
     }
     check_lengths(arrays)
     if getattr(model, "inputs", None):
-        for tensor, array in _by_input(model, parts["x"]):
+        for tensor, array in _by_input(model.inputs, input_names(model), parts["x"]):
             if array is not None:  # an optional input
                 _check_input(tensor, array)
         if isinstance(parts.get("y"), dict):
@@ -268,11 +269,17 @@ def _outputs_with_loss(model: Any, names: list[str]) -> set[str]:
     return set() if loss is None or isinstance(loss, (list, tuple)) else set(names)
 
 
-def _by_input(model: Any, x: Any) -> list[tuple[Any, Any]]:
-    """Return `(input tensor of the model, array)` pairs, matched as Keras does."""
-    inputs = list(model.inputs)
+def _by_input(
+    inputs: Sequence[Any], wanted: list[str], x: Any
+) -> list[tuple[Any, Any]]:
+    """Return `(input tensor, array)` pairs, matched as Keras does.
+
+    Args:
+        inputs: the input tensors of a model.
+        wanted: their names in data, in the same order.
+        x: the arrays.
+    """
     given = named_leaves(x)
-    wanted = input_names(model)
     if isinstance(x, dict):
         missing = [name for name in wanted if name not in given]
         if missing:

@@ -71,8 +71,9 @@ def checked_optimizer(model: Any, optimizer: Any, policy: str | None = None) -> 
         ConfigError: if Keras knows no optimizer of that name.
         ModelError: if none was given and the model has none.
     """
+    own = getattr(model, "optimizer", None)
     if optimizer is None:
-        optimizer = getattr(model, "optimizer", None) if model.compiled else None
+        optimizer = own if model.compiled else None
         if optimizer is None:
             raise ModelError(
                 "Training needs an optimizer, and its slots need memory. Expected: a "
@@ -87,25 +88,24 @@ def checked_optimizer(model: Any, optimizer: Any, policy: str | None = None) -> 
             "Keras has no such optimizer. Expected: a keras.optimizers.Optimizer or "
             f"the name of one. Received: optimizer={optimizer!r}."
         ) from error
-    return scaled_if_half(model, optimizer, policy)
+    if policy is None and optimizer is own:
+        return optimizer  # `compile` took it up already
+    return scaled_if_half(optimizer, policy or model.dtype_policy.name)
 
 
-def scaled_if_half(model: Any, optimizer: Any, policy: str | None) -> Any:
+def scaled_if_half(optimizer: Any, policy: str) -> Any:
     """Return the optimizer as `model.compile` would take it up.
 
     With `"mixed_float16"` Keras puts it into one that scales the loss, which holds back
     every update until it has seen all gradients. The one handed in stays as it is.
 
     Args:
-        model: the model.
         optimizer: a checked optimizer.
-        policy: name of an assumed dtype policy, None for the model's own.
+        policy: name of the model's dtype policy.
     """
     kinds = keras.optimizers
     taken = isinstance(optimizer, (kinds.LossScaleOptimizer, kinds.MultiOptimizer))
-    as_it_was = policy is None and optimizer is getattr(model, "optimizer", None)
-    half = (policy or model.dtype_policy.name) == "mixed_float16"
-    if taken or as_it_was or not half:
+    if taken or policy != "mixed_float16":
         return optimizer
     return kinds.LossScaleOptimizer(unbuilt_copy(optimizer))
 

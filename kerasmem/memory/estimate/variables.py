@@ -15,7 +15,6 @@ import keras
 import numpy as np
 
 from kerasmem.errors import ModelError
-from kerasmem.graph.layers import weights
 from kerasmem.memory.estimate.request import Request
 from kerasmem.records import EstimatePart
 
@@ -63,8 +62,7 @@ def persistent_parts(request: Request) -> list[EstimatePart]:
     """Return the bytes of every variable, exact: parameters, then optimizer slots."""
     model, optimizer = request.model, request.optimizer
     precision = Precision(model.dtype_policy, request.dtype_policy)
-    variables = [weight.variable for weight in weights(model)]
-    stored = [_StandIn.of(v, precision.variable_dtype(v)) for v in variables]
+    stored = [_StandIn.of(v, precision.variable_dtype(v)) for v in model.weights]
     rows = [("parameter", v.path, math.prod(v.shape) * width(v.dtype)) for v in stored]
     if optimizer is not None:
         trained = [v for v in stored if v.trainable]

@@ -165,7 +165,7 @@ def _with_policy(request: Request, policy: str) -> Request:
     optimizer: Any = request.optimizer
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         optimizer = optimizer.inner_optimizer
-    optimizer = scaled_if_half(request.model, optimizer, policy)
+    optimizer = scaled_if_half(optimizer, policy)
     return replace(request, dtype_policy=policy, optimizer=optimizer)
 
 
