@@ -1,13 +1,14 @@
 """Symbols with their frequencies."""
 
 import zlib
+from typing import Any
 
 import numpy as np
 
 from kerasmem.files.coding.stream import Reader, Writer, damaged
 
 BITS = 14
-_TOTAL = 1 << BITS
+TOTAL = 1 << BITS
 
 MOST_SYMBOLS = 1 << 12
 
@@ -22,7 +23,6 @@ class Frequencies:
     def __init__(self, table: np.ndarray) -> None:
         self.table = table.astype(np.uint32)
         self._before = (np.cumsum(self.table, axis=1) - self.table).astype(np.uint32)
-        self._slots: np.ndarray | None = None
 
     @classmethod
     def counted(cls, counts: np.ndarray) -> "Frequencies":
@@ -37,35 +37,18 @@ class Frequencies:
         """Return the frequencies of symbols, and of all symbols before each."""
         if self.table.shape[1] == 2:
             zeros = self.table[context, 0]
-            return np.where(symbols, _TOTAL - zeros, zeros), np.where(symbols, zeros, 0)
+            return np.where(symbols, TOTAL - zeros, zeros), np.where(symbols, zeros, 0)
         if isinstance(context, int):
             return self.table[context].take(symbols), self._before[context].take(
                 symbols
             )
         return self.table[context, symbols], self._before[context, symbols]
 
-    def at(self, context: np.ndarray | int, place: np.ndarray) -> tuple:
-        """Return the symbols whose frequencies reach over places below 2^14.
-
-        Returns:
-            The symbols, the frequency of each, and how far it is into it.
-        """
+    def reader(self, contexts: np.ndarray | None, count: int) -> "_Flags | _Places":
+        """Return what finds `count` symbols by places below 2^14."""
         if self.table.shape[1] == 2:
-            zeros = self.table[context, 0]
-            found = place >= zeros
-            often = np.where(found, _TOTAL - zeros, zeros)
-            return found, often, place - np.where(found, zeros, 0)
-        if self._slots is None:
-            self._slots = np.stack([*map(_slots, self.table, self._before)])
-        if isinstance(context, int):
-            slot = self._slots[context].take(place)
-        else:
-            slot = self._slots[context, place]
-        return (
-            slot.astype(np.uint16),
-            (slot >> _OFTEN).astype(np.uint16),
-            (slot >> _OFFSET).astype(np.uint16),
-        )
+            return _Flags(self.table[:, 0], contexts, count)
+        return _Places(self.table, self._before, contexts, count)
 
     def code_bytes(self, counts: np.ndarray) -> float:
         """Return the bytes that symbols with such counts take."""
@@ -94,22 +77,61 @@ class Frequencies:
             raise damaged("its frequencies have another number")
         table = np.empty((contexts, symbols), np.int64)
         table[:, :-1] = np.frombuffer(content, "<u2").reshape(contexts, symbols - 1)
-        table[:, -1] = _TOTAL - table[:, :-1].sum(axis=1)
+        table[:, -1] = TOTAL - table[:, :-1].sum(axis=1)
         if table.min() < 0:
             raise damaged("its frequencies add up to too much")
         return cls(table)
 
 
-_OFTEN, _OFFSET = np.uint64(16), np.uint64(32)
-"""Where in a slot a frequency begins, and how far into it the slot is."""
+class _Flags:
+    """Two symbols for each context, found by a comparison."""
+
+    def __init__(self, zeros: np.ndarray, contexts: Any, count: int) -> None:
+        self._zeros, self._contexts = zeros, contexts
+        self._found = np.empty(count, bool)
+
+    def at(self, row: slice, place: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the frequency of each symbol, and how far its place is into it."""
+        zeros = self._zeros[0 if self._contexts is None else self._contexts[row]]
+        found = np.greater_equal(place, zeros, out=self._found[row])
+        often = np.where(found, TOTAL - zeros, zeros)
+        return often, place - np.where(found, zeros, 0)
+
+    def symbols(self) -> np.ndarray:
+        """Return all symbols, of type uint16."""
+        return self._found.astype(np.uint16)
 
 
-def _slots(often: np.ndarray, before: np.ndarray) -> np.ndarray:
-    """Return what a decoder needs of each of 2^14 places, in one number."""
-    symbols = np.repeat(np.arange(often.size), often)
-    offsets = np.arange(_TOTAL) - before[symbols]
-    slots = symbols.astype(np.uint64) | often[symbols].astype(np.uint64) << _OFTEN
-    return slots | offsets.astype(np.uint64) << _OFFSET
+class _Places:
+    """Symbols found by a table of 2^14 places for each context."""
+
+    def __init__(
+        self, often: np.ndarray, before: np.ndarray, contexts: Any, count: int
+    ) -> None:
+        numbers = np.arange(often.shape[1], dtype=np.uint16)
+        self._symbols = np.stack([np.repeat(numbers, row) for row in often])
+        first = np.take_along_axis(before, self._symbols.astype(np.intp), axis=1)
+        offset = np.arange(TOTAL, dtype=np.uint32) - first
+        often = np.take_along_axis(often, self._symbols.astype(np.intp), axis=1)
+        self._slots = often << np.uint32(BITS) | offset
+        self._contexts = contexts
+        # Without contexts a place takes 14 bits, and its symbol has room there.
+        self._found = np.empty(count, np.uint16 if contexts is None else np.uint32)
+
+    def at(self, row: slice, place: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the frequency of each symbol, and how far its place is into it."""
+        if self._contexts is not None:
+            place += self._contexts[row] * np.uint32(TOTAL)
+        self._found[row] = place
+        slot = self._slots.take(place)
+        return slot >> np.uint32(BITS), slot & np.uint32(TOTAL - 1)
+
+    def symbols(self) -> np.ndarray:
+        """Return all symbols, of type uint16."""
+        for begin in range(0, self._found.size, _AT_ONCE):
+            part = self._found[begin : begin + _AT_ONCE]
+            part[:] = self._symbols.take(part)
+        return self._found.astype(np.uint16, copy=False)
 
 
 def _scaled(counts: np.ndarray) -> np.ndarray:
@@ -117,11 +139,11 @@ def _scaled(counts: np.ndarray) -> np.ndarray:
     come = np.flatnonzero(counts)
     scaled = np.zeros(counts.size, np.int64)
     if not come.size:
-        scaled[0] = _TOTAL
+        scaled[0] = TOTAL
         return scaled
-    exact = counts[come] * (_TOTAL / counts[come].sum())
+    exact = counts[come] * (TOTAL / counts[come].sum())
     scaled[come] = np.maximum(exact, 1).astype(np.int64)
-    while (over := scaled.sum() - _TOTAL) != 0:
+    while (over := scaled.sum() - TOTAL) != 0:
         # The most frequent symbols lose or gain least by one more or less.
         largest = np.argpartition(scaled, -min(abs(over), come.size))
         some = largest[-min(abs(over), come.size) :]
@@ -142,6 +164,8 @@ _WHOLE_BYTES_A_LANE = 600
 """What is but a part of more, such as the positions of floats, may take more lanes."""
 
 _MOST_STEPS = 1 << 14
+_AT_ONCE = 1 << 16
+"""Symbols whose frequencies are looked up together, if a row of lanes has fewer."""
 
 
 def lanes(count: int, coded_bytes: float, whole_bytes: float = 0) -> int:
@@ -180,21 +204,29 @@ def encode(
     """
     state = np.full(width, _LOWEST, np.uint32)
     words = []
-    for begin in reversed(range(0, symbols.size, width)):
-        row = slice(begin, begin + width)
-        context = 0 if contexts is None else contexts[row]
-        often, before = frequencies.of(context, symbols[row])
-        now = state[: often.size]
+    size = max(_AT_ONCE // width, 1) * width
+    for first in reversed(range(0, symbols.size, size)):
+        part = slice(first, first + size)
+        context = 0 if contexts is None else contexts[part]
+        often, before = frequencies.of(context, symbols[part])
         # Less one, so that 2^32 has room in 32 bits.
-        (full,) = (now > (often << np.uint32(32 - BITS)) - np.uint32(1)).nonzero()
-        taken = now[full]
-        words.append(taken.astype("<u2"))
-        now[full] = taken >> np.uint32(16)
-        # Exact: both are whole and below 2^32. Integers divide ten times slower.
-        times = (now / often).astype(np.uint32)
-        now += times * (np.uint32(_TOTAL) - often) + before
-    ordered = [state.astype("<u4").tobytes(), *(w.tobytes() for w in reversed(words))]
-    return b"".join(ordered)
+        most = (often << np.uint32(32 - BITS)) - np.uint32(1)
+        rest, rows = np.uint32(TOTAL) - often, []
+        for begin in reversed(range(0, often.size, width)):
+            row = slice(begin, begin + width)
+            now = state[: most[row].size]
+            (full,) = (now > most[row]).nonzero()
+            taken = now[full]
+            rows.append(taken)
+            now[full] = taken >> np.uint32(16)
+            # Exact: both are whole and below 2^32. Integers divide ten times slower.
+            times = (now / often[row]).astype(np.uint32)
+            times *= rest[row]
+            now += times
+            now += before[row]
+        words.append(np.concatenate(rows[::-1]).astype("<u2"))
+    ordered = [state.astype("<u4"), *reversed(words)]
+    return b"".join(part.tobytes() for part in ordered)
 
 
 def decode(
@@ -220,13 +252,12 @@ def decode(
         raise damaged("a part of it is too short")
     state = np.frombuffer(code[: 4 * width], "<u4").astype(np.uint32)
     words = np.frombuffer(code[4 * width :], "<u2").astype(np.uint32)
-    symbols = np.empty(count, np.uint16)
+    read = frequencies.reader(contexts, count)
     at = 0
     for begin in range(0, count, width):
         now = state[: count - begin]
-        context = 0 if contexts is None else contexts[begin : begin + width]
-        found, often, offset = frequencies.at(context, now & np.uint32(_TOTAL - 1))
-        symbols[begin : begin + width] = found
+        row = slice(begin, begin + now.size)
+        often, offset = read.at(row, now & np.uint32(TOTAL - 1))
         now >>= np.uint32(BITS)
         now *= often
         now += offset
@@ -237,50 +268,62 @@ def decode(
         at += low.size
     if at != words.size or (state != _LOWEST).any():
         raise damaged("a part of it does not end as it began")
-    return symbols
+    return read.symbols()
 
 
-class Symbols:
-    """Symbols that are to be written, and what they take.
+class Code:
+    """The frequencies of symbols, and what symbols that come so often take.
 
     Args:
-        symbols: whole numbers of the shape (count,).
-        alphabet: one more than the largest that there could be.
-        contexts: which of `number` contexts each symbol stands in; None for one.
-        number: the number of contexts.
+        counts: how often each symbol comes, of the shape (contexts, symbols).
 
     Attributes:
         coded_bytes: about how many bytes they take, with their frequencies.
     """
 
-    def __init__(
-        self,
-        symbols: np.ndarray,
-        alphabet: int,
-        contexts: np.ndarray | None = None,
-        number: int = 1,
-    ) -> None:
-        self._symbols = symbols.astype(np.uint16, copy=False)
-        contexts = contexts if number > 1 else None
-        self._contexts = contexts
-        place = symbols
-        if contexts is not None:
-            place = contexts.astype(np.intp) * alphabet + symbols
-        counts = np.bincount(place, minlength=number * alphabet)
-        counts = counts.reshape(number, alphabet)
+    def __init__(self, counts: np.ndarray) -> None:
         self._frequencies = Frequencies.counted(counts)
         self._table = Writer()
         self._frequencies.write(self._table)
         self._code_bytes = self._frequencies.code_bytes(counts)
         self.coded_bytes = self._code_bytes + len(self._table.content())
 
-    def write(self, out: Writer) -> None:
-        """Write the frequencies and the symbols."""
-        width = lanes(self._symbols.size, self._code_bytes, out.whole_bytes)
-        code = encode(self._symbols, self._contexts, self._frequencies, width)
+    def write(
+        self, out: Writer, symbols: np.ndarray, contexts: np.ndarray | None = None
+    ) -> None:
+        """Write the frequencies, and the symbols that were counted.
+
+        Args:
+            out: where to.
+            symbols: whole numbers of the shape (count,).
+            contexts: that each stands in, of the same shape; None for the only one.
+        """
+        width = lanes(symbols.size, self._code_bytes, out.whole_bytes)
+        code = encode(symbols, contexts, self._frequencies, width)
         out.raw(self._table.content())
         out.number(width)
         out.block(code)
+
+
+class Symbols:
+    """Symbols of one context that are to be written, and what they take.
+
+    Args:
+        symbols: whole numbers of the shape (count,).
+        alphabet: one more than the largest that there could be.
+
+    Attributes:
+        coded_bytes: about how many bytes they take, with their frequencies.
+    """
+
+    def __init__(self, symbols: np.ndarray, alphabet: int) -> None:
+        self._symbols = symbols
+        self._code = Code(np.bincount(symbols, minlength=alphabet)[None])
+        self.coded_bytes = self._code.coded_bytes
+
+    def write(self, out: Writer) -> None:
+        """Write the frequencies and the symbols."""
+        self._code.write(out, self._symbols)
 
 
 def read(
@@ -301,6 +344,16 @@ def read(
     """
     contexts = contexts if number > 1 else None
     frequencies = Frequencies.read(source, number, alphabet)
+    return read_code(source, count, contexts, frequencies)
+
+
+def read_code(
+    source: Reader,
+    count: int,
+    contexts: np.ndarray | None,
+    frequencies: Frequencies,
+) -> np.ndarray:
+    """Return `count` symbols whose frequencies are known; see `read`."""
     width = source.number()
     if not least_lanes(count) <= width <= max(count, 1):
         raise damaged("it tells a number that cannot be")

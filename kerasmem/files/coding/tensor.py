@@ -20,6 +20,9 @@ _ALL, _SOME, _ALIKE = range(3)
 LARGE_BYTES, MOST_TIMES = 1 << 30, 1000
 """An array so large that was so much smaller in the file was never a weight."""
 
+_FAR = 0.8
+"""Below that share of what a sample tells, all entries need not be looked at."""
+
 _MOST_AXES = 32
 _NAME_OF_TYPE = re.compile(rb"[<>|][biufV][1248]")
 
@@ -94,11 +97,13 @@ def _write(entries: np.ndarray, shape: tuple[int, ...], out: Writer) -> None:
         out.number(_ALIKE)
         out.raw(common.tobytes())
         return
-    whole, where = values.plan(entries), positions.plan(full, shape)
-    rest = values.plan(entries[full])
+    where, rest = positions.plan(full, shape), values.plan(entries[full])
     apart_bytes = where.coded_bytes + rest.coded_bytes
-    out.whole_bytes = min(apart_bytes, whole.coded_bytes)
-    if apart_bytes < whole.coded_bytes:
+    some = values.some_of(entries).copy()
+    about_bytes = values.plan(some).coded_bytes * entries.size / some.size
+    whole = None if apart_bytes < _FAR * about_bytes else values.plan(entries)
+    out.whole_bytes = min(apart_bytes, whole.coded_bytes if whole else math.inf)
+    if whole is None or apart_bytes < whole.coded_bytes:
         out.number(_SOME)
         out.raw(common.tobytes())
         where.write(out)

@@ -6,6 +6,7 @@
 - `_Few`: the different entries that there are, and which one comes when.
 """
 
+import math
 from abc import ABC, abstractmethod
 
 import numpy as np
@@ -32,7 +33,8 @@ def plan(entries: np.ndarray) -> "Values":
     """
     forms: list[Values] = [_Raw(entries)]
     if entries.size:
-        forms.append(_Bytes(entries))
+        if entries.itemsize > 1:  # else the few are the bytes
+            forms.append(_Bytes(entries))
         if (few := _Few.of(entries)) is not None:
             forms.append(few)
     return min(forms, key=lambda form: form.coded_bytes)
@@ -84,20 +86,23 @@ class _Raw(Values):
 
 class _Bytes(Values):
     def __init__(self, entries: np.ndarray) -> None:
-        planes = entries.view(np.uint8).reshape(entries.size, -1).T
-        self._planes = [rans.Symbols(plane, 256) for plane in planes]
-        self._raw = planes
+        self._raw = entries.view(np.uint8).reshape(entries.size, -1).T
+        self._planes = [
+            rans.Symbols(plane, 256) if _seems_uneven(plane) else None
+            for plane in self._raw
+        ]
         self.coded_bytes = sum(
-            min(plane.coded_bytes, entries.size) for plane in self._planes
+            min(plane.coded_bytes if plane else math.inf, entries.size)
+            for plane in self._planes
         )
 
     def _write(self, out: Writer) -> None:
         for plane, raw in zip(self._planes, self._raw, strict=True):
-            coded = plane.coded_bytes < _WORTH_IT * raw.size
-            out.number(int(coded))
-            if coded:
+            if plane is not None and plane.coded_bytes < _WORTH_IT * raw.size:
+                out.number(1)
                 plane.write(out)
             else:
+                out.number(0)
                 out.raw(raw.tobytes())
 
     @classmethod
@@ -123,7 +128,7 @@ class _Few(Values):
         if entries.dtype.itemsize <= 2:
             come = np.bincount(entries, minlength=1) > 0
             different = np.flatnonzero(come).astype(entries.dtype)
-            indices = (np.cumsum(come) - 1).astype(np.uint16)[entries]
+            indices = (np.cumsum(come) - 1).astype(entries.dtype)[entries]
         elif _seem_many(entries):
             return None
         else:
@@ -143,6 +148,13 @@ class _Few(Values):
             raise damaged("it tells a number that cannot be")
         different = source.array(dtype, number)
         return different[rans.read(source, count, number)]
+
+
+def _seems_uneven(plane: np.ndarray) -> bool:
+    """Return whether a sample says that bytes take less than 8 bits each."""
+    counts = np.bincount(some_of(plane), minlength=256)
+    shares = counts[counts > 0] / counts.sum()
+    return bool(-(shares * np.log2(shares)).sum() < 8 * _WORTH_IT)
 
 
 def _seem_many(entries: np.ndarray) -> bool:

@@ -1,5 +1,6 @@
 """Arrays come back to the bit, near their entropy, or damage is told."""
 
+import base64
 import zlib
 
 import ml_dtypes
@@ -10,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from kerasmem.errors import ModelFileError
-from kerasmem.files.coding import decode, encode
-from kerasmem.files.coding.stream import Writer
+from kerasmem.files.coding import decode, encode, positions
+from kerasmem.files.coding.stream import Reader, Writer
 
 pytestmark = pytest.mark.one_backend
 
@@ -61,6 +62,45 @@ def test_views_and_other_orders_of_memory_are_read_as_they_are():
 def test_bfloat16_comes_back_as_two_bytes_an_entry():
     array = np.random.default_rng(0).normal(size=(40, 50)).astype(ml_dtypes.bfloat16)
     assert decode(encode(array)).tobytes() == array.tobytes()
+
+
+OLDER = (
+    "S01DMUdt+eUDPGY0AhQeAAIFAAAAAAAAAD8AAMA/AAAgQAAAYEAQeNozMTZm9mc2ZgYABfwBJgRikrUV"
+    "AH8OAQAG3hMAOToGAfuJZts/ruEyJRR0AB7nTYITAquAdNFvJqUmn6022tJ0NGiMseRErSCvw559eOdd"
+    "rPvk0Uc0ZDSxGTEWsqaRiwBoxC8Dc2Upaz+/GubZah8HbtM="
+)
+"""What `encode` once wrote, before eight positions were one symbol."""
+
+
+def test_what_was_written_earlier_is_read():
+    values = np.arange(600) * 7919 % 1009
+    full = (values % 5 == 0).reshape(20, 30)
+    array = np.where(full, 0.5 + values.reshape(20, 30) % 4, 0).astype("float32")
+    assert same(decode(base64.b64decode(OLDER)), array)
+
+
+@given(st.integers(0, 1 << 14))
+def test_the_frequencies_of_eight_flags_are_the_products_of_theirs(often):
+    table = positions.of_eight(often).table[0]
+    assert table.sum() == 1 << 14
+    assert table.min() >= 1
+    share = often / (1 << 14)
+    number = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).sum(axis=1)
+    expected = share**number * (1 - share) ** (8 - number) * (1 << 14)
+    rest = np.arange(256) != table.argmax()  # the largest makes up for the others
+    assert (abs(np.maximum(expected, 1) - table)[rest] <= 1).all()
+
+
+@pytest.mark.parametrize("size", [9, 4096, 300_001])
+def test_positions_that_are_full_alike_are_eight_a_symbol(size):
+    full = np.random.default_rng(9).random(size) < 0.2
+    out = Writer()
+    positions.plan(full, (size,)).write(out)
+    content = out.content()
+    assert content[0] == 0
+    source = Reader(content)
+    np.testing.assert_array_equal(positions.read((size,), source), full)
+    source.finish()
 
 
 def entropy_bits(shares):
