@@ -189,7 +189,8 @@ seconds = checked(
 MODEL = option(
     "model",
     metavar="MODEL",
-    help="a .keras or .h5 file, or the folder of a SavedModel of tf_keras",
+    help="a .keras or .h5 file, or the folder of a SavedModel of tf_keras or of a "
+    "preset of KerasHub",
 )
 
 IMPORT = option(

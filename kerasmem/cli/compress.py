@@ -36,7 +36,13 @@ _FAR_WORSE = 0.02
     "compress",
     "Make a saved model smaller, and prove what it costs.",
     MODEL,
-    OUTPUT,
+    option(
+        *OUTPUT.flags,
+        **{
+            **OUTPUT.settings,
+            "help": "the .keras file to write; of a preset a new folder",
+        },
+    ),
     *STEPS,
     DATA,
     LOSS,
@@ -145,7 +151,7 @@ def _compressed(options: Namespace, job: Job, loaded: tuple[Any, Any, Any]) -> A
             coding=options.coding,
             checkpoint_dir=options.checkpoint_dir,
             output=options.output if by_file else None,
-            low_memory=by_file,
+            low_memory=_low_memory(options) if by_file else False,
         )
 
 
@@ -165,8 +171,17 @@ def _goes_by_file(options: Namespace, job: Job) -> bool:
     return job_by_file(*given) is not None
 
 
+def _low_memory(options: Namespace) -> bool | None:
+    """Return True, or None of a preset, whose layers may want weights in memory."""
+    from kerasmem.files.preset import is_preset
+
+    return True if options.low_memory or not is_preset(options.model) else None
+
+
 def _check(options: Namespace) -> None:
-    check_output(options.output, ".keras")
+    from kerasmem.compression.file_to_file import check_written
+
+    check_written(options.model, options.output, options.coding)
     if options.report:
         check_output(options.report, ".html")
     wants_data = {

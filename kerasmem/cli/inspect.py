@@ -66,7 +66,7 @@ def inspect(options: Namespace) -> Outcome:
 def _layers(options: Namespace) -> tuple[list[Any], int | None]:
     """Return the layers and the activation peak; no value of a weight is read."""
     from kerasmem.errors import InputError
-    from kerasmem.files.load import described_model
+    from kerasmem.files.described import described_model
     from kerasmem.graph.activations import layer_activations, peak_activation_bytes
 
     with described_model(options.model) as model:

@@ -64,7 +64,7 @@ def _size(text: str) -> int:
 def estimate(options: Namespace) -> Outcome:
     """Return the estimate: per category, the largest layers, and whether it fits."""
     from kerasmem.cli.judging import compile_for
-    from kerasmem.files.load import described_model
+    from kerasmem.files.described import described_model
     from kerasmem.memory.estimate import estimate_memory
     from kerasmem.report.memory import (
         category_table,

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,13 @@ from kerasmem.backends import current
 from kerasmem.backends.seeding import seeded
 from kerasmem.compression.chain import Chain, Outcome
 from kerasmem.compression.fields import check_whole
-from kerasmem.compression.file_to_file import compress_file, job_by_file
+from kerasmem.compression.file_to_file import (
+    WantsMemoryError,
+    check_written,
+    compress_file,
+    job_by_file,
+)
+from kerasmem.compression.hub_preset import compress_preset
 from kerasmem.compression.judge import chance_of, check_max_drop, far_worse
 from kerasmem.compression.measure import Timing, figures, file_bytes
 from kerasmem.compression.quantize.apply import warn_if_left_float
@@ -35,6 +41,7 @@ from kerasmem.files.data import (
     sample_inputs,
 )
 from kerasmem.files.load import load_model
+from kerasmem.files.preset import is_preset
 from kerasmem.files.save import Coding, check_coding
 from kerasmem.graph.clone import compile_as, compile_settings, to_read
 from kerasmem.graph.outputs import as_loss, warn_if_unfit
@@ -138,14 +145,15 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
             kerasmem[ray]`); a `concurrent.futures.Executor` of processes that start
             anew. A seed gives the same result as without. Callbacks are copied.
         verbose: 0 for silence, 1 for a line on stderr about each trial of a search.
-        output: a file to write, which ends in `.keras`; None for none.
+        output: a file to write, which ends in `.keras`; of a preset of KerasHub also a
+            new folder, for a preset; None for none.
         low_memory: True to work from file to file, with a few pieces of weights in
             memory at a time and the `model` of the result opened when it is asked for:
             for a path and an output, and for `Prune` by magnitude, `Cluster`, and
             `Quantize` to all but `"int8-static"`, without data; neither latency nor
             activations are measured then. None to do so where it can be done and the
             weights take more than a sixth of the memory that is available. False
-            never to.
+            never to. A preset becomes a preset from file to file wherever it can.
 
     Returns:
         The `km.CompressionResult`: the compressed model, compiled as the original was;
@@ -179,6 +187,7 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
         _check_no_search(target=target, time_budget=time_budget, parallel=parallel)
         job = Chain(steps, max_drop, checkpoint_dir, batch_size)
     epochs = job.epochs if fine_tune_epochs is None else fine_tune_epochs
+    check_written(model_or_path, output, coding)
     coding = coding or job.coding
     check_whole("fine_tune_epochs", epochs, 0)
     job.check(data, validation_data, epochs)
@@ -190,7 +199,10 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
     named = getattr(job, "steps", None)
     by_file = job_by_file(low_memory, model_or_path, output, named, asks)
     if by_file is not None:
-        return compress_file(by_file, coding, custom_objects)
+        may_be_held = low_memory is None and is_preset(by_file.path)
+        write = compress_preset if is_preset(by_file.path) else compress_file
+        with suppress(*[WantsMemoryError] * may_be_held):
+            return write(by_file, coding, custom_objects)
     fit = {} if data is None else fit_arguments(data, batch_size)
     if epochs and is_array_data(data) and fit.get("y") is None:
         raise DataError("Fine-tuning needs labels: give data=(x, y).")

@@ -36,16 +36,12 @@ from kerasmem.errors import ConfigError, OutputError
 from kerasmem.files.archive import is_weights_alone, opened_weights, stored_bytes
 from kerasmem.files.atomic import replacing
 from kerasmem.files.datasets import datasets
+from kerasmem.files.described import can_be_described, described_model
 from kerasmem.files.entries import InFile, Readable
-from kerasmem.files.load import (
-    can_be_described,
-    check_model_file,
-    described_model,
-    load_model,
-    made_whole,
-)
+from kerasmem.files.load import check_model_file, load_model, made_whole
 from kerasmem.files.memory_map import is_mappable
 from kerasmem.files.plain import check_has_model, write_plain
+from kerasmem.files.preset import check_new_folder, is_preset, weights_of
 from kerasmem.files.save import check, is_saved_as_it_is
 from kerasmem.files.weights import Coding
 from kerasmem.files.write import write_model
@@ -85,9 +81,9 @@ class Job:
     """What is to be made of a file.
 
     Args:
-        path: the file.
+        path: the file, or the folder of a preset.
         steps: the techniques.
-        output: where to; ends in `.keras`.
+        output: where to; ends in `.keras`, or is a new folder for a preset.
     """
 
     path: Path
@@ -112,15 +108,13 @@ def job_by_file(
         asks: arguments that take a model in memory, those that are not given None.
 
     Raises:
-        ConfigError: if it should and cannot, or the output is no `.keras` file.
+        ConfigError: if it should and cannot.
     """
     if low_memory not in (None, True, False):
         raise ConfigError(
             "low_memory is True, False or None for what suits. Received: "
             f"low_memory={low_memory!r}."
         )
-    if output is not None:
-        check_output(Path(output), ".keras")
     if low_memory is False or (low_memory is None and output is None):
         return None
     reason = _why_not(model_or_path, output, steps, asks)
@@ -129,9 +123,37 @@ def job_by_file(
             f"With low_memory=True no model is held in memory, and {reason}. Next: "
             "leave low_memory out (--low-memory on the command line)."
         )
-    if reason is not None or not (low_memory or _is_large(Path(model_or_path))):
+    if reason is not None:
+        return None
+    if not (low_memory or is_preset(model_or_path) or _is_large(Path(model_or_path))):
         return None
     return Job(Path(model_or_path), tuple(steps or ()), Path(output or "").absolute())
+
+
+def check_written(model_or_path: Any, output: Any, coding: Coding | None) -> None:
+    """Raise unless a compressed model can be written at `output`.
+
+    Args:
+        model_or_path: what is compressed.
+        output: where to; None for nowhere.
+        coding: the one that the caller asks for.
+
+    Raises:
+        ConfigError: if it is no `.keras` file, nor of a preset a new folder; or if
+            KerasHub cannot read the coding.
+    """
+    if output is None:
+        return
+    if not is_preset(model_or_path) or Path(output).suffix == ".keras":
+        check_output(Path(output), ".keras")
+        return
+    check_new_folder(Path(output))
+    if coding == "entropy":
+        raise ConfigError(
+            "The weights of a preset are read by KerasHub, which knows of no coding by "
+            "entropy. Next: coding='deflate' (--coding deflate). Received: "
+            f"coding={coding!r}."
+        )
 
 
 def _why_not(
@@ -155,7 +177,14 @@ def _why_not(
         reason = "it takes the whole model" if row is None else row.why_not(step)
         if reason is not None:
             return f"the step {step.name!r} cannot go piece by piece: {reason}"
-    path = Path(path)
+    return _why_not_of(Path(path), Path(output))
+
+
+def _why_not_of(path: Path, output: Path) -> str | None:
+    if is_preset(path):
+        if output.suffix == ".keras":
+            return "a preset becomes a preset: give a new folder as the output"
+        path = weights_of(path)
     is_described = is_weights_alone(path) or can_be_described(path)
     if path.exists() and not is_described:
         return f"{str(path)!r} is no .keras file of Keras 3"
@@ -226,19 +255,23 @@ def compress_file(
     return FileResult(job.output, name, report, tuple(changes), coding, custom_objects)
 
 
+class WantsMemoryError(ConfigError):
+    """A model whose weights have to be in memory, which its layers tell."""
+
+
 def _check_layers(model: Any) -> None:
     """Raise if the values of a weight are needed to write a file of it."""
     odd = [layer for layer in sublayers(model) if not is_saved_as_it_is(layer)]
     if type(model).save is not keras.Model.save:
         odd = [model]
     if odd:
-        raise ConfigError(
+        raise WantsMemoryError(
             f"The layer {odd[0].name!r} of class {type(odd[0]).__name__} saves its "
             "weights in a way of its own, for which they have to be in memory. Next: "
             "low_memory=False (no --low-memory on the command line)."
         )
     if is_aware(model):
-        raise ConfigError(
+        raise WantsMemoryError(
             "Scales that were learned are read from a model in memory. Next: "
             "low_memory=False (no --low-memory on the command line)."
         )

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from kerasmem.compression.hub_preset_files import is_of_hub, save_preset
 from kerasmem.compression.measure import Timing
 from kerasmem.compression.written import WrittenFile
 from kerasmem.files.save import Coding, save_model
@@ -112,7 +113,7 @@ class CompressionResult:
         return self.model.name
 
     def save(self, path: str | Path) -> None:
-        """Write the model as a smaller `.keras` file, whole or not at all.
+        """Write the model as a smaller `.keras` file, or preset, whole or not at all.
 
         A pruned model opens in stock `keras.models.load_model`; one with int8 weights,
         or one coded by its entropy, does after `import kerasmem`.
@@ -121,14 +122,18 @@ class CompressionResult:
         changed since, one of the model as it is now.
 
         Args:
-            path: where to; ends in `.keras`. A file that is there is replaced.
+            path: where to; ends in `.keras`. A file that is there is replaced. Of a
+                model of KerasHub it may be a new folder: a preset.
 
         Raises:
-            ConfigError: if `path` does not end in `.keras`.
+            ConfigError: if `path` is neither.
             OutputError: if the file cannot be written.
         """
         path = Path(path)
         file = self._file
+        if path.suffix != ".keras" and is_of_hub(self.model):
+            save_preset(self.model, path, self.coding)
+            return
         if path.suffix == ".keras" and file is not None and file.is_of(self.model):
             file.copy_to(path)
         else:

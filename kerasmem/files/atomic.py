@@ -64,6 +64,37 @@ def replacing(path: str | Path, *, follow_link: bool = True) -> Iterator[Path]:
         ) from error
 
 
+@contextmanager
+def new_folder(path: str | Path) -> Iterator[Path]:
+    """Give a temporary folder beside `path` that gets its name at the end.
+
+    On any exception it is gone, and nothing is at `path`.
+
+    Args:
+        path: where there is nothing, or an empty folder.
+
+    Raises:
+        OutputError: if the folder cannot be written, such as on a full disk.
+    """
+    target = _target(Path(path), follow_link=False)
+    try:
+        with held_folder(target.parent) as room:
+            temporary = room / target.name
+            temporary.mkdir()
+            yield temporary
+            for file in temporary.rglob("*"):
+                if file.is_file():
+                    _flush(file)
+            if target.is_dir():
+                target.rmdir()
+            temporary.rename(target)
+    except OSError as error:
+        reason = str(error.strerror or error).rstrip(".")
+        raise OutputError(
+            f"Could not write {str(path)!r}: {reason}. Nothing was written."
+        ) from error
+
+
 def _target(path: Path, *, follow_link: bool) -> Path:
     try:
         return path.resolve() if follow_link else path.parent.resolve() / path.name

@@ -22,6 +22,7 @@ from kerasmem.files.archive import (
     stored_bytes,
 )
 from kerasmem.files.datasets import Dataset, datasets, form_of
+from kerasmem.files.preset import is_preset, weight_files
 from kerasmem.records import FileContents, StoredTensor
 
 _PIECE = 1 << 12
@@ -89,14 +90,14 @@ def inspect_file(path: str | Path) -> FileContents:
     """Return what every weight in a file takes of it, and what all else takes.
 
     Args:
-        path: a `.keras` or `.h5` file, a `.weights.json` file with its shards, or the
-            folder of a SavedModel: what each of its files takes.
+        path: a `.keras` or `.h5` file, a `.weights.json` file with its shards, a preset
+            of KerasHub, or the folder of a SavedModel: what each of its files takes.
 
     Raises:
         ModelFileError: if it is damaged, or no such file.
     """
     path = Path(path)
-    if path.is_dir():
+    if path.is_dir() and not is_preset(path):
         return _files(path)
     try:
         return _inspected(path)
@@ -105,6 +106,8 @@ def inspect_file(path: str | Path) -> FileContents:
 
 
 def _inspected(path: Path) -> FileContents:
+    if is_preset(path):
+        return _of_preset(path)
     if is_weights_alone(path):
         tensors = []
         for shard in shards_of(path):
@@ -127,6 +130,17 @@ def _inspected(path: Path) -> FileContents:
         tensors = () if weights is None else _archived(path, members, weights)
     sizes["archive"] = path.stat().st_size - sum(sizes.values())
     return _contents(path, tensors, sizes)
+
+
+def _of_preset(folder: Path) -> FileContents:
+    files, tensors = weight_files(folder), []
+    for file in files:
+        if file.suffix == ".h5":
+            with h5py.File(file, "r") as weights:
+                tensors += _tensors(weights, lambda byte: byte, "stored")
+    sizes = dict(_files(folder).other)
+    of_weights = [sizes.pop(str(file.relative_to(folder))) for file in files]
+    return _contents(folder, tuple(tensors), {**sizes, WEIGHTS: sum(of_weights)})
 
 
 def _files(folder: Path) -> FileContents:

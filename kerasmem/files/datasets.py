@@ -277,7 +277,8 @@ class _Budget:
 
 def _entries(path: Path) -> int:
     if path.is_dir():
-        return stored_bytes(path)
+        files = [*path.glob("*.weights.h5")]  # of a preset, and its shards
+        return sum(map(_entries, files)) if files else stored_bytes(path)
     if h5py.is_hdf5(path):
         with h5py.File(path, "r") as weights:
             return _count(weights)

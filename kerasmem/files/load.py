@@ -5,14 +5,13 @@ import tempfile
 import warnings
 import zipfile
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import h5py
 import keras
 
-from kerasmem.backends import current
 from kerasmem.errors import (
     KerasMemError,
     KerasMemWarning,
@@ -28,6 +27,7 @@ from kerasmem.files.datasets import bounded_weights, check_declared, check_heaps
 from kerasmem.files.keras_2 import is_legacy
 from kerasmem.files.memory_map import MappedWeights
 from kerasmem.files.plain import write_plain
+from kerasmem.files.preset import TASK, is_preset, load_task, weight_files, weights_of
 
 _MOST_LETTERS = 400
 
@@ -39,7 +39,10 @@ def load_model(
     compile: bool = True,  # noqa: A002 - as in Keras
     memory_map: bool = False,
 ) -> Any:
-    """Load the model in a `.keras` or `.h5` file, or in the folder of a SavedModel.
+    """Load the model in a `.keras` or `.h5` file, a SavedModel or a preset of KerasHub.
+
+    Of a preset, the folder that `save_to_preset` wrote, it is the task with its
+    tokenizer, or the backbone where there is no task; both as they were saved.
 
     It also loads the model of weights in a `.weights.h5` file, or in the shards of a
     `.weights.json` file, which a `config.json` beside them tells of, as in an unzipped
@@ -78,9 +81,10 @@ def load_model(
         10
     """
     path = Path(path)
-    if is_weights_alone(path) and not memory_map:
-        with made_whole(path, Path(tempfile.gettempdir())) as whole:
-            return load_model(whole, custom_objects, compile=compile)
+    if not memory_map:
+        model = _of_parts(path, custom_objects, compile=compile)
+        if model is not None:
+            return model
     check_model_file(path, memory_map=memory_map)
     if is_legacy(path):
         if memory_map:
@@ -104,6 +108,25 @@ def load_model(
     if mapped is not None:
         save_beside(model, mapped.file)
     return model
+
+
+def _of_parts(
+    path: Path,
+    custom_objects: dict[str, Any] | None,
+    *,
+    compile: bool,  # noqa: A002 - as in Keras
+) -> Any | None:
+    """Return the model of a preset, or of weights alone; None of any other file."""
+    if is_preset(path):
+        weight_files(path)
+        if (path / TASK).is_file():
+            with loading(path), bounded_weights(path):
+                return load_task(path, custom_objects or {}, compiled=compile)
+        path = weights_of(path)
+    if not is_weights_alone(path):
+        return None
+    with made_whole(path, Path(tempfile.gettempdir())) as whole:
+        return load_model(whole, custom_objects, compile=compile)
 
 
 @contextmanager
@@ -250,7 +273,8 @@ def _check_folder(path: Path) -> None:
     if not (path / "saved_model.pb").exists():
         raise ModelFileError(
             f"{str(path)!r} is a folder. Expected a model file, .keras or .h5, or "
-            "the folder of a SavedModel."
+            "the folder of a SavedModel, or of a preset of KerasHub with its "
+            "config.json."
         )
 
 
@@ -312,75 +336,3 @@ def _is_it(path: Any, file: os.stat_result) -> bool:
     if not (isinstance(path, str | os.PathLike) and Path(path).exists()):
         return False
     return os.path.samestat(Path(path).stat(), file)
-
-
-@contextmanager
-def described_model(
-    path: str | Path,
-    custom_objects: dict[str, Any] | None = None,
-    *,
-    compile: bool = True,  # noqa: A002 - as in Keras
-) -> Iterator[Any]:
-    """Give the model in a file to look at, not to run, within the scope.
-
-    Its weights stay in the file where that is a `.keras` file of Keras 3. Any other,
-    and one whose layers want their values while they are loaded, is loaded whole.
-
-    Args:
-        path: as for `load_model`.
-        custom_objects: the user's own layers and functions by name.
-        compile: False to leave loss, metrics and optimizer out.
-
-    Raises:
-        ModelFileError: as by `load_model`.
-    """
-    path = Path(path)
-    if is_weights_alone(path):
-        with (
-            made_whole(path, Path(tempfile.gettempdir())) as whole,
-            described_model(whole, custom_objects, compile=compile) as model,
-        ):
-            yield model
-        return
-    if not can_be_described(path):
-        yield load_model(path, custom_objects, compile=compile)
-        return
-    with ExitStack() as scope:
-        model = _described(path, custom_objects or {}, scope, compile=compile)
-        if model is None:  # a layer wants its weights, or something is wrong with it
-            model = load_model(path, custom_objects, compile=compile)
-        yield model
-
-
-def _described(
-    path: Path,
-    custom_objects: dict[str, Any],
-    scope: ExitStack,
-    *,
-    compile: bool,  # noqa: A002 - as in Keras
-) -> Any | None:
-    try:
-        with ExitStack() as trial:
-            mapped = MappedWeights(path, described=True)
-            file, objects = trial.enter_context(mapped.skeleton())
-            known = {**objects, **custom_objects}
-            with loading(path):
-                model, why = model_of(path, file, known, compile=compile)
-            scope.push(trial.pop_all())
-    except ModelFileError:
-        return None
-    if why is not None:
-        say_without_loss(path, why)
-    return model
-
-
-def can_be_described(path: Path) -> bool:
-    """Return whether there may be a model in a file that needs no value of a weight.
-
-    Raises:
-        ModelFileError: if the file is damaged.
-    """
-    if path.suffix != ".keras" or not path.is_file() or not zipfile.is_zipfile(path):
-        return False
-    check_model_file(path, memory_map=True)
-    return not is_legacy(path) and current().lazy_values().why_not() is None

@@ -25,6 +25,7 @@ from kerasmem.files.archive import (
     shards_of,
 )
 from kerasmem.files.datasets import arrays_in
+from kerasmem.files.preset import is_preset, weights_of
 from kerasmem.graph.clone import fresh_optimizer
 
 _GROUPS = ("optimizer", "optimizer_weights")  # in a .keras file and in an .h5 file
@@ -56,14 +57,15 @@ def optimizer_state(path: str | Path) -> OptimizerState | None:
     Raises:
         ModelFileError: if it is damaged.
     """
-    if Path(path).is_dir():
+    path = weights_of(Path(path)) if is_preset(path) else Path(path)
+    if path.is_dir():
         return None
     try:
-        if h5py.is_hdf5(path) or is_weights_alone(Path(path)):
+        if h5py.is_hdf5(path) or is_weights_alone(path):
             with ExitStack() as scope:
-                shards = (h5py.File(each, "r") for each in shards_of(Path(path)))
+                shards = (h5py.File(each, "r") for each in shards_of(path))
                 return _count([scope.enter_context(each) for each in shards])
-        with opened_weights(Path(path)) as file:
+        with opened_weights(path) as file:
             return None if file is None else _count([file])
     except DAMAGED as error:
         raise ModelFileError(f"{str(path)!r} is damaged: {error}") from error

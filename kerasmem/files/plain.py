@@ -28,6 +28,7 @@ from kerasmem.files.archive import (
 )
 from kerasmem.files.coded_model import CONFIG, is_coded
 from kerasmem.files.datasets import check_declared, check_heaps, datasets
+from kerasmem.files.preset import backbone_config
 from kerasmem.files.weights import WeightsFile
 from kerasmem.records.plain import MOST_BYTES, read_json
 from kerasmem.records.regular import read_regular
@@ -107,6 +108,9 @@ def write_plain(path: Path, target: Path) -> None:
     opened = _parts_of_weights if is_weights_alone(path) else _parts_of_archive
     with opened(path) as parts, zipfile.ZipFile(target, "w") as made:
         config = _config(path, parts.members)
+        backbone = backbone_config(config)
+        if backbone is not config:
+            parts.members[CONFIG] = json.dumps(backbone).encode()
         coded = is_coded(config)
         if coded:
             inner, compiled = config["config"]["model"], config.get("compile_config")

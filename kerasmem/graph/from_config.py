@@ -41,12 +41,7 @@ def made_of_config(model: Any) -> Any | None:
     """
     layers = sublayers(model)
     kinds = list(map(type, layers))
-    has_codes = any(
-        getattr(layer, "lora_enabled", False)
-        or getattr(layer, "quantization_mode", None) is not None
-        for layer in layers
-    )
-    if has_codes or not all(map(_is_plain, set(kinds))):
+    if any(map(_has_more, layers)) or not all(map(_is_plain, set(kinds))):
         return None
     with without_first_values():
         copy = _of_config(kinds[0], model.get_config)
@@ -86,6 +81,18 @@ def _of_config(cls: Any, get_config: Callable[[], dict[str, Any]]) -> Any | None
             return cls.from_config(json.loads(json.dumps(get_config())))
     except (TypeError, ValueError, NotImplementedError, Warning):
         return None  # what a file tells of it is the better error
+
+
+def _has_more(layer: Any) -> bool:
+    """Return whether a layer has codes, LoRA, or a preprocessor with its tokenizer.
+
+    On torch KerasHub's tasks do not track the last.
+    """
+    return bool(
+        getattr(layer, "lora_enabled", False)
+        or getattr(layer, "quantization_mode", None) is not None
+        or getattr(layer, "preprocessor", None) is not None
+    )
 
 
 def _is_plain(cls: Any) -> bool:

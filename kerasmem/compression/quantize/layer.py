@@ -14,7 +14,7 @@ import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import keras
@@ -282,6 +282,34 @@ def _exchange(
                     # As an attribute as well: so a `tf.train.Checkpoint` finds it.
                     setattr(owner, f"_{variable.name}", variable)
     return [layer for layer, _ in holders]
+
+
+@contextmanager
+def part_as_block(block: Any, part: Any) -> Iterator[None]:
+    """Let a model within a quantized one be saved by itself, while the scope is open.
+
+    Args:
+        block: a model; where it is no `QuantizedBlock`, nothing is done.
+        part: one of its `sublayers`, such as the backbone of a task.
+    """
+    if part is block or not isinstance(block, QuantizedBlock):
+        yield
+        return
+    layers, inside = sublayers(block), {id(v): n for n, v in enumerate(sublayers(part))}
+    places = [
+        replace(place, layer=inside[id(layers[place.layer])])
+        for place in block._places
+        if id(layers[place.layer]) in inside
+    ]
+    cls, before = type(part), {*vars(part)}
+    if places:
+        to_quantized(part, sorted(places, key=lambda place: place.layer))
+    try:
+        yield
+    finally:
+        _set(part, "__class__", cls)
+        for name in {*vars(part)} - before:
+            object.__delattr__(part, name)
 
 
 def _lora(layer: Any) -> dict[str, Any]:

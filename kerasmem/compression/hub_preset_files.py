@@ -1,0 +1,101 @@
+"""The files of a preset of KerasHub, written for a compressed backbone."""
+
+import json
+import shutil
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from kerasmem.compression.quantize.dequantize import dequantize
+from kerasmem.compression.quantize.layer import QuantizedBlock, part_as_block
+from kerasmem.compression.quantize.variable import StandIn
+from kerasmem.files.archive import WEIGHTS as MEMBER
+from kerasmem.files.atomic import new_folder
+from kerasmem.files.preset import (
+    CONFIG,
+    TASK,
+    TASK_WEIGHTS,
+    WEIGHTS,
+    check_new_folder,
+    weight_files,
+    write_configs,
+)
+from kerasmem.files.save import Coding, save_model
+from kerasmem.graph.layers import sublayers
+
+
+def is_of_hub(model: Any) -> bool:
+    """Return whether a model is a task or a backbone of KerasHub."""
+    return any(cls.__module__.startswith("keras_hub.") for cls in type(model).__mro__)
+
+
+def save_preset(model: Any, path: Path, coding: Coding) -> None:
+    """Write a task or a backbone as a preset, whole or not at all.
+
+    The backbone has its weights in fewer bits as it is; what a task has besides has the
+    floats that its codes stand for, because KerasHub makes these layers itself.
+
+    Args:
+        model: it, compressed or not.
+        path: a new folder.
+        coding: how the weights are written, as for `km.save_model`.
+
+    Raises:
+        ConfigError: if there is something at `path`.
+        OutputError: if the folder cannot be written.
+    """
+    check_new_folder(path)
+    backbone = getattr(model, "backbone", None) or model
+    with new_folder(path) as folder:
+        model.save_to_preset(str(folder))
+        for file in weight_files(folder):
+            if file.name != TASK_WEIGHTS:
+                file.unlink()
+        whole = folder.with_name("backbone.keras")
+        with part_as_block(model, backbone):
+            save_model(backbone, whole, coding=readable(coding))
+        if (folder / TASK_WEIGHTS).is_file() and _has_codes_beside(model, backbone):
+            dequantize(model).save_task_weights(str(folder / TASK_WEIGHTS))
+        configs = {CONFIG: {}}
+        if backbone is not model:
+            configs[TASK] = _float_form(model)
+        unpack(whole, folder, configs)
+
+
+def readable(coding: Coding) -> Coding:
+    """Return the coding of a preset's weights: KerasHub cannot undo one by entropy."""
+    return "deflate" if coding == "entropy" else coding
+
+
+def unpack(whole: Path, folder: Path, configs: Mapping[str, Any]) -> None:
+    """Put a backbone into a preset.
+
+    Args:
+        whole: its `.keras` file, which is removed.
+        folder: the preset.
+        configs: of the float preset, by the names of their files.
+    """
+    with zipfile.ZipFile(whole) as archive:
+        form = json.loads(archive.read(CONFIG))
+        with archive.open(MEMBER) as source, (folder / WEIGHTS).open("wb") as target:
+            shutil.copyfileobj(source, target, 1 << 20)
+    whole.unlink()
+    write_configs(folder, configs, form)
+
+
+def _float_form(model: Any) -> dict[str, Any]:
+    form = keras.saving.serialize_keras_object(model)
+    if isinstance(model, QuantizedBlock):
+        form = form["config"]["layer"]
+    for key in ("build_config", "compile_config"):
+        form.pop(key, None)
+    return form
+
+
+def _has_codes_beside(model: Any, backbone: Any) -> bool:
+    inside = set(map(id, sublayers(backbone)))
+    layers = (layer for layer in sublayers(model) if id(layer) not in inside)
+    return any(isinstance(v, StandIn) for layer in layers for v in vars(layer).values())
