@@ -81,6 +81,13 @@ _FAR_WORSE = 0.02
         "model is large against the memory there is, for --prune, --quantize to "
         "all but int8-static, and clustering, without data",
     ),
+    option(
+        "--format",
+        choices=("kerasmem", "keras"),
+        default="kerasmem",
+        help="keras for int8 weights of Dense, EinsumDense and Embedding as stored by "
+        "Keras, which opens without kerasmem",
+    ),
     option("--report", type=Path, metavar="FILE.html", help="write a page of it too"),
     IMPORT,
 )
@@ -108,7 +115,7 @@ def compress(options: Namespace) -> Outcome:
         _ = result.report  # read once, so that it is measured here
         if not by_file:  # there it is already
             show("saving")
-            result.save(options.output)
+            result.save(options.output, format=options.format)
     _say_if_untrained(job, result.report)
     return _outcome(options, result)
 
@@ -165,6 +172,7 @@ def _goes_by_file(options: Namespace, job: Job) -> bool:
         "--data": options.data,
         "--fine-tune-epochs": options.fine_tune_epochs or None,
         "--checkpoint-dir": options.checkpoint_dir,
+        "--format keras": None if options.format == "kerasmem" else True,
     }
     low_memory = options.low_memory or None
     given = (low_memory, options.model, options.output, steps, asks)
@@ -179,7 +187,7 @@ def _low_memory(options: Namespace) -> bool | None:
 
 
 def _check(options: Namespace) -> None:
-    from kerasmem.compression.file_to_file import check_written
+    from kerasmem.compression.hub_preset_files import check_written
 
     check_written(options.model, options.output, options.coding)
     if options.report:

@@ -17,11 +17,11 @@ from kerasmem.compression.chain import Chain, Outcome
 from kerasmem.compression.fields import check_whole
 from kerasmem.compression.file_to_file import (
     WantsMemoryError,
-    check_written,
     compress_file,
     job_by_file,
 )
 from kerasmem.compression.hub_preset import compress_preset
+from kerasmem.compression.hub_preset_files import check_written
 from kerasmem.compression.judge import chance_of, check_max_drop, far_worse
 from kerasmem.compression.measure import Timing, figures, file_bytes
 from kerasmem.compression.quantize.apply import warn_if_left_float

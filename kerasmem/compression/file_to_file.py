@@ -29,7 +29,7 @@ from kerasmem.compression.quantize import in_blocks as quantize
 from kerasmem.compression.quantize.apply import warn_if_left_float
 from kerasmem.compression.quantize.aware.learned import is_aware
 from kerasmem.compression.quantize.schemes import quantize_described
-from kerasmem.compression.result import CompressionResult
+from kerasmem.compression.result import FORMATS, CompressionResult
 from kerasmem.compression.technique import Technique
 from kerasmem.compression.working import LazyChanges, Streams
 from kerasmem.errors import ConfigError, OutputError
@@ -41,7 +41,7 @@ from kerasmem.files.entries import InFile, Readable
 from kerasmem.files.load import check_model_file, load_model, made_whole
 from kerasmem.files.memory_map import is_mappable
 from kerasmem.files.plain import check_has_model, write_plain
-from kerasmem.files.preset import check_new_folder, is_preset, weights_of
+from kerasmem.files.preset import is_preset, weights_of
 from kerasmem.files.save import check, is_saved_as_it_is
 from kerasmem.files.weights import Coding
 from kerasmem.files.write import write_model
@@ -49,7 +49,6 @@ from kerasmem.graph.clone import compile_as
 from kerasmem.graph.layers import sublayers
 from kerasmem.graph.values import nbytes, nonzero, parameters
 from kerasmem.records import CompressionReport, ModelFigures, WeightChange
-from kerasmem.records.regular import check_output
 from kerasmem.stages import OPENING, stage
 
 _SHARE = 1 / 6
@@ -128,32 +127,6 @@ def job_by_file(
     if not (low_memory or is_preset(model_or_path) or _is_large(Path(model_or_path))):
         return None
     return Job(Path(model_or_path), tuple(steps or ()), Path(output or "").absolute())
-
-
-def check_written(model_or_path: Any, output: Any, coding: Coding | None) -> None:
-    """Raise unless a compressed model can be written at `output`.
-
-    Args:
-        model_or_path: what is compressed.
-        output: where to; None for nowhere.
-        coding: the one that the caller asks for.
-
-    Raises:
-        ConfigError: if it is no `.keras` file, nor of a preset a new folder; or if
-            KerasHub cannot read the coding.
-    """
-    if output is None:
-        return
-    if not is_preset(model_or_path) or Path(output).suffix == ".keras":
-        check_output(Path(output), ".keras")
-        return
-    check_new_folder(Path(output))
-    if coding == "entropy":
-        raise ConfigError(
-            "The weights of a preset are read by KerasHub, which knows of no coding by "
-            "entropy. Next: coding='deflate' (--coding deflate). Received: "
-            f"coding={coding!r}."
-        )
 
 
 def _why_not(
@@ -383,16 +356,24 @@ class FileResult(CompressionResult):
                 "was written again, moved or removed. Next: compress once more."
             )
 
-    def save(self, path: str | Path) -> None:
+    def _is_opened(self, format: str) -> bool:  # noqa: A002
+        """Return whether there is a model, or has to be."""
+        return "model" in vars(self) or format != FORMATS[0]
+
+    def save(self, path: str | Path, *, format: str = "kerasmem") -> None:  # noqa: A002
         """Write the model as a file: a copy of that which was written.
+
+        Args:
+            path: where to, as for any result.
+            format: as for any result; `"keras"` opens the model.
 
         Raises:
             ConfigError: if `path` does not end in `.keras`.
             OutputError: if the file cannot be written, or the result's own file is no
                 longer there.
         """
-        if "model" in vars(self) or Path(path).suffix != ".keras":
-            super().save(path)
+        if self._is_opened(format) or Path(path).suffix != ".keras":
+            super().save(path, format=format)
             return
         self._check_output()
         if Path(path).exists() and self._output.samefile(path):

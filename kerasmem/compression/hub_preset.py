@@ -80,8 +80,12 @@ class PresetResult(FileResult):
         self._check_output()
         return load_model(self._output, self._custom_objects)
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | Path, *, format: str = "kerasmem") -> None:  # noqa: A002
         """Write the preset anew: a copy of that which was written.
+
+        Args:
+            path: a new folder, or a `.keras` file of the task.
+            format: as for any result.
 
         Raises:
             ConfigError: if there is something at `path`.
@@ -89,9 +93,9 @@ class PresetResult(FileResult):
                 longer there.
         """
         path = Path(path)
-        if "model" in vars(self) or path.suffix == ".keras":
+        if self._is_opened(format) or path.suffix == ".keras":
             _ = self.model
-            super().save(path)
+            super().save(path, format=format)
             return
         self._check_output()
         if path.exists() and self._output.samefile(path):

@@ -12,6 +12,7 @@ import keras
 from kerasmem.compression.quantize.dequantize import dequantize
 from kerasmem.compression.quantize.layer import QuantizedBlock, part_as_block
 from kerasmem.compression.quantize.variable import StandIn
+from kerasmem.errors import ConfigError
 from kerasmem.files.archive import WEIGHTS as MEMBER
 from kerasmem.files.atomic import new_folder
 from kerasmem.files.preset import (
@@ -20,11 +21,13 @@ from kerasmem.files.preset import (
     TASK_WEIGHTS,
     WEIGHTS,
     check_new_folder,
+    is_preset,
     weight_files,
     write_configs,
 )
 from kerasmem.files.save import Coding, save_model
 from kerasmem.graph.layers import sublayers
+from kerasmem.records.regular import check_output
 
 
 def is_of_hub(model: Any) -> bool:
@@ -63,6 +66,32 @@ def save_preset(model: Any, path: Path, coding: Coding) -> None:
         if backbone is not model:
             configs[TASK] = _float_form(model)
         unpack(whole, folder, configs)
+
+
+def check_written(model_or_path: Any, output: Any, coding: Coding | None) -> None:
+    """Raise unless a compressed model can be written at `output`.
+
+    Args:
+        model_or_path: what is compressed.
+        output: where to; None for nowhere.
+        coding: the one that the caller asks for.
+
+    Raises:
+        ConfigError: if it is no `.keras` file, nor of a preset a new folder; or if
+            KerasHub cannot read the coding.
+    """
+    if output is None:
+        return
+    if not is_preset(model_or_path) or Path(output).suffix == ".keras":
+        check_output(Path(output), ".keras")
+        return
+    check_new_folder(Path(output))
+    if coding == "entropy":
+        raise ConfigError(
+            "The weights of a preset are read by KerasHub, which knows of no coding by "
+            "entropy. Next: coding='deflate' (--coding deflate). Received: "
+            f"coding={coding!r}."
+        )
 
 
 def readable(coding: Coding) -> Coding:

@@ -6,7 +6,9 @@ from typing import Any
 
 from kerasmem.compression.hub_preset_files import is_of_hub, save_preset
 from kerasmem.compression.measure import Timing
+from kerasmem.compression.quantize.keras_form import keras_int8
 from kerasmem.compression.written import WrittenFile
+from kerasmem.errors import ConfigError
 from kerasmem.files.save import Coding, save_model
 from kerasmem.records import CompressionReport, ExportReport, WeightChange
 from kerasmem.stages import stage
@@ -14,6 +16,15 @@ from kerasmem.units import format_bytes
 
 SAMPLES = 4
 """Most that `export` compares the file and its model on."""
+
+
+FORMATS = ("kerasmem", "keras")
+
+
+def check_format(name: Any) -> None:
+    """Raise `ConfigError` if there is no such format."""
+    if name not in FORMATS:
+        raise ConfigError(f"format is one of {FORMATS}. Received: format={name!r}.")
 
 
 class CompressionResult:
@@ -112,7 +123,7 @@ class CompressionResult:
     def _name(self) -> str:
         return self.model.name
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | Path, *, format: str = "kerasmem") -> None:  # noqa: A002
         """Write the model as a smaller `.keras` file, or preset, whole or not at all.
 
         A pruned model opens in stock `keras.models.load_model`; one with int8 weights,
@@ -124,12 +135,18 @@ class CompressionResult:
         Args:
             path: where to; ends in `.keras`. A file that is there is replaced. Of a
                 model of KerasHub it may be a new folder: a preset.
+            format: `"keras"` for int8 weights in Keras's own form, which opens without
+                kerasmem: of Dense, EinsumDense and Embedding, by their channels.
 
         Raises:
-            ConfigError: if `path` is neither.
+            ConfigError: if `path` is neither, or Keras has no form for a weight.
             OutputError: if the file cannot be written.
         """
         path = Path(path)
+        check_format(format)
+        if format == "keras":
+            save_model(keras_int8(self.model), path, coding=self.coding)
+            return
         file = self._file
         if path.suffix != ".keras" and is_of_hub(self.model):
             save_preset(self.model, path, self.coding)

@@ -1,0 +1,120 @@
+"""A model in int8 in Keras's own form, which opens without kerasmem.
+
+Keras has that form for Dense, EinsumDense and Embedding. It divides by a scale where
+kerasmem multiplies: its scales are the reciprocals of ours, and the codes are the same.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+
+from kerasmem.compression.quantize.coding import Coding
+from kerasmem.compression.quantize.dequantize import dequantize
+from kerasmem.compression.quantize.variable import QuantizedVariable, StandIn
+from kerasmem.errors import ConfigError
+from kerasmem.graph.clone import live_objects
+from kerasmem.graph.layers import sublayers
+from kerasmem.graph.values import to_numpy
+
+_LAYERS = (keras.layers.Dense, keras.layers.EinsumDense, keras.layers.Embedding)
+_MODE = "int8"
+
+
+def keras_int8(model: Any) -> Any:
+    """Return a model of Keras's own layers with the same codes in int8.
+
+    Its activations are not rounded.
+
+    Args:
+        model: one whose weights `km.Quantize("int8")` stored; it is not touched.
+
+    Raises:
+        ConfigError: if a weight has codes that Keras has no form for, or Keras would
+            not save the form.
+        ModelError: if the model has no weights in fewer bits.
+
+    Example:
+        >>> import kerasmem as km
+        >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+        >>> small = km.compress(model, km.Quantize("int8")).model
+        >>> keras_int8(small).layers[-1].quantization_mode
+        'int8'
+    """
+    made = dequantize(model)
+    pairs = zip(sublayers(model), sublayers(made), strict=True)
+    for old, new in pairs:
+        for stand_in in _stand_ins(old):
+            _check(old, new, stand_in)
+            _become_int8(new, stand_in)
+    _check_saved(made)
+    return made
+
+
+def _stand_ins(layer: Any) -> Iterator[StandIn]:
+    yield from (value for value in vars(layer).values() if isinstance(value, StandIn))
+
+
+def _check(old: Any, new: Any, stand_in: StandIn) -> None:
+    coding = stand_in.coding
+    is_int8 = coding == Coding(_MODE, coding.axes, group_size=coding.group_size)
+    if not isinstance(stand_in, QuantizedVariable) or stand_in.dynamic or not is_int8:
+        raise ConfigError(
+            "Keras's own form is that of symmetric int8 weights with a scale for each "
+            f"channel. Received: the layer {old.name!r} with {coding.dtype} in another "
+            "form. Next: km.Quantize('int8')."
+        )
+    if type(new) not in _LAYERS or coding.axes != _summed_axes(new):
+        raise ConfigError(
+            f"Keras has no form in int8 of the layer {new.name!r} of class "
+            f"{type(new).__name__}. Expected: Dense, EinsumDense, Embedding. Next: "
+            "leave it out, by km.Quantize('int8', exclude=...) (--quantize-exclude)."
+        )
+
+
+def _summed_axes(layer: Any) -> tuple[int, ...]:
+    """Return the axes of a kernel that share a scale in Keras's form."""
+    if isinstance(layer, keras.layers.EinsumDense):
+        # Nothing public tells how Keras reads the equation.
+        layer._set_quantization_info()
+        return tuple(sorted(layer._kernel_reduced_axes))
+    return (1,) if isinstance(layer, keras.layers.Embedding) else (0,)
+
+
+def _become_int8(layer: Any, stand_in: StandIn) -> None:
+    """Give a float layer Keras's form, with the codes of ours."""
+    codes, scales = map(to_numpy, stand_in.parts)
+    config = keras.quantizers.Int8QuantizationConfig(activation_quantizer=None)
+    layer.quantize(_MODE, config=config)
+    reciprocal = (1 / scales.astype(np.float64)).astype(np.float32)
+    if isinstance(layer, keras.layers.Embedding):
+        layer._embeddings.assign(codes)
+        layer.embeddings_scale.assign(reciprocal[:, 0])
+        return
+    if isinstance(layer, keras.layers.EinsumDense):
+        # As Keras lays scales out itself, for the output of the equation.
+        reciprocal = layer._adjust_scale_for_quant(reciprocal, "kernel")
+    layer._kernel.assign(codes)
+    layer.kernel_scale.assign(keras.ops.reshape(reciprocal, layer.kernel_scale.shape))
+
+
+def _check_saved(model: Any) -> None:
+    """Raise if a file of the model would be opened otherwise than it is.
+
+    Keras takes the form of a layer from its config: those inside of others, such as
+    attention, have none in a file.
+    """
+    with keras.saving.custom_object_scope(live_objects(model, compiled=False)):
+        opened = type(model).from_config(model.get_config())
+    for layer, other in zip(sublayers(model), sublayers(opened), strict=True):
+        if isinstance(layer, _LAYERS) and _form(layer) != _form(other):
+            raise ConfigError(
+                f"Keras does not save the form of the layer {layer.path!r}, which is "
+                "inside of another one. Next: leave it out, by km.Quantize('int8', "
+                "exclude=...) (--quantize-exclude)."
+            )
+
+
+def _form(layer: Any) -> tuple[str | None, bool]:
+    return layer.quantization_mode, layer.quantization_config is not None
