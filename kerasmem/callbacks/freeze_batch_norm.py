@@ -6,11 +6,11 @@ from typing import Any
 
 import keras
 
+from kerasmem.backends.patching import LayerCall, observing
 from kerasmem.callbacks.attachment import AttachedCallback
 from kerasmem.compression.quantize.static.calls import flatten
 from kerasmem.errors import ConfigError
 from kerasmem.graph.layers import own_graph, sublayers
-from kerasmem.graph.observe import LayerCall, observing
 
 
 class FreezeBatchNorm(AttachedCallback):

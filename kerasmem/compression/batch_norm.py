@@ -15,11 +15,12 @@ from typing import Any
 import keras
 import numpy as np
 
+from kerasmem.backends.patching import LayerCall
 from kerasmem.compression.account import account
 from kerasmem.errors import DataError, KerasMemWarning, ModelError, shortened
 from kerasmem.files.data import drawn_batches, input_batches
 from kerasmem.graph.layers import sublayers, weights
-from kerasmem.graph.observe import LayerCall, observe
+from kerasmem.graph.observe import observe
 from kerasmem.graph.values import not_finite, to_numpy
 from kerasmem.records import WeightChange
 

@@ -7,6 +7,7 @@ import keras
 import numpy as np
 
 from kerasmem.backends import current
+from kerasmem.backends.patching import See
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.files.data import (
     fit_arguments,
@@ -17,7 +18,7 @@ from kerasmem.files.data import (
     shared,
 )
 from kerasmem.graph.clone import clone, compile_settings
-from kerasmem.graph.observe import See, observe
+from kerasmem.graph.observe import observe
 
 _BATCH_SIZE, _BATCHES = 32, 100
 

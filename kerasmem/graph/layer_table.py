@@ -102,6 +102,7 @@ MaxPooling3D: spatial cheap estimate=max_pooling homogeneous moves
 AveragePooling[12]D: spatial linear integer=average_pooling estimate=average_pooling
     homogeneous
 AveragePooling3D: spatial linear estimate=average_pooling homogeneous
+AdaptiveAveragePooling[123]D: spatial linear estimate=average_pooling homogeneous
 ZeroPadding[12]D: spatial linear integer=padding homogeneous moves
 ZeroPadding3D Cropping[23]D UpSampling3D: spatial linear homogeneous moves
 Cropping1D UpSampling1D: spatial_last linear homogeneous moves
@@ -124,9 +125,8 @@ SpectralNormalization: - # divides by a norm of its whole kernel
 Wrapper RNN Layer: - # is what other layers are made of
 GRUCell LSTMCell SimpleRNNCell StackedRNNCells: - # is run, and known, by the RNN around
     it
+AdaptiveMaxPooling[123]D: - # gathers windows of unlike sizes
 ConvLSTM[123]D: - # a convolution whose gates have no labels yet
-AdaptiveAveragePooling[123]D AdaptiveMaxPooling[123]D: - # pools over windows of unlike
-    sizes
 Lambda TFSMLayer FlaxLayer JaxLayer TorchModuleWrapper: - # runs code that cannot be
     read
 AugMix AutoContrast CategoryEncoding CenterCrop

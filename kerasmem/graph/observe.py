@@ -6,9 +6,7 @@ from typing import Any
 import keras
 
 from kerasmem.backends import current
-from kerasmem.backends.patching import LayerCall, See, observing
-
-__all__ = ["LayerCall", "observe", "observing"]
+from kerasmem.backends.patching import See, observing
 
 
 def observe(

@@ -196,22 +196,15 @@ def narrow_weights(model: Any, dtype: str = "float32") -> Any:
 def _rewrite_config(path: Path, dtype: str) -> None:
     with zipfile.ZipFile(path) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
-    config = _narrowed(json.loads(members["config.json"]), dtype)
+
+    def narrowed(part: dict[str, Any]) -> dict[str, Any]:
+        is_policy = part.get("class_name") == "DTypePolicy"
+        if is_policy and part["config"].get("name") == "float64":
+            part["config"]["name"] = dtype
+        return part | ({"dtype": dtype} if part.get("dtype") == "float64" else {})
+
+    config = json.loads(members["config.json"], object_hook=narrowed)
     members["config.json"] = json.dumps(config).encode()
     with zipfile.ZipFile(path, "w") as archive:
         for name, content in members.items():
             archive.writestr(name, content)
-
-
-def _narrowed(config: Any, dtype: str) -> Any:
-    if isinstance(config, list):
-        return [_narrowed(item, dtype) for item in config]
-    if not isinstance(config, dict):
-        return config
-    narrowed = {key: _narrowed(value, dtype) for key, value in config.items()}
-    if config.get("dtype") == "float64":
-        narrowed["dtype"] = dtype
-    is_policy = config.get("class_name") == "DTypePolicy"
-    if is_policy and config["config"].get("name") == "float64":
-        narrowed["config"] = {**config["config"], "name": dtype}
-    return narrowed

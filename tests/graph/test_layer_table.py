@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+from functools import partial
 
 import keras
 import numpy as np
@@ -15,7 +16,7 @@ from kerasmem.graph import layer_table
 from kerasmem.graph.channels.walk import FAMILIES
 from kerasmem.graph.layer_table import LAYERS, entry_of, kind, register_layer
 from kerasmem.memory.compress_activations.plan import Role, role_of
-from tests.models import L
+from tests.models import L, chain
 
 EVERY = sorted(
     {
@@ -153,6 +154,26 @@ def test_a_layer_that_one_call_registers_is_estimated_and_rematerialized(registe
     before = model.evaluate(x, y, verbose=0)
     again.fit(x, y, epochs=1, verbose=0)
     assert again.evaluate(x, y, verbose=0) < before
+
+
+@pytest.mark.parametrize("layer", [partial(L.AdaptiveAveragePooling2D, 3)])
+def test_a_layer_of_keras_is_pruned_quantized_estimated_and_rematerialized(layer):
+    keras.utils.set_random_seed(3)
+    layers = L.Conv2D(8, 3, name="first"), layer(name="second")
+    model = chain((7, 7, 2), *layers, L.Conv2D(4, 2), L.Flatten(), L.Dense(3))
+    x = np.random.default_rng(0).normal(size=(64, 7, 7, 2)).astype("float32")
+    pruned = km.compress(model, km.PruneChannels(0.5)).model
+    assert pruned.get_layer("first").filters == 4
+    assert pruned.get_layer("second").output.shape[-1] == 4
+
+    integer = km.compress(model, km.Quantize("int8-static"), data=x).model
+    np.testing.assert_allclose(
+        integer.predict(x, verbose=0), model.predict(x, verbose=0), atol=0.1
+    )
+    estimate = km.estimate_memory(model, 64, optimizer="sgd", method="analytic")
+    assert "second" in {part.layer for part in estimate.parts}
+    again = km.rematerialize(model, segments=2)
+    np.testing.assert_allclose(again.predict(x), model.predict(x), atol=1e-6)
 
 
 @pytest.mark.one_backend

@@ -4,7 +4,8 @@ import keras
 import numpy as np
 import pytest
 
-from kerasmem.graph.observe import observe, observing
+from kerasmem.backends.patching import observing
+from kerasmem.graph.observe import observe
 from tests.models import L
 
 

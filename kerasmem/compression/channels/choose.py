@@ -13,6 +13,7 @@ from kerasmem.graph.channels import ChannelSubset, LabelledModel
 from kerasmem.graph.channels.cost import all_channels, multiplications, parameters
 from kerasmem.graph.channels.narrow import Narrow
 from kerasmem.graph.rebuild import Rebuild
+from kerasmem.stats.bisection import bisect
 
 CostShare = Callable[[ChannelSubset], float]
 """Returns the share of a cost that is left."""
@@ -124,26 +125,24 @@ def _fewest(
     ranking: Ranking, cost_share: CostShare, wanted: float, of: str
 ) -> ChannelSubset:
     """Return the most channels, by bisection, whose `cost_share` is `wanted`."""
-    halvings = _HALVINGS.get(of, _USUAL_HALVINGS)
-    low, high, best = 0.0, 1.0, None
-    for _ in range(halvings):
-        middle = (low + high) / 2
-        subset = ranking.select(middle)
-        if cost_share(subset) <= wanted:
-            high, best = middle, subset
-        else:
-            low = middle
-    if best is None:
-        best = ranking.select(1 - 2**-_USUAL_HALVINGS)
-        least = cost_share(best)
-        if least > wanted:
-            raise ModelError(
-                f"Removing as many channels as can go leaves {_percent(least)} of "
-                f"the {of}: channels of inputs and outputs stay, and what is next to "
-                f"them. Received: PruneChannels of {of}, of which {_percent(wanted)} "
-                "are to stay."
-            )
-    return best
+    share = bisect(
+        lambda share: cost_share(ranking.select(share)) <= wanted,
+        good=1.0,
+        bad=0.0,
+        halvings=_HALVINGS.get(of, _USUAL_HALVINGS),
+    )
+    if share < 1.0:
+        return ranking.select(share)
+    fewest = ranking.select(1 - 2**-_USUAL_HALVINGS)
+    least = cost_share(fewest)
+    if least > wanted:
+        raise ModelError(
+            f"Removing as many channels as can go leaves {_percent(least)} of "
+            f"the {of}: channels of inputs and outputs stay, and what is next to "
+            f"them. Received: PruneChannels of {of}, of which {_percent(wanted)} "
+            "are to stay."
+        )
+    return fewest
 
 
 def _percent(share: float) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from kerasmem.backends.patching import LayerCall
 from kerasmem.compression.channels import PruneChannels
 from kerasmem.compression.channels.ranking import distances, per_label
 from kerasmem.compression.evidence import observe_samples, sums_over_samples
@@ -13,7 +14,6 @@ from kerasmem.graph.channels import LabelledModel
 from kerasmem.graph.channels.call import LabelledCall
 from kerasmem.graph.channels.labels import CHANNEL, IN, OUT, Use, varying
 from kerasmem.graph.layers import own_graph, sublayers
-from kerasmem.graph.observe import LayerCall
 from kerasmem.graph.values import to_numpy
 
 Entries = Iterator[tuple[np.ndarray, np.ndarray]]

@@ -12,8 +12,8 @@ import keras
 from keras import ops
 
 from kerasmem import backends
+from kerasmem.backends.patching import LayerCall, observing
 from kerasmem.errors import ModelError
-from kerasmem.graph.observe import LayerCall, observing
 
 _REPEATING = (keras.layers.RNN, keras.layers.Wrapper)
 """What runs a layer in a loop: what that gives is no tensor outside of it."""

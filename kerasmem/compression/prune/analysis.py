@@ -23,6 +23,7 @@ from kerasmem.files.data import fit_arguments
 from kerasmem.graph.clone import clone
 from kerasmem.graph.values import to_numpy
 from kerasmem.records.plain import AnyNumber, read_json, record_from
+from kerasmem.stats.bisection import bisect
 
 SPARSITIES = (0.5, 0.7, 0.8, 0.9, 0.95)
 _SHARE = Real("a share,", least=0, below=1)
@@ -91,18 +92,18 @@ class Sensitivity:
             )
         sizes = [weight.size for weight in self.weights]
         drops = np.concatenate([self.drops(weight) for weight in self.weights])
-        low, high = 0.0, 1.0 + float(drops[np.isfinite(drops)].max(initial=0.0))
-        for _ in range(_HALVINGS):
-            middle = (low + high) / 2
-            found = np.average(
-                [self._at(w, middle) for w in self.weights], weights=sizes
-            )
-            low, high = (middle, high) if found < sparsity else (low, middle)
+
+        def is_enough(drop: float) -> bool:
+            found = [self._at(weight, drop) for weight in self.weights]
+            return bool(np.average(found, weights=sizes) >= sparsity)
+
+        most = 1.0 + float(drops[np.isfinite(drops)].max(initial=0.0))
+        drop = bisect(is_enough, good=most, bad=0.0, halvings=_HALVINGS)
         # A copy of the model may have its own name before the path, or none. The first
         # expression counts, and one path may end in another: long ones come first.
         longest_first = sorted(self.weights, key=lambda w: -len(w.weight))
         return {
-            f"(^|/){re.escape(weight.weight)}$": round(self._at(weight, high), 6)
+            f"(^|/){re.escape(weight.weight)}$": round(self._at(weight, drop), 6)
             for weight in longest_first
         }
 

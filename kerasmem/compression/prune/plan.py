@@ -12,6 +12,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from kerasmem.backends.patching import LayerCall
 from kerasmem.compression.account import account, matches, select, why_left_alone
 from kerasmem.compression.evidence import observe_samples
 from kerasmem.compression.prune import (
@@ -26,7 +27,6 @@ from kerasmem.errors import ConfigError
 from kerasmem.graph.calls import Trace, trace
 from kerasmem.graph.kernels import einsum_parts, is_depthwise, is_kernel, reduced_axes
 from kerasmem.graph.layers import Weight, sublayers, weights
-from kerasmem.graph.observe import LayerCall
 from kerasmem.graph.values import to_numpy
 from kerasmem.records import WeightChange
 

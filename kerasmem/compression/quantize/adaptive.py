@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
+from kerasmem.backends.patching import LayerCall
 from kerasmem.compression.account import sqnr_db
 from kerasmem.compression.quantize.apply import Exclude, weight_plan
 from kerasmem.compression.quantize.coding import Coding
@@ -28,7 +29,7 @@ from kerasmem.errors import DataError, ModelError
 from kerasmem.files.data import input_batches
 from kerasmem.graph.layer_table import entry_of
 from kerasmem.graph.layers import blocks
-from kerasmem.graph.observe import LayerCall, observe
+from kerasmem.graph.observe import observe
 from kerasmem.graph.values import to_numpy
 
 if TYPE_CHECKING:

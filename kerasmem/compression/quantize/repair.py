@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
+from kerasmem.backends.patching import LayerCall, observing
 from kerasmem.compression.account import decibels
 from kerasmem.compression.quantize.adaptive import round_adaptively
 from kerasmem.compression.quantize.apply import (
@@ -33,7 +34,7 @@ from kerasmem.errors import ConfigError
 from kerasmem.files.data import check_data, input_batches
 from kerasmem.graph.clone import clone
 from kerasmem.graph.layers import Weight, blocks, sublayers, weights
-from kerasmem.graph.observe import LayerCall, observe, observing
+from kerasmem.graph.observe import observe
 from kerasmem.graph.values import not_finite, to_numpy
 from kerasmem.records import WeightChange
 

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from kerasmem.graph.layer_table import entry_of
-from kerasmem.graph.layers import nodes_in_order, own_graph
+from kerasmem.graph.layers import node_of, nodes_in_order, own_graph
 from kerasmem.graph.segments import Segment, segments_of
 from kerasmem.memory.compress_activations.store import (
     FEWEST,
@@ -209,6 +209,5 @@ def _is_packable(x: Any) -> bool:
 
 
 def _is_optional(x: Any) -> bool:
-    # Private: nothing public leads from a tensor to the layer that made it.
-    maker = x._keras_history.operation
+    maker = node_of(x).operation
     return isinstance(maker, keras.layers.InputLayer) and maker.optional

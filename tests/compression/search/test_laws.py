@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kerasmem.compression.search.judging import drop, split
-from kerasmem.compression.search.strategy import bisect
 from kerasmem.compression.search.target import COSTS, Target, cost_text, families
 from kerasmem.errors import ConfigError, DataError
 from kerasmem.records import SearchTrial
+from kerasmem.stats.bisection import bisect
 
 pytestmark = pytest.mark.one_backend
 

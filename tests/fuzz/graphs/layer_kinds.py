@@ -62,6 +62,10 @@ def _pool(name, n, d, x):
     return _layer(name, n)(2, strides=strides, padding=d.choice(("same", "valid")))
 
 
+def _adaptive(n, d, x):
+    return _layer("AdaptiveAveragePooling", n)(d.size(1, 3))
+
+
 def _per_axis(n, d, most=1):
     pairs = [(d.size(0, most), d.size(0, most)) for _ in range(n)]
     return pairs[0] if n == 1 else tuple(pairs)
@@ -277,6 +281,7 @@ for n, rank in ((1, 2), (2, 3), (3, 4)):
         f"conv{n}d_transpose": Operation(partial(_conv, f"Conv{n}DTranspose", ""), own),
         f"max_pool{n}d": Operation(partial(_pool, "MaxPooling", n), own),
         f"average_pool{n}d": Operation(partial(_pool, "AveragePooling", n), own),
+        f"adaptive_average{n}d": Operation(partial(_adaptive, n), own),
         f"global_max{n}d": Operation(
             lambda d, x, n=n: _layer("GlobalMaxPooling", n)(keepdims=d.flag()), own
         ),

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 
 from kerasmem.backends import current
+from kerasmem.backends.patching import LayerCall, observing
 from kerasmem.compression.account import account as account_of
 from kerasmem.compression.account import decibels, sqnr_db
 from kerasmem.compression.quantize.activations import flat_batches
@@ -19,7 +20,6 @@ from kerasmem.compression.quantize.static.plan import Plan
 from kerasmem.compression.quantize.static.products import IntegerProduct
 from kerasmem.graph.calls import Call
 from kerasmem.graph.layers import Weight, listed_graph
-from kerasmem.graph.observe import LayerCall, observing
 from kerasmem.graph.values import nbytes, to_numpy
 from kerasmem.records import WeightChange
 

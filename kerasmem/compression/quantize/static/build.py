@@ -12,7 +12,7 @@ from kerasmem.compression.quantize.static.base import Codes, FromCodes, ToCodes
 from kerasmem.compression.quantize.static.plan import Plan, Step
 from kerasmem.graph.calls import Call
 from kerasmem.graph.clone import live_objects
-from kerasmem.graph.layers import listed_graph
+from kerasmem.graph.layers import listed_graph, node_of
 
 
 class Build:
@@ -57,7 +57,7 @@ class Build:
         )
 
     def _input(self, tensor: Any) -> Any:
-        config = tensor._keras_history.operation.get_config()
+        config = node_of(tensor).operation.get_config()
         self._named[config["name"]] = tensor
         return keras.layers.InputLayer.from_config(config).output
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import keras
 
+from kerasmem.graph.layers import node_of
 from kerasmem.memory.estimate.analytic import primitives as p
 from kerasmem.memory.estimate.analytic.tape import Site, Tape
 from kerasmem.memory.program import Tensor
@@ -47,10 +48,9 @@ def _of_operation(function: Any, name: str) -> str:
         return name
     if not isinstance(y, keras.KerasTensor):
         return name
-    operation = y._keras_history.operation
-    taken = operation._inbound_nodes[-1].input_tensors
-    is_all = len(taken) == 1 and taken[0] is x
-    return activation_name(operation) if is_all else name
+    call = node_of(y)
+    is_all = len(call.input_tensors) == 1 and call.input_tensors[0] is x
+    return activation_name(call.operation) if is_all else name
 
 
 def activate(t: Tape, function: Any, x: Tensor) -> Tensor:
