@@ -27,6 +27,10 @@ _PLAIN = {
 }
 """What loads the variables of a layer and does nothing else, without LoRA and codes."""
 
+_MORE = ("lora_enabled", "quantization_mode", "preprocessor")
+"""Attributes of a layer that say, if true, that it has more: LoRA, codes, or a tokenizer
+in a preprocessor, which KerasHub's tasks do not track on torch."""
+
 LAMBDA_WARNING = ".*includes a `lambda`"
 """What Keras warns of where a config has a function without a name, as a pattern."""
 
@@ -41,7 +45,8 @@ def made_of_config(model: Any) -> Any | None:
     """
     layers = sublayers(model)
     kinds = list(map(type, layers))
-    if any(map(_has_more, layers)) or not all(map(_is_plain, set(kinds))):
+    has_more = any(getattr(x, name, None) for x in layers for name in _MORE)
+    if has_more or not all(map(_is_plain, set(kinds))):
         return None
     with without_first_values():
         copy = _of_config(kinds[0], model.get_config)
@@ -81,18 +86,6 @@ def _of_config(cls: Any, get_config: Callable[[], dict[str, Any]]) -> Any | None
             return cls.from_config(json.loads(json.dumps(get_config())))
     except (TypeError, ValueError, NotImplementedError, Warning):
         return None  # what a file tells of it is the better error
-
-
-def _has_more(layer: Any) -> bool:
-    """Return whether a layer has codes, LoRA, or a preprocessor with its tokenizer.
-
-    On torch KerasHub's tasks do not track the last.
-    """
-    return bool(
-        getattr(layer, "lora_enabled", False)
-        or getattr(layer, "quantization_mode", None) is not None
-        or getattr(layer, "preprocessor", None) is not None
-    )
 
 
 def _is_plain(cls: Any) -> bool:
