@@ -28,8 +28,8 @@ _PLAIN = {
 """What loads the variables of a layer and does nothing else, without LoRA and codes."""
 
 _MORE = ("lora_enabled", "quantization_mode", "preprocessor")
-"""Attributes of a layer that say, if true, that it has more: LoRA, codes, or a tokenizer
-in a preprocessor, which KerasHub's tasks do not track on torch."""
+"""Attributes of a layer that say, if true, that it has more: LoRA, codes, a tokenizer
+in its preprocessor, which tasks of KerasHub do not track on torch."""
 
 LAMBDA_WARNING = ".*includes a `lambda`"
 """What Keras warns of where a config has a function without a name, as a pattern."""
