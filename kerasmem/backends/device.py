@@ -2,7 +2,7 @@
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
@@ -172,9 +172,18 @@ class DeviceBackend(ABC):
     def free_caches(self) -> None:
         """Give back what the framework keeps for later: programs, device memory.
 
-        TensorFlow's programs go with their functions, and its pool of a card stays.
+        TensorFlow's pool of a card stays.
         """
         return
+
+    def orphaned_graphs(self, objects: Iterable[Any]) -> dict[int, int]:
+        """Return bytes of variables by identity of each graph that no function needs.
+
+        Args:
+            objects: all that the garbage collector knows.
+        """
+        del objects
+        return {}
 
     @abstractmethod
     def why_no_device_memory(self) -> str:

@@ -1,10 +1,11 @@
 """Usual causes of growth by name, each with its remedy."""
 
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from kerasmem import backends
-from kerasmem.units import MIB, format_bytes
+from kerasmem.units import format_bytes
 
 if TYPE_CHECKING:
     from kerasmem.memory.growth.scope import Scope, Stayed
@@ -13,6 +14,12 @@ _MANY = 3
 """Models or groups of arrays of one name from which on they are many."""
 _MANY_TRACES = 5
 _LEAST_BYTES = 64 * 1024
+_COPY_OF_WEIGHTS = ".best_weights[...]"
+# Keras writes what a layer was called with below the framework's error.
+_SOFTMAX_CALL = re.compile(
+    r"calling Softmax\.call\(\).*inputs=\S*shape=\D*(?P<shape>[\d, ]+).*mask=(?!None)",
+    re.DOTALL,
+)
 
 
 def causes(scope: "Scope") -> Iterator[tuple[str, str]]:
@@ -23,12 +30,14 @@ def causes(scope: "Scope") -> Iterator[tuple[str, str]]:
     """
     for cause in (
         _retracing,
+        _graphs,
         _many_models,
         _arrays_in_callbacks,
         _closures,
         _optimizers,
         _helpers,
         _unrolled_steps,
+        _masked_softmax,
     ):
         yield from cause(scope)
 
@@ -45,6 +54,18 @@ def _retracing(scope: "Scope") -> Iterator[tuple[str, str]]:
             )
 
 
+def _graphs(scope: "Scope") -> Iterator[tuple[str, str]]:
+    if len(scope.graphs) >= _MANY:
+        yield (
+            "graphs",
+            f"TensorFlow's registry of gradients holds {len(scope.graphs)} graphs that "
+            f"nothing runs, and {format_bytes(sum(scope.graphs))} of variables. "
+            "Each step that is traced registers one (tf.custom_gradient in Keras's "
+            "optimizers), and clear_session() takes none out. Next: scope.free() after "
+            "each model, or run each trial by km.memory.isolated().",
+        )
+
+
 def _many_models(scope: "Scope") -> Iterator[tuple[str, str]]:
     for one in scope.stayed:
         if one.number >= _MANY and one.models >= _MANY and one.is_own:
@@ -58,7 +79,10 @@ def _many_models(scope: "Scope") -> Iterator[tuple[str, str]]:
 
 def _arrays_in_callbacks(scope: "Scope") -> Iterator[tuple[str, str]]:
     for one in scope.stayed:
-        if "callback" in one.through and not one.models and one.arrays >= _MANY:
+        is_held = "callback" in one.through and not one.models
+        # EarlyStopping has one copy of the weights, whatever the number of epochs.
+        is_copy = one.held_by.endswith(_COPY_OF_WEIGHTS)
+        if is_held and not is_copy and one.arrays >= _MANY:
             yield (
                 "arrays in a callback",
                 f"A callback keeps {one.arrays} arrays, "
@@ -103,7 +127,7 @@ def _helpers(scope: "Scope") -> Iterator[tuple[str, str]]:
 
 
 def _unrolled_steps(scope: "Scope") -> Iterator[tuple[str, str]]:
-    if not backends.current().unrolls_steps or scope.host_bytes < MIB:
+    if not backends.current().unrolls_steps or not scope.traces:
         return
     for model in scope.models:
         steps = getattr(model, "steps_per_execution", 1)
@@ -114,6 +138,19 @@ def _unrolled_steps(scope: "Scope") -> Iterator[tuple[str, str]]:
                 f"{steps}: on JAX each of them is traced and compiled, so the program "
                 f"is {steps} times as large. Next: leave it out on JAX.",
             )
+
+
+def _masked_softmax(scope: "Scope") -> Iterator[tuple[str, str]]:
+    found = _SOFTMAX_CALL.search(scope.out_of_memory or "")
+    if found:
+        yield (
+            "masked softmax",
+            "Memory ran out in a masked softmax over scores of "
+            f"shape ({found['shape']}). Operation by operation, as torch runs it, the "
+            "scores, their masked copy and the probabilities are there at one time. "
+            "Next: flash_attention=True, or queries in parts: attention over some of "
+            "them at a time needs a part of the scores.",
+        )
 
 
 def _place(one: "Stayed") -> str:

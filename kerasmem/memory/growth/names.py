@@ -115,7 +115,7 @@ def _search(
     while queue and len(reached) < len(wanted):
         link = queue.popleft()
         for each in gc.get_referents(link.object):
-            if id(each) in seen or isinstance(each, _LEAVES) or is_own(type(each)):
+            if id(each) in seen or _is_leaf(each):
                 continue
             seen.add(id(each))
             below = Link(each, link)
@@ -124,6 +124,11 @@ def _search(
             queue.append(below)
         if time.thread_time() > until:
             return
+
+
+def _is_leaf(one: Any) -> bool:
+    # By its type: to ask an object for its class may run code of it, and warn.
+    return issubclass(type(one), _LEAVES) or is_own(type(one))
 
 
 def local_variables() -> Iterator[Link]:
@@ -143,7 +148,7 @@ def _variables(frame: FrameType) -> Iterator[Link]:
     values = frame.f_locals
     where = f"a local of {code.co_qualname}()"
     for name, value in list(values.items()):
-        if not isinstance(value, _LEAVES) and not is_own(type(value)):
+        if not _is_leaf(value):
             yield Link(value, None, name, where)
     if _OWN_DICT_IS_COPIED:
         values.clear()  # the frame keeps this copy, and it what was deleted since
@@ -158,7 +163,7 @@ def _globals(*, own: bool) -> Iterator[Link]:
             continue
         prefix = "" if name == "__main__" else f"{name}."
         for variable, value in list(vars(module).items()):
-            if not isinstance(value, _LEAVES):
+            if not issubclass(type(value), _LEAVES):
                 yield Link(value, None, f"{prefix}{variable}", name, own)
 
 

@@ -13,6 +13,7 @@ from weakref import ref
 
 import keras
 
+from kerasmem.backends.exhaustion import is_out_of_memory
 from kerasmem.errors import ConfigError
 from kerasmem.graph.values import nbytes
 from kerasmem.memory.census import array_bytes, is_array, kind_name
@@ -94,6 +95,7 @@ class Scope:
         self._before: Snapshot | None = None
         self._after: Snapshot | None = None
         self._new: list[ref[Any]] = []
+        self.out_of_memory: str | None = None
         self._made_at: dict[int, str] = {}
 
     def __enter__(self) -> Self:
@@ -109,6 +111,8 @@ class Scope:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if error is not None and is_out_of_memory(error):
+            self.out_of_memory = str(error)
         self.update()
         if self._stop_tracing:
             tracemalloc.stop()
@@ -150,6 +154,12 @@ class Scope:
         more = Counter(after.traces)
         more.subtract(before.traces)
         return {name: number for name, number in more.items() if number > 0}
+
+    @property
+    def graphs(self) -> list[int]:
+        """Bytes of the variables of each new graph that only the framework holds."""
+        before, after = self._snapshots()
+        return [size for key, size in after.graphs.items() if key not in before.graphs]
 
     @property
     def threads(self) -> list[str]:
@@ -225,6 +235,7 @@ class Scope:
             f"host {_signed(self.host_bytes)}",
             *(f"{name} {_signed(size)}" for name, size in self.device_bytes.items()),
             *(f"{n} more traces of {name}" for name, n in self.traces.items()),
+            *([f"{len(self.graphs)} graphs of the framework"] if self.graphs else []),
             *(f"thread {name!r}" for name in self.threads),
             *(f"child process {number}" for number in self.children),
             *(f"open file {path}" for path in self.files),
@@ -325,7 +336,12 @@ def _line(one: Stayed) -> str:
 
 
 def _owner(link: Link, new: Mapping[int, Any]) -> Link:
-    return next(each for each in link.chain() if id(each.object) in new)
+    """Return the first new object on the way to one; an array in a callback is one."""
+    links = link.chain()
+    first = next(n for n, each in enumerate(links) if id(each.object) in new)
+    is_callback = isinstance(links[first].object, keras.callbacks.Callback)
+    below = (isinstance(each.object, OF_KERAS) for each in links[first + 1 :])
+    return link if is_callback and not any(below) else links[first]
 
 
 _WAYS = (

@@ -38,6 +38,7 @@ class Snapshot:
         host_bytes: resident bytes of the process.
         objects: Keras's objects and arrays by identity, without holding them.
         traces: times that the compiled functions which live were traced, by name.
+        graphs: bytes of variables by identity of each graph that no function needs.
         threads: names by identity.
         files: paths of open files.
         children: process ids of child processes.
@@ -47,6 +48,7 @@ class Snapshot:
     host_bytes: int
     objects: Mapping[int, "weakref.ref[Any]"]
     traces: Mapping[str, int]
+    graphs: Mapping[int, int]
     threads: Mapping[int, str]
     files: frozenset[str]
     children: frozenset[int]
@@ -85,6 +87,7 @@ def take_snapshot() -> Snapshot:
         host_bytes=resident_bytes(),
         objects=dict(_references(objects)),
         traces=traces_by_name(objects),
+        graphs=backends.current().orphaned_graphs(objects),
         threads={t.ident or 0: t.name for t in threading.enumerate()},
         files=frozenset(file.path for file in process.open_files()),
         children=frozenset(child.pid for child in process.children(recursive=True)),

@@ -1,0 +1,100 @@
+"""TensorFlow's registry of gradients, which keeps graphs that nobody else needs.
+
+`tf.custom_gradient` in a graph registers a function that holds the graph, with the
+variables that it reads, under a name of its own, and nothing removes it. Keras's
+optimizers sum gradients over replicas by such a function: one for each trace of a step.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from types import FunctionType
+from typing import Any
+from weakref import ref
+
+import tensorflow as tf
+from tensorflow.python.eager.polymorphic_function.concrete_function import (
+    ConcreteFunction,
+)
+from tensorflow.python.framework.func_graph import FuncGraph
+from tensorflow.python.framework.ops import gradient_registry
+from tensorflow.python.ops.resource_variable_ops import get_eager_safe_handle_data
+
+_PREFIX = "CustomGradient-"
+_HELD = "_kerasmem_gradients"
+
+
+def orphaned_graphs(objects: Iterable[Any]) -> dict[int, int]:
+    """Return the graphs that the registry holds and no function that could run.
+
+    Args:
+        objects: all that the garbage collector knows.
+
+    Returns:
+        Bytes of the variables of each graph by its identity; a variable that two
+        graphs have counts once.
+    """
+    used = {id(one.graph) for one in objects if type(one) is ConcreteFunction}
+    graphs = {id(graph): graph for _, _, graph in _entries()}
+    seen: set[int] = set()
+    return {
+        key: sum(_variable_bytes(graph, seen))
+        for key, graph in graphs.items()
+        if key not in used
+    }
+
+
+def release_graphs() -> None:
+    """Give each registered gradient to its graph, and leave a weak reference.
+
+    Such a gradient uses tensors of its graph and is of no use without it. A graph that
+    a function holds can be differentiated as before; others the collector may take.
+    """
+    for entry, gradient, graph in [*_entries()]:
+        setattr(graph, _HELD, [*getattr(graph, _HELD, ()), gradient])
+        # Private: the registry has no way to take out or to replace.
+        entry["type"] = _Weak(gradient)
+
+
+class _Weak:
+    """Calls a gradient that its graph holds."""
+
+    def __init__(self, gradient: Callable[..., Any]) -> None:
+        self._gradient = ref(gradient)
+
+    def __call__(self, *args: Any) -> Any:
+        gradient = self._gradient()
+        if gradient is None:
+            raise RuntimeError("The graph of this gradient is gone.")
+        return gradient(*args)
+
+
+def _entries() -> Iterator[tuple[dict[str, Any], FunctionType, FuncGraph]]:
+    for name, entry in list(gradient_registry._registry.items()):
+        gradient = entry["type"]
+        if name.startswith(_PREFIX) and isinstance(gradient, FunctionType):
+            graph = next(_graphs(gradient), None)
+            if graph is not None:
+                yield entry, gradient, graph
+
+
+def _graphs(gradient: FunctionType) -> Iterator[FuncGraph]:
+    """Yield the graphs of the symbolic tensors in a function's closure."""
+    for cell in gradient.__closure__ or ():
+        inside = cell.cell_contents
+        if isinstance(inside, FunctionType):
+            yield from _graphs(inside)
+            continue
+        for one in tf.nest.flatten(inside):
+            graph = None if isinstance(one, tf.Variable) else getattr(one, "graph", 0)
+            if isinstance(graph, FuncGraph):
+                yield graph
+
+
+def _variable_bytes(graph: FuncGraph, seen: set[int]) -> Iterator[int]:
+    for outside, _ in graph.captures:
+        if outside.dtype != tf.resource or id(outside) in seen:
+            continue
+        seen.add(id(outside))
+        handle = get_eager_safe_handle_data(outside)
+        for each in handle.shape_and_type:
+            elements = tf.TensorShape(each.shape).num_elements() or 0
+            yield elements * tf.as_dtype(each.dtype).size

@@ -1,0 +1,179 @@
+"""Each usual cause of growth is provoked, and named."""
+
+import gc
+
+import keras
+import numpy as np
+import pytest
+
+import kerasmem as km
+from kerasmem import backends
+
+X, Y = np.ones((32, 4), "float32"), np.ones((32, 8), "float32")
+
+
+def small_model(**options):
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8)])
+    model.compile("sgd", "mse", **options)
+    return model
+
+
+def kinds(scope):
+    return {finding.kind for finding in scope.findings}
+
+
+def words(scope):
+    return " ".join(finding.text for finding in scope.findings)
+
+
+def test_predict_in_a_loop_leaves_nothing():
+    model = small_model()
+    model.predict(X, verbose=0)
+    with km.memory.scope() as scope:
+        for _ in range(10):
+            model.predict(X, verbose=0)
+    # JAX puts other arrays of the same bytes in place of the variables' values.
+    assert sum(one.array_bytes for one in scope.stayed) == 0
+    assert (scope.traces, scope.findings) == ({}, [])
+
+
+def test_predict_on_many_shapes_is_traced_for_each_on_jax_alone(backend):
+    inputs = keras.Input((None, 4))
+    model = keras.Model(inputs, keras.layers.Dense(2)(inputs))
+    with km.memory.scope() as scope:
+        for length in range(1, 8):
+            model.predict_on_batch(np.zeros((1, length, 4), "float32"))
+    assert kinds(scope) == ({"retracing"} if backend == "jax" else set())
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize("what", ["shape", "number"])
+def test_a_function_that_is_traced_for_every_shape_or_number_is_told(what):
+    import tensorflow as tf
+
+    @tf.function
+    def scaled(x, factor):
+        return x * factor
+
+    with km.memory.scope() as scope:
+        for n in range(1, 7):
+            by_shape = what == "shape"
+            scaled(tf.ones(n if by_shape else 2), 2 if by_shape else n)
+    assert kinds(scope) == {"retracing"}
+    assert "scaled() was traced 6 times more" in words(scope)
+
+
+def test_steps_per_execution_is_told_where_they_are_unrolled(backend):
+    # torch refuses more than one step.
+    steps = 1 if backend == "torch" else 16
+    with km.memory.scope() as scope:
+        model = small_model(steps_per_execution=steps)
+        model.fit(X, Y, batch_size=2, verbose=0)
+    is_told = "steps_per_execution" in kinds(scope)
+    assert is_told == backends.current().unrolls_steps
+    assert model.steps_per_execution == steps
+
+
+def test_memory_that_ran_out_in_a_masked_softmax_is_told(backend):
+    if backend == "torch":
+        import torch
+
+        scores = torch.zeros(1).expand(8, 10**6, 10**9)  # one number
+        mask = torch.ones(1, dtype=torch.bool).expand(1, 10**6, 10**9)
+        with pytest.raises(RuntimeError), km.memory.scope() as scope:
+            keras.layers.Softmax()(scores, mask=mask)
+        assert kinds(scope) == {"masked softmax"}
+        assert "scores of shape (8, 1000000, 1000000000)" in words(scope)
+        with pytest.raises(RuntimeError), km.memory.scope() as scope:
+            keras.layers.Softmax()(scores)
+        assert scope.findings == []
+    else:
+        with km.memory.scope() as scope:
+            keras.layers.Softmax()(np.zeros((2, 3)), mask=np.ones((2, 3), bool))
+        assert scope.findings == []
+
+
+def test_arrays_in_the_history_are_told():
+    class Writes(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            logs["outputs"] = np.zeros(1000)
+
+    with km.memory.scope() as scope:
+        history = small_model().fit(X, Y, epochs=4, verbose=0, callbacks=[Writes()])
+    assert "arrays in a callback" in kinds(scope)
+    assert "history.history['outputs'][...]" in words(scope)
+    assert len(history.history["outputs"]) == 4
+
+
+def test_the_best_weights_of_early_stopping_are_no_finding():
+    with km.memory.scope() as scope:
+        stopping = keras.callbacks.EarlyStopping("loss", restore_best_weights=True)
+        small_model().fit(X, Y, epochs=3, verbose=0, callbacks=[stopping])
+    assert scope.findings == []
+    assert stopping.best_weights
+
+
+class Batches(keras.utils.PyDataset):
+    """Without end."""
+
+    def __len__(self):
+        return 10_000
+
+    def __getitem__(self, index):
+        return X, Y
+
+
+def test_workers_of_a_training_that_was_broken_off_are_told():
+    class Stops(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            raise KeyError(batch)
+
+    with km.memory.scope() as scope:
+        model = small_model()
+        try:
+            model.fit(Batches(workers=2), verbose=0, callbacks=[Stops()])
+        except KeyError as error:
+            kept = error
+    assert "workers" in kinds(scope)
+    del kept
+
+
+@pytest.mark.one_backend
+def test_graphs_of_models_that_are_gone_are_told_and_freed():
+    kept = small_model()
+    kept.fit(X, Y, verbose=0)
+    with km.memory.scope() as scope:
+        for _ in range(3):
+            small_model().fit(X, Y, verbose=0)
+    assert kinds(scope) == {"graphs"}
+    # Of a model's training its weights and the numbers of sgd and the metric.
+    assert sum(scope.graphs) >= 3 * 4 * (4 * 8 + 8)
+    scope.free()
+    scope.update()
+    assert (scope.graphs, scope.findings) == ([], [])
+    kept.fit(X, Y, verbose=0)
+
+
+@pytest.mark.one_backend
+def test_a_custom_gradient_is_the_same_after_its_graph_was_released():
+    import tensorflow as tf
+
+    @tf.custom_gradient
+    def twice(x):
+        return 2 * x, lambda upstream: 7 * upstream
+
+    called = tf.function(twice)
+    x = tf.Variable(1.0)
+
+    def gradient():
+        with tf.GradientTape() as tape:
+            y = called(x)
+        return float(tape.gradient(y, x))
+
+    called(x)
+    backends.current().free_caches()
+    gc.collect()
+    assert gradient() == 7.0
+    backends.current().free_caches()
+    gc.collect()
+    assert gradient() == 7.0
