@@ -47,6 +47,7 @@ def test_a_file_that_once_could_not_be_refused_in_one_line_is(reader, case):
     assert not Outcome(found["word"]).failed, found["reason"]
 
 
+@pytest.mark.filterwarnings("ignore:.*was passed an input with a mask")
 @pytest.mark.one_backend
 def test_a_seed_is_one_program_and_any_of_its_steps_may_be_skipped():
     made = program.generate(11)

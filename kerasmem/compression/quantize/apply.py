@@ -17,6 +17,7 @@ from kerasmem.compression.account import (
     sqnr_db,
 )
 from kerasmem.compression.quantize.coding import Coded, Coding
+from kerasmem.compression.quantize.config import CLOSELY
 from kerasmem.compression.quantize.layer import Place, to_quantized
 from kerasmem.compression.quantize.math import finite
 from kerasmem.compression.quantize.owners import (
@@ -132,7 +133,7 @@ def replace_weights(
 
 def _encoded(weight: Weight, place: Place) -> tuple[Coded, WeightChange]:
     values = finite(to_numpy(weight.variable), weight.path)
-    coded = place.coding.encode(values, place.scales)
+    coded = place.coding.encode(values, place.scales, closely=place.closely)
     ratio = sqnr_db(values, place.coding.decoded(coded, values.shape))
     return coded, stored_change(weight, place, ratio, all_zero=not values.any())
 
@@ -265,6 +266,7 @@ def _place(
         blocks,
         config.is_dynamic and is_taken_apart,
         scales=scales,
+        closely=config.scales == CLOSELY,
     )
 
 

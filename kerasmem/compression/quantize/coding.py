@@ -13,6 +13,7 @@ from kerasmem.compression.quantize.math import (
     pack_int4,
     quantize,
     quantize_affine,
+    quantize_closely,
 )
 from kerasmem.errors import ModelError
 from kerasmem.graph.values import to_numpy
@@ -215,13 +216,21 @@ class Coding:
         rows = self.rows(tuple(values.shape))
         return values if rows is None else rows.store(values, ops)
 
-    def encode(self, values: np.ndarray, scales: np.ndarray | None = None) -> Coded:
+    def encode(
+        self,
+        values: np.ndarray,
+        scales: np.ndarray | None = None,
+        *,
+        closely: bool = False,
+    ) -> Coded:
         """Return NumPy arrays that stand for `values`.
 
         Args:
             values: the weight.
             scales: of symmetric codes, as they are stored: what is too large for them
                 gets the last code. None for those of the largest entries.
+            closely: whether scales that are not given are those of the least squared
+                error.
 
         Raises:
             ModelError: if `values` holds NaN or infinity, or what 16 bits cannot hold.
@@ -232,6 +241,11 @@ class Coding:
         values = self.laid_out(values, np)
         if scales is not None:
             codes, *rest = codes_of(finite(values), scales, self.bits), scales
+        elif closely:
+            symmetric = self.symmetric
+            codes, *rest = quantize_closely(
+                values, axes, self.bits, symmetric=symmetric
+            )
         else:
             encode = quantize if self.symmetric else quantize_affine
             codes, *rest = encode(values, axes, self.bits)

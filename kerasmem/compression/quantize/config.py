@@ -14,6 +14,7 @@ SCHEMES = ("int8", DYNAMIC, STATIC, "int4", "float16", "bfloat16", MIXED)
 _SCALED = ("int8", DYNAMIC, "int4")
 GRANULARITIES = ("channel", "tensor", "group")
 ADAPTIVE = "adaptive"
+CLOSELY = "mse"
 METHODS = ("min-max", "moving-average", "percentile", "mse", "entropy")
 
 
@@ -99,7 +100,9 @@ class Quantize(Technique):
     Sources: Jacob et al., "Quantization and Training of Neural Networks for Efficient
     Integer-Arithmetic-Only Inference", 2018; of adaptive rounding Nagel, Amjad, van
     Baalen, Louizos and Blankevoort, "Up or Down? Adaptive Rounding for Post-Training
-    Quantization" (AdaRound), 2020.
+    Quantization" (AdaRound), 2020; of scales by their error Choukroun, Kravchik, Yang
+    and Kisilev, "Low-bit Quantization of Neural Networks for Efficient Inference"
+    (OMSE), 2019.
 
     Args:
         scheme: `"int8"` and `"int4"` store codes and scales, int4 two codes in a byte;
@@ -123,6 +126,9 @@ class Quantize(Technique):
             outputs on average, on `data`; fold BatchNormalization first.
         rounding: `"nearest"`, or `"adaptive"` for weights up or down as suits what
             their layer makes of `data` (AdaRound), for symmetric int4 and int8.
+        scales: `"max"` for the last code at the largest entry, or `"mse"` for the least
+            squared error of what shares a scale, with large entries cut off; for int4
+            and int8, rounded to the nearest.
         budget: for `"mixed"`, a `km.Budget`.
         calibration: for `"int8-static"`, a `km.Calibration`; None for its defaults.
 
@@ -143,6 +149,7 @@ class Quantize(Technique):
     exclude: Patterns = ()
     bias_correction: bool = False
     rounding: Annotated[str, ("nearest", ADAPTIVE)] = "nearest"
+    scales: Annotated[str, ("max", CLOSELY)] = "max"
     budget: Budget | None = None
     calibration: Calibration | None = None
 
@@ -197,6 +204,13 @@ class Quantize(Technique):
             "Adaptive rounding is for symmetric codes: 'int8', 'int8-dynamic' or "
             "'int4'.",
             ("rounding", "scheme", "symmetric"),
+        )
+        yield (
+            self.scales == CLOSELY
+            and (self.scheme not in _SCALED or self.rounding == ADAPTIVE),
+            "Scales by their error are for 'int8', 'int8-dynamic' or 'int4', rounded "
+            "to the nearest.",
+            ("scales", "scheme", "rounding"),
         )
         yield (
             self.is_static and bool(self.include),

@@ -21,7 +21,7 @@ from kerasmem.compression.quantize.apply import (
     weight_plan,
 )
 from kerasmem.compression.quantize.coding import Coding
-from kerasmem.compression.quantize.config import ADAPTIVE
+from kerasmem.compression.quantize.config import ADAPTIVE, CLOSELY
 from kerasmem.compression.quantize.layer import Place
 from kerasmem.compression.quantize.math import (
     affine_codes_of,
@@ -47,6 +47,8 @@ def why_not(config: "Quantize") -> str | None:
         return f"the scheme {config.scheme!r} looks at all of the model at once"
     if config.rounding == ADAPTIVE or config.bias_correction:
         return "it runs the model on samples"
+    if config.scales == CLOSELY:
+        return "its scales take several looks at a whole weight"
     return None
 
 

@@ -55,6 +55,7 @@ class Place:
         path: name of the weight for the user then.
         scales: of its codes, as they are stored; None for those of its largest entries.
             Only what the weight is to become depends on them, no config has them.
+        closely: whether scales that are not given are those of the least squared error.
     """
 
     layer: int
@@ -66,11 +67,13 @@ class Place:
     learned: bool = False
     path: str = ""
     scales: Any = field(default=None, compare=False)
+    closely: bool = field(default=False, compare=False)
 
     def to_json(self) -> dict[str, Any]:
         """Return this as plain data."""
         config = {**vars(self), "coding": self.coding.to_json()}
-        gone = ("scales",) if self.fake else ("scales", "fake", "learned", "path")
+        gone = {"scales", "closely"}
+        gone |= set() if self.fake else {"fake", "learned", "path"}
         return {key: value for key, value in config.items() if key not in gone}
 
     @classmethod

@@ -124,14 +124,9 @@ def plan(full: np.ndarray, shape: tuple[int, ...]) -> Positions:
     counts = _counts(grid, classes)
     ways: list[Positions] = []
     for step in (1, _CLASSES_A_DOUBLING, 0):
-        merge = lambda found, step=step: -(-found // step) if step else 0 * found  # noqa: E731
-        ways.append(
-            _ByClass(
-                grid,
-                [merge(found) for found in classes],
-                _counts(counts, [merge(np.arange(n)) for n in counts.shape]),
-            )
-        )
+        merged = [_merged(each, step) for each in classes]
+        numbers = [_merged(np.arange(number), step) for number in counts.shape]
+        ways.append(_ByClass(grid, merged, _counts(counts, numbers)))
     best = min(ways, key=lambda way: way.coded_bytes)
     eight = _Eight(full)
     return eight if _WORTH_IT * eight.coded_bytes < best.coded_bytes else best
@@ -171,6 +166,11 @@ def _grid(shape: tuple[int, ...]) -> tuple[int, int]:
 
 def _class_of(counts: np.ndarray) -> np.ndarray:
     return np.ceil(_CLASSES_A_DOUBLING * np.log2(counts + 1.0)).astype(np.intp)
+
+
+def _merged(classes: np.ndarray, step: int) -> np.ndarray:
+    """Return coarser classes: so many as one, all of them for 0."""
+    return -(-classes // step) if step else np.zeros_like(classes)
 
 
 def _counts(grid: np.ndarray, classes: list[np.ndarray]) -> np.ndarray:

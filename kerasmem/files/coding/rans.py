@@ -88,18 +88,18 @@ class _Flags:
 
     def __init__(self, zeros: np.ndarray, contexts: Any, count: int) -> None:
         self._zeros, self._contexts = zeros, contexts
-        self._found = np.empty(count, bool)
+        self._flags = np.empty(count, bool)
 
     def at(self, row: slice, place: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the frequency of each symbol, and how far its place is into it."""
         zeros = self._zeros[0 if self._contexts is None else self._contexts[row]]
-        found = np.greater_equal(place, zeros, out=self._found[row])
+        found = np.greater_equal(place, zeros, out=self._flags[row])
         often = np.where(found, TOTAL - zeros, zeros)
         return often, place - np.where(found, zeros, 0)
 
     def symbols(self) -> np.ndarray:
         """Return all symbols, of type uint16."""
-        return self._found.astype(np.uint16)
+        return self._flags.astype(np.uint16)
 
 
 class _Places:
@@ -116,22 +116,22 @@ class _Places:
         self._slots = often << np.uint32(BITS) | offset
         self._contexts = contexts
         # Without contexts a place takes 14 bits, and its symbol has room there.
-        self._found = np.empty(count, np.uint16 if contexts is None else np.uint32)
+        self._places = np.empty(count, np.uint16 if contexts is None else np.uint32)
 
     def at(self, row: slice, place: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the frequency of each symbol, and how far its place is into it."""
         if self._contexts is not None:
             place += self._contexts[row] * np.uint32(TOTAL)
-        self._found[row] = place
+        self._places[row] = place
         slot = self._slots.take(place)
         return slot >> np.uint32(BITS), slot & np.uint32(TOTAL - 1)
 
     def symbols(self) -> np.ndarray:
         """Return all symbols, of type uint16."""
-        for begin in range(0, self._found.size, _AT_ONCE):
-            part = self._found[begin : begin + _AT_ONCE]
+        for begin in range(0, self._places.size, _AT_ONCE):
+            part = self._places[begin : begin + _AT_ONCE]
             part[:] = self._symbols.take(part)
-        return self._found.astype(np.uint16, copy=False)
+        return self._places.astype(np.uint16, copy=False)
 
 
 def _scaled(counts: np.ndarray) -> np.ndarray:

@@ -137,7 +137,7 @@ class Labels:
         self.count = 0
         self.uses: list[Use] = []
         self.tensors: list[Tensor] = []
-        self._uses: dict[tuple[int, str], list[Use]] = {}
+        self._uses: dict[tuple[int, str, tuple[int, ...]], Use] = {}
         self._from_weight: dict[tuple[int, int], np.ndarray] = {}
         self.tied: list[tuple[np.ndarray, np.ndarray]] = []
         self._pairs: list[tuple[np.ndarray, np.ndarray]] = []
@@ -204,18 +204,14 @@ class Labels:
     def weigh(
         self, variable: Any, role: str, array: np.ndarray, *, silenced: bool = False
     ) -> None:
-        """Note the labels along some axes of a weight, once for each of its calls.
-
-        Labels of the same axes are united, and those that one call has along an axis
-        with the one that another call has there.
-        """
-        uses = self._uses.setdefault((id(variable), role), [])
-        for use in uses:
-            if _is_within(array.shape, use.labels.shape):
-                self.unite(use.labels, array)
-        if all(use.labels.shape != array.shape for use in uses):
-            uses.append(Use(variable, role, array, silenced or role == IN))
-            self.uses.append(uses[-1])
+        """Note the labels along some axes of a weight, once for each of its calls."""
+        before = self._uses.get((id(variable), role, array.shape))
+        if before is not None:
+            self.unite(before.labels, array)
+            return
+        use = Use(variable, role, array, silenced or role == IN)
+        self._uses[id(variable), role, array.shape] = use
+        self.uses.append(use)
 
     def weigh_axis(
         self,
@@ -246,14 +242,6 @@ class Labels:
     def notes(self, classes: np.ndarray) -> dict[int, str]:
         """Return what ties classes together, to tell a user why one must stay."""
         return _by_class(self._notes, classes)
-
-
-def _is_within(shape: Sequence[int], other: Sequence[int]) -> bool:
-    """Return whether one of two shapes has labels along all axes that the other has."""
-    pairs = list(zip(shape, other, strict=True))
-    return all(a == 1 for a, b in pairs if b == 1) or all(
-        b == 1 for a, b in pairs if a == 1
-    )
 
 
 def _by_class(

@@ -283,6 +283,12 @@ def _check_options(
         learned_scales=learned,
     )
     _check(
+        quantize.scales == "max",
+        "A training sees scales of the largest entries, or learns them: "
+        "learned_scales=True.",
+        scales=quantize.scales,
+    )
+    _check(
         not learned or quantize.has_scales or (quantize.is_static and rounds),
         "Scales are learned of symmetric codes: 'int8', 'int8-dynamic' or 'int4', or "
         "of activations in 'int8-static'.",

@@ -118,6 +118,8 @@ def projected(
     shared = labels.join(x.array, others)
     shared = shared.reshape([shared.shape[a] for a in common])
     order = [given[a] for a in common]
+    # At full length: what one call must keep, all calls of the kernel keep.
+    shared = np.broadcast_to(shared, [shape[c] for c in order])
     consumed = _placed(shared, order, kernel)
     labels.weigh(layer.kernel, IN, consumed)
     new = [c for c in output if c in kernel and c not in given]
