@@ -232,6 +232,8 @@ def _compare(model: Any, opened: Any, is_same: Callable[[Any, Any], bool]) -> No
     if type(model).save is not keras.Model.save:
         return
     ours, theirs = _owners_and_weights(model), _owners_and_weights(opened)
+    if len(ours) > len(theirs):
+        ours = [pair for pair in ours if not _is_merged(*pair)]
     by_path = {found.path: found for _, found in theirs}
     if len(ours) > len(theirs):
         lost = [weight.path for _, weight in ours if weight.path not in by_path]
@@ -247,6 +249,11 @@ def _compare(model: Any, opened: Any, is_same: Callable[[Any, Any], bool]) -> No
         pairs = [(one, by_path[one[1].path]) for one in ours if one[1].path in by_path]
     for (owner, weight), found in pairs:
         _compare_weights(owner, weight, found, is_same)
+
+
+def _is_merged(owner: Any, weight: Any) -> bool:
+    """Return whether Keras adds a weight to another in a file: one of LoRA."""
+    return getattr(owner, "lora_enabled", False) and weight.name.startswith("lora_")
 
 
 def _owners_and_weights(model: Any) -> list[tuple[Any, Any]]:

@@ -24,6 +24,7 @@ from kerasmem.graph.layers import (
     is_trained,
     nodes_in_order,
     own_graph,
+    own_variables,
     sublayers,
 )
 from kerasmem.graph.values import to_numpy
@@ -72,11 +73,26 @@ def clone(model: Any) -> Any:
             "Either layers share a weight in a way that Keras does not save, or a "
             "custom layer creates weights outside of its `build`."
         )
+    _train_alike(copy, model)
     for own, other in zip(sublayers(copy), sublayers(model), strict=False):
         if type(own) is type(other) and isinstance(own, _WITHOUT_POLICY):
             # Their config tells the type of a weight instead.
             own.dtype_policy = other.dtype_policy
     return copy
+
+
+def _train_alike(copy: Any, model: Any) -> None:
+    """Freeze what is frozen in a model, which not every config tells, as KerasHub's."""
+    pairs = zip(sublayers(copy), sublayers(model), strict=False)
+    alike = [(own, other) for own, other in pairs if type(own) is type(other)]
+    for own, other in alike:
+        if own.trainable != other.trainable:  # it reaches the layers inside, too
+            own.trainable = other.trainable
+    for own, other in alike:
+        weights = own_variables(own), own_variables(other)
+        for weight, like in zip(*weights, strict=False):
+            if weight.trainable != like.trainable:
+                weight.trainable = like.trainable
 
 
 def reloaded(model: Any) -> Any:

@@ -6,7 +6,7 @@ layers of Keras that is their variables, and those can be handed over one by one
 
 import json
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,9 +27,9 @@ _PLAIN = {
 }
 """What loads the variables of a layer and does nothing else, without LoRA and codes."""
 
-_MORE = ("lora_enabled", "quantization_mode", "preprocessor")
-"""Attributes of a layer that say, if true, that it has more: LoRA, codes, a tokenizer
-in its preprocessor, which tasks of KerasHub do not track on torch."""
+_MORE = ("quantization_mode", "preprocessor")
+"""Attributes of a layer that say, if true, that it has more: codes, a tokenizer in
+its preprocessor, which tasks of KerasHub do not track on torch."""
 
 LAMBDA_WARNING = ".*includes a `lambda`"
 """What Keras warns of where a config has a function without a name, as a pattern."""
@@ -52,6 +52,7 @@ def made_of_config(model: Any) -> Any | None:
         copy = _of_config(kinds[0], model.get_config)
         if copy is None or list(map(type, sublayers(copy))) != kinds:
             return None
+        _enable_lora(layers, sublayers(copy))
         weights, others = (
             [(w.name, tuple(w.shape), w.dtype) for w in one.weights]
             for one in (model, copy)
@@ -86,6 +87,15 @@ def _of_config(cls: Any, get_config: Callable[[], dict[str, Any]]) -> Any | None
             return cls.from_config(json.loads(json.dumps(get_config())))
     except (TypeError, ValueError, NotImplementedError, Warning):
         return None  # what a file tells of it is the better error
+
+
+def _enable_lora(layers: Sequence[Any], copies: Sequence[Any]) -> None:
+    """Enable LoRA where a config of a model does not tell it, as of KerasHub's."""
+    for layer, copy in zip(layers, copies, strict=True):
+        if getattr(layer, "lora_enabled", False):
+            if not copy.lora_enabled:
+                copy.enable_lora(layer.lora_rank, layer.lora_alpha)
+            copy.lora_alpha = layer.lora_alpha  # which Keras forgets on building
 
 
 def _is_plain(cls: Any) -> bool:

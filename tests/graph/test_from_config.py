@@ -51,15 +51,24 @@ def test_plain_models_take_no_file():
     assert made_of_config(net(L.Dropout(0.5), L.Reshape((8,)))) is not None
 
 
+def test_lora_is_copied_beside_its_kernel():
+    model = net()
+    model.layers[1].enable_lora(2, lora_alpha=3)
+    for weight in model.layers[1].trainable_weights:
+        weight.assign(weight + 0.1)
+    copy = made_of_config(model)
+    assert copy.layers[1].lora_enabled
+    for own, other in zip(copy.weights, model.weights, strict=True):
+        np.testing.assert_array_equal(to_numpy(own), to_numpy(other))
+    np.testing.assert_array_equal(to_numpy(copy(X)), to_numpy(model(X)))
+
+
 @pytest.mark.one_backend
 def test_what_keeps_more_than_variables_takes_a_file():
     scaled = L.Normalization()
     scaled.adapt(X)
     assert made_of_config(chain((6,), scaled)) is None
     assert made_of_config(chain((6,), L.Lambda(abs))) is None
-    with_lora = net()
-    with_lora.layers[1].enable_lora(2)
-    assert made_of_config(with_lora) is None
     beside = net()
     beside.more = L.Dense(3)
     beside.more.build((None, 2))

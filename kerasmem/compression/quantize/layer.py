@@ -37,7 +37,7 @@ from kerasmem.compression.quantize.owners import (
     stand_ins,
 )
 from kerasmem.compression.quantize.variable import QuantizedVariable, StandIn
-from kerasmem.graph.layers import sublayers
+from kerasmem.graph.layers import own_variables, sublayers
 
 
 @dataclass(frozen=True)
@@ -104,15 +104,19 @@ class QuantizedBlock(keras.layers.Layer):
         """Return the float layer's serialized form and the places of its kernels.
 
         And the ranks of LoRA, the only thing that is added to a layer after it was
-        quantized: its own as its form tells it, those of layers inside by their place.
+        quantized: its own as its form tells it, those of layers inside by their place;
+        and which of these are frozen.
         """
         form = copy.deepcopy(self._float_form)
         form["config"].update(_lora(self))
         inner = {str(n): layer for n, layer in enumerate(sublayers(self)) if n}
         quantizer = getattr(self, "inner_quantizer", None)
+        frozen = [n for n, layer in inner.items() if not layer.trainable]
+        held = {"frozen": frozen} if self.trainable and frozen else {}
         within = {} if quantizer is None else {"inside": quantizer.get_config()}
         return {
             **within,
+            **held,
             "name": self.name,
             "trainable": self.trainable,
             "layer": form,
@@ -132,7 +136,8 @@ class QuantizedBlock(keras.layers.Layer):
         if layer.trainable != config["trainable"]:  # it would reach the inner layers
             layer.trainable = config["trainable"]
         places = [Place.from_json(place) for place in config["weights"]]
-        _set(layer, "_inner_lora", config.get("lora", {}))
+        inner = config.get("lora", {}), config.get("frozen", [])
+        _set(layer, "_inner_lora", inner)
         _become.get()(layer, config["layer"], places)
         if "inside" in config:
             round_inside(layer, FakeQuantize.from_config(config["inside"]))
@@ -326,12 +331,17 @@ def _takes_lora(layer: Any) -> bool:
 
 
 def _enable_inner_lora(block: Any) -> None:
-    """Enable LoRA in the layers inside a built block whose config told its ranks."""
+    """Enable LoRA in layers inside a built block, and freeze those that were frozen."""
     layers = sublayers(block)
-    for place, lora in vars(block).pop("_inner_lora", {}).items():
+    ranks, frozen = vars(block).pop("_inner_lora", ({}, []))
+    for place, lora in ranks.items():
         layer = layers[int(place)]
         if not layer.lora_enabled:
             layer.enable_lora(*(lora[key] for key in _LORA))
+    for place in frozen:
+        for weight in own_variables(layers[int(place)]):
+            weight.trainable = False
+        _set(layers[int(place)], "_trainable", value=False)
 
 
 def _change_class(layer: Any, form: type) -> None:

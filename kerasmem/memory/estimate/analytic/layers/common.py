@@ -87,9 +87,22 @@ def dense(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
 
 def projection(t: Tape, s: Site, layer: Any, x: Tensor, shape: Shape) -> Tensor:
     """Return the product of `x` with the kernel of a dense layer, and its bias."""
-    kernel = s.parameter(layer.kernel)
+    kernel = kernel_of(t, s, layer)
     y = p.product(t, "matmul", x, kernel, shape, t.how.product_scratch)
     return y if layer.bias is None else p.add(t, y, s.parameter(layer.bias))
+
+
+def kernel_of(t: Tape, s: Site, layer: Any, name: str = "kernel") -> Tensor:
+    """Return what a layer multiplies with, or takes rows of.
+
+    With LoRA that is its weight and a product of two of low rank, added in every call.
+    """
+    if not getattr(layer, "lora_enabled", False):
+        return s.parameter(getattr(layer, name))
+    weight = vars(layer)[f"_{name}"]  # the public attribute is the sum, a tensor
+    a, b = (s.parameter(getattr(layer, f"lora_{name}_{end}")) for end in "ab")
+    change = p.product(t, "matmul", a, b, tuple(weight.shape), t.how.product_scratch)
+    return p.add(t, s.parameter(weight), p.scale(t, change))
 
 
 def take(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
@@ -101,7 +114,7 @@ def take(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
 
 def embedding(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     """Embedding: rows of a table."""
-    table = s.parameter(s.layer.embeddings)
+    table = kernel_of(t, s, s.layer, "embeddings")
     return _gather(t, s, table, xs[0], sparse=t.how.sparse)
 
 

@@ -2,6 +2,7 @@
 
 from kerasmem.memory.estimate.analytic import primitives as p
 from kerasmem.memory.estimate.analytic.layers.activations import activate
+from kerasmem.memory.estimate.analytic.layers.common import kernel_of
 from kerasmem.memory.estimate.analytic.tape import Site, Tape
 from kerasmem.memory.program import Shape, Tensor
 
@@ -10,7 +11,7 @@ _INDEX = 8  # bytes of an int64
 
 def convolution_layer(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     """Convolutions in TensorFlow, transposed or not."""
-    kernel = s.parameter(s.layer.kernel)
+    kernel = kernel_of(t, s, s.layer)
     return _with_bias_and_activation(t, s, convolution(t, xs[0], kernel, s.shape))
 
 
@@ -73,7 +74,7 @@ def torch_convolution(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
 def torch_transposed_convolution(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     """Transposed convolutions in torch: channels first inside."""
     x = xs[0] if s.channels_first else _first(t, xs[0])
-    y = _torch_kernel(t, x, s.parameter(s.layer.kernel), s.shape)
+    y = _torch_kernel(t, x, kernel_of(t, s, s.layer), s.shape)
     y.layout = "first"
     return _with_bias_and_activation(t, s, y)
 
