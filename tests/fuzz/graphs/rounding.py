@@ -131,10 +131,25 @@ def _check_static(case: Case) -> None:
         if [a.shape for a in y] != [a.shape for a in expected]:
             raise WrongValueError(f"{[a.shape for a in y]}")
     error = apart(answers[0][1], outputs(found, data))
-    if error > 1.0 and not _looks_up_what_it_computes(case.model):
+    if error > 1.0 and not (
+        _looks_up_what_it_computes(case.model) or _is_steep(case.model, *answers[0])
+    ):
         raise WrongValueError(
             f"int8-static is off by {error:.2f} of the largest output"
         )
+
+
+def _is_steep(model: Any, x: Any, expected: list[np.ndarray]) -> bool:
+    """Return whether rounding the inputs alone turns answers over, as a sign does."""
+    random = np.random.default_rng(0)
+
+    def rounded(a: Any) -> Any:
+        if a.dtype.kind != "f":
+            return a
+        step = np.abs(a).max(initial=0.0) / 127
+        return (a + step * random.uniform(-1, 1, a.shape)).astype(a.dtype)
+
+    return apart(expected, outputs(model, keras.tree.map_structure(rounded, x))) > 0.5
 
 
 def _looks_up_what_it_computes(model: Any) -> bool:
