@@ -24,7 +24,6 @@ from kerasmem.graph.layers import (
     is_trained,
     nodes_in_order,
     own_graph,
-    own_variables,
     sublayers,
 )
 from kerasmem.graph.values import to_numpy
@@ -73,26 +72,21 @@ def clone(model: Any) -> Any:
             "Either layers share a weight in a way that Keras does not save, or a "
             "custom layer creates weights outside of its `build`."
         )
-    _train_alike(copy, model)
-    for own, other in zip(sublayers(copy), sublayers(model), strict=False):
-        if type(own) is type(other) and isinstance(own, _WITHOUT_POLICY):
-            # Their config tells the type of a weight instead.
-            own.dtype_policy = other.dtype_policy
+    pairs = zip(sublayers(copy), sublayers(model), strict=False)
+    _set_alike([(one, other) for one, other in pairs if type(one) is type(other)])
+    for weight, like in zip(copy.weights, model.weights, strict=True):
+        if weight.trainable != like.trainable:
+            weight.trainable = like.trainable
     return copy
 
 
-def _train_alike(copy: Any, model: Any) -> None:
-    """Freeze what is frozen in a model, which not every config tells, as KerasHub's."""
-    pairs = zip(sublayers(copy), sublayers(model), strict=False)
-    alike = [(own, other) for own, other in pairs if type(own) is type(other)]
-    for own, other in alike:
+def _set_alike(pairs: list[tuple[Any, Any]]) -> None:
+    """Freeze what is frozen, and compute in the same types: not every config tells."""
+    for own, other in pairs:
         if own.trainable != other.trainable:  # it reaches the layers inside, too
             own.trainable = other.trainable
-    for own, other in alike:
-        weights = own_variables(own), own_variables(other)
-        for weight, like in zip(*weights, strict=False):
-            if weight.trainable != like.trainable:
-                weight.trainable = like.trainable
+        if isinstance(own, _WITHOUT_POLICY):
+            own.dtype_policy = other.dtype_policy
 
 
 def reloaded(model: Any) -> Any:

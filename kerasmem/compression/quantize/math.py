@@ -160,8 +160,9 @@ def quantize_closely(
         ModelError: if `values` holds NaN or infinity.
 
     Example:
-        >>> codes, scales = quantize_closely(np.float32([[1, 2, 3, 9]]), (1,), bits=4)
-        >>> bool(scales < 9 / 7)
+        >>> values = np.float32([[*range(-60, 61), 100]])
+        >>> codes, scales = quantize_closely(values, (1,), bits=4)
+        >>> bool(scales < 100 / 7)
         True
     """
     exact = finite(values).astype(np.float32, copy=False)
