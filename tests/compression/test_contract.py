@@ -51,6 +51,7 @@ CONFIGS = [
     km.Distill(epochs=3, losses=["logits", {"loss": "features"}], hard_weight=0.2),
     km.Distill(losses=["logits", {"loss": "dkd", "beta": 4.0}]),
     km.Quantize("int4", rounding="adaptive"),
+    km.Quantize("int4", scales="mse"),
     km.Quantize("int8-static", calibration=km.Calibration("entropy", decay=0.5)),
     km.Quantize("int8-static", exclude="top"),
     km.Quantize("mixed", budget=km.Budget("6KiB"), granularity="group", group_size=16),

@@ -14,6 +14,7 @@ from kerasmem.compression.quantize.math import (
     pack_int4,
     quantize,
     quantize_affine,
+    quantize_closely,
 )
 from kerasmem.errors import ModelError
 from kerasmem.graph.values import to_numpy
@@ -88,6 +89,51 @@ def test_affine_codes_are_as_close_and_keep_zero(weights, last_is_channel, bits)
     assert (np.abs(exact - weights) <= scales / 2 + slack).all()
     assert (exact[weights == 0] == 0).all()
     assert np.abs(codes + 0.5).max(initial=0) <= 2 ** (bits - 1) - 0.5
+
+
+def squared_errors(weights, parts, axes):
+    codes, scales, *zeros = (part.astype(np.float64) for part in parts)
+    exact = (codes - (zeros[0] if zeros else 0)) * scales
+    return np.square(exact - weights).sum(axis=axes, keepdims=True)
+
+
+@pytest.mark.one_backend
+@settings(derandomize=True, max_examples=100, deadline=None)
+@given(WEIGHTS, st.booleans(), st.sampled_from([4, 8]), st.booleans())
+def test_close_codes_err_no_more_than_those_of_the_largest_entries(
+    weights, last_is_channel, bits, symmetric
+):
+    axes = axes_of(weights, last_is_channel)
+    plain = (quantize if symmetric else quantize_affine)(weights, axes, bits)
+    close = quantize_closely(weights, axes, bits, symmetric=symmetric)
+    assert [p.dtype for p in close] == [p.dtype for p in plain]
+    assert [p.shape for p in close] == [p.shape for p in plain]
+    before, after = (squared_errors(weights, p, axes) for p in (plain, close))
+    assert (after <= before * (1 + 1e-4) + 1e-12).all()
+    assert (close[1] > 0).all()
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize(("symmetric", "most"), [(True, 0.93), (False, 0.97)])
+def test_close_codes_are_those_of_the_best_of_nine_scales(symmetric, most):
+    """Of a normal distribution four bits lose a tenth or a twentieth less."""
+    weights = np.random.default_rng(0).normal(size=(64, 128))
+    found = quantize_closely(weights, (1,), 4, symmetric=symmetric)
+    errors = []
+    for share in np.linspace(1, 0.6, 9):
+        if symmetric:
+            scale = np.abs(weights).max(1, keepdims=True) * share / 7
+            exact = np.clip(np.rint(weights / scale), -7, 7) * scale
+        else:
+            low, high = (f(weights, 1, keepdims=True) * share for f in (np.min, np.max))
+            scale = (high - low) / 15
+            zero = np.rint(-8 - low / scale)
+            exact = (np.clip(np.rint(weights / scale) + zero, -8, 7) - zero) * scale
+        errors.append(np.square(exact - weights).sum(1))
+    best = np.min(errors, axis=0)
+    own = squared_errors(weights, found, (1,))[:, 0]
+    np.testing.assert_allclose(own, best, rtol=1e-3)
+    assert np.sqrt(best.sum() / errors[0].sum()) < most
 
 
 @settings(derandomize=True, max_examples=60, deadline=None)

@@ -170,7 +170,7 @@ def quantize_closely(
     high = exact.max(axis=axes, keepdims=True, initial=0.0)
     largest = np.maximum(high, -low)
     best: tuple[np.ndarray, ...] = ()
-    least = np.float32(np.inf)
+    least, unit = np.float32(np.inf), scales_of(largest, bits)  # or a square overflows
     for share in _SHARES:
         if symmetric:
             scales = scales_of(largest * share, bits)
@@ -178,7 +178,7 @@ def quantize_closely(
         else:
             own = affine_scales_of(low * share, high * share, bits)
             found = affine_codes_of(exact, *own, bits), *own
-        error = np.square(dequantize(*found) - exact)
+        error = np.square((dequantize(*found) - exact) / unit)
         error = error.sum(axis=axes, keepdims=True, dtype=np.float32)
         closer = error < least
         least = np.where(closer, error, least)
