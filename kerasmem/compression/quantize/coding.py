@@ -242,9 +242,8 @@ class Coding:
         if scales is not None:
             codes, *rest = codes_of(finite(values), scales, self.bits), scales
         elif closely:
-            symmetric = self.symmetric
             codes, *rest = quantize_closely(
-                values, axes, self.bits, symmetric=symmetric
+                values, axes, self.bits, symmetric=self.symmetric
             )
         else:
             encode = quantize if self.symmetric else quantize_affine

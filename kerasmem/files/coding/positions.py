@@ -107,9 +107,9 @@ class _ByClass(Positions):
             out.number(number)
             if number > 1:
                 side.write(out)
-        contexts = _contexts(self._classes, self._numbers[1])
         several = math.prod(self._numbers) > 1
-        self._code.write(out, self._grid.ravel(), contexts if several else None)
+        contexts = _contexts(self._classes, self._numbers[1]) if several else None
+        self._code.write(out, self._grid.ravel(), contexts)
 
 
 def plan(full: np.ndarray, shape: tuple[int, ...]) -> Positions:
