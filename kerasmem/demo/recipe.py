@@ -38,30 +38,26 @@ def residual_network(
     Args:
         image_shape: height, width and, if there is one, channels; values 0 to 255.
         classes: number of classes.
-        widths: channels of the stem and of each residual block. Every block but the
-            first halves height and width.
+        widths: channels of the stem and of each residual block. All of them halve
+            height and width.
         dropout: share of the last features that is left out while training.
     """
     images = keras.Input(image_shape, name="images")
     x = layers.Rescaling(1 / 255)(images)
     if len(image_shape) == 2:
         x = layers.Reshape((*image_shape, 1))(x)
-    x = layers.ReLU()(_convolution(x, widths[0]))
-    x = layers.MaxPooling2D()(x)
-    for index, width in enumerate(widths[1:]):
-        x = _block(x, width, strides=1 if index == 0 else 2)
+    x = layers.ReLU()(layers.MaxPooling2D()(_convolution(x, widths[0])))
+    for width in widths[1:]:
+        x = _block(x, width)
     x = layers.GlobalAveragePooling2D()(x)
     x = layers.Dropout(dropout)(x)
     return keras.Model(images, layers.Dense(classes, name="logits")(x))
 
 
-def _block(x: Any, width: int, strides: int) -> Any:
-    shortcut = x
-    x = layers.ReLU()(_convolution(x, width, strides=strides))
-    x = _convolution(x, width)
-    if strides != 1 or shortcut.shape[-1] != width:
-        shortcut = _convolution(shortcut, width, size=1, strides=strides)
-    return layers.ReLU()(layers.Add()([x, shortcut]))
+def _block(x: Any, width: int) -> Any:
+    shortcut = _convolution(x, width, size=1, strides=2)
+    x = layers.ReLU()(_convolution(x, width, strides=2))
+    return layers.ReLU()(layers.Add()([_convolution(x, width), shortcut]))
 
 
 def _convolution(x: Any, width: int, *, size: int = 3, strides: int = 1) -> Any:
@@ -93,8 +89,8 @@ class Recipe:
 
     widths: tuple[int, ...] = TEACHER_WIDTHS
     dropout: float = 0.5
-    epochs: int = 4
-    fine_tune_epochs: int = 3
+    epochs: int = 5
+    fine_tune_epochs: int = 2
     student_widths: tuple[int, ...] = STUDENT_WIDTHS
     student_epochs: int = 3
     batch_size: int = 128
