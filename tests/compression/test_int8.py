@@ -58,6 +58,28 @@ def test_an_int8_model_computes_what_a_model_with_rounded_weights_computes(
     assert 0 < np.linalg.norm(found - exact) < 0.03 * np.linalg.norm(exact)
 
 
+@pytest.mark.parametrize(
+    ("equation", "given", "output"),
+    [
+        ("abc,cd->abd", (4, 6), (None, 5)),
+        ("abc,cde->abde", (4, 6), (None, 5, 3)),
+        ("abc,cde->adbe", (4, 6), (5, None, 3)),
+        ("abde,dec->abc", (4, 2, 3), (None, 7)),
+        ("...bc,bcd->...d", (4, 6), (3,)),
+        ("abc,bcd->abd", (4, 6), (4, 5)),  # a kernel for each place
+        ("abc,bd->abcd", (4, 6), (4, 6, 5)),  # nothing is summed
+    ],
+)
+def test_scaled_outputs_are_those_of_scaled_codes(equation, given, output):
+    layer = L.EinsumDense(equation, output, bias_axes=equation[-1], activation="tanh")
+    model = chain(given, layer)
+    in_place(Quantize("int8"), model)
+    x = np.random.default_rng(0).normal(size=(2, *given)).astype("float32")
+    kernel = to_numpy(model.layers[-1].kernel)
+    expected = np.tanh(np.einsum(equation, x, kernel) + to_numpy(layer.bias))
+    np.testing.assert_allclose(outputs(model, x), expected, rtol=1e-5, atol=1e-6)
+
+
 @ALL
 def test_an_int8_model_is_saved_loaded_and_copied_without_a_difference(kind, tmp_path):
     model, inputs = kind.make(), kind.inputs()

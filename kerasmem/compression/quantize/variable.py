@@ -163,6 +163,11 @@ class QuantizedVariable(StandIn):
         self._hoisted = None
         self._hoisted = self.value
 
+    @property
+    def is_hoisted(self) -> bool:
+        """Whether the float weight is at hand."""
+        return self._hoisted is not None
+
     def drop(self) -> None:
         """Forget what `hoist` kept."""
         self._hoisted = None
