@@ -20,11 +20,8 @@ from kerasmem.compression.quantize.coding import Coded, Coding
 from kerasmem.compression.quantize.config import CLOSELY
 from kerasmem.compression.quantize.layer import Place, to_quantized
 from kerasmem.compression.quantize.math import finite
-from kerasmem.compression.quantize.owners import (
-    block_axes,
-    is_product,
-    quantized_variables,
-)
+from kerasmem.compression.quantize.owners import quantized_variables
+from kerasmem.compression.quantize.products import block_axes, is_product
 from kerasmem.compression.quantize.variable import QuantizedVariable
 from kerasmem.errors import KerasMemWarning, ModelError
 from kerasmem.graph.kernels import is_kernel, reduced_axes
