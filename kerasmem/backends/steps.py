@@ -1,6 +1,7 @@
 """How a framework's `fit` calls its training step, and what a step changes."""
 
 import gc
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -353,28 +354,38 @@ def compiled_functions(function: Any, method: str) -> list[Callable[..., Any]]:
     return found
 
 
-def traces_by_name(objects: Iterable[Any]) -> dict[str, int]:
-    """Return how often compiled functions were traced, by their names.
+class Traced(NamedTuple):
+    """A compiled function and how often it was traced.
 
     Args:
-        objects: any; those of TensorFlow's and JAX's kinds of compiled functions are
-            counted.
+        function: a weak reference to it.
+        name: of what it compiles.
+        traces: number of its traces.
+    """
+
+    function: "weakref.ref[Any]"
+    name: str
+    traces: int
+
+
+def traced_functions(objects: Iterable[Any]) -> dict[int, Traced]:
+    """Return the compiled functions among some objects by identity.
+
+    Args:
+        objects: any; TensorFlow's and JAX's kinds of compiled functions are looked at.
     """
     counters: dict[type, str | None] = {}
-    counts: dict[str, int] = {}
+    found: dict[int, Traced] = {}
     for each in objects:
         kind = type(each)
         if kind not in counters:
-            held = (name for name in _COUNTERS if name in _members(kind))
-            counters[kind] = next(held, None)
+            has = (name for name in _COUNTERS for b in kind.__mro__ if name in vars(b))
+            counters[kind] = next(has, None)
         counter = counters[kind]
         # JAX's own functions, such as broadcast_in_dim, are traced for any shape.
         module = getattr(each, "__module__", "") if counter is not None else ""
         if counter is not None and not str(module).startswith("jax."):
             name = str(getattr(each, "__name__", kind.__name__))
-            counts[name] = counts.get(name, 0) + getattr(each, counter)()
-    return counts
-
-
-def _members(kind: type) -> set[str]:
-    return set().union(*map(vars, kind.__mro__))
+            number = getattr(each, counter)()
+            found[id(each)] = Traced(weakref.ref(each), name, number)
+    return found

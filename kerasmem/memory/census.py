@@ -6,18 +6,15 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import compress, filterfalse
 from types import CellType, FrameType, FunctionType, MemberDescriptorType, ModuleType
 from typing import Any, NamedTuple
 
 import keras
-import numpy as np
 
-from kerasmem.graph.values import nbytes
+from kerasmem.memory.held_arrays import array_bytes, arrays_of, held_by, untracked
+from kerasmem.memory.kinds import is_own, module_of
 
-_CHUNK = 20_000
 _MOST_OBJECTS = 5_000_000
-_PLAIN = frozenset((dict, tuple))
 _HIDDEN = ("src", "python")
 _LEAST_BYTES = 64 * 1024.0
 _LEAST_NUMBER = 0.9  # an epoch, of kinds that are not Python's own
@@ -85,20 +82,10 @@ def kind_name(kind: type) -> str:
         >>> kind_name(dict), kind_name(keras.layers.Dense)
         ('dict', 'keras.Dense')
     """
-    parts = _module(kind).split(".")
+    parts = module_of(kind).split(".")
     hidden = (i for i, part in enumerate(parts) if part in _HIDDEN or part[:1] == "_")
     module = ".".join(parts[: next(hidden, len(parts))])
     return f"{module}.{kind.__qualname__}".removeprefix("builtins.").removeprefix(".")
-
-
-def is_own(kind: type) -> bool:
-    """Return True for what kerasmem itself keeps."""
-    return _module(kind).startswith("kerasmem.")
-
-
-def _module(kind: type) -> str:
-    module = kind.__module__
-    return module if isinstance(module, str) else ""  # some classes give it a property
 
 
 def grown(
@@ -159,72 +146,6 @@ def _of_kind(objects: list[Any], kind: str) -> list[Any]:
     return [each for each in objects if type(each) in kinds]
 
 
-def held_by(objects: list[Any]) -> Iterator[tuple[list[Any], list[type]]]:
-    """Yield what objects hold with its types, part by part, some of it repeatedly.
-
-    What is held by containers that are `untracked` is yielded too.
-
-    Args:
-        objects: some that the garbage collector knows.
-    """
-    for start in range(0, len(objects), _CHUNK):
-        held = gc.get_referents(*objects[start : start + _CHUNK])
-        while held:
-            types = list(map(type, held))
-            yield held, types
-            held = gc.get_referents(*untracked(held, types))
-
-
-def untracked(held: list[Any], types: list[type]) -> list[Any]:
-    """Return the dictionaries and tuples that the garbage collector does not know.
-
-    They hold nothing but arrays, numbers, text or others of their kind.
-
-    Args:
-        held: any objects.
-        types: the type of each.
-    """
-    plain = compress(held, map(_PLAIN.__contains__, types))
-    return [*filterfalse(gc.is_tracked, plain)]
-
-
-def arrays_of(objects: list[Any]) -> Iterator[Any]:
-    """Yield the arrays and tensors that some objects hold; one may come repeatedly."""
-    known: dict[type, bool] = {}
-    for held, types in held_by(objects):
-        kinds = set(types)
-        for kind in kinds - known.keys():
-            known[kind] = (
-                _has_size(kind)
-                and not is_own(kind)
-                and is_array(held[types.index(kind)])
-            )
-        arrays = frozenset(kind for kind in kinds if known[kind])
-        if arrays:
-            yield from compress(held, map(arrays.__contains__, types))
-
-
-def _has_size(kind: type) -> bool:
-    # Of the type: to ask the object wakes lazy modules and breaks at dead proxies. A
-    # symbolic tensor has no value, and would make an object of its shape when asked.
-    names = frozenset().union(*map(vars, kind.__mro__))
-    return {"shape", "dtype"} <= names and not names.isdisjoint({"numpy", "nbytes"})
-
-
-def is_array(one: Any) -> bool:
-    """Return True for an array of NumPy or a tensor of the backend."""
-    return isinstance(one, np.ndarray) or keras.ops.is_tensor(one)
-
-
-def array_bytes(each: Any) -> int:
-    """Return the bytes of an array or tensor, 0 for a view of another array."""
-    if isinstance(each, np.ndarray):
-        return each.nbytes if each.base is None else 0
-    with suppress(TypeError, ValueError):  # symbolic, or of no type that has a size
-        return nbytes(each)
-    return 0
-
-
 NOBODY = "no Python object: a running function or native code"
 """What an object that nothing refers to is held by."""
 
@@ -283,8 +204,8 @@ def _above(level: Sequence[_Step]) -> list[_Step]:
     found = list(_holding(known, steps))
     if found:
         return found
-    for held, types in held_by(gc.get_objects()):
-        unknown = untracked(held, types)
+    for held in held_by(gc.get_objects()):
+        unknown = untracked(held)
         if not steps.keys().isdisjoint(map(id, gc.get_referents(*unknown))):
             found += _holding(unknown, steps)
     return found

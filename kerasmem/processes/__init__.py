@@ -4,12 +4,15 @@ import importlib
 import importlib.util
 import itertools
 import json
+import math
 import os
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,8 @@ from kerasmem.errors import ChildDiedError, ConfigError, KerasMemError
 
 _ERROR = re.compile(r"[\w.]*(Error|Exception|Interrupt)\b.*:")
 _LINES = 50
+_LOOK_SECONDS = 0.5
+_SECONDS_TO_END = 30.0
 _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
 ON_THE_CPU = {"CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"}
 """Environment of a child that leaves the GPU to its parent."""
@@ -61,24 +66,82 @@ def run_in_child(
         }
         content = {"task": task, "settings": settings, "job": job}
         order.write_text(json.dumps(content), encoding="utf-8")
+        content_of_answer = answer_of_child(
+            ["-m", __name__, str(order), str(answer)],
+            task,
+            answer,
+            environment={"KERAS_BACKEND": backend, **(environment or {})},
+            seconds=seconds,
+        )
+        return _answer(json.loads(content_of_answer))
+
+
+def answer_of_child(
+    arguments: Sequence[str],
+    name: str,
+    answer: Path,
+    *,
+    environment: Mapping[str, str],
+    seconds: float | None = None,
+    is_shown: bool = False,
+) -> bytes:
+    """Return what a fresh Python process writes to a file.
+
+    Args:
+        arguments: of its command line.
+        name: what it is for.
+        answer: path of the file, which it puts there whole and then ends. One that
+            does not end, such as for a thread of its own, is ended.
+        environment: more environment variables for it.
+        seconds: how long it may take; None for as long as it takes.
+        is_shown: whether the user sees what it prints.
+
+    Raises:
+        TimeoutError: if it took longer, and was ended.
+        ChildDiedError: if it ended without an answer.
+    """
+    log_path = answer.with_name("stderr")
+    shown = None if is_shown else subprocess.DEVNULL
+    with log_path.open("wb") as log:
+        # A new interpreter, no fork: a framework's threads would be missing in one.
+        process = subprocess.Popen(
+            [sys.executable, *arguments],
+            env=child_environment(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=shown,
+            stderr=None if is_shown else log,
+        )
         try:
-            ended = subprocess.run(
-                [sys.executable, "-m", __name__, str(order), str(answer)],
-                env=child_environment(
-                    {"KERAS_BACKEND": backend, **(environment or {})}
-                ),
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=seconds,
-            )
+            _wait(process, answer, seconds)
         except subprocess.TimeoutExpired as error:
-            raise TimeoutError(f"{task} took more than {seconds:.0f} seconds.") from (
+            raise TimeoutError(f"{name} took more than {seconds:.0f} seconds.") from (
                 error
             )
-        if not answer.exists():
-            raise death(task.partition(":")[0], ended)
-        return _answer(json.loads(answer.read_text(encoding="utf-8")))
+        finally:
+            process.kill()  # of one that has ended: nothing
+            process.wait()
+    if not answer.exists():
+        stderr = log_path.read_text(encoding="utf-8", errors="replace")
+        raise death(name.partition(":")[0], process.returncode, stderr)
+    return answer.read_bytes()
+
+
+def _wait(
+    process: subprocess.Popen[bytes], answer: Path, seconds: float | None
+) -> None:
+    """Wait until a process has ended, or has answered and had time to end."""
+    until = math.inf if seconds is None else time.monotonic() + seconds
+    while not answer.exists():
+        left = until - time.monotonic()
+        try:
+            process.wait(max(0.0, min(left, _LOOK_SECONDS)))
+        except subprocess.TimeoutExpired:
+            if left <= _LOOK_SECONDS:
+                raise
+        else:
+            return
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(_SECONDS_TO_END)
 
 
 def run_script(
@@ -103,7 +166,7 @@ def run_script(
         check=False,
     )
     if ended.returncode:
-        raise death(script.stem, ended)
+        raise death(script.stem, ended.returncode, ended.stderr)
     return ended.stdout
 
 
@@ -119,7 +182,19 @@ def work(order: Path, answer: Path) -> None:
         result = {"error": type(error).__name__, "message": str(error)}
     else:
         result = {"result": result}
-    answer.write_text(json.dumps(result), encoding="utf-8")
+    write_answer(answer, json.dumps(result).encode())
+
+
+def write_answer(answer: Path, content: bytes) -> None:
+    """Write, in the child, the answer, which is there when it is whole.
+
+    Args:
+        answer: path of the file.
+        content: what is in it.
+    """
+    part = answer.with_name(f"{answer.name}.part")
+    part.write_bytes(content)
+    part.replace(answer)
 
 
 def child_environment(more: Mapping[str, str]) -> dict[str, str]:
@@ -138,21 +213,21 @@ def _answer(content: dict[str, Any]) -> dict[str, Any]:
     return content["result"]
 
 
-def death(name: str, ended: subprocess.CompletedProcess[str]) -> ChildDiedError:
+def death(name: str, returncode: int, stderr: str) -> ChildDiedError:
     """Return the error for a child that gave no answer.
 
     Args:
         name: what it was for.
-        ended: how it ended; its stderr is None where the user saw it.
+        returncode: how it ended.
+        stderr: what it wrote there, empty where the user saw it.
     """
-    stderr = ended.stderr or ""
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     starts = [number for number, line in enumerate(lines) if _ERROR.match(line)]
     last = lines[starts[-1] :] if starts else lines[-1:] or ["nothing on stderr"]
     # Behind the error Keras lists what the call was given.
     last = itertools.takewhile(lambda line: "Arguments received" not in line, last)
     reason = " ".join(last)
-    how = f"signal {-ended.returncode}" if ended.returncode < 0 else "an error"
+    how = f"signal {-returncode}" if returncode < 0 else "an error"
     return ChildDiedError(
         f"A process of its own, for {name.rpartition('.')[2]}, ended by {how}. "
         f"Expected: an answer. Received: {reason.rstrip('.')}. Next: what it wrote at "

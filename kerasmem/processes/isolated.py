@@ -2,8 +2,6 @@
 
 import functools
 import io
-import subprocess
-import sys
 import tempfile
 import traceback
 from collections.abc import Callable
@@ -14,10 +12,15 @@ import cloudpickle
 import keras
 
 from kerasmem.errors import ConfigError, first_line
-from kerasmem.processes import child_environment, death
+from kerasmem.processes import answer_of_child, write_answer
 
 
-def isolated(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def isolated(
+    function: Callable[..., Any],
+    *args: Any,
+    time_limit: float | None = None,
+    **kwargs: Any,
+) -> Any:
     """Run a function in a process of its own and return what it returns.
 
     All memory that it takes, on the host and on devices, goes back when it ends, which
@@ -31,6 +34,8 @@ def isolated(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         function: any function, of a script or a notebook too. It gets copies of its
             arguments and of the variables that it reads.
         *args: its arguments.
+        time_limit: seconds that a call may take, the start of the process included;
+            None for as long as it takes. The function does not get it.
         **kwargs: its arguments by name.
 
     Returns:
@@ -39,6 +44,7 @@ def isolated(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     Raises:
         ChildDiedError: if the process ended without an answer, such as by a signal of
             the kernel when memory ran out.
+        TimeoutError: if it took longer than the limit, and was ended.
         ConfigError: if an argument or the result cannot go to another process.
         Exception: what the function raises, as it raises it.
 
@@ -54,11 +60,11 @@ def isolated(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             "isolated(train(0.1))."
         )
     if args or kwargs:
-        return _run(function, args, kwargs)
+        return _run(function, args, kwargs, time_limit)
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        return _run(function, args, kwargs)
+        return _run(function, args, kwargs, time_limit)
 
     return call
 
@@ -81,10 +87,12 @@ def work(order: str, answer: str) -> None:
         content = _dumps(outcome)
     except Exception as error:  # noqa: BLE001 - a reducer may raise anything
         content = _dumps((False, _cannot_go("result", outcome[1], error)))
-    Path(answer).write_bytes(content)
+    write_answer(Path(answer), content)
 
 
-def _run(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+def _run(
+    function: Callable[..., Any], args: Any, kwargs: Any, time_limit: float | None
+) -> Any:
     with tempfile.TemporaryDirectory(prefix="kerasmem-isolated-") as folder:
         order, answer = Path(folder, "order"), Path(folder, "answer")
         try:
@@ -92,15 +100,15 @@ def _run(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         except Exception as error:
             raise _cannot_go("function or an argument", function, error) from error
         code = f"import sys; from {__name__} import work; work(*sys.argv[1:])"
-        ended = subprocess.run(
-            [sys.executable, "-c", code, str(order), str(answer)],
-            env=child_environment({"KERAS_BACKEND": keras.backend.backend()}),
-            check=False,
-            text=True,
+        content = answer_of_child(
+            ["-c", code, str(order), str(answer)],
+            getattr(function, "__name__", "a function"),
+            answer,
+            environment={"KERAS_BACKEND": keras.backend.backend()},
+            seconds=time_limit,
+            is_shown=True,
         )
-        if not answer.exists():
-            raise death(getattr(function, "__name__", "a function"), ended)
-        is_result, result = cloudpickle.loads(answer.read_bytes())
+        is_result, result = cloudpickle.loads(content)
     if is_result:
         return result
     raise result

@@ -2,10 +2,13 @@
 
 import os
 import signal
+import sys
 import threading
+import time
 
 import keras
 import numpy as np
+import psutil
 import pytest
 
 import kerasmem as km
@@ -60,3 +63,34 @@ def test_an_argument_that_cannot_go_is_named_before_a_process_is_begun():
 def test_a_result_in_place_of_a_function_is_refused():
     with pytest.raises(ConfigError, match=r"isolated\(train, 0.1\)"):
         km.memory.isolated(3)
+
+
+@pytest.mark.one_backend
+@pytest.mark.usefixtures("new_interpreter")
+def test_a_call_that_takes_too_long_is_ended():
+    def sleep():
+        time.sleep(600)
+
+    with pytest.raises(TimeoutError, match="sleep took more than 2 seconds"):
+        km.memory.isolated(sleep, time_limit=2)()
+
+
+@pytest.mark.one_backend
+@pytest.mark.usefixtures("new_interpreter")
+def test_a_process_that_has_answered_and_does_not_end_is_ended(monkeypatch):
+    monkeypatch.setattr("kerasmem.processes._SECONDS_TO_END", 0.5)
+
+    def begin_a_thread():
+        threading.Thread(target=time.sleep, args=(600,)).start()
+        return os.getpid()
+
+    process = km.memory.isolated(begin_a_thread)()
+    assert not psutil.pid_exists(process)
+
+
+@pytest.mark.one_backend
+def test_a_process_of_its_own_reads_nothing_of_ours():
+    def read():
+        return sys.stdin.read()
+
+    assert km.memory.isolated(read)() == ""

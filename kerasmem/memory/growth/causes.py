@@ -14,6 +14,7 @@ _MANY = 3
 """Models or groups of arrays of one name from which on they are many."""
 _MANY_TRACES = 5
 _LEAST_BYTES = 64 * 1024
+_LEAST_FREE_BYTES = 64 * 2**20
 _COPY_OF_WEIGHTS = ".best_weights[...]"
 # Keras writes what a layer was called with below the framework's error.
 _SOFTMAX_CALL = re.compile(
@@ -31,6 +32,7 @@ def causes(scope: "Scope") -> Iterator[tuple[str, str]]:
     for cause in (
         _retracing,
         _graphs,
+        _free_heap,
         _many_models,
         _arrays_in_callbacks,
         _closures,
@@ -43,7 +45,7 @@ def causes(scope: "Scope") -> Iterator[tuple[str, str]]:
 
 
 def _retracing(scope: "Scope") -> Iterator[tuple[str, str]]:
-    for name, number in scope.traces.items():
+    for name, number in scope.traced:
         if number >= _MANY_TRACES:
             yield (
                 "retracing",
@@ -63,6 +65,19 @@ def _graphs(scope: "Scope") -> Iterator[tuple[str, str]]:
             "Each step that is traced registers one (tf.custom_gradient in Keras's "
             "optimizers), and clear_session() takes none out. Next: scope.free() after "
             "each model, or run each trial by km.memory.isolated().",
+        )
+
+
+def _free_heap(scope: "Scope") -> Iterator[tuple[str, str]]:
+    free_bytes = scope.free_heap_bytes
+    if free_bytes >= _LEAST_FREE_BYTES and free_bytes >= scope.host_bytes / 2:
+        yield (
+            "free heap",
+            f"Resident memory rose by {format_bytes(scope.host_bytes)}, of which "
+            f"{format_bytes(free_bytes)} are free: nothing holds them, the C library "
+            "keeps them for later. Models that wait for Python's garbage collector "
+            "make its heap so large. Next: scope.free() after each model gives it "
+            "back, del model and gc.collect() keep it small.",
         )
 
 

@@ -18,7 +18,8 @@ from types import (
 )
 from typing import Any, NamedTuple
 
-from kerasmem.memory.census import attributes, is_own, own_dict
+from kerasmem.memory.census import attributes, own_dict
+from kerasmem.memory.kinds import is_own
 
 _SECONDS = 2.0
 _OURS = str(Path(__file__).parent)

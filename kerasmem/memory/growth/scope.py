@@ -1,13 +1,10 @@
 """What stayed when a piece of a program ended, who holds it, and what can be freed."""
 
-import re
 import tracemalloc
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from types import FunctionType, TracebackType
+from types import TracebackType
 from typing import Any, Self
 from weakref import ref
 
@@ -15,49 +12,14 @@ import keras
 
 from kerasmem.backends.exhaustion import is_out_of_memory
 from kerasmem.errors import ConfigError
-from kerasmem.graph.values import nbytes
-from kerasmem.memory.census import array_bytes, is_array, kind_name
 from kerasmem.memory.growth.causes import causes
 from kerasmem.memory.growth.freeing import Freed, free
-from kerasmem.memory.growth.names import Link, names
-from kerasmem.memory.growth.snapshot import OF_KERAS, Snapshot, take_snapshot
+from kerasmem.memory.growth.snapshot import Snapshot, take_snapshot
+from kerasmem.memory.growth.stayed import Stayed, stayed
 from kerasmem.records import Finding
 from kerasmem.units import format_bytes
 
-NO_NAME = "no name of the program: Keras, the framework or native code"
-"""What holds an object that no variable leads to."""
-
 _FRAMES = 16
-
-
-@dataclass(frozen=True)
-class Stayed:
-    """Objects that stayed, and by which name the program holds them.
-
-    Args:
-        held_by: the name, such as `"search.trials[...].model"`; an index is left out
-            where several objects differ in nothing else.
-        where: `"a local of run()"`, or the module of the variable.
-        kinds: numbers of objects by kind, those inside of them included.
-        number: of objects that the name itself leads to.
-        array_bytes: bytes of the arrays and weights that they hold.
-        made_at: file and line that made the first of them; None where that is unknown.
-        through: what is on the way to them: `"callback"`, `"closure"`, `"optimizer"`.
-        is_own: whether a variable of the program holds them, not one of a library.
-        models: number of models among them.
-        arrays: number of arrays and tensors among them that are no object of Keras.
-    """
-
-    held_by: str
-    where: str
-    kinds: Mapping[str, int]
-    number: int
-    array_bytes: int
-    made_at: str | None
-    through: frozenset[str]
-    is_own: bool
-    models: int
-    arrays: int
 
 
 class Scope:
@@ -102,7 +64,7 @@ class Scope:
         self._stop_tracing = self._lines and not tracemalloc.is_tracing()
         if self._stop_tracing:
             tracemalloc.start(_FRAMES)
-        self._before = take_snapshot()
+        self._before = take_snapshot(collected=False)
         return self
 
     def __exit__(
@@ -125,7 +87,7 @@ class Scope:
         """
         if self._before is None:
             raise self._not_ended()
-        self._after = take_snapshot()
+        self._after = take_snapshot(collected=True)
         self._new = self._before.new(self._after)
         self.__dict__.pop("stayed", None)
         if tracemalloc.is_tracing():
@@ -139,6 +101,15 @@ class Scope:
         return after.host_bytes - before.host_bytes
 
     @property
+    def free_heap_bytes(self) -> int:
+        """Of `host_bytes` those that the C library keeps: freed, to be used again."""
+        before, after = self._snapshots()
+        if before.heap is None or after.heap is None:
+            return 0
+        grown = self.host_bytes - (after.heap.used_bytes - before.heap.used_bytes)
+        return max(0, min(grown, self.host_bytes, after.heap.free_bytes))
+
+    @property
     def device_bytes(self) -> dict[str, int]:
         """Bytes in use by device, after less before."""
         before, after = self._snapshots()
@@ -150,10 +121,16 @@ class Scope:
     @property
     def traces(self) -> dict[str, int]:
         """New traces of compiled functions that live, by the functions' names."""
+        more: Counter[str] = Counter()
+        for name, number in self.traced:
+            more[name] += number
+        return dict(more)
+
+    @property
+    def traced(self) -> list[tuple[str, int]]:
+        """Name and new traces of each compiled function that lives."""
         before, after = self._snapshots()
-        more = Counter(after.traces)
-        more.subtract(before.traces)
-        return {name: number for name, number in more.items() if number > 0}
+        return before.new_traces(after)
 
     @property
     def graphs(self) -> list[int]:
@@ -185,20 +162,8 @@ class Scope:
     def stayed(self) -> list[Stayed]:
         """Objects that stayed by who holds them, those with most bytes first."""
         self._snapshots()
-        living = {id(each): r for r in self._new if (each := r()) is not None}
-        objects = [r() for r in living.values()]
-        links = names(objects)
-        groups: dict[tuple[str, str], _Group] = {}
-        for one in objects:
-            link = links.get(id(one))
-            owner = _owner(link, living) if link is not None else None
-            key = (_pattern(owner), owner.root.where) if owner else (NO_NAME, "")
-            group = groups.setdefault(key, _Group())
-            group.add(one, owner, is_counted=link is None or not _in_array(link))
-            first = owner.object if owner else one
-            group.made_at = group.made_at or self._made_at.get(id(living[id(first)]))
-        stayed = [group.stayed(where) for (_, where), group in groups.items()]
-        return sorted(stayed, key=lambda each: (-each.array_bytes, each.held_by))
+        living = [r for r in self._new if r() is not None]
+        return stayed(living, self._made_at)
 
     @property
     def models(self) -> list[keras.Model]:
@@ -233,6 +198,7 @@ class Scope:
         """
         figures = [
             f"host {_signed(self.host_bytes)}",
+            f"of which {format_bytes(self.free_heap_bytes)} are free",
             *(f"{name} {_signed(size)}" for name, size in self.device_bytes.items()),
             *(f"{n} more traces of {name}" for name, n in self.traces.items()),
             *([f"{len(self.graphs)} graphs of the framework"] if self.graphs else []),
@@ -241,7 +207,10 @@ class Scope:
             *(f"open file {path}" for path in self.files),
         ]
         return "\n".join(
-            [f"{self.name}: {', '.join(figures)}", *map(_line, self.stayed)]
+            [
+                f"{self.name}: {', '.join(figures)}",
+                *(f"  {one.line}" for one in self.stayed),
+            ]
         )
 
     def _snapshots(self) -> tuple[Snapshot, Snapshot]:
@@ -286,92 +255,6 @@ class GrowthWatch(Scope):
     def stop(self) -> None:
         """Look for the last time."""
         self.__exit__(None, None, None)
-
-
-class _Group:
-    """Objects that one name holds."""
-
-    def __init__(self) -> None:
-        self._owners: dict[int, Link] = {}
-        self._kinds: Counter[str] = Counter()
-        self._bytes = self._models = self._arrays = 0
-        self.made_at: str | None = None
-
-    def add(self, one: Any, owner: Link | None, *, is_counted: bool) -> None:
-        if owner is not None:
-            self._owners.setdefault(id(owner.object), owner)
-        self._kinds[kind_name(type(one))] += 1
-        self._models += isinstance(one, keras.Model)
-        self._arrays += not isinstance(one, OF_KERAS)
-        if is_counted:
-            self._bytes += _size(one)
-
-    def stayed(self, where: str) -> Stayed:
-        owners = list(self._owners.values())
-        text = NO_NAME
-        if owners:
-            text = str(owners[0]) if len(owners) == 1 else _pattern(owners[0])
-        kinds = dict(self._kinds.most_common())
-        number = len(owners) or sum(kinds.values())
-        through = {w for link in owners for w in _through(link)}
-        return Stayed(
-            held_by=text,
-            where=where,
-            kinds=kinds,
-            number=number,
-            array_bytes=self._bytes,
-            made_at=self.made_at,
-            through=frozenset(through),
-            is_own=bool(owners) and owners[0].root.is_own,
-            models=self._models,
-            arrays=self._arrays,
-        )
-
-
-def _line(one: Stayed) -> str:
-    kinds = ", ".join(f"{number} {kind}" for kind, number in one.kinds.items())
-    where = f" ({one.where})" if one.where else ""
-    made = f", made at {one.made_at}" if one.made_at else ""
-    return f"  {format_bytes(one.array_bytes):>10}  {one.held_by}{where}: {kinds}{made}"
-
-
-def _owner(link: Link, new: Mapping[int, Any]) -> Link:
-    """Return the first new object on the way to one; an array in a callback is one."""
-    links = link.chain()
-    first = next(n for n, each in enumerate(links) if id(each.object) in new)
-    is_callback = isinstance(links[first].object, keras.callbacks.Callback)
-    below = (isinstance(each.object, OF_KERAS) for each in links[first + 1 :])
-    return link if is_callback and not any(below) else links[first]
-
-
-_WAYS = (
-    ("callback", keras.callbacks.Callback),
-    ("closure", FunctionType),
-    ("optimizer", keras.optimizers.Optimizer),
-)
-
-
-def _through(link: Link) -> Iterator[str]:
-    for each in link.chain():
-        for name, kind in _WAYS:
-            if isinstance(each.object, kind):
-                yield name
-
-
-def _in_array(link: Link) -> bool:
-    """Return whether another array or variable is on the way: its bytes count once."""
-    above = (each.object for each in link.chain()[:-1])
-    return any(isinstance(one, keras.Variable) or _size(one) for one in above)
-
-
-def _size(one: Any) -> int:
-    if isinstance(one, keras.Variable):
-        return nbytes(one)
-    return array_bytes(one) if is_array(one) else 0
-
-
-def _pattern(link: Link) -> str:
-    return re.sub(r"\[\d+\]", "[...]", str(link))
 
 
 def _line_of(one: Any) -> str | None:

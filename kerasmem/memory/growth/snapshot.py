@@ -5,16 +5,19 @@ import threading
 import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import compress
+from types import CellType
 from typing import Any
 
 import keras
 import psutil
 
 from kerasmem import backends
-from kerasmem.backends.steps import traces_by_name
-from kerasmem.memory.census import arrays_of, is_own
+from kerasmem.backends.steps import Traced, traced_functions
 from kerasmem.memory.growth.names import local_variables
-from kerasmem.processes.host import resident_bytes
+from kerasmem.memory.held_arrays import arrays_of
+from kerasmem.memory.kinds import KindTable, is_of_program, is_own
+from kerasmem.processes.host import CHeap, c_heap, resident_bytes
 from kerasmem.records import own_allocators
 
 OF_KERAS = (
@@ -28,6 +31,8 @@ OF_KERAS = (
 )
 """Kinds of objects that Keras makes."""
 
+_BUILT_IN = frozenset({dict, frozenset, list, set, tuple, CellType})
+
 
 @dataclass(frozen=True)
 class Snapshot:
@@ -36,8 +41,9 @@ class Snapshot:
     Args:
         device_bytes: bytes in use by device.
         host_bytes: resident bytes of the process.
+        heap: what the C library's heap has; None where it does not tell.
         objects: Keras's objects and arrays by identity, without holding them.
-        traces: times that the compiled functions which live were traced, by name.
+        traced: compiled functions that live, by identity.
         graphs: bytes of variables by identity of each graph that no function needs.
         threads: names by identity.
         files: paths of open files.
@@ -46,12 +52,28 @@ class Snapshot:
 
     device_bytes: Mapping[str, int]
     host_bytes: int
+    heap: CHeap | None
     objects: Mapping[int, "weakref.ref[Any]"]
-    traces: Mapping[str, int]
+    traced: Mapping[int, Traced]
     graphs: Mapping[int, int]
     threads: Mapping[int, str]
     files: frozenset[str]
     children: frozenset[int]
+
+    def new_traces(self, later: "Snapshot") -> list[tuple[str, int]]:
+        """Return name and new traces of each function that was traced since.
+
+        Args:
+            later: one of the same process.
+        """
+        found = []
+        for key, one in later.traced.items():
+            before = self.traced.get(key)
+            is_same = before is not None and before.function() is one.function()
+            more = one.traces - (before.traces if before and is_same else 0)
+            if more > 0:
+                found.append((one.name, more))
+        return found
 
     def new(self, later: "Snapshot") -> list["weakref.ref[Any]"]:
         """Return what a later snapshot has and this one had not, as far as it lives.
@@ -71,13 +93,19 @@ class Snapshot:
         ]
 
 
-def take_snapshot() -> Snapshot:
-    """Return what the process holds now, garbage collected.
+def take_snapshot(*, collected: bool) -> Snapshot:
+    """Return what the process holds now.
 
-    Takes some tenths of a second, mostly Python's own collection.
+    Takes about two tenths of a second, and Python's own collection as much again.
+
+    Args:
+        collected: whether all garbage is collected before, or the youngest alone: what
+            is garbage then may die later, and counts as there.
     """
-    gc.collect()
+    gc.collect(2 if collected else 1)
     objects = gc.get_objects()
+    others = KindTable(lambda kind: kind not in _BUILT_IN and not is_of_program(kind))
+    instances = [*compress(objects, map(others.__getitem__, map(type, objects)))]
     process = psutil.Process()
     return Snapshot(
         device_bytes={
@@ -85,23 +113,22 @@ def take_snapshot() -> Snapshot:
             for device in own_allocators(backends.current().device_memory())
         },
         host_bytes=resident_bytes(),
-        objects=dict(_references(objects)),
-        traces=traces_by_name(objects),
-        graphs=backends.current().orphaned_graphs(objects),
+        heap=c_heap(),
+        objects=dict(_references(objects, instances)),
+        traced=traced_functions(instances),
+        graphs=backends.current().orphaned_graphs(instances),
         threads={t.ident or 0: t.name for t in threading.enumerate()},
         files=frozenset(file.path for file in process.open_files()),
         children=frozenset(child.pid for child in process.children(recursive=True)),
     )
 
 
-def _references(objects: list[Any]) -> Iterator[tuple[int, "weakref.ref[Any]"]]:
-    kinds: dict[type, bool] = {}
-    for each in objects:
-        kind = type(each)
-        if kind not in kinds:
-            kinds[kind] = issubclass(kind, OF_KERAS) and not is_own(kind)
-        if kinds[kind]:
-            yield id(each), weakref.ref(each)
+def _references(
+    objects: list[Any], instances: list[Any]
+) -> Iterator[tuple[int, "weakref.ref[Any]"]]:
+    kinds = KindTable(lambda kind: issubclass(kind, OF_KERAS) and not is_own(kind))
+    for each in compress(instances, map(kinds.__getitem__, map(type, instances))):
+        yield id(each), weakref.ref(each)
     # A plain dict of arrays that a local variable holds is unknown to the collector.
     held = [link.object for link in local_variables()]
     for array in arrays_of(objects + held):

@@ -63,6 +63,38 @@ def test_a_function_that_is_traced_for_every_shape_or_number_is_told(what):
     assert "scaled() was traced 6 times more" in words(scope)
 
 
+@pytest.mark.one_backend
+def test_one_trace_of_each_of_many_functions_is_no_retracing():
+    import tensorflow as tf
+
+    kept = []
+    with km.memory.scope() as scope:
+        for n in range(6):
+            kept.append(tf.function(lambda x, n=n: x + n))
+            kept[-1](tf.ones(2))
+    assert sum(scope.traces.values()) == 6
+    assert "retracing" not in kinds(scope)
+
+
+@pytest.mark.one_backend
+def test_free_pages_of_the_c_library_are_told_and_given_back():
+    km.memory.scope().free()
+    with km.memory.scope() as scope:
+        # Below the size from which the C library maps an array by itself; the last one
+        # lies above the others and keeps them from being given back.
+        arrays = [np.ones(8000) for _ in range(2000)]
+        last = arrays.pop()
+        arrays.clear()
+    # glibc raises that size to the largest block that was ever given back.
+    assert kinds(scope) == {"free heap"}
+    free_bytes = 1999 * 8000 * 8
+    assert scope.free_heap_bytes == pytest.approx(free_bytes, rel=0.1)
+    assert scope.free().host_bytes == pytest.approx(free_bytes, rel=0.1)
+    scope.update()
+    assert scope.findings == []
+    assert last.size
+
+
 def test_steps_per_execution_is_told_where_they_are_unrolled(backend):
     # torch refuses more than one step.
     steps = 1 if backend == "torch" else 16
