@@ -2,10 +2,12 @@
 
 Residual blocks, encoder blocks, hidden layers of equal width repeat each other, so that
 some of them can be left out: all that the graph computes flows through one tensor
-before such a part and through one behind it, and both are of one shape.
+before such a part and through one behind it, and both are of one shape. A model that
+its own class builds, such as one of KerasHub, has an argument that counts its blocks.
 """
 
 import itertools
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,9 +17,16 @@ import keras
 from kerasmem.compression.channels import PruneChannels
 from kerasmem.compression.fields import Real
 from kerasmem.errors import ConfigError, ModelError
+from kerasmem.graph.arguments import (
+    Pair,
+    arguments,
+    is_made_of_arguments,
+    made_with,
+)
 from kerasmem.graph.clone import clone, compile_as
 from kerasmem.graph.layers import last_uses, listed_graph, nodes_in_order
 from kerasmem.graph.rebuild import Rebuild, Rewrite
+from kerasmem.graph.values import to_numpy
 
 _SHARE = "A student keeps a share of its teacher: its {}"
 
@@ -42,7 +51,8 @@ def make_student(
         of: what `ratio` is a share of: `"parameters"`, `"multiplications"` or
             `"channels"`.
         depth: share that it keeps of the blocks of every stage that can be left out,
-            in [0, 1); None for all. Blocks that change a shape always stay.
+            in [0, 1); None for all. Blocks that change a shape always stay. Of a model
+            of KerasHub it is a share of `num_layers`, at least one.
 
     Returns:
         The student, compiled as the teacher is, with an optimizer that starts anew.
@@ -79,6 +89,8 @@ def make_student(
 
 def _less_deep(teacher: Any, depth: float) -> Any:
     """Return `teacher` without some of the parts that repeat each other."""
+    if is_made_of_arguments(teacher):
+        return _with_fewer_layers(teacher, depth)
     stages = repeated(teacher) if listed_graph(teacher) is not None else []
     left_out = [part for parts in stages for part in _spread(parts, depth)]
     if not left_out:
@@ -88,6 +100,36 @@ def _less_deep(teacher: Any, depth: float) -> Any:
             f"could be left out, so none of them goes. Received: depth={depth!r}."
         )
     return without(teacher, left_out)
+
+
+def _with_fewer_layers(teacher: Any, depth: float) -> Any:
+    """Return `teacher` with fewer blocks by its config, and the weights of these.
+
+    Blocks that stay are evenly spread, among those that do what is done in their new
+    place: a block of a sliding window stands for one.
+    """
+    counts = {
+        place: value
+        for place, value in arguments(teacher).items()
+        if _LAYERS.fullmatch(place[-1]) and type(value) is int and value > 1
+    }
+    changes = {place: max(round(depth * n), 1) for place, n in counts.items()}
+    if changes == counts:
+        raise ModelError(
+            f"The config of the model {teacher.name!r} counts no layers of which one "
+            f"could be left out. Expected: an argument such as num_layers, of at least "
+            f"2, of which a share of {depth!r} is less. Received: "
+            f"{ {place[-1]: n for place, n in counts.items()} }."
+        )
+
+    def values(pairs: Sequence[Pair]) -> Iterator[tuple[Any, Any]]:
+        return ((new, to_numpy(old)) for old, new in pairs)
+
+    student, _ = made_with(teacher, changes, values)
+    return student
+
+
+_LAYERS = re.compile(r"([a-z]+_)?num_(encoder_|decoder_|hidden_)?layers")
 
 
 def _spread(parts: list[Any], depth: float) -> list[Any]:

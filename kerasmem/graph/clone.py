@@ -73,15 +73,19 @@ def clone(model: Any) -> Any:
             "custom layer creates weights outside of its `build`."
         )
     pairs = zip(sublayers(copy), sublayers(model), strict=False)
-    _set_alike([(one, other) for one, other in pairs if type(one) is type(other)])
+    set_alike([(one, other) for one, other in pairs if type(one) is type(other)])
     for weight, like in zip(copy.weights, model.weights, strict=True):
         if weight.trainable != like.trainable:
             weight.trainable = like.trainable
     return copy
 
 
-def _set_alike(pairs: list[tuple[Any, Any]]) -> None:
-    """Freeze what is frozen, and compute in the same types: not every config tells."""
+def set_alike(pairs: list[tuple[Any, Any]]) -> None:
+    """Freeze what is frozen, and compute in the same types: not every config tells.
+
+    Args:
+        pairs: a new layer, and the one that it shall be like.
+    """
     for own, other in pairs:
         if own.trainable != other.trainable:  # it reaches the layers inside, too
             own.trainable = other.trainable

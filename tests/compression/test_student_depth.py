@@ -8,6 +8,9 @@ from keras import layers
 import kerasmem as km
 from kerasmem.compression.student import repeated
 from kerasmem.errors import ConfigError, ModelError
+from kerasmem.graph.clone import clone
+from tests.constructed import Net
+from tests.masked import called, randomized
 
 
 def perceptron(*units, activation=True):
@@ -121,6 +124,29 @@ def test_a_student_of_a_sequential_is_one_and_trains():
     student.fit(x, y, verbose=0)
     for now, then in zip(teacher.get_weights(), before, strict=True):
         np.testing.assert_array_equal(now, then)
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize(("kind", "stay"), [("plain", [1, 3]), ("alternating", [2, 3])])
+def test_blocks_that_an_argument_counts_stay_where_they_do_the_same(kind, stay):
+    teacher = randomized(Net(num_layers=4, kind=kind))
+    student = km.make_student(teacher, depth=0.5)
+    assert type(student) is Net
+    assert student.num_layers == 2
+    copy = clone(teacher)
+    for number in {*range(4)} - {*stay}:
+        for weight in copy.get_layer(f"block_{number}").weights:
+            weight.assign(np.zeros(weight.shape))  # the block hands on what came in
+    x = np.random.default_rng(0).normal(size=(4, 6)).astype("float32")
+    np.testing.assert_allclose(
+        called(student, x)[0], called(copy, x)[0], rtol=1e-5, atol=1e-6
+    )
+
+
+@pytest.mark.one_backend
+def test_a_single_block_that_an_argument_counts_is_refused():
+    with pytest.raises(ModelError, match=r"num_layers, of at least 2.*Received: \{\}"):
+        km.make_student(Net(num_layers=1), depth=0.5)
 
 
 @pytest.mark.one_backend

@@ -4,6 +4,7 @@ Every cell is "works", where a check of this file says so, or the error of ours 
 tells why not. The command prints the table into the documentation.
 """
 
+import json
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -27,6 +28,7 @@ from tests.keras_hub.families import (
     targets,
 )
 from tests.keras_hub.rows import Rows
+from tests.masked import masked, randomized
 from tests.timelines import assert_adds_up, made_in_window, share_known
 
 PAGE = Path(__file__).parents[2] / "docs" / "keras_hub.md"
@@ -189,6 +191,50 @@ def prune(s: Subject) -> None:
     assert pruned
 
 
+def heads_and_width(s: Subject) -> str | None:
+    """Half as many of each; outputs and tokens are those with the others zero."""
+    model = randomized(clone(s.model))
+    small, _ = km.PruneChannels(0.5).applied(model)
+    s.saved("narrow", small)
+    assert small.count_params() < model.count_params()
+    if type(small) is not type(model):
+        return f"works, as a {type(small).__name__} model"
+    expected = masked(model, small, clone(model))
+    assert apart(answers(small, s.x), answers(expected, s.x)) < 1e-5
+    if hasattr(model, "generate"):
+        pairs = zip(generated(small, s.x), generated(expected, s.x), strict=True)
+        assert all(np.array_equal(now, then) for now, then in pairs)
+    return None
+
+
+def student(s: Subject) -> None:
+    """Of three layers two stay, in order, each with all of its weights."""
+    config = json.loads(json.dumps(s.model.get_config()))
+    teacher = randomized(type(s.model).from_config(_three_layers(config)))
+    made = km.make_student(teacher, depth=0.67)
+    s.saved("student", made)
+    assert type(made) is type(teacher)
+    values = [to_numpy(weight) for weight in teacher.weights]
+    found = [
+        [n for n, value in enumerate(values) if np.array_equal(to_numpy(w), value)]
+        for w in made.weights
+    ]
+    places = [place for (place,) in found]
+    assert places == sorted(set(places))
+    gone = [teacher.weights[n] for n in {*range(len(values))} - {*places}]
+    left = sum(int(np.prod(w.shape)) for w in gone)
+    assert teacher.count_params() - made.count_params() == left
+
+
+def _three_layers(config: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: _three_layers(value)
+        if isinstance(value, dict)
+        else (3 if name == "num_layers" else value)
+        for name, value in config.items()
+    }
+
+
 def distill(s: Subject) -> None:
     """The distance of a student that has forgotten something to its teacher falls."""
     student = s.trained
@@ -283,7 +329,7 @@ def generated(model: Any, x: Any) -> list[np.ndarray]:
     return [to_numpy(y) for y in keras.tree.flatten(found) if y is not None]
 
 
-_CHECKS: dict[str, Callable[[Subject], None]] = {
+_CHECKS: dict[str, Callable[[Subject], str | None]] = {
     "monitors": monitors,
     "timeline": timeline,
     "estimate": estimate,
@@ -291,6 +337,8 @@ _CHECKS: dict[str, Callable[[Subject], None]] = {
     "int4": int4,
     "int8-dynamic": int8_dynamic,
     "prune": prune,
+    "heads/width": heads_and_width,
+    "student": student,
     "distill": distill,
     "rematerialize": rematerialize,
     "compress_activations": compress_activations,
@@ -326,7 +374,7 @@ def reopened(family: str, folder: Path) -> dict[str, str]:
         model = km.load_model(path, custom_objects={"Tagger": Tagger})
         expected = [*_arrays(path.with_suffix(".npz")).values()]
         if apart(answers(model, x), expected) > 1e-5:
-            assert path.stem == "distill", path.name
+            assert path.stem in ("distill", "narrow", "student"), path.name
             reload = _LOST_BY_KERAS_HUB[family]
         tokens = folder / _TOKENS
         if path.stem == "int8" and tokens.exists():
@@ -341,13 +389,12 @@ def _arrays(path: Path) -> dict[str, np.ndarray]:
         return {name: file[name] for name in file.files}
 
 
-def _cell(check: Callable[[Subject], None], subject: Subject) -> str:
+def _cell(check: Callable[[Subject], str | None], subject: Subject) -> str:
     try:
-        check(subject)
+        return check(subject) or WORKS
     except KerasMemError as error:
         sentence = re.split(r"(?<=\.)\s", str(error))[0]
         return f"{type(error).__name__}: {sentence}"
-    return WORKS
 
 
 def table(rows: dict[str, dict[str, str]]) -> str:

@@ -12,6 +12,8 @@ ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
 SOME = ["Gemma", "Llama3", "GPT2", "Bert", "ViT"]
 MORE = {"jax": "Bart", "torch": "Mixtral"}
 BY_GRAPH = ("rematerialize", "compress_activations", "int8-dynamic")
+BY_CONFIG = ("heads/width", "student")
+SEVEN = ("Gemma", "Llama3", "Bert", "GPT2", "Roberta", "Mixtral", "Bart")
 
 
 @pytest.fixture(scope="module")
@@ -35,11 +37,14 @@ def test_the_table_has_every_family_and_nearly_all_works():
     assert [*found] == [*FAMILIES, "Subclassed"]
     graphs = {name: found[name] for name in FAMILIES}
     assert len(graphs) >= 24
-    everywhere = {*matrix.COLUMNS} - {*BY_GRAPH, "generate", "reload"}
+    everywhere = {*matrix.COLUMNS} - {*BY_GRAPH, *BY_CONFIG, "generate", "reload"}
     for family, cells in graphs.items():
         assert {cells[column] for column in everywhere} == {matrix.WORKS}, family
         assert cells["reload"].startswith(matrix.WORKS)
         assert cells["generate"] in (matrix.WORKS, "-")
     for column in BY_GRAPH:
         assert sum(cells[column] == matrix.WORKS for cells in graphs.values()) >= 16
+    for column in BY_CONFIG:
+        assert sum(cells[column] == matrix.WORKS for cells in graphs.values()) >= 24
+        assert {found[family][column] for family in SEVEN} == {matrix.WORKS}
     assert sum(cells["reload"] == matrix.WORKS for cells in graphs.values()) >= 24

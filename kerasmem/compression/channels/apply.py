@@ -13,9 +13,11 @@ import numpy as np
 from kerasmem.compression.account import account
 from kerasmem.compression.channels import PruneChannels
 from kerasmem.compression.channels.choose import kept_channels
+from kerasmem.compression.channels.constructed import remove_units
 from kerasmem.compression.channels.ranking import Ranking, Round
 from kerasmem.compression.channels.scores import class_scores
-from kerasmem.compression.channels.verify import difference
+from kerasmem.compression.channels.verify import Subset, difference
+from kerasmem.compression.channels.widths import find_widths
 from kerasmem.compression.technique import Context
 from kerasmem.compression.working import fine_tune
 from kerasmem.errors import KerasMemWarning, ModelError
@@ -147,6 +149,10 @@ def prune_channels(
             check fails.
         ConfigError: if a pattern matches no weight, or data is missing.
     """
+    this_round = this_round or Round()
+    widths = find_widths(model)
+    if widths[0]:
+        return _with_fewer_units(model, widths, config, data, this_round)
     graph = with_graph(model)
     labelled = label_channels(graph)
     groups = find_groups(labelled.labels)
@@ -156,7 +162,6 @@ def prune_channels(
             f"The model {model.name!r} has no channels that could be removed. "
             f"{_first_reasons(paths, labelled, groups)}"
         )
-    this_round = this_round or Round()
     scores = class_scores((model, graph), labelled, groups.classes, config, data)
     ranking = Ranking(paths, labelled, groups, scores, config, this_round)
     subset = kept_channels(graph, labelled, ranking, config, this_round, data)
@@ -166,22 +171,39 @@ def prune_channels(
     pairs = variable_pairs(rebuild.pairs)
     take_along(model, smaller, pairs, subset)
     changes = _changes(graph, pairs, labelled, groups, subset)
-    if this_round.number == this_round.count and not any(
-        change.changed for change in changes
-    ):
-        _warn_if_whole(ranking, config, subset)
+    if _ends_unchanged(this_round, changes) and ranking.is_whole:
+        _warn_that_whole(config, ranking.largest, next(iter(subset.notes.values()), ""))
     return Pruned(smaller, changes, error, labelled.unknown)
 
 
-def _warn_if_whole(
-    ranking: Ranking, config: PruneChannels, subset: ChannelSubset
-) -> None:
+def _with_fewer_units(
+    model: Any, widths: Any, config: PruneChannels, data: Any, this_round: Round
+) -> Pruned:
+    """Return a model of the same class with other arguments of its constructor."""
+    made = remove_units(model, widths, config, data, this_round)
+    take_along(model, made.model, made.pairs, made.subset)
+    new = {id(before): after for before, after in made.pairs}
+    why = dict(made.reasons)
+    changes = [_change(w, new[id(w.variable)], why, {}) for w in weights(model)]
+    units = [width.units for ways in widths[0] for width in ways]
+    if _ends_unchanged(this_round, changes) and this_round.count == 1:
+        _warn_that_whole(config, max(units))
+    return Pruned(made.model, changes, made.error, {})
+
+
+def _ends_unchanged(this_round: Round, changes: list[WeightChange]) -> bool:
+    """Return whether the last round has changed nothing."""
+    last = this_round.number == this_round.count
+    return last and not any(change.changed for change in changes)
+
+
+def _warn_that_whole(config: PruneChannels, largest: int, note: str = "") -> None:
     """Warn if channels were to go and none has gone, in no round."""
     asked = max([config.ratio, *(ratio for _, ratio in config.ratios)])
-    if asked and ranking.is_whole:
-        why = next(iter(subset.notes.values()), None) or (
+    if asked:
+        why = note or (
             "its share of channels rounds to none in every group of channels that go "
-            f"together, of which the largest has {ranking.largest}, or others that "
+            f"together, of which the largest has {largest}, or others that "
             "must lose as many stay"
         )
         warnings.warn(
@@ -267,7 +289,7 @@ def _change(
 
 
 def take_along(
-    model: Any, smaller: Any, pairs: Sequence[tuple[Any, Any]], subset: ChannelSubset
+    model: Any, smaller: Any, pairs: Sequence[tuple[Any, Any]], subset: Subset
 ) -> None:
     """Compile the smaller model as the original, and continue its optimizer.
 

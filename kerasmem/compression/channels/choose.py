@@ -118,23 +118,36 @@ def kept_channels(
         return ranking.select_as_configured()
     cost_share = MEASURES[config.of](model, labelled, data)
     wanted = 1 - this_round.share(config.ratio)
-    return _fewest(ranking, cost_share, wanted, config.of)
+    return fewest(ranking.select, cost_share, wanted, config.of)
 
 
-def _fewest(
-    ranking: Ranking, cost_share: CostShare, wanted: float, of: str
-) -> ChannelSubset:
-    """Return the most channels, by bisection, whose `cost_share` is `wanted`."""
+def fewest(
+    select: Callable[[float], Any],
+    cost_share: Callable[[Any], float],
+    wanted: float,
+    of: str,
+) -> Any:
+    """Return the most channels, by bisection, whose `cost_share` is `wanted`.
+
+    Args:
+        select: returns the channels that stay if a share of them goes.
+        cost_share: returns the share of a cost that these leave.
+        wanted: the share that is to stay, in (0, 1].
+        of: what is counted, for the text of the error.
+
+    Raises:
+        ModelError: if not even the fewest channels save as much as is asked for.
+    """
     share = bisect(
-        lambda share: cost_share(ranking.select(share)) <= wanted,
+        lambda share: cost_share(select(share)) <= wanted,
         good=1.0,
         bad=0.0,
         halvings=_HALVINGS.get(of, _USUAL_HALVINGS),
     )
     if share < 1.0:
-        return ranking.select(share)
-    fewest = ranking.select(1 - 2**-_USUAL_HALVINGS)
-    least = cost_share(fewest)
+        return select(share)
+    least_left = select(1 - 2**-_USUAL_HALVINGS)
+    least = cost_share(least_left)
     if least > wanted:
         raise ModelError(
             f"Removing as many channels as can go leaves {_percent(least)} of "
@@ -142,7 +155,7 @@ def _fewest(
             f"them. Received: PruneChannels of {of}, of which {_percent(wanted)} "
             "are to stay."
         )
-    return fewest
+    return least_left
 
 
 def _percent(share: float) -> str:

@@ -169,13 +169,7 @@ class Ranking:
         config: PruneChannels,
         this_round: Round,
     ) -> None:
-        of_channels = [paths[id(use.variable)] for use in labelled.labels.uses]
-        for pattern in (*config.ignore, *(p for p, _ in config.ratios)):
-            if not any(re.search(pattern, path) for path in of_channels):
-                raise ConfigError(
-                    "No weight with channels has a path that matches a pattern of "
-                    f"PruneChannels. Received: {pattern!r}."
-                )
+        check_patterns(config, [paths[id(u.variable)] for u in labelled.labels.uses])
         self._labelled = labelled
         self._groups = groups
         self._uses = labelled.labels.uses
@@ -183,7 +177,7 @@ class Ranking:
         self._round = this_round
         self._scores = [scores[members] for members in groups.members]
         makers = _makers(groups, self._uses, paths)
-        self._own = [_own_ratio(made_by, config) for made_by in makers]
+        self._own = [own_ratio(made_by, config) for made_by in makers]
         self._pools = self._together(labelled)
 
     @property
@@ -314,7 +308,21 @@ class Ranking:
         return max(removable(first, share, *limits) - (first - size), 0)
 
 
-def _own_ratio(paths: Sequence[str], config: PruneChannels) -> float | None:
+def check_patterns(config: PruneChannels, paths: Sequence[str]) -> None:
+    """Check that every pattern of a config matches one of some paths.
+
+    Raises:
+        ConfigError: if one matches none.
+    """
+    for pattern in (*config.ignore, *(p for p, _ in config.ratios)):
+        if not any(re.search(pattern, path) for path in paths):
+            raise ConfigError(
+                "No weight with channels has a path that matches a pattern of "
+                f"PruneChannels. Received: {pattern!r}."
+            )
+
+
+def own_ratio(paths: Sequence[str], config: PruneChannels) -> float | None:
     """Return the ratio of a group of its own, 0 if it stays, None if it has none."""
     if any(re.search(p, path) for p in config.ignore for path in paths):
         return 0.0

@@ -5,7 +5,7 @@ the smaller model equals the original with these set to zero.
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import keras
 import ml_dtypes
@@ -13,7 +13,6 @@ import numpy as np
 
 from kerasmem.errors import ModelError
 from kerasmem.files.data import sample_inputs
-from kerasmem.graph.channels import ChannelSubset
 from kerasmem.graph.layers import own_graph, sublayers
 from kerasmem.graph.values import to_numpy
 
@@ -27,9 +26,23 @@ _LENGTHS = (64, 32, 8)
 """Lengths to try for axes of inputs that the model leaves open."""
 
 
-def difference(
-    original: Any, smaller: Any, subset: ChannelSubset, data: Any = None
-) -> float:
+class Subset(Protocol):
+    """The channels that stay: of which weights others are silenced, and how."""
+
+    def silences(self, variable: Any) -> bool:
+        """Return True if `silence` changes values of a weight."""
+        ...
+
+    def silence(self, variable: Any, value: np.ndarray) -> np.ndarray:
+        """Return a value with zeros where it takes part in what is removed."""
+        ...
+
+    def gather(self, variable: Any, value: np.ndarray) -> np.ndarray:
+        """Return the entries that stay of a value of the shape of a weight."""
+        ...
+
+
+def difference(original: Any, smaller: Any, subset: Subset, data: Any = None) -> float:
     """Return how far the smaller model is from the original without these channels.
 
     Args:
@@ -45,19 +58,8 @@ def difference(
     Raises:
         ModelError: if it is more than rounding explains.
     """
-    for inputs in _inputs(original, data):
-        try:
-            expected = _silenced(original, subset, inputs)
-            break
-        except Exception:
-            # A length may be more than a table of positions has, or leave no pixels.
-            if data is not None:
-                raise
-    else:
-        return float("nan")
-    outputs = keras.tree.flatten(smaller(inputs, training=False))
-    error = _apart(expected, [to_numpy(y) for y in outputs])
-    if error <= TOLERANCE:
+    error, expected, inputs = _compared(original, smaller, subset, data)
+    if inputs is None or error <= TOLERANCE:
         return error
     # Some models are chaotic in the precision that they compute in: then a nudge at the
     # weights is as bad.
@@ -72,8 +74,33 @@ def difference(
     )
 
 
+def relative_error(
+    original: Any, smaller: Any, subset: Subset, data: Any = None
+) -> float:
+    """Return the same as `difference`, whatever it is."""
+    return _compared(original, smaller, subset, data)[0]
+
+
+def _compared(
+    original: Any, smaller: Any, subset: Subset, data: Any
+) -> tuple[float, list[np.ndarray], Any]:
+    """Return the difference, what was expected, and of which inputs: None of none."""
+    for inputs in _inputs(original, data):
+        try:
+            expected = _silenced(original, subset, inputs)
+            break
+        except Exception:
+            # A length may be more than a table of positions has, or leave no pixels.
+            if data is not None:
+                raise
+    else:
+        return float("nan"), [], None
+    outputs = keras.tree.flatten(smaller(inputs, training=False))
+    return _apart(expected, [to_numpy(y) for y in outputs]), expected, inputs
+
+
 def _silenced(
-    model: Any, subset: ChannelSubset, inputs: Any, nudge: float = 0.0
+    model: Any, subset: Subset, inputs: Any, nudge: float = 0.0
 ) -> list[np.ndarray]:
     random = np.random.default_rng(1)
 

@@ -1,0 +1,258 @@
+"""A model made anew with other arguments of its constructor, and which weight is which.
+
+The config of a model that its own class builds, such as a backbone of KerasHub or a
+task around one, tells arguments in place of layers: `intermediate_dim`, `num_layers`.
+Another value there gives a model of the same class with other shapes. Its layers are
+those of the original, in order; of blocks that repeat each other there may be fewer.
+"""
+
+import json
+import re
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+
+from kerasmem.backends import current
+from kerasmem.backends.lazy import lazy_variables
+from kerasmem.errors import ModelError
+from kerasmem.graph.clone import live_objects, set_alike
+from kerasmem.graph.from_config import without_first_values
+from kerasmem.graph.layers import (
+    has_graph,
+    lists_layers,
+    own_variables,
+    sublayers,
+)
+
+Place = tuple[str, ...]
+"""Keys that lead to an argument in the nested configs of a model."""
+
+Pair = tuple[Any, Any]
+"""A layer or a weight of a model, and the one in its place in another model."""
+
+_PREPROCESSOR = "preprocessor"
+
+
+def is_made_of_arguments(model: Any) -> bool:
+    """Return True for a model whose class builds its graph of a config of arguments."""
+    return has_graph(model) and not lists_layers(model)
+
+
+def arguments(model: Any) -> dict[Place, Any]:
+    """Return the arguments in a model's config, and in those of models within it.
+
+    Args:
+        model: one that `is_made_of_arguments`.
+
+    Returns:
+        What is no config itself, by the keys that lead to it, in the config's order;
+        nothing where the class does not tell its config.
+    """
+    try:
+        return dict(_leaves(_config(model), ()))
+    except (NotImplementedError, TypeError):
+        return {}
+
+
+def _leaves(config: Mapping[str, Any], around: Place) -> Iterator[tuple[Place, Any]]:
+    for name, value in config.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, (*around, name))
+        else:
+            yield (*around, name), value
+
+
+def _config(model: Any) -> dict[str, Any]:
+    """Return a model's config, without its preprocessor: that has files of its own."""
+    config = model.get_config()
+    if config.get(_PREPROCESSOR) is not None:
+        config = {**config, _PREPROCESSOR: None}
+    return json.loads(json.dumps(config))
+
+
+def shapes_with(model: Any, changes: Mapping[Place, Any]) -> Any:
+    """Return a model to look at, not to run: its weights take no memory where possible.
+
+    Args:
+        model: the model that it is made of.
+        changes: arguments by their place.
+
+    Raises:
+        ModelError: if its class does not take them.
+    """
+    values = current().lazy_values()
+    if values.why_not() is not None:
+        with without_first_values():
+            return _built(model, changes)
+    with lazy_variables(values, described=True):
+        return _built(model, changes)
+
+
+def made_with(
+    model: Any,
+    changes: Mapping[Place, Any],
+    values: Callable[[Sequence[Pair]], Iterable[tuple[Any, Any]]],
+) -> tuple[Any, list[Pair]]:
+    """Return a model of the same class with other arguments, not compiled anew.
+
+    It is frozen where the original is, and shares its preprocessor.
+
+    Args:
+        model: the model that it is made of, which stays as it is.
+        changes: arguments by their place.
+        values: takes the pairs of weights, old and new, and returns the new weights
+            with their values; a weight that gets none has a first value.
+
+    Returns:
+        The model, and its pairs of weights.
+
+    Raises:
+        ModelError: if its class does not take the arguments, or makes other layers of
+            them.
+    """
+    with current().replicating(model), without_first_values():
+        made = _built(model, changes)
+        layers = layer_pairs(model, made)
+        pairs = weight_pairs(layers)
+        reached = {id(new) for _, new in pairs}
+        for weight in made.weights:
+            if id(weight) not in reached:
+                raise _other_layers(model.name, "weights of layers", weight.path)
+        for weight, value in values(pairs):
+            weight.assign(value)
+    preprocessor = getattr(model, _PREPROCESSOR, None)
+    if preprocessor is not None:
+        made.preprocessor = preprocessor
+    set_alike([(new, old) for old, new in layers])
+    return made, pairs
+
+
+def _built(model: Any, changes: Mapping[Place, Any]) -> Any:
+    config = _config(model)
+    for (*around, name), value in changes.items():
+        inner = config
+        for key in around:
+            inner = inner[key]
+        inner[name] = value
+    try:
+        with (
+            keras.saving.custom_object_scope(live_objects(model)),
+            warnings.catch_warnings(),
+        ):
+            warnings.simplefilter("ignore")  # said when the model was made
+            return type(model).from_config(config)
+    except (TypeError, ValueError, ArithmeticError, NotImplementedError) as error:
+        told = ", ".join(f"{place[-1]}={value!r}" for place, value in changes.items())
+        raise ModelError(
+            f"The class {type(model).__name__!r} builds no model of the config of "
+            f"{model.name!r} with {told}. "
+            f"Received: {' '.join(str(error).split())[:200]}."
+        ) from error
+
+
+def weight_pairs(layers: Sequence[Pair]) -> list[Pair]:
+    """Return the weights of pairs of layers, seeds left out.
+
+    Raises:
+        ModelError: if one layer has other weights than the other.
+    """
+    found: list[Pair] = []
+    for old, new in layers:
+        names = [[v.name for v in own_variables(layer)] for layer in (old, new)]
+        if names[0] != names[1]:
+            raise _other_layers(old.name, *map(str, names))
+        found += zip(own_variables(old), own_variables(new), strict=True)
+    return found
+
+
+def layer_pairs(old: Any, new: Any) -> list[Pair]:
+    """Return the layers of a model with those of another one of the same class.
+
+    Where the other has fewer blocks that repeat each other, its blocks stand for some
+    that are evenly spread, if there are such that do the same.
+
+    Raises:
+        ModelError: if they do not correspond.
+    """
+    pairs: dict[int, Pair] = {}
+    _add_pairs(old, new, pairs)
+    return list(pairs.values())
+
+
+def _add_pairs(old: Any, new: Any, pairs: dict[int, Pair]) -> None:
+    if id(new) in pairs:
+        return
+    if type(old) is not type(new):
+        raise _other_layers(old.name, type(old).__name__, type(new).__name__)
+    pairs[id(new)] = (old, new)
+    before, after = siblings(old), siblings(new)
+    if before.keys() != after.keys():
+        missing = [name for _, name in before.keys() ^ after.keys()]
+        raise _other_layers(old.name, ", ".join(missing), "layers of other names")
+    for kind, layers in after.items():
+        for place, layer in zip(
+            _corresponding(before[kind], layers), layers, strict=True
+        ):
+            _add_pairs(before[kind][place], layer, pairs)
+
+
+def siblings(layer: Any) -> dict[tuple[type, str], list[Any]]:
+    """Return the layers right in another one, those of a class and a name together.
+
+    Names count without a number at their end, such as `"decoder_block"`, and without
+    that of the model around: whether a class gives it depends on who named the model.
+    """
+    found: dict[tuple[type, str], list[Any]] = {}
+    for inner in _children(layer):
+        stem = re.sub(r"_?\d+$", "", inner.name.removeprefix(f"{layer.name}_"))
+        same = found.setdefault((type(inner), stem), [])
+        if inner.weights and not any(inner is other for other in same):
+            same.append(inner)
+    return {kind: layers for kind, layers in found.items() if layers}
+
+
+def _children(layer: Any) -> list[Any]:
+    # As in `sublayers`: no public walk goes through layers of every kind.
+    return list(layer._flatten_layers(include_self=False, recursive=False))
+
+
+def _corresponding(before: Sequence[Any], after: Sequence[Any]) -> list[int]:
+    """Return for each of the layers after the place of the one that it stands for."""
+    many, few = len(before), len(after)
+    if many < few:
+        raise _other_layers(before[0].name, f"{many} of them", f"{few}")
+    if many == few:
+        return list(range(many))
+    looks = [_looks(layer) for layer in before]
+    found: list[int] = []
+    for number, layer in enumerate(after):
+        middle = (2 * number + 1) * many // (2 * few)
+        left = range(found[-1] + 1 if found else 0, many - few + number + 1)
+        alike = [n for n in left if looks[n] == _looks(layer)] or left
+        found.append(min(alike, key=lambda n, m=middle: (abs(n - m), -n)))
+    return found
+
+
+def _looks(layer: Any) -> str:
+    """Return what is equal in blocks that do the same: windows of attention may differ.
+
+    The layers inside of a block tell it too, whose config may not.
+    """
+    looks = []
+    for inner in sublayers(layer):
+        try:
+            config = {**inner.get_config(), "name": None}
+        except (NotImplementedError, TypeError, AttributeError):
+            config = {}
+        looks.append([type(inner).__name__, config, len(own_variables(inner))])
+    return json.dumps(looks, default=lambda value: type(value).__name__)
+
+
+def _other_layers(name: str, old: str, new: str) -> ModelError:
+    return ModelError(
+        f"With other arguments the class of the model makes other layers of {name!r}: "
+        f"which weight is which cannot be told. Expected: {old}. Received: {new}. "
+        "Next: remove channels and blocks before km.Quantize and LoRA."
+    )
