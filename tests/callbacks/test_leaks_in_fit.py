@@ -168,6 +168,9 @@ def test_what_rises_from_call_to_call_is_told_once(monkeypatch, call):
     assert finding.text.startswith(
         "The resident memory of the process rises by 3.00 MiB a call since call 3, "
     )
+    page = monitor._repr_html_()
+    assert "rises by 3.00 MiB a call since call 3, " in page
+    assert f"Call by call of {call}: host memory" in page
 
 
 def test_validation_within_a_fit_is_no_call(monkeypatch):

@@ -179,6 +179,21 @@ def test_a_panel_has_the_bytes_of_every_epoch():
     assert "peak: from 156 MiB to 158 MiB, at most 158 MiB." in gpu.words
 
 
+def test_calls_of_predict_and_evaluate_have_panels_by_their_numbers():
+    def call(phase, resident):
+        host = HostReading(resident, resident + MIB, "kernel")
+        return MemoryRecord(0, None, (), host, phase=phase)
+
+    calls = [call("predict", n * MIB) for n in (10, 13, 16)]
+    records = [*memory_records(2), *calls, call("evaluate", MIB)]
+    _, _, panel = memory_panels(records)  # one call of evaluate is no course
+    assert (panel.title, panel.step) == ("Call by call of predict: host memory", "call")
+    assert {line.name: (line.x, line.y) for line in panel.lines} == {
+        "peak": ([1, 2, 3], [11 * MIB, 14 * MIB, 17 * MIB]),
+        "resident": ([1, 2, 3], [10 * MIB, 13 * MIB, 16 * MIB]),
+    }
+
+
 def test_a_first_step_far_above_is_told_and_does_not_flatten_the_rest():
     gpu, _ = memory_panels(memory_records(3))
     assert "first step" not in {line.name for line in gpu.lines}

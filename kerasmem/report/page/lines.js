@@ -3,9 +3,10 @@
 const LINE_HEIGHT = 15;
 
 // lines: [{ name, style, x, y }], y in bytes, or numbers; on a "log" axis those above 0.
+// step: what the places are numbers of, "epoch" or "call".
 // fits: numbers of the epochs with which a fit after the first began: no line joins two fits.
 // marks: epochs with a cross.
-function lineChart(host, lines, { axis, fits, marks }) {
+function lineChart(host, lines, { axis, step, fits, marks }) {
   const format = axis === "bytes" ? bytesText : numberText;
   const epochs = [...new Set(lines.flatMap((line) => [...line.x]))].sort((a, b) => a - b);
   let frame = null;
@@ -14,7 +15,7 @@ function lineChart(host, lines, { axis, fits, marks }) {
     frame = lineFrame(host, lines, epochs, axis, fits);
     const { x, y, named } = frame;
     const svg = framed(frame.width, frame.height, x, y);
-    if (named) svg.append(shape("text", { x: x.end + 40, y: y.begin + 18 }, "epoch"));
+    if (named) svg.append(shape("text", { x: x.end + 40, y: y.begin + 18 }, step));
     svg.append(...frame.fits.map((begin) => upright("fit", begin)));
     lines.forEach((line) => svg.append(...lineShapes(line, frame)));
     svg.append(...[...marks].map((epoch) => crossShape(x.to(epoch), y.begin - 8)));
@@ -40,7 +41,7 @@ function lineChart(host, lines, { axis, fits, marks }) {
         .filter(([line, i]) => Math.abs(line.x[i] - epoch) < 1e-3)
         .map(([line, i]) => [line.name, format(line.y[i])]);
       frame.cursor.replaceChildren(upright("cursor", epoch));
-      return [`epoch ${Number.isInteger(epoch) ? countText(epoch) : epoch.toFixed(2)}`, rows];
+      return [`${step} ${Number.isInteger(epoch) ? countText(epoch) : epoch.toFixed(2)}`, rows];
     },
     leave: () => frame.cursor.replaceChildren(),
   });

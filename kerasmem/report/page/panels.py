@@ -40,6 +40,7 @@ class Panel:
         notes: what has to be known to read it.
         unit: `"bytes"`, `"number"`, or `"log"` for numbers by their powers of ten.
         marks: places on the axis of epochs that have a cross.
+        step: what the places are numbers of, `"epoch"` or `"call"`.
     """
 
     title: str
@@ -47,6 +48,7 @@ class Panel:
     notes: tuple[str, ...] = ()
     unit: str = "bytes"
     marks: tuple[float, ...] = ()
+    step: str = "epoch"
 
     @property
     def words(self) -> str:
@@ -87,6 +89,7 @@ def packed_panels(panels: Sequence[Panel], packer: Packer) -> list[dict[str, Any
         {
             "title": panel.title,
             "unit": panel.unit,
+            "step": panel.step,
             "marks": packer.place(panel.marks),
             "lines": [
                 {

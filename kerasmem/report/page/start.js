@@ -7,9 +7,9 @@ async function startPage(show) {
   document.querySelectorAll("table[data-sortable]").forEach(makeSortable);
   const { fits, panels, ...own } = await unpack(document.getElementById("packed").textContent);
   document.querySelectorAll("[data-panel]").forEach((host) => {
-    const { lines, unit, marks } = panels[host.dataset.panel];
+    const { lines, unit, step, marks } = panels[host.dataset.panel];
     const axis = unit === "number" ? numberAxisOf(lines) : unit;
-    if (lines.length) lineChart(host, lines, { axis, fits, marks });
+    if (lines.length) lineChart(host, lines, { axis, step, fits: step === "epoch" ? fits : [], marks });
   });
   show(own);
   document.documentElement.dataset.ready = "true";

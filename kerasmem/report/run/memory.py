@@ -1,4 +1,4 @@
-"""Memory per epoch: one panel per device and process, and one for each host."""
+"""Memory by epoch and by call: panels for the devices and the host of each process."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -19,6 +19,7 @@ def memory_panels(records: Sequence[MemoryRecord]) -> list[Panel]:
         own = [record for record in records if record.process == process]
         owner = f"process {process}" if len(processes) > 1 else ""
         panels += [*_device_panels(own, owner), *_host_panels(own, owner)]
+        panels += _call_panels(own, owner)
     return panels
 
 
@@ -80,6 +81,29 @@ def _host_panels(records: Sequence[MemoryRecord], owner: str) -> Iterator[Panel]
         sampled = ("The peak was sampled every few milliseconds.",)
         notes = sampled if source == "sampled" else ()
         yield Panel(_title("Host memory", owner), lines.filled(), notes)
+
+
+_CALLS = ("evaluate", "predict")
+
+
+def _call_panels(records: Sequence[MemoryRecord], owner: str) -> Iterator[Panel]:
+    """Yield what each call of `evaluate` or `predict` left, where there are several."""
+    for phase in _CALLS:
+        calls = [r for r in records if r.phase == phase and r.batch is None]
+        by_holder: dict[str, Lines] = {}
+        for x, record in enumerate(calls, start=1):
+            for device in record.counted:
+                lines = by_holder.setdefault(f"device memory, {device.name}", Lines())
+                lines.add("peak", "peak", x, device.peak_bytes)
+                lines.add("in use", "current", x, device.current_bytes)
+            if record.host is not None:
+                lines = by_holder.setdefault("host memory", Lines())
+                lines.add("peak", "peak", x, record.host.peak_bytes)
+                lines.add("resident", "current", x, record.host.rss_bytes)
+        for name, lines in by_holder.items():
+            if len(calls) > 1:
+                title = _title(f"Call by call of {phase}: {name}", owner)
+                yield Panel(title, lines.filled(), step="call")
 
 
 def _title(name: str, owner: str) -> str:
