@@ -176,6 +176,13 @@ class DeviceBackend(ABC):
         """
         return
 
+    def release_graphs(self) -> None:
+        """Let graphs go with their functions, where the framework would keep them.
+
+        Call it after the training of a model that will be dropped.
+        """
+        return
+
     def orphaned_graphs(self, objects: Iterable[Any]) -> dict[int, int]:
         """Return bytes of variables by identity of each graph that no function needs.
 

@@ -123,8 +123,9 @@ STEPS: tuple[Option, ...] = (
     ),
     option(
         "--parallel",
-        choices=("ray",),
-        help="try several things at a time, on Ray (pip install kerasmem[ray])",
+        choices=("ray", "isolated"),
+        help="try several things at a time, on Ray (pip install kerasmem[ray]), or one "
+        "after the other in processes of their own",
     ),
 )
 """The options that say what is to be done."""

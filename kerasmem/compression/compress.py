@@ -143,7 +143,9 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
         parallel: where a search tries several things at a time: `"ray"` for the Ray
             cluster that one is connected to, or one on this machine (`pip install
             kerasmem[ray]`); a `concurrent.futures.Executor` of processes that start
-            anew. A seed gives the same result as without. Callbacks are copied.
+            anew; `"isolated"` for one after the other, each family in a process of its
+            own, whose memory goes back whole. A seed gives the same result as without.
+            Callbacks are copied.
         verbose: 0 for silence, 1 for a line on stderr about each trial of a search.
         output: a file to write, which ends in `.keras`; of a preset of KerasHub also a
             new folder, for a preset; None for none.

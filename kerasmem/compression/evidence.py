@@ -133,6 +133,7 @@ def sums_over_samples(
         return evidence.read()
     finally:
         evidence.release()
+        current().release_graphs()
 
 
 def _few(data: Any) -> dict[str, Any]:

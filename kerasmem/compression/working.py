@@ -31,7 +31,7 @@ def seeded_at(context: Context, place: int) -> Any:
 
 @contextmanager
 def preserving(steps: Sequence[Technique], model: Any, trainer: Any) -> Iterator[None]:
-    """Return a scope in which training keeps what techniques did.
+    """Return a scope in which training keeps what techniques did, and no graph stays.
 
     Args:
         steps: the techniques.
@@ -39,6 +39,8 @@ def preserving(steps: Sequence[Technique], model: Any, trainer: Any) -> Iterator
         trainer: what `fit` is called on.
     """
     with ExitStack() as scopes:
+        # The model may be one of many that are tried and dropped.
+        scopes.callback(current().release_graphs)
         for step in steps:
             scopes.enter_context(step.preserved(model, trainer))
         yield

@@ -157,6 +157,10 @@ class TensorFlowDevice(DeviceBackend):
 
     def free_caches(self) -> None:
         """Have the registry of gradients hold its graphs weakly."""
+        self.release_graphs()
+
+    def release_graphs(self) -> None:
+        """Have the registry of gradients hold its graphs weakly."""
         release_graphs()
 
     def orphaned_graphs(self, objects: Iterable[Any]) -> dict[int, int]:

@@ -218,6 +218,7 @@ def distill(  # noqa: PLR0913  (the public entry point of the contract)
             callbacks=callbacks,
             verbose=verbose,
         )
+        current().release_graphs()  # which know the teacher
         reestimate_if_better(trained, uncached, _loss(distiller), batch_size)
     check_finite(trained, student)
     history.set_model(trained)  # it would keep the teacher alive

@@ -24,8 +24,9 @@ from kerasmem.compression.search.trials import (
     Trials,
     silent,
 )
-from kerasmem.errors import ConfigError
+from kerasmem.errors import ChildDiedError, ConfigError
 from kerasmem.graph.clone import PackedModel, packed
+from kerasmem.processes.isolated import isolated
 
 _USAGE_REPORTS = "RAY_USAGE_STATS_ENABLED"
 
@@ -40,12 +41,13 @@ def check_parallel(parallel: Any) -> None:
         return
     is_executor = isinstance(parallel, Executor)
     if isinstance(parallel, ThreadPoolExecutor) or not (
-        is_executor or parallel == "ray"
+        is_executor or parallel in ("isolated", "ray")
     ):
         raise ConfigError(
-            "The trials of a search run one after the other (None), on Ray ('ray'), or "
-            "in the processes of a concurrent.futures.Executor; threads would share "
-            f"their random numbers. Received: parallel={parallel!r}."
+            "The trials of a search run one after the other (None), so but each family "
+            "in a process of its own ('isolated'), on Ray ('ray'), or in the processes "
+            "of a concurrent.futures.Executor; threads would share their random "
+            f"numbers. Received: parallel={parallel!r}."
         )
     if parallel == "ray":
         _check_ray()
@@ -57,8 +59,33 @@ def executing(parallel: Any) -> Iterator[Executor]:
     if isinstance(parallel, Executor):
         yield parallel
         return
-    with RayExecutor() as executor:
+    with IsolatedExecutor() if parallel == "isolated" else RayExecutor() as executor:
         yield executor
+
+
+class IsolatedExecutor(Executor):
+    """Runs each call at once in a process of its own, whose memory goes back whole."""
+
+    def submit(
+        self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> Future[Any]:
+        """Return the future of a call that has ended.
+
+        It raises what the call raises, or `BrokenExecutor` if the process died.
+
+        Args:
+            fn: the function.
+            *args: for it.
+            **kwargs: for it.
+        """
+        future: Future[Any] = Future()
+        try:
+            future.set_result(isolated(fn, *args, **kwargs))
+        except ChildDiedError as error:
+            future.set_exception(BrokenExecutor(str(error)))
+        except Exception as error:  # noqa: BLE001 - as every executor
+            future.set_exception(error)
+        return future
 
 
 class RayExecutor(Executor):

@@ -2,6 +2,7 @@
 
 import math
 import multiprocessing
+import os
 import pickle
 import random
 import threading
@@ -13,7 +14,7 @@ from concurrent.futures import (
     ThreadPoolExecutor,
 )
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import keras
 import numpy as np
@@ -105,6 +106,36 @@ def assert_same_as_alone(two):
     assert one.changes == two.changes
     for x, y in zip(one.model.get_weights(), two.model.get_weights(), strict=True):
         np.testing.assert_array_equal(x, y)
+
+
+def with_few(function, *args):
+    """Runs in a process of its own."""
+    few()
+    return function(*args)
+
+
+@pytest.mark.usefixtures("new_interpreter")
+def test_each_family_in_a_process_of_its_own_finds_the_same(monkeypatch):
+    in_child = partial(km.memory.isolated, with_few)
+    monkeypatch.setattr(parallel, "isolated", in_child)
+    assert_same_as_alone(searched(network(), parallel="isolated"))
+
+
+def test_a_search_leaves_no_graphs_of_its_trials():
+    model = network()
+    with km.memory.scope() as scope:
+        result = searched(model)
+    assert scope.graphs == []
+    assert "graphs" not in {finding.kind for finding in scope.findings}
+    assert len(result.report.search.trials) > 3
+
+
+@pytest.mark.one_backend
+def test_a_family_whose_process_died_is_told(monkeypatch):
+    in_child = partial(km.memory.isolated, os._exit, 3)
+    monkeypatch.setattr(parallel, "isolated", lambda *_: in_child())
+    with pytest.raises(ConfigError, match="ended before its trials did"):
+        searched(network(), parallel="isolated")
 
 
 class LastFirst(Executor):
