@@ -18,6 +18,7 @@ import numpy as np
 
 import kerasmem as km
 from tests.keras_hub.families import FAMILIES, samples, targets
+from tests.keras_hub.matrix import compiled
 
 EXAMPLES = (
     "callbacks_in_fit",
@@ -44,10 +45,8 @@ def example(name):
 
 def hub(family):
     """Train a small network of KerasHub."""
-    model = FAMILIES[family]()
+    model = compiled(FAMILIES[family]())
     x = samples(model, 8)
-    # Past the compile of KerasHub's tasks, which adds metrics of labels.
-    keras.Model.compile(model, "adam", "mse")
     return watched_training(model, x, targets(model, x))
 
 

@@ -1,13 +1,12 @@
-"""Memory that grows over many trainings: known reports, and false alarms.
+"""Memory that grows over many trainings: known reports, and what a scope costs.
 
     KERAS_BACKEND=torch python -m tests.benchmarks.bench_growth [reports] [models]
-        [cost] [alarms]
+        [cost]
 
 Each case runs in a process of its own. `reports`: loops written from the descriptions
 of the threads; growth of resident memory a round after the first ones, and what a scope
 finds. `models`: 50 models built, trained for a step and dropped: as they are, with
 `scope.free()` after each, and isolated. `cost`: CPU seconds of a training in a scope.
-`alarms`: ordinary trainings, in which a scope must find nothing.
 """
 
 import gc
@@ -22,6 +21,7 @@ from kerasmem.processes.host import resident_bytes
 
 ROUNDS, WARM_UP, MIB = 12, 4, 2**20
 FLAT_KIB = 64
+_MOST_SECONDS = 300
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(1000, 32)).astype("float32")
 Y = X.sum(axis=1, keepdims=True)
@@ -173,7 +173,7 @@ def many_models(how, count=50):
     scope = km.memory.scope("trials")
     for number in range(count):
         if how == "isolated":
-            km.memory.isolated(trial, number)
+            km.memory.isolated(trial, number, time_limit=_MOST_SECONDS)
         else:
             trial(number)
         if how == "free":
@@ -181,60 +181,6 @@ def many_models(how, count=50):
     gc.collect()
     seconds = (time.perf_counter() - began) / count
     return (resident_bytes() - before) / MIB, seconds
-
-
-def ordinary():
-    """Yield ordinary trainings by name."""
-    image = np.random.default_rng(0).normal(size=(64, 16, 16, 3)).astype("float32")
-    labels = np.random.default_rng(1).integers(0, 4, 64)
-    words = np.random.default_rng(2).integers(0, 100, (64, 12))
-    inputs = {
-        "dense": (keras.Input((32,)), X[:64]),
-        "image": (keras.Input((16, 16, 3)), image),
-        "words": (keras.Input((12,), dtype="int32"), words),
-    }
-    bodies = {
-        "dense": keras.layers.Dense(32, "relu"),
-        "dropout": lambda x: keras.layers.Dropout(0.5)(keras.layers.Dense(16)(x)),
-        "norm": lambda x: keras.layers.BatchNormalization()(keras.layers.Dense(16)(x)),
-    }
-    convolutions = {
-        "conv": keras.layers.Conv2D(8, 3, activation="relu"),
-        "separable": keras.layers.SeparableConv2D(8, 3),
-        "pooled": lambda x: keras.layers.MaxPooling2D()(keras.layers.Conv2D(8, 3)(x)),
-    }
-    sequences = {
-        "gru": lambda x: keras.layers.GRU(8)(keras.layers.Embedding(100, 8)(x)),
-        "lstm": lambda x: keras.layers.LSTM(8)(keras.layers.Embedding(100, 8)(x)),
-        "mean": keras.layers.Embedding(100, 8),
-    }
-    groups = {"dense": bodies, "image": convolutions, "words": sequences}
-    for group, (tensor, data) in inputs.items():
-        for name, body in groups[group].items():
-            for optimizer in ("adam", "sgd") if name != "mean" else ("adam",):
-                x = body(tensor)
-                x = keras.layers.Flatten()(x) if len(x.shape) > 2 else x
-                model = keras.Model(tensor, keras.layers.Dense(4)(x))
-                loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-                model.compile(optimizer, loss, metrics=["accuracy"])
-                yield f"{group} {name} {optimizer}", model, data, labels
-
-
-def alarms():
-    """Return the names of ordinary trainings in which a scope found something."""
-    found, number = [], 0
-    for name, model, x, y in ordinary():
-        monitors = [km.callbacks.MemoryMonitor(), km.callbacks.GradientMonitor()]
-        with km.memory.scope(name) as scope:
-            history = model.fit(
-                x, y, epochs=3, verbose=0, validation_split=0.25, callbacks=monitors
-            )
-            best = model.get_weights()
-            model.evaluate(x, y, verbose=0)
-        number += 1
-        found += [f"{name}: {f.text}" for f in scope.findings]
-        del history, best
-    return number, found
 
 
 def cost(repeats=5):
@@ -287,17 +233,10 @@ def print_cost(backend):
     print(backend, {how: f"{value:.2f} s" for how, value in figures.items()})
 
 
-def print_alarms(backend):
-    """Print what was found where nothing is wrong."""
-    number, found = alarms()
-    print(f"{backend} {number} ordinary trainings, {len(found)} findings: {found}")
-
-
 PARTS = {
     "reports": print_reports,
     "models": print_models,
     "cost": print_cost,
-    "alarms": print_alarms,
 }
 
 
