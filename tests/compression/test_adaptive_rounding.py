@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import kerasmem as km
-from kerasmem.compression.quantize import adaptive
-from kerasmem.compression.quantize.adaptive import (
+from kerasmem.compression.quantize import moments
+from kerasmem.compression.quantize.adaptive import adapted_codes
+from kerasmem.compression.quantize.moments import (
     Moments,
-    adapted_codes,
     columns,
     is_product_of_matrices,
     matrices,
@@ -21,7 +21,7 @@ from kerasmem.errors import ConfigError, DataError, ModelError
 from kerasmem.graph.clone import clone
 from kerasmem.graph.layers import sublayers
 from kerasmem.graph.values import to_numpy
-from tests.models import KINDS, L, chain, in_place
+from tests.models import L, chain, in_place
 
 ADAPTIVE = km.Quantize("int4", rounding="adaptive")
 
@@ -104,6 +104,11 @@ LAYERS = {
     "conv2d": ((6, 7, 3), lambda: L.Conv2D(4, (3, 2), strides=(2, 1))),
     "groups": ((6, 6, 4), lambda: L.Conv2D(6, 3, groups=2, padding="same")),
     "dilated": ((7, 7, 2), lambda: L.Conv2D(3, 3, dilation_rate=2)),
+    "einsum": ((3, 6), lambda: L.EinsumDense("abc,cde->abde", (None, 2, 5))),
+    "two summed": ((3, 4, 2), lambda: L.EinsumDense("abde,dec->abc", (None, 7))),
+    "turned": ((3, 6), lambda: L.EinsumDense("abc,dce->abde", (None, 5, 2))),
+    "a matrix each": ((4, 6), lambda: L.EinsumDense("abc,bcd->abd", (4, 5))),
+    "open": ((2, 3, 6), lambda: L.EinsumDense("...c,cd->...d", (5,))),
     "depthwise1d": ((9, 3), lambda: L.DepthwiseConv1D(3, depth_multiplier=2)),
     "depthwise": ((6, 6, 3), lambda: L.DepthwiseConv2D(3, strides=2, padding="same")),
 }
@@ -170,9 +175,9 @@ def test_moments_are_of_each_sample_however_they_come_in_batches(monkeypatch):
         asked.append(found.shape[1])
         return found
 
-    monkeypatch.setattr(adaptive, "columns", noted)
-    usual = adaptive.moments_of(models, layers, x)
-    whole = adaptive.moments_of(models, layers, OneBatch(x))
+    monkeypatch.setattr(moments, "columns", noted)
+    usual = moments.moments_of(models, [layers], x)[0]
+    whole = moments.moments_of(models, [layers], OneBatch(x))[0]
     assert usual.rows == whole.rows == 40 * 64
     np.testing.assert_allclose(usual.rounded, whole.rounded, rtol=1e-4)
     np.testing.assert_allclose(usual.mixed, usual.rounded, rtol=1e-4)
@@ -232,17 +237,19 @@ def test_zeros_of_pruning_stay_and_groups_have_their_own_scales():
 
 def test_choices_that_do_not_fit_are_errors():
     for wrong in ({"scheme": "float16"}, {"scheme": "int8", "symmetric": False}):
-        with pytest.raises(ConfigError, match="for symmetric codes: 'int8'.*Received"):
+        with pytest.raises(
+            ConfigError, match="'adaptive' is for symmetric codes: 'int8'.*Received"
+        ):
             km.Quantize(**wrong, rounding="adaptive")
-    with pytest.raises(ConfigError, match="one of nearest, adaptive"):
+    with pytest.raises(ConfigError, match="one of nearest, adaptive, gptq"):
         km.Quantize("int8", rounding="up")
-    with pytest.raises(ConfigError, match="adaptively on samples: give data=x"):
+    with pytest.raises(ConfigError, match="rounded adaptively on samples: give data=x"):
         km.compress(network(), ADAPTIVE)
     with pytest.raises(ConfigError, match="sees weights rounded to nearest. Next"):
         km.quantization_aware(network(), ADAPTIVE)
-    kind = KINDS["subclassed"]
-    with pytest.raises(ModelError, match="no weight to round adaptively. Expected: a"):
-        km.compress(kind.make(), ADAPTIVE, data=kind.inputs())
+    loop = chain((5, 3), L.LSTM(4))
+    with pytest.raises(ModelError, match="that can be rounded adaptively. Expected"):
+        km.compress(loop, ADAPTIVE, data=np.ones((4, 5, 3), "float32"))
     model = network()
     first, last = (to_numpy(layer.kernel) for layer in model.layers[1::4])
     model.layers[5].kernel.assign(last * np.inf)

@@ -278,13 +278,20 @@ class Coding:
         tensors = coded.map(keras.ops.convert_to_tensor)
         return to_numpy(self.decode(tensors, self.rows(shape)))
 
-    def steps(self, values: np.ndarray) -> np.ndarray:
-        """Return what the codes of 4 or 8 bits of each entry are apart, float32."""
+    def steps(self, values: np.ndarray, scales: np.ndarray | None = None) -> np.ndarray:
+        """Return what the codes of 4 or 8 bits of each entry are apart, float32.
+
+        Args:
+            values: the weight.
+            scales: as they are stored; None for those of the largest entries.
+        """
         rows = self.rows(values.shape)
         codes = self.laid_out(np.ones(values.shape, np.int8), np)
         if self.bits == 4 and rows is not None:
             codes = pack_int4(codes, rows.axis)
-        steps = self.decoded(Coded(codes, self.encode(values).scales), values.shape)
+        if scales is None:
+            scales = self.encode(values).scales
+        steps = self.decoded(Coded(codes, scales), values.shape)
         return np.broadcast_to(steps, values.shape)
 
     def describe(self, shape: tuple[int, ...]) -> str:

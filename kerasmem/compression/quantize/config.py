@@ -13,7 +13,7 @@ DYNAMIC, STATIC, MIXED = "int8-dynamic", "int8-static", "mixed"
 SCHEMES = ("int8", DYNAMIC, STATIC, "int4", "float16", "bfloat16", MIXED)
 _SCALED = ("int8", DYNAMIC, "int4")
 GRANULARITIES = ("channel", "tensor", "group")
-ADAPTIVE = "adaptive"
+NEAREST, ADAPTIVE, SECOND_ORDER = "nearest", "adaptive", "gptq"
 CLOSELY = "mse"
 METHODS = ("min-max", "moving-average", "percentile", "mse", "entropy")
 
@@ -100,7 +100,9 @@ class Quantize(Technique):
     Sources: Jacob et al., "Quantization and Training of Neural Networks for Efficient
     Integer-Arithmetic-Only Inference", 2018; of adaptive rounding Nagel, Amjad, van
     Baalen, Louizos and Blankevoort, "Up or Down? Adaptive Rounding for Post-Training
-    Quantization" (AdaRound), 2020; of scales by their error Choukroun, Kravchik, Yang
+    Quantization" (AdaRound), 2020, and Frantar, Ashkboos, Hoefler and Alistarh, "GPTQ:
+    Accurate Post-Training Quantization for Generative Pre-trained Transformers", 2022;
+    of scales by their error Choukroun, Kravchik, Yang
     and Kisilev, "Low-bit Quantization of Neural Networks for Efficient Inference"
     (OMSE), 2019.
 
@@ -124,11 +126,12 @@ class Quantize(Technique):
         exclude: likewise; such a weight is left alone.
         bias_correction: True to add to biases what rounding takes from a layer's
             outputs on average, on `data`; fold BatchNormalization first.
-        rounding: `"nearest"`, or `"adaptive"` for weights up or down as suits what
-            their layer makes of `data` (AdaRound), for symmetric int4 and int8.
+        rounding: `"nearest"`; or, as suits what a layer makes of `data`, each weight up
+            or down by `"adaptive"` (AdaRound), or by `"gptq"` so that later weights
+            make up for what earlier ones lose; both for symmetric int4 and int8.
         scales: `"max"` for the last code at the largest entry, or `"mse"` for the least
             squared error of what shares a scale, with large entries cut off; for int4
-            and int8, rounded to the nearest.
+            and int8.
         budget: for `"mixed"`, a `km.Budget`.
         calibration: for `"int8-static"`, a `km.Calibration`; None for its defaults.
 
@@ -148,7 +151,7 @@ class Quantize(Technique):
     include: Patterns = ()
     exclude: Patterns = ()
     bias_correction: bool = False
-    rounding: Annotated[str, ("nearest", ADAPTIVE)] = "nearest"
+    rounding: Annotated[str, (NEAREST, ADAPTIVE, SECOND_ORDER)] = NEAREST
     scales: Annotated[str, ("max", CLOSELY)] = "max"
     budget: Budget | None = None
     calibration: Calibration | None = None
@@ -200,17 +203,15 @@ class Quantize(Technique):
             ("granularity", "symmetric"),
         )
         yield (
-            self.rounding == ADAPTIVE and not self.has_scales,
-            "Adaptive rounding is for symmetric codes: 'int8', 'int8-dynamic' or "
-            "'int4'.",
+            self.rounding != NEAREST and not self.has_scales,
+            f"Rounding by {self.rounding!r} is for symmetric codes: 'int8', "
+            "'int8-dynamic' or 'int4'.",
             ("rounding", "scheme", "symmetric"),
         )
         yield (
-            self.scales == CLOSELY
-            and (self.scheme not in _SCALED or self.rounding == ADAPTIVE),
-            "Scales by their error are for 'int8', 'int8-dynamic' or 'int4', rounded "
-            "to the nearest.",
-            ("scales", "scheme", "rounding"),
+            self.scales == CLOSELY and self.scheme not in _SCALED,
+            "Scales by their error are for 'int8', 'int8-dynamic' or 'int4'.",
+            ("scales", "scheme"),
         )
         yield (
             self.is_static and bool(self.include),

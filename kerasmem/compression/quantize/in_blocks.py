@@ -21,7 +21,7 @@ from kerasmem.compression.quantize.apply import (
     weight_plan,
 )
 from kerasmem.compression.quantize.coding import Coding
-from kerasmem.compression.quantize.config import ADAPTIVE, CLOSELY
+from kerasmem.compression.quantize.config import CLOSELY, NEAREST
 from kerasmem.compression.quantize.layer import Place
 from kerasmem.compression.quantize.math import (
     affine_codes_of,
@@ -45,7 +45,7 @@ def why_not(config: "Quantize") -> str | None:
     """Return why a choice needs the whole model, None if it does not."""
     if config.is_static:
         return f"the scheme {config.scheme!r} looks at all of the model at once"
-    if config.rounding == ADAPTIVE or config.bias_correction:
+    if config.rounding != NEAREST or config.bias_correction:
         return "it runs the model on samples"
     if config.scales == CLOSELY:
         return "its scales take several looks at a whole weight"

@@ -19,7 +19,6 @@ import numpy as np
 
 from kerasmem.backends.patching import LayerCall, observing
 from kerasmem.compression.account import decibels
-from kerasmem.compression.quantize.adaptive import round_adaptively
 from kerasmem.compression.quantize.apply import (
     NO_SCALES,
     Exclude,
@@ -27,8 +26,9 @@ from kerasmem.compression.quantize.apply import (
     excludes_nothing,
     quantize_weights,
 )
-from kerasmem.compression.quantize.config import ADAPTIVE
+from kerasmem.compression.quantize.config import NEAREST
 from kerasmem.compression.quantize.kernels import has_channels
+from kerasmem.compression.quantize.on_data import ROUNDED, round_on_data
 from kerasmem.compression.quantize.variable import QuantizedVariable
 from kerasmem.errors import ConfigError
 from kerasmem.files.data import check_data, input_batches
@@ -67,7 +67,7 @@ def quantize_and_repair(
 
     Raises:
         ConfigError: if biases are to be corrected, or weights to be rounded
-            adaptively, without data.
+            on samples, without data.
         DataError: if the data does not fit the model, or a layer makes something of it
             that is not finite.
         ModelError: if there is nothing to quantize.
@@ -77,8 +77,9 @@ def quantize_and_repair(
         return quantize_weights(model, config, exclude, scales)
     check_data(model, data)
     original, adapted = clone(model), dict[int, float | None]()
-    if config.rounding == ADAPTIVE:
-        adapted = round_adaptively(original, model, config, exclude, data)
+    if config.rounding != NEAREST:
+        adapted, own = round_on_data(original, model, config, exclude, data)
+        scales = {**scales, **own}
     changes = quantize_weights(model, config, exclude, scales)
     all_weights, corrections = list(weights(original)), dict[int, str]()
     if config.bias_correction:
@@ -89,7 +90,7 @@ def quantize_and_repair(
     for place, weight in enumerate(all_weights):
         variable, change = id(weight.variable), changes[place]
         if variable in adapted:
-            detail = f"{change.detail}, rounded adaptively"
+            detail = f"{change.detail}, {ROUNDED[config.rounding]}"
             ratio = adapted[variable]
             changes[place] = replace(change, detail=detail, sqnr_db=ratio)
         elif variable in corrections:
@@ -104,10 +105,11 @@ def _check_needs_no_data(config: "Quantize") -> None:
             "Biases are corrected on samples: give data=. Received: "
             "bias_correction=True, data=None."
         )
-    if config.rounding == ADAPTIVE:
+    if config.rounding != NEAREST:
         raise ConfigError(
-            "Weights are rounded adaptively on samples: give data=x (--data on the "
-            f"command line). Received: rounding={config.rounding!r}, data=None."
+            f"Weights are {ROUNDED[config.rounding]} on samples: give data=x (--data "
+            "on the command line). Received: "
+            f"rounding={config.rounding!r}, data=None."
         )
 
 

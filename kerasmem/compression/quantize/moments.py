@@ -1,0 +1,299 @@
+"""Second moments of what a layer multiplies with its kernel, on samples that stream by.
+
+Products are those of matrices, by group: (groups, rows, K) times (groups, K, outputs).
+"""
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+
+from kerasmem.backends.patching import LayerCall
+from kerasmem.errors import DataError
+from kerasmem.files.data import input_batches
+from kerasmem.graph.kernels import einsum_parts
+from kerasmem.graph.layer_table import entry_of
+from kerasmem.graph.observe import observe
+from kerasmem.graph.values import to_numpy
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Second moments of what a layer multiplies with its kernel, by group.
+
+    Args:
+        rounded: of the inputs that rounded layers before it give, (groups, K, K).
+        mixed: of these with those of the float model, which stand behind.
+        rows: how many they were taken of.
+    """
+
+    rounded: np.ndarray
+    mixed: np.ndarray
+    rows: int
+
+    def settled(self) -> "Moments":
+        """Return them with less of what inputs have in common, where rows are few.
+
+        Few rows leave many sums free that new ones will not.
+        """
+        size = self.rounded.shape[-1]
+        doubt = size / (size + self.rows)
+        alone = doubt * _diagonal(self.rounded)
+        rounded, mixed = ((1 - doubt) * x for x in (self.rounded, self.mixed))
+        for each in (rounded, mixed):
+            _diagonal(each)[...] += alone
+        return Moments(rounded, mixed, self.rows)
+
+    def error(self, values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        """Return the squared error of each output, (groups, 1, outputs).
+
+        What is the same for all values is left out.
+
+        Args:
+            values: rounded weights, (groups, K, outputs).
+            weights: the float ones.
+        """
+        target = self.mixed @ weights
+        return (values * (self.rounded @ values - 2 * target)).sum(-2, keepdims=True)
+
+
+def _diagonal(matrices: np.ndarray) -> np.ndarray:
+    """Return a view of the diagonals of matrices."""
+    return np.einsum("gkk->gk", matrices)
+
+
+def is_product_of_matrices(layer: Any) -> bool:
+    """Return True for a layer that `columns` knows, one of Keras's own."""
+    entry = entry_of(layer)
+    if getattr(layer, "lora_enabled", False):
+        return False
+    if entry.kernel == "einsum":
+        return _axes(layer).is_product
+    is_one = entry.kernel in ("dense", "convolution", "depthwise")
+    return is_one and entry.integer is not None
+
+
+@dataclass(frozen=True)
+class _Axes:
+    """The letters of an EinsumDense, by what becomes of them.
+
+    Args:
+        given: of the inputs.
+        kernel: of the kernel.
+        output: of the output.
+    """
+
+    given: str
+    kernel: str
+    output: str
+
+    @property
+    def shared(self) -> str:
+        """Those of inputs, kernel and output: there is a matrix for each."""
+        return "".join(x for x in self.kernel if x in self.given and x in self.output)
+
+    @property
+    def summed(self) -> str:
+        """Those of inputs and kernel alone."""
+        return "".join(
+            x for x in self.kernel if x in self.given and x not in self.output
+        )
+
+    @property
+    def free(self) -> str:
+        """Those of the kernel that the inputs have not."""
+        return "".join(x for x in self.kernel if x not in self.given)
+
+    @property
+    def is_product(self) -> bool:
+        """Whether all that is not summed comes out, and something is summed."""
+        left = set(self.given) - set(self.summed) | set(self.free)
+        return bool(self.summed) and left == set(self.output)
+
+    @property
+    def order(self) -> list[int]:
+        """Return where the axes of the kernel as matrices lie in the kernel."""
+        return [self.kernel.index(x) for x in self.shared + self.summed + self.free]
+
+
+def _axes(layer: Any) -> _Axes:
+    return _Axes(*einsum_parts(layer.equation))
+
+
+def columns(layer: Any, x: Any) -> np.ndarray:
+    """Return what a layer multiplies with its kernel, float32 (groups, rows, K).
+
+    Args:
+        layer: one of `is_product_of_matrices`.
+        x: a tensor that goes in.
+    """
+    ops = keras.ops
+    x = ops.cast(x, "float32")
+    kind = entry_of(layer).kernel
+    if kind == "dense":
+        return to_numpy(x).reshape(1, -1, x.shape[-1])
+    if kind == "einsum":
+        return _einsum_columns(layer, to_numpy(x))
+    if layer.data_format == "channels_first":
+        x = ops.moveaxis(x, 1, -1)
+    window, padding = layer.kernel_size, layer.padding
+    if padding == "causal":
+        before = layer.dilation_rate[0] * (window[0] - 1)
+        x, padding = ops.pad(x, [(0, 0), (before, 0), (0, 0)]), "valid"
+    # One filter for each place in the window, which gives what stands there.
+    count, channels = math.prod(window), x.shape[-1]
+    places = np.eye(count, dtype="float32").reshape(*window, 1, count)
+    found = to_numpy(
+        ops.depthwise_conv(
+            x,
+            ops.convert_to_tensor(np.repeat(places, channels, axis=-2)),
+            layer.strides,
+            padding,
+            "channels_last",
+            layer.dilation_rate,
+        )
+    )
+    groups = _groups(layer)
+    found = found.reshape(-1, groups, channels // groups, count)
+    return found.transpose(1, 0, 3, 2).reshape(groups, -1, count * (channels // groups))
+
+
+def _einsum_columns(layer: Any, x: np.ndarray) -> np.ndarray:
+    axes = _axes(layer)
+    dots = "." * (x.ndim - len(axes.given.replace("...", "")))
+    given = axes.given.replace("...", dots)
+    shared, summed = (
+        [given.index(y) for y in each] for each in (axes.shared, axes.summed)
+    )
+    rows = [axis for axis in range(x.ndim) if axis not in (*shared, *summed)]
+    groups, length = (math.prod(x.shape[a] for a in each) for each in (shared, summed))
+    return x.transpose(*shared, *rows, *summed).reshape(groups, -1, length)
+
+
+def matrices(layer: Any, kernel: np.ndarray) -> np.ndarray:
+    """Return the kernel of a layer as matrices, (groups, K, outputs)."""
+    kind = entry_of(layer).kernel
+    if kind == "depthwise":
+        return np.moveaxis(kernel.reshape(-1, *kernel.shape[-2:]), 1, 0)
+    if kind == "einsum":
+        axes = _axes(layer)
+        sizes = dict(zip(axes.kernel, kernel.shape, strict=True))
+        parts = (axes.shared, axes.summed, axes.free)
+        shape = [math.prod(sizes[x] for x in part) for part in parts]
+        return kernel.transpose(axes.order).reshape(shape)
+    rows = kernel.reshape(-1, _groups(layer), kernel.shape[-1] // _groups(layer))
+    return np.moveaxis(rows, 1, 0)
+
+
+def of_matrices(layer: Any, as_matrices: np.ndarray) -> np.ndarray:
+    """Return the kernel that `matrices` made `as_matrices` of."""
+    shape = tuple(layer.kernel.shape)
+    if entry_of(layer).kernel == "einsum":
+        axes = _axes(layer)
+        moved = as_matrices.reshape([shape[axis] for axis in axes.order])
+        return moved.transpose(np.argsort(axes.order))
+    return np.moveaxis(as_matrices, 0, 1).reshape(shape)
+
+
+def _groups(layer: Any) -> int:
+    """Return how many sets of channels have nothing to do with each other."""
+    if entry_of(layer).kernel == "depthwise":
+        return layer.kernel.shape[-2]
+    return getattr(layer, "groups", 1)
+
+
+_SAMPLES, _BATCH_SIZE = 512, 16
+_MOST_ROWS = 64
+"""So many places of a sample are looked at, of a convolution's output."""
+
+
+class _Sums:
+    """Moments of one layer so far."""
+
+    def __init__(self) -> None:
+        self.rounded, self.mixed, self.rows = np.float64(0), np.float64(0), 0
+        self.exact: deque[Any] = deque()  # what the float model gave and not yet used
+
+    def add(self, behind: np.ndarray, before: np.ndarray) -> None:
+        """Add rows that the float model gives and the rounded one."""
+        turned = before.swapaxes(-1, -2)
+        self.rounded = self.rounded + (turned @ before)
+        self.mixed = self.mixed + (turned @ behind)
+        self.rows += before.shape[1]
+
+
+def moments_of(
+    models: tuple[Any, Any], layers: Sequence[tuple[Any, Any]], data: Any
+) -> list[Moments | None]:
+    """Return the moments of the inputs of layers, None for one that is not called.
+
+    Args:
+        models: the float model, and a copy with rounded weights before the layers.
+        layers: each in one and in the other.
+        data: samples in any form that `kerasmem.files.data` lists; the first 512 count.
+
+    Raises:
+        DataError: if they are not finite.
+    """
+    random = np.random.default_rng(0)
+    sums = [_Sums() for _ in layers]
+    exact = {id(before): own for (before, _), own in zip(layers, sums, strict=True)}
+    rounded = {id(after): own for (_, after), own in zip(layers, sums, strict=True)}
+
+    def see(call: LayerCall) -> None:
+        own = exact.get(id(call.layer))
+        if own is not None:
+            own.exact.append(call.x)
+            return
+        own = rounded[id(call.layer)]
+        own.add(*_rows(call.layer, (own.exact.popleft(), call.x), random))
+
+    def run(batch: Any, *, training: bool) -> None:
+        for model in models:
+            model(batch, training=training)
+
+    every = [layer for pair in layers for layer in pair]
+    observe(run, input_batches(data, _SAMPLES, _BATCH_SIZE), every, inputs=see)
+    return [
+        _checked(before, own) if own.rows else None
+        for (before, _), own in zip(layers, sums, strict=True)
+    ]
+
+
+def _checked(layer: Any, sums: _Sums) -> Moments:
+    rounded, mixed = np.asarray(sums.rounded), np.asarray(sums.mixed)
+    if not (np.isfinite(rounded).all() and np.isfinite(mixed).all()):
+        raise DataError(
+            f"The layer {layer.name!r} is given NaN or infinity. Next: look at the "
+            "data first, then at the weights of the layers before it."
+        )
+    return Moments(rounded, mixed, sums.rows)
+
+
+def _rows(
+    layer: Any, pair: tuple[Any, Any], random: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return rows of what `columns` returns of two tensors, at the same places.
+
+    A convolution reads each number many times: all rows of a batch may take gigabytes,
+    so only some of those of one sample are there at once.
+    """
+    arrays = [to_numpy(x).astype(np.float32) for x in pair]
+    if entry_of(layer).kernel in ("dense", "einsum"):
+        behind, before = (columns(layer, x) for x in arrays)
+        return behind, before
+    found: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
+    for sample in range(len(arrays[0])):
+        every = [columns(layer, x[sample : sample + 1]) for x in arrays]
+        count = every[0].shape[1]
+        places = np.arange(count)
+        if count > _MOST_ROWS:
+            places = random.choice(count, _MOST_ROWS, replace=False)
+        for parts, part in zip(found, every, strict=True):
+            parts.append(part[:, places])
+    behind, before = (np.concatenate(parts, axis=1) for parts in found)
+    return behind, before
