@@ -226,13 +226,45 @@ class _Sums:
         self.rows += before.shape[1]
 
 
+class _Runs:
+    """Runs a model no further than to the last call of some layers.
+
+    How many there are the first run tells, which goes to the end.
+    """
+
+    def __init__(self) -> None:
+        self.last, self._seen = 0, 0
+
+    def count(self) -> None:
+        """Count a call; the last one ends the run."""
+        self._seen += 1
+        if self._seen == self.last:
+            raise _SeenEnough
+
+    def run(self, model: Any, batch: Any, *, training: bool) -> None:
+        """Run a model on a batch."""
+        self._seen = 0
+        try:
+            model(batch, training=training)
+        except Exception:
+            # Keras may have made another exception of it.
+            if not self.last or self._seen < self.last:
+                raise
+        self.last = self._seen
+
+
+class _SeenEnough(Exception):  # noqa: N818 - it is no error
+    """What is looked for has been seen."""
+
+
 def moments_of(
     models: tuple[Any, Any], layers: Sequence[tuple[Any, Any]], data: Any
 ) -> list[Moments | None]:
     """Return the moments of the inputs of layers, None for one that is not called.
 
     Args:
-        models: the float model, and a copy with rounded weights before the layers.
+        models: the float model, and a copy with rounded weights before the layers; or
+            one model twice.
         layers: each in one and in the other.
         data: samples in any form that `kerasmem.files.data` lists; the first 512 count.
 
@@ -243,21 +275,26 @@ def moments_of(
     sums = [_Sums() for _ in layers]
     exact = {id(before): own for (before, _), own in zip(layers, sums, strict=True)}
     rounded = {id(after): own for (_, after), own in zip(layers, sums, strict=True)}
+    runs = {id(model): _Runs() for model in models}
+    is_one = len(runs) == 1
 
     def see(call: LayerCall) -> None:
-        own = exact.get(id(call.layer))
-        if own is not None:
-            own.exact.append(call.x)
+        own = rounded.get(id(call.layer))
+        if own is None:
+            exact[id(call.layer)].exact.append(call.x)
+            runs[id(models[0])].count()
             return
-        own = rounded[id(call.layer)]
-        own.add(*_rows(call.layer, (own.exact.popleft(), call.x), random))
+        behind = call.x if is_one else own.exact.popleft()
+        own.add(*_rows(call.layer, (behind, call.x), random))
+        runs[id(models[1])].count()
 
     def run(batch: Any, *, training: bool) -> None:
-        for model in models:
-            model(batch, training=training)
+        for model in models[is_one:]:
+            runs[id(model)].run(model, batch, training=training)
 
-    every = [layer for pair in layers for layer in pair]
-    observe(run, input_batches(data, _SAMPLES, _BATCH_SIZE), every, inputs=see)
+    every = {id(layer): layer for pair in layers for layer in pair}
+    batches = input_batches(data, _SAMPLES, _BATCH_SIZE)
+    observe(run, batches, every.values(), inputs=see)
     return [
         _checked(before, own) if own.rows else None
         for (before, _), own in zip(layers, sums, strict=True)

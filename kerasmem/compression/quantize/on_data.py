@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _LARGEST = 4608
 """So many products may a sum have: its moments are a matrix of that size."""
 
-_TURNS = 16
+_TURNS = 8
 """So often samples go through the model, each time for as many layers."""
 
 Codes = Callable[[Moments, np.ndarray, np.ndarray, int], np.ndarray]
@@ -77,8 +77,10 @@ def round_on_data(
     ratios: dict[int, float | None] = {}
     scales: dict[str, np.ndarray] = {}
     for turn in _turns(pairs):
-        layers = [(before.owner, after.owner) for before, after in turn]
-        moments = moments_of((original, model), layers, data)
+        # Before anything is rounded both make the same.
+        models = (original if ratios else model, model)
+        layers = [(b.owner if ratios else a.owner, a.owner) for b, a in turn]
+        moments = moments_of(models, layers, data)
         for (before, after), own in zip(turn, moments, strict=True):
             if own is None:
                 continue
