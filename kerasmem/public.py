@@ -1,6 +1,6 @@
 """The names that `import kerasmem` gives."""
 
-from kerasmem import callbacks, errors, memory, optimizers
+from kerasmem import callbacks, errors, layers, memory, optimizers
 from kerasmem.compression.channels import PruneChannels
 from kerasmem.compression.cluster import Cluster
 from kerasmem.compression.compress import compress
@@ -56,6 +56,7 @@ __all__ = [
     "export",
     "find_batch_size",
     "fit",
+    "layers",
     "load_model",
     "make_student",
     "memory",

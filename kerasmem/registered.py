@@ -1,6 +1,6 @@
 """Every class that Keras finds by its name in a saved model."""
 
-from kerasmem import optimizers
+from kerasmem import layers, optimizers
 from kerasmem.compression.quantize import layer
 from kerasmem.compression.quantize.aware import quantizers
 from kerasmem.compression.quantize.static import calls, elementwise, products
@@ -12,6 +12,7 @@ __all__ = [
     "elementwise",
     "keras_2",
     "layer",
+    "layers",
     "optimizers",
     "products",
     "quantizers",

@@ -1,0 +1,95 @@
+"""The loss of a head whose logits are never whole, which tells its accuracy too."""
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from kerasmem.graph.masks import mask_of
+from kerasmem.layers.chunked_vocabulary import head_and_states
+from kerasmem.layers.chunks import crossentropy
+
+
+@keras.saving.register_keras_serializable("kerasmem")
+class ChunkedCrossentropy(keras.losses.Loss):
+    """Cross-entropy of integer labels and what `ChunkedVocabulary` gives.
+
+    Gradients come with the loss, some rows at a time, and so does the head's accuracy.
+    Without such a head it is `SparseCategoricalCrossentropy(from_logits=True)`.
+
+    Args:
+        label_smoothing: share of each label that goes to all words alike, from 0 to 1.
+        ignore_class: a label that does not count, or None.
+        name: of the loss.
+
+    Example:
+        >>> loss = ChunkedCrossentropy()
+        >>> print(f"{float(loss(np.array([[1]]), np.array([[[0.0, 0.0]]]))):.4f}")
+        0.6931
+    """
+
+    def __init__(
+        self,
+        label_smoothing: float = 0.0,
+        ignore_class: int | None = None,
+        name: str = "chunked_crossentropy",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(name=name, **kwargs)
+        self.label_smoothing, self.ignore_class = label_smoothing, ignore_class
+
+    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        """Return the mean over what counts, a float32 scalar."""
+        head, states = head_and_states(y_pred)
+        labels, weights, counts = _flat(
+            y_true, y_pred, sample_weight, self.ignore_class
+        )
+        rows = ops.reshape(states, (-1, states.shape[-1]))
+        count = ops.maximum(ops.sum(counts), 1.0)
+        if head is None:
+            logits = ops.log_softmax(ops.cast(rows, "float32"))
+            every = ops.arange(rows.shape[-1], dtype="int32")[None]
+            own = ops.sum(
+                ops.where(ops.equal(every, labels[:, None]), logits, 0.0), axis=-1
+            )
+            share = self.label_smoothing
+            lost = (1 - share) * own + share * ops.mean(logits, axis=-1)
+            return -ops.sum(lost * weights) / count
+        total, hits = crossentropy(
+            rows, head.table, labels, weights, counts, self.label_smoothing
+        )
+        head.accuracy.update_state(hits / count, sample_weight=ops.sum(counts))
+        return total / count
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments."""
+        return {
+            **super().get_config(),
+            "label_smoothing": self.label_smoothing,
+            "ignore_class": self.ignore_class,
+        }
+
+
+def _flat(
+    y_true: Any, y_pred: Any, sample_weight: Any, ignored: int | None
+) -> tuple[Any, Any, Any]:
+    """Return labels, weights of the loss, and what counts, of all rows."""
+    y_true = ops.cast(ops.convert_to_tensor(y_true), "int32")
+    if len(y_true.shape) == len(y_pred.shape):
+        y_true = ops.squeeze(y_true, axis=-1)
+    counts = ops.ones_like(y_true, "float32")
+    mask = mask_of(y_pred)
+    if mask is not None:
+        counts = counts * ops.cast(mask, "float32")
+    if ignored is not None:
+        counts = counts * ops.cast(ops.not_equal(y_true, ignored), "float32")
+    weights = counts
+    if sample_weight is not None:
+        own = ops.cast(ops.convert_to_tensor(sample_weight), "float32")
+        missing = len(y_true.shape) - len(own.shape)
+        if missing < 0:
+            own = ops.squeeze(own, axis=-1)
+        own = ops.reshape(own, (*ops.shape(own), *(1 for _ in range(missing))))
+        weights = counts * own
+    labels, *both = (ops.reshape(x, (-1,)) for x in (y_true, weights, counts))
+    return labels, *both

@@ -1,0 +1,194 @@
+"""A head whose logits are never whole trains and answers as one whose are."""
+
+import keras
+import numpy as np
+import pytest
+
+from kerasmem.errors import ConfigError
+from kerasmem.graph.values import to_numpy
+from kerasmem.layers import ChunkedCrossentropy, ChunkedVocabulary
+from tests.models import L
+
+WORDS, WIDTH, LENGTH = 157, 12, 21
+RANDOM = np.random.default_rng(0)
+TOKENS = RANDOM.integers(1, WORDS, (10, LENGTH)).astype("int32")
+LABELS = RANDOM.integers(0, WORDS, (10, LENGTH)).astype("int32")
+
+
+def network(head, mask_zero=False, cap=None, dtype=None):
+    """Return a net with a head of either kind: "tied", "untied" or "own"."""
+    keras.utils.set_random_seed(1)
+    tokens = keras.Input((None,), dtype="int32")
+    kind = L.Embedding if head == "own" else L.ReversibleEmbedding
+    more = {} if head == "own" else {"tie_weights": head == "tied"}
+    more |= {"logit_soft_cap": cap} if cap and head != "own" else {}
+    table = kind(WORDS, WIDTH, mask_zero=mask_zero, dtype=dtype, **more)
+    x = L.Dense(WIDTH, activation="tanh", dtype=dtype)(table(tokens))
+    return tokens, table, x
+
+
+def pair(head, **more):
+    """Return a net with a chunked head and one with a plain head, weights alike."""
+    chunked, plain = None, None
+    for is_chunked in (True, False):
+        tokens, table, x = network(head, **more)
+        dtype = more.get("dtype")
+        if is_chunked:
+            own = WORDS if head == "own" else table
+            y = ChunkedVocabulary(own, dtype=dtype)(x)
+        elif head == "own":
+            y = L.Dense(WORDS, use_bias=False, dtype=dtype)(x)
+        else:
+            y = table(x, reverse=True)
+        model = keras.Model(tokens, y)
+        if is_chunked:
+            chunked = model
+        else:
+            plain = model
+    assert len(chunked.weights) == len(plain.weights)
+    plain.set_weights(chunked.get_weights())
+    return chunked, plain
+
+
+CASES = {
+    "tied": ("tied", {}, {}),
+    "untied": ("untied", {}, {}),
+    "own": ("own", {}, {}),
+    "mask": ("own", {"mask_zero": True}, {}),
+    "cap": ("tied", {"cap": 0.3}, {}),
+    "ignored": ("own", {}, {"ignore_class": 3}),
+}
+
+
+# Keras compiles for torch by code that torch itself warns of.
+JITS = [False] if keras.backend.backend() == "torch" else [False, True]
+
+
+@pytest.mark.parametrize("jit", JITS)
+@pytest.mark.parametrize("case", CASES)
+def test_it_trains_as_a_plain_head_does(case, jit):
+    head, made, settings = CASES[case]
+    chunked, plain = pair(head, **made)
+    x, y = TOKENS.copy(), LABELS.copy()
+    if made.get("mask_zero"):
+        x[:, -6:] = 0
+    if settings:
+        y[::2, :5] = 3
+    weight = np.linspace(0.5, 2, y.size, dtype="float32").reshape(y.shape)
+    usual = keras.losses.SparseCategoricalCrossentropy(from_logits=True, **settings)
+    found = []
+    for model, loss in ((chunked, ChunkedCrossentropy(**settings)), (plain, usual)):
+        model.compile(keras.optimizers.SGD(5.0), loss, jit_compile=jit)
+        logs = model.fit(
+            x, y, batch_size=5, epochs=2, sample_weight=weight, shuffle=False, verbose=0
+        )
+        told = model.evaluate(x, y, sample_weight=weight, verbose=0, return_dict=True)[
+            "loss"
+        ]
+        found.append((logs.history["loss"], told, model.get_weights()))
+    (losses, told, weights), (expected, other, same) = found
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+    np.testing.assert_allclose(told, other, rtol=1e-5)
+    before = [to_numpy(w) for w in pair(head, **made)[0].weights]
+    for new, old, begin in zip(weights, same, before, strict=True):
+        moved = np.abs(old - begin).max()
+        np.testing.assert_allclose(new, old, atol=1e-4 * moved)
+        assert moved > 1e-3
+
+
+def test_labels_may_be_smoothed():
+    chunked, plain = pair("tied")
+    share = 0.1
+    loss = ChunkedCrossentropy(label_smoothing=share)
+    usual = keras.losses.CategoricalCrossentropy(
+        from_logits=True, label_smoothing=share, axis=-1
+    )
+    ways = ((chunked, loss, LABELS), (plain, usual, np.eye(WORDS)[LABELS]))
+    for model, own, y in ways:
+        model.compile(keras.optimizers.SGD(0.5), own)
+        model.train_on_batch(TOKENS, y.astype("float32" if y.ndim > 2 else "int32"))
+    for new, old in zip(chunked.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(new, old, atol=1e-5)
+
+
+def test_accuracy_is_keras_own_in_fit_and_evaluate():
+    chunked, plain = pair("tied")
+    y = to_numpy(plain(TOKENS)).argmax(-1)
+    y[:, ::3] = 5
+    usual = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    chunked.compile("sgd", ChunkedCrossentropy())
+    plain.compile("sgd", usual, metrics=["accuracy"])
+    found, expected = (
+        (
+            model.fit(TOKENS, y, epochs=1, verbose=0).history["accuracy"][0],
+            model.evaluate(TOKENS, y, verbose=0, return_dict=True)["accuracy"],
+        )
+        for model in (chunked, plain)
+    )
+    assert 0.3 < expected[0] < 1
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_predict_gives_logits_or_the_best_words():
+    chunked, plain = pair("tied")
+    exact = plain.predict(TOKENS, verbose=0)
+    np.testing.assert_allclose(
+        chunked.predict(TOKENS, verbose=0), exact, rtol=1e-5, atol=1e-6
+    )
+    tokens, table, x = network("tied")
+    best = keras.Model(tokens, ChunkedVocabulary(table, top_k=3)(x))
+    best.set_weights(chunked.get_weights())
+    values, words = best.predict(TOKENS, verbose=0)
+    order = np.argsort(-exact, axis=-1)[..., :3]
+    np.testing.assert_array_equal(words, order)
+    expected = np.take_along_axis(exact, order, -1)
+    np.testing.assert_allclose(values, expected, rtol=1e-5, atol=1e-6)
+    assert best.output_shape == [(None, None, 3), (None, None, 3)]
+
+
+@pytest.mark.parametrize("head", ["tied", "untied", "own"])
+def test_a_file_keeps_that_the_table_is_one(head, tmp_path):
+    chunked, _ = pair(head)
+    chunked.compile(keras.optimizers.SGD(0.5), ChunkedCrossentropy())
+    chunked.fit(TOKENS, LABELS, verbose=0)
+    chunked.save(tmp_path / "model.keras")
+    opened = keras.models.load_model(tmp_path / "model.keras")
+    assert len(opened.weights) == len(chunked.weights)
+    np.testing.assert_array_equal(
+        opened.predict(TOKENS, verbose=0), chunked.predict(TOKENS, verbose=0)
+    )
+    told = [
+        model.train_on_batch(TOKENS, LABELS, return_dict=True)["loss"]
+        for model in (chunked, opened)
+    ]
+    np.testing.assert_allclose(*told, rtol=1e-6)
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+def test_half_precision_trains(policy):
+    chunked, plain = pair("tied", dtype=policy)
+    usual = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    losses = []
+    for model, loss in ((chunked, ChunkedCrossentropy()), (plain, usual)):
+        model.compile(keras.optimizers.SGD(0.5), loss)
+        history = model.fit(TOKENS, LABELS, epochs=3, shuffle=False, verbose=0)
+        losses.append(history.history["loss"])
+    np.testing.assert_allclose(*losses, rtol=0.02)
+    assert losses[0][-1] < losses[0][0]
+
+
+def test_a_frozen_table_is_not_trained():
+    chunked, _ = pair("tied")
+    chunked.layers[1].trainable = False
+    chunked.compile("sgd", ChunkedCrossentropy())
+    before = chunked.get_weights()
+    chunked.fit(TOKENS, LABELS, verbose=0)
+    after = chunked.get_weights()
+    np.testing.assert_array_equal(before[0], after[0])
+    assert np.abs(before[1] - after[1]).max() > 0
+
+
+def test_what_is_no_vocabulary_is_an_error():
+    for wrong in (0, 2.5, L.Dense(3)):
+        with pytest.raises(ConfigError, match="takes an Embedding or a number"):
+            ChunkedVocabulary(wrong)
