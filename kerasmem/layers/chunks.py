@@ -151,12 +151,12 @@ def best_words(states: Any, table: Table, count: int) -> tuple[Any, Any]:
     """Return the largest logits of each row and their words, (rows, count) each."""
     size, starts = _chunks(states)
 
-    def step(index: Any, found: tuple[Any, Any]) -> tuple[Any, Any]:
+    def step(index: Any, best: tuple[Any, Any]) -> tuple[Any, Any]:
         start, _ = starts(index)
         values, words = ops.top_k(table.logits(_part(states, start, size)), count)
         return (
-            ops.slice_update(found[0], (start, 0), values),
-            ops.slice_update(found[1], (start, 0), ops.cast(words, "int32")),
+            ops.slice_update(best[0], (start, 0), values),
+            ops.slice_update(best[1], (start, 0), ops.cast(words, "int32")),
         )
 
     rows = ops.shape(states)[0]
