@@ -50,7 +50,7 @@ def test_the_public_names_are_these_and_all_of_them_are_there():
             "export",
             "find_batch_size",
             "fit",
-    "layers",
+            "layers",
             "load_model",
             "make_student",
             "memory",
