@@ -63,7 +63,8 @@ def _pool(name, n, d, x):
 
 
 def _adaptive(n, d, x):
-    return _layer("AdaptiveAveragePooling", n)(d.size(1, 3))
+    # To one place TensorFlow's graphs cannot: docs/upstream.md, Keras.
+    return _layer("AdaptiveAveragePooling", n)(d.size(2, 3))
 
 
 def _per_axis(n, d, most=1):
