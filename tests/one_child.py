@@ -1,13 +1,10 @@
 """One process for all that a module asks of processes with another backend."""
 
 import multiprocessing
-import subprocess
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -34,12 +31,18 @@ def one_child(backend: str, environment: Mapping[str, str]) -> Iterator[None]:
                 started.setenv(name, value)
             pool.submit(int).result()
 
-        def run(command: list[str], *, env: Mapping[str, str], **_: Any) -> Any:
-            assert env["KERAS_BACKEND"] == backend
-            order, answer = map(Path, command[-2:])
-            pool.submit(processes.work, order, answer).result()
-            return subprocess.CompletedProcess(command, 0, "", "")
+        def answer_of_child(
+            arguments: list[str],
+            name: str,
+            answer: Path,
+            *,
+            environment: Mapping[str, str],
+            seconds: float | None,
+        ) -> bytes:
+            del name, seconds
+            assert environment["KERAS_BACKEND"] == backend
+            pool.submit(processes.work, Path(arguments[-2]), answer).result()
+            return answer.read_bytes()
 
-        own = SimpleNamespace(run=run, TimeoutExpired=subprocess.TimeoutExpired)
-        patch.setattr(processes, "subprocess", own)
+        patch.setattr(processes, "answer_of_child", answer_of_child)
         yield
