@@ -36,7 +36,7 @@ class Table:
 
     def logits(self, states: Any) -> Any:
         """Return logits, float32 (rows, words), of states (rows, width)."""
-        return self._capped(self._product(states))[0]
+        return self.capped(states)[0]
 
     def parts(self) -> list[tuple[int, int]]:
         """Return where parts of the words begin and end.
@@ -71,13 +71,8 @@ class Table:
 
     def capped(self, states: Any) -> tuple[Any, Any]:
         """Return logits and their slope by what was not capped yet, or None."""
-        return self._capped(self._product(states))
-
-    def _product(self, states: Any) -> Any:
         own = self.weights if self.by_columns else ops.transpose(self.weights)
-        return ops.cast(ops.matmul(states, own), "float32")
-
-    def _capped(self, logits: Any) -> tuple[Any, Any]:
+        logits = ops.cast(ops.matmul(states, own), "float32")
         if self.soft_cap is None:
             return logits, None
         part = ops.tanh(logits / self.soft_cap)

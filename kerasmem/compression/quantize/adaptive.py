@@ -40,7 +40,6 @@ def adapted_codes(
     exact = weights / steps
     nearest, down = np.clip(np.rint(exact), -limit, limit), np.floor(exact)
     target = moments.mixed @ weights
-
     noise = nearest * steps - weights
     usual = (noise * (moments.rounded @ noise)).sum(-2, keepdims=True)
     scaled = 2 * steps / np.where(usual > 0, usual, 1.0)
@@ -50,8 +49,7 @@ def adapted_codes(
     )
     pinned = (weights == 0) | (np.abs(nearest) == limit)
     codes = np.where(pinned, nearest, np.clip(down + (up > 0.5), -limit, limit))
-    found, usual = (moments.error(x * steps, weights) for x in (codes, nearest))
-    return np.where(found < usual, codes, nearest)
+    return moments.better(codes, nearest, (weights, steps))
 
 
 def _relaxed(

@@ -60,6 +60,20 @@ class Moments:
         target = self.mixed @ weights
         return (values * (self.rounded @ values - 2 * target)).sum(-2, keepdims=True)
 
+    def better(
+        self, codes: np.ndarray, others: np.ndarray, parts: tuple[np.ndarray, ...]
+    ) -> np.ndarray:
+        """Return, for each output, those codes that have the smaller error.
+
+        Args:
+            codes: (groups, K, outputs).
+            others: likewise; they are taken where both are as good.
+            parts: the float weights, and what codes are multiplied with.
+        """
+        weights, steps = parts
+        errors = (self.error(each * steps, weights) for each in (codes, others))
+        return np.where(next(errors) < next(errors), codes, others)
+
 
 def _diagonal(matrices: np.ndarray) -> np.ndarray:
     """Return a view of the diagonals of matrices."""

@@ -38,10 +38,7 @@ def second_order_codes(
     parts = (moments.rounded, moments.mixed, weights, steps)
     for group, own in enumerate(zip(*parts, strict=True)):
         found[group] = _codes(*own, limit)
-    closer = moments.error(found * steps, weights) < moments.error(
-        nearest * steps, weights
-    )
-    return np.where(closer, found, nearest)
+    return moments.better(found, nearest, (weights, steps))
 
 
 def _codes(
