@@ -1,4 +1,4 @@
-"""Tasks: `nox -s fast`, `full`, `lint`, `fuzz`, `gpu`, `count`."""
+"""Tasks: `nox -s fast`, `full`, `lint`, `site`, `fuzz`, `gpu`, `count`."""
 
 import nox
 
@@ -42,6 +42,13 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "check", ".")
     session.run("lint-imports")
     session.run("pyright")
+
+
+@nox.session
+def site(session: nox.Session) -> None:
+    """The site into `site/`; a warning or a lost link is an error."""
+    session.install("-e", ".[docs]")
+    session.run("mkdocs", "build", "--strict")
 
 
 @nox.session

@@ -4,6 +4,7 @@ import gc
 import os
 import zlib
 from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
 
 import hypothesis
@@ -84,11 +85,18 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker("slow")
     if backend != "tensorflow":
         once = {item for item in items if item.get_closest_marker("one_backend")}
-        config.hook.pytest_deselected(items=[*once])
-        items[:] = [item for item in items if item not in once]
+        _leave_out(config, items, once)
+    if find_spec("jax_plugins") is None:
+        plans = {item for item in items if item.get_closest_marker("plans")}
+        _leave_out(config, items, plans)
     yield  # to what leaves out by the marks
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     lanes.share_out(items, lanes.durations(backend), workers)
+
+
+def _leave_out(config, items, some):
+    config.hook.pytest_deselected(items=[*some])
+    items[:] = [item for item in items if item not in some]
 
 
 TOOK = Counter()

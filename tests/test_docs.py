@@ -82,8 +82,9 @@ def test_pages_of_every_backend_are_there():
 
 
 @pytest.mark.one_backend
-def test_readme_names_every_command_and_no_other():
+def test_the_page_of_commands_names_every_one_and_no_other():
     from kerasmem.cli.main import build_parser
 
-    commands = set(re.findall(r"\| `kerasmem (\w+)", (ROOT / "README.md").read_text()))
+    page = (ROOT / "docs" / "commands.md").read_text()
+    commands = set(re.findall(r"\| `kerasmem (\w+)", page))
     assert commands == set(build_parser()._subparsers._group_actions[0].choices)

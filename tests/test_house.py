@@ -28,7 +28,7 @@ REQUESTED = {
 """What may be compared with the name of a backend outside of `kerasmem.backends`."""
 
 FOREIGN = {
-    "backends/lazy.py": {"mmap"},  # the operating system's
+    "backends/mapped.py": {"mmap"},  # the operating system's
     "backends/tf_data.py": {"os"},
     "backends/steps.py": {"function"},  # the framework's compiled function
     "compression/checkpoints.py": {"leaf"},  # the user's data

@@ -69,6 +69,7 @@ def test_the_public_names_are_these_and_all_of_them_are_there():
         "MemoryMonitor",
         "MemoryTimeline",
         "Pruning",
+        "log_run",
     ]
     assert km.memory.__all__ == [
         "allocator",

@@ -1,14 +1,11 @@
 """Variables without a value until somebody looks at it.
 
-Keras makes a variable's first value as soon as there is a shape and an initializer.
-Here it does not: the variable is of a class in between, which knows name, shape and
-dtype. An array over a file that it is assigned is only remembered. The first who asks
-for the value gets it made of that, or by the initializer, and from then on the variable
-is one of Keras's own class, like any other.
+Keras makes a variable's first value at once. Here the variable is of a class that knows
+name, shape and dtype, and remembers an array over a file. The first who asks for the
+value makes it one of Keras's own class.
 """
 
 import functools
-import mmap
 import threading
 import weakref
 from abc import ABC, abstractmethod
@@ -19,6 +16,8 @@ from typing import Any
 
 import keras
 import numpy as np
+
+from kerasmem.backends.mapped import MappedArray
 
 
 class LazyValues(ABC):
@@ -47,48 +46,45 @@ class LazyValues(ABC):
     def fill(self, variable: Any, value: Any) -> None:
         """Give a variable of Keras's own class its first value."""
 
+    @abstractmethod
+    def lend(self, variable: Any, array: np.ndarray) -> Any:
+        """Return a tensor to compute with in the place of a variable's value.
 
-class MappedArray(np.ndarray):
-    """An array over a file, whose pages are read when they are looked at."""
-
-    _region: tuple[mmap.mmap, int] | None = None
-    name: str | None = None
-    """Its path in the file, where somebody noted it. A part of it has none."""
-
-    @classmethod
-    def of(
-        cls, file: mmap.mmap, start: int, shape: tuple[int, ...], dtype: np.dtype
-    ) -> "MappedArray":
-        """Return the array that begins at the byte `start` of a file.
-
-        Raises:
-            ValueError: if the file ends before it does.
+        Args:
+            variable: it goes on having none.
+            array: the value, over a file.
         """
-        count = int(np.prod(shape, dtype=np.int64))
-        entries = np.frombuffer(file, np.uint8, count * dtype.itemsize, start)
-        array = entries.view(dtype).reshape(shape).view(cls)
-        array._region = (file, start)
-        return array
 
-    @property
-    def place(self) -> int | None:
-        """The byte of the file where it begins, None if the file has nothing of it."""
-        return None if self._region is None else self._region[1]
+    @abstractmethod
+    def take_back(self, variable: Any) -> None:
+        """Let nothing of what was lent to a variable stay in memory."""
 
-    def release(self) -> None:
-        """Give back the memory of its pages; looked at again, they are read again."""
-        if self._region is None or not hasattr(mmap, "MADV_DONTNEED"):
-            return
-        file, start = self._region
-        first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
-        length = (start + self.nbytes - first) // mmap.PAGESIZE * mmap.PAGESIZE
-        if length > 0:
-            file.madvise(mmap.MADV_DONTNEED, first, length)
+
+class AtRest(ABC):
+    """Files where variables have their values, and how these come into memory."""
+
+    @abstractmethod
+    def value(self, variable: Any, source: "MappedArray") -> Any:
+        """Return a tensor of what a variable has in a file."""
+
+    @abstractmethod
+    def keeps(self, variable: Any) -> bool:
+        """Return whether the value of a variable is one for a file."""
+
+    @abstractmethod
+    def keep(self, array: Any) -> "MappedArray | None":
+        """Return an array over a file that is as another one; None for a small one."""
 
 
 @contextmanager
 def lazy_variables(
-    values: LazyValues, *, described: bool = False, settled: bool = False
+    values: LazyValues,
+    *,
+    described: bool = False,
+    blank: bool = False,
+    settled: bool = False,
+    at_rest: AtRest | None = None,
+    assigned: bool = True,
 ) -> Iterator[None]:
     """Return a scope in which a variable with an initializer gets no value yet.
 
@@ -97,7 +93,14 @@ def lazy_variables(
         described: True for variables that only have a shape and a type, in the scope
             and after it: one that an array over a file is assigned never gets memory,
             and has no value to compute with. Its array is its `first_value`.
+        blank: True, with `described`, where there are no files: nor has one that is
+            assigned nothing a value.
         settled: True to give what was assigned nothing its first value at the end.
+        at_rest: where variables go on having their values, in the scope and after it,
+            whatever they are assigned: each who asks for one is lent it. Scopes within
+            this one do the same, but for those of described variables.
+        assigned: False, with `at_rest`, where variables may keep their first values:
+            who looks at one gets it.
     """
     cls = keras.Variable
     # Private: the one place where every backend makes a value by an initializer.
@@ -105,11 +108,16 @@ def lazy_variables(
     with _ONE_THREAD:
         inherited = name not in vars(cls)
         original = getattr(cls, name)
-        scope = _Scope(values, original, threading.get_ident(), described)
+        if not described:
+            at_rest = at_rest or next(reversed(_AT_REST), None)
+        thread = threading.get_ident()
+        scope = _Scope(values, original, thread, described, at_rest, assigned, blank)
         setattr(cls, name, functools.partialmethod(_defer, scope))
+        _AT_REST.append(at_rest)
         try:
             yield
         finally:
+            _AT_REST.pop()
             scope.is_open = False
             if inherited:
                 delattr(cls, name)
@@ -117,7 +125,9 @@ def lazy_variables(
                 setattr(cls, name, original)
     for variable in () if described else scope.deferred:
         alive = variable()
-        if alive is not None and (values.adopts or settled):
+        if alive is None or source_at_rest(alive) is not None:
+            continue
+        if values.adopts or settled:
             _settle(alive)
 
 
@@ -142,6 +152,19 @@ def described_source(variable: Any) -> MappedArray | None:
     return state.source if state is not None and state.scope.is_described else None
 
 
+def source_at_rest(variable: Any) -> MappedArray | None:
+    """Return the array over a file in which a variable has its value, if it does."""
+    state = vars(variable).get(_STATE)
+    return None if state is None or state.scope.at_rest is None else state.source
+
+
+def kept_at_rest(array: np.ndarray) -> np.ndarray:
+    """Return an array, over a file where variables have their values in files."""
+    files = next(reversed(_AT_REST), None)
+    kept = None if files is None else files.keep(array)
+    return array if kept is None else kept
+
+
 def is_made_of_zeros(variable: Any) -> bool:
     """Return whether a variable has no value yet, and would get zeros."""
     state = vars(variable).get(_STATE)
@@ -158,7 +181,9 @@ class _Scope:
     original: Callable[..., None]
     thread: int
     is_described: bool = False
+    at_rest: AtRest | None = None
     is_open: bool = True
+    is_blank: bool = False
     deferred: list[Callable[[], Any]] = field(default_factory=list)
 
 
@@ -168,9 +193,16 @@ class _State:
     initializer: Callable[..., Any]
     source: MappedArray | None = None
 
+    @property
+    def is_without_value(self) -> bool:
+        is_settled = self.source is not None or self.scope.is_blank
+        return self.scope.is_described and is_settled
+
 
 _STATE, _VALUE = "_kerasmem_lazy", "_value"
 _SETTLING, _ONE_THREAD = threading.RLock(), threading.RLock()
+_AT_REST: list[AtRest | None] = []
+"""Of each scope that is open, the innermost last."""
 
 
 class _Lazy:
@@ -182,7 +214,10 @@ class _Lazy:
     @property
     def _value(self) -> Any:
         state = vars(self).get(_STATE)
-        if state is not None and state.scope.is_described and state.source is not None:
+        if state is not None and state.scope.at_rest and state.source is not None:
+            with _SETTLING, state.scope.values.outside_of_traces():
+                return state.scope.at_rest.value(self, state.source)
+        if state is not None and state.is_without_value:
             held = vars(self).get(_VALUE)
             nothing = state.scope.values.described
             return nothing(self._shape, self._dtype) if held is None else held
@@ -191,7 +226,7 @@ class _Lazy:
             held = vars(self).get(_VALUE)
             return _first(self, state) if held is None else held
         _settle(self)
-        return vars(self)[_VALUE]
+        return self._value if _STATE in vars(self) else vars(self)[_VALUE]
 
     @_value.setter
     def _value(self, value: Any) -> None:
@@ -203,6 +238,8 @@ class _Lazy:
             state = vars(self)[_STATE]
             # The initializer is needed no more, and may hold on to another weight.
             state.source, state.initializer = value, keras.initializers.Zeros()
+            if state.scope.at_rest is not None:
+                state.scope.values.take_back(self)
             return value
         if isinstance(value, MappedArray) and vars(self)[_STATE].scope.is_described:
             # No file tells how much memory its arrays may take here.
@@ -212,12 +249,18 @@ class _Lazy:
             )
         if _fits(self, value):  # then no first value is made
             return _begin_with(self, value)
+        state = vars(self).get(_STATE)
+        if state is not None and state.scope.at_rest is not None:
+            return _begin_with(self, _converted(self, value))
         _settle(self)
         return self.assign(value)
 
 
 def _defer(variable: Any, scope: _Scope, initializer: Callable[..., Any]) -> None:
-    if threading.get_ident() != scope.thread:  # what another thread makes has its value
+    files = scope.at_rest
+    is_kept = scope.is_open or (files is not None and files.keeps(variable))
+    if threading.get_ident() != scope.thread or not is_kept:
+        # What another thread makes has its value, and what is small.
         scope.original(variable, initializer)
         return
     cls = type(variable)
@@ -240,12 +283,25 @@ def _begin_with(variable: Any, value: Any) -> Any:
         state = vars(variable).get(_STATE)
         if state is None:  # another thread was first
             return variable.assign(value)
-        values = state.scope.values
+        values, files = state.scope.values, state.scope.at_rest
+        kept = None if files is None else files.keep(value)
+        if kept is not None:
+            return variable.assign(kept)
         with values.outside_of_traces():
             # Laid out as it is: a sum in another order has other last bits.
             values.fill(variable, keras.ops.copy(value) if values.adopts else value)
         _become_plain(variable)
         return value
+
+
+def _converted(variable: Any, value: Any) -> Any:
+    converted = variable._convert_to_tensor(value, dtype=variable._dtype)
+    if tuple(converted.shape) != tuple(variable.shape):
+        raise ValueError(
+            f"A value of shape {tuple(converted.shape)} was assigned to the weight "
+            f"{variable.path!r} of shape {tuple(variable.shape)}."
+        )
+    return converted
 
 
 def _settle(variable: Any) -> None:
@@ -257,9 +313,14 @@ def _settle(variable: Any) -> None:
         values, source = state.scope.values, state.source
         with values.outside_of_traces():
             if source is None:
-                values.fill(variable, _first(variable, state))
+                first, files = _first(variable, state), state.scope.at_rest
+                kept = None if files is None else files.keep(first)
+                if kept is not None:
+                    variable.assign(kept)
+                    return
+                values.fill(variable, first)
             else:
-                values.fill(variable, _aligned(source))
+                values.fill(variable, source.aligned())
         _become_plain(variable)
         if source is not None and not values.adopts:
             source.release()
@@ -269,12 +330,6 @@ def _become_plain(variable: Any) -> None:
     # Whoever has read the class before finds the value all the same.
     variable.__class__ = type(variable).__mro__[2]
     del vars(variable)[_STATE]
-
-
-def _aligned(array: np.ndarray) -> np.ndarray:
-    """Return an array whose entries lie where a framework takes them."""
-    plain = array.view(np.ndarray)
-    return plain if plain.flags.aligned else plain.copy()
 
 
 def _first(variable: Any, state: _State) -> Any:

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from kerasmem.records import Scalar
+
 _GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
 
@@ -82,23 +84,6 @@ def _node(saved: Any) -> Node:
         name=values[0].full_name if values else "",
         key=values[0].checkpoint_key if values else None,
     )
-
-
-@dataclass(frozen=True)
-class Scalar:
-    """One point of one series.
-
-    Args:
-        tag: name of the series, such as `"memory/GPU:0/peak_mib"`.
-        step: place on TensorBoard's axis of steps.
-        time: seconds since 1970 (UTC).
-        value: the number; the file holds it as float32.
-    """
-
-    tag: str
-    step: int
-    time: float
-    value: float
 
 
 def write_events(path: Path, scalars: Iterable[Scalar]) -> None:

@@ -1,7 +1,7 @@
 """Variables: those of a compiled step, and the weights of a layer that is built."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -97,6 +97,31 @@ class VariableBackend(ABC):
 
     def replicating(self, model: Any) -> AbstractContextManager[Any]:
         """Return a scope in which a variable is made for every replica of a model."""
+        return nullcontext()
+
+    def sharing_of(self, strategy: Any | None) -> tuple[int, int]:
+        """Return the number of devices that train a model, and of parts of a batch."""
+        return 1, 1
+
+    def layout_of(self, variable: Any) -> Any | None:
+        """Return how devices hold a variable, None where each has all of it.
+
+        Returns:
+            What has `shard_shape(shape)`: the shape of what one device holds.
+        """
+        return None
+
+    def distribution_config(self) -> dict[str, Any] | None:
+        """Return plain data of which `distributed` makes the distribution that is set.
+
+        None where there is none, or where each replica runs a step of its own.
+        """
+        return None
+
+    def distributed(
+        self, config: Mapping[str, Any] | None
+    ) -> AbstractContextManager[Any]:
+        """Return a scope with a distribution over as many devices of this process."""
         return nullcontext()
 
 

@@ -6,6 +6,7 @@ from kerasmem.callbacks.gradient_monitor import GradientMonitor
 from kerasmem.callbacks.memory_monitor import MemoryMonitor
 from kerasmem.callbacks.memory_timeline import MemoryTimeline
 from kerasmem.callbacks.pruning import Pruning
+from kerasmem.report.trackers import log_run
 
 __all__ = [
     "ChannelSparsity",
@@ -14,4 +15,5 @@ __all__ = [
     "MemoryMonitor",
     "MemoryTimeline",
     "Pruning",
+    "log_run",
 ]

@@ -8,8 +8,8 @@ import keras
 
 from kerasmem.backends.patching import LayerCall, observing
 from kerasmem.callbacks.attachment import AttachedCallback
-from kerasmem.compression.quantize.static.calls import flatten
 from kerasmem.errors import ConfigError
+from kerasmem.graph.flat_calls import flatten
 from kerasmem.graph.layers import own_graph, sublayers
 
 

@@ -15,7 +15,11 @@ from kerasmem.callbacks.gradient_tally import GradientReading, GradientTally
 from kerasmem.callbacks.run_log import Guard, RunLog, epoch_losses, warn
 from kerasmem.errors import ConfigError
 from kerasmem.records import Finding, GradientRecord, Run
+from kerasmem.report.plot import Plot
 from kerasmem.report.run import notebook_html
+from kerasmem.report.run.gradients import norm_panel
+from kerasmem.report.run.page import loss_panel
+from kerasmem.report.stills import panels_plot
 
 
 class GradientMonitor(AttachedCallback):
@@ -105,9 +109,22 @@ class GradientMonitor(AttachedCallback):
 
     def _repr_html_(self) -> str:
         """Return the page of what was recorded, for a notebook."""
-        return notebook_html(
-            Run(gradients=tuple(self.records), findings=tuple(self.findings))
-        )
+        return notebook_html(self._run())
+
+    def plot(self) -> Plot:
+        """Return a picture of loss and gradient norm by epoch: `.save(path)` writes it.
+
+        Returns:
+            A picture that a notebook shows; `.figure` is matplotlib's.
+
+        Raises:
+            ConfigError: if nothing was recorded yet.
+        """
+        panels = (loss_panel(self._run()), norm_panel(self.records))
+        return panels_plot([panel for panel in panels if panel is not None])
+
+    def _run(self) -> Run:
+        return Run(gradients=tuple(self.records), findings=tuple(self.findings))
 
     def detach(self) -> None:
         """Take everything off the model; a second call is a no-op."""

@@ -20,7 +20,10 @@ from kerasmem.memory.peaks import MemoryReader, Phase
 from kerasmem.memory.workers import RunFolderReader, WorkerReader, series
 from kerasmem.processes.host import host_peak
 from kerasmem.records import Finding, MemoryRecord, Run
+from kerasmem.report.plot import Plot
 from kerasmem.report.run import notebook_html
+from kerasmem.report.run.memory import memory_panels
+from kerasmem.report.stills import panels_plot
 
 
 class MemoryMonitor(keras.callbacks.Callback):
@@ -135,6 +138,17 @@ class MemoryMonitor(keras.callbacks.Callback):
         return notebook_html(
             Run(memory=tuple(self.records), findings=tuple(self.findings))
         )
+
+    def plot(self) -> Plot:
+        """Return a picture of the memory by epoch: `.save(path)` writes it.
+
+        Returns:
+            A picture that a notebook shows; `.figure` is matplotlib's.
+
+        Raises:
+            ConfigError: if nothing was recorded yet.
+        """
+        return panels_plot(memory_panels(self.records))
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Find out what can be read."""

@@ -16,7 +16,9 @@ from kerasmem.files.run_dir import run_name
 from kerasmem.files.timelines import add_timelines
 from kerasmem.memory.timeline import timelines, watched, watched_again
 from kerasmem.records import Finding, Run, Timeline
+from kerasmem.report.plot import Plot
 from kerasmem.report.run import notebook_html, write_run_page
+from kerasmem.report.stills import timeline_plot
 
 
 class MemoryTimeline(keras.callbacks.Callback):
@@ -97,6 +99,17 @@ class MemoryTimeline(keras.callbacks.Callback):
     def _repr_html_(self) -> str:
         """Return the page of the window, for a notebook."""
         return notebook_html(Run(timelines=tuple(self.timelines)))
+
+    def plot(self) -> Plot:
+        """Return a picture of the window by category: `.save(path)` writes it.
+
+        Returns:
+            A picture that a notebook shows; `.figure` is matplotlib's.
+
+        Raises:
+            ConfigError: if there is no timeline.
+        """
+        return timeline_plot(self.timelines)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Wait for the window."""

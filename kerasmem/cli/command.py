@@ -4,6 +4,8 @@ import argparse
 import json
 import math
 import re
+import shlex
+import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -243,10 +245,18 @@ DATA = option(
     "--data",
     metavar="DATA",
     help="an .npz with x and y, or x_train, y_train, x_test, y_test; or "
-    "package.module:function",
+    "package.module:function; of a language model, to compress or evaluate it, a "
+    ".txt, or an .npy of ids",
 )
 
 REQUIRED_DATA = option("--data", **DATA.settings, required=True)
+
+LENGTH = option(
+    "--length",
+    type=at_least(2),
+    metavar="N",
+    help="of a text or of token ids: tokens in a row (at most 256)",
+)
 
 
 def batch_of(default: int) -> Option:
@@ -263,6 +273,12 @@ def batch_of(default: int) -> Option:
 def progress_console() -> Console:
     """Return where progress goes: stderr."""
     return Console(stderr=True, highlight=False)
+
+
+def origin_of(options: Namespace) -> dict[str, Any]:
+    """Return where a page comes from: the command as it was typed, and its seed."""
+    command = shlex.join(["kerasmem", *sys.argv[1:]])
+    return {"command": command, "seed": options.seed}
 
 
 def say(message: str) -> None:

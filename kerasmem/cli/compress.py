@@ -1,7 +1,5 @@
 """`kerasmem compress`: a saved model made smaller."""
 
-import shlex
-import sys
 from argparse import Namespace
 from dataclasses import asdict
 from pathlib import Path
@@ -10,6 +8,7 @@ from typing import Any
 from kerasmem.cli.command import (
     DATA,
     IMPORT,
+    LENGTH,
     LOSS,
     METRIC,
     MODEL,
@@ -21,11 +20,18 @@ from kerasmem.cli.command import (
     command,
     not_negative,
     option,
+    origin_of,
     progress_console,
     say,
 )
 from kerasmem.cli.steps import STEPS, Job, job_of
-from kerasmem.errors import ConfigError
+from kerasmem.cli.tokens import (
+    check_length,
+    check_tokens_suffice,
+    judged_by_tokens,
+    split_tokens,
+)
+from kerasmem.errors import ConfigError, DataError
 from kerasmem.records.regular import check_output
 from kerasmem.stages import OPENING, TRAINING, shown_by
 
@@ -45,6 +51,7 @@ _FAR_WORSE = 0.02
     ),
     *STEPS,
     DATA,
+    LENGTH,
     LOSS,
     METRIC,
     option(
@@ -78,8 +85,8 @@ _FAR_WORSE = 0.02
         "--low-memory",
         action="store_true",
         help="from file to file, few weights in memory at a time; by itself where the "
-        "model is large against the memory there is, for --prune, --quantize to "
-        "all but int8-static, and clustering, without data",
+        "model is large against the memory there is, for --prune, --quantize and "
+        "clustering; with --data layer by layer",
     ),
     option(
         "--format",
@@ -89,6 +96,12 @@ _FAR_WORSE = 0.02
         "Keras, which opens without kerasmem",
     ),
     option("--report", type=Path, metavar="FILE.html", help="write a page of it too"),
+    option(
+        "--sensitivity",
+        action="store_true",
+        help="with --report and DATA: measure the metric as each weight alone is "
+        "pruned, five evaluations a weight",
+    ),
     IMPORT,
 )
 def compress(options: Namespace) -> Outcome:
@@ -96,28 +109,50 @@ def compress(options: Namespace) -> Outcome:
     from kerasmem.report.progress import StageProgress
 
     job = job_of(options)
-    _check(options)
-    by_file = _goes_by_file(options, job)
+    _check(options, job)
+    by_file = _file_job(options, job)
+    if by_file and options.sensitivity:
+        raise _no_sensitivity()
+    alone = tokens = None
     with StageProgress(progress_console(), TRAINING) as show, shown_by(show):
         if by_file:
             say(f"compressing {options.model} from file to file")
-            result = _compressed(options, job, (None, None, None))
+            train, test = _samples(options) if options.data else (None, None)
+            result = _compressed(options, job, (None, train, test))
         else:
             show(OPENING)
             loaded = _load(options, job)
+            if options.sensitivity:
+                alone = _sensitivity(*loaded)
+            if _are_tokens(options):  # they are judged by below
+                *known, rows = loaded
+                loaded, tokens = (*known, None), (known[0], rows)
             with shown_by(_announcing(show, options.model)):
                 result = _compressed(options, job, loaded)
+        # Read once, so that it is measured here.
+        if tokens is None:
+            report = result.report
+        else:
+            models = tokens[0], result.model
+            report = judged_by_tokens(
+                result.untimed, models, tokens[1], options.batch_size
+            )
         # The page first: a command that fails leaves no model behind. If the model
         # cannot be written then, the page stays; what it tells was measured all the
         # same.
         if options.report:
-            _write_page(options, result)
-        _ = result.report  # read once, so that it is measured here
+            _write_page(options, report, result.changes, alone)
         if not by_file:  # there it is already
             show("saving")
             result.save(options.output, format=options.format)
-    _say_if_untrained(job, result.report)
-    return _outcome(options, result)
+    _say_if_untrained(job, report)
+    return _outcome(options, report, result.changes)
+
+
+def _are_tokens(options: Namespace) -> bool:
+    from kerasmem.files.data.tokens import is_token_file
+
+    return bool(options.data) and is_token_file(options.data)
 
 
 def _announcing(show: Any, model: str) -> Any:
@@ -134,8 +169,8 @@ def _announcing(show: Any, model: str) -> Any:
 
 def _compressed(options: Namespace, job: Job, loaded: tuple[Any, Any, Any]) -> Any:
     """Return the result, by way of the file alone where no model is handed in."""
-    from kerasmem.compression.compress import Loaded
     from kerasmem.compression.compress import compress as compress_model
+    from kerasmem.compression.opening import Loaded
     from kerasmem.report.progress import FitProgress
 
     model, train, test = loaded
@@ -151,6 +186,8 @@ def _compressed(options: Namespace, job: Job, loaded: tuple[Any, Any, Any]) -> A
             time_budget=options.time_budget,
             parallel=options.parallel,
             max_drop=options.max_drop,
+            loss=(options.loss or None) if by_file else None,
+            metrics=(list(options.metrics) or None) if by_file else None,
             seed=options.seed,
             batch_size=options.batch_size,
             # A progress bar is of this process only.
@@ -162,21 +199,21 @@ def _compressed(options: Namespace, job: Job, loaded: tuple[Any, Any, Any]) -> A
         )
 
 
-def _goes_by_file(options: Namespace, job: Job) -> bool:
-    """Return whether no model is to be held in memory."""
-    from kerasmem.compression.file_to_file import job_by_file
+def _file_job(options: Namespace, job: Job) -> Any:
+    """Return what is to go from file to file, None if a model is held in memory."""
+    from kerasmem.compression.jobs import job_by_file
     from kerasmem.compression.recipe import as_preset
 
     steps = None if job.steps is None else as_preset(job.steps).steps
     asks = {
-        "--data": options.data,
+        "--data of tokens" if _are_tokens(options) else "--data": options.data,
         "--fine-tune-epochs": options.fine_tune_epochs or None,
         "--checkpoint-dir": options.checkpoint_dir,
         "--format keras": None if options.format == "kerasmem" else True,
     }
     low_memory = options.low_memory or None
     given = (low_memory, options.model, options.output, steps, asks)
-    return job_by_file(*given) is not None
+    return job_by_file(*given)
 
 
 def _low_memory(options: Namespace) -> bool | None:
@@ -186,13 +223,16 @@ def _low_memory(options: Namespace) -> bool | None:
     return True if options.low_memory or not is_preset(options.model) else None
 
 
-def _check(options: Namespace) -> None:
+def _check(options: Namespace, job: Job) -> None:
     from kerasmem.compression.hub_preset_files import check_written
 
     check_written(options.model, options.output, options.coding)
     if options.report:
         check_output(options.report, ".html")
+    if options.sensitivity and not options.report:
+        raise ConfigError("--sensitivity is for a page. Next: add --report FILE.html.")
     wants_data = {
+        "--sensitivity": options.sensitivity,
         "--target": options.targets,
         "--fine-tune-epochs": options.fine_tune_epochs,
         "--max-drop": options.max_drop is not None,
@@ -202,6 +242,28 @@ def _check(options: Namespace) -> None:
     for name, given in wants_data.items():
         if given and not options.data:
             raise ConfigError(f"{name} takes data. Next: add --data.")
+    check_length(options)
+    if _are_tokens(options):
+        check_tokens_suffice(options, job)
+
+
+def _samples(options: Namespace) -> tuple[Any, Any]:
+    """Return the samples to calibrate on, and those to judge by, if they have labels.
+
+    A few of them are evaluated by nobody: the model is opened where it is compressed.
+    """
+    from kerasmem.cli.judging import check_names, has_labels
+    from kerasmem.files.data import load_data
+
+    check_names(options.loss, options.metrics)
+    loaded = load_data(options.data)
+    test = loaded.train if loaded.test is None else loaded.test
+    if has_labels(test):
+        return loaded.train, test
+    if options.max_drop is not None or options.loss or options.metrics:
+        raise DataError("The data has no labels, and judging a model takes them.")
+    say("The data has no labels: no metric is measured.")
+    return loaded.train, None
 
 
 def _load(options: Namespace, job: Job) -> tuple[Any, Any, Any]:
@@ -218,6 +280,8 @@ def _load(options: Namespace, job: Job) -> tuple[Any, Any, Any]:
     model = load_model(options.model)
     if not options.data:
         return model, None, None
+    if _are_tokens(options):
+        return model, *split_tokens(options, model)
     loaded = load_data(options.data)
     train, test = loaded.train, loaded.test
     compile_for(model, options.loss, options.metrics)
@@ -236,17 +300,34 @@ def _load(options: Namespace, job: Job) -> tuple[Any, Any, Any]:
     return model, train, test
 
 
-def _write_page(options: Namespace, result: Any) -> None:
+def _sensitivity(model: Any, _: Any, test: Any) -> Any:
+    from kerasmem.compression.prune.analysis import sensitivity
+
+    if test is None:
+        raise _no_sensitivity()
+    say("measuring the metric as each weight alone is pruned")
+    return sensitivity(model, test)
+
+
+def _no_sensitivity() -> ConfigError:
+    return ConfigError(
+        "Sensitivity is of a metric. Expected: --data with labels, and a model whose "
+        "weights fit into memory. Received: --sensitivity without them."
+    )
+
+
+def _write_page(options: Namespace, report: Any, changes: Any, alone: Any) -> None:
     from kerasmem.report.comparison import before_and_after
     from kerasmem.report.compression import Page, write_page
 
     page = Page(
         title=f"{Path(options.model).name}, compressed",
-        models=before_and_after(result.report),
-        changes=result.changes,
-        origin={"command": shlex.join(sys.argv), "seed": options.seed},
-        search=result.report.search,
-        warning=result.report.warning or "",
+        models=before_and_after(report),
+        changes=changes,
+        origin=origin_of(options),
+        search=report.search,
+        warning=report.warning or "",
+        sensitivity=alone,
     )
     write_page(options.report, page)
 
@@ -268,13 +349,12 @@ def _say_if_untrained(job: Job, report: Any) -> None:
         )
 
 
-def _outcome(options: Namespace, result: Any) -> Outcome:
+def _outcome(options: Namespace, report: Any, changes: Any) -> Outcome:
     from kerasmem.cli.judging import file_sentence
     from kerasmem.report.comparison import before_and_after, comparison_table
     from kerasmem.report.search import search_table
     from kerasmem.report.weights import left_alone_table, noise_table, worst_first
 
-    report, changes = result.report, result.changes
     data = {
         "model": options.model,
         "output": str(options.output),

@@ -1,7 +1,9 @@
 """`kerasmem distill`: a small model taught by a large one."""
 
 from argparse import Namespace
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from kerasmem.cli.command import (
@@ -16,6 +18,7 @@ from kerasmem.cli.command import (
     batch_of,
     command,
     option,
+    origin_of,
     progress_console,
     say,
 )
@@ -51,6 +54,7 @@ from kerasmem.records.regular import check_output
         help="what softens both models' answers (4.0)",
     ),
     SEED,
+    option("--report", type=Path, metavar="FILE.html", help="write a page of it too"),
     IMPORT,
 )
 def distill(options: Namespace) -> Outcome:
@@ -60,8 +64,11 @@ def distill(options: Namespace) -> Outcome:
     from kerasmem.report.progress import FitProgress
 
     check_output(options.output, ".keras")
+    if options.report:
+        check_output(options.report, ".html")
     _check_one_student(options)
     teacher, student, train, test = _load(options)
+    curves = _Curves()
     with FitProgress("distilling", progress_console()) as progress:
         trained = train_student(
             teacher,
@@ -71,12 +78,30 @@ def distill(options: Namespace) -> Outcome:
             batch_size=options.batch_size,
             temperature=options.temperature,
             cache=options.cache,
-            callbacks=[progress],
+            callbacks=[progress, curves.callback()],
             verbose=0,
             seed=options.seed,
         )
     save_model(trained, options.output)
-    return _outcome(options, {"teacher": teacher, "student": trained}, test)
+    models = {"teacher": teacher, "student": trained}
+    return _outcome(options, models, test, curves.values)
+
+
+class _Curves:
+    """What a training tells after every epoch, by name."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, list[float]] = {}
+
+    def callback(self) -> Any:
+        """Return the callback that fills `values`."""
+        import keras
+
+        return keras.callbacks.LambdaCallback(on_epoch_end=self._add)
+
+    def _add(self, _: int, logs: Mapping[str, float] | None) -> None:
+        for name, value in (logs or {}).items():
+            self.values.setdefault(name, []).append(float(value))
 
 
 def _load(options: Namespace) -> tuple[Any, Any, Any, Any]:
@@ -116,7 +141,12 @@ def _student(options: Namespace, teacher: Any) -> Any:
     return make_student(teacher, options.student_ratio)
 
 
-def _outcome(options: Namespace, models: dict[str, Any], test: Any) -> Outcome:
+def _outcome(
+    options: Namespace,
+    models: dict[str, Any],
+    test: Any,
+    history: Mapping[str, Sequence[float]],
+) -> Outcome:
     from kerasmem.cli.judging import file_sentence, of_its_file
     from kerasmem.compression.judge import chance_of, far_worse
     from kerasmem.compression.measure import measure
@@ -129,6 +159,17 @@ def _outcome(options: Namespace, models: dict[str, Any], test: Any) -> Outcome:
     figures["teacher"] = of_its_file(figures["teacher"], options.teacher)
     teacher, student = (figure.metrics for figure in figures.values())
     warning = far_worse(teacher, student, chance_of(models["teacher"], test))
+    if options.report:
+        from kerasmem.report.compression import Page, write_page
+
+        page = Page(
+            f"{options.output.name}, distilled",
+            figures,
+            origin=origin_of(options),
+            warning=warning or "",
+            history=history,
+        )
+        write_page(options.report, page)
     data = {
         "teacher": options.teacher,
         "output": str(options.output),

@@ -1,4 +1,4 @@
-"""`kerasmem inspect` and `evaluate`: where a model's bytes are, how well it does."""
+"""`kerasmem inspect`: where a model's bytes are."""
 
 from argparse import Namespace
 from collections.abc import Sequence
@@ -7,15 +7,11 @@ from typing import Any
 
 from kerasmem.cli.command import (
     IMPORT,
-    LOSS,
-    METRIC,
     MODEL,
-    REQUIRED_DATA,
     Outcome,
     batch_of,
     command,
     option,
-    say,
 )
 
 _ORDERS = ("model", "weights", "outputs")
@@ -101,41 +97,3 @@ def _summary(data: dict[str, Any], *, is_fresh: bool) -> str:
         f"activation peak of a batch of {data['batch_size']}, estimated: "
         f"{unknown if peak is None else format_bytes(peak)}"
     )
-
-
-@command(
-    "evaluate",
-    "Measure a model: metrics, latency, memory, file.",
-    MODEL,
-    REQUIRED_DATA,
-    LOSS,
-    METRIC,
-    batch_of(32),
-    IMPORT,
-)
-def evaluate(options: Namespace) -> Outcome:
-    """Return the model's figures on the test split, or on all data without one."""
-    from kerasmem.cli.judging import check_judging, compile_for, of_its_file
-    from kerasmem.compression.measure import measure
-    from kerasmem.files import load_model
-    from kerasmem.files.data import load_data, sample_count, warn_if_not_finite
-    from kerasmem.report.comparison import comparison_table
-
-    model = load_model(options.model)
-    loaded = load_data(options.data)
-    data = loaded.train if loaded.test is None else loaded.test
-    compile_for(model, options.loss, options.metrics)
-    check_judging(model, data)
-    warn_if_not_finite(data)
-    say(f"measuring {options.model}")
-    figures = measure(model, data, batch_size=options.batch_size)
-    # The file that is there, not the one that kerasmem would write.
-    figures = of_its_file(figures, options.model)
-    result = {
-        "model": options.model,
-        "data": options.data,
-        "split": "all" if loaded.test is None else "test",
-        "samples": sample_count(data),
-        "figures": asdict(figures),
-    }
-    return Outcome(result, (comparison_table({options.model: figures}),))

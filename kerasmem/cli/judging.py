@@ -31,9 +31,7 @@ def compile_for(model: Any, loss: str | None, metrics: Sequence[str]) -> None:
     Raises:
         ConfigError: if Keras does not know one of them, or metrics come without a loss.
     """
-    found = as_loss(loss)
-    _check_names("loss", keras.losses.get, [loss] if loss and found is loss else [])
-    _check_names("metric", keras.metrics.get, metrics)
+    found = check_names(loss, metrics)
     if not loss and not metrics:
         return
     if not loss and not model.compiled:
@@ -46,6 +44,18 @@ def compile_for(model: Any, loss: str | None, metrics: Sequence[str]) -> None:
         loss=found or model.loss,
         metrics=list(metrics) or None,
     )
+
+
+def check_names(loss: str | None, metrics: Sequence[str]) -> Any:
+    """Return a loss for `compile`, if Keras knows it and the metrics.
+
+    Raises:
+        ConfigError: if it does not know one of them.
+    """
+    found = as_loss(loss)
+    _check_names("loss", keras.losses.get, [loss] if loss and found is loss else [])
+    _check_names("metric", keras.metrics.get, metrics)
+    return found
 
 
 def split_to_judge(train: Any) -> tuple[Any, Any]:

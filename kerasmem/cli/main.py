@@ -13,10 +13,11 @@ from types import FunctionType, ModuleType
 from typing import Any, TextIO
 
 from kerasmem.cli.command import Outcome, Parser, option
+from kerasmem.cli.compare import compare, evaluate
 from kerasmem.cli.compress import compress
 from kerasmem.cli.distill import distill
 from kerasmem.cli.formats import convert, runtimes
-from kerasmem.cli.inspect import evaluate, inspect
+from kerasmem.cli.inspect import inspect
 from kerasmem.cli.memory import estimate, tune
 from kerasmem.cli.run import demo, report, run
 from kerasmem.errors import (
@@ -36,13 +37,14 @@ _COMMANDS = (
     convert,
     distill,
     evaluate,
+    compare,
     runtimes,
     report,
     run,
 )
 _JSON = option("--json", action="store_true", help="write the result to stdout as JSON")
 _FAILED = 2
-_ROLES = ("model", "teacher", "student")
+_ROLES = ("model", "other", "teacher", "student")
 """Arguments that are model files which were handed in."""
 
 

@@ -2,6 +2,9 @@
 
 import json
 from argparse import ArgumentTypeError, Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from kerasmem.cli.command import (
@@ -45,13 +48,27 @@ def _size(text: str) -> int:
         "--optimizer", help="its Keras name; the one in the file by default, else adam"
     ),
     option("--backend", help="tensorflow, jax or torch; the running one"),
-    option("--device", default="gpu", help="gpu (default) or cpu"),
+    option(
+        "--device",
+        default="gpu",
+        help="gpu (default), cpu, or a card such as h200, which a plan needs",
+    ),
     option(
         "--method",
         default="auto",
-        help="analytic, traced, or auto (default): analytic if the model has a graph",
+        help="analytic, traced, plan (of a compiled step by XLA's compiler for a card, "
+        "kerasmem[plans]), or auto (default): analytic if the model has a graph",
     ),
     option("--dtype-policy", help="assume one, such as mixed_bfloat16"),
+    option(
+        "--quantize", metavar="SCHEME", help="assume weights in one, such as int8, int4"
+    ),
+    option(
+        "--lora",
+        type=at_least(1),
+        metavar="RANK",
+        help="train products of this rank alone (LoRA), of a model of KerasHub",
+    ),
     option(
         "--jit", choices=_JIT, help="compiled by XLA or not; as the model is by default"
     ),
@@ -64,7 +81,6 @@ def _size(text: str) -> int:
 def estimate(options: Namespace) -> Outcome:
     """Return the estimate: per category, the largest layers, and whether it fits."""
     from kerasmem.cli.judging import compile_for
-    from kerasmem.files.described import described_model
     from kerasmem.memory.estimate import estimate_memory
     from kerasmem.report.memory import (
         category_table,
@@ -73,7 +89,7 @@ def estimate(options: Namespace) -> Outcome:
         verdict_line,
     )
 
-    with described_model(options.model) as model:
+    with _assumed(options) as model:
         compile_for(model, options.loss, ())
         optimizer = options.optimizer
         has_optimizer = bool(model.compiled and model.optimizer)
@@ -98,9 +114,12 @@ def estimate(options: Namespace) -> Outcome:
             f"{options.model} was saved without an optimizer: {_ASSUMED} is assumed. "
             "Another: --optimizer NAME; none: --predict."
         )
+    assumed = [f"weights in {options.quantize}"] if options.quantize else []
+    assumed += [f"LoRA of rank {options.lora}"] if options.lora else []
+    how = [what, *assumed, f"batch of {options.batch_size}", estimated.backend]
     title = (
-        f"{options.model}, {what}, batch of {options.batch_size}, {estimated.backend}, "
-        f"{estimated.device}, method {estimated.method}"
+        f"{options.model}, {', '.join(how)}, {estimated.device}, "
+        f"method {estimated.method}"
     )
     tables: list[Any] = [
         category_table(estimated, title),
@@ -112,6 +131,49 @@ def estimate(options: Namespace) -> Outcome:
         data["verdict"] = estimated.verdict(options.memory_limit)
         tables.append(verdict_line(estimated, options.memory_limit))
     return Outcome(data, tuple(tables))
+
+
+@contextmanager
+def _assumed(options: Namespace) -> Iterator[Any]:
+    """Give the model of the command line to look at, as it is assumed to be.
+
+    Of a preset the configs tell all of it: no file with weights is opened.
+    """
+    from kerasmem.compression.quantize import Quantize
+    from kerasmem.compression.quantize.apply import replace_weights, weight_plan
+    from kerasmem.files.described import (
+        described_model,
+        described_preset,
+        without_values,
+    )
+    from kerasmem.files.preset import is_preset
+
+    path = Path(options.model)
+    described = described_preset if is_preset(path) else described_model
+    with described(path) as model, without_values():
+        if options.quantize:
+            config = Quantize(options.quantize)
+            if config.is_static:
+                raise ConfigError(
+                    "A model of integers is another graph, which is made of samples. "
+                    f"Received: --quantize {options.quantize}. Next: compress the "
+                    "model, and estimate the file."
+                )
+            replace_weights(model, weight_plan(model, config))
+        if options.lora:
+            _enable_lora(model, options.lora)
+        yield model
+
+
+def _enable_lora(model: Any, rank: int) -> None:
+    backbone = getattr(model, "backbone", model)
+    if not callable(getattr(backbone, "enable_lora", None)):
+        raise ConfigError(
+            "Keras has LoRA for models of KerasHub and for single layers. Received: "
+            f"--lora with a {type(model).__name__}. Next: call enable_lora() of its "
+            "layers in a script, and km.estimate_memory(model, ...)."
+        )
+    backbone.enable_lora(rank)
 
 
 @command(
@@ -128,6 +190,12 @@ def estimate(options: Namespace) -> Outcome:
         metavar="OPTION",
         help="a part of the name of the option to try, such as jit; repeatable",
     ),
+    option(
+        "--device",
+        metavar="CARD",
+        help="a card such as h100 that need not be here: peaks alone, by plans of "
+        "XLA's compiler (kerasmem[plans]), and nothing runs",
+    ),
     INPUT_SHAPE,
     IMPORT,
 )
@@ -135,7 +203,7 @@ def tune(options: Namespace) -> Outcome:
     """Return what each option costs, and what follows from it."""
     from kerasmem.cli.judging import compile_for
     from kerasmem.files import load_model
-    from kerasmem.memory.tune import leave_room
+    from kerasmem.memory.tune import leave_room, plan_options
     from kerasmem.memory.tune import tune as measure_options
     from kerasmem.report.benchmarks import (
         failure_lines,
@@ -154,14 +222,17 @@ def tune(options: Namespace) -> Outcome:
             f"model. Received: {options.model!r}, saved without them. Next: pass "
             "--loss NAME, and --optimizer NAME (adam by default)."
         )
-    tuning = measure_options(
-        model,
-        options.batch_size,
-        optimizer=options.optimizer,
-        input_shape=options.input_shapes,
-        only=options.only,
-        say=say,
-    )
+    settings = {
+        "optimizer": options.optimizer,
+        "input_shape": options.input_shapes,
+        "only": options.only,
+        "say": say,
+    }
+    if options.device:
+        size, card = options.batch_size, options.device
+        tuning = plan_options(model, size, card, **settings)
+    else:
+        tuning = measure_options(model, options.batch_size, **settings)
     title = (
         f"{options.model}, training, batch of {options.batch_size}, {tuning.backend}, "
         f"{tuning.device}, jit {'on' if tuning.jit_compile else 'off'}, "

@@ -186,6 +186,16 @@ def _environment(inherited: Mapping[str, str], *, counting: bool) -> dict[str, s
         metavar="DIR",
         help="write every figure there too, as TensorBoard scalars",
     ),
+    option(
+        "--mlflow",
+        metavar="EXPERIMENT",
+        help="log every figure and the page there too (pip install kerasmem[mlflow])",
+    ),
+    option(
+        "--wandb",
+        metavar="PROJECT",
+        help="the same, to Weights & Biases (pip install kerasmem[wandb])",
+    ),
 )
 def report(options: Namespace) -> Outcome:
     """Write the page and return what a reader wants first."""
@@ -199,17 +209,21 @@ def report(options: Namespace) -> Outcome:
         post_mortem_table,
         title,
     )
-    from kerasmem.report.run.tensorboard import write_tensorboard
+    from kerasmem.report.trackers import TRACKERS, check_trackers, logged
     from kerasmem.units import format_bytes
 
     check_output(options.output, ".html")
+    named = {name: getattr(options, name) for name in TRACKERS}
+    targets = {name: target for name, target in named.items() if target is not None}
+    check_trackers(targets)
     recorded = read_run(options.run_dir)
     for note in recorded.notes:
         say(note)
     write_run_page(recorded, options.output)
-    scalars = (
-        write_tensorboard(recorded, options.tensorboard) if options.tensorboard else 0
-    )
+    scalars = {
+        name: logged(recorded, options.output, name, target)
+        for name, target in targets.items()
+    }
     figures = headline(recorded)
     findings = gravest_first(recorded.findings)
     size = options.output.stat().st_size
@@ -227,8 +241,7 @@ def report(options: Namespace) -> Outcome:
         "scalars": scalars,
     }
     written = [f"page: {options.output}, {format_bytes(size)}"]
-    if options.tensorboard:
-        written.append(_tensorboard_line(options.tensorboard, scalars))
+    written += [_logged_line(name, targets[name], n) for name, n in scalars.items()]
     tables = [headline_table(figures, title(recorded))]
     if recorded.post_mortems:
         tables.append(post_mortem_table(recorded.post_mortems))
@@ -237,12 +250,14 @@ def report(options: Namespace) -> Outcome:
     return Outcome(data, (*tables, "\n".join(written)))
 
 
-def _tensorboard_line(folder: Path, scalars: int) -> str:
-    """Return what was written for TensorBoard, and how to see it."""
-    how = f"tensorboard --logdir {folder}"
+def _logged_line(tracker: str, target: object, scalars: int) -> str:
+    """Return what was logged, and for TensorBoard how to see it."""
+    if tracker != "tensorboard":
+        return f"{tracker}: {scalars:,} scalars and the page in {target}"
+    how = f"tensorboard --logdir {target}"
     if importlib.util.find_spec("tensorboard") is None:
         how += ", after pip install kerasmem[tensorboard]: it is not installed here"
-    return f"TensorBoard: {scalars:,} scalars in {folder} (to see them: {how})"
+    return f"TensorBoard: {scalars:,} scalars in {target} (to see them: {how})"
 
 
 @command(

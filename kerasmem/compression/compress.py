@@ -4,7 +4,6 @@ import warnings
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +14,21 @@ from kerasmem.backends import current
 from kerasmem.backends.seeding import seeded
 from kerasmem.compression.chain import Chain, Outcome
 from kerasmem.compression.fields import check_whole
-from kerasmem.compression.file_to_file import (
-    WantsMemoryError,
-    compress_file,
-    job_by_file,
-)
+from kerasmem.compression.file_to_file import WantsMemoryError, compress_file
 from kerasmem.compression.hub_preset import compress_preset
 from kerasmem.compression.hub_preset_files import check_written
+from kerasmem.compression.jobs import Job as FileJob
+from kerasmem.compression.jobs import job_by_file
 from kerasmem.compression.judge import chance_of, check_max_drop, far_worse
-from kerasmem.compression.measure import Timing, figures, file_bytes
+from kerasmem.compression.measure import Timing, figures
+from kerasmem.compression.offloading import Room, can_go_by_layers, offloading
+from kerasmem.compression.opening import compile_anew, open_given, original_bytes
 from kerasmem.compression.quantize.apply import warn_if_left_float
 from kerasmem.compression.result import SAMPLES, CompressionResult
 from kerasmem.compression.search import Request
 from kerasmem.compression.technique import Context, Technique
 from kerasmem.compression.written import written
-from kerasmem.errors import ConfigError, DataError, KerasMemWarning, as_received
-from kerasmem.files.archive import stored_bytes
+from kerasmem.errors import ConfigError, DataError, KerasMemWarning
 from kerasmem.files.data import (
     check_data,
     check_labels,
@@ -40,29 +38,14 @@ from kerasmem.files.data import (
     sample_count,
     sample_inputs,
 )
-from kerasmem.files.load import load_model
 from kerasmem.files.preset import is_preset
 from kerasmem.files.save import Coding, check_coding
-from kerasmem.graph.clone import compile_as, compile_settings, to_read
-from kerasmem.graph.outputs import as_loss, warn_if_unfit
+from kerasmem.graph.clone import compile_as
+from kerasmem.graph.outputs import warn_if_unfit
 from kerasmem.records import CompressionReport
 from kerasmem.stages import OPENING, stage
 
 BATCH_SIZE = 32
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """A model that was loaded for `compress` alone, which takes it as it is.
-
-    Args:
-        model: the model; it is compiled anew.
-        path: of its file, whose size the report tells.
-    """
-
-    model: Any
-    path: str | Path
-
 
 _TIMING_SECONDS = 2.0
 """For both models together."""
@@ -152,10 +135,11 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
         low_memory: True to work from file to file, with a few pieces of weights in
             memory at a time and the `model` of the result opened when it is asked for:
             for a path and an output, and for `Prune` by magnitude, `Cluster`, and
-            `Quantize` to all but `"int8-static"`, without data; neither latency nor
-            activations are measured then. None to do so where it can be done and the
-            weights take more than a sixth of the memory that is available. False
-            never to. A preset becomes a preset from file to file wherever it can.
+            `Quantize` but with adaptive rounding. With samples the model is run layer
+            by layer, without them activations are not measured; latency never is. None
+            to do so where it can be done and the weights take more than a sixth of the
+            memory that is available. False never to. A preset becomes a preset from
+            file to file wherever it can, without samples.
 
     Returns:
         The `km.CompressionResult`: the compressed model, compiled as the original was;
@@ -200,36 +184,30 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
     asks |= {"fine_tune_epochs": epochs or None, "callbacks": callbacks or None}
     named = getattr(job, "steps", None)
     by_file = job_by_file(low_memory, model_or_path, output, named, asks)
-    if by_file is not None:
-        may_be_held = low_memory is None and is_preset(by_file.path)
-        write = compress_preset if is_preset(by_file.path) else compress_file
-        with suppress(*[WantsMemoryError] * may_be_held):
-            return write(by_file, coding, custom_objects)
-    fit = {} if data is None else fit_arguments(data, batch_size)
-    if epochs and is_array_data(data) and fit.get("y") is None:
-        raise DataError("Fine-tuning needs labels: give data=(x, y).")
+    if by_file is not None and not by_file.runs:
+        result = _in_pieces(by_file, coding, custom_objects, low_memory)
+        if result is not None:
+            return result
+        by_file = None
+    if by_file is not None and validation_data is not None:
+        must = low_memory is True
+        by_file = by_file if can_go_by_layers(by_file, custom_objects, must) else None
+    fit = _fit_arguments(data, epochs, batch_size)
     fit |= {"callbacks": list(callbacks or ()), "verbose": 0}
-    replicas = (
-        current().replicating(model_or_path)
-        if isinstance(model_or_path, keras.Model)
-        else nullcontext()
-    )
-    with replicas, seeded(seed):
+    is_model = isinstance(model_or_path, keras.Model)
+    evaluated = isinstance(job, Request) or any(v is not None for v in asks.values())
+    with (
+        current().replicating(model_or_path) if is_model else nullcontext(),
+        seeded(seed),
+        offloading(by_file, custom_objects) as room,
+    ):
         stage(OPENING)
-        evaluated = isinstance(job, Request) or any(
-            v is not None for v in asks.values()
-        )
-        original = _open(model_or_path, custom_objects, evaluated=evaluated)
+        source = room or model_or_path
+        original = open_given(source, custom_objects, evaluated=evaluated)
         if original is not model_or_path:
-            _compile(original, loss, metrics)
-        if epochs and not original.compiled:
-            raise ConfigError(
-                f"The model {original.name!r} has no loss, so it cannot be "
-                "fine-tuned. Give loss= (--loss on the command line)."
-            )
+            compile_anew(original, loss, metrics)
+        _check_loss(original.name, original.compiled, epochs)
         _check_samples(original, (data, validation_data), batch_size)
-        if data is not None:
-            warn_if_unfit(original)
         # Before the work: data that cannot be read again would take it along.
         few = _few_samples(data if validation_data is None else validation_data)
         context = Context(data, fit, epochs, seed, custom_objects)
@@ -237,29 +215,67 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
         # Anew: the weights are others now, the slots of the old ones are in the way.
         compile_as(done.model, original)
         stage("writing the file")
-        file = written(done.model, coding)
+        file = (written if room is None else room.write)(done.model, coding)
         stage("measuring both models")
-        sizes = (_original_bytes(model_or_path), file.size)
+        sizes = (original_bytes(model_or_path), file.size)
         report = _report(original, done, (validation_data, batch_size), sizes)
-        timing = Timing(
-            [original, done.model],
-            validation_data,
-            batch_size,
-            _TIMING_SECONDS,
-            borrowed=original is model_or_path,
+        changes = tuple(done.changes)
+        result = CompressionResult(
+            *(done.model, report, changes, coding, few),
+            timing=_timing(original, done.model, (validation_data, batch_size), source),
+            file=file,
         )
-    changes = tuple(done.changes)
+        job.judge(result)  # before a file takes the place of another
     warn_if_left_float(changes, report.before.weight_bytes)
-    result = CompressionResult(
-        done.model, report, changes, coding, few, timing=timing, file=file
-    )
-    job.judge(result)
+    if room is not None:
+        return room.result(result)
     if output is not None:
         result.save(output)
     return result
 
 
+def _in_pieces(
+    by_file: FileJob,
+    coding: Coding,
+    custom_objects: Any,
+    low_memory: bool | None,  # noqa: FBT001 - three values
+) -> CompressionResult | None:
+    """Return what became of a file; None if its layers want memory, and may have it."""
+    is_held = low_memory is None and is_preset(by_file.path)
+    write = compress_preset if is_preset(by_file.path) else compress_file
+    with suppress(*[WantsMemoryError] * is_held):
+        return write(by_file, coding, custom_objects)
+    return None
+
+
+def _fit_arguments(data: Any, epochs: int, batch_size: int) -> dict[str, Any]:
+    fit = {} if data is None else fit_arguments(data, batch_size)
+    if epochs and is_array_data(data) and fit.get("y") is None:
+        raise DataError("Fine-tuning needs labels: give data=(x, y).")
+    return fit
+
+
+def _timing(
+    original: Any, model: Any, judge: tuple[Any, int], source: Any
+) -> Timing | None:
+    """Return the speed of two models, None where their weights stay in files."""
+    if isinstance(source, Room):
+        return None
+    models, is_own = [original, model], original is source
+    return Timing(models, *judge, _TIMING_SECONDS, borrowed=is_own)
+
+
+def _check_loss(name: str, is_compiled: bool, epochs: int) -> None:  # noqa: FBT001
+    if epochs and not is_compiled:
+        raise ConfigError(
+            f"The model {name!r} has no loss, so it cannot be fine-tuned. Give loss= "
+            "(--loss on the command line)."
+        )
+
+
 def _check_samples(model: Any, parts: Sequence[Any], batch_size: int) -> None:
+    if parts[0] is not None:
+        warn_if_unfit(model)
     for samples in parts:
         if samples is not None:
             check_data(model, samples)
@@ -295,46 +311,6 @@ def _check_no_folder(checkpoint_dir: Any) -> None:
             "A search keeps no checkpoints; the steps that it finds do, in a run of "
             "their own. Next: leave out checkpoint_dir (--checkpoint-dir on the "
             f"command line). Received: checkpoint_dir={str(checkpoint_dir)!r}."
-        )
-
-
-def _open(model_or_path: Any, custom_objects: Any, *, evaluated: bool) -> Any:
-    """Return a model to make a copy of.
-
-    A model that is compiled anew or evaluated is not the one that was handed in.
-    """
-    if isinstance(model_or_path, keras.Model):
-        return to_read(model_or_path) if evaluated else model_or_path
-    if isinstance(model_or_path, Loaded):
-        return model_or_path.model
-    if isinstance(model_or_path, str | Path):
-        return load_model(model_or_path, custom_objects)
-    raise ConfigError(
-        "Expected a keras.Model or the path of a saved one. Received: "
-        f"model_or_path={as_received(model_or_path)}."
-    )
-
-
-def _original_bytes(model_or_path: Any) -> int:
-    """Return the bytes of the file that was handed in, else of one by Keras itself."""
-    if isinstance(model_or_path, keras.Model):
-        return file_bytes(model_or_path, stored=True)
-    is_loaded = isinstance(model_or_path, Loaded)
-    return stored_bytes(model_or_path.path if is_loaded else model_or_path)
-
-
-def _compile(model: Any, loss: Any, metrics: Any) -> None:
-    """Compile `model` anew, with a loss and metrics of the caller's if given."""
-    settings = compile_settings(model) or {}
-    if loss is not None:
-        settings["loss"] = as_loss(loss)
-    if metrics is not None:
-        settings["metrics"] = metrics
-    if settings.get("loss") is not None:
-        model.compile(**{"optimizer": "adam", **settings})
-    elif metrics is not None:
-        raise ConfigError(
-            f"The model {model.name!r} has no loss. Give loss= beside metrics=."
         )
 
 

@@ -10,22 +10,20 @@ import shutil
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import keras
-import psutil
 
 from kerasmem.backends.lazy import described_source
 from kerasmem.compression.chain import warn_if_stale
 from kerasmem.compression.cluster import Cluster
 from kerasmem.compression.cluster import apply as cluster
+from kerasmem.compression.jobs import Job
 from kerasmem.compression.prune import Prune
 from kerasmem.compression.prune import apply as prune
 from kerasmem.compression.quantize import Quantize
-from kerasmem.compression.quantize import in_blocks as quantize
 from kerasmem.compression.quantize.apply import warn_if_left_float
 from kerasmem.compression.quantize.aware.learned import is_aware
 from kerasmem.compression.quantize.schemes import quantize_described
@@ -33,15 +31,13 @@ from kerasmem.compression.result import FORMATS, CompressionResult
 from kerasmem.compression.technique import Technique
 from kerasmem.compression.working import LazyChanges, Streams
 from kerasmem.errors import ConfigError, OutputError
-from kerasmem.files.archive import is_weights_alone, opened_weights, stored_bytes
+from kerasmem.files.archive import is_weights_alone, stored_bytes
 from kerasmem.files.atomic import replacing
-from kerasmem.files.datasets import datasets
-from kerasmem.files.described import can_be_described, described_model
+from kerasmem.files.described import described_model
 from kerasmem.files.entries import InFile, Readable
 from kerasmem.files.load import check_model_file, load_model, made_whole
 from kerasmem.files.memory_map import is_mappable
 from kerasmem.files.plain import check_has_model, write_plain
-from kerasmem.files.preset import is_preset, weights_of
 from kerasmem.files.save import check, is_saved_as_it_is
 from kerasmem.files.weights import Coding
 from kerasmem.files.write import write_model
@@ -51,129 +47,12 @@ from kerasmem.graph.values import nbytes, nonzero, parameters
 from kerasmem.records import CompressionReport, ModelFigures, WeightChange
 from kerasmem.stages import OPENING, stage
 
-_SHARE = 1 / 6
-"""Of the memory there is: with more weights than that a model may not fit."""
-
-
-@dataclass(frozen=True)
-class _InBlocks:
-    """How a technique works on a described model.
-
-    Args:
-        why_not: returns why a config needs the whole model, None if it does not.
-        apply: takes the model, the config and the streams.
-    """
-
-    why_not: Callable[[Any], str | None]
-    apply: Callable[[Any, Any, Streams], LazyChanges]
-
-
-_TABLE: Mapping[type[Technique], _InBlocks] = {
-    Prune: _InBlocks(prune.why_not, prune.prune_in_blocks),
-    Cluster: _InBlocks(lambda _: None, cluster.cluster_in_blocks),
-    Quantize: _InBlocks(quantize.why_not, quantize_described),
+_APPLY: Mapping[type[Technique], Callable[[Any, Any, Streams], LazyChanges]] = {
+    Prune: prune.prune_in_blocks,
+    Cluster: cluster.cluster_in_blocks,
+    Quantize: quantize_described,
 }
-
-
-@dataclass(frozen=True)
-class Job:
-    """What is to be made of a file.
-
-    Args:
-        path: the file, or the folder of a preset.
-        steps: the techniques.
-        output: where to; ends in `.keras`, or is a new folder for a preset.
-    """
-
-    path: Path
-    steps: tuple[Technique, ...]
-    output: Path
-
-
-def job_by_file(
-    low_memory: bool | None,  # noqa: FBT001 - three values
-    model_or_path: Any,
-    output: Any,
-    steps: Sequence[Technique] | None,
-    asks: Mapping[str, Any],
-) -> Job | None:
-    """Return what is to go from file to file, None if a model is held in memory.
-
-    Args:
-        low_memory: what the caller says: True, False, or None for what suits.
-        model_or_path: what it gives as the model.
-        output: the file to write, None for none.
-        steps: the techniques; None for a search.
-        asks: arguments that take a model in memory, those that are not given None.
-
-    Raises:
-        ConfigError: if it should and cannot.
-    """
-    if low_memory not in (None, True, False):
-        raise ConfigError(
-            "low_memory is True, False or None for what suits. Received: "
-            f"low_memory={low_memory!r}."
-        )
-    if low_memory is False or (low_memory is None and output is None):
-        return None
-    reason = _why_not(model_or_path, output, steps, asks)
-    if low_memory and reason is not None:
-        raise ConfigError(
-            f"With low_memory=True no model is held in memory, and {reason}. Next: "
-            "leave low_memory out (--low-memory on the command line)."
-        )
-    if reason is not None:
-        return None
-    if not (low_memory or is_preset(model_or_path) or _is_large(Path(model_or_path))):
-        return None
-    return Job(Path(model_or_path), tuple(steps or ()), Path(output or "").absolute())
-
-
-def _why_not(
-    path: Any,
-    output: Any,
-    steps: Sequence[Technique] | None,
-    asks: Mapping[str, Any],
-) -> str | None:
-    """Return why a compression cannot go from file to file, None if it can."""
-    given = [name for name, value in asks.items() if value is not None]
-    if given:
-        return f"{given[0]} takes one"
-    if not isinstance(path, str | Path):
-        return "there is one already: give the path of its file"
-    if output is None:
-        return "there is no file to write: give output="
-    if steps is None:
-        return "a search tries many"
-    for step in steps:
-        row = _TABLE.get(type(step))
-        reason = "it takes the whole model" if row is None else row.why_not(step)
-        if reason is not None:
-            return f"the step {step.name!r} cannot go piece by piece: {reason}"
-    return _why_not_of(Path(path), Path(output))
-
-
-def _why_not_of(path: Path, output: Path) -> str | None:
-    if is_preset(path):
-        if output.suffix == ".keras":
-            return "a preset becomes a preset: give a new folder as the output"
-        path = weights_of(path)
-    is_described = is_weights_alone(path) or can_be_described(path)
-    if path.exists() and not is_described:
-        return f"{str(path)!r} is no .keras file of Keras 3"
-    return None
-
-
-def _is_large(path: Path) -> bool:
-    """Return whether the weights of a file are large against the memory there is."""
-    most = _SHARE * psutil.virtual_memory().available
-    if not path.is_file():
-        return False
-    if stored_bytes(path) > most or is_weights_alone(path):
-        return stored_bytes(path) > most
-    with opened_weights(path) as weights:
-        found = [] if weights is None else datasets(weights)
-    return sum(each.nbytes for each in found) > most
+"""What takes a described model, a config and the streams."""
 
 
 def compress_file(
@@ -201,7 +80,7 @@ def compress_file(
     stage(OPENING)
     with (
         replacing(job.output) as written,
-        _plain(job.path, written.parent) as source,
+        plain(job.path, written.parent) as source,
         described_model(source, custom_objects) as model,
         _reading(source) as file,
     ):
@@ -213,7 +92,7 @@ def compress_file(
         told = []
         for step in job.steps:
             stage(step.name)
-            told.append(_TABLE[type(step)].apply(model, step, streams))
+            told.append(_APPLY[type(step)](model, step, streams))
         made = write_model(model, written, coding, entries_of=streams.of)
         check(model, written, made)
         changes = [change for tell in told for change in tell()]
@@ -251,8 +130,13 @@ def _check_layers(model: Any) -> None:
 
 
 @contextmanager
-def _plain(path: Path, folder: Path) -> Iterator[Path]:
-    """Give a file whose weights lie in it as they are: another one if they do not."""
+def plain(path: Path, folder: Path) -> Iterator[Path]:
+    """Give a file whose weights lie in it as they are: another one if they do not.
+
+    Args:
+        path: a file as of `compress_file`.
+        folder: where to put another one.
+    """
     if is_weights_alone(path):
         with made_whole(path, folder) as whole:
             yield whole

@@ -6,8 +6,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from kerasmem.compression.file_to_file import FileResult, Job, compress_file
+from kerasmem.compression.file_to_file import FileResult, compress_file
 from kerasmem.compression.hub_preset_files import readable, unpack
+from kerasmem.compression.jobs import Job
 from kerasmem.files.archive import stored_bytes
 from kerasmem.files.atomic import new_folder
 from kerasmem.files.load import load_model

@@ -9,6 +9,11 @@ from typing import Any
 
 import keras
 
+from kerasmem.compression.factorize.inside import (
+    FactorizedBlock,
+    factorized_part,
+    has_factors,
+)
 from kerasmem.compression.quantize.dequantize import dequantize
 from kerasmem.compression.quantize.layer import QuantizedBlock, part_as_block
 from kerasmem.compression.quantize.variable import StandIn
@@ -47,20 +52,29 @@ def save_preset(model: Any, path: Path, coding: Coding) -> None:
         coding: how the weights are written, as for `km.save_model`.
 
     Raises:
-        ConfigError: if there is something at `path`.
+        ConfigError: if there is something at `path`, or factors are beside the
+            backbone.
         OutputError: if the folder cannot be written.
     """
     check_new_folder(path)
     backbone = getattr(model, "backbone", None) or model
+    beside = _layers_beside(model, backbone)
+    if factorized := [layer for layer in beside if has_factors(layer)]:
+        raise ConfigError(
+            f"The layer {factorized[0].name!r} has factors, and is none of the "
+            "backbone's: KerasHub makes it itself, with a whole kernel. Next: leave it "
+            "out, by km.Factorize(exclude=...), or save a .keras file. Received: "
+            f"path={str(path)!r}."
+        )
     with new_folder(path) as folder:
         model.save_to_preset(str(folder))
         for file in weight_files(folder):
             if file.name != TASK_WEIGHTS:
                 file.unlink()
         whole = folder.with_name("backbone.keras")
-        with part_as_block(model, backbone):
+        with factorized_part(model, backbone), part_as_block(model, backbone):
             save_model(backbone, whole, coding=readable(coding))
-        if (folder / TASK_WEIGHTS).is_file() and _has_codes_beside(model, backbone):
+        if (folder / TASK_WEIGHTS).is_file() and any(map(_has_codes, beside)):
             dequantize(model).save_task_weights(str(folder / TASK_WEIGHTS))
         configs = {CONFIG: {}}
         if backbone is not model:
@@ -117,14 +131,19 @@ def unpack(whole: Path, folder: Path, configs: Mapping[str, Any]) -> None:
 
 def _float_form(model: Any) -> dict[str, Any]:
     form = keras.saving.serialize_keras_object(model)
-    if isinstance(model, QuantizedBlock):
-        form = form["config"]["layer"]
+    for block in (QuantizedBlock, FactorizedBlock):
+        if isinstance(model, block):
+            form = form["config"]["layer"]
     for key in ("build_config", "compile_config"):
         form.pop(key, None)
     return form
 
 
-def _has_codes_beside(model: Any, backbone: Any) -> bool:
+def _layers_beside(model: Any, backbone: Any) -> list[Any]:
+    """Return the layers that a task has besides its backbone, itself left out."""
     inside = set(map(id, sublayers(backbone)))
-    layers = (layer for layer in sublayers(model) if id(layer) not in inside)
-    return any(isinstance(v, StandIn) for layer in layers for v in vars(layer).values())
+    return [layer for layer in sublayers(model)[1:] if id(layer) not in inside]
+
+
+def _has_codes(layer: Any) -> bool:
+    return any(isinstance(v, StandIn) for v in vars(layer).values())

@@ -14,7 +14,8 @@ import numpy as np
 
 from kerasmem.backends import current
 from kerasmem.compression.judge import in_order
-from kerasmem.errors import KerasMemWarning, OutputError
+from kerasmem.compression.layer_by_layer import evaluate_by_layers, is_offloaded
+from kerasmem.errors import KerasMemWarning, OutputError, first_line, text_of
 from kerasmem.files.data import fit_arguments, sample_inputs
 from kerasmem.files.weights import Coding
 from kerasmem.files.write import save_stored, write_model
@@ -68,7 +69,10 @@ def evaluate(model: Any, data: Any, batch_size: int = 32) -> dict[str, float]:
     arguments = fit_arguments(data, batch_size)
     if "batch_size" in arguments and arguments.get("y") is None:
         return {}
-    found = model.evaluate(**arguments, verbose=0, return_dict=True)
+    if is_offloaded(model):
+        found = evaluate_by_layers(model, data, batch_size)
+    else:
+        found = model.evaluate(**arguments, verbose=0, return_dict=True)
     return in_order(model, found)
 
 
@@ -153,25 +157,36 @@ class Timing:
         """Return the latency of each model, measured once.
 
         Empty for all, with a warning, if one of them has other weights by now than it
-        had, or computes in another way: values alone do not matter.
+        had, or computes in another way: values alone do not matter. So, too, if one
+        cannot predict: a model that runs may not compile.
         """
         if self._latencies is None:
-            pairs = zip(self._models, self._forms, strict=True)
-            changed = [model.name for model, form in pairs if _form(model) != form]
-            if changed:
-                warnings.warn(
-                    f"No latency was measured: the model {changed[0]!r} is another one "
-                    "by now. Next: read `.report` before it is changed.",
-                    KerasMemWarning,
-                    stacklevel=4,
-                )
-                self._latencies = [{} for _ in self._models]
-            else:
-                if self._borrowed:  # what was handed in keeps nothing of this
-                    self._models[0] = to_read(self._models[0])
-                self._latencies = _latencies(self._models, self._inputs, self._limit)
+            self._latencies = self._measured()
             self._models, self._inputs = [], None
         return self._latencies
+
+    def _measured(self) -> list[Latency]:
+        pairs = zip(self._models, self._forms, strict=True)
+        changed = [model.name for model, form in pairs if _form(model) != form]
+        if changed:
+            return self._none(
+                f"the model {changed[0]!r} is another one by now. Next: read `.report` "
+                "before it is changed."
+            )
+        if self._borrowed:  # what was handed in keeps nothing of this
+            self._models[0] = to_read(self._models[0])
+        try:
+            return _latencies(self._models, self._inputs, self._limit)
+        except Exception as error:  # noqa: BLE001 - the other figures are right
+            return self._none(
+                f"{type(error).__name__} in `predict_on_batch`: "
+                f"{first_line(text_of(error))} Next: try it on both models."
+            )
+
+    def _none(self, reason: str) -> list[Latency]:
+        text = f"No latency was measured: {reason}"
+        warnings.warn(text, KerasMemWarning, stacklevel=5)
+        return [{} for _ in self._models]
 
 
 def _own(leaf: Any) -> Any:

@@ -6,6 +6,7 @@ from typing import Any
 
 from kerasmem.compression.hub_preset_files import is_of_hub, save_preset
 from kerasmem.compression.measure import Timing
+from kerasmem.compression.model_card import model_card
 from kerasmem.compression.quantize.keras_form import keras_int8
 from kerasmem.compression.written import WrittenFile
 from kerasmem.errors import ConfigError
@@ -155,6 +156,45 @@ class CompressionResult:
             file.copy_to(path)
         else:
             save_model(self.model, path, coding=self.coding)
+
+    def plot(self) -> Any:
+        """Return a picture of what is left: file, memory and time beside the original.
+
+        Like `report`, it waits for the timing if there was none yet.
+
+        Returns:
+            A picture that a notebook shows; `.save(path)` writes it, `.figure` is
+            matplotlib's.
+        """
+        from kerasmem.report.stills import comparison_plot
+
+        return comparison_plot(self.report)
+
+    def model_card(self, name: str | None = None, **metadata: str) -> str:
+        """Return a model card: Markdown with metadata, as the Hugging Face Hub has it.
+
+        It says what was done, what it cost and what that was measured on. Like
+        `report`, it waits for the timing if there was none yet.
+
+        Args:
+            name: heading of the card; None for the model's name.
+            **metadata: further entries of its YAML, such as `license="apache-2.0"`,
+                `base_model=` or `pipeline_tag=`.
+
+        Returns:
+            The text of a `README.md`.
+
+        Example:
+            >>> import keras, kerasmem as km
+            >>> model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(64)])
+            >>> result = km.compress(model, km.Quantize("int8"))
+            >>> card = result.model_card("Small", license="apache-2.0")
+            >>> card.splitlines()[1:6]  # doctest: +NORMALIZE_WHITESPACE
+            ['library_name: keras', 'tags:', '- compression', '- quantization',
+             'license: apache-2.0']
+        """
+        title = self._name if name is None else name
+        return model_card(title, self.report, self.changes, metadata)
 
     def export(
         self,

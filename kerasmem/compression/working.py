@@ -8,9 +8,10 @@ import numpy as np
 from keras import ops
 
 from kerasmem.backends import current
+from kerasmem.backends.lazy import source_at_rest
 from kerasmem.backends.seeding import seeded
 from kerasmem.compression.technique import Context, Technique
-from kerasmem.files.entries import Entries, Readable
+from kerasmem.files.entries import Entries, Mapped, Readable
 from kerasmem.graph.clone import clone
 from kerasmem.records import WeightChange
 from kerasmem.stages import TRAINING, stage
@@ -126,7 +127,10 @@ class Streams:
     def readable(self, variable: Any) -> Readable:
         """Return the entries of a variable that can be read at any place."""
         entries = self.of(variable)
-        return entries if isinstance(entries, Readable) else _Held(variable)
+        if isinstance(entries, Readable):
+            return entries
+        source = source_at_rest(variable)
+        return _Held(variable) if source is None else Mapped(source)
 
     def put(self, variable: Any, entries: Entries) -> None:
         """Give a variable other entries."""

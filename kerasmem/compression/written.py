@@ -9,7 +9,6 @@ import os
 import shutil
 import tempfile
 import weakref
-import zlib
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ import numpy as np
 from kerasmem.compression.measure import file_bytes
 from kerasmem.errors import KerasMemError, OutputError
 from kerasmem.files.atomic import held_folder, replacing
+from kerasmem.files.deflating import crc32
 from kerasmem.files.save import Coding, is_saved_as_it_is, save_model
 from kerasmem.graph.layers import sublayers
 from kerasmem.graph.values import to_numpy
@@ -119,8 +119,8 @@ def _of_config(get_config: Callable[[], Any]) -> Any:
 
 def _checksum(values: np.ndarray) -> int:
     if values.dtype.hasobject:
-        return zlib.crc32(repr(values.tolist()).encode())
-    return zlib.crc32(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
+        return crc32(repr(values.tolist()).encode())
+    return crc32(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
 
 
 def _name(value: Any) -> str:

@@ -6,7 +6,6 @@ each other, so that an array can come, or go, a block at a time. Any HDF5 reads 
 
 import math
 import os
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,7 +18,7 @@ import numpy as np
 from h5py import h5f, h5g, h5p
 
 from kerasmem.errors import OutputError
-from kerasmem.files.deflating import better_shuffled, deflated, inflated
+from kerasmem.files.deflating import better_shuffled, crc32, deflated, inflated
 from kerasmem.files.entries import Threads
 from kerasmem.stages import Progress
 
@@ -313,7 +312,7 @@ def bytes_of(array: np.ndarray) -> np.ndarray:
 
 def checksum(array: np.ndarray, before: int = 0) -> int:
     """Return the CRC-32 of an array's bytes, after that of what comes before them."""
-    return zlib.crc32(bytes_of(array).data, before)
+    return crc32(bytes_of(array).data, before)
 
 
 def write_whole(

@@ -18,6 +18,11 @@ except ImportError:  # no wheel for this machine: slower, and read all the same
 
 _DAMAGED = (zlib.error, deflate.DeflateError if deflate else zlib.error)
 
+crc32, adler32 = (
+    (deflate.crc32, deflate.adler32) if deflate else (zlib.crc32, zlib.adler32)
+)
+"""As zlib's functions of these names, sixteen times as fast."""
+
 _SAMPLE_BYTES = 1 << 12
 _WORTH_IT = 0.98
 """Deflated, a part takes at most so much of its bytes, or is left as it is."""
@@ -75,7 +80,7 @@ def deflated(piece: np.ndarray, width: int) -> bytes | None:
         blocks.append(_END)
     else:  # what repeats may do so in all planes
         blocks = [_stored(planes[: coded[0]]), _deflated(planes[coded[0] :])]
-    adler = zlib.adler32(planes.data).to_bytes(4, "big")
+    adler = adler32(planes.reshape(-1).data).to_bytes(4, "big")
     stream = b"".join([b"\x78\x01", *blocks, adler])
     return stream if len(stream) < piece.size else None
 
@@ -147,4 +152,9 @@ def inflated(stream: bytes, width: int, size: int) -> np.ndarray:
     if len(content) != size:
         raise ValueError("the stream has another length")
     planes = np.frombuffer(content, np.uint8).reshape(width, -1)
-    return np.ascontiguousarray(planes.T).reshape(-1)
+    if width == 1:
+        return planes[0]
+    piece = np.empty((size // width, width), np.uint8)
+    for place, plane in enumerate(planes):  # four times as fast as all at once
+        piece[:, place] = plane
+    return piece.reshape(-1)

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from kerasmem.backends import current
+from kerasmem.backends.at_rest import offloaded
+from kerasmem.backends.lazy import lazy_variables
 from kerasmem.errors import ModelFileError
 from kerasmem.files.archive import is_weights_alone
 from kerasmem.files.keras_2 import is_legacy
@@ -20,7 +22,7 @@ from kerasmem.files.load import (
     say_without_loss,
 )
 from kerasmem.files.memory_map import MappedWeights
-from kerasmem.files.preset import is_preset, weights_of
+from kerasmem.files.preset import is_preset, made_of_configs, weights_of
 
 
 @contextmanager
@@ -62,6 +64,66 @@ def described_model(
         if model is None:  # a layer wants its weights, or something is wrong with it
             model = load_model(path, custom_objects, compile=compile)
         yield model
+
+
+@contextmanager
+def described_preset(
+    folder: Path, custom_objects: dict[str, Any] | None = None
+) -> Iterator[Any]:
+    """Give the model that the configs of a preset tell of, without any weight.
+
+    It is the task if there is one, else the backbone.
+
+    Args:
+        folder: the preset, which need not have files with weights.
+        custom_objects: the user's own layers and functions by name.
+
+    Raises:
+        ModelFileError: if no model can be made of them.
+    """
+    with without_values():
+        with loading(folder):
+            model = made_of_configs(folder, custom_objects or {})
+        yield model
+
+
+@contextmanager
+def without_values() -> Iterator[None]:
+    """Return a scope in which variables are made that have a shape and a type alone."""
+    values = current().lazy_values()
+    with ExitStack() as scope:
+        if values.why_not() is None:
+            scope.enter_context(lazy_variables(values, described=True, blank=True))
+        yield
+
+
+@contextmanager
+def offloaded_model(
+    path: Path, custom_objects: dict[str, Any] | None, folder: Path
+) -> Iterator[Any]:
+    """Give the model in a file to compute with, its weights in files within the scope.
+
+    Each layer is lent the weights that it asks for. What its variables, and those of
+    models that are made in the scope, are assigned goes to a file without a name.
+
+    Args:
+        path: a `.keras` file whose weights lie in it as they are.
+        custom_objects: the user's own layers and functions by name.
+        folder: with room for what is assigned.
+
+    Raises:
+        ModelFileError: as by `load_model`.
+    """
+    values = current().lazy_values()
+    with offloaded(values, folder) as files:
+        mapped = MappedWeights(path, at_rest=files)
+        with mapped.skeleton() as (file, objects), loading(path):
+            known = {**objects, **(custom_objects or {})}
+            model, why = model_of(path, file, known, compile=True)
+        if why is not None:
+            say_without_loss(path, why)
+        with lazy_variables(values, at_rest=files, assigned=False):
+            yield model
 
 
 def _described(

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from kerasmem.backends.mapped import MappedArray
 from kerasmem.files.archive import read_at
 from kerasmem.stages import Progress
 
@@ -184,6 +185,24 @@ class InFile(Readable):
             place += len(parts[-1])
         content = parts[0] if len(parts) == 1 else b"".join(parts)
         return np.frombuffer(content, self.dtype)
+
+
+class Mapped(Readable):
+    """An array over a file, of which no page stays in memory.
+
+    Args:
+        array: it.
+    """
+
+    def __init__(self, array: MappedArray) -> None:
+        super().__init__(array.shape, array.dtype)
+        self._array, self._entries = array, array.view(np.ndarray).reshape(-1)
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """Return the entries from one place to another, an array of one axis."""
+        piece = self._entries[start:stop].copy()
+        self._array.release_around(start, stop)
+        return piece
 
 
 def zeros(shape: tuple[int, ...], dtype: Any) -> InFile:

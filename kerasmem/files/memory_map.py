@@ -21,7 +21,9 @@ import keras
 import numpy as np
 
 from kerasmem import backends
-from kerasmem.backends.lazy import MappedArray, lazy_variables
+from kerasmem.backends.at_rest import Offloaded
+from kerasmem.backends.lazy import lazy_variables
+from kerasmem.backends.mapped import MappedArray
 from kerasmem.errors import ConfigError, ModelFileError
 from kerasmem.files.archive import (
     DAMAGED,
@@ -49,6 +51,7 @@ class MappedWeights:
         described: True for a model whose variables only have a shape and a type, see
             `lazy_variables`. The file may have been compressed then: its arrays are
             none to look at.
+        at_rest: for variables that go on having their values in files.
 
     Raises:
         ModelFileError: if the weights cannot be mapped.
@@ -59,8 +62,10 @@ class MappedWeights:
         file: which one it is, whatever will have its name.
     """
 
-    def __init__(self, path: Path, *, described: bool = False) -> None:
-        self._path, self._described = path, described
+    def __init__(
+        self, path: Path, *, described: bool = False, at_rest: Offloaded | None = None
+    ) -> None:
+        self._path, self._described, self._at_rest = path, described, at_rest
         self._values = backends.current().lazy_values()
         if (reason := self._values.why_not()) is not None:
             raise ConfigError(
@@ -71,7 +76,11 @@ class MappedWeights:
             if described and not is_mappable(path):
                 self._arrays, self.learned, self.file = _placeholders(path)
             else:
-                found = _read(path, map_all=not described)
+                # What could be written to counts as memory of the process's own.
+                access = mmap.ACCESS_READ if described else mmap.ACCESS_COPY
+                access = access if at_rest is None else at_rest.access
+                map_all = not described and at_rest is None
+                found = _read(path, access, map_all=map_all)
                 self._arrays, self.learned, self.file = found
         except ModelFileError:
             raise
@@ -88,7 +97,9 @@ class MappedWeights:
         """
         with (
             skeleton(self._path, self._arrays) as found,
-            lazy_variables(self._values, described=self._described),
+            lazy_variables(
+                self._values, described=self._described, at_rest=self._at_rest
+            ),
         ):
             yield found
 
@@ -153,7 +164,9 @@ def nothing(
     return made
 
 
-def _read(path: Path, *, map_all: bool) -> tuple[dict[str, Made], bool, os.stat_result]:
+def _read(
+    path: Path, access: int, *, map_all: bool
+) -> tuple[dict[str, Made], bool, os.stat_result]:
     """Return the arrays in a file by their paths, and what `MappedWeights` has."""
     with zipfile.ZipFile(path) as archive, path.open("rb") as file:
         if WEIGHTS not in archive.namelist():
@@ -171,8 +184,6 @@ def _read(path: Path, *, map_all: bool) -> tuple[dict[str, Made], bool, os.stat_
             if odd and map_all:
                 raise _compressed(path)
             read = {name: weights[name][()] for name in odd}
-        # What could be written to counts as memory of the process's own.
-        access = mmap.ACCESS_COPY if map_all else mmap.ACCESS_READ
         whole = mmap.mmap(file.fileno(), 0, access=access)
         status = os.fstat(file.fileno())
     arrays: dict[str, Made] = {name: partial(read.__getitem__, name) for name in odd}

@@ -16,7 +16,7 @@ import keras
 import numpy as np
 
 from kerasmem.backends import current
-from kerasmem.backends.lazy import lazy_variables
+from kerasmem.backends.lazy import lazy_variables, source_at_rest
 from kerasmem.errors import ModelFileError
 from kerasmem.files.archive import (
     DAMAGED,
@@ -96,7 +96,7 @@ def new_optimizer(model: Any, *, slots: bool, described: bool) -> Iterator[None]
         ModelError: if the optimizer's config does not describe it.
     """
     built_for = [*model.trainable_variables] if slots else None
-    if built_for and described:
+    if built_for and (described or any(map(_is_elsewhere, built_for))):
         built_for = [*map(_Shape, built_for)]
     values = current().lazy_values()
     is_lazy = values.why_not() is None
@@ -107,6 +107,10 @@ def new_optimizer(model: Any, *, slots: bool, described: bool) -> Iterator[None]
         if is_lazy:
             _save_slots_unread(model)
         yield
+
+
+def _is_elsewhere(variable: Any) -> bool:
+    return source_at_rest(variable) is not None
 
 
 def _save_slots_unread(model: Any) -> None:

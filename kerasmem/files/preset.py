@@ -115,12 +115,10 @@ def load_task(folder: Path, objects: Mapping[str, Any], *, compiled: bool) -> An
         objects: custom objects by name.
         compiled: False to leave loss, metrics and optimizer out.
     """
+    weights = weights_of(folder)
     config = config_of(folder / TASK)
     config["config"] |= {} if compiled else {"compile": False}
-    weights = weights_of(folder)
-    task: Any = keras.saving.deserialize_keras_object(
-        config, custom_objects=dict(objects), safe_mode=True
-    )
+    task = _deserialized(config, objects)
     backbone: Any = getattr(task, "backbone", None)
     if not (isinstance(task, keras.Model) and isinstance(backbone, keras.Model)):
         raise ModelFileError(
@@ -132,6 +130,33 @@ def load_task(folder: Path, objects: Mapping[str, Any], *, compiled: bool) -> An
     if task.preprocessor is not None:
         task.preprocessor.load_preset_assets(str(folder))
     return task
+
+
+def made_of_configs(folder: Path, objects: Mapping[str, Any]) -> keras.Model:
+    """Return the task of a preset, or its backbone, before weights are loaded.
+
+    Args:
+        folder: the preset, which need not have files with weights.
+        objects: custom objects by name.
+
+    Raises:
+        ModelFileError: if a config is damaged, or that of something else.
+    """
+    has_task = (folder / TASK).is_file()
+    file = folder / (TASK if has_task else CONFIG)
+    model = _deserialized(backbone_config(config_of(file)), objects)
+    if not isinstance(model, keras.Model):
+        raise ModelFileError(
+            f"{file.name} holds a {type(model).__name__}. Expected: a model of "
+            "KerasHub."
+        )
+    return model
+
+
+def _deserialized(config: Mapping[str, Any], objects: Mapping[str, Any]) -> Any:
+    return keras.saving.deserialize_keras_object(
+        config, custom_objects=dict(objects), safe_mode=True
+    )
 
 
 def check_new_folder(path: Path) -> None:

@@ -25,11 +25,11 @@ import numpy as np
 
 from kerasmem.backends import current
 from kerasmem.backends.lazy import (
-    MappedArray,
     described_source,
     first_value,
     lazy_variables,
 )
+from kerasmem.backends.mapped import MappedArray
 from kerasmem.backends.seeding import generators_kept
 from kerasmem.errors import ConfigError, OutputError, as_received
 from kerasmem.files.archive import OPTIMIZER
@@ -37,9 +37,10 @@ from kerasmem.files.atomic import replacing
 from kerasmem.files.load import first_reason
 from kerasmem.files.memory_map import nothing, skeleton
 from kerasmem.files.weights import Coding, same_bits
-from kerasmem.files.write import WrittenModel, checking, write_model
+from kerasmem.files.write import WrittenModel, check_written, write_model
 from kerasmem.graph.clone import live_objects
 from kerasmem.graph.layers import own_variables, sublayers
+from kerasmem.graph.skip_sets import skip_sets
 from kerasmem.graph.values import to_numpy
 
 
@@ -114,8 +115,10 @@ def check(model: Any, path: Path, written: WrittenModel) -> None:
         ModelError: if two classes of the model have one name.
         OutputError: if the file is not as it was written, or cannot be opened.
     """
-    with checking(path, written):
-        check_opens(model, path, written)
+    # In turns: Python's lock would go to and fro between the threads that read and
+    # Keras, which opens.
+    check_written(path, written)
+    check_opens(model, path, written)
 
 
 def check_coding(coding: Any) -> None:
@@ -213,9 +216,10 @@ def _check_whole(model: Any, path: Path) -> None:
 def _opened(path: Path, objects: dict[str, Any]) -> Any:
     try:
         # The file is our own, made of a live object: a lambda in it is the caller's.
-        return keras.models.load_model(
-            path, custom_objects=objects, compile=False, safe_mode=False
-        )
+        with skip_sets():
+            return keras.models.load_model(
+                path, custom_objects=objects, compile=False, safe_mode=False
+            )
     except Exception as error:  # what a class of the user's own raises has no limit
         raise OutputError(
             f"the file could not be opened: {first_reason(error)}"

@@ -7,7 +7,6 @@ kept, so that it can be compared with what is read, long after the weights are g
 import math
 import os
 import re
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -49,6 +48,7 @@ from kerasmem.files.coding import (
     encode,
     has_code,
 )
+from kerasmem.files.deflating import crc32
 from kerasmem.files.entries import Threads
 from kerasmem.stages import Progress
 
@@ -381,7 +381,7 @@ def _is_plain(
     for start in range(0, written.nbytes, size):
         length = min(size, written.nbytes - start)
         piece = bytes(length) if place is None else read(place + start, length)
-        crc = zlib.crc32(piece, crc)
+        crc = crc32(piece, crc)
     return [crc] == written.sums
 
 

@@ -7,7 +7,6 @@ array of numbers goes to our HDF5 file at once, so that none is held, or written
 import json
 import shutil
 import struct
-import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import (
@@ -24,12 +23,12 @@ import ml_dtypes
 import numpy as np
 
 from kerasmem.backends import current
-from kerasmem.backends.lazy import first_value, is_made_of_zeros
+from kerasmem.backends.lazy import first_value, is_made_of_zeros, source_at_rest
 from kerasmem.errors import KerasMemError, OutputError
 from kerasmem.files.archive import WEIGHTS, opened_weights, placed_weights
 from kerasmem.files.chunks import WrittenArray, raise_unless
 from kerasmem.files.coded_model import CONFIG, CodedModel
-from kerasmem.files.entries import Entries, Threads, zeros
+from kerasmem.files.entries import Entries, Mapped, Threads, zeros
 from kerasmem.files.load import first_reason
 from kerasmem.files.optimizer import new_optimizer
 from kerasmem.files.weights import (
@@ -41,6 +40,9 @@ from kerasmem.files.weights import (
     same_bits,
 )
 from kerasmem.graph.clone import fresh_optimizer
+from kerasmem.graph.full_configs import full_configs
+from kerasmem.graph.layers import sublayers
+from kerasmem.graph.skip_sets import skip_sets
 from kerasmem.graph.values import nbytes
 from kerasmem.stages import Progress
 
@@ -125,30 +127,25 @@ def _no_entries(variable: Any) -> None:
     del variable
 
 
-@contextmanager
-def checking(path: Path, written: WrittenModel) -> Iterator[None]:
-    """Return a scope in which an archive is read, and compared with what went there.
-
-    Other threads read the weights while the scope is open.
+def check_written(path: Path, written: WrittenModel) -> None:
+    """Read an archive, and compare it with what went there.
 
     Args:
         path: what `write_model` wrote.
         written: what it returned.
 
     Raises:
-        OutputError: if anything was not read back as it was written, at its end at the
-            latest.
+        OutputError: if anything is not read back as it was written.
     """
     with zipfile.ZipFile(path) as archive:
         for name in archive.namelist():
             if name != WEIGHTS:
                 _check_member(archive, name)
-    with placed_weights(path) as placed, Threads(ahead=sys.maxsize) as threads:
+    with placed_weights(path) as placed, Threads() as threads:
         if placed is not None:
             check_weights(threads, placed, written.arrays, written.coding)
             for name, words in written.words.items():
                 raise_unless(name, same_bits(words, placed.weights[name][()]))
-        yield
 
 
 def _check_member(archive: zipfile.ZipFile, name: str) -> None:
@@ -319,6 +316,9 @@ def _entries(value: Any, entries_of: EntriesOf) -> tuple[Any, Iterator[np.ndarra
     """Return shape and type of what Keras stores, and its entries in blocks."""
     if isinstance(value, keras.Variable):
         found = entries_of(value)
+        source = source_at_rest(value)
+        if found is None and source is not None:
+            found = Mapped(source)
         if found is None and is_made_of_zeros(value):
             dtype = keras.backend.standardize_dtype(value.dtype)
             named = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
@@ -365,7 +365,8 @@ def save_by_keras(model: Any, path: Path) -> None:
         OutputError: if it cannot.
     """
     try:
-        model.save(path)
+        with skip_sets(), full_configs(sublayers(model)):
+            model.save(path)
     except KerasMemError:
         raise
     except OSError:

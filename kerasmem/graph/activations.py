@@ -6,7 +6,7 @@ write it over its input, and the scratch space of a layer does not count at all.
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,7 +70,9 @@ def layer_activations(model: Any, batch_size: int = 1) -> list[LayerActivations]
     return records
 
 
-def peak_activation_bytes(model: Any, batch_size: int = 1) -> int | None:
+def peak_activation_bytes(
+    model: Any, batch_size: int = 1, shapes: Sequence[Sequence[int]] | None = None
+) -> int | None:
     """Return an estimate of the most bytes of layer outputs alive at once.
 
     One forward pass for inference: an output is alive from the call that makes it,
@@ -80,15 +82,18 @@ def peak_activation_bytes(model: Any, batch_size: int = 1) -> int | None:
     Args:
         model: a built `keras.Model`.
         batch_size: samples in the batch that goes through, from 1.
+        shapes: of its inputs with the batch axis, for a model that leaves lengths
+            open; None for the model's own.
 
     Returns:
         The bytes, or None for a model without a graph or with axes of unknown length.
     """
     graph = own_graph(model)
+    own = [x.shape for x in graph.inputs] if graph and not shapes else shapes
     # The inputs are among the tensors: without their sizes there is nothing to trace.
-    if graph is None or any(None in tensor.shape[1:] for tensor in graph.inputs):
+    if graph is None or any(None in shape[1:] for shape in own or ()):
         return None
-    traced = trace(model, batch_size)
+    traced = trace(model, batch_size, shapes)
     return None if traced is None else peak_of(traced, sizes_of(traced))
 
 

@@ -254,5 +254,5 @@ def _other_layers(name: str, old: str, new: str) -> ModelError:
     return ModelError(
         f"With other arguments the class of the model makes other layers of {name!r}: "
         f"which weight is which cannot be told. Expected: {old}. Received: {new}. "
-        "Next: remove channels and blocks before km.Quantize and LoRA."
+        "Next: remove channels and blocks before km.Quantize, km.Factorize and LoRA."
     )

@@ -245,12 +245,12 @@ class _Tracing(Walk):
         known = opened(layer)
         if known is not None:
             return self.run(known.graph, known.inputs(layer, args, kwargs), inside)
-        with graph_inside(layer, args, kwargs) as graph:
-            if graph is None:
+        with graph_inside(layer, args, kwargs) as within:
+            if within is None:
                 return self._whole(call, args, kwargs)
             given = keras.tree.flatten((args, kwargs))
             tensors = [x for x in given if isinstance(x, keras.KerasTensor)]
-            return self.run(graph, tensors, inside)
+            return self.run(within.graph, [*tensors, *within.weights], inside)
 
     def _whole(self, call: Call, args: tuple, kwargs: dict[str, Any]) -> Sequence[Any]:
         given = _named(call.operation, args, kwargs)
@@ -285,9 +285,15 @@ def _named(
     ]
 
 
+def _spec_of_weight(x: Any) -> Any:
+    # Keras asks what is converted to a tensor whether it is sparse.
+    return keras.KerasTensor(x.shape, x.dtype) if isinstance(x, keras.Variable) else x
+
+
 def _output_specs(operation: Any, args: tuple, kwargs: dict[str, Any]) -> tuple:
     """Return the `KerasTensor`s that an operation makes of others."""
     kwargs.pop("training", None)  # Identity and others take none here
+    args, kwargs = keras.tree.map_structure(_spec_of_weight, (args, kwargs))
     outputs = tuple(keras.tree.flatten(operation.compute_output_spec(*args, **kwargs)))
     if not any(getattr(x, "sparse", False) for x in keras.tree.flatten((args, kwargs))):
         # For Keras a product with a plain tensor is sparse: that tensor may be so.

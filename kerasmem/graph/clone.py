@@ -18,6 +18,7 @@ import keras
 from kerasmem.backends import current
 from kerasmem.errors import ModelError
 from kerasmem.graph.from_config import LAMBDA_WARNING, made_of_config
+from kerasmem.graph.full_configs import full_configs
 from kerasmem.graph.layers import (
     check_built,
     has_graph,
@@ -26,6 +27,7 @@ from kerasmem.graph.layers import (
     own_graph,
     sublayers,
 )
+from kerasmem.graph.skip_sets import skip_sets
 from kerasmem.graph.values import to_numpy
 
 _NOT_THE_USERS = ("keras", "kerasmem", "tensorflow", "jax", "torch", "builtins", "abc")
@@ -102,7 +104,11 @@ def reloaded(model: Any) -> Any:
     check_built(model)
     objects = live_objects(model)
     # Through a file: only what a layer saves itself is all of its state.
-    with tempfile.TemporaryDirectory() as folder, current().replicating(model):
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        current().replicating(model),
+        skip_sets(),
+    ):
         path = Path(folder) / "model.keras"
         try:
             _save(model, path)
@@ -123,7 +129,7 @@ def reloaded(model: Any) -> Any:
 
 def _save(model: Any, path: Path) -> None:
     """Save a model without the state of its optimizer."""
-    with _lambdas_allowed(), fresh_optimizer(model):
+    with _lambdas_allowed(), fresh_optimizer(model), full_configs(sublayers(model)):
         model.save(path)
 
 

@@ -13,9 +13,13 @@ from typing import Any
 import keras
 import numpy as np
 
+# Private: a layer that two others tell of is one in a file, and in no config else.
+from keras.src.saving.serialization_lib import ObjectSharingScope  # noqa: TID251
+
 from kerasmem.backends import current
-from kerasmem.backends.lazy import lazy_variables
-from kerasmem.graph.layers import sublayers
+from kerasmem.backends.lazy import lazy_variables, source_at_rest
+from kerasmem.graph.full_configs import full_configs
+from kerasmem.graph.layers import sublayers, without_inputs
 from kerasmem.graph.values import to_numpy
 
 _PLAIN = {
@@ -43,16 +47,19 @@ def made_of_config(model: Any) -> Any | None:
     Args:
         model: a built model.
     """
-    layers = sublayers(model)
+    layers = without_inputs(sublayers(model))
     kinds = list(map(type, layers))
     has_more = any(getattr(x, name, None) for x in layers for name in _MORE)
     if has_more or not all(map(_is_plain, set(kinds))):
         return None
-    with without_first_values():
+    with without_first_values(), full_configs(layers):
         copy = _of_config(kinds[0], model.get_config)
-        if copy is None or list(map(type, sublayers(copy))) != kinds:
+        if copy is None:
             return None
-        _enable_lora(layers, sublayers(copy))
+        copies = without_inputs(sublayers(copy))
+        if list(map(type, copies)) != kinds:
+            return None
+        _enable_lora(layers, copies)
         weights, others = (
             [(w.name, tuple(w.shape), w.dtype) for w in one.weights]
             for one in (model, copy)
@@ -83,8 +90,11 @@ def _of_config(cls: Any, get_config: Callable[[], dict[str, Any]]) -> Any | None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # said when the model was made
             warnings.filterwarnings("error", message=LAMBDA_WARNING)
-            # By way of text, as in a file: what is nested in it is nobody else's.
-            return cls.from_config(json.loads(json.dumps(get_config())))
+            with ObjectSharingScope():
+                # By way of text, as in a file: what is nested in it is nobody else's.
+                config = json.loads(json.dumps(get_config()))
+            with ObjectSharingScope():
+                return cls.from_config(config)
     except (TypeError, ValueError, NotImplementedError, Warning):
         return None  # what a file tells of it is the better error
 
@@ -101,7 +111,7 @@ def _enable_lora(layers: Sequence[Any], copies: Sequence[Any]) -> None:
 def _is_plain(cls: Any) -> bool:
     """Return whether layers of a class save their variables and nothing else."""
     return (
-        cls.__module__.partition(".")[0] in ("keras", "keras_hub")
+        cls.__module__.startswith(("keras.", "keras_hub.", "kerasmem.layers."))
         and cls is not keras.layers.Lambda
         and cls.load_own_variables in _PLAIN
         and getattr(cls, "load_assets", None) is None
@@ -109,6 +119,9 @@ def _is_plain(cls: Any) -> bool:
 
 
 def _value_of(variable: Any) -> Any:
+    source = source_at_rest(variable)
+    if source is not None:  # nobody writes to that
+        return source
     if current().hands_state_on:
         # A step gives away the memory of what it replaces, so it has to be its own.
         return np.array(to_numpy(variable))

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import keras
@@ -13,22 +14,54 @@ import keras
 from kerasmem.graph.layers import sublayers
 
 
+class Inside(NamedTuple):
+    """What a layer does with its arguments.
+
+    Args:
+        graph: a graph of it.
+        weights: the layer's own weights, which the last inputs of the graph stand for.
+    """
+
+    graph: keras.Function
+    weights: tuple[Any, ...]
+
+
 @contextmanager
 def graph_inside(
     layer: Any, args: tuple, kwargs: dict[str, Any]
-) -> Iterator[keras.Function | None]:
+) -> Iterator[Inside | None]:
     """Yield what `layer` does with its arguments as a graph, or None if it cannot tell.
 
-    Its `call` is run on symbols, so it must be made of layers and of `keras.ops`. The
-    layer is as before once the context is left; the graph must not be used after it.
+    Its `call` is run on symbols, so it must be made of layers and of `keras.ops`. So
+    are its weights, if it can do with symbols for them: what it makes of a weight
+    alone is then part of the graph, and no array that is as large. The layer is as
+    before once the context is left; the graph must not be used after it.
 
     Args:
         layer: a built layer.
         args: its arguments, `KerasTensor`s among them.
         kwargs: likewise.
     """
+    weights = {
+        name: value
+        for name, value in vars(layer).items()
+        if isinstance(value, keras.Variable) and value.shape
+    }
+    symbols = {name: _symbol(value, layer) for name, value in weights.items()}
     with calls_forgotten(layer):
-        yield _symbolic(layer, args, kwargs)
+        graph = _symbolic(layer, args, kwargs, symbols) if symbols else None
+        if graph is None:
+            weights, graph = {}, _symbolic(layer, args, kwargs)
+        yield None if graph is None else Inside(graph, tuple(weights.values()))
+
+
+def _symbol(weight: Any, layer: Any) -> Any:
+    """Return a symbol for a weight in the type that its layer computes with."""
+    dtype = keras.backend.standardize_dtype(weight.dtype)
+    is_cast = keras.backend.is_float_dtype(dtype)
+    return keras.Input(
+        batch_shape=weight.shape, dtype=layer.compute_dtype if is_cast else dtype
+    )
 
 
 @dataclass(frozen=True)
@@ -234,7 +267,12 @@ def _inherits_spec(kind: type) -> bool:
 
 
 def _symbolic(
-    layer: Any, args: tuple, kwargs: dict[str, Any], *, pure: bool = False
+    layer: Any,
+    args: tuple,
+    kwargs: dict[str, Any],
+    weights: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    pure: bool = False,
 ) -> Any | None:
     inputs: list[Any] = []
 
@@ -248,7 +286,7 @@ def _symbolic(
     renewed_flat = [renewed(x) for x in keras.tree.flatten((args, kwargs))]
     new_args, new_kwargs = keras.tree.pack_sequence_as((args, kwargs), renewed_flat)
     try:
-        made = call_on_symbols(layer, new_args, new_kwargs, {}, pure=pure)
-        return keras.Function(inputs, made)
+        made = call_on_symbols(layer, new_args, new_kwargs, weights, pure=pure)
+        return keras.Function([*inputs, *weights.values()], made)
     except Exception:  # noqa: BLE001 - a user's `call` may raise anything on symbols
         return None

@@ -80,6 +80,20 @@ def einsum_parts(equation: str) -> tuple[str, str, str]:
     return given, kernel, output
 
 
+def with_bias_and_activation(layer: Any, outputs: Any) -> Any:
+    """Return the layer's outputs: bias and activation added to its product."""
+    if layer.bias is not None:
+        outputs = keras.ops.add(outputs, by_channel(layer, layer.bias))
+    return outputs if layer.activation is None else layer.activation(outputs)
+
+
+def by_channel(layer: Any, values: Any) -> Any:
+    """Return one number per channel, or a bias, broadcast against a layer's outputs."""
+    if getattr(layer, "data_format", None) != "channels_first":
+        return values
+    return keras.ops.reshape(values, (1, -1, *[1] * layer.rank))
+
+
 def _layout(weight: Weight) -> str | None:
     return entry_of(weight.owner, subclasses=True).kernel
 

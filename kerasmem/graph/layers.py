@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 import keras
 
 from kerasmem.errors import ConfigError, ModelError, as_received
+from kerasmem.graph.full_configs import full_configs
 from kerasmem.graph.values import nbytes
 
 
@@ -97,7 +98,8 @@ _LISTS_LAYERS: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 
 def _config_lists_layers(model: Any) -> bool:
     try:
-        return "input_layers" in model.get_config()
+        with full_configs(sublayers(model)):
+            return "input_layers" in model.get_config()
     except NotImplementedError:
         return False
 
@@ -132,6 +134,15 @@ def sublayers(layer: Any) -> list[Any]:
     for inner in layer._flatten_layers(include_self=True, recursive=True):
         found.setdefault(id(inner), inner)
     return list(found.values())
+
+
+def without_inputs(layers: Sequence[Any]) -> list[Any]:
+    """Return layers but for those that models inside of a model may share with it.
+
+    A copy made from its config has inputs of its own there, so more layers.
+    """
+    inputs = keras.layers.InputLayer
+    return [layer for layer in layers if not isinstance(layer, inputs)]
 
 
 def own_variables(layer: Any) -> list[Any]:

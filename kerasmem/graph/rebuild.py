@@ -10,9 +10,11 @@ import numpy as np
 
 from kerasmem.backends import current
 from kerasmem.errors import ModelError
+from kerasmem.graph.channels.tied import is_tied, tied_anew
 from kerasmem.graph.clone import live_objects
 from kerasmem.graph.from_config import without_first_values
-from kerasmem.graph.layers import listed_graph, node_of, nodes_in_order
+from kerasmem.graph.full_configs import full_configs
+from kerasmem.graph.layers import listed_graph, node_of, nodes_in_order, sublayers
 from kerasmem.graph.values import to_numpy
 
 
@@ -124,6 +126,7 @@ class Rebuild:
             scope,
             _no_garbage_collection(),
             without_first_values(),
+            full_configs(sublayers(model)),
         ):
             made = self._model(model)
             self._carry_over()
@@ -210,6 +213,8 @@ class Rebuild:
         others = self._rewrite.replacement(node)
         if others:
             return InTurn(others)
+        if is_tied(old):
+            return tied_anew(old, self.pairs)
         try:
             changes = self._rewrite.config(node)
             if changes is not None:

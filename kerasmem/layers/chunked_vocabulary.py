@@ -7,6 +7,7 @@ import keras
 from keras import ops
 
 from kerasmem.errors import ConfigError
+from kerasmem.graph.channels.tied import Tied
 from kerasmem.layers.chunks import Table, best_words
 
 _HEADS: dict[int, tuple[Any, Any]] = {}
@@ -14,7 +15,7 @@ _HEADS: dict[int, tuple[Any, Any]] = {}
 
 
 @keras.saving.register_keras_serializable("kerasmem")
-class ChunkedVocabulary(keras.layers.Layer):
+class ChunkedVocabulary(keras.layers.Layer, Tied):
     """Products of states with a large vocabulary, never whole while training.
 
     In training it hands its states on, and `ChunkedCrossentropy` makes the logits of
@@ -28,7 +29,8 @@ class ChunkedVocabulary(keras.layers.Layer):
 
     Args:
         embedding_or_units: an `Embedding` whose table is the head's too, or a
-            `ReversibleEmbedding`; or the number of words, for a kernel of its own.
+            `ReversibleEmbedding`; a backbone of KerasHub that the model calls, for its
+            `token_embedding`; or the number of words, for a kernel of its own.
         top_k: None for logits in inference; or a number, for the largest logits and
             their words, each of shape `(..., top_k)`. The model cannot be evaluated
             then.
@@ -61,6 +63,10 @@ class ChunkedVocabulary(keras.layers.Layer):
         self.supports_masking = True
         self.embedding: Any = None
         self.units: int | None = None
+        # Not tracked: it is a layer of the model, and not one of this layer.
+        object.__setattr__(self, "_told_by", embedding_or_units)
+        if isinstance(embedding_or_units, keras.Model):
+            embedding_or_units = getattr(embedding_or_units, "token_embedding", None)
         if isinstance(embedding_or_units, keras.layers.Embedding):
             self.embedding = embedding_or_units
             logit_soft_cap = logit_soft_cap or getattr(
@@ -70,8 +76,9 @@ class ChunkedVocabulary(keras.layers.Layer):
             self.units = embedding_or_units
         else:
             raise ConfigError(
-                "ChunkedVocabulary takes an Embedding or a number of words. Received: "
-                f"embedding_or_units={embedding_or_units!r}."
+                "ChunkedVocabulary takes an Embedding or a number of words, or a "
+                "backbone with a `token_embedding`. Received: "
+                f"embedding_or_units={self._told_by!r}."
             )
         self.top_k, self.logit_soft_cap = top_k, logit_soft_cap
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
@@ -96,7 +103,9 @@ class ChunkedVocabulary(keras.layers.Layer):
         else:
             own, by_columns = self.embedding.reverse_embeddings, True
         own = ops.cast(ops.convert_to_tensor(own), self.compute_dtype)
-        return Table(own, by_columns, self.logit_soft_cap)
+        owner = self if self.embedding is None else self.embedding
+        trained = bool(owner.trainable_variables)
+        return Table(own, by_columns, trained, self.logit_soft_cap)
 
     def call(self, inputs: Any, training: Any = None) -> Any:
         """Return states of shape `(..., width)` as they are, or their logits."""
@@ -129,7 +138,7 @@ class ChunkedVocabulary(keras.layers.Layer):
         """Return the arguments; an embedding is known again as that of the model."""
         own = self.units
         if self.embedding is not None:
-            own = keras.saving.serialize_keras_object(self.embedding)
+            own = keras.saving.serialize_keras_object(self._told_by)
         return {
             **super().get_config(),
             "embedding_or_units": own,
@@ -137,6 +146,15 @@ class ChunkedVocabulary(keras.layers.Layer):
             "logit_soft_cap": self.logit_soft_cap,
             "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
         }
+
+    def tied_to(self) -> list[Any]:
+        """Return the backbone or the embedding, and last the embedding itself."""
+        return [] if self.embedding is None else [self._told_by, self.embedding]
+
+    def made_of(self, layer: Any) -> "ChunkedVocabulary":
+        """Return a head with the same arguments, of another backbone or embedding."""
+        config = {**self.get_config(), "embedding_or_units": layer}
+        return type(self).from_config(config)
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "ChunkedVocabulary":

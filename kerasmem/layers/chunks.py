@@ -5,7 +5,7 @@ slopes by states and table, comes of the same logits, so that nothing is made tw
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from keras import ops
@@ -22,11 +22,13 @@ class Table:
     Args:
         weights: (words, width), or (width, words) if `by_columns`.
         by_columns: whether a word is a column.
+        trained: whether slopes by the weights are wanted.
         soft_cap: limit of the logits, `soft_cap * tanh(logits / soft_cap)`, or None.
     """
 
     weights: Any
     by_columns: bool
+    trained: bool = True
     soft_cap: float | None = None
 
     @property
@@ -39,10 +41,12 @@ class Table:
         return self.capped(states)[0]
 
     def parts(self) -> list[tuple[int, int]]:
-        """Return where parts of the words begin and end.
+        """Return where parts of the words begin and end, none where none is trained.
 
         What is added to the slopes by a part takes as much memory as the part.
         """
+        if not self.trained:
+            return []
         size = -(-self.words // _PARTS)
         starts = range(0, self.words, size)
         return [(start, min(start + size, self.words)) for start in starts]
@@ -97,14 +101,15 @@ def crossentropy(
     size, starts = _chunks(states)
     words = table.words
     every = ops.arange(words, dtype="int32")[None]
-    fixed = Table(ops.stop_gradient(table.weights), table.by_columns, table.soft_cap)
+    fixed = replace(table, weights=ops.stop_gradient(table.weights))
     apart = ops.stop_gradient(states)
 
     def step(index: Any, sums: tuple[Any, ...]) -> tuple[Any, ...]:
         total, hits, by_states, *by_parts = sums
         start, fresh = starts(index)
         # Or TensorFlow would begin with ten chunks at once.
-        own = current().after(apart, by_parts[-1], lambda x: _part(x, start, size))
+        last = [by_states, *by_parts][-1]
+        own = current().after(apart, last, lambda x: _part(x, start, size))
         weight, count = (_part(x, start, size) * fresh for x in (weights, counts))
         label = _part(labels, start, size)
         is_label = ops.equal(every, label[:, None])
@@ -132,9 +137,11 @@ def crossentropy(
         zeros = [ops.zeros_like(fixed.cut(*part)) for part in fixed.parts()]
         begin = (nothing, nothing, ops.zeros_like(apart), *zeros)
         total, hits, by_states, *by_parts = _loop(states, size, step, begin)
-        slopes = by_states, fixed.joined(by_parts)
+    slopes = [(states, by_states)]
+    if by_parts:
+        slopes.append((table.weights, fixed.joined(by_parts)))
     total = ops.stop_gradient(total)
-    for value, slope in zip((states, table.weights), slopes, strict=True):
+    for value, slope in slopes:
         flat = (ops.reshape(x, (-1,)) for x in (value, ops.stop_gradient(slope)))
         linear = ops.vdot(*(ops.cast(x, "float32") for x in flat))
         # Zero, with the slope that is known.
@@ -160,16 +167,22 @@ def best_words(states: Any, table: Table, count: int) -> tuple[Any, Any]:
         return _loop(states, size, step, begin)
 
 
+def rows_of_chunk(rows: int) -> int:
+    """Return how many of some rows have logits at a time."""
+    return min(max(-(-rows // _CHUNKS), _LEAST_ROWS), rows)
+
+
 def _chunks(states: Any) -> tuple[Any, Callable[[Any], tuple[Any, Any]]]:
     """Return rows of a chunk; and what gives its first row and which are new in it.
 
     The last chunk is as long as the others and begins earlier.
     """
     rows = ops.shape(states)[0]
-    wanted = ops.maximum(-(-rows // _CHUNKS), _LEAST_ROWS)
-    size = ops.minimum(wanted, rows)
     if isinstance(rows, int):
-        size = min(max(-(-rows // _CHUNKS), _LEAST_ROWS), rows)
+        size = rows_of_chunk(rows)
+    else:
+        wanted = ops.maximum(-(-rows // _CHUNKS), _LEAST_ROWS)
+        size = ops.minimum(wanted, rows)
 
     def starts(index: Any) -> tuple[Any, Any]:
         first = index * size

@@ -1,6 +1,5 @@
 """Resident memory of this process, and its peak since a moment of one's choice."""
 
-import ctypes
 import functools
 import mmap
 import os
@@ -9,7 +8,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import psutil
 
@@ -42,41 +41,6 @@ class HostPeak(Protocol):
 def resident_bytes() -> int:
     """Return the resident bytes of this process."""
     return _process(os.getpid()).memory_info().rss
-
-
-class CHeap(NamedTuple):
-    """What the heap of the C library has, bytes.
-
-    Args:
-        used_bytes: what was handed out, mapped blocks included.
-        free_bytes: what was given back and is kept to be handed out again; some of it
-            may be given back to the kernel.
-    """
-
-    used_bytes: int
-    free_bytes: int
-
-
-def c_heap() -> CHeap | None:
-    """Return what the C library's heap has; None where it is not glibc's, from 2.33."""
-    mallinfo2 = getattr(ctypes.CDLL(None), "mallinfo2", None)
-    if mallinfo2 is None:
-        return None
-    mallinfo2.restype = _MallInfo
-    info = mallinfo2()
-    return CHeap(info.uordblks + info.hblkhd, info.fordblks)
-
-
-class _MallInfo(ctypes.Structure):
-    """`struct mallinfo2` of malloc.h."""
-
-    _fields_ = tuple(
-        (name, ctypes.c_size_t)
-        for name in (
-            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
-            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
-        )
-    )
 
 
 def host_peak(is_needed: Callable[[], bool]) -> HostPeak:

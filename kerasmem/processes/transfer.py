@@ -8,13 +8,19 @@ from typing import Any
 
 import keras
 
+# Private: by it a file of Keras's tells a layer that two others know from two layers.
+from keras.src.saving.serialization_lib import ObjectSharingScope  # noqa: TID251
+
 from kerasmem.errors import ModelError
 from kerasmem.files.write import save_stored
 from kerasmem.graph.activation_policy import apply_policy, policy_settings
 from kerasmem.graph.clone import live_objects
-from kerasmem.graph.layers import has_graph
+from kerasmem.graph.full_configs import full_configs
+from kerasmem.graph.layers import has_graph, sublayers
+from kerasmem.graph.lora import enable_lora_inside, lora_inside, note_lora_inside
 
 _DEFAULT_LOSS = "mean_squared_error"
+_SHARED = "shared_object_id"
 
 
 def pack(model: Any, optimizer: Any | None, dtype_policy: str | None) -> dict[str, Any]:
@@ -32,7 +38,8 @@ def pack(model: Any, optimizer: Any | None, dtype_policy: str | None) -> dict[st
     """
     modules = _modules_of(model, _or_analytic(model))
     try:
-        config = keras.saving.serialize_keras_object(model)
+        with ObjectSharingScope(), full_configs(sublayers(model)):
+            config = _numbered(keras.saving.serialize_keras_object(model), {})
         settings = model.get_compile_config() if model.compiled else None
     except (TypeError, ValueError, NotImplementedError) as error:
         raise ModelError(
@@ -50,6 +57,8 @@ def pack(model: Any, optimizer: Any | None, dtype_policy: str | None) -> dict[st
         "optimizer": optimizer and keras.optimizers.serialize(optimizer),
         "modules": modules,
         "parameters": sum(math.prod(w.shape) for w in model.weights),
+        "inside": lora_inside(model),
+        "frozen": [n for n, w in enumerate(model.weights) if not w.trainable],
         "activation_policy": policy_settings(model),
     }
 
@@ -68,12 +77,16 @@ def unpack(sent: Mapping[str, Any], *, jit_compile: bool) -> Any:
         # The config comes from a live object of the parent, never from a file.
         load = keras.saving.deserialize_keras_object
         try:
-            model = load(sent["config"], safe_mode=False)
+            with ObjectSharingScope():
+                model = load(sent["config"], safe_mode=False)
         except (TypeError, ValueError) as error:
             raise ModelError(
                 "The model cannot be made from its config in another process: "
                 f"{str(error)[:300]}. Expected: a `get_config` that tells all of it."
             ) from error
+        # A config of a class's own arguments tells neither.
+        note_lora_inside(model, sent["inside"])
+        enable_lora_inside(model)
         if sum(math.prod(w.shape) for w in model.weights) != sent["parameters"]:
             raise ModelError(
                 f"The model {model.name!r} is not the same when it is made from its "
@@ -81,6 +94,8 @@ def unpack(sent: Mapping[str, Any], *, jit_compile: bool) -> Any:
                 "it, and a `build` that makes every weight. Next: complete them"
                 f"{_or_analytic(model)}."
             )
+        for number in sent["frozen"]:
+            model.weights[number].trainable = False
         if sent["optimizer"] is not None:
             settings = dict(load(sent["compile"], safe_mode=False))
             settings["optimizer"] = keras.optimizers.deserialize(sent["optimizer"])
@@ -146,6 +161,18 @@ def _objects_in(modules: Iterable[str]) -> dict[str, Any]:
 def _or_analytic(model: Any) -> str:
     """Return the other way out, which only a model with a graph has."""
     return ", or use method='analytic'" if has_graph(model) else ""
+
+
+def _numbered(config: Any, numbers: dict[int, int]) -> Any:
+    """Return the config with numbers from 0 for shared objects, not their addresses."""
+    if isinstance(config, (list, tuple)):
+        return [_numbered(item, numbers) for item in config]
+    if not isinstance(config, dict):
+        return config
+    made = {key: _numbered(value, numbers) for key, value in config.items()}
+    if _SHARED in made:
+        made[_SHARED] = numbers.setdefault(made[_SHARED], len(numbers))
+    return made
 
 
 def _with_policy(config: Any, old: str, new: str) -> Any:

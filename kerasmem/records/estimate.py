@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from kerasmem.records.plain import JsonRecord
 from kerasmem.records.timeline import CATEGORIES
@@ -65,6 +65,9 @@ ESTIMATE_CATEGORIES = (*CATEGORIES, "workspace", "rounding", "pool")
 the request, `"pool"` what it holds of the device and nobody uses at the peak.
 """
 
+_WIDE = 0.25
+"""Of an interval, as a share of the peak."""
+
 NO_LAYER = "(no layer)"
 """What stands for the layer of bytes that belong to none."""
 
@@ -82,6 +85,27 @@ class EstimatePart:
     category: str
     layer: str | None
     nbytes: int
+
+
+@dataclass(frozen=True)
+class EstimateBuffer:
+    """A buffer in use at the peak, as the compiler planned it.
+
+    Args:
+        category: one of `ESTIMATE_CATEGORIES`.
+        layer: path of the layer that it belongs to, None if it belongs to none.
+        nbytes: its bytes.
+        shape: such as `"[64,128]"`, `""` if it has none.
+        dtype: such as `"float32"`, `""` likewise.
+        operation: the framework's name of the operation that makes it.
+    """
+
+    category: str
+    layer: str | None
+    nbytes: int
+    shape: str
+    dtype: str
+    operation: str
 
 
 class OfParts:
@@ -123,10 +147,13 @@ class MemoryEstimate(OfParts, JsonRecord):
         batch_size: samples in the batch.
         backend: `"tensorflow"`, `"jax"` or `"torch"`.
         jit_compile: whether the step is compiled.
-        device: `"gpu"` or `"cpu"`.
+        device: `"gpu"`, `"cpu"`, or the card that was named.
         training: True for a training step, False for `predict`.
-        method: how it was found: `"analytic"`, `"traced"`, or `"step"` of
+        method: how it was found: `"analytic"`, `"traced"`, `"plan"`, or `"step"` of
             `km.memory.measure_step`.
+        buffers: the largest buffers of the temporary memory at the peak; of a plan.
+        devices: number of devices that share the training. `batch_size` is what all
+            of them get, all bytes are those of one.
     """
 
     peak_bytes: int
@@ -142,6 +169,8 @@ class MemoryEstimate(OfParts, JsonRecord):
     first_step_bytes: int | None = None
     first_step_low_bytes: int | None = None
     first_step_high_bytes: int | None = None
+    buffers: tuple[EstimateBuffer, ...] = ()
+    devices: int = 1
 
     def verdict(self, memory_limit: int | str) -> str:
         """Return whether it fits into a limit, in words.
@@ -158,6 +187,29 @@ class MemoryEstimate(OfParts, JsonRecord):
             return "fits"
         return "does not fit" if self.low_bytes > limit else "too close to call"
 
+    @property
+    def where(self) -> str:
+        """The device in words, one of several where there are."""
+        if self.devices == 1:
+            return self.device
+        return f"each of {self.devices} devices ({self.device})"
+
+    @property
+    def advice(self) -> str | None:
+        """What would tell more exactly, None where nothing would.
+
+        The step of a GPU that XLA compiles has a plan, which takes 10 to 100 seconds.
+        """
+        width = (self.high_bytes - self.low_bytes) / max(self.peak_bytes, 1)
+        is_planned = self.method == "plan" or not self.jit_compile
+        by_xla = self.backend in ("tensorflow", "jax") and self.device != "cpu"
+        if is_planned or not by_xla or width < _WIDE:
+            return None
+        return (
+            "The interval is wide. XLA's own plan of the compiled step may tell more: "
+            "method='plan' (--method plan) and the card, such as device='h200'."
+        )
+
     def table(self, layers: int = 10) -> str:
         """Return the estimate as text: the peak, its categories, its largest layers.
 
@@ -168,7 +220,7 @@ class MemoryEstimate(OfParts, JsonRecord):
         compiled = "compiled" if self.jit_compile else "not compiled"
         lines = [
             f"estimated peak, {doing}, batch of {self.batch_size}, {self.backend} "
-            f"({compiled}), {self.device}, method {self.method}:",
+            f"({compiled}), {self.where}, method {self.method}:",
             f"  {format_bytes(self.peak_bytes)}, between "
             f"{format_bytes(self.low_bytes)} and {format_bytes(self.high_bytes)}",
         ]
@@ -176,7 +228,30 @@ class MemoryEstimate(OfParts, JsonRecord):
             lines.append(f"  first step: {format_bytes(self.first_step_bytes)}")
         lines += ["by category:", *size_rows(self.by_category().items())]
         largest = self.layer_rows(layers)
-        return "\n".join([*lines, "by layer:", *largest] if largest else lines)
+        lines += ["by layer:", *largest] if largest else []
+        buffers = [(_text(buffer), buffer.nbytes) for buffer in self.buffers[:layers]]
+        lines += ["largest buffers:", *size_rows(buffers)] if buffers else []
+        lines += [self.advice] if self.advice else []
+        return "\n".join(lines)
+
+    def plot(self, layers: int = 8) -> Any:
+        """Return a picture of the peak: bars by category and by layer.
+
+        Args:
+            layers: number of layers, the largest ones, from 1.
+
+        Returns:
+            A picture that a notebook shows; `.save(path)` writes it, `.figure` is
+            matplotlib's.
+        """
+        from kerasmem.report.stills import estimate_plot
+
+        return estimate_plot(self, layers)
+
+
+def _text(buffer: EstimateBuffer) -> str:
+    where = buffer.layer or NO_LAYER
+    return f"{where}: {buffer.dtype}{buffer.shape} ({buffer.category})"
 
 
 def _largest_first(items: Iterable[tuple[_Key, int]]) -> dict[_Key, int]:

@@ -182,6 +182,8 @@ class ModelFigures:
         metrics: measured loss and metrics on the validation data, by name.
         latency_low_ms: nine in ten passes took longer.
         latency_high_ms: nine in ten passes took less.
+        tokens_per_second: tokens of that batch in the median time, of language models.
+        token_bytes: bytes of weights that are read for one token, of language models.
     """
 
     file_bytes: int
@@ -194,6 +196,8 @@ class ModelFigures:
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     latency_low_ms: float | None = None
     latency_high_ms: float | None = None
+    tokens_per_second: float | None = None
+    token_bytes: int | None = None
 
     def is_clearly_faster(self, other: "ModelFigures") -> bool | None:
         """Return whether nine in ten passes of another took longer; None if unknown."""

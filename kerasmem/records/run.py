@@ -294,3 +294,20 @@ class Run:
     post_mortems: tuple[PostMortem, ...] = ()
     notes: tuple[str, ...] = ()
     name: str = ""
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """One point of one series.
+
+    Args:
+        tag: name of the series, such as `"memory/GPU:0/peak_mib"`.
+        step: of the epoch, or of the batch, from 0.
+        time: seconds since 1970 (UTC).
+        value: the number.
+    """
+
+    tag: str
+    step: int
+    time: float
+    value: float

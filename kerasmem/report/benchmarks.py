@@ -54,6 +54,8 @@ def failure_lines(tuning: Tuning) -> str:
 
 def spread_line(tuning: Tuning) -> str:
     """Return where the figures come from and how much they are worth, in words."""
+    if all(variant.step_ms is None for variant in tuning.variants):
+        return f"Peaks by the plans of XLA's compiler for {tuning.device}: nothing ran."
     lines = ["Peak and step are of the steps after the first, each run on its own."]
     lines += _about_estimates(tuning)
     if tuning.noise is not None:
@@ -123,11 +125,19 @@ def _variant_cells(variant: VariantFigures) -> tuple[str, ...]:
     return (
         variant.name,
         _peak(variant),
+        *_times(variant),
+        "yes" if variant.on_front else "",
+    )
+
+
+def _times(variant: VariantFigures) -> tuple[str, ...]:
+    if variant.step_ms is None:  # by a plan
+        return ("",) * 4
+    return (
         _time(variant.step_ms),
         f"{_time(variant.step_low_ms)} to {_time(variant.step_high_ms)}",
         _time(variant.first_step_ms),
         f"{variant.samples_per_second or 0:,.0f}",
-        "yes" if variant.on_front else "",
     )
 
 

@@ -48,6 +48,8 @@ def models_table(models: Mapping[str, ModelFigures]) -> Table:
             "estimated",
         ),
         _latency(figures),
+        _rate("tokens a second", [f.tokens_per_second for f in figures]),
+        _size("weights read for a token", [f.token_bytes for f in figures], "counted"),
     ]
     names = dict.fromkeys(name for f in figures for name in f.metrics)
     rows += [_metric(name, [f.metrics.get(name) for f in figures]) for name in names]
@@ -59,13 +61,15 @@ def models_table(models: Mapping[str, ModelFigures]) -> Table:
         tuple(row for row in rows if any(text != MISSING for text in _figures(row))),
         note=(
             f"Sizes and times: how many times less than under “{first}”. Metrics: the "
-            "difference."
+            f"difference.{_RATES if any(f.tokens_per_second for f in figures) else ''}"
         ),
         last_texts=1,
         strong=tuple(range(3, 2 + len(against), 2)),
         sortable=False,
     )
 
+
+_RATES = " Tokens a second: how many times as many."
 
 _Row = tuple[str, ...]
 """A label, the first model's figure, of each other one figure and relation, source."""
@@ -89,6 +93,13 @@ def _size(label: str, values: Sequence[int | None], source: str) -> _Row:
 
 def _count(label: str, values: Sequence[int]) -> _Row:
     return _row(label, [f"{n:,}" for n in values], _times_less(values), "counted")
+
+
+def _rate(label: str, values: Sequence[float | None]) -> _Row:
+    texts = [MISSING if value is None else f"{value:,.0f}" for value in values]
+    first = values[0]
+    ratios = [f"{v / first:.2f}x" if v and first else "" for v in values]
+    return _row(label, texts, ratios, "measured")
 
 
 def _latency(figures: Sequence[ModelFigures]) -> _Row:

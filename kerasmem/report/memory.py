@@ -170,6 +170,8 @@ def estimate_summary(estimate: MemoryEstimate) -> str:
     pool = estimate.by_category().get("pool", 0)
     if pool:
         lines.append(f"the allocator's pool holds {format_bytes(pool)} beside the peak")
+    if estimate.advice:
+        lines.append(estimate.advice)
     return "\n".join(lines)
 
 

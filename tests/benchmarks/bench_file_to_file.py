@@ -40,6 +40,10 @@ COMMANDS = {
     "cluster": ["compress", "{model}", "--recipe", "{folder}/cluster.json"],
     "mixed": ["compress", "{model}", "--recipe", "{folder}/mixed.json"],
 }
+LOADS = {
+    "load": "import sys, kerasmem as km; km.load_model(sys.argv[1])",
+    "Keras's load": "import sys, keras, kerasmem; keras.models.load_model(sys.argv[1])",
+}
 
 
 def make_model(path: Path, weights: int, dtype: str) -> None:
@@ -173,7 +177,9 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
     parser.add_argument("--data-limit", type=parse_bytes, help="RLIMIT_DATA")
     parser.add_argument("--kills", type=int, default=0)
-    parser.add_argument("--only", nargs="*", default=[*COMMANDS], choices=[*COMMANDS])
+    parser.add_argument(
+        "--only", nargs="*", default=[*COMMANDS], choices=[*COMMANDS, *LOADS]
+    )
     options = parser.parse_args()
     for line in measured(options):
         print(json.dumps(line), flush=True)
@@ -189,8 +195,11 @@ def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         yield {"model": format_bytes(model.stat().st_size), "import": base}
         for name in options.only:
             places = {"model": model, "folder": folder}
-            words = [word.format(**places) for word in COMMANDS[name]]
-            command = [sys.executable, "-m", "kerasmem", *words]
+            if name in LOADS:
+                words, command = [name], [sys.executable, "-c", LOADS[name], str(model)]
+            else:
+                words = [word.format(**places) for word in COMMANDS[name]]
+                command = [sys.executable, "-m", "kerasmem", *words]
             if words[0] == "compress":
                 command += ["-o", str(output), "--low-memory"]
             found = run(command, options.data_limit)

@@ -4,7 +4,8 @@
         [cost]
 
 Each case runs in a process of its own. `reports`: loops written from the descriptions
-of the threads; growth of resident memory a round after the first ones, and what a scope
+of the threads; growth of resident memory a round after the first ones, of what the C
+library's heap has handed out of it (its free pages are used again), and what a scope
 finds. `models`: 50 models built, trained for a step and dropped: as they are, with
 `scope.free()` after each, and isolated. `cost`: CPU seconds of a training in a scope.
 """
@@ -17,6 +18,7 @@ import keras
 import numpy as np
 
 import kerasmem as km
+from kerasmem.backends.heap import c_heap
 from kerasmem.processes.host import resident_bytes
 
 ROUNDS, WARM_UP, MIB = 12, 4, 2**20
@@ -140,7 +142,7 @@ REPORTS = (
 
 
 def grown(case, is_freed):
-    """Return KiB a round and the kinds of what a scope finds.
+    """Return KiB a round, resident and used, and the kinds of what a scope finds.
 
     Args:
         case: one of `REPORTS`.
@@ -156,9 +158,10 @@ def grown(case, is_freed):
             if is_freed:
                 scope.free()
             gc.collect()
-            readings.append(resident_bytes())
-    slope = np.polyfit(range(ROUNDS), readings, 1)[0]
-    return slope / 1024, sorted({finding.kind for finding in scope.findings})
+            heap = c_heap()
+            readings.append((resident_bytes(), heap.used_bytes if heap else 0))
+    resident, used = np.polyfit(range(ROUNDS), readings, 1)[0] / 1024
+    return resident, used, sorted({finding.kind for finding in scope.findings})
 
 
 def many_models(how, count=50):
@@ -212,9 +215,10 @@ def print_reports(backend):
     for case in REPORTS:
         about = case.__doc__.partition(":")[0]
         for is_freed in (False, True):
-            slope, kinds = km.memory.isolated(grown, case, is_freed)
+            slope, used, kinds = km.memory.isolated(grown, case, is_freed)
             how = "with free()" if is_freed else "as it is"
-            print(f"{backend} {about}, {how}: {slope:+.0f} KiB, {kinds}", flush=True)
+            figures = f"{slope:+.0f} KiB, used {used:+.0f} KiB, {kinds}"
+            print(f"{backend} {about}, {how}: {figures}", flush=True)
             if abs(slope) < FLAT_KIB:
                 break
 

@@ -1,7 +1,7 @@
 """Estimates of KerasHub models against TensorFlow's own peak of a second step.
 
 python -m tests.benchmarks.bench_kerashub_estimates [--methods analytic traced step]
-    [--families gemma bert ...] [--jit]
+    [--families gemma bert ...] [--jit] [--lora 8 [--scheme int4] [--lean]]
 python -m tests.benchmarks.bench_kerashub_estimates --rematerialize
     [--families gemma bert vit] [--batch 64] [--layers 8] [--jit]
     peak and step time, plain and with activations computed again
@@ -103,14 +103,22 @@ FAMILIES = {
 }
 
 
-def compiled(name, *, jit=False, layers=4):
-    """Return a model of a family, compiled with Adam and a loss that fits it."""
+def compiled(name, *, jit=False, layers=4, lora=0, scheme=None):
+    """Return a model of a family, compiled with Adam and a loss that fits it.
+
+    With LoRA it is trained by Adam in eight bits; its weights are codes in a scheme.
+    """
     keras.utils.set_random_seed(1)
     model = FAMILIES[name](num_layers=layers)
     loss = "mse"
     if not isinstance(model, keras_hub.models.Backbone):
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile("adam", loss, metrics=[], weighted_metrics=[], jit_compile=jit)
+    if scheme:
+        model = km.compress(model, km.Quantize(scheme), verbose=0).model
+    if lora:
+        model.backbone.enable_lora(lora)
+    optimizer = km.optimizers.Adam8bit() if lora else "adam"
+    model.compile(optimizer, loss, metrics=[], weighted_metrics=[], jit_compile=jit)
     return model
 
 
@@ -128,11 +136,17 @@ def batch_of(model, size=BATCH):
     return x, np.zeros((size, *length), "int32")
 
 
+def made(job):
+    """Return the model of a job."""
+    named = {key: job[key] for key in ("jit", "layers", "lora", "scheme")}
+    return compiled(job["family"], **named)
+
+
 def measure(job):
     """Return the peak of a second step by the allocator; runs in a child."""
     import tensorflow as tf
 
-    model = compiled(job["family"], jit=job["jit"], layers=job["layers"])
+    model = made(job)
     x, y = batch_of(model, job["batch"])
     if job["lean"]:
         model = lean_of(model, x, jit=job["jit"])
@@ -148,13 +162,13 @@ def lean_of(model, x, *, jit):
     size = len(keras.tree.flatten(x)[0])
     lean = km.rematerialize(model, batch_size=size, input_shape=shapes(model, x))
     settings = {"metrics": [], "weighted_metrics": [], "jit_compile": jit}
-    lean.compile("adam", model.loss, **settings)
+    lean.compile(type(model.optimizer)(), model.loss, **settings)
     return lean
 
 
 def step_times(job):
     """Return how long later steps take, plain and lean in turns; runs in a child."""
-    plain = compiled(job["family"], jit=job["jit"], layers=job["layers"])
+    plain = made(job)
     x, y = batch_of(plain, job["batch"])
     models = [plain, lean_of(plain, x, jit=job["jit"])]
     seconds = [[], []]
@@ -178,8 +192,11 @@ def in_child(task, **job):
     )
 
 
+_SETTINGS = ("jit", "batch", "layers", "lora", "scheme")
+
+
 def _job(name, options):
-    wanted = {key: getattr(options, key) for key in ("jit", "batch", "layers")}
+    wanted = {key: getattr(options, key) for key in _SETTINGS}
     return {"family": name, **wanted}
 
 
@@ -207,6 +224,9 @@ def main():
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--jit", action="store_true")
     parser.add_argument("--rematerialize", action="store_true")
+    parser.add_argument("--lora", type=int, default=0)
+    parser.add_argument("--scheme")
+    parser.add_argument("--lean", action="store_true")
     options = parser.parse_args()
     (rematerialized if options.rematerialize else estimated)(options)
 
@@ -215,8 +235,11 @@ def estimated(options):
     found = {method: [] for method in options.methods}
     for name in options.families:
         job = _job(name, options)
-        true = in_child(measure, lean=False, **job)["peak"]
-        model = compiled(name, jit=options.jit, layers=options.layers)
+        true = in_child(measure, lean=options.lean, **job)["peak"]
+        model = made(job)
+        if options.lean:
+            x, _ = batch_of(model, options.batch)
+            model = lean_of(model, x, jit=options.jit)
         given = shapes(model, samples(model, 1, LENGTH))
         line = f"{name:8} {model.count_params() / 1e6:4.1f} M {true / MIB:7.1f} MiB"
         for method in options.methods:

@@ -20,8 +20,14 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import numpy as np
 
 import kerasmem as km
-from tests.keras_hub.families import FAMILIES, Tagger, samples, subclassed
-from tests.keras_hub.matrix import answers, apart
+from tests.keras_hub.families import (
+    FAMILIES,
+    Tagger,
+    answers,
+    apart,
+    samples,
+    subclassed,
+)
 
 MODELS = {name: FAMILIES[name] for name in ("Gemma", "Bert", "Whisper")}
 MODELS["a class of one's own"] = subclassed

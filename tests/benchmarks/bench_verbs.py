@@ -10,6 +10,8 @@ hundred thousand weights, for a look at whether all of it runs.
 """
 
 import argparse
+import itertools
+import shutil
 import statistics
 import tempfile
 import time
@@ -29,13 +31,15 @@ from kerasmem.graph.values import to_numpy
 
 @dataclass
 class Row:
-    """A verb beside Keras's, or alone: then `nbytes` are what it works on."""
+    """A verb beside Keras's or a copy, or alone: then `nbytes` are what it works on."""
 
     name: str
     ours: Callable
     keras: Callable | None = None
     most: float = 0.0
     nbytes: int = 0
+    seconds: float = 0.0
+    """That ours may take on top."""
 
 
 def main():
@@ -46,7 +50,9 @@ def main():
     dense = network(small=options.small)
     sparse = pruned(dense, 0.8)
     with tempfile.TemporaryDirectory() as folder:
-        for row in [*saving(dense, sparse, Path(folder)), *coding(sparse)]:
+        here = Path(folder)
+        rows = (saving(dense, sparse, here), copying(dense, here), coding(sparse))
+        for row in itertools.chain(*rows):
             print(told(row, *measured(row, options.rounds)), flush=True)
         for path in sorted(Path(folder).glob("*.keras")):
             print(f"{path.name:24} {path.stat().st_size:>12,} bytes")
@@ -119,6 +125,15 @@ def saving(dense, sparse, folder):
     )
 
 
+def copying(dense, folder):
+    """Give the row of saving a result, beside a copy of its file."""
+    result = km.compress(dense, km.Quantize("int8"))
+    path = folder / "result.keras"
+    result.save(path)
+    copy = lambda: shutil.copyfile(path, folder / "copy.keras")  # noqa: E731
+    yield Row("save a result", lambda: result.save(path), copy, 1.5, seconds=0.2)
+
+
 def coding(model):
     """Give the rows of entropy coding alone, of pruned floats and of int8 codes."""
     weights = [to_numpy(each) for each in model.weights if len(each.shape) > 1]
@@ -167,7 +182,7 @@ def told(row, ours, keras_=None):
         )
     return (
         f"{row.name:24} {ours:7.3f} s, Keras {keras_:7.3f} s: {ours / keras_:5.2f}x, "
-        f"at most {row.most}"
+        f"at most {row.most}" + (f" and {row.seconds} s" if row.seconds else "")
     )
 
 

@@ -14,11 +14,13 @@ from pathlib import Path
 
 import keras
 import numpy as np
+import pynvml
 import pytest
 
 import kerasmem as km
 from kerasmem import backends
-from kerasmem.errors import OutOfMemoryError
+from kerasmem.errors import KerasMemError, OutOfMemoryError
+from kerasmem.memory.estimate.planned.cards import CARDS
 from kerasmem.records import PostMortem
 from tests.benchmarks import bench_monitors
 from tests.memory.estimate import test_measured
@@ -107,7 +109,28 @@ def peak(settings):
         "estimated_first_bytes": estimate.first_step_bytes,
         "off": second and estimate.peak_bytes / second - 1,
         "inside": second and estimate.low_bytes <= second <= estimate.high_bytes,
+        **(plan_figures(model, size, second) if jit and device == "gpu" else {}),
     }, None
+
+
+def plan_figures(model, size, second):
+    """Return what the plan for the card that is here says, or why there is none."""
+    try:
+        pynvml.nvmlInit()
+        name = str(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0)))
+        fitting = [c for c, card in CARDS.items() if card.title.startswith(name)]
+        plan = km.estimate_memory(
+            model, size, device=fitting[0], jit_compile=True, method="plan"
+        )
+    except (pynvml.NVMLError, IndexError, KerasMemError) as error:
+        return {"no_plan": str(error)[:300]}
+    return {
+        "planned_bytes": plan.peak_bytes,
+        "planned_low_bytes": plan.low_bytes,
+        "planned_high_bytes": plan.high_bytes,
+        "planned_first_bytes": plan.first_step_bytes,
+        "plan_off": second and plan.peak_bytes / second - 1,
+    }
 
 
 def step_peak(model, x, y):

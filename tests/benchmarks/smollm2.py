@@ -82,6 +82,23 @@ class Gguf:
         return name, (tuple(shape[::-1]), self._take("I"), self._take("Q"))
 
 
+def _tell_of_ties():
+    """Have the config of a `LlamaBackbone` say whether its head is the table.
+
+    KerasHub leaves that out, so that nothing that is made of the config is alike.
+    """
+    cls = keras_hub.models.LlamaBackbone
+    of_keras = cls.get_config
+
+    def get_config(self):
+        return {**of_keras(self), "tie_word_embeddings": self.tie_word_embeddings}
+
+    cls.get_config = get_config
+
+
+_tell_of_ties()
+
+
 def model(file):
     """Return the net as a `LlamaCausalLM` without a preprocessor."""
     own = {k.removeprefix("llama."): v for k, v in file.values.items()}

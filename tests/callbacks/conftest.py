@@ -2,6 +2,7 @@
 
 import logging
 import os
+from importlib.util import find_spec
 
 import keras
 import numpy as np
@@ -193,4 +194,5 @@ _BACKEND = os.environ.get("KERAS_BACKEND")
 collect_ignore = [
     f"test_memory_on_{name}.py" for name in ("tensorflow", "jax") if name != _BACKEND
 ]
+collect_ignore += [] if find_spec("keras_tuner") else ["test_in_keras_tuner.py"]
 collect_ignore += ["test_on_two_devices.py"] if _BACKEND == "torch" else []

@@ -205,7 +205,7 @@ def test_labels_that_do_not_fit_a_subclassed_model(named, refused):
         ("-o out.keras --prune 1.0", "at least 0 and less than 1"),
         ("-o out.keras --prune -0.1", "at least 0 and less than 1"),
         ("-o out.keras --prune nan", "at least 0 and less than 1"),
-        ("-o out.keras --quantize int3", "scheme='int3'"),
+        ("-o out.keras --quantize int5", "scheme='int5'"),
         ("-o out.keras", "There is nothing to do"),
         ("-o out.keras --recipe none.yaml", "Cannot read the recipe 'none.yaml'"),
         ("-o out.keras --recipe a.yaml --prune 0.5", "--recipe beside --prune"),

@@ -1,8 +1,13 @@
 """`kerasmem estimate`: the memory a saved model will need, and whether it fits."""
 
+import json
+import math
+from pathlib import Path
+
 import keras
 import pytest
 
+import kerasmem as km
 from kerasmem.records import MemoryEstimate
 
 
@@ -141,3 +146,55 @@ def test_a_length_that_the_model_leaves_open_can_be_given(folder, kerasmem):
     assert (call.code, "--input-shape" in call.err) == (2, True)
     call = kerasmem(f"estimate {options} --input-shape 8x")
     assert (call.code, "such as 128,64" in call.err) == (2, True)
+
+
+@pytest.fixture
+def preset(folder):
+    """Return a model of KerasHub, whose preset in the folder has no weights."""
+    from tests.keras_hub.test_presets import gemma
+
+    model = gemma()
+    model.save_to_preset("preset")
+    for weights in Path("preset").glob("*.h5"):
+        weights.unlink()
+    return model
+
+
+# KerasHub leaves the files of a SentencePiece tokenizer to be closed by Python.
+@pytest.mark.filterwarnings(
+    "ignore:.*vocabulary.spm:pytest.PytestUnraisableExceptionWarning"
+)
+@pytest.mark.parametrize("scheme", ["int8", None])
+def test_configs_of_a_preset_are_enough_for_lora_on_codes(preset, kerasmem, scheme):
+    line = "estimate preset --batch-size 2 --input-shape 8 --input-shape 8 --lora 4"
+    line += " --jit off --optimizer adam --json"
+    found = kerasmem(f"{line} --quantize {scheme}" if scheme else line).json
+    if scheme:
+        preset = km.compress(preset, km.Quantize(scheme)).model
+    preset.backbone.enable_lora(4)
+    shapes = {"padding_mask": (8,), "token_ids": (8,)}
+    options = {"optimizer": "adam", "jit_compile": False, "input_shape": shapes}
+    expected = km.estimate_memory(preset, 2, **options)
+    assert found.pop("model") == "preset"
+    told = MemoryEstimate.from_json(json.dumps(found))
+    assert told.peak_bytes == expected.peak_bytes
+    assert told.by_category() == expected.by_category()
+    # Keras numbers layers of one kind anew for each model.
+    layers = [sorted(each.by_layer().values()) for each in (told, expected)]
+    assert layers[0] == layers[1]
+    trained = sum(4 * math.prod(v.shape) for v in preset.trainable_variables)
+    assert trained < 4 * preset.count_params() / 2
+    assert 2 * trained <= told.by_category()["optimizer_state"] <= 2 * trained + 64
+
+
+@pytest.mark.one_backend
+def test_lora_is_for_models_of_keras_hub(folder, refused):
+    assert "--lora with a Sequential" in refused("estimate model.keras --lora 4")
+
+
+@pytest.mark.one_backend
+def test_codes_are_assumed_of_any_file(folder, kerasmem):
+    found = kerasmem("estimate model.keras --predict --quantize int8 --json").json
+    total = sum(p["nbytes"] for p in found["parts"] if p["category"] == "parameter")
+    codes, scales, biases = 6 * 32 + 32 * 3, 4 * (32 + 3), 4 * (32 + 3)
+    assert total == codes + scales + biases

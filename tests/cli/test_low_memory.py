@@ -31,13 +31,29 @@ def test_a_file_is_compressed_from_file_to_file(kerasmem, folder):
     ("options", "reason"),
     [
         ("--prune-channels 0.5", "the step 'prune_channels' cannot go piece by piece"),
-        ("--quantize int8 --data data.npz", "--data takes one"),
+        ("--prune 0.5 --fine-tune-epochs 1 --data data.npz", "--fine-tune-epochs"),
         ("--prune 0.5 --checkpoint-dir kept", "--checkpoint-dir takes one"),
     ],
 )
 def test_what_takes_the_whole_model_is_refused(refused, folder, options, reason):
     line = f"compress {folder}/model.keras -o low.keras --low-memory {options}"
     assert reason in refused(line)
+
+
+@pytest.mark.one_backend
+@pytest.mark.filterwarnings("ignore::kerasmem.errors.KerasMemWarning")
+@pytest.mark.parametrize("scheme", ["int8", "int8-static"])
+def test_with_data_it_goes_layer_by_layer(kerasmem, folder, scheme):
+    line = f"compress {folder}/model.keras --quantize {scheme} --data data.npz --json"
+    low = kerasmem(f"{line} -o low.keras --low-memory")
+    assert "from file to file" in low.err
+    low, whole = low.json["report"], kerasmem(f"{line} -o whole.keras").json["report"]
+    for side in ("before", "after"):
+        assert low[side]["metrics"] == pytest.approx(whole[side]["metrics"], rel=1e-6)
+        assert low[side]["metrics"]
+        assert low[side]["parameters"] == whole[side]["parameters"]
+    sizes = [(folder / f"{name}.keras").stat().st_size for name in ("low", "whole")]
+    assert sizes[0] == sizes[1]
 
 
 @pytest.mark.one_backend

@@ -1,7 +1,11 @@
 """`kerasmem tune`: a table of options, and everything in it as JSON."""
 
+from types import SimpleNamespace
+
 import pytest
 
+from kerasmem.errors import ModelError
+from kerasmem.memory.estimate import METHODS
 from kerasmem.memory.tune import measure
 from kerasmem.records import Tuning, VariantFigures
 
@@ -114,3 +118,48 @@ def test_wrong_input_is_one_line_and_code_two(
     assert call.code == 2
     assert text in call.err
     assert call.err.count("\n") == 1
+
+
+@pytest.fixture
+def plans(monkeypatch):
+    """What was planned; peaks go with the batch, and 16 bits have none."""
+    asked = []
+
+    def plan(request):
+        asked.append(request)
+        if request.dtype_policy == "mixed_float16":
+            raise ModelError("It calls a library. Received: this.")
+        return SimpleNamespace(peak_bytes=request.batch_size << 20)
+
+    monkeypatch.setitem(METHODS, "plan", plan)
+    return asked
+
+
+def test_for_a_card_that_is_not_here_peaks_are_planned(
+    folder, kerasmem, plans, monkeypatch, backend
+):
+    monkeypatch.setattr(measure, "run_in_child", None)
+    call = kerasmem("tune model.keras --batch-size 16 --device h100")
+    assert call.code == 0
+    lines = " ".join(call.out.split())
+    for text in (
+        "as compiled │ 16.0 MiB est. │ │",
+        "accumulation, 4 batches │ 4.00 MiB est. │ │",
+        "mixed_float16 did not run: It calls a library. Received: this.",
+        "Peaks by the plans of XLA's compiler for h100: nothing ran.",
+        "If memory is short, use accumulation, 4 batches (batch_size=4 and an "
+        "optimizer with gradient_accumulation_steps=4): a peak of 4.00 MiB (estimated) "
+        "instead of 16.0 MiB (estimated).",
+    ):
+        assert text in lines
+    assert {(one.card, one.jit_compile) for one in plans} == {("h100", True)}
+    assert "jit" not in call.out.partition("Peaks by")[0].partition("as compiled")[2]
+
+
+def test_only_what_is_asked_for_is_planned(folder, kerasmem, plans, refused):
+    line = "tune model.keras --batch-size 16 --device h100 --only accumulation"
+    found = kerasmem(f"{line} --json").json
+    assert [v["batch_size"] for v in found["variants"]] == [16, 8, 4]
+    assert {v["peak_source"] for v in found["variants"]} == {"plan"}
+    assert (found["device"], found["jit_compile"]) == ("h100", True)
+    assert "There is no such option" in refused(line.replace("accumulation", "jit"))

@@ -7,15 +7,17 @@ import numpy as np
 import pytest
 
 import kerasmem as km
-from kerasmem.compression.quantize import moments
-from kerasmem.compression.quantize.adaptive import adapted_codes
-from kerasmem.compression.quantize.moments import (
+from kerasmem.compression.quantize.on_data import moments
+from kerasmem.compression.quantize.on_data.adaptive import adapted_codes
+from kerasmem.compression.quantize.on_data.moments import (
     Moments,
+    Sums,
     columns,
     is_product_of_matrices,
     matrices,
     of_matrices,
 )
+from kerasmem.compression.quantize.on_data.passes import Passes
 from kerasmem.compression.quantize.owners import quantized_variables
 from kerasmem.errors import ConfigError, DataError, ModelError
 from kerasmem.graph.clone import clone
@@ -164,6 +166,12 @@ class OneBatch(keras.utils.PyDataset):
         return (self.x,)
 
 
+def moments_of(models, layers, data):
+    sums = Sums(layers[1:])
+    assert list(Passes(models, [layers], data).turns(sums.add)) == [(0,)]
+    return sums.pop(0)
+
+
 def test_moments_are_of_each_sample_however_they_come_in_batches(monkeypatch):
     x = X[:40].repeat(2, 1).repeat(2, 2)
     model = chain((16, 16, 3), L.Conv2D(8, 3))
@@ -176,8 +184,7 @@ def test_moments_are_of_each_sample_however_they_come_in_batches(monkeypatch):
         return found
 
     monkeypatch.setattr(moments, "columns", noted)
-    usual = moments.moments_of(models, [layers], x)[0]
-    whole = moments.moments_of(models, [layers], OneBatch(x))[0]
+    usual, whole = (moments_of(models, layers, data) for data in (x, OneBatch(x)))
     assert usual.rows == whole.rows == 40 * 64
     np.testing.assert_allclose(usual.rounded, whole.rounded, rtol=1e-4)
     np.testing.assert_allclose(usual.mixed, usual.rounded, rtol=1e-4)

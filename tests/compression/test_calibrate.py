@@ -18,8 +18,8 @@ from kerasmem.compression.quantize.activations import (
     range_table,
     squared_error,
 )
-from kerasmem.compression.quantize.static.calls import flatten
 from kerasmem.errors import ConfigError, DataError, KerasMemWarning, ModelError
+from kerasmem.graph.flat_calls import flatten
 from kerasmem.records import ActivationRange
 from tests.models import KINDS, chain
 

@@ -2,8 +2,6 @@
 
 import io
 import itertools
-import json
-import re
 import shutil
 import threading
 import zipfile
@@ -14,14 +12,21 @@ import numpy as np
 import pytest
 
 import kerasmem as km
-from kerasmem.compression import file_to_file
+from kerasmem.compression import file_to_file, jobs
 from kerasmem.compression.prune.apply import _Scores
 from kerasmem.compression.prune.scores import scores
 from kerasmem.compression.working import Streams
-from kerasmem.errors import ConfigError, ModelError, ModelFileError, OutputError
+from kerasmem.errors import (
+    ConfigError,
+    KerasMemWarning,
+    ModelError,
+    ModelFileError,
+    OutputError,
+)
 from kerasmem.files import archive, entries
 from kerasmem.graph.values import to_numpy
 from kerasmem.stages import shown_by
+from tests.compression.two_ways import both
 
 L, Q = keras.layers, km.Quantize
 
@@ -73,49 +78,9 @@ def written(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def _small_pieces(monkeypatch):
     """Let the arrays of these tests be cut into many pieces, as large ones are."""
-    rooms = (file_to_file.cluster, file_to_file.quantize, file_to_file.prune)
+    rooms = (file_to_file.cluster, jobs.quantize, jobs.prune)
     for module in (entries, *rooms):
         monkeypatch.setattr(module, "PIECE", 64)
-
-
-def members(path):
-    """Return the members of a file but the date: arrays by their bits, plain config."""
-    with zipfile.ZipFile(path) as archive:
-        found = {n: archive.read(n) for n in archive.namelist() if "metadata" not in n}
-    arrays = {}
-
-    def keep(name, item):
-        # The parts of a layer are numbered as Keras makes them in this process.
-        attributes = {k: re.sub(r"_\d+$", "", str(v)) for k, v in item.attrs.items()}
-        data = item[()].tobytes() if isinstance(item, h5py.Dataset) else None
-        form = (item.shape, str(item.dtype), item.compression) if data else None
-        arrays[name] = (attributes, form, data)
-
-    with h5py.File(io.BytesIO(found.pop("model.weights.h5"))) as file:
-        file.visititems(keep)
-    return {"arrays": arrays, "config": told(found.pop("config.json")), **found}
-
-
-def told(config):
-    """Return a config without the numbers that Keras takes of addresses in memory."""
-
-    def kept(pairs):
-        return {key: value for key, value in pairs if key != "shared_object_id"}
-
-    return json.loads(config, object_pairs_hook=kept)
-
-
-def both(path, steps, tmp_path, **options):
-    """Return the results of both ways, and compare their files."""
-    expected = km.compress(path, steps, output=tmp_path / "a.keras", **options)
-    found = km.compress(
-        path, steps, output=tmp_path / "b.keras", low_memory=True, **options
-    )
-    ours, theirs = (members(tmp_path / f"{name}.keras") for name in "ba")
-    assert ours["arrays"].keys() == theirs["arrays"].keys()
-    assert [n for n, a in ours["arrays"].items() if a != theirs["arrays"][n]] == []
-    assert ours == theirs
-    return expected, found
 
 
 def in_int8(written, output):
@@ -132,6 +97,8 @@ STEPS = {
     "int8 of a tensor": Q("int8", granularity="tensor"),
     "int4": Q("int4"),
     "int4 in groups": Q("int4", granularity="group", group_size=7, symmetric=False),
+    "int3": Q("int3"),
+    "int3 in groups": Q("int3", granularity="group", group_size=7, symmetric=False),
     "int4 of a tensor": Q("int4", granularity="tensor"),
     "float16": Q("float16"),
     "bfloat16": Q("bfloat16"),
@@ -140,6 +107,16 @@ STEPS = {
     "prune of all by size": km.Prune(0.9, scope="global", criterion="magnitude"),
     "prune unevenly": km.Prune(0.6, scope="erdos_renyi", ratios=(("last", 0.3),)),
     "mixed": Q("mixed", budget=km.Budget("28KiB")),
+    "mixed in groups": Q(
+        "mixed", budget=km.Budget("24KiB"), granularity="group", group_size=5
+    ),
+    "mixed in groups with zero points": Q(
+        *("mixed",),
+        budget=km.Budget("24KiB"),
+        granularity="group",
+        group_size=9,
+        symmetric=False,
+    ),
     "cluster": km.Cluster(9),
     "cluster in channels": km.Cluster(3, granularity="channel", start="density"),
     "prune, cluster, then int4": [km.Prune(0.8), km.Cluster(16), Q("int4")],
@@ -277,7 +254,7 @@ def test_output_alone_writes_the_file_of_a_small_model(written, tmp_path):
 def test_a_model_that_is_large_against_memory_goes_by_file(
     written, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(file_to_file, "_SHARE", 0.0)
+    monkeypatch.setattr(jobs, "_SHARE", 0.0)
     options = {"output": tmp_path / "a.keras"}
     found = km.compress(written / "deflate.keras", Q("int8"), **options)
     assert "model" not in vars(found)
@@ -285,7 +262,10 @@ def test_a_model_that_is_large_against_memory_goes_by_file(
         written / "deflate.keras", Q("int8"), low_memory=False, **options
     )
     assert "model" in vars(whole)
-    factorized = km.compress(written / "deflate.keras", km.Factorize(0.5), **options)
+    with pytest.warns(KerasMemWarning, match="held in memory as a whole"):
+        factorized = km.compress(
+            written / "deflate.keras", km.Factorize(0.5), **options
+        )
     assert "model" in vars(factorized)
 
 
@@ -295,9 +275,9 @@ def test_a_model_that_is_large_against_memory_goes_by_file(
         (km.Factorize(0.5), {}, "the step 'factorize' cannot go piece by piece"),
         (km.Prune(0.5, pattern="2:4"), {}, "the pattern '2:4' ranks entries"),
         (km.Prune(0.5, criterion="random"), {}, "the criterion 'random' is more than"),
-        (Q("int8-static"), {}, "the scheme 'int8-static' looks at all"),
-        (Q("int8"), {"data": np.ones((4, 16), "int32")}, "data takes one"),
-        (Q("int8"), {"loss": "mse"}, "loss takes one"),
+        (Q("int8", rounding="adaptive"), {}, "piece by piece: it rounds on samples"),
+        (Q("int8-static"), {}, "ranges of activations from samples: give data=x"),
+        (Q("int8"), {"callbacks": [keras.callbacks.Callback()]}, "callbacks takes one"),
         (Q("int8"), {"output": None}, "there is no file to write: give output="),
         (None, {"target": {"file_bytes": 9}}, "data"),
     ],
@@ -448,7 +428,7 @@ def test_a_relative_output_is_found_from_another_folder(written, tmp_path, monke
 
 
 def test_a_missing_folder_is_told_before_work(written, monkeypatch):
-    monkeypatch.setattr("kerasmem.compression.compress._open", pytest.fail)
+    monkeypatch.setattr("kerasmem.compression.compress.open_given", pytest.fail)
     with pytest.raises(ConfigError, match="There is no folder"):
         km.compress(written / "stored.keras", km.Prune(0.5), output="missing/a.keras")
 
@@ -513,7 +493,8 @@ class Interrupted:
 STAGES = {
     "opening the model",
     *("comparing checksums", "unpacking the weights"),
-    *("prune", "cluster", "quantize", "trying int4", "trying int8", "trying float16"),
+    *("prune", "cluster", "quantize"),
+    *("trying int3", "trying int4", "trying int8", "trying float16"),
     *("writing the file", "checking the file"),
 }
 ALL_STEPS = [km.Prune(0.8), km.Cluster(16), Q("mixed", budget=km.Budget("28KiB"))]

@@ -225,5 +225,5 @@ def test_weights_with_nan_are_an_error():
 
 @pytest.mark.one_backend
 def test_an_unknown_scheme_is_an_error():
-    with pytest.raises(ConfigError, match=r"one of int8, .* Received: scheme='int3'"):
-        Quantize("int3")
+    with pytest.raises(ConfigError, match=r"one of int8, .* Received: scheme='int5'"):
+        Quantize("int5")

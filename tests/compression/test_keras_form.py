@@ -64,7 +64,6 @@ def test_codes_are_ours_and_scales_are_theirs():
         np.testing.assert_array_equal(to_numpy(now), value)
 
 
-@pytest.mark.one_backend
 def test_another_process_opens_it_without_kerasmem(tmp_path):
     result = km.compress(network(), Q("int8"))
     result.save(tmp_path / "small.keras", format="keras")
@@ -79,7 +78,6 @@ def test_another_process_opens_it_without_kerasmem(tmp_path):
     np.testing.assert_allclose(found, to_numpy(result.model(X)), atol=1e-6)
 
 
-@pytest.mark.one_backend
 def test_a_result_from_file_to_file_becomes_one_too(tmp_path):
     network().save(tmp_path / "model.keras")
     job = {"output": tmp_path / "a.keras", "low_memory": True}
@@ -92,7 +90,6 @@ def test_a_result_from_file_to_file_becomes_one_too(tmp_path):
         result.save(tmp_path / "c.keras", format="onnx")
 
 
-@pytest.mark.one_backend
 def test_what_keras_has_no_form_for_is_refused():
     inputs = keras.Input((6, 8))
     attention = keras.Model(inputs, L.MultiHeadAttention(2, 4)(inputs, inputs))
@@ -104,7 +101,6 @@ def test_what_keras_has_no_form_for_is_refused():
         refused(dense, other, "symmetric int8 weights with a scale for each channel")
 
 
-@pytest.mark.one_backend
 def test_what_is_left_out_stays_float(tmp_path):
     inputs = keras.Input((6, 8))
     x = L.Conv1D(8, 4, name="conv")(inputs)

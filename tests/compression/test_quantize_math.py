@@ -1,6 +1,7 @@
 """The laws of int8."""
 
 import keras
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -8,14 +9,18 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from kerasmem.compression.account import sqnr_db
-from kerasmem.compression.quantize.coding import BITS, Coding, Rows, unpack_int4
+from kerasmem.compression.quantize.coding import BITS, Coding, Rows
 from kerasmem.compression.quantize.math import (
     dequantize,
+    pack_int3,
     pack_int4,
+    packed_length,
     quantize,
     quantize_affine,
     quantize_closely,
+    short_scales,
 )
+from kerasmem.compression.quantize.unpacking import unpack_int3, unpack_int4
 from kerasmem.errors import ModelError
 from kerasmem.graph.values import to_numpy
 
@@ -31,7 +36,7 @@ def axes_of(weights, last_is_channel):
 
 @pytest.mark.one_backend
 @settings(derandomize=True, max_examples=150, deadline=None)
-@given(WEIGHTS, st.booleans(), st.sampled_from([4, 8]))
+@given(WEIGHTS, st.booleans(), st.sampled_from([3, 4, 8]))
 def test_no_entry_is_off_by_more_than_half_a_scale(weights, last_is_channel, bits):
     codes, scales = quantize(weights, axes_of(weights, last_is_channel), bits)
     exact = codes.astype(np.float64) * scales.astype(np.float64)
@@ -79,7 +84,7 @@ def test_weights_that_are_not_finite_are_refused(bad):
 
 @pytest.mark.one_backend
 @settings(derandomize=True, max_examples=150, deadline=None)
-@given(WEIGHTS, st.booleans(), st.sampled_from([4, 8]))
+@given(WEIGHTS, st.booleans(), st.sampled_from([3, 4, 8]))
 def test_affine_codes_are_as_close_and_keep_zero(weights, last_is_channel, bits):
     axes = axes_of(weights, last_is_channel)
     codes, scales, zeros = quantize_affine(weights, axes, bits)
@@ -99,7 +104,7 @@ def squared_errors(weights, parts, axes):
 
 @pytest.mark.one_backend
 @settings(derandomize=True, max_examples=100, deadline=None)
-@given(WEIGHTS, st.booleans(), st.sampled_from([4, 8]), st.booleans())
+@given(WEIGHTS, st.booleans(), st.sampled_from([3, 4, 8]), st.booleans())
 def test_close_codes_err_no_more_than_those_of_the_largest_entries(
     weights, last_is_channel, bits, symmetric
 ):
@@ -155,6 +160,29 @@ def test_int4_codes_come_back_from_their_bytes_which_are_those_of_keras(codes, d
     np.testing.assert_array_equal(back, codes)
 
 
+@settings(derandomize=True, max_examples=50, deadline=None)
+@given(
+    arrays.arrays(
+        np.int8,
+        arrays.array_shapes(min_dims=1, max_dims=3, max_side=19),
+        elements=st.integers(-4, 3),
+    ),
+    st.data(),
+)
+def test_int3_codes_come_back_from_three_bytes_for_every_eight(codes, data):
+    axis = data.draw(st.integers(0, codes.ndim - 1))
+    packed = pack_int3(codes, axis)
+    assert packed.shape[axis] == packed_length(codes.shape[axis], 3)
+    # As one number with three bits for each code.
+    column = np.moveaxis(codes, axis, -1).reshape(-1, codes.shape[axis])[0]
+    number = sum((int(code) & 7) << (3 * n) for n, code in enumerate(column))
+    own = np.moveaxis(packed, axis, -1).reshape(-1, packed.shape[axis])[0]
+    assert int.from_bytes(own.tobytes(), "little") == number
+    tensor = keras.ops.convert_to_tensor(packed)
+    back = to_numpy(unpack_int3(tensor, axis, codes.shape[axis]))
+    np.testing.assert_array_equal(back, codes)
+
+
 @pytest.mark.one_backend
 @settings(derandomize=True, max_examples=150, deadline=None)
 @given(WEIGHTS, st.data(), st.integers(2, 9))
@@ -199,13 +227,44 @@ def test_affine_weights_are_those_of_keras_fake_quantization():
 @pytest.mark.parametrize("dtype", BITS)
 @pytest.mark.parametrize(("shape", "axes"), [((5, 3), (0,)), ((3, 2, 7, 4), (0, 2))])
 def test_what_is_stored_is_known_before_it_is_there(shape, axes, dtype, granularity):
-    for symmetric in (True, False):
-        coding = Coding(dtype, axes, granularity, 4, symmetric)
+    kinds = [(True, "float32"), (False, "float32"), (True, "bfloat16")]
+    for symmetric, scale_dtype in kinds:
+        coding = Coding(dtype, axes, granularity, 4, symmetric, scale_dtype=scale_dtype)
         stored = coding.stored(shape)
         coded = coding.encode(np.ones(shape, "float32"))
         assert [(part.shape, part.dtype.name) for part in coded.parts] == [
             *stored.parts
         ]
+
+
+@pytest.mark.one_backend
+@given(
+    arrays.arrays(np.float32, st.integers(1, 9), elements=st.floats(1e-30, 1e30)),
+)
+def test_short_scales_are_the_next_larger_numbers_of_16_bits(exact):
+    short = short_scales(exact)
+    np.testing.assert_array_equal(short.astype(ml_dtypes.bfloat16), short)
+    assert (short >= exact).all()
+    below = np.nextafter(short.astype(ml_dtypes.bfloat16), ml_dtypes.bfloat16(0))
+    assert (below < exact).all()
+
+
+@pytest.mark.one_backend
+@settings(derandomize=True, max_examples=100, deadline=None)
+@given(WEIGHTS, st.sampled_from(["int3", "int4", "int8"]), st.booleans())
+def test_codes_of_short_scales_are_as_close(weights, dtype, symmetric):
+    axes = axes_of(weights, last_is_channel=True)
+    shape = (dtype, axes, "group", 3, symmetric)
+    coding = Coding(*shape, scale_dtype="bfloat16")
+    coded = coding.encode(weights)
+    exact = coding.decoded(coded, weights.shape)
+    steps = coding.steps(weights, coded)
+    largest = np.abs(weights).max(initial=0)
+    assert (np.abs(exact - weights) <= steps / 2 + 1e-6 * largest).all()
+    wide = Coding(*shape).steps(weights)
+    normal = wide > 1e-35
+    assert (steps[normal] <= wide[normal] * (1 + 2**-7)).all()
+    assert (exact[weights == 0] == 0).all()
 
 
 @pytest.mark.one_backend

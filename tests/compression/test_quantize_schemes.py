@@ -108,7 +108,7 @@ def test_sixteen_bits_are_what_is_left_of_a_weight(name, dtype, tmp_path):
 
 @pytest.mark.parametrize("granularity", ["channel", "tensor"])
 @pytest.mark.parametrize("symmetric", [True, False])
-@pytest.mark.parametrize("scheme", ["int8", "int4"])
+@pytest.mark.parametrize("scheme", ["int8", "int4", "int3"])
 def test_what_shares_a_scale_and_how_many_bytes_it_takes(
     scheme, symmetric, granularity, tmp_path
 ):
@@ -121,11 +121,12 @@ def test_what_shares_a_scale_and_how_many_bytes_it_takes(
     table, kernel = [change for change in changes if change.changed]
     scales = {"channel": (9, 7), "tensor": (1, 1)}[granularity]
     each = 4 if symmetric else 5
-    halved = {"int8": 1, "int4": 2}[scheme]
-    assert table.after_bytes == 54 // halved + each * scales[0]
-    assert kernel.after_bytes == 7 * -(-18 // halved) + each * scales[1]
+    row, column = {"int8": (6, 18), "int4": (3, 9), "int3": (3, 9)}[scheme]
+    assert table.after_bytes == 9 * row + each * scales[0]
+    assert kernel.after_bytes == 7 * column + each * scales[1]
     found = outputs(model, inputs)
-    assert np.abs(found - before).max() < (0.02 if scheme == "int8" else 0.3)
+    most = {"int8": 0.02, "int4": 0.3, "int3": 0.8}[scheme]
+    assert np.abs(found - before).max() < most
     np.testing.assert_array_equal(outputs(reloaded(model, tmp_path), inputs), found)
 
 

@@ -97,10 +97,10 @@ def test_what_are_no_steps_is_refused(steps):
         as_steps(steps)
 
 
-def test_the_recipe_of_the_readme_is_one(tmp_path):
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    blocks = re.findall(r"```yaml\n(.*?)```", readme, re.DOTALL)
+def test_the_recipe_of_the_guide_is_one(tmp_path):
+    guide = (Path(__file__).parents[2] / "docs" / "shrinking.md").read_text()
+    blocks = re.findall(r"```yaml\n(.*?)```", guide, re.DOTALL)
     assert blocks
     for block in blocks:
-        (tmp_path / "readme.yaml").write_text(block)
-        assert read_recipe(tmp_path / "readme.yaml")
+        (tmp_path / "guide.yaml").write_text(block)
+        assert read_recipe(tmp_path / "guide.yaml")

@@ -185,6 +185,25 @@ def test_the_speed_of_a_model_that_is_another_by_now_is_not_told(model):
         assert result.report.after.file_bytes > 0
 
 
+class Picky(L.Layer):
+    """Refuses a batch of 32, as a model may run and not compile."""
+
+    def call(self, x):
+        if x.shape[0] == 32:
+            raise ValueError("No batch of 32.")
+        return x
+
+
+@pytest.mark.one_backend
+def test_a_model_that_cannot_predict_has_all_other_figures():
+    picky = keras.Sequential([keras.Input((4,)), Picky(), L.Dense(40)])
+    result = km.compress(picky, km.Prune(0.5))
+    with pytest.warns(KerasMemWarning, match="No latency .*ValueError.*No batch of 32"):
+        assert result.report.before.latency_ms is None
+    assert result.report.after.nonzero == 80  # of 160; biases are zeros
+    assert result.report.after.file_bytes > 0
+
+
 @pytest.mark.one_backend
 def test_a_vocabulary_that_changed_is_saved(tmp_path):
     words = L.TextVectorization(output_sequence_length=3)

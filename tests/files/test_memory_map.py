@@ -12,7 +12,8 @@ import pytest
 
 import kerasmem as km
 from kerasmem import backends
-from kerasmem.backends.lazy import MappedArray, lazy_variables
+from kerasmem.backends.lazy import lazy_variables
+from kerasmem.backends.mapped import MappedArray
 from kerasmem.compression.quantize.owners import quantized_variables
 from kerasmem.errors import KerasMemWarning, ModelFileError, OutputError
 from kerasmem.files.memory_map import MappedWeights

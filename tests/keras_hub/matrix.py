@@ -19,15 +19,19 @@ import kerasmem as km
 from kerasmem.errors import KerasMemError
 from kerasmem.graph.clone import clone
 from kerasmem.graph.values import to_numpy
+from tests.keras_hub.additions import lora, opened, preset
 from tests.keras_hub.families import (
     FAMILIES,
     Tagger,
+    answers,
+    apart,
     samples,
     shapes,
     subclassed,
     targets,
 )
 from tests.keras_hub.rows import Rows
+from tests.low_rank import low_rank
 from tests.masked import masked, randomized
 from tests.timelines import assert_adds_up, made_in_window, share_known
 
@@ -76,18 +80,6 @@ class Subject:
         else:
             km.save_model(made, path)
         return found
-
-
-def answers(model: Any, x: Any) -> list[np.ndarray]:
-    """Return a model's outputs, flat."""
-    tensors = keras.tree.map_structure(keras.ops.convert_to_tensor, x)
-    return [to_numpy(y) for y in keras.tree.flatten(model(tensors, training=False))]
-
-
-def apart(found: list[np.ndarray], expected: list[np.ndarray]) -> float:
-    """Return the relative L2 distance of all outputs."""
-    one, two = (np.concatenate([y.ravel() for y in ys]) for ys in (found, expected))
-    return float(np.linalg.norm(one - two) / np.linalg.norm(two))
 
 
 def compiled(model: Any, **options: Any) -> Any:
@@ -189,6 +181,14 @@ def prune(s: Subject) -> None:
             assert gone.mean() > 0.45
             assert np.abs(old[gone]).max() <= np.abs(old[~gone]).min()
     assert pruned
+
+
+def factorize(s: Subject) -> None:
+    """Outputs and parameters are those of kernels of a quarter of their rank."""
+    result = km.compress(s.model, km.Factorize(0.25))
+    expected, size = low_rank(s.model, 0.25)
+    assert result.model.count_params() == size < s.model.count_params()
+    assert apart(s.saved("factorize", result), answers(expected, s.x)) < 1e-4
 
 
 def heads_and_width(s: Subject) -> str | None:
@@ -340,11 +340,14 @@ _CHECKS: dict[str, Callable[[Subject], str | None]] = {
     "int4": int4,
     "int8-dynamic": int8_dynamic,
     "prune": prune,
+    "factorize": factorize,
     "heads/width": heads_and_width,
     "student": student,
     "distill": distill,
     "rematerialize": rematerialize,
     "compress_activations": compress_activations,
+    "lora": lora,
+    "preset": preset,
 }
 """What is looked at where a model is made; the rest where its files are opened."""
 
@@ -371,10 +374,10 @@ def reopened(family: str, folder: Path) -> dict[str, str]:
     x = _arrays(folder / _INPUTS)
     x = x.get("", x)
     reload, generate = WORKS, "-"
-    files = [*folder.glob("*.keras")]
+    files = [*folder.glob("*.keras"), *folder.glob("preset")]
     assert files
     for path in files:
-        model = km.load_model(path, custom_objects={"Tagger": Tagger})
+        model = opened(path, {"Tagger": Tagger})
         expected = [*_arrays(path.with_suffix(".npz")).values()]
         if apart(answers(model, x), expected) > 1e-5:
             assert path.stem in ("distill", "narrow", "student"), path.name

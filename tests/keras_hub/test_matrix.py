@@ -38,6 +38,7 @@ def test_the_table_has_every_family_and_nearly_all_works():
     graphs = {name: found[name] for name in FAMILIES}
     assert len(graphs) >= 24
     everywhere = {*matrix.COLUMNS} - {*BY_GRAPH, *BY_CONFIG, "generate", "reload"}
+    assert {"lora", "preset"} <= everywhere
     for family, cells in graphs.items():
         assert {cells[column] for column in everywhere} == {matrix.WORKS}, family
         assert cells["reload"].startswith(matrix.WORKS)

@@ -10,8 +10,7 @@ from kerasmem.graph.calls import trace
 from kerasmem.graph.layers import blocks, has_graph, lists_layers
 from kerasmem.memory.fit import plan
 from kerasmem.memory.oom.cause import DeviceFigures
-from tests.keras_hub.families import FAMILIES, LENGTH, samples, shapes, targets
-from tests.keras_hub.matrix import answers
+from tests.keras_hub.families import FAMILIES, LENGTH, answers, samples, shapes, targets
 
 pytestmark = [
     # Keras says it of a task of KerasHub whenever it loads one.

@@ -118,7 +118,7 @@ def test_gradients_rank_heads():
 def test_lora_is_refused():
     model = gemma()
     model.backbone.enable_lora(2)
-    with pytest.raises(ModelError, match="before km.Quantize and LoRA"):
+    with pytest.raises(ModelError, match="before km.Quantize, km.Factorize and LoRA"):
         km.PruneChannels(0.5).applied(model)
 
 

@@ -4,9 +4,10 @@ import keras
 import numpy as np
 import pytest
 
+import kerasmem as km
 from kerasmem.errors import ConfigError
 from kerasmem.graph.values import to_numpy
-from kerasmem.layers import ChunkedCrossentropy, ChunkedVocabulary
+from kerasmem.layers import ChunkedCrossentropy, ChunkedVocabulary, chunks
 from tests.models import L
 
 WORDS, WIDTH, LENGTH = 157, 12, 21
@@ -188,7 +189,43 @@ def test_a_frozen_table_is_not_trained():
     assert np.abs(before[1] - after[1]).max() > 0
 
 
+@pytest.mark.parametrize("head", ["tied", "own"])
+def test_slopes_of_a_frozen_table_are_not_made(head, monkeypatch):
+    chunked, plain = pair(head)
+    frozen = chunked.layers[1] if head == "tied" else chunked.layers[-1]
+    likewise = plain.layers[1] if head == "tied" else plain.layers[-1]
+    frozen.trainable = likewise.trainable = False
+    sums = []
+    loop = chunks._loop
+    monkeypatch.setattr(
+        chunks, "_loop", lambda *args: sums.append(len(args[-1])) or loop(*args)
+    )
+    usual = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    for model, loss in ((chunked, ChunkedCrossentropy()), (plain, usual)):
+        model.compile(keras.optimizers.SGD(5.0), loss)
+        model.fit(TOKENS, LABELS, epochs=2, shuffle=False, verbose=0)
+    assert {*sums} == {3}  # loss, hits and slopes by states
+    for new, old in zip(chunked.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(new, old, atol=1e-5)
+
+
 def test_what_is_no_vocabulary_is_an_error():
     for wrong in (0, 2.5, L.Dense(3)):
         with pytest.raises(ConfigError, match="takes an Embedding or a number"):
             ChunkedVocabulary(wrong)
+
+
+@pytest.mark.one_backend
+def test_an_estimate_has_logits_of_some_rows_alone():
+    rows, width, chunk = 1024, 16, 128
+    peaks = []
+    for words in (10_000, 20_000):
+        states = keras.Input((width,))
+        x = L.Dense(width, name="states")(states)
+        head = ChunkedVocabulary(words, trainable=False)
+        model = keras.Model(states, head(x))
+        model.compile("sgd", ChunkedCrossentropy())
+        found = km.estimate_memory(model, rows, device="cpu", method="analytic")
+        peaks.append(found.peak_bytes)
+    floats = 10_000 * (7 * chunk + width)  # of logits at once, and of the kernel
+    assert peaks[1] - peaks[0] == pytest.approx(4 * floats, rel=0.1)

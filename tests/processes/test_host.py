@@ -154,16 +154,3 @@ def test_a_system_without_a_high_water_mark_is_not_used(monkeypatch, tmp_path):
     monkeypatch.setattr(host, "STATUS", tmp_path / "status")
 
     assert host.kernel_peak_works.__wrapped__() is False
-
-
-def test_the_heap_of_the_c_library_tells_what_is_used_and_what_is_free():
-    before = host.c_heap()
-    blocks = [bytearray(50_000) for _ in range(1000)]
-    used = host.c_heap()
-    last = blocks.pop()  # lies above the others, which stay in the heap
-    blocks.clear()
-    freed = host.c_heap()
-    assert used.used_bytes - before.used_bytes == pytest.approx(50e6, rel=0.02)
-    assert used.used_bytes - freed.used_bytes == pytest.approx(50e6, rel=0.02)
-    assert freed.free_bytes - used.free_bytes == pytest.approx(50e6, rel=0.02)
-    assert last

@@ -26,6 +26,15 @@ def playwright():
     return sync_playwright
 
 
+def axe():
+    """Return axe's entry; without the package skip or fail likewise."""
+    try:
+        from axe_playwright_python.sync_playwright import Axe
+    except ImportError:
+        missing("no axe-playwright-python")
+    return Axe()
+
+
 def missing(what):
     if os.environ.get("CI") == "true":
         pytest.fail(f"There is {what} here, and CI is to run the page in a browser.")

@@ -2,6 +2,7 @@
 
 import pytest
 
+from kerasmem.compression.prune.analysis import Sensitivity, WeightSensitivity
 from kerasmem.records import ModelFigures, WeightChange
 from kerasmem.report.compression import Page, write_page
 from tests.report.browser import chromium, opened, playwright
@@ -9,7 +10,7 @@ from tests.report.runs import EVIL, gradient_records, memory_records
 from tests.report.test_search import REPORT
 
 pytestmark = pytest.mark.browser
-start, program = playwright(), chromium()
+playwright(), chromium()  # or all of this file is skipped
 
 MODELS = {
     name: ModelFigures(size, size, size // 4, size // 8, metrics={"accuracy": 0.5})
@@ -21,23 +22,37 @@ CHANGES = tuple(
     )
     for name, before, ratio in (("b", 999, 50.5), ("a", 2048, 9.5), ("c", 1024, 48.0))
 )
+HISTORY = {"loss": [2.0, 1.0, 0.5, 0.25], "distillation_loss": [4.0, 3.0, 2.0, 1.0]}
+SENSITIVITY = Sensitivity(
+    "accuracy",
+    0.9,
+    (0.5, 0.8, 0.95),
+    (
+        WeightSensitivity("a/kernel", 100, (0.9, 0.85, 0.5)),
+        WeightSensitivity("b/kernel", 50, (0.88, 0.8, 0.7)),
+    ),
+)
 
 
-@pytest.fixture(scope="module")
-def browser():
-    with start() as api:
-        # Inside of a container there is no other sandbox, and nothing else is opened.
-        running = api.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        yield running
-        running.close()
+def page_of_all():
+    """A page with every part that one of a compression may have."""
+    memory, gradients = memory_records(4), gradient_records(4, 2)
+    return Page(
+        "small",
+        MODELS,
+        CHANGES,
+        memory,
+        gradients,
+        search=REPORT,
+        history=HISTORY,
+        sensitivity=SENSITIVITY,
+    )
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
     path = tmp_path_factory.mktemp("compression") / "page.html"
-    memory, gradients = memory_records(4), gradient_records(4, 2)
-    page = Page("small", MODELS, CHANGES, memory, gradients, search=REPORT)
-    write_page(path, page)
+    write_page(path, page_of_all())
     return path
 
 
@@ -87,6 +102,23 @@ def test_points_lie_where_their_numbers_are(page):
     assert bounds.count() == 2  # the limit, and the largest drop allowed
     height = bounds.nth(1).evaluate("line => line.y1.baseVal.value")
     assert (height - y_all) / (y_int8 - y_all) == pytest.approx(0.01 / 0.03, abs=1e-3)
+
+
+def test_bars_are_as_long_as_their_numbers(page):
+    chart = page.locator("#layers-chart")
+    widths = chart.locator("rect").evaluate_all(
+        "all => all.map((r) => r.width.baseVal.value)"
+    )
+    assert widths == pytest.approx(
+        [widths[0] * size / 2048 for size in (2048, 64, 1024, 64, 999, 64)], rel=1e-4
+    )
+    chart.focus()
+    page.keyboard.press("ArrowRight")
+    said = page.get_by_role("status").inner_text()
+    assert said == "a: before 2.00 KiB, after 64 B, 3.1 %"
+    assert chart.locator("rect.row").count() == 1
+    chart.locator("rect.dot").last.hover()
+    assert tooltip(page)[0] == "b"
 
 
 def test_lines_tell_their_numbers(page):
@@ -143,3 +175,23 @@ def test_a_print_has_every_table_open_and_is_light(browser, path):
         assert page.evaluate("document.documentElement.dataset.theme") == "light"
         assert page.locator("#theme").is_hidden()
         assert page.locator("[aria-labelledby='weights'] th").first.inner_text()
+
+
+def test_a_weights_sensitivity_is_told_at_a_sparsity(page):
+    chart = page.locator("[aria-labelledby='sensitivity'] .lines")
+    chart.scroll_into_view_if_needed()
+    chart.focus()
+    page.keyboard.press("End")
+    assert tooltip(page) == ["sparsity 0.95", "a/kernel", "0.5", "b/kernel", "0.7"]
+    page.keyboard.press("Home")
+    assert tooltip(page)[0] == "sparsity 0"
+    marks = page.locator("[aria-labelledby='sensitivity'] svg text").all_text_contents()
+    assert "0.5" in marks  # an axis of shares, not of whole epochs
+
+
+def test_a_trainings_losses_are_told_by_epoch(page):
+    chart = page.locator("figure", has_text="Losses").locator(".lines").first
+    chart.scroll_into_view_if_needed()
+    chart.focus()
+    page.keyboard.press("Home")
+    assert tooltip(page) == ["epoch 1", "loss", "2", "distillation_loss", "4"]

@@ -15,6 +15,8 @@ from kerasmem.records import (
     WeightChange,
 )
 from kerasmem.report.compression import Page, render_page, write_page
+from kerasmem.report.compression.bars import layer_bars, model_bars
+from kerasmem.report.compression.curves import history_panels, history_table
 from kerasmem.report.run.gradients import norm_panel
 from kerasmem.units import MIB
 from tests.report.packed import packed
@@ -115,7 +117,7 @@ def test_the_page_is_well_formed_and_can_be_read_aloud(full):
     ids = [a["id"] for _, a in tags.found if "id" in a]
     assert len(ids) == len(set(ids))
     images = [a for a in tags.attributes("div") if a.get("role") == "img"]
-    assert len(images) == 3  # the device, the host, the norm
+    assert len(images) == 5  # the models, the device, the host, the norm, the layers
     for image in images:
         assert {image["aria-labelledby"], image["aria-describedby"]} <= set(ids)
     assert "peak: from 64.0 MiB to 96.0 MiB, at most 96.0 MiB." in full
@@ -139,6 +141,55 @@ def test_the_browser_gets_the_numbers_of_every_epoch(full):
         "mean": [2.5, 1.25],
         "largest": [8.0, 4.0],
     }
+
+
+def test_bars_of_models_are_shares_of_the_first():
+    models = {
+        "teacher": ModelFigures(4096, 2000, 500, 480, latency_ms=8.0),
+        "student": ModelFigures(1024, 500, 500, 96, latency_ms=10.0),
+        "small": ModelFigures(512, 400, 500, 96, latency_ms=None),
+    }
+    bars = model_bars(models)
+    assert bars.bars == ("teacher", "student", "small")
+    # The time of one is not known, and no activation peak is.
+    assert bars.rows == {"file": [1, 0.25, 0.125], "weights in RAM": [1, 0.25, 0.2]}
+    assert "file: teacher 4.00 KiB, student 1.00 KiB, small 512 B." in bars.words
+    assert model_bars({"teacher": models["teacher"]}) is None
+
+
+def test_bars_of_layers_go_from_the_first_technique_to_the_last():
+    def change(weight, technique, before, after):
+        return WeightChange("", weight, technique, before != after, "", before, after)
+
+    two = [change("a/b/kernel", "prune", 400, 400), change("a/b/bias", "prune", 4, 4)]
+    both = [*two, change("a/b/kernel", "quantize", 400, 101)]
+    assert layer_bars(two) is None
+    assert layer_bars(both).rows == {"a/b": (404, 105)}
+    many = [change(f"l{n}/kernel", "quantize", 10 + n, n) for n in range(20)]
+    rows = layer_bars(many).rows
+    assert next(iter(rows)) == "l19"
+    assert list(rows)[-1] == "4 smaller layers"
+    assert rows["4 smaller layers"] == (10 + 11 + 12 + 13, 0 + 1 + 2 + 3)
+
+
+def test_a_figure_of_every_second_epoch_stands_at_its_epochs():
+    history = {"loss": [4.0, 3.0, 2.0, 1.0], "val_loss": [3.5, 1.5], "lr": []}
+    (panel,) = history_panels({name: history[name] for name in ("loss", "val_loss")})
+    assert [(line.x, line.y) for line in panel.lines] == [
+        ([1, 2, 3, 4], [4, 3, 2, 1]),
+        ([2, 4], [3.5, 1.5]),
+    ]
+    of_five = {"loss": [5.0, 4.0, 3.0, 2.0, 1.0], "val_loss": [3.5, 1.5]}
+    assert history_panels(of_five)[0].lines[1].x == [2, 4]
+    # Of three epochs one was validated: the second, or the third.
+    of_three = {"loss": [3.0, 2.0, 1.0], "val_loss": [3.5]}
+    assert [line.name for line in history_panels(of_three)[0].lines] == ["loss"]
+    assert history_table(history).rows == (
+        ("1", "4", "-", "-"),
+        ("2", "3", "3.5", "-"),
+        ("3", "2", "-", "-"),
+        ("4", "1", "1.5", "-"),
+    )
 
 
 def test_the_page_says_how_to_do_it_again(full):

@@ -21,7 +21,7 @@ from kerasmem.report.run.gradients import gradient_flow
 from kerasmem.report.run.headline import headline
 from kerasmem.report.run.memory import memory_panels, memory_tables
 from kerasmem.report.run.page import loss_panel, loss_table, run_page_html
-from kerasmem.report.run.tensorboard import run_scalars
+from kerasmem.report.run.scalars import run_scalars
 from kerasmem.report.run.timelines import (
     MOST_BLOCKS,
     chosen,

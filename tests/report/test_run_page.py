@@ -176,7 +176,7 @@ def test_every_chart_has_a_name_and_words(tags):
     for chart in charts:
         assert chart["role"] == "img"
         assert {chart["aria-labelledby"], chart["aria-describedby"]} <= ids
-    regions = [a for _, a in tags.found if a.get("role") == "region"]
+    regions = [a for _, a in tags.found if a.get("role") == "group"]
     assert all(a["aria-label"] and a["tabindex"] == "0" for a in regions)
 
 

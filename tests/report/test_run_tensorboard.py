@@ -5,11 +5,15 @@ import tensorflow as tf
 
 from kerasmem.errors import OutputError
 from kerasmem.records import HostReading, MemoryRecord, Run
-from kerasmem.report.run.tensorboard import write_tensorboard
+from kerasmem.report.trackers import logged
 from kerasmem.units import MIB
 from tests.report.runs import gradient_records, memory_records
 
 pytestmark = pytest.mark.one_backend
+
+
+def write_tensorboard(run, folder):
+    return logged(run, folder / "no page", "tensorboard", folder)
 
 
 def events(folder):

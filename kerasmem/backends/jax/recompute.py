@@ -1,6 +1,8 @@
 """Functions that JAX computes a second time for their gradient."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import jax
@@ -38,10 +40,23 @@ class JaxRecompute(RecomputeBackend):
         return jax.numpy.where(truth.astype("int8") == 2, 0, value).astype(value.dtype)
 
 
+_PLATFORM: ContextVar[str | None] = ContextVar("platform", default=None)
+
+
+@contextmanager
+def traced_for(platform: str | None) -> Iterator[None]:
+    """Return a scope in which steps are traced for a platform; None for that here."""
+    token = _PLATFORM.set(platform)
+    try:
+        yield
+    finally:
+        _PLATFORM.reset(token)
+
+
 def _forgets_barriers() -> bool:
     # XLA for CPUs takes barriers out before it looks for what is computed twice, and
     # then keeps the first result after all: `jax.checkpoint` saves nothing there.
-    return jax.default_backend() == "cpu"
+    return (_PLATFORM.get() or jax.default_backend()) == "cpu"
 
 
 def _with_own_gradient(function: Function, store: Store | None) -> Function:

@@ -1,10 +1,12 @@
 """A JAX step for XLA, from shapes only."""
 
+import io
 from typing import Any
 
 import jax
 import keras
 
+from kerasmem.backends.jax.recompute import traced_for
 from kerasmem.backends.profile import Followed
 
 
@@ -14,13 +16,27 @@ def step_module(followed: Followed, batch: Any, *, training: bool) -> bytes:
     return lowered.compiler_ir("hlo").as_serialized_hlo_module_proto()
 
 
+def gpu_program(followed: Followed, batch: Any, *, training: bool) -> tuple[str, bytes]:
+    """Return the kind and the bytes of a step that is lowered for a GPU.
+
+    Returns:
+        `"stablehlo"`, and MLIR bytecode.
+    """
+    lowered = _lowered(followed, batch, training=training, platform="cuda")
+    code = io.BytesIO()
+    lowered.compiler_ir("stablehlo").operation.write_bytecode(code)
+    return "stablehlo", code.getvalue()
+
+
 def compiled_bytes(followed: Followed, batch: Any, *, training: bool) -> int:
     """Return the temporary bytes that XLA plans for a step on this machine."""
     compiled = _lowered(followed, batch, training=training).compile()
     return compiled.memory_analysis().temp_size_in_bytes
 
 
-def _lowered(followed: Followed, batch: Any, *, training: bool) -> Any:
+def _lowered(
+    followed: Followed, batch: Any, *, training: bool, platform: str | None = None
+) -> Any:
     model = followed.model
     if training:
         # Private: what makes the variables of losses and metrics before a first batch.
@@ -31,11 +47,30 @@ def _lowered(followed: Followed, batch: Any, *, training: bool) -> Any:
         *((model.optimizer.variables, model.metrics_variables) if training else ()),
     )
     state = tuple([_spec(variable.value) for variable in group] for group in groups)
-    data = keras.tree.map_structure(_spec, batch)
+    data = keras.tree.map_structure(_part, batch)
     if training:
-        return jax.jit(model.train_step, donate_argnums=0).lower(state, data)
-    return jax.jit(model.predict_step).lower(state, data)
+        # As Keras compiles it: over several devices the state comes out as it went in.
+        shards = jax.tree.map(lambda x: x.sharding, state)
+        outputs = (None, shards) if _is_distributed() else None
+        step = jax.jit(model.train_step, donate_argnums=0, out_shardings=outputs)
+    else:
+        step = jax.jit(model.predict_step)
+    with traced_for(platform):
+        traced = step.trace(state, data)
+    return traced.lower(lowering_platforms=(platform,) if platform else None)
 
 
-def _spec(tensor: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(tensor.shape, tensor.dtype)
+def _is_distributed() -> bool:
+    return keras.distribution.distribution() is not None
+
+
+def _spec(value: Any) -> jax.ShapeDtypeStruct:
+    sharding = value.sharding if _is_distributed() else None
+    return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=sharding)
+
+
+def _part(x: Any) -> jax.ShapeDtypeStruct:
+    """Return an array of a batch, which devices share as `fit` would lay it out."""
+    distribution = keras.distribution.distribution()
+    layout = distribution and distribution.get_data_layout(x.shape).backend_layout
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=layout)

@@ -1,7 +1,8 @@
 """JAX's variables: those that ride in a step, and such that had no value."""
 
-from collections.abc import Iterable
-from contextlib import AbstractContextManager
+import math
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ from kerasmem.backends.gradients import innermost
 from kerasmem.backends.lazy import LazyValues
 from kerasmem.backends.patching import patch_method
 from kerasmem.backends.variables import StepState, VariableBackend
+from kerasmem.errors import ConfigError
 
 
 class JaxLazyValues(LazyValues):
@@ -33,6 +35,13 @@ class JaxLazyValues(LazyValues):
         """Make the array, laid out over devices as the variable is to be."""
         # Private, as in all backends: what Keras calls to give the first value.
         variable._initialize(variable._convert_to_tensor(value, variable._dtype))
+
+    def lend(self, variable: Any, array: np.ndarray) -> Any:
+        """Return an array of JAX."""
+        return variable._convert_to_tensor(array, variable._dtype)
+
+    def take_back(self, variable: Any) -> None:
+        """Do nothing: the variable has nothing of it."""
 
 
 class OptimizerState(StepState):
@@ -148,6 +157,66 @@ class JaxVariables(VariableBackend):
     def direct_writes(self, model: Any) -> DirectWrites:
         """Return what stands in for the compiled step."""
         return DirectWrites(model)
+
+    def sharing_of(self, strategy: Any | None) -> tuple[int, int]:
+        """Return the devices of the distribution that is set, and its batch axis."""
+        distribution = keras.distribution.distribution()
+        if distribution is None:
+            return 1, 1
+        mesh = distribution.device_mesh
+        lengths = dict(zip(mesh.axis_names, mesh.shape, strict=True))
+        return math.prod(mesh.shape), lengths[distribution.batch_dim_name]
+
+    def layout_of(self, variable: Any) -> Any | None:
+        """Return the sharding of a variable under the distribution that is set."""
+        distribution = keras.distribution.distribution()
+        if distribution is None:
+            return None
+        layout = distribution.get_variable_layout(variable)
+        # A layout of JAX's own is one already.
+        return getattr(layout, "backend_layout", layout)
+
+    def distribution_config(self) -> dict[str, Any] | None:
+        """Return the distribution that is set as plain data, None for none.
+
+        Raises:
+            ConfigError: if it is of a class of the user's own.
+        """
+        distribution = keras.distribution.distribution()
+        if distribution is None:
+            return None
+        name = type(distribution).__name__
+        if getattr(keras.distribution, name, None) is not type(distribution):
+            raise ConfigError(
+                "Another process cannot make this distribution anew. Expected: "
+                f"DataParallel or ModelParallel. Received: a {name}."
+            )
+        mesh = distribution.device_mesh
+        # Private: Keras has no public way to the map.
+        layouts = getattr(distribution, "_layout_map", {})
+        return {
+            "class": name,
+            "shape": [*map(int, mesh.shape)],
+            "axes": [*mesh.axis_names],
+            "batch_axis": distribution.batch_dim_name,
+            "layouts": {key: [*layouts[key].axes] for key in layouts},
+        }
+
+    def distributed(
+        self, config: Mapping[str, Any] | None
+    ) -> AbstractContextManager[Any]:
+        """Return the scope of a distribution over as many devices of this process."""
+        if config is None:
+            return nullcontext()
+        made = keras.distribution
+        mesh = made.DeviceMesh(config["shape"], config["axes"])
+        if config["class"] == made.DataParallel.__name__:
+            return made.DataParallel(device_mesh=mesh).scope()
+        layouts = made.LayoutMap(mesh)
+        for key, axes in config["layouts"].items():
+            layouts[key] = tuple(axes)
+        batch_axis = config["batch_axis"]
+        return made.ModelParallel(layout_map=layouts, batch_dim_name=batch_axis).scope()
 
 
 def _tracked(optimizer: Any) -> list[Any]:

@@ -216,6 +216,15 @@ def step_module(followed: Followed, batch: Any, *, training: bool) -> bytes:
     return _ir(followed, batch, training=training)(stage="hlo_serialized")
 
 
+def gpu_program(followed: Followed, batch: Any, *, training: bool) -> tuple[str, bytes]:
+    """Return the kind and the bytes of a step as XLA gets it, whatever the device.
+
+    Returns:
+        `"hlo"`, and a serialized `HloModuleProto`.
+    """
+    return "hlo", step_module(followed, batch, training=training)
+
+
 def compiled_bytes(followed: Followed, batch: Any, *, training: bool) -> int:
     """Return the temporary bytes that XLA plans for a step on this machine.
 

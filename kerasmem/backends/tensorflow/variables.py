@@ -34,6 +34,14 @@ class TensorFlowLazyValues(LazyValues):
         # Private, as in all backends: what Keras calls to give the first value.
         variable._initialize(tf.convert_to_tensor(value))
 
+    def lend(self, variable: Any, array: np.ndarray) -> Any:
+        """Return a constant."""
+        del variable
+        return tf.convert_to_tensor(array)
+
+    def take_back(self, variable: Any) -> None:
+        """Do nothing: the variable has nothing of it."""
+
 
 class TensorFlowVariables(VariableBackend):
     """What TensorFlow makes of variables."""
@@ -61,3 +69,8 @@ class TensorFlowVariables(VariableBackend):
         if tf.distribute.has_strategy():
             return nullcontext()
         return model.distribute_strategy.scope()
+
+    def sharing_of(self, strategy: Any | None) -> tuple[int, int]:
+        """Return the number of replicas of the strategy that a model was made under."""
+        count = strategy.num_replicas_in_sync if strategy else 1
+        return count, count

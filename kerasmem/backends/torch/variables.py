@@ -15,14 +15,15 @@ class TorchLazyValues(LazyValues):
     """A tensor of torch lies where an array does, over the file itself.
 
     Every layer keeps a table of the parameters inside of it, so that the parameter has
-    to be there first, over memory that nobody has touched, and to stay the same one.
+    to be there first, of one number, and to stay the same one.
     """
 
     adopts = True
 
     def placeholder(self, variable: Any) -> Any:
-        """Return a tensor whose memory is not touched."""
-        return torch.empty(variable._shape, dtype=getattr(torch, variable._dtype))
+        """Return one number, which is seen in all places."""
+        dtype = getattr(torch, variable._dtype)
+        return torch.zeros((), dtype=dtype).expand(variable._shape)
 
     def described(self, shape: tuple[int, ...], dtype: str) -> Any:
         """Return a tensor without memory; the placeholder mostly takes its part."""
@@ -33,6 +34,16 @@ class TorchLazyValues(LazyValues):
         tensor = _shared(value) if isinstance(value, np.ndarray) else value.detach()
         parameter = vars(variable)["_value"]
         parameter.data = tensor.to(parameter.device, parameter.dtype)
+
+    def lend(self, variable: Any, array: np.ndarray) -> Any:
+        """Return the parameter, over the file."""
+        self.fill(variable, array)
+        return vars(variable)["_value"]
+
+    def take_back(self, variable: Any) -> None:
+        """Leave one number to the parameter, which is seen in all places."""
+        parameter = vars(variable)["_value"]
+        parameter.data = parameter.data.new_zeros(()).expand(parameter.shape)
 
 
 class TorchVariables(VariableBackend):

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kerasmem.backends.protobuf import Message
+from kerasmem.backends.xla.convolutions import ConvolutionAxes, read_axes
 
 _DTYPES = {
     1: "bool", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "uint8",
@@ -36,6 +37,8 @@ class Instruction:
         shapes: shape and dtype by index into its value, which may be a tuple.
         parameter: number of the argument that it is, 0 if it is none.
         element: which one it takes of a tuple, 0 if it takes none.
+        target: the function that a custom call calls, such as `"__cublas$gemm"`.
+        axes: what the axes of a convolution are, None if it is none.
     """
 
     number: int
@@ -47,6 +50,8 @@ class Instruction:
     shapes: dict[tuple[int, ...], tuple[str, str]]
     parameter: int = 0
     element: int = 0
+    target: str = ""
+    axes: ConvolutionAxes | None = None
 
 
 @dataclass(frozen=True)
@@ -83,6 +88,7 @@ class Allocation:
         is_argument: whether the caller brings it.
         is_result: whether the caller gets it.
         places: what lies in it, at one time or another.
+        is_constant: whether it comes with the program.
     """
 
     size: int
@@ -90,6 +96,13 @@ class Allocation:
     is_argument: bool
     is_result: bool
     places: list[Place]
+    is_constant: bool = False
+
+    @property
+    def is_temporary(self) -> bool:
+        """Whether the step takes it from the allocator and gives it back."""
+        other = self.is_argument or self.is_result or self.is_constant
+        return not (other or self.is_local)
 
 
 @dataclass(frozen=True)
@@ -107,12 +120,7 @@ class Buffers:
     @property
     def scratch_bytes(self) -> int:
         """Size of the block that the program asks the allocator for."""
-        asked = (
-            one.size
-            for one in self.allocations
-            if not (one.is_local or one.is_argument or one.is_result)
-        )
-        return max(asked, default=0)
+        return max((a.size for a in self.allocations if a.is_temporary), default=0)
 
 
 def read_program(module: bytes) -> Program:
@@ -187,6 +195,8 @@ def _instruction(message: Any) -> Instruction:
         shapes=dict(_shapes(Message(content.last(3)), ())),
         parameter=content.number(9),
         element=content.number(13),
+        target=content.text(28),
+        axes=read_axes(content),
     )
 
 
@@ -210,6 +220,7 @@ def _allocation(content: Message) -> Allocation:
         is_argument=bool(content.number(5)),
         is_result=bool(content.number(7)),
         places=places,
+        is_constant=bool(content.number(12)),
     )
 
 
@@ -302,7 +313,7 @@ def _leaves(nest: Any) -> Iterator[int]:
 
 
 def _value(one: Instruction, operands: tuple[int, ...]) -> Value:
-    arrays = [_array(text, dtype) for text, dtype in one.shapes.values() if dtype]
+    arrays = [array_size(text, dtype) for text, dtype in one.shapes.values() if dtype]
     shape, itemsize = arrays[0] if arrays else ((), 0)
     return Value(
         opcode=one.opcode,
@@ -314,7 +325,13 @@ def _value(one: Instruction, operands: tuple[int, ...]) -> Value:
     )
 
 
-def _array(shape: str, dtype: str) -> tuple[tuple[int, ...], int]:
+def array_size(shape: str, dtype: str) -> tuple[tuple[int, ...], int]:
+    """Return the shape of an array, and the bytes of an entry.
+
+    Example:
+        >>> array_size("[64,10]", "float32")
+        ((64, 10), 4)
+    """
     sizes = tuple(int(size) for size in shape.strip("[]").split(",") if size)
     digits = "".join(filter(str.isdigit, dtype.partition("_")[0]))
     return sizes, _WIDTHS.get(dtype, max(int(digits or 8) // 8, 1))

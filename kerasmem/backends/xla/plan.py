@@ -237,3 +237,59 @@ def _overlap(one: Planned, other: Planned) -> bool:
         one.address < other.address + other.size
         and other.address < one.address + one.size
     )
+
+
+@dataclass(frozen=True)
+class Block:
+    """The memory that a step takes and gives back, and who is where in it.
+
+    Args:
+        nbytes: its bytes.
+        buffers: what lies in it, with addresses from 0.
+        length: number of instructions of the program.
+    """
+
+    nbytes: int
+    buffers: list[Planned]
+    length: int
+
+    def live(self, position: int) -> list[tuple[Planned, int]]:
+        """Return the buffers in use at an instruction, with their bytes.
+
+        What two of them share, such as a result written over an operand, counts for
+        the first.
+        """
+        shared, end = [], 0
+        live = (
+            one
+            for one in self.buffers
+            if one.begin <= position and (one.end is None or one.end >= position)
+        )
+        for one in sorted(live, key=lambda one: (one.address, -one.size)):
+            begin = max(one.address, end)
+            if (own := one.address + one.size - begin) > 0:
+                shared.append((one, own))
+                end = begin + own
+        return shared
+
+    def occupied(self, position: int) -> int:
+        """Return the bytes in use at an instruction."""
+        return sum(own for _, own in self.live(position))
+
+    def fullest(self) -> int:
+        """Return the number of the first instruction at which most is in use."""
+        begins = sorted({one.begin for one in self.buffers})
+        return max(begins, key=self.occupied, default=0)
+
+
+def temporary_block(program: Program, buffers: Buffers) -> Block:
+    """Return the temporary memory of a compiled program."""
+    lifetimes = _Lifetimes(program)
+    placed: list[Planned] = []
+    base = 0
+    for allocation in buffers.allocations:
+        if allocation.is_temporary:
+            found = (lifetimes.planned(x, buffers, base) for x in allocation.places)
+            placed += [one for one in found if one is not None]
+            base += allocation.size
+    return Block(base, placed, len(program.computations[program.entry]))

@@ -236,7 +236,8 @@ def _first_reasons(
     return (
         "Expected: layers that kerasmem sees into, such as Dense and Conv2D. Received: "
         f"layers of classes that it takes as a whole: {kinds}. Next: remove channels "
-        "before km.Quantize; of other classes remove weights, with km.Prune."
+        "before km.Quantize and km.Factorize; of other classes remove weights, with "
+        "km.Prune."
     )
 
 

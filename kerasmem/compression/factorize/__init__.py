@@ -16,9 +16,10 @@ class Factorize(Technique):
     """Low-rank factorization: replace a large kernel by two or three small ones.
 
     The kernels' product is the nearest of its rank to the kernel that was. Fewer
-    weights, in the file and in RAM, and fewer multiplications; the result is plain
-    Keras. Dense, EinsumDense and convolutions of the model's graph are factorized
-    where that saves weights.
+    weights, in the file and in RAM, and fewer multiplications. Dense, EinsumDense and
+    convolutions are factorized where that saves weights: in a model's graph by thin
+    layers in their place, which is plain Keras, inside of other layers and of models of
+    KerasHub by thin layers within them.
 
     Sources: Jaderberg, Vedaldi and Zisserman, "Speeding up Convolutional Neural
     Networks with Low Rank Expansions", 2014 (spatial); Kim et al., "Compression of Deep

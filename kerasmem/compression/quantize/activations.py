@@ -15,10 +15,10 @@ import numpy as np
 
 from kerasmem.backends import current
 from kerasmem.compression.quantize.config import Calibration
-from kerasmem.compression.quantize.static.calls import Calls, flatten
 from kerasmem.errors import DataError, KerasMemWarning, ModelError
 from kerasmem.files.data import check_data, input_batches
 from kerasmem.files.data.check import flat_samples
+from kerasmem.graph.flat_calls import Calls, flatten
 from kerasmem.graph.layers import own_graph
 from kerasmem.records import ActivationRange
 
@@ -60,7 +60,7 @@ def calibrate(
         )
     check_data(model, data)
     calls = flatten(model) if calls is None else calls
-    seen: dict[str, _Observer] = {}
+    seen: dict[str, Observer] = {}
     count, alike, first = 0, True, list[np.ndarray]()
 
     def see(name: str, tensor: Any) -> None:
@@ -68,9 +68,7 @@ def calibrate(
             keras.backend.standardize_dtype(tensor.dtype)
         ):
             return
-        values = keras.ops.convert_to_numpy(keras.ops.cast(tensor, "float32"))
-        _check_finite(name, values)
-        seen.setdefault(name, _Observer(calibration)).add(values)
+        seen.setdefault(name, Observer(calibration)).add(name, tensor)
 
     with current().inference():
         for batch in flat_batches(model, data, calibration):
@@ -85,7 +83,7 @@ def calibrate(
     return ranges
 
 
-class _Observer:
+class Observer:
     """What is kept of one tensor."""
 
     def __init__(self, calibration: Calibration) -> None:
@@ -93,7 +91,14 @@ class _Observer:
         self._histogram = Histogram()
         self._average: tuple[float, float] | None = None
 
-    def add(self, values: np.ndarray) -> None:
+    def add(self, name: str, tensor: Any) -> None:
+        """Count the values of a tensor of a name, at least one.
+
+        Raises:
+            DataError: if they are not finite.
+        """
+        values = keras.ops.convert_to_numpy(keras.ops.cast(tensor, "float32"))
+        _check_finite(name, values)
         self._histogram.add(values)
         ends = float(values.min()), float(values.max())
         old, decay = self._average or ends, self._calibration.decay
@@ -103,6 +108,7 @@ class _Observer:
         self._average = low, high
 
     def range(self, name: str) -> ActivationRange:
+        """Return the range that the calibration chooses, with zero in it."""
         histogram = self._histogram
         low, high = with_zero(*self._ends())
         return ActivationRange(

@@ -3,12 +3,14 @@
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
 
+from kerasmem.backends.lazy import kept_at_rest
 from kerasmem.backends.variables import forget_float_weights
 from kerasmem.compression.account import (
     account,
@@ -52,6 +54,12 @@ Scales = Mapping[str, np.ndarray]
 NO_SCALES: Scales = MappingProxyType({})
 
 
+ActivationScales = Mapping[int, float]
+"""Scales of what weights are multiplied with, by the ids of their variables."""
+
+NO_ACTIVATION_SCALES: ActivationScales = MappingProxyType({})
+
+
 WeightPlan = Sequence[tuple[Weight, Place | str]]
 """Every weight of a model, with how it is stored, or why it is left alone."""
 
@@ -60,7 +68,6 @@ def quantize_weights(
     model: Any,
     config: "Quantize",
     exclude: Exclude = excludes_nothing,
-    scales: Scales = NO_SCALES,
 ) -> list[WeightChange]:
     """Store the kernels and embedding tables of `model` in fewer bits, in place.
 
@@ -68,7 +75,6 @@ def quantize_weights(
         model: a built model.
         config: how, and of which weights.
         exclude: tells of more weights to leave alone.
-        scales: those that were learned; all others are those of the largest entries.
 
     Returns:
         One change per weight of the model, changed or left alone and why.
@@ -77,7 +83,7 @@ def quantize_weights(
         ModelError: if there is none that is float, or one with NaN or infinity.
         ConfigError: if a regular expression means no weight.
     """
-    return store(model, weight_plan(model, config, exclude, scales))
+    return store(model, weight_plan(model, config, exclude))
 
 
 def store(model: Any, plan: WeightPlan) -> list[WeightChange]:
@@ -130,8 +136,9 @@ def replace_weights(
 
 def _encoded(weight: Weight, place: Place) -> tuple[Coded, WeightChange]:
     values = finite(to_numpy(weight.variable), weight.path)
-    coded = place.coding.encode(values, place.scales, closely=place.closely)
+    coded = place.encode(values)
     ratio = sqnr_db(values, place.coding.decoded(coded, values.shape))
+    coded = coded.map(kept_at_rest)
     return coded, stored_change(weight, place, ratio, all_zero=not values.any())
 
 
@@ -150,7 +157,7 @@ def stored_change(
     if all_zero:
         detail += ", all zero"
     elif place.dynamic:
-        detail += ", times int8"
+        detail += ", times int8" + (", static" * (place.activation_scale is not None))
     after = place.coding.nbytes(weight.variable.shape)
     return account(
         weight, "quantize", detail, changed=True, after_bytes=after, sqnr_db=ratio
@@ -162,6 +169,7 @@ def weight_plan(
     config: "Quantize",
     exclude: Exclude = excludes_nothing,
     scales: Scales = NO_SCALES,
+    inputs: ActivationScales = NO_ACTIVATION_SCALES,
 ) -> WeightPlan:
     """Return how each weight of a model is stored, or why it is left alone.
 
@@ -170,6 +178,7 @@ def weight_plan(
         config: how, and of which weights.
         exclude: tells of more weights to leave alone.
         scales: those that were learned; all others are those of the largest entries.
+        inputs: scales of what products multiply their kernels with, where known.
 
     Raises:
         ModelError: if all are left alone.
@@ -179,7 +188,7 @@ def weight_plan(
     check_every_pattern_matches(
         model, all_weights, {"include": config.include, "exclude": config.exclude}
     )
-    plan = planned(model, config, exclude, scales)
+    plan = planned(model, config, exclude, scales, inputs)
     if not any(isinstance(place, Place) for _, place in plan):
         raise ModelError(
             f"The model {model.name!r} has nothing to quantize: none of its "
@@ -194,6 +203,7 @@ def planned(
     config: "Quantize",
     exclude: Exclude = excludes_nothing,
     scales: Scales = NO_SCALES,
+    inputs: ActivationScales = NO_ACTIVATION_SCALES,
 ) -> WeightPlan:
     """Return a `weight_plan` that may leave all weights alone."""
     all_weights = list(weights(model))
@@ -203,7 +213,10 @@ def planned(
         (
             weight,
             _why_not(weight, config, codes.get(id(weight.variable)), exclude)
-            or _place(weight, config, block_bytes, _scales_of(model, weight, scales)),
+            or replace(
+                _place(weight, config, block_bytes, inputs),
+                scales=_scales_of(model, weight, scales),
+            ),
         )
         for weight in all_weights
     ]
@@ -239,7 +252,7 @@ def _why_not(
 
 
 def _place(
-    weight: Weight, config: "Quantize", block_bytes: int, scales: np.ndarray | None
+    weight: Weight, config: "Quantize", block_bytes: int, inputs: ActivationScales
 ) -> Place:
     """Return where a weight is kept, and how the config has it stored.
 
@@ -247,7 +260,7 @@ def _place(
         weight: it.
         config: the scheme.
         block_bytes: most bytes of it that are to be float at once.
-        scales: those that it is to have; None for those of its largest entries.
+        inputs: scales of what it is multiplied with, where known.
     """
     layers = sublayers(weight.block)
     index = next(i for i, layer in enumerate(layers) if layer is weight.owner)
@@ -261,8 +274,8 @@ def _place(
         str(weight.attribute),
         coding_of(config, tuple(sorted(reduced_axes(weight)))),
         blocks,
-        config.is_dynamic and is_taken_apart,
-        scales=scales,
+        is_taken_apart and (config.is_dynamic or id(weight.variable) in inputs),
+        inputs.get(id(weight.variable)) if is_taken_apart else None,
         closely=config.scales == CLOSELY,
     )
 

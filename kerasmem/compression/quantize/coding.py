@@ -8,13 +8,17 @@ import keras
 import numpy as np
 
 from kerasmem.compression.quantize.math import (
+    affine_codes_of,
     codes_of,
     finite,
-    pack_int4,
+    pack,
+    packed_length,
     quantize,
     quantize_affine,
     quantize_closely,
+    short_scales,
 )
+from kerasmem.compression.quantize.unpacking import unpack_int3, unpack_int4
 from kerasmem.errors import ModelError
 from kerasmem.graph.values import to_numpy
 
@@ -120,7 +124,7 @@ class Rows:
         return tuple(shape[: self._first]), tuple(shape[self._first + len(self.axes) :])
 
 
-BITS = {"int8": 8, "int4": 4, "float16": 16, "bfloat16": 16}
+BITS = {"int8": 8, "int4": 4, "int3": 3, "float16": 16, "bfloat16": 16}
 """Bits of an entry by the name of its type."""
 
 
@@ -129,26 +133,29 @@ class Coded:
     """A weight in fewer bits.
 
     Args:
-        codes: int8 in the weight's shape; for int4 and for groups as `Rows` lays them
-            out, for int4 two in a byte; for 16 bits the weight itself.
-        scales: float32, broadcasts against what is laid out; None for 16 bits.
+        codes: int8 in the weight's shape; for int3, int4 and groups as `Rows` lays them
+            out, for int4 two in a byte, for int3 eight in three; for 16 bits the weight
+            itself.
+        scales: float32 or bfloat16, broadcasts against what is laid out; None for 16
+            bits.
         zero_points: int8, of the shape of the scales; None if all are zero.
+        input_scales: float32, broadcasts against what is laid out: what the weights of
+            each input are multiplied with; None for nothing.
     """
 
     codes: Any
     scales: Any = None
     zero_points: Any = None
+    input_scales: Any = None
 
     def map(self, function: Any) -> "Coded":
         """Return `function` of every part that is there."""
-        parts = (self.codes, self.scales, self.zero_points)
-        return Coded(*(None if x is None else function(x) for x in parts))
+        return Coded(*(None if x is None else function(x) for x in vars(self).values()))
 
     @property
     def parts(self) -> tuple[Any, ...]:
         """The parts that are there."""
-        every = (self.codes, self.scales, self.zero_points)
-        return tuple(part for part in every if part is not None)
+        return tuple(part for part in vars(self).values() if part is not None)
 
 
 @dataclass(frozen=True)
@@ -162,6 +169,8 @@ class Coding:
             `"group"` of `group_size` entries of a channel.
         group_size: most entries in a group.
         symmetric: False for zero points beside the scales.
+        by_input: whether there are scales of inputs too.
+        scale_dtype: of the scales that entries share, `"float32"` or `"bfloat16"`.
     """
 
     dtype: str
@@ -169,6 +178,8 @@ class Coding:
     granularity: str = "channel"
     group_size: int = 128
     symmetric: bool = True
+    by_input: bool = False
+    scale_dtype: str = "float32"
 
     @classmethod
     def from_json(cls, config: dict[str, Any]) -> "Coding":
@@ -198,10 +209,18 @@ class Coding:
         rows, axes = self.rows(shape), self.scale_axes(shape)
         codes = list(shape if rows is None else rows.stored_shape)
         scales = tuple(1 if axis in axes else n for axis, n in enumerate(codes))
-        if self.bits == 4 and rows is not None:
-            codes[rows.axis] = -(-codes[rows.axis] // 2)
+        if rows is not None:
+            codes[rows.axis] = packed_length(codes[rows.axis], self.bits)
         zeros = None if self.symmetric else (scales, "int8")
-        return Coded((tuple(codes), "int8"), (scales, "float32"), zeros)
+        inputs = None
+        if self.by_input:
+            ones = np.empty(self.input_shape(shape), np.int8)
+            inputs = (self.laid_out(ones, np).shape, "float32")
+        return Coded((tuple(codes), "int8"), (scales, self.scale_dtype), zeros, inputs)
+
+    def input_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of a scale for each input of a weight of a shape."""
+        return tuple(n if axis in self.axes else 1 for axis, n in enumerate(shape))
 
     def scale_axes(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the axes, of a weight of a shape as laid out, that share a scale."""
@@ -222,6 +241,7 @@ class Coding:
         scales: np.ndarray | None = None,
         *,
         closely: bool = False,
+        input_scales: np.ndarray | None = None,
     ) -> Coded:
         """Return NumPy arrays that stand for `values`.
 
@@ -231,6 +251,7 @@ class Coding:
                 gets the last code. None for those of the largest entries.
             closely: whether scales that are not given are those of the least squared
                 error.
+            input_scales: float32, of the shape `input_shape`; None for ones.
 
         Raises:
             ModelError: if `values` holds NaN or infinity, or what 16 bits cannot hold.
@@ -238,8 +259,14 @@ class Coding:
         if self.bits == 16:
             return Coded(self._halved(finite(values)))
         rows, axes = self.rows(values.shape), self.scale_axes(values.shape)
+        inputs = None
+        if self.by_input:
+            if input_scales is None:
+                input_scales = np.ones(self.input_shape(values.shape), np.float32)
+            values, inputs = values / input_scales, self.laid_out(input_scales, np)
         values = self.laid_out(values, np)
         if scales is not None:
+            scales = scales.astype(np.float32, copy=False)
             codes, *rest = codes_of(finite(values), scales, self.bits), scales
         elif closely:
             codes, *rest = quantize_closely(
@@ -248,9 +275,11 @@ class Coding:
         else:
             encode = quantize if self.symmetric else quantize_affine
             codes, *rest = encode(values, axes, self.bits)
-        if self.bits == 4 and rows is not None:
-            codes = pack_int4(codes, rows.axis)
-        return Coded(codes, *rest)
+        if self.scale_dtype != "float32":
+            codes, *rest = self._with_short_scales(values, *rest)
+        if rows is not None:
+            codes = pack(codes, rows.axis, self.bits)
+        return replace(Coded(codes, *rest), input_scales=inputs)
 
     def decode(self, coded: Coded, rows: Rows | None, dtype: str = "float32") -> Any:
         """Return the weight that tensors stand for, or the part of it they are.
@@ -263,12 +292,15 @@ class Coding:
         codes = coded.codes
         if self.bits == 16:
             return keras.ops.cast(codes, dtype)
-        if self.bits == 4 and rows is not None:
-            codes = unpack_int4(codes, rows.axis, rows.length)
+        if rows is not None and self.bits < 8:
+            unpack = unpack_int4 if self.bits == 4 else unpack_int3
+            codes = unpack(codes, rows.axis, rows.length)
         exact = keras.ops.cast(codes, "float32")
         if coded.zero_points is not None:
             exact = exact - keras.ops.cast(coded.zero_points, "float32")
-        exact = exact * coded.scales
+        exact = exact * keras.ops.cast(coded.scales, "float32")
+        if coded.input_scales is not None:
+            exact = exact * coded.input_scales
         if rows is not None:
             exact = rows.restore(exact, keras.ops)
         return keras.ops.cast(exact, dtype)
@@ -278,20 +310,20 @@ class Coding:
         tensors = coded.map(keras.ops.convert_to_tensor)
         return to_numpy(self.decode(tensors, self.rows(shape)))
 
-    def steps(self, values: np.ndarray, scales: np.ndarray | None = None) -> np.ndarray:
-        """Return what the codes of 4 or 8 bits of each entry are apart, float32.
+    def steps(self, values: np.ndarray, like: Coded | None = None) -> np.ndarray:
+        """Return what the codes of 3 to 8 bits of each entry are apart, float32.
 
         Args:
             values: the weight.
-            scales: as they are stored; None for those of the largest entries.
+            like: codes with the scales; None for those of the largest entries.
         """
         rows = self.rows(values.shape)
         codes = self.laid_out(np.ones(values.shape, np.int8), np)
-        if self.bits == 4 and rows is not None:
-            codes = pack_int4(codes, rows.axis)
-        if scales is None:
-            scales = self.encode(values).scales
-        steps = self.decoded(Coded(codes, scales), values.shape)
+        if rows is not None:
+            codes = pack(codes, rows.axis, self.bits)
+        like = self.encode(values) if like is None else like
+        apart = replace(like, codes=codes, zero_points=None)
+        steps = self.decoded(apart, values.shape)
         return np.broadcast_to(steps, values.shape)
 
     def describe(self, shape: tuple[int, ...]) -> str:
@@ -299,13 +331,24 @@ class Coding:
         if self.bits == 16:
             return self.dtype
         count = math.prod(self.stored(shape).scales[0])
-        zeros = "" if self.symmetric else " and zero points"
-        return f"{self.dtype} with {count} scale{'s' * (count != 1)}{zeros}"
+        more = "" if self.symmetric else " and zero points"
+        more += " and scales of inputs" if self.by_input else ""
+        short = "" if self.scale_dtype == "float32" else f"{self.scale_dtype} "
+        return f"{self.dtype} with {count} {short}scale{'s' * (count != 1)}{more}"
 
     def nbytes(self, shape: tuple[int, ...]) -> int:
         """Return the bytes that all parts of a weight of a shape take."""
         parts = self.stored(shape).parts
         return sum(math.prod(own) * np.dtype(dtype).itemsize for own, dtype in parts)
+
+    def _with_short_scales(
+        self, values: np.ndarray, scales: np.ndarray, *zeros: np.ndarray
+    ) -> tuple[np.ndarray, ...]:
+        """Return codes, scales in 16 bits and zero points of values as laid out."""
+        values, wide = values.astype(np.float32, copy=False), short_scales(scales)
+        code = affine_codes_of if zeros else codes_of
+        codes = code(values, wide, *zeros, bits=self.bits)
+        return codes, wide.astype(np.dtype(self.scale_dtype)), *zeros
 
     def _halved(self, values: np.ndarray) -> np.ndarray:
         with np.errstate(over="ignore"):  # it is looked for below
@@ -318,24 +361,3 @@ class Coding:
                 "scheme='bfloat16' or 'int8'."
             )
         return halved
-
-
-def unpack_int4(packed: Any, axis: int, length: int) -> Any:
-    """Return int8 codes of bytes that hold two each; the inverse of `pack_int4`.
-
-    Args:
-        packed: an int8 tensor.
-        axis: the axis along which neighbors share a byte.
-        length: number of codes along it.
-    """
-    ops = keras.ops
-    four = ops.cast(4, "int8")
-    high = ops.right_shift(packed, four)
-    low = ops.right_shift(ops.left_shift(packed, four), four)
-    both = ops.stack([low, high], axis=axis + 1)
-    # What it looks up may be as open as a batch is.
-    shape = ops.shape(packed)
-    codes = ops.reshape(both, (*shape[:axis], 2 * shape[axis], *shape[axis + 1 :]))
-    if length == 2 * shape[axis]:
-        return codes
-    return codes[(*(slice(None) for _ in shape[:axis]), slice(length))]

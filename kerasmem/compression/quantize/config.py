@@ -10,11 +10,11 @@ from kerasmem.errors import ConfigError
 from kerasmem.units import parse_bytes
 
 DYNAMIC, STATIC, MIXED = "int8-dynamic", "int8-static", "mixed"
-SCHEMES = ("int8", DYNAMIC, STATIC, "int4", "float16", "bfloat16", MIXED)
-_SCALED = ("int8", DYNAMIC, "int4")
+SCHEMES = ("int8", DYNAMIC, STATIC, "int4", "int3", "float16", "bfloat16", MIXED)
+_SCALED = ("int8", DYNAMIC, "int4", "int3")
 GRANULARITIES = ("channel", "tensor", "group")
-NEAREST, ADAPTIVE, SECOND_ORDER = "nearest", "adaptive", "gptq"
-CLOSELY = "mse"
+NEAREST, ADAPTIVE, SECOND_ORDER, AUTO = "nearest", "adaptive", "gptq", "auto"
+CLOSELY, ACTIVATION_AWARE = "mse", "awq"
 METHODS = ("min-max", "moving-average", "percentile", "mse", "entropy")
 
 
@@ -104,18 +104,20 @@ class Quantize(Technique):
     Accurate Post-Training Quantization for Generative Pre-trained Transformers", 2022;
     of scales by their error Choukroun, Kravchik, Yang
     and Kisilev, "Low-bit Quantization of Neural Networks for Efficient Inference"
-    (OMSE), 2019.
+    (OMSE), 2019; of those by inputs Lin et al., "AWQ: Activation-aware Weight
+    Quantization for LLM Compression and Acceleration", 2023.
 
     Args:
-        scheme: `"int8"` and `"int4"` store codes and scales, int4 two codes in a byte;
-            `"float16"` and `"bfloat16"` store 16 bits. Layers compute with floats as
-            before. In `"int8-dynamic"` Dense, EinsumDense and convolutions round their
-            inputs to int8 too, in every call, and multiply integers. In `"int8-static"`
-            activations are int8 as well, in ranges that a calibration on `data` finds,
-            and what there is a form for is computed with integers, as LiteRT does;
-            BatchNormalization is folded before. `"mixed"` chooses int4, int8 or float16
-            for each layer, so that all weights fit into a `budget` with least noise in
-            what layers make of `data`, or without data in weights.
+        scheme: `"int8"`, `"int4"` and `"int3"` store codes and scales, int4 two codes
+            in a byte, int3 eight in three; `"float16"` and `"bfloat16"` store 16 bits.
+            Layers compute with floats as before. In `"int8-dynamic"` Dense, EinsumDense
+            and convolutions round their inputs to int8 too, in every call, and multiply
+            integers. In `"int8-static"` activations are int8 as well, in ranges that a
+            calibration on `data` finds, and what there is a form for is computed with
+            integers, as LiteRT does; BatchNormalization is folded before. `"mixed"`
+            chooses int3, int4, int8 or float16 for each layer, so that all weights fit
+            into a `budget` and what the model makes of `data` changes least, or without
+            data the weights.
         granularity: what shares a scale: an output `"channel"` (a row of an embedding
             table), the whole `"tensor"`, or a `"group"` of entries of a channel.
         group_size: most entries in a group, from 2.
@@ -128,10 +130,13 @@ class Quantize(Technique):
             outputs on average, on `data`; fold BatchNormalization first.
         rounding: `"nearest"`; or, as suits what a layer makes of `data`, each weight up
             or down by `"adaptive"` (AdaRound), or by `"gptq"` so that later weights
-            make up for what earlier ones lose; both for symmetric int4 and int8.
-        scales: `"max"` for the last code at the largest entry, or `"mse"` for the least
-            squared error of what shares a scale, with large entries cut off; for int4
-            and int8.
+            make up for what earlier ones lose; or `"auto"`: of GPTQ with each of the
+            scales that leaves a layer the least error in what it makes, if none are
+            named. All three for symmetric codes.
+        scales: `"max"` for the last code at the largest entry; `"mse"` for the least
+            squared error of what shares a scale, with large entries cut off; `"awq"`
+            for finer steps of the weights of large inputs, as suits what a layer makes
+            of `data`, with a scale stored for each input; for int3, int4 and int8.
         budget: for `"mixed"`, a `km.Budget`.
         calibration: for `"int8-static"`, a `km.Calibration`; None for its defaults.
 
@@ -151,8 +156,8 @@ class Quantize(Technique):
     include: Patterns = ()
     exclude: Patterns = ()
     bias_correction: bool = False
-    rounding: Annotated[str, (NEAREST, ADAPTIVE, SECOND_ORDER)] = NEAREST
-    scales: Annotated[str, ("max", CLOSELY)] = "max"
+    rounding: Annotated[str, (NEAREST, ADAPTIVE, SECOND_ORDER, AUTO)] = NEAREST
+    scales: Annotated[str, ("max", CLOSELY, ACTIVATION_AWARE)] = "max"
     budget: Budget | None = None
     calibration: Calibration | None = None
 
@@ -173,6 +178,7 @@ class Quantize(Technique):
         """Yield combinations without a meaning: if it is so, why, the fields of it."""
         scheme = f"The scheme {self.scheme!r}"
         is_integer = self.is_dynamic or self.is_static
+        is_weights = not is_integer
         is_plain = self.granularity == "channel" and self.symmetric
         has_groups = self.granularity == "group"
         yield (
@@ -203,15 +209,23 @@ class Quantize(Technique):
             ("granularity", "symmetric"),
         )
         yield (
-            self.rounding != NEAREST and not self.has_scales,
+            self.rounding != NEAREST
+            and not (self.has_scales or (self.scheme == MIXED and self.symmetric)),
             f"Rounding by {self.rounding!r} is for symmetric codes: 'int8', "
-            "'int8-dynamic' or 'int4'.",
+            "'int8-dynamic', 'int4', 'int3' or 'mixed'.",
             ("rounding", "scheme", "symmetric"),
         )
         yield (
-            self.scales == CLOSELY and self.scheme not in _SCALED,
-            "Scales by their error are for 'int8', 'int8-dynamic' or 'int4'.",
+            self.scales == CLOSELY and self.scheme not in (*_SCALED, MIXED),
+            "Scales by their error are for 'int8', 'int8-dynamic', 'int4', 'int3' or "
+            "'mixed'.",
             ("scales", "scheme"),
+        )
+        yield (
+            self.scales == ACTIVATION_AWARE and not (self.has_scales and is_weights),
+            "Scales of inputs are for symmetric codes of weights alone: 'int8', 'int4' "
+            "or 'int3'.",
+            ("scales", "scheme", "symmetric"),
         )
         yield (
             self.is_static and bool(self.include),
@@ -233,6 +247,22 @@ class Quantize(Technique):
     def is_static(self) -> bool:
         """Whether activations have ranges of their own."""
         return self.scheme == STATIC
+
+    @property
+    def takes_samples(self) -> bool:
+        """Whether weights are stored as suits what layers make of samples."""
+        return self.rounding != NEAREST or self.scales == ACTIVATION_AWARE
+
+    @property
+    def takes_any_scales(self) -> bool:
+        """Whether samples are to tell which scales suit each layer."""
+        return self.rounding == AUTO and self.scales == "max"
+
+    @property
+    def takes_input_scales(self) -> bool:
+        """Whether weights may have scales of inputs."""
+        is_free = self.takes_any_scales and self.scheme != MIXED
+        return self.scales == ACTIVATION_AWARE or (is_free and not self.is_dynamic)
 
     @property
     def has_scales(self) -> bool:

@@ -13,15 +13,12 @@ import numpy as np
 
 from kerasmem.compression.account import account, decibels
 from kerasmem.compression.quantize.apply import (
-    Exclude,
     WeightPlan,
-    excludes_nothing,
     replace_weights,
     stored_change,
-    weight_plan,
 )
 from kerasmem.compression.quantize.coding import Coding
-from kerasmem.compression.quantize.config import CLOSELY, NEAREST
+from kerasmem.compression.quantize.config import CLOSELY
 from kerasmem.compression.quantize.layer import Place
 from kerasmem.compression.quantize.math import (
     affine_codes_of,
@@ -29,8 +26,9 @@ from kerasmem.compression.quantize.math import (
     codes_of,
     dequantize,
     finite,
-    pack_int4,
+    pack,
     scales_of,
+    short_scales,
 )
 from kerasmem.compression.working import LazyChanges, Streams
 from kerasmem.files.entries import PIECE, Entries, Readable, in_order
@@ -45,32 +43,21 @@ def why_not(config: "Quantize") -> str | None:
     """Return why a choice needs the whole model, None if it does not."""
     if config.is_static:
         return f"the scheme {config.scheme!r} looks at all of the model at once"
-    if config.rounding != NEAREST or config.bias_correction:
+    if config.takes_samples or config.bias_correction:
         return "it runs the model on samples"
     if config.scales == CLOSELY:
         return "its scales take several looks at a whole weight"
     return None
 
 
-def quantize_in_blocks(
-    model: Any,
-    config: "Quantize",
-    streams: Streams,
-    exclude: Exclude = excludes_nothing,
-) -> LazyChanges:
+def store_in_blocks(model: Any, plan: WeightPlan, streams: Streams) -> LazyChanges:
     """Give the layers of a described model the form that they have with codes.
 
     Args:
         model: the model; it is changed in place.
-        config: the choice, of one scheme.
+        plan: of its weights.
         streams: get the codes.
-        exclude: tells of more weights to leave alone than the choice does.
-
-    Raises:
-        ModelError: if there is nothing to quantize.
-        ConfigError: if a regular expression means no weight.
     """
-    plan = weight_plan(model, config, exclude)
     codes = _codes_of(plan, streams)
     replace_weights(model, plan)
     for weight, place in plan:
@@ -82,22 +69,19 @@ def quantize_in_blocks(
     return lambda: _changes(plan, codes)
 
 
-def losses(model: Any, config: "Quantize", streams: Streams) -> list[WeightChange]:
-    """Return what a choice would do to the weights of a model, which stays as it is.
+def losses(
+    plan: WeightPlan, streams: Streams, name: str = "quantize"
+) -> list[WeightChange]:
+    """Return what a plan would do to the weights of a model, which stays as it is.
 
     Args:
-        model: the model, which may be described.
-        config: the choice, of one scheme.
+        plan: of its weights; the model may be described.
         streams: tell what weights hold.
-
-    Raises:
-        ModelError: if there is nothing to quantize.
-        ConfigError: if a regular expression means no weight.
+        name: of what is tried, for the progress.
     """
-    plan = weight_plan(model, config)
     codes = _codes_of(plan, streams)
     parts = [each.parts[0] for each in codes.values()]
-    progress = Progress(f"trying {config.scheme}", sum(each.nbytes for each in parts))
+    progress = Progress(f"trying {name}", sum(each.nbytes for each in parts))
     for part in parts:
         deque(progress.of(part.pieces()), maxlen=0)
     return _changes(plan, codes)
@@ -168,7 +152,8 @@ class _Codes:
         elif not self._is_in_rows:
             yield self._whole()[part].reshape(-1)
         elif part:
-            yield self._all_scales()[part - 1].reshape(-1)
+            dtype = self.parts[part].dtype  # of scales, which are float32 so far
+            yield self._all_scales()[part - 1].reshape(-1).astype(dtype, copy=False)
         else:
             self._all_scales()
             yield from self._counted(in_order(self._coded, self._cuts()))
@@ -211,7 +196,7 @@ class _Codes:
             for first in range(0, leads, step):
                 yield slice(first, min(first + step, leads)), slice(0, rows)
             return
-        unit = self._length or 2  # two rows may share bytes
+        unit = self._length or 8  # so many rows may share bytes
         step = max(PIECE // (trail * unit), 1) * unit
         for lead in range(leads):
             for row in range(0, rows, step):
@@ -251,6 +236,9 @@ class _Codes:
                 self._scales = (scales_of(np.maximum(high, -low), self.coding.bits),)
             else:
                 self._scales = affine_scales_of(low, high, self.coding.bits)
+            if self.coding.scale_dtype != "float32":
+                scales, *zeros = self._scales
+                self._scales = (short_scales(scales), *zeros)
         return self._scales
 
     def _ends(self) -> tuple[np.ndarray, np.ndarray]:
@@ -285,8 +273,8 @@ class _Codes:
         lost = dequantize(codes, scales, *zeros)
         np.subtract(values, lost, out=lost)
         counts = _power(values), _power(lost), before, after
-        if bits == 4:
-            codes = pack_int4(codes, 2)
+        if self.coding.rows(self.source.shape) is not None:
+            codes = pack(codes, 2, bits)
         return codes.reshape(-1), counts
 
 

@@ -32,12 +32,18 @@ from kerasmem.compression.quantize.coding import Coded, Coding
 from kerasmem.compression.quantize.owners import (
     OWNERS,
     QuantizedRecurrent,
-    has_lora,
     owner_form,
     stand_ins,
 )
 from kerasmem.compression.quantize.variable import QuantizedVariable, StandIn
-from kerasmem.graph.layers import own_variables, sublayers
+from kerasmem.graph.forms import as_it_was, layer_before, set_attribute
+from kerasmem.graph.full_configs import full_configs
+from kerasmem.graph.layers import has_graph, sublayers
+from kerasmem.graph.lora import (
+    enable_lora_inside,
+    lora_inside,
+    lora_of,
+)
 
 
 @dataclass(frozen=True)
@@ -50,12 +56,14 @@ class Place:
         coding: how it is stored.
         block_count: number of blocks in which it becomes float, where that matters.
         dynamic: whether what it multiplies is quantized too, in every call.
+        activation_scale: of what it multiplies then; None for one that each call finds.
         fake: whether the weight stays float, and is only read as it would be stored.
         learned: whether the scales are trained then.
         path: name of the weight for the user then.
         scales: of its codes, as they are stored; None for those of its largest entries.
             Only what the weight is to become depends on them, no config has them.
         closely: whether scales that are not given are those of the least squared error.
+        input_scales: those of inputs, if the coding has any; None for ones.
     """
 
     layer: int
@@ -63,17 +71,25 @@ class Place:
     coding: Coding
     block_count: int = 1
     dynamic: bool = False
+    activation_scale: float | None = None
     fake: bool = False
     learned: bool = False
     path: str = ""
     scales: Any = field(default=None, compare=False)
     closely: bool = field(default=False, compare=False)
+    input_scales: Any = field(default=None, compare=False)
+
+    def encode(self, values: Any) -> Coded:
+        """Return NumPy arrays that stand for a weight."""
+        known = {"closely": self.closely, "input_scales": self.input_scales}
+        return self.coding.encode(values, self.scales, **known)
 
     def to_json(self) -> dict[str, Any]:
         """Return this as plain data."""
         config = {**vars(self), "coding": self.coding.to_json()}
-        gone = {"scales", "closely"}
+        gone = {"scales", "closely", "input_scales"}
         gone |= set() if self.fake else {"fake", "learned", "path"}
+        gone |= {"activation_scale"} if self.activation_scale is None else set()
         return {key: value for key, value in config.items() if key not in gone}
 
     @classmethod
@@ -89,11 +105,6 @@ _LOOPS = (keras.layers.RNN, keras.layers.TimeDistributed)
 """Layers that call others once a time step; the first of them with codes too."""
 
 _REGISTERED = {"package": "kerasmem", "name": "QuantizedLayer"}
-_LORA = ("lora_rank", "lora_alpha")
-_WITH_LORA = (
-    *(keras.layers.Dense, keras.layers.EinsumDense, keras.layers.Embedding),
-    *(keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D),
-)
 
 
 @keras.saving.register_keras_serializable(**_REGISTERED)
@@ -108,20 +119,16 @@ class QuantizedBlock(keras.layers.Layer):
         and which of these are frozen.
         """
         form = copy.deepcopy(self._float_form)
-        form["config"].update(_lora(self))
-        inner = {str(n): layer for n, layer in enumerate(sublayers(self)) if n}
+        form["config"].update(lora_of(self))
         quantizer = getattr(self, "inner_quantizer", None)
-        frozen = [n for n, layer in inner.items() if not layer.trainable]
-        held = {"frozen": frozen} if self.trainable and frozen else {}
         within = {} if quantizer is None else {"inside": quantizer.get_config()}
         return {
             **within,
-            **held,
             "name": self.name,
             "trainable": self.trainable,
             "layer": form,
             "weights": [place.to_json() for place in self._places],
-            "lora": {n: _lora(each) for n, each in inner.items() if _takes_lora(each)},
+            **lora_inside(self),
         }
 
     @classmethod
@@ -130,19 +137,13 @@ class QuantizedBlock(keras.layers.Layer):
 
         Its constructor may build it: then it is quantized at once.
         """
-        # Some layers take their config apart while they read it.
-        layer = keras.saving.deserialize_keras_object(copy.deepcopy(config["layer"]))
-        layer.name = config["name"]
-        if layer.trainable != config["trainable"]:  # it would reach the inner layers
-            layer.trainable = config["trainable"]
+        layer = layer_before(config)
         places = [Place.from_json(place) for place in config["weights"]]
-        inner = config.get("lora", {}), config.get("frozen", [])
-        _set(layer, "_inner_lora", inner)
         _become.get()(layer, config["layer"], places)
         if "inside" in config:
             round_inside(layer, FakeQuantize.from_config(config["inside"]))
         if layer.built:
-            _enable_inner_lora(layer)
+            enable_lora_inside(layer)
         return layer
 
     def build_from_config(self, config: Any) -> None:
@@ -193,26 +194,84 @@ def to_quantized(block: Any, places: list[Place], codes: Codes = None) -> None:
         codes: of those that are known; they are taken out.
     """
     if isinstance(block, QuantizedBlock):
-        form, places = block._float_form, [*block._places, *places]
-    else:
+        places = [*block._places, *places]
+    _become_block(block, _float_form(block), places, codes)
+
+
+def _float_form(block: Any) -> dict[str, Any]:
+    """Return the serialized form of the float layer that a layer is, or was."""
+    if isinstance(block, QuantizedBlock):
+        return block._float_form
+    with full_configs(sublayers(block)):
         form = keras.saving.serialize_keras_object(block)
-        # Both are told again by the quantized form itself.
-        form.pop("build_config", None)
-        form.pop("compile_config", None)
-    _become_block(block, form, places, codes)
+    # Both are told again by the quantized form itself.
+    form.pop("build_config", None)
+    form.pop("compile_config", None)
+    return form
 
 
 def _become_block(
     layer: Any, form: dict[str, Any], places: list[Place], codes: Codes = None
 ) -> None:
-    _set(layer, "_float_form", form)
-    _set(layer, "_places", places)
-    _set(layer, "_missing", value=True)
-    _change_class(layer, QuantizedBlock)
+    # Of what has factors a part is saved as one in `part_as_block` alone: codes come
+    # after factors there too.
+    has_ours = (form["module"] or "").startswith("kerasmem.")
+    inside = [] if has_ours else _models_inside(layer, places)
+    set_attribute(layer, "_float_form", form)
+    set_attribute(layer, "_places", places)
+    set_attribute(layer, "_missing", value=True)
+    # A model within others is found in files by the name of its class.
+    _change_class(layer, QuantizedBlock, renamed=not has_graph(layer))
     if layer.built:
         # It has its weights: it was in use, or its constructor builds it, as that of a
         # model with inputs and outputs does. Nothing builds it a second time.
         _replace_weights(layer, codes)
+    for part, own_form, own_places in inside:
+        _become_block(part, own_form, own_places)
+
+
+def _models_inside(
+    block: Any, places: list[Place]
+) -> list[tuple[Any, dict[str, Any], list[Place]]]:
+    """Return the models with a graph inside of a block, their forms and places.
+
+    Such as the backbone of a task: it is saved by itself, and other models are made
+    around it.
+    """
+    found = []
+    for part in filter(has_graph, sublayers(block)[1:]):
+        own = _places_in(part, block, places)
+        if own:
+            found.append((part, _float_form(part), own))
+    return found
+
+
+def _places_in(part: Any, block: Any, places: list[Place]) -> list[Place]:
+    layers, inside = sublayers(block), {id(v): n for n, v in enumerate(sublayers(part))}
+    own = [
+        replace(place, layer=inside[id(layers[place.layer])])
+        for place in places
+        if place.layer < len(layers) and id(layers[place.layer]) in inside
+    ]
+    return sorted(own, key=lambda place: place.layer)
+
+
+@contextmanager
+def part_as_block(block: Any, part: Any) -> Iterator[None]:
+    """Let a model within a quantized one be saved by itself, while the scope is open.
+
+    Args:
+        block: a model; where it is no `QuantizedBlock`, nothing is done.
+        part: one of its `sublayers`, such as the backbone of a task.
+    """
+    if isinstance(part, QuantizedBlock) or not isinstance(block, QuantizedBlock):
+        yield
+        return
+    with as_it_was(part):
+        places = _places_in(part, block, block._places)
+        if places:
+            to_quantized(part, places)
+        yield
 
 
 # A name that is registered means the same in every scope of Keras's own.
@@ -237,9 +296,9 @@ def _replace_weights(block: Any, codes: Codes = None) -> None:
     for layer in layers:
         if isinstance(layer, _LOOPS[: 1 + is_fake]) and stand_ins(layer):
             _change_class(layer, QuantizedRecurrent)
-    _set(block, "_missing", value=missing)
+    set_attribute(block, "_missing", value=missing)
     if not missing:
-        _enable_inner_lora(block)
+        enable_lora_inside(block)
 
 
 def _stand_in_for(weight: Any, owner: Any, place: Place, codes: Codes) -> StandIn:
@@ -251,6 +310,7 @@ def _stand_in_for(weight: Any, owner: Any, place: Place, codes: Codes) -> StandI
         known = codes.pop(id(weight), None) if codes else None
         made = QuantizedVariable(place.coding, weight, owner.compute_dtype, known)
     made.block_count, made.dynamic = place.block_count, place.dynamic
+    made.activation_scale = place.activation_scale
     return made
 
 
@@ -279,7 +339,7 @@ def _exchange(
     ]
     for layer, name in holders:
         if is_fake:
-            _set(layer, name, stand_in)
+            set_attribute(layer, name, stand_in)
         else:
             exchange_weight(layer, name, weight, stand_in)
     with unlocked(owner):
@@ -292,76 +352,22 @@ def _exchange(
     return [layer for layer, _ in holders]
 
 
-@contextmanager
-def part_as_block(block: Any, part: Any) -> Iterator[None]:
-    """Let a model within a quantized one be saved by itself, while the scope is open.
-
-    Args:
-        block: a model; where it is no `QuantizedBlock`, nothing is done.
-        part: one of its `sublayers`, such as the backbone of a task.
-    """
-    if part is block or not isinstance(block, QuantizedBlock):
-        yield
-        return
-    layers, inside = sublayers(block), {id(v): n for n, v in enumerate(sublayers(part))}
-    places = [
-        replace(place, layer=inside[id(layers[place.layer])])
-        for place in block._places
-        if id(layers[place.layer]) in inside
-    ]
-    cls, before = type(part), {*vars(part)}
-    if places:
-        to_quantized(part, sorted(places, key=lambda place: place.layer))
-    try:
-        yield
-    finally:
-        _set(part, "__class__", cls)
-        for name in {*vars(part)} - before:
-            object.__delattr__(part, name)
-
-
-def _lora(layer: Any) -> dict[str, Any]:
-    """Return the rank of a layer's LoRA as its constructor takes it, or nothing."""
-    return {key: vars(layer)[key] for key in _LORA if vars(layer).get(key)}
-
-
-def _takes_lora(layer: Any) -> bool:
-    # One of the user's own may have a rank that means something else.
-    return isinstance(layer, _WITH_LORA) and has_lora(layer)
-
-
-def _enable_inner_lora(block: Any) -> None:
-    """Enable LoRA in layers inside a built block, and freeze those that were frozen."""
-    layers = sublayers(block)
-    ranks, frozen = vars(block).pop("_inner_lora", ({}, []))
-    for place, lora in ranks.items():
-        layer = layers[int(place)]
-        if not layer.lora_enabled:
-            layer.enable_lora(*(lora[key] for key in _LORA))
-    for place in frozen:
-        for weight in own_variables(layers[int(place)]):
-            weight.trainable = False
-        _set(layers[int(place)], "_trainable", value=False)
-
-
-def _change_class(layer: Any, form: type) -> None:
+def _change_class(layer: Any, form: type, *, renamed: bool = True) -> None:
     if not isinstance(layer, form):
-        _set(layer, "__class__", _combined(form, type(layer)))
+        combined = _combined(form, type(layer), renamed=renamed)
+        set_attribute(layer, "__class__", combined)
 
 
 @functools.cache
-def _combined(form: type, cls: type) -> type:
+def _combined(form: type, cls: type, *, renamed: bool) -> type:
     """Return a class that is `cls` and behaves as `form` where the two differ."""
     known = (*OWNERS, FakeQuantizedInside, QuantizedBlock)
-    name = cls.__name__ if issubclass(cls, known) else f"Quantized{cls.__name__}"
+    name = cls.__name__
+    if renamed and not issubclass(cls, known):
+        name = f"Quantized{name}"
     combined = type(name, (form, cls), {"__module__": __name__})
     # All are saved under the one name that `QuantizedBlock.from_config` answers to.
     register = keras.saving.register_keras_serializable(**_REGISTERED)
     register(combined)
     register(QuantizedBlock)
     return combined
-
-
-def _set(layer: Any, name: str, value: Any) -> None:
-    # Not `setattr`: Keras would wrap the value, and refuse a layer that is built.
-    object.__setattr__(layer, name, value)

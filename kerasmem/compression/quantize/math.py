@@ -22,7 +22,7 @@ def quantize(
     Args:
         values: weights of any float dtype and shape.
         axes: axes that share a scale; the scales keep them with size 1.
-        bits: 8 for codes in [-127, 127], 4 for codes in [-7, 7].
+        bits: 8 for codes in [-127, 127], 4 for codes in [-7, 7], 3 for [-3, 3].
 
     Returns:
         Codes, int8, of the shape of `values`; scales, float32, positive. No entry is
@@ -219,6 +219,51 @@ def pack_int4(codes: np.ndarray, axis: int) -> np.ndarray:
     return np.ascontiguousarray(np.moveaxis(packed, 0, axis))
 
 
+def pack_int3(codes: np.ndarray, axis: int) -> np.ndarray:
+    """Return eight codes of [-4, 3] in every three bytes, the first in the lowest bits.
+
+    A number of codes that is no multiple of eight is filled up with zeros.
+
+    Args:
+        codes: int8, of any shape.
+        axis: the axis along which neighbors share bytes.
+
+    Returns:
+        int8, three bytes long along `axis` for every eight codes.
+
+    Example:
+        >>> pack_int3(np.array([1, -1], np.int8), 0).tolist()
+        [57, 0, 0]
+    """
+    moved = np.moveaxis(codes, axis, 0)
+    fill = np.zeros((-len(moved) % 8, *moved.shape[1:]), np.int8)
+    eights = np.concatenate([moved, fill]).reshape(-1, 8, *moved.shape[1:])
+    word = np.zeros_like(eights[:, 0], np.uint32)
+    for place in range(8):
+        word |= (eights[:, place] & 7).astype(np.uint32) << np.uint32(3 * place)
+    thirds = [(word >> np.uint32(8 * n)).astype(np.uint8) for n in range(3)]
+    packed = np.stack(thirds, axis=1).view(np.int8).reshape(-1, *moved.shape[1:])
+    return np.ascontiguousarray(np.moveaxis(packed, 0, axis))
+
+
+def pack(codes: np.ndarray, axis: int, bits: int) -> np.ndarray:
+    """Return codes of 3, 4 or 8 bits as their bytes."""
+    if bits == 8:
+        return codes
+    return (pack_int4 if bits == 4 else pack_int3)(codes, axis)
+
+
+def packed_length(length: int, bits: int) -> int:
+    """Return how many bytes so many neighbors take: what they share is whole.
+
+    Example:
+        >>> packed_length(5, 4), packed_length(9, 3)
+        (3, 6)
+    """
+    shared = {3: 8, 4: 2, 8: 1}[bits]
+    return -(-length // shared) * shared * bits // 8
+
+
 def finite(values: np.ndarray, name: str | None = None) -> np.ndarray:
     """Return `values`.
 
@@ -237,6 +282,22 @@ def finite(values: np.ndarray, name: str | None = None) -> np.ndarray:
             f"{'' if name is None else f' in {name!r}'}."
         )
     return values
+
+
+def short_scales(scales: np.ndarray) -> np.ndarray:
+    """Return the least bfloat16 numbers that are no smaller than scales, as float32.
+
+    No entry that such a scale was made for is beyond the last code, then.
+
+    Args:
+        scales: float32, positive.
+
+    Example:
+        >>> short_scales(np.float32([1.0, 1.001])).tolist()
+        [1.0, 1.0078125]
+    """
+    bits = np.ascontiguousarray(scales, np.float32).view(np.uint32)
+    return ((bits + np.uint32(0xFFFF)) & np.uint32(0xFFFF0000)).view(np.float32)
 
 
 def _ends(bits: int) -> tuple[int, int]:

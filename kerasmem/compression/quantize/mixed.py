@@ -1,144 +1,288 @@
 """Fewer bits where they harm least: a scheme for each layer, under a budget."""
 
 from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kerasmem.compression.quantize.apply import Exclude
-from kerasmem.compression.quantize.in_blocks import losses, quantize_in_blocks
-from kerasmem.compression.quantize.repair import quantize_and_repair
-from kerasmem.compression.working import LazyChanges, Streams
+from kerasmem.compression.quantize.apply import WeightPlan, weight_plan
+from kerasmem.compression.quantize.in_blocks import losses
+from kerasmem.compression.quantize.knapsack import best_options
+from kerasmem.compression.quantize.layer import Place
+from kerasmem.compression.quantize.on_data.rounding import round_on_data
+from kerasmem.compression.quantize.on_data.sensitivity import sensitivities
+from kerasmem.compression.working import Streams
 from kerasmem.errors import ModelError
+from kerasmem.files.data import check_data
 from kerasmem.graph.clone import clone
 from kerasmem.graph.layers import weights
+from kerasmem.graph.values import to_numpy
 from kerasmem.records import WeightChange
 from kerasmem.units import format_bytes
 
 if TYPE_CHECKING:
     from kerasmem.compression.quantize.config import Quantize
 
+_LEAST_NOISE = 1e-6
+"""Of int3's: less is none."""
 
-CANDIDATES = ("int4", "int8", "float16")
+_LEAST = 1e-9
+"""In nats: less is the rounding of floats."""
+
+_TINY = 1e-300
+
+Rows = Sequence[Sequence[int]]
+"""For each layer the numbers of its weights in a plan."""
+
+Choices = Sequence[Sequence[int]]
+"""Each the numbers of candidates, one for each layer."""
 
 
-def quantize_mixed(
-    model: Any, config: "Quantize", data: Any = None
-) -> list[WeightChange]:
-    """Store the weights of `model` in as many bits as a budget allows, in place.
+def mixed_plan(
+    model: Any, config: "Quantize", streams: Streams, data: Any = None
+) -> WeightPlan:
+    """Return how each weight is stored in as many bits as a budget allows.
 
-    Every scheme is tried on every layer, one at a time. Layers get more bits in the
-    order of what that gains: noise taken off what the layer makes of `data`, or without
-    data off its weights, per byte.
+    Layers get bits so that harm adds up to least. With `data` harm is how far the
+    outputs of the model go from those of the float one when a layer alone is rounded;
+    and of what is best so, with and without the fewest bits, and of one scheme for all
+    layers that is taken whose outputs, all layers rounded, are nearest. Without data
+    harm is the noise in the weights. Where weights are to be rounded on data, what is
+    best so and the best scheme for all layers are, to see which is nearer.
+
+    Scales of groups are kept in 16 bits.
 
     Args:
-        model: a built model.
+        model: a built model, which may be described where there is no data.
         config: the budget, and what the schemes share.
+        streams: tell what weights hold.
         data: samples in any form that `kerasmem.files.data` lists, or None.
 
-    Returns:
-        One change per weight of the model, changed or left alone and why.
-
     Raises:
+        ConfigError: if a regular expression means no weight.
+        DataError: if the data does not fit the model.
         ModelError: if the budget is too small, or there is nothing to quantize.
     """
-    tried = {name: _candidate_config(config, name) for name in CANDIDATES}
-    if data is None and not config.bias_correction:
-        losses_of = _losses_of(model, tried, Streams(lambda _: None))
+    if data is not None:
+        check_data(model, data)
+    plans = [_plan(model, each) for each in _candidates(config)]
+    changes = [losses(plan, streams, _name(plan)) for plan in plans]
+    by_layer = defaultdict[int, list[int]](list)
+    for index, (weight, _) in enumerate(plans[0]):
+        if any(each[index].changed for each in changes):
+            by_layer[id(weight.owner)].append(index)
+    rows = list(by_layer.values())
+    harm = np.array([[_noise(each, row) for each in changes] for row in rows])
+    if data is not None:
+        harm = _harm(model, plans, rows, harm, data)
+    choices = _choices(*_sizes(model, config, changes, rows), harm)
+    if data is None:
+        lost = _sums(harm, choices)
     else:
-        losses_of = {
-            name: quantize_and_repair(clone(model), each, data)
-            for name, each in tried.items()
-        }
-    samples = data if config.bias_correction else None
-    rounds, changes = _rounds(model, config, losses_of)
-    for name, exclude in rounds:
-        quantize_and_repair(model, tried[name], samples, exclude)
-    return changes
+        lost = _lost(model, plans, rows, choices, data)
+    order = np.argsort(lost, kind="stable").tolist()
+    if data is None or not config.takes_samples:
+        return _plan_of(plans, rows, choices[order[0]])
+    alike = [n for n in order if len({*choices[n]}) == 1]
+    both = dict.fromkeys([order[0], *alike[:1]])
+    found = [_plan_of(plans, rows, choices[n]) for n in both]
+    return _nearest_on_data(model, config, found, data)
 
 
-def mixed_in_blocks(model: Any, config: "Quantize", streams: Streams) -> LazyChanges:
-    """Do what `quantize_mixed` does without data to a described model.
+def _plan_of(
+    plans: Sequence[WeightPlan], rows: Rows, numbers: Sequence[int]
+) -> WeightPlan:
+    options = dict[int, int]()
+    for row, option in zip(rows, numbers, strict=True):
+        options |= dict.fromkeys(row, option)
+    return [plans[options.get(i, 0)][i] for i in range(len(plans[0]))]
 
-    Args:
-        model: the model; it is changed in place.
-        config: the budget, and what the schemes share.
-        streams: get the codes.
 
-    Raises:
-        ModelError: as by `quantize_mixed`.
+def _nearest_on_data(
+    model: Any, config: "Quantize", plans: Sequence[WeightPlan], data: Any
+) -> WeightPlan:
+    """Return the plan with which rounding on data leaves the outputs nearest."""
+
+    def changed(number: int) -> AbstractContextManager[None]:
+        copy = clone(model)
+        plan = zip(weights(copy), plans[number], strict=True)
+        own = [(weight, place) for weight, (_, place) in plan]
+        _, own = round_on_data((model, copy), config, own, data)
+        pairs = zip(plans[number], _as_stored(own), strict=True)
+        return _assigned((weight.variable, new) for (weight, _), (_, new) in pairs)
+
+    if len(plans) == 1:
+        return plans[0]
+    lost = _seen(sensitivities(model, [model] * len(plans), changed, data))
+    return plans[int(np.argmin(lost))]
+
+
+def _candidates(config: "Quantize") -> Iterator["Quantize"]:
+    """Yield what may become of a layer, the fewest bits first.
+
+    Groups are for few bits alone: int8 has a scale for a channel, float16 none. int4
+    may have coarser ones than the config's, too.
     """
-    tried = {name: _candidate_config(config, name) for name in CANDIDATES}
-    rounds, changes = _rounds(model, config, _losses_of(model, tried, streams))
-    for name, exclude in rounds:
-        quantize_in_blocks(model, tried[name], streams, exclude)
-    return lambda: changes
+    config = replace(config, scheme="int3", budget=None)
+    by_channel = config
+    yield config
+    if config.granularity == "group":
+        by_channel = _plain(config, "granularity", "group_size")
+        yield replace(by_channel, scheme="int4")
+        yield replace(config, scheme="int4", group_size=2 * config.group_size)
+    yield replace(config, scheme="int4")
+    yield replace(by_channel, scheme="int8")
+    none = _plain(by_channel, "granularity", "symmetric", "rounding", "scales")
+    yield replace(none, scheme="float16")
 
 
-def _losses_of(
-    model: Any, tried: dict[str, "Quantize"], streams: Streams
-) -> dict[str, list[WeightChange]]:
-    """Return what each scheme would do to every weight of a model, left as it is."""
-    return {name: losses(model, each, streams) for name, each in tried.items()}
+def _plain(config: "Quantize", *fields: str) -> "Quantize":
+    """Return a config without what fields of it say."""
+    defaults: dict[str, Any] = {field: getattr(type(config), field) for field in fields}
+    return replace(config, **defaults)
 
 
-def _rounds(
-    model: Any, config: "Quantize", losses_of: dict[str, list[WeightChange]]
-) -> tuple[list[tuple[str, Exclude]], list[WeightChange]]:
-    """Return schemes, each with what tells of weights that get none of it.
-
-    And what then becomes of every weight.
-
-    Args:
-        model: the model.
-        config: the budget.
-        losses_of: what each scheme would do to every weight.
-    """
-    all_weights, rows = list(weights(model)), defaultdict[int, list[int]](list)
-    for index, weight in enumerate(all_weights):
-        if any(changes[index].changed for changes in losses_of.values()):
-            rows[id(weight.block)].append(index)
-    chosen = _chosen(model, config, losses_of, list(rows.values()))
-    changes, variables = list(losses_of[CANDIDATES[0]]), defaultdict[str, set[int]](set)
-    for indices, name in zip(rows.values(), chosen, strict=True):
-        for index in indices:
-            changes[index] = losses_of[name][index]
-            variables[name].add(id(all_weights[index].variable))
-
-    def all_but(own: set[int]) -> Exclude:
-        return lambda weight: id(weight.variable) not in own
-
-    names = [name for name in CANDIDATES if name in variables]
-    return [(name, all_but(variables[name])) for name in names], changes
-
-
-def _candidate_config(config: "Quantize", name: str) -> "Quantize":
-    """Return what a candidate does; float16 has no scales to share."""
-    plain: dict[str, Any] = {}
-    if name == "float16":
-        fields = ("granularity", "group_size", "symmetric")
-        plain = {field: getattr(type(config), field) for field in fields}
-    return replace(config, scheme=name, budget=None, **plain)
-
-
-def _chosen(
-    model: Any,
-    config: "Quantize",
-    losses_of: dict[str, list[WeightChange]],
-    rows: list[list[int]],
-) -> list[str]:
-    """Return the name of a scheme for each layer."""
-    first = losses_of[CANDIDATES[0]]
-    inside = {index for indices in rows for index in indices}
-    fixed = sum(c.after_bytes for i, c in enumerate(first) if i not in inside)
-    options = [
-        [[losses_of[name][i] for i in each] for name in CANDIDATES] for each in rows
+def _plan(model: Any, config: "Quantize") -> WeightPlan:
+    """Return a plan of one candidate, scales of groups in 16 bits."""
+    plan = weight_plan(model, config)
+    if config.granularity != "group":
+        return plan
+    return [
+        (weight, place if isinstance(place, str) else _with_short_scales(place))
+        for weight, place in plan
     ]
-    sizes = np.array(
-        [[sum(c.after_bytes for c in o) for o in each] for each in options]
+
+
+def _with_short_scales(place: Place) -> Place:
+    return replace(place, coding=replace(place.coding, scale_dtype="bfloat16"))
+
+
+def _name(plan: WeightPlan) -> str:
+    return next(place.coding.dtype for _, place in plan if isinstance(place, Place))
+
+
+def _harm(
+    model: Any, plans: Sequence[WeightPlan], rows: Rows, noise: np.ndarray, data: Any
+) -> np.ndarray:
+    """Return how far outputs go for each layer and candidate, (layers, candidates).
+
+    Measured are int3 and int4 as the config has them. What others do follows from the
+    noise in the weights: between the two by the power that they show, below by its
+    square as of all small changes.
+    """
+    ends = 0, _int4(plans)
+
+    def changed(number: int) -> AbstractContextManager[None]:
+        row, end = divmod(number, len(ends))
+        return _rounded(plans, rows, {row: ends[end]})
+
+    layers = [plans[0][row[0]][0].owner for row in rows for _ in ends]
+    found = _seen(sensitivities(model, layers, changed, data)).reshape(-1, len(ends))
+    most, least = noise[:, ends[0]], noise[:, ends[1]]
+    # Where four bits lose nothing, they tell nothing of others.
+    is_lossy = least > _LEAST_NOISE * most
+    own = np.maximum(np.where(is_lossy, least, most), _TINY)
+    tells = is_lossy & (found[:, 1] > 0) & (found[:, 0] > found[:, 1]) & (most > least)
+    rise = np.log(np.where(tells, found[:, 0] / np.maximum(found[:, 1], _TINY), np.e))
+    power = rise / np.log(np.where(tells, most / own, np.e))
+    share = noise / own[:, None]
+    harm = np.where(is_lossy, found[:, 1], found[:, 0])[:, None] * share ** np.where(
+        share > 1, np.clip(power, 0.5, 2)[:, None], 1
     )
-    noise = np.array([[_noise(o) for o in each] for each in options])
+    harm[:, ends] = found
+    return _seen(harm)
+
+
+def _int4(plans: Sequence[WeightPlan]) -> int:
+    """Return the number of int4 as the config has it."""
+    return max(n for n, plan in enumerate(plans) if _name(plan) == "int4")
+
+
+def _sums(harm: np.ndarray, choices: Choices) -> np.ndarray:
+    """Return for each choice what the harm of its candidates adds up to."""
+    every = np.arange(len(harm))
+    return np.array([harm[every, choice].sum() for choice in choices])
+
+
+def _lost(
+    model: Any, plans: Sequence[WeightPlan], rows: Rows, choices: Choices, data: Any
+) -> np.ndarray:
+    """Return how far outputs go when all layers are rounded, for each choice."""
+
+    def changed(number: int) -> AbstractContextManager[None]:
+        return _rounded(plans, rows, dict(enumerate(choices[number])))
+
+    return _seen(sensitivities(model, [model] * len(choices), changed, data))
+
+
+def _rounded(
+    plans: Sequence[WeightPlan], rows: Rows, options: Mapping[int, int]
+) -> AbstractContextManager[None]:
+    """Return a scope in which some layers are rounded, each as a candidate says."""
+    places = ((plans[option][i] for i in rows[n]) for n, option in options.items())
+    stored = _as_stored(chain.from_iterable(places))
+    return _assigned((weight.variable, new) for weight, new in stored)
+
+
+def _as_stored(plan: Iterable[Any]) -> Iterator[tuple[Any, np.ndarray | None]]:
+    """Yield the weights of a plan, and what they become; None for nothing else."""
+    for weight, place in plan:
+        new = None
+        if isinstance(place, Place):
+            values = to_numpy(weight.variable)
+            new = place.coding.decoded(place.encode(values), values.shape)
+        yield weight, new
+
+
+@contextmanager
+def _assigned(pairs: Iterable[tuple[Any, np.ndarray | None]]) -> Iterator[None]:
+    """Return a scope in which variables have other values, or with None their own."""
+    before = list[tuple[Any, np.ndarray]]()
+    try:
+        for variable, new in pairs:
+            if new is not None:
+                before.append((variable, to_numpy(variable)))
+                variable.assign(new)
+        yield
+    finally:
+        for variable, values in before:
+            variable.assign(values)
+
+
+def _seen(harm: np.ndarray) -> np.ndarray:
+    """Return harm, that which is no more than rounding of floats as none."""
+    return np.where(harm < _LEAST, 0.0, harm)
+
+
+def _choices(sizes: np.ndarray, room: float, harm: np.ndarray) -> Choices:
+    """Return choices that fit, each once: numbers of candidates, one for each layer.
+
+    What harms least in sum, of all candidates and without those of fewest bits; and
+    each candidate for all layers.
+    """
+    rows, count = sizes.shape
+    choices = [[option] * rows for option in range(count)]
+    choices = [each for each in choices if sizes[:, each[0]].sum() <= room]
+    for first in range(count):
+        if sizes[:, first:].min(1).sum() <= room:
+            best = best_options(sizes[:, first:], harm[:, first:], room)
+            choices.append([first + option for option in best])
+    return np.unique(choices, axis=0).tolist()
+
+
+def _sizes(
+    model: Any, config: "Quantize", changes: Sequence[list[WeightChange]], rows: Rows
+) -> tuple[np.ndarray, int]:
+    """Return the bytes of each layer and candidate, and how many there may be."""
+    inside = {index for row in rows for index in row}
+    fixed = sum(c.after_bytes for i, c in enumerate(changes[0]) if i not in inside)
+    sizes = np.array(
+        [[sum(each[i].after_bytes for i in row) for each in changes] for row in rows]
+    )
     budget = config.budget.bytes if config.budget else 0
     least = fixed + int(sizes.min(1).sum())
     if least > budget:
@@ -147,48 +291,10 @@ def _chosen(
             f"{format_bytes(least)}, {format_bytes(fixed)} of them not quantized. "
             f"Received: {config.budget!r}."
         )
-    return [CANDIDATES[n] for n in best_options(sizes, noise, budget - fixed)]
+    return sizes, budget - fixed
 
 
-def _noise(changes: list[WeightChange]) -> float:
-    """Return the noise that is added to a layer, as a share of the signal.
-
-    A layer may have others within it: their mean counts.
-    """
-    outputs = [c.output_sqnr_db for c in changes if c.output_sqnr_db is not None]
-    if outputs:
-        return sum(10 ** (-ratio / 10) for ratio in outputs) / len(outputs)
-    ratios = [c.sqnr_db for c in changes if c.sqnr_db is not None]
-    return sum(10 ** (-ratio / 10) for ratio in ratios)
-
-
-def best_options(sizes: np.ndarray, harm: np.ndarray, budget: float) -> list[int]:
-    """Return for each row the number of an option, so that harm adds up to little.
-
-    All begin with their smallest option; then, again and again, the change is made that
-    takes off most harm for what it adds in size, as long as the budget allows one.
-
-    Args:
-        sizes: of shape `(rows, options)`.
-        harm: of the same shape.
-        budget: most that the sizes may add up to.
-
-    Example:
-        >>> sizes = np.array([[1, 2], [1, 2]])
-        >>> best_options(sizes, np.array([[5.0, 1.0], [9.0, 1.0]]), budget=3)
-        [0, 1]
-    """
-    rows = np.arange(len(sizes))
-    # Of equally small ones the one that harms least.
-    now = np.lexsort((harm, sizes), axis=1)[:, 0]
-    remaining = budget - sizes[rows, now].sum()
-    while True:
-        larger = sizes - sizes[rows, now][:, None]
-        less = harm[rows, now][:, None] - harm
-        allowed = (less > 0) & (larger <= remaining)
-        if not allowed.any():
-            return now.tolist()
-        gain = np.where(allowed, less / np.maximum(larger, 1e-9), -np.inf)
-        row, option = np.unravel_index(np.argmax(gain), gain.shape)
-        remaining -= larger[row, option]
-        now[row] = option
+def _noise(changes: list[WeightChange], row: Sequence[int]) -> float:
+    """Return the noise added to weights of a layer, as a share of their signal."""
+    ratios = [changes[index].sqnr_db for index in row]
+    return sum(10 ** (-ratio / 10) for ratio in ratios if ratio is not None)

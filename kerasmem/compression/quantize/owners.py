@@ -18,16 +18,12 @@ from kerasmem.compression.quantize.products import (
     product,
     rounded_inputs,
     scaled_product,
-    with_bias_and_activation,
 )
 from kerasmem.compression.quantize.variable import QuantizedVariable, StandIn
+from kerasmem.graph.kernels import with_bias_and_activation
 from kerasmem.graph.layers import sublayers
+from kerasmem.graph.lora import has_lora
 from kerasmem.graph.masks import with_mask
-
-
-def has_lora(layer: Any) -> bool:
-    """Return True for a layer that adds something to its kernel."""
-    return getattr(layer, "lora_enabled", False)
 
 
 class QuantizedReader(keras.layers.Layer):

@@ -15,7 +15,7 @@ from kerasmem.compression.quantize.aware.rounding import round_symmetric
 from kerasmem.compression.quantize.coding import Coded, Rows
 from kerasmem.compression.quantize.math import LIMIT
 from kerasmem.compression.quantize.variable import QuantizedVariable
-from kerasmem.graph.kernels import einsum_parts
+from kerasmem.graph.kernels import by_channel, einsum_parts
 
 _CONVOLUTIONS = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
 _CALLS = (
@@ -63,20 +63,6 @@ def _convolved(layer: Any, inputs: Any, kernel: Any) -> Any:
         dilation_rate=layer.dilation_rate,
         data_format=layer.data_format,
     )
-
-
-def with_bias_and_activation(layer: Any, outputs: Any) -> Any:
-    """Return the layer's outputs: bias and activation added to its product."""
-    if layer.bias is not None:
-        outputs = keras.ops.add(outputs, _by_channel(layer, layer.bias))
-    return outputs if layer.activation is None else layer.activation(outputs)
-
-
-def _by_channel(layer: Any, values: Any) -> Any:
-    """Return one number per channel, or a bias, broadcast against a layer's outputs."""
-    if getattr(layer, "data_format", None) != "channels_first":
-        return values
-    return keras.ops.reshape(values, (1, -1, *[1] * layer.rank))
 
 
 def is_convolution(layer: Any) -> bool:
@@ -138,7 +124,8 @@ def _cuts(length: int, count: int) -> Iterator[tuple[int, int]]:
 def dynamic_product(layer: Any, inputs: Any, kernel: QuantizedVariable) -> Any:
     """Return the layer's product of rounded inputs and the codes of its kernel.
 
-    What is summed up together shares a scale: in a Dense or EinsumDense each vector
+    Inputs have the scale that a calibration chose for them all. Where there was none,
+    what is summed up together shares a scale: in a Dense or EinsumDense each vector
     that the kernel multiplies has its own, in a convolution each sample. The products
     of a Dense or EinsumDense are summed as int32, exactly. In a convolution integers
     are summed as float32, exactly too where a channel sums over at most 1,040 products,
@@ -151,9 +138,16 @@ def dynamic_product(layer: Any, inputs: Any, kernel: QuantizedVariable) -> Any:
     """
     ops = keras.ops
     exact = ops.cast(inputs, "float32")
-    largest = ops.max(ops.abs(exact), axis=summed_axes(layer, exact), keepdims=True)
-    scales = ops.where(largest == 0, ops.ones_like(largest), largest / LIMIT)
-    codes = ops.round(exact / scales)
+    if kernel.activation_scale is not None:
+        scales = ops.full(
+            _unit(layer, inputs, kernel), kernel.activation_scale, "float32"
+        )
+        codes = ops.clip(ops.round(exact / kernel.activation_scale), -LIMIT, LIMIT)
+    else:
+        axes = summed_axes(layer, exact)
+        largest = ops.max(ops.abs(exact), axis=axes, keepdims=True)
+        scales = ops.where(largest == 0, ops.ones_like(largest), largest / LIMIT)
+        codes = ops.round(exact / scales)
     # No backend convolves int8 on every device.
     dtype = "float32" if is_convolution(layer) else "int8"
     codes = ops.cast(codes, dtype)
@@ -179,6 +173,7 @@ def is_scaled_after(layer: Any, kernel: QuantizedVariable) -> bool:
         and coding.bits == 8
         and coding.symmetric
         and coding.granularity != "group"
+        and not coding.by_input
         and not kernel.is_hoisted
     )
 
@@ -229,7 +224,7 @@ def _product_scales(layer: Any, scales: Any, kernel: QuantizedVariable) -> Any:
     """Return what the summed integers are multiplied by."""
     own = kernel.scales.value
     if is_convolution(layer):
-        return scales * _by_channel(layer, own)
+        return scales * by_channel(layer, own)
     # Scales have length 1 along what is summed over: a sum of one product.
     axes = kernel.coding.axes
     shape = [1 if axis in axes else n for axis, n in enumerate(kernel.shape)]

@@ -4,6 +4,7 @@ from typing import Any
 
 from kerasmem.compression import batch_norm
 from kerasmem.compression.account import check_every_pattern_matches
+from kerasmem.compression.quantize.apply import NO_ACTIVATION_SCALES, weight_plan
 from kerasmem.compression.quantize.aware.learned import is_aware, learned
 from kerasmem.compression.quantize.config import (
     MIXED,
@@ -15,24 +16,27 @@ from kerasmem.compression.quantize.config import (
 from kerasmem.compression.quantize.dequantize import dequantize
 from kerasmem.compression.quantize.equalize import equalize, without_relu6
 from kerasmem.compression.quantize.fold import fold_batch_norm
-from kerasmem.compression.quantize.in_blocks import quantize_in_blocks
-from kerasmem.compression.quantize.mixed import mixed_in_blocks, quantize_mixed
-from kerasmem.compression.quantize.repair import quantize_and_repair
+from kerasmem.compression.quantize.in_blocks import store_in_blocks
+from kerasmem.compression.quantize.mixed import mixed_plan
+from kerasmem.compression.quantize.repair import store_and_repair
 from kerasmem.compression.quantize.static.apply import check_has_ranges, quantize_static
+from kerasmem.compression.quantize.static.inside import activation_scales
 from kerasmem.compression.technique import Context
 from kerasmem.compression.working import LazyChanges, Streams, working_copy
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.files.data import check_data
 from kerasmem.graph.clone import compile_as
-from kerasmem.graph.layers import weights
+from kerasmem.graph.layers import listed_graph, weights
 from kerasmem.records import WeightChange
 
 
 def quantize(
     model: Any, config: Quantize, context: Context
 ) -> tuple[Any, list[WeightChange]]:
-    """Return a model in fewer bits; for `"int8-static"` it is always a new one.
+    """Return a model in fewer bits; of integers, for `"int8-static"`, a new one.
 
+    A model whose graph cannot be opened, such as one of KerasHub, gets no integers from
+    end to end: its products have ranges for their inputs, with floats between them.
     With data, the account of the weights says what layers lose in what they make of it.
     A model that `km.quantization_aware` made gives its float form, in new layers, with
     the scales and ranges of the training.
@@ -44,18 +48,23 @@ def quantize(
     """
     found = learned(model)
     found.check_stored_so(config)
+    of_integers = config.is_static and listed_graph(model) is not None
     if is_aware(model):
         model = dequantize(model)
-    elif not config.is_static:
+    elif not of_integers:
         model = working_copy(model, context)
-    if config.is_static:
+    if of_integers:
         made, changes = quantize_static(model, config, context.data, found.ranges)
         compile_as(made, model)
         return made, changes
+    inputs = NO_ACTIVATION_SCALES
+    if config.is_static:
+        inputs = activation_scales(model, config, context.data)
     if config.scheme == MIXED:
-        return model, quantize_mixed(model, config, context.data)
-    changes = quantize_and_repair(model, config, context.data, scales=found.scales)
-    return model, changes
+        plan = mixed_plan(model, config, Streams(lambda _: None), context.data)
+    else:
+        plan = weight_plan(model, config, scales=found.scales, inputs=inputs)
+    return model, store_and_repair(model, config, plan, context.data)
 
 
 def quantize_described(model: Any, config: Quantize, streams: Streams) -> LazyChanges:
@@ -70,8 +79,11 @@ def quantize_described(model: Any, config: Quantize, streams: Streams) -> LazyCh
         ConfigError: if a regular expression matches no weight.
         ModelError: if there is nothing to quantize.
     """
-    apply = mixed_in_blocks if config.scheme == MIXED else quantize_in_blocks
-    return apply(model, config, streams)
+    is_mixed = config.scheme == MIXED
+    plan = (
+        mixed_plan(model, config, streams) if is_mixed else weight_plan(model, config)
+    )
+    return store_in_blocks(model, plan, streams)
 
 
 def check_ready(config: Quantize, context: Context) -> Quantize:

@@ -2,26 +2,29 @@
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
 import keras
+import numpy as np
 
 from kerasmem import backends
+from kerasmem.backends.mapped import MappedArray
 from kerasmem.compression.quantize.coding import Coded, Coding, Rows
+from kerasmem.graph.computed import ComputedVariable, named_beside
 from kerasmem.graph.values import represents, to_numpy
 
-_SUFFIXES = {"codes": "", "scales": "_scale", "zero_points": "_zero_point"}
+_SUFFIXES = {
+    "codes": "",
+    "scales": "_scale",
+    "zero_points": "_zero_point",
+    "input_scales": "_input_scale",
+}
 
 
-class StandIn(keras.Variable):
+class StandIn(ComputedVariable):
     """Stands in the place of a float weight of a layer; subclasses say what it reads.
-
-    Any layer that reads the weight (`ops.matmul(x, self.kernel)`) gets the `value`, so
-    no layer needs to know. `keras.Variable` is subclassed because that is what every
-    backend asks for when it turns a weight into a tensor; none of its own state is
-    used.
 
     Args:
         coding: how the weight is stored.
@@ -30,14 +33,15 @@ class StandIn(keras.Variable):
     Attributes:
         block_count: number of blocks in which a layer may make the weight float.
         dynamic: whether what the weight multiplies is to be rounded to int8 too.
+        activation_scale: of its codes then; None for what each call finds.
     """
 
     def __init__(self, coding: Coding, origin: Any) -> None:
+        super().__init__(origin)
         self.coding = coding
         self.block_count = 1
         self.dynamic = False
-        self._own_name, self._own_path = origin.name, origin.path
-        self._own_shape = origin.shape
+        self.activation_scale: float | None = None
 
     @property
     def parts(self) -> Sequence[Any]:
@@ -60,20 +64,8 @@ class StandIn(keras.Variable):
         """Return the float rows at `indices` of a table."""
         return keras.ops.take(self.value, indices, axis=0)
 
-    name = property(lambda self: self._own_name)
-    path = property(lambda self: self._own_path)
-    shape = property(lambda self: self._own_shape)
-    ndim = property(lambda self: len(self._own_shape))
-    # LoRA sets it, to False.
-    trainable = property(lambda _: False, lambda _, value: None)  # noqa: ARG005
-    regularizer = property(lambda _: None)
-    constraint = property(lambda _: None)
-
     def __repr__(self) -> str:
-        return (
-            f"<{type(self).__name__} path={self.path}, shape={self.shape}, "
-            f"{self.coding.dtype}>"
-        )
+        return f"{super().__repr__()[:-1]}, {self.coding.dtype}>"
 
 
 class QuantizedVariable(StandIn):
@@ -108,6 +100,11 @@ class QuantizedVariable(StandIn):
                 part and _variable(coded, name, part, self) for name, part in stored
             ]
         self.coded = Coded(*variables)
+        for variable, array in zip(
+            self.parts, known.parts if known else (), strict=False
+        ):
+            if isinstance(array, MappedArray):  # where values stay in files
+                variable.assign(array)
 
     @property
     def parts(self) -> Sequence[Any]:
@@ -220,21 +217,19 @@ class QuantizedVariable(StandIn):
 
     def assign(self, value: Any) -> Any:
         """Replace the weight by `value`, quantized anew (on the host)."""
-        coded = self.coding.encode(to_numpy(value))
+        values = to_numpy(value)
+        inputs = self.coded.input_scales
+        if inputs is not None:
+            shape = self.coding.input_shape(values.shape)
+            rows = self.coding.rows(shape)
+            inputs = to_numpy(inputs)
+            inputs = inputs if rows is None else rows.restore(inputs, np)
+        coded = self.coding.encode(values, input_scales=inputs)
         for variable, new in zip(self.coded.parts, coded.parts, strict=True):
             variable.assign(new)
         return self.value
 
     dtype = property(lambda self: self._own_dtype)
-
-
-@contextmanager
-def named_beside(weight: Any) -> Iterator[None]:
-    """Return a scope for variables whose paths begin as that of a weight."""
-    with ExitStack() as scopes:
-        for part in weight.path.split("/")[:-1]:
-            scopes.enter_context(keras.name_scope(part))
-        yield
 
 
 def _variable(

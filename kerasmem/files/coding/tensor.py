@@ -6,12 +6,12 @@ the others come first. What is left is written as `values` does it.
 
 import math
 import re
-import zlib
 
 import numpy as np
 
 from kerasmem.files.coding import positions, values
 from kerasmem.files.coding.stream import Reader, Writer, damaged
+from kerasmem.files.deflating import crc32
 
 _MAGIC = b"KMC1"
 _ALL, _SOME, _ALIKE = range(3)
@@ -46,7 +46,7 @@ def encode(array: np.ndarray) -> bytes:
         out.number(length)
     _write(entries, array.shape, out)
     content = out.content()
-    return _MAGIC + zlib.crc32(content).to_bytes(4, "little") + content
+    return _MAGIC + crc32(content).to_bytes(4, "little") + content
 
 
 def decode(content: bytes | memoryview, most_bytes: int | None = None) -> np.ndarray:
@@ -62,7 +62,7 @@ def decode(content: bytes | memoryview, most_bytes: int | None = None) -> np.nda
     content = memoryview(content)
     if content[:4] != _MAGIC:
         raise damaged("it does not begin as it should")
-    if zlib.crc32(content[8:]) != int.from_bytes(content[4:8], "little"):
+    if crc32(content[8:]) != int.from_bytes(content[4:8], "little"):
         raise damaged("its checksum does not fit")
     source = Reader(content[8:])
     shape, dtype = _read_form(source)

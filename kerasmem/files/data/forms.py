@@ -115,6 +115,25 @@ def inputs_from(data: Any, first: int, batch_size: int) -> Iterator[Any]:
         yield keras.utils.unpack_x_y_sample_weight(batch)[0]
 
 
+def labeled_batches(data: Any, batch_size: int) -> Iterator[tuple[Any, Any, Any]]:
+    """Yield inputs, labels and sample weights of all batches, None for what lacks.
+
+    Args:
+        data: samples in any of the forms that `kerasmem.files.data` lists.
+        batch_size: samples in a batch; batched data keeps its own.
+    """
+    if is_array_data(data):
+        parts = [_named(data).get(name) for name in _ARGUMENTS]
+        for start in range(0, sample_count(data) or 0, batch_size):
+            x, y, weight = (_rows(part, start, start + batch_size) for part in parts)
+            yield x, y, weight
+        return
+    batches = data
+    if isinstance(data, keras.utils.PyDataset):
+        batches = (data[index] for index in range(len(data)))
+    yield from map(keras.utils.unpack_x_y_sample_weight, batches)
+
+
 def drawn_batches(
     data: Any, count: int, batch_size: int, *, part: int
 ) -> Iterator[tuple[Any, Any, Any]]:

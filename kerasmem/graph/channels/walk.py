@@ -17,8 +17,9 @@ from kerasmem.graph.channels.families import movement as move
 from kerasmem.graph.channels.families import recurrent as rnn
 from kerasmem.graph.channels.families import reduction as over
 from kerasmem.graph.channels.labels import Labels, Tensor, narrow, of_rank
+from kerasmem.graph.channels.tied import is_tied
 from kerasmem.graph.layer_table import entry_of
-from kerasmem.graph.layers import listed_graph, own_graph
+from kerasmem.graph.layers import listed_graph, own_graph, sublayers
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +61,17 @@ def label_channels(model: Any) -> LabelledModel:
     for number, y in enumerate(_Labelling(labelled).run(graph, inputs)):
         labels.freeze(y.array, f"reaches output {number} of the model")
     labels.tensors.extend(labelled.tensors.values())
+    _freeze_tied(labelled, sublayers(model))
     return labelled
+
+
+def _freeze_tied(labelled: LabelledModel, layers: Sequence[Any]) -> None:
+    """Freeze the channels of weights that a layer reads which is not followed."""
+    for layer in filter(is_tied, layers):
+        read = {id(x) for x in layer.tied_to()[-1].variables}
+        for use in labelled.labels.uses:
+            if id(use.variable) in read:
+                labelled.labels.freeze(use.labels, f"is read by {layer.name!r} too")
 
 
 def family_of(operation: Any) -> Family | None:

@@ -4,7 +4,7 @@ import functools
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any
 
@@ -25,12 +25,14 @@ from kerasmem.memory.batch_size.trial import (
 )
 from kerasmem.memory.estimate.checks import check_model
 from kerasmem.memory.estimate.estimate import METHODS, checked_request
+from kerasmem.memory.estimate.planned.cards import usable_bytes
 from kerasmem.memory.estimate.request import Request, request_of
+from kerasmem.memory.estimate.sharding import ONE_DEVICE
 from kerasmem.memory.estimate.traced.on_xla import estimate_in_process
 from kerasmem.memory.estimate.variables import persistent_parts
 from kerasmem.memory.measure import COUNTING_ALLOCATOR, peaks_at
 from kerasmem.processes import ON_THE_CPU, run_in_child
-from kerasmem.units import format_bytes
+from kerasmem.units import format_bytes, parse_bytes
 
 TOLERANCE = 1.06
 """The search ends when this multiple of the batch that fits is known not to."""
@@ -53,6 +55,7 @@ class Search:
         limit_bytes: the memory limit.
         fixed_bytes: bytes in use whatever the batch size.
         sizes: those that may be asked for, from 1 and rising.
+        most_failures: it ends when so many did not fit.
     """
 
     predict: Callable[[int], int]
@@ -60,6 +63,7 @@ class Search:
     limit_bytes: int
     fixed_bytes: int
     sizes: Sequence[int]
+    most_failures: int = _MOST_FAILURES
     trials: list[Trial] = field(default_factory=list)
 
     def run(self) -> int:
@@ -93,7 +97,7 @@ class Search:
 
     def _is_done(self) -> bool:
         fails, fits = self._fails, self._fits
-        if self._failures >= _MOST_FAILURES or len(self.trials) >= _MOST_TRIALS:
+        if self._failures >= self.most_failures or len(self.trials) >= _MOST_TRIALS:
             return True
         if fails is None:
             return fits >= self.sizes[-1]
@@ -151,6 +155,7 @@ def find_batch_size(  # noqa: PLR0913 - a public entry point
     input_shape: Any | None = None,
     data: Any | None = None,
     largest: int = 8192,
+    device: str | None = None,
 ) -> BatchSize:
     """Find the largest batch size that fits: estimate it, then try it for real.
 
@@ -165,13 +170,17 @@ def find_batch_size(  # noqa: PLR0913 - a public entry point
     Args:
         model: a built `keras.Model`.
         memory_limit: bytes or a text such as `"8GiB"`; None for what the device has
-            free.
+            free, of a card that is not here 95 % of its memory.
         optimizer: an optimizer or its name; None for the compiled one.
         training: True for training, False for `predict`.
         input_shape: shape of the input without the batch axis, if the model leaves
             lengths open, as in `estimate_memory`.
         data: example samples, from which these lengths are read instead.
-        largest: no larger batch is tried, from 1.
+        largest: no larger batch is tried, from 1; with `device` from the number of
+            replicas.
+        device: a card such as `"h100"`, which need not be here: the trials are plans of
+            the compiled step, as of `estimate_memory` with `method="plan"`, and nothing
+            runs. None for the device of the running backend.
 
     Returns:
         An int, with `limit_bytes`, `curve` (the peak by batch size, predicted and
@@ -201,17 +210,34 @@ def find_batch_size(  # noqa: PLR0913 - a public entry point
             f"`largest` is a number of samples from 1. Received: {largest=}."
         )
     _check_free_batch(model)
-    limit = limit_in_bytes(memory_limit, device_kind())
+    if device is None:
+        limit = limit_in_bytes(memory_limit, device_kind())
+    else:
+        limit = parse_bytes(
+            usable_bytes(device) if memory_limit is None else memory_limit
+        )
     request = checked_request(
         model,
         1,
         optimizer=optimizer,
+        jit_compile=None if device is None else True,
         training=training,
-        device=device_kind(),
+        device=device or device_kind(),
         input_shape=input_shape,
         data=data,
     )
-    search = search_for(request, limit, range(1, largest + 1))
+    if device is None:
+        # Trials run on one device.
+        request = replace(request, sharding=ONE_DEVICE)
+        search = search_for(request, limit, range(1, largest + 1))
+    else:
+        parts = request.sharding.replicas
+        if largest < parts:
+            raise ConfigError(
+                "Each replica has a sample at least. Expected: `largest` is at least "
+                f"the number of replicas, {parts}. Received: {largest=}."
+            )
+        search = _search_by_plans(request, limit, range(parts, largest + 1, parts))
     search.run()
     return _result(search, limit)
 
@@ -228,7 +254,8 @@ def search_for(
     """Return a search for the largest batch that runs within a limit.
 
     Args:
-        request: the question, for any batch size.
+        request: the question, for any batch size; of several replicas one is tried,
+            with its part of the batch.
         limit_bytes: the limit.
         sizes: those that may be tried, from 1 and rising.
         predict: returns the estimated peak of a batch size, in bytes; it grows. None
@@ -240,13 +267,7 @@ def search_for(
     Raises:
         ConfigError: if the limit is below what the variables take.
     """
-    fixed = sum(part.nbytes for part in persistent_parts(request))
-    if limit_bytes <= fixed:
-        raise ConfigError(
-            "The limit is below what the model's variables take whatever the batch "
-            f"size. Expected: more than {format_bytes(fixed)}. Received: "
-            f"memory_limit={format_bytes(limit_bytes)}."
-        )
+    fixed = _fixed_bytes(request, limit_bytes)
     usable = USABLE if one_thread else USABLE_BY_THREADS
     limit = Limit.with_fixed(fixed, limit_bytes, usable)
     limited = environment(
@@ -256,7 +277,8 @@ def search_for(
 
     def tried(size: int) -> Trial:
         left = None if end is None else max(end - time.monotonic(), 0.0)
-        return attempt(request.with_batch_size(size), limit, limited, left)
+        part = request.with_batch_size(size).of_a_replica()
+        return replace(attempt(part, limit, limited, left), batch_size=size)
 
     return Search(
         predict=predict or predictor(request, sizes[-1]),
@@ -265,6 +287,35 @@ def search_for(
         fixed_bytes=fixed,
         sizes=sizes,
     )
+
+
+def _search_by_plans(
+    request: Request, limit_bytes: int, sizes: Sequence[int]
+) -> Search:
+    """Return the same search, whose trials are plans for a card that is not here."""
+    fixed = _fixed_bytes(request, limit_bytes)
+    limit = Limit.with_fixed(fixed, limit_bytes)
+
+    def planned(size: int) -> Trial:
+        peak = METHODS["plan"](request.with_batch_size(size)).peak_bytes
+        fits = peak <= limit.usable_bytes
+        return Trial(size, fits, peak, "" if fits else f"{format_bytes(peak)} planned")
+
+    predict = predictor(request, sizes[-1])
+    # A plan that does not fit hurts nobody.
+    return Search(predict, planned, limit.usable_bytes, fixed, sizes, _MOST_TRIALS)
+
+
+def _fixed_bytes(request: Request, limit_bytes: int) -> int:
+    """Return the bytes in use whatever the batch size, which the limit is above."""
+    fixed = sum(part.nbytes for part in persistent_parts(request))
+    if limit_bytes <= fixed:
+        raise ConfigError(
+            "The limit is below what the model's variables take whatever the batch "
+            f"size. Expected: more than {format_bytes(fixed)}. Received: "
+            f"memory_limit={format_bytes(limit_bytes)}."
+        )
+    return fixed
 
 
 def _result(search: Search, limit: int) -> BatchSize:

@@ -7,6 +7,7 @@ import keras
 
 from kerasmem.errors import ConfigError, ModelError, as_received
 from kerasmem.graph.layers import sublayers
+from kerasmem.memory.estimate.planned.cards import CARDS, is_card
 from kerasmem.memory.estimate.variables import unbuilt_copy
 
 BACKENDS = ("tensorflow", "jax", "torch")
@@ -57,6 +58,18 @@ def check_choice(name: str, value: Any, choices: Sequence[Any]) -> None:
             f"This is no value of {name}. Expected: one of "
             f"{', '.join(map(str, choices))}. Received: {name}={value!r}."
         )
+
+
+def checked_device(device: Any) -> tuple[str, str | None]:
+    """Return one of `DEVICES`, and the card if `device` names one.
+
+    Raises:
+        ConfigError: if it is neither.
+    """
+    if isinstance(device, str) and is_card(device):
+        return "gpu", device
+    check_choice("device", device, (*DEVICES, *CARDS))
+    return device, None
 
 
 def checked_optimizer(model: Any, optimizer: Any, policy: str | None = None) -> Any:
@@ -127,7 +140,9 @@ def checked_policy(dtype_policy: Any) -> str | None:
         ) from error
 
 
-def compiles(model: Any, backend: str, device: str, *, asked: bool | None) -> bool:
+def compiles(
+    model: Any, backend: str, device: str, *, asked: bool | None, replicas: int = 1
+) -> bool:
     """Return whether Keras compiles the step on `backend` and `device`.
 
     Args:
@@ -136,13 +151,15 @@ def compiles(model: Any, backend: str, device: str, *, asked: bool | None) -> bo
         device: one of `DEVICES`.
         asked: what was asked for; None for what the model was compiled with where that
             is not what Keras chooses on this machine, else for what it chooses there.
+        replicas: of a strategy of TensorFlow, of which Keras by itself compiles none.
     """
     on_gpu = backend == "tensorflow" and device == "gpu"
     if asked is None:
         # Keras keeps no word about whether the choice was the user's.
         here = model._resolve_auto_jit_compile()
         chosen = model.compiled and model.jit_compile != here
-        asked = model.jit_compile if chosen else on_gpu or backend == "jax"
+        by_itself = (on_gpu and replicas == 1) or backend == "jax"
+        asked = model.jit_compile if chosen else by_itself
     # TensorFlow gives such a layer to cuDNN, which XLA cannot compile.
     cudnn = (True, "auto") if on_gpu else ()
     return bool(asked) and not any(

@@ -6,14 +6,16 @@ from typing import Any
 import keras
 
 from kerasmem.graph.layers import has_graph
-from kerasmem.memory.estimate import analytic, checks, traced
+from kerasmem.memory.estimate import analytic, checks, planned, traced
 from kerasmem.memory.estimate.inputs import checked_inputs
 from kerasmem.memory.estimate.request import Request
+from kerasmem.memory.estimate.sharding import sharding_of
 from kerasmem.records import MemoryEstimate
 
 METHODS: Mapping[str, Callable[[Request], MemoryEstimate]] = {
     "analytic": analytic.estimate,
     "traced": traced.estimate,
+    "plan": planned.estimate,
 }
 """Cheapest first."""
 
@@ -34,21 +36,24 @@ def estimate_memory(  # noqa: PLR0913 - the public entry point
 ) -> MemoryEstimate:
     """Estimate the peak memory that `model` needs, and what fills it.
 
-    Nothing runs on the device, and the model stays as it is.
+    Nothing runs on the device, and the model stays as it is. Under a
+    `keras.distribution`, or of replicas, the bytes are those of each device.
 
     Args:
         model: a built `keras.Model`.
-        batch_size: samples in the batch, from 1.
+        batch_size: samples in the batch, from 1; of all devices together.
         optimizer: an optimizer or its name; None for the compiled one.
         dtype_policy: a dtype policy or its name, assumed for the whole model; None for
             the layers' own.
         jit_compile: whether the step is compiled; None for what Keras would choose.
         backend: `"tensorflow"`, `"jax"` or `"torch"`; None for the running one.
         training: True for a training step, False for `predict`.
-        device: `"gpu"` or `"cpu"`.
+        device: `"gpu"` or `"cpu"`; or a card such as `"h200"`, which `"plan"` needs.
         method: `"analytic"` (from the model's graph, under two seconds), `"traced"`
-            (from the step that the framework would run, in a child process), or
-            `"auto"`: analytic where the model has a graph, else traced.
+            (from the step that the framework would run, in a child process), `"plan"`
+            (of a compiled step, by XLA's own compiler for a card that need not be
+            there, in 10 to 100 seconds; `pip install kerasmem[plans]`), or `"auto"`:
+            analytic where the model has a graph, else traced.
         input_shape: shape of the input without the batch axis, if the model leaves
             lengths open; one per input, by name or in order, if there are several.
         data: example samples, from which these lengths are read instead: `x`,
@@ -64,7 +69,7 @@ def estimate_memory(  # noqa: PLR0913 - the public entry point
             method cannot do this model.
         ConfigError: if another argument is wrong.
         DataError: if the data does not fit the model.
-        ChildDiedError: if the child process of `"traced"` ends by an error.
+        ChildDiedError: if the child process of `"traced"` or `"plan"` ends by an error.
 
     Example:
         >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
@@ -108,10 +113,13 @@ def checked_request(  # noqa: PLR0913 - the arguments of the public entry points
     checks.check_batch_size(batch_size)
     backend = keras.backend.backend() if backend is None else backend
     checks.check_choice("backend", backend, checks.BACKENDS)
-    checks.check_choice("device", device, checks.DEVICES)
+    device, card = checks.checked_device(device)
     checks.check_choice("training", training, (True, False))
     checks.check_choice("jit_compile", jit_compile, (None, True, False))
     policy = checks.checked_policy(dtype_policy)
+    # Models have it on TensorFlow alone.
+    strategy = getattr(model, "distribute_strategy", None)
+    sharding = sharding_of(strategy, backend)
     if training:
         optimizer = checks.checked_optimizer(model, optimizer, policy)
     return Request(
@@ -120,8 +128,12 @@ def checked_request(  # noqa: PLR0913 - the arguments of the public entry points
         batch_size=batch_size,
         optimizer=optimizer if training else None,
         dtype_policy=policy,
-        jit_compile=checks.compiles(model, backend, device, asked=jit_compile),
+        jit_compile=checks.compiles(
+            model, backend, device, asked=jit_compile, replicas=sharding.replicas
+        ),
         backend=backend,
         training=training,
         device=device,
+        card=card,
+        sharding=sharding,
     )

@@ -183,10 +183,15 @@ def _targets(model: Any, x: Any) -> Any:
     return keras.tree.pack_sequence_as(outputs, targets)
 
 
+_OF_LABELS = ("sparse", "chunkedcrossentropy")
+"""Parts of the names of losses that take integers."""
+
+
 def _target(output: Any, loss: Any) -> Any:
     name = loss if isinstance(loss, str) else getattr(loss, "name", None)
-    name = name or getattr(loss, "__name__", type(loss).__name__)
-    if "sparse" in name.lower():
+    name = name or getattr(loss, "__name__", "")
+    names = f"{name} {type(loss).__name__}".lower()
+    if any(word in names for word in _OF_LABELS):
         return keras.KerasTensor(output.shape[:-1], dtype="int32")
     return keras.KerasTensor(output.shape, dtype=keras.backend.floatx())
 

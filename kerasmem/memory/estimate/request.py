@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kerasmem.errors import ConfigError
+from kerasmem.memory.estimate.sharding import ONE_DEVICE, Sharding
 from kerasmem.processes import ON_THE_CPU, run_in_child
 from kerasmem.processes.transfer import pack, unpack
 from kerasmem.records import EstimatePart, MemoryEstimate
@@ -45,6 +46,8 @@ class Request:
         backend: one of `BACKENDS`; not always the running one.
         training: True for a training step, False for `predict`.
         device: one of `DEVICES`.
+        card: the card that was named in its place, None for any.
+        sharding: how several devices share the training; the answer is for one.
     """
 
     model: Any
@@ -56,6 +59,13 @@ class Request:
     backend: str
     training: bool
     device: str
+    card: str | None = None
+    sharding: Sharding = ONE_DEVICE
+
+    def of_a_replica(self) -> "Request":
+        """Return the question about one replica alone, with its part of the batch."""
+        part = self.with_batch_size(self.sharding.part_of(self.batch_size))
+        return replace(part, sharding=ONE_DEVICE)
 
     def with_batch_size(self, batch_size: int) -> "Request":
         """Return the same question for another batch size."""
@@ -91,6 +101,8 @@ class Request:
         """
         low, middle, high = peak
         first_low, first_bytes, first_high = first
+        plain = {name: getattr(self, name) for name in _PLAIN}
+        plain["device"] = self.card or self.device
         return MemoryEstimate(
             peak_bytes=middle,
             low_bytes=min(low, middle),
@@ -100,7 +112,8 @@ class Request:
             first_step_bytes=first_bytes,
             first_step_low_bytes=first_low,
             first_step_high_bytes=first_high,
-            **{name: getattr(self, name) for name in _PLAIN},
+            devices=self.sharding.devices,
+            **plain,
         )
 
     def job(self) -> dict[str, Any]:
@@ -112,6 +125,7 @@ class Request:
         return {
             "model": pack(self.model, self.optimizer, self.dtype_policy),
             "inputs": [[x.name, list(x.shape), x.dtype] for x in self.inputs],
+            "card": self.card,
             **{name: getattr(self, name) for name in _PLAIN},
         }
 
@@ -126,6 +140,7 @@ def request_of(job: Mapping[str, Any]) -> Request:
         inputs=tuple(Input(n, tuple(shape), dt) for n, shape, dt in job["inputs"]),
         optimizer=model.optimizer if job["training"] else None,
         dtype_policy=None,
+        card=job.get("card"),
         **{name: job[name] for name in _PLAIN},
     )
 

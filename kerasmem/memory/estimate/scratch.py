@@ -24,6 +24,8 @@ RNN_KEPT = {"LSTM": 5, "GRU": 6}
 the gates and the cell. Its own answers for a net of four layers, in PyTorch's issue
 2895, come to these."""
 
+_TILE, _NUMBERS = 4, 36
+"""Winograd's F(4x4, 3x3): so many numbers stand for each tile of 4 by 4."""
 _CACHE = 30 << 20
 """Bytes of the last cache of a processor, as TensorFlow takes them to be."""
 _CACHE_OF_A_CORE = 256 << 10
@@ -61,6 +63,24 @@ def fourier_bytes(
     """
     plane = padded[0] * (padded[1] // 2 + 1) * 2 * width
     return (images + 2 * channel_pairs) * plane
+
+
+def winograd_bytes(
+    space: Sequence[int], samples: int, channels: tuple[int, int], width: int
+) -> int:
+    """Return the space of a convolution of 3 by 3 by Winograd's transforms.
+
+    Images going in and coming out, and the kernel (Lavin and Gray, "Fast Algorithms for
+    Convolutional Neural Networks", 2016).
+
+    Args:
+        space: height and width of an image.
+        samples: images in the batch.
+        channels: going in and coming out.
+        width: bytes of an entry.
+    """
+    tiles = samples * math.prod(-(-n // _TILE) for n in space)
+    return _NUMBERS * (tiles * sum(channels) + math.prod(channels)) * width
 
 
 def padded_length(length: int, kernel: int) -> int:

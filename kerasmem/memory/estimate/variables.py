@@ -16,6 +16,7 @@ import numpy as np
 
 from kerasmem.errors import ModelError
 from kerasmem.memory.estimate.request import Request
+from kerasmem.memory.estimate.sharding import ONE_DEVICE, Sharding, shard_shape
 from kerasmem.records import EstimatePart
 
 _BITS = re.compile(r"(?:bfloat|float|uint|int|complex)(\d+)")
@@ -59,14 +60,19 @@ class Precision:
 
 
 def persistent_parts(request: Request) -> list[EstimatePart]:
-    """Return the bytes of every variable, exact: parameters, then optimizer slots."""
-    model, optimizer = request.model, request.optimizer
+    """Return the bytes of every variable, exact: parameters, then optimizer slots.
+
+    Of several devices those of one.
+    """
+    model, optimizer, sharding = request.model, request.optimizer, request.sharding
     precision = Precision(model.dtype_policy, request.dtype_policy)
     stored = [_StandIn.of(v, precision.variable_dtype(v)) for v in model.weights]
-    rows = [("parameter", v.path, math.prod(v.shape) * width(v.dtype)) for v in stored]
+    for stand_in, variable in zip(stored, model.weights, strict=True):
+        stand_in._layout = sharding.layout_of(variable)
+    rows = [("parameter", v.path, v.nbytes) for v in stored]
     if optimizer is not None:
         trained = [v for v in stored if v.trainable]
-        slots = optimizer_slots(optimizer, trained, request.backend)
+        slots = optimizer_slots(optimizer, trained, request.backend, sharding)
         rows += [
             ("optimizer_state", slot.variable or "", slot.nbytes) for slot in slots
         ]
@@ -88,7 +94,10 @@ class Slot(NamedTuple):
 
 
 def optimizer_slots(
-    optimizer: Any, variables: Sequence[Any], backend: str | None = None
+    optimizer: Any,
+    variables: Sequence[Any],
+    backend: str | None = None,
+    sharding: Sharding = ONE_DEVICE,
 ) -> list[Slot]:
     """Return every variable that `optimizer` will have once it trains `variables`.
 
@@ -98,18 +107,19 @@ def optimizer_slots(
         optimizer: a `keras.optimizers.Optimizer`, built or not.
         variables: the trainable variables of a model.
         backend: the backend to count for; None for the running one.
+        sharding: how several devices share them.
 
     Raises:
         ModelError: if the optimizer's config does not describe it.
     """
     paths = tuple(variable.path for variable in variables)
-    ledger = _Ledger(backend or keras.backend.backend(), paths)
+    ledger = _Ledger(backend or keras.backend.backend(), paths, sharding)
     shell = _shell(optimizer, ledger)
     shell.build([_StandIn.of(variable) for variable in variables])
     for variable in shell.variables:
         # The steps are counted in Keras's "int", whose width is the backend's.
         dtype = "int" if variable.name == "iteration" else str(variable.dtype)
-        ledger.add(variable.name, None, variable.shape, dtype)
+        ledger.add(variable.name, None, tuple(variable.shape), dtype)
     return ledger.slots
 
 
@@ -133,6 +143,7 @@ def unbuilt_copy(optimizer: Any) -> Any:
 class _Ledger:
     backend: str
     paths: tuple[str, ...]
+    sharding: Sharding
     slots: list[Slot] = field(default_factory=list[Slot])
 
     def add(
@@ -157,6 +168,7 @@ class _StandIn:
     """Has the shape of a variable and holds one number."""
 
     overwrite_with_gradient = False
+    _layout: Any = None
 
     def __init__(self, shape: Sequence[int], dtype: str, name: str, path: str) -> None:
         self.shape, self.dtype = tuple(shape), dtype
@@ -169,7 +181,18 @@ class _StandIn:
         made = cls(v.shape, stored, v.name, v.path)
         made.trainable = v.trainable
         made.overwrite_with_gradient = getattr(v, "overwrite_with_gradient", False)
+        made._layout = getattr(v, "_layout", None)
         return made
+
+    @property
+    def held(self) -> tuple[int, ...]:
+        """Shape of what one device holds of it."""
+        return shard_shape(self, self._layout)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that one device holds of it."""
+        return math.prod(self.held) * width(self.dtype)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:  # noqa: FBT001
         return np.zeros((), dtype or "float32")
@@ -216,15 +239,21 @@ def _record_slots(shell: Any, ledger: _Ledger) -> None:
     def add_variable(
         shape: Sequence[int], *_: Any, dtype: Any = None, name: str = "", **__: Any
     ) -> _StandIn:
-        ledger.add(*ledger.owner(name), shape, dtype)
-        return _StandIn(shape, keras.backend.standardize_dtype(dtype), name, name)
+        dtype_name = keras.backend.standardize_dtype(dtype)
+        # As Keras names it, by which a distribution may know it.
+        slot = _StandIn(shape, dtype_name, name, f"{shell.name}/{name}")
+        slot._layout = ledger.sharding.layout_of(slot)
+        ledger.add(*ledger.owner(name), slot.held, dtype)
+        return slot
 
     def add_variable_from_reference(
         reference_variable: Any, name: str | None = None, **_: Any
     ) -> _StandIn:
         v, path = reference_variable, f"{reference_variable.path}/{name}"
-        ledger.add(name or "variable", v.path, v.shape, v.dtype)
-        return _StandIn(v.shape, v.dtype, name or "variable", path)
+        slot = _StandIn(v.shape, v.dtype, name or "variable", path)
+        slot._layout = v._layout
+        ledger.add(slot.name, v.path, slot.held, v.dtype)
+        return slot
 
     def assign(*_: Any) -> None:
         """Leave a slot's first value out."""

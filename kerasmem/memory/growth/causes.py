@@ -15,6 +15,8 @@ _MANY = 3
 _MANY_TRACES = 5
 _LEAST_BYTES = 64 * 1024
 _LEAST_FREE_BYTES = 64 * 2**20
+_LEAST_FREE_SHARE = 0.75
+"""Of the growth: what XLA compiles for the first time leaves more than it frees."""
 _COPY_OF_WEIGHTS = ".best_weights[...]"
 # Keras writes what a layer was called with below the framework's error.
 _SOFTMAX_CALL = re.compile(
@@ -70,7 +72,7 @@ def _graphs(scope: "Scope") -> Iterator[tuple[str, str]]:
 
 def _free_heap(scope: "Scope") -> Iterator[tuple[str, str]]:
     free_bytes = scope.free_heap_bytes
-    if free_bytes >= _LEAST_FREE_BYTES and free_bytes >= scope.host_bytes / 2:
+    if free_bytes >= max(_LEAST_FREE_BYTES, _LEAST_FREE_SHARE * scope.host_bytes):
         yield (
             "free heap",
             f"Resident memory rose by {format_bytes(scope.host_bytes)}, of which "

@@ -1,13 +1,12 @@
 """Giving back memory that nothing of the program holds."""
 
-import ctypes
 import gc
-from contextlib import suppress
 from typing import NamedTuple
 
 import keras
 
 from kerasmem import backends
+from kerasmem.backends.heap import trim_heap
 from kerasmem.processes.host import resident_bytes
 from kerasmem.records import own_allocators
 
@@ -37,7 +36,7 @@ def free() -> Freed:
     gc.collect()
     backends.current().free_caches()
     gc.collect()
-    _trim_heap()
+    trim_heap()
     now = _device_bytes()
     return Freed(
         host - resident_bytes(),
@@ -48,9 +47,3 @@ def free() -> Freed:
 def _device_bytes() -> dict[str, int]:
     devices = own_allocators(backends.current().device_memory())
     return {one.name: one.reserved_bytes or one.current_bytes for one in devices}
-
-
-def _trim_heap() -> None:
-    # glibc keeps freed pages; other C libraries have no such function.
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)

@@ -14,7 +14,7 @@ from kerasmem.backends.exhaustion import is_out_of_memory
 from kerasmem.errors import ConfigError
 from kerasmem.memory.growth.causes import causes
 from kerasmem.memory.growth.freeing import Freed, free
-from kerasmem.memory.growth.snapshot import Snapshot, take_snapshot
+from kerasmem.memory.growth.snapshot import Snapshot, runs, take_snapshot
 from kerasmem.memory.growth.stayed import Stayed, stayed
 from kerasmem.records import Finding
 from kerasmem.units import format_bytes
@@ -150,7 +150,8 @@ class Scope:
     def children(self) -> list[int]:
         """Process ids of child processes that were begun and still run."""
         before, after = self._snapshots()
-        return sorted(after.children - before.children)
+        # One that was short-lived has ended by now.
+        return sorted(filter(runs, after.children - before.children))
 
     @property
     def files(self) -> list[str]:

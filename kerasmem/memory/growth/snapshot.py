@@ -13,11 +13,12 @@ import keras
 import psutil
 
 from kerasmem import backends
+from kerasmem.backends.heap import CHeap, c_heap
 from kerasmem.backends.steps import Traced, traced_functions
 from kerasmem.memory.growth.names import local_variables
 from kerasmem.memory.held_arrays import arrays_of
 from kerasmem.memory.kinds import KindTable, is_of_program, is_own
-from kerasmem.processes.host import CHeap, c_heap, resident_bytes
+from kerasmem.processes.host import resident_bytes
 from kerasmem.records import own_allocators
 
 OF_KERAS = (
@@ -119,8 +120,20 @@ def take_snapshot(*, collected: bool) -> Snapshot:
         graphs=backends.current().orphaned_graphs(instances),
         threads={t.ident or 0: t.name for t in threading.enumerate()},
         files=frozenset(file.path for file in process.open_files()),
-        children=frozenset(child.pid for child in process.children(recursive=True)),
+        children=frozenset(filter(runs, _process_ids(process))),
     )
+
+
+def _process_ids(process: psutil.Process) -> Iterator[int]:
+    return (child.pid for child in process.children(recursive=True))
+
+
+def runs(number: int) -> bool:
+    """Return whether a process has not ended; one may wait to be asked how it did."""
+    try:
+        return psutil.Process(number).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _references(

@@ -1,15 +1,14 @@
 """What data keeps in the memory of the host: estimated, then measured."""
 
-import ctypes
 import inspect
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 
+from kerasmem.backends.heap import trim_heap
 from kerasmem.errors import ConfigError
 from kerasmem.files.data import fit_arguments, is_array_data, load_data, sample_count
 from kerasmem.files.data.forms import first_samples
@@ -89,7 +88,9 @@ def _measure(data: Any, batch_size: int, batches: int) -> int:
         arguments = {"x": arguments, "batch_size": batch_size}
     nothing = _Nothing(name="nothing")
     nothing.predict(np.zeros((2, 1)), verbose=0)  # what the framework needs itself
-    _trim_heap()
+    # What the C library has kept of what was freed would serve new requests, and
+    # these would not show.
+    trim_heap()
     peak = host_peak(lambda: True)
     try:
         peak.reset()
@@ -107,10 +108,3 @@ class _Nothing(keras.Model):
         """Return a zero per sample."""
         first = keras.tree.flatten(inputs)[0]
         return keras.ops.zeros((keras.ops.shape(first)[0], 1))
-
-
-def _trim_heap() -> None:
-    # What was freed before and kept by the C library would serve new requests, and
-    # these would not show. Other systems than Linux with glibc have no such call.
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL("libc.so.6").malloc_trim(0)

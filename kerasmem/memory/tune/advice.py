@@ -94,6 +94,26 @@ def recommendation(variants: Sequence[VariantFigures], noise: float | None) -> s
     return " ".join(said)
 
 
+def leanest_by_plan(variants: Sequence[VariantFigures]) -> str:
+    """Return which variant needs the least memory, where nothing ran.
+
+    Args:
+        variants: their planned peaks; the first is as compiled.
+    """
+    base, *others = variants
+    planned = [variant for variant in others if not variant.reason]
+    if base.reason:
+        return f"As compiled there is no plan: {base.reason}"
+    leaner = _leanest(_Comparison(base, 0.0), planned)
+    if leaner is None:
+        return "Nothing here needs clearly less memory, by the plans."
+    return (
+        f"If memory is short, use {leaner.name} ({leaner.how}): a peak of "
+        f"{_peak(leaner)} instead of {_peak(base)}. No plan tells what it costs in "
+        "time."
+    )
+
+
 class _Comparison:
     """Says what is clearly different from the first run."""
 

@@ -54,7 +54,7 @@ def tune(
     request.job()  # what cannot go to another process at all is told now
     backend = backends.current()
     devices = backend.step_options().device_count(len(backend.cuda_ordinals()))
-    chosen = _chosen(variants(request, devices), only)
+    chosen = chosen_variants(variants(request, devices), only)
     first, *others, last = _trials(request, [AS_COMPILED, *chosen, AS_COMPILED], say)
     figures = [combined(first.figures, last.figures), *(t.figures for t in others)]
     apart = noise(first.figures, last.figures)
@@ -62,7 +62,12 @@ def tune(
     return _tuning(request, first, figures, apart)
 
 
-def _chosen(variants: Sequence[Variant], only: Sequence[str]) -> list[Variant]:
+def chosen_variants(variants: Sequence[Variant], only: Sequence[str]) -> list[Variant]:
+    """Return the variants that have a part of `only` in their names, all for none.
+
+    Raises:
+        ConfigError: if a part is in no name.
+    """
     for part in only:
         if not any(part in variant.name for variant in variants):
             names = ", ".join(repr(variant.name) for variant in variants)

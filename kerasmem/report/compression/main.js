@@ -1,5 +1,6 @@
 // What only the page of a compression draws.
 
-startPage(({ search }) => {
+startPage(({ search, bars }) => {
   if (search) pointChart(document.getElementById("search-chart"), search);
+  for (const [name, chart] of Object.entries(bars)) barChart(document.getElementById(`${name}-chart`), chart);
 });

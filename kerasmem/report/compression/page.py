@@ -9,6 +9,7 @@ from typing import Any
 
 import keras
 
+from kerasmem.compression.prune.analysis import Sensitivity
 from kerasmem.records import (
     GradientRecord,
     MemoryRecord,
@@ -18,6 +19,13 @@ from kerasmem.records import (
     WeightChange,
 )
 from kerasmem.report.comparison import models_table
+from kerasmem.report.compression.bars import layer_bars, model_bars, packed_bars
+from kerasmem.report.compression.curves import (
+    history_panels,
+    history_table,
+    sensitivity_panel,
+    sensitivity_table,
+)
 from kerasmem.report.page.html import html_page, write_html
 from kerasmem.report.page.packing import Packer
 from kerasmem.report.page.panels import packed_panels
@@ -41,6 +49,8 @@ class Page:
         origin: what it takes to do it again, such as `{"command": ..., "seed": ...}`.
         search: how the techniques were found; None if they were given.
         warning: what is far worse than before, the first line of the page.
+        history: losses and metrics of a training, by name and epoch.
+        sensitivity: the metric as each weight alone is pruned; None if not measured.
     """
 
     title: str
@@ -51,30 +61,47 @@ class Page:
     origin: Mapping[str, object] = field(default_factory=dict[str, object])
     search: SearchReport | None = None
     warning: str = ""
+    history: Mapping[str, Sequence[float]] = field(
+        default_factory=dict[str, Sequence[float]]
+    )
+    sensitivity: Sensitivity | None = None
 
 
 def page_content(page: Page) -> dict[str, Any]:
     """Return the variables of the template; `packed` is what the scripts read."""
     search = page.search
     norms = norm_panel(page.gradients)
-    panels = [*memory_panels(page.memory), *([norms] if norms else [])]
+    panels = [
+        *memory_panels(page.memory),
+        *([norms] if norms else []),
+        *history_panels(page.history),
+    ]
+    sensitivity = page.sensitivity
+    alone = [sensitivity_panel(sensitivity)] if sensitivity else []
     fits = later_fits(Run(memory=page.memory, gradients=page.gradients))
     packer = Packer()
+    of_models, of_layers = model_bars(page.models), layer_bars(page.changes)
     packed = packer.pack(
         {
+            "bars": packed_bars({"models": of_models, "layers": of_layers}, packer),
             "fits": packer.whole(fits),
-            "panels": packed_panels(panels, packer),
+            "panels": packed_panels([*panels, *alone], packer),
             "search": packed_trials(search, packer) if search else None,
         }
     )
     flow = gradient_flow(page.gradients)
     return {
         "packed": packed,
+        "of_models": of_models,
+        "of_layers": of_layers,
         "models": models_table(page.models) if page.models else None,
         "panels": panels,
+        "alone": alone,
+        "alone_table": sensitivity_table(sensitivity) if sensitivity else None,
         "epoch_tables": [
             *memory_tables(page.memory),
             norm_table(page.gradients, flow),
+            history_table(page.history),
         ],
         "chart": search_chart(search) if search else None,
         "trials": trial_table(search) if search else None,
@@ -90,7 +117,7 @@ def _counted(changes: Sequence[WeightChange]) -> str:
 
 
 STYLES = ("compression.css",)
-SCRIPTS = ("points.js", "main.js")
+SCRIPTS = ("points.js", "bars.js", "main.js")
 _PACKAGES = ("kerasmem", "keras", "tensorflow", "jax", "torch", "numpy")
 
 

@@ -40,7 +40,8 @@ class Panel:
         notes: what has to be known to read it.
         unit: `"bytes"`, `"number"`, or `"log"` for numbers by their powers of ten.
         marks: places on the axis of epochs that have a cross.
-        step: what the places are numbers of, `"epoch"` or `"call"`.
+        step: what the places are numbers of, `"epoch"` or `"call"`, or shares of:
+            `"sparsity"`.
     """
 
     title: str

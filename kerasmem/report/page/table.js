@@ -52,7 +52,7 @@ function sortableTable(columns, sortedBy) {
   const note = element("p", { class: "note" });
   const table = element("table", { class: "sortable" }, element("caption", {}, caption), element("thead", {}, element("tr", {}, ...heads)), body);
   const node = element("div", {},
-    element("div", { class: "scroll", role: "region", tabindex: "0", "aria-label": "What was in use" }, table), note);
+    element("div", { class: "scroll", role: "group", tabindex: "0", "aria-label": "What was in use" }, table), note);
   const draw = sortHeads(heads, columns, { column: sortedBy, descending: true }, (compare) => {
     body.replaceChildren(...rows.toSorted(compare).slice(0, MOST_ROWS).map((row) => element("tr", {},
       ...columns.map((column, i) => element(i ? "td" : "th",

@@ -43,6 +43,19 @@ function drawBand(context, band, columns, base, toY) {
   context.closePath();
   context.fillStyle = color(band.color);
   context.fill();
+  drawTops(context, band, columns, base, toY);
+}
+
+// Sets a band apart from the one above it. No line goes upward: it would hide a peak
+// that is one pixel wide.
+function drawTops(context, band, columns, base, toY) {
+  context.beginPath();
+  columns.forEach((moment, x) => {
+    if (!band.sizes[moment]) return;
+    const y = toY(base[x]);
+    context.moveTo(AXIS_LEFT + x, y);
+    context.lineTo(AXIS_LEFT + x + 1, y);
+  });
   context.strokeStyle = color("panel");
   context.lineWidth = 0.5;
   context.stroke();

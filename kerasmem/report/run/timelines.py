@@ -175,7 +175,7 @@ def peak_table(timeline: Timeline, model: str = "") -> Table:
 
 def course_table(timeline: Timeline) -> Table:
     """Return the bytes in use by category over the window, at some forty moments."""
-    sizes = _sizes_by_category(timeline)
+    sizes = sizes_by_category(timeline)
     peak = 0 if timeline.peak_event is None else timeline.peak_event + 1
     shown, note = evenly(range(sizes.shape[1]), most=40)
     times = (0, *timeline.times_ns)
@@ -198,7 +198,7 @@ def course_table(timeline: Timeline) -> Table:
     )
 
 
-def _sizes_by_category(timeline: Timeline) -> np.ndarray:
+def sizes_by_category(timeline: Timeline) -> np.ndarray:
     """Return the bytes given to the blocks alive, of shape (categories, moments)."""
     moments = len(timeline.in_use_bytes) + 1
     changes = np.zeros((len(CATEGORIES), moments + 1), np.int64)

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import kerasmem as km
-from kerasmem.compression.quantize import Quantize, repair
+from kerasmem.compression.quantize import Quantize
+from kerasmem.compression.quantize.on_data import output_error, passes
 from kerasmem.compression.technique import Context
 from kerasmem.errors import ConfigError, DataError
 from kerasmem.graph.clone import clone
@@ -290,12 +291,31 @@ def test_at_most_so_many_samples_are_looked_at_in_batches(monkeypatch):
 
         return observe(model, batches, layers, outputs=counted)
 
-    monkeypatch.setattr(repair, "observe", observed)
+    monkeypatch.setattr(output_error, "observe", observed)
     in_place(Quantize(), dense_net(), data((6,), 200))
     assert sizes == [size for size in (32, 32, 32, 32) for _ in range(2)]
     sizes.clear()
     in_place(Quantize(), dense_net(), Batches())
     assert sizes == [size for size in (50, 50, 28) for _ in range(2)]
+    sizes.clear()
+    # The smaller layer makes 3 numbers of a sample.
+    monkeypatch.setattr(output_error, "_ENOUGH", 3 * 40)
+    in_place(Quantize(), dense_net(), data((6,), 200))
+    assert sizes == [size for size in (32, 32) for _ in range(2)]
+
+
+def test_batches_are_so_small_that_what_layers_make_takes_little(monkeypatch):
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((None,), dtype="int32")
+    x = L.Dense(1000)(L.Embedding(50, 4)(inputs))
+    model = keras.Model(inputs, L.GlobalMaxPooling1D()(x))
+    ids, most = np.ones((40, 100), "int32"), 100 * 1000 * 4
+    monkeypatch.setattr(passes, "_BATCH_BYTES", 3 * most + most // 2)
+    assert passes.batch_within(model, ids, 32) == 3
+    assert passes.batch_within(model, ids, 2) == 2
+    assert passes.batch_within(model, ids[:, :5], 32) == 32
+    monkeypatch.setattr(passes, "_BATCH_BYTES", 1)
+    assert passes.batch_within(model, ids, 32) == 1
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,11 @@ from kerasmem.compression.quantize.static.base import (
     fixed_point,
     times,
 )
-from kerasmem.compression.quantize.static.calls import flatten, split
+from kerasmem.compression.quantize.static.calls import split
 from kerasmem.errors import ModelError
 from kerasmem.exporting.integer import integer_file
 from kerasmem.exporting.interpreters import LiteRT
+from kerasmem.graph.flat_calls import flatten
 
 L = keras.layers
 int32 = st.integers(-(1 << 30), 1 << 30)

@@ -78,8 +78,10 @@ def test_a_budget_is_shared_by_layers_of_one_name():
     left, right = (model.get_layer(n).get_layer("dense") for n in ("left", "right"))
     kernel = np.random.default_rng(0).normal(size=(6, 6))
     kernel[0] *= 40  # for int4 all others are zero
+    codes = np.random.default_rng(1).integers(-7, 8, (6, 6))
+    codes[0] = 7
     left.kernel.assign(kernel)
-    right.kernel.assign(np.round(7 * np.sign(kernel)))  # int4 loses nothing
+    right.kernel.assign(codes)  # int4 loses nothing, int3 much
     changes = in_place(km.Quantize("mixed", budget=km.Budget(180)), model, x)
     told = {c.weight: c.detail.split()[0] for c in changes if c.changed}
     found = [

@@ -307,4 +307,4 @@ def test_a_model_without_a_graph_is_sent_to_another_method():
 
 
 def test_methods_go_from_cheap_to_dear():
-    assert tuple(METHODS) == ("analytic", "traced")
+    assert tuple(METHODS) == ("analytic", "traced", "plan")

@@ -11,13 +11,14 @@ from kerasmem.memory.batch_size.trial import ONE_THREAD
 from kerasmem.memory.compress_activations.store import packed_bytes
 from kerasmem.memory.estimate import Input, Request
 from kerasmem.memory.estimate.analytic.segments import Segment, rematerialized
-from kerasmem.memory.estimate.inputs import run_once, zeros
+from kerasmem.memory.estimate.inputs import run_once, symbolic_batch, zeros
 from kerasmem.memory.estimate.request import request_of
 from kerasmem.memory.estimate.traced import estimate_in_process as by_trace
 from kerasmem.memory.estimate.traced.on_xla import estimate_in_process as by_xla
 from kerasmem.memory.measure import COUNTING_ALLOCATOR
 from kerasmem.memory.program import Op, Plan, Program, Tensor, peak_of
 from kerasmem.memory.rematerialize import plan_of
+from kerasmem.memory.timeline import watched
 from kerasmem.processes import ON_THE_CPU, run_in_child
 from kerasmem.processes.transfer import pack, unpack
 
@@ -209,3 +210,29 @@ def test_an_allocator_counts_what_is_estimated(backend):
     errors = {name: found[name] / size - 1 for name, size in real.items()}
     # In a pool of a few MiB the allocator gives up to a third more than is asked for.
     assert max(map(abs, errors.values())) < 0.3, errors
+
+
+def lowered_by_jax(_):
+    """Return the step of a model by platform, as text; in a child."""
+    from kerasmem.backends.jax.trace import _lowered
+
+    request = request_of(asked(km.rematerialize(deep(), batch_size=BATCH)).job())
+    _, followed = watched(request.model)
+    batch = symbolic_batch(request)
+    return {
+        platform or "cpu": _lowered(
+            followed, batch, training=True, platform=platform
+        ).as_text()
+        for platform in (None, "cuda")
+    }
+
+
+@pytest.mark.one_backend
+def test_a_step_for_a_gpu_has_the_barriers_that_hold_there():
+    task = f"{__name__}:lowered_by_jax"
+    texts = run_in_child(task, {}, backend="jax", environment=ON_THE_CPU)
+    # XLA drops barriers on a CPU: what is computed again there hangs on a zero that is
+    # made of a gradient.
+    assert "is_finite" in texts["cpu"]
+    assert "is_finite" not in texts["cuda"]
+    assert "optimization_barrier" in texts["cuda"]

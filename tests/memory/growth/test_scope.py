@@ -1,5 +1,7 @@
 """What stayed, who holds it, and the usual causes by name."""
 
+import os
+import subprocess
 import threading
 import tracemalloc
 
@@ -129,6 +131,18 @@ def test_a_thread_that_still_runs_is_told():
     thread.join()
     assert scope.threads == ["loader"]
     assert "workers" in kinds(scope)
+
+
+@pytest.mark.one_backend
+def test_a_child_process_is_told_while_it_runs():
+    with km.memory.scope() as scope:
+        child = subprocess.Popen(["sleep", "600"])
+    assert scope.children == [child.pid]
+    assert "workers" in kinds(scope)
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert scope.children == []  # it has ended, though nobody has asked how
+    child.wait()
 
 
 def test_an_open_file_is_listed(tmp_path):

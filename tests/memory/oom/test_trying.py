@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 
+from kerasmem import backends
 from kerasmem.memory.batch_size import find_batch_size
 from kerasmem.memory.batch_size.trial import Trial
 from kerasmem.memory.estimate import estimate_memory
@@ -92,6 +93,29 @@ def test_sizes_are_those_of_more_micro_batches():
     assert StepContext(batch_size=10, micro_batches=3).smaller_sizes() == [1, 2, 3]
     assert StepContext(batch_size=10, micro_batches=10).smaller_sizes() == [1]
     assert StepContext(batch_size=0).smaller_sizes() == [1]
+
+
+@pytest.mark.one_backend
+def test_of_several_replicas_one_is_tried_with_its_part(tried, model, monkeypatch):
+    alone = estimate_memory(model, 250, device="cpu", jit_compile=False)
+    monkeypatch.setattr(backends.current(), "sharing_of", lambda _: (4, 4))
+    shared = estimate_memory(model, 1000, device="cpu", jit_compile=False)
+    assert shared.peak_bytes == alone.peak_bytes
+    sizes = []
+
+    def trial(size, limit):
+        sizes.append(size)
+        return Trial(size, fits=True, peak_bytes=9 * MIB)
+
+    found, _ = tried(trial, batch_size=1000)
+    # As 2, 3, ... micro-batches of 500, 334, ... samples: a fourth of each at a time.
+    assert set(sizes) <= {-(-size // 4) for size in sizes_of(1000)}
+    assert found.fitting.micro_batches == 2
+    assert max(sizes) == 125
+
+
+def sizes_of(batch_size):
+    return StepContext(batch_size=batch_size).smaller_sizes()
 
 
 @pytest.mark.one_backend

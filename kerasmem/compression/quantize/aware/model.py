@@ -31,7 +31,7 @@ from kerasmem.compression.quantize.config import MIXED, Quantize
 from kerasmem.compression.quantize.layer import Place, round_inside, to_quantized
 from kerasmem.compression.quantize.math import finite
 from kerasmem.compression.quantize.owners import saves_as_keras
-from kerasmem.compression.quantize.static.calls import flatten, split
+from kerasmem.compression.quantize.static.calls import split
 from kerasmem.compression.quantize.static.plan import (
     Ranges,
     is_range,
@@ -41,6 +41,7 @@ from kerasmem.compression.quantize.static.plan import (
 from kerasmem.errors import ConfigError, ModelError, as_received
 from kerasmem.graph.activation_policy import policy_of
 from kerasmem.graph.clone import clone, compile_as
+from kerasmem.graph.flat_calls import flatten
 from kerasmem.graph.layers import Weight, listed_graph, sublayers
 from kerasmem.graph.rebuild import Rebuild, Rewrite
 from kerasmem.graph.values import to_numpy

@@ -6,15 +6,12 @@ from typing import Any
 
 from kerasmem.compression.quantize.fold import fold_plan
 from kerasmem.compression.quantize.static.base import RELU
-from kerasmem.compression.quantize.static.calls import (
-    Call,
-    Calls,
-    activation_of,
-    flatten,
-)
+from kerasmem.compression.quantize.static.calls import activation_of
 from kerasmem.compression.quantize.static.kinds import is_relu, kind_of
 from kerasmem.compression.quantize.static.partition import plan_of
 from kerasmem.compression.quantize.static.plan import Plan, Stays
+from kerasmem.graph.calls import Call
+from kerasmem.graph.flat_calls import Calls, flatten
 from kerasmem.graph.layer_table import entry_of
 
 _NEVER_NEGATIVE = {

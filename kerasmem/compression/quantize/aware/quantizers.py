@@ -20,7 +20,7 @@ from kerasmem.compression.quantize.aware.rounding import (
     round_by_steps,
     round_to_range,
 )
-from kerasmem.compression.quantize.products import with_bias_and_activation
+from kerasmem.graph.kernels import with_bias_and_activation
 from kerasmem.graph.layer_table import entry_of
 from kerasmem.graph.values import represents, to_numpy
 

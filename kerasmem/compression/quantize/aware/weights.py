@@ -21,8 +21,9 @@ from kerasmem.compression.quantize.aware.rounding import (
 )
 from kerasmem.compression.quantize.coding import Coding
 from kerasmem.compression.quantize.math import LIMIT
-from kerasmem.compression.quantize.variable import StandIn, named_beside
+from kerasmem.compression.quantize.variable import StandIn
 from kerasmem.errors import ModelError
+from kerasmem.graph.computed import named_beside
 from kerasmem.graph.values import represents, to_numpy
 
 _SMALLEST = 1e-30

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from kerasmem.compression.quantize.static.calls import flatten, split
+from kerasmem.compression.quantize.static.calls import split
 from kerasmem.compression.quantize.static.kinds import affine_factors, is_affine
 from kerasmem.compression.quantize.static.plan import (
     Plan,
@@ -15,6 +15,7 @@ from kerasmem.compression.quantize.static.plan import (
 )
 from kerasmem.errors import ModelError
 from kerasmem.graph.calls import Call
+from kerasmem.graph.flat_calls import flatten
 
 _COARSE = 4
 """So many of its own steps a normalization may make of one step of what it takes."""

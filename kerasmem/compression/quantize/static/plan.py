@@ -9,7 +9,7 @@ from typing import Any
 
 from kerasmem.compression.quantize.activations import with_zero
 from kerasmem.compression.quantize.static.base import RELU, Codes
-from kerasmem.compression.quantize.static.calls import Calls, activation_of
+from kerasmem.compression.quantize.static.calls import activation_of
 from kerasmem.compression.quantize.static.kinds import (
     OpSpec,
     is_identity,
@@ -19,6 +19,7 @@ from kerasmem.compression.quantize.static.kinds import (
 )
 from kerasmem.errors import ConfigError
 from kerasmem.graph.calls import Call
+from kerasmem.graph.flat_calls import Calls
 from kerasmem.graph.layers import Weight, own_graph
 
 Ranges = Mapping[str, tuple[float, float]]

@@ -89,6 +89,9 @@ def estimate(request: Request) -> MemoryEstimate:
     else:
         _, pool = live(plans, how.allocator())
     below, above = _doubt(how, later, sizes, peak)
+    # Where a model is split, so may be all that it makes: XLA decides.
+    shares = request.sharding.devices // request.sharding.replicas
+    below = (peak - sum(sizes)) * (1 - 1 / shares) + below / shares
     unseen = _UNKNOWN_LAYER * (peak - sum(sizes)) if later.unknown else 0.0
     of_gpu = request.training and request.device == "gpu"
     width = _WIDTH[request.backend] if of_gpu else 1.0

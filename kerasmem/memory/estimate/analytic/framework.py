@@ -69,6 +69,7 @@ class Framework:
             goes forward, another backward.
         fused_recurrence: whether an LSTM is one operation.
         sparse: whether the gradient of an embedding is of the rows that were read.
+        keeps_scores: whether the gradient of attention reads its scores, too.
         doubt: how far the bytes of a step may be off, as a share of them: downward
             and upward.
     """
@@ -88,6 +89,7 @@ class Framework:
     held_scratch: int = 0
     fused_recurrence: bool = False
     sparse: bool = False
+    keeps_scores: bool = False
     doubt: tuple[float, float] = (0.15, 0.15)
 
 
@@ -203,7 +205,7 @@ _FRAMEWORKS = {
         ordered=as_ready, waste=_WHOLE_CHUNKS, sparse=True
     ),
     ("tensorflow", True): _COMPILED,
-    ("jax", True): _COMPILED,
+    ("jax", True): replace(_COMPILED, keeps_scores=True),
     ("jax", False): Framework(
         kernels="xla",
         updates="lists",

@@ -8,6 +8,7 @@ import keras
 
 from kerasmem.graph.activation_policy import RecomputedSegment
 from kerasmem.graph.calls import Call, Trace, trace
+from kerasmem.graph.computed import ComputedVariable
 from kerasmem.graph.layer_table import class_name
 from kerasmem.memory.estimate.analytic import primitives as p
 from kerasmem.memory.estimate.analytic.framework import Framework
@@ -16,6 +17,7 @@ from kerasmem.memory.estimate.analytic.layers.common import FLOAT, unknown
 from kerasmem.memory.estimate.analytic.segments import RETURN, Segment, rematerialized
 from kerasmem.memory.estimate.analytic.tape import Site, Tape
 from kerasmem.memory.estimate.request import Request
+from kerasmem.memory.estimate.sharding import Sharding
 from kerasmem.memory.estimate.variables import Precision, width
 from kerasmem.memory.program import Op, Program, Tensor
 
@@ -78,16 +80,18 @@ def record(request: Request, how: Framework) -> Record | None:
     A layer of which no table knows is opened.
     """
     handlers = HANDLERS[how.kernels]
+    part = request.of_a_replica()
     traced = trace(
         request.model,
-        request.batch_size,
-        [x.shape for x in request.inputs],
+        part.batch_size,
+        [x.shape for x in part.inputs],
         opens=lambda layer: class_name(layer) not in handlers,
     )
     if traced is None:
         return None
     tape = Tape(request.training, how)
-    forward = Forward(tape, Precision(request.model.dtype_policy, request.dtype_policy))
+    precision = Precision(request.model.dtype_policy, request.dtype_policy)
+    forward = Forward(tape, precision, request.sharding)
     outputs = forward.run(traced)
     if how.keeps_outputs:
         tape.op(RETURN, forward.call_outputs)
@@ -147,6 +151,7 @@ class Forward:
     Args:
         tape: the tape.
         precision: the types that layers compute with.
+        sharding: how several devices share the variables.
 
     Attributes:
         inputs: the model's inputs, once run.
@@ -154,12 +159,13 @@ class Forward:
         unknown: classes of layers that no table knows, once run.
     """
 
-    def __init__(self, tape: Tape, precision: Precision) -> None:
+    def __init__(self, tape: Tape, precision: Precision, sharding: Sharding) -> None:
         self.inputs: list[Tensor] = []
         self.call_outputs: list[Tensor] = []
         self.unknown: set[str] = set()
         self._tape = tape
         self._precision = precision
+        self._sharding = sharding
         self._parameters: dict[int, Tensor] = {}
         self._known: dict[int, Tensor] = {}
 
@@ -167,7 +173,8 @@ class Forward:
         """Record every call and return the model's outputs."""
         for number, call in enumerate(trace.calls):
             with self._tape.inside(_path(call), number):
-                self._call(call) if call.inputs else self._input(call)
+                is_input = not (call.inputs or call.variables)
+                self._input(call) if is_input else self._call(call)
         return [self._known[id(x)] for x in trace.outputs]
 
     def _input(self, call: Call) -> None:
@@ -189,7 +196,8 @@ class Forward:
             xs.append(p.cast(self._tape, x, size) if is_cast else x)
         xs += [self._parameter(v, size) for v in call.variables]
         shapes = tuple(tuple(y.shape) for y in call.outputs)
-        y = self._layer(layer, xs, shapes, size, call.names)
+        of_weights = not call.inputs
+        y = self._layer(layer, xs, shapes, size, call.names, of_weights=of_weights)
         self._known[id(call.outputs[0])] = y
         self.call_outputs.append(y)
         for spec in call.outputs[1:]:
@@ -197,7 +205,14 @@ class Forward:
             self._tape.op("part", (y,), part)
 
     def _layer(
-        self, layer: Any, xs: list[Tensor], shapes: tuple, size: int, names: tuple = ()
+        self,
+        layer: Any,
+        xs: list[Tensor],
+        shapes: tuple,
+        size: int,
+        names: tuple = (),
+        *,
+        of_weights: bool = False,
     ) -> Tensor:
         """Record one layer and return its first output."""
         name = class_name(layer)
@@ -212,14 +227,23 @@ class Forward:
             width=size,
             parameter=lambda v: self._parameter(v, size),
             inner=lambda inner, ins, shape: self._layer(inner, ins, (shape,), size),
+            of_weights=of_weights,
         )
         return handler(self._tape, site, xs)
 
     def _parameter(self, variable: Any, size: int) -> Tensor:
-        """Return a variable in the type that a layer computes with."""
+        """Return a variable in the type that a layer computes with.
+
+        Floats that stand for codes are no variable: each call that reads them makes
+        them, and they wait for the backward pass.
+        """
+        if isinstance(variable, ComputedVariable) and not variable.trainable:
+            floats = self._tape.new(variable.shape, size, differentiable=False)
+            self._tape.op("dequantize", (), floats)
+            return floats
         if id(variable) not in self._parameters:
             self._parameters[id(variable)] = Tensor(
-                tuple(variable.shape),
+                self._sharding.shard_shape(variable),
                 width(self._precision.variable_dtype(variable)),
                 variable.path.rpartition("/")[0] or None,
                 kind="parameter",

@@ -145,6 +145,7 @@ class Site:
             computes with.
         inner: records a layer inside of this one: takes the layer, its inputs and the
             shape of its output.
+        of_weights: whether it is called on weights alone.
     """
 
     layer: Any
@@ -153,6 +154,7 @@ class Site:
     width: int
     parameter: Callable[[Any], Tensor]
     inner: Callable[[Any, list[Tensor], Shape], Tensor]
+    of_weights: bool = False
 
     @property
     def shape(self) -> Shape:

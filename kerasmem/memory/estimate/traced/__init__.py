@@ -6,6 +6,7 @@ from dataclasses import replace
 import keras
 
 from kerasmem.backends.trace import tracer
+from kerasmem.errors import ConfigError
 from kerasmem.graph.layers import sublayers
 from kerasmem.memory.estimate.request import Request, answer_in_child
 from kerasmem.memory.estimate.traced import on_tensorflow, on_torch, on_xla
@@ -20,8 +21,20 @@ def estimate(request: Request) -> MemoryEstimate:
     it does compile, and the temporary memory is that of its own plan.
 
     Raises:
+        ConfigError: if devices have parts of a variable.
         ModelError: if the child cannot make the model from its config.
     """
+    shared = request.sharding
+    if shared.devices > 1:
+        if shared.devices > shared.replicas:
+            raise ConfigError(
+                "A trace is that of one device which has every variable. Expected: no "
+                "distribution, or DataParallel. Received: a model that is split over "
+                f"{shared.devices // shared.replicas} devices. Next: pass "
+                "method='analytic' or 'plan'."
+            )
+        alone = estimate(request.of_a_replica())
+        return replace(alone, batch_size=request.batch_size, devices=shared.devices)
     if request.device != "cpu" or not request.jit_compile:
         return answer_in_child(__name__, request)
     with tempfile.TemporaryDirectory(prefix="kerasmem-xla-") as folder:

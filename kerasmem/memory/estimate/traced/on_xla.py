@@ -19,6 +19,7 @@ from kerasmem.graph.values import nbytes
 from kerasmem.memory import program as pg
 from kerasmem.memory.estimate import scratch
 from kerasmem.memory.estimate.inputs import as_tensors, symbolic_batch
+from kerasmem.memory.estimate.planned import pool
 from kerasmem.memory.estimate.request import Request
 from kerasmem.memory.program import Op, Program, Tensor
 from kerasmem.memory.timeline import Watched, watched
@@ -76,7 +77,12 @@ def estimate_in_process(request: Request) -> MemoryEstimate:
     find = _planned_by_xla if is_exact else _imitated
     planned, trial_bytes = find(request, model, followed, sums)
     persistent = sum(sums.values()) - planned
-    in_use = _in_pool(model, planned, sums["input", None])
+    batch_bytes = sums["input", None]
+    if request.device == "gpu":
+        stored = [EstimatePart(v.category, v.layer, v.nbytes) for v in model.variables]
+        in_use = pool.in_use(request.backend, stored, [batch_bytes], planned).total
+    else:
+        in_use = _in_pool(model, planned, batch_bytes)
     first = max(in_use, persistent + trial_bytes)
     # JAX cannot set its peak back, so what it tells later is that of the first step.
     peak = first if request.backend == "jax" else in_use
@@ -288,18 +294,17 @@ def workspace(program: Flat, number: int) -> int:
 
 
 def _convolution(value: Value, lhs: Value, rhs: Value) -> int:
-    # cuDNN wants channels last and gets channels first, but for 16 bit numbers.
-    if value.itemsize == 2 or _is_depthwise(lhs, rhs):
-        return 0
-    copies = lhs.nbytes + rhs.nbytes
-    if lhs.shape[0] == rhs.shape[0] == value.shape[0]:
-        return copies
+    # XLA lays channels last, as cuDNN wants them: nothing is copied for that.
     many = lhs.shape[-1] > scratch.FEW_CHANNELS
+    if value.itemsize == 2 or not many or _is_depthwise(lhs, rhs):
+        return 0
     if value.shape[0] != lhs.shape[0]:  # of the kernel
-        return copies + scratch.SPLITS * value.nbytes if many else 0
-    if "transpose(" in value.name or "Backprop" in value.name:
-        return copies + value.nbytes
-    return copies if many else 0
+        return scratch.SPLITS * value.nbytes
+    is_square = len(rhs.shape) == 4 and rhs.shape[:2] == (3, 3)
+    if not is_square or lhs.shape[1:3] != value.shape[1:3]:
+        return 0
+    space, channels = lhs.shape[1:3], (lhs.shape[3], value.shape[3])
+    return scratch.winograd_bytes(space, lhs.shape[0], channels, value.itemsize)
 
 
 def _is_depthwise(lhs: Value, rhs: Value) -> bool:

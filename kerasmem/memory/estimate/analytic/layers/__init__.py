@@ -20,11 +20,12 @@ _TABLE: list[tuple[tuple[str, ...] | str, Handler]] = [
     ("Identity InputLayer ActivityRegularization Masking", common.identity),
     ("Flatten Reshape ExpandDims Squeeze Ravel StopGradient", common.reshape),
     (
-        "ZeroPadding#D Cropping#D UpSampling#D RepeatVector Permute Transpose Pad "
+        "ZeroPadding#D Cropping#D UpSampling#D RepeatVector Permute Pad "
         "GetItem Repeat Tile Flip Roll Slice BroadcastTo SwapAxes Moveaxis Split "
         "Resizing Resize CenterCrop TopK",
         common.copy_entries,
     ),
+    ("Transpose", common.transpose),
     ("GlobalAveragePooling#D Mean Sum", common.mean),
     ("GlobalMaxPooling#D Max Min Amax Amin Prod", common.maximum_over_axes),
     ("Add Subtract Average", common.add),
@@ -38,7 +39,9 @@ _TABLE: list[tuple[tuple[str, ...] | str, Handler]] = [
     ("PositionEmbedding", common.position_embedding),
     (
         "Equal NotEqual Less LessEqual Greater GreaterEqual LogicalAnd LogicalOr "
-        "LogicalNot All Any ZerosLike OnesLike OneHot Argmax Argmin",
+        "LogicalNot All Any ZerosLike OnesLike OneHot Argmax Argmin LeftShift "
+        "RightShift BitwiseLeftShift BitwiseRightShift BitwiseAnd BitwiseOr BitwiseXor "
+        "BitwiseInvert BitwiseNot",
         common.without_gradient,
     ),
     ("Maximum Minimum", common.elementwise_extremum),
@@ -46,6 +49,7 @@ _TABLE: list[tuple[tuple[str, ...] | str, Handler]] = [
     ("Dot Matmul Einsum Tensordot", common.contract),
     ("Rescaling Normalization", common.rescale),
     ("Dense EinsumDense", common.dense),
+    ("ChunkedVocabulary", common.chunked_vocabulary),
     (class_names("dropout"), common.dropout_layer),
     (class_names("activation"), activations.activation),
     ("Activation Softmax", activations.activation_or_softmax),

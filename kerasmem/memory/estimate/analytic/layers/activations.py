@@ -129,8 +129,11 @@ def _apart(t: Tape, x: Tensor) -> Tensor:
 
 
 def _gelu(t: Tape, x: Tensor) -> Tensor:
-    """0.5 x erfc(-x / sqrt 2): three factors are kept beside the result."""
-    inner = _apart(t, x)
+    """0.5 x erfc(-x / sqrt 2): three factors are kept beside the result.
+
+    XLA merges the first with what reads it.
+    """
+    inner = x if t.how.kernels == "xla" else _apart(t, x)
     # Too costly to be computed again where it is read.
     erfc = p.pointwise(t, "erfc", inner, needs=((inner,),), fusible=False)
     return p.multiply(t, p.scale(t, x), erfc)

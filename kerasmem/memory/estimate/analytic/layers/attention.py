@@ -84,7 +84,8 @@ def _in_xla(t: Tape, s: Site, heads: Heads) -> Tensor:
     """Attention whose weights are written, with the scores merged into them."""
     scores = p.product(t, "scores", heads.query, heads.key, heads.scores)
     scores = p.pointwise(t, "scale", p.cast(t, scores, FLOAT), needs=(None,))
-    weights = p.of_output(t, "softmax", scores)
+    needs = (scores,) if t.how.keeps_scores else ()
+    weights = p.pointwise(t, "softmax", scores, needs=(needs,), needs_output=True)
     if heads.dropout:
         weights = dropout(t, weights, weights.shape)
     weights = p.cast(t, weights, s.width)

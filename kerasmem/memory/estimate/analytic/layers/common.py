@@ -1,10 +1,12 @@
 """Layers that all backends compute alike, or nearly."""
 
+import math
 from collections.abc import Sequence
 from functools import partial, reduce
 from typing import Any
 
 from kerasmem.graph.layer_table import class_name
+from kerasmem.layers.chunks import rows_of_chunk
 from kerasmem.memory.estimate.analytic import primitives as p
 from kerasmem.memory.estimate.analytic.layers.activations import activate
 from kerasmem.memory.estimate.analytic.tape import Site, Tape
@@ -22,6 +24,11 @@ def identity(_t: Tape, _s: Site, xs: list[Tensor]) -> Tensor:
 def reshape(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     """Another shape for the same memory."""
     return t.view(xs[0], s.shape)
+
+
+def transpose(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+    """Transpose: a copy; a product that reads a weight can read it either way."""
+    return (reshape if s.of_weights else copy_entries)(t, s, xs)
 
 
 def copy_entries(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
@@ -167,6 +174,44 @@ def negate(t: Tape, _s: Site, xs: list[Tensor]) -> Tensor:
 def cast(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     """Cast: another width."""
     return p.cast(t, xs[0], s.width)
+
+
+def chunked_vocabulary(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+    """ChunkedVocabulary: in training states, for logits of some rows at a time.
+
+    The loss makes slopes with them, by states and by a table that is trained, and
+    keeps these alone.
+    """
+    states, layer = xs[0], s.layer
+    if layer.embedding is None:
+        table = s.parameter(layer.kernel)
+    elif getattr(layer.embedding, "tie_weights", True):
+        table = kernel_of(t, s, layer.embedding, "embeddings")
+    else:
+        table = s.parameter(layer.embedding.reverse_embeddings)
+    if not t.training:
+        return p.product(t, "matmul", states, table, s.shape)
+    operands = [x for x in (states, table) if x.differentiable]
+    slopes = [t.new(x.shape, x.width) for x in operands]
+    logits = rows_of_chunk(math.prod(states.shape[:-1])) * s.shape[-1] * FLOAT
+    y = t.new(states.shape, states.width, layout=states.layout)
+    reads = (states, table)
+    space = logits * _LOGITS_AT_ONCE[t.how.kernels]
+    t.op("chunks", reads, y, *slopes, workspace=space)
+
+    def pullback(dy: Tensor) -> list[Tensor]:
+        found = [t.new(slope.shape, slope.width) for slope in slopes]
+        for slope, dx in zip(slopes, found, strict=True):
+            t.op("slope", (dy, slope), dx, over=(slope,))
+        return found
+
+    t.pull(operands, y, pullback)
+    return y
+
+
+_LOGITS_AT_ONCE = {"tensorflow": 7, "torch": 5, "xla": 3}
+"""Tensors of the size of one chunk's logits, from them to their slopes. Of TensorFlow
+the allocator told; a compiler merges all but products and what they take."""
 
 
 def position_embedding(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:

@@ -1,52 +1,21 @@
-"""A run's figures as TensorBoard scalars: per device, per batch and per variable."""
+"""A run's figures as series: per device, per batch and per variable."""
 
 import math
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
-from pathlib import Path
 
-from kerasmem.backends.tensorflow_files import Scalar, write_events
-from kerasmem.errors import OutputError
-from kerasmem.files.atomic import replacing
-from kerasmem.records import DeviceReading, HostReading, MemoryRecord, Run
+from kerasmem.records import DeviceReading, HostReading, MemoryRecord, Run, Scalar
 from kerasmem.report.run.epochs import continued, placed
 from kerasmem.report.run.gradients import MEASURES
 from kerasmem.units import to_mib
 
 
-def write_tensorboard(run: Run, folder: str | Path) -> int:
-    """Write a run's figures as TensorBoard scalars; return how many there are.
-
-    The first process's lie in `folder`, those of process 1 in `folder/process-1`, and
-    so on. Sizes are MiB. The step of an epoch's figure is the epoch, from 0; that of
-    a batch's is the number of batches before it.
-
-    Args:
-        run: what was recorded.
-        folder: made if it is not there.
-
-    Raises:
-        OutputError: if it cannot be written.
-    """
-    written = 0
-    for process, scalars in run_scalars(run).items():
-        target = Path(folder) / f"process-{process}" if process else Path(folder)
-        name = f"events.out.tfevents.{int(time.time())}.kerasmem"
-        try:
-            target.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OutputError(
-                f"There can be no folder {str(target)!r}: {error.strerror or error}."
-            ) from error
-        with replacing(target / name) as temporary:
-            write_events(temporary, scalars)
-        written += len(scalars)
-    return written
-
-
 def run_scalars(run: Run) -> dict[int, list[Scalar]]:
-    """Return the scalars of every process, process 0 with the gradients."""
+    """Return the scalars of every process, process 0 with the gradients.
+
+    Sizes are MiB. The step of an epoch's figure is the epoch, from 0; that of a batch's
+    is the number of batches before it.
+    """
     found = {0: list(_gradient_scalars(run))}
     for process in {record.process for record in run.memory}:
         own = [record for record in run.memory if record.process == process]

@@ -4,20 +4,17 @@ Products are those of matrices, by group: (groups, rows, K) times (groups, K, ou
 """
 
 import math
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import keras
 import numpy as np
 
-from kerasmem.backends.patching import LayerCall
 from kerasmem.errors import DataError
-from kerasmem.files.data import input_batches
 from kerasmem.graph.kernels import einsum_parts
 from kerasmem.graph.layer_table import entry_of
-from kerasmem.graph.observe import observe
 from kerasmem.graph.values import to_numpy
 
 
@@ -35,8 +32,9 @@ class Moments:
     mixed: np.ndarray
     rows: int
 
+    @cached_property
     def settled(self) -> "Moments":
-        """Return them with less of what inputs have in common, where rows are few.
+        """They with less of what inputs have in common, where rows are few.
 
         Few rows leave many sums free that new ones will not.
         """
@@ -57,7 +55,9 @@ class Moments:
             values: rounded weights, (groups, K, outputs).
             weights: the float ones.
         """
-        target = self.mixed @ weights
+        return self._error(values, self.mixed @ weights)
+
+    def _error(self, values: np.ndarray, target: np.ndarray) -> np.ndarray:
         return (values * (self.rounded @ values - 2 * target)).sum(-2, keepdims=True)
 
     def better(
@@ -71,7 +71,8 @@ class Moments:
             parts: the float weights, and what codes are multiplied with.
         """
         weights, steps = parts
-        errors = (self.error(each * steps, weights) for each in (codes, others))
+        target = self.mixed @ weights
+        errors = (self._error(each * steps, target) for each in (codes, others))
         return np.where(next(errors) < next(errors), codes, others)
 
 
@@ -220,124 +221,70 @@ def _groups(layer: Any) -> int:
     return getattr(layer, "groups", 1)
 
 
-_SAMPLES, _BATCH_SIZE = 512, 16
 _MOST_ROWS = 64
 """So many places of a sample are looked at, of a convolution's output."""
 
 
-class _Sums:
-    """Moments of one layer so far."""
-
-    def __init__(self) -> None:
-        self.rounded, self.mixed, self.rows = np.float64(0), np.float64(0), 0
-        self.exact: deque[Any] = deque()  # what the float model gave and not yet used
-
-    def add(self, behind: np.ndarray, before: np.ndarray) -> None:
-        """Add rows that the float model gives and the rounded one."""
-        turned = before.swapaxes(-1, -2)
-        self.rounded = self.rounded + (turned @ before)
-        self.mixed = self.mixed + (turned @ behind)
-        self.rows += before.shape[1]
-
-
-class _Runs:
-    """Runs a model no further than to the last call of some layers.
-
-    How many there are the first run tells, which goes to the end.
-    """
-
-    def __init__(self) -> None:
-        self.last, self._seen = 0, 0
-
-    def count(self) -> None:
-        """Count a call; the last one ends the run."""
-        self._seen += 1
-        if self._seen == self.last:
-            raise _SeenEnough
-
-    def run(self, model: Any, batch: Any, *, training: bool) -> None:
-        """Run a model on a batch."""
-        self._seen = 0
-        try:
-            model(batch, training=training)
-        except Exception:
-            # Keras may have made another exception of it.
-            if not self.last or self._seen < self.last:
-                raise
-        self.last = self._seen
-
-
-class _SeenEnough(Exception):  # noqa: N818 - it is no error
-    """What is looked for has been seen."""
-
-
-def moments_of(
-    models: tuple[Any, Any], layers: Sequence[tuple[Any, Any]], data: Any
-) -> list[Moments | None]:
-    """Return the moments of the inputs of layers, None for one that is not called.
+class Sums:
+    """Moments of layers so far.
 
     Args:
-        models: the float model, and a copy with rounded weights before the layers; or
-            one model twice.
-        layers: each in one and in the other.
-        data: samples in any form that `kerasmem.files.data` lists; the first 512 count.
-
-    Raises:
-        DataError: if they are not finite.
+        layers: the layers.
     """
-    random = np.random.default_rng(0)
-    sums = [_Sums() for _ in layers]
-    exact = {id(before): own for (before, _), own in zip(layers, sums, strict=True)}
-    rounded = {id(after): own for (_, after), own in zip(layers, sums, strict=True)}
-    runs = {id(model): _Runs() for model in models}
-    is_one = len(runs) == 1
 
-    def see(call: LayerCall) -> None:
-        own = rounded.get(id(call.layer))
-        if own is None:
-            exact[id(call.layer)].exact.append(call.x)
-            runs[id(models[0])].count()
-            return
-        behind = call.x if is_one else own.exact.popleft()
-        own.add(*_rows(call.layer, (behind, call.x), random))
-        runs[id(models[1])].count()
+    def __init__(self, layers: Sequence[Any]) -> None:
+        self._layers, self._random = layers, np.random.default_rng(0)
+        self._sums: dict[int, tuple[Any, Any, int]] = {}
 
-    def run(batch: Any, *, training: bool) -> None:
-        for model in models[is_one:]:
-            runs[id(model)].run(model, batch, training=training)
+    def add(self, number: int, behind: Any, before: Any) -> None:
+        """Add what a layer is given in a call.
 
-    every = {id(layer): layer for pair in layers for layer in pair}
-    batches = input_batches(data, _SAMPLES, _BATCH_SIZE)
-    observe(run, batches, every.values(), inputs=see)
-    return [
-        _checked(before, own) if own.rows else None
-        for (before, _), own in zip(layers, sums, strict=True)
-    ]
+        Args:
+            number: of the layer.
+            behind: the tensor that the float model gives it.
+            before: what the rounded model gives it, maybe the same.
+        """
+        layer = self._layers[number]
+        given = (behind,) if before is behind else (behind, before)
+        exact, *other = _rows(layer, given, self._random)
+        rows = other[0] if other else exact
+        turned = rows.swapaxes(-1, -2)
+        rounded = (turned @ rows).astype(np.float64)
+        mixed = (turned @ exact).astype(np.float64) if other else rounded
+        known = self._sums.get(number, (0.0, 0.0, 0))
+        parts = (known[0] + rounded, known[1] + mixed, known[2] + rows.shape[1])
+        self._sums[number] = parts
 
+    def pop(self, number: int) -> Moments:
+        """Return the moments of a layer, and forget them.
 
-def _checked(layer: Any, sums: _Sums) -> Moments:
-    rounded, mixed = np.asarray(sums.rounded), np.asarray(sums.mixed)
-    if not (np.isfinite(rounded).all() and np.isfinite(mixed).all()):
-        raise DataError(
-            f"The layer {layer.name!r} is given NaN or infinity. Next: look at the "
-            "data first, then at the weights of the layers before it."
-        )
-    return Moments(rounded, mixed, sums.rows)
+        Raises:
+            DataError: if they are not finite.
+        """
+        moments = Moments(*self._sums.pop(number))
+        if not (
+            np.isfinite(moments.rounded).all() and np.isfinite(moments.mixed).all()
+        ):
+            raise DataError(
+                f"The layer {self._layers[number].name!r} is given NaN or infinity. "
+                "Next: look at the data first, then at the weights of the layers "
+                "before it."
+            )
+        return moments
 
 
 def _rows(
-    layer: Any, pair: tuple[Any, Any], random: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return rows of what `columns` returns of two tensors, at the same places.
+    layer: Any, tensors: Sequence[Any], random: np.random.Generator
+) -> list[np.ndarray]:
+    """Return rows of what `columns` returns of tensors, at the same places.
 
     A convolution reads each number many times: all rows of a batch may take gigabytes,
     so only some of those of one sample are there at once.
     """
-    arrays = [to_numpy(x).astype(np.float32) for x in pair]
+    arrays = [to_numpy(x).astype(np.float32) for x in tensors]
     if entry_of(layer).kernel in ("dense", "einsum"):
-        behind, before = (columns(layer, x) for x in arrays)
-        return behind, before
-    found: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
+        return [columns(layer, x) for x in arrays]
+    found: list[list[np.ndarray]] = [[] for _ in arrays]
     for sample in range(len(arrays[0])):
         every = [columns(layer, x[sample : sample + 1]) for x in arrays]
         count = every[0].shape[1]
@@ -346,5 +293,4 @@ def _rows(
             places = random.choice(count, _MOST_ROWS, replace=False)
         for parts, part in zip(found, every, strict=True):
             parts.append(part[:, places])
-    behind, before = (np.concatenate(parts, axis=1) for parts in found)
-    return behind, before
+    return [np.concatenate(parts, axis=1) for parts in found]

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from kerasmem.compression.quantize.moments import Moments
+from kerasmem.compression.quantize.on_data.moments import Moments
 
 _LOW, _HIGH = -0.1, 1.1
 """Ends of the sigmoid before it is cut off at 0 and 1, so that it reaches both."""
@@ -36,7 +36,7 @@ def adapted_codes(
         steps: what the codes are multiplied with, of the same shape.
         limit: the largest code.
     """
-    moments = moments.settled()
+    moments = moments.settled
     exact = weights / steps
     nearest, down = np.clip(np.rint(exact), -limit, limit), np.floor(exact)
     target = moments.mixed @ weights

@@ -10,7 +10,7 @@ Quantization for Generative Pre-trained Transformers", 2022.
 
 import numpy as np
 
-from kerasmem.compression.quantize.moments import Moments
+from kerasmem.compression.quantize.on_data.moments import Moments
 
 _DAMPING = 0.01
 """Share of the mean diagonal that is added to it, so that the inverse is sound."""
@@ -27,26 +27,24 @@ def second_order_codes(
     No output has a larger squared error than with codes to nearest. Zeros stay.
 
     Args:
-        moments: of the inputs.
+        moments: of the inputs, whatever the float model gives.
         weights: float64, (groups, K, outputs).
         steps: what the codes are multiplied with, of the same shape.
         limit: the largest code.
     """
-    moments = moments.settled()
+    rounded = moments.settled.rounded
     nearest = np.clip(np.rint(weights / steps), -limit, limit)
     found = np.empty_like(nearest)
-    parts = (moments.rounded, moments.mixed, weights, steps)
+    parts = (rounded, weights, steps)
     for group, own in enumerate(zip(*parts, strict=True)):
         found[group] = _codes(*own, limit)
-    return moments.better(found, nearest, (weights, steps))
+    return Moments(rounded, rounded, moments.rows).better(
+        found, nearest, (weights, steps)
+    )
 
 
 def _codes(
-    rounded: np.ndarray,
-    mixed: np.ndarray,
-    weights: np.ndarray,
-    steps: np.ndarray,
-    limit: int,
+    rounded: np.ndarray, weights: np.ndarray, steps: np.ndarray, limit: int
 ) -> np.ndarray:
     """Return the codes of one matrix, (K, outputs)."""
     size, diagonal = len(rounded), np.diagonal(rounded)
@@ -54,13 +52,10 @@ def _codes(
     damped = rounded + np.diag(
         _DAMPING * diagonal.mean() + np.where(diagonal > 0, 0.0, 1.0)
     )
-    # What the float model makes of its inputs, made of those that rounding left.
-    shift = np.linalg.solve(damped, (mixed - rounded) @ weights)
     order = np.argsort(-diagonal, kind="stable")
-    inverse = np.linalg.inv(damped[np.ix_(order, order)])
-    upper = np.linalg.cholesky((inverse + inverse.T) / 2).T
-    left, steps = (weights + shift)[order], steps[order]
-    zeros = weights[order] == 0
+    upper = _root_of_inverse(damped[np.ix_(order, order)])
+    left, steps = weights[order], steps[order]
+    zeros = left == 0
     codes = np.empty_like(left)
     for start in range(0, size, _BLOCK):
         end = min(start + _BLOCK, size)
@@ -73,3 +68,21 @@ def _codes(
             lost[row - start] = error
         left[end:] -= upper[start:end, end:].T @ lost
     return codes[np.argsort(order)]
+
+
+def _root_of_inverse(matrix: np.ndarray) -> np.ndarray:
+    """Return upper triangular `u` with `u.T @ u` the inverse of a positive matrix."""
+    # From the last row up Cholesky gives an upper root, whose inverse is the one.
+    return _inverse(np.linalg.cholesky(matrix[::-1, ::-1])[::-1, ::-1])
+
+
+def _inverse(upper: np.ndarray) -> np.ndarray:
+    """Return the inverse of an upper triangular matrix, by products of its parts."""
+    half = len(upper) // 2
+    if half < _BLOCK:
+        return np.triu(np.linalg.inv(upper))
+    first, last = _inverse(upper[:half, :half]), _inverse(upper[half:, half:])
+    found = np.zeros_like(upper)
+    found[:half, :half], found[half:, half:] = first, last
+    found[:half, half:] = -first @ (upper[:half, half:] @ last)
+    return found

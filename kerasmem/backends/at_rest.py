@@ -1,0 +1,152 @@
+"""Variables whose values stay in files: a few of them are in memory at a time.
+
+The field calls it offloading to the disk. A layer that computes is lent the values that
+it asks for. What a variable is assigned goes to a file without a name, which is gone
+with the process, however that ends.
+"""
+
+import math
+import mmap
+import os
+import tempfile
+import weakref
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from kerasmem.backends.heap import trim_heap
+from kerasmem.backends.lazy import (
+    AtRest,
+    LazyValues,
+    source_at_rest,
+)
+from kerasmem.backends.mapped import MappedArray
+
+MOST_LENT_BYTES = 32 << 20
+"""Of the values that are in memory at a time; one that is larger is there alone."""
+
+_LEAST_KEPT = 1 << 14
+"""A value of fewer entries has memory of its own."""
+
+_ALIGNMENT = mmap.ALLOCATIONGRANULARITY
+
+_REGION_BYTES = 1 << 30
+"""Of a file that are mapped at once: the system bounds how often that may be done."""
+
+
+class Offloaded(AtRest):
+    """Values in files, and those of them that are in memory for a while.
+
+    Args:
+        values: how the framework comes by the value of a variable.
+        folder: with room for what variables are assigned.
+    """
+
+    def __init__(self, values: LazyValues, folder: Path) -> None:
+        self._values = values
+        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - see `close`
+        self._region: mmap.mmap | None = None
+        self._end = self._start = 0
+        # A tensor that lies over a file may be written to: never the file.
+        self.access = mmap.ACCESS_COPY if values.adopts else mmap.ACCESS_READ
+        self._lent: OrderedDict[int, tuple[MappedArray, Any, Any]] = OrderedDict()
+        self._bytes_freed = 0
+
+    def value(self, variable: Any, source: MappedArray) -> Any:
+        """Return a tensor of what a variable has in a file, the same for a while."""
+        key = id(variable)
+        known = self._lent.get(key)
+        if known is not None and known[0] is source:
+            self._lent.move_to_end(key)
+            return known[1]
+        self._take_back(key)
+        bytes_lent = sum(held.nbytes for held, _, _ in self._lent.values())
+        while self._lent and bytes_lent + source.nbytes > MOST_LENT_BYTES:
+            oldest = next(iter(self._lent))
+            bytes_lent -= self._lent[oldest][0].nbytes
+            self._take_back(oldest)
+        tensor = self._values.lend(variable, source.aligned())
+        if not (self._values.adopts and source.flags.aligned):  # it may be a copy
+            source.release_around()
+        self._lent[key] = source, tensor, weakref.ref(variable)
+        return tensor
+
+    def keeps(self, variable: Any) -> bool:
+        """Return whether the value of a variable is one for a file."""
+        return math.prod(variable.shape) >= _LEAST_KEPT
+
+    def keep(self, array: Any) -> MappedArray | None:
+        """Return an array over a file that is as another one; None for a small one."""
+        if isinstance(array, MappedArray) and array.place is not None:
+            return array
+        found = keras.ops.convert_to_numpy(array) if _is_tensor(array) else array
+        found = np.ascontiguousarray(found)
+        if found.size < _LEAST_KEPT or found.dtype.hasobject:
+            return None
+        region, start, place = self._room(found.nbytes)
+        left, at = found.reshape(-1).view(np.uint8).data, place
+        while left:  # one call writes 2 GiB at most
+            count = os.pwrite(self._file.fileno(), left, at)
+            left, at = left[count:], at + count
+        return MappedArray.of(region, place - start, found.shape, found.dtype)
+
+    def close(self) -> None:
+        """Let go of the file; who still has an array over it may use that."""
+        for key in [*self._lent]:
+            self._take_back(key)
+        self._file.close()
+
+    def _take_back(self, key: int) -> None:
+        known = self._lent.pop(key, None)
+        if known is not None:
+            source, _, alive = known
+            variable = alive()
+            # One that was assigned a value of its own keeps that.
+            if variable is not None and source_at_rest(variable) is source:
+                self._values.take_back(variable)
+            source.release_around()
+            self._trim(source.nbytes)
+
+    def _trim(self, size: int) -> None:
+        # What a layer has computed is freed with it, in pieces all over the heap; for
+        # codes it was up to eight times as much.
+        self._bytes_freed += size
+        if self._bytes_freed >= MOST_LENT_BYTES // 4:
+            self._bytes_freed = 0
+            trim_heap()
+
+    def _room(self, size: int) -> tuple[mmap.mmap, int, int]:
+        """Return a part of the file, where it begins, and a free place in it."""
+        place, region = -(-self._end // _ALIGNMENT) * _ALIGNMENT, self._region
+        if region is None or place + size > self._start + len(region):
+            self._start, length = place, max(_REGION_BYTES, size)
+            self._file.truncate(place + length)
+            region = self._region = mmap.mmap(
+                self._file.fileno(), length, access=self.access, offset=place
+            )
+        self._end = place + size
+        return region, self._start, place
+
+
+@contextmanager
+def offloaded(values: LazyValues, folder: Path) -> Iterator[Offloaded]:
+    """Give files for the values of variables, which are closed at the end.
+
+    Args:
+        values: how the framework comes by the value of a variable.
+        folder: with room for what variables are assigned.
+    """
+    files = Offloaded(values, folder)
+    try:
+        yield files
+    finally:
+        files.close()
+
+
+def _is_tensor(array: Any) -> bool:
+    return isinstance(array, keras.Variable) or keras.ops.is_tensor(array)

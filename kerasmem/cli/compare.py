@@ -1,0 +1,125 @@
+"""`kerasmem evaluate` and `compare`: how well a model does, or two side by side."""
+
+from argparse import Namespace
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from typing import Any
+
+from kerasmem.cli.command import (
+    IMPORT,
+    LENGTH,
+    LOSS,
+    METRIC,
+    MODEL,
+    REQUIRED_DATA,
+    Outcome,
+    batch_of,
+    command,
+    option,
+    say,
+)
+from kerasmem.errors import ConfigError
+
+_OPTIONS = (REQUIRED_DATA, LENGTH, LOSS, METRIC, batch_of(32), IMPORT)
+
+
+@command(
+    "evaluate",
+    "Measure a model: metrics, latency, memory, file; of a language model perplexity.",
+    MODEL,
+    *_OPTIONS,
+)
+def evaluate(options: Namespace) -> Outcome:
+    """Return the model's figures on the test split, or on all data without one."""
+    from kerasmem.report.comparison import comparison_table
+
+    figures, result = _judged(options, [options.model])
+    result = {"model": options.model, **result}
+    result["figures"] = asdict(figures[options.model])
+    return Outcome(result, (comparison_table(figures),))
+
+
+@command(
+    "compare",
+    "Measure two models on the same samples; of language models KL divergence, too.",
+    MODEL,
+    option("other", metavar="OTHER", help="a second model, such as the first in int4"),
+    *_OPTIONS,
+)
+def compare(options: Namespace) -> Outcome:
+    """Return the figures of two models on the same samples, the first as reference."""
+    from kerasmem.report.comparison import comparison_table
+
+    if options.model == options.other:
+        raise ConfigError(
+            "Two models are compared, not one with itself. Received: "
+            f"{options.model!r} twice."
+        )
+    figures, result = _judged(options, [options.model, options.other])
+    result = {"model": options.model, "other": options.other, **result}
+    result["figures"] = [asdict(each) for each in figures.values()]
+    return Outcome(result, (comparison_table(figures),))
+
+
+def _judged(
+    options: Namespace, paths: list[str]
+) -> tuple[Mapping[str, Any], dict[str, Any]]:
+    """Return the figures of models by path, and what they are of."""
+    from kerasmem.cli.judging import of_its_file
+    from kerasmem.cli.tokens import check_length
+    from kerasmem.files import load_model
+    from kerasmem.files.data.tokens import is_token_file
+
+    check_length(options)
+    models = {path: load_model(path) for path in paths}
+    judge = _on_tokens if is_token_file(options.data) else _on_samples
+    figures, about = judge(options, models)
+    # The file that is there, not the one that kerasmem would write.
+    found = {path: of_its_file(each, path) for path, each in figures.items()}
+    return found, {"data": options.data, **about}
+
+
+def _on_samples(
+    options: Namespace, models: Mapping[str, Any]
+) -> tuple[Mapping[str, Any], dict[str, Any]]:
+    from kerasmem.cli.judging import check_judging, compile_for
+    from kerasmem.compression.measure import figures, latencies
+    from kerasmem.files.data import load_data, sample_count, warn_if_not_finite
+
+    loaded = load_data(options.data)
+    data = loaded.train if loaded.test is None else loaded.test
+    for model in models.values():
+        compile_for(model, options.loss, options.metrics)
+        check_judging(model, data)
+    warn_if_not_finite(data)
+    say(f"measuring {' and '.join(models)}")
+    size = options.batch_size
+    times = latencies(list(models.values()), data, size)
+    found = {
+        path: replace(figures(model, data, size, 0), **latency)
+        for (path, model), latency in zip(models.items(), times, strict=True)
+    }
+    split = "all" if loaded.test is None else "test"
+    return found, {"split": split, "samples": sample_count(data)}
+
+
+def _on_tokens(
+    options: Namespace, models: dict[str, Any]
+) -> tuple[Mapping[str, Any], dict[str, Any]]:
+    from kerasmem.cli.tokens import taking_ids
+    from kerasmem.compression.language import language_figures
+    from kerasmem.files.data.tokens import check_known, token_samples
+
+    if options.loss or options.metrics:
+        raise ConfigError(
+            "A language model is judged by its perplexity on tokens. Received: --loss "
+            f"or --metric with --data {options.data}."
+        )
+    first = next(iter(models.values()))
+    data = token_samples(options.data, first, options.length)
+    for model in models.values():
+        check_known(data[1], model, options.data)
+    say(f"measuring {' and '.join(models)}")
+    with taking_ids([*models.values()]):
+        found = language_figures(models, data, options.batch_size)
+    return found, {"split": "all", "tokens": int(data[2].sum())}

@@ -1,0 +1,99 @@
+"""Texts and token ids as data: a language model is rounded on and judged by them."""
+
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from kerasmem.cli.steps import Job
+from kerasmem.errors import ConfigError
+
+
+def check_tokens_suffice(options: Namespace, job: Job) -> None:
+    """Raise unless what `kerasmem compress` is to do takes no labels.
+
+    Raises:
+        ConfigError: if something is to be trained, searched or judged by a metric.
+    """
+    asked = {
+        "--fine-tune-epochs": job.trains,
+        "a search": job.steps is None,
+        "--max-drop": options.max_drop is not None,
+        "--loss": options.loss,
+        "--metric": options.metrics,
+    }
+    for name, value in asked.items():
+        if value:
+            raise ConfigError(
+                "Texts and token ids are what a language model is rounded on and "
+                f"judged by, with its perplexity. Received: {name} with --data "
+                f"{options.data}. Next: give samples with labels, or leave {name} out."
+            )
+
+
+def check_length(options: Namespace) -> None:
+    """Raise `ConfigError` if rows of tokens get a length, and there are none."""
+    from kerasmem.files.data.tokens import is_token_file
+
+    if options.length and not (options.data and is_token_file(options.data)):
+        raise ConfigError(
+            "--length is that of a row of a text or of token ids. Received: "
+            f"--data {options.data}."
+        )
+
+
+def split_tokens(options: Namespace, model: Any) -> tuple[Any, Any]:
+    """Return rows to round on and rows to judge by, each with the ids behind them.
+
+    Raises:
+        DataError: if the file does not fit the model, or is a single row.
+    """
+    from kerasmem.cli.judging import split_to_judge
+    from kerasmem.files.data.tokens import token_samples
+
+    return split_to_judge(token_samples(options.data, model, options.length))
+
+
+def judged_by_tokens(
+    report: Any, models: tuple[Any, Any], rows: Any, batch_size: int
+) -> Any:
+    """Return a report with the figures of language models, before and after.
+
+    Args:
+        report: a `CompressionReport`.
+        models: the original and the result.
+        rows: as `split_tokens` returns them.
+        batch_size: most rows in a batch.
+
+    Raises:
+        DataError: if the models are no language models.
+    """
+    from kerasmem.compression.language import language_figures
+
+    with taking_ids(models):
+        named: dict[str, Any] = {"before": models[0], "after": models[1]}
+        before, after = language_figures(named, rows, batch_size).values()
+    return replace(
+        report,
+        before=replace(before, file_bytes=report.before.file_bytes),
+        after=replace(after, file_bytes=report.after.file_bytes),
+        samples=len(rows[1]),
+    )
+
+
+@contextmanager
+def taking_ids(models: Sequence[Any]) -> Iterator[None]:
+    """Return a scope in which models have no preprocessor.
+
+    KerasHub's would take ids for texts.
+    """
+    found = [(model, getattr(model, "preprocessor", None)) for model in models]
+    with_one = [pair for pair in found if pair[1] is not None]
+    for model, _ in with_one:
+        model.preprocessor = None
+    try:
+        yield
+    finally:
+        for model, preprocessor in with_one:
+            model.preprocessor = preprocessor

@@ -1,0 +1,254 @@
+"""Chains of thin layers that compute what one layer does, or the nearest of their rank.
+
+Max Jaderberg, Andrea Vedaldi, Andrew Zisserman: Speeding up Convolutional Neural
+Networks with Low Rank Expansions, 2014 (rows, then columns). Yong-Deok Kim et al.:
+Compression of Deep Convolutional Neural Networks for Fast and Low Power Mobile
+Applications, 2016 (Tucker-2).
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+from keras import layers, ops
+
+from kerasmem.compression.factorize import Factorize
+from kerasmem.compression.factorize.inside import built_in_turn, summed_and_new
+
+
+def factors(
+    matrix: np.ndarray, ratio: float | None, energy: float | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the matrices, (m, rank) and (rank, n), whose product is nearest.
+
+    Both have columns or rows of the same lengths, so that training moves both alike.
+
+    Args:
+        matrix: (m, n).
+        ratio: share of the full rank that is kept; None to go by energy.
+        energy: share of the sum of squares that has to stay.
+    """
+    left, sizes, right = _truncated(matrix, ratio, energy)
+    root = np.sqrt(sizes)
+    return left * root, root[:, None] * right
+
+
+def _truncated(
+    matrix: np.ndarray, ratio: float | None, energy: float | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the truncated singular value decomposition, the largest values first."""
+    left, sizes, right = np.linalg.svd(matrix, full_matrices=False)
+    rank = _rank(sizes, ratio, energy)
+    return left[:, :rank], sizes[:rank], right[:rank]
+
+
+def _rank(sizes: np.ndarray, ratio: float | None, energy: float | None) -> int:
+    """Return how many of the descending singular values are kept."""
+    if ratio is not None:
+        return max(1, round(ratio * len(sizes)))
+    kept = np.cumsum(np.square(sizes))
+    return min(len(sizes), int(np.searchsorted(kept, (energy or 1.0) * kept[-1])) + 1)
+
+
+_CONVOLUTIONS = (layers.Conv1D, layers.Conv2D, layers.Conv3D)
+_POINTWISE = {
+    "kernel_size": 1,
+    "strides": 1,
+    "dilation_rate": 1,
+    "padding": "valid",
+}
+
+
+@dataclass(frozen=True)
+class Chain:
+    """What takes the place of a layer.
+
+    Args:
+        kind: the class of the new layers.
+        configs: theirs, the first to the last, which has the bias and the activation.
+        kernels: one for each.
+        energy: share of the sum of squares of the layer's kernel that is in them.
+    """
+
+    kind: type
+    configs: tuple[dict[str, Any], ...]
+    kernels: tuple[np.ndarray, ...]
+    energy: float
+
+    @property
+    def size(self) -> int:
+        """Entries of all kernels."""
+        return sum(kernel.size for kernel in self.kernels)
+
+    def layers(self) -> list[Any]:
+        """Return the layers, not built yet."""
+        return [self.kind.from_config(config) for config in self.configs]
+
+    def inside(self, layer: Any) -> list[Any]:
+        """Return the layers, built, with kernels alone, for the inside of a layer."""
+        *firsts, last = self.configs
+        made = built_in_turn(layer, [*firsts, last | _plain(last)])
+        for thin, kernel in zip(made, self.kernels, strict=True):
+            thin.kernel.assign(kernel)
+        return made
+
+
+def why_not(layer: Any) -> str | None:
+    """Return why a layer has no factors, None if it may have."""
+    if type(layer) not in (layers.Dense, layers.EinsumDense, *_CONVOLUTIONS):
+        return "is not of a Dense, EinsumDense or Conv layer"
+    if not keras.backend.is_float_dtype(layer.kernel.dtype):
+        return f"is {layer.kernel.dtype} already"
+    if getattr(layer, "groups", 1) > 1:
+        return "is of a convolution in groups"
+    if layer.kernel_constraint is not None:
+        return "has a constraint, which its factors would not keep"
+    if type(layer) is layers.EinsumDense and _letters(layer) is None:
+        return "has axes that are neither summed over nor new in the output"
+    return None
+
+
+def chain(layer: Any, config: Factorize) -> Chain:
+    """Return the factors of a layer, of the ranks that were chosen."""
+    kernel = np.asarray(ops.convert_to_numpy(layer.kernel)).astype("float64")
+    if type(layer) is layers.Dense:
+        return _dense(layer, kernel, config)
+    if type(layer) is layers.EinsumDense:
+        return _einsum(layer, kernel, config)
+    spatial = kernel.shape[:-2]
+    if config.method == "spatial" and len(spatial) == 2 and max(spatial) > 1:
+        return _rows_and_columns(layer, kernel, config)
+    if config.method == "tucker" and max(spatial) > 1:
+        return _tucker(layer, kernel, config)
+    return _channels(layer, kernel, config)
+
+
+def _dense(layer: Any, kernel: np.ndarray, config: Factorize) -> Chain:
+    left, right, energy = _two(kernel, config)
+    first = _first(layer, units=left.shape[1])
+    return Chain(type(layer), (first, _last(layer)), (left, right), energy)
+
+
+def _einsum(layer: Any, kernel: np.ndarray, config: Factorize) -> Chain:
+    inputs, output, summed, new = _letters(layer) or ("", "", "", "")
+    arranged = np.transpose(kernel, summed_and_new(layer.equation))
+    shape, split = arranged.shape, len(summed)
+    left, right, energy = _two(arranged.reshape(math.prod(shape[:split]), -1), config)
+    rank = left.shape[1]
+    rest = "".join(letter for letter in inputs if letter not in summed)
+    hidden = next(c for c in "zyxwvutsrqponm" if c not in layer.equation)
+    # An output shape is without the batch axis, which is the first or in the ellipsis;
+    # what it says of an axis the last layer expects to find in what the first hands on.
+    letters = rest.replace("...", "") if "..." in rest else rest[1:]
+    sizes = dict(zip(output[::-1], layer.partial_output_shape[::-1], strict=False))
+    shared_axes = [sizes.get(letter) for letter in letters]
+    first = _first(
+        layer,
+        equation=f"{inputs},{summed}{hidden}->{rest}{hidden}",
+        output_shape=(*shared_axes, rank),
+    )
+    last = _last(layer) | {"equation": f"{rest}{hidden},{hidden}{new}->{output}"}
+    kernels = left.reshape(*shape[:split], rank), right.reshape(rank, *shape[split:])
+    return Chain(type(layer), (first, last), kernels, energy)
+
+
+def _letters(layer: Any) -> tuple[str, str, str, str] | None:
+    """Return the axes of input and output, and those summed over and new; or None."""
+    given, output = layer.equation.replace(" ", "").split("->")
+    inputs, kernel = given.split(",")
+    summed = "".join(c for c in kernel if c not in output)
+    new = "".join(c for c in kernel if c not in inputs)
+    whole = len(summed) + len(new) == len(kernel)
+    leads = "." not in inputs or inputs.startswith("...")
+    return (inputs, output, summed, new) if whole and leads and new else None
+
+
+def _rows_and_columns(layer: Any, kernel: np.ndarray, config: Factorize) -> Chain:
+    height, width, inputs, outputs = kernel.shape
+    matrix = kernel.transpose(0, 2, 1, 3).reshape(height * inputs, width * outputs)
+    left, right, energy = _two(matrix, config)
+    rank = left.shape[1]
+    (row_step, column_step), (row_gap, column_gap) = layer.strides, layer.dilation_rate
+    first = _first(
+        layer,
+        filters=rank,
+        kernel_size=(height, 1),
+        strides=(row_step, 1),
+        dilation_rate=(row_gap, 1),
+    )
+    last = _last(layer) | {
+        "kernel_size": (1, width),
+        "strides": (1, column_step),
+        "dilation_rate": (1, column_gap),
+    }
+    columns = right.reshape(rank, 1, width, outputs).transpose(1, 2, 0, 3)
+    kernels = left.reshape(height, 1, inputs, rank), columns
+    return Chain(type(layer), (first, last), kernels, energy)
+
+
+def _channels(layer: Any, kernel: np.ndarray, config: Factorize) -> Chain:
+    *window, outputs = kernel.shape
+    left, right, energy = _two(kernel.reshape(-1, outputs), config)
+    rank = left.shape[1]
+    first = _first(layer, filters=rank)
+    kernels = left.reshape(*window, rank), _in_window(right, layer)
+    return Chain(type(layer), (first, _last(layer) | _POINTWISE), kernels, energy)
+
+
+def _tucker(layer: Any, kernel: np.ndarray, config: Factorize) -> Chain:
+    inputs, outputs = kernel.shape[-2:]
+    by_input = np.moveaxis(kernel, -2, 0).reshape(inputs, -1)
+    by_output = np.moveaxis(kernel, -1, 0).reshape(outputs, -1)
+    entry, leave = (
+        _truncated(matrix, config.rank_ratio, config.energy)[0]
+        for matrix in (by_input, by_output)
+    )
+    core = np.einsum("...io,ir,os->...rs", kernel, entry, leave)
+    reduce = _first(layer, filters=entry.shape[1]) | _POINTWISE
+    middle = _first(layer, filters=leave.shape[1]) | {"name": f"{layer.name}_middle"}
+    return Chain(
+        type(layer),
+        (reduce, middle, _last(layer) | _POINTWISE),
+        (_in_window(entry, layer), core, _in_window(leave.T, layer)),
+        _share(np.square(core).sum(), kernel),
+    )
+
+
+def _two(matrix: np.ndarray, config: Factorize) -> tuple[np.ndarray, np.ndarray, float]:
+    left, right = factors(matrix, config.rank_ratio, config.energy)
+    sizes = np.square(left).sum(axis=0)  # the singular values
+    return left, right, _share(np.square(sizes).sum(), matrix)
+
+
+def _share(retained: float, kernel: np.ndarray) -> float:
+    total = np.square(kernel).sum()
+    return float(min(1.0, retained / total)) if total else 1.0
+
+
+def _first(layer: Any, **changed: Any) -> dict[str, Any]:
+    """Return the config of a layer that only multiplies."""
+    config = _config(layer)
+    return config | _plain(config) | {"name": f"{layer.name}_first"} | changed
+
+
+def _plain(config: dict[str, Any]) -> dict[str, Any]:
+    """Return what makes of a config one without bias, activation and penalties."""
+    no_bias = {"use_bias": False} if "use_bias" in config else {"bias_axes": None}
+    names = ("activation", "activity_regularizer", "bias_regularizer")
+    return dict.fromkeys((*names, "bias_constraint")) | no_bias
+
+
+def _last(layer: Any) -> dict[str, Any]:
+    return _config(layer) | {"name": f"{layer.name}_last"}
+
+
+def _config(layer: Any) -> dict[str, Any]:
+    """Return the config of a layer; LoRA's share is in its kernel already."""
+    config = layer.get_config()
+    return {k: v for k, v in config.items() if k not in ("lora_rank", "lora_alpha")}
+
+
+def _in_window(matrix: np.ndarray, layer: Any) -> np.ndarray:
+    return matrix.reshape(*[1] * len(layer.kernel_size), *matrix.shape)

@@ -1,0 +1,92 @@
+"""The evaluation of a model whose weights stay in files, layer by layer.
+
+Keras evaluates a model with all of its weights and, in a step that is not compiled, all
+of its activations at hand. Here each layer is called once its inputs are there, is lent
+its weights for as long as that takes, and an activation goes after its last use.
+"""
+
+from collections import Counter
+from typing import Any
+
+import keras
+
+from kerasmem.backends import current
+from kerasmem.backends.lazy import source_at_rest
+from kerasmem.files.data.check import flat_samples
+from kerasmem.files.data.forms import labeled_batches
+from kerasmem.graph.flat_calls import flatten
+from kerasmem.graph.layers import nodes_in_order, own_graph, sublayers
+from kerasmem.graph.outputs import output_of
+
+
+def is_offloaded(model: Any) -> bool:
+    """Return whether weights of a model stay in files."""
+    return any(source_at_rest(variable) is not None for variable in model.variables)
+
+
+def evaluate_by_layers(model: Any, data: Any, batch_size: int) -> dict[str, float]:
+    """Return the losses and metrics of a model, as `model.evaluate` does.
+
+    Args:
+        model: a compiled model that evaluates itself as Keras does.
+        data: samples with labels in any form that `kerasmem.files.data` lists.
+        batch_size: samples in a batch; batched data keeps its own.
+    """
+    model.reset_metrics()
+    total, count, forward = 0.0, 0, _forward(model)
+    with current().inference():
+        for batch in labeled_batches(data, batch_size):
+            x, y, weight = keras.tree.map_structure(_tensor, batch)
+            outputs = forward(batch[0])
+            loss = model.compute_loss(x, y, outputs, weight, training=False)
+            samples = len(keras.tree.flatten(batch[0])[0])
+            total, count = total + samples * float(loss), count + samples
+            model.compute_metrics(x, y, outputs, sample_weight=weight)
+    found = {k: float(value) for k, value in model.get_metrics_result().items()}
+    return {**found, "loss": total / max(count, 1)}
+
+
+def _tensor(array: Any) -> Any:
+    return None if array is None else keras.ops.convert_to_tensor(array)
+
+
+def _forward(model: Any) -> Any:
+    """Return a function from the inputs of a batch to what the model makes of them."""
+    if own_graph(model) is None or _adds_losses_twice(model):
+        return lambda x: model(x, training=False)
+    calls, form = flatten(model), output_of(model)
+
+    def forward(x: Any) -> Any:
+        count = len(keras.tree.flatten(x)[0])
+        given = map(keras.ops.convert_to_tensor, flat_samples(model, (x,), count))
+        return keras.tree.pack_sequence_as(form, calls.run([*given], _wait))
+
+    return forward
+
+
+def _wait(_: str, tensor: Any) -> None:
+    # JAX computes while the program goes on: weights of layers that it has not come to
+    # would all be in memory.
+    keras.ops.convert_to_numpy(tensor)
+
+
+def _adds_losses_twice(model: Any) -> bool:
+    """Return whether a layer that is called several times may add a loss each time.
+
+    Of calls outside of their model Keras forgets all but the last.
+    """
+    graph = own_graph(model)
+    counts = Counter(id(node.operation) for node in nodes_in_order(graph))
+    shared = [n.operation for n in nodes_in_order(graph) if counts[id(n.operation)] > 1]
+    inside = [each for one in shared for each in _layers(one)]
+    return any(_may_add_loss(layer) for layer in inside)
+
+
+def _layers(operation: Any) -> list[Any]:
+    return sublayers(operation) if isinstance(operation, keras.layers.Layer) else []
+
+
+def _may_add_loss(layer: Any) -> bool:
+    is_keras = type(layer).__module__.partition(".")[0] in ("keras", "kerasmem")
+    named = isinstance(layer, keras.layers.ActivityRegularization)
+    return not is_keras or named or layer.activity_regularizer is not None

@@ -1,0 +1,327 @@
+"""A model and a copy of it, run part by part on the same samples.
+
+Behind a part its activations are held, where that takes little memory: what lies before
+is not run again then. A model without a graph is run from its beginning every time.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+
+from kerasmem.backends import current
+from kerasmem.backends.patching import LayerCall, observing
+from kerasmem.files.data import input_batches, sample_inputs
+from kerasmem.files.data.check import flat_samples
+from kerasmem.files.data.forms import sample_count
+from kerasmem.graph.activations import peak_activation_bytes
+from kerasmem.graph.flat_calls import flatten
+from kerasmem.graph.layers import own_graph, sublayers
+from kerasmem.graph.values import nbytes
+
+_SAMPLES, _BATCH_SIZE = 512, 16
+
+_HELD_BYTES = 1 << 28
+"""At most so many bytes are held of a model."""
+
+_BATCH_BYTES = 1 << 28
+"""So many bytes may layers put out for a batch."""
+
+_TURNS = 8
+"""So often layers are looked at where nothing can be held."""
+
+Values = dict[int, Any]
+"""Tensors by their numbers."""
+
+See = Callable[[int, Any, Any], None]
+"""Takes the number of a layer, what it is given in the model and what in the copy."""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Layers that are looked at together.
+
+    Args:
+        layers: their numbers.
+        end: the number of the call behind which their part ends.
+        is_held: whether the next part begins there.
+    """
+
+    layers: tuple[int, ...]
+    end: int
+    is_held: bool
+
+
+class Passes:
+    """A model and a copy of it on the same samples.
+
+    Args:
+        models: the two; or one model twice, to see what changed layers make alone.
+        layers: each in one and in the other.
+        data: samples in any form that `kerasmem.files.data` lists; the first 512 count.
+    """
+
+    def __init__(
+        self, models: tuple[Any, Any], layers: Sequence[tuple[Any, Any]], data: Any
+    ) -> None:
+        self._layers, self._data = layers, data
+        size = batch_within(models[1], data, _BATCH_SIZE)
+        self._copy = Pass(models[1], data, size)
+        self._is_one = models[0] is models[1]
+        self._exact = self._copy if self._is_one else Pass(models[0], data, size)
+        self._are_alike = True
+
+    def turns(self, see: See) -> Iterator[tuple[int, ...]]:
+        """Yield the numbers of layers once all that they are given was seen.
+
+        Whoever takes them may change their weights in the copy: layers behind them are
+        given what comes of that. Those that no call reaches are in no part.
+
+        Args:
+            see: takes what a layer is given in a call, in the model and in the copy.
+        """
+        for part in self._plan():
+            self._run(part, see)
+            yield part.layers
+            self._are_alike = self._is_one
+            if part.is_held:
+                with current().inference():
+                    self._copy.hold(map(self._copy.to(part.end), self._copy.batches()))
+                self._copy.begin = part.end + 1
+
+    def _plan(self) -> list[_Part]:
+        """Return all layers that are called, in the order of their last calls."""
+        if not self._layers:
+            return []
+        first, last, sizes = self._reached()
+        plan, numbers = [], list[int]()
+        order, most = list(last), -(-len(last) // _TURNS)
+        for place, number in enumerate(order):
+            numbers.append(number)
+            end, behind = last[number], order[place + 1 :]
+            # A layer that is called again later has other weights by then.
+            is_cut = all(first[n] > end for n in behind)
+            is_held = is_cut and bool(behind) and sizes[end] <= _HELD_BYTES
+            if is_held or len(numbers) >= most or not behind:
+                plan.append(_Part(tuple(numbers), end, is_held))
+                numbers = []
+        return plan
+
+    def _reached(self) -> tuple[dict[int, int], dict[int, int], list[float]]:
+        """Return by which call each layer is reached first and last, one batch run.
+
+        And how many bytes have to be held behind each call, of all samples.
+        """
+        numbers = {id(before): n for n, (before, _) in enumerate(self._layers)}
+        first, last, sizes = dict[int, int](), dict[int, int](), list[float]()
+
+        def see(call: LayerCall) -> None:
+            number = numbers[id(call.layer)]
+            first.setdefault(number, len(sizes))
+            last.pop(number, None)  # it goes behind the others
+            last[number] = len(sizes)
+
+        layers, exact = [before for before, _ in self._layers], self._exact
+        batch = next(exact.batches())
+        samples = len(keras.tree.flatten(batch)[0])
+        times = min(sample_count(self._data) or _SAMPLES, _SAMPLES) / samples
+        with current().inference(), observing(layers, inputs=see):
+            for values in exact.steps(batch, exact.last_of(layers)):
+                sizes.append(times * sum(map(nbytes, values.values())))
+        return first, last, sizes
+
+    def _run(self, part: _Part, see: See) -> None:
+        """Show what the layers of a part are given; the model goes on behind them."""
+        exact, copy, alike = self._exact, self._copy, self._are_alike
+        is_held = part.is_held and not self._is_one  # of one model behind the change
+        pairs = [self._layers[n] for n in part.layers]
+        numbers = {id(x): n for n in part.layers for x in self._layers[n]}
+        waiting = {n: deque[Any]() for n in part.layers}
+        ends = _End(stops=not is_held), _End(stops=True)
+
+        def of_exact(call: LayerCall) -> None:
+            number = numbers[id(call.layer)]
+            if alike:
+                see(number, call.x, call.x)
+            else:
+                waiting[number].append(call.x)
+            ends[0].count()
+
+        def of_copy(call: LayerCall) -> None:
+            number = numbers[id(call.layer)]
+            see(number, waiting[number].popleft(), call.x)
+            ends[1].count()
+
+        def shown() -> Iterator[Values]:
+            others = exact.batches() if alike else copy.batches()
+            for before, after in zip(exact.batches(), others, strict=True):
+                with observing([layer for layer, _ in pairs], inputs=of_exact):
+                    yield ends[0].run(exact.to(part.end), before)
+                if not alike:
+                    with observing([layer for _, layer in pairs], inputs=of_copy):
+                        ends[1].run(copy.to(part.end), after)
+
+        with current().inference():
+            if is_held:
+                exact.hold(shown())
+                exact.begin = part.end + 1
+            else:
+                deque(shown(), maxlen=0)
+
+
+class Pass:
+    """The calls of one model, from where its activations are held.
+
+    Args:
+        model: the model.
+        data: samples.
+        batch_size: so many of them go through it at a time.
+    """
+
+    def __init__(self, model: Any, data: Any, batch_size: int) -> None:
+        self._model, self._data, self._batch_size = model, data, batch_size
+        self._calls = flatten(model) if _takes_numbers(model, data) else None
+        calls = self._calls.calls if self._calls else ()
+        self._uses = {x: n for n, call in enumerate(calls) for x in call.inputs}
+        if self._calls:  # none of them is ever let go
+            self._uses |= dict.fromkeys(self._calls.outputs, len(calls))
+        self._held: list[Values] | None = None
+        self.begin = 0
+
+    def first_of(self, layer: Any) -> int:
+        """Return the number of the first call that may reach a layer."""
+        calls = self._calls.calls if self._calls else ()
+        reached = (n for n, call in enumerate(calls) if _holds(call.operation, layer))
+        return next(reached, 0)
+
+    def outputs(self, values: Values) -> list[Any]:
+        """Return what the model gives, run from where values are held."""
+        if self._calls is None:
+            return keras.tree.flatten(self._model(values[0], training=False))
+        found = values
+        for found in self.steps(values, len(self._calls.calls) - 1):  # noqa: B007
+            pass
+        return [found[number] for number in self._calls.outputs]
+
+    def last_of(self, layers: Sequence[Any]) -> int:
+        """Return the number of the last call that may reach one of some layers."""
+        if self._calls is None:
+            return 0
+        wanted = set(map(id, layers))
+        return max(
+            number
+            for number, call in enumerate(self._calls.calls)
+            if isinstance(call.operation, keras.layers.Layer)
+            and any(id(layer) in wanted for layer in sublayers(call.operation))
+        )
+
+    def batches(self) -> Iterator[Values]:
+        """Yield what is held of each batch, or the samples themselves."""
+        if self._held is not None:
+            yield from self._held
+            return
+        for x in input_batches(self._data, _SAMPLES, self._batch_size):
+            yield {0: x} if self._calls is None else self._numbered(self._calls, x)
+
+    def _numbered(self, calls: Any, x: Any) -> Values:
+        arrays = flat_samples(self._model, (x,), _SAMPLES)
+        tensors = map(keras.ops.convert_to_tensor, arrays)
+        return dict(zip(calls.inputs, tensors, strict=True))
+
+    def hold(self, values: Iterator[Values]) -> None:
+        """Hold values in the place of what was held."""
+        self._held = list(values)
+
+    def to(self, end: int) -> Callable[[Values], Values]:
+        """Return what runs a batch from where values are held to behind a call."""
+
+        def run(values: Values) -> Values:
+            *_, last = self.steps(values, end)
+            return last
+
+        return run
+
+    def steps(self, values: Values, end: int) -> Iterator[Values]:
+        """Yield behind each call what those behind it take."""
+        if self._calls is None:
+            self._model(values[0], training=False)
+            yield {}
+            return
+        calls = self._calls.calls
+        for number in range(self.begin, end + 1):
+            call = calls[number]
+            args, kwargs = call.arguments(values)
+            outputs = keras.tree.flatten(call.operation(*args, **kwargs))
+            values = {**values, **dict(zip(call.outputs, outputs, strict=True))}
+            values = {k: x for k, x in values.items() if self._uses.get(k, 0) > number}
+            yield values
+
+
+def _holds(operation: Any, layer: Any) -> bool:
+    if not isinstance(operation, keras.layers.Layer):
+        return False
+    return any(each is layer for each in sublayers(operation))
+
+
+def batch_within(model: Any, data: Any, most: int) -> int:
+    """Return how many samples may go through a model at a time, from 1.
+
+    Args:
+        model: a built model.
+        data: samples.
+        most: that many where they take little memory, or nothing tells how much.
+    """
+    if not _takes_numbers(model, data):
+        return most
+    x = sample_inputs(data, 1)
+    shapes = [array.shape for array in flat_samples(model, (x,), 1)]
+    size = peak_activation_bytes(model, shapes=shapes)
+    return most if size is None else max(min(most, _BATCH_BYTES // size), 1)
+
+
+def _takes_numbers(model: Any, data: Any) -> bool:
+    """Return whether the calls of a model can be run one by one on samples."""
+    graph = own_graph(model)
+    if graph is None:
+        return False
+    is_plain = all(x.dtype != "string" and not x.sparse for x in graph.inputs)
+    given = keras.tree.flatten(sample_inputs(data, 1))
+    return is_plain and all(array is not None for array in given)
+
+
+class _End:
+    """Ends runs with the last call of some layers.
+
+    How many calls there are the first run tells, which goes on.
+
+    Args:
+        stops: whether runs are ended.
+    """
+
+    def __init__(self, *, stops: bool) -> None:
+        self._last, self._seen, self._stops = 0, 0, stops
+
+    def count(self) -> None:
+        """Count a call; the last one ends the run."""
+        self._seen += 1
+        if self._stops and self._seen == self._last:
+            raise _SeenEnough
+
+    def run(self, run: Callable[[Values], Values], values: Values) -> Values:
+        """Return what a run gives, nothing if it was ended."""
+        self._seen = 0
+        try:
+            return run(values)
+        except Exception:
+            # Keras may have made another exception of it.
+            if not self._stops or not self._last or self._seen < self._last:
+                raise
+            return {}
+        finally:
+            self._last = self._seen
+
+
+class _SeenEnough(Exception):  # noqa: N818 - it is no error
+    """What is looked for has been seen."""

@@ -1,0 +1,178 @@
+"""Rounding kernels as suits what their layers make of data."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kerasmem.compression.account import sqnr_db
+from kerasmem.compression.quantize.apply import WeightPlan
+from kerasmem.compression.quantize.config import (
+    ACTIVATION_AWARE,
+    ADAPTIVE,
+    AUTO,
+    MIXED,
+    NEAREST,
+    SECOND_ORDER,
+)
+from kerasmem.compression.quantize.layer import Place
+from kerasmem.compression.quantize.math import LIMIT, finite
+from kerasmem.compression.quantize.on_data.adaptive import adapted_codes
+from kerasmem.compression.quantize.on_data.input_scales import input_scales
+from kerasmem.compression.quantize.on_data.moments import (
+    Moments,
+    Sums,
+    is_product_of_matrices,
+    matrices,
+    of_matrices,
+)
+from kerasmem.compression.quantize.on_data.passes import Passes
+from kerasmem.compression.quantize.on_data.second_order import second_order_codes
+from kerasmem.errors import ModelError
+from kerasmem.graph.layers import Weight, weights
+from kerasmem.graph.values import to_numpy
+
+if TYPE_CHECKING:
+    from kerasmem.compression.quantize.config import Quantize
+
+_LARGEST = 4608
+"""So many products may a sum have: its moments are a matrix of that size."""
+
+_MOST_BITS = 8
+"""What has more is no code."""
+
+Codes = Callable[[Moments, np.ndarray, np.ndarray, int], np.ndarray]
+
+
+def _nearest_codes(
+    _: Moments, weights: np.ndarray, steps: np.ndarray, limit: int
+) -> np.ndarray:
+    return np.clip(np.rint(weights / steps), -limit, limit)
+
+
+_CODES: dict[str, Codes] = {
+    NEAREST: _nearest_codes,
+    ADAPTIVE: adapted_codes,
+    SECOND_ORDER: second_order_codes,
+    AUTO: second_order_codes,  # no output has more error than with codes to nearest
+}
+ROUNDED = {
+    ADAPTIVE: "rounded adaptively",
+    SECOND_ORDER: "rounded by GPTQ",
+    AUTO: "rounded by GPTQ",
+}
+"""What is said of a weight that was rounded so."""
+
+
+def what_is_done(config: "Quantize") -> str:
+    """Return what a config does to weights on data."""
+    scaled = "scaled by AWQ" if config.scales == ACTIVATION_AWARE else None
+    return " and ".join(filter(None, (scaled, ROUNDED.get(config.rounding))))
+
+
+def round_on_data(
+    models: tuple[Any, Any], config: "Quantize", plan: WeightPlan, data: Any
+) -> tuple[dict[int, float | None], WeightPlan]:
+    """Round kernels of a copy in place, to values that storing leaves as they are.
+
+    Layers are given what the rounded ones before them make, those of an earlier call.
+    In adaptive rounding they are to make what the float model makes there; GPTQ, which
+    may move a weight by much, would fit the noise of few samples.
+
+    Dense, EinsumDense, convolutions and depthwise ones are rounded so, of at most 4,608
+    products in a sum; the others are not touched.
+
+    Args:
+        models: a model, and a copy of it.
+        config: how its weights are to be stored, symmetric and in 4 or 8 bits.
+        plan: for the weights of the copy.
+        data: samples in any form that `kerasmem.files.data` lists; the first 512 count.
+
+    Returns:
+        What is left of the weights that were rounded, in dB, by the ids of the
+        variables of the model; and the plan with their scales.
+
+    Raises:
+        DataError: if what goes into a layer is not finite.
+        ModelError: if there is nothing to round so, but for the scheme `"mixed"`, or a
+            weight is not finite.
+    """
+    original, model = models
+    places: dict[int, Place] = {}
+    for weight, place in plan:
+        if isinstance(place, Place) and place.coding.bits <= _MOST_BITS:
+            finite(to_numpy(weight.variable), weight.path)  # before anything changes
+            places[id(weight.variable)] = place
+    pairs = [
+        (before, after)
+        for before, after in zip(weights(original), weights(model), strict=True)
+        if id(after.variable) in places and _is_rounded_so(after)
+    ]
+    if config.scheme == MIXED and not pairs:
+        return {}, plan  # a budget may leave floats alone
+    ratios: dict[int, float | None] = {}
+    layers = [(before.owner, after.owner) for before, after in pairs]
+    if config.rounding != ADAPTIVE:
+        original, layers = model, [(after, after) for _, after in layers]
+    sums = Sums([after for _, after in layers])
+    passes = Passes((original, model), layers, data)
+    for number in chain.from_iterable(passes.turns(sums.add)):
+        before, after = pairs[number]
+        place, key = places[id(after.variable)], id(before.variable)
+        ratios[key], place = _round(after, sums.pop(number), place, config)
+        places[id(after.variable)] = place
+    if not ratios:
+        raise ModelError(
+            f"The model {model.name!r} has no weight that can be "
+            f"{what_is_done(config)}. Expected: a Dense, an EinsumDense, a "
+            "convolution of one or two dimensions or a depthwise one, not excluded. "
+            "Next: rounding='nearest', scales='max'."
+        )
+    return ratios, [(w, places.get(id(w.variable), place)) for w, place in plan]
+
+
+def _is_rounded_so(weight: Weight) -> bool:
+    owner = weight.owner
+    if not is_product_of_matrices(owner) or weight.variable is not owner.kernel:
+        return False
+    return matrices(owner, np.empty(owner.kernel.shape, "int8")).shape[1] <= _LARGEST
+
+
+def _round(
+    weight: Weight, moments: Moments, place: Place, config: "Quantize"
+) -> tuple[float | None, Place]:
+    """Round a weight in place; return what is left of it in dB, and its scales."""
+    exact, layer = to_numpy(weight.variable).astype(np.float32), weight.owner
+    places = _places(layer, exact, moments, place, config)
+    values = matrices(layer, exact).astype(np.float64)
+    made = []
+    for each in places:
+        coded, coding = each.encode(exact), each.coding
+        limit = LIMIT >> (8 - coding.bits)
+        steps = matrices(layer, coding.steps(exact, coded)).astype(np.float64)
+        rounded = steps * _CODES[config.rounding](moments, values, steps, limit)
+        error = moments.settled.error(rounded, values).sum() if places[1:] else 0.0
+        made.append((error, rounded, replace(each, scales=coded.scales)))
+    _, best, place = min(made, key=lambda each: each[0])
+    rounded = of_matrices(layer, best)
+    weight.variable.assign(rounded)
+    return sqnr_db(exact, rounded), place
+
+
+def _places(
+    layer: Any, exact: np.ndarray, moments: Moments, place: Place, config: "Quantize"
+) -> list[Place]:
+    """Return in which ways the kernel of a layer may be stored."""
+    places = [place]
+    if config.takes_any_scales:
+        places.append(replace(place, closely=True))
+    if config.takes_input_scales:
+        coding = replace(place.coding, by_input=True)
+        scales = input_scales(layer, exact, coding, moments)
+        if scales is not None:
+            scaled = replace(place, coding=coding, input_scales=scales)
+            # What suits the nearest codes need not suit others.
+            places = [scaled] if config.rounding == NEAREST else [scaled, *places]
+    return places

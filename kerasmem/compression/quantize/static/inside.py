@@ -1,0 +1,59 @@
+"""Static ranges for products inside of layers, where a model's graph cannot be opened.
+
+Each product rounds its inputs to the codes of a range from samples, and multiplies
+integers; what comes out is float again.
+
+Source: Jacob et al., "Quantization and Training of Neural Networks for Efficient
+Integer-Arithmetic-Only Inference", 2018.
+"""
+
+from typing import Any
+
+from kerasmem.backends.patching import LayerCall
+from kerasmem.compression.account import matches
+from kerasmem.compression.quantize.activations import Observer
+from kerasmem.compression.quantize.apply import ActivationScales
+from kerasmem.compression.quantize.config import Calibration, Quantize
+from kerasmem.compression.quantize.math import LIMIT
+from kerasmem.compression.quantize.products import is_product
+from kerasmem.compression.quantize.static.apply import check_has_ranges
+from kerasmem.files.data import check_data, input_batches
+from kerasmem.graph.layers import weights
+from kerasmem.graph.observe import observe
+
+
+def activation_scales(model: Any, config: Quantize, data: Any) -> ActivationScales:
+    """Return the scale of the inputs of each product that the samples reach.
+
+    Args:
+        model: a built model.
+        config: of the scheme `"int8-static"`, and how to calibrate.
+        data: samples in any form that `kerasmem.files.data` lists.
+
+    Raises:
+        ConfigError: if there are no samples.
+        DataError: if they do not fit the model, or something is not finite.
+    """
+    check_has_ranges(config, data, {})
+    check_data(model, data)
+    calibration = config.calibration or Calibration()
+    kernels = {
+        id(weight.owner): weight
+        for weight in weights(model)
+        if weight.attribute == "_kernel"
+        and is_product(weight.owner)
+        and not matches(config.exclude, weight)
+    }
+    seen: dict[int, Observer] = {}
+
+    def see(call: LayerCall) -> None:
+        weight = kernels[id(call.layer)]
+        observer = seen.setdefault(id(weight.variable), Observer(calibration))
+        observer.add(weight.path, call.x)
+
+    batches = input_batches(data, calibration.samples, calibration.batch_size)
+    owners = [weight.owner for weight in kernels.values()]
+    observe(model, batches, owners, inputs=see)
+    ends = {key: observer.range("") for key, observer in seen.items()}
+    largest = {key: max(-each.low, each.high) for key, each in ends.items()}
+    return {key: (most or 1.0) / LIMIT for key, most in largest.items()}

@@ -1,0 +1,58 @@
+"""Codes of bytes that hold several, as tensors; `math` packs them."""
+
+from typing import Any
+
+import keras
+
+
+def unpack_int4(packed: Any, axis: int, length: int) -> Any:
+    """Return int8 codes of bytes that hold two each; the inverse of `pack_int4`.
+
+    Args:
+        packed: an int8 tensor.
+        axis: the axis along which neighbors share a byte.
+        length: number of codes along it.
+    """
+    ops = keras.ops
+    four = ops.cast(4, "int8")
+    high = ops.right_shift(packed, four)
+    low = ops.right_shift(ops.left_shift(packed, four), four)
+    both = ops.stack([low, high], axis=axis + 1)
+    # What it looks up may be as open as a batch is.
+    shape = ops.shape(packed)
+    codes = ops.reshape(both, (*shape[:axis], 2 * shape[axis], *shape[axis + 1 :]))
+    if length == 2 * shape[axis]:
+        return codes
+    return codes[(*(slice(None) for _ in shape[:axis]), slice(length))]
+
+
+def unpack_int3(packed: Any, axis: int, length: int) -> Any:
+    """Return int8 codes of which three bytes hold eight; the inverse of `pack_int3`.
+
+    Args:
+        packed: an int8 tensor.
+        axis: the axis along which neighbors share bytes.
+        length: number of codes along it.
+    """
+    ops = keras.ops
+    shape = ops.shape(packed)
+    before, behind, count = shape[:axis], shape[axis + 1 :], shape[axis] // 3
+    thirds = ops.reshape(packed, (*before, count, 3, *behind))
+    thirds = ops.bitwise_and(ops.cast(thirds, "int32"), _int32(255))
+    first, second, third = ops.unstack(thirds, 3, axis=axis + 1)
+    word = ops.bitwise_or(first, ops.left_shift(second, _int32(8)))
+    word = ops.bitwise_or(word, ops.left_shift(third, _int32(16)))
+    codes = [
+        # The sign, the third bit of a code, goes to the top and comes down again.
+        ops.right_shift(ops.left_shift(word, _int32(29 - 3 * n)), _int32(29))
+        for n in range(8)
+    ]
+    found = ops.cast(ops.stack(codes, axis=axis + 1), "int8")
+    found = ops.reshape(found, (*before, 8 * count, *behind))
+    if length == 8 * count:
+        return found
+    return found[(*(slice(None) for _ in before), slice(length))]
+
+
+def _int32(number: int) -> Any:
+    return keras.ops.cast(number, "int32")

@@ -1,0 +1,188 @@
+"""Token ids as samples: rows of a text or of an array, each with the ids that follow.
+
+A row of ids gives as many labels: of each position the id after it. Positions without
+one, and those of padding, have weight 0.
+"""
+
+import zipfile
+from pathlib import Path
+from typing import Any, cast
+
+import keras
+import numpy as np
+
+from kerasmem.errors import DataError
+from kerasmem.files.data.check import input_names
+
+LENGTH = 256
+"""Tokens in a row, where nothing says otherwise."""
+
+_IDS, _MASK = "token_ids", "padding_mask"
+_FORMS = (
+    "Expected: a .txt file in UTF-8, an .npy file of token ids, or an .npz file with "
+    "token_ids and, if wanted, padding_mask."
+)
+
+
+def is_token_file(path: str | Path) -> bool:
+    """Return whether a file holds text or token ids, by its name or its arrays.
+
+    Args:
+        path: of a file, which need not be there.
+    """
+    suffix = Path(path).suffix
+    if suffix != ".npz":
+        return suffix in (".txt", ".npy")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return f"{_IDS}.npy" in archive.namelist()
+    except Exception:  # noqa: BLE001 - the reader of samples says what is wrong
+        return False
+
+
+def token_samples(
+    path: str | Path, model: Any, length: int | None = None
+) -> tuple[Any, np.ndarray, np.ndarray]:
+    """Return the rows of a file as `(x, y, sample_weight)` for a language model.
+
+    Text is made into ids by the model's own tokenizer. Ids of one axis are cut into
+    rows, each with a start token before it where the model's preprocessor puts one; a
+    last row that is not full is padded. Ids of two axes are rows already.
+
+    Args:
+        path: of a file, see `is_token_file`.
+        model: a language model of one input of ids, and perhaps one of a padding mask.
+        length: tokens in a row, from 2; None for as many as the model has to have, at
+            most 256 else.
+
+    Returns:
+        What goes in, an array or a dict of arrays, (rows, length) each; the id behind
+        each position and its weight, 0 or 1, of the same shape.
+
+    Raises:
+        DataError: if the file holds no ids, the model takes none or others, or it has
+            no tokenizer for a text.
+    """
+    ids_name, mask_name = _inputs(model)
+    path, preprocessor = Path(path), cast(Any, getattr(model, "preprocessor", None))
+    ids, mask = _read(path, model, preprocessor)
+    if ids.ndim == 1:
+        start = None
+        if getattr(preprocessor, "add_start_token", False):
+            start = preprocessor.tokenizer.start_token_id
+        ids, mask = _rows(ids, mask, _length(model, preprocessor, length), start)
+    _check(ids, mask, model, path)
+    ahead = np.pad(ids[:, 1:], [(0, 0), (0, 1)])
+    weight = np.pad(mask[:, 1:], [(0, 0), (0, 1)]) & mask
+    x: Any = ids
+    if mask_name is not None:
+        x = {ids_name: ids, mask_name: mask}
+    elif isinstance(getattr(model, "input", None), dict):
+        x = {ids_name: ids}
+    return x, ahead, weight.astype("float32")
+
+
+def _inputs(model: Any) -> tuple[str, str | None]:
+    """Return the names of the inputs of ids and of their mask, None for none."""
+    inputs = getattr(model, "inputs", None)
+    if not inputs:  # a subclassed model; calling it tells
+        return _IDS, None
+    names = input_names(model)
+    masks = [name for name in names if "mask" in name.lower()]
+    others = [name for name in names if name not in masks]
+    shapes = dict(zip(names, (tensor.shape for tensor in inputs), strict=True))
+    if len(others) != 1 or len(masks) > 1 or any(len(s) != 2 for s in shapes.values()):
+        raise DataError(
+            f"The model {model.name!r} takes no tokens. Expected: one input of token "
+            "ids, (batch, length), and at most one of a padding mask. Received: "
+            + ", ".join(f"{name} of shape {shape}" for name, shape in shapes.items())
+            + "."
+        )
+    return others[0], masks[0] if masks else None
+
+
+def _read(path: Path, model: Any, preprocessor: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return ids and their mask, of one axis or two."""
+    try:
+        if path.suffix == ".txt":
+            return _of_text(path.read_text("utf-8"), model, preprocessor)
+        with path.open("rb") as file:  # closed, whatever NumPy makes of it
+            loaded = np.load(file, allow_pickle=False)
+            if isinstance(loaded, np.ndarray):
+                return loaded, np.ones(loaded.shape, bool)
+            ids = loaded[_IDS]
+            has_mask = _MASK in loaded.files
+            mask = loaded[_MASK] if has_mask else np.ones(ids.shape)
+            return ids, mask.astype(bool)
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path} holds no tokens: {error}. {_FORMS}") from error
+
+
+def _of_text(text: str, model: Any, preprocessor: Any) -> tuple[np.ndarray, np.ndarray]:
+    tokenizer = getattr(preprocessor, "tokenizer", None)
+    if tokenizer is None:
+        raise DataError(
+            f"The model {model.name!r} has no tokenizer, which text takes: one of "
+            "KerasHub with a preprocessor has. Next: write token ids with numpy.save, "
+            "and give that file."
+        )
+    ids = np.asarray(keras.ops.convert_to_numpy(tokenizer(text)))
+    return ids, np.ones(ids.shape, bool)
+
+
+def _length(model: Any, preprocessor: Any, length: int | None) -> int:
+    inputs = getattr(model, "inputs", None)
+    fixed = inputs[0].shape[1] if inputs else None
+    if length is not None and fixed not in (None, length):
+        raise DataError(
+            f"The model {model.name!r} takes rows of {fixed} tokens. "
+            f"Received: length={length}."
+        )
+    most = getattr(preprocessor, "sequence_length", None) or LENGTH
+    return fixed or length or min(LENGTH, most)
+
+
+def _rows(
+    ids: np.ndarray, mask: np.ndarray, length: int, start: int | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return ids cut into rows, and which of them are not padding."""
+    if ids.shape != mask.shape:
+        return ids, mask  # which is refused
+    own = max(length - (start is not None), 1)
+    count = -(-len(ids) // own)
+    missing = count * own - len(ids)
+    rows = np.pad(ids, (0, missing)).reshape(count, own)
+    mask = np.pad(mask, (0, missing)).reshape(count, own)
+    if start is not None:
+        rows = np.pad(rows, [(0, 0), (1, 0)], constant_values=start)
+        mask = np.pad(mask, [(0, 0), (1, 0)], constant_values=True)
+    return rows, mask
+
+
+def _check(ids: np.ndarray, mask: np.ndarray, model: Any, path: Path) -> None:
+    """Raise unless ids and mask are rows that a model can take."""
+    is_rows = ids.ndim == 2 and ids.shape == mask.shape and ids.dtype.kind in "iu"
+    if not is_rows or not (mask[:, 1:] & mask[:, :-1]).any():
+        raise DataError(
+            f"{path} holds no tokens: ids are whole numbers of one axis or two, two in "
+            f"a row at least, with a mask of their shape. Received: {ids.dtype} of "
+            f"shape {ids.shape}, a mask of shape {mask.shape}. {_FORMS}"
+        )
+    check_known(ids, model, path)
+
+
+def check_known(ids: np.ndarray, model: Any, path: str | Path) -> None:
+    """Raise unless a model knows ids.
+
+    Raises:
+        DataError: if it has no token of a number among them.
+    """
+    outputs: Any = getattr(model, "outputs", None) or ()
+    one = len(outputs) == 1 and len(outputs[0].shape) == 3
+    words = outputs[0].shape[-1] if one else None
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or (words is not None and high >= words):
+        raise DataError(
+            f"The model {model.name!r} knows {words or 'some'} tokens, numbered from "
+            f"0. Received: ids from {low} to {high} in {path}."
+        )

@@ -1,0 +1,45 @@
+"""A weight of a layer that is no variable: its value is computed where it is read."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import keras
+
+
+class ComputedVariable(keras.Variable):
+    """Has the place of a weight of a layer; a subclass says its `value` and `dtype`.
+
+    Any layer that reads the weight (`ops.matmul(x, self.kernel)`) gets the `value`, so
+    no layer needs to know. `keras.Variable` is subclassed because that is what every
+    backend asks for when it turns a weight into a tensor; none of its own state is
+    used.
+
+    Args:
+        origin: the weight that is replaced.
+    """
+
+    def __init__(self, origin: Any) -> None:
+        self._own_name, self._own_path = origin.name, origin.path
+        self._own_shape = origin.shape
+
+    name = property(lambda self: self._own_name)
+    path = property(lambda self: self._own_path)
+    shape = property(lambda self: self._own_shape)
+    ndim = property(lambda self: len(self._own_shape))
+    # LoRA sets it, to False.
+    trainable = property(lambda _: False, lambda _, value: None)  # noqa: ARG005
+    regularizer = property(lambda _: None)
+    constraint = property(lambda _: None)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} path={self.path}, shape={self.shape}>"
+
+
+@contextmanager
+def named_beside(weight: Any) -> Iterator[None]:
+    """Return a scope for variables whose paths begin as that of a weight."""
+    with ExitStack() as scopes:
+        for part in weight.path.split("/")[:-1]:
+            scopes.enter_context(keras.name_scope(part))
+        yield

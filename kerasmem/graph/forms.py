@@ -1,0 +1,46 @@
+"""A layer that becomes one of another class in place, and is saved as that.
+
+Its config holds the serialized form of the layer that it was.
+"""
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+
+from kerasmem.graph.lora import note_lora_inside
+
+
+def set_attribute(layer: Any, name: str, value: Any) -> None:
+    """Set an attribute of a layer, past what Keras does with values that are set."""
+    # Not `setattr`: Keras would wrap the value, and refuse a layer that is built.
+    object.__setattr__(layer, name, value)
+
+
+def layer_before(config: dict[str, Any]) -> Any:
+    """Return the layer that one of another class was made of, from its config.
+
+    Args:
+        config: with `"layer"`, `"name"`, `"trainable"` and what `lora_inside` told.
+    """
+    # Some layers take their config apart while they read it.
+    layer = keras.saving.deserialize_keras_object(copy.deepcopy(config["layer"]))
+    layer.name = config["name"]
+    if layer.trainable != config["trainable"]:  # it would reach the inner layers
+        layer.trainable = config["trainable"]
+    note_lora_inside(layer, config)
+    return layer
+
+
+@contextmanager
+def as_it_was(layer: Any) -> Iterator[None]:
+    """Return a scope at whose end a layer has its class, and no new attributes."""
+    cls, before = type(layer), {*vars(layer)}
+    try:
+        yield
+    finally:
+        set_attribute(layer, "__class__", cls)
+        for name in {*vars(layer)} - before:
+            object.__delattr__(layer, name)

@@ -1,0 +1,65 @@
+"""LoRA of layers inside of a block, which no config of Keras's tells.
+
+Source: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", 2021.
+"""
+
+from typing import Any
+
+import keras
+
+from kerasmem.graph.layers import own_variables, sublayers, without_inputs
+
+_LORA = ("lora_rank", "lora_alpha")
+_WITH_LORA = (
+    *(keras.layers.Dense, keras.layers.EinsumDense, keras.layers.Embedding),
+    *(keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D),
+)
+
+
+def has_lora(layer: Any) -> bool:
+    """Return True for a layer that adds something to its kernel."""
+    return getattr(layer, "lora_enabled", False)
+
+
+def lora_of(layer: Any) -> dict[str, Any]:
+    """Return the rank of a layer's LoRA as its constructor takes it, or nothing."""
+    return {key: vars(layer)[key] for key in _LORA if vars(layer).get(key)}
+
+
+def lora_inside(block: Any) -> dict[str, Any]:
+    """Return, as plain data, the LoRA of the layers inside of a block by their place.
+
+    And which of these layers are frozen, unless the block is frozen as a whole. Places
+    are counted from the block itself, which is 0, inputs left out.
+    """
+    layers = without_inputs(sublayers(block))
+    inner = {str(n): layer for n, layer in enumerate(layers) if n}
+    frozen = [n for n, layer in inner.items() if not layer.trainable]
+    held = {"frozen": frozen} if block.trainable and frozen else {}
+    ranks = {n: lora_of(each) for n, each in inner.items() if _takes_lora(each)}
+    return {**held, "lora": ranks}
+
+
+def note_lora_inside(block: Any, config: dict[str, Any]) -> None:
+    """Note what `lora_inside` told, for `enable_lora_inside`."""
+    inner = config.get("lora", {}), config.get("frozen", [])
+    object.__setattr__(block, "_inner_lora", inner)
+
+
+def enable_lora_inside(block: Any) -> None:
+    """Enable LoRA in layers inside a built block, and freeze those that were frozen."""
+    layers = without_inputs(sublayers(block))
+    ranks, frozen = vars(block).pop("_inner_lora", ({}, []))
+    for place, lora in ranks.items():
+        layer = layers[int(place)]
+        if not layer.lora_enabled:
+            layer.enable_lora(*(lora[key] for key in _LORA))
+    for place in frozen:
+        for weight in own_variables(layers[int(place)]):
+            weight.trainable = False
+        object.__setattr__(layers[int(place)], "_trainable", False)
+
+
+def _takes_lora(layer: Any) -> bool:
+    # One of the user's own may have a rank that means something else.
+    return isinstance(layer, _WITH_LORA) and has_lora(layer)

@@ -1,0 +1,67 @@
+"""Plans that were made before, on disk: to compile takes seconds to minutes.
+
+They lie in `kerasmem/plans` of the user's folder for caches (`XDG_CACHE_HOME`, else
+`~/.cache`), each under a hash of all that it comes from; the oldest go.
+"""
+
+import hashlib
+import os
+import zlib
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from kerasmem.errors import OutputError
+from kerasmem.files.atomic import replacing
+
+_MOST_FILES = 64
+
+
+def key(*parts: Any) -> str:
+    """Return the hash of bytes, texts and numbers.
+
+    Example:
+        >>> key(b"a", 1) == key(b"a", 1), key(b"a", 1) == key(b"a1")
+        (True, False)
+    """
+    digest = hashlib.sha256()
+    for part in parts:
+        content = part if isinstance(part, bytes) else str(part).encode()
+        digest.update(len(content).to_bytes(8, "little") + content)
+    return digest.hexdigest()
+
+
+def read(name: str) -> bytes | None:
+    """Return what was kept under a key, None if nothing whole is there."""
+    path = _folder() / name
+    try:
+        content = zlib.decompress(path.read_bytes())
+    except (OSError, zlib.error):
+        return None
+    with suppress(OSError):
+        path.touch()
+    return content
+
+
+def write(name: str, content: bytes) -> None:
+    """Keep something under a key; where that cannot be, it is not kept."""
+    folder = _folder()
+    with suppress(OSError, OutputError):
+        folder.mkdir(parents=True, exist_ok=True)
+        with replacing(folder / name) as part:
+            part.write_bytes(zlib.compress(content, 1))
+        newest = sorted(folder.iterdir(), key=_when, reverse=True)
+        for path in newest[_MOST_FILES:]:
+            path.unlink(missing_ok=True)
+
+
+def _folder() -> Path:
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home, "kerasmem", "plans")
+
+
+def _when(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:  # another process was first
+        return 0.0

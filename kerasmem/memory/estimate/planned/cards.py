@@ -1,0 +1,275 @@
+"""The cards that a step can be planned for, as XLA wants them described.
+
+What XLA's plan hangs on is the compute capability, the number of cores and what one
+block of threads may take; rates of the units were left out, which changed no plan.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from kerasmem.errors import ConfigError, InputError
+from kerasmem.units import GIB, KIB, MIB
+
+OPENXLA = "openxla/xla, xla/backends/gpu/target_config/specs"
+MAKER = "the maker's data sheet, not compared with openxla's own descriptions"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """A card of NVIDIA's.
+
+    Args:
+        title: its name.
+        capability: its compute capability.
+        cores: its multiprocessors.
+        device_bytes: its memory, as CUDA tells it.
+        bandwidth: of that memory, bytes a second.
+        cache_bytes: its L2 cache.
+        shared_bytes: shared memory of a core.
+        clock_ghz: the highest clock of its cores.
+        source: where the figures come from.
+    """
+
+    title: str
+    capability: tuple[int, int]
+    cores: int
+    device_bytes: int
+    bandwidth: int
+    cache_bytes: int
+    shared_bytes: int
+    clock_ghz: float
+    source: str = OPENXLA
+
+    @property
+    def description(self) -> str:
+        """The text of a `GpuTargetConfigProto`."""
+        major, minor = self.capability
+        threads = 2048 if self.capability in _MANY_THREADS else 1536
+        threads = 1024 if self.capability == _TURING else threads
+        units = 64 if self.capability in _FEW_UNITS else 128
+        # A block may have all of a core's shared memory but for one KiB, before
+        # compute capability 8 all of it.
+        most = self.shared_bytes - (KIB if major >= _AMPERE else 0)
+        return f"""gpu_device_info {{
+  threads_per_block_limit: 1024 threads_per_warp: 32
+  threads_per_core_limit: {threads} core_count: {self.cores} fpus_per_core: {units}
+  shared_memory_per_block: {48 * KIB} shared_memory_per_block_optin: {most}
+  shared_memory_per_core: {self.shared_bytes} l2_cache_size: {self.cache_bytes}
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+  thread_dim_limit_x: 1024 thread_dim_limit_y: 1024 thread_dim_limit_z: 64
+  registers_per_core_limit: 65536 registers_per_block_limit: 65536
+  memory_bandwidth: {self.bandwidth} device_memory_size: {self.device_bytes}
+  clock_rate_ghz: {self.clock_ghz} device_address_bits: 64
+  device_vendor: "NVIDIA Corporation"
+  cuda_compute_capability {{ major: {major} minor: {minor} }}
+}}
+platform_name: "CUDA"
+dnn_version_info {{ major: 9 minor: 10 }}
+runtime_version {{ major: 12 minor: 8 }}
+device_description_str: "{self.title}"
+"""
+
+
+_USABLE = 0.95
+_AMPERE = 8
+_TURING = (7, 5)
+_MANY_THREADS = ((7, 0), (8, 0), (9, 0), (10, 0))
+_FEW_UNITS = ((7, 0), (7, 5), (8, 0))
+_GB = 10**9
+
+CARDS: Mapping[str, Card] = {
+    "h200": Card(
+        title="NVIDIA H200 141GB HBM3e",
+        capability=(9, 0),
+        cores=132,
+        device_bytes=151397597184,
+        bandwidth=4800 * _GB,
+        cache_bytes=50 * MIB,
+        shared_bytes=228 * KIB,
+        clock_ghz=1.98,
+    ),
+    "h100": Card(
+        title="NVIDIA H100 80GB HBM3",
+        capability=(9, 0),
+        cores=132,
+        device_bytes=84942979072,
+        bandwidth=3352320000000,
+        cache_bytes=50 * MIB,
+        shared_bytes=228 * KIB,
+        clock_ghz=1.98,
+    ),
+    "h100-pcie": Card(
+        title="NVIDIA H100 PCIe",
+        capability=(9, 0),
+        cores=114,
+        device_bytes=84942979072,
+        bandwidth=2039040000000,
+        cache_bytes=50 * MIB,
+        shared_bytes=228 * KIB,
+        clock_ghz=1.755,
+    ),
+    "a100": Card(
+        title="NVIDIA A100-SXM4-40GB",
+        capability=(8, 0),
+        cores=108,
+        device_bytes=42331013120,
+        bandwidth=1555200000000,
+        cache_bytes=40 * MIB,
+        shared_bytes=164 * KIB,
+        clock_ghz=1.41,
+    ),
+    "a100-80gb": Card(
+        title="NVIDIA A100-SXM4-80GB",
+        capability=(8, 0),
+        cores=108,
+        device_bytes=85100068864,
+        bandwidth=2039040000000,
+        cache_bytes=40 * MIB,
+        shared_bytes=164 * KIB,
+        clock_ghz=1.41,
+    ),
+    "b200": Card(
+        title="NVIDIA B200",
+        capability=(10, 0),
+        cores=148,
+        device_bytes=191514411008,
+        bandwidth=7672320000000,
+        cache_bytes=132644864,
+        shared_bytes=228 * KIB,
+        clock_ghz=1.965,
+    ),
+    "a6000": Card(
+        title="NVIDIA RTX A6000",
+        capability=(8, 6),
+        cores=84,
+        device_bytes=51041271808,
+        bandwidth=768096000000,
+        cache_bytes=6 * MIB,
+        shared_bytes=100 * KIB,
+        clock_ghz=1.8,
+    ),
+    "v100": Card(
+        title="Tesla V100-SXM2-16GB",
+        capability=(7, 0),
+        cores=80,
+        device_bytes=16935682048,
+        bandwidth=898048000000,
+        cache_bytes=6 * MIB,
+        shared_bytes=96 * KIB,
+        clock_ghz=1.53,
+    ),
+    "l4": Card(
+        title="NVIDIA L4",
+        capability=(8, 9),
+        cores=58,
+        device_bytes=24 * GIB,
+        bandwidth=300 * _GB,
+        cache_bytes=48 * MIB,
+        shared_bytes=100 * KIB,
+        clock_ghz=2.04,
+        source=MAKER,
+    ),
+    "l40s": Card(
+        title="NVIDIA L40S",
+        capability=(8, 9),
+        cores=142,
+        device_bytes=48 * GIB,
+        bandwidth=864 * _GB,
+        cache_bytes=96 * MIB,
+        shared_bytes=100 * KIB,
+        clock_ghz=2.52,
+        source=MAKER,
+    ),
+    "rtx3090": Card(
+        title="NVIDIA GeForce RTX 3090",
+        capability=(8, 6),
+        cores=82,
+        device_bytes=24 * GIB,
+        bandwidth=936 * _GB,
+        cache_bytes=6 * MIB,
+        shared_bytes=100 * KIB,
+        clock_ghz=1.7,
+        source=MAKER,
+    ),
+    "rtx4090": Card(
+        title="NVIDIA GeForce RTX 4090",
+        capability=(8, 9),
+        cores=128,
+        device_bytes=24 * GIB,
+        bandwidth=1008 * _GB,
+        cache_bytes=72 * MIB,
+        shared_bytes=100 * KIB,
+        clock_ghz=2.52,
+        source=MAKER,
+    ),
+    "t4": Card(
+        title="Tesla T4",
+        capability=(7, 5),
+        cores=40,
+        device_bytes=16 * GIB,
+        bandwidth=320 * _GB,
+        cache_bytes=4 * MIB,
+        shared_bytes=64 * KIB,
+        clock_ghz=1.59,
+        source=MAKER,
+    ),
+}
+"""By the name that `device=` takes."""
+
+
+def is_card(device: str) -> bool:
+    """Return whether `device` names a card, or a file that describes one.
+
+    Example:
+        >>> is_card("h200"), is_card("gpu")
+        (True, False)
+    """
+    return device in CARDS or device.endswith((".txtpb", ".pbtxt"))
+
+
+def usable_bytes(device: str) -> int:
+    """Return the bytes of a card that a framework takes at most: TensorFlow's 95 %.
+
+    Raises:
+        ConfigError: if its memory is not known.
+
+    Example:
+        >>> usable_bytes("l4") // 2**30
+        22
+    """
+    if device not in CARDS:
+        raise ConfigError(
+            "The memory of this card is not known. Expected: device= one of "
+            f"{', '.join(CARDS)}, or a memory_limit. Received: device={device!r}."
+        )
+    return round(CARDS[device].device_bytes * _USABLE)
+
+
+def description_of(device: str) -> str:
+    """Return the text by which XLA knows a card.
+
+    Args:
+        device: a name in `CARDS`, or the path of a text file of a
+            `GpuTargetConfigProto` such as openxla has of more cards.
+
+    Raises:
+        ConfigError: if it is neither.
+        InputError: if there is no such file.
+    """
+    if device in CARDS:
+        return CARDS[device].description
+    if not is_card(device):
+        raise ConfigError(
+            "A plan is made for one card. Expected: device= one of "
+            f"{', '.join(CARDS)}, or the path of a card's description as openxla/xla "
+            "has them in target_config/specs, a file that ends in .txtpb. Received: "
+            f"device={device!r}."
+        )
+    try:
+        return Path(device).read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(
+            f"The description of the card cannot be read: {error.strerror}. Expected: "
+            f"a text file. Received: device={device!r}."
+        ) from error

@@ -1,0 +1,81 @@
+"""Who fills the temporary block of a plan: layers, categories, the largest buffers."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import NamedTuple
+
+from kerasmem.backends.xla.plan import Block, Planned
+from kerasmem.memory.estimate.request import Request
+from kerasmem.memory.timeline import watched
+from kerasmem.memory.timeline.names import Names
+from kerasmem.records import EstimateBuffer, EstimatePart
+
+_MOST_BUFFERS = 20
+_SCRATCH = (1,)
+"""Where in the value of a library's call its workspace is."""
+
+
+class Contents(NamedTuple):
+    """What is in the temporary block at one instruction.
+
+    Args:
+        parts: bytes by category and layer.
+        buffers: the largest buffers, most bytes first.
+    """
+
+    parts: list[EstimatePart]
+    buffers: tuple[EstimateBuffer, ...]
+
+
+class Places:
+    """Says of a buffer of a plan for which layer it is, and what for.
+
+    Args:
+        request: the question.
+    """
+
+    def __init__(self, request: Request) -> None:
+        model, _ = watched(request.model)
+        if request.optimizer is not None:
+            model = replace(model, optimizers=(request.optimizer.name,))
+        style = "tensorflow" if request.backend == "tensorflow" else "xla"
+        self._names = Names(model, style)
+        self._trained = model.trained_sizes()
+
+    def contents(self, block: Block, position: int) -> Contents:
+        """Return what is in the block at an instruction."""
+        sums: Counter[tuple[str, str | None]] = Counter()
+        buffers = []
+        for one, own in block.live(position):
+            place = self._place(one)
+            sums[place] += own
+            buffers.append(_buffer(one, own, *place))
+        buffers.sort(key=lambda buffer: -buffer.nbytes)
+        return Contents(_parts(sums), tuple(buffers[:_MOST_BUFFERS]))
+
+    def _place(self, one: Planned) -> tuple[str, str | None]:
+        origin = self._names.origin(one.instruction.name)
+        if one.instruction.target and one.index == _SCRATCH:
+            return "workspace", origin.layer
+        if origin.phase == "forward":
+            return "activation", origin.layer
+        is_gradient = origin.phase == "backward" and one.size in self._trained
+        return "gradient" if is_gradient else "temporary", origin.layer
+
+
+def _buffer(one: Planned, own: int, category: str, layer: str | None) -> EstimateBuffer:
+    shape, dtype = one.instruction.shapes.get(one.index, ("", ""))
+    return EstimateBuffer(category, layer, own, shape, dtype, one.instruction.name)
+
+
+def _parts(sums: Counter[tuple[str, str | None]]) -> list[EstimatePart]:
+    return [EstimatePart(*place, size) for place, size in sums.most_common()]
+
+
+def merged(parts: Iterable[EstimatePart]) -> list[EstimatePart]:
+    """Return one part per category and layer, most bytes first."""
+    sums: Counter[tuple[str, str | None]] = Counter()
+    for part in parts:
+        sums[part.category, part.layer] += part.nbytes
+    return _parts(sums)

@@ -1,0 +1,181 @@
+"""What libraries take beside the plan: cuDNN's workspaces, and trials of algorithms.
+
+XLA's plan knows them only where a card is, for there it times algorithms and keeps the
+fastest. What a convolution may take is known: partial sums of its kernel's gradient,
+Winograd's transforms of image and kernel, or Fourier transforms. The first two are what
+is expected, the third is the most.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from kerasmem.backends.xla.convolutions import ConvolutionAxes
+from kerasmem.backends.xla.hlo import Instruction, array_size
+from kerasmem.errors import ModelError
+from kerasmem.memory.estimate import scratch
+from kerasmem.units import MIB
+
+CONVOLUTION = "__cudnn$conv"
+_TO_KERNEL, _TO_INPUT = f"{CONVOLUTION}BackwardFilter", f"{CONVOLUTION}BackwardInput"
+_PRODUCT = "__cublas$"
+_PLANNED = (
+    _PRODUCT, CONVOLUTION, "__cub$", "cub_", "__gpu$", "cu_threefry", "Sharding",
+)  # fmt: skip
+"""Beginnings of the names of functions whose memory is in the plan, or has a rule."""
+_REASONS = {
+    "rnn": "cuDNN runs this recurrence, and does not say what it reserves",
+    "fmha": "cuDNN runs this attention, and does not say what it takes",
+    "cusolver": "cuSOLVER asks for its memory when it runs",
+    "cufft": "cuFFT asks for its memory when it runs",
+}
+_RED_ZONE = 8 * MIB
+"""Before and behind every array of a trial, to see that nothing is written there."""
+_PRODUCT_WORKSPACE = 32 * MIB
+_SINGLE = 4
+
+
+class Call(NamedTuple):
+    """A call of a library.
+
+    Args:
+        position: number of the instruction in the program.
+        target: the function that is called.
+        operands: bytes of what it reads.
+        result: bytes of what it makes.
+        expected: bytes of workspace that are expected beside the plan.
+        most: the most that they may be.
+    """
+
+    position: int
+    target: str
+    operands: tuple[int, ...]
+    result: int
+    expected: int = 0
+    most: int = 0
+
+    @property
+    def trial(self) -> int:
+        """Bytes that the first step takes at most to try algorithms for it.
+
+        Copies of its operands, and its result twice, to compare, all in red zones.
+        """
+        is_product = self.target.startswith(_PRODUCT)
+        workspace = _PRODUCT_WORKSPACE if is_product else self.most
+        arrays = (*self.operands, self.result, self.result, workspace)
+        return sum(arrays) + 2 * _RED_ZONE * len(arrays)
+
+
+def library_calls(instructions: Sequence[Instruction]) -> list[Call]:
+    """Return the calls of cuDNN and cuBLAS in a compiled program.
+
+    Args:
+        instructions: of its entry computation, in order.
+
+    Raises:
+        ModelError: if it calls a library of which it is not known what it takes.
+    """
+    values = {one.number: one for one in instructions}
+    calls = []
+    for position, one in enumerate(instructions):
+        if not one.target:
+            continue
+        _check_known(one)
+        if not one.target.startswith((_PRODUCT, CONVOLUTION)):
+            continue
+        arrays = [_array(values[n]) for n in one.operands if n in values]
+        calls.append(_call(position, one, arrays, _array(one)))
+    return calls
+
+
+class _Array(NamedTuple):
+    shape: tuple[int, ...]
+    width: int
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.width
+
+
+def _array(one: Instruction) -> _Array:
+    """Return the value of an instruction, the first that it has of several."""
+    arrays = [array_size(*texts) for texts in one.shapes.values() if texts[1]]
+    return _Array(*arrays[0]) if arrays else _Array((), 0)
+
+
+def _check_known(one: Instruction) -> None:
+    if one.target.startswith(_PLANNED):
+        return
+    reason = next(
+        (text for word, text in _REASONS.items() if word in one.target.lower()),
+        "it is not known what this library takes beside the plan",
+    )
+    raise ModelError(
+        f"There is no plan for a step that calls {one.target!r}: {reason}. Expected: a "
+        f"step of XLA's own kernels, cuBLAS and cuDNN's convolutions. Received: "
+        f"{one.target!r} in {one.name!r}. Next: pass method='analytic' or 'traced'."
+    )
+
+
+def _call(
+    position: int, one: Instruction, operands: Sequence[_Array], result: _Array
+) -> Call:
+    sizes = tuple(x.nbytes for x in operands)
+    axes, has_both = one.axes, len(operands) > 1
+    expected = most = 0
+    if one.target.startswith(CONVOLUTION) and axes is not None and has_both:
+        image, kernel, made = _sides(one.target, operands, result)
+        if len(axes.image_space) == 2 and axes.groups == 1:
+            expected = _expected(one.target, axes, image, kernel)
+            most = max(expected, _fourier(axes, image, kernel, made))
+    return Call(position, one.target, sizes, result.nbytes, expected, most)
+
+
+def _sides(
+    target: str, operands: Sequence[_Array], result: _Array
+) -> tuple[_Array, _Array, _Array]:
+    """Return image, kernel and result of the convolution that a gradient is of."""
+    if target == _TO_KERNEL:
+        return operands[0], result, operands[1]
+    if target == _TO_INPUT:
+        return result, operands[1], operands[0]
+    return operands[0], operands[1], result
+
+
+def _expected(target: str, axes: ConvolutionAxes, image: _Array, kernel: _Array) -> int:
+    """Return what a convolution in float32 is expected to take.
+
+    In 16 bits tensor cores take the operands as they are.
+    """
+    into, out = kernel.shape[axes.kernel_into], kernel.shape[axes.kernel_out]
+    if image.width != _SINGLE or into <= scratch.FEW_CHANNELS:
+        return 0
+    splits = scratch.SPLITS * kernel.nbytes if target == _TO_KERNEL else 0
+    reach = _reach(axes, kernel)
+    if reach != (3, 3) or max(axes.strides) > 1:
+        return splits
+    space = [image.shape[axis] for axis in axes.image_space]
+    samples = math.prod(image.shape) // into // math.prod(space)
+    winograd = scratch.winograd_bytes(space, samples, (into, out), image.width)
+    return max(splits, winograd)
+
+
+def _fourier(
+    axes: ConvolutionAxes, image: _Array, kernel: _Array, result: _Array
+) -> int:
+    """Return the transforms of images and kernel, 0 where they are no way to do it."""
+    reach = _reach(axes, kernel)
+    if max(axes.strides) > 1 or max(reach) == 1:
+        return 0
+    into, out = kernel.shape[axes.kernel_into], kernel.shape[axes.kernel_out]
+    space = [image.shape[axis] for axis in axes.image_space]
+    samples = math.prod(image.shape) // into // math.prod(space)
+    padded = [scratch.padded_length(n, k) for n, k in zip(space, reach, strict=True)]
+    images = samples * (into + out)
+    whole = scratch.fourier_bytes(padded, images, into * out, result.width)
+    return min(whole, scratch.LARGEST_TRIAL)
+
+
+def _reach(axes: ConvolutionAxes, kernel: _Array) -> tuple[int, ...]:
+    channels = (axes.kernel_into, axes.kernel_out)
+    return tuple(n for axis, n in enumerate(kernel.shape) if axis not in channels)

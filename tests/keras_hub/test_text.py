@@ -1,0 +1,59 @@
+"""A text, judged by a model of KerasHub with its own tokenizer."""
+
+import json
+
+import numpy as np
+import pytest
+from scipy.special import log_softmax
+
+import kerasmem as km
+from kerasmem.cli import main
+from kerasmem.graph.values import to_numpy
+from tests.keras_hub.test_presets import LENGTH, gemma
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*vocabulary.spm:pytest.PytestUnraisableExceptionWarning"
+)
+
+
+def test_a_preset_and_its_int8_form_are_compared_on_text(tmp_path, capsys):
+    model, text = gemma(), "the quick brown fox the lazy dog the fox quick dog"
+    model.save_to_preset(str(tmp_path / "float"))
+    km.compress(tmp_path / "float", km.Quantize("int8"), output=tmp_path / "int8")
+    (tmp_path / "text.txt").write_text(text)
+    capsys.readouterr()
+    names = [str(tmp_path / name) for name in ("float", "int8", "text.txt")]
+    assert main(["compare", *names[:2], "--data", names[2], "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    first, second = (figures["metrics"] for figures in found["figures"])
+
+    ids = np.asarray(model.preprocessor.tokenizer(text)).tolist()
+    start, own = model.preprocessor.tokenizer.start_token_id, LENGTH - 1
+    total, count = 0.0, 0
+    for i in range(0, len(ids), own):  # a start token and seven of the text
+        row = np.array([[start, *ids[i : i + own]]])
+        logits = to_numpy(model({"token_ids": row, "padding_mask": row >= 0}))
+        chances = log_softmax(logits.astype(np.float64), axis=-1)[0, :-1]
+        total -= np.take_along_axis(chances, row[0, 1:, None], axis=-1).sum()
+        count += row.shape[1] - 1
+    assert found["tokens"] == count == len(ids)
+    assert first["perplexity"] == pytest.approx(np.exp(total / count), 1e-5)
+    assert 0 < second["kl_divergence"] < 0.1
+    assert second["perplexity"] == pytest.approx(first["perplexity"], 0.1)
+
+
+def test_a_preset_is_rounded_on_text_and_keeps_its_tokenizer(tmp_path, capsys):
+    gemma().save_to_preset(str(tmp_path / "float"))
+    words = "the quick brown fox the lazy dog the fox quick dog "
+    (tmp_path / "text.txt").write_text(3 * words)
+    names = [str(tmp_path / name) for name in ("float", "int4", "text.txt")]
+    capsys.readouterr()
+    line = ["compress", names[0], "-o", names[1], "--data", names[2], "--json"]
+    line += ["--quantize", "int4", "--quantize-rounding", "gptq"]
+    assert main(line) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert any("GPTQ" in change["detail"] for change in found["changes"])
+    metrics = found["report"]["after"]["metrics"]
+    assert set(metrics) == {"perplexity", "kl_divergence", "top1_agreement"}
+    small = km.load_model(tmp_path / "int4")
+    assert small.preprocessor.tokenizer("the fox") is not None

@@ -1,0 +1,75 @@
+"""Floats that stand for codes, in the program of an estimate."""
+
+import keras
+import numpy as np
+import pytest
+
+import kerasmem as km
+from kerasmem.compression.quantize.variable import QuantizedVariable
+from kerasmem.memory.estimate import Input, Request
+from kerasmem.memory.estimate.analytic.framework import framework
+from kerasmem.memory.estimate.analytic.record import record
+
+pytestmark = pytest.mark.one_backend
+
+
+def recorded(model, shape, dtype):
+    """Return the program of a step on TensorFlow, not compiled."""
+    asked = Request(
+        model=model,
+        inputs=(Input("x", shape, dtype),),
+        batch_size=shape[0],
+        optimizer=keras.optimizers.SGD(),
+        dtype_policy=None,
+        jit_compile=False,
+        backend="tensorflow",
+        training=True,
+        device="gpu",
+    )
+    return record(asked, framework("tensorflow", "gpu", compiled=False)).step
+
+
+def test_floats_of_codes_wait_for_the_backward_pass():
+    inputs = keras.Input((16,))
+    x = keras.layers.Dense(24, name="first")(inputs)
+    model = keras.Model(inputs, keras.layers.Dense(8, name="coded")(x))
+    model = km.compress(model, km.Quantize("int4", exclude="first"), verbose=0).model
+    program = recorded(model, (4, 16), "float32")
+    made = [op for op in program.ops if op.name == "dequantize"]
+    (floats,) = (op.writes[0] for op in made)
+    assert floats.nbytes == 4 * np.prod([24, 8])
+    readers = [op.phase for op in program.ops if floats in op.reads]
+    assert readers == ["forward", "backward"]
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int4"])
+def test_a_tied_table_is_made_float_in_the_program_and_not_here(scheme, monkeypatch):
+    tokens = keras.Input((6,), dtype="int32")
+    table = keras.layers.ReversibleEmbedding(50, 8, name="table")
+    x = keras.layers.Dense(8)(table(tokens))
+    model = keras.Model(tokens, table(x, reverse=True))
+    model = km.compress(model, km.Quantize(scheme), verbose=0).model
+    # Nothing of the table's size is computed to write the program down.
+    monkeypatch.setattr(QuantizedVariable, "value", property(None))
+    program = recorded(model, (4, 6), "int32")
+    assert not program.unknown
+    made = [op for op in program.ops if op.name == "dequantize"]
+    (floats,) = (op.writes[0] for op in made if op.layer == "table")
+    assert floats.nbytes == 4 * 50 * 8
+    readers = [op.phase for op in program.ops if floats in [x.root for x in op.reads]]
+    assert readers == ["forward", "backward"]
+
+
+def test_the_transposed_table_of_a_tied_head_is_no_copy_and_has_a_gradient():
+    tokens = keras.Input((6,), dtype="int32")
+    table = keras.layers.ReversibleEmbedding(50, 8, name="table")
+    model = keras.Model(tokens, table(table(tokens), reverse=True))
+    program = recorded(model, (4, 6), "int32")
+    whole = [
+        (op.phase, op.name)
+        for op in program.ops
+        for x in op.writes
+        if np.prod(x.shape) == 50 * 8
+    ]
+    # That of the logits, which the rows that were looked up are added to.
+    assert whole[0] == ("backward", "matmul gradient")

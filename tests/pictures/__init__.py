@@ -1,0 +1,1 @@
+"""Pictures of what kerasmem shows, for the README and the site."""

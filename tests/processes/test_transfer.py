@@ -1,0 +1,104 @@
+"""A model in another process: what the config of its class does not tell."""
+
+import keras
+import pytest
+from keras import layers
+
+import kerasmem as km
+from kerasmem.graph.layers import sublayers
+from kerasmem.graph.lora import has_lora
+from kerasmem.memory.estimate.estimate import checked_request
+from kerasmem.memory.estimate.inputs import symbolic_batch
+from kerasmem.processes.transfer import pack, unpack
+
+
+@keras.saving.register_keras_serializable("tests")
+class Pair(keras.Model):
+    """A model like those of KerasHub: built by its constructor, from its arguments."""
+
+    def __init__(self, units, **kwargs):
+        inputs = keras.Input((8,))
+        x = layers.Dense(units, name="first")(inputs)
+        x = layers.BatchNormalization(name="norm")(x)
+        super().__init__(inputs, layers.Dense(4, name="last")(x), **kwargs)
+        self.units = units
+
+    def get_config(self):
+        return {"name": self.name, "units": self.units}
+
+
+def there(model):
+    model.compile("adam", "mse")
+    return unpack(pack(model, model.optimizer, None), jit_compile=False)
+
+
+def shapes(model):
+    return [tuple(v.shape) for v in model.trainable_variables]
+
+
+@pytest.mark.parametrize("scheme", [None, "int8"])
+def test_lora_goes_with_a_model_that_its_arguments_make(scheme):
+    model = Pair(16)
+    if scheme:
+        model = km.compress(model, km.Quantize(scheme), verbose=0).model
+    model.get_layer("norm").trainable = False
+    for name in ("first", "last"):
+        model.get_layer(name).enable_lora(2)
+    again = there(model)
+    assert shapes(again) == shapes(model)
+    assert (8, 2) in shapes(again)
+    assert (8, 16) not in shapes(again)
+    assert not again.get_layer("norm").trainable
+
+
+def test_a_layer_that_two_others_know_is_one():
+    tokens = keras.Input((None,), dtype="int32")
+    table = layers.Embedding(20, 8)
+    head = km.layers.ChunkedVocabulary(table)
+    model = keras.Model(tokens, head(table(tokens)))
+    model.compile("adam", km.layers.ChunkedCrossentropy())
+    sent = pack(model, model.optimizer, None)
+    assert sent == pack(model, model.optimizer, None)
+    assert "'shared_object_id': 0" in str(sent["config"])
+    again = unpack(sent, jit_compile=False)
+    assert [tuple(v.shape) for v in again.weights] == [(20, 8)]
+    ids, labels = symbolic_batch(asked(model))
+    assert (ids.shape, labels.shape, labels.dtype) == ((4, 6), (4, 6), "int32")
+
+
+def asked(model):
+    return checked_request(model, 4, input_shape=(6,))
+
+
+def test_a_frozen_layer_and_a_frozen_weight_stay_frozen():
+    model = Pair(16)
+    model.get_layer("first").trainable = False
+    model.get_layer("last").bias.trainable = False
+    again = there(model)
+    assert shapes(again) == shapes(model) == [(16,), (16,), (16, 4)]
+    assert not again.get_layer("first").trainable
+
+
+def around_inputs_of_another():
+    """Return a model around one that its arguments make, whose inputs it shares."""
+    inside = Pair(16)
+    x = layers.Dense(4, name="next")(inside(inside.input))
+    return keras.Model(inside.input, layers.Dense(4, name="end")(x))
+
+
+def test_a_model_around_the_inputs_of_another_has_its_own_layer_frozen():
+    model = around_inputs_of_another()
+    model.get_layer("end").trainable = False
+    again = there(model)
+    assert [w.trainable for w in again.weights] == [w.trainable for w in model.weights]
+    assert shapes(again) == shapes(model)
+    frozen = [one.name for one in sublayers(again) if not one.trainable]
+    assert frozen == ["end"]
+
+
+def test_a_model_around_the_inputs_of_another_has_lora_where_it_was():
+    model = around_inputs_of_another()
+    model.get_layer("end").enable_lora(2)
+    again = there(model)
+    assert shapes(again) == shapes(model)
+    assert [x.name for x in sublayers(again) if has_lora(x)] == ["end"]

@@ -1,0 +1,1 @@
+"""What `mkdocs build` needs besides the pages: two small hooks."""
