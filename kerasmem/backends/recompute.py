@@ -11,6 +11,9 @@ from keras import ops
 Function = Callable[..., tuple[Any, ...]]
 """A pure function of tensors in order, which returns a tuple of tensors."""
 
+Linear = Callable[..., Any]
+"""A pure function of tensors, linear in the first of them, which returns one tensor."""
+
 
 @dataclass(frozen=True)
 class Like:
@@ -109,6 +112,23 @@ class RecomputeBackend(ABC):
                 every variable goes in and comes out as a tensor.
             store: how the arguments are kept; None for as they are.
             compiled: whether XLA compiles the step, where the backend must know.
+        """
+
+    @abstractmethod
+    def linear(
+        self, forward: Linear, transposed: Linear, inputs: Any, held: Sequence[Any]
+    ) -> Any:
+        """Return `forward(inputs, *held)`, whose backward pass keeps only `held`.
+
+        What `forward` makes of `held`, such as a float kernel of its codes, is made
+        again there, once the gradient of the result is known.
+
+        Args:
+            forward: linear in its first argument.
+            transposed: takes the gradient of the result and `held`, and returns that of
+                `inputs`.
+            inputs: a float tensor.
+            held: tensors to which no gradient flows.
         """
 
     def after(self, value: Any, other: Any, taken: Callable[[Any], Any]) -> Any:

@@ -1,10 +1,10 @@
-"""Prints the peak bytes of one forward pass, float and quantized, as JSON.
+"""Prints the peak bytes of one forward pass or step, float and quantized, as JSON.
 
     python tests/compression/forward_peak.py MODEL MODE SCHEME...
 
-MODEL is `dense`, `deep`, `table` or `convolution`; MODE is `eager`, `graph` or `jit`;
-of several, with commas between, each pair is a line. A SCHEME of `float` is the model
-as it is. Weights count in full. On TensorFlow the
+MODEL is `dense`, `deep`, `table` or `convolution`; MODE is `eager`, `graph`, `jit` or
+`step`, one of training with LoRA; of several, with commas between, each pair is a line.
+A SCHEME of `float` is the model as it is. Weights count in full. On TensorFlow the
 figures are its allocator's, on JAX those of the compiled program, on torch those of its
 profiler: at least one of the three counts on every machine.
 """
@@ -55,10 +55,15 @@ def convolution():
 
 
 def on_tensorflow(model, x, mode):
-    model.compile(run_eagerly=mode == "eager", jit_compile=mode == "jit")
+    eager, jit = mode == "eager", mode == "jit"
+    model.compile("sgd", "mse", run_eagerly=eager, jit_compile=jit)
+    y = np.zeros((len(x), *model.output_shape[1:]), "float32")
 
     def run():
-        model.predict_on_batch(x)
+        if mode == "step":
+            model.train_on_batch(x, y)
+        else:
+            model.predict_on_batch(x)
 
     run()
     gc.collect()
@@ -77,11 +82,15 @@ def on_jax(model, x, mode):
     def run(trainable, rest, x):
         return model.stateless_call(trainable, rest, x, training=False)[0]
 
+    def step(trainable, rest, x):
+        return (model.stateless_call(trainable, rest, x, training=True)[0] ** 2).mean()
+
     values = [
         [v.value for v in vs]
         for vs in (model.trainable_variables, model.non_trainable_variables)
     ]
-    found = jax.jit(run).lower(*values, x).compile().memory_analysis()
+    function = jax.grad(step) if mode == "step" else run
+    found = jax.jit(function).lower(*values, x).compile().memory_analysis()
     return (
         found.argument_size_in_bytes
         + found.temp_size_in_bytes
@@ -93,10 +102,18 @@ def on_torch(model, x, mode):
     import torch
 
     x = keras.ops.convert_to_tensor(x)
-    with torch.inference_mode():
-        model(x)
-        with torch.profiler.profile(profile_memory=True) as profile:
+
+    def run():
+        if mode == "step":
+            (model(x, training=True) ** 2).mean().backward()
+            model.zero_grad()
+        else:
             model(x)
+
+    with torch.inference_mode(mode != "step"):
+        run()
+        with torch.profiler.profile(profile_memory=True) as profile:
+            run()
     in_use = peak = 0
     for event in profile.profiler.kineto_results.events():
         if event.name() == "[memory]":
@@ -118,6 +135,9 @@ def peaks(name, mode, schemes):
         model, x = globals()[name]()
         if scheme != "float":
             in_place(Quantize(scheme), model)
+        if mode == "step":
+            for layer in model.layers:
+                layer.enable_lora(4)
         gc.collect()
         found[scheme] = measure[keras.backend.backend()](model, x, mode)
         del model

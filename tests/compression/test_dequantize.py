@@ -47,6 +47,34 @@ def test_every_kind_of_model_is_again_of_the_layers_it_had(name, scheme):
         np.testing.assert_array_equal(a, b)
 
 
+class Stack(keras.Model):
+    """Layers of one class in a list, some of them quantized."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.steps = [L.Dense(6, name=name) for name in "abcd"]
+
+    def call(self, x):
+        for step in self.steps:
+            x = keras.ops.relu(step(x))
+        return x
+
+
+@pytest.mark.parametrize("kind", ["sequential", "subclassed"])
+@pytest.mark.parametrize("exclude", ["[ac]/", "[bd]/", "[cd]/", "[ab]/", "[abc]/"])
+def test_layers_of_one_class_keep_their_weights_where_some_are_left_out(kind, exclude):
+    steps = [keras.Input((6,)), *(L.Dense(6, name=name) for name in "abcd")]
+    model = keras.Sequential(steps) if kind == "sequential" else Stack()
+    x = np.random.default_rng(0).normal(size=(5, 6)).astype("float32")
+    model(x)
+    before = classes(model)
+    small = km.compress(model, km.Quantize("int8", exclude=exclude)).model
+    assert 0 < len(quantized_variables(small)) < 4
+    made = km.dequantize(small)
+    assert classes(made) == before
+    np.testing.assert_allclose(outputs(made, x), outputs(small, x), atol=1e-6)
+
+
 @pytest.mark.one_backend
 def test_stock_keras_opens_the_file_without_kerasmem(tmp_path, new_interpreter):
     model = chain((6,), L.Dense(5, activation="relu"), L.BatchNormalization())

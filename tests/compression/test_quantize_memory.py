@@ -1,4 +1,4 @@
-"""A forward pass takes less memory quantized than float, by each backend's figures."""
+"""A pass or a step takes less memory quantized, by each backend's own figures."""
 
 import itertools
 import json
@@ -25,7 +25,7 @@ def peaks():
     """Return the peaks of every model in every mode, all of one process."""
     found = subprocess.run(
         [
-            *(sys.executable, SCRIPT, ",".join(MODELS), ",".join(MODES)),
+            *(sys.executable, SCRIPT, ",".join(MODELS), ",".join((*MODES, "step"))),
             *("float", "int8", "int4", "int8-dynamic"),
         ],
         capture_output=True,
@@ -33,7 +33,7 @@ def peaks():
         check=True,
         env=os.environ | COUNTING_ALLOCATOR | {"PYTHONPATH": os.pathsep.join(sys.path)},
     )
-    pairs = list(itertools.product(MODELS, MODES))
+    pairs = list(itertools.product(MODELS, (*MODES, "step")))
     lines = found.stdout.splitlines()[-len(pairs) :]
     return dict(zip(pairs, map(json.loads, lines), strict=True))
 
@@ -46,3 +46,10 @@ def test_neither_one_large_layer_nor_many_are_float_at_once(model, peaks):
         assert found["int8"] < 0.6 * found["float"], found
         assert found["int8-dynamic"] < 0.6 * found["float"], found
         assert found["int4"] < 0.4 * found["float"], found
+
+
+def test_a_step_of_training_with_lora_keeps_the_floats_of_no_layer(peaks):
+    found = peaks["deep", "step"]
+    # 16 kernels: float with their sums with LoRA, or their codes and a few floats.
+    assert found["int8"] < 0.3 * found["float"], found
+    assert found["int4"] < 0.25 * found["float"], found

@@ -10,6 +10,7 @@ from jax.core import Tracer
 
 from kerasmem.backends.recompute import (
     Function,
+    Linear,
     RecomputeBackend,
     Store,
     add_dependency,
@@ -27,6 +28,19 @@ class JaxRecompute(RecomputeBackend):
         if store is None and not _forgets_barriers():
             return jax.checkpoint(function)
         return _with_own_gradient(function, store)
+
+    def linear(
+        self, forward: Linear, transposed: Linear, inputs: Any, held: Sequence[Any]
+    ) -> Any:
+        """Return `forward(inputs, *held)`, whose backward pass keeps only `held`."""
+
+        def backward(held: Sequence[Any], dy: Any) -> tuple[Any, ...]:
+            late, (dy,) = _after(tuple(held), (dy,))
+            return transposed(dy, *late), *(None for _ in held)
+
+        run = jax.custom_vjp(forward)
+        run.defvjp(lambda x, *held: (forward(x, *held), held), backward)
+        return run(inputs, *held)
 
     def after(self, value: Any, other: Any, taken: Callable[[Any], Any]) -> Any:
         """Return `taken(value)`, in a trace by a foregone choice that needs `other`."""

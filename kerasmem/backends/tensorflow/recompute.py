@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from kerasmem.backends.recompute import (
     Function,
+    Linear,
     RecomputeBackend,
     Store,
     add_dependency,
@@ -43,6 +44,22 @@ class TensorFlowRecompute(RecomputeBackend):
             return outputs if store is None else _with(parts, outputs), gradient
 
         return lambda *tensors: tuple(run(*tensors))
+
+    def linear(
+        self, forward: Linear, transposed: Linear, inputs: Any, held: Sequence[Any]
+    ) -> Any:
+        """Return `forward(inputs, *held)`, whose backward pass keeps only `held`."""
+
+        @tf.custom_gradient
+        def run(inputs: Any, *held: Any) -> Any:
+            def gradient(dy: Any) -> tuple[Any, ...]:
+                # Whether XLA compiles the step is not known here.
+                late, _ = _after_in_xla(_after(held, [dy])[0], [dy])
+                return transposed(dy, *late), *(None for _ in held)
+
+            return forward(tf.stop_gradient(inputs), *held), gradient
+
+        return run(inputs, *held)
 
     def after(self, value: Any, other: Any, taken: Callable[[Any], Any]) -> Any:
         """Return `taken(value)`, in a graph with `value` held back for `other`."""

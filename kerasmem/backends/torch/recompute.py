@@ -1,5 +1,6 @@
 """Functions that torch computes a second time for their gradient."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch.utils.checkpoint import (
 
 from kerasmem.backends.recompute import (
     Function,
+    Linear,
     RecomputeBackend,
     Store,
     save_arguments,
@@ -28,6 +30,32 @@ class TorchRecompute(RecomputeBackend):
             # Stops as soon as it has what the gradient reads.
             return lambda *tensors: checkpoint(function, *tensors, use_reentrant=False)
         return lambda *tensors: _Recomputed.apply(function, store, *tensors)
+
+    def linear(
+        self, forward: Linear, transposed: Linear, inputs: Any, held: Sequence[Any]
+    ) -> Any:
+        """Return `forward(inputs, *held)`, whose backward pass keeps only `held`."""
+        return _Linear.apply(forward, transposed, inputs, *held)
+
+
+class _Linear(torch.autograd.Function):
+    """A linear function that makes what it multiplies with again for its gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, forward: Linear, transposed: Linear, inputs: Any, *held: Any
+    ) -> Any:
+        ctx.transposed = transposed
+        ctx.save_for_backward(*held)
+        result = forward(inputs, *held)
+        # A view that comes out of here could not be written over by whoever takes it.
+        return result.clone() if result._is_view() else result
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Any) -> Any:
+        held = ctx.saved_tensors
+        dx = ctx.transposed(*upstream, *held) if ctx.needs_input_grad[2] else None
+        return None, None, dx, *(None for _ in held)
 
 
 class _Recomputed(torch.autograd.Function):

@@ -1,6 +1,7 @@
 """How one weight is stored in fewer bits, and what it then stands for."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -156,6 +157,11 @@ class Coded:
     def parts(self) -> tuple[Any, ...]:
         """The parts that are there."""
         return tuple(part for part in vars(self).values() if part is not None)
+
+    def with_parts(self, parts: Sequence[Any]) -> "Coded":
+        """Return the same with others in place of `parts`, in their order."""
+        each = iter(parts)
+        return self.map(lambda _: next(each))
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,14 @@ from typing import Any
 import keras
 
 from kerasmem.compression.quantize.aware.quantizers import FakeQuantize
-from kerasmem.compression.quantize.layer import Place, read_as
+from kerasmem.compression.quantize.layer import Place, is_loop, quantized_name, read_as
 from kerasmem.compression.quantize.owners import stand_ins
 from kerasmem.compression.quantize.static.base import IntegerLayer
 from kerasmem.compression.quantize.variable import StandIn
 from kerasmem.errors import ConfigError, ModelError, as_received
 from kerasmem.graph.clone import compile_as, reloaded
-from kerasmem.graph.layers import own_variables, sublayers
+from kerasmem.graph.forms import set_attribute
+from kerasmem.graph.layers import has_graph, own_variables, sublayers
 from kerasmem.graph.rebuild import Rebuild, Rewrite
 from kerasmem.graph.values import to_numpy
 
@@ -48,6 +49,9 @@ def dequantize(model: Any) -> Any:
     _check(model)
     with read_as(_float_layer):
         made = reloaded(model)
+    for layer in sublayers(made):
+        if _NAMED in vars(type(layer)):
+            set_attribute(layer, "__class__", type(layer).__base__)
     for old, new in zip(_layers(model), _layers(made), strict=True):
         # It kept Keras from loading codes as if they were floats.
         if vars(new).pop(_LOADER, None) is not None:
@@ -72,6 +76,7 @@ def _layers(model: Any) -> list[Any]:
 
 
 _LOADER = "load_own_variables"
+_NAMED = "_named_as_in_file"
 
 
 def _float_layer(layer: Any, _: dict[str, Any], places: list[Place]) -> None:
@@ -85,10 +90,26 @@ def _float_layer(layer: Any, _: dict[str, Any], places: list[Place]) -> None:
         for inner in inside:
             # Two layers may keep one kernel.
             if kernels & set(map(id, vars(inner).values())):
-                object.__setattr__(inner, _LOADER, _nothing)
+                set_attribute(inner, _LOADER, _nothing)
+                _name_as_in_file(inner)
+            elif is_loop(inner, places) and kernels & set(map(id, inner.weights)):
+                _name_as_in_file(inner)
         layer.load_own_variables(store)
 
-    object.__setattr__(layer, _LOADER, load_own_variables)
+    set_attribute(layer, _LOADER, load_own_variables)
+    if not has_graph(layer):
+        _name_as_in_file(layer)
+
+
+def _name_as_in_file(layer: Any) -> None:
+    """Give a layer the class name that it is counted by in the file, until it is read.
+
+    Keras finds the layers of a list by the names of their classes.
+    """
+    cls = type(layer)
+    if _NAMED not in vars(cls):
+        named = type(quantized_name(cls), (cls,), {_NAMED: True})
+        set_attribute(layer, "__class__", named)
 
 
 def _nothing(store: Any) -> None:

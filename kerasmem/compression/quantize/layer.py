@@ -292,13 +292,23 @@ def _replace_weights(block: Any, codes: Codes = None) -> None:
             stand_in = _stand_in_for(weight, owner, place, codes)
             for holder in _exchange(weight, owner, layers, stand_in):
                 _change_class(holder, owner_form(holder))
-    is_fake = any(place.fake for place in block._places)
     for layer in layers:
-        if isinstance(layer, _LOOPS[: 1 + is_fake]) and stand_ins(layer):
+        if is_loop(layer, block._places) and stand_ins(layer):
             _change_class(layer, QuantizedRecurrent)
     set_attribute(block, "_missing", value=missing)
     if not missing:
         enable_lora_inside(block)
+
+
+def is_loop(layer: Any, places: list[Place]) -> bool:
+    """Return whether a layer reads the kernels inside once a call, not once a step."""
+    is_fake = any(place.fake for place in places)
+    return isinstance(layer, _LOOPS[: 1 + is_fake])
+
+
+def quantized_name(cls: type) -> str:
+    """Return the name of the class that layers of a class become."""
+    return f"Quantized{cls.__name__}"
 
 
 def _stand_in_for(weight: Any, owner: Any, place: Place, codes: Codes) -> StandIn:
@@ -364,7 +374,7 @@ def _combined(form: type, cls: type, *, renamed: bool) -> type:
     known = (*OWNERS, FakeQuantizedInside, QuantizedBlock)
     name = cls.__name__
     if renamed and not issubclass(cls, known):
-        name = f"Quantized{name}"
+        name = quantized_name(cls)
     combined = type(name, (form, cls), {"__module__": __name__})
     # All are saved under the one name that `QuantizedBlock.from_config` answers to.
     register = keras.saving.register_keras_serializable(**_REGISTERED)

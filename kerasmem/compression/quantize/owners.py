@@ -10,15 +10,16 @@ from typing import Any
 import keras
 
 from kerasmem.compression.quantize.aware.weights import FakeQuantizedVariable
-from kerasmem.compression.quantize.products import (
-    dynamic_product,
-    in_blocks,
-    is_product,
-    is_scaled_after,
-    product,
-    rounded_inputs,
-    scaled_product,
+from kerasmem.compression.quantize.float_products import (
+    float_product,
+    has_low_rank_product,
+    low_rank_product,
 )
+from kerasmem.compression.quantize.integer_products import (
+    dynamic_product,
+    rounded_inputs,
+)
+from kerasmem.compression.quantize.products import is_product
 from kerasmem.compression.quantize.variable import QuantizedVariable, StandIn
 from kerasmem.graph.kernels import with_bias_and_activation
 from kerasmem.graph.layers import sublayers
@@ -63,23 +64,22 @@ class QuantizedProduct(QuantizedOwner):
 
     def call(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Multiply block by block, or integers by integers; else as ever."""
-        kernel = None if has_lora(self) else vars(self).get("_kernel")
-        if isinstance(kernel, FakeQuantizedVariable) and kernel.dynamic:
+        kernel, lora = vars(self).get("_kernel"), has_lora(self)
+        if isinstance(kernel, FakeQuantizedVariable) and kernel.dynamic and not lora:
             inputs = rounded_inputs(self, inputs)
         if not isinstance(kernel, QuantizedVariable):
             return super().call(inputs, *args, **kwargs)
-        if kernel.dynamic:
+        if kernel.dynamic and not lora:
             outputs = dynamic_product(self, inputs, kernel)
-        elif is_scaled_after(self, kernel):
-            outputs = scaled_product(self, inputs, kernel)
-        elif kernel.block_count > 1:
-
-            def multiply(*part: Any) -> Any:
-                return product(self, inputs, kernel.decoded(*part))
-
-            outputs = in_blocks(self, inputs, kernel, multiply)
-        else:
+        elif kernel.is_hoisted or (lora and not has_low_rank_product(self)):
             return super().call(inputs, *args, **kwargs)
+        else:
+            # To symbols flows no gradient.
+            is_symbol = isinstance(inputs, keras.KerasTensor)
+            again = bool(kwargs.get("training")) and not is_symbol
+            outputs = float_product(self, inputs, kernel, again=again)
+        if lora:
+            outputs = outputs + low_rank_product(self, inputs)
         return with_bias_and_activation(self, outputs)
 
 

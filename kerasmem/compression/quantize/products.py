@@ -1,21 +1,10 @@
-"""Products of a kernel in fewer bits: in blocks, of integers, scaled afterwards.
+"""Products of a kernel: which layers make one, and how it is cut into blocks."""
 
-Dense, EinsumDense and convolutions are taken apart: product, bias, activation.
-
-Source: Krishnamoorthi, "Quantizing deep convolutional networks for efficient inference:
-A whitepaper", 2018.
-"""
-
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
 
-from kerasmem.compression.quantize.aware.rounding import round_symmetric
-from kerasmem.compression.quantize.coding import Coded, Rows
-from kerasmem.compression.quantize.math import LIMIT
-from kerasmem.compression.quantize.variable import QuantizedVariable
-from kerasmem.graph.kernels import by_channel, einsum_parts
+from kerasmem.graph.kernels import einsum_parts
 
 _CONVOLUTIONS = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
 _CALLS = (
@@ -71,13 +60,14 @@ def is_convolution(layer: Any) -> bool:
 
 
 def block_axes(layer: Any) -> tuple[int, int] | None:
-    """Return the axis of the kernel to cut along, and that of the output.
+    """Return the axis of the kernel to cut along, and that of the output from the end.
 
     None where it cannot be cut: the channels of a grouped convolution are not free.
     """
     if isinstance(layer, _CONVOLUTIONS):
         first = layer.data_format == "channels_first"
-        return None if layer.groups > 1 else (layer.rank + 1, 1 if first else -1)
+        place = -1 - layer.rank if first else -1
+        return None if layer.groups > 1 else (layer.rank + 1, place)
     if not isinstance(layer, keras.layers.EinsumDense):
         return 1, -1
     given, kernel, output = einsum_parts(layer.equation)
@@ -87,148 +77,7 @@ def block_axes(layer: Any) -> tuple[int, int] | None:
         for axis, letter in enumerate(kernel)
         if letter in output and letter not in given
     ]
-    return max(axes, key=lambda pair: layer.kernel.shape[pair[0]], default=None)
-
-
-def in_blocks(
-    layer: Any,
-    inputs: Any,
-    kernel: QuantizedVariable,
-    multiply: Callable[[Coded, Rows | None], Any],
-) -> Any:
-    """Return the layer's product with a kernel, one block of output channels at a time.
-
-    Args:
-        layer: one of which `is_product` is true.
-        inputs: its inputs; no block is begun before they are there.
-        kernel: its kernel.
-        multiply: returns the product with some output channels of the kernel, given as
-            tensors.
-    """
-    axes = block_axes(layer)
-    if kernel.block_count == 1 or axes is None:
-        return multiply(*kernel.tensors(inputs))
-    axis, place = axes
-    outputs = []
-    for start, stop in _cuts(kernel.shape[axis], kernel.block_count):
-        before = outputs[-1] if outputs else inputs
-        outputs.append(multiply(*kernel.tensors(before, (axis, start, stop))))
-    return keras.ops.concatenate(outputs, axis=place)
-
-
-def _cuts(length: int, count: int) -> Iterator[tuple[int, int]]:
-    size = -(-length // count)
-    return ((start, min(start + size, length)) for start in range(0, length, size))
-
-
-def dynamic_product(layer: Any, inputs: Any, kernel: QuantizedVariable) -> Any:
-    """Return the layer's product of rounded inputs and the codes of its kernel.
-
-    Inputs have the scale that a calibration chose for them all. Where there was none,
-    what is summed up together shares a scale: in a Dense or EinsumDense each vector
-    that the kernel multiplies has its own, in a convolution each sample. The products
-    of a Dense or EinsumDense are summed as int32, exactly. In a convolution integers
-    are summed as float32, exactly too where a channel sums over at most 1,040 products,
-    beyond to the rounding of float32.
-
-    Args:
-        layer: one of which `is_product` is true.
-        inputs: float inputs of it.
-        kernel: its kernel, symmetric int8 per channel or as a whole.
-    """
-    ops = keras.ops
-    exact = ops.cast(inputs, "float32")
-    if kernel.activation_scale is not None:
-        scales = ops.full(
-            _unit(layer, inputs, kernel), kernel.activation_scale, "float32"
-        )
-        codes = ops.clip(ops.round(exact / kernel.activation_scale), -LIMIT, LIMIT)
-    else:
-        axes = summed_axes(layer, exact)
-        largest = ops.max(ops.abs(exact), axis=axes, keepdims=True)
-        scales = ops.where(largest == 0, ops.ones_like(largest), largest / LIMIT)
-        codes = ops.round(exact / scales)
-    # No backend convolves int8 on every device.
-    dtype = "float32" if is_convolution(layer) else "int8"
-    codes = ops.cast(codes, dtype)
-
-    def multiply(coded: Coded, _: Rows | None) -> Any:
-        return product(layer, codes, ops.cast(coded.codes, dtype))
-
-    total = in_blocks(layer, codes, kernel, multiply)
-    both = _product_scales(layer, scales, kernel)
-    return ops.cast(ops.cast(total, "float32") * both, layer.compute_dtype)
-
-
-def is_scaled_after(layer: Any, kernel: QuantizedVariable) -> bool:
-    """Return whether what a layer's codes give is scaled, and not the codes.
-
-    That is cheaper where outputs are fewer than weights, as in a Dense. In 16 bits the
-    float weight is rounded: what `dequantize` gives has to answer alike.
-    """
-    coding = kernel.coding
-    return (
-        not is_convolution(layer)
-        and layer.compute_dtype == "float32"
-        and coding.bits == 8
-        and coding.symmetric
-        and coding.granularity != "group"
-        and not coding.by_input
-        and not kernel.is_hoisted
-    )
-
-
-def scaled_product(layer: Any, inputs: Any, kernel: QuantizedVariable) -> Any:
-    """Return the layer's product of its inputs and the codes, each output scaled.
-
-    Args:
-        layer: one of which `is_scaled_after` is true.
-        inputs: float32 inputs of it.
-        kernel: its kernel.
-    """
-    ops = keras.ops
-
-    def multiply(coded: Coded, _: Rows | None) -> Any:
-        return product(layer, inputs, ops.cast(coded.codes, "float32"))
-
-    total = in_blocks(layer, inputs, kernel, multiply)
-    ones = ops.ones(_unit(layer, inputs, kernel), "float32")
-    return total * _product_scales(layer, ones, kernel)
-
-
-def _unit(layer: Any, inputs: Any, kernel: QuantizedVariable) -> tuple[int, ...]:
-    """Return the least shape of inputs that multiplies the scales of a kernel."""
-    rank = len(inputs.shape)
-    if not isinstance(layer, keras.layers.EinsumDense):
-        return (1,) * rank
-    given, own, _ = einsum_parts(layer.equation)
-    summed = kernel.coding.axes
-    sizes = {own[i]: n for i, n in enumerate(kernel.shape) if i not in summed}
-    letters = given.replace("...", "." * (rank - len(given.replace("...", ""))))
-    return tuple(sizes.get(letter, 1) for letter in letters)
-
-
-def rounded_inputs(layer: Any, inputs: Any) -> Any:
-    """Return inputs of a product as `dynamic_product` rounds them, with a gradient.
-
-    Args:
-        layer: one of which `is_product` is true.
-        inputs: float inputs of it.
-    """
-    axes = tuple(axis % len(inputs.shape) for axis in summed_axes(layer, inputs))
-    exact = round_symmetric(keras.ops.cast(inputs, "float32"), axes)
-    return keras.ops.cast(exact, inputs.dtype)
-
-
-def _product_scales(layer: Any, scales: Any, kernel: QuantizedVariable) -> Any:
-    """Return what the summed integers are multiplied by."""
-    own = kernel.scales.value
-    if is_convolution(layer):
-        return scales * by_channel(layer, own)
-    # Scales have length 1 along what is summed over: a sum of one product.
-    axes = kernel.coding.axes
-    shape = [1 if axis in axes else n for axis, n in enumerate(kernel.shape)]
-    return product(layer, scales, keras.ops.broadcast_to(own, shape))
+    return max(axes, key=lambda pair: layer._kernel.shape[pair[0]], default=None)
 
 
 def summed_axes(layer: Any, inputs: Any) -> tuple[int, ...]:

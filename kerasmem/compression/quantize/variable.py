@@ -185,7 +185,10 @@ class QuantizedVariable(StandIn):
         return ops.reshape(found, (*ops.shape(indices), self._own_shape[1]))
 
     def tensors(
-        self, after: Any = None, part: tuple[int, int, int] | None = None
+        self,
+        after: Any = None,
+        part: tuple[int, int, int] | None = None,
+        coded: Coded | None = None,
     ) -> tuple[Coded, Rows | None]:
         """Return tensors that stand for the weight, and how they are laid out.
 
@@ -193,8 +196,10 @@ class QuantizedVariable(StandIn):
             after: a tensor that is to be there before anything is made of them.
             part: an axis that is not summed over, where to begin along it and where to
                 end; None for the whole weight.
+            coded: tensors with the values of its variables; None for those of now.
         """
-        coded, rows = self.coded.map(lambda variable: variable.value), self._rows
+        rows = self._rows
+        coded = coded or self.coded.map(lambda variable: variable.value)
 
         def taken(x: Any) -> Any:
             return x if part is None or x.shape[place] == 1 else x[cut]
