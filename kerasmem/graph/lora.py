@@ -1,12 +1,14 @@
-"""LoRA of layers inside of a block, which no config of Keras's tells.
+"""LoRA: what it adds to a product, and where it is inside of a block.
 
 Source: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", 2021.
 """
 
+from string import ascii_letters
 from typing import Any
 
 import keras
 
+from kerasmem.graph.kernels import einsum_parts
 from kerasmem.graph.layers import own_variables, sublayers, without_inputs
 
 _LORA = ("lora_rank", "lora_alpha")
@@ -19,6 +21,37 @@ _WITH_LORA = (
 def has_lora(layer: Any) -> bool:
     """Return True for a layer that adds something to its kernel."""
     return getattr(layer, "lora_enabled", False)
+
+
+def has_low_rank_product(layer: Any) -> bool:
+    """Return whether `low_rank_product` can make what LoRA adds to a layer's product.
+
+    A Dense can, and an EinsumDense whose kernel ends with output channels.
+    """
+    if not isinstance(layer, keras.layers.EinsumDense):
+        return isinstance(layer, keras.layers.Dense)
+    given, kernel, output = einsum_parts(layer.equation)
+    return kernel[-1] in output and kernel[-1] not in given
+
+
+def low_rank_product(layer: Any, inputs: Any) -> Any:
+    """Return what LoRA adds to a layer's product: no matrix of the kernel's size.
+
+    Args:
+        layer: one of which `has_low_rank_product` was true, with LoRA.
+        inputs: its inputs.
+    """
+    ops = keras.ops
+    down, up = layer.lora_kernel_a, layer.lora_kernel_b
+    factor = layer.lora_alpha / layer.lora_rank
+    if not isinstance(layer, keras.layers.EinsumDense):
+        return ops.matmul(ops.matmul(inputs, down) * factor, up)
+    given, kernel, output = einsum_parts(layer.equation)
+    rank = next(c for c in ascii_letters if c not in layer.equation)
+    *others, last = kernel
+    narrow = output.replace(last, rank)
+    x = ops.einsum(f"{given},{''.join(others)}{rank}->{narrow}", inputs, down)
+    return ops.einsum(f"{narrow},{rank}{last}->{output}", x * factor, up)
 
 
 def lora_of(layer: Any) -> dict[str, Any]:

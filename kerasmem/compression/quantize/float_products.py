@@ -7,7 +7,6 @@ Source: Dettmers et al., "QLoRA: Efficient Finetuning of Quantized LLMs", 2023.
 """
 
 from collections.abc import Callable
-from string import ascii_letters
 from typing import Any
 
 import keras
@@ -182,36 +181,3 @@ def product_scales(
     axes = kernel.coding.axes
     shape = [1 if axis in axes else n for axis, n in enumerate(kernel.shape)]
     return product(layer, scales, keras.ops.broadcast_to(own, shape))
-
-
-def has_low_rank_product(layer: Any) -> bool:
-    """Return whether `low_rank_product` can make what LoRA adds to a layer's product.
-
-    A Dense can, and an EinsumDense whose kernel ends with output channels.
-    """
-    if not isinstance(layer, keras.layers.EinsumDense):
-        return not is_convolution(layer)
-    given, kernel, output = einsum_parts(layer.equation)
-    return kernel[-1] in output and kernel[-1] not in given
-
-
-def low_rank_product(layer: Any, inputs: Any) -> Any:
-    """Return what LoRA adds to a layer's product: no matrix of the kernel's size.
-
-    Source: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", 2021.
-
-    Args:
-        layer: one of which `has_low_rank_product` was true, with LoRA.
-        inputs: its inputs.
-    """
-    ops = keras.ops
-    down, up = layer.lora_kernel_a, layer.lora_kernel_b
-    factor = layer.lora_alpha / layer.lora_rank
-    if not isinstance(layer, keras.layers.EinsumDense):
-        return ops.matmul(ops.matmul(inputs, down) * factor, up)
-    given, kernel, output = einsum_parts(layer.equation)
-    rank = next(c for c in ascii_letters if c not in layer.equation)
-    *others, last = kernel
-    narrow = output.replace(last, rank)
-    x = ops.einsum(f"{given},{''.join(others)}{rank}->{narrow}", inputs, down)
-    return ops.einsum(f"{narrow},{rank}{last}->{output}", x * factor, up)

@@ -12,8 +12,6 @@ import keras
 from kerasmem.compression.quantize.aware.weights import FakeQuantizedVariable
 from kerasmem.compression.quantize.float_products import (
     float_product,
-    has_low_rank_product,
-    low_rank_product,
 )
 from kerasmem.compression.quantize.integer_products import (
     dynamic_product,
@@ -23,7 +21,7 @@ from kerasmem.compression.quantize.products import is_product
 from kerasmem.compression.quantize.variable import QuantizedVariable, StandIn
 from kerasmem.graph.kernels import with_bias_and_activation
 from kerasmem.graph.layers import sublayers
-from kerasmem.graph.lora import has_lora
+from kerasmem.graph.lora import has_lora, has_low_rank_product, low_rank_product
 from kerasmem.graph.masks import with_mask
 
 

@@ -29,17 +29,31 @@ def recorded(model, shape, dtype):
     return record(asked, framework("tensorflow", "gpu", compiled=False)).step
 
 
-def test_floats_of_codes_wait_for_the_backward_pass():
+def test_floats_of_codes_are_made_again_for_the_backward_pass():
     inputs = keras.Input((16,))
     x = keras.layers.Dense(24, name="first")(inputs)
     model = keras.Model(inputs, keras.layers.Dense(8, name="coded")(x))
     model = km.compress(model, km.Quantize("int4", exclude="first"), verbose=0).model
     program = recorded(model, (4, 16), "float32")
     made = [op for op in program.ops if op.name == "dequantize"]
-    (floats,) = (op.writes[0] for op in made)
-    assert floats.nbytes == 4 * np.prod([24, 8])
-    readers = [op.phase for op in program.ops if floats in op.reads]
-    assert readers == ["forward", "backward"]
+    assert [op.phase for op in made] == ["forward", "backward"]
+    for op in made:
+        (floats,) = op.writes
+        assert floats.nbytes == 4 * np.prod([24, 8])
+        readers = [other.phase for other in program.ops if floats in other.reads]
+        assert readers == [op.phase]
+
+
+def test_lora_beside_codes_makes_nothing_of_the_size_of_their_kernel():
+    inputs = keras.Input((16,))
+    model = keras.Model(inputs, keras.layers.Dense(24, name="coded")(inputs))
+    model = km.compress(model, km.Quantize("int4"), verbose=0).model
+    model.layers[-1].enable_lora(2)
+    program = recorded(model, (4, 16), "float32")
+    whole = [op.name for op in program.ops for y in op.writes if y.shape == (16, 24)]
+    assert whole == ["dequantize"]  # to the inputs flows no gradient
+    narrow = [y.shape for op in program.ops for y in op.writes if op.name == "matmul"]
+    assert narrow == [(4, 24), (4, 2), (4, 24)]
 
 
 @pytest.mark.parametrize("scheme", ["int8", "int4"])

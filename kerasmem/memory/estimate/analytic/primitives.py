@@ -149,6 +149,30 @@ def product(
     return y
 
 
+def product_of_codes(
+    t: Tape, x: Tensor, kernel: Shape, shape: Sequence[int], workspace: int = 0
+) -> Tensor:
+    """Return a product with floats of codes, which are made again for the gradient.
+
+    Args:
+        t: the tape.
+        x: what is multiplied.
+        kernel: shape of the floats.
+        shape: that of the product.
+        workspace: bytes of scratch space of a product.
+    """
+
+    def multiplied(name: str, x: Tensor, shape: Sequence[int]) -> Tensor:
+        floats, y = t.new(kernel, x.width), t.new(shape, x.width)
+        t.op("dequantize", (x,), floats)
+        t.op(name, (x, floats), y, workspace=workspace)
+        return y
+
+    y = multiplied("matmul", x, shape)
+    t.pull((x,), y, lambda dy: [multiplied("matmul gradient", dy, x.shape)])
+    return y
+
+
 def concatenate(t: Tape, xs: Tensors, shape: Sequence[int]) -> Tensor:
     """Return the concatenation of tensors; its gradient is cut into copies."""
     y = t.new(shape, xs[0].width, layout=xs[0].layout)

@@ -13,7 +13,11 @@ from kerasmem.graph.layer_table import class_name
 from kerasmem.memory.estimate.analytic import primitives as p
 from kerasmem.memory.estimate.analytic.framework import Framework
 from kerasmem.memory.estimate.analytic.layers import HANDLERS
-from kerasmem.memory.estimate.analytic.layers.common import FLOAT, unknown
+from kerasmem.memory.estimate.analytic.layers.common import (
+    FLOAT,
+    multiplies_codes,
+    unknown,
+)
 from kerasmem.memory.estimate.analytic.segments import RETURN, Segment, rematerialized
 from kerasmem.memory.estimate.analytic.tape import Site, Tape
 from kerasmem.memory.estimate.request import Request
@@ -85,7 +89,7 @@ def record(request: Request, how: Framework) -> Record | None:
         request.model,
         part.batch_size,
         [x.shape for x in part.inputs],
-        opens=lambda layer: class_name(layer) not in handlers,
+        opens=lambda layer: _rule(layer) not in handlers,
     )
     if traced is None:
         return None
@@ -215,7 +219,7 @@ class Forward:
         of_weights: bool = False,
     ) -> Tensor:
         """Record one layer and return its first output."""
-        name = class_name(layer)
+        name = _rule(layer)
         handler = HANDLERS[self._tape.how.kernels].get(name)
         if handler is None:
             self.unknown.add(name)
@@ -250,6 +254,11 @@ class Forward:
                 differentiable=bool(variable.trainable),
             )
         return p.cast(self._tape, self._parameters[id(variable)], size)
+
+
+def _rule(layer: Any) -> str:
+    """Return the name of the class whose rule a layer follows."""
+    return "Dense" if multiplies_codes(layer) else class_name(layer)
 
 
 def _path(call: Call) -> str:

@@ -5,7 +5,12 @@ from collections.abc import Sequence
 from functools import partial, reduce
 from typing import Any
 
+import keras
+
+from kerasmem.graph.computed import ComputedVariable
+from kerasmem.graph.kernels import einsum_parts
 from kerasmem.graph.layer_table import class_name
+from kerasmem.graph.lora import has_lora, has_low_rank_product
 from kerasmem.layers.chunks import rows_of_chunk
 from kerasmem.memory.estimate.analytic import primitives as p
 from kerasmem.memory.estimate.analytic.layers.activations import activate
@@ -94,9 +99,37 @@ def dense(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
 
 def projection(t: Tape, s: Site, layer: Any, x: Tensor, shape: Shape) -> Tensor:
     """Return the product of `x` with the kernel of a dense layer, and its bias."""
-    kernel = kernel_of(t, s, layer)
-    y = p.product(t, "matmul", x, kernel, shape, t.how.product_scratch)
+    space = t.how.product_scratch
+    if multiplies_codes(layer):
+        y = p.product_of_codes(t, x, tuple(layer._kernel.shape), shape, space)
+        y = p.add(t, y, _low_rank(t, s, layer, x, shape)) if has_lora(layer) else y
+    else:
+        y = p.product(t, "matmul", x, kernel_of(t, s, layer), shape, space)
     return y if layer.bias is None else p.add(t, y, s.parameter(layer.bias))
+
+
+def multiplies_codes(layer: Any) -> bool:
+    """Return True for a Dense or EinsumDense that makes its kernel of codes."""
+    kernel = vars(layer).get("_kernel")
+    if not isinstance(kernel, ComputedVariable) or kernel.trainable:
+        return False
+    calls = (cls for cls in type(layer).__mro__ if "call" in vars(cls))
+    own = next(cls for cls in calls if not cls.__module__.startswith("kerasmem."))
+    is_known = own in (keras.layers.Dense, keras.layers.EinsumDense)
+    return is_known and (not has_lora(layer) or has_low_rank_product(layer))
+
+
+def _low_rank(t: Tape, s: Site, layer: Any, x: Tensor, shape: Shape) -> Tensor:
+    """Return what LoRA adds beside codes, by two products of low rank."""
+    down, up = map(s.parameter, (layer.lora_kernel_a, layer.lora_kernel_b))
+    place = len(shape) - 1
+    if isinstance(layer, keras.layers.EinsumDense):
+        _, kernel, output = einsum_parts(layer.equation)
+        place -= output[::-1].index(kernel[-1])
+    narrow = (*shape[:place], layer.lora_rank, *shape[place + 1 :])
+    space = t.how.product_scratch
+    inner = p.scale(t, p.product(t, "matmul", x, down, narrow, space))
+    return p.product(t, "matmul", inner, up, shape, space)
 
 
 def kernel_of(t: Tape, s: Site, layer: Any, name: str = "kernel") -> Tensor:
@@ -104,7 +137,7 @@ def kernel_of(t: Tape, s: Site, layer: Any, name: str = "kernel") -> Tensor:
 
     With LoRA that is its weight and a product of two of low rank, added in every call.
     """
-    if not getattr(layer, "lora_enabled", False):
+    if not has_lora(layer):
         return s.parameter(getattr(layer, name))
     weight = vars(layer)[f"_{name}"]  # the public attribute is the sum, a tensor
     a, b = (s.parameter(getattr(layer, f"lora_{name}_{end}")) for end in "ab")
