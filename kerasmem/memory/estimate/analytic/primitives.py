@@ -188,3 +188,23 @@ def of_input(t: Tape, name: str, x: Tensor) -> Tensor:
 def of_output(t: Tape, name: str, x: Tensor) -> Tensor:
     """Return a function of `x` entry by entry whose gradient reads the result."""
     return pointwise(t, name, x, needs=((),), needs_output=True)
+
+
+def softmax(t: Tape, x: Tensor, keeps: Tensors = ()) -> Tensor:
+    """Return the softmax as XLA has it: one kernel, with the result beside the scores.
+
+    Args:
+        t: the tape.
+        x: the scores.
+        keeps: what the gradient reads beside the result.
+    """
+    y = t.new(x.shape, x.width, layout=x.layout)
+    t.op("softmax", (x,), y, reduces=True)
+
+    def pullback(dy: Tensor) -> list[Tensor | None]:
+        dx, reads = t.new(x.shape, x.width, layout=dy.layout), (dy, *keeps, y)
+        t.op("softmax gradient", reads, dx, over=reads, fusible=True)
+        return [dx]
+
+    t.pull((x,), y, pullback)
+    return y

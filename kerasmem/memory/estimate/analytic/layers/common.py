@@ -95,7 +95,7 @@ def dense(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
 def projection(t: Tape, s: Site, layer: Any, x: Tensor, shape: Shape) -> Tensor:
     """Return the product of `x` with the kernel of a dense layer, and its bias."""
     kernel = kernel_of(t, s, layer)
-    y = p.product(t, "matmul", x, kernel, shape, t.how.product_scratch)
+    y = p.product(t, "matmul", x, kernel, shape)
     return y if layer.bias is None else p.add(t, y, s.parameter(layer.bias))
 
 
@@ -108,7 +108,7 @@ def kernel_of(t: Tape, s: Site, layer: Any, name: str = "kernel") -> Tensor:
         return s.parameter(getattr(layer, name))
     weight = vars(layer)[f"_{name}"]  # the public attribute is the sum, a tensor
     a, b = (s.parameter(getattr(layer, f"lora_{name}_{end}")) for end in "ab")
-    change = p.product(t, "matmul", a, b, tuple(weight.shape), t.how.product_scratch)
+    change = p.product(t, "matmul", a, b, tuple(weight.shape))
     return p.add(t, s.parameter(weight), p.scale(t, change))
 
 
