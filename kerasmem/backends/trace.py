@@ -3,9 +3,15 @@
 import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import keras
+
+Step = Literal["train", "predict", "generate"]
+"""A step of `fit`, of `predict`, or of `generate` of a `CausalLM` of KerasHub."""
+
+STOP_TOKEN = 0
+"""Generation ends at such a token, whichever it is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,6 +74,13 @@ def _size(text: str) -> int:
     ),
     LOSS,
     option("--predict", action="store_true", help="inference instead of training"),
+    option(
+        "--generate",
+        type=at_least(1),
+        metavar="TOKENS",
+        help="generation, by a CausalLM of KerasHub, of sequences of so many tokens, "
+        "prompt and all, instead of training",
+    ),
     INPUT_SHAPE,
     option("--layers", type=at_least(0), default=10, help="how many to list (10)"),
     IMPORT,
@@ -93,7 +100,8 @@ def estimate(options: Namespace) -> Outcome:
         compile_for(model, options.loss, ())
         optimizer = options.optimizer
         has_optimizer = bool(model.compiled and model.optimizer)
-        assumes = not (options.predict or optimizer or has_optimizer)
+        trains = not (options.predict or options.generate)
+        assumes = trains and not (optimizer or has_optimizer)
         estimated = estimate_memory(
             model,
             options.batch_size,
@@ -101,13 +109,13 @@ def estimate(options: Namespace) -> Outcome:
             dtype_policy=options.dtype_policy,
             jit_compile=_JIT.get(options.jit),
             backend=options.backend,
-            training=not options.predict,
+            training=trains,
+            generate=options.generate,
             device=options.device,
             method=options.method,
             input_shape=options.input_shapes,
         )
     data = json.loads(estimated.to_json()) | {"model": options.model}
-    what = "predict" if options.predict else "training"
     if assumes:
         data["assumed_optimizer"] = _ASSUMED
         say(
@@ -116,7 +124,12 @@ def estimate(options: Namespace) -> Outcome:
         )
     assumed = [f"weights in {options.quantize}"] if options.quantize else []
     assumed += [f"LoRA of rank {options.lora}"] if options.lora else []
-    how = [what, *assumed, f"batch of {options.batch_size}", estimated.backend]
+    how = [
+        estimated.doing,
+        *assumed,
+        f"batch of {options.batch_size}",
+        estimated.backend,
+    ]
     title = (
         f"{options.model}, {', '.join(how)}, {estimated.device}, "
         f"method {estimated.method}"

@@ -58,9 +58,10 @@ class DeviceStatus(JsonRecord):
 
 _Key = TypeVar("_Key", str, str | None)
 
-ESTIMATE_CATEGORIES = (*CATEGORIES, "workspace", "rounding", "pool")
-"""What bytes are for: those of a timeline, and three that only an allocator knows.
+ESTIMATE_CATEGORIES = (*CATEGORIES, "cache", "workspace", "rounding", "pool")
+"""What bytes are for: those of a timeline, and four more.
 
+`"cache"` is of the keys and values of what is generated; an allocator alone knows:
 `"workspace"` is scratch space of a kernel, `"rounding"` what the allocator gives beyond
 the request, `"pool"` what it holds of the device and nobody uses at the peak.
 """
@@ -154,6 +155,8 @@ class MemoryEstimate(OfParts, JsonRecord):
         buffers: the largest buffers of the temporary memory at the peak; of a plan.
         devices: number of devices that share the training. `batch_size` is what all
             of them get, all bytes are those of one.
+        generate: tokens of a sequence that `generate` makes, prompt and all; None for
+            a step of training or `predict`.
     """
 
     peak_bytes: int
@@ -171,6 +174,7 @@ class MemoryEstimate(OfParts, JsonRecord):
     first_step_high_bytes: int | None = None
     buffers: tuple[EstimateBuffer, ...] = ()
     devices: int = 1
+    generate: int | None = None
 
     def verdict(self, memory_limit: int | str) -> str:
         """Return whether it fits into a limit, in words.
@@ -186,6 +190,13 @@ class MemoryEstimate(OfParts, JsonRecord):
         if self.high_bytes <= limit:
             return "fits"
         return "does not fit" if self.low_bytes > limit else "too close to call"
+
+    @property
+    def doing(self) -> str:
+        """What it is an estimate of, in words."""
+        if self.generate is not None:
+            return f"generate to {self.generate} tokens"
+        return "training" if self.training else "predict"
 
     @property
     def where(self) -> str:
@@ -216,10 +227,9 @@ class MemoryEstimate(OfParts, JsonRecord):
         Args:
             layers: number of layers to list, from 0.
         """
-        doing = "training" if self.training else "predict"
         compiled = "compiled" if self.jit_compile else "not compiled"
         lines = [
-            f"estimated peak, {doing}, batch of {self.batch_size}, {self.backend} "
+            f"estimated peak, {self.doing}, batch of {self.batch_size}, {self.backend} "
             f"({compiled}), {self.where}, method {self.method}:",
             f"  {format_bytes(self.peak_bytes)}, between "
             f"{format_bytes(self.low_bytes)} and {format_bytes(self.high_bytes)}",

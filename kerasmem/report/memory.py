@@ -111,6 +111,7 @@ _CATEGORIES = {
     "activation": "activations kept for the backward pass",
     "temporary": "temporaries",
     "input": "input batch",
+    "cache": "cache of keys and values",
     "workspace": "workspace of kernels",
     "rounding": "allocator, rounding",
     "pool": "allocator, pool beside it",

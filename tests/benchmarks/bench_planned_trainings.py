@@ -3,7 +3,8 @@
     KERAS_BACKEND=jax python -m tests.benchmarks.bench_planned_trainings [CASE...]
 
 Prints the peak of each in MiB, in brackets without what the allocator gives beyond what
-it is asked for, and processor seconds. Needs kerasmem[plans].
+it is asked for, the same by the fast method, and processor seconds. Needs
+kerasmem[plans].
 """
 
 import os
@@ -92,27 +93,33 @@ CASES = {
     ),
     "EMA": lambda: compiled(gemma(), keras.optimizers.Adam(use_ema=True)),
     "predict": lambda: compiled(gemma()),
+    "generate": lambda: compiled(gemma()),
 }
 
 
 def main(names):
     for name in names or CASES:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        found = km.estimate_memory(
-            CASES[name](),
-            BATCH,
-            method="plan",
-            jit_compile=True,
-            device="h200",
-            input_shape=SHAPES,
-            training=name != "predict",
-        )
+        model = CASES[name]()
+        options = {
+            "jit_compile": True,
+            "device": "h200",
+            "input_shape": SHAPES,
+            "training": name != "predict",
+            "generate": 64 if name == "generate" else None,
+        }
+        fast = km.estimate_memory(model, BATCH, method="analytic", **options)
+        found = km.estimate_memory(model, BATCH, method="plan", **options)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         seconds = sum(after[:2]) - sum(before[:2])
-        exact = found.peak_bytes - found.by_category().get("rounding", 0)
+        asked, fast_asked = (
+            x.peak_bytes - x.by_category().get("rounding", 0) for x in (found, fast)
+        )
         print(
-            f"{name}: {found.peak_bytes / MIB:.1f} ({exact / MIB:.1f}), "
-            f"{seconds:.0f} s, largest process {after.ru_maxrss / 1024:.0f} MiB",
+            f"{name}: {found.peak_bytes / MIB:.1f} ({asked / MIB:.1f}), fast method "
+            f"{fast.peak_bytes / MIB:.1f} ({fast_asked / MIB:.1f}, "
+            f"{fast_asked / asked - 1:+.0%}), {seconds:.0f} s, "
+            f"largest process {after.ru_maxrss / 1024:.0f} MiB",
             flush=True,
         )
 

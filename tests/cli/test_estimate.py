@@ -188,6 +188,26 @@ def test_configs_of_a_preset_are_enough_for_lora_on_codes(preset, kerasmem, sche
 
 
 @pytest.mark.one_backend
+@pytest.mark.filterwarnings(
+    "ignore:.*vocabulary.spm:pytest.PytestUnraisableExceptionWarning"
+)
+@pytest.mark.parametrize("scheme", ["int8", None])
+def test_generation_is_estimated_by_configs_alone(preset, kerasmem, scheme):
+    line = "estimate preset --batch-size 64 --generate 16"
+    line = f"{line} --quantize {scheme}" if scheme else line
+    assert "generate to 16 tokens" in kerasmem(line).out
+    found = kerasmem(f"{line} --json").json
+    assert found.pop("model") == "preset"
+    assert (found["generate"], found["training"]) == (16, False)
+    if scheme:
+        preset = km.compress(preset, km.Quantize(scheme)).model
+    expected = km.estimate_memory(preset, 64, generate=16)
+    told = MemoryEstimate.from_json(json.dumps(found))
+    assert told.peak_bytes == expected.peak_bytes
+    assert told.by_category() == expected.by_category()
+
+
+@pytest.mark.one_backend
 def test_lora_is_for_models_of_keras_hub(folder, refused):
     assert "--lora with a Sequential" in refused("estimate model.keras --lora 4")
 

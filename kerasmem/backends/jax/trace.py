@@ -1,6 +1,8 @@
 """A JAX step for XLA, from shapes only."""
 
 import io
+from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import jax
@@ -8,36 +10,38 @@ import keras
 
 from kerasmem.backends.jax.recompute import traced_for
 from kerasmem.backends.profile import Followed
+from kerasmem.backends.trace import STOP_TOKEN, Step
 
 
-def step_module(followed: Followed, batch: Any, *, training: bool) -> bytes:
+def step_module(followed: Followed, batch: Any, *, step: Step) -> bytes:
     """Return the serialized `HloModuleProto` of a step, not optimized."""
-    lowered = _lowered(followed, batch, training=training)
+    lowered = _lowered(followed, batch, step)
     return lowered.compiler_ir("hlo").as_serialized_hlo_module_proto()
 
 
-def gpu_program(followed: Followed, batch: Any, *, training: bool) -> tuple[str, bytes]:
+def gpu_program(followed: Followed, batch: Any, *, step: Step) -> tuple[str, bytes]:
     """Return the kind and the bytes of a step that is lowered for a GPU.
 
     Returns:
         `"stablehlo"`, and MLIR bytecode.
     """
-    lowered = _lowered(followed, batch, training=training, platform="cuda")
+    lowered = _lowered(followed, batch, step, platform="cuda")
     code = io.BytesIO()
     lowered.compiler_ir("stablehlo").operation.write_bytecode(code)
     return "stablehlo", code.getvalue()
 
 
-def compiled_bytes(followed: Followed, batch: Any, *, training: bool) -> int:
+def compiled_bytes(followed: Followed, batch: Any, *, step: Step) -> int:
     """Return the temporary bytes that XLA plans for a step on this machine."""
-    compiled = _lowered(followed, batch, training=training).compile()
+    compiled = _lowered(followed, batch, step).compile()
     return compiled.memory_analysis().temp_size_in_bytes
 
 
 def _lowered(
-    followed: Followed, batch: Any, *, training: bool, platform: str | None = None
+    followed: Followed, batch: Any, step: Step, *, platform: str | None = None
 ) -> Any:
     model = followed.model
+    training = step == "train"
     if training:
         # Private: what makes the variables of losses and metrics before a first batch.
         model._symbolic_build(data_batch=batch)
@@ -52,12 +56,32 @@ def _lowered(
         # As Keras compiles it: over several devices the state comes out as it went in.
         shards = jax.tree.map(lambda x: x.sharding, state)
         outputs = (None, shards) if _is_distributed() else None
-        step = jax.jit(model.train_step, donate_argnums=0, out_shardings=outputs)
+        compiled = jax.jit(model.train_step, donate_argnums=0, out_shardings=outputs)
+    elif step == "generate":
+        state = ([_spec(v.value) for v in model.sampler.variables], *state)
+        compiled = jax.jit(_generate_step(model))
     else:
-        step = jax.jit(model.predict_step)
+        compiled = jax.jit(model.predict_step)
     with traced_for(platform):
-        traced = step.trace(state, data)
+        traced = compiled.trace(state, data)
     return traced.lower(lowering_platforms=(platform,) if platform else None)
+
+
+def _generate_step(model: Any) -> Callable[[Any, Any], Any]:
+    """Return what generates, as KerasHub compiles it: weights and seeds go in."""
+    groups = (
+        model.sampler.variables,
+        model.trainable_variables,
+        model.non_trainable_variables,
+    )
+
+    def generate(state: Any, data: Any) -> Any:
+        pairs = (zip(*both, strict=True) for both in zip(groups, state, strict=True))
+        with keras.StatelessScope(state_mapping=chain(*pairs)) as scope:
+            tokens = model.generate_step(*data, (STOP_TOKEN,))
+        return tokens, [scope.get_current_value(v) for v in groups[0]]
+
+    return generate
 
 
 def _is_distributed() -> bool:

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from tensorflow.core.protobuf import (
 )
 
 from kerasmem.backends.profile import Followed
-from kerasmem.backends.trace import Graph, Operation, Output
+from kerasmem.backends.trace import STOP_TOKEN, Graph, Operation, Output, Step
 from kerasmem.errors import ConfigError
 
 _ATTRIBUTES = ("equation", "data_format", "rnn_mode")
@@ -29,24 +29,21 @@ _GPU = "/job:localhost/replica:0/task:0/device:GPU:0"
 _GPU_ENVIRONMENT = {"architecture": "9.0", "cuda": "12050", "cudnn": "9030"}
 
 
-def step_graph(
-    followed: Followed, batch: Any, *, training: bool, on_gpu: bool
-) -> Graph:
+def step_graph(followed: Followed, batch: Any, *, step: Step, on_gpu: bool) -> Graph:
     """Return the optimized graph of a step; nothing is computed.
 
     Args:
-        followed: the model, compiled if `training`, its optimizer built.
+        followed: the model, compiled if it is trained, its optimizer built.
         batch: what the step gets, a nest with a `keras.KerasTensor` per tensor.
-        training: whether the training step or that of `predict` is meant.
+        step: the one that is meant.
         on_gpu: whether the graph is that of a GPU; there need not be one.
     """
     specs = tf.nest.map_structure(
         lambda x: tf.TensorSpec(x.shape, tf.as_dtype(x.dtype)), batch
     )
-    model = followed.model
-    step = model.train_step if training else model.predict_step
+    function = _step_of(followed.model, step)
     with _gpu_listed() if on_gpu else nullcontext():
-        traced = tf.function(step, autograph=False).get_concrete_function(specs)
+        traced = tf.function(function, autograph=False).get_concrete_function(specs)
     definition = _optimized(traced, on_gpu=on_gpu)
     return _graph(definition, traced, followed.variables)
 
@@ -211,21 +208,21 @@ _DUMP = re.compile(r"--xla_dump_to=(\S+)")
 _TEMPORARY = re.compile(r"size (\d+), preallocated-temp")
 
 
-def step_module(followed: Followed, batch: Any, *, training: bool) -> bytes:
+def step_module(followed: Followed, batch: Any, *, step: Step) -> bytes:
     """Return the serialized `HloModuleProto` of a step, not optimized."""
-    return _ir(followed, batch, training=training)(stage="hlo_serialized")
+    return _ir(followed, batch, step)(stage="hlo_serialized")
 
 
-def gpu_program(followed: Followed, batch: Any, *, training: bool) -> tuple[str, bytes]:
+def gpu_program(followed: Followed, batch: Any, *, step: Step) -> tuple[str, bytes]:
     """Return the kind and the bytes of a step as XLA gets it, whatever the device.
 
     Returns:
         `"hlo"`, and a serialized `HloModuleProto`.
     """
-    return "hlo", step_module(followed, batch, training=training)
+    return "hlo", step_module(followed, batch, step=step)
 
 
-def compiled_bytes(followed: Followed, batch: Any, *, training: bool) -> int:
+def compiled_bytes(followed: Followed, batch: Any, *, step: Step) -> int:
     """Return the temporary bytes that XLA plans for a step on this machine.
 
     Raises:
@@ -239,7 +236,7 @@ def compiled_bytes(followed: Followed, batch: Any, *, training: bool) -> int:
             f"Received: XLA_FLAGS={os.environ.get('XLA_FLAGS', '')!r}."
         )
     before = set(_plans(folder[1]))
-    _ir(followed, batch, training=training)(stage="optimized_hlo")
+    _ir(followed, batch, step)(stage="optimized_hlo")
     sizes = [
         int(size)
         for path in set(_plans(folder[1])) - before
@@ -252,13 +249,18 @@ def _plans(folder: str) -> list[Path]:
     return list(Path(folder).glob("*buffer-assignment.txt"))
 
 
-def _ir(followed: Followed, batch: Any, *, training: bool) -> Any:
-    model = followed.model
-    step = model.train_step if training else model.predict_step
+def _step_of(model: Any, step: Step) -> Callable[[Any], Any]:
+    if step == "generate":
+        return lambda batch: model.generate_step(*batch, (STOP_TOKEN,))
+    return model.train_step if step == "train" else model.predict_step
+
+
+def _ir(followed: Followed, batch: Any, step: Step) -> Any:
+    function = _step_of(followed.model, step)
 
     # What is asked for the program takes tensors, and no nests of them.
     def flat_step(*tensors: Any) -> Any:
-        return step(tf.nest.pack_sequence_as(batch, tensors))
+        return function(tf.nest.pack_sequence_as(batch, tensors))
 
     compiled = tf.function(flat_step, autograph=False, jit_compile=True)
     specs = [

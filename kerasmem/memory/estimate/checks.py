@@ -166,3 +166,17 @@ def compiles(
         not layer.supports_jit or getattr(layer, "use_cudnn", None) in cudnn
         for layer in sublayers(model)
     )
+
+
+def compiles_generation(model: Any, backend: str, device: str, **options: Any) -> bool:
+    """Return whether KerasHub compiles what generates: always on JAX, never on torch.
+
+    Args:
+        model: a built model.
+        backend: one of `BACKENDS`.
+        device: one of `DEVICES`.
+        **options: those of `compiles`, which decides on TensorFlow.
+    """
+    if backend != "tensorflow":
+        return backend == "jax"
+    return compiles(model, backend, device, **options)

@@ -7,6 +7,7 @@ import keras
 
 from kerasmem.graph.layers import has_graph
 from kerasmem.memory.estimate import analytic, checks, planned, traced
+from kerasmem.memory.estimate.generation import check_generates
 from kerasmem.memory.estimate.inputs import checked_inputs
 from kerasmem.memory.estimate.request import Request
 from kerasmem.memory.estimate.sharding import sharding_of
@@ -33,6 +34,7 @@ def estimate_memory(  # noqa: PLR0913 - the public entry point
     method: str = "auto",
     input_shape: Any | None = None,
     data: Any | None = None,
+    generate: int | None = None,
 ) -> MemoryEstimate:
     """Estimate the peak memory that `model` needs, and what fills it.
 
@@ -59,6 +61,8 @@ def estimate_memory(  # noqa: PLR0913 - the public entry point
         data: example samples, from which these lengths are read instead: `x`,
             `(x, y)`, a `tf.data.Dataset` or another that `fit` takes. Of batches the
             first one counts.
+        generate: tokens of a sequence, prompt and all, that `generate` of a `CausalLM`
+            of KerasHub makes, in the place of a training; None for none.
 
     Returns:
         The `MemoryEstimate`: the peak in bytes with its interval, and its parts by
@@ -86,6 +90,7 @@ def estimate_memory(  # noqa: PLR0913 - the public entry point
         jit_compile=jit_compile,
         backend=backend,
         training=training,
+        generate=generate,
         device=device,
         input_shape=input_shape,
         data=data,
@@ -107,6 +112,7 @@ def checked_request(  # noqa: PLR0913 - the arguments of the public entry points
     device: str = "gpu",
     input_shape: Any | None = None,
     data: Any | None = None,
+    generate: int | None = None,
 ) -> Request:
     """Return the checked arguments of `estimate_memory`."""
     checks.check_model(model)
@@ -116,21 +122,26 @@ def checked_request(  # noqa: PLR0913 - the arguments of the public entry points
     device, card = checks.checked_device(device)
     checks.check_choice("training", training, (True, False))
     checks.check_choice("jit_compile", jit_compile, (None, True, False))
+    if generate is not None:
+        check_generates(model, generate)
+        training = False
     policy = checks.checked_policy(dtype_policy)
     # Models have it on TensorFlow alone.
     strategy = getattr(model, "distribute_strategy", None)
     sharding = sharding_of(strategy, backend)
+    compiles = checks.compiles if generate is None else checks.compiles_generation
     if training:
         optimizer = checks.checked_optimizer(model, optimizer, policy)
     return Request(
         model=model,
-        inputs=checked_inputs(model, batch_size, input_shape, data),
+        inputs=checked_inputs(model, batch_size, input_shape, data, generate=generate),
         batch_size=batch_size,
         optimizer=optimizer if training else None,
         dtype_policy=policy,
-        jit_compile=checks.compiles(
+        jit_compile=compiles(
             model, backend, device, asked=jit_compile, replicas=sharding.replicas
         ),
+        generate=generate,
         backend=backend,
         training=training,
         device=device,

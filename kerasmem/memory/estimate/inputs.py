@@ -18,13 +18,19 @@ from kerasmem.graph.input_shapes import (
     with_lengths,
 )
 from kerasmem.graph.layers import has_graph
+from kerasmem.memory.estimate.generation import generated_shapes
 from kerasmem.memory.estimate.request import Input, Request
 from kerasmem.memory.program import Tensor
 from kerasmem.memory.timeline import Watched
 
 
 def checked_inputs(
-    model: Any, batch_size: int, input_shape: Any | None, data: Any | None = None
+    model: Any,
+    batch_size: int,
+    input_shape: Any | None,
+    data: Any | None = None,
+    *,
+    generate: int | None = None,
 ) -> tuple[Input, ...]:
     """Return the inputs of the model with every axis known.
 
@@ -35,6 +41,7 @@ def checked_inputs(
             there are several; None for the model's own.
         data: samples in any of the forms that `kerasmem.files.data` lists, from which
             the shapes are read instead.
+        generate: length of sequences for which no shape is given; None for none.
 
     Raises:
         ModelError: if the shape of an input is not known in full.
@@ -57,6 +64,9 @@ def checked_inputs(
             f"{min(fixed)}. Received: batch_size={batch_size}."
         )
     own = _own_inputs(model)
+    if generate is not None:
+        open_shapes = {name: shape for name, shape, _ in own}
+        input_shape = generated_shapes(open_shapes, generate, input_shape)
     # Without a graph they are those of the first call, and others may follow.
     shapes = {name: shape for name, shape, _ in own}
     shapes = with_lengths(shapes, input_shape, binding=is_read)
@@ -136,12 +146,21 @@ def _own_inputs(model: Any) -> list[tuple[str, Shape | None, str]]:
     return [(name, tuple(x.shape[1:]), x.dtype) for name, x in named]
 
 
+_OF_MASKS = {"padding_mask": "bool"}
+
+
 def symbolic_batch(request: Request) -> tuple[Any, ...]:
     """Return what a step gets: `(x, y)` of `keras.KerasTensor`s, `(x,)` in predict."""
     x = _like_inputs(
         request.model,
         [keras.KerasTensor(one.shape, one.dtype) for one in request.inputs],
     )
+    if request.step == "generate":
+        # As a preprocessor of KerasHub gives it; Keras's own inputs are of integers.
+        x = {
+            k: keras.KerasTensor(v.shape, _OF_MASKS.get(k, v.dtype))
+            for k, v in x.items()
+        }
     return (x, _targets(request.model, x)) if request.training else (x,)
 
 

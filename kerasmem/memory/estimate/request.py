@@ -5,13 +5,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import keras
+
+from kerasmem.backends.trace import Step
 from kerasmem.errors import ConfigError
 from kerasmem.memory.estimate.sharding import ONE_DEVICE, Sharding
 from kerasmem.processes import ON_THE_CPU, run_in_child
 from kerasmem.processes.transfer import pack, unpack
 from kerasmem.records import EstimatePart, MemoryEstimate
 
-_PLAIN = ("batch_size", "jit_compile", "backend", "training", "device")
+_PLAIN = ("batch_size", "jit_compile", "backend", "training", "device", "generate")
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,8 @@ class Request:
         backend: one of `BACKENDS`; not always the running one.
         training: True for a training step, False for `predict`.
         device: one of `DEVICES`.
+        generate: tokens of a sequence that `generate` of KerasHub makes, prompt and
+            all; None for `predict`.
         card: the card that was named in its place, None for any.
         sharding: how several devices share the training; the answer is for one.
     """
@@ -60,7 +65,15 @@ class Request:
     training: bool
     device: str
     card: str | None = None
+    generate: int | None = None
     sharding: Sharding = ONE_DEVICE
+
+    @property
+    def step(self) -> Step:
+        """Which step is meant."""
+        if self.training:
+            return "train"
+        return "predict" if self.generate is None else "generate"
 
     def of_a_replica(self) -> "Request":
         """Return the question about one replica alone, with its part of the batch."""
@@ -116,6 +129,12 @@ class Request:
             **plain,
         )
 
+    def sampler_config(self) -> Mapping[str, Any] | None:
+        """Return the config of what chooses tokens, None where none are made."""
+        if self.generate is None:
+            return None
+        return keras.saving.serialize_keras_object(self.model.sampler)
+
     def job(self) -> dict[str, Any]:
         """Return what `request_of` makes the same question of, in another process.
 
@@ -126,6 +145,7 @@ class Request:
             "model": pack(self.model, self.optimizer, self.dtype_policy),
             "inputs": [[x.name, list(x.shape), x.dtype] for x in self.inputs],
             "card": self.card,
+            "sampler": self.sampler_config(),
             **{name: getattr(self, name) for name in _PLAIN},
         }
 
@@ -133,6 +153,8 @@ class Request:
 def request_of(job: Mapping[str, Any]) -> Request:
     """Return the question, about a model of its own."""
     model = unpack(job["model"], jit_compile=job["jit_compile"])
+    if job["sampler"] is not None:
+        model.sampler = keras.saving.deserialize_keras_object(job["sampler"])
     if job["training"]:
         model.optimizer.build(model.trainable_variables)
     return Request(

@@ -130,6 +130,7 @@ def worthwhile(
         correction: by how much more than estimated a step moves.
     """
     least = _LEAST_SHARE * plain.peak_bytes
+    before = _asked_bytes(plain)
     around = room or Room(limit_bytes=0)
     remedies = [
         Remedy(
@@ -140,10 +141,18 @@ def worthwhile(
             fits=room and room.holds(saving.estimate, correction),
         )
         for saving in savings
-        if saving
-        and (saves_bytes := plain.peak_bytes - saving.estimate.peak_bytes) > least
+        if saving and (saves_bytes := before - _asked_bytes(saving.estimate)) > least
     ]
     return sorted(remedies, key=lambda one: (not one.fits, -(one.saves_bytes or 0)))
+
+
+def _asked_bytes(estimate: MemoryEstimate) -> int:
+    """Return a peak without what the allocator gives beyond a compiled step's block.
+
+    Blocks of small models come in powers of two, behind which a saving would hide.
+    """
+    beyond = estimate.by_category().get("rounding", 0) if estimate.jit_compile else 0
+    return estimate.peak_bytes - beyond
 
 
 def _mixed_precision(step: FailedStep) -> Saving | None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from keras import layers
 
 import kerasmem as km
+from kerasmem.units import MIB
 
 pytestmark = pytest.mark.one_backend
 
@@ -84,3 +85,27 @@ def test_the_interval_holds_the_figure_and_no_less_than_the_variables(
     assert variables <= found.low_bytes <= found.peak_bytes <= found.high_bytes
     assert found.first_step_low_bytes <= found.first_step_bytes
     assert found.first_step_bytes <= found.first_step_high_bytes
+
+
+def blocks(number):
+    """Return a net of blocks that each add to what went in, and normalize first."""
+    inputs = x = keras.Input((1024,))
+    for _ in range(number):
+        y = keras.layers.LayerNormalization()(x)
+        x = keras.layers.Add()([x, keras.layers.Dense(1024)(y)])
+    return keras.Model(inputs, keras.layers.Dense(1)(x))
+
+
+@pytest.mark.one_backend
+def test_compiled_inference_takes_no_more_for_more_blocks():
+    moving = []
+    for number in (8, 32):
+        found = km.estimate_memory(
+            blocks(number), 4096, training=False, jit_compile=True, method="analytic"
+        )
+        sizes = found.by_category()
+        moving.append(sizes["temporary"])
+        # That of one call of cuBLAS, as XLA plans it, and none a layer.
+        assert sizes["workspace"] == 4 * MIB
+    # The sum so far, what is normalized, and what comes of it.
+    assert moving[0] == moving[1] <= 5 * 4096 * 1024 * 4

@@ -221,7 +221,7 @@ def lowered_by_jax(_):
     batch = symbolic_batch(request)
     return {
         platform or "cpu": _lowered(
-            followed, batch, training=True, platform=platform
+            followed, batch, "train", platform=platform
         ).as_text()
         for platform in (None, "cuda")
     }

@@ -1,13 +1,18 @@
 """The analytic method: a model's graph, written out as operations and allocated."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from kerasmem.errors import KerasMemWarning, ModelError
 from kerasmem.graph.activation_policy import policy_of
 from kerasmem.memory.estimate.analytic.framework import Framework, framework
+from kerasmem.memory.estimate.analytic.generation import (
+    of_generation,
+    record_generation,
+)
 from kerasmem.memory.estimate.analytic.record import record
+from kerasmem.memory.estimate.planned.pool import block_bytes
 from kerasmem.memory.estimate.request import Request
 from kerasmem.memory.estimate.variables import persistent_parts
 from kerasmem.memory.program import (
@@ -47,7 +52,10 @@ def estimate(request: Request) -> MemoryEstimate:
         ModelError: if the model has no graph.
     """
     how = framework(request.backend, request.device, compiled=request.jit_compile)
-    recorded = record(request, how)
+    write = record
+    if request.generate is not None:
+        how, write = of_generation(how), record_generation
+    recorded = write(request, how)
     if recorded is None:
         raise ModelError(
             "The analytic method reads a model's graph. Expected: a Sequential or "
@@ -77,6 +85,10 @@ def estimate(request: Request) -> MemoryEstimate:
     ]
     peaks = [peak_of(planned.events, how.rounding) for planned in plans]
     first_bytes, peak = (known + round(x.nbytes * (1 + how.waste)) for x in peaks)
+    asked = peak
+    below, above = _doubt(how, later, sizes, asked)
+    allocated = _as_allocated(request, how, later, asked - known)
+    first_bytes, peak = max(first_bytes, asked + allocated(0)), asked + allocated(0)
     pool = peak
     trials = [
         op.trial + sum(x.nbytes for x in (*op.reads, *op.writes))
@@ -88,16 +100,15 @@ def estimate(request: Request) -> MemoryEstimate:
         first_bytes = max(first_bytes, known + max(trials, default=0))
     else:
         _, pool = live(plans, how.allocator())
-    below, above = _doubt(how, later, sizes, peak)
     # Where a model is split, so may be all that it makes: XLA decides.
     shares = request.sharding.devices // request.sharding.replicas
-    below = (peak - sum(sizes)) * (1 - 1 / shares) + below / shares
-    unseen = _UNKNOWN_LAYER * (peak - sum(sizes)) if later.unknown else 0.0
+    below = (asked - sum(sizes)) * (1 - 1 / shares) + below / shares
+    unseen = _UNKNOWN_LAYER * (asked - sum(sizes)) if later.unknown else 0.0
     of_gpu = request.training and request.device == "gpu"
     width = _WIDTH[request.backend] if of_gpu else 1.0
-    high = peak + round(width * above + unseen)
-    first_low = min(peak - round(below), first_bytes)
-    first_high = max(peak + round(above + unseen), first_bytes)
+    high = asked + allocated(round(width * above + unseen))
+    first_low = min(asked - round(below), first_bytes)
+    first_high = max(asked + allocated(round(above + unseen)), first_bytes)
     if trials:
         # Another algorithm may take a GiB more, or as much again as the largest known.
         first_high += max(GIB, first_bytes - peak)
@@ -112,9 +123,33 @@ def estimate(request: Request) -> MemoryEstimate:
             pool=max(0, pool - peak),
         ),
         # Without training every batch of a new length is a first one.
-        (peak - round(width * below), peak, high if request.training else first_high),
+        (
+            asked - round(width * below),
+            peak,
+            high if request.training else first_high,
+        ),
         (first_low, first_bytes, first_high),
     )
+
+
+def _as_allocated(
+    request: Request, how: Framework, step: Program, moving: int
+) -> Callable[[int], int]:
+    """Return what tells how many bytes are given beyond what is expected, if more is.
+
+    On a GPU what XLA asks for at once is a block of its own, which may come whole.
+
+    Args:
+        request: the question.
+        how: how the backend runs a step.
+        step: the operations of the step.
+        moving: bytes that are expected to come and go, batch and results among them.
+    """
+    if not how.one_block or request.device != "gpu":
+        return lambda more: more
+    apart = ("input", "value") if request.step == "predict" else ("input",)
+    block = moving - sum(x.nbytes for x in step.results if x.kind in apart)
+    return lambda more: block_bytes(block + more) - block
 
 
 def _doubt(

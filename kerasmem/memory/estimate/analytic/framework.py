@@ -7,6 +7,7 @@ the frequency domain.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -21,9 +22,11 @@ _TENSOR_CORE_LAYOUT_IS_LAST = 4
 the kernels of tensor cores want them last."""
 _LARGEST_TRANSFORM = 256
 _TILE = 32
-_MATMUL_WORKSPACE = 32 * MIB
-"""cuBLAS's scratch space on GPUs with compute capability 9, as torch and XLA ask for
-it."""
+_TORCH_WORKSPACE = 32 * MIB
+"""cuBLAS's scratch space on GPUs with compute capability 9, as torch asks for it."""
+_PRODUCT_WORKSPACE = 4 * MIB
+"""What each call of cuBLAS has in XLA's plans, however large its matrices; and the
+block of a whole step has room for one at its fullest."""
 
 
 class Scratch(NamedTuple):
@@ -64,7 +67,7 @@ class Framework:
         rounding: bytes to whose multiple it rounds a block.
         waste: what it gives beyond that on average, as a share.
         scratch: scratch space of a convolution.
-        product_scratch: scratch space of a matrix product.
+        product_scratch: scratch space of matrix products, one for all of a step.
         held_scratch: bytes that the backend keeps for matrix products, per thread: one
             goes forward, another backward.
         fused_recurrence: whether an LSTM is one operation.
@@ -155,8 +158,10 @@ def fused(ops: Sequence[Op], results: Sequence[Tensor]) -> list[Op]:
     """Return what is left of operations when XLA has merged them.
 
     What works entry by entry is computed where it is read, as often as that is, and
-    never written; a reduction reads what its operands are made of. In memory remain the
-    results of matrix products, convolutions and reductions, and what those read.
+    not written; a reduction reads what its operands are made of. In memory remain the
+    results of matrix products, convolutions and reductions, and what those read; and
+    what is read several times, where it costs less to write it than to read again all
+    that it is made of, such as the sum of many blocks.
 
     Args:
         ops: the operations of a step, in order.
@@ -166,6 +171,7 @@ def fused(ops: Sequence[Op], results: Sequence[Tensor]) -> list[Op]:
     for op in ops:
         if not (op.fusible or op.reduces):
             written |= {x.root for x in op.reads}
+    readers = Counter(x.root for op in ops for x in op.reads)
     sources: dict[Tensor, dict[Tensor, None]] = {}
     left: list[Op] = []
     for op in ops:
@@ -173,8 +179,11 @@ def fused(ops: Sequence[Op], results: Sequence[Tensor]) -> list[Op]:
         for x in op.reads:
             reads |= sources.get(x.root, {x.root: None})
         if op.fusible and op.writes and op.writes[0] not in written:
-            sources[op.writes[0]] = reads
-            continue
+            y, kernels = op.writes[0], readers[op.writes[0]]
+            read = sum(x.nbytes for x in reads)
+            if kernels * read <= read + (kernels + 1) * y.nbytes:
+                sources[y] = reads
+                continue
         over = tuple(reads) if op.fusible else ()
         left.append(replace(op, reads=tuple(reads), over=over))
     return left
@@ -235,7 +244,7 @@ def framework(backend: str, device: str, *, compiled: bool) -> Framework:
         cpu = replace(chosen, scratch=unrolled_images, doubt=_THREADS)
         return cpu if is_eager else chosen
     if backend == "torch":
-        return replace(chosen, held_scratch=_MATMUL_WORKSPACE, fused_recurrence=True)
+        return replace(chosen, held_scratch=_TORCH_WORKSPACE, fused_recurrence=True)
     if compiled:
-        return replace(chosen, scratch=searched, product_scratch=_MATMUL_WORKSPACE)
+        return replace(chosen, scratch=searched, product_scratch=_PRODUCT_WORKSPACE)
     return replace(chosen, scratch=turned_operands, fused_recurrence=is_eager)

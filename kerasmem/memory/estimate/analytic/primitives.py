@@ -149,9 +149,7 @@ def product(
     return y
 
 
-def product_of_codes(
-    t: Tape, x: Tensor, kernel: Shape, shape: Sequence[int], workspace: int = 0
-) -> Tensor:
+def product_of_codes(t: Tape, x: Tensor, kernel: Shape, shape: Sequence[int]) -> Tensor:
     """Return a product with floats of codes, which are made again for the gradient.
 
     Args:
@@ -159,13 +157,12 @@ def product_of_codes(
         x: what is multiplied.
         kernel: shape of the floats.
         shape: that of the product.
-        workspace: bytes of scratch space of a product.
     """
 
     def multiplied(name: str, x: Tensor, shape: Sequence[int]) -> Tensor:
         floats, y = t.new(kernel, x.width), t.new(shape, x.width)
         t.op("dequantize", (x,), floats)
-        t.op(name, (x, floats), y, workspace=workspace)
+        t.op(name, (x, floats), y)
         return y
 
     y = multiplied("matmul", x, shape)
@@ -212,3 +209,23 @@ def of_input(t: Tape, name: str, x: Tensor) -> Tensor:
 def of_output(t: Tape, name: str, x: Tensor) -> Tensor:
     """Return a function of `x` entry by entry whose gradient reads the result."""
     return pointwise(t, name, x, needs=((),), needs_output=True)
+
+
+def softmax(t: Tape, x: Tensor, keeps: Tensors = ()) -> Tensor:
+    """Return the softmax as XLA has it: one kernel, with the result beside the scores.
+
+    Args:
+        t: the tape.
+        x: the scores.
+        keeps: what the gradient reads beside the result.
+    """
+    y = t.new(x.shape, x.width, layout=x.layout)
+    t.op("softmax", (x,), y, reduces=True)
+
+    def pullback(dy: Tensor) -> list[Tensor | None]:
+        dx, reads = t.new(x.shape, x.width, layout=dy.layout), (dy, *keeps, y)
+        t.op("softmax gradient", reads, dx, over=reads, fusible=True)
+        return [dx]
+
+    t.pull((x,), y, pullback)
+    return y

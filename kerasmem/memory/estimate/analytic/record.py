@@ -105,6 +105,10 @@ def record(request: Request, how: Framework) -> Record | None:
         results += tape.gradients.values() if how.keeps_gradients else []
     else:
         results += outputs
+    if how.product_scratch and any(op.name == "matmul" for op in tape.ops):
+        space = Tensor((how.product_scratch,), 1, kind="workspace")
+        tape.ops.insert(0, Op("workspace", None, "forward", (), (space,)))
+        results.append(space)
     unknown = frozenset(forward.unknown)
     return Record(
         Program(tuple(tape.ops), tuple(results), unknown=unknown), traced, how

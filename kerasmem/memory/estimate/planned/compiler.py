@@ -137,7 +137,7 @@ def _traced(job: dict[str, Any]) -> dict[str, Any]:
         )
     _, followed = watched(request.model)
     batch = symbolic_batch(request)
-    kind, content = tracer().gpu_program(followed, batch, training=request.training)
+    kind, content = tracer().gpu_program(followed, batch, step=request.step)
     Path(job["path"]).write_bytes(content)
     sizes = [nbytes(x) // job["parts"] for x in keras.tree.flatten(batch)]
     return {"kind": kind, "batch": sizes}

@@ -36,7 +36,9 @@ class Places:
     """
 
     def __init__(self, request: Request) -> None:
-        model, _ = watched(request.model)
+        # What generates calls the layers of the backbone, one by one.
+        is_whole = request.generate is None
+        model, _ = watched(request.model if is_whole else request.model.backbone)
         if request.optimizer is not None:
             model = replace(model, optimizers=(request.optimizer.name,))
         style = "tensorflow" if request.backend == "tensorflow" else "xla"

@@ -24,6 +24,7 @@ def estimate(request: Request) -> MemoryEstimate:
         ConfigError: if devices have parts of a variable.
         ModelError: if the child cannot make the model from its config.
     """
+    _check_generation(request)
     shared = request.sharding
     if shared.devices > 1:
         if shared.devices > shared.replicas:
@@ -40,6 +41,18 @@ def estimate(request: Request) -> MemoryEstimate:
     with tempfile.TemporaryDirectory(prefix="kerasmem-xla-") as folder:
         flags = f"--xla_dump_to={folder} --xla_dump_hlo_as_text"
         return answer_in_child(__name__, request, {"XLA_FLAGS": flags})
+
+
+def _check_generation(request: Request) -> None:
+    is_planned = request.jit_compile and request.device == "cpu"
+    if request.generate is None or is_planned:
+        return
+    raise ConfigError(
+        "A trace does not tell what a loop keeps, and generation is one. Expected: a "
+        "compiled step and device='cpu', of which XLA makes its own plan. Received: "
+        f"generate={request.generate}, device={request.device!r}, jit_compile="
+        f"{request.jit_compile}. Next: pass method='analytic' or 'plan'."
+    )
 
 
 def estimate_in_process(request: Request) -> MemoryEstimate:

@@ -39,7 +39,7 @@ def estimate_in_process(request: Request) -> MemoryEstimate:
     graph = tracer().step_graph(
         followed,
         symbolic_batch(request),
-        training=request.training,
+        step=request.step,
         on_gpu=request.device == "gpu",
     )
     loops = [op.name for op in graph.operations if op.kind in _LOOPS]

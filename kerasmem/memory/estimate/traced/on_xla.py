@@ -99,7 +99,7 @@ def _planned_by_xla(
 ) -> tuple[int, int]:
     """Return the temporary bytes and those that are tried; add to `sums` what fills."""
     batch, tell = symbolic_batch(request), tracer().compiled_bytes
-    planned = tell(followed, batch, training=request.training)
+    planned = tell(followed, batch, step=request.step)
     sums["input", None] += sum(map(nbytes, keras.tree.flatten(batch)))
     sums["temporary", None] += planned
     return planned, 0
@@ -110,7 +110,7 @@ def _imitated(
 ) -> tuple[int, int]:
     """Return the same by the program before XLA compiles it."""
     batch, tell = symbolic_batch(request), tracer().step_module
-    flat = read_flat(tell(followed, batch, training=request.training))
+    flat = read_flat(tell(followed, batch, step=request.step))
     names = Names(model, "tensorflow" if request.backend == "tensorflow" else "xla")
     trained = model.trained_sizes()
 

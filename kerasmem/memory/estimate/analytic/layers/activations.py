@@ -74,7 +74,7 @@ def activation_or_softmax(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     """Activation and Softmax, the latter a single operation in XLA."""
     name = activation_name(getattr(s.layer, "activation", s.layer))
     if t.how.kernels == "xla" and "softmax" in name:
-        return p.of_output(t, "softmax", xs[0])
+        return p.softmax(t, xs[0])
     return activation(t, s, xs)
 
 

@@ -85,7 +85,7 @@ def _in_xla(t: Tape, s: Site, heads: Heads) -> Tensor:
     scores = p.product(t, "scores", heads.query, heads.key, heads.scores)
     scores = p.pointwise(t, "scale", p.cast(t, scores, FLOAT), needs=(None,))
     needs = (scores,) if t.how.keeps_scores else ()
-    weights = p.pointwise(t, "softmax", scores, needs=(needs,), needs_output=True)
+    weights = p.softmax(t, scores, keeps=needs)
     if heads.dropout:
         weights = dropout(t, weights, weights.shape)
     weights = p.cast(t, weights, s.width)

@@ -99,12 +99,11 @@ def dense(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
 
 def projection(t: Tape, s: Site, layer: Any, x: Tensor, shape: Shape) -> Tensor:
     """Return the product of `x` with the kernel of a dense layer, and its bias."""
-    space = t.how.product_scratch
     if multiplies_codes(layer):
-        y = p.product_of_codes(t, x, tuple(layer._kernel.shape), shape, space)
+        y = p.product_of_codes(t, x, tuple(layer._kernel.shape), shape)
         y = p.add(t, y, _low_rank(t, s, layer, x, shape)) if has_lora(layer) else y
     else:
-        y = p.product(t, "matmul", x, kernel_of(t, s, layer), shape, space)
+        y = p.product(t, "matmul", x, kernel_of(t, s, layer), shape)
     return y if layer.bias is None else p.add(t, y, s.parameter(layer.bias))
 
 
@@ -127,9 +126,8 @@ def _low_rank(t: Tape, s: Site, layer: Any, x: Tensor, shape: Shape) -> Tensor:
         _, kernel, output = einsum_parts(layer.equation)
         place -= output[::-1].index(kernel[-1])
     narrow = (*shape[:place], layer.lora_rank, *shape[place + 1 :])
-    space = t.how.product_scratch
-    inner = p.scale(t, p.product(t, "matmul", x, down, narrow, space))
-    return p.product(t, "matmul", inner, up, shape, space)
+    inner = p.scale(t, p.product(t, "matmul", x, down, narrow))
+    return p.product(t, "matmul", inner, up, shape)
 
 
 def kernel_of(t: Tape, s: Site, layer: Any, name: str = "kernel") -> Tensor:
@@ -141,7 +139,7 @@ def kernel_of(t: Tape, s: Site, layer: Any, name: str = "kernel") -> Tensor:
         return s.parameter(getattr(layer, name))
     weight = vars(layer)[f"_{name}"]  # the public attribute is the sum, a tensor
     a, b = (s.parameter(getattr(layer, f"lora_{name}_{end}")) for end in "ab")
-    change = p.product(t, "matmul", a, b, tuple(weight.shape), t.how.product_scratch)
+    change = p.product(t, "matmul", a, b, tuple(weight.shape))
     return p.add(t, s.parameter(weight), p.scale(t, change))
 
 
