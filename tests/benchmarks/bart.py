@@ -52,9 +52,15 @@ class Words:
                 found[side, n, : len(one)] = one
         return found
 
-    def samples(self, pairs):
-        """Return inputs by name, the next sound of each place, and what counts."""
+    def samples(self, pairs, length=LENGTH):
+        """Return inputs by name, the next sound of each place, and what counts.
+
+        Args:
+            pairs: words with their sounds.
+            length: of the arrays' rows, at least the `length` of each pair.
+        """
         words, sounds = self.ids(pairs)
+        words, sounds = words[:, :length], sounds[:, : length + 1]
         inputs = {
             "encoder_token_ids": words,
             "encoder_padding_mask": _seen(words),
@@ -62,6 +68,12 @@ class Words:
             "decoder_padding_mask": _seen(sounds[:, :-1]),
         }
         return inputs, sounds[:, 1:], (sounds[:, 1:] != _PAD).astype("float32")
+
+
+def length(pair):
+    """Return how many places a word and its sounds take, begin and end counted."""
+    word, sounds = pair
+    return max(len(word) + 2, len(sounds) + 2)
 
 
 def _ids(letters):

@@ -23,7 +23,7 @@ import keras_hub
 import numpy as np
 
 import kerasmem as km
-from kerasmem.graph.clone import clone
+from tests.benchmarks.students import RATES, compiled, fit, rivals
 
 WORDS, LENGTH, BATCH_SIZE, HELD_OUT = 2048, 64, 32, 512
 SIZE = {
@@ -35,7 +35,6 @@ SIZE = {
     "hidden_dim": 128,
     "intermediate_dim": 512,
 }
-RATES = (1e-3, 3e-3)
 
 
 def rows(folder):
@@ -67,14 +66,6 @@ def network(seed):
     return compiled(model, 1, RATES[0])
 
 
-def compiled(model, steps, rate):
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    falling = keras.optimizers.schedules.CosineDecay(rate, steps)
-    optimizer = keras.optimizers.Adam(falling, global_clipnorm=1.0)
-    model.compile(optimizer, loss, metrics=[], weighted_metrics=[])
-    return model
-
-
 def perplexity(model, data):
     return float(np.exp(model.evaluate(*data, batch_size=BATCH_SIZE, verbose=0)))
 
@@ -89,26 +80,13 @@ def main(options):
         return samples(known[: steps * BATCH_SIZE])
 
     teacher = compiled(network(0), options.teacher_steps, RATES[1])
-    teacher.fit(*batches(options.teacher_steps), batch_size=BATCH_SIZE, verbose=0)
+    fit(teacher, batches(options.teacher_steps), BATCH_SIZE)
     tell("teacher", teacher, judged)
     data = batches(options.steps)
     student = km.make_student(teacher, 0.5, of="channels")
     tell("student, not trained", student, judged)
-    for rate in RATES:
-        taught = km.distill(
-            teacher,
-            compiled(clone(student), options.steps, rate),
-            data,
-            losses=km.distillation.Logits(temperature=1.0),
-            hard_weight=0.5,
-            batch_size=BATCH_SIZE,
-            seed=1,
-            verbose=0,
-        )
-        tell(f"student, {rate}", taught, judged)
-        new = type(student).from_config(student.get_config())
-        compiled(new, options.steps, rate).fit(*data, batch_size=BATCH_SIZE, verbose=0)
-        tell(f"the same net from nothing, {rate}", new, judged)
+    for name, net in rivals(teacher, student, data, options.steps, BATCH_SIZE):
+        tell(name, net, judged)
 
 
 def tell(name, model, judged):
