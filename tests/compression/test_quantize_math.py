@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from kerasmem.compression.account import sqnr_db
-from kerasmem.compression.quantize.coding import BITS, Coding, Rows
+from kerasmem.compression.quantize.coding import BITS, Coding
 from kerasmem.compression.quantize.math import (
     dequantize,
     pack_int3,
@@ -20,6 +20,7 @@ from kerasmem.compression.quantize.math import (
     quantize_closely,
     short_scales,
 )
+from kerasmem.compression.quantize.rows import Rows
 from kerasmem.compression.quantize.unpacking import unpack_int3, unpack_int4
 from kerasmem.errors import ModelError
 from kerasmem.graph.values import to_numpy

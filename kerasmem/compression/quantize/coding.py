@@ -11,121 +11,27 @@ import numpy as np
 from kerasmem.compression.quantize.math import (
     affine_codes_of,
     codes_of,
+    dequantize,
     finite,
     pack,
     packed_length,
-    quantize,
+    positive_scales,
     quantize_affine,
     quantize_closely,
+    scales_of,
     short_scales,
 )
+from kerasmem.compression.quantize.normal_float import (
+    levels,
+    normal_codes,
+    normal_values,
+)
+from kerasmem.compression.quantize.rows import Rows
 from kerasmem.compression.quantize.unpacking import unpack_int3, unpack_int4
 from kerasmem.errors import ModelError
 from kerasmem.graph.values import to_numpy
 
-
-@dataclass(frozen=True)
-class Rows:
-    """A weight with all that one output channel sums over on one axis, cut in groups.
-
-    A weight of shape `(*lead, *summed, *trail)` becomes one of shape
-    `(*lead, groups, length, *trail)`. Summed axes that do not lie side by side are
-    brought to the front first. Where the groups do not fill up, zeros follow.
-
-    Args:
-        shape: of the weight.
-        axes: those that an output channel sums over, ascending.
-        group_size: most entries in a group; None for one group.
-
-    Example:
-        >>> rows = Rows((3, 10, 4), (0, 1), group_size=16)
-        >>> rows.groups, rows.length, rows.stored_shape
-        (2, 15, (2, 15, 4))
-    """
-
-    shape: tuple[int, ...]
-    axes: tuple[int, ...]
-    group_size: int | None = None
-
-    @property
-    def _summed(self) -> int:
-        return math.prod(self.shape[axis] for axis in self.axes)
-
-    @property
-    def groups(self) -> int:
-        """Number of groups in each output channel, as even as they can be."""
-        return math.ceil(self._summed / (self.group_size or max(self._summed, 1)))
-
-    @property
-    def length(self) -> int:
-        """Number of entries in a group."""
-        return math.ceil(self._summed / self.groups)
-
-    @property
-    def axis(self) -> int:
-        """The axis of the stored weight along which a group lies."""
-        return self._first + 1
-
-    @property
-    def stored_shape(self) -> tuple[int, ...]:
-        """Shape of the stored weight, before anything is packed."""
-        lead, trail = self._around
-        return (*lead, self.groups, self.length, *trail)
-
-    def stored_axis(self, axis: int) -> int:
-        """Return where an axis that is not summed over lies in the stored weight."""
-        place = self._order.index(axis)
-        return place if place < self._first else place - len(self.axes) + 2
-
-    def narrowed(self, axis: int, size: int) -> "Rows":
-        """Return the layout of a part of the weight, `size` long along `axis`."""
-        shape = tuple(size if i == axis else n for i, n in enumerate(self.shape))
-        return replace(self, shape=shape)
-
-    def store(self, values: Any, ops: Any) -> Any:
-        """Return a weight as it is stored; `ops` is `numpy` or `keras.ops`."""
-        lead, trail = self._around
-        values = ops.transpose(values, self._order)
-        values = ops.reshape(values, (*lead, self._summed, *trail))
-        missing = self.groups * self.length - self._summed
-        if missing:
-            fill = [(0, missing if i == len(lead) else 0) for i in range(values.ndim)]
-            values = ops.pad(values, fill)
-        return ops.reshape(values, self.stored_shape)
-
-    def restore(self, values: Any, ops: Any) -> Any:
-        """Return the weight of what `store` made."""
-        lead, trail = self._around
-        total = self.groups * self.length
-        values = ops.reshape(values, (*lead, total, *trail))
-        if total != self._summed:
-            values = values[(*(slice(None) for _ in lead), slice(self._summed))]
-        order = self._order
-        values = ops.reshape(values, tuple(self.shape[axis] for axis in order))
-        if order == tuple(range(len(order))):
-            return values
-        return ops.transpose(values, [order.index(axis) for axis in range(len(order))])
-
-    @property
-    def _first(self) -> int:
-        """Number of axes before those that are summed over, as they are stored."""
-        first = self.axes[0] if self.axes else 0
-        side_by_side = tuple(range(first, first + len(self.axes)))
-        return first if self.axes == side_by_side else 0
-
-    @property
-    def _order(self) -> tuple[int, ...]:
-        rest = [axis for axis in range(len(self.shape)) if axis not in self.axes]
-        first = self._first
-        return (*rest[:first], *self.axes, *rest[first:])
-
-    @property
-    def _around(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        shape = [self.shape[axis] for axis in self._order]
-        return tuple(shape[: self._first]), tuple(shape[self._first + len(self.axes) :])
-
-
-BITS = {"int8": 8, "int4": 4, "int3": 3, "float16": 16, "bfloat16": 16}
+BITS = {"int8": 8, "int4": 4, "int3": 3, "nf4": 4, "float16": 16, "bfloat16": 16}
 """Bits of an entry by the name of its type."""
 
 
@@ -201,6 +107,27 @@ class Coding:
         """Bits of an entry."""
         return BITS[self.dtype]
 
+    @property
+    def is_normal(self) -> bool:
+        """Whether codes are numbers of levels that are not evenly apart."""
+        return self.dtype == "nf4"
+
+    def scales_of(self, largest: np.ndarray) -> np.ndarray:
+        """Return the scales of symmetric codes, float32, of the largest entries."""
+        if self.is_normal:
+            return positive_scales(largest)
+        return scales_of(largest, self.bits)
+
+    def codes_of(self, values: np.ndarray, scales: np.ndarray) -> np.ndarray:
+        """Return the symmetric codes, int8, nearest to finite values as laid out."""
+        if self.is_normal:
+            return normal_codes(values, scales)
+        return codes_of(values, scales, self.bits)
+
+    def values_of(self, codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
+        """Return what symmetric codes stand for, float32."""
+        return dequantize(levels()[codes & 15] if self.is_normal else codes, scales)
+
     def rows(self, shape: tuple[int, ...]) -> Rows | None:
         """Return how entries are laid out, None for as they are."""
         if self.bits == 16 or (self.bits == 8 and self.granularity != "group"):
@@ -271,16 +198,7 @@ class Coding:
                 input_scales = np.ones(self.input_shape(values.shape), np.float32)
             values, inputs = values / input_scales, self.laid_out(input_scales, np)
         values = self.laid_out(values, np)
-        if scales is not None:
-            scales = scales.astype(np.float32, copy=False)
-            codes, *rest = codes_of(finite(values), scales, self.bits), scales
-        elif closely:
-            codes, *rest = quantize_closely(
-                values, axes, self.bits, symmetric=self.symmetric
-            )
-        else:
-            encode = quantize if self.symmetric else quantize_affine
-            codes, *rest = encode(values, axes, self.bits)
+        codes, *rest = self._encoded(values, axes, scales, closely=closely)
         if self.scale_dtype != "float32":
             codes, *rest = self._with_short_scales(values, *rest)
         if rows is not None:
@@ -301,7 +219,8 @@ class Coding:
         if rows is not None and self.bits < 8:
             unpack = unpack_int4 if self.bits == 4 else unpack_int3
             codes = unpack(codes, rows.axis, rows.length)
-        exact = keras.ops.cast(codes, "float32")
+        exact = normal_values(codes) if self.is_normal else codes
+        exact = keras.ops.cast(exact, "float32")
         if coded.zero_points is not None:
             exact = exact - keras.ops.cast(coded.zero_points, "float32")
         exact = exact * keras.ops.cast(coded.scales, "float32")
@@ -347,13 +266,36 @@ class Coding:
         parts = self.stored(shape).parts
         return sum(math.prod(own) * np.dtype(dtype).itemsize for own, dtype in parts)
 
+    def _encoded(
+        self,
+        values: np.ndarray,
+        axes: tuple[int, ...],
+        scales: np.ndarray | None,
+        *,
+        closely: bool,
+    ) -> tuple[np.ndarray, ...]:
+        """Return codes, scales and zero points of values as laid out."""
+        if scales is None and closely:
+            symmetric = self.symmetric
+            return quantize_closely(values, axes, self.bits, symmetric=symmetric)
+        if scales is None and not self.symmetric:
+            return quantize_affine(values, axes, self.bits)
+        exact = finite(values).astype(np.float32, copy=False)
+        if scales is None:
+            largest = np.abs(exact).max(axes, keepdims=True, initial=0.0)
+            scales = self.scales_of(largest)
+        scales = scales.astype(np.float32, copy=False)
+        return self.codes_of(exact, scales), scales
+
     def _with_short_scales(
         self, values: np.ndarray, scales: np.ndarray, *zeros: np.ndarray
     ) -> tuple[np.ndarray, ...]:
         """Return codes, scales in 16 bits and zero points of values as laid out."""
         values, wide = values.astype(np.float32, copy=False), short_scales(scales)
-        code = affine_codes_of if zeros else codes_of
-        codes = code(values, wide, *zeros, bits=self.bits)
+        if zeros:
+            codes = affine_codes_of(values, wide, *zeros, bits=self.bits)
+        else:
+            codes = self.codes_of(values, wide)
         return codes, wide.astype(np.dtype(self.scale_dtype)), *zeros
 
     def _halved(self, values: np.ndarray) -> np.ndarray:

@@ -10,7 +10,7 @@ from kerasmem.errors import ConfigError
 from kerasmem.units import parse_bytes
 
 DYNAMIC, STATIC, MIXED = "int8-dynamic", "int8-static", "mixed"
-SCHEMES = ("int8", DYNAMIC, STATIC, "int4", "int3", "float16", "bfloat16", MIXED)
+SCHEMES = ("int8", DYNAMIC, STATIC, "int4", "int3", "nf4", "float16", "bfloat16", MIXED)
 _SCALED = ("int8", DYNAMIC, "int4", "int3")
 GRANULARITIES = ("channel", "tensor", "group")
 NEAREST, ADAPTIVE, SECOND_ORDER, AUTO = "nearest", "adaptive", "gptq", "auto"
@@ -104,12 +104,15 @@ class Quantize(Technique):
     Accurate Post-Training Quantization for Generative Pre-trained Transformers", 2022;
     of scales by their error Choukroun, Kravchik, Yang
     and Kisilev, "Low-bit Quantization of Neural Networks for Efficient Inference"
-    (OMSE), 2019; of those by inputs Lin et al., "AWQ: Activation-aware Weight
+    (OMSE), 2019; of NF4 Dettmers et al., "QLoRA: Efficient Finetuning of Quantized
+    LLMs", 2023; of those by inputs Lin et al., "AWQ: Activation-aware Weight
     Quantization for LLM Compression and Acceleration", 2023.
 
     Args:
         scheme: `"int8"`, `"int4"` and `"int3"` store codes and scales, int4 two codes
-            in a byte, int3 eight in three; `"float16"` and `"bfloat16"` store 16 bits.
+            in a byte, int3 eight in three; `"nf4"` stores four bits that stand for
+            levels as weights of a normal distribution lie, best with groups of 64;
+            `"float16"` and `"bfloat16"` store 16 bits.
             Layers compute with floats as before. In `"int8-dynamic"` Dense, EinsumDense
             and convolutions round their inputs to int8 too, in every call, and multiply
             integers. In `"int8-static"` activations are int8 as well, in ranges that a
@@ -196,6 +199,11 @@ class Quantize(Technique):
             f"The scheme {MIXED!r} takes a budget, such as km.Budget('2MiB'), and no "
             "other does; on the command line it stands in a --recipe.",
             ("scheme", "budget"),
+        )
+        yield (
+            self.scheme == "nf4" and not self.symmetric,
+            f"{scheme} has levels on both sides of zero, and no zero points.",
+            ("scheme", "symmetric"),
         )
         yield (
             self.scheme in ("float16", "bfloat16") and not is_plain,

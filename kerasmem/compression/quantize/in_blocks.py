@@ -23,11 +23,9 @@ from kerasmem.compression.quantize.layer import Place
 from kerasmem.compression.quantize.math import (
     affine_codes_of,
     affine_scales_of,
-    codes_of,
     dequantize,
     finite,
     pack,
-    scales_of,
     short_scales,
 )
 from kerasmem.compression.working import LazyChanges, Streams
@@ -233,7 +231,7 @@ class _Codes:
             if not (np.isfinite(low).all() and np.isfinite(high).all()):
                 finite(self.source.whole(), self._path)
             if self.coding.symmetric:
-                self._scales = (scales_of(np.maximum(high, -low), self.coding.bits),)
+                self._scales = (self.coding.scales_of(np.maximum(high, -low)),)
             else:
                 self._scales = affine_scales_of(low, high, self.coding.bits)
             if self.coding.scale_dtype != "float32":
@@ -267,10 +265,13 @@ class _Codes:
         if zeros:
             codes = affine_codes_of(values, scales, zeros[0], bits)
         else:
-            codes = codes_of(values, scales, bits)
+            codes = self.coding.codes_of(values, scales)
         after = int(np.count_nonzero(codes != zeros[0] if zeros else codes))
         before = int(np.count_nonzero(values))
-        lost = dequantize(codes, scales, *zeros)
+        if zeros:
+            lost = dequantize(codes, scales, *zeros)
+        else:
+            lost = self.coding.values_of(codes, scales)
         np.subtract(values, lost, out=lost)
         counts = _power(values), _power(lost), before, after
         if self.coding.rows(self.source.shape) is not None:

@@ -53,7 +53,7 @@ def scales_of(largest: np.ndarray, bits: int = 8) -> np.ndarray:
         >>> scales_of(np.float32([0.0, 254.0])).tolist()
         [1.0, 2.0]
     """
-    return _float32_scales(largest * np.float32(1 / _limit(bits)))
+    return positive_scales(largest * np.float32(1 / _limit(bits)))
 
 
 def codes_of(values: np.ndarray, scales: np.ndarray, bits: int = 8) -> np.ndarray:
@@ -110,7 +110,7 @@ def affine_scales_of(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return scales, float32, and zero points, int8, of ranges with zero in them."""
     least, most = _ends(bits)
-    scales = _float32_scales((high - low) * np.float32(1 / (most - least)))
+    scales = positive_scales((high - low) * np.float32(1 / (most - least)))
     zeros = np.clip(np.rint(least - low * (1 / scales)), least, most)
     return scales, zeros.astype(np.int8)
 
@@ -310,7 +310,7 @@ def _limit(bits: int) -> int:
     return LIMIT >> (8 - bits)
 
 
-def _float32_scales(exact: np.ndarray) -> np.ndarray:
+def positive_scales(exact: np.ndarray) -> np.ndarray:
     """Return positive scales: any for zeros, the smallest for what is too small."""
     scales = exact.astype(np.float32)
     scales[exact == 0.0] = 1.0

@@ -10,11 +10,9 @@ from typing import Any
 import keras
 
 from kerasmem.compression.quantize.aware.weights import FakeQuantizedVariable
-from kerasmem.compression.quantize.float_products import (
-    float_product,
-)
-from kerasmem.compression.quantize.integer_products import (
+from kerasmem.compression.quantize.coded_products import (
     dynamic_product,
+    float_product,
     rounded_inputs,
 )
 from kerasmem.compression.quantize.products import is_product

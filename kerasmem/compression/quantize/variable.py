@@ -11,7 +11,8 @@ import numpy as np
 
 from kerasmem import backends
 from kerasmem.backends.mapped import MappedArray
-from kerasmem.compression.quantize.coding import Coded, Coding, Rows
+from kerasmem.compression.quantize.coding import Coded, Coding
+from kerasmem.compression.quantize.rows import Rows
 from kerasmem.graph.computed import ComputedVariable, named_beside
 from kerasmem.graph.values import represents, to_numpy
 

@@ -255,6 +255,11 @@ def _check_choice(quantize: Any) -> None:
         rounding=quantize.rounding,
     )
     _check(
+        quantize.scheme != "nf4",
+        "The levels of 'nf4' are not trained. Next: 'int4', or LoRA beside 'nf4'.",
+        scheme=quantize.scheme,
+    )
+    _check(
         quantize.scheme != MIXED,
         "A training step sees weights in the scheme that they will have, and "
         f"{MIXED!r} chooses one for each layer of a model that is trained. "

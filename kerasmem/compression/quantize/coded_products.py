@@ -1,9 +1,11 @@
-"""Products of inputs and a kernel that codes stand for: in blocks, scaled afterwards.
+"""Products of inputs and codes: of floats made of these, or of integers.
 
 Where a gradient follows, the floats of the codes are made again for it, so that a step
-keeps the codes alone.
+keeps the codes alone. Inputs of integers are rounded in every call.
 
-Source: Dettmers et al., "QLoRA: Efficient Finetuning of Quantized LLMs", 2023.
+Sources: Dettmers et al., "QLoRA: Efficient Finetuning of Quantized LLMs", 2023;
+Krishnamoorthi, "Quantizing deep convolutional networks for efficient inference: A
+whitepaper", 2018.
 """
 
 from collections.abc import Callable
@@ -12,12 +14,16 @@ from typing import Any
 import keras
 
 from kerasmem import backends
-from kerasmem.compression.quantize.coding import Coded, Rows
+from kerasmem.compression.quantize.aware.rounding import round_symmetric
+from kerasmem.compression.quantize.coding import Coded
+from kerasmem.compression.quantize.math import LIMIT
 from kerasmem.compression.quantize.products import (
     block_axes,
     is_convolution,
     product,
+    summed_axes,
 )
+from kerasmem.compression.quantize.rows import Rows
 from kerasmem.compression.quantize.variable import QuantizedVariable
 from kerasmem.graph.kernels import by_channel, einsum_parts
 
@@ -40,11 +46,11 @@ def float_product(
 
     def forward(inputs: Any, *parts: Any) -> Any:
         now = coded.with_parts(parts)
-        total = in_blocks(layer, inputs, kernel, floats, now)
+        total = _in_blocks(layer, inputs, kernel, floats, now)
         if not is_scaled:
             return total
-        ones = keras.ops.ones(scales_shape(layer, inputs, kernel), "float32")
-        return total * product_scales(layer, ones, kernel, now)
+        ones = keras.ops.ones(_unit(layer, inputs, kernel), "float32")
+        return total * _product_scales(layer, ones, kernel, now)
 
     def transposed(gradient: Any, *parts: Any) -> Any:
         return _transposed_in_blocks(layer, gradient, kernel, coded.with_parts(parts))
@@ -76,7 +82,7 @@ def _is_scaled_after(layer: Any, kernel: QuantizedVariable) -> bool:
     )
 
 
-def in_blocks(
+def _in_blocks(
     layer: Any,
     inputs: Any,
     kernel: QuantizedVariable,
@@ -151,7 +157,7 @@ def _transposed(layer: Any, gradient: Any, kernel: Any) -> Any:
     return keras.ops.matmul(gradient, keras.ops.transpose(kernel))
 
 
-def scales_shape(layer: Any, inputs: Any, kernel: QuantizedVariable) -> tuple[int, ...]:
+def _unit(layer: Any, inputs: Any, kernel: QuantizedVariable) -> tuple[int, ...]:
     """Return the least shape of inputs that multiplies the scales of a kernel."""
     rank = len(inputs.shape)
     if not isinstance(layer, keras.layers.EinsumDense):
@@ -163,7 +169,7 @@ def scales_shape(layer: Any, inputs: Any, kernel: QuantizedVariable) -> tuple[in
     return tuple(sizes.get(letter, 1) for letter in letters)
 
 
-def product_scales(
+def _product_scales(
     layer: Any, scales: Any, kernel: QuantizedVariable, coded: Coded | None = None
 ) -> Any:
     """Return what the summed integers are multiplied by.
@@ -181,3 +187,54 @@ def product_scales(
     axes = kernel.coding.axes
     shape = [1 if axis in axes else n for axis, n in enumerate(kernel.shape)]
     return product(layer, scales, keras.ops.broadcast_to(own, shape))
+
+
+def dynamic_product(layer: Any, inputs: Any, kernel: QuantizedVariable) -> Any:
+    """Return the layer's product of rounded inputs and the codes of its kernel.
+
+    Inputs have the scale that a calibration chose for them all. Where there was none,
+    what is summed up together shares a scale: in a Dense or EinsumDense each vector
+    that the kernel multiplies has its own, in a convolution each sample. The products
+    of a Dense or EinsumDense are summed as int32, exactly. In a convolution integers
+    are summed as float32, exactly too where a channel sums over at most 1,040 products,
+    beyond to the rounding of float32.
+
+    Args:
+        layer: one of which `is_product` is true.
+        inputs: float inputs of it.
+        kernel: its kernel, symmetric int8 per channel or as a whole.
+    """
+    ops = keras.ops
+    exact = ops.cast(inputs, "float32")
+    if kernel.activation_scale is not None:
+        scales = ops.full(
+            _unit(layer, inputs, kernel), kernel.activation_scale, "float32"
+        )
+        codes = ops.clip(ops.round(exact / kernel.activation_scale), -LIMIT, LIMIT)
+    else:
+        axes = summed_axes(layer, exact)
+        largest = ops.max(ops.abs(exact), axis=axes, keepdims=True)
+        scales = ops.where(largest == 0, ops.ones_like(largest), largest / LIMIT)
+        codes = ops.round(exact / scales)
+    # No backend convolves int8 on every device.
+    dtype = "float32" if is_convolution(layer) else "int8"
+    codes = ops.cast(codes, dtype)
+
+    def floats(coded: Coded, _: Rows | None) -> Any:
+        return ops.cast(coded.codes, dtype)
+
+    total = _in_blocks(layer, codes, kernel, floats)
+    both = _product_scales(layer, scales, kernel)
+    return ops.cast(ops.cast(total, "float32") * both, layer.compute_dtype)
+
+
+def rounded_inputs(layer: Any, inputs: Any) -> Any:
+    """Return inputs of a product as `dynamic_product` rounds them, with a gradient.
+
+    Args:
+        layer: one of which `is_product` is true.
+        inputs: float inputs of it.
+    """
+    axes = tuple(axis % len(inputs.shape) for axis in summed_axes(layer, inputs))
+    exact = round_symmetric(keras.ops.cast(inputs, "float32"), axes)
+    return keras.ops.cast(exact, inputs.dtype)

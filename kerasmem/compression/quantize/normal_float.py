@@ -1,0 +1,59 @@
+"""NF4: sixteen levels that weights of a normal distribution are equally often next to.
+
+Source: Dettmers, Pagnoni, Holtzman and Zettlemoyer, "QLoRA: Efficient Finetuning of
+Quantized LLMs", 2023.
+"""
+
+from functools import cache
+from statistics import NormalDist
+from typing import Any
+
+import keras
+import numpy as np
+
+from kerasmem.compression.quantize.math import finite
+
+_OUTERMOST = 0.9677083
+"""Quantile of the largest level: the mean of (1 - 1/30) and (1 - 1/32)."""
+
+
+@cache
+def levels() -> np.ndarray:
+    """Return the levels by their code modulo 16, float32: 0 is the first, 1 the 8th.
+
+    Example:
+        >>> levels()[[0, 8, 9]].tolist()
+        [0.0, 1.0, -1.0]
+    """
+    quantile = NormalDist().inv_cdf
+    above = [quantile(p) for p in np.linspace(_OUTERMOST, 0.5, 9)[:-1]]
+    below = [-quantile(p) for p in np.linspace(_OUTERMOST, 0.5, 8)[:-1]]
+    found = [0.0, *above[::-1], *below]
+    made = np.array(found, np.float32) / np.float32(above[0])
+    made.setflags(write=False)
+    return made
+
+
+def normal_codes(values: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """Return the codes, int8 in [-8, 7], of the nearest levels; zero has code 0.
+
+    Args:
+        values: weights of any float dtype and shape.
+        scales: positive, float32; the largest entry of what shares each.
+
+    Raises:
+        ModelError: if `values` holds NaN or infinity.
+    """
+    exact = finite(values).astype(np.float32, copy=False) / scales
+    order = np.argsort(levels())
+    rising = levels()[order]
+    codes = order.astype(np.int8)
+    codes[codes > 7] -= 16
+    return codes[np.searchsorted((rising[1:] + rising[:-1]) / 2, exact)]
+
+
+def normal_values(codes: Any) -> Any:
+    """Return the levels of a tensor of codes, float32."""
+    ops = keras.ops
+    places = ops.cast(codes, "int32") & 15
+    return ops.take(ops.convert_to_tensor(levels()), places, axis=0)

@@ -1,0 +1,106 @@
+"""How a weight is laid out whose entries share scales in groups."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A weight with all that one output channel sums over on one axis, cut in groups.
+
+    A weight of shape `(*lead, *summed, *trail)` becomes one of shape
+    `(*lead, groups, length, *trail)`. Summed axes that do not lie side by side are
+    brought to the front first. Where the groups do not fill up, zeros follow.
+
+    Args:
+        shape: of the weight.
+        axes: those that an output channel sums over, ascending.
+        group_size: most entries in a group; None for one group.
+
+    Example:
+        >>> rows = Rows((3, 10, 4), (0, 1), group_size=16)
+        >>> rows.groups, rows.length, rows.stored_shape
+        (2, 15, (2, 15, 4))
+    """
+
+    shape: tuple[int, ...]
+    axes: tuple[int, ...]
+    group_size: int | None = None
+
+    @property
+    def _summed(self) -> int:
+        return math.prod(self.shape[axis] for axis in self.axes)
+
+    @property
+    def groups(self) -> int:
+        """Number of groups in each output channel, as even as they can be."""
+        return math.ceil(self._summed / (self.group_size or max(self._summed, 1)))
+
+    @property
+    def length(self) -> int:
+        """Number of entries in a group."""
+        return math.ceil(self._summed / self.groups)
+
+    @property
+    def axis(self) -> int:
+        """The axis of the stored weight along which a group lies."""
+        return self._first + 1
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """Shape of the stored weight, before anything is packed."""
+        lead, trail = self._around
+        return (*lead, self.groups, self.length, *trail)
+
+    def stored_axis(self, axis: int) -> int:
+        """Return where an axis that is not summed over lies in the stored weight."""
+        place = self._order.index(axis)
+        return place if place < self._first else place - len(self.axes) + 2
+
+    def narrowed(self, axis: int, size: int) -> "Rows":
+        """Return the layout of a part of the weight, `size` long along `axis`."""
+        shape = tuple(size if i == axis else n for i, n in enumerate(self.shape))
+        return replace(self, shape=shape)
+
+    def store(self, values: Any, ops: Any) -> Any:
+        """Return a weight as it is stored; `ops` is `numpy` or `keras.ops`."""
+        lead, trail = self._around
+        values = ops.transpose(values, self._order)
+        values = ops.reshape(values, (*lead, self._summed, *trail))
+        missing = self.groups * self.length - self._summed
+        if missing:
+            fill = [(0, missing if i == len(lead) else 0) for i in range(values.ndim)]
+            values = ops.pad(values, fill)
+        return ops.reshape(values, self.stored_shape)
+
+    def restore(self, values: Any, ops: Any) -> Any:
+        """Return the weight of what `store` made."""
+        lead, trail = self._around
+        total = self.groups * self.length
+        values = ops.reshape(values, (*lead, total, *trail))
+        if total != self._summed:
+            values = values[(*(slice(None) for _ in lead), slice(self._summed))]
+        order = self._order
+        values = ops.reshape(values, tuple(self.shape[axis] for axis in order))
+        if order == tuple(range(len(order))):
+            return values
+        return ops.transpose(values, [order.index(axis) for axis in range(len(order))])
+
+    @property
+    def _first(self) -> int:
+        """Number of axes before those that are summed over, as they are stored."""
+        first = self.axes[0] if self.axes else 0
+        side_by_side = tuple(range(first, first + len(self.axes)))
+        return first if self.axes == side_by_side else 0
+
+    @property
+    def _order(self) -> tuple[int, ...]:
+        rest = [axis for axis in range(len(self.shape)) if axis not in self.axes]
+        first = self._first
+        return (*rest[:first], *self.axes, *rest[first:])
+
+    @property
+    def _around(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        shape = [self.shape[axis] for axis in self._order]
+        return tuple(shape[: self._first]), tuple(shape[self._first + len(self.axes) :])
