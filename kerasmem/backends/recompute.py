@@ -87,7 +87,8 @@ def add_dependency(tensors: Sequence[Any], gradient: Any) -> list[Any]:
     of this zero, because of what is not a number. Tensors without floats stay as they
     are.
     """
-    zero = ops.stop_gradient(ops.ravel(gradient)[0] * 0)
+    # Not the first entry: there may be none.
+    zero = ops.stop_gradient(ops.sum(ops.ravel(gradient)[:1]) * 0)
     zero = ops.where(ops.isfinite(zero), zero, ops.zeros_like(zero))
     return [
         x + ops.cast(zero, x.dtype) if keras.backend.is_float_dtype(x.dtype) else x
@@ -121,7 +122,8 @@ class RecomputeBackend(ABC):
         """Return `forward(inputs, *held)`, whose backward pass keeps only `held`.
 
         What `forward` makes of `held`, such as a float kernel of its codes, is made
-        again there, once the gradient of the result is known.
+        again there, once the gradient of the result is known. It has no forward-mode
+        derivative.
 
         Args:
             forward: linear in its first argument.

@@ -96,6 +96,11 @@ def estimate(options: Namespace) -> Outcome:
         verdict_line,
     )
 
+    if options.predict and options.generate:
+        raise ConfigError(
+            "One estimate is of predict or of generation. Received: --predict and "
+            f"--generate {options.generate}."
+        )
     with _assumed(options) as model:
         compile_for(model, options.loss, ())
         optimizer = options.optimizer

@@ -17,6 +17,7 @@ import json
 import re
 import string
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -142,7 +143,9 @@ def main(options):
             data = samples(net, package, known) if scheme.takes_samples else None
             small = km.compress(net, scheme, data=data, verbose=0).model
         used = time.process_time() - start
-        with as_floats(small):  # once, and not for every word
+        # Floats once, and not for every word; but not where inputs are rounded too.
+        is_dynamic = scheme is not None and scheme.is_dynamic
+        with nullcontext() if is_dynamic else as_floats(small):
             texts = whisper.transcribe(small, package, judged)
         wrong = dict.fromkeys(kinds(), 0)
         for (kind, names, files), text in zip(clips, texts, strict=True):

@@ -20,22 +20,23 @@ MODES = {"tensorflow": ("eager", "graph"), "jax": ("graph",), "torch": ("eager",
 MODELS = ("dense", "deep")
 
 
-@pytest.fixture(scope="module")
-def peaks():
-    """Return the peaks of every model in every mode, all of one process."""
+def measured(models, modes, *schemes):
+    """Return the peaks of models in modes, all of one process."""
     found = subprocess.run(
-        [
-            *(sys.executable, SCRIPT, ",".join(MODELS), ",".join((*MODES, "step"))),
-            *("float", "int8", "int4", "int8-dynamic"),
-        ],
+        [sys.executable, SCRIPT, ",".join(models), ",".join(modes), *schemes],
         capture_output=True,
         text=True,
         check=True,
         env=os.environ | COUNTING_ALLOCATOR | {"PYTHONPATH": os.pathsep.join(sys.path)},
     )
-    pairs = list(itertools.product(MODELS, (*MODES, "step")))
+    pairs = list(itertools.product(models, modes))
     lines = found.stdout.splitlines()[-len(pairs) :]
     return dict(zip(pairs, map(json.loads, lines), strict=True))
+
+
+@pytest.fixture(scope="module")
+def peaks():
+    return measured(MODELS, MODES, "float", "int8", "int4", "int8-dynamic")
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -48,8 +49,8 @@ def test_neither_one_large_layer_nor_many_are_float_at_once(model, peaks):
         assert found["int4"] < 0.4 * found["float"], found
 
 
-def test_a_step_of_training_with_lora_keeps_the_floats_of_no_layer(peaks):
-    found = peaks["deep", "step"]
+def test_a_step_of_training_with_lora_keeps_the_floats_of_no_layer():
+    (found,) = measured(["deep"], ["step"], "float", "int8", "int4").values()
     # 16 kernels: float with their sums with LoRA, or their codes and a few floats.
     assert found["int8"] < 0.3 * found["float"], found
     assert found["int4"] < 0.25 * found["float"], found

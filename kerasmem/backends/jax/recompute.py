@@ -33,6 +33,8 @@ class JaxRecompute(RecomputeBackend):
         self, forward: Linear, transposed: Linear, inputs: Any, held: Sequence[Any]
     ) -> Any:
         """Return `forward(inputs, *held)`, whose backward pass keeps only `held`."""
+        if not isinstance(inputs, jax.Array):  # such as a sparse one
+            return forward(inputs, *held)
 
         def backward(held: Sequence[Any], dy: Any) -> tuple[Any, ...]:
             late, (dy,) = _after(tuple(held), (dy,))

@@ -49,9 +49,17 @@ def release_graphs() -> None:
     a function holds can be differentiated as before; others the collector may take.
     """
     for entry, gradient, graph in [*_entries()]:
-        setattr(graph, _HELD, [*getattr(graph, _HELD, ()), gradient])
+        holder = _outermost(graph)
+        setattr(holder, _HELD, [*getattr(holder, _HELD, ()), gradient])
         # Private: the registry has no way to take out or to replace.
         entry["type"] = _Weak(gradient)
+
+
+def _outermost(graph: FuncGraph) -> FuncGraph:
+    """Return the graph around others; a loop's body may be made anew for a gradient."""
+    while isinstance(graph.outer_graph, FuncGraph):
+        graph = graph.outer_graph
+    return graph
 
 
 class _Weak:

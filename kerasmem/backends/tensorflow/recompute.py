@@ -13,6 +13,7 @@ from kerasmem.backends.recompute import (
     add_dependency,
     save_arguments,
 )
+from kerasmem.backends.tensorflow.gradient_registry import release_graphs
 
 _MOVES = (
     *("Cast", "ExpandDims", "Identity", "MirrorPad", "Pad", "PadV2"),
@@ -43,23 +44,30 @@ class TensorFlowRecompute(RecomputeBackend):
             outputs = tuple(function(*tensors))
             return outputs if store is None else _with(parts, outputs), gradient
 
-        return lambda *tensors: tuple(run(*tensors))
+        return lambda *tensors: tuple(_released(run(*tensors)))
 
     def linear(
         self, forward: Linear, transposed: Linear, inputs: Any, held: Sequence[Any]
     ) -> Any:
         """Return `forward(inputs, *held)`, whose backward pass keeps only `held`."""
+        if not isinstance(inputs, tf.Tensor):  # such as a sparse one
+            return forward(inputs, *held)
 
         @tf.custom_gradient
         def run(inputs: Any, *held: Any) -> Any:
             def gradient(dy: Any) -> tuple[Any, ...]:
+                dy = _dense(dy)
                 # Whether XLA compiles the step is not known here.
                 late, _ = _after_in_xla(_after(held, [dy])[0], [dy])
                 return transposed(dy, *late), *(None for _ in held)
 
-            return forward(tf.stop_gradient(inputs), *held), gradient
+            # In a graph nothing flows past this in any case, but where a vectorized
+            # map has lost it.
+            if not tf.is_symbolic_tensor(inputs):
+                inputs = tf.stop_gradient(inputs)
+            return forward(inputs, *held), gradient
 
-        return run(inputs, *held)
+        return _released(run(inputs, *held))
 
     def after(self, value: Any, other: Any, taken: Callable[[Any], Any]) -> Any:
         """Return `taken(value)`, in a graph with `value` held back for `other`."""
@@ -73,6 +81,13 @@ class TensorFlowRecompute(RecomputeBackend):
         with tf.control_dependencies([other]):
             held = tf.identity(value)
         return taken(held)
+
+
+def _released(outputs: Any) -> Any:
+    """Return outputs of what has its own gradient, which the graph alone holds now."""
+    if tf.is_symbolic_tensor(tf.nest.flatten(outputs)[0]):
+        release_graphs()
+    return outputs
 
 
 def _with(parts: Sequence[Any], outputs: Sequence[Any]) -> tuple[Any, ...]:

@@ -41,15 +41,20 @@ class TorchRecompute(RecomputeBackend):
 class _Linear(torch.autograd.Function):
     """A linear function that makes what it multiplies with again for its gradient."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(
-        ctx: Any, forward: Linear, transposed: Linear, inputs: Any, *held: Any
-    ) -> Any:
-        ctx.transposed = transposed
-        ctx.save_for_backward(*held)
+    def forward(forward: Linear, transposed: Linear, inputs: Any, *held: Any) -> Any:
+        del transposed
         result = forward(inputs, *held)
         # A view that comes out of here could not be written over by whoever takes it.
         return result.clone() if result._is_view() else result
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        del output
+        _, ctx.transposed, _, *held = inputs
+        ctx.save_for_backward(*held)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Any) -> Any:

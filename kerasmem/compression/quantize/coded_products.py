@@ -52,12 +52,17 @@ def float_product(
         ones = keras.ops.ones(_unit(layer, inputs, kernel), "float32")
         return total * _product_scales(layer, ones, kernel, now)
 
-    def transposed(gradient: Any, *parts: Any) -> Any:
-        return _transposed_in_blocks(layer, gradient, kernel, coded.with_parts(parts))
+    equation = _transposed_equation(layer) if again else None
+    if equation is None:
+        return forward(inputs, *coded.parts)
+    # A graph keeps what makes its gradient, so that knows neither layer nor variables.
+    layout, blocks = kernel.without_variables(), _blocks(layer, kernel)
 
-    if again and _is_transposable(layer):
-        return backends.current().linear(forward, transposed, inputs, coded.parts)
-    return forward(inputs, *coded.parts)
+    def transposed(gradient: Any, *parts: Any) -> Any:
+        now = coded.with_parts(parts)
+        return _transposed_in_blocks(equation, gradient, layout, now, blocks)
+
+    return backends.current().linear(forward, transposed, inputs, coded.parts)
 
 
 def _codes(coded: Coded, _: Rows | None) -> Any:
@@ -78,7 +83,6 @@ def _is_scaled_after(layer: Any, kernel: QuantizedVariable) -> bool:
         and coding.symmetric
         and coding.granularity != "group"
         and not coding.by_input
-        and not kernel.is_hoisted
     )
 
 
@@ -109,29 +113,31 @@ def _in_blocks(
     return outputs[0] if whole else keras.ops.concatenate(outputs, axis=place)
 
 
+_Blocks = tuple[list[tuple[int, int, int] | None], int]
+"""Axis, begin and end of each block of a kernel, None for the whole of it; and the axis
+of the output, counted from the end."""
+
+
 def _transposed_in_blocks(
-    layer: Any, gradient: Any, kernel: QuantizedVariable, coded: Coded
+    equation: str,
+    gradient: Any,
+    kernel: QuantizedVariable,
+    coded: Coded,
+    blocks: _Blocks,
 ) -> Any:
     """Return the gradient of a layer's inputs of that of its product."""
     total = None
-    blocks, place = _blocks(layer, kernel)
-    after = (slice(None),) * (-1 - place)
-    for block in blocks:
+    after = (slice(None),) * (-1 - blocks[1])
+    for block in blocks[0]:
         cut = ... if block is None else (..., slice(*block[1:]), *after)
         own = kernel.decoded(*kernel.tensors(total, block, coded))
-        change = _transposed(layer, gradient[cut], own)
+        change = keras.ops.einsum(equation, gradient[cut], own)
         del own
         total = change if total is None else total + change
     return total
 
 
-def _blocks(
-    layer: Any, kernel: QuantizedVariable
-) -> tuple[list[tuple[int, int, int] | None], int]:
-    """Return axis, begin and end of each block, and the axis of the output.
-
-    None stands for the whole kernel. The axis of the output is counted from the end.
-    """
+def _blocks(layer: Any, kernel: QuantizedVariable) -> _Blocks:
     axes = block_axes(layer)
     if kernel.block_count == 1 or axes is None:
         return [None], -1
@@ -142,19 +148,18 @@ def _blocks(
     return [(axis, start, min(start + size, length)) for start in starts], place
 
 
-def _is_transposable(layer: Any) -> bool:
+def _transposed_equation(layer: Any) -> str | None:
+    """Return what makes the gradient of inputs of that of outputs, and the kernel.
+
+    None for a layer whose product is not transposed so.
+    """
+    if is_convolution(layer):
+        return None
     if not isinstance(layer, keras.layers.EinsumDense):
-        return not is_convolution(layer)
-    given, kernel, output = einsum_parts(layer.equation)
-    return set(given) <= {*kernel, *output}
-
-
-def _transposed(layer: Any, gradient: Any, kernel: Any) -> Any:
-    """Return the gradient of what a Dense or EinsumDense multiplies."""
-    if isinstance(layer, keras.layers.EinsumDense):
-        given, own, output = einsum_parts(layer.equation)
-        return keras.ops.einsum(f"{output},{own}->{given}", gradient, kernel)
-    return keras.ops.matmul(gradient, keras.ops.transpose(kernel))
+        return "...o,io->...i"
+    given, own, output = einsum_parts(layer.equation)
+    is_known = set(given) <= {*own, *output}
+    return f"{output},{own}->{given}" if is_known else None
 
 
 def _unit(layer: Any, inputs: Any, kernel: QuantizedVariable) -> tuple[int, ...]:

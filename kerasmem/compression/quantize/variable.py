@@ -1,5 +1,6 @@
 """A weight that is small in RAM and float wherever a layer reads it."""
 
+import copy
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -216,6 +217,12 @@ class QuantizedVariable(StandIn):
             codes = backends.current().after(coded.codes, after, taken)
         scales = replace(coded, codes=None).map(taken)
         return replace(scales, codes=codes), rows
+
+    def without_variables(self) -> "QuantizedVariable":
+        """Return a copy that lays out and decodes tensors alike, and holds nothing."""
+        found = copy.copy(self)
+        object.__setattr__(found, "coded", Coded(None))
+        return found
 
     def decoded(self, coded: Coded, rows: Rows | None) -> Any:
         """Return the float weight, or part of it, that tensors stand for."""

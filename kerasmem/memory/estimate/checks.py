@@ -176,7 +176,17 @@ def compiles_generation(model: Any, backend: str, device: str, **options: Any) -
         backend: one of `BACKENDS`.
         device: one of `DEVICES`.
         **options: those of `compiles`, which decides on TensorFlow.
+
+    Raises:
+        ConfigError: if the other is asked for on JAX or torch.
     """
     if backend != "tensorflow":
-        return backend == "jax"
+        is_compiled = backend == "jax"
+        if options["asked"] not in (None, is_compiled):
+            raise ConfigError(
+                f"KerasHub {'always' if is_compiled else 'never'} compiles what "
+                f"generates on {backend}. Expected: jit_compile=None. Received: "
+                f"jit_compile={options['asked']}."
+            )
+        return is_compiled
     return compiles(model, backend, device, **options)

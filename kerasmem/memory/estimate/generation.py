@@ -32,7 +32,8 @@ def check_generates(model: Any, length: Any) -> None:
             "A sequence has at least one token, its prompt and what is generated. "
             f"Expected: an int from 1. Received: generate={length!r}."
         )
-    if not callable(getattr(model, "generate_step", None)):
+    needed = ("generate_step", "sampler", "backbone")
+    if any(getattr(model, name, None) is None for name in needed):
         raise ModelError(
             "A model that generates is a CausalLM of KerasHub. Expected: one, such as "
             f"keras_hub.models.GemmaCausalLM. Received: model={as_received(model)}. "
@@ -110,9 +111,9 @@ its operands. Plans show it, and that the merged result waits as a whole."""
 
 def _merged(model: Any, tokens: int, width: int) -> float:
     kernels = {
-        layer.name: layer.kernel.shape
+        layer.name: layer._kernel.shape  # not the sum with LoRA
         for layer in sublayers(model)
-        if layer.name in ("query", "key") and isinstance(layer, keras.layers.Layer)
+        if layer.name in ("query", "key") and "_kernel" in vars(layer)
     }
     if len(kernels) < 2:
         return 1.0

@@ -78,6 +78,13 @@ def checked_inputs(
             f"(--input-shape{once_per_input(shapes)}), without the batch axis, or "
             "data=, some samples; for a bound, the largest one that occurs."
         )
+    tokens = shapes.get("token_ids")
+    if generate is not None and tokens != (generate,):
+        raise ConfigError(
+            "Sequences that are generated have one length, prompt and all. Expected: "
+            f"token_ids of shape {(generate,)}, as generate= says, or no shape. "
+            f"Received: {tokens}."
+        )
     return tuple(
         Input(name, (batch_size, *(n for n in shapes[name] or () if n)), dtype)
         for name, _, dtype in own

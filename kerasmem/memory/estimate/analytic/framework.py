@@ -73,6 +73,8 @@ class Framework:
         fused_recurrence: whether an LSTM is one operation.
         sparse: whether the gradient of an embedding is of the rows that were read.
         keeps_scores: whether the gradient of attention reads its scores, too.
+        keeps_floats: whether floats of all codes are there from the begin to the end,
+            those for gradients too.
         doubt: how far the bytes of a step may be off, as a share of them: downward
             and upward.
     """
@@ -93,6 +95,7 @@ class Framework:
     fused_recurrence: bool = False
     sparse: bool = False
     keeps_scores: bool = False
+    keeps_floats: bool = False
     doubt: tuple[float, float] = (0.15, 0.15)
 
 
@@ -242,7 +245,9 @@ def framework(backend: str, device: str, *, compiled: bool) -> Framework:
     is_eager = backend == "tensorflow" and not compiled
     if device == "cpu":
         cpu = replace(chosen, scratch=unrolled_images, doubt=_THREADS)
-        return cpu if is_eager else chosen
+        # XLA keeps to no order of TensorFlow's there.
+        keeps_floats = compiled and backend == "tensorflow"
+        return cpu if is_eager else replace(chosen, keeps_floats=keeps_floats)
     if backend == "torch":
         return replace(chosen, held_scratch=_TORCH_WORKSPACE, fused_recurrence=True)
     if compiled:

@@ -16,7 +16,7 @@ from kerasmem.memory.estimate.generation import Cache, cache_of
 from kerasmem.memory.estimate.request import Request
 from kerasmem.memory.program import Op, Tensor
 
-_WRITTEN_OUT = (0.35, 0.5)
+_WRITTEN_OUT = (0.35, 1.1)
 """Doubt where no compiler sees all of it: the peaks of Python's loop over layers."""
 
 

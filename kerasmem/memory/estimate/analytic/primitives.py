@@ -158,11 +158,15 @@ def product_of_codes(t: Tape, x: Tensor, kernel: Shape, shape: Sequence[int]) ->
         kernel: shape of the floats.
         shape: that of the product.
     """
+    early = [t.new(kernel, x.width) for _ in "fb"] if t.how.keeps_floats else []
+    if early:
+        t.op("dequantize", (), *early)
 
     def multiplied(name: str, x: Tensor, shape: Sequence[int]) -> Tensor:
-        floats, y = t.new(kernel, x.width), t.new(shape, x.width)
-        t.op("dequantize", (x,), floats)
-        t.op(name, (x, floats), y)
+        floats, y = early or [t.new(kernel, x.width)], t.new(shape, x.width)
+        if not early:
+            t.op("dequantize", (x,), *floats)
+        t.op(name, (x, *floats), y)
         return y
 
     y = multiplied("matmul", x, shape)

@@ -7,7 +7,7 @@ import keras
 
 from kerasmem.backends.trace import tracer
 from kerasmem.errors import ConfigError
-from kerasmem.graph.layers import sublayers
+from kerasmem.graph.layers import has_graph, sublayers
 from kerasmem.memory.estimate.request import Request, answer_in_child
 from kerasmem.memory.estimate.traced import on_tensorflow, on_torch, on_xla
 from kerasmem.records import MemoryEstimate
@@ -47,11 +47,12 @@ def _check_generation(request: Request) -> None:
     is_planned = request.jit_compile and request.device == "cpu"
     if request.generate is None or is_planned:
         return
+    others = "'analytic' or 'plan'" if has_graph(request.model) else "'plan'"
     raise ConfigError(
         "A trace does not tell what a loop keeps, and generation is one. Expected: a "
         "compiled step and device='cpu', of which XLA makes its own plan. Received: "
         f"generate={request.generate}, device={request.device!r}, jit_compile="
-        f"{request.jit_compile}. Next: pass method='analytic' or 'plan'."
+        f"{request.jit_compile}. Next: pass method={others}."
     )
 
 
