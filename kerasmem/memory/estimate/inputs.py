@@ -79,7 +79,7 @@ def checked_inputs(
             "data=, some samples; for a bound, the largest one that occurs."
         )
     tokens = shapes.get("token_ids")
-    if generate is not None and tokens != (generate,):
+    if generate is not None and tokens not in (None, (generate,)):
         raise ConfigError(
             "Sequences that are generated have one length, prompt and all. Expected: "
             f"token_ids of shape {(generate,)}, as generate= says, or no shape. "

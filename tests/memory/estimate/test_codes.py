@@ -87,3 +87,26 @@ def test_the_transposed_table_of_a_tied_head_is_no_copy_and_has_a_gradient():
     ]
     # That of the logits, which the rows that were looked up are added to.
     assert whole[0] == ("backward", "matmul gradient")
+
+
+def test_xla_keeps_all_floats_of_tensorflow_on_a_cpu_and_nowhere_else():
+    inputs = x = keras.Input((64,))
+    for _ in range(4):
+        x = keras.layers.Dense(64)(x)
+    model = km.compress(keras.Model(inputs, x), km.Quantize("int8"), verbose=0).model
+    for layer in model.layers[1:]:
+        layer.enable_lora(2)
+    peaks = {
+        backend: km.estimate_memory(
+            model,
+            2,
+            optimizer="sgd",
+            backend=backend,
+            device="cpu",
+            jit_compile=True,
+            method="analytic",
+        ).peak_bytes
+        for backend in ("tensorflow", "jax")
+    }
+    floats = 4 * 4 * 64 * 64
+    assert peaks["tensorflow"] > peaks["jax"] + floats

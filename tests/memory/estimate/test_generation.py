@@ -154,6 +154,11 @@ def test_what_cannot_be_generated_is_refused():
             asked(gemma(), length=length)
     with pytest.raises(ConfigError, match="a loop that it does not compile"):
         asked(gemma(), method="analytic", jit_compile=False, backend="tensorflow")
+    with pytest.raises(ConfigError, match=r"shape \(16,\), as generate= says"):
+        shapes = {"token_ids": (8,), "padding_mask": (8,)}
+        km.estimate_memory(gemma(), 2, generate=16, input_shape=shapes)
+    with pytest.raises(ConfigError, match="KerasHub always compiles what generates"):
+        asked(gemma(), method="analytic", jit_compile=False, backend="jax")
     with pytest.raises(ConfigError, match="and generation is one. Expected: a comp"):
         asked(gemma(), method="traced")
     model = gemma()
