@@ -34,6 +34,7 @@ TABLE = {
     "int8-static": km.Quantize("int8-static", calibration=km.Calibration(samples=40)),
     "int4": km.Quantize("int4", granularity="group", group_size=8),
     "int3": km.Quantize("int3", granularity="group", group_size=8),
+    "nf4": km.Quantize("nf4", granularity="group", group_size=8),
     "float16": km.Quantize("float16"),
     "bfloat16": km.Quantize("bfloat16"),
     "mixed": km.Quantize("mixed", budget=km.Budget(2600)),
