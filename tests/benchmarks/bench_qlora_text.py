@@ -80,7 +80,9 @@ def main():
             rest = tf.config.experimental.get_memory_info("CPU:0")["current"]
             tf.config.experimental.reset_memory_stats("CPU:0")
         begin = time.perf_counter()
-        losses.append(float(learner.train_on_batch(x, rows[:, 1:])))
+        learner.reset_metrics()
+        loss, *_ = learner.train_on_batch(x, rows[:, 1:])
+        losses.append(float(loss))
         seconds.append(time.perf_counter() - begin)
         if number == 2:
             peak = tf.config.experimental.get_memory_info("CPU:0")["peak"]
