@@ -84,7 +84,11 @@ def pytest_collection_modifyitems(config, items):
         if item.nodeid in slow or shared in item.fixturenames:
             item.add_marker("slow")
     if backend != "tensorflow":
-        once = {item for item in items if item.get_closest_marker("one_backend")}
+        once = {
+            item
+            for item in items
+            if any(map(item.get_closest_marker, ("one_backend", "browser")))
+        }
         _leave_out(config, items, once)
     if find_spec("jax_plugins") is None:
         plans = {item for item in items if item.get_closest_marker("plans")}

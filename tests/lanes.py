@@ -23,8 +23,9 @@ def durations(backend: str) -> dict[str, float]:
 
 
 def write_durations(backend: str, seconds: dict[str, float]) -> None:
-    """Write the list anew, the longest first."""
-    longest = sorted(seconds.items(), key=lambda one: (-one[1], one[0]))
+    """Write the list, the longest first; what did not run keeps its seconds."""
+    known = durations(backend) | seconds
+    longest = sorted(known.items(), key=lambda one: (-one[1], one[0]))
     kept = {name: round(took, 1) for name, took in longest if took >= SLOW_SECONDS}
     FOLDER.mkdir(exist_ok=True)
     (FOLDER / f"{backend}.json").write_text(json.dumps(kept, indent=0) + "\n")

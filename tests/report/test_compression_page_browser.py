@@ -183,6 +183,10 @@ def test_a_weights_sensitivity_is_told_at_a_sparsity(page):
     chart.focus()
     page.keyboard.press("End")
     assert tooltip(page) == ["sparsity 0.95", "a/kernel", "0.5", "b/kernel", "0.7"]
+    page.evaluate("document.dispatchEvent(new Event('scroll'))")  # a late one
+    assert page.locator(".tooltip").is_visible()
+    page.mouse.wheel(0, -40)
+    page.locator(".tooltip").wait_for(state="hidden")
     page.keyboard.press("Home")
     assert tooltip(page)[0] == "sparsity 0"
     marks = page.locator("[aria-labelledby='sensitivity'] svg text").all_text_contents()
