@@ -227,6 +227,25 @@ class GradientBackend(ABC):
         """
         return False
 
+    def crossentropy(self, logits: Any, labels: Any) -> tuple[Any, Any, Any]:
+        """Return cross-entropies of rows, their slopes by the logits, and best words.
+
+        Nothing flows back through them.
+
+        Args:
+            logits: float32 (rows, words).
+            labels: int32 (rows,), from 0 to `words - 1`.
+        """
+        largest = ops.max(logits, axis=-1, keepdims=True)
+        powers = ops.exp(logits - largest)
+        total = ops.sum(powers, axis=-1, keepdims=True)
+        own = ops.take_along_axis(logits, labels[:, None], axis=-1)
+        losses = (ops.log(total) + largest - own)[:, 0]
+        every = ops.arange(logits.shape[-1], dtype="int32")[None]
+        is_label = ops.equal(every, labels[:, None])
+        slopes = powers / total - ops.cast(is_label, "float32")
+        return losses, slopes, ops.cast(ops.argmax(logits, axis=-1), "int32")
+
     def dense(self, gradient: Any) -> Any:
         """Return a gradient as a tensor of its variable's shape, also one of rows."""
         return gradient

@@ -23,6 +23,22 @@ class ComputedVariable(keras.Variable):
         self._own_name, self._own_path = origin.name, origin.path
         self._own_shape = origin.shape
 
+    def has_parts(self, axis: int) -> bool:
+        """Return True if `part` computes some entries along an axis without others."""
+        del axis
+        return False
+
+    def part(self, axis: int, start: int, stop: int, after: Any) -> Any:
+        """Return some entries of the value, computed once the tensor `after` is there.
+
+        Args:
+            axis: one of which `has_parts` was true.
+            start: where to begin along it.
+            stop: where to end.
+            after: any tensor.
+        """
+        raise NotImplementedError
+
     name = property(lambda self: self._own_name)
     path = property(lambda self: self._own_path)
     shape = property(lambda self: self._own_shape)

@@ -29,7 +29,7 @@ def is_kernel(weight: Weight) -> bool:
     products take, such as a bank of experts, a matrix for each.
     """
     variable = weight.variable
-    if variable.name.endswith("kernel") or is_embedding(weight):
+    if variable.name.endswith(("kernel", _HEAD)) or is_embedding(weight):
         return len(variable.shape) >= 2
     # A bias or a table of positions may be multiplied with, as relative ones are.
     is_added = any(word in variable.name for word in ("bias", "embed"))
@@ -39,7 +39,12 @@ def is_kernel(weight: Weight) -> bool:
 def is_embedding(weight: Weight) -> bool:
     """Return True for a table, (rows, width), whose rows are looked up by index."""
     variable = weight.variable
-    return variable.name.endswith("embeddings") and len(variable.shape) == 2
+    is_table = variable.name.endswith("embeddings") and variable.name != _HEAD
+    return is_table and len(variable.shape) == 2
+
+
+_HEAD = "reverse_embeddings"
+"""The kernel, (width, words), of a `ReversibleEmbedding` that is not tied."""
 
 
 def is_depthwise(weight: Weight) -> bool:

@@ -8,6 +8,7 @@ from keras import ops
 
 from kerasmem.errors import ConfigError
 from kerasmem.graph.channels.tied import Tied
+from kerasmem.graph.computed import ComputedVariable
 from kerasmem.layers.chunks import Table, best_words
 
 _HEADS: dict[int, tuple[Any, Any]] = {}
@@ -95,17 +96,19 @@ class ChunkedVocabulary(keras.layers.Layer, Tied):
 
     @property
     def table(self) -> Table:
-        """What states are multiplied with, tensors in the compute dtype."""
+        """What states are multiplied with: tensors, or the variable of codes."""
         if self.embedding is None:
             own, by_columns = self.kernel, True
         elif getattr(self.embedding, "tie_weights", True):
             own, by_columns = self.embedding.embeddings, False
         else:
             own, by_columns = self.embedding.reverse_embeddings, True
-        own = ops.cast(ops.convert_to_tensor(own), self.compute_dtype)
+        axis = 1 if by_columns else 0
+        if not (isinstance(own, ComputedVariable) and own.has_parts(axis)):
+            own = ops.cast(ops.convert_to_tensor(own), self.compute_dtype)
         owner = self if self.embedding is None else self.embedding
         trained = bool(owner.trainable_variables)
-        return Table(own, by_columns, trained, self.logit_soft_cap)
+        return Table(own, by_columns, self.compute_dtype, trained, self.logit_soft_cap)
 
     def call(self, inputs: Any, training: Any = None) -> Any:
         """Return states of shape `(..., width)` as they are, or their logits."""

@@ -11,8 +11,9 @@ from typing import Any
 from keras import ops
 
 from kerasmem.backends import current
+from kerasmem.graph.computed import ComputedVariable
 
-_CHUNKS, _LEAST_ROWS, _PARTS = 40, 128, 8
+_CHUNKS, _LEAST_ROWS, PARTS = 32, 128, 16
 
 
 @dataclass(frozen=True)
@@ -20,14 +21,17 @@ class Table:
     """What states are multiplied with.
 
     Args:
-        weights: (words, width), or (width, words) if `by_columns`.
+        weights: (words, width), or (width, words) if `by_columns`; of codes the
+            `ComputedVariable`, whose floats are made for some words at a time.
         by_columns: whether a word is a column.
+        dtype: that the products are computed in.
         trained: whether slopes by the weights are wanted.
         soft_cap: limit of the logits, `soft_cap * tanh(logits / soft_cap)`, or None.
     """
 
     weights: Any
     by_columns: bool
+    dtype: str
     trained: bool = True
     soft_cap: float | None = None
 
@@ -36,23 +40,26 @@ class Table:
         """Number of words."""
         return self.weights.shape[1 if self.by_columns else 0]
 
-    def logits(self, states: Any) -> Any:
-        """Return logits, float32 (rows, words), of states (rows, width)."""
-        return self.capped(states)[0]
+    @property
+    def in_parts(self) -> bool:
+        """Whether floats are made of codes, for every product anew."""
+        return isinstance(self.weights, ComputedVariable)
 
     def parts(self) -> list[tuple[int, int]]:
-        """Return where parts of the words begin and end, none where none is trained.
+        """Return where parts of the words begin and end.
 
         What is added to the slopes by a part takes as much memory as the part.
         """
-        if not self.trained:
-            return []
-        size = -(-self.words // _PARTS)
+        size = -(-self.words // PARTS)
         starts = range(0, self.words, size)
         return [(start, min(start + size, self.words)) for start in starts]
 
-    def cut(self, start: int, stop: int) -> Any:
-        """Return the weights of some words."""
+    def cut(self, start: int, stop: int, after: Any = None) -> Any:
+        """Return the weights of some words; of codes made when `after` is there."""
+        if self.in_parts:
+            axis = 1 if self.by_columns else 0
+            own = self.weights.part(axis, start, stop, after)
+            return ops.cast(own, self.dtype)
         if self.by_columns:
             return self.weights[:, start:stop]
         return self.weights[start:stop]
@@ -61,26 +68,63 @@ class Table:
         """Return what was cut into parts."""
         return ops.concatenate(parts, axis=1 if self.by_columns else 0)
 
-    def slopes(self, states: Any, by_logits: Any) -> tuple[Any, list[Any]]:
-        """Return slopes by states and by parts of the weights, of those by logits."""
-        by_logits = ops.cast(by_logits, self.weights.dtype)
-        own = ops.transpose(self.weights) if self.by_columns else self.weights
-        parts = [by_logits[:, start:stop] for start, stop in self.parts()]
-        return ops.matmul(by_logits, own), [
-            ops.matmul(ops.transpose(states), part)
-            if self.by_columns
-            else ops.matmul(ops.transpose(part), states)
-            for part in parts
-        ]
+    def logits(self, states: Any) -> Any:
+        """Return logits, float32 (rows, words), of states (rows, width)."""
+        return self.capped(states)[0]
 
     def capped(self, states: Any) -> tuple[Any, Any]:
         """Return logits and their slope by what was not capped yet, or None."""
-        own = self.weights if self.by_columns else ops.transpose(self.weights)
-        logits = ops.cast(ops.matmul(states, own), "float32")
+        logits = ops.cast(self._products(states), "float32")
         if self.soft_cap is None:
             return logits, None
         part = ops.tanh(logits / self.soft_cap)
         return part * self.soft_cap, 1 - ops.square(part)
+
+    def slopes(
+        self, states: Any, by_logits: Any, by_parts: Sequence[Any]
+    ) -> tuple[Any, list[Any]]:
+        """Return slopes by states, and by parts of the weights with earlier ones.
+
+        Args:
+            states: (rows, width).
+            by_logits: slopes by their logits.
+            by_parts: sums so far, one for each of `parts`; none if not trained.
+        """
+        by_logits = ops.cast(by_logits, self.dtype)
+        last = by_states = self._by_states(by_logits)
+        sums = []
+        for (start, stop), before in zip(self.parts(), by_parts, strict=False):
+            part = _after(by_logits, last, start, stop)
+            # Not `matmul` of a transposed tensor, which may become a copy.
+            last = before + ops.einsum(f"rd,rw->{self._axes}", states, part)
+            sums.append(last)
+        return by_states, sums
+
+    def _products(self, states: Any) -> Any:
+        if not self.in_parts:
+            return ops.einsum(f"rd,{self._axes}->rw", states, self.weights)
+        found: list[Any] = []
+        for part in self.parts():
+            own = self.cut(*part, found[-1] if found else states)
+            found.append(ops.einsum(f"rd,{self._axes}->rw", states, own))
+            del own  # before the next are made
+        return ops.concatenate(found, axis=-1)
+
+    def _by_states(self, by_logits: Any) -> Any:
+        if not self.in_parts:
+            return ops.einsum(f"rw,{self._axes}->rd", by_logits, self.weights)
+        total = None
+        for start, stop in self.parts():
+            own = self.cut(start, stop, by_logits if total is None else total)
+            part = by_logits[:, start:stop]
+            change = ops.einsum(f"rw,{self._axes}->rd", part, own)
+            del own
+            total = change if total is None else total + change
+        return total
+
+    @property
+    def _axes(self) -> str:
+        return "dw" if self.by_columns else "wd"
 
 
 def crossentropy(
@@ -101,7 +145,9 @@ def crossentropy(
     size, starts = _chunks(states)
     words = table.words
     every = ops.arange(words, dtype="int32")[None]
-    fixed = replace(table, weights=ops.stop_gradient(table.weights))
+    fixed = table
+    if not table.in_parts:
+        fixed = replace(table, weights=ops.stop_gradient(table.weights))
     apart = ops.stop_gradient(states)
 
     def step(index: Any, sums: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -112,29 +158,31 @@ def crossentropy(
         own = current().after(apart, last, lambda x: _part(x, start, size))
         weight, count = (_part(x, start, size) * fresh for x in (weights, counts))
         label = _part(labels, start, size)
-        is_label = ops.equal(every, label[:, None])
         logits, bend = fixed.capped(own)
-        level = ops.logsumexp(logits, axis=-1, keepdims=True)
-        at_label = ops.sum(ops.where(is_label, logits, 0.0), axis=-1)
-        loss = level[:, 0] - (1 - smoothing) * at_label
-        slope = ops.exp(logits - level)
+        # What does not count may have any label.
+        valid = ops.where(ops.equal(weight, 0), 0, label)
+        loss, slope, best = current().crossentropy(logits, valid)
         if smoothing:
-            loss -= smoothing * ops.mean(logits, axis=-1)
-            slope -= smoothing / words
-        slope = ops.where(is_label, slope - (1 - smoothing), slope) * weight[:, None]
-        rows, parts = fixed.slopes(own, slope if bend is None else slope * bend)
+            at_label = ops.take_along_axis(logits, valid[:, None], axis=-1)[:, 0]
+            loss += smoothing * (at_label - ops.mean(logits, axis=-1))
+            is_label = ops.equal(every, valid[:, None])
+            slope += smoothing * (ops.cast(is_label, "float32") - 1 / words)
+        slope = slope * weight[:, None]
+        slope = slope if bend is None else slope * bend
+        rows, by_parts = fixed.slopes(own, slope, by_parts)
         before = _part(by_states, start, size)
-        is_hit = ops.equal(ops.cast(ops.argmax(logits, axis=-1), "int32"), label)
+        is_hit = ops.equal(best, label)
         return (
             total + ops.sum(loss * weight),
             hits + ops.sum(ops.where(is_hit, count, 0.0)),
             ops.slice_update(by_states, (start, 0), before + rows),
-            *map(ops.add, by_parts, parts),
+            *by_parts,
         )
 
     with current().inference():
         nothing = ops.zeros((), "float32")
-        zeros = [ops.zeros_like(fixed.cut(*part)) for part in fixed.parts()]
+        parts = fixed.parts() if table.trained else []
+        zeros = [ops.zeros_like(fixed.cut(*part)) for part in parts]
         begin = (nothing, nothing, ops.zeros_like(apart), *zeros)
         total, hits, by_states, *by_parts = _loop(states, size, step, begin)
     slopes = [(states, by_states)]
@@ -147,6 +195,10 @@ def crossentropy(
         # Zero, with the slope that is known.
         total = total + (linear - ops.stop_gradient(linear))
     return total, ops.stop_gradient(hits)
+
+
+def _after(x: Any, last: Any, start: int, stop: int) -> Any:
+    return current().after(x, last, lambda held: held[:, start:stop])
 
 
 def best_words(states: Any, table: Table, count: int) -> tuple[Any, Any]:

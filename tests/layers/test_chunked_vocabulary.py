@@ -8,6 +8,7 @@ import kerasmem as km
 from kerasmem.errors import ConfigError
 from kerasmem.graph.values import to_numpy
 from kerasmem.layers import ChunkedCrossentropy, ChunkedVocabulary, chunks
+from tests.compression.aware.gradient import gradient_of
 from tests.models import L
 
 WORDS, WIDTH, LENGTH = 157, 12, 21
@@ -110,6 +111,42 @@ def test_labels_may_be_smoothed():
         model.train_on_batch(TOKENS, y.astype("float32" if y.ndim > 2 else "int32"))
     for new, old in zip(chunked.get_weights(), plain.get_weights(), strict=True):
         np.testing.assert_allclose(new, old, atol=1e-5)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("by_columns", [True, False])
+def test_slopes_are_those_of_numpy_to_five_digits(by_columns, smoothing):
+    rows, random = 300, np.random.default_rng(2)  # three chunks, the last begins early
+    states, table = (random.normal(size=(n, WIDTH)) for n in (rows, WORDS))
+    labels = random.integers(0, WORDS, rows)
+    weights = random.uniform(0.5, 2, rows)
+    weights[::7], labels[::7] = 0, -100  # what does not count may have any label
+    powers = np.exp(states @ table.T)
+    by_logits = powers / powers.sum(-1, keepdims=True) - smoothing / WORDS
+    by_logits[range(rows), labels % WORDS] -= 1 - smoothing
+    by_logits *= weights[:, None]
+    own = (x.astype("float32") for x in (states, table.T if by_columns else table))
+    states32, table32 = own
+    labels32, weights32 = labels.astype("int32"), weights.astype("float32")
+
+    def total(states, table):
+        whole = chunks.Table(table, by_columns, "float32")
+        return chunks.crossentropy(
+            states, whole, labels32, weights32, weights32, smoothing
+        )[0]
+
+    by_states = gradient_of(
+        lambda x: total(x, keras.ops.convert_to_tensor(table32)), states32
+    )
+    by_table = gradient_of(
+        lambda x: total(keras.ops.convert_to_tensor(states32), x), table32
+    )
+    by_table = by_table.T if by_columns else by_table
+    for found, exact in (
+        (by_states, by_logits @ table),
+        (by_table, by_logits.T @ states),
+    ):
+        assert np.abs(found - exact).max() < 1e-5 * np.abs(exact).max()
 
 
 def test_accuracy_is_keras_own_in_fit_and_evaluate():

@@ -209,6 +209,21 @@ class TensorFlowGradients(GradientBackend):
         nodes = [definition.node, *(f.node_def for f in definition.library.function)]
         return any(node.op in _DRAWING for among in nodes for node in among)
 
+    def crossentropy(
+        self, logits: tf.Tensor, labels: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Return cross-entropies of rows, their slopes by the logits, and best words.
+
+        A label out of range is an error on a CPU, and NaN elsewhere.
+        """
+        best = tf.argmax(logits, axis=-1, output_type=tf.int32)
+        # By then nobody else needs the logits, and the slopes take their place.
+        with tf.control_dependencies([best]):
+            both = tf.raw_ops.SparseSoftmaxCrossEntropyWithLogits(
+                features=logits, labels=labels
+            )
+        return both.loss, both.backprop, best
+
     def dense(self, gradient: Any) -> tf.Tensor:
         """Return a gradient as a tensor, the rows of a sparse one summed up."""
         return tf.convert_to_tensor(gradient)

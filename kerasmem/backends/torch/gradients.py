@@ -72,6 +72,17 @@ class TorchGradients(GradientBackend):
         """Return what measures gradients in a step."""
         return TorchMeter()
 
+    def crossentropy(
+        self, logits: torch.Tensor, labels: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return cross-entropies of rows, slopes by the logits, and best words."""
+        best = torch.argmax(logits, dim=-1).to(torch.int32)
+        places = labels.long()[:, None]
+        slopes = torch.log_softmax(logits.detach(), dim=-1)
+        losses = -slopes.gather(1, places)[:, 0]
+        slopes.exp_().scatter_add_(1, places, torch.full_like(losses, -1.0)[:, None])
+        return losses, slopes, best
+
     def branches_cost(self, *, compiled: bool) -> bool:
         """Return False: the step is no graph."""
         return False

@@ -23,7 +23,11 @@ from kerasmem.compression.quantize.config import CLOSELY
 from kerasmem.compression.quantize.layer import Place, to_quantized
 from kerasmem.compression.quantize.math import finite
 from kerasmem.compression.quantize.owners import quantized_variables
-from kerasmem.compression.quantize.products import block_axes, is_product
+from kerasmem.compression.quantize.products import (
+    block_axes,
+    is_product,
+    multiplied_weight,
+)
 from kerasmem.compression.quantize.variable import QuantizedVariable
 from kerasmem.errors import KerasMemWarning, ModelError
 from kerasmem.graph.kernels import is_kernel, reduced_axes
@@ -264,9 +268,10 @@ def _place(
     """
     layers = sublayers(weight.block)
     index = next(i for i, layer in enumerate(layers) if layer is weight.owner)
-    is_taken_apart = is_product(weight.owner) and weight.attribute == "_kernel"
+    is_multiplied = weight.attribute == multiplied_weight(weight.owner)
+    is_taken_apart = is_multiplied and is_product(weight.owner)
     blocks = 1
-    if is_taken_apart and (cut := block_axes(weight.owner)) is not None:
+    if is_multiplied and (cut := block_axes(weight.owner)) is not None:
         wanted = math.ceil(4 * weight.size / block_bytes)
         blocks = min(wanted, weight.variable.shape[cut[0]])
     return Place(

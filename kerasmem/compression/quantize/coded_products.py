@@ -19,6 +19,7 @@ from kerasmem.compression.quantize.coding import Coded
 from kerasmem.compression.quantize.math import LIMIT
 from kerasmem.compression.quantize.products import (
     block_axes,
+    has_rows_of_outputs,
     is_convolution,
     product,
     summed_axes,
@@ -34,7 +35,7 @@ def float_product(
     """Return the layer's product of its inputs and its kernel, without the bias.
 
     Args:
-        layer: one of which `is_product` was true.
+        layer: one of which `multiplied_weight` knew the kernel.
         inputs: float inputs of it.
         kernel: its kernel.
         again: whether what is multiplied with is made a second time for the gradient,
@@ -155,6 +156,8 @@ def _transposed_equation(layer: Any) -> str | None:
     """
     if is_convolution(layer):
         return None
+    if has_rows_of_outputs(layer):
+        return "...o,oi->...i"
     if not isinstance(layer, keras.layers.EinsumDense):
         return "...o,io->...i"
     given, own, output = einsum_parts(layer.equation)

@@ -15,7 +15,7 @@ from kerasmem.compression.quantize.coded_products import (
     float_product,
     rounded_inputs,
 )
-from kerasmem.compression.quantize.products import is_product
+from kerasmem.compression.quantize.products import has_rows_of_outputs, is_product
 from kerasmem.compression.quantize.variable import QuantizedVariable, StandIn
 from kerasmem.graph.kernels import with_bias_and_activation
 from kerasmem.graph.layers import sublayers
@@ -83,14 +83,31 @@ class QuantizedEmbedding(QuantizedOwner):
     """An Embedding that makes float only the rows that are looked up."""
 
     def call(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return the rows at `inputs`, shape `(*inputs.shape, output_dim)`."""
-        if args or kwargs.get("reverse") or has_lora(self):
+        """Return the rows at `inputs`, shape `(*inputs.shape, output_dim)`.
+
+        In reverse return logits, of shape `(*inputs.shape[:-1], input_dim)`.
+        """
+        if has_lora(self):
             return super().call(inputs, *args, **kwargs)
+        if kwargs.get("reverse") or any(args):
+            return self._logits(inputs)
         if keras.backend.standardize_dtype(inputs.dtype) not in ("int32", "int64"):
             inputs = keras.ops.cast(inputs, "int32")
         rows = self._embeddings.lookup(inputs)
         mask = keras.layers.Embedding.compute_mask(self, inputs)
         return rows if mask is None else with_mask(rows, mask)
+
+    def _logits(self, inputs: Any) -> Any:
+        tied = has_rows_of_outputs(self)
+        table = self._embeddings if tied else self.reverse_embeddings
+        is_coded = isinstance(table, QuantizedVariable) and table.has_parts(1 - tied)
+        if not is_coded or self.reverse_dtype is not None:
+            return super().call(inputs, reverse=True)
+        again = not isinstance(inputs, keras.KerasTensor)
+        logits = float_product(self, inputs, table, again=again)
+        if self.logit_soft_cap is None:
+            return logits
+        return keras.ops.tanh(logits / self.logit_soft_cap) * self.logit_soft_cap
 
 
 class QuantizedRecurrent(keras.layers.Layer):

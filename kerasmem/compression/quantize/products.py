@@ -22,11 +22,27 @@ def is_product(layer: Any) -> bool:
     return type(layer).call in _CALLS
 
 
+def multiplied_weight(layer: Any) -> str | None:
+    """Return the attribute with the weight of a layer's product, None if it has none.
+
+    That of a product is its kernel; of a `ReversibleEmbedding`, what gives logits of
+    words in reverse.
+    """
+    if type(layer).call == keras.layers.ReversibleEmbedding.call:
+        return "_embeddings" if layer.tie_weights else "reverse_embeddings"
+    return "_kernel" if is_product(layer) else None
+
+
+def has_rows_of_outputs(layer: Any) -> bool:
+    """Return True for a head that multiplies with a transposed table."""
+    return isinstance(layer, keras.layers.ReversibleEmbedding) and layer.tie_weights
+
+
 def product(layer: Any, inputs: Any, kernel: Any) -> Any:
     """Return what the layer makes of its inputs with `kernel`, without the bias.
 
     Args:
-        layer: one of which `is_product` was true.
+        layer: one of which `multiplied_weight` knew the weight.
         inputs: its inputs.
         kernel: a tensor: its kernel, or some output channels of it.
     """
@@ -34,6 +50,8 @@ def product(layer: Any, inputs: Any, kernel: Any) -> Any:
         return _convolved(layer, inputs, kernel)
     if isinstance(layer, keras.layers.EinsumDense):
         return keras.ops.einsum(layer.equation, inputs, kernel)
+    if has_rows_of_outputs(layer):
+        kernel = keras.ops.transpose(kernel)
     return keras.ops.matmul(inputs, kernel)
 
 
@@ -68,6 +86,8 @@ def block_axes(layer: Any) -> tuple[int, int] | None:
         first = layer.data_format == "channels_first"
         place = -1 - layer.rank if first else -1
         return None if layer.groups > 1 else (layer.rank + 1, place)
+    if has_rows_of_outputs(layer):
+        return 0, -1
     if not isinstance(layer, keras.layers.EinsumDense):
         return 1, -1
     given, kernel, output = einsum_parts(layer.equation)

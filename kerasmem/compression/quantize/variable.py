@@ -171,6 +171,14 @@ class QuantizedVariable(StandIn):
         """Forget what `hoist` kept."""
         self._hoisted = None
 
+    def has_parts(self, axis: int) -> bool:
+        """Return True along an axis that shares no scale; False for floats at hand."""
+        return self._hoisted is None and axis not in self.coding.axes
+
+    def part(self, axis: int, start: int, stop: int, after: Any) -> Any:
+        """Return some entries of the float weight, made when `after` is there."""
+        return self.decoded(*self.tensors(after, (axis, start, stop)))
+
     def lookup(self, indices: Any) -> Any:
         """Return the float rows at `indices` of a table, without the other rows."""
 

@@ -11,7 +11,7 @@ from kerasmem.graph.computed import ComputedVariable
 from kerasmem.graph.kernels import einsum_parts
 from kerasmem.graph.layer_table import class_name
 from kerasmem.graph.lora import has_lora, has_low_rank_product
-from kerasmem.layers.chunks import rows_of_chunk
+from kerasmem.layers.chunks import PARTS, rows_of_chunk
 from kerasmem.memory.estimate.analytic import primitives as p
 from kerasmem.memory.estimate.analytic.layers.activations import activate
 from kerasmem.memory.estimate.analytic.tape import Site, Tape
@@ -213,13 +213,8 @@ def chunked_vocabulary(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     The loss makes slopes with them, by states and by a table that is trained, and
     keeps these alone.
     """
-    states, layer = xs[0], s.layer
-    if layer.embedding is None:
-        table = s.parameter(layer.kernel)
-    elif getattr(layer.embedding, "tie_weights", True):
-        table = kernel_of(t, s, layer.embedding, "embeddings")
-    else:
-        table = s.parameter(layer.embedding.reverse_embeddings)
+    states = xs[0]
+    table = _table_of(t, s, states)
     if not t.training:
         return p.product(t, "matmul", states, table, s.shape)
     operands = [x for x in (states, table) if x.differentiable]
@@ -238,6 +233,23 @@ def chunked_vocabulary(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
 
     t.pull(operands, y, pullback)
     return y
+
+
+def _table_of(t: Tape, s: Site, states: Tensor) -> Tensor:
+    """Return what a chunked head multiplies with; of codes the floats of some words."""
+    embedding = s.layer.embedding
+    if embedding is not None and getattr(embedding, "tie_weights", True):
+        if has_lora(embedding):
+            return kernel_of(t, s, embedding, "embeddings")
+        own, axis = embedding.embeddings, 0
+    else:
+        own = s.layer.kernel if embedding is None else embedding.reverse_embeddings
+        axis = 1
+    if not isinstance(own, ComputedVariable) or not own.has_parts(axis):
+        return s.parameter(own)
+    table = t.new((-(-s.shape[-1] // PARTS), states.shape[-1]), states.width)
+    t.op("dequantize", (states,), table)
+    return table
 
 
 _LOGITS_AT_ONCE = {"tensorflow": 7, "torch": 5, "xla": 3}

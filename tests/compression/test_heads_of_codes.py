@@ -1,0 +1,136 @@
+"""Heads of language models multiply with codes, some words at a time."""
+
+from functools import partial
+
+import keras
+import numpy as np
+import pytest
+
+import kerasmem as km
+from kerasmem.compression.quantize.owners import quantized_variables
+from kerasmem.graph.values import to_numpy
+from tests.compression.aware.gradient import gradient_of
+from tests.models import L
+
+WORDS, WIDTH, LENGTH = 157, 12, 9
+RANDOM = np.random.default_rng(0)
+TOKENS = RANDOM.integers(1, WORDS, (6, LENGTH)).astype("int32")
+LABELS = RANDOM.integers(0, WORDS, (6, LENGTH)).astype("int32")
+GROUPS = {"granularity": "group", "group_size": 4}
+CODINGS = {
+    "int8": {"scheme": "int8"},
+    "int4": {"scheme": "int4"},
+    "groups": {"scheme": "int4", **GROUPS},
+    "nf4": {"scheme": "nf4", **GROUPS},
+    "zero points": {"scheme": "int4", "symmetric": False},
+    "one scale": {"scheme": "int8", "granularity": "tensor"},
+    "float16": {"scheme": "float16"},
+}
+HEADS = ("tied", "untied", "capped", "chunked", "chunked untied", "chunked own")
+
+
+def coded(head, coding, blocks=5):
+    """Return a net in fewer bits, with LoRA before its head, and its float form."""
+    keras.utils.set_random_seed(1)
+    tokens = keras.Input((None,), dtype="int32")
+    cap = 0.3 if head == "capped" else None
+    table = L.ReversibleEmbedding(
+        *(WORDS, WIDTH),
+        tie_weights="untied" not in head,
+        embeddings_initializer=keras.initializers.RandomUniform(-1, 1),
+        logit_soft_cap=cap,
+        name="words",
+    )
+    x = L.Dense(WIDTH, activation="tanh", name="inside")(table(tokens))
+    if head.startswith("chunked"):
+        own = WORDS if head.endswith("own") else table
+        y = km.layers.ChunkedVocabulary(own)(x)
+    else:
+        y = table(x, reverse=True)
+    model = keras.Model(tokens, y)
+    small = km.compress(model, km.Quantize(**CODINGS[coding]), verbose=0).model
+    for variable in quantized_variables(small):
+        variable.block_count = blocks
+    exact = km.dequantize(small)
+    for layer in exact.layers:
+        layer.trainable = layer.name == "inside"
+    for each in (small, exact):
+        each.get_layer("inside").enable_lora(2)
+        up = each.get_layer("inside").lora_kernel_b
+        up.assign(np.random.default_rng(0).normal(size=up.shape))
+    down = to_numpy(exact.get_layer("inside").lora_kernel_a).copy()
+    small.get_layer("inside").lora_kernel_a.assign(down)
+    return small, exact
+
+
+def own_lora(model):
+    layer = model.get_layer("inside")
+    return [layer.lora_kernel_a, layer.lora_kernel_b]
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+@pytest.mark.parametrize("head", HEADS)
+def test_logits_are_those_of_the_floats(head, coding):
+    small, exact = coded(head, coding)
+    expected = exact.predict(TOKENS, verbose=0)
+    found = small.predict(TOKENS, verbose=0)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    assert np.ptp(expected) > 0.1
+
+
+@pytest.mark.parametrize("coding", ["int8", "groups", "nf4", "zero points"])
+@pytest.mark.parametrize("head", HEADS)
+def test_what_is_before_the_head_is_trained_as_before_floats(head, coding):
+    small, exact = coded(head, coding)
+    loss = km.layers.ChunkedCrossentropy()
+    losses = []
+    for model in (small, exact):
+        model.compile(keras.optimizers.SGD(1.0), loss)
+        begin = [to_numpy(x) for x in own_lora(model)]
+        logs = model.fit(TOKENS, LABELS, batch_size=3, shuffle=False, verbose=0)
+        losses.append(logs.history["loss"][0])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    for new, old, before in zip(own_lora(small), own_lora(exact), begin, strict=True):
+        moved = np.abs(to_numpy(old) - before).max()
+        assert moved > 1e-4
+        np.testing.assert_allclose(to_numpy(new), to_numpy(old), atol=2e-4 * moved)
+
+
+def weighted(layer, by_logits, states):
+    logits = layer(states, reverse=True)
+    return keras.ops.vdot(keras.ops.ravel(logits), by_logits.ravel())
+
+
+@pytest.mark.parametrize("head", ["tied", "untied", "capped"])
+def test_states_have_their_slopes(head):
+    small, exact = coded(head, "groups")
+    states = RANDOM.normal(size=(2, 3, WIDTH)).astype("float32")
+    by_logits = RANDOM.normal(size=(2, 3, WORDS)).astype("float32")
+    found, expected = (
+        gradient_of(partial(weighted, model.get_layer("words"), by_logits), states)
+        for model in (small, exact)
+    )
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_large_table_is_not_float_at_once():
+    words = 16 * 1024
+    inputs = keras.Input((None,), dtype="int32")
+    table = L.ReversibleEmbedding(words, 32)
+    model = keras.Model(inputs, table(table(inputs), reverse=True))
+    small = km.compress(model, km.Quantize("int4"), verbose=0).model
+    assert [v.block_count for v in quantized_variables(small)] == [16]
+    copy = keras.saving.deserialize_keras_object(
+        keras.saving.serialize_keras_object(small)
+    )
+    assert [v.block_count for v in quantized_variables(copy)] == [16]
+
+
+def test_half_precision_logits_keep_their_type():
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((None,), dtype="int32")
+    table = L.ReversibleEmbedding(WORDS, WIDTH, dtype="mixed_bfloat16")
+    model = keras.Model(inputs, table(table(inputs), reverse=True))
+    small = km.compress(model, km.Quantize("int8"), verbose=0).model
+    dtypes = {keras.backend.standardize_dtype(m(TOKENS).dtype) for m in (model, small)}
+    assert dtypes == {"bfloat16"}
