@@ -70,6 +70,7 @@ def main():
         gc.collect()
     print(f"perplexity before {perplexity(task, new):.2f}", flush=True)
     learner = learner_of(task, options)
+    del task  # the learner may be a copy
     gc.collect()
     shape = dict.fromkeys(("token_ids", "padding_mask"), (LENGTH,))
     estimate = km.estimate_memory(learner, BATCH, input_shape=shape, device="cpu")
@@ -94,14 +95,7 @@ def main():
     tenth = max(1, len(losses) // 10)
     first, last = np.mean(losses[:tenth]), np.mean(losses[-tenth:])
     print(f"loss {first:.3f} to {last:.3f}, {statistics.median(seconds):.2f} s a step")
-    task.backbone.set_weights(learner_backbone(learner, task).get_weights())
-    print(f"perplexity after {perplexity(task, new):.2f}", flush=True)
-
-
-def learner_backbone(learner, task):
-    """Return the layer of the learner that is the backbone of the task, or its copy."""
-    kind = type(task.backbone)
-    return next(each for each in learner.layers if isinstance(each, kind))
+    print(f"perplexity after {perplexity(learner, new):.2f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -222,7 +222,9 @@ def chunked_vocabulary(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     logits = rows_of_chunk(math.prod(states.shape[:-1])) * s.shape[-1] * FLOAT
     y = t.new(states.shape, states.width, layout=states.layout)
     reads = (states, table)
-    space = logits * _LOGITS_AT_ONCE[t.how.kernels]
+    # Parts of logits by codes are put together.
+    copies = _LOGITS_AT_ONCE[t.how.kernels] + (table.kind != "parameter")
+    space = logits * copies
     t.op("chunks", reads, y, *slopes, workspace=space)
 
     def pullback(dy: Tensor) -> list[Tensor]:
@@ -252,9 +254,9 @@ def _table_of(t: Tape, s: Site, states: Tensor) -> Tensor:
     return table
 
 
-_LOGITS_AT_ONCE = {"tensorflow": 7, "torch": 5, "xla": 3}
-"""Tensors of the size of one chunk's logits, from them to their slopes. Of TensorFlow
-the allocator told; a compiler merges all but products and what they take."""
+_LOGITS_AT_ONCE = {"tensorflow": 1, "torch": 3, "xla": 1}
+"""Tensors of the size of one chunk's logits, from them to their slopes, which take
+their place. Of TensorFlow the allocator told, of XLA its compiler."""
 
 
 def position_embedding(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
