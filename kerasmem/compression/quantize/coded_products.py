@@ -30,7 +30,12 @@ from kerasmem.graph.kernels import by_channel, einsum_parts
 
 
 def float_product(
-    layer: Any, inputs: Any, kernel: QuantizedVariable, *, again: bool = False
+    layer: Any,
+    inputs: Any,
+    kernel: QuantizedVariable,
+    *,
+    again: bool = False,
+    in_blocks: bool = True,
 ) -> Any:
     """Return the layer's product of its inputs and its kernel, without the bias.
 
@@ -40,14 +45,16 @@ def float_product(
         kernel: its kernel.
         again: whether what is multiplied with is made a second time for the gradient,
             where the product can be transposed, and not kept.
+        in_blocks: whether the kernel may become float in blocks.
     """
+    blocks = _blocks(layer, kernel) if in_blocks else _WHOLE
     coded = kernel.coded.map(lambda part: keras.ops.convert_to_tensor(part.value))
     is_scaled = _is_scaled_after(layer, kernel)
     floats = _codes if is_scaled else kernel.decoded
 
     def forward(inputs: Any, *parts: Any) -> Any:
         now = coded.with_parts(parts)
-        total = _in_blocks(layer, inputs, kernel, floats, now)
+        total = _in_blocks(layer, inputs, kernel, blocks, floats, now)
         if not is_scaled:
             return total
         ones = keras.ops.ones(_unit(layer, inputs, kernel), "float32")
@@ -57,7 +64,7 @@ def float_product(
     if equation is None:
         return forward(inputs, *coded.parts)
     # A graph keeps what makes its gradient, so that knows neither layer nor variables.
-    layout, blocks = kernel.without_variables(), _blocks(layer, kernel)
+    layout = kernel.without_variables()
 
     def transposed(gradient: Any, *parts: Any) -> Any:
         now = coded.with_parts(parts)
@@ -91,6 +98,7 @@ def _in_blocks(
     layer: Any,
     inputs: Any,
     kernel: QuantizedVariable,
+    blocks: "_Blocks",
     floats: Callable[[Coded, Rows | None], Any],
     coded: Coded | None = None,
 ) -> Any:
@@ -100,23 +108,25 @@ def _in_blocks(
         layer: one of which `is_product` was true.
         inputs: its inputs; no block is begun before they are there.
         kernel: its kernel.
+        blocks: of it.
         floats: makes of codes, of all output channels or some, what is multiplied with.
         coded: tensors with the values of the kernel; None for those of now.
     """
     outputs: list[Any] = []
-    blocks, place = _blocks(layer, kernel)
-    for block in blocks:
+    for block in blocks[0]:
         before = outputs[-1] if outputs else inputs
         own = floats(*kernel.tensors(before, block, coded))
         outputs.append(product(layer, inputs, own))
         del own  # before the next block's floats are made
     whole = len(outputs) == 1
-    return outputs[0] if whole else keras.ops.concatenate(outputs, axis=place)
+    return outputs[0] if whole else keras.ops.concatenate(outputs, axis=blocks[1])
 
 
 _Blocks = tuple[list[tuple[int, int, int] | None], int]
 """Axis, begin and end of each block of a kernel, None for the whole of it; and the axis
 of the output, counted from the end."""
+
+_WHOLE: _Blocks = ([None], -1)
 
 
 def _transposed_in_blocks(
@@ -141,7 +151,7 @@ def _transposed_in_blocks(
 def _blocks(layer: Any, kernel: QuantizedVariable) -> _Blocks:
     axes = block_axes(layer)
     if kernel.block_count == 1 or axes is None:
-        return [None], -1
+        return _WHOLE
     axis, place = axes
     length = kernel.shape[axis]
     size = -(-length // kernel.block_count)
@@ -231,7 +241,7 @@ def dynamic_product(layer: Any, inputs: Any, kernel: QuantizedVariable) -> Any:
     def floats(coded: Coded, _: Rows | None) -> Any:
         return ops.cast(coded.codes, dtype)
 
-    total = _in_blocks(layer, codes, kernel, floats)
+    total = _in_blocks(layer, codes, kernel, _blocks(layer, kernel), floats)
     both = _product_scales(layer, scales, kernel)
     return ops.cast(ops.cast(total, "float32") * both, layer.compute_dtype)
 

@@ -3,6 +3,7 @@
 It reads them as floats when its inputs are there, and saves them by its own names.
 """
 
+import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -104,7 +105,10 @@ class QuantizedEmbedding(QuantizedOwner):
         if not is_coded or self.reverse_dtype is not None:
             return super().call(inputs, reverse=True)
         again = not isinstance(inputs, keras.KerasTensor)
-        logits = float_product(self, inputs, table, again=again)
+        # Blocks of logits are put together: of many they are more than the table.
+        rows = inputs.shape[:-1]
+        few = None not in rows and math.prod(rows) <= self.output_dim
+        logits = float_product(self, inputs, table, again=again, in_blocks=few)
         if self.logit_soft_cap is None:
             return logits
         return keras.ops.tanh(logits / self.logit_soft_cap) * self.logit_soft_cap

@@ -12,9 +12,10 @@ from kerasmem.graph.computed import ComputedVariable
 from kerasmem.graph.layer_table import class_name
 from kerasmem.memory.estimate.analytic import primitives as p
 from kerasmem.memory.estimate.analytic.framework import Framework
-from kerasmem.memory.estimate.analytic.layers import HANDLERS
+from kerasmem.memory.estimate.analytic.layers import HANDLERS, OF_CODES
 from kerasmem.memory.estimate.analytic.layers.common import (
     FLOAT,
+    gives_logits_of_codes,
     multiplies_codes,
     unknown,
 )
@@ -262,6 +263,8 @@ class Forward:
 
 def _rule(layer: Any) -> str:
     """Return the name of the class whose rule a layer follows."""
+    if gives_logits_of_codes(layer):
+        return OF_CODES
     return "Dense" if multiplies_codes(layer) else class_name(layer)
 
 

@@ -16,6 +16,8 @@ from kerasmem.memory.estimate.analytic.layers import (
 )
 from kerasmem.memory.estimate.analytic.tape import Handler
 
+OF_CODES = "CodedReversibleEmbedding"
+
 _TABLE: list[tuple[tuple[str, ...] | str, Handler]] = [
     ("Identity InputLayer ActivityRegularization Masking", common.identity),
     ("Flatten Reshape ExpandDims Squeeze Ravel StopGradient", common.reshape),
@@ -50,6 +52,7 @@ _TABLE: list[tuple[tuple[str, ...] | str, Handler]] = [
     ("Rescaling Normalization", common.rescale),
     ("Dense EinsumDense", common.dense),
     ("ChunkedVocabulary", common.chunked_vocabulary),
+    (OF_CODES, common.reversible_embedding),
     (class_names("dropout"), common.dropout_layer),
     (class_names("activation"), activations.activation),
     ("Activation Softmax", activations.activation_or_softmax),

@@ -118,6 +118,27 @@ def multiplies_codes(layer: Any) -> bool:
     return is_known and (not has_lora(layer) or has_low_rank_product(layer))
 
 
+def gives_logits_of_codes(layer: Any) -> bool:
+    """Return True for a `ReversibleEmbedding` that makes its table of codes."""
+    if not isinstance(layer, keras.layers.ReversibleEmbedding) or has_lora(layer):
+        return False
+    tied = layer.tie_weights
+    table = vars(layer).get("_embeddings" if tied else "reverse_embeddings")
+    is_coded = isinstance(table, ComputedVariable) and table.has_parts(1 - tied)
+    return is_coded and layer.reverse_dtype is None
+
+
+def reversible_embedding(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+    """ReversibleEmbedding of codes: rows of the table, or logits of words."""
+    layer = s.layer
+    if len(s.shape) > len(xs[0].shape):
+        return embedding(t, s, xs)
+    y = p.product_of_codes(t, xs[0], (layer.input_dim, layer.output_dim), s.shape)
+    if layer.logit_soft_cap is None:
+        return y
+    return p.scale(t, activate(t, keras.activations.tanh, p.scale(t, y)))
+
+
 def _low_rank(t: Tape, s: Site, layer: Any, x: Tensor, shape: Shape) -> Tensor:
     """Return what LoRA adds beside codes, by two products of low rank."""
     down, up = map(s.parameter, (layer.lora_kernel_a, layer.lora_kernel_b))
@@ -151,7 +172,12 @@ def take(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
 
 
 def embedding(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
-    """Embedding: rows of a table."""
+    """Embedding: rows of a table; of codes these alone become float."""
+    own = vars(s.layer).get("_embeddings")
+    if isinstance(own, ComputedVariable) and own.has_parts(0) and not has_lora(s.layer):
+        y = t.new(s.shape, s.width, differentiable=False)
+        t.op("gather", (xs[0],), y)
+        return y
     table = kernel_of(t, s, s.layer, "embeddings")
     return _gather(t, s, table, xs[0], sparse=t.how.sparse)
 
