@@ -103,12 +103,12 @@ class ChunkedVocabulary(keras.layers.Layer, Tied):
             own, by_columns = self.embedding.embeddings, False
         else:
             own, by_columns = self.embedding.reverse_embeddings, True
-        axis = 1 if by_columns else 0
-        if not (isinstance(own, ComputedVariable) and own.has_parts(axis)):
-            own = ops.cast(ops.convert_to_tensor(own), self.compute_dtype)
         owner = self if self.embedding is None else self.embedding
         trained = bool(owner.trainable_variables)
-        return Table(own, by_columns, self.compute_dtype, trained, self.logit_soft_cap)
+        cap, axis = self.logit_soft_cap, 1 if by_columns else 0
+        table = Table(own, by_columns, self.compute_dtype, trained, cap)
+        is_coded = isinstance(own, ComputedVariable) and own.has_parts(axis)
+        return table if is_coded else table.whole()
 
     def call(self, inputs: Any, training: Any = None) -> Any:
         """Return states of shape `(..., width)` as they are, or their logits."""
@@ -123,6 +123,8 @@ class ChunkedVocabulary(keras.layers.Layer, Tied):
         if self.top_k is not None:
             found = best_words(rows, table, self.top_k)
             return tuple(ops.reshape(x, (*around, self.top_k)) for x in found)
+        if rows.shape[0] is None or rows.shape[0] > width:
+            table = table.whole()  # parts of so many logits are more than it
         outputs = ops.reshape(table.logits(rows), (*around, table.words))
         _remember(outputs, self, inputs)
         return outputs

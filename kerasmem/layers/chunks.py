@@ -45,6 +45,11 @@ class Table:
         """Whether floats are made of codes, for every product anew."""
         return isinstance(self.weights, ComputedVariable)
 
+    def whole(self) -> "Table":
+        """Return the table with a tensor for its weights."""
+        own = ops.cast(ops.convert_to_tensor(self.weights), self.dtype)
+        return replace(self, weights=own)
+
     def parts(self) -> list[tuple[int, int]]:
         """Return where parts of the words begin and end.
 

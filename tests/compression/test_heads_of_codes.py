@@ -8,6 +8,7 @@ import pytest
 
 import kerasmem as km
 from kerasmem.compression.quantize.owners import quantized_variables
+from kerasmem.compression.quantize.variable import QuantizedVariable
 from kerasmem.graph.values import to_numpy
 from tests.compression.aware.gradient import gradient_of
 from tests.models import L
@@ -111,6 +112,32 @@ def test_states_have_their_slopes(head):
         for model in (small, exact)
     )
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_many_logits_are_made_at_once_and_few_in_parts(head, monkeypatch):
+    small, exact = coded(head, "groups")
+    axes = []
+    decode = QuantizedVariable.decoded
+
+    def decoded(self, found, rows):
+        if WORDS in self.shape:
+            axes.append(self.shape)
+        return decode(self, found, rows)
+
+    monkeypatch.setattr(QuantizedVariable, "decoded", decoded)
+    several = {}
+    for rows in (1, 2):
+        axes.clear()
+        # As many states as each has entries, or more: twice as many.
+        logits = to_numpy(small(TOKENS[:1, : WIDTH // 2 * rows], training=False))
+        several[rows] = len(axes)
+        assert logits.shape[-1] == WORDS
+    assert several[1] == several[2] > 2
+    axes.clear()
+    found = to_numpy(small(TOKENS, training=False))
+    assert len(axes) <= 2  # rows that are looked up, and the head
+    np.testing.assert_allclose(found, to_numpy(exact(TOKENS)), rtol=1e-5, atol=1e-6)
 
 
 def test_a_large_table_is_not_float_at_once():

@@ -104,7 +104,9 @@ class QuantizedEmbedding(QuantizedOwner):
         is_coded = isinstance(table, QuantizedVariable) and table.has_parts(1 - tied)
         if not is_coded or self.reverse_dtype is not None:
             return super().call(inputs, reverse=True)
-        again = not isinstance(inputs, keras.KerasTensor)
+        training = getattr(self._get_call_context(), "training", None)
+        # To symbols flows no gradient.
+        again = bool(training) and not isinstance(inputs, keras.KerasTensor)
         # Blocks of logits are put together: of many they are more than the table.
         rows = inputs.shape[:-1]
         few = None not in rows and math.prod(rows) <= self.output_dim
