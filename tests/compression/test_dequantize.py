@@ -154,6 +154,24 @@ def test_lora_stays_beside_the_float_kernel():
     np.testing.assert_allclose(found, outputs(model, x), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("exclude", [(), "query"])
+def test_lora_inside_of_attention_stays_beside_float_kernels(exclude):
+    inputs = keras.Input((5, 6))
+    attention = L.MultiHeadAttention(2, 3)
+    model = keras.Model(inputs, attention(inputs, inputs))
+    model = km.compress(model, km.Quantize("int8", exclude=exclude), verbose=0).model
+    for layer in sublayers(model):
+        if layer.name in ("query", "value"):
+            layer.enable_lora(2, 6)
+            layer.lora_kernel_b.assign(np.ones(layer.lora_kernel_b.shape))
+    x = np.random.default_rng(0).normal(size=(2, 5, 6)).astype("float32")
+    exact = km.dequantize(model)
+    assert sum("lora" in weight.name for weight in exact.trainable_weights) == 4
+    np.testing.assert_allclose(
+        outputs(exact, x), outputs(model, x), rtol=1e-5, atol=1e-6
+    )
+
+
 @pytest.mark.one_backend
 def test_a_model_of_integers_is_refused():
     model = chain((6,), L.Dense(4, activation="relu"), L.Dense(2))

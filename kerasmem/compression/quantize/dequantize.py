@@ -13,6 +13,7 @@ from kerasmem.errors import ConfigError, ModelError, as_received
 from kerasmem.graph.clone import compile_as, reloaded
 from kerasmem.graph.forms import set_attribute
 from kerasmem.graph.layers import has_graph, own_variables, sublayers
+from kerasmem.graph.lora import has_lora
 from kerasmem.graph.rebuild import Rebuild, Rewrite
 from kerasmem.graph.values import to_numpy
 
@@ -53,8 +54,13 @@ def dequantize(model: Any) -> Any:
         if _NAMED in vars(type(layer)):
             set_attribute(layer, "__class__", type(layer).__base__)
     for old, new in zip(_layers(model), _layers(made), strict=True):
-        # It kept Keras from loading codes as if they were floats.
-        if vars(new).pop(_LOADER, None) is not None:
+        # A layer made of others, such as attention, forgets the LoRA of these.
+        forgot = has_lora(old) and not has_lora(new)
+        if forgot:
+            new.enable_lora(old.lora_rank, old.lora_alpha)
+        # What kept Keras from loading codes as if they were floats.
+        was_coded = vars(new).pop(_LOADER, None) is not None
+        if was_coded or forgot:
             _carry_over(old, new)
     if not any(isinstance(layer, FakeQuantize) for layer in sublayers(made)):
         return made

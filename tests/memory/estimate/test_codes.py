@@ -67,11 +67,14 @@ def test_a_tied_table_is_made_float_in_the_program_and_not_here(scheme, monkeypa
     monkeypatch.setattr(QuantizedVariable, "value", property(None))
     program = recorded(model, (4, 6), "int32")
     assert not program.unknown
-    made = [op for op in program.ops if op.name == "dequantize"]
-    (floats,) = (op.writes[0] for op in made if op.layer == "table")
-    assert floats.nbytes == 4 * 50 * 8
-    readers = [op.phase for op in program.ops if floats in [x.root for x in op.reads]]
-    assert readers == ["forward", "backward"]
+    # Once for the logits, again for their gradient; rows are looked up as codes.
+    made = [op for op in program.ops if (op.name, op.layer) == ("dequantize", "table")]
+    assert [op.phase for op in made] == ["forward", "backward"]
+    for op in made:
+        (floats,) = op.writes
+        assert floats.nbytes == 4 * 50 * 8
+        readers = [each for each in program.ops if floats in each.reads]
+        assert [each.phase for each in readers] == [op.phase]
 
 
 def test_the_transposed_table_of_a_tied_head_is_no_copy_and_has_a_gradient():
