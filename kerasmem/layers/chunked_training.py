@@ -5,6 +5,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from kerasmem.errors import ConfigError
 from kerasmem.graph.masks import mask_of
 from kerasmem.layers.chunked_vocabulary import head_and_states
 from kerasmem.layers.chunks import crossentropy
@@ -22,6 +23,10 @@ class ChunkedCrossentropy(keras.losses.Loss):
         ignore_class: a label that does not count, or None.
         name: of the loss.
 
+    Raises:
+        ConfigError: if an argument is out of its range, or labels are no integers, one
+            for each state.
+
     Example:
         >>> loss = ChunkedCrossentropy()
         >>> print(f"{float(loss(np.array([[1]]), np.array([[[0.0, 0.0]]]))):.4f}")
@@ -36,6 +41,19 @@ class ChunkedCrossentropy(keras.losses.Loss):
         **kwargs: Any,
     ) -> None:
         super().__init__(name=name, **kwargs)
+        if (
+            not isinstance(label_smoothing, int | float)
+            or not 0 <= label_smoothing <= 1
+        ):
+            raise ConfigError(
+                "A share of each label goes to all words alike. Expected: a number "
+                f"from 0 to 1. Received: label_smoothing={label_smoothing!r}."
+            )
+        if ignore_class is not None and type(ignore_class) is not int:
+            raise ConfigError(
+                "Labels are integers, and one of them may not count. Expected: an int "
+                f"or None. Received: ignore_class={ignore_class!r}."
+            )
         self.label_smoothing, self.ignore_class = label_smoothing, ignore_class
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
@@ -75,8 +93,15 @@ def _flat(
 ) -> tuple[Any, Any, Any]:
     """Return labels, weights of the loss, and what counts, of all rows."""
     y_true = ops.cast(ops.convert_to_tensor(y_true), "int32")
-    if len(y_true.shape) == len(y_pred.shape):
+    if len(y_true.shape) == len(y_pred.shape) and y_true.shape[-1] in (1, None):
         y_true = ops.squeeze(y_true, axis=-1)
+    if len(y_true.shape) != len(y_pred.shape) - 1:
+        shapes = tuple(y_true.shape), tuple(y_pred.shape)
+        raise ConfigError(
+            "Labels are integers, one for each state. Expected: the shape of the "
+            f"predictions without the last axis. Received: labels of {shapes[0]}, "
+            f"predictions of {shapes[1]}. Next: np.argmax of labels that are one-hot."
+        )
     counts = ops.ones_like(y_true, "float32")
     mask = mask_of(y_pred)
     if mask is not None:

@@ -33,15 +33,16 @@ class ChunkedVocabulary(keras.layers.Layer, Tied):
             `ReversibleEmbedding`; a backbone of KerasHub that the model calls, for its
             `token_embedding`; or the number of words, for a kernel of its own.
         top_k: None for logits in inference; or a number, for the largest logits and
-            their words, each of shape `(..., top_k)`. The model cannot be evaluated
-            then.
+            their words, each of shape `(..., top_k)`. The model cannot be trained or
+            evaluated then.
         logit_soft_cap: limit of the logits, which bend towards it; None for that of the
             embedding, if it has one.
         kernel_initializer: of the own kernel.
         **kwargs: `name`, `dtype` and the like.
 
     Raises:
-        ConfigError: if it is neither a number nor an embedding.
+        ConfigError: if it is neither a number nor an embedding, `top_k` is out of its
+            range, or a head with `top_k` is called in training.
 
     Example:
         >>> tokens = keras.Input((None,), dtype="int32")
@@ -81,6 +82,12 @@ class ChunkedVocabulary(keras.layers.Layer, Tied):
                 "backbone with a `token_embedding`. Received: "
                 f"embedding_or_units={self._told_by!r}."
             )
+        words = self.units or self.embedding.input_dim
+        if top_k is not None and (type(top_k) is not int or not 1 <= top_k <= words):
+            raise ConfigError(
+                "A head gives some of its words. Expected: None or an int from 1 to "
+                f"{words}. Received: top_k={top_k!r}."
+            )
         self.top_k, self.logit_soft_cap = top_k, logit_soft_cap
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.accuracy = keras.metrics.Mean("accuracy")
@@ -112,6 +119,12 @@ class ChunkedVocabulary(keras.layers.Layer, Tied):
 
     def call(self, inputs: Any, training: Any = None) -> Any:
         """Return states of shape `(..., width)` as they are, or their logits."""
+        if training and self.top_k is not None:
+            raise ConfigError(
+                "A head that gives the best words is not trained. Received: "
+                f"top_k={self.top_k}. Next: train one without `top_k`, and give its "
+                "weights to this model."
+            )
         if training:
             # A tensor of its own, so that it is known again.
             outputs = inputs * 1

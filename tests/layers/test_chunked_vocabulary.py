@@ -252,6 +252,37 @@ def test_what_is_no_vocabulary_is_an_error():
             ChunkedVocabulary(wrong)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "word"),
+    [
+        ({"label_smoothing": 1.5}, "from 0 to 1. Received: label_smoothing=1.5"),
+        ({"label_smoothing": "a"}, "Received: label_smoothing='a'"),
+        ({"ignore_class": "a"}, "an int or None. Received: ignore_class='a'"),
+    ],
+)
+def test_what_a_loss_cannot_be_is_said(wrong, word):
+    with pytest.raises(ConfigError, match=word):
+        ChunkedCrossentropy(**wrong)
+
+
+@pytest.mark.parametrize("top_k", [0, -1, WORDS + 1, "a", True])
+def test_how_many_words_there_are_is_said(top_k):
+    _, table, _ = network("tied")
+    with pytest.raises(ConfigError, match=f"1 to {WORDS}. Received: top_k={top_k!r}"):
+        ChunkedVocabulary(table, top_k=top_k)
+
+
+def test_labels_that_are_one_hot_and_a_head_of_best_words_are_refused_in_training():
+    chunked, _ = pair("tied")
+    chunked.compile("sgd", ChunkedCrossentropy())
+    with pytest.raises(ConfigError, match="Labels are integers.*one-hot"):
+        chunked.train_on_batch(TOKENS, np.eye(WORDS)[LABELS])
+    tokens, table, x = network("tied")
+    best = keras.Model(tokens, ChunkedVocabulary(table, top_k=3)(x))
+    with pytest.raises(ConfigError, match="not trained. Received: top_k=3"):
+        best(TOKENS, training=True)
+
+
 @pytest.mark.one_backend
 def test_an_estimate_has_logits_of_some_rows_alone():
     rows, width, chunk = 1024, 16, 128
@@ -264,6 +295,5 @@ def test_an_estimate_has_logits_of_some_rows_alone():
         model.compile("sgd", ChunkedCrossentropy())
         found = km.estimate_memory(model, rows, device="cpu", method="analytic")
         peaks.append(found.peak_bytes)
-    copies = 3 if keras.backend.backend() == "torch" else 1  # of logits at once
-    floats = 10_000 * (copies * chunk + width)  # and of the kernel
+    floats = 10_000 * (chunk + width)  # of logits, and of the kernel
     assert peaks[1] - peaks[0] == pytest.approx(4 * floats, rel=0.1)

@@ -24,7 +24,7 @@ def check_generates(model: Any, length: Any) -> None:
     """Raise unless `model` generates, and the length is a whole number from 1.
 
     Raises:
-        ConfigError: if the length is another.
+        ConfigError: if the length is another, or more than the model has places for.
         ModelError: if the model does not generate.
     """
     if not isinstance(length, int) or isinstance(length, bool) or length < 1:
@@ -38,6 +38,12 @@ def check_generates(model: Any, length: Any) -> None:
             "A model that generates is a CausalLM of KerasHub. Expected: one, such as "
             f"keras_hub.models.GemmaCausalLM. Received: model={as_received(model)}. "
             "Next: a backbone alone has training=False (--predict)."
+        )
+    most = getattr(model.backbone, "max_sequence_length", None)
+    if isinstance(most, int) and length > most:
+        raise ConfigError(
+            f"The model {model.name!r} has places for {most} tokens. Expected: an int "
+            f"from 1 to {most}. Received: generate={length}."
         )
 
 

@@ -169,3 +169,8 @@ def test_what_cannot_be_generated_is_refused():
     model = M.BartSeq2SeqLM(bart, preprocessor=None)
     with pytest.raises(ModelError, match="a CausalLM of text, with one cache"):
         asked(model, length=16, method="analytic")
+    sizes = {"num_layers": 1, "num_heads": 2, "hidden_dim": 8, "intermediate_dim": 8}
+    gpt2 = M.GPT2Backbone(40, **sizes, max_sequence_length=16)
+    model = M.GPT2CausalLM(gpt2, preprocessor=None)
+    with pytest.raises(ConfigError, match="places for 16 tokens.*generate=17"):
+        asked(model, length=17)
