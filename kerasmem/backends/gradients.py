@@ -240,6 +240,8 @@ class GradientBackend(ABC):
         powers = ops.exp(logits - largest)
         total = ops.sum(powers, axis=-1, keepdims=True)
         own = ops.take_along_axis(logits, labels[:, None], axis=-1)
+        # What is below the first word would be counted from the last.
+        own = ops.where(labels[:, None] < 0, float("nan"), own)
         losses = (ops.log(total) + largest - own)[:, 0]
         every = ops.arange(logits.shape[-1], dtype="int32")[None]
         is_label = ops.equal(every, labels[:, None])

@@ -47,6 +47,12 @@ _HEAD = "reverse_embeddings"
 """The kernel, (width, words), of a `ReversibleEmbedding` that is not tied."""
 
 
+def class_of_call(layer: Any) -> type:
+    """Return the class whose `call` a layer runs; its form of kerasmem's is none."""
+    classes = (cls for cls in type(layer).__mro__ if "call" in vars(cls))
+    return next(cls for cls in classes if not cls.__module__.startswith("kerasmem."))
+
+
 def is_depthwise(weight: Weight) -> bool:
     """Return True for a kernel that looks at one input channel at a time."""
     is_one = _layout(weight) in ("depthwise", "separable")

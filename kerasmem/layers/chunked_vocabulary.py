@@ -1,6 +1,7 @@
 """The head of a language model: states in training, logits where they are asked for."""
 
 import weakref
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -114,8 +115,9 @@ class ChunkedVocabulary(keras.layers.Layer, Tied):
         trained = bool(owner.trainable_variables)
         cap, axis = self.logit_soft_cap, 1 if by_columns else 0
         table = Table(own, by_columns, self.compute_dtype, trained, cap)
-        is_coded = isinstance(own, ComputedVariable) and own.has_parts(axis)
-        return table if is_coded else table.whole()
+        if isinstance(own, ComputedVariable) and own.has_parts(axis):
+            return replace(table, trained=False)  # codes are not
+        return table.whole()
 
     def call(self, inputs: Any, training: Any = None) -> Any:
         """Return states of shape `(..., width)` as they are, or their logits."""

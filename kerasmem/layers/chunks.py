@@ -96,7 +96,8 @@ class Table:
             by_parts: sums so far, one for each of `parts`; none if not trained.
         """
         by_logits = ops.cast(by_logits, self.dtype)
-        last = by_states = self._by_states(by_logits)
+        by_states = self._by_states(by_logits)
+        last = by_states
         sums = []
         for (start, stop), before in zip(self.parts(), by_parts, strict=False):
             part = _after(by_logits, last, start, stop)
@@ -124,8 +125,9 @@ class Table:
             part = by_logits[:, start:stop]
             change = ops.einsum(f"rw,{self._axes}->rd", part, own)
             del own
+            change = ops.cast(change, "float32")  # sums of 16 bits are rounded again
             total = change if total is None else total + change
-        return total
+        return ops.cast(total, self.dtype)
 
     @property
     def _axes(self) -> str:
@@ -147,6 +149,9 @@ def crossentropy(
         counts: of the hits, likewise.
         smoothing: share of the label that goes to all words alike.
     """
+    if states.shape[0] == 0:  # a replica without samples
+        nothing = ops.cast(ops.sum(states), "float32")
+        return nothing, ops.stop_gradient(nothing)
     size, starts = _chunks(states)
     words = table.words
     every = ops.arange(words, dtype="int32")[None]
@@ -168,6 +173,8 @@ def crossentropy(
         valid = ops.where(ops.equal(weight, 0), 0, label)
         loss, slope, best = current().crossentropy(logits, valid)
         if smoothing:
+            # No mask of a chunk's size is made before its turn.
+            valid = current().after(valid, loss, lambda x: x)
             at_label = ops.take_along_axis(logits, valid[:, None], axis=-1)[:, 0]
             loss += smoothing * (at_label - ops.mean(logits, axis=-1))
             is_label = ops.equal(every, valid[:, None])
@@ -239,7 +246,7 @@ def _chunks(states: Any) -> tuple[Any, Callable[[Any], tuple[Any, Any]]]:
         size = rows_of_chunk(rows)
     else:
         wanted = ops.maximum(-(-rows // _CHUNKS), _LEAST_ROWS)
-        size = ops.minimum(wanted, rows)
+        size = ops.maximum(ops.minimum(wanted, rows), 1)
 
     def starts(index: Any) -> tuple[Any, Any]:
         first = index * size

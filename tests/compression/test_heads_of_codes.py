@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 import kerasmem as km
+from kerasmem.compression.quantize import apply
 from kerasmem.compression.quantize.owners import quantized_variables
 from kerasmem.compression.quantize.variable import QuantizedVariable
 from kerasmem.graph.values import to_numpy
+from kerasmem.layers.chunks import Table, crossentropy
 from tests.compression.aware.gradient import gradient_of
 from tests.models import L
 
@@ -156,6 +158,65 @@ def test_a_large_table_is_not_float_at_once():
         keras.saving.serialize_keras_object(small)
     )
     assert [v.block_count for v in quantized_variables(copy)] == [16]
+
+
+@pytest.mark.parametrize("scheme", ["int8", "groups"])
+@pytest.mark.parametrize("head", ["untied", "chunked untied"])
+def test_a_head_may_have_a_scale_for_each_input_as_it_had(head, scheme, monkeypatch):
+    axes = apply.reduced_axes
+
+    def before(weight):
+        is_head = weight.variable.name == "reverse_embeddings"
+        return (1,) if is_head else axes(weight)
+
+    monkeypatch.setattr(apply, "reduced_axes", before)
+    small, exact = coded(head, scheme)
+    table = small.get_layer("words").reverse_embeddings
+    assert table.coding.axes == (1,)
+    np.testing.assert_allclose(
+        small.predict(TOKENS, verbose=0),
+        exact.predict(TOKENS, verbose=0),
+        rtol=1e-5,
+        atol=1e-6,
+    )
+
+
+def test_the_head_alone_may_have_codes():
+    inputs = keras.Input((None,), dtype="int32")
+    table = L.ReversibleEmbedding(WORDS, WIDTH, tie_weights=False)
+    model = keras.Model(inputs, table(table(inputs), reverse=True))
+    step = km.Quantize("int8", exclude="/embeddings$")
+    small = km.compress(model, step, verbose=0).model
+    assert [v.name for v in quantized_variables(small)] == ["reverse_embeddings"]
+    expected = km.dequantize(small).predict(TOKENS, verbose=0)
+    found = small.predict(TOKENS, verbose=0)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_gradients_of_states_are_summed_up_in_float32():
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((None,), dtype="int32")
+    table = L.ReversibleEmbedding(2000, 32, dtype="mixed_bfloat16")
+    model = keras.Model(inputs, table(table(inputs), reverse=True))
+    small = km.compress(model, km.Quantize("int8"), verbose=0).model
+    own = small.layers[-1].embeddings
+    weights = to_numpy(own.plain())
+    states = RANDOM.normal(size=(64, 32)).astype("float32")
+    powers = np.exp(states @ weights.T)
+    by_logits = powers / powers.sum(-1, keepdims=True)
+    labels = np.arange(64, dtype="int32")
+    by_logits[labels, labels] -= 1
+    ones = np.ones(64, "float32")
+
+    def total(x):
+        head = Table(own, False, "bfloat16", trained=False)
+        return crossentropy(keras.ops.cast(x, "bfloat16"), head, labels, ones, ones, 0)[
+            0
+        ]
+
+    exact = by_logits @ weights
+    error = np.linalg.norm(gradient_of(total, states) - exact)
+    assert error < 0.01 * np.linalg.norm(exact)
 
 
 def test_half_precision_logits_keep_their_type():

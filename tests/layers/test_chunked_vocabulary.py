@@ -265,6 +265,13 @@ def test_what_a_loss_cannot_be_is_said(wrong, word):
         ChunkedCrossentropy(**wrong)
 
 
+def test_a_replica_without_samples_has_no_loss():
+    chunked, _ = pair("own")
+    loss, states = ChunkedCrossentropy(), np.zeros((0, WIDTH), "float32")
+    outputs = chunked.layers[-1](keras.ops.convert_to_tensor(states), training=True)
+    assert float(loss(np.zeros((0,), "int32"), outputs)) == 0
+
+
 @pytest.mark.parametrize("top_k", [0, -1, WORDS + 1, "a", True])
 def test_how_many_words_there_are_is_said(top_k):
     _, table, _ = network("tied")
@@ -295,5 +302,5 @@ def test_an_estimate_has_logits_of_some_rows_alone():
         model.compile("sgd", ChunkedCrossentropy())
         found = km.estimate_memory(model, rows, device="cpu", method="analytic")
         peaks.append(found.peak_bytes)
-    floats = 10_000 * (chunk + width)  # of logits, and of the kernel
+    floats = 10_000 * (2 * chunk + width)  # logits, their slopes, the kernel
     assert peaks[1] - peaks[0] == pytest.approx(4 * floats, rel=0.1)

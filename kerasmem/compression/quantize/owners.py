@@ -92,6 +92,8 @@ class QuantizedEmbedding(QuantizedOwner):
             return super().call(inputs, *args, **kwargs)
         if kwargs.get("reverse") or any(args):
             return self._logits(inputs)
+        if not isinstance(self._embeddings, StandIn):  # the head alone has codes
+            return super().call(inputs, *args, **kwargs)
         if keras.backend.standardize_dtype(inputs.dtype) not in ("int32", "int64"):
             inputs = keras.ops.cast(inputs, "int32")
         rows = self._embeddings.lookup(inputs)

@@ -4,7 +4,7 @@ from typing import Any
 
 import keras
 
-from kerasmem.graph.kernels import einsum_parts
+from kerasmem.graph.kernels import class_of_call, einsum_parts
 
 _CONVOLUTIONS = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
 _CALLS = (
@@ -28,7 +28,7 @@ def multiplied_weight(layer: Any) -> str | None:
     That of a product is its kernel; of a `ReversibleEmbedding`, what gives logits of
     words in reverse.
     """
-    if type(layer).call == keras.layers.ReversibleEmbedding.call:
+    if class_of_call(layer) is keras.layers.ReversibleEmbedding:
         return "_embeddings" if layer.tie_weights else "reverse_embeddings"
     return "_kernel" if is_product(layer) else None
 

@@ -2,14 +2,14 @@
 
 const tooltip = element("div", { class: "tooltip", hidden: true, "aria-hidden": "true" });
 document.body.append(tooltip);
-let shownAt = 0;
+let shownAt = "";
 
 function showTooltip(x, y, title, rows) {
   const list = element("dl", {}, ...rows.flatMap(([name, value]) =>
     [element("dt", {}, name), element("dd", {}, value)]));
   tooltip.replaceChildren(element("b", {}, title), list);
   tooltip.hidden = false;
-  shownAt = window.scrollY;
+  shownAt = scrolled();
   const { width, height } = tooltip.getBoundingClientRect();
   const left = x + 16 + width > window.innerWidth ? x - 16 - width : x + 16;
   const top = y + 16 + height > window.innerHeight ? y - 16 - height : y + 16;
@@ -17,13 +17,15 @@ function showTooltip(x, y, title, rows) {
   tooltip.style.top = `${Math.max(4, top)}px`;
 }
 
+const scrolled = () => `${window.scrollX} ${window.scrollY}`;
+
 function hideTooltip() {
   tooltip.hidden = true;
 }
 
 document.addEventListener("keydown", (event) => { if (event.key === "Escape") hideTooltip(); });
 // The event of a scroll that brought the chart here may come after a key has shown it.
-document.addEventListener("scroll", () => { if (window.scrollY !== shownAt) hideTooltip(); }, { passive: true });
+document.addEventListener("scroll", () => { if (scrolled() !== shownAt) hideTooltip(); }, { passive: true });
 // A finger taps what a pointer hovers over; what it tapped stays until the next tap.
 document.addEventListener("pointerdown", hideTooltip, { capture: true });
 

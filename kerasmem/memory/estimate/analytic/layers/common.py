@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from kerasmem.graph.computed import ComputedVariable
-from kerasmem.graph.kernels import einsum_parts
+from kerasmem.graph.kernels import class_of_call, einsum_parts
 from kerasmem.graph.layer_table import class_name
 from kerasmem.graph.lora import has_lora, has_low_rank_product
 from kerasmem.layers.chunks import PARTS, rows_of_chunk
@@ -112,15 +112,15 @@ def multiplies_codes(layer: Any) -> bool:
     kernel = vars(layer).get("_kernel")
     if not isinstance(kernel, ComputedVariable) or kernel.trainable:
         return False
-    calls = (cls for cls in type(layer).__mro__ if "call" in vars(cls))
-    own = next(cls for cls in calls if not cls.__module__.startswith("kerasmem."))
-    is_known = own in (keras.layers.Dense, keras.layers.EinsumDense)
+    is_known = class_of_call(layer) in (keras.layers.Dense, keras.layers.EinsumDense)
     return is_known and (not has_lora(layer) or has_low_rank_product(layer))
 
 
 def gives_logits_of_codes(layer: Any) -> bool:
     """Return True for a `ReversibleEmbedding` that makes its table of codes."""
     if not isinstance(layer, keras.layers.ReversibleEmbedding) or has_lora(layer):
+        return False
+    if class_of_call(layer) is not keras.layers.ReversibleEmbedding:
         return False
     tied = layer.tie_weights
     table = vars(layer).get("_embeddings" if tied else "reverse_embeddings")
@@ -248,8 +248,9 @@ def chunked_vocabulary(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     logits = rows_of_chunk(math.prod(states.shape[:-1])) * s.shape[-1] * FLOAT
     y = t.new(states.shape, states.width, layout=states.layout)
     reads = (states, table)
-    # Parts of logits by codes are put together.
-    copies = _LOGITS_AT_ONCE[t.how.kernels] + (table.kind != "parameter")
+    copies = _LOGITS_AT_ONCE[t.how.kernels]
+    if s.layer.logit_soft_cap is not None and t.how.kernels != "xla":
+        copies += 2  # its tangent, and the slope
     space = logits * copies
     t.op("chunks", reads, y, *slopes, workspace=space)
 
@@ -280,9 +281,9 @@ def _table_of(t: Tape, s: Site, states: Tensor) -> Tensor:
     return table
 
 
-_LOGITS_AT_ONCE = {"tensorflow": 1, "torch": 3, "xla": 1}
-"""Tensors of the size of one chunk's logits, from them to their slopes, which take
-their place. Of TensorFlow the allocator told, of XLA its compiler."""
+_LOGITS_AT_ONCE = {"tensorflow": 2, "torch": 3, "xla": 1}
+"""Tensors of the size of one chunk's logits: them and their slopes, or the parts that
+they are put together of. Of TensorFlow the allocator told, of XLA its compiler."""
 
 
 def position_embedding(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
