@@ -185,7 +185,7 @@ def test_the_head_alone_may_have_codes():
     inputs = keras.Input((None,), dtype="int32")
     table = L.ReversibleEmbedding(WORDS, WIDTH, tie_weights=False)
     model = keras.Model(inputs, table(table(inputs), reverse=True))
-    step = km.Quantize("int8", exclude="/embeddings$")
+    step = km.Quantize("int8", exclude=("/embeddings$",))
     small = km.compress(model, step, verbose=0).model
     assert [v.name for v in quantized_variables(small)] == ["reverse_embeddings"]
     expected = km.dequantize(small).predict(TOKENS, verbose=0)
