@@ -12,7 +12,7 @@ from typing import Any
 FOLDER = Path(__file__).parent / "durations"
 SLOW_SECONDS = 1.0
 """A test that took longer on TensorFlow is marked `slow`."""
-MOST_SECONDS = 15.0
+MOST_SECONDS = 8.0
 """The shortest test of a file is not, unless it took longer than this."""
 
 

@@ -85,6 +85,7 @@ def test_logits_are_those_of_the_floats(head, coding):
     assert np.ptp(expected) > 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("head", "coding"), [*zip(HEADS, itertools.cycle(CODINGS)), ("chunked", "groups")]
 )
@@ -121,6 +122,7 @@ def test_states_have_their_slopes(head):
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", HEADS)
 def test_many_logits_are_made_at_once_and_few_in_parts(head, monkeypatch):
     small, exact = coded(head, "groups")
