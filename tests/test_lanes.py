@@ -7,7 +7,7 @@ import pytest
 from tests.lanes import durations, share_out, slow, write_durations
 
 pytestmark = pytest.mark.one_backend
-SECONDS = {"a.py::x": 3.0, "a.py::y": 2.0, "b.py::x": 9.0, "c.py::gone": 5.0}
+SECONDS = {"a.py::x": 3.0, "a.py::y": 2.0, "b.py::x": 7.0, "c.py::gone": 5.0}
 
 
 def test_what_took_long_is_slow():
@@ -19,7 +19,7 @@ def test_no_file_is_slow_altogether():
 
 
 def test_a_file_whose_shortest_test_is_very_long_is_slow_altogether():
-    seconds = {"a.py::x": 40.0, "a.py::y": 30.0, "b.py::x": 14.0}
+    seconds = {"a.py::x": 40.0, "a.py::y": 30.0, "b.py::x": 7.9}
     assert slow([*seconds], seconds) == {"a.py::x", "a.py::y"}
 
 
