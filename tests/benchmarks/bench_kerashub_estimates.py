@@ -150,7 +150,7 @@ def measure(job):
     x, y = batch_of(model, job["batch"])
     if job["lean"]:
         model = lean_of(model, x, jit=job["jit"])
-        gc.collect()
+    gc.collect()  # the model that was compressed or copied, too
     model.train_on_batch(x, y)
     tf.config.experimental.reset_memory_stats("CPU:0")
     model.train_on_batch(x, y)
