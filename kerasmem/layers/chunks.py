@@ -154,7 +154,6 @@ def crossentropy(
         return nothing, ops.stop_gradient(nothing)
     size, starts = _chunks(states)
     words = table.words
-    every = ops.arange(words, dtype="int32")[None]
     fixed = table
     if not table.in_parts:
         fixed = replace(table, weights=ops.stop_gradient(table.weights))
@@ -177,8 +176,8 @@ def crossentropy(
             valid = current().after(valid, loss, lambda x: x)
             at_label = ops.take_along_axis(logits, valid[:, None], axis=-1)[:, 0]
             loss += smoothing * (at_label - ops.mean(logits, axis=-1))
-            is_label = ops.equal(every, valid[:, None])
-            slope += smoothing * (ops.cast(is_label, "float32") - 1 / words)
+            is_label = ops.one_hot(valid, words, dtype="float32")
+            slope += smoothing * (is_label - 1 / words)
         slope = slope * weight[:, None]
         slope = slope if bend is None else slope * bend
         rows, by_parts = fixed.slopes(own, slope, by_parts)
