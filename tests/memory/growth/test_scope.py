@@ -1,12 +1,14 @@
 """What stayed, who holds it, and the usual causes by name."""
 
 import os
+import signal
 import subprocess
 import threading
 import tracemalloc
 
 import keras
 import numpy as np
+import psutil
 import pytest
 
 import kerasmem as km
@@ -143,6 +145,25 @@ def test_a_child_process_is_told_while_it_runs():
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     assert scope.children == []  # it has ended, though nobody has asked how
     child.wait()
+
+
+@pytest.mark.one_backend
+def test_what_an_earlier_child_begins_is_not_counted():
+    begins = "read go; sleep 600 & echo $!; read go"
+    with subprocess.Popen(
+        ["/bin/sh", "-c", begins],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as child:
+        with km.memory.scope() as scope:
+            child.stdin.write("\n")
+            child.stdin.flush()
+            grandchild = int(child.stdout.readline())
+        assert psutil.pid_exists(grandchild)
+        assert scope.children == []
+        os.kill(grandchild, signal.SIGKILL)
+        child.stdin.write("\n")
 
 
 def test_an_open_file_is_listed(tmp_path):
