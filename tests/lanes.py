@@ -1,7 +1,7 @@
 """Which tests a lane runs, and in which order, by how long they took before.
 
-`tests/durations/BACKEND.json` has the seconds of every test that took a second or more
-in the last run that wrote them: `pytest -n 2 --dist worksteal --write-durations`.
+`tests/durations/BACKEND.json` has the seconds of the longer tests in the last run that
+wrote them: `pytest -n 2 --dist worksteal --write-durations`.
 """
 
 import json
@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parent / "durations"
-SLOW_SECONDS = 1.0
+SLOW_SECONDS = 0.7
 """A test that took longer on TensorFlow is marked `slow`."""
 MOST_SECONDS = 8.0
 """The shortest test of a file is not, unless it took longer than this."""
 
 
 def durations(backend: str) -> dict[str, float]:
-    """Return seconds by test, of those that took a second or more."""
+    """Return seconds by test, of those that took `SLOW_SECONDS` or more."""
     path = FOLDER / f"{backend}.json"
     return json.loads(path.read_text()) if path.exists() else {}
 

@@ -64,7 +64,7 @@ def test_a_file_is_in_two_workers_where_it_fits_in_none():
 
 def test_what_took_a_second_is_kept(monkeypatch, tmp_path):
     monkeypatch.setattr("tests.lanes.FOLDER", tmp_path)
-    write_durations("jax", {"a.py::x": 0.99, "a.py::y": 1.04, "b.py::x": 7.0})
+    write_durations("jax", {"a.py::x": 0.69, "a.py::y": 1.04, "b.py::x": 7.0})
     assert list(durations("jax").items()) == [("b.py::x", 7.0), ("a.py::y", 1.0)]
     assert durations("torch") == {}
     write_durations("jax", {"b.py::x": 0.5, "c.py::x": 2.0})  # a part of the lane
