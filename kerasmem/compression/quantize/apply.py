@@ -194,10 +194,15 @@ def weight_plan(
     )
     plan = planned(model, config, exclude, scales, inputs)
     if not any(isinstance(place, Place) for _, place in plan):
+        again = (
+            " It was quantized before: km.dequantize gives a model of floats again."
+            if quantized_variables(model)
+            else ""
+        )
         raise ModelError(
             f"The model {model.name!r} has nothing to quantize: none of its "
             f"{len(all_weights)} weights is a float kernel or embedding table that is "
-            "not excluded."
+            f"not excluded.{again}"
         )
     return plan
 

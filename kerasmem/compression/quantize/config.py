@@ -135,7 +135,7 @@ class Quantize(Technique):
             or down by `"adaptive"` (AdaRound), or by `"gptq"` so that later weights
             make up for what earlier ones lose; or `"auto"`: of GPTQ with each of the
             scales that leaves a layer the least error in what it makes, if none are
-            named. All three for symmetric codes.
+            named. All three for symmetric integers.
         scales: `"max"` for the last code at the largest entry; `"mse"` for the least
             squared error of what shares a scale, with large entries cut off; `"awq"`
             for finer steps of the weights of large inputs, as suits what a layer makes
@@ -219,8 +219,8 @@ class Quantize(Technique):
         yield (
             self.rounding != NEAREST
             and not (self.has_scales or (self.scheme == MIXED and self.symmetric)),
-            f"Rounding by {self.rounding!r} is for symmetric codes: 'int8', "
-            "'int8-dynamic', 'int4', 'int3' or 'mixed'.",
+            f"Rounding by {self.rounding!r} is for symmetric integers: 'int8', "
+            "'int8-dynamic', 'int4', 'int3' or 'mixed'; 'nf4' has levels instead.",
             ("rounding", "scheme", "symmetric"),
         )
         yield (

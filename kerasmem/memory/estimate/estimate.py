@@ -44,7 +44,8 @@ def estimate_memory(  # noqa: PLR0913 - the public entry point
     Args:
         model: a built `keras.Model`.
         batch_size: samples in the batch, from 1; of all devices together.
-        optimizer: an optimizer or its name; None for the compiled one.
+        optimizer: of a training step, an optimizer or its name; None for the compiled
+            one.
         dtype_policy: a dtype policy or its name, assumed for the whole model; None for
             the layers' own.
         jit_compile: whether the step is compiled; None for what Keras would choose.
