@@ -4,13 +4,14 @@ import functools
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
 from kerasmem.backends import device_kind
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.layers import has_graph
+from kerasmem.memory.batch_size.search import MOST_TRIALS, Search
 from kerasmem.memory.batch_size.trial import (
     ONE_THREAD,
     USABLE,
@@ -34,116 +35,7 @@ from kerasmem.memory.measure import COUNTING_ALLOCATOR, peaks_at
 from kerasmem.processes import ON_THE_CPU, run_in_child
 from kerasmem.units import format_bytes, parse_bytes
 
-TOLERANCE = 1.06
-"""The search ends when this multiple of the batch that fits is known not to."""
-
 _SMALL = (8, 16)
-_CAUTION = 1.2  # the first trial fits even if the estimate is so much too low
-_PROBE = 1.05
-_BOLDNESS = 0.7
-_MOST_FAILURES = 2
-_MOST_TRIALS = 16
-
-
-@dataclass
-class Search:
-    """Looks for the largest batch that fits.
-
-    Args:
-        predict: returns the estimated peak of a batch size, in bytes; it grows.
-        attempt: tries a batch size for real.
-        limit_bytes: the memory limit.
-        fixed_bytes: bytes in use whatever the batch size.
-        sizes: those that may be asked for, from 1 and rising.
-        most_failures: it ends when so many did not fit.
-    """
-
-    predict: Callable[[int], int]
-    attempt: Callable[[int], Trial]
-    limit_bytes: int
-    fixed_bytes: int
-    sizes: Sequence[int]
-    most_failures: int = _MOST_FAILURES
-    trials: list[Trial] = field(default_factory=list)
-
-    def run(self) -> int:
-        """Return the largest batch size that was seen to fit, 0 if none was."""
-        while not self._is_done():
-            self.trials.append(self.attempt(self._next()))
-        return self._fits
-
-    def corrected(self, batch_size: int) -> int:
-        """Return the estimated peak, corrected by the last measured one."""
-        measured = [t for t in self.trials if t.peak_bytes is not None]
-        if not measured:
-            return self.predict(batch_size)
-        last = max(measured, key=lambda trial: trial.batch_size)
-        said = max(self.predict(last.batch_size) - self.fixed_bytes, 1)
-        was = max((last.peak_bytes or 0) - self.fixed_bytes, 1)
-        step = self.predict(batch_size) - self.fixed_bytes
-        return self.fixed_bytes + round(step * was / said)
-
-    @property
-    def _fits(self) -> int:
-        return max((t.batch_size for t in self.trials if t.fits), default=0)
-
-    @property
-    def _fails(self) -> int | None:
-        return min((t.batch_size for t in self.trials if not t.fits), default=None)
-
-    @property
-    def _failures(self) -> int:
-        return sum(not trial.fits for trial in self.trials)
-
-    def _is_done(self) -> bool:
-        fails, fits = self._fails, self._fits
-        if self._failures >= self.most_failures or len(self.trials) >= _MOST_TRIALS:
-            return True
-        if fails is None:
-            return fits >= self.sizes[-1]
-        return fails <= max(self._above(fits), int(TOLERANCE * fits))
-
-    def _above(self, size: int) -> int:
-        """Return the next size that may be asked for."""
-        return self.sizes[bisect_right(self.sizes, size)]
-
-    def _next(self) -> int:
-        """Return a size above what fits and below what does not."""
-        below = bisect_right(self.sizes, self._wanted())
-        size = self.sizes[max(below - 1, 0)]
-        return size if size > self._fits else self._above(self._fits)
-
-    def _wanted(self) -> int:
-        fits, fails = self._fits, self._fails
-        if not self.trials:
-            return self._most(lambda size: self.predict(size) * _CAUTION)
-        if fails is None:
-            probe = max(fits + 1, round(_PROBE * fits))
-            return max(self._most(self.corrected), probe)
-        if not fits:
-            return max(fails // 2, 1)
-        # If this one fails too, what fits is near enough, if it is that close.
-        close = max(fits + 1, int(TOLERANCE * fits))
-        if any(trial.peak_bytes is not None for trial in self.trials):
-            target = min(self._most(self.corrected), fails)
-            close = max(close, fits + int(_BOLDNESS * (target - fits)))
-        return min(close, fails - 1)
-
-    def _most(self, peak: Callable[[int], float]) -> int:
-        """Return the largest batch size, from 1, whose `peak` is within the limit."""
-        largest = self.sizes[-1]
-        low, high = 1, 2
-        while high < largest and peak(high) <= self.limit_bytes:
-            low, high = high, min(2 * high, largest)
-        if high == largest and peak(high) <= self.limit_bytes:
-            return high
-        while high - low > 1:
-            middle = (low + high) // 2
-            if peak(middle) <= self.limit_bytes:
-                low = middle
-            else:
-                high = middle
-        return low
 
 
 def find_batch_size(  # noqa: PLR0913 - a public entry point
@@ -303,7 +195,7 @@ def _search_by_plans(
 
     predict = predictor(request, sizes[-1])
     # A plan that does not fit hurts nobody.
-    return Search(predict, planned, limit.usable_bytes, fixed, sizes, _MOST_TRIALS)
+    return Search(predict, planned, limit.usable_bytes, fixed, sizes, MOST_TRIALS)
 
 
 def _fixed_bytes(request: Request, limit_bytes: int) -> int:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kerasmem.memory.batch_size.find import TOLERANCE, Search
+from kerasmem.memory.batch_size.search import TOLERANCE, Search
 from kerasmem.memory.batch_size.trial import Trial
 
 pytestmark = pytest.mark.one_backend
