@@ -1,6 +1,7 @@
 """What a process holds at one moment: memory, objects of Keras, arrays, traces."""
 
 import gc
+import multiprocessing
 import threading
 import weakref
 from collections.abc import Iterator, Mapping
@@ -48,7 +49,7 @@ class Snapshot:
         graphs: bytes of variables by identity of each graph that no function needs.
         threads: names by identity.
         files: paths of open files.
-        children: process ids of child processes, without those of theirs.
+        children: process ids of child processes, and of those of a fork server.
     """
 
     device_bytes: Mapping[str, int]
@@ -125,8 +126,10 @@ def take_snapshot(*, collected: bool) -> Snapshot:
 
 
 def _process_ids(process: psutil.Process) -> Iterator[int]:
-    # Not theirs: what a child that was there before begins, this process did not.
-    return (child.pid for child in process.children())
+    # Not all below: what a child that was there before begins, this process did not.
+    yield from (child.pid for child in process.children())
+    # Processes of a fork server are its children, though this process began them.
+    yield from (child.pid or 0 for child in multiprocessing.active_children())
 
 
 def runs(number: int) -> bool:

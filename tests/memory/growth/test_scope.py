@@ -1,9 +1,11 @@
 """What stayed, who holds it, and the usual causes by name."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
 import threading
+import time
 import tracemalloc
 
 import keras
@@ -164,6 +166,22 @@ def test_what_an_earlier_child_begins_is_not_counted():
         assert scope.children == []
         os.kill(grandchild, signal.SIGKILL)
         child.stdin.write("\n")
+
+
+@pytest.mark.one_backend
+def test_a_process_of_a_fork_server_that_was_there_is_told():
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([])
+    first, second = (
+        context.Process(target=time.sleep, args=(600,), daemon=True) for _ in range(2)
+    )
+    first.start()
+    with km.memory.scope() as scope:
+        second.start()
+    assert scope.children == [second.pid]
+    for each in (first, second):
+        each.kill()
+        each.join()
 
 
 def test_an_open_file_is_listed(tmp_path):
