@@ -201,10 +201,15 @@ def crossentropy(
         slopes.append((table.weights, fixed.joined(by_parts)))
     total = ops.stop_gradient(total)
     for value, slope in slopes:
-        flat = (ops.reshape(x, (-1,)) for x in (value, ops.stop_gradient(slope)))
-        linear = ops.vdot(*(ops.cast(x, "float32") for x in flat))
         # Zero, with the slope that is known.
-        total = total + (linear - ops.stop_gradient(linear))
+        total += current().linear(
+            lambda *_: ops.zeros((), "float32"),
+            lambda upstream, slope: ops.cast(
+                ops.cast(slope, "float32") * upstream, slope.dtype
+            ),
+            value,
+            [ops.stop_gradient(slope)],
+        )
     return total, ops.stop_gradient(hits)
 
 
