@@ -62,7 +62,7 @@ def test_a_file_is_in_two_workers_where_it_fits_in_none():
     assert ordered(names, {}, 2) == names
 
 
-def test_what_took_a_second_is_kept(monkeypatch, tmp_path):
+def test_what_took_long_is_kept_and_what_did_not_run(monkeypatch, tmp_path):
     monkeypatch.setattr("tests.lanes.FOLDER", tmp_path)
     write_durations("jax", {"a.py::x": 0.69, "a.py::y": 1.04, "b.py::x": 7.0})
     assert list(durations("jax").items()) == [("b.py::x", 7.0), ("a.py::y", 1.0)]
