@@ -84,6 +84,7 @@ def _on_samples(
 ) -> tuple[Mapping[str, Any], dict[str, Any]]:
     from kerasmem.cli.judging import check_judging, compile_for
     from kerasmem.compression.measure import figures, latencies
+    from kerasmem.files.contents import FileSize
     from kerasmem.files.data import load_data, sample_count, warn_if_not_finite
 
     loaded = load_data(options.data)
@@ -96,7 +97,7 @@ def _on_samples(
     size = options.batch_size
     times = latencies(list(models.values()), data, size)
     found = {
-        path: replace(figures(model, data, size, 0), **latency)
+        path: replace(figures(model, data, size, FileSize(0)), **latency)
         for (path, model), latency in zip(models.items(), times, strict=True)
     }
     split = "all" if loaded.test is None else "test"

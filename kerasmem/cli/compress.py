@@ -366,9 +366,11 @@ def _outcome(options: Namespace, report: Any, changes: Any) -> Outcome:
     }
     changed = {change.weight for change in changes if change.changed}
     left_alone = {change.weight for change in changes if change.before_bytes} - changed
+    before, after = report.before, report.after
+    file = file_sentence("Input file", before.file_bytes, before.optimizer_file_bytes)
     summary = (
         f"weights changed: {len(changed)}, left alone: {len(left_alone)} (one by one: "
-        f"--json, --report). {file_sentence(options.model, 'before')}"
+        f"--json, --report). {file}"
     )
     table = comparison_table(before_and_after(report), str(options.output))
     noise = (noise_table(changes),) if worst_first(changes) else ()
@@ -376,9 +378,10 @@ def _outcome(options: Namespace, report: Any, changes: Any) -> Outcome:
     why = (left_alone_table(changes),) if left_alone else ()
     first = [report.warning] if report.warning else []
     if report.file_ratio < 1:
+        without = " without its optimizer state" * bool(before.optimizer_file_bytes)
         first.append(
-            f"{options.output} is larger than {options.model}: "
-            f"{report.after.file_bytes:,} bytes instead of "
-            f"{report.before.file_bytes:,}."
+            f"{options.output} is larger than {options.model}{without}: "
+            f"{after.model_file_bytes:,} bytes instead of "
+            f"{before.model_file_bytes:,}."
         )
     return Outcome(data, (*first, *tried, table, *noise, *why, summary))

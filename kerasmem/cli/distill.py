@@ -178,5 +178,6 @@ def _outcome(
     }
     first = (warning,) if warning else ()
     table = comparison_table(figures, str(options.output))
-    file = file_sentence(options.teacher, "of the teacher")
+    sizes = (figures["teacher"].file_bytes, figures["teacher"].optimizer_file_bytes)
+    file = file_sentence("Teacher file", *sizes)
     return Outcome(data, (*first, table, file))

@@ -99,9 +99,10 @@ def _summary(data: dict[str, Any]) -> str:
 )
 def runtimes(options: Namespace) -> Outcome:
     """Return what each form of the model costs, and which to use for what."""
-    from kerasmem.cli.judging import file_sentence, of_its_file
+    from kerasmem.cli.judging import file_sentence
     from kerasmem.exporting.runtimes import advise, compare_runtimes
     from kerasmem.files import load_model
+    from kerasmem.files.contents import file_size
     from kerasmem.files.data import load_data
     from kerasmem.report.benchmarks import (
         advice_lines,
@@ -118,15 +119,17 @@ def runtimes(options: Namespace) -> Outcome:
         tolerance=options.tolerance,
         input_shape=options.input_shapes,
     )
+    size = file_size(options.model)
     as_it_is, *others = comparison.runtimes
     if not as_it_is.reason:
-        forms = (of_its_file(as_it_is, options.model), *others)
+        own = size.file_bytes - size.optimizer_file_bytes
+        forms = (replace(as_it_is, file_bytes=own), *others)
         comparison = replace(comparison, runtimes=forms, advice=advise(forms))
     tables = [
         runtimes_table(comparison, options.model),
         missing_lines(comparison),
         conditions_line(comparison),
-        file_sentence(options.model, "of Keras, as it is,"),
+        file_sentence("Input file", *size),
         advice_lines(comparison),
     ]
     data = json.loads(comparison.to_json()) | {"model": options.model}

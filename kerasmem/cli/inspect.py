@@ -33,6 +33,7 @@ _ORDERS = ("model", "weights", "outputs")
 def inspect(options: Namespace) -> Outcome:
     """Return the model's layers with their shapes, parameters and bytes."""
     from kerasmem.files import inspect_file
+    from kerasmem.files.contents import file_size
     from kerasmem.files.optimizer import optimizer_state
     from kerasmem.report.memory import contents_table, layer_table
 
@@ -48,6 +49,7 @@ def inspect(options: Namespace) -> Outcome:
         "weight_bytes": sum(layer.weight_bytes for layer in layers),
         "parameters": sum(layer.parameters for layer in layers),
         "optimizer_bytes": state.bytes if state else None,
+        "optimizer_file_bytes": file_size(options.model).optimizer_file_bytes,
         "output_bytes": None if None in outputs else sum(outputs),
         "activation_peak_bytes": peak,
         "layers": [asdict(layer) for layer in layers],
@@ -89,11 +91,12 @@ def _summary(data: dict[str, Any], *, is_fresh: bool) -> str:
 
     peak, state = data["activation_peak_bytes"], data["optimizer_bytes"]
     unknown = "unknown: the model has no graph, or axes of unknown length"
+    in_file = format_bytes(data["optimizer_file_bytes"])
+    size = f"{format_bytes(state or 0)} in RAM, {in_file} in the file"
     none = "none in the file" if state == 0 else "unknown: the file keeps it elsewhere"
     return (
         f"file: {format_bytes(data['file_bytes'])}\n"
-        f"optimizer state: {format_bytes(state) if state else none}"
-        f"{', of no step yet' * is_fresh}\n"
+        f"optimizer state: {size if state else none}{', of no step yet' * is_fresh}\n"
         f"activation peak of a batch of {data['batch_size']}, estimated: "
         f"{unknown if peak is None else format_bytes(peak)}"
     )

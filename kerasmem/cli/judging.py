@@ -10,7 +10,7 @@ import numpy as np
 
 from kerasmem.cli.command import say
 from kerasmem.errors import ConfigError, DataError
-from kerasmem.files.archive import stored_bytes
+from kerasmem.files.contents import file_size
 from kerasmem.files.data import (
     check_data,
     check_labels,
@@ -21,8 +21,9 @@ from kerasmem.files.data import (
     sample_inputs,
 )
 from kerasmem.files.data.forms import first_samples
-from kerasmem.files.optimizer import optimizer_state
 from kerasmem.graph.outputs import as_loss
+from kerasmem.records import ModelFigures
+from kerasmem.units import format_bytes
 
 
 def compile_for(model: Any, loss: str | None, metrics: Sequence[str]) -> None:
@@ -132,18 +133,12 @@ def _check_names(kind: str, get: Callable[[str], object], names: Sequence[str]) 
             ) from error
 
 
-def of_its_file(figures: Any, path: str) -> Any:
-    """Return a record of a model's figures, its file the one that was handed in."""
-    return replace(figures, file_bytes=stored_bytes(path))
+def of_its_file(figures: ModelFigures, path: str) -> ModelFigures:
+    """Returns the figures of a model with the size of its input file."""
+    return replace(figures, **file_size(path)._asdict())
 
 
-def file_sentence(path: str, whose: str) -> str:
-    """Return which file was measured, and whether an optimizer has a part of it.
-
-    Args:
-        path: of the model.
-        whose: what the figures of the model stand under.
-    """
-    state = optimizer_state(path)
-    kept = ", with its optimizer's state" if state and state.bytes else ""
-    return f"The file {whose} is the one that was handed in{kept}."
+def file_sentence(name: str, file_bytes: int, optimizer_file_bytes: int) -> str:
+    """Returns a sentence on the size of an input file and its optimizer state."""
+    state = f"{format_bytes(optimizer_file_bytes)} of it" * bool(optimizer_file_bytes)
+    return f"{name}: {format_bytes(file_bytes)}, {state or 'no'} optimizer state."

@@ -74,10 +74,15 @@ def judged_by_tokens(
     with taking_ids(models):
         named: dict[str, Any] = {"before": models[0], "after": models[1]}
         before, after = language_figures(named, rows, batch_size).values()
+    sizes = ("file_bytes", "optimizer_file_bytes")
+    old, new = (
+        {name: getattr(each, name) for name in sizes}
+        for each in (report.before, report.after)
+    )
     return replace(
         report,
-        before=replace(before, file_bytes=report.before.file_bytes),
-        after=replace(after, file_bytes=report.after.file_bytes),
+        before=replace(before, **old),
+        after=replace(after, **new),
         samples=len(rows[1]),
     )
 

@@ -22,13 +22,14 @@ from kerasmem.compression.jobs import job_by_file
 from kerasmem.compression.judge import chance_of, check_max_drop, far_worse
 from kerasmem.compression.measure import Timing, figures
 from kerasmem.compression.offloading import Room, can_go_by_layers, offloading
-from kerasmem.compression.opening import compile_anew, open_given, original_bytes
+from kerasmem.compression.opening import compile_anew, open_given, original_size
 from kerasmem.compression.quantize.apply import warn_if_left_float
 from kerasmem.compression.result import SAMPLES, CompressionResult
 from kerasmem.compression.search import Request
 from kerasmem.compression.technique import Context, Technique
 from kerasmem.compression.written import written
 from kerasmem.errors import ConfigError, DataError, KerasMemWarning
+from kerasmem.files.contents import FileSize
 from kerasmem.files.data import (
     check_data,
     check_labels,
@@ -217,7 +218,7 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
         stage("writing the file")
         file = (written if room is None else room.write)(done.model, coding)
         stage("measuring both models")
-        sizes = (original_bytes(model_or_path), file.size)
+        sizes = (original_size(model_or_path), file.size)
         report = _report(original, done, (validation_data, batch_size), sizes)
         changes = tuple(done.changes)
         result = CompressionResult(
@@ -315,7 +316,10 @@ def _check_no_folder(checkpoint_dir: Any) -> None:
 
 
 def _report(
-    original: Any, done: Outcome, judge: tuple[Any, int], sizes: tuple[int, int]
+    original: Any,
+    done: Outcome,
+    judge: tuple[Any, int],
+    sizes: tuple[FileSize, FileSize],
 ) -> CompressionReport:
     """Return all figures but how long a forward pass takes."""
     data, batch_size = judge

@@ -31,8 +31,9 @@ from kerasmem.compression.result import FORMATS, CompressionResult
 from kerasmem.compression.technique import Technique
 from kerasmem.compression.working import LazyChanges, Streams
 from kerasmem.errors import ConfigError, OutputError
-from kerasmem.files.archive import is_weights_alone, stored_bytes
+from kerasmem.files.archive import is_weights_alone
 from kerasmem.files.atomic import replacing
+from kerasmem.files.contents import FileSize, file_size
 from kerasmem.files.described import described_model
 from kerasmem.files.entries import InFile, Readable
 from kerasmem.files.load import check_model_file, load_model, made_whole
@@ -76,7 +77,7 @@ def compress_file(
         check_has_model(job.path)
     else:
         check_model_file(job.path, memory_map=False)
-    size = stored_bytes(job.path)
+    size = file_size(job.path)
     stage(OPENING)
     with (
         replacing(job.output) as written,
@@ -98,7 +99,7 @@ def compress_file(
         changes = [change for tell in told for change in tell()]
         report = CompressionReport(
             before=_figures(before, found.get, size),
-            after=_figures(model.weights, streams.by_id, written.stat().st_size),
+            after=_figures(model.weights, streams.by_id, file_size(written)),
             steps=tuple(step.to_json() for step in job.steps),
         )
         warn_if_stale(model, list(job.steps), changes)
@@ -167,7 +168,7 @@ def _in_file(variable: Any, file: int) -> Readable | None:
 
 
 def _figures(
-    variables: Sequence[Any], entries: Callable[[int], Any], file_bytes: int
+    variables: Sequence[Any], entries: Callable[[int], Any], size: FileSize
 ) -> ModelFigures:
     count = 0
     for variable in variables:
@@ -179,7 +180,7 @@ def _figures(
                 deque(known.pieces(), maxlen=0)
             count += known.nonzero or 0
     return ModelFigures(
-        file_bytes=file_bytes,
+        **size._asdict(),
         weight_bytes=sum(map(nbytes, variables)),
         parameters=sum(map(parameters, variables)),
         nonzero=count,

@@ -9,8 +9,8 @@ from typing import Any
 from kerasmem.compression.file_to_file import FileResult, compress_file
 from kerasmem.compression.hub_preset_files import readable, unpack
 from kerasmem.compression.jobs import Job
-from kerasmem.files.archive import stored_bytes
 from kerasmem.files.atomic import new_folder
+from kerasmem.files.contents import file_size
 from kerasmem.files.load import load_model
 from kerasmem.files.preset import (
     CONFIG,
@@ -51,11 +51,11 @@ def compress_preset(job: Job, coding: Coding, custom_objects: Any) -> FileResult
         unpack(whole, folder, configs)
         kept = {file for file in ours if file.name == TASK_WEIGHTS}
         _copy_rest(source, folder, {*ours, *present} - kept)
-    before, after = stored_bytes(source), stored_bytes(job.output)
+    before, after = file_size(source), file_size(job.output)
     report = replace(
         result.untimed,
-        before=replace(result.untimed.before, file_bytes=before),
-        after=replace(result.untimed.after, file_bytes=after),
+        before=replace(result.untimed.before, **before._asdict()),
+        after=replace(result.untimed.after, **after._asdict()),
     )
     named = (result._name, report, result.changes, coding, custom_objects)
     return PresetResult(job.output, *named)

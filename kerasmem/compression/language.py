@@ -16,6 +16,7 @@ from kerasmem.backends import current
 from kerasmem.compression.measure import figures, latencies
 from kerasmem.compression.quantize.variable import StandIn
 from kerasmem.errors import DataError
+from kerasmem.files.contents import FileSize
 from kerasmem.files.data import outputs_on, sample_inputs
 from kerasmem.files.data.forms import labeled_batches
 from kerasmem.graph.divergence import kl_divergence, log_probabilities
@@ -56,7 +57,7 @@ def language_figures(
     first = next(iter(models.values()))
     length = keras.tree.flatten(sample_inputs(data, 1))[0].shape[1]
     for (name, model), latency in zip(models.items(), times, strict=True):
-        own = replace(figures(model, None, rows, 0), **latency)
+        own = replace(figures(model, None, rows, FileSize(0)), **latency)
         tokens = own.latency_batch_size and length * own.latency_batch_size
         found[name] = replace(
             own,

@@ -16,6 +16,7 @@ from kerasmem.backends import current
 from kerasmem.compression.judge import in_order
 from kerasmem.compression.layer_by_layer import evaluate_by_layers, is_offloaded
 from kerasmem.errors import KerasMemWarning, OutputError, first_line, text_of
+from kerasmem.files.contents import FileSize, file_size
 from kerasmem.files.data import fit_arguments, sample_inputs
 from kerasmem.files.weights import Coding
 from kerasmem.files.write import save_stored, write_model
@@ -44,16 +45,16 @@ def measure(
         batch_size: samples per batch, for the metrics and the latency.
     """
     (latency,) = latencies([model], validation_data, batch_size)
-    found = figures(model, validation_data, batch_size, file_bytes(model))
+    found = figures(model, validation_data, batch_size, size_of(model))
     return replace(found, **latency)
 
 
 def figures(
-    model: Any, validation_data: Any, batch_size: int, file_bytes: int
+    model: Any, validation_data: Any, batch_size: int, size: FileSize
 ) -> ModelFigures:
     """Return the figures of `model` but its latency; its file was measured already."""
     return ModelFigures(
-        file_bytes=file_bytes,
+        **size._asdict(),
         weight_bytes=sum(map(nbytes, model.weights)),
         parameters=sum(map(parameters, model.weights)),
         nonzero=sum(map(nonzero, model.weights)),
@@ -217,7 +218,9 @@ def batch_of(model: Any, data: Any, batch_size: int) -> Any:
     return arrays if len(arrays) > 1 else next(iter(arrays.values()))
 
 
-def file_bytes(model: Any, *, stored: bool = False, coding: Coding = "deflate") -> int:
+def size_of(
+    model: Any, *, stored: bool = False, coding: Coding = "deflate"
+) -> FileSize:
     """Return the size of the file that `model` makes, without optimizer state.
 
     Args:
@@ -235,7 +238,7 @@ def file_bytes(model: Any, *, stored: bool = False, coding: Coding = "deflate") 
                 save_stored(model, path)
             else:
                 write_model(model, path, coding)
-            return path.stat().st_size
+            return file_size(path)
     except OSError as error:
         raise OutputError(
             "Could not write a temporary file to measure its size, in "

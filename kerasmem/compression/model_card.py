@@ -72,8 +72,12 @@ def _steps(report: CompressionReport, changes: Sequence[WeightChange]) -> Iterat
 def _figures(report: CompressionReport) -> Iterator[str]:
     before, after = report.before, report.after
     yield "| figure | before | after | |\n|---|---|---|---|"
+    states = before.optimizer_file_bytes, after.optimizer_file_bytes
+    label = "file without optimizer state" if any(states) else "file"
+    state = ("optimizer state in the file", *states, "measured")
     for name, old, new, source in (
-        ("file", before.file_bytes, after.file_bytes, "measured"),
+        (label, before.model_file_bytes, after.model_file_bytes, "measured"),
+        *([state] if any(states) else []),
         ("weights in RAM", before.weight_bytes, after.weight_bytes, "counted"),
         (
             "activation peak, 1 sample",

@@ -17,6 +17,7 @@ from kerasmem.compression.written import WrittenFile
 from kerasmem.errors import KerasMemWarning
 from kerasmem.files.archive import is_weights_alone
 from kerasmem.files.atomic import replacing
+from kerasmem.files.contents import file_size
 from kerasmem.files.described import described_model, offloaded_model
 from kerasmem.files.load import check_model_file
 from kerasmem.files.plain import check_has_model
@@ -46,7 +47,7 @@ class Room:
         """Write a model as `km.save_model` does, check it, and return its size."""
         trim_heap()
         check(model, self.path, write_model(model, self.path, coding))
-        return WrittenFile(self.path.stat().st_size)
+        return WrittenFile(file_size(self.path))
 
     def result(self, whole: CompressionResult) -> FileResult:
         """Return a result that opens its model on demand, once the file is in place."""

@@ -6,10 +6,10 @@ from typing import Any
 
 import keras
 
-from kerasmem.compression.measure import file_bytes
+from kerasmem.compression.measure import size_of
 from kerasmem.compression.offloading import Room
 from kerasmem.errors import ConfigError, as_received
-from kerasmem.files.archive import stored_bytes
+from kerasmem.files.contents import FileSize, file_size
 from kerasmem.files.load import load_model
 from kerasmem.graph.clone import compile_settings, to_read
 from kerasmem.graph.outputs import as_loss
@@ -45,12 +45,12 @@ def open_given(model_or_path: Any, custom_objects: Any, *, evaluated: bool) -> A
     )
 
 
-def original_bytes(model_or_path: Any) -> int:
-    """Return the bytes of the file that was handed in, else of one by Keras itself."""
+def original_size(model_or_path: Any) -> FileSize:
+    """Returns the size of the input file, or of the file that Keras writes."""
     if isinstance(model_or_path, keras.Model):
-        return file_bytes(model_or_path, stored=True)
+        return size_of(model_or_path, stored=True)
     is_loaded = isinstance(model_or_path, Loaded)
-    return stored_bytes(model_or_path.path if is_loaded else model_or_path)
+    return file_size(model_or_path.path if is_loaded else model_or_path)
 
 
 def compile_anew(model: Any, loss: Any, metrics: Any) -> None:

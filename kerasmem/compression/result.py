@@ -100,13 +100,15 @@ class CompressionResult:
     def __repr__(self) -> str:
         before, after = self._report.before, self._report.after
         sizes = {
-            "file": (before.file_bytes, after.file_bytes),
+            "file": (before.model_file_bytes, after.model_file_bytes),
             "weights": (before.weight_bytes, after.weight_bytes),
         }
         parts = [
             f"{name} {format_bytes(old)} -> {format_bytes(new)}"
             for name, (old, new) in sizes.items()
         ]
+        if state := before.optimizer_file_bytes:
+            parts.insert(1, f"optimizer state in the original {format_bytes(state)}")
         parts += [
             f"{name} {old:.4g} -> {after.metrics[name]:.4g}"
             for name, old in before.metrics.items()

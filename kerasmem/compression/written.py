@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from kerasmem.compression.measure import file_bytes
+from kerasmem.compression.measure import size_of
 from kerasmem.errors import KerasMemError, OutputError
 from kerasmem.files.atomic import held_folder, replacing
+from kerasmem.files.contents import FileSize, file_size
 from kerasmem.files.deflating import crc32
 from kerasmem.files.save import Coding, is_saved_as_it_is, save_model
 from kerasmem.graph.layers import sublayers
@@ -31,13 +32,13 @@ class WrittenFile:
     """The file of a model, for as long as this is held.
 
     Args:
-        size: bytes of the file.
+        size: of the file.
         path: where it lies; None if there is its size alone, as of a file that could
             not be opened: who saves the model hears why.
         fingerprint: of the model that it was written of.
     """
 
-    size: int
+    size: FileSize
     path: Path | None = None
     fingerprint: tuple[Any, ...] = ()
 
@@ -45,7 +46,7 @@ class WrittenFile:
         """Return whether the file is there, and is the one `model` would make."""
         if self.path is None or not self.path.is_file():
             return False
-        if self.path.stat().st_size != self.size or not all(
+        if self.path.stat().st_size != self.size.file_bytes or not all(
             map(_saves_variables_alone, sublayers(model))
         ):
             return False
@@ -76,13 +77,13 @@ def written(model: Any, coding: Coding) -> WrittenFile:
             folder = scope.enter_context(held_folder(Path(tempfile.gettempdir())))
             path = folder / "model.keras"
             save_model(model, path, coding=coding)
-            made = WrittenFile(path.stat().st_size, path, fingerprint(model))
+            made = WrittenFile(file_size(path), path, fingerprint(model))
             # Also at the end of the process. One that is killed leaves it to the next
             # that makes such a folder; a process that was forked has no part in it.
             weakref.finalize(made, _close, scope.pop_all().close, os.getpid())
             return made
     except KerasMemError:
-        return WrittenFile(file_bytes(model, coding=coding))
+        return WrittenFile(size_of(model, coding=coding))
     except OSError as error:
         raise OutputError(
             "Could not write a temporary file to measure its size, in "

@@ -27,6 +27,7 @@ from kerasmem.demo.recipe import (
     load_images,
     residual_network,
 )
+from kerasmem.files.contents import file_size
 from kerasmem.files.save import save_model
 from kerasmem.files.write import save_stored
 from kerasmem.records import ModelFigures
@@ -153,7 +154,7 @@ def compare(
     """Return the figures of the models; those of a compression are its own."""
     shop.console.print("measuring", highlight=False)
     test = shop.images.test
-    size = (shop.out / "student.keras").stat().st_size
+    size = file_size(shop.out / "student.keras")
     report = compressed.untimed
     found = {
         "original": report.before,

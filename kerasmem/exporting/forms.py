@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
-from kerasmem.compression.measure import file_bytes
+from kerasmem.compression.measure import size_of
 from kerasmem.compression.quantize import Quantize
 from kerasmem.compression.quantize.config import DYNAMIC, STATIC
 from kerasmem.compression.technique import Context
@@ -67,7 +67,7 @@ class InKeras:
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        self.file_bytes = file_bytes(model)
+        self.file_bytes = size_of(model).file_bytes
         self.weight_bytes = sum(map(nbytes, model.weights))
 
     def run(self, batch: Arrays) -> Callable[[], Any]:

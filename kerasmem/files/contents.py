@@ -4,7 +4,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import h5py
 import numpy as np
@@ -24,8 +24,10 @@ from kerasmem.files.archive import (
 from kerasmem.files.datasets import Dataset, datasets, form_of
 from kerasmem.files.preset import is_preset, weight_files
 from kerasmem.records import FileContents, StoredTensor
+from kerasmem.units import KIB
 
 _PIECE = 1 << 12
+_OPTIMIZERS = ("optimizer/", "optimizer_weights/")  # in a .keras file, in an .h5 file
 
 
 def deflated_places(
@@ -112,7 +114,7 @@ def _inspected(path: Path) -> FileContents:
         tensors = []
         for shard in shards_of(path):
             with h5py.File(shard, "r") as weights:
-                tensors += _tensors(weights, lambda byte: byte, "stored")
+                tensors += _plain(weights)
         return _contents(path, tuple(tensors), {})
     if not zipfile.is_zipfile(path):
         if not h5py.is_hdf5(path):
@@ -121,13 +123,12 @@ def _inspected(path: Path) -> FileContents:
                 f"path={str(path)!r}."
             )
         with h5py.File(path, "r") as weights:
-            return _contents(path, _tensors(weights, lambda byte: byte, "stored"), {})
+            return _contents(path, _plain(weights), {})
     check_archive(path)
     with zipfile.ZipFile(path) as archive:
         members = archive.infolist()
     sizes = {member.filename: member.compress_size for member in members}
-    with opened_weights(path) as weights:
-        tensors = () if weights is None else _archived(path, members, weights)
+    tensors = _archived(path)
     sizes["archive"] = path.stat().st_size - sum(sizes.values())
     return _contents(path, tensors, sizes)
 
@@ -137,7 +138,7 @@ def _of_preset(folder: Path) -> FileContents:
     for file in files:
         if file.suffix == ".h5":
             with h5py.File(file, "r") as weights:
-                tensors += _tensors(weights, lambda byte: byte, "stored")
+                tensors += _plain(weights)
     sizes = dict(_files(folder).other)
     of_weights = [sizes.pop(str(file.relative_to(folder))) for file in files]
     return _contents(folder, tuple(tensors), {**sizes, WEIGHTS: sum(of_weights)})
@@ -157,22 +158,74 @@ def _contents(
     return FileContents(whole, tuple(by_size), {**sizes, _STRUCTURE: structure})
 
 
+class FileSize(NamedTuple):
+    """Size of a model file.
+
+    Args:
+        file_bytes: as in `ModelFigures`.
+        optimizer_file_bytes: as in `ModelFigures`.
+    """
+
+    file_bytes: int
+    optimizer_file_bytes: int = 0
+
+
+def file_size(path: str | Path) -> FileSize:
+    """Returns the size of a model file and the bytes of optimizer state in it.
+
+    An optimizer before its first step takes a few bytes in the files of
+    `km.save_model`. Less than 1 KiB counts as no state.
+
+    Args:
+        path: as for `inspect_file`. Folders and weights files have no optimizer state.
+
+    Raises:
+        ModelFileError: if the file is damaged.
+    """
+    path, state = Path(path), ()
+    try:
+        if zipfile.is_zipfile(path):
+            state = _archived(path, _OPTIMIZERS)
+        elif path.is_file() and h5py.is_hdf5(path):
+            with h5py.File(path, "r") as weights:
+                state = _plain(weights, _OPTIMIZERS)
+    except DAMAGED as error:
+        raise ModelFileError(f"{str(path)!r} is damaged: {error}") from error
+    size = sum(each.file_bytes for each in state)
+    return FileSize(stored_bytes(path), size if size >= KIB else 0)
+
+
 def _archived(
-    path: Path, members: list[zipfile.ZipInfo], weights: h5py.File
+    path: Path, prefixes: tuple[str, ...] = ("",)
 ) -> tuple[StoredTensor, ...]:
-    member = next(each for each in members if each.filename == WEIGHTS)
-    if member.compress_type != zipfile.ZIP_DEFLATED:
-        return _tensors(weights, lambda byte: byte, "stored")
-    extents = [extent for each in datasets(weights) for extent in each.extents]
-    marks = [mark for start, size in extents for mark in (start, start + size)]
-    with path.open("rb") as file:
-        start = data_start(file, member)
-        places = deflated_places(file, start, member.compress_size, marks)
-    return _tensors(weights, places.__getitem__, "deflated")
+    """Returns the arrays of an archive whose paths start with one of `prefixes`."""
+    with opened_weights(path) as weights:
+        if weights is None:
+            return ()
+        with zipfile.ZipFile(path) as archive:
+            member = archive.getinfo(WEIGHTS)
+        if member.compress_type != zipfile.ZIP_DEFLATED:
+            return _plain(weights, prefixes)
+        arrays = _starting(weights, prefixes)
+        extents = [extent for each in arrays for extent in each.extents]
+        marks = [mark for start, size in extents for mark in (start, start + size)]
+        with path.open("rb") as file:
+            start = data_start(file, member)
+            places = deflated_places(file, start, member.compress_size, marks)
+        of_place = places.__getitem__
+        return tuple(_tensor(weights, each, of_place, "deflated") for each in arrays)
 
 
-def _tensors(weights: h5py.File, place: Place, how: str) -> tuple[StoredTensor, ...]:
-    return tuple(_tensor(weights, each, place, how) for each in datasets(weights))
+def _plain(
+    weights: h5py.File, prefixes: tuple[str, ...] = ("",)
+) -> tuple[StoredTensor, ...]:
+    """Returns the arrays of an HDF5 file that is stored without compression."""
+    arrays = _starting(weights, prefixes)
+    return tuple(_tensor(weights, each, lambda byte: byte, "stored") for each in arrays)
+
+
+def _starting(weights: h5py.File, prefixes: tuple[str, ...]) -> list[Dataset]:
+    return [each for each in datasets(weights) if each.name.startswith(prefixes)]
 
 
 def _tensor(weights: h5py.File, each: Dataset, place: Place, how: str) -> StoredTensor:

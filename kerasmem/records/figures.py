@@ -170,8 +170,8 @@ class ModelFigures:
     """What one model costs and how well it does. None means: not to be had.
 
     Args:
-        file_bytes: size of the file that was handed in, or that is written; of a model
-            that came without one, of what Keras writes without optimizer state.
+        file_bytes: size of the input file, or of the written file. For a model in
+            memory, the size of the file that Keras writes without optimizer state.
         weight_bytes: bytes of all weights in RAM.
         parameters: number of weight entries.
         nonzero: number of weight entries that are not zero.
@@ -184,6 +184,8 @@ class ModelFigures:
         latency_high_ms: nine in ten passes took less.
         tokens_per_second: tokens of that batch in the median time, of language models.
         token_bytes: bytes of weights that are read for one token, of language models.
+        optimizer_file_bytes: bytes of `file_bytes` that are optimizer state, 0 if they
+            are less than 1 KiB.
     """
 
     file_bytes: int
@@ -198,6 +200,12 @@ class ModelFigures:
     latency_high_ms: float | None = None
     tokens_per_second: float | None = None
     token_bytes: int | None = None
+    optimizer_file_bytes: int = 0
+
+    @property
+    def model_file_bytes(self) -> int:
+        """Size of the file without optimizer state."""
+        return self.file_bytes - self.optimizer_file_bytes
 
     def is_clearly_faster(self, other: "ModelFigures") -> bool | None:
         """Return whether nine in ten passes of another took longer; None if unknown."""
@@ -228,8 +236,8 @@ class CompressionReport:
 
     @property
     def file_ratio(self) -> float:
-        """How many times smaller the file became."""
-        return self.before.file_bytes / self.after.file_bytes
+        """How many times smaller the file became, without optimizer state."""
+        return self.before.model_file_bytes / self.after.model_file_bytes
 
     @property
     def weight_ratio(self) -> float:

@@ -95,8 +95,8 @@ class RuntimeFigures:
         how: what to write to get it.
         needs_keras: whether it runs only in a process that has Keras.
         times: of every batch size, in ascending order.
-        file_bytes: size of the file, without optimizer state; of the model as it is, of
-            the file that `kerasmem runtimes` was handed.
+        file_bytes: size of the file without optimizer state. For the model as it is,
+            the size of the input file of `kerasmem runtimes`.
         weight_bytes: of the weights, in RAM or as constants of the file.
         peak_bytes: most resident bytes during a pass of the largest batch, on the CPU
             in a process of its own, beyond those before the model was opened.

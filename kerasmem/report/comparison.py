@@ -1,12 +1,12 @@
 """Models side by side: each figure, and how it stands to the first model's."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import rich.table
 
 from kerasmem.records import CompressionReport, ModelFigures
 from kerasmem.report.table import MISSING, Table, bytes_or_missing, terminal_table
-from kerasmem.units import format_ms
+from kerasmem.units import format_bytes, format_ms
 
 
 def before_and_after(report: CompressionReport) -> dict[str, ModelFigures]:
@@ -38,7 +38,7 @@ def models_table(models: Mapping[str, ModelFigures]) -> Table:
     """
     figures = list(models.values())
     rows = [
-        _size("file", [f.file_bytes for f in figures], "measured"),
+        *_file_rows(figures),
         _size("weights in RAM", [f.weight_bytes for f in figures], "counted"),
         _count("parameters", [f.parameters for f in figures]),
         _count("nonzero parameters", [f.nonzero for f in figures]),
@@ -84,6 +84,20 @@ def _row(
 
 def _figures(row: _Row) -> _Row:
     return row[1], *row[2:-1:2]
+
+
+def _file_rows(figures: Sequence[ModelFigures]) -> Iterator[_Row]:
+    yield _size(file_label(figures), [f.model_file_bytes for f in figures], "measured")
+    states = [f.optimizer_file_bytes for f in figures]
+    if any(states):
+        texts = [*map(format_bytes, states)]
+        yield _row("optimizer state in the file", texts, [""] * len(texts), "measured")
+
+
+def file_label(figures: Sequence[ModelFigures]) -> str:
+    """Returns the name of `model_file_bytes` of several models."""
+    has_state = any(f.optimizer_file_bytes for f in figures)
+    return "file without optimizer state" if has_state else "file"
 
 
 def _size(label: str, values: Sequence[int | None], source: str) -> _Row:

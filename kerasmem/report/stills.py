@@ -7,6 +7,7 @@ from typing import Any
 from kerasmem.errors import ConfigError
 from kerasmem.records import CATEGORIES, CompressionReport, MemoryEstimate, Timeline
 from kerasmem.records.estimate import NO_LAYER
+from kerasmem.report.comparison import file_label
 from kerasmem.report.page.panels import Panel
 from kerasmem.report.plot import COLORS, TEXT, Plot, drawing
 from kerasmem.report.run.timelines import sizes_by_category, timeline_title
@@ -52,8 +53,9 @@ def _draw_sizes(axes: Any, sizes: Mapping[str, int], color: str) -> None:
 def comparison_plot(report: CompressionReport) -> Plot:
     """Return bars of what is left of a model after compression, metrics in words."""
     before, after = report.before, report.after
+    file = file_label((before, after))
     pairs = [
-        ("file", before.file_bytes, after.file_bytes, format_bytes),
+        (file, before.model_file_bytes, after.model_file_bytes, format_bytes),
         ("weights in RAM", before.weight_bytes, after.weight_bytes, format_bytes),
         ("nonzero weights", before.nonzero, after.nonzero, "{:,}".format),
         (

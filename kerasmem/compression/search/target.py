@@ -9,7 +9,7 @@ from typing import Any
 from kerasmem.compression.channels import PruneChannels
 from kerasmem.compression.cluster import Cluster
 from kerasmem.compression.factorize import Factorize
-from kerasmem.compression.measure import file_bytes, latencies
+from kerasmem.compression.measure import latencies, size_of
 from kerasmem.compression.prune import Prune
 from kerasmem.compression.quantize import Quantize
 from kerasmem.compression.technique import Technique
@@ -128,7 +128,7 @@ def costs(
         ConfigError: if one of the costs cannot be told.
     """
     measures: dict[str, Callable[[], float | None]] = {
-        "file_bytes": lambda: file_bytes(model, coding=coding),
+        "file_bytes": lambda: size_of(model, coding=coding).file_bytes,
         "weight_bytes": lambda: sum(map(nbytes, model.weights)),
         "activation_bytes": lambda: peak_activation_bytes(model),
         "latency_ms": lambda: latencies([model], *batch)[0].get("latency_ms"),

@@ -85,12 +85,15 @@ def _free_heap(scope: "Scope") -> Iterator[tuple[str, str]]:
 
 def _many_models(scope: "Scope") -> Iterator[tuple[str, str]]:
     for one in scope.stayed:
-        if one.number >= _MANY and one.models >= _MANY and one.is_own:
+        if one.models >= _MANY and one.is_own:
+            other = one.array_bytes - one.weight_bytes
+            arrays = f" and {format_bytes(other)} of other arrays"
             yield (
                 "models",
-                f"{one.number} models stayed with {format_bytes(one.array_bytes)} of "
-                f"weights: {_place(one)} holds them. Next: keep what you compare, such "
-                "as scores and files, or run each trial by km.memory.isolated().",
+                f"{one.models} models stayed with {format_bytes(one.weight_bytes)} of "
+                f"weights{arrays * (other >= _LEAST_BYTES)}: {_place(one)} holds them. "
+                "Next: keep what you compare, such as scores and files, or run each "
+                "trial by km.memory.isolated().",
             )
 
 

@@ -35,8 +35,9 @@ class Stayed:
         made_at: file and line that made the first of them; None where that is unknown.
         through: what is on the way to them: `"callback"`, `"closure"`, `"optimizer"`.
         is_own: whether a variable of the program holds them, not one of a library.
-        models: number of models among them.
+        models: number of models among them, without models inside of other models.
         arrays: number of arrays and tensors among them that are no object of Keras.
+        weight_bytes: bytes of `array_bytes` that are weights of these models.
     """
 
     held_by: str
@@ -49,6 +50,7 @@ class Stayed:
     is_own: bool
     models: int
     arrays: int
+    weight_bytes: int
 
     @property
     def line(self) -> str:
@@ -79,6 +81,8 @@ def stayed(
         key = (_pattern(owner), owner.root.where) if owner else (NO_NAME, "")
         group = groups.setdefault(key, _Group())
         group.add(one, owner, is_counted=link is None or not _in_array(link))
+        if isinstance(one, keras.Model) and not (link and _in_model(link, living)):
+            group.add_model(one)
         first = owner.object if owner else one
         group.made_at = group.made_at or made_at.get(id(living[id(first)]))
     found = [group.stayed(where) for (_, where), group in groups.items()]
@@ -92,16 +96,23 @@ class _Group:
         self._owners: dict[int, Link] = {}
         self._kinds: Counter[str] = Counter()
         self._bytes = self._models = self._arrays = 0
+        self._variables: dict[int, int] = {}
+        self._weights: set[int] = set()
         self.made_at: str | None = None
 
     def add(self, one: Any, owner: Link | None, *, is_counted: bool) -> None:
         if owner is not None:
             self._owners.setdefault(id(owner.object), owner)
         self._kinds[kind_name(type(one))] += 1
-        self._models += isinstance(one, keras.Model)
-        self._arrays += not isinstance(one, OF_KERAS)
+        self._arrays += is_counted and not isinstance(one, OF_KERAS)
         if is_counted:
             self._bytes += _size(one)
+            if isinstance(one, keras.Variable):
+                self._variables[id(one)] = _size(one)
+
+    def add_model(self, model: keras.Model) -> None:
+        self._models += 1
+        self._weights.update(map(id, model.weights))
 
     def stayed(self, where: str) -> Stayed:
         owners = list(self._owners.values())
@@ -122,6 +133,9 @@ class _Group:
             is_own=bool(owners) and owners[0].root.is_own,
             models=self._models,
             arrays=self._arrays,
+            weight_bytes=sum(
+                size for key, size in self._variables.items() if key in self._weights
+            ),
         )
 
 
@@ -152,6 +166,11 @@ def _in_array(link: Link) -> bool:
     """Return whether another array or variable is on the way: its bytes count once."""
     above = (each.object for each in link.chain()[:-1])
     return any(isinstance(one, keras.Variable) or _size(one) for one in above)
+
+
+def _in_model(link: Link, new: Mapping[int, Any]) -> bool:
+    above = (each.object for each in link.chain()[:-1])
+    return any(isinstance(one, keras.Model) and id(one) in new for one in above)
 
 
 def _size(one: Any) -> int:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kerasmem.records import ModelFigures, WeightChange
+from kerasmem.report.comparison import file_label
 from kerasmem.report.page.packing import Packer
 from kerasmem.units import format_bytes, format_ms
 
@@ -47,7 +48,7 @@ def model_bars(models: Mapping[str, ModelFigures]) -> Bars | None:
     """
     figures = list(models.values())
     known = {
-        "file": ([f.file_bytes for f in figures], format_bytes),
+        file_label(figures): ([f.model_file_bytes for f in figures], format_bytes),
         "weights in RAM": ([f.weight_bytes for f in figures], format_bytes),
         "activation peak": ([f.activation_peak_bytes for f in figures], format_bytes),
         "median latency": ([f.latency_ms for f in figures], format_ms),

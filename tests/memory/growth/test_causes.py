@@ -37,6 +37,44 @@ def test_predict_in_a_loop_leaves_nothing():
     assert (scope.traces, scope.findings) == ({}, [])
 
 
+@pytest.mark.one_backend
+def test_models_and_arrays_of_one_name_are_counted_apart():
+    trials = []
+    with km.memory.scope() as scope:
+        for _ in range(4):
+            inner = keras.Sequential([keras.Input((16,)), keras.layers.Dense(512)])
+            model = keras.Sequential([inner, keras.layers.Dense(8)])
+            model.compile("adam", "mse")
+            model.optimizer.build(model.trainable_variables)
+            trials.append((model, np.zeros(10_000), np.zeros(50_000)))
+        del inner, model
+    (finding,) = [f for f in scope.findings if f.kind == "models"]
+    weights = 4 * 4 * (16 * 512 + 512 + 512 * 8 + 8)
+    others = 4 * 8 * 60_000 + 2 * weights
+    expected = f"4 models stayed with {weights / 1024:.0f} KiB of weights and "
+    expected += f"{others / 1024**2:.2f} MiB of other arrays: trials[...][...]"
+    assert expected in finding.text
+    assert len(trials) == 4
+
+
+@pytest.mark.one_backend
+def test_arrays_of_variables_in_a_callback_are_counted_once():
+    class Keeps(keras.callbacks.Callback):
+        def __init__(self):
+            super().__init__()
+            self.kept = []
+
+        def on_epoch_end(self, epoch, logs=None):
+            self.kept.append(np.zeros(1000))
+            self.kept.append(keras.Variable(np.zeros(1000), dtype="float32"))
+
+    keeps = Keeps()
+    with km.memory.scope() as scope:
+        small_model().fit(X, Y, epochs=4, verbose=0, callbacks=[keeps])
+    (finding,) = [f for f in scope.findings if f.kind == "arrays in a callback"]
+    assert "A callback keeps 4 arrays" in finding.text
+
+
 def test_predict_on_many_shapes_is_traced_for_each_on_jax_alone(backend):
     inputs = keras.Input((None, 4))
     model = keras.Model(inputs, keras.layers.Dense(2)(inputs))
