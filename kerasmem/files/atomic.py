@@ -48,20 +48,14 @@ def replacing(path: str | Path, *, follow_link: bool = True) -> Iterator[Path]:
         ['a.txt']
     """
     target = _target(Path(path), follow_link=follow_link)
-    try:
-        with held_folder(target.parent) as folder:
-            temporary = folder / f"new{target.suffix}"
-            yield temporary
-            _flush(temporary)
-            if target.exists():
-                shutil.copymode(target, temporary)
-            temporary.replace(target)
-    except OSError as error:
-        reason = str(error.strerror or error).rstrip(".")
-        raise OutputError(
-            f"Could not write {str(path)!r}: {reason}. Nothing was written, and what "
-            "was there before is untouched."
-        ) from error
+    outcome = "Nothing was written, and what was there before is untouched."
+    with writing(path, outcome), held_folder(target.parent) as folder:
+        temporary = folder / f"new{target.suffix}"
+        yield temporary
+        _flush(temporary)
+        if target.exists():
+            shutil.copymode(target, temporary)
+        temporary.replace(target)
 
 
 @contextmanager
@@ -77,21 +71,34 @@ def new_folder(path: str | Path) -> Iterator[Path]:
         OutputError: if the folder cannot be written, such as on a full disk.
     """
     target = _target(Path(path), follow_link=False)
+    with writing(path, "Nothing was written."), held_folder(target.parent) as room:
+        temporary = room / target.name
+        temporary.mkdir()
+        yield temporary
+        for file in temporary.rglob("*"):
+            if file.is_file():
+                _flush(file)
+        if target.is_dir():
+            target.rmdir()
+        temporary.rename(target)
+
+
+@contextmanager
+def writing(path: str | Path, outcome: str) -> Iterator[None]:
+    """Raise `OutputError` in place of each `OSError`.
+
+    Args:
+        path: Path of the output, for the message.
+        outcome: State of the files after the error, for the message.
+    """
     try:
-        with held_folder(target.parent) as room:
-            temporary = room / target.name
-            temporary.mkdir()
-            yield temporary
-            for file in temporary.rglob("*"):
-                if file.is_file():
-                    _flush(file)
-            if target.is_dir():
-                target.rmdir()
-            temporary.rename(target)
+        yield
+    except OutputError:
+        raise
     except OSError as error:
         reason = str(error.strerror or error).rstrip(".")
         raise OutputError(
-            f"Could not write {str(path)!r}: {reason}. Nothing was written."
+            f"Could not write {str(path)!r}: {reason}. {outcome}"
         ) from error
 
 
@@ -116,7 +123,7 @@ def held_folder(parent: Path) -> Iterator[Path]:
     _remove_left(parent)
     with (
         tempfile.TemporaryDirectory(dir=parent, prefix=_PREFIX) as folder,
-        _held(Path(folder)),
+        held(Path(folder)),
     ):
         yield Path(folder)
 
@@ -128,26 +135,33 @@ def _remove_left(parent: Path) -> None:
         with suppress(OSError):
             if time.time() - folder.stat().st_mtime < _YOUNG_SECONDS:
                 continue
-            with _held(folder) as is_free:
+            with held(folder) as is_free:
                 if is_free:
                     shutil.rmtree(folder)
 
 
 @contextmanager
-def _held(folder: Path) -> Iterator[bool]:
-    """Hold a folder; give False if another process does, or nobody can tell.
+def held(folder: Path) -> Iterator[bool | None]:
+    """Lock a folder, until the context or the process ends.
 
-    The system lets go of it when the process ends, however that comes.
+    Args:
+        folder: An existing folder.
+
+    Yields:
+        `True` if the folder is locked, `False` if another process has locked it, `None`
+        if the system cannot lock folders.
     """
     if fcntl is None:
-        yield False
+        yield None
         return
     handle = os.open(folder, os.O_RDONLY)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             yield False
+        except OSError:
+            yield None
         else:
             yield True
     finally:

@@ -1,11 +1,16 @@
-"""Predictions that go to disk batch by batch, so that memory stays flat."""
+"""Predictions written to disk batch by batch, so that memory stays flat."""
 
 import json
 import math
 import os
-import shutil
+import re
+import stat
+import struct
 import zlib
-from collections.abc import Iterator, Sized
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, suppress
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +18,22 @@ import keras
 import numpy as np
 
 from kerasmem.errors import DataError, ModelError, OutputError
-from kerasmem.files.atomic import replacing
-from kerasmem.files.data.forms import (
-    first_samples,
-    inputs_from,
-    is_array_data,
-    named_leaves,
-)
+from kerasmem.files.atomic import held, writing
+from kerasmem.files.data.forms import inputs_from
+from kerasmem.graph.values import model_digest
+from kerasmem.memory.estimate.checks import check_batch_size
+from kerasmem.memory.fit.notices import stateful_layers
+from kerasmem.records.regular import open_regular
 
-_STATE = "state.json"
-_SAVE_EVERY_BYTES = 16 * 2**20
+_MANIFEST, _NEW_MANIFEST, _JOURNAL = "outputs.json", "new.json", "batches.bin"
+_OWN_NAMES = re.compile(r"outputs\.json|new\.json|batches\.bin|[0-9]+\.npy")
+_MAGIC = b'{"kerasmem.predict": 1, '
+_RECORD = struct.Struct("<QI")
+"""Journal entry of a batch: number of rows, checksum of all batches up to here."""
+
+_PIECE_BYTES = 1 << 22
+_ROUNDING = 0.01
+"""Largest difference of two predictions of one model, as a fraction of the maximum."""
 
 
 def predict(
@@ -32,29 +43,38 @@ def predict(
     output: str | os.PathLike[str],
     batch_size: int = 32,
 ) -> Any:
-    """Predict to disk: write each batch as it comes, and return all memory-mapped.
+    """Predict to disk and return the predictions memory-mapped.
 
-    Each batch is written when it is there, so memory holds one batch however long the
-    data is. What was written is at `OUTPUT.part` until it is whole: a call that was
-    broken off, or killed, goes on from there if weights, shapes and batch size are the
-    same.
+    Each batch is written as soon as it is computed, so memory holds one batch at a
+    time. Until all batches are written, the rows are in the folder `OUTPUT.part`. The
+    next call with the same output resumes an interrupted run:
+
+    - The first batch is computed again. If the config, the weights or the outputs of
+      the model differ, all batches are computed again.
+    - Each other batch is read and compared with the checksums of the interrupted run.
+      All batches after a changed input or a damaged row are computed again.
+    - Stateful recurrent models start from the beginning.
 
     Args:
-        model: a built model.
-        data: `x`, `(x, y)`, a `tf.data.Dataset`, a `PyDataset`; the same as elsewhere.
-            Labels are not read. Batched data must come in the same order to go on.
-        output: path of the `.npy` file; for several outputs a folder, with one file
-            each by the names of the outputs.
-        batch_size: samples in a batch, from 1; batched data keeps its own.
+        model: A `keras.Model`.
+        data: `x`, `(x, y)`, a `tf.data.Dataset`, a `keras.utils.PyDataset` or a
+            generator. Labels are ignored.
+        output: Path of the `.npy` file. An existing file is replaced. For models with
+            several outputs, path of a new folder, which gets `0.npy`, `1.npy` and so
+            on, and `outputs.json` with the names of the outputs.
+        batch_size: Number of samples per batch, at least 1 (default: 32). Batched data
+            keeps its batch size.
 
     Returns:
-        The predictions, `(samples, ...)`, memory-mapped to read; of several outputs a
-        list, or a dict by their names where the model returns one.
+        Memory-mapped arrays of shape `(samples, ...)`, in the structure that
+        `model.predict` returns. bfloat16 outputs are returned as float32.
 
     Raises:
-        DataError: if there are no samples, or a generator is to be gone on with.
-        ModelError: if the outputs are not arrays of one length a batch.
-        OutputError: if the file cannot be written.
+        ConfigError: If `batch_size` is not an integer of at least 1.
+        DataError: If the data has no samples.
+        ModelError: If the outputs are not numeric arrays of equal length and type.
+        OutputError: If the output cannot be written. An existing folder is refused
+            unless it is empty. After a full disk, the finished rows are kept.
 
     Example:
         >>> import tempfile, kerasmem as km
@@ -64,214 +84,267 @@ def predict(
         ...     km.predict(model, np.zeros((100, 2), "float32"), output=path).shape
         (100, 3)
     """
-    target = Path(output)
-    if not target.parent.is_dir():
-        raise OutputError(
-            f"Could not write {str(target)!r}: there is no folder "
-            f"{str(target.parent)!r}. Next: make it."
-        )
-    part = _Part(target.with_name(f"{target.name}.part"))
-    done = part.begin(_fingerprint(model, data, batch_size))
-    try:
-        if done and isinstance(data, Iterator):
-            raise DataError(
-                "A generator cannot be gone on with. Expected: arrays, a "
-                "tf.data.Dataset or a keras.utils.PyDataset. Received: a generator, "
-                "and predictions that were broken off. Next: remove the .part folder "
-                "to begin anew."
-            )
-        for x in inputs_from(data, done, batch_size):
-            part.append(model.predict_on_batch(x))
-        return part.finish(target)
-    except OSError as error:
-        raise OutputError(
-            f"Could not write {str(target)!r}: {error.strerror or error}. What was "
-            f"predicted is kept in {str(part.folder)!r}. Next: make room, call again."
-        ) from error
-    finally:
-        part.close()
-
-
-def _fingerprint(model: keras.Model, data: Any, batch_size: int) -> str:
-    """Return what must be the same to go on: weights, inputs' shapes, batch size."""
-    checksum = 0
-    for weight in model.weights:
-        value = np.ascontiguousarray(keras.ops.convert_to_numpy(weight))
-        checksum = zlib.crc32(value.data.cast("B") if value.nbytes else b"", checksum)
-    shapes: list[Any] = [len(data)] if isinstance(data, Sized) else []
-    if is_array_data(data):
-        leaves = named_leaves(first_samples(data)["x"]).items()
-        shapes = [[n, list(a.shape), str(a.dtype)] for n, a in leaves if a is not None]
-    return json.dumps([checksum, shapes, batch_size, len(model.weights)])
+    check_batch_size(batch_size)
+    with ExitStack() as stack:
+        part = _Part(model, Path(output), stack)
+        for x in inputs_from(data, 0, batch_size):
+            if not part.skip(x):
+                part.append(x, model.predict_on_batch(x))
+        return part.finish()
 
 
 class _Part:
-    """Predictions that are not whole yet: a folder with a file for each output.
+    """The rows of an unfinished run, in a folder next to the output.
+
+    The folder contains a file of rows per output, a journal with an entry per batch,
+    and a manifest. Only rows with a matching checksum in the journal are used.
 
     Args:
-        folder: its path; it may be there from a call that was broken off.
+        model: The model. Rows of another model are removed.
+        target: Path of the output.
+        stack: Closes the files and unlocks the folder.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._files: list[_Growing] = []
-        self._batches = 0
-        self._mark = ""
-        self._unsaved = 0
+    def __init__(self, model: Any, target: Path, stack: ExitStack) -> None:
+        self._model, self._target, self._stack = model, target, stack
+        self._folder = target.parent / f"{target.name}.part"
+        self._files: list[Any] = []  # One per output, and the journal.
+        self._like: list[np.ndarray] = []  # Empty arrays with the form of the outputs.
+        self._rows = self._checksum = 0
+        self._writing = partial(
+            writing,
+            target,
+            f"Finished rows are kept in {str(self._folder)!r}. Next: free disk space "
+            "or correct the path, and call km.predict again.",
+        )
 
-    def begin(self, mark: str) -> int:
-        """Return how many batches are there already, of equal model and data.
+    def skip(self, x: Any) -> bool:
+        """Return whether the next batch is saved. If not, remove all later rows.
 
         Args:
-            mark: what tells model and data from others.
+            x: Inputs of the batch.
         """
-        self._mark = mark
-        state_path = self.folder / _STATE
-        state = json.loads(state_path.read_text()) if state_path.exists() else {}
-        if state.get("mark") != mark:
-            shutil.rmtree(self.folder, ignore_errors=True)
-            self.folder.mkdir()
-            return 0
-        self._batches = state["batches"]
-        self._files = [
-            _Growing.reopened(self.folder / name, rows)
-            for name, rows in state["files"].items()
+        if not self._files:
+            return False
+        record = self._files[-1].read(_RECORD.size)
+        if len(record) == _RECORD.size:
+            rows, checksum = _RECORD.unpack(record)
+            sizes = [rows * math.prod(a.shape[1:]) * a.itemsize for a in self._like]
+            pieces = chain.from_iterable(map(_pieces, self._files, sizes))
+            if _checked(self._checksum, rows, x, pieces) == checksum:
+                self._add(rows, checksum)
+                return True
+        self._cut()
+        return False
+
+    def append(self, x: Any, outputs: Any) -> None:
+        """Write the outputs of a batch, then its entry in the journal.
+
+        Args:
+            x: Inputs of the batch.
+            outputs: Outputs of the batch.
+        """
+        arrays = _arrays(outputs, self._like)
+        with self._writing():
+            if not self._files:
+                self._open(outputs, arrays)
+                is_saved = self.skip(x) and self._rows == len(arrays[0])
+                if is_saved and all(map(_agrees, self._files, self._starts, arrays)):
+                    return
+                self._rows, self._checksum, self._ends = 0, 0, self._starts
+                self._cut()
+            rows, contents = len(arrays[0]), [_bytes(array) for array in arrays]
+            checksum = _checked(self._checksum, rows, x, contents)
+            contents.append(_RECORD.pack(rows, checksum))
+            for file, content in zip(self._files, contents, strict=True):
+                written = 0
+                while written < len(content):
+                    written += file.write(content[written:])
+            self._add(rows, checksum)
+
+    def finish(self) -> Any:
+        """Move the rows to the output and return them in the structure of the model."""
+        if not self._files:
+            raise DataError("Expected at least one sample. Received: empty data.")
+        target, is_folder = self._target, len(self._like) > 1
+        with self._writing():
+            self._cut()
+            for file, array in zip(self._files, self._like, strict=False):
+                _write_header(file, array, self._rows)
+                os.fsync(file.fileno())
+            self._stack.close()
+            _check_output(target, is_folder=is_folder)
+            if is_folder:
+                self._folder.rename(target)
+                (target / _JOURNAL).unlink()
+            else:
+                (self._folder / "0.npy").replace(target)
+                _remove_own(self._folder)
+                with suppress(OSError):  # Another program has added a file.
+                    self._folder.rmdir()
+        arrays = [
+            np.load(target / f"{number}.npy" if is_folder else target, mmap_mode="r")
+            for number in range(len(self._like))
         ]
-        return self._batches
+        return keras.tree.pack_sequence_as(self._structure, arrays)
 
-    def append(self, outputs: Any) -> None:
-        """Write the outputs of one batch.
-
-        Args:
-            outputs: an array, `(samples, ...)`, or a structure of them.
-        """
-        named = _by_name(outputs)
-        rows = {len(array) for array in named.values()}
-        if len(rows) != 1:
-            raise ModelError(
-                "The outputs of a batch differ in their number of samples. Expected: "
-                f"one number. Received: {sorted(rows)}."
+    def _open(self, outputs: Any, arrays: list[np.ndarray]) -> None:
+        """Open the files of an interrupted run of the same model, or create them."""
+        _check_output(self._target, is_folder=len(arrays) > 1)
+        if not os.path.lexists(self._folder):
+            self._folder.mkdir()
+        _check_own(self._folder)
+        if self._stack.enter_context(held(self._folder)) is False:
+            raise OutputError(
+                f"Another process writes to {str(self._folder)!r}. Next: wait until it "
+                "ends, or choose another output."
             )
-        if not self._files:
-            self._files = [
-                _Growing.created(self.folder / f"{name}.npy", array)
-                for name, array in named.items()
-            ]
-        for file, array in zip(self._files, named.values(), strict=True):
-            file.append(array)
-            self._unsaved += array.nbytes
-        self._batches += 1
-        if self._unsaved >= _SAVE_EVERY_BYTES:
-            self._save()
+        self._structure = keras.tree.map_structure(lambda _: 0, outputs)
+        self._like = [np.empty_like(array[:0]) for array in arrays]
+        manifest = _manifest(self._model, self._structure, self._like)
+        if _head(self._folder / _MANIFEST, len(manifest) + 1) != manifest:
+            _remove_own(self._folder)
+            (self._folder / _NEW_MANIFEST).write_bytes(manifest)
+            (self._folder / _NEW_MANIFEST).replace(self._folder / _MANIFEST)
+        for name in (*(f"{number}.npy" for number in range(len(arrays))), _JOURNAL):
+            (self._folder / name).touch()
+            # Unbuffered: after a full disk, closing a buffered file raises again.
+            file: Any = open_regular(self._folder / name, "r+b")
+            self._files.append(self._stack.enter_context(file.detach()))
+        for file, array in zip(self._files, self._like, strict=False):
+            _write_header(file, array, 0)
+        self._starts = self._ends = [file.tell() for file in self._files]
 
-    def finish(self, target: Path) -> Any:
-        """Put the files where they belong, and return them mapped."""
-        if not self._files:
-            shutil.rmtree(self.folder)
-            raise DataError("There is nothing to predict. Received: no samples.")
-        self.close()
-        for file in self._files:
-            file.complete()
-        (self.folder / _STATE).unlink(missing_ok=True)
-        names = [file.path.name for file in self._files]
-        if len(names) == 1:
-            (self.folder / names[0]).replace(target)
-            self.folder.rmdir()
-            return np.load(target, mmap_mode="r")
-        if target.is_dir():
-            shutil.rmtree(target)
-        self.folder.replace(target)
-        arrays = {Path(n).stem: np.load(target / n, mmap_mode="r") for n in names}
-        return list(arrays.values()) if "0" in arrays else arrays
+    def _add(self, rows: int, checksum: int) -> None:
+        self._rows, self._checksum = self._rows + rows, checksum
+        self._ends = [file.tell() for file in self._files]
 
-    def close(self) -> None:
-        """Write what is known so far, so that another call can go on."""
-        if self._files and self.folder.exists():
-            self._save()
-        for file in self._files:
-            file.close()
-
-    def _save(self) -> None:
-        for file in self._files:
-            file.flush()
-        state = {
-            "mark": self._mark,
-            "batches": self._batches,
-            "files": {file.path.name: file.rows for file in self._files},
-        }
-        with replacing(self.folder / _STATE) as path:
-            path.write_text(json.dumps(state))
-        self._unsaved = 0
+    def _cut(self) -> None:
+        """Remove all bytes after the last intact batch."""
+        for file, end in zip(self._files, self._ends, strict=True):
+            file.truncate(end)
+            file.seek(end)
 
 
-class _Growing:
-    """An `.npy` file that rows are appended to.
+def _check_output(target: Path, *, is_folder: bool) -> None:
+    is_empty = target.is_dir() and not any(target.iterdir())
+    is_usable = is_empty if is_folder else target.is_file()
+    is_new = not os.path.lexists(target) and "\0" not in str(target)
+    if target.is_symlink() or not target.parent.is_dir() or not (is_new or is_usable):
+        raise OutputError(
+            f"Expected output to be a new {'folder' if is_folder else 'file'} in an "
+            f"existing folder. Received: output={str(target)!r}. Next: choose another "
+            "path, or remove the existing output."
+        )
 
-    The header says how many rows there are; it has room for any number, and is written
-    again at the end.
+
+def _check_own(folder: Path) -> None:
+    """Raise unless a folder is empty or of an interrupted run."""
+    is_folder = folder.is_dir() and not folder.is_symlink()
+    paths = list(folder.iterdir()) if is_folder else []
+    is_new = all(path.name == _NEW_MANIFEST for path in paths)
+    is_own = is_folder and all(map(_is_own, paths))
+    if not is_own or not (is_new or _head(folder / _MANIFEST, len(_MAGIC)) == _MAGIC):
+        raise OutputError(
+            f"Expected {str(folder)!r} to be the folder of an interrupted km.predict. "
+            "Received: another folder or file, or a damaged folder. Next: rename it "
+            "or remove it."
+        )
+
+
+def _is_own(path: Path) -> bool:
+    state = path.lstat()
+    is_plain = stat.S_ISREG(state.st_mode) and state.st_nlink == 1
+    return is_plain and bool(_OWN_NAMES.fullmatch(path.name))
+
+
+def _remove_own(folder: Path) -> None:
+    for path in sorted(folder.iterdir()):  # The manifest is the last one.
+        if _is_own(path):
+            path.unlink()
+
+
+def _head(path: Path, count: int) -> bytes:
+    with suppress(FileNotFoundError), open_regular(path) as file:
+        return file.read(count)
+    return b""
+
+
+def _pieces(file: Any, size: int) -> Iterator[bytes]:
+    while piece := file.read(min(size, _PIECE_BYTES)):
+        size -= len(piece)
+        yield piece
+
+
+def _agrees(file: Any, start: int, array: np.ndarray) -> bool:
+    """Return whether the array at `start` of a file equals `array` up to rounding."""
+    file.seek(start)
+    saved = np.fromfile(file, array.dtype, array.size).reshape(array.shape)
+    scale = np.abs(array[np.isfinite(array)]).max(initial=0)
+    return np.allclose(saved, array, _ROUNDING, _ROUNDING * scale, equal_nan=True)
+
+
+def _checked(checksum: int, rows: int, x: Any, contents: Iterable[Any]) -> int:
+    """Return the checksum of a batch and all batches before it."""
+    checksum = zlib.crc32(b"%d" % rows, checksum)
+    inputs = chain.from_iterable(map(_input_bytes, keras.tree.flatten(x)))
+    for content in chain(inputs, contents):
+        checksum = zlib.crc32(content, checksum)
+    return checksum
+
+
+def _input_bytes(leaf: Any) -> tuple[Any, ...]:
+    if leaf is None:
+        return (b"None",)
+    array = leaf if isinstance(leaf, np.ndarray) else keras.ops.convert_to_numpy(leaf)
+    form = f"{array.dtype}{array.shape}".encode()
+    return form, repr(array.tolist()).encode() if array.dtype.hasobject else _bytes(
+        array
+    )
+
+
+def _bytes(array: np.ndarray) -> Any:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+def _manifest(model: Any, structure: Any, like: list[np.ndarray]) -> bytes:
+    """Return the names of the outputs, and a digest of the model, as JSON."""
+    key = model_digest(model, [keras.__version__, keras.backend.backend()])
+    if stateful_layers(model):
+        key = os.urandom(16).hex()  # Saved rows are not reused: states are not saved.
+    names = [[*map(str, path)] for path, _ in keras.tree.flatten_with_path(structure)]
+    content = json.dumps({"model": key, "names": names, "forms": _forms(like)})
+    return _MAGIC + content[1:].encode()
+
+
+def _arrays(outputs: Any, like: list[np.ndarray]) -> list[np.ndarray]:
+    """Return the outputs of a batch as arrays of numbers.
+
+    Args:
+        outputs: Outputs of a batch.
+        like: Arrays of earlier batches with the same row shapes and types, if any.
     """
-
-    def __init__(
-        self, path: Path, like: tuple[np.dtype, tuple[int, ...]], rows: int, mode: str
-    ) -> None:
-        self.path, self.rows = path, rows
-        self._dtype, (_, *self._row) = like
-        self._file = path.open(mode)
-
-    @classmethod
-    def created(cls, path: Path, array: np.ndarray) -> "_Growing":
-        """Return a file without rows, for rows as those of `array`."""
-        growing = cls(path, (array.dtype, array.shape), 0, "w+b")
-        growing._write_header()
-        return growing
-
-    @classmethod
-    def reopened(cls, path: Path, rows: int) -> "_Growing":
-        """Return a file that was broken off, cut to the rows that are known."""
-        with path.open("rb") as file:
-            np.lib.format.read_magic(file)
-            shape, _, dtype = np.lib.format.read_array_header_1_0(file)
-            start = file.tell()
-        row_bytes = dtype.itemsize * math.prod(shape[1:])
-        growing = cls(path, (dtype, shape), rows, "r+b")
-        growing._file.truncate(start + rows * row_bytes)
-        growing._file.seek(0, os.SEEK_END)
-        return growing
-
-    def append(self, array: np.ndarray) -> None:
-        """Write rows behind those that are there."""
-        expected = tuple(self._row)
-        if array.shape[1:] != expected:
-            raise ModelError(
-                "The outputs of two batches differ in shape, so that they fit in no "
-                f"one array. Expected: (samples, {str(expected)[1:-1]}). Received: "
-                f"{array.shape}. Next: pad the inputs to one length."
-            )
-        self._file.write(np.ascontiguousarray(array).data)
-        self.rows += len(array)
-
-    def flush(self) -> None:
-        """Hand what was written to the system."""
-        self._file.flush()
-
-    def complete(self) -> None:
-        """Say in the header how many rows there are."""
-        with self.path.open("r+b") as self._file:
-            self._write_header()
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
-    def _write_header(self) -> None:
-        form = {"descr": np.lib.format.dtype_to_descr(self._dtype)}
-        form |= {"fortran_order": False, "shape": (self.rows, *self._row)}
-        np.lib.format.write_array_header_1_0(self._file, form)
+    arrays = [np.asarray(leaf) for leaf in keras.tree.flatten(outputs)]
+    # NumPy cannot load bfloat16.
+    arrays = [a.astype(np.float32) if a.dtype.kind == "V" else a for a in arrays]
+    is_numeric = all(a.dtype.kind in "biufc" and a.ndim for a in arrays)
+    has_one_length = len({array.shape[:1] for array in arrays}) == 1
+    if not (is_numeric and has_one_length and _forms(like or arrays) == _forms(arrays)):
+        raise ModelError(
+            "Expected numeric outputs with one length in each batch, and the same row "
+            f"shapes and types in all batches. Received: {_forms(arrays)} after "
+            f"{_forms(like)}. Next: pad the inputs to one length."
+        )
+    return arrays
 
 
-def _by_name(outputs: Any) -> dict[str, np.ndarray]:
-    """Return outputs as arrays by name, those of a list by their numbers."""
-    if isinstance(outputs, dict):
-        return {str(name): np.asarray(value) for name, value in outputs.items()}
-    several = outputs if isinstance(outputs, list | tuple) else [outputs]
-    return {str(number): np.asarray(value) for number, value in enumerate(several)}
+def _forms(arrays: list[np.ndarray]) -> list[tuple[str, tuple[int, ...]]]:
+    return [(array.dtype.str, array.shape[1:]) for array in arrays]
+
+
+def _write_header(file: Any, array: np.ndarray, rows: int) -> None:
+    """Write the header of an `.npy` file. Its length is the same for all `rows`."""
+    form = {"descr": array.dtype.str, "fortran_order": False}
+    form |= {"shape": (rows, *array.shape[1:])}
+    file.seek(0)
+    np.lib.format.write_array_header_1_0(file, form)
