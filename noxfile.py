@@ -53,9 +53,9 @@ def site(session: nox.Session) -> None:
 
 @nox.session
 def fuzz(session: nox.Session) -> None:
-    """Random graphs and damaged files: `nox -s fuzz -- --minutes 10 --seed 7`."""
+    """Random graphs, damaged files and folders: `nox -s fuzz -- --minutes 10`."""
     install(session)
-    for lane in ("graphs", "files"):
+    for lane in ("graphs", "files", "states"):
         command = ("python", "-m", "tests.fuzz", lane)
         session.run(*command, *session.posargs, env=on("tensorflow"))
 

@@ -13,4 +13,6 @@ puts it through one law, such as: without channels it computes what it does with
 silenced. A difference counts that a rounding of all weights does not explain.
 `files` damages a sound file and reads it in a forked child with 6 GiB and 20 seconds:
 it has to be read, or refused in one line, in 750 MiB, and nothing may be executed.
+`states` changes folders that kerasmem resumes from, reads or writes into. See
+`tests/fuzz/states/__init__.py`.
 """

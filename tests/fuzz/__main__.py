@@ -1,4 +1,4 @@
-"""Look for graphs that break a law, or files that cannot be refused in one line."""
+"""Look for graphs that break a law, and for files and folders that do harm."""
 
 import argparse
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.fuzz.driver import Tally, look
 
-_WORKERS = {"graphs": "tests.fuzz.graphs.worker", "files": "tests.fuzz.files.worker"}
+_WORKERS = {lane: f"tests.fuzz.{lane}.worker" for lane in ("graphs", "files", "states")}
 _CORPUS = Path(__file__).parent / "corpus"
 
 

@@ -20,7 +20,7 @@ def cases(lane):
     found = []
     for file in sorted(CORPUS.glob(f"{lane}-*.json")):
         case = json.loads(file.read_text())["case"]
-        is_of_one = lane == "files" or case["law"] in READ_AS_GRAPHS
+        is_of_one = lane != "graphs" or case["law"] in READ_AS_GRAPHS
         marks = [pytest.mark.one_backend] if is_of_one else []
         found.append(pytest.param(case, id=file.stem, marks=marks))
     return found
@@ -45,6 +45,19 @@ def reader():
 def test_a_file_that_once_could_not_be_refused_in_one_line_is(reader, case):
     found = reader.run(case)
     assert not Outcome(found["word"]).failed, found["reason"]
+
+
+@pytest.fixture(scope="module")
+def resumer():
+    child = Child("tests.fuzz.states.worker")
+    yield child
+    child.close()
+
+
+@pytest.mark.parametrize("case", cases("states"))
+def test_a_folder_that_once_did_harm_does_none(resumer, case):
+    answer = resumer.run(case)
+    assert not Outcome(answer["word"]).failed, answer["reason"]
 
 
 @pytest.mark.filterwarnings("ignore:.*was passed an input with a mask")

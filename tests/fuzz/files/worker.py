@@ -4,18 +4,11 @@ What a damaged file does happens in the child: it has a limit of memory and of t
 the most memory that it had resident is known when it has ended.
 """
 
-import json
-import os
-import resource
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-import time
-import warnings
 import zipfile
-from collections.abc import Callable
 from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
@@ -24,11 +17,10 @@ from typing import Any
 from tests.fuzz.files.mutate import damage
 from tests.fuzz.files.mutate_json import SENTINEL
 from tests.fuzz.files.readers import outcome_of, readers_of
+from tests.fuzz.forked import forked
 from tests.fuzz.graphs.operation import Draw
 from tests.fuzz.outcome import Outcome
 
-MOST_BYTES = 6 << 30
-MOST_SECONDS = 20
 MOST_BYTES_RESIDENT = 750 << 20
 """500 MiB, and what sound files take as well: TensorFlow starts in the child. What an
 archive says its arrays have comes to it: these are the model's own bytes."""
@@ -82,10 +74,10 @@ def _damaged_and_read(case: dict[str, Any], room: Path) -> Outcome:
     """Damage in one child and read in another: the memory is that of the reader."""
     bases()  # or a child would write its own
     path, what = room / case["base"], f"{case['reader']} of {case['base']}"
-    outcome, _ = _forked(partial(_damaged, case, path), room)
+    outcome, _ = forked(partial(_damaged, case, path), room)
     if outcome.word != "ok":
         return Outcome("unfit", outcome.reason)
-    outcome, most = _forked(partial(outcome_of, case["reader"], path), room)
+    outcome, most = forked(partial(outcome_of, case["reader"], path), room)
     _last["rss_bytes"] = most
     if outcome.word in ("crash", "hang"):
         return Outcome(outcome.word, f"{what}: {outcome.reason}")
@@ -93,37 +85,6 @@ def _damaged_and_read(case: dict[str, Any], room: Path) -> Outcome:
     if over > 0 and not outcome.failed and over > _own_bytes(path):
         return Outcome("too much memory", f"{what}: {most >> 20} MiB")
     return outcome
-
-
-def _forked(work: Callable[[], Outcome], room: Path) -> tuple[Outcome, int]:
-    """Return what became of work in a child, and its highest resident memory."""
-    answer, question = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(answer)
-        _in_child(work, room, question)
-    os.close(question)
-    end = time.monotonic() + 1.5 * MOST_SECONDS
-    usage, status, word = None, 0, "crash"
-    while usage is None:
-        found, status, rusage = os.wait4(child, os.WNOHANG)
-        if found:
-            usage = rusage
-        elif time.monotonic() > end:
-            os.kill(child, signal.SIGKILL)
-            end, word = float("inf"), "hang"
-        else:
-            time.sleep(0.005)
-    with os.fdopen(answer, "rb") as pipe:
-        told = pipe.read()
-    most = usage.ru_maxrss * 1024
-    if told:
-        return Outcome(**json.loads(told)), most
-    number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-    if number == signal.SIGXCPU:
-        word = "hang"
-    reason = signal.Signals(number).name if number else os.WEXITSTATUS(status)
-    return Outcome(word, str(reason)), most
 
 
 def _own_bytes(path: Path) -> int:
@@ -134,17 +95,6 @@ def _own_bytes(path: Path) -> int:
         return 0  # another kind of file, or a folder
     arrays = [m for m in members if m.filename.endswith((".h5", ".npy"))]
     return min(sum(member.file_size for member in arrays), 1 << 30)
-
-
-def _in_child(work: Callable[[], Outcome], room: Path, question: int) -> None:
-    os.chdir(room)
-    resource.setrlimit(resource.RLIMIT_DATA, (MOST_BYTES, MOST_BYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    seconds = int(time.process_time()) + MOST_SECONDS + 1
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.RLIM_INFINITY))
-    warnings.simplefilter("ignore")
-    os.write(question, json.dumps(work().to_json()).encode())
-    os._exit(0)
 
 
 def _damaged(case: dict[str, Any], path: Path) -> Outcome:
