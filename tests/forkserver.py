@@ -68,16 +68,18 @@ def new_interpreter():
         sys.executable = forking
 
 
-def _parsed(arguments: list[str]) -> tuple[bool, list[str]] | None:
-    """Return whether warnings are ignored, and the rest; None if no fork can do it."""
+def _parsed(arguments: list[str]) -> tuple[bool, bool, list[str]] | None:
+    """Return whether -W ignore and -P are set, and the rest; None for no fork."""
     ignores = os.environ.get("PYTHONWARNINGS")
     if ignores not in (None, "", "ignore") or not os.environ.get("KERAS_BACKEND"):
         return None
     rest = list(arguments)
     while rest[:2] == ["-W", "ignore"]:
         ignores, rest = "ignore", rest[2:]
+    is_safe = rest[:1] == ["-P"] and rest[1:2] in (["-c"], ["-m"])
+    rest = rest[is_safe:]
     is_known = rest and (rest[0] in ("-c", "-m") or not rest[0].startswith("-"))
-    return (bool(ignores), rest) if is_known else None
+    return (bool(ignores), is_safe, rest) if is_known else None
 
 
 def _client(arguments: list[str]) -> int:
@@ -201,12 +203,12 @@ def _become(asked: dict[str, Any]) -> None:
     os.environ.clear()
     os.environ.update(asked["environment"])
     install()
-    ignores, (what, *rest) = asked["arguments"]
+    ignores, is_safe, (what, *rest) = asked["arguments"]
     if ignores:
         warnings.simplefilter("ignore")
     first = {"-c": "", "-m": asked["cwd"]}.get(what, str(Path(what).resolve().parent))
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    sys.path[:0] = [first, *(path for path in paths if path)]
+    sys.path[:0] = [first] * (not is_safe) + [path for path in paths if path]
     if what == "-c":
         sys.argv = ["-c", *rest[1:]]
         module = sys.modules["__main__"] = types.ModuleType("__main__")

@@ -101,8 +101,9 @@ def _run(options: Namespace) -> Outcome:
         return run(options)
     # A wrong name is said at once, and not when TensorFlow is there.
     _check_handed_in(options)
-    with importable_from_here():
-        objects = start_keras(options.imports)
+    start_keras()
+    with _importable_from_here(options):
+        objects = _imported_objects(options.imports)
         import keras
 
         with keras.saving.custom_object_scope(objects), _temporary_folder():
@@ -180,19 +181,11 @@ def _check_handed_in(options: Namespace) -> None:
             )
 
 
-def start_keras(modules: Sequence[str]) -> dict[str, Any]:
-    """Import Keras and what we register with it; return the user's, from their modules.
-
-    Args:
-        modules: names of modules to import for their custom objects, registered with
-            Keras or not.
-
-    Returns:
-        The classes and functions that the modules define, by name.
+def start_keras() -> None:
+    """Import Keras and the classes that kerasmem registers with it.
 
     Raises:
-        ConfigError: if Keras cannot start on the backend that is set, or a module
-            cannot be imported, whatever it raises.
+        ConfigError: if Keras cannot start on the backend that is set.
     """
     # TensorFlow reads this once, when it is imported: errors only.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -201,6 +194,17 @@ def start_keras(modules: Sequence[str]) -> dict[str, Any]:
     importlib.import_module("kerasmem.compression.quantize.layer")
     importlib.import_module("kerasmem.compression.quantize.static.kinds")
     importlib.import_module("kerasmem.optimizers")
+
+
+def _imported_objects(modules: Sequence[str]) -> dict[str, Any]:
+    """Return the classes and functions that modules define, by name.
+
+    Args:
+        modules: names of modules with custom objects, registered with Keras or not.
+
+    Raises:
+        ConfigError: if a module cannot be imported, whatever it raises.
+    """
     objects: dict[str, Any] = {}
     for name in modules:
         try:
@@ -241,10 +245,16 @@ def _import_keras() -> None:
 
 
 @contextmanager
-def importable_from_here() -> Iterator[None]:
-    """Let modules in the current folder be imported, as `python -m` does."""
+def _importable_from_here(options: Namespace) -> Iterator[None]:
+    """Append the current folder to `sys.path` if an option names a module.
+
+    It comes last, so that no file in it replaces an installed module.
+    """
+    from kerasmem.files.data.source import is_function
+
     before = list(sys.path)
-    sys.path.insert(0, str(Path.cwd()))
+    if options.imports or is_function(vars(options).get("data")):
+        sys.path.append(str(Path.cwd()))
     try:
         yield
     finally:

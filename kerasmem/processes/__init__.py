@@ -104,8 +104,9 @@ def answer_of_child(
     shown = None if is_shown else subprocess.DEVNULL
     with log_path.open("wb") as log:
         # A new interpreter, no fork: a framework's threads would be missing in one.
+        # Without -P the current folder would come first on its path.
         process = subprocess.Popen(
-            [sys.executable, *arguments],
+            [sys.executable, "-P", *arguments],
             env=child_environment(environment),
             stdin=subprocess.DEVNULL,
             stdout=shown,
@@ -161,6 +162,7 @@ def run_script(
     ended = subprocess.run(
         [sys.executable, "-P", str(script), *arguments],
         env=child_environment({**ON_THE_CPU, **(environment or {})}),
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         check=False,

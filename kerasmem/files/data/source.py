@@ -104,9 +104,18 @@ def load_data(spec: str | Path, *, mapped: bool = False) -> LoadedData:
             or if the function or its module raises anything.
     """
     path = Path(spec)
-    if not path.exists() and _FUNCTION.fullmatch(str(spec)):
+    if is_function(spec):
         return _from_function(str(spec))
     return _grouped(path, map_arrays(path) if mapped else _read_npz(path))
+
+
+def is_function(spec: Any) -> bool:
+    """Return whether `spec` names a function, `package.module:function`, and no file.
+
+    Args:
+        spec: The value of a `data` argument.
+    """
+    return bool(_FUNCTION.fullmatch(str(spec))) and not Path(spec).exists()
 
 
 def _from_function(spec: str) -> LoadedData:
