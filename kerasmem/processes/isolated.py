@@ -12,7 +12,7 @@ import cloudpickle
 import keras
 
 from kerasmem.errors import ConfigError, first_line
-from kerasmem.processes import answer_of_child, write_answer
+from kerasmem.processes import answer_of_child, death, write_answer
 
 
 def isolated(
@@ -46,7 +46,8 @@ def isolated(
             the kernel when memory ran out.
         TimeoutError: if it took longer than the limit, and was ended.
         ConfigError: if an argument or the result cannot go to another process.
-        Exception: what the function raises, as it raises it.
+        Exception: the exception of the function. If it cannot be pickled, a
+            `ChildDiedError` with its traceback as `stderr`.
 
     Example:
         >>> import kerasmem as km
@@ -78,21 +79,26 @@ def work(order: str, answer: str) -> None:
     """
     # The parent wrote this file a moment ago, in a folder of its own.
     function, args, kwargs = cloudpickle.loads(Path(order).read_bytes())
+    trace = ""
     try:
-        outcome = (True, function(*args, **kwargs))
+        value = function(*args, **kwargs)
     except Exception as error:  # noqa: BLE001 - the parent raises it
-        error.add_note("In a process of its own:\n" + traceback.format_exc())
-        outcome = (False, error)
+        trace = traceback.format_exc()
+        error.add_note("In a process of its own:\n" + trace)
+        value = error
     try:
-        content = _dumps(outcome)
+        content = _dumps(trace, value)
     except Exception as error:  # noqa: BLE001 - a reducer may raise anything
-        content = _dumps((False, _cannot_go("result", outcome[1], error)))
+        # An exception alone is left out: its traceback is enough for the parent.
+        rest = () if trace else (_cannot_go("result", value, error),)
+        content = _dumps(trace or traceback.format_exc(), *rest)
     write_answer(Path(answer), content)
 
 
 def _run(
     function: Callable[..., Any], args: Any, kwargs: Any, time_limit: float | None
 ) -> Any:
+    name = getattr(function, "__name__", "a function")
     with tempfile.TemporaryDirectory(prefix="kerasmem-isolated-") as folder:
         order, answer = Path(folder, "order"), Path(folder, "answer")
         try:
@@ -102,16 +108,23 @@ def _run(
         code = f"import sys; from {__name__} import work; work(*sys.argv[1:])"
         content = answer_of_child(
             ["-c", code, str(order), str(answer)],
-            getattr(function, "__name__", "a function"),
+            name,
             answer,
             environment={"KERAS_BACKEND": keras.backend.backend()},
             seconds=time_limit,
             is_shown=True,
         )
-        is_result, result = cloudpickle.loads(content)
-    if is_result:
-        return result
-    raise result
+        stream = io.BytesIO(content)
+        trace = cloudpickle.load(stream)
+        try:
+            value = cloudpickle.load(stream)
+        except Exception as error:
+            if trace:
+                raise death(name, 1, trace) from error
+            raise _cannot_go("result", function, error) from error
+    if trace:
+        raise value
+    return value
 
 
 class _Pickler(cloudpickle.Pickler):
@@ -123,9 +136,10 @@ class _Pickler(cloudpickle.Pickler):
         return super().reducer_override(obj)
 
 
-def _dumps(value: Any) -> bytes:
+def _dumps(*values: Any) -> bytes:
     file = io.BytesIO()
-    _Pickler(file).dump(value)
+    for value in values:
+        _Pickler(file).dump(value)
     return file.getvalue()
 
 

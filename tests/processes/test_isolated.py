@@ -31,12 +31,32 @@ def test_a_training_comes_back_with_history_and_model():
     np.testing.assert_allclose(model.predict(x, verbose=0), predictions, rtol=1e-6)
 
 
+class OfTwoArgumentsError(Exception):
+    """Can be pickled, but not unpickled, like many exceptions of other packages."""
+
+    def __init__(self, one, two):
+        super().__init__(f"{one} and {two}")
+
+
+class CannotBeRead:
+    def __reduce__(self):
+        return int, ("no number",)
+
+
 def test_as_a_decorator_each_call_runs_elsewhere_and_errors_come_back():
     @km.memory.isolated
     def work(what):
         """Do it."""
         if what == "error":
             raise KeyError(what)
+        if what == "two arguments":
+            raise OfTwoArgumentsError(3, 4)
+        if what == "lock in an error":
+            error = ValueError("with a lock")
+            error.lock = threading.Lock()
+            raise error
+        if what == "cannot be read":
+            return CannotBeRead()
         if what == "lock":
             return threading.Lock()
         if what == "die":
@@ -47,6 +67,13 @@ def test_as_a_decorator_each_call_runs_elsewhere_and_errors_come_back():
     with pytest.raises(KeyError, match="error") as raised:
         work("error")
     assert "In a process of its own" in raised.value.__notes__[0]
+    with pytest.raises(ChildDiedError, match="OfTwoArgumentsError: 3 and 4") as lost:
+        work("two arguments")
+    assert "in work" in lost.value.stderr
+    with pytest.raises(ChildDiedError, match="ValueError: with a lock"):
+        work("lock in an error")
+    with pytest.raises(ConfigError, match="The result cannot go to another process"):
+        work("cannot be read")
     with pytest.raises(ConfigError, match="The result cannot go to another process"):
         work("lock")
     with pytest.raises(ChildDiedError, match="signal 9"):
