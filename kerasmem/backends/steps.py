@@ -368,6 +368,10 @@ class Traced(NamedTuple):
     traces: int
 
 
+_own = type.__dict__["__dict__"].__get__
+"""Returns the attributes of a type itself, without code of its metaclass."""
+
+
 def traced_functions(objects: Iterable[Any]) -> dict[int, Traced]:
     """Return the compiled functions among some objects by identity.
 
@@ -379,7 +383,7 @@ def traced_functions(objects: Iterable[Any]) -> dict[int, Traced]:
     for each in objects:
         kind = type(each)
         if kind not in counters:
-            has = (name for name in _COUNTERS for b in kind.__mro__ if name in vars(b))
+            has = (n for n in _COUNTERS for b in type.mro(kind) if n in _own(b))
             counters[kind] = next(has, None)
         counter = counters[kind]
         # JAX's own functions, such as broadcast_in_dim, are traced for any shape.

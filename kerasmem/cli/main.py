@@ -27,6 +27,7 @@ from kerasmem.errors import (
     ModelFileError,
     shortened,
 )
+from kerasmem.records.regular import check_outside
 
 _COMMANDS = (
     demo,
@@ -163,7 +164,7 @@ def _check_handed_in(options: Namespace) -> None:
 
     Raises:
         ModelFileError: if one is missing.
-        ConfigError: if the output is one, by whatever path or link.
+        ConfigError: if the output is one, by whatever path or link, or is inside one.
     """
     output: Path | None = vars(options).get("output")
     for model in (vars(options).get(role) for role in _ROLES):
@@ -171,9 +172,10 @@ def _check_handed_in(options: Namespace) -> None:
             continue
         if not os.path.lexists(model):
             raise ModelFileError(f"There is no file {model!r}.")
-        if output is None or not (output.exists() and Path(model).exists()):
+        if output is None:
             continue
-        if output.samefile(model):
+        check_outside(output, model)
+        if output.exists() and output.samefile(model):
             raise ConfigError(
                 "The output is the file that was handed in, which is never modified. "
                 f"Received: {model!r} and -o {str(output)!r}. Next: give -o another "

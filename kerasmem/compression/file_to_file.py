@@ -31,7 +31,7 @@ from kerasmem.compression.result import FORMATS, CompressionResult
 from kerasmem.compression.technique import Technique
 from kerasmem.compression.working import LazyChanges, Streams
 from kerasmem.errors import ConfigError, OutputError
-from kerasmem.files.archive import is_weights_alone
+from kerasmem.files.archive import is_weights_alone, shards_of
 from kerasmem.files.atomic import replacing
 from kerasmem.files.contents import FileSize, file_size
 from kerasmem.files.described import described_model
@@ -39,6 +39,7 @@ from kerasmem.files.entries import InFile, Readable
 from kerasmem.files.load import check_model_file, load_model, made_whole
 from kerasmem.files.memory_map import is_mappable
 from kerasmem.files.plain import check_has_model, write_plain
+from kerasmem.files.preset import CONFIG
 from kerasmem.files.save import check, is_saved_as_it_is
 from kerasmem.files.weights import Coding
 from kerasmem.files.write import write_model
@@ -46,6 +47,7 @@ from kerasmem.graph.clone import compile_as
 from kerasmem.graph.layers import sublayers
 from kerasmem.graph.values import nbytes, nonzero, parameters
 from kerasmem.records import CompressionReport, ModelFigures, WeightChange
+from kerasmem.records.regular import identity, unchanged
 from kerasmem.stages import OPENING, stage
 
 _APPLY: Mapping[type[Technique], Callable[[Any, Any, Streams], LazyChanges]] = {
@@ -137,18 +139,23 @@ def plain(path: Path, folder: Path) -> Iterator[Path]:
     Args:
         path: a file as of `compress_file`.
         folder: where to put another one.
+
+    Raises:
+        ModelFileError: if the file changes within the scope.
     """
     if is_weights_alone(path):
-        with made_whole(path, folder) as whole:
+        files = {path, path.with_name(CONFIG), *shards_of(path)}
+        with unchanged(files), made_whole(path, folder) as whole:
             yield whole
         return
-    if is_mappable(path):
-        yield path
-        return
-    made = folder / "plain.keras"
-    write_plain(path, made)
-    yield made
-    made.unlink()
+    with unchanged([path]):
+        if is_mappable(path):
+            yield path
+            return
+        made = folder / "plain.keras"
+        write_plain(path, made)
+        yield made
+        made.unlink()
 
 
 @contextmanager
@@ -187,15 +194,6 @@ def _figures(
     )
 
 
-def _identity(path: Path) -> tuple[int, ...] | None:
-    """Return which file lies at a path, None if there is none."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
-
-
 class FileResult(CompressionResult):
     """The result of a compression from file to file; its model is opened on demand.
 
@@ -220,7 +218,7 @@ class FileResult(CompressionResult):
         super().__init__(None, report, changes, coding)
         del self.model  # the property below, until somebody asks
         self._output, self._named = output, name
-        self._identity = _identity(output)
+        self._identity = identity(output)
         self._custom_objects = custom_objects
 
     @cached_property
@@ -235,7 +233,7 @@ class FileResult(CompressionResult):
         return self._named
 
     def _check_output(self) -> None:
-        if self._identity != _identity(self._output):
+        if self._identity != identity(self._output):
             raise OutputError(
                 f"The file of this result is no longer there: {str(self._output)!r} "
                 "was written again, moved or removed. Next: compress once more."

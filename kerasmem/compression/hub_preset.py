@@ -9,6 +9,7 @@ from typing import Any
 from kerasmem.compression.file_to_file import FileResult, compress_file
 from kerasmem.compression.hub_preset_files import readable, unpack
 from kerasmem.compression.jobs import Job
+from kerasmem.files.archive import file_sizes
 from kerasmem.files.atomic import new_folder
 from kerasmem.files.contents import file_size
 from kerasmem.files.load import load_model
@@ -22,6 +23,7 @@ from kerasmem.files.preset import (
     weights_of,
 )
 from kerasmem.files.save import Coding
+from kerasmem.records.regular import check_outside, unchanged
 
 
 def compress_preset(job: Job, coding: Coding, custom_objects: Any) -> FileResult:
@@ -45,7 +47,7 @@ def compress_preset(job: Job, coding: Coding, custom_objects: Any) -> FileResult
     weights, ours = weights_of(source), set(weight_files(source))
     present = [source / name for name in (CONFIG, TASK) if (source / name).is_file()]
     configs = {file.name: config_of(file) for file in present}
-    with new_folder(job.output) as folder:
+    with new_folder(job.output) as folder, unchanged(file_sizes(source)):
         whole = folder.with_name("backbone.keras")
         result = compress_file(Job(weights, job.steps, whole), coding, custom_objects)
         unpack(whole, folder, configs)
@@ -102,5 +104,6 @@ class PresetResult(FileResult):
         if path.exists() and self._output.samefile(path):
             return
         check_new_folder(path)
+        check_outside(path, self._output)
         with new_folder(path) as folder:
             _copy_rest(self._output, folder, set())

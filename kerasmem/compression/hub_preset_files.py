@@ -32,7 +32,7 @@ from kerasmem.files.preset import (
 )
 from kerasmem.files.save import Coding, save_model
 from kerasmem.graph.layers import sublayers
-from kerasmem.records.regular import check_output
+from kerasmem.records.regular import check_output, check_outside
 
 
 def is_of_hub(model: Any) -> bool:
@@ -91,11 +91,12 @@ def check_written(model_or_path: Any, output: Any, coding: Coding | None) -> Non
         coding: the one that the caller asks for.
 
     Raises:
-        ConfigError: if it is no `.keras` file, nor of a preset a new folder; or if
-            KerasHub cannot read the coding.
+        ConfigError: if it is no `.keras` file, nor of a preset a new folder; if it is
+            inside the input folder; or if KerasHub cannot read the coding.
     """
     if output is None:
         return
+    check_outside(Path(output), model_or_path)
     if not is_preset(model_or_path) or Path(output).suffix == ".keras":
         check_output(Path(output), ".keras")
         return

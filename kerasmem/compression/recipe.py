@@ -1,5 +1,6 @@
 """Steps of a compression: the table of techniques, plain data, a recipe, a preset."""
 
+import json
 import reprlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -118,11 +119,15 @@ class _PlainLoader(yaml.SafeLoader):
 def _read_yaml(content: bytes) -> Any:
     try:
         value = yaml.load(content, _PlainLoader)
-    except (yaml.YAMLError, RecursionError, ArithmeticError, MemoryError) as error:
+        check_depth(value)
+        json.dumps(value)  # which also raises for an integer of too many digits
+    except (yaml.YAMLError, ArithmeticError, *_UNREADABLE) as error:
         reason = " ".join(str(error).split())
         raise InputError(f"It cannot be read: {reason}.") from error
-    check_depth(value)
     return value
+
+
+_UNREADABLE = (RecursionError, MemoryError, ValueError, TypeError)
 
 
 _READERS = {

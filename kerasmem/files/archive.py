@@ -19,7 +19,7 @@ import h5py
 
 from kerasmem.errors import InputError, ModelFileError
 from kerasmem.records.plain import MOST_BYTES, read_json
-from kerasmem.records.regular import read_regular
+from kerasmem.records.regular import check_links, read_regular
 from kerasmem.stages import Progress
 from kerasmem.units import MIB
 
@@ -366,12 +366,15 @@ def shards_of(path: Path) -> list[Path]:
             f"{str(path)!r} does not tell which files the weights are in. Expected: "
             "what model.save_weights wrote, with a weight_map."
         ) from error
+    present = {file.name for file in path.parent.iterdir() if file.is_file()}
     for name in names:
-        if Path(name).name != name or not path.with_name(name).is_file():
+        if name not in present:
             raise ModelFileError(
-                f"{str(path)!r} names the file {name!r}, which is not beside it."
+                f"{str(path)!r} names the file {name[:100]!r}, which is not beside it."
             )
-    return [path.with_name(name) for name in names]
+    shards = [path.with_name(name) for name in names]
+    check_links(path.parent, shards)
+    return shards
 
 
 def stored_bytes(path: str | Path) -> int:

@@ -105,10 +105,8 @@ def writing(path: str | Path, outcome: str) -> Iterator[None]:
 def _target(path: Path, *, follow_link: bool) -> Path:
     try:
         return path.resolve() if follow_link else path.parent.resolve() / path.name
-    except (OSError, RuntimeError) as error:
-        raise OutputError(
-            f"Could not write {str(path)!r}: its links lead round in a circle."
-        ) from error
+    except (OSError, RuntimeError, ValueError) as error:
+        raise OutputError(f"Could not write {str(path)!r}: {error}.") from error
 
 
 @contextmanager

@@ -4,6 +4,7 @@ A dataset may tell of an array of any size and store nothing of it, and a config
 layer of any size without a weight. Neither gets memory before the other agrees.
 """
 
+import functools
 import math
 import mmap
 import struct
@@ -130,6 +131,9 @@ _ENTRY = struct.Struct("<H6xQ")
 _FREE_ENTRIES = 16 * MIB
 """Of weights that a model may have beside those in its file, such as unsaved ones."""
 
+_FREE_LAYERS, _LAYERS_AN_ARRAY = 4096, 4
+"""Of layers that a model may have; most without weights are listed in its config."""
+
 _ONE_THREAD = threading.RLock()
 """Two loads at a time would each put back what the other had put in its place."""
 
@@ -222,32 +226,38 @@ def _entries_in(content: mmap.mmap, start: int, most: int) -> int:
 
 
 @contextmanager
-def bounded_weights(path: Path) -> Iterator[None]:
-    """Return a scope in which layers get about as many weights as a file has.
+def bounded_weights(path: Path, *, layers_alone: bool = False) -> Iterator[None]:
+    """Return a scope in which models get about as many weights as a file has.
 
     Args:
-        path: the file of a model, or the folder of a SavedModel.
+        path: the file of a model, or the folder of a SavedModel or a preset.
+        layers_alone: Whether to bound the number of layers and not their weights.
 
     Raises:
-        ModelFileError: by the layer that would get too many, before it has them.
+        ModelFileError: by the layer that is one too many, or would get too many
+            weights, before it has them.
     """
     budget = _Budget(path)
-    places = [(keras.Layer, "add_weight"), (keras.metrics.Metric, "add_variable")]
+    places = {(keras.Layer, "__init__"): budget.counting_layers}
+    if not layers_alone:
+        places[keras.Layer, "add_weight"] = budget.counting
+        places[keras.metrics.Metric, "add_variable"] = budget.counting
     with _ONE_THREAD:
-        originals = [getattr(owner, name) for owner, name in places]
-        for (owner, name), original in zip(places, originals, strict=True):
-            setattr(owner, name, budget.counting(original))
+        originals = {place: getattr(*place) for place in places}
+        for place, original in originals.items():
+            setattr(*place, places[place](original))
         try:
             yield
         finally:
-            for (owner, name), original in zip(places, originals, strict=True):
-                setattr(owner, name, original)
+            for place, original in originals.items():
+                setattr(*place, original)
 
 
 class _Budget:
     def __init__(self, path: Path) -> None:
         self._path, self._thread = path, threading.get_ident()
         self._allocated, self._most = 0, _FREE_ENTRIES
+        self._layers, self._most_layers = 0, _FREE_LAYERS
         self._is_known = False
 
     def counting(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -255,41 +265,71 @@ class _Budget:
 
         def add(owner: Any, *args: Any, **kwargs: Any) -> Any:
             shape = kwargs.get("shape", args[0] if args else None)
-            is_ours = threading.get_ident() == self._thread
-            if is_ours and isinstance(shape, tuple | list):
+            if self._is_ours() and isinstance(shape, tuple | list):
                 self._take(math.prod(n for n in shape if isinstance(n, int)))
             return original(owner, *args, **kwargs)
 
         return add
 
+    def counting_layers(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a method that initializes a layer, and counts it first."""
+        budget = self
+
+        # Keras reads the signature, names of arguments included.
+        @functools.wraps(original)
+        def init(self: Any, **kwargs: Any) -> None:
+            if budget._is_ours():
+                budget._layers += 1
+                budget._check()
+            original(self, **kwargs)
+
+        return init
+
+    def _is_ours(self) -> bool:
+        return threading.get_ident() == self._thread
+
     def _take(self, entries: int) -> None:
         self._allocated += entries
-        if self._allocated > self._most and not self._is_known:
+        self._check()
+
+    def _check(self) -> None:
+        if self._fits():
+            return
+        if not self._is_known:
+            entries, arrays = _held_in(self._path)
             # Twice: of codes of 4 bits the file has half as many entries.
-            self._most, self._is_known = 2 * _entries(self._path) + self._most, True
-        if self._allocated > self._most:
+            self._most, self._is_known = 2 * entries + self._most, True
+            self._most_layers += _LAYERS_AN_ARRAY * arrays
+        if not self._fits():
             raise ModelFileError(
-                f"The model has weights of {self._allocated} entries or more, and its "
-                f"file of {(self._most - _FREE_ENTRIES) // 2}. It gets no memory "
-                "for them."
+                f"The model has {self._layers} layers and weights of "
+                f"{self._allocated} entries or more, and its file "
+                f"{(self._most_layers - _FREE_LAYERS) // _LAYERS_AN_ARRAY} arrays of "
+                f"{(self._most - _FREE_ENTRIES) // 2}. It gets no memory for them."
             )
 
+    def _fits(self) -> bool:
+        return self._allocated <= self._most and self._layers <= self._most_layers
 
-def _entries(path: Path) -> int:
+
+def _held_in(path: Path) -> tuple[int, int]:
+    """Return the numbers of entries and of arrays in a file, or at most as many."""
     if path.is_dir():
-        files = [*path.glob("*.weights.h5")]  # of a preset, and its shards
-        return sum(map(_entries, files)) if files else stored_bytes(path)
+        if (path / "saved_model.pb").exists():
+            return stored_bytes(path), stored_bytes(path)
+        counts = [*map(_held_in, path.glob("*.weights.h5"))]  # of a preset, its shards
+        return sum(count[0] for count in counts), sum(count[1] for count in counts)
     if h5py.is_hdf5(path):
         with h5py.File(path, "r") as weights:
             return _count(weights)
     with opened_weights(path) as weights:
-        return 0 if weights is None else _count(weights)
+        return (0, 0) if weights is None else _count(weights)
 
 
-def _count(weights: h5py.File) -> int:
+def _count(weights: h5py.File) -> tuple[int, int]:
     found = datasets(weights)
     forms = ((form_of(weights, each) or (each.shape,))[0] for each in found)
-    return sum(math.prod(shape) for shape in forms)
+    return sum(math.prod(shape) for shape in forms), len(found)
 
 
 def _declared_bytes(weights: h5py.File) -> dict[str, int]:

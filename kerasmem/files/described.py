@@ -12,6 +12,7 @@ from kerasmem.backends.at_rest import offloaded
 from kerasmem.backends.lazy import lazy_variables
 from kerasmem.errors import ModelFileError
 from kerasmem.files.archive import is_weights_alone
+from kerasmem.files.datasets import bounded_weights
 from kerasmem.files.keras_2 import is_legacy
 from kerasmem.files.load import (
     check_model_file,
@@ -82,7 +83,7 @@ def described_preset(
         ModelFileError: if no model can be made of them.
     """
     with without_values():
-        with loading(folder):
+        with loading(folder), bounded_weights(folder, layers_alone=True):
             model = made_of_configs(folder, custom_objects or {})
         yield model
 

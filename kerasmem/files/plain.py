@@ -31,7 +31,7 @@ from kerasmem.files.datasets import check_declared, check_heaps, datasets
 from kerasmem.files.preset import backbone_config
 from kerasmem.files.weights import WeightsFile
 from kerasmem.records.plain import MOST_BYTES, read_json
-from kerasmem.records.regular import read_regular
+from kerasmem.records.regular import check_links, read_regular
 from kerasmem.stages import Progress
 
 METADATA, ASSETS = "metadata.json", "assets"
@@ -79,6 +79,7 @@ def _parts_of_weights(path: Path) -> Iterator[_Parts]:
     files += sorted(path.with_name(ASSETS).rglob("*"))
     members = {METADATA: json.dumps({"keras_version": keras.__version__}).encode()}
     with ExitStack() as scope:
+        check_links(path.parent, files)
         try:
             for file in files:
                 if file.is_file():

@@ -19,7 +19,7 @@ from kerasmem.errors import ConfigError, InputError, ModelFileError
 from kerasmem.files.archive import DAMAGED, shards_of
 from kerasmem.files.datasets import check_declared, check_heaps
 from kerasmem.records.plain import MOST_BYTES, read_json
-from kerasmem.records.regular import read_regular
+from kerasmem.records.regular import check_links, check_parent, read_regular
 
 CONFIG, TASK = "config.json", "task.json"
 WEIGHTS, SHARDED = "model.weights.h5", "model.weights.json"
@@ -64,8 +64,9 @@ def weight_files(folder: Path) -> list[Path]:
     """Return all files with weights of a preset, none of them damaged.
 
     Raises:
-        ModelFileError: if one is, or is missing.
+        ModelFileError: if one is, or is missing, or a link leads out of the preset.
     """
+    check_links(folder, folder.rglob("*"))
     task = folder / TASK_WEIGHTS
     index = weights_of(folder)
     files = [*shards_of(index), *([task] if task.is_file() else [])]
@@ -165,11 +166,7 @@ def check_new_folder(path: Path) -> None:
     Raises:
         ConfigError: if there is something, or nowhere to make it in.
     """
-    if not path.parent.is_dir():
-        raise ConfigError(
-            f"There is no folder {str(path.parent)!r} for the output. Received: "
-            f"{str(path)!r}. Next: make the folder."
-        )
+    check_parent(path)
     if path.is_symlink() or path.exists():
         if path.is_dir() and not any(path.iterdir()):
             return

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import keras
 
 from kerasmem.memory.held_arrays import array_bytes, arrays_of, held_by, untracked
-from kerasmem.memory.kinds import is_own, module_of
+from kerasmem.memory.kinds import attribute, is_own, module_of
 
 _MOST_OBJECTS = 5_000_000
 _HIDDEN = ("src", "python")
@@ -85,7 +85,8 @@ def kind_name(kind: type) -> str:
     parts = module_of(kind).split(".")
     hidden = (i for i, part in enumerate(parts) if part in _HIDDEN or part[:1] == "_")
     module = ".".join(parts[: next(hidden, len(parts))])
-    return f"{module}.{kind.__qualname__}".removeprefix("builtins.").removeprefix(".")
+    name = f"{module}.{attribute(kind, '__qualname__')}"
+    return name.removeprefix("builtins.").removeprefix(".")
 
 
 def grown(
@@ -235,7 +236,7 @@ def _instance(kind: type) -> Callable[[Any], bool]:
 
 
 def _described(what: str) -> Callable[[Any], str]:
-    return lambda one: f"the {what} {type(one).__name__}"
+    return lambda one: f"the {what} {attribute(type(one), '__name__')}"
 
 
 _PLACES: tuple[tuple[Callable[[Any], bool], Callable[[Any], str]], ...] = (
@@ -244,7 +245,7 @@ _PLACES: tuple[tuple[Callable[[Any], bool], Callable[[Any], str]], ...] = (
     (_instance(keras.layers.Layer), _described("layer")),
     (_instance(keras.optimizers.Optimizer), _described("optimizer")),
     (_is_module, lambda one: f"the module {one['__name__']}"),
-    (_instance(type), lambda one: f"the class {one.__qualname__}"),
+    (_instance(type), lambda one: f"the class {attribute(one, '__qualname__')}"),
 )
 
 
@@ -273,7 +274,7 @@ def _link(above: Any, below: Any) -> str:
     if isinstance(above, CellType | type) or below is own_dict(above):
         return ""
     held = (name for name, value in attributes(above) if value is below)
-    return f".{next(held, type(above).__name__)}"
+    return f".{next(held, attribute(type(above), '__name__'))}"
 
 
 def own_dict(one: Any) -> dict[str, Any]:
@@ -287,8 +288,8 @@ def own_dict(one: Any) -> dict[str, Any]:
 def attributes(one: Any) -> Iterator[tuple[str, Any]]:
     """Yield names and values of what an object keeps, in its dict and its slots."""
     yield from own_dict(one).items()
-    for base in type(one).__mro__:
-        for name, member in vars(base).items():
+    for base in attribute(type(one), "__mro__"):
+        for name, member in attribute(base, "__dict__").items():
             if isinstance(member, MemberDescriptorType):
                 with suppress(AttributeError):  # a slot that is empty
                     yield name, member.__get__(one)

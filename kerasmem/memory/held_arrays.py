@@ -12,7 +12,7 @@ import keras
 import numpy as np
 
 from kerasmem.graph.values import nbytes
-from kerasmem.memory.kinds import KindTable, is_of_program, is_own
+from kerasmem.memory.kinds import KindTable, attribute, is_of_program, is_own
 
 _CHUNK = 20_000
 _PLAIN = frozenset((dict, tuple))
@@ -73,7 +73,11 @@ def untracked(held: Sequence[Any]) -> list[Any]:
 
 def is_array(one: Any) -> bool:
     """Return True for an array of NumPy or a tensor of the backend."""
-    return isinstance(one, np.ndarray) or keras.ops.is_tensor(one)
+    if issubclass(type(one), np.ndarray):
+        return True
+    with suppress(Exception):  # TensorFlow reads attributes of the type
+        return keras.ops.is_tensor(one)
+    return False
 
 
 def array_bytes(each: Any) -> int:
@@ -94,4 +98,5 @@ def _has_size(kind: type) -> bool:
 
 
 def _has(kind: type, name: str) -> bool:
-    return any(name in vars(base) for base in kind.__mro__)
+    bases = attribute(kind, "__mro__")
+    return any(name in attribute(base, "__dict__") for base in bases)

@@ -16,7 +16,7 @@ from types import (
     UnionType,
     WrapperDescriptorType,
 )
-from typing import ForwardRef
+from typing import Any, ForwardRef
 from weakref import ReferenceType
 
 
@@ -78,5 +78,15 @@ def is_own(kind: type) -> bool:
 
 def module_of(kind: type) -> str:
     """Return the module of a type, empty where that is no text."""
-    module = kind.__module__
+    module = attribute(kind, "__module__")
     return module if isinstance(module, str) else ""  # some classes give it a property
+
+
+def attribute(kind: type, name: str) -> Any:
+    """Return an attribute that every type has, without code of its metaclass.
+
+    Example:
+        >>> attribute(int, "__name__")
+        'int'
+    """
+    return type.__dict__[name].__get__(kind)

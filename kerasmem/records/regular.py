@@ -7,10 +7,12 @@ file elsewhere; a fifo would keep it waiting for ever.
 import errno
 import os
 import stat
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from kerasmem.errors import ConfigError, InputError
+from kerasmem.errors import ConfigError, InputError, ModelFileError
 from kerasmem.records.plain import MOST_BYTES, read_json
 from kerasmem.units import format_bytes
 
@@ -27,19 +29,117 @@ def check_output(path: Path, suffix: str) -> None:
     """
     if path.suffix != suffix:
         raise ConfigError(f"The output must end in {suffix}. Received: {str(path)!r}.")
-    if not path.parent.is_dir():
+    check_parent(path)
+    if path.is_dir():
+        raise ConfigError(f"The output is a folder. Received: {str(path)!r}.")
+
+
+def check_parent(path: Path) -> None:
+    """Raise unless the folder of an output exists and the output can have its name.
+
+    Raises:
+        ConfigError: if not.
+    """
+    try:
+        path.resolve()
+        path.exists()
+        has_parent = path.parent.is_dir()
+    except (OSError, RuntimeError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(
+            f"The output path is invalid: {reason}. Received: {str(path)!r}. Next: "
+            "give another name."
+        ) from error
+    if not has_parent:
         raise ConfigError(
             f"There is no folder {str(path.parent)!r} for the output. Received: "
             f"{str(path)!r}. Next: make the folder."
         )
-    try:
-        path.resolve()
-    except (OSError, RuntimeError) as error:
+
+
+def check_outside(output: Path, source: Any) -> None:
+    """Raise if an output is inside of a folder that is the input.
+
+    Args:
+        output: Path of the output.
+        source: The input: a path or a model.
+
+    Raises:
+        ConfigError: if so.
+    """
+    is_folder = isinstance(source, str | Path) and Path(source).is_dir()
+    if is_folder and _real(output).is_relative_to(_real(source)):
         raise ConfigError(
-            f"The output leads round in a circle of links. Received: {str(path)!r}."
-        ) from error
-    if path.is_dir():
-        raise ConfigError(f"The output is a folder. Received: {str(path)!r}.")
+            "The output is inside the input folder, which is never modified. "
+            f"Received: {str(output)!r} in {str(source)!r}. Next: give a path outside."
+        )
+
+
+def check_links(folder: Path, files: Iterable[Path]) -> None:
+    """Raise if a link leads out of the folder of a model.
+
+    Links into `../../blobs` are valid: the cache of the Hugging Face Hub has them.
+
+    Args:
+        folder: The folder of the model.
+        files: Files and folders in it.
+
+    Raises:
+        ModelFileError: if a link leads elsewhere or to no file.
+    """
+    root = _real(folder)
+    homes = (root, root.parent.parent / "blobs")
+    for file in files:
+        target = _real(file)
+        is_inside = any(target.is_relative_to(home) for home in homes)
+        if not is_inside or (file.is_symlink() and not target.is_file()):
+            raise ModelFileError(
+                f"{str(file)!r} is a link out of the model's folder. Expected: links "
+                "to files in the folder or in '../../blobs'. Received: a link to "
+                f"{str(target)!r}. Next: put a copy of the file in its place."
+            )
+
+
+@contextmanager
+def unchanged(files: Iterable[Path]) -> Iterator[None]:
+    """Raise at the end of the scope if a file was changed or replaced in it.
+
+    Args:
+        files: Paths of regular files, or of links to them.
+
+    Raises:
+        ModelFileError: if so.
+    """
+    with ExitStack() as scope:
+        opened = {
+            path: scope.enter_context(open_regular(path, follow_link=True)).fileno()
+            for path in files
+        }
+        before = {path: identity(file) for path, file in opened.items()}
+        yield
+        for path, file in opened.items():
+            if not before[path] == identity(file) == identity(path):
+                raise ModelFileError(
+                    f"{str(path)!r} changed while it was read. Nothing was written. "
+                    "Next: call again once the file is complete."
+                )
+
+
+def identity(file: Path | int) -> tuple[int, ...] | None:
+    """Return device, inode, size and modification time, None if there is no file.
+
+    Args:
+        file: Path of a file, or its descriptor.
+    """
+    try:
+        status = os.fstat(file) if isinstance(file, int) else file.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _real(path: str | Path) -> Path:
+    return Path(os.path.realpath(path))
 
 
 def open_regular(path: Path, mode: str = "rb", *, follow_link: bool = False) -> IO[Any]:

@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import json
 import shutil
 import threading
 import zipfile
@@ -197,6 +198,11 @@ def test_weights_without_their_model_are_refused_by_name(
         (tmp_path / source).write_text('{"weight_map": {"a": "../x.weights.h5"}}')
         with pytest.raises(ModelFileError, match=r"x.weights.h5', which is not beside"):
             km.compress(tmp_path / source, Q("int8"), **options)
+        for name in ("", "x" * 5000, ".", "a\0b", "/etc/passwd"):
+            shards = json.dumps({"weight_map": {"a": name}})
+            (tmp_path / source).write_text(shards)
+            with pytest.raises(ModelFileError, match="which is not beside"):
+                km.compress(tmp_path / source, Q("int8"), **options)
         (tmp_path / source).write_text("[]")
         with pytest.raises(ModelFileError, match="which files the weights are in"):
             km.compress(tmp_path / source, Q("int8"), **options)

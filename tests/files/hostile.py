@@ -279,6 +279,19 @@ def aliases(levels):
     return "\n".join(lines) + "\n"
 
 
+def npy_header(shape):
+    """Write `bad.npy`, whose header declares more entries than there are."""
+
+    def write():
+        with Path("bad.npy").open("wb") as file:
+            np.lib.format.write_array_header_1_0(
+                file, {"descr": "<i4", "fortran_order": False, "shape": shape}
+            )
+            file.write(bytes(64))
+
+    return write
+
+
 def npz_header(shape):
     """Write `bad.npz`, whose `x` says that it is larger than it is."""
 
@@ -436,7 +449,7 @@ def hostile(scale=1):
         ),
         "an output that links to itself": Hostile(
             "compress model.keras -o round.keras --prune 0.5",
-            "a circle of links",
+            "The output path is invalid: Symlink loop",
             leads_round,
         ),
         "a path of 5,000 characters": Hostile(
@@ -462,6 +475,36 @@ def hostile(scale=1):
             f"{COMPRESS} --recipe bad.yaml",
             "Cannot read the recipe",
             lambda: os.mkfifo("bad.yaml"),
+        ),
+        "an integer of 100,000 digits": Hostile(
+            f"{COMPRESS} --recipe bad.yaml",
+            "is no YAML: It cannot be read",
+            text("bad.yaml", f"- {{technique: prune, sparsity: {'9' * 100_000}}}"),
+        ),
+        "a hexadecimal integer of 100,000 digits": Hostile(
+            f"{COMPRESS} --recipe bad.yaml",
+            "is no YAML: It cannot be read",
+            text("bad.yaml", f"- {{technique: prune, sparsity: 0x{'9' * 100_000}}}"),
+        ),
+        "a date that there is not": Hostile(
+            f"{COMPRESS} --recipe bad.yaml",
+            "is no YAML: It cannot be read",
+            text("bad.yaml", "- {technique: prune, sparsity: 2001-99-99}"),
+        ),
+        "a date": Hostile(
+            f"{COMPRESS} --recipe bad.yaml",
+            "is no YAML: It cannot be read",
+            text("bad.yaml", "- {technique: prune, sparsity: 2001-01-01}"),
+        ),
+        "token ids of 14.6 TiB in their header alone": Hostile(
+            "evaluate model.keras --data bad.npy",
+            "it tells of an array of",
+            npy_header((4_000_000_000_000,)),
+        ),
+        "an output of 300 letters": Hostile(
+            f"compress model.keras -o {'a' * 300}.keras --prune 0.5",
+            "File name too long",
+            lambda: None,
         ),
         "10^8 rounds": Hostile(
             f"{COMPRESS} --recipe bad.yaml",

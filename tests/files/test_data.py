@@ -18,10 +18,12 @@ from kerasmem.files.data import (
     fit_arguments,
     hold_out,
     load_data,
+    mapped,
     sample_count,
     sample_inputs,
 )
 from kerasmem.files.data.check import flat_samples
+from kerasmem.files.data.tokens import token_samples
 
 X = np.arange(12, dtype="float32").reshape(6, 2)
 Y = np.arange(6, dtype="int32")
@@ -558,3 +560,17 @@ def test_an_array_whose_header_is_no_sentence_of_python_is_refused(tmp_path):
         archive.writestr("x.npy", content)
     with pytest.raises(DataError, match="its header is damaged"):
         load_data(str(tmp_path / "data.npz"))
+
+
+@pytest.mark.one_backend
+def test_token_ids_are_bounded_by_their_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(mapped, "_LARGE_BYTES", 2**20)
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Embedding(9, 9)])
+    path = tmp_path / "ids.npz"
+    np.savez_compressed(path, token_ids=np.ones(2**18, "int32"))
+    with pytest.raises(DataError, match="it would take 1048704 bytes, of which it has"):
+        token_samples(path, model)
+    np.savez_compressed(path, token_ids=np.arange(4000) % 9)
+    assert token_samples(path, model)[0].shape == (500, 8)
+    np.save(tmp_path / "ids.npy", np.arange(4000) % 9)
+    assert token_samples(tmp_path / "ids.npy", model)[0].shape == (500, 8)

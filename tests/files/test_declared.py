@@ -1,5 +1,8 @@
 """What a file tells of its weights is compared with the model before it is read."""
 
+import json
+import zipfile
+
 import h5py
 import keras
 import numpy as np
@@ -84,6 +87,51 @@ def test_a_layer_gets_no_memory_for_weights_that_are_not_there(tmp_path):
     ):
         keras.Model.from_config(config)
     assert keras.Layer.add_weight is add_weight
+
+
+@keras.saving.register_keras_serializable("test_declared")
+class Repeated(keras.Model):
+    """Makes a layer for each of a number in its config, like a transformer."""
+
+    def __init__(self, num_layers, **options):
+        super().__init__(**options)
+        self.num_layers = num_layers
+        self.parts = [L.Dense(1) for _ in range(num_layers)]
+
+    def build(self, shape):
+        for part in self.parts:
+            part.build((None, 1))
+
+    def call(self, x):
+        for part in self.parts:
+            x = part(x)
+        return x
+
+    def get_config(self):
+        return {**super().get_config(), "num_layers": self.num_layers}
+
+
+@pytest.mark.one_backend
+def test_a_number_of_layers_is_compared_with_the_arrays_in_the_file(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(datasets, "_FREE_LAYERS", 8)
+    path = tmp_path / "m.keras"
+    model = Repeated(12)
+    model(np.ones((1, 1)))
+    model.save(path)
+    assert len(km.load_model(path).parts) == 12
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    config = json.loads(members["config.json"])
+    config["config"]["num_layers"] = 1_000_000_000
+    members["config.json"] = json.dumps(config).encode()
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    with pytest.raises(ModelFileError, match="105 layers.* its file 24 arrays"):
+        km.load_model(path)
+    assert keras.Layer.__init__.__qualname__ == "Layer.__init__"
 
 
 @pytest.mark.one_backend

@@ -1,6 +1,7 @@
 """MLflow and W&B get every figure at its step, and the page of the run."""
 
 import importlib.util
+import posixpath
 import re
 from collections import Counter
 
@@ -10,6 +11,7 @@ import kerasmem as km
 from kerasmem.errors import ConfigError
 from kerasmem.records import HostReading, MemoryRecord
 from kerasmem.report.run.scalars import run_scalars
+from kerasmem.report.trackers.mlflow import _allowed as mlflow_name
 from kerasmem.units import MIB
 from tests.report import tracker_libraries
 from tests.report.runs import gradient_records, memory_records
@@ -95,6 +97,23 @@ def test_mlflow_has_every_figure_and_the_page(run_dir, mlflow):
     files = client.list_artifacts(run.info.run_id)
     assert [file.path for file in files] == ["kerasmem.html"]
     assert mlflow.active_run() is None
+
+
+@pytest.mark.parametrize(
+    "tag", ["a//b", "/a", "../a/..", ".", "", "a/./b/", "ä:b", "a/" * 300, "x" * 251]
+)
+def test_mlflow_takes_every_name(tag):
+    # The rules of `mlflow.utils.validation`.
+    name = mlflow_name(tag)
+    assert re.fullmatch(r"[\w\-. /]{1,250}", name, re.ASCII)
+    assert posixpath.normpath(name) == name
+    assert not name.startswith(("..", "/"))
+    assert name != "."
+
+
+def test_long_names_in_mlflow_stay_different():
+    assert mlflow_name("x" * 300 + "a") != mlflow_name("x" * 300 + "b")
+    assert mlflow_name("x" * 250) == "x" * 250
 
 
 def test_a_second_run_joins_the_experiment(run_dir, mlflow):

@@ -3,6 +3,7 @@
 import io
 import math
 import mmap
+import os
 import tokenize
 import zipfile
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 
 from kerasmem.errors import DataError, ModelFileError
 from kerasmem.files.archive import data_start
+from kerasmem.units import MIB
 
 
 def map_arrays(path: Path) -> dict[str, np.ndarray]:
@@ -84,6 +86,41 @@ def form_of(file: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, np.dtype
     if min(shape, default=0) < 0 or wanted > size:
         raise ValueError(f"it tells of an array of {wanted} bytes and has {size}")
     return shape, in_columns, dtype
+
+
+def check_sizes(file: IO[bytes]) -> None:
+    """Raise if arrays of an `.npy` or `.npz` file are larger than their bytes.
+
+    Args:
+        file: The open file, which is at its start afterwards.
+
+    Raises:
+        ValueError: if one is, or if the file inflates to far more than its size.
+    """
+    start = file.read(6)
+    file.seek(0)
+    if start[:4] in _ZIP:
+        with zipfile.ZipFile(file) as archive:
+            _check_members(archive)
+    elif start == np.lib.format.MAGIC_PREFIX:
+        form_of(file, os.fstat(file.fileno()).st_size)
+    file.seek(0)
+
+
+_ZIP = (b"PK\x03\x04", b"PK\x05\x06")
+_LARGE_BYTES, _MOST_TIMES = 256 * MIB, 100
+"""What is so large and was so much smaller in the file was never a sample."""
+
+
+def _check_members(archive: zipfile.ZipFile) -> None:
+    for member in archive.infolist():
+        if member.filename.endswith(".npy"):
+            with archive.open(member) as file:
+                form_of(file, member.file_size)
+    whole = sum(member.file_size for member in archive.infolist())
+    stored = sum(member.compress_size for member in archive.infolist())
+    if whole > max(_LARGE_BYTES, _MOST_TIMES * stored):
+        raise ValueError(f"it would take {whole} bytes, of which it has {stored}")
 
 
 def _base(array: Any) -> Any:

@@ -15,8 +15,7 @@ import numpy as np
 from kerasmem.errors import DataError
 from kerasmem.files.data.check import check_lengths
 from kerasmem.files.data.forms import is_array_data, sample_count
-from kerasmem.files.data.mapped import form_of, map_arrays
-from kerasmem.units import MIB
+from kerasmem.files.data.mapped import check_sizes, map_arrays
 
 
 def shared(batch_size: int) -> int:
@@ -62,8 +61,6 @@ def _devices() -> int:
 _KEY = re.compile(r"(x|y|sample_weight)(?:_(train|test))?(?:_(.+))?")
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _KINDS = "biufSU"
-_LARGE_BYTES, _MOST_TIMES = 256 * MIB, 100
-"""What is so large and was so much smaller in the file was never a sample."""
 _ADVICE = (
     "Next: write it with numpy.savez, with the arrays x and y, or x_train, y_train, "
     "x_test and y_test."
@@ -210,10 +207,10 @@ def _read_npz(path: Path) -> dict[str, np.ndarray]:
         )
     try:
         with path.open("rb") as file:
+            check_sizes(file)
             archive = np.load(file, allow_pickle=False)
             if isinstance(archive, np.ndarray):
                 raise ValueError("it holds one bare array")
-            _check_sizes(archive.zip)
             return {key: archive[key] for key in archive.files if _KEY.fullmatch(key)}
     except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         reason = str(error).rstrip(".")
@@ -224,19 +221,3 @@ def _read_npz(path: Path) -> dict[str, np.ndarray]:
         raise DataError(
             f"{path} is not a sound .npz file: {reason}. {_ADVICE}"
         ) from error
-
-
-def _check_sizes(archive: zipfile.ZipFile) -> None:
-    """Raise unless every array has the bytes that it tells of, not too deflated.
-
-    Raises:
-        ValueError: if one has not.
-    """
-    for member in archive.infolist():
-        if member.filename.endswith(".npy"):
-            with archive.open(member) as file:
-                form_of(file, member.file_size)
-    whole = sum(member.file_size for member in archive.infolist())
-    stored = sum(member.compress_size for member in archive.infolist())
-    if whole > max(_LARGE_BYTES, _MOST_TIMES * stored):
-        raise ValueError(f"it would take {whole} bytes, of which it has {stored}")

@@ -5,6 +5,7 @@ one, and those of padding, have weight 0.
 """
 
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,6 +14,10 @@ import numpy as np
 
 from kerasmem.errors import DataError
 from kerasmem.files.data.check import input_names
+from kerasmem.files.data.mapped import check_sizes
+
+_DAMAGED = (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError)
+"""Of an archive: the last two for another compression and for a password."""
 
 LENGTH = 256
 """Tokens in a row, where nothing says otherwise."""
@@ -107,6 +112,7 @@ def _read(path: Path, model: Any, preprocessor: Any) -> tuple[np.ndarray, np.nda
         if path.suffix == ".txt":
             return _of_text(path.read_text("utf-8"), model, preprocessor)
         with path.open("rb") as file:  # closed, whatever NumPy makes of it
+            check_sizes(file)
             loaded = np.load(file, allow_pickle=False)
             if isinstance(loaded, np.ndarray):
                 return loaded, np.ones(loaded.shape, bool)
@@ -114,7 +120,7 @@ def _read(path: Path, model: Any, preprocessor: Any) -> tuple[np.ndarray, np.nda
             has_mask = _MASK in loaded.files
             mask = loaded[_MASK] if has_mask else np.ones(ids.shape)
             return ids, mask.astype(bool)
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, KeyError, EOFError, *_DAMAGED) as error:
         raise DataError(f"{path} holds no tokens: {error}. {_FORMS}") from error
 
 

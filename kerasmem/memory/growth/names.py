@@ -19,7 +19,7 @@ from types import (
 from typing import Any, NamedTuple
 
 from kerasmem.memory.census import attributes, own_dict
-from kerasmem.memory.kinds import is_own
+from kerasmem.memory.kinds import attribute, is_own
 
 _SECONDS = 2.0
 _OURS = str(Path(__file__).parent)
@@ -206,7 +206,8 @@ def _step(above_it: Any, above: Any, below: Any) -> str:
     if isinstance(above, set | frozenset):
         return "{...}"
     held = (name for name, value in attributes(above) if value is below)
-    return f".{next(held, f'<{type(above).__name__}>')}"
+    kind = attribute(type(above), "__name__")
+    return f".{next(held, f'<{kind}>')}"
 
 
 def _closure_name(function: FunctionType, cell: Any) -> str:

@@ -1,6 +1,7 @@
 """A run in MLflow, through its client: nothing becomes the active run or experiment."""
 
 import re
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from kerasmem.report.trackers.tracker import Tracker, of_process
 
 _MOST_METRICS = 1000
 """Of one request, by MLflow's REST API."""
+_MOST_LETTERS = 250
 
 
 class MlflowTracker(Tracker):
@@ -66,5 +68,9 @@ class MlflowTracker(Tracker):
 
 
 def _allowed(tag: str) -> str:
-    """Return a name of the characters that MLflow takes everywhere."""
-    return re.sub(r"[^\w\-. /]", "_", tag, flags=re.ASCII)
+    """Return a metric name that MLflow accepts: a short path of plain characters."""
+    parts = re.sub(r"[^\w\-. /]", "_", tag, flags=re.ASCII).split("/")
+    name = "/".join(part for part in parts if part not in ("", ".", ".."))
+    if len(name) <= _MOST_LETTERS:
+        return name or "_"
+    return f"{name[: _MOST_LETTERS - 9].rstrip('./')}-{zlib.crc32(name.encode()):08x}"

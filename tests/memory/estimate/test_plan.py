@@ -1,6 +1,7 @@
 """The plan of a compiled step: recorded ones against an H200, rules, and refusals."""
 
 import importlib.metadata
+import os
 from types import SimpleNamespace
 
 import keras
@@ -291,6 +292,19 @@ def test_what_was_kept_is_read_back_whole_or_not_at_all(tmp_path, monkeypatch):
     path = tmp_path / "kerasmem" / "plans" / name
     path.write_bytes(path.read_bytes()[:-3])
     assert cache.read(name) is None
+    cache.write(name, b"0" * 2**20)
+    monkeypatch.setattr(cache, "_MOST_BYTES", 2**20 - 1)
+    assert cache.read(name) is None
+    path.unlink()
+    os.mkfifo(path)
+    assert cache.read(name) is None
+    path.unlink()
+    (tmp_path / "other").write_bytes(b"of the user")
+    path.symlink_to(tmp_path / "other")
+    assert cache.read(name) is None
+    cache.write(name, b"plan")
+    assert (tmp_path / "other").read_bytes() == b"of the user"
+    assert cache.read(name) == b"plan"
     for number in range(70):
         cache.write(cache.key(number), b"")
     assert len(list(path.parent.iterdir())) == 64

@@ -11,10 +11,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from kerasmem.errors import OutputError
+from kerasmem.errors import InputError, OutputError
 from kerasmem.files.atomic import replacing
+from kerasmem.records.regular import read_regular
+from kerasmem.units import MIB
 
 _MOST_FILES = 64
+_MOST_BYTES = 256 * MIB
+"""Of a plan, which is text of a few MiB."""
 
 
 def key(*parts: Any) -> str:
@@ -33,10 +37,12 @@ def key(*parts: Any) -> str:
 
 def read(name: str) -> bytes | None:
     """Return what was kept under a key, None if nothing whole is there."""
-    path = _folder() / name
+    path, inflate = _folder() / name, zlib.decompressobj()
     try:
-        content = zlib.decompress(path.read_bytes())
-    except (OSError, zlib.error):
+        content = inflate.decompress(read_regular(path, _MOST_BYTES), _MOST_BYTES)
+    except (OSError, InputError, zlib.error):
+        return None
+    if not inflate.eof:
         return None
     with suppress(OSError):
         path.touch()
@@ -48,7 +54,7 @@ def write(name: str, content: bytes) -> None:
     folder = _folder()
     with suppress(OSError, OutputError):
         folder.mkdir(parents=True, exist_ok=True)
-        with replacing(folder / name) as part:
+        with replacing(folder / name, follow_link=False) as part:
             part.write_bytes(zlib.compress(content, 1))
         newest = sorted(folder.iterdir(), key=_when, reverse=True)
         for path in newest[_MOST_FILES:]:
