@@ -7,7 +7,7 @@ file elsewhere; a fifo would keep it waiting for ever.
 import errno
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -101,7 +101,7 @@ def check_links(folder: Path, files: Iterable[Path]) -> None:
 
 
 @contextmanager
-def unchanged(files: Iterable[Path]) -> Iterator[None]:
+def unchanged(files: Iterable[Path]) -> Generator[None, None, None]:
     """Raise at the end of the scope if a file was changed or replaced in it.
 
     Args:
