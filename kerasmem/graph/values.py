@@ -133,7 +133,7 @@ def model_digest(model: Any, what: Sequence[str]) -> str:
 def _config(model: Any) -> Any:
     try:
         return json.loads(json.dumps(model.get_config(), default=_name))
-    except NotImplementedError:
+    except Exception:  # noqa: BLE001 - `get_config` of the user's layers may raise any.
         return type(model).__qualname__
 
 

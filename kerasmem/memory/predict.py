@@ -53,7 +53,8 @@ def predict(
       the model differ, all batches are computed again.
     - Each other batch is read and compared with the checksums of the interrupted run.
       All batches after a changed input or a damaged row are computed again.
-    - Stateful recurrent models start from the beginning.
+    - Stateful recurrent models and models with random outputs start from the
+      beginning.
 
     Args:
         model: A `keras.Model`.
@@ -172,7 +173,8 @@ class _Part:
             for file, array in zip(self._files, self._like, strict=False):
                 _write_header(file, array, self._rows)
                 os.fsync(file.fileno())
-            self._stack.close()
+            for file in self._files:
+                file.close()  # The folder stays locked.
             _check_output(target, is_folder=is_folder)
             if is_folder:
                 self._folder.rename(target)
@@ -297,10 +299,9 @@ def _input_bytes(leaf: Any) -> tuple[Any, ...]:
     if leaf is None:
         return (b"None",)
     array = leaf if isinstance(leaf, np.ndarray) else keras.ops.convert_to_numpy(leaf)
-    form = f"{array.dtype}{array.shape}".encode()
-    return form, repr(array.tolist()).encode() if array.dtype.hasobject else _bytes(
-        array
-    )
+    has_text = array.dtype.hasobject
+    content = repr(array.tolist()).encode() if has_text else _bytes(array)
+    return f"{array.dtype}{array.shape}".encode(), content
 
 
 def _bytes(array: np.ndarray) -> Any:

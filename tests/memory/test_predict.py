@@ -313,6 +313,24 @@ def test_rows_of_other_data_are_not_used(model, x, path, form, first):
 
 
 @pytest.mark.one_backend
+def test_rows_of_another_batch_size_are_not_used(model, x, path):
+    run(model, x, path, stop_after=5)
+    predictions = predict(model, x, output=path, batch_size=SIZE - 2)
+    assert_equal(predictions, model, x)
+
+
+@pytest.mark.one_backend
+def test_a_config_that_raises_is_no_error(x, path):
+    class Unsaved(Scale):
+        def get_config(self):
+            raise AttributeError
+
+    assert_equal(
+        predict(dense(layer=Unsaved(2)), x, output=path), dense(layer=Scale(2)), x
+    )
+
+
+@pytest.mark.one_backend
 def test_rows_of_longer_data_are_not_used(model, x, path):
     run(model, x, path, stop_after=8)
     predictions, computed = run(model, x[:32], path)
