@@ -196,6 +196,8 @@ def check_heaps(path: Path) -> None:
     Raises:
         ModelFileError: if one has, or heaps lie over each other.
     """
+    if not path.stat().st_size:
+        raise ModelFileError(f"{str(path)!r} is damaged: it is empty.")
     with path.open("rb") as file:
         content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     with content:

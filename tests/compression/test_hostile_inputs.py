@@ -92,6 +92,12 @@ def test_a_link_in_assets_beside_weights_is_refused(preset, tmp_path):
         compressed(preset / "model.weights.h5", tmp_path / "out.keras")
 
 
+def test_an_empty_file_of_weights_is_refused(preset, tmp_path):
+    (preset / "model.weights.h5").write_bytes(b"")
+    with pytest.raises(ModelFileError, match="is damaged: it is empty"):
+        compressed(preset, tmp_path / "out")
+
+
 def test_a_shard_that_links_elsewhere_is_refused(preset, tmp_path):
     (preset / "model.weights.h5").rename(tmp_path / "shard.weights.h5")
     (preset / "shard.weights.h5").symlink_to(tmp_path / "shard.weights.h5")

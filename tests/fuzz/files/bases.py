@@ -22,7 +22,7 @@ def write(folder: Path) -> None:
     """Write all of them; a kind is a file's or folder's name."""
     _models(folder)
     _data(folder)
-    _run(folder / "run")
+    write_run(folder / "run")
     with tarfile.open(_LEGACY) as archive:
         archive.extractall(folder / "all_old", filter="data")
     old = folder / "all_old"
@@ -92,7 +92,8 @@ def _data(folder: Path) -> None:
     store.finish()
 
 
-def _run(folder: Path) -> None:
+def write_run(folder: Path) -> None:
+    """Write a run with records of every kind."""
     from kerasmem.files.timelines import add_timelines
     from tests.report.runs import small_run
 

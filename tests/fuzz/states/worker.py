@@ -11,9 +11,9 @@ from typing import Any
 from tests.fuzz.forked import forked
 from tests.fuzz.graphs.operation import Draw
 from tests.fuzz.outcome import Outcome, WrongResultError, line_of
-from tests.fuzz.states import predict
+from tests.fuzz.states import predict, presets, runs
 
-KINDS: dict[str, Any] = {"predict": predict}
+KINDS: dict[str, Any] = {"predict": predict, "presets": presets, "runs": runs}
 MOST_SECONDS = 10
 MOST_BYTES = 1 << 30
 _HASHED_BYTES = 1 << 26
@@ -133,7 +133,8 @@ def main() -> None:
     # Imported here, so that no child has to import them.
     import keras  # noqa: F401
 
-    import kerasmem.memory.predict  # noqa: F401
+    import kerasmem.public  # noqa: F401
+    import kerasmem.report.run  # noqa: F401
     from tests.fuzz.serve import serve
 
     serve(drawn, run, kinds, _last)
