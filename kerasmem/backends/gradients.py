@@ -22,63 +22,108 @@ def innermost(optimizer: Any) -> Any:
     return optimizer
 
 
-def observe_updates(optimizer: Any, observer: Observer) -> Callable[[], None]:
+def observe_updates(
+    optimizer: Any,
+    observer: Observer,
+    uncompiled: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda f: f,
+) -> Callable[[], None]:
     """Call `observer(gradients, variables)` in every update; return the undo.
 
-    What the observer returns, if it is not None, is called when the variables have
-    been updated, before any constraint.
+    The return value of the observer, if it is not None, is called when the variables
+    have been updated, before any constraint. An optimizer with its own way to update
+    may never call the observer.
+
+    Args:
+        optimizer: The optimizer of a model.
+        observer: Gets unscaled, accumulated and unclipped gradients.
+        uncompiled: Excludes a function from compilation of Python code.
     """
     optimizer = innermost(optimizer)
+    update = _Update(observer)
+    begin, end = uncompiled(update.begin), uncompiled(update.end)
     if isinstance(optimizer, keras.optimizers.MultiOptimizer):
-        return _observe_apply(optimizer, observer)
-    return _observe_clipping(optimizer, observer)
+        return _observe_apply(optimizer, begin, end)
+    return _observe_clipping(optimizer, begin, end, uncompiled(update.note))
 
 
-def _observe_clipping(optimizer: Any, observer: Observer) -> Callable[[], None]:
-    # Private, for want of a public place: `apply` still has scaled gradients of
-    # micro-batches, and `update_step` has clipped ones. `_clip_gradients` gets them
-    # unscaled and accumulated, `apply` around it knows whose they are, and after
-    # `_backend_update_step` these have moved. With accumulation JAX runs this code in
-    # every step, and takes the assignments of a step without an update back. A
-    # strategy runs every replica in a thread of its own.
-    step = threading.local()
+class _Update(threading.local):
+    """One call of the observer. Each replica of a strategy runs in its own thread.
 
-    def remember(original: Any, gradients: Any, variables: Any) -> Any:
-        step.variables = [variable for _, variable in _updated(gradients, variables)]
-        return original(gradients, variables)
+    No method returns a value to branch on: compiled code (torch) may keep the branch
+    that it saw in the first steps.
+    """
 
-    def observe(original: Any, gradients: Any) -> Any:
-        step.finish = observer(gradients, step.variables)
-        return original(gradients)
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+        self._unclipped: Sequence[Any] = ()
+        self._finish: Callable[[], None] | None = None
 
-    def finish(original: Any, *arguments: Any) -> Any:
-        updated = original(*arguments)
-        if step.finish is not None:
-            step.finish()
+    def note(self, grads: Any = (), *_: Any, **__: Any) -> None:
+        """Keep gradients that are about to be clipped."""
+        self._unclipped = grads
+
+    def begin(
+        self, grads: Any = (), trainable_variables: Any = (), *_: Any, **__: Any
+    ) -> None:
+        """Call the observer, unless gradients and variables are no matching lists."""
+        unclipped, self._unclipped, self._finish = self._unclipped, (), None
+        gradients = unclipped if _match(unclipped, trainable_variables) else grads
+        if not _match(gradients, trainable_variables):
+            return
+        if pairs := _updated(gradients, trainable_variables):
+            self._finish = self._observer(*map(list, zip(*pairs, strict=True)))
+
+    def end(self) -> None:
+        """Call the function that the observer returned."""
+        finish, self._finish = self._finish, None
+        if finish is not None:
+            finish()
+
+
+def _match(*lists: Any) -> bool:
+    are_lists = all(isinstance(each, list | tuple) for each in lists)
+    return are_lists and len({len(each) for each in lists}) == 1
+
+
+def _observe_clipping(
+    optimizer: Any,
+    begin: Callable[..., None],
+    end: Callable[[], None],
+    note: Callable[..., None],
+) -> Callable[[], None]:
+    # Private, for want of a public place: `apply` has scaled gradients of
+    # micro-batches, `_backend_update_step` has clipped ones. Between them,
+    # `_clip_gradients` gets them unscaled and accumulated. With accumulation JAX runs
+    # this code in every step, and reverts the assignments of a step without an update.
+    def clip(original: Any, *args: Any, **kwargs: Any) -> Any:
+        note(*args, **kwargs)
+        return original(*args, **kwargs)
+
+    def update(original: Any, *args: Any, **kwargs: Any) -> Any:
+        begin(*args, **kwargs)
+        updated = original(*args, **kwargs)
+        end()
         return updated
 
     with ExitStack() as undo:
-        undo.callback(around_apply(optimizer, remember))
-        undo.callback(patch_method(optimizer, "_clip_gradients", observe))
-        undo.callback(patch_method(optimizer, "_backend_update_step", finish))
+        undo.callback(patch_method(optimizer, "_clip_gradients", clip))
+        undo.callback(patch_method(optimizer, "_backend_update_step", update))
         return undo.pop_all().close
 
 
-def _observe_apply(optimizer: Any, observer: Observer) -> Callable[[], None]:
-    # The optimizers below see a part of the gradient each, so it is read on top.
-    def observe(original: Any, gradients: Any, variables: Any) -> Any:
+def _observe_apply(
+    optimizer: Any, begin: Callable[..., None], end: Callable[[], None]
+) -> Callable[[], None]:
+    # Each inner optimizer gets a part of the gradient, so it is read here.
+    def apply(original: Any, gradients: Any, variables: Any) -> Any:
         scale = optimizer.loss_scale_factor
-        pairs = [
-            (gradient if scale is None else gradient / scale, variable)
-            for gradient, variable in _updated(gradients, variables)
-        ]
-        finish = observer([pair[0] for pair in pairs], [pair[1] for pair in pairs])
+        unscaled = [g if g is None or scale is None else g / scale for g in gradients]
+        begin(unscaled, variables)
         updated = original(gradients, variables)
-        if finish is not None:
-            finish()
+        end()
         return updated
 
-    return around_apply(optimizer, observe)
+    return around_apply(optimizer, apply)
 
 
 def _updated(
@@ -183,12 +228,25 @@ class GradientBackend(ABC):
     ) -> Callable[[], None]:
         """Call `observer(gradients, variables)` in every update; return the undo.
 
-        The gradients are those that reach the update: unscaled, unclipped,
-        accumulated, summed over replicas. The call happens inside the compiled
+        The gradients are unscaled, unclipped and accumulated; `complete_gradients`
+        sums them over replicas. The call happens inside the compiled
         step, so the observer sees tensors and may assign a `StepState`. What it
         returns, if it is not None, is called when the variables have been updated.
         """
         return observe_updates(optimizer, observer)
+
+    def check_optimizer(self, optimizer: Any) -> None:  # noqa: B027 - any will do
+        """Check that an optimizer can be observed.
+
+        Raises:
+            TypeError: if the optimizer cannot carry more variables through a step.
+        """
+
+    def complete_gradients(
+        self, gradients: Sequence[Any], variables: Sequence[Any]
+    ) -> Sequence[Any]:
+        """Return gradients summed over replicas, with the shapes of the variables."""
+        return gradients
 
     def observe_loss_scaling(
         self, optimizer: Any, observer: Callable[[Any], None]

@@ -52,12 +52,15 @@ class GradientMonitor(AttachedCallback):
     strategy there is one more reduction over the replicas.
 
     Limits: only `model.optimizer` is watched, in `fit`. Of a `MultiOptimizer` whose
-    parts accumulate gradients the gradient of each batch is seen. The optimizer has
-    to clip and accumulate as Keras's own do; the keys are absent otherwise.
+    parts accumulate gradients the gradient of each batch is seen. With an optimizer
+    that does not update through the methods of Keras's optimizers, the monitor warns
+    once and the keys are absent.
 
     Reading changes no training: bit for bit without jit (on TensorFlow with
     `tf.config.experimental.enable_op_determinism()`, without which it may fuse other
-    operations than before), to rounding with jit.
+    operations than before), to rounding with jit. One exception: on TensorFlow, SGD
+    with Nesterov momentum differs in the last bit, because TensorFlow's graph
+    optimizer reorders products if nothing else reads the gradient.
 
     After `fit` nothing is left on the model or its optimizer. After an exception or
     Ctrl-C in `fit` what is left does nothing but count, and goes at the model's next
@@ -208,8 +211,9 @@ class GradientMonitor(AttachedCallback):
             hooks.close()
 
     def _attach(self, model: Any) -> None:
-        tally = GradientTally(model, self._every)
         backend = backends.current()
+        backend.check_optimizer(model.optimizer)
+        tally = GradientTally(model, self._every)
 
         def observe(
             gradients: Sequence[Any], variables: Sequence[Any]

@@ -97,8 +97,13 @@ class GradientState:
         """Return for each of its own variables where it is among `variables`.
 
         One that is not among them is said to stand behind the last.
+
+        Raises:
+            ValueError: if none of its own variables is among `variables`.
         """
         given = {self._place_of.get(id(v)): index for index, v in enumerate(variables)}
+        if set(given) <= {None}:
+            raise ValueError("The update has no trainable variable of the model")
         return [given.get(place, len(variables)) for place in range(len(self.paths))]
 
     def is_due(self, every: int) -> tuple[Any, Any]:

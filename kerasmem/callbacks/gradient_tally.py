@@ -77,6 +77,7 @@ class GradientTally:
             self._uninstrumented.keep_to_one()
         with self._backend.inference():
             state = self._prepare(in_step=True)
+            gradients = self._backend.complete_gradients(gradients, variables)
             is_sampled, was_sampled = self._due(state)
             groups, order, place = self._layout(state, variables)
             # A branch waits for all that it reads, so there are several, each of few

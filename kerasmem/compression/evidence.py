@@ -81,6 +81,7 @@ class GradientEvidence:
     def _observe(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
         backend, ops = current(), keras.ops
         with backend.inference():
+            gradients = backend.complete_gradients(gradients, variables)
             for gradient, variable in zip(gradients, variables, strict=True):
                 state = self._sums.get(id(variable))
                 if state is None:

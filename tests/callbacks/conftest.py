@@ -195,4 +195,6 @@ collect_ignore = [
     f"test_memory_on_{name}.py" for name in ("tensorflow", "jax") if name != _BACKEND
 ]
 collect_ignore += [] if find_spec("keras_tuner") else ["test_in_keras_tuner.py"]
-collect_ignore += ["test_on_two_devices.py"] if _BACKEND == "torch" else []
+collect_ignore += [
+    "test_on_two_devices.py" if _BACKEND == "torch" else "test_torch_compile.py"
+]

@@ -10,6 +10,7 @@ from kerasmem.backends.gradients import (
     FoldingMeter,
     GradientBackend,
     GradientMeter,
+    innermost,
     scales_loss,
 )
 from kerasmem.backends.patching import nothing_to_undo, patch_method
@@ -30,6 +31,12 @@ class JaxMeter(FoldingMeter):
 
 class JaxGradients(GradientBackend):
     """The gradients of a JAX step, all of them dense."""
+
+    def check_optimizer(self, optimizer: Any) -> None:
+        """Check that the optimizer's `stateless_apply` is one of Keras."""
+        kind = type(innermost(optimizer))
+        if not kind.stateless_apply.__module__.startswith("keras."):
+            raise TypeError(f"{kind.__name__} has its own `stateless_apply`")
 
     def observe_loss_scaling(
         self, optimizer: Any, observer: Callable[[Any], None]

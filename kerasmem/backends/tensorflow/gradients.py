@@ -13,7 +13,6 @@ from kerasmem.backends.gradients import (
     FoldingMeter,
     GradientBackend,
     GradientMeter,
-    Observer,
 )
 
 Gradient = tf.Tensor | tf.IndexedSlices
@@ -182,16 +181,11 @@ _DRAWING = {
 class TensorFlowGradients(GradientBackend):
     """The gradients of a TensorFlow step, dense tensors or slices."""
 
-    def observe_gradients(
-        self, optimizer: Any, observer: Observer
-    ) -> Callable[[], None]:
-        """Call `observer(gradients, variables)` in every update; return the undo."""
-        return super().observe_gradients(
-            optimizer,
-            lambda gradients, variables: observer(
-                _shaped(_all_reduced(gradients), variables), variables
-            ),
-        )
+    def complete_gradients(
+        self, gradients: Sequence[Any], variables: Sequence[Any]
+    ) -> Sequence[Any]:
+        """Return gradients summed over replicas, with the shapes of the variables."""
+        return _shaped(_all_reduced(gradients), variables)
 
     def gradient_meter(self, *, compiled: bool) -> GradientMeter:
         """Return what measures gradients in a step, which XLA compiles or does not."""

@@ -5,7 +5,12 @@ from typing import Any
 
 import torch
 
-from kerasmem.backends.gradients import GradientBackend, GradientMeter, Observer
+from kerasmem.backends.gradients import (
+    GradientBackend,
+    GradientMeter,
+    Observer,
+    observe_updates,
+)
 
 _SHORT = 65_536
 _ROW = 4096
@@ -66,7 +71,16 @@ class TorchGradients(GradientBackend):
         self, optimizer: Any, observer: Observer
     ) -> Callable[[], None]:
         """Call `observer(gradients, variables)` in every update; return the undo."""
-        return super().observe_gradients(optimizer, _uncompiled(observer))
+        # The observer counts steps in Python: its compiled form would keep one count.
+        disable: Any = torch.compiler.disable
+        return observe_updates(optimizer, observer, disable)
+
+    def observe_loss_scaling(
+        self, optimizer: Any, observer: Callable[[Any], None]
+    ) -> Callable[[], None]:
+        """Call `observer(finite)` in every step of a loss scaling optimizer."""
+        disable: Any = torch.compiler.disable
+        return super().observe_loss_scaling(optimizer, disable(observer))
 
     def gradient_meter(self, *, compiled: bool) -> GradientMeter:
         """Return what measures gradients in a step."""
@@ -86,17 +100,3 @@ class TorchGradients(GradientBackend):
     def branches_cost(self, *, compiled: bool) -> bool:
         """Return False: the step is no graph."""
         return False
-
-
-def _uncompiled(observer: Observer) -> Observer:
-    # An observer counts steps in Python: what torch.compile makes of that would hold
-    # for one count only.
-    disable: Any = torch.compiler.disable
-
-    def observe(
-        gradients: Sequence[Any], variables: Sequence[Any]
-    ) -> Callable[[], None] | None:
-        finish = observer(gradients, variables)
-        return None if finish is None else disable(finish)
-
-    return disable(observe)
