@@ -30,7 +30,8 @@ class Tensor:
         base: the tensor whose memory it looks into, None if it has its own.
         kind: `"value"`, `"parameter"` or `"optimizer_state"` (they live outside of the
             step), `"input"` or `"gradient"` (of a parameter).
-        differentiable: whether a gradient flows to it.
+        differentiable: whether the backward pass computes its gradient, because a
+            trainable variable is upstream.
         layout: how its entries lie: `"last"` or `"first"` for the channels.
     """
 
@@ -39,7 +40,7 @@ class Tensor:
     layer: str | None = None
     base: "Tensor | None" = None
     kind: str = "value"
-    differentiable: bool = True
+    differentiable: bool = False
     layout: str = "last"
 
     @property

@@ -43,8 +43,18 @@ def attention():
     return keras.Model(inputs, layers.Dense(10)(layers.GlobalAveragePooling1D()(x)))
 
 
+def frozen():
+    base = convolutions()
+    base = keras.Model(base.input, base.layers[-3].output)
+    base.trainable = False
+    inputs = layers.Input((32, 32, 3))
+    x = layers.GlobalAveragePooling2D()(base(inputs, training=False))
+    return keras.Model(inputs, layers.Dense(10)(x))
+
+
 NETWORKS = {  # smallest first: what a pool was made for, it wastes on less
     "dense": dense,
+    "frozen": frozen,
     "attention": attention,
     "convolutions": convolutions,
 }

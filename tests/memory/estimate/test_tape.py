@@ -14,7 +14,7 @@ N = 256  # one tensor of 64 floats: no rounding
 
 def tape(training=True):
     t = Tape(training)
-    x = t.new((64,), 4)
+    x = t.new((64,), 4, differentiable=True)
     t.op("input", (), x)
     return t, x
 

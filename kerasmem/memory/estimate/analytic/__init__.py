@@ -11,6 +11,7 @@ from kerasmem.memory.estimate.analytic.generation import (
     of_generation,
     record_generation,
 )
+from kerasmem.memory.estimate.analytic.layers.recurrent import CELL_LOOP
 from kerasmem.memory.estimate.analytic.record import record
 from kerasmem.memory.estimate.planned.pool import block_bytes
 from kerasmem.memory.estimate.request import Request
@@ -37,6 +38,10 @@ Learning in a Random World", 2005). `tests/benchmarks/bench_estimate.py` finds i
 tells how many cases of models left out it holds."""
 _UNKNOWN_LAYER = 0.4
 """Added upward where a layer is in no table: what it keeps inside is not seen."""
+_UNKNOWN_INSIDE = 10
+"""Multiple of the inputs, weights and outputs of such layers, added upward as well."""
+_CELL_LOOP = (0.8, 0.6)
+"""Loops over other cells: it varies how many time steps run ahead of one another."""
 _RECURRENCE = (0.3, 0.5)
 """Where cuDNN runs a recurrent layer: it does not say what it reserves."""
 _WHOLE_CHUNKS = 0.1
@@ -63,6 +68,13 @@ def estimate(request: Request) -> MemoryEstimate:
             f"{type(request.model).__name__}, which has none. Next: pass "
             "method='traced'."
         )
+    # Before rematerialization, which writes such a layer down twice.
+    ends = sum(
+        x.nbytes
+        for op in recorded.step.ops
+        if op.name == "unknown"
+        for x in (*op.reads, *op.writes)
+    )
     policy = policy_of(request.model) if request.training else None
     segments = recorded.segments_of(policy.segments) if policy else ()
     first, later = recorded.steps(segments)
@@ -70,7 +82,17 @@ def estimate(request: Request) -> MemoryEstimate:
         warnings.warn(
             "Layers in no table of the analytic method count as if they kept their "
             f"inputs and outputs and nothing else: {', '.join(sorted(first.unknown))}. "
-            "The interval is wider; method='traced' sees what they do.",
+            "The interval is much wider, and they may need more than its upper end. "
+            "Next: pass method='traced', or measure with km.memory.measure_step.",
+            KerasMemWarning,
+            stacklevel=3,
+        )
+    loops = {op.layer or "" for op in first.ops if op.name == CELL_LOOP}
+    if loops:
+        warnings.warn(
+            f"The interval is wider because of loops over time: "
+            f"{', '.join(sorted(loops))}. The number of time steps that a backend runs "
+            "ahead varies. Next: measure with km.memory.measure_step.",
             KerasMemWarning,
             stacklevel=3,
         )
@@ -103,7 +125,8 @@ def estimate(request: Request) -> MemoryEstimate:
     # Where a model is split, so may be all that it makes: XLA decides.
     shares = request.sharding.devices // request.sharding.replicas
     below = (asked - sum(sizes)) * (1 - 1 / shares) + below / shares
-    unseen = _UNKNOWN_LAYER * (asked - sum(sizes)) if later.unknown else 0.0
+    unseen = _UNKNOWN_LAYER * (asked - sum(sizes)) + _UNKNOWN_INSIDE * ends
+    unseen = unseen if later.unknown else 0.0
     of_gpu = request.training and request.device == "gpu"
     width = _WIDTH[request.backend] if of_gpu else 1.0
     high = asked + allocated(round(width * above + unseen))
@@ -166,6 +189,8 @@ def _doubt(
     down, up = how.doubt
     if how.fused_recurrence and any(op.name == "recurrence" for op in step.ops):
         down, up = max(down, _RECURRENCE[0]), max(up, _RECURRENCE[1])
+    if any(op.name == CELL_LOOP for op in step.ops):
+        down, up = max(down, _CELL_LOOP[0]), max(up, _CELL_LOOP[1])
     more = _WHOLE_CHUNKS * sum(stored) if how.allocator is unlimited_bfc else 0
     if how.one_block:
         more += _UPDATE_COPIES * max(stored, default=0)

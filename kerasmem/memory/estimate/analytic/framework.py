@@ -197,8 +197,10 @@ _WHOLE_CHUNKS = 0.08
 traces. The figure of one step hangs on all steps before it, and a larger batch may even
 waste less, so the mean stands here and not a simulation."""
 
-_THREADS = (0.3, 0.3)
-"""Doubt where several threads run what is ready, never twice in the same order."""
+_THREADS = (0.15, 0.36)
+"""Doubt where several threads run operations as soon as their inputs are ready: the
+order varies, and updates overlap with the backward pass. Chosen on the eight cases of
+`tests/benchmarks/bench_transfer.py`."""
 
 _COMPILED = Framework(
     kernels="xla", ordered=fused, updates="merged", one_block=True, doubt=(0.25, 0.35)

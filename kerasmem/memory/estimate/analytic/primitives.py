@@ -123,13 +123,18 @@ def single(
     fusible = bool(traits.get("fusible"))
 
     def pullback(dy: Tensor) -> list[Tensor | None]:
-        dxs = [t.new(x.shape, x.width, layout=x.layout) for x in xs]
-        reads = (dy, *keeps)
-        t.op(f"{name} gradient", reads, *dxs, workspace=space, fusible=fusible)
-        return [*dxs]
+        dxs = [gradient_of(t, x) for x in xs]
+        writes, reads = [dx for dx in dxs if dx is not None], (dy, *keeps)
+        t.op(f"{name} gradient", reads, *writes, workspace=space, fusible=fusible)
+        return dxs
 
     t.pull(xs, outputs[0], pullback)
     return outputs[0]
+
+
+def gradient_of(t: Tape, x: Tensor) -> Tensor | None:
+    """Return a new tensor for the gradient of `x`, None if nothing needs it."""
+    return t.new(x.shape, x.width, layout=x.layout) if x.differentiable else None
 
 
 def product(
@@ -179,9 +184,10 @@ def concatenate(t: Tape, xs: Tensors, shape: Sequence[int]) -> Tensor:
     y = t.new(shape, xs[0].width, layout=xs[0].layout)
     t.op("concatenate", xs, y, fusible=True)
 
-    def cut(dy: Tensor, x: Tensor) -> Tensor:
-        piece = t.new(x.shape, x.width, layout=x.layout)
-        t.op("slice", (dy,), piece, fusible=True)
+    def cut(dy: Tensor, x: Tensor) -> Tensor | None:
+        piece = gradient_of(t, x)
+        if piece is not None:
+            t.op("slice", (dy,), piece, fusible=True)
         return piece
 
     t.pull(xs, y, lambda dy: [cut(dy, x) for x in xs])

@@ -7,9 +7,11 @@ from typing import Any
 import keras
 
 from kerasmem.graph.activation_policy import RecomputedSegment
-from kerasmem.graph.calls import Call, Trace, trace
+from kerasmem.graph.calls import Call, Trace, trace, trace_call
 from kerasmem.graph.computed import ComputedVariable
+from kerasmem.graph.kernels import class_of_call
 from kerasmem.graph.layer_table import class_name
+from kerasmem.graph.layers import own_graph
 from kerasmem.memory.estimate.analytic import primitives as p
 from kerasmem.memory.estimate.analytic.framework import Framework
 from kerasmem.memory.estimate.analytic.layers import HANDLERS, OF_CODES
@@ -22,9 +24,8 @@ from kerasmem.memory.estimate.analytic.layers.common import (
 from kerasmem.memory.estimate.analytic.segments import RETURN, Segment, rematerialized
 from kerasmem.memory.estimate.analytic.tape import Site, Tape
 from kerasmem.memory.estimate.request import Request
-from kerasmem.memory.estimate.sharding import Sharding
 from kerasmem.memory.estimate.variables import Precision, width
-from kerasmem.memory.program import Op, Program, Tensor
+from kerasmem.memory.program import Op, Plan, Program, Tensor, peak_of
 
 
 @dataclass(frozen=True)
@@ -84,22 +85,18 @@ def record(request: Request, how: Framework) -> Record | None:
 
     A layer of which no table knows is opened.
     """
-    handlers = HANDLERS[how.kernels]
     part = request.of_a_replica()
+    tape = Tape(request.training, how)
+    forward = Forward(tape, request)
     traced = trace(
         request.model,
         part.batch_size,
         [x.shape for x in part.inputs],
-        opens=lambda layer: _rule(layer) not in handlers,
+        opens=forward.opens,
     )
     if traced is None:
         return None
-    tape = Tape(request.training, how)
-    precision = Precision(request.model.dtype_policy, request.dtype_policy)
-    forward = Forward(tape, precision, request.sharding)
     outputs = forward.run(traced)
-    if how.keeps_outputs:
-        tape.op(RETURN, forward.call_outputs)
     results = [*forward.inputs]
     if request.training:
         _train(tape, request.optimizer, outputs)
@@ -159,32 +156,58 @@ class Forward:
 
     Args:
         tape: the tape.
-        precision: the types that layers compute with.
-        sharding: how several devices share the variables.
+        request: the model, the types that its layers compute with, and how several
+            devices share its variables.
 
     Attributes:
         inputs: the model's inputs, once run.
-        call_outputs: the outputs of every call, once run.
-        unknown: classes of layers that no table knows, once run.
+        unknown: layers that no table lists, once run.
     """
 
-    def __init__(self, tape: Tape, precision: Precision, sharding: Sharding) -> None:
+    def __init__(self, tape: Tape, request: Request) -> None:
         self.inputs: list[Tensor] = []
-        self.call_outputs: list[Tensor] = []
         self.unknown: set[str] = set()
         self._tape = tape
-        self._precision = precision
-        self._sharding = sharding
+        self._request = request
+        self._precision = Precision(request.model.dtype_policy, request.dtype_policy)
         self._parameters: dict[int, Tensor] = {}
         self._known: dict[int, Tensor] = {}
+        # Tensors are known by the ids of symbols, which must not be used again.
+        self._opened_traces: list[Any] = []
+
+    def opens(self, layer: Any) -> bool:
+        """Return whether the operations inside of a layer are recorded instead."""
+        return _rule(layer) not in HANDLERS[self._tape.how.kernels]
 
     def run(self, trace: Trace) -> list[Tensor]:
         """Record every call and return the model's outputs."""
+        graphs: list[tuple[tuple, list[Tensor]]] = [((), [])]
         for number, call in enumerate(trace.calls):
+            self._leave(graphs, call.nodes[:-1])
             with self._tape.inside(_path(call), number):
                 is_input = not (call.inputs or call.variables)
                 self._input(call) if is_input else self._call(call)
+            if not is_input:
+                graphs[-1][1].append(self._known[id(call.outputs[0])])
+        self._leave(graphs, ())
+        self._return(graphs.pop()[1])
         return [self._known[id(x)] for x in trace.outputs]
+
+    def _leave(self, graphs: list[tuple[tuple, list[Tensor]]], nodes: tuple) -> None:
+        """Free the outputs of graphs that end before a call in other ones.
+
+        Args:
+            graphs: nodes around the calls of each graph that runs, and their outputs.
+            nodes: those around the next call.
+        """
+        while nodes[: len(graphs[-1][0])] != graphs[-1][0]:
+            self._return(graphs.pop()[1])
+        if nodes != graphs[-1][0]:
+            graphs.append((nodes, []))
+
+    def _return(self, outputs: list[Tensor]) -> None:
+        if self._tape.how.keeps_outputs:
+            self._tape.op(RETURN, outputs)
 
     def _input(self, call: Call) -> None:
         for spec in call.outputs:
@@ -208,10 +231,9 @@ class Forward:
         of_weights = not call.inputs
         y = self._layer(layer, xs, shapes, size, call.names, of_weights=of_weights)
         self._known[id(call.outputs[0])] = y
-        self.call_outputs.append(y)
         for spec in call.outputs[1:]:
-            part = self._known[id(spec)] = self._tape.new(spec.shape, size)
-            self._tape.op("part", (y,), part)
+            part = self._tape.new(spec.shape, size)
+            self._known[id(spec)] = p.single(self._tape, "part", (y,), part)
 
     def _layer(
         self,
@@ -227,7 +249,7 @@ class Forward:
         name = _rule(layer)
         handler = HANDLERS[self._tape.how.kernels].get(name)
         if handler is None:
-            self.unknown.add(name)
+            self.unknown.add(f"{name} {layer.name!r}")
             handler = unknown
         site = Site(
             layer=layer,
@@ -235,10 +257,66 @@ class Forward:
             shapes=shapes,
             width=size,
             parameter=lambda v: self._parameter(v, size),
-            inner=lambda inner, ins, shape: self._layer(inner, ins, (shape,), size),
+            inner=lambda inner, ins, shape: self._inner(inner, ins, shape, size),
+            step_bytes=self._step_bytes,
             of_weights=of_weights,
         )
         return handler(self._tape, site, xs)
+
+    def _inner(self, layer: Any, xs: list[Tensor], shape: tuple, size: int) -> Tensor:
+        """Record a layer inside of another one, such as a model, opened if possible."""
+        if not self.opens(layer):
+            return self._layer(layer, xs, (shape,), size)
+        graph = own_graph(layer)
+        own = None if graph is None else graph.inputs[0].dtype
+        specs = [keras.KerasTensor(x.shape, own or layer.compute_dtype) for x in xs]
+        return self._opened(layer, specs, xs)[0]
+
+    def _opened(self, layer: Any, args: Sequence[Any], xs: list[Tensor]) -> list:
+        """Record the calls inside of a layer and return its outputs.
+
+        Args:
+            layer: the layer.
+            args: its arguments: symbols, or lists of them.
+            xs: the tensors that the symbols stand for.
+        """
+        trace = trace_call(layer, tuple(args), {}, self.opens)
+        self._opened_traces.append((trace, args))
+        specs = keras.tree.flatten(args)
+        self._known |= {id(spec): x for spec, x in zip(specs, xs, strict=True)}
+        for call in trace.calls:
+            with self._tape.inside(_path(call), self._tape.call):
+                self._call(call)
+        return [self._known[id(y)] for y in trace.outputs]
+
+    def _step_bytes(self, layer: Any, x: Tensor) -> tuple[int, int]:
+        """Return the bytes that a cell saves per time step, and the bytes of a step.
+
+        Args:
+            layer: a recurrent layer with a `cell`.
+            x: its sequence.
+        """
+        how = self._tape.how
+        tape = Tape(self._tape.training, how)
+        step = Forward(tape, self._request)
+        step.unknown = self.unknown
+        spec = keras.KerasTensor((x.shape[0], *x.shape[2:]), layer.compute_dtype)
+        states = _FirstStates(layer).compute_output_spec(spec)
+        is_trained = x.differentiable or bool(layer.trainable_variables)
+        xs = [
+            tape.new(one.shape, x.width) for one in keras.tree.flatten([spec, states])
+        ]
+        for one in xs:
+            one.differentiable = is_trained
+        outputs = {y.root: y for y in step._opened(layer.cell, (spec, states), xs)}
+        if tape.training:
+            tape.backward([(y, tape.new(y.shape, y.width)) for y in outputs.values()])
+        ops = how.ordered(tape.ops, [*outputs])
+        read = {x.root for op in ops if op.phase != "forward" for x in op.reads}
+        own = {y.root for op in ops if op.phase == "forward" for y in op.writes}
+        saved = sum(x.nbytes for x in read & (own | {*xs[1:]}))
+        plan = Plan(Program(tuple(ops), (*outputs,)), in_place=how.in_place)
+        return saved, peak_of(plan.events, how.rounding).nbytes
 
     def _parameter(self, variable: Any, size: int) -> Tensor:
         """Return a variable in the type that a layer computes with.
@@ -247,12 +325,12 @@ class Forward:
         them, and they wait for the backward pass.
         """
         if isinstance(variable, ComputedVariable) and not variable.trainable:
-            floats = self._tape.new(variable.shape, size, differentiable=False)
+            floats = self._tape.new(variable.shape, size)
             self._tape.op("dequantize", (), floats)
             return floats
         if id(variable) not in self._parameters:
             self._parameters[id(variable)] = Tensor(
-                self._sharding.shard_shape(variable),
+                self._request.sharding.shard_shape(variable),
                 width(self._precision.variable_dtype(variable)),
                 variable.path.rpartition("/")[0] or None,
                 kind="parameter",
@@ -261,10 +339,22 @@ class Forward:
         return p.cast(self._tape, self._parameters[id(variable)], size)
 
 
+class _FirstStates(keras.Operation):
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self._layer = layer
+
+    def call(self, x: Any) -> Any:
+        """Return the states of a recurrent layer before the first time step."""
+        return self._layer.get_initial_state(x.shape[0])
+
+
 def _rule(layer: Any) -> str:
     """Return the name of the class whose rule a layer follows."""
     if gives_logits_of_codes(layer):
         return OF_CODES
+    if isinstance(layer, keras.layers.RNN) and class_of_call(layer) is keras.layers.RNN:
+        return "RNN"
     return "Dense" if multiplies_codes(layer) else class_name(layer)
 
 

@@ -145,6 +145,8 @@ class Site:
             computes with.
         inner: records a layer inside of this one: takes the layer, its inputs and the
             shape of its output.
+        step_bytes: returns, for a recurrent layer and its sequence, the bytes that the
+            cell saves per time step for the backward pass, and the bytes of one step.
         of_weights: whether it is called on weights alone.
     """
 
@@ -154,6 +156,7 @@ class Site:
     width: int
     parameter: Callable[[Any], Tensor]
     inner: Callable[[Any, list[Tensor], Shape], Tensor]
+    step_bytes: Callable[[Any, Tensor], tuple[int, int]]
     of_weights: bool = False
 
     @property

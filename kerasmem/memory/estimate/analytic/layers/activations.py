@@ -143,7 +143,7 @@ def _gelu_approximate(t: Tape, x: Tensor) -> Tensor:
     """0.5 x (1 + tanh(a (x + b x^3))): four tensors are kept beside the result."""
     half = _apart(t, x)
     # The gradient of the power has its square too, and both are one.
-    square = t.new(x.shape, x.width, differentiable=False)
+    square = t.new(x.shape, x.width)
     t.op("square", (x,), square, fusible=True)
     cube = p.pointwise(t, "cube", x, square, needs=((square,), None), free=True)
     inner = p.add(t, x, p.scale(t, cube))

@@ -104,7 +104,7 @@ def _in_torch(t: Tape, _s: Site, heads: Heads) -> Tensor:
         # The flash kernel wants half precision; for the other Keras makes copies.
         operands = [p.copy(t, x, x.shape, "contiguous") for x in operands]
     y = t.new(heads.mixed, heads.query.width)
-    sums = t.new(heads.scores[:-1], FLOAT, differentiable=False)
+    sums = t.new(heads.scores[:-1], FLOAT)
     # The gradient of the query is summed up in float32.
     space = operands[0].nbytes // operands[0].width * FLOAT
     keeps = (*operands, y, sums)

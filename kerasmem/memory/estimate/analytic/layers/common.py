@@ -175,7 +175,7 @@ def embedding(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     """Embedding: rows of a table; of codes these alone become float."""
     own = vars(s.layer).get("_embeddings")
     if isinstance(own, ComputedVariable) and own.has_parts(0) and not has_lora(s.layer):
-        y = t.new(s.shape, s.width, differentiable=False)
+        y = t.new(s.shape, s.width)
         t.op("gather", (xs[0],), y)
         return y
     table = kernel_of(t, s, s.layer, "embeddings")
@@ -208,7 +208,7 @@ def where(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
 
 def without_gradient(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     """Comparisons, and all else to which no gradient flows."""
-    y = t.new(s.shape, s.width, differentiable=False)
+    y = t.new(s.shape, s.width)
     t.op("tell", xs, y, fusible=True)
     return y
 
@@ -321,8 +321,8 @@ def dropout(t: Tape, x: Tensor, shape: Shape) -> Tensor:
         return x
     source = x
     if t.how.kernels != "torch":
-        source = t.new(shape, FLOAT, differentiable=False)
+        source = t.new(shape, FLOAT)
         t.op("random", (x,), source)
-    mask = t.new(shape, 1, differentiable=False)
+    mask = t.new(shape, 1)
     t.op("mask", (source,), mask)
     return p.pointwise(t, "dropout", x, mask, needs=((mask,), None))

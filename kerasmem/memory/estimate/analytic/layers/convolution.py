@@ -47,14 +47,14 @@ def convolution(t: Tape, x: Tensor, kernel: Tensor, shape: Shape) -> Tensor:
     t.op("convolution", (x, kernel), y, workspace=scratch.forward, trial=trial)
 
     def pullback(dy: Tensor) -> list[Tensor | None]:
-        dk, dx = t.new(kernel.shape, kernel.width), None
-        made, space = [dk], scratch.to_kernel
-        if x.differentiable:
-            dx = t.new(x.shape, x.width)
-            if scratch.at_once:
+        dx, dk = p.gradient_of(t, x), p.gradient_of(t, kernel)
+        at_once = scratch.at_once and dx is not None
+        if dk is not None:
+            made, space = [dk], scratch.to_kernel
+            if dx is not None and at_once:
                 made, space = [dk, dx], space + scratch.to_input
-        t.op("kernel gradient", (dy, x), *made, workspace=space, trial=trial)
-        if dx is not None and not scratch.at_once:
+            t.op("kernel gradient", (dy, x), *made, workspace=space, trial=trial)
+        if dx is not None and (dk is None or not at_once):
             reads, space = (dy, kernel), scratch.to_input
             t.op("convolution gradient", reads, dx, workspace=space, trial=trial)
         return [dx, dk]
@@ -92,16 +92,24 @@ def _convolution_of_copies(
     return _torch_kernel(t, x, kernel, shape)
 
 
+def convolution_operation(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+    """`keras.ops.conv`."""
+    if t.how.kernels != "torch":
+        return convolution(t, xs[0], xs[1], s.shape)
+    return _torch_kernel(
+        t, xs[0] if s.channels_first else _last(t, xs[0]), xs[1], s.shape
+    )
+
+
 def _torch_kernel(t: Tape, x: Tensor, kernel: Tensor, shape: Shape) -> Tensor:
     y = t.new(shape, x.width)
     t.op("convolution", (x, kernel), y)
 
     def pullback(dy: Tensor) -> list[Tensor | None]:
-        dk = t.new(kernel.shape, kernel.width)
-        dx = t.new(x.shape, x.width) if x.differentiable else None
-        made = [dk] if dx is None else [dx, dk]
+        gradients = [p.gradient_of(t, x), p.gradient_of(t, kernel)]
+        made = [one for one in gradients if one is not None]
         t.op("convolution gradient", (dy, x, kernel), *made)
-        return [dx, dk]
+        return gradients
 
     t.pull((x, kernel), y, pullback)
     return y
@@ -154,7 +162,7 @@ def average_pooling(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
 
 def torch_max_pooling(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     """Max pooling: torch keeps its input and where the maxima were, as int64."""
-    return _torch_pooling(t, s, xs[0], t.new(s.shape, _INDEX, differentiable=False))
+    return _torch_pooling(t, s, xs[0], t.new(s.shape, _INDEX))
 
 
 def torch_average_pooling(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:

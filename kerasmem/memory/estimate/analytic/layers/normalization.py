@@ -28,7 +28,6 @@ def _at_least_float32(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
 def _inverse_deviation(t: Tape, x: Tensor, mean: Tensor) -> Tensor:
     """Return one over the standard deviation, in the shape of the mean."""
     fixed = t.alias(mean)
-    fixed.differentiable = False
     square = p.pointwise(t, "squared difference", x, fixed, needs=((x, fixed), None))
     return p.of_output(t, "rsqrt", p.reduce(t, square, mean.shape, "mean"))
 
@@ -81,7 +80,7 @@ def torch_batch_normalization(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     """
     layer, x = s.layer, _at_least_float32(t, s, xs)
     shape = reduced_shape(x, [layer.axis])
-    mean = factor = t.new(shape, x.width, differentiable=False)
+    mean = factor = t.new(shape, x.width)
     if t.training and layer.trainable:
         mean = p.reduce(t, x, shape, "mean")
         square = p.of_input(t, "square", x)
@@ -94,7 +93,14 @@ def torch_batch_normalization(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
         shift = t.view(s.parameter(layer.beta), shape)
         unshifted, y = y, t.alias(y)
         t.op("add in place", (unshifted, shift), y)
-        t.pull((unshifted, shift), y, lambda dy: [dy, p.reduce(t, dy, shift.shape)])
+        t.pull(
+            (unshifted, shift),
+            y,
+            lambda dy: [
+                dy,
+                p.reduce(t, dy, shift.shape) if shift.differentiable else None,
+            ],
+        )
     return p.cast(t, y, s.width)
 
 

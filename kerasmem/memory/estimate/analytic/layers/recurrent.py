@@ -14,6 +14,7 @@ _STEPWISE = {"LSTM": 7, "GRU": 6, "SimpleRNN": 1}
 """What a loop over time keeps of each step: what the cell's gradients read. Of an LSTM
 four gates, the state, the cell and its tanh; counted in recorded steps."""
 LOOPS = tuple(_STEPWISE)
+CELL_LOOP = "loop over a cell"
 _IN_FLIGHT = 32
 """Steps in time that TensorFlow's loops run ahead of one another: so many gradients of
 the weights are there before the first of them are added up."""
@@ -22,10 +23,24 @@ the weights are there before the first of them are added up."""
 def recurrent(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     """LSTM, GRU and SimpleRNN."""
     layer, x = s.layer, xs[0]
-    weights = [s.parameter(v) for v in layer.trainable_variables]
+    weights = [s.parameter(v) for v in layer.weights]
     y = t.new((*x.shape[:2], layer.units), x.width)
     in_cudnn = t.how.fused_recurrence and class_name(layer) in RNN_KEPT
-    (_in_cudnn if in_cudnn else _in_a_loop)(t, layer, x, y, weights)
+    if in_cudnn:
+        _in_cudnn(t, layer, x, y, weights)
+    else:
+        step = x.shape[0] * layer.units * _STEPWISE[class_name(layer)] * x.width
+        _in_a_loop(t, xs[:1], y, weights, step)
+    return y if layer.return_sequences else p.copy(t, y, s.shape, "last step")
+
+
+def loop_over_cell(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+    """RNN and ConvLSTM: the saved activations of the cell, once per time step."""
+    layer, x = s.layer, xs[0]
+    y = t.new((*x.shape[:2], *s.shape[1 + layer.return_sequences :]), x.width)
+    weights = [s.parameter(v) for v in layer.weights]
+    saved, largest = s.step_bytes(layer, x)
+    _in_a_loop(t, xs, y, weights, saved, largest, name=CELL_LOOP)
     return y if layer.return_sequences else p.copy(t, y, s.shape, "last step")
 
 
@@ -33,40 +48,61 @@ def _in_cudnn(t: Tape, layer: Any, x: Tensor, y: Tensor, weights: list[Tensor]) 
     name = class_name(layer)
     inside = max(FLOAT, x.width)  # it computes in float32 whatever goes in
     state = (*x.shape[:2], layer.units * RNN_KEPT[name])
-    reserved = t.new(state, inside, differentiable=False)
+    reserved = t.new(state, inside)
     flat = _flat_weights(t, weights)
     entries = (math.prod(one.shape) for one in (y, x, flat))
     space = rnn_entries(name, *entries) * inside
     t.op("recurrence", (x, flat), y, reserved, workspace=space)
 
     def pullback(dy: Tensor) -> list[Tensor | None]:
-        made = [t.new(one.shape, one.width) for one in (x, *weights)]
+        gradients = [p.gradient_of(t, one) for one in (x, *weights)]
+        made = [one for one in gradients if one is not None]
         reads = (dy, x, y, reserved, flat)
         t.op("recurrence gradient", reads, *made, workspace=space)
-        return [*made]
+        return gradients
 
     t.pull((x, *weights), y, pullback)
 
 
-def _in_a_loop(
-    t: Tape, layer: Any, x: Tensor, y: Tensor, weights: list[Tensor]
+def _in_a_loop(  # noqa: PLR0913 - a private helper
+    t: Tape,
+    xs: list[Tensor],
+    y: Tensor,
+    weights: list[Tensor],
+    saved: int,
+    largest: int = 0,
+    *,
+    name: str = "loop",
 ) -> None:
-    state = (*x.shape[:2], layer.units * _STEPWISE[class_name(layer)])
-    reserved = t.new(state, x.width, differentiable=False)
-    ahead = 0 if t.how.kernels == "torch" else min(_IN_FLIGHT, x.shape[1])
-    freed = (reserved.nbytes + x.nbytes) * ahead // x.shape[1]
-    space = max(0, ahead * sum(w.nbytes for w in weights) - freed)
-    read, keeps = (x, *weights), (x, reserved, *weights)
-    p.single(t, "loop", read, y, reserved, keeps=keeps, space=space)
+    """Record a loop over time.
+
+    Args:
+        t: the tape.
+        xs: the sequence, and tensors that are the same for each step.
+        y: the outputs of all steps.
+        weights: weights of the cell.
+        saved: bytes of saved activations per step.
+        largest: bytes that one step of the forward or backward pass needs besides.
+        name: name of the operation.
+    """
+    read, length = (*xs, *weights), xs[0].shape[1]
+    trained = [w for w in weights if w.differentiable]
+    is_saved = t.training and any(x.differentiable for x in read)
+    reserved = t.new((saved * (length if is_saved else 1),), 1)
+    ahead = 0 if t.how.kernels == "torch" else min(_IN_FLIGHT, length)
+    freed = (reserved.nbytes + xs[0].nbytes) * ahead // length
+    space = max(largest, ahead * sum(w.nbytes for w in trained) - freed)
+    keeps = (*xs, reserved, *weights)
+    p.single(t, name, read, y, reserved, keeps=keeps, space=space, workspace=largest)
 
 
 def _flat_weights(t: Tape, weights: list[Tensor]) -> Tensor:
     """Return the weights as cuDNN takes them: transposed, in one block."""
-    turned = [t.new(w.shape, w.width, differentiable=False) for w in weights]
+    turned = [t.new(w.shape, w.width) for w in weights]
     for weight, copy in zip(weights, turned, strict=True):
         t.op("transpose", (weight,), copy)
     entries = sum(w.nbytes // w.width for w in weights)
-    block = t.new((entries,), weights[0].width, differentiable=False)
+    block = t.new((entries,), weights[0].width)
     t.op("concatenate", turned, block)
     return block
 
@@ -75,9 +111,9 @@ def bidirectional(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     """Bidirectional: a layer over the sequence and one over its reverse."""
     layer = s.layer
     inner = layer.forward_layer
-    length = xs[0].shape[1:2] if inner.return_sequences else ()
-    shape = (xs[0].shape[0], *length, inner.units)
-    there = s.inner(layer.forward_layer, xs, shape)
+    shapes = inner.compute_output_shape(xs[0].shape)
+    shape = tuple(shapes[0] if inner.return_state else shapes)
+    there = s.inner(layer.forward_layer, xs[:1], shape)
     reverse = p.copy(t, xs[0], xs[0].shape, "reverse")
     back = s.inner(layer.backward_layer, [reverse], shape)
     if inner.return_sequences:
