@@ -1,0 +1,90 @@
+"""The update of variables by an optimizer, as operations."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from kerasmem.memory.estimate.analytic.tape import Tape
+from kerasmem.memory.program import Tensor
+
+_LISTS = {
+    "SGD": 0,
+    "Lion": 2,
+    **dict.fromkeys(["Adagrad", "Adam", "AdamW", "Adamax", "RMSprop"], 3),
+    "Adadelta": 4,
+    "Nadam": 5,
+}
+"""Copies of all variables at once in Keras's torch optimizers, read in their code: each
+works on lists of all variables, one operation after the other."""
+_ONE_BY_ONE = 4
+"""Copies of one variable in an optimizer that takes them one by one."""
+
+
+def inner_optimizer(optimizer: Any) -> Any:
+    """Return the optimizer that updates, inside of one that scales the loss."""
+    return getattr(optimizer, "inner_optimizer", optimizer)
+
+
+def update_by_variable(
+    tape: Tape, optimizer: Any, *, merged: bool
+) -> Callable[[Tensor, Tensor], None]:
+    """Return what is done with a gradient as soon as it is there.
+
+    XLA makes one merged operation on the variable, TensorFlow some for each moment.
+    """
+    inner = inner_optimizer(optimizer)
+    plain = type(inner).__name__ == "SGD" and not inner.momentum
+
+    def update(variable: Tensor, gradient: Tensor) -> None:
+        if merged:
+            tape.op("update", (gradient,), tape.new((0,), 1))
+        elif plain:
+            _assigned(tape, _chain(tape, gradient, 1))
+        else:
+            _with_moments(tape, variable, gradient)
+
+    return update
+
+
+def _with_moments(t: Tape, variable: Tensor, gradient: Tensor) -> None:
+    """Adam: two moments, each read again once it is assigned, and their quotient."""
+
+    def new(name: str, x: Tensor, over: Sequence[Tensor] = ()) -> Tensor:
+        # A gradient of some rows becomes one of all of them here.
+        y = t.new(variable.shape, variable.width)
+        t.op(name, (x,), y, over=over)
+        return y
+
+    first = _chain(t, new("first moment", gradient), 1)
+    second = _chain(t, new("second moment", gradient, [gradient]), 2)
+    ready = _assigned(t, first), _assigned(t, second)
+    above = new("numerator", ready[0])
+    below = _chain(t, new("denominator", ready[1]), 1)
+    quotient = t.new(variable.shape, variable.width)
+    t.op("quotient", (above, below), quotient, over=(above, below))
+    _assigned(t, quotient)
+
+
+def _chain(t: Tape, x: Tensor, length: int) -> Tensor:
+    """Return what a number of operations make of `x`, one over the other."""
+    for _ in range(length):
+        y = t.new(x.shape, x.width)
+        t.op("update", (x,), y, over=(x,))
+        x = y
+    return x
+
+
+def _assigned(t: Tape, x: Tensor) -> Tensor:
+    """Return a token that is there once a variable is assigned `x` and read again."""
+    done, read = t.new((0,), 1), t.new((0,), 1)
+    t.op("assign", (x,), done)
+    t.op("read", (done,), read)
+    return read
+
+
+def update_at_once(tape: Tape, optimizer: Any, gradients: Sequence[Tensor]) -> None:
+    """Record torch's update, which works on lists of all variables."""
+    sizes = [gradient.nbytes for gradient in gradients]
+    copies = _LISTS.get(type(inner_optimizer(optimizer)).__name__)
+    at_once = max(sizes, default=0) * _ONE_BY_ONE
+    nbytes = at_once if copies is None else sum(sizes) * copies
+    tape.op("update", gradients, tape.new((nbytes,), 1))
