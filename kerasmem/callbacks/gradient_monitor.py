@@ -13,6 +13,7 @@ from kerasmem.callbacks.gradient_findings import GradientFindings
 from kerasmem.callbacks.gradient_signs import LearningRate, learning_rate
 from kerasmem.callbacks.gradient_tally import GradientReading, GradientTally
 from kerasmem.callbacks.run_log import Guard, RunLog, epoch_losses, warn
+from kerasmem.callbacks.validation_gap import ValidationGap
 from kerasmem.errors import ConfigError
 from kerasmem.records import Finding, GradientRecord, Run
 from kerasmem.report.plot import Plot
@@ -78,7 +79,7 @@ class GradientMonitor(AttachedCallback):
         records: a `GradientRecord` per epoch, over all fits.
         findings: a `Finding` per thing that is wrong: a training that diverges,
             gradients that are not finite, vanish or explode, layers that get none,
-            updates as large as the weights.
+            updates as large as the weights, validation far from training.
 
     Raises:
         ConfigError: if `every` is not a whole number from 1.
@@ -108,6 +109,7 @@ class GradientMonitor(AttachedCallback):
         self._guard = Guard("GradientMonitor")
         self._log = RunLog(log_dir, self._guard)
         self._rules = GradientFindings("GradientMonitor")
+        self._validation = ValidationGap("GradientMonitor")
         self._tally: GradientTally | None = None
 
     def _repr_html_(self) -> str:
@@ -140,6 +142,7 @@ class GradientMonitor(AttachedCallback):
         super().on_train_begin(logs)
         with self._guard("hook into the optimizer"):
             self._rules.start_fit(self.model.name)
+            self._validation.start_fit()
             self._log.find_process(self.model)
             if self.model.built and not self.model.trainable_variables:
                 self._guard.warn(
@@ -155,6 +158,7 @@ class GradientMonitor(AttachedCallback):
         with self._guard("start a new epoch"):
             if self._tally:
                 self._tally.clear()
+            self._validation.start_epoch(self.model)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Keep a record, write it into `logs`, and tell what is wrong."""
@@ -178,6 +182,9 @@ class GradientMonitor(AttachedCallback):
             self.records.append(record)
             self._log.append("gradients", record)
             found = self._look(replace(reading, record=record))
+            found += self._validation.after_epoch(
+                epoch, logs or {}, self.model, self.params.get("steps") or record.steps
+            )
             self._log.add_findings(found, self.findings)
         for finding in found:
             if finding.severity == "error":

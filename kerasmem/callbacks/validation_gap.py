@@ -1,0 +1,203 @@
+"""Finds a validation loss far from the training loss, and its probable cause."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kerasmem.callbacks.gradient_signs import layer_of, layer_words
+from kerasmem.compression.batch_norm import batch_norms
+from kerasmem.graph.values import to_numpy
+from kerasmem.records import Finding
+
+FAR = 2.0
+"""Ratio of validation loss to training loss from which they are far apart."""
+
+EPOCHS_OF_LAG = 2
+"""Consecutive epochs of lagging statistics before they are reported."""
+
+EPOCHS_OF_RISE = 3
+"""Epochs after the best validation loss before overfitting is reported."""
+
+_RISE = 1.5
+_LEAST_ACCURACY_DROP = 0.2
+_LEAST_GAP = 0.5
+"""Standard deviations between the moving mean and the mean of the batches."""
+
+_LEAST_VARIANCE_RATIO = 2.0
+
+
+class Lag(NamedTuple):
+    """Distance of the moving statistics of a layer from those of the batches.
+
+    Args:
+        layer: path of the layer.
+        gap: mean over the channels, in standard deviations of the batches.
+        ratio: geometric mean over the channels of the ratio of the variances, from 1.
+    """
+
+    layer: str
+    gap: float
+    ratio: float
+
+
+def lag(
+    before: tuple[np.ndarray, np.ndarray],
+    after: tuple[np.ndarray, np.ndarray],
+    remaining: float,
+) -> tuple[float, float]:
+    """Returns the distance of moving statistics from those of the batches of an epoch.
+
+    `after` is `remaining * before + (1 - remaining) * batches`, which gives the
+    statistics of the batches without another pass over the data.
+
+    Args:
+        before: moving mean and variance at the start of the epoch.
+        after: moving mean and variance at the end of the epoch.
+        remaining: weight of `before` in `after`: the momentum to the power of the
+            number of batches. Float in [0, 1).
+
+    Returns:
+        `gap` and `ratio` of `Lag`.
+
+    Example:
+        >>> zero, one, two = np.zeros(1), np.ones(1), np.full(1, 2.0)
+        >>> lag((zero, one), (one, one), 0.5)  # the mean of the batches is 2
+        (1.0, 1.0)
+    """
+    means, variances = (
+        old + (new - old) / (1 - remaining)
+        for old, new in zip(before, after, strict=True)
+    )
+    tiny = np.finfo("float32").tiny
+    batches, moving = np.maximum(variances, tiny), np.maximum(after[1], tiny)
+    gap = np.abs(after[0] - means) / np.sqrt(batches)
+    ratio = np.abs(np.log(moving / batches))
+    return float(gap.mean()), float(np.exp(ratio.mean()))
+
+
+class ValidationGap:
+    """Reports once per fit that the validation loss is far from the training loss.
+
+    | probable cause | rule |
+    |---|---|
+    | lagging statistics of BatchNormalization | measured in two consecutive epochs |
+    | overfitting | `val_loss` rises for three epochs while `loss` falls |
+
+    The validation loss must be at least twice the training loss. Where accuracies are
+    in the logs, lagging statistics must also cost 0.2 of accuracy.
+
+    Args:
+        monitor: class name of the callback that reports the finding.
+    """
+
+    def __init__(self, monitor: str) -> None:
+        self._monitor = monitor
+        self.start_fit()
+
+    def start_fit(self) -> None:
+        """Starts a new fit."""
+        self._losses: list[tuple[int, float, float]] = []
+        self._before: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._lagging_epochs = 0
+        self._is_reported = False
+
+    def start_epoch(self, model: Any) -> None:
+        """Keeps the moving statistics at the start of an epoch."""
+        self._before = {id(norm): _statistics(norm) for norm in _trained_norms(model)}
+
+    def after_epoch(
+        self, epoch: int, logs: Mapping[str, Any], model: Any, batches: int
+    ) -> list[Finding]:
+        """Returns a finding if the validation loss is far from the training loss.
+
+        Args:
+            epoch: index of the epoch.
+            logs: of the epoch, with or without those of a validation.
+            model: the model in training.
+            batches: number of batches of the epoch.
+        """
+        loss, val_loss = (float(logs.get(n, math.nan)) for n in ("loss", "val_loss"))
+        if self._is_reported or not (math.isfinite(loss) and math.isfinite(val_loss)):
+            return []
+        self._losses.append((epoch, loss, val_loss))
+        is_far = val_loss >= FAR * loss > 0
+        lags = list(self._lags(model, batches)) if is_far and _is_worse(logs) else []
+        self._lagging_epochs = self._lagging_epochs + 1 if lags else 0
+        text = None
+        if self._lagging_epochs >= EPOCHS_OF_LAG:
+            text = _lag_text(lags, logs)
+        elif is_far and not lags:
+            text = self._overfitting_text()
+        if text is None:
+            return []
+        self._is_reported = True
+        layers = tuple(each.layer for each in lags)
+        layer = layers[0] if len(layers) == 1 else None
+        return [
+            Finding("validation gap", text, epoch, layer, self._monitor, layers=layers)
+        ]
+
+    def _lags(self, model: Any, batches: int) -> Iterator[Lag]:
+        for norm in _trained_norms(model):
+            before, remaining = self._before.get(id(norm)), norm.momentum**batches
+            if before is None or not 0 <= remaining < 1:
+                continue
+            gap, ratio = lag(before, _statistics(norm), remaining)
+            if gap >= _LEAST_GAP or ratio >= _LEAST_VARIANCE_RATIO:
+                path = norm.moving_mean.path.removeprefix(f"{model.name}/")
+                yield Lag(layer_of(path), gap, ratio)
+
+    def _overfitting_text(self) -> str | None:
+        epoch, loss, val_loss = self._losses[-1]
+        best, best_loss, best_val_loss = min(self._losses, key=lambda each: each[2])
+        is_rise = val_loss >= _RISE * best_val_loss and loss < best_loss
+        if epoch - best < EPOCHS_OF_RISE or not is_rise:
+            return None
+        return (
+            f"Since epoch {best + 1} val_loss rose from {best_val_loss:.3g} to "
+            f"{val_loss:.3g}, while loss fell from {best_loss:.3g} to {loss:.3g}. "
+            "Probable cause: overfitting. Next: use "
+            "EarlyStopping(restore_best_weights=True), more data, augmentation, "
+            "dropout or weight decay."
+        )
+
+
+def _trained_norms(model: Any) -> list[Any]:
+    return [norm for norm in batch_norms(model) if norm.built and norm.trainable]
+
+
+def _statistics(norm: Any) -> tuple[np.ndarray, np.ndarray]:
+    mean, variance = map(to_numpy, (norm.moving_mean, norm.moving_variance))
+    return mean.astype("float64"), variance.astype("float64")
+
+
+def _accuracies(logs: Mapping[str, Any]) -> Iterator[tuple[str, float, float]]:
+    for name in logs:
+        if name.endswith(("accuracy", "acc")) and f"val_{name}" in logs:
+            yield name, float(logs[name]), float(logs[f"val_{name}"])
+
+
+def _is_worse(logs: Mapping[str, Any]) -> bool:
+    """Returns whether an accuracy drops in validation, or none is in the logs."""
+    drops = [trained - validated for _, trained, validated in _accuracies(logs)]
+    return not drops or max(drops) >= _LEAST_ACCURACY_DROP
+
+
+def _lag_text(lags: Sequence[Lag], logs: Mapping[str, Any]) -> str:
+    figures = [("loss", float(logs["loss"]), float(logs["val_loss"]))]
+    shown = ", ".join(
+        f"{name} {trained:.3g}, val_{name} {validated:.3g}"
+        for name, trained, validated in (*figures, *_accuracies(logs))
+    )
+    names = [each.layer for each in lags]
+    worst = max(lags, key=lambda each: max(each.gap, math.log(each.ratio)))
+    return (
+        f"Validation is far from training: {shown}. Probable cause: the moving "
+        f"statistics of BatchNormalization lag, in {layer_words(names, names)}. In "
+        f"{worst.layer} the moving mean is {worst.gap:.2g} standard deviations from "
+        f"that of the batches, the variance off by a factor of {worst.ratio:.2g}. "
+        "Next: use a lower momentum such as 0.9, more batches per epoch, or "
+        "km.ReestimateBatchNorm() after the training."
+    )
