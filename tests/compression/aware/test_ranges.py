@@ -257,6 +257,7 @@ def test_ranges_of_a_calibration_are_of_the_model(name):
     assert low < -4.5
 
 
+@pytest.mark.filterwarnings("ignore:With 'int8-static'")
 def test_a_training_for_static_rounds_what_that_will():
     inputs = keras.Input((7, 4), name="x")
     x = L.Dense(8, name="first")(inputs)

@@ -58,6 +58,7 @@ MODELS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:With 'int8-static'")
 @pytest.mark.one_backend
 @pytest.mark.parametrize("name", MODELS)
 def test_the_bytes_are_those_of_the_arrays_in_the_model(name):
@@ -91,6 +92,7 @@ def test_a_factor_per_channel_has_bytes_though_its_layer_has_no_weights():
     )
 
 
+@pytest.mark.filterwarnings("ignore:With 'int8-static'")
 def test_a_layer_that_stays_float_has_its_weights_in_int8_and_says_why(tmp_path):
     model, x = with_floats(), pictures(40, (6, 8))
     made, changes = STATIC.applied(model, Context(x))
@@ -108,6 +110,7 @@ def test_a_layer_that_stays_float_has_its_weights_in_int8_and_says_why(tmp_path)
     np.testing.assert_allclose(outputs(again, x), outputs(made, x), atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:With 'int8-static'")
 @pytest.mark.one_backend
 @pytest.mark.parametrize("name", ["attention", "recurrent", "grouped_attention"])
 def test_it_is_not_larger_than_with_int8_weights_alone(name):

@@ -428,6 +428,7 @@ def test_half_precision_around_it_changes_nothing_within():
     assert np.abs(outputs(made, x) - exact).max() < 0.05 * np.abs(exact).max()
 
 
+@pytest.mark.filterwarnings("ignore:With 'int8-static'")
 def test_masks_reach_what_stands_behind_codes():
     inputs = keras.Input((6,))
     x = keras.layers.Embedding(9, 8, mask_zero=True)(inputs)
@@ -444,6 +445,7 @@ def test_masks_reach_what_stands_behind_codes():
     )
 
 
+@pytest.mark.filterwarnings("ignore:With 'int8-static'")
 @pytest.mark.filterwarnings("ignore:Layer .* does not support masking")
 def test_a_mask_goes_into_a_model_within_the_model():
     steps = keras.Input((6, 5))

@@ -10,6 +10,7 @@ from kerasmem.compression.quantize.static.calls import activation_of
 from kerasmem.compression.quantize.static.kinds import is_relu, kind_of
 from kerasmem.compression.quantize.static.partition import plan_of
 from kerasmem.compression.quantize.static.plan import Plan, Stays
+from kerasmem.compression.quantize.static.worth import warn_if_mostly_float
 from kerasmem.graph.calls import Call
 from kerasmem.graph.flat_calls import Calls, flatten
 from kerasmem.graph.layer_table import entry_of
@@ -84,6 +85,7 @@ def places(model: Any, static: Stays | None = None) -> dict[str, RoundingPoint]:
     # They are folded before anything stays float.
     norms = {id(call.operation) for call in calls.calls if call.name in folded}
     plan = plan_of(model, lambda layer: None if id(layer) in norms else static(layer))
+    warn_if_mostly_float(plan)
     return _coded(found, plan)
 
 

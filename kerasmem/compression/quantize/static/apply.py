@@ -24,6 +24,7 @@ from kerasmem.compression.quantize.static.plan import (
     named_as_in,
     staying_float,
 )
+from kerasmem.compression.quantize.static.worth import warn_if_mostly_float
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.clone import clone
 from kerasmem.graph.layers import listed_graph, weights
@@ -53,6 +54,10 @@ def quantize_static(
         DataError: if the data does not fit the model, or holds NaN or infinity.
         ModelError: if the model has no graph, nothing to quantize, or NaN or infinity
             in its weights.
+
+    Warns:
+        KerasMemWarning: before the calibration, if less than half of the
+            multiplications would have int8 inputs.
     """
     _check_graph(model)
     check_has_ranges(config, data, known)
@@ -65,7 +70,10 @@ def quantize_static(
     if config.bias_correction:
         correct_biases(folded, config, data, lambda w: w.place in places)
     stays = staying_float(w for w in weights(folded) if w.place in places)
-    ranges = _ranges(folded, plan_of(folded, stays), config, data, known)
+    plan = plan_of(folded, stays)
+    if not known:  # else the training of `km.quantization_aware` has warned
+        warn_if_mostly_float(plan)
+    ranges = _ranges(folded, plan, config, data, known)
     integers, changes = _quantized(folded, ranges, config.granularity, stays, data)
     return integers, [change for change in folds if change.changed] + changes
 

@@ -181,11 +181,13 @@ def named_as_in(copy: Any, model: Any, ranges: Ranges) -> Ranges:
 Stays = Callable[[Any], str | None]
 """Returns why a layer has to stay float, None if it need not."""
 
+EXCLUDED = "is excluded"
+
 
 def staying_float(excluded: Iterable[Weight]) -> Stays:
     """Return what tells of the layers that have these weights."""
     layers = {id(weight.block) for weight in excluded}
-    return lambda layer: "is excluded" if id(layer) in layers else None
+    return lambda layer: EXCLUDED if id(layer) in layers else None
 
 
 def make_plan(
