@@ -182,9 +182,11 @@ class GradientMonitor(AttachedCallback):
             self.records.append(record)
             self._log.append("gradients", record)
             found = self._look(replace(reading, record=record))
-            found += self._validation.after_epoch(
-                epoch, logs or {}, self.model, self.params.get("steps") or record.steps
-            )
+            with self._guard("compare validation and training"):
+                batches = self.params.get("steps") or record.steps
+                found += self._validation.after_epoch(
+                    epoch, logs or {}, self.model, batches
+                )
             self._log.add_findings(found, self.findings)
         for finding in found:
             if finding.severity == "error":

@@ -8,9 +8,9 @@ from kerasmem.compression.quantize.fold import fold_plan
 from kerasmem.compression.quantize.static.base import RELU
 from kerasmem.compression.quantize.static.calls import activation_of
 from kerasmem.compression.quantize.static.kinds import is_relu, kind_of
+from kerasmem.compression.quantize.static.mostly_float import warn_if_mostly_float
 from kerasmem.compression.quantize.static.partition import plan_of
 from kerasmem.compression.quantize.static.plan import Plan, Stays
-from kerasmem.compression.quantize.static.worth import warn_if_mostly_float
 from kerasmem.graph.calls import Call
 from kerasmem.graph.flat_calls import Calls, flatten
 from kerasmem.graph.layer_table import entry_of

@@ -16,6 +16,7 @@ from kerasmem.compression.quantize.fold import fold_batch_norm
 from kerasmem.compression.quantize.repair import correct_biases
 from kerasmem.compression.quantize.static.account import account, output_sqnr_db
 from kerasmem.compression.quantize.static.build import Build
+from kerasmem.compression.quantize.static.mostly_float import warn_if_mostly_float
 from kerasmem.compression.quantize.static.partition import plan_of
 from kerasmem.compression.quantize.static.plan import (
     Plan,
@@ -24,7 +25,6 @@ from kerasmem.compression.quantize.static.plan import (
     named_as_in,
     staying_float,
 )
-from kerasmem.compression.quantize.static.worth import warn_if_mostly_float
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.clone import clone
 from kerasmem.graph.layers import listed_graph, weights
