@@ -1,8 +1,8 @@
 """Finds a validation loss far from the training loss, and its probable cause."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -28,25 +28,11 @@ _LEAST_GAP = 0.5
 _LEAST_VARIANCE_RATIO = 2.0
 
 
-class Lag(NamedTuple):
-    """Distance of the moving statistics of a layer from those of the batches.
-
-    Args:
-        layer: path of the layer.
-        gap: mean over the channels, in standard deviations of the batches.
-        ratio: geometric mean over the channels of the ratio of the variances, from 1.
-    """
-
-    layer: str
-    gap: float
-    ratio: float
+Statistics = tuple[np.ndarray, np.ndarray]
+"""Moving mean and moving variance."""
 
 
-def lag(
-    before: tuple[np.ndarray, np.ndarray],
-    after: tuple[np.ndarray, np.ndarray],
-    remaining: float,
-) -> tuple[float, float]:
+def lag(before: Statistics, after: Statistics, remaining: float) -> tuple[float, float]:
     """Returns the distance of moving statistics from those of the batches of an epoch.
 
     `after` is `remaining * before + (1 - remaining) * batches`, which gives the
@@ -59,7 +45,8 @@ def lag(
             number of batches. Float in [0, 1).
 
     Returns:
-        `gap` and `ratio` of `Lag`.
+        The distance of the means in standard deviations, as a mean over the channels;
+        the ratio of the variances, from 1, as a geometric mean over the channels.
 
     Example:
         >>> zero, one, two = np.zeros(1), np.ones(1), np.full(1, 2.0)
@@ -99,7 +86,7 @@ class ValidationGap:
     def start_fit(self) -> None:
         """Starts a new fit."""
         self._losses: list[tuple[int, float, float]] = []
-        self._before: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._before: dict[int, Statistics] = {}
         self._lagging_epochs = 0
         self._is_reported = False
 
@@ -119,35 +106,33 @@ class ValidationGap:
             batches: number of batches of the epoch.
         """
         loss, val_loss = (float(logs.get(n, math.nan)) for n in ("loss", "val_loss"))
-        if self._is_reported or not (math.isfinite(loss) and math.isfinite(val_loss)):
+        if self._is_reported or not math.isfinite(loss + val_loss):
             return []
         self._losses.append((epoch, loss, val_loss))
-        is_far = val_loss >= FAR * loss > 0
-        lags = list(self._lags(model, batches)) if is_far and _is_worse(logs) else []
+        lags, text = {}, None
+        if val_loss >= FAR * loss > 0:
+            lags = self._lags(model, batches) if _is_worse(logs) else {}
+            text = None if lags else self._overfitting_text()
         self._lagging_epochs = self._lagging_epochs + 1 if lags else 0
-        text = None
         if self._lagging_epochs >= EPOCHS_OF_LAG:
             text = _lag_text(lags, logs)
-        elif is_far and not lags:
-            text = self._overfitting_text()
         if text is None:
             return []
         self._is_reported = True
-        layers = tuple(each.layer for each in lags)
-        layer = layers[0] if len(layers) == 1 else None
-        return [
-            Finding("validation gap", text, epoch, layer, self._monitor, layers=layers)
-        ]
+        about = (epoch, next(iter(lags)) if len(lags) == 1 else None, self._monitor)
+        return [Finding("validation gap", text, *about, layers=tuple(lags))]
 
-    def _lags(self, model: Any, batches: int) -> Iterator[Lag]:
+    def _lags(self, model: Any, batches: int) -> dict[str, tuple[float, float]]:
+        """Returns the distances of lagging statistics by layer, see `lag`."""
+        lags = {}
         for norm in _trained_norms(model):
             before, remaining = self._before.get(id(norm)), norm.momentum**batches
-            if before is None or not 0 <= remaining < 1:
-                continue
-            gap, ratio = lag(before, _statistics(norm), remaining)
-            if gap >= _LEAST_GAP or ratio >= _LEAST_VARIANCE_RATIO:
-                path = norm.moving_mean.path.removeprefix(f"{model.name}/")
-                yield Lag(layer_of(path), gap, ratio)
+            if before is not None and 0 <= remaining < 1:
+                gap, ratio = lag(before, _statistics(norm), remaining)
+                if gap >= _LEAST_GAP or ratio >= _LEAST_VARIANCE_RATIO:
+                    path = norm.moving_mean.path.removeprefix(f"{model.name}/")
+                    lags[layer_of(path)] = gap, ratio
+        return lags
 
     def _overfitting_text(self) -> str | None:
         epoch, loss, val_loss = self._losses[-1]
@@ -168,7 +153,7 @@ def _trained_norms(model: Any) -> list[Any]:
     return [norm for norm in batch_norms(model) if norm.built and norm.trainable]
 
 
-def _statistics(norm: Any) -> tuple[np.ndarray, np.ndarray]:
+def _statistics(norm: Any) -> Statistics:
     mean, variance = map(to_numpy, (norm.moving_mean, norm.moving_variance))
     return mean.astype("float64"), variance.astype("float64")
 
@@ -185,19 +170,19 @@ def _is_worse(logs: Mapping[str, Any]) -> bool:
     return not drops or max(drops) >= _LEAST_ACCURACY_DROP
 
 
-def _lag_text(lags: Sequence[Lag], logs: Mapping[str, Any]) -> str:
-    figures = [("loss", float(logs["loss"]), float(logs["val_loss"]))]
+def _lag_text(lags: Mapping[str, tuple[float, float]], logs: Mapping[str, Any]) -> str:
+    losses = ("loss", float(logs["loss"]), float(logs["val_loss"]))
     shown = ", ".join(
         f"{name} {trained:.3g}, val_{name} {validated:.3g}"
-        for name, trained, validated in (*figures, *_accuracies(logs))
+        for name, trained, validated in (losses, *_accuracies(logs))
     )
-    names = [each.layer for each in lags]
-    worst = max(lags, key=lambda each: max(each.gap, math.log(each.ratio)))
+    worst = max(lags, key=lambda layer: max(lags[layer][0], math.log(lags[layer][1])))
+    gap, ratio = lags[worst]
     return (
         f"Validation is far from training: {shown}. Probable cause: the moving "
-        f"statistics of BatchNormalization lag, in {layer_words(names, names)}. In "
-        f"{worst.layer} the moving mean is {worst.gap:.2g} standard deviations from "
-        f"that of the batches, the variance off by a factor of {worst.ratio:.2g}. "
-        "Next: use a lower momentum such as 0.9, more batches per epoch, or "
-        "km.ReestimateBatchNorm() after the training."
+        f"statistics of BatchNormalization lag, in {layer_words(lags, [*lags])}. In "
+        f"{worst} the moving mean is {gap:.2g} standard deviations from that of the "
+        f"batches, the variance off by a factor of {ratio:.2g}. Next: use a lower "
+        "momentum such as 0.9, more batches per epoch, or km.ReestimateBatchNorm() "
+        "after the training."
     )
