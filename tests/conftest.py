@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 import zlib
 from collections import Counter
 from importlib.util import find_spec
@@ -28,11 +29,13 @@ if os.environ.get("KERAS_BACKEND") == "torch":
 else:
     # A test runs its programs once or twice: to compile them well takes too long. Most
     # are one operation, and fusion emitters would take half of the time for that.
-    os.environ.setdefault(
-        "XLA_FLAGS",
-        "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false "
-        "--xla_cpu_parallel_codegen_split_count=1",
+    flags = (
+        "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
     )
+    if sys.version_info < (3, 12):
+        # The compiler of JAX 0.11, which needs Python 3.12, ends at this flag.
+        flags += " --xla_cpu_use_fusion_emitters=false"
+    os.environ.setdefault("XLA_FLAGS", flags)
     # To look for garbage took a sixth of the time. torch's own depends on when it is.
     gc.set_threshold(100_000, 20, 100)
 # What JAX has compiled is kept for other tests, workers, children and the next run.

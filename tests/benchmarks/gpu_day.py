@@ -1,21 +1,25 @@
-"""What only a GPU can answer of all that is here, in pieces of a few minutes.
+"""GPU measurements in small cases, ordered by value, that fit a lease of 15 minutes.
 
     python -m tests.benchmarks.gpu_day --list
-    python -m tests.benchmarks.gpu_day -o gpu_day.jsonl [--piece 2] [--backend jax]
+    python -m tests.benchmarks.gpu_day -o gpu_day.jsonl [--backend jax] [--minutes 7.5]
 
-The tests marked `gpu`, the cost of the monitors, out-of-memory with and without jit,
-`kerasmem tune`, and measured peaks beside the estimates. Every case runs in a process
-of its own and leaves one line of JSON. A case that the file holds already is left out,
-so the same call is repeated until nothing is left; one that failed is tried again with
-`--again`. After `--minutes` no process is left: what was cut off counts as not begun.
+Cases: tests marked `gpu`, monitors beside the figures of framework and driver, cost of
+the monitors, estimates and plans beside measured peaks, out-of-memory, batch size
+search, rematerialization under a limit, and products with int8 and int4 weights. Each
+case runs in its own process and writes one line of JSON. A second call skips the cases
+that the file contains; `--again` repeats the failed ones. After `--minutes` all
+processes are ended; a case that was cut off is not recorded.
 
-`--device cpu` runs a tiny version of every case without a GPU; TensorFlow's allocator
-then is the one of a GPU. Nothing is imported here but the standard library and the
-driver's: a framework is in the children only.
+`--device cpu` runs a tiny version of each case without a GPU, with TensorFlow's GPU
+allocator. This module imports only the standard library and the driver's bindings.
+
+On a leased machine without a package index, run `tests/benchmarks/gpu_pack.sh` here
+first: it collects the wheels in `.whl` and prints the command to paste.
 """
 
 import argparse
 import importlib.util
+import itertools
 import json
 import os
 import platform
@@ -32,15 +36,14 @@ from pathlib import Path
 import pynvml
 
 ROOT = Path(__file__).parents[2]
-BACKENDS = ("tensorflow", "jax", "torch")
+BACKENDS = ("jax", "torch", "tensorflow")
+"""In the order of the lease: JAX and torch are installed on the machine."""
 COMPILERS = {"tensorflow": (False, True), "jax": (False, True), "torch": (False,)}
-MODELS = {
-    "tensorflow": "mlp cnn lstm transformer resnet50 mobilenetv2 effnetb0 vgg16",
-    "jax": "mlp cnn transformer resnet50",
-    "torch": "mlp cnn transformer resnet50",
-}
+MODELS = (
+    *("mlp", "cnn", "transformer", "resnet50"),
+    *("lstm", "mobilenetv2", "effnetb0", "vgg16"),
+)
 PACKAGES = ("kerasmem", "keras", "tensorflow", "jax", "jaxlib", "torch", "numpy")
-MONITOR_PROCESSES = 3
 AT_ONCE = {"gpu": 6, "cpu": 1}
 ENVIRONMENT = {
     "gpu": {
@@ -58,6 +61,7 @@ ENVIRONMENT = {
 }
 """Processes share a card where none takes more of it than it needs."""
 
+SEARCHED = ("transformer", "resnet50")
 OOM_LIMIT = {"gpu": 2**30, "cpu": 64 * 2**20}
 
 
@@ -87,63 +91,87 @@ class Case:
 
 
 def all_cases(device):
-    """Return every case for `"gpu"`, or the tiny ones for `"cpu"`."""
-    found = [
+    """Return all cases for `"gpu"`, or the tiny ones for `"cpu"`, by value."""
+    kinds = (
+        marked,
+        watched,
+        monitors,
+        peaks,
+        out_of_memory,
+        batch_sizes,
+        rematerialized,
+        products,
+    )
+    return [
         case
-        for backend in BACKENDS
-        for cases in (marked, peaks, out_of_memory, tuning, monitors)
-        for case in cases(backend, device)
+        for backends in (BACKENDS[:2], BACKENDS[2:])
+        for kind in kinds
+        for backend in backends
+        for case in kind(backend, device)
     ]
-    return sorted(found, key=lambda case: case.alone)  # stable: what shares comes first
 
 
 def marked(backend, device):
-    yield Case("marked_tests", backend, {}, 60, alone=False)
+    # The suite's own flags for XLA on a CPU are unknown to newer compilers.
+    flags = {"XLA_FLAGS": os.environ.get("XLA_FLAGS", "")}
+    yield Case("marked_tests", backend, {}, 40, False, flags)
+
+
+def watched(backend, device):
+    model = "small" if device == "cpu" else "cnn"
+    yield Case("watched", backend, {"model": model}, 40, alone=False)
+
+
+def monitors(backend, device):
+    turns = 6 if device == "cpu" else 40
+    jit = COMPILERS[backend][-1]
+    for model in ("small",) if device == "cpu" else ("cnn", "mlp"):
+        settings = {"model": model, "jit": jit, "first": 0, "turns": turns}
+        yield Case("monitors", backend, settings, 20)
 
 
 def peaks(backend, device):
-    tiny = device == "cpu"
-    models, most = (["small"], 16) if tiny else (MODELS[backend].split(), 64)
-    plain = {"dtype": "float32", "optimizer": "adam", "jit": False}
-    others = [{"optimizer": "sgd"}, {"dtype": "mixed_bfloat16"}]
-    if True in COMPILERS[backend]:
-        others += [{"jit": True}, {"jit": True, "dtype": "mixed_bfloat16"}]
-    ways = [{"batch": 16}, *({"batch": most, **way} for way in ({}, *others))]
-    for model in models:
-        for way in ways[tiny:]:
-            settings = {"model": model, **plain, **way}
-            yield Case("peak", backend, settings, 40, alone=False)
+    plain = {"dtype": "float32", "optimizer": "adam", "jit": COMPILERS[backend][-1]}
+    ways = [plain, plain | {"dtype": "mixed_bfloat16"}]
+    if backend == "tensorflow":
+        ways.append(plain | {"jit": False})
+    models, size = (["small"], 16) if device == "cpu" else (MODELS, 64)
+    for way in ways:
+        for model in models:
+            settings = {"model": model, **way, "batch": size}
+            yield Case("peak", backend, settings, 30, alone=False)
 
 
 def out_of_memory(backend, device):
     if device == "cpu" and backend != "tensorflow":
-        return  # its allocator has no limit on a CPU
+        return  # without a limit of its allocator on a CPU
     limit = OOM_LIMIT[device]
     environment = {"TF_CPU_BFC_MEM_LIMIT_IN_MB": str(limit >> 20)}
     for jit in COMPILERS[backend]:
         for foreseen in (False, True):
             settings = {"jit": jit, "foreseen": foreseen, "limit_mib": limit >> 20}
-            yield Case("out_of_memory", backend, settings, 90, False, environment)
+            yield Case("out_of_memory", backend, settings, 60, False, environment)
 
 
-def tuning(backend, device):
-    if device == "cpu":
-        settings = {"model": "small", "batch": 8, "only": "accumulation"}
-        yield Case("tune", backend, settings, 120)
-    else:
-        yield Case("tune", backend, {"model": "cnn", "batch": 64, "only": ""}, 300)
+def batch_sizes(backend, device):
+    models, limit = (("small",), "4MiB") if device == "cpu" else (SEARCHED, "4GiB")
+    for model in models:
+        settings = {"model": model, "limit": limit}
+        yield Case("batch_size", backend, settings, 90, alone=False)
 
 
-def monitors(backend, device):
-    tiny = device == "cpu"
-    turns, processes = (6, 1) if tiny else (60, MONITOR_PROCESSES)
-    for model in ("small",) if tiny else ("cnn", "mlp"):
-        for jit in COMPILERS[backend]:
-            if backend == "jax" and not jit:
-                continue  # op by op, nobody trains so
-            for first in range(processes):
-                settings = {"model": model, "jit": jit, "first": first, "turns": turns}
-                yield Case("monitors", backend, settings, 30)
+def rematerialized(backend, device):
+    models, size = (("small",), 64) if device == "cpu" else (SEARCHED, 32)
+    for model in models:
+        settings = {"model": model, "batch": size, "jit": COMPILERS[backend][-1]}
+        yield Case("rematerialized", backend, settings, 60, alone=False)
+
+
+def products(backend, device):
+    width, depth = (64, 2) if device == "cpu" else (8192, 6)
+    for scheme in ("int8", "int8-dynamic", "int4"):
+        settings = {"scheme": scheme, "width": width, "depth": depth}
+        yield Case("products", backend, settings, 40)
 
 
 def pieces_of(cases, seconds, at_once):
@@ -192,11 +220,9 @@ class Runner:
         self._end = time.monotonic() + seconds
 
     def run(self, cases, at_once):
-        with ThreadPoolExecutor(at_once) as pool:
-            list(pool.map(self._one, [case for case in cases if not case.alone]))
-        for case in cases:
-            if case.alone:
-                self._one(case)
+        for alone, group in itertools.groupby(cases, lambda case: case.alone):
+            with ThreadPoolExecutor(1 if alone else at_once) as pool:
+                list(pool.map(self._one, group))
 
     def _one(self, case):
         left = self._end - time.monotonic()

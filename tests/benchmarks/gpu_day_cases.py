@@ -5,8 +5,8 @@
 Figures are bytes, seconds and milliseconds as their names say; None is not known.
 """
 
+import functools
 import json
-import subprocess
 import sys
 import tempfile
 import warnings
@@ -22,6 +22,7 @@ from kerasmem import backends
 from kerasmem.errors import KerasMemError, OutOfMemoryError
 from kerasmem.memory.estimate.planned.cards import CARDS
 from kerasmem.records import PostMortem
+from kerasmem.stats.timing import in_turns, spread
 from tests.benchmarks import bench_monitors
 from tests.memory.estimate import test_measured
 
@@ -73,18 +74,149 @@ def monitors(settings):
     return found, None
 
 
-def tune(settings):
-    """Run `kerasmem tune` on a saved model."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "model.keras")
-        compiled(network(settings["model"]), "adam", jit=False).save(path)
-        command = [sys.executable, "-m", "kerasmem", "tune", str(path), "--json"]
-        command += ["--batch-size", str(settings["batch"])]
-        command += ["--only", settings["only"]] if settings["only"] else []
-        run = subprocess.run(command, capture_output=True, text=True, check=False)
-    if run.returncode:
-        return None, " ".join(run.stderr.split())[-400:]
-    return json.loads(run.stdout), None
+def watched(settings):
+    """Fit with both monitors; read the same memory from framework and driver."""
+    model = compiled(network(settings["model"]), "adam", jit=None)
+    x, y = batch(model, 256)
+    memory, gradients = km.callbacks.MemoryMonitor(), km.callbacks.GradientMonitor()
+    history = model.fit(
+        x, y, batch_size=32, epochs=3, verbose=0, callbacks=[memory, gradients]
+    ).history
+    last = memory.records[-1]
+    card = driver_bytes() if settings["device"] == "gpu" else None
+    return {
+        "history": history,
+        "devices": [vars(device) for device in last.devices],
+        "framework": framework_bytes(),
+        "driver_used_bytes": card,
+        "findings": [one.text for one in (*memory.findings, *gradients.findings)],
+    }, None
+
+
+def framework_bytes():
+    """Return bytes in use and their peak, from the framework's own functions."""
+    name = keras.backend.backend()
+    if name == "jax":
+        import jax
+
+        counts = jax.devices()[0].memory_stats() or {}
+        return [counts.get("bytes_in_use"), counts.get("peak_bytes_in_use")]
+    if name == "torch":
+        import torch
+
+        if not torch.cuda.is_available():
+            return [None, None]
+        return [torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()]
+    import tensorflow as tf
+
+    if not tf.config.list_physical_devices("GPU"):
+        return [None, None]
+    counts = tf.config.experimental.get_memory_info("GPU:0")
+    return [counts["current"], counts["peak"]]
+
+
+def driver_bytes():
+    """Return the bytes in use on the first card, by all processes."""
+    pynvml.nvmlInit()
+    handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+    return int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
+
+
+def batch_size(settings):
+    """Search for the largest batch size under a limit."""
+    model = compiled(network(settings["model"]), "adam", jit=None)
+    size = km.find_batch_size(model, settings["limit"])
+    return {
+        "batch_size": int(size),
+        "limit_bytes": size.limit_bytes,
+        "curve": [vars(point) for point in size.curve],
+        "trials": len(size.trials),
+    }, None
+
+
+def rematerialized(settings):
+    """Train one step rematerialized under half of the estimated peak, then plainly.
+
+    The smaller peak comes first: JAX cannot reset the peak of a process.
+    """
+    size, jit = settings["batch"], settings["jit"]
+    model = compiled(network(settings["model"]), "adam", jit=jit)
+    device = settings["device"]
+    plain = km.estimate_memory(model, size, device=device, jit_compile=jit)
+    limit = plain.peak_bytes // 2
+    try:
+        lean = km.rematerialize(model, memory_limit=limit, batch_size=size)
+        reached = True
+    except KerasMemError:
+        lean, reached = km.rematerialize(model, batch_size=size), False
+    x, y = batch(model, size)
+    figures = {"limit_bytes": limit, "limit_reached_by_plan": reached}
+    for name, each in (("rematerialized", lean), ("plain", model)):
+        first = step_peak(each, x, y)
+        backends.current().reset_device_peak()
+        figures[f"{name}_first_bytes"] = first
+        figures[f"{name}_bytes"] = step_peak(each, x, y)
+        (times,) = in_turns([lambda each=each: each.train_on_batch(x, y)], seconds=2)
+        figures[f"{name}_step_ms"] = spread(times)[1]
+    return figures, None
+
+
+def products(settings):
+    """Time inference of a stack of `Dense` in bfloat16 and with quantized weights."""
+    keras.config.set_dtype_policy("bfloat16")
+    width, depth = settings["width"], settings["depth"]
+    keras.utils.set_random_seed(0)
+    hidden = [keras.layers.Dense(width) for _ in range(depth)]
+    model = keras.Sequential([keras.Input((width,)), *hidden, keras.layers.Dense(16)])
+    small = km.compress(model, km.Quantize(settings["scheme"]), verbose=0).model
+    figures = {"milliseconds": {}}
+    for rows in (1, 16, 256, 4096):
+        x = keras.random.normal((rows, width), dtype="bfloat16", seed=1)
+        calls = [chained(each, x) for each in (model, small, model)]
+        outputs = [call() for call in calls]
+        difference = np.linalg.norm(outputs[1] - outputs[0])
+        figures[f"error_{rows}_rows"] = float(difference / np.linalg.norm(outputs[0]))
+        times = in_turns(calls, seconds=1.0)
+        names = ("bfloat16", settings["scheme"], "bfloat16 again")
+        figures["milliseconds"][str(rows)] = {
+            name: spread(of_one)[1] / CHAINED
+            for name, of_one in zip(names, times, strict=True)
+        }
+    return figures, None
+
+
+CHAINED = 10
+"""Calls between two synchronizations."""
+
+
+def chained(model, x):
+    """Return a function that calls the compiled model `CHAINED` times, then waits."""
+    name = keras.backend.backend()
+    if name == "jax":
+        import jax
+
+        @jax.jit
+        def stateless(trainable, others, x):
+            return model.stateless_call(trainable, others, x, training=False)[0]
+
+        trainable = [v.value for v in model.trainable_variables]
+        others = [v.value for v in model.non_trainable_variables]
+        run = functools.partial(stateless, trainable, others)
+    elif name == "torch":
+        import torch
+
+        run = torch.no_grad()(model)
+    else:
+        import tensorflow as tf
+
+        run = tf.function(model, jit_compile=True)
+
+    def call():
+        for _ in range(CHAINED):
+            output = run(x)
+        return keras.ops.convert_to_numpy(keras.ops.cast(output, "float32"))
+
+    return call
 
 
 def peak(settings):
@@ -219,7 +351,10 @@ def tower(jit, accumulation=None):
 KINDS = {
     "marked_tests": marked_tests,
     "monitors": monitors,
-    "tune": tune,
+    "watched": watched,
+    "batch_size": batch_size,
+    "rematerialized": rematerialized,
+    "products": products,
     "peak": peak,
     "out_of_memory": out_of_memory,
 }
