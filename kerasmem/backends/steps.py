@@ -152,6 +152,16 @@ class Steps(ABC):
         local = map(splitting.axes_of, self._on_replicas(batch))
         return tuple(length for axes in local for length in axes)
 
+    def first_replica(self, values: Any) -> Any:
+        """Return the share of the first replica of a batch, or of results."""
+        return self._on_replicas(values)[0]
+
+    def rows(self, batch: Any, begin: int, end: int) -> Any:
+        """Return some samples of the batch of one replica."""
+        return keras.tree.map_structure(
+            lambda leaf: None if leaf is None else self._rows(leaf, begin, end), batch
+        )
+
     @abstractmethod
     def counting(self, count: Count) -> Callable[[Any, Any], Any]:
         """Return a function of state and batch that calls `count`, compiled.
@@ -253,6 +263,10 @@ class StepBackend(ABC):
     def evaluation(self, model: Any) -> Steps:
         """Return how a compiled model is evaluated, and what a step changes."""
         return self.steps(model, "test")
+
+    def weighs_batches_alike(self, model: Any) -> bool:
+        """Return whether a smaller batch counts as much in the losses of outputs."""
+        return False
 
     def compiles_with_xla(self, model: Any) -> bool:
         """Return whether XLA compiles the training step of a compiled model."""

@@ -153,6 +153,10 @@ class TensorFlowStepping(StepBackend):
 
     steps = TensorFlowSteps
 
+    def weighs_batches_alike(self, model: Any) -> bool:
+        """Return whether steps run as graphs, which know no number of samples."""
+        return not model.run_eagerly
+
     def traces(self, model: Any) -> int | None:
         """Return how many traces the training step has, None before the first."""
         return count_traces(model, "experimental_get_tracing_count")
