@@ -1,6 +1,7 @@
 """Finds losses that depend on several samples at once, before a batch is split."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -9,11 +10,13 @@ from keras import ops
 
 from kerasmem.backends import splitting
 from kerasmem.backends.steps import Steps
+from kerasmem.errors import ConfigError
 from kerasmem.graph.layers import sublayers
 from kerasmem.graph.masks import mask_of, with_mask
 from kerasmem.memory.fit import losses
-from kerasmem.memory.fit.notices import smaller_batches
-from kerasmem.records import Remedy
+from kerasmem.memory.fit.notices import Notices, smaller_batches
+from kerasmem.records import PostMortem, Remedy
+from kerasmem.units import format_bytes
 
 _MOST_ROWS, _CHUNK, _MOST_ELEMENTS = 64, 8, 2**20
 _TOLERANCES = {"float16": 2e-2, "bfloat16": 2e-1}
@@ -26,29 +29,51 @@ class CouplingCheck:
 
     Args:
         model: The compiled model.
+        notices: Warns if a batch cannot be checked.
 
     Attributes:
         coupled: The name of the loss that depends on several samples, or `None`.
         remedy: The advice if batches cannot be split, else `None`.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, notices: Notices) -> None:
         self.coupled: str | None = None
         self.remedy = smaller_batches(model)
-        self._model = model
+        self._model, self._notices = model, notices
         self._has_run = self.remedy is not None
 
-    def run(self, steps: Steps, state: Any, batch: Any, most: int) -> None:
-        """Check a batch before the first split.
+    def run(
+        self,
+        steps: Steps,
+        state: Any,
+        batch: Any,
+        most: int,
+        is_shortage: Callable[[Exception], bool],
+    ) -> Remedy | None:
+        """Check a batch before the first split, with fewer samples if memory runs out.
 
         Args:
             steps: How the model is trained or evaluated.
             state: The state of the next step.
             batch: The batch to split.
             most: Number of samples that may run through the model at a time.
+            is_shortage: Returns whether an error means that memory ran out.
+
+        Returns:
+            The remedy if the batch has to stay whole.
         """
-        if self._has_run:
-            return
+        while most > 0 and not self._has_run:
+            try:
+                self._check(steps, state, batch, most)
+            except Exception as error:  # noqa: BLE001 - the user's code, not in a step
+                if not is_shortage(error):
+                    self._notices.not_checked(error)
+                    break
+            steps.free()
+            most = most // 2 if most > 2 else 0
+        return self.remedy
+
+    def _check(self, steps: Steps, state: Any, batch: Any, most: int) -> None:
         self.coupled = find_coupling(self._model, steps, state, batch, most)
         self._has_run = True
         if self.coupled is not None:
@@ -58,6 +83,25 @@ class CouplingCheck:
                 how=f"the {self.coupled} depends on several samples of a batch at "
                 "once, so micro-batches would change the training",
             )
+
+    def refusal(self, remedy: Remedy, size: int, limit_bytes: int) -> ConfigError:
+        """Return the error for a batch that neither fits nor can be split."""
+        return ConfigError(
+            f"By the estimate a batch of {size} does not fit into the limit, and it "
+            f"cannot go in micro-batches: {remedy.how}. Received: "
+            f"memory_limit={format_bytes(limit_bytes)}. Next: {remedy.name}."
+        )
+
+    def as_a_whole(self, report: PostMortem) -> PostMortem:
+        """Return a post-mortem without micro-batches if the batch has to stay whole."""
+        if self.remedy is None:
+            return report
+        return replace(
+            report,
+            fitting_micro_batches=None,
+            fitting_bytes=None,
+            remedies=(self.remedy, *report.remedies),
+        )
 
 
 def find_coupling(
@@ -79,19 +123,19 @@ def find_coupling(
         most: Number of samples that may run through the model at a time.
     """
     probe = _Probe(model, steps, state)
-    batch = steps.first_replica(batch)
+    batch = steps.on_replicas(batch)[0]
     size = splitting.length_of(batch)
     chunk = max(min(most, size, _CHUNK) // 2 * 2, 2)
-    first = steps.rows(batch, 0, chunk)
+    first = probe.rows(batch, 0, chunk)
     predicted = probe.predict(first)
     coupling = _in_model(probe, first, predicted, chunk // 2)
     if coupling is not None:
         return coupling
     rows = min(size, _rows_within(predicted[0]))
     begins = range(chunk, rows - chunk + 1, chunk)
-    others = [probe.predict(steps.rows(batch, b, b + chunk)) for b in begins]
+    others = [probe.predict(probe.rows(batch, b, b + chunk)) for b in begins]
     outputs = [each[:2] for each in (predicted, *others)]
-    data = _joined(outputs), steps.rows(batch, 0, chunk * len(outputs))
+    data = _joined(outputs), probe.rows(batch, 0, chunk * len(outputs))
     return _in_losses(probe, data)
 
 
@@ -116,7 +160,11 @@ class _Probe:
         key = function, splitting.length_of(data)
         if key not in self._functions:
             self._functions[key] = self.steps.counting(function)
-        return self.steps.first_replica(self._functions[key](self._state, data))
+        return self.steps.on_replicas(self._functions[key](self._state, data))[0]
+
+    def rows(self, batch: Any, begin: int, end: int) -> Any:
+        """Return some samples."""
+        return splitting.cut(batch, begin, end, self.steps.take_rows)
 
     def _outputs(self, values: Sequence[tuple[Any, Any]], batch: Any) -> Any:
         x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
@@ -155,10 +203,9 @@ def _value_and_count(loss: Any, y_true: Any, y_pred: Any, weight: Any) -> Any:
 
 
 def _in_losses(probe: _Probe, data: Any) -> str | None:
-    steps = probe.steps
     rows = splitting.length_of(data)
     whole = probe.evaluate(data)[:, 0]
-    single = [probe.evaluate(steps.rows(data, row, row + 1)) for row in range(rows)]
+    single = [probe.evaluate(probe.rows(data, row, row + 1)) for row in range(rows)]
     weights = splitting.weights([1] * rows, [each[:, 1] for each in single])
     terms = np.array(
         [
@@ -177,13 +224,12 @@ def _in_losses(probe: _Probe, data: Any) -> str | None:
 
 
 def _in_model(probe: _Probe, batch: Any, whole: Any, half: int) -> str | None:
-    steps = probe.steps
-    one, other = steps.rows(batch, 0, half), steps.rows(batch, half, 2 * half)
+    one, other = probe.rows(batch, 0, half), probe.rows(batch, half, 2 * half)
     halves = [probe.predict(one), probe.predict(other)]
     swapped = probe.predict(_joined([other, one]))
     outputs, terms = _joined([each[0] for each in halves]), [each[2] for each in halves]
     restored = _joined(
-        [steps.rows(swapped[0], half, 2 * half), steps.rows(swapped[0], 0, half)]
+        [probe.rows(swapped[0], half, 2 * half), probe.rows(swapped[0], 0, half)]
     )
     dtypes = {layer.compute_dtype for layer in sublayers(probe.model)}
     limit = 3e-2 if dtypes & _HALF else 3e-3

@@ -183,17 +183,18 @@ def fit(  # noqa: PLR0913 - the public entry point
     limit_is_given = memory_limit is not None
     limit = parse_bytes(memory_limit) if limit_is_given else figures_of().limit_bytes
     backend = backends.current()
+    notices = Notices(log_dir)
     with noting_refusals() as refusals:
         context = FitContext(
             limit_bytes=limit,
             limit_is_given=limit_is_given,
             splits=on_oom == "split",
-            notices=Notices(log_dir),
+            notices=notices,
             refusals=refusals,
             factors=LossFactors(
                 model, weighs_batches_alike=backend.weighs_batches_alike(model)
             ),
-            coupling=CouplingCheck(model),
+            coupling=CouplingCheck(model, notices),
         )
         training = SurvivingTraining(model, backend.training(model), context)
         evaluation = SurvivingEvaluation(model, backend.evaluation(model), context)

@@ -152,8 +152,7 @@ class SurvivingStep(ABC):
         try:
             self._meet(state, batch, size)
         except BaseException:
-            # On JAX the model itself has no values meanwhile.
-            self._steps.give_up(state)
+            self._steps.give_up(state)  # on JAX the model has no values meanwhile
             raise
         self._context.factors.install()
 
@@ -189,9 +188,10 @@ class SurvivingStep(ABC):
             state = self._rollback.back(state)
         if self._parts is not None and self._parts.is_open:
             state = self._parts.close(state)
-        can_split = self._can_split(cause, size, parts)
-        if can_split:
-            can_split = self._whole_for(state, batch, size // (2 * parts)) is None
+        can_split = (
+            self._can_split(cause, size, parts)
+            and self._whole_for(state, batch, size // (2 * parts)) is None
+        )
         error = self._error(cause, state, size, parts)
         if not can_split:
             self._steps.give_up(state)
@@ -212,25 +212,11 @@ class SurvivingStep(ABC):
         )
 
     def _whole_for(self, state: Any, batch: Any, most: int) -> Remedy | None:
-        """Return the remedy if the batch has to stay whole, `None` if it can be split.
+        def is_shortage(error: Exception) -> bool:
+            return self._cause(error, "unknown") is not None
 
-        Args:
-            state: The state of the next step.
-            batch: The batch to split.
-            most: Number of samples to run through the model at a time.
-        """
         check = self._context.coupling
-        while most > 0:
-            try:
-                check.run(self._steps, state, batch, most)
-                break
-            except Exception as error:  # noqa: BLE001 - the user's code, not in a step
-                if self._cause(error, "unknown") is None:
-                    self._context.notices.not_checked(error)
-                    break
-            self._steps.free()
-            most = most // 2 if most > 2 else 0
-        return check.remedy
+        return check.run(self._steps, state, batch, most, is_shortage)
 
     def _forget_parts(self) -> None:
         """Begin anew, because the model's function is another one."""
@@ -261,21 +247,9 @@ class SurvivingStep(ABC):
         )
         with self._steps.values(state):
             report = post_mortem(self._model, cause, self._step_context(failed))
-        report = _as_a_whole(report, self._context.coupling.remedy)
+        report = self._context.coupling.as_a_whole(report)
         self._context.notices.write(report)
         return out_of_memory_error(report, kind)
-
-
-def _as_a_whole(report: PostMortem, remedy: Remedy | None) -> PostMortem:
-    """Return the post-mortem without micro-batches if the model takes none."""
-    if remedy is None:
-        return report
-    return replace(
-        report,
-        fitting_micro_batches=None,
-        fitting_bytes=None,
-        remedies=(remedy, *report.remedies),
-    )
 
 
 def _not_set(*_: Any) -> Any:
@@ -370,13 +344,10 @@ class SurvivingTraining(SurvivingStep):
         if remedy is None:
             self._plan.foresee(most)
             context.notices.foreseen(self._model, size, self._plan.parts(size))
-        elif context.limit_is_given and context.coupling.coupled:
-            raise ConfigError(
-                f"By the estimate a batch of {size} does not fit into the limit, and "
-                f"it cannot go in micro-batches: {remedy.how}. Received: "
-                f"memory_limit={format_bytes(context.limit_bytes or 0)}. "
-                f"Next: {remedy.name}."
-            )
+        elif (
+            context.limit_bytes and context.limit_is_given and context.coupling.coupled
+        ):
+            raise context.coupling.refusal(remedy, size, context.limit_bytes)
         else:
             context.notices.tried_whole(size, remedy)
 
