@@ -48,7 +48,7 @@ class CouplingCheck:
         state: Any,
         batch: Any,
         most: int,
-        is_shortage: Callable[[Exception], bool],
+        find_cause: Callable[[Exception], Any],
     ) -> Remedy | None:
         """Check a batch before the first split, with fewer samples if memory runs out.
 
@@ -57,7 +57,7 @@ class CouplingCheck:
             state: The state of the next step.
             batch: The batch to split.
             most: Number of samples that may run through the model at a time.
-            is_shortage: Returns whether an error means that memory ran out.
+            find_cause: Returns `None` for an error other than a lack of memory.
 
         Returns:
             The remedy if the batch has to stay whole.
@@ -66,7 +66,7 @@ class CouplingCheck:
             try:
                 self._check(steps, state, batch, most)
             except Exception as error:  # noqa: BLE001 - the user's code, not in a step
-                if not is_shortage(error):
+                if find_cause(error) is None:
                     self._notices.not_checked(error)
                     break
             steps.free()

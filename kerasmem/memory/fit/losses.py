@@ -201,8 +201,12 @@ class Count(keras.losses.Loss):
         self._note_mask = note_mask
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
-        """Return a one for every value of the loss."""
-        return Ones(self._note_mask)(self._loss.call(y_true, y_pred))
+        """Return a one for every value of the loss, for every sample if it is one."""
+        values = self._loss.call(y_true, y_pred)
+        if len(values.shape) == 0:
+            outputs = keras.tree.flatten(y_pred)[0]
+            return keras.ops.cast(keras.ops.shape(outputs)[0], "float32")
+        return Ones(self._note_mask)(values)
 
 
 class Ones(keras.layers.Layer):

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import keras
@@ -188,10 +189,8 @@ class SurvivingStep(ABC):
             state = self._rollback.back(state)
         if self._parts is not None and self._parts.is_open:
             state = self._parts.close(state)
-        can_split = (
-            self._can_split(cause, size, parts)
-            and self._whole_for(state, batch, size // (2 * parts)) is None
-        )
+        can_split = self._can_split(cause, size, parts)
+        can_split = can_split and not self._whole_for(state, batch, size // 2 // parts)
         error = self._error(cause, state, size, parts)
         if not can_split:
             self._steps.give_up(state)
@@ -212,11 +211,9 @@ class SurvivingStep(ABC):
         )
 
     def _whole_for(self, state: Any, batch: Any, most: int) -> Remedy | None:
-        def is_shortage(error: Exception) -> bool:
-            return self._cause(error, "unknown") is not None
-
+        find_cause = partial(self._cause, phase="unknown")
         check = self._context.coupling
-        return check.run(self._steps, state, batch, most, is_shortage)
+        return check.run(self._steps, state, batch, most, find_cause)
 
     def _forget_parts(self) -> None:
         """Begin anew, because the model's function is another one."""
@@ -344,10 +341,8 @@ class SurvivingTraining(SurvivingStep):
         if remedy is None:
             self._plan.foresee(most)
             context.notices.foreseen(self._model, size, self._plan.parts(size))
-        elif (
-            context.limit_bytes and context.limit_is_given and context.coupling.coupled
-        ):
-            raise context.coupling.refusal(remedy, size, context.limit_bytes)
+        elif context.limit_is_given and context.coupling.coupled:
+            raise context.coupling.refusal(remedy, size, context.limit_bytes or 0)
         else:
             context.notices.tried_whole(size, remedy)
 
