@@ -15,15 +15,24 @@ def rows(array: Any, begin: int, end: int) -> Any:
     return array[begin:end]
 
 
+def cut(
+    batch: Any, begin: int, end: int, take: Callable[[Any, int, int], Any] = rows
+) -> Any:
+    """Return the samples from one number to another of a batch."""
+    return keras.tree.map_structure(
+        lambda leaf: None if leaf is None else take(leaf, begin, end), batch
+    )
+
+
 def split(
-    batch: Any, parts: int, cut: Callable[[Any, int, int], Any] = rows
+    batch: Any, parts: int, take: Callable[[Any, int, int], Any] = rows
 ) -> list[Any]:
     """Return a batch in so many parts, whose lengths differ by one at most.
 
     Args:
         batch: arrays in any structure, each with the samples along its first axis.
         parts: number of parts, from 1 to that of the samples.
-        cut: takes the samples from one number to another out of an array.
+        take: takes the samples from one number to another out of an array.
 
     Raises:
         DataError: if the arrays are of different lengths.
@@ -34,15 +43,7 @@ def split(
     """
     short, longer = divmod(length_of(batch), parts)
     borders = [short * place + min(place, longer) for place in range(parts + 1)]
-    return [
-        keras.tree.map_structure(
-            lambda leaf, begin=begin, end=end: (
-                None if leaf is None else cut(leaf, begin, end)
-            ),
-            batch,
-        )
-        for begin, end in pairwise(borders)
-    ]
+    return [cut(batch, begin, end, take) for begin, end in pairwise(borders)]
 
 
 def length_of(batch: Any) -> int:

@@ -73,7 +73,7 @@ class Steps(ABC):
     """
 
     survives_failure: bool = True
-    _rows = staticmethod(splitting.rows)
+    take_rows = staticmethod(splitting.rows)
 
     def __init__(self, model: Any, kind: str) -> None:
         self._model = model
@@ -134,8 +134,8 @@ class Steps(ABC):
             DataError: if the arrays in it are of different lengths.
         """
         pieces = [
-            splitting.split(local, parts, self._rows)
-            for local in self._on_replicas(batch)
+            splitting.split(local, parts, self.take_rows)
+            for local in self.on_replicas(batch)
         ]
         return [self._together(part) for part in zip(*pieces, strict=True)]
 
@@ -145,11 +145,11 @@ class Steps(ABC):
         It is 1 if the batch cannot be split, because its arrays are of different
         lengths or one of them is empty.
         """
-        return min(map(splitting.splittable_length, self._on_replicas(batch)))
+        return min(map(splitting.splittable_length, self.on_replicas(batch)))
 
     def shape(self, batch: Any) -> tuple[int, ...]:
         """Return the lengths of all axes of all arrays in a batch."""
-        local = map(splitting.axes_of, self._on_replicas(batch))
+        local = map(splitting.axes_of, self.on_replicas(batch))
         return tuple(length for axes in local for length in axes)
 
     @abstractmethod
@@ -168,8 +168,8 @@ class Steps(ABC):
             parts: what `split` returned.
             valid: what `counting` gave for each; None for means over the samples.
         """
-        local = [self._on_replicas(part) for part in parts]
-        counted = None if valid is None else [*map(self._on_replicas, valid)]
+        local = [self.on_replicas(part) for part in parts]
+        counted = None if valid is None else [*map(self.on_replicas, valid)]
         by_replica = [
             splitting.weights(
                 [splitting.length_of(part[replica]) for part in local],
@@ -217,7 +217,7 @@ class Steps(ABC):
         """
         return state
 
-    def _on_replicas(self, values: Any) -> list[Any]:
+    def on_replicas(self, values: Any) -> list[Any]:
         """Return what each replica has of a batch, or of a tensor."""
         return [values]
 
@@ -253,6 +253,10 @@ class StepBackend(ABC):
     def evaluation(self, model: Any) -> Steps:
         """Return how a compiled model is evaluated, and what a step changes."""
         return self.steps(model, "test")
+
+    def weighs_batches_alike(self, model: Any) -> bool:
+        """Return whether a smaller batch counts as much in the losses of outputs."""
+        return False
 
     def compiles_with_xla(self, model: Any) -> bool:
         """Return whether XLA compiles the training step of a compiled model."""

@@ -65,14 +65,14 @@ class ChunkedCrossentropy(keras.losses.Loss):
         rows = ops.reshape(states, (-1, states.shape[-1]))
         count = ops.maximum(ops.sum(counts), 1.0)
         if head is None:
-            logits = ops.log_softmax(ops.cast(rows, "float32"))
-            every = ops.arange(rows.shape[-1], dtype="int32")[None]
-            own = ops.sum(
-                ops.where(ops.equal(every, labels[:, None]), logits, 0.0), axis=-1
-            )
+            logits = ops.cast(rows, "float32")
+            # A label that does not count may be any number.
+            valid = ops.where(ops.equal(weights, 0), 0, labels)
+            own = ops.sparse_categorical_crossentropy(valid, logits, from_logits=True)
+            others = ops.logsumexp(logits, axis=-1) - ops.mean(logits, axis=-1)
             share = self.label_smoothing
-            lost = (1 - share) * own + share * ops.mean(logits, axis=-1)
-            return -ops.sum(lost * weights) / count
+            lost = (1 - share) * own + share * others
+            return ops.sum(lost * weights) / count
         total, hits = crossentropy(
             rows, head.table, labels, weights, counts, self.label_smoothing
         )
@@ -92,7 +92,9 @@ def _flat(
     y_true: Any, y_pred: Any, sample_weight: Any, ignored: int | None
 ) -> tuple[Any, Any, Any]:
     """Return labels, weights of the loss, and what counts, of all rows."""
-    y_true = ops.cast(ops.convert_to_tensor(y_true), "int32")
+    y_true = ops.convert_to_tensor(y_true)
+    if keras.backend.standardize_dtype(y_true.dtype) != "int64":
+        y_true = ops.cast(y_true, "int32")
     if len(y_true.shape) == len(y_pred.shape) and y_true.shape[-1] in (1, None):
         y_true = ops.squeeze(y_true, axis=-1)
     if len(y_true.shape) != len(y_pred.shape) - 1:

@@ -304,3 +304,31 @@ def test_an_estimate_has_logits_of_some_rows_alone():
         peaks.append(found.peak_bytes)
     floats = 10_000 * (2 * chunk + width)  # logits, their slopes, the kernel
     assert peaks[1] - peaks[0] == pytest.approx(4 * floats, rel=0.1)
+
+
+@pytest.mark.parametrize("label", [2**32 + 1, 7, -1])
+def test_labels_out_of_range_without_a_head_count_as_in_keras(label, backend):
+    if label > 7 and backend == "jax":
+        return  # without int64
+    ours = ChunkedCrossentropy()
+    keras_own = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    arguments = np.array([[label, 2]]), np.arange(6, dtype="float32").reshape(1, 2, 3)
+    results = []
+    for loss in (ours, keras_own):
+        try:
+            results.append(float(loss(*arguments)))
+        except Exception as error:  # noqa: BLE001 - of each framework's own kind
+            results.append(type(error))
+    assert results[0] == results[1] or results[0] == pytest.approx(results[1], 1e-6)
+
+
+def test_a_label_of_64_bits_is_kept_with_a_head(backend):
+    if backend == "jax":
+        return  # without int64
+    head = ChunkedVocabulary(3)
+    outputs = head(np.ones((1, 2, 4), "float32"), training=True)
+    try:
+        loss = float(ChunkedCrossentropy()(np.array([[2**32 + 1, 2]]), outputs))
+    except Exception as error:  # noqa: BLE001 - of each framework's own kind
+        loss = str(error)
+    assert "nan" in str(loss) or "range" in loss or "bounds" in loss

@@ -37,7 +37,7 @@ class TensorFlowSteps(InPlaceSteps):
         kind: `"train"` or `"test"`, as Keras names its functions.
     """
 
-    _rows = staticmethod(_rows)
+    take_rows = staticmethod(_rows)
 
     def __init__(self, model: Any, kind: str) -> None:
         super().__init__(model, kind)
@@ -67,7 +67,8 @@ class TensorFlowSteps(InPlaceSteps):
     def _replicas(self) -> int:
         return self._strategy.num_replicas_in_sync
 
-    def _on_replicas(self, values: Any) -> list[Any]:
+    def on_replicas(self, values: Any) -> list[Any]:
+        """Return the share of each replica of a batch, or of results."""
         # As Keras itself does with what a dataset gives for None.
         values = keras.tree.map_structure(
             lambda x: None if isinstance(x, tf.experimental.Optional) else x, values
@@ -152,6 +153,10 @@ class TensorFlowStepping(StepBackend):
     """TensorFlow compiles a step as a graph that changes the variables."""
 
     steps = TensorFlowSteps
+
+    def weighs_batches_alike(self, model: Any) -> bool:
+        """Return whether steps run as graphs, which know no number of samples."""
+        return not model.run_eagerly
 
     def traces(self, model: Any) -> int | None:
         """Return how many traces the training step has, None before the first."""

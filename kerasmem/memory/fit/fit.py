@@ -10,6 +10,7 @@ import keras
 from kerasmem import backends
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.outputs import warn_if_unfit
+from kerasmem.memory.fit.coupling import CouplingCheck
 from kerasmem.memory.fit.losses import LossFactors
 from kerasmem.memory.fit.notices import Notices
 from kerasmem.memory.fit.surviving import (
@@ -166,7 +167,8 @@ def fit(  # noqa: PLR0913 - the public entry point
             was made. It carries the post-mortem.
         TornStateError: if the model cannot be put back.
         ConfigError: if an argument is wrong, or by the estimate not even one sample
-            fits into `memory_limit`.
+            fits into `memory_limit`, or the batch does not and its loss depends on
+            several samples at once.
         ModelError: if the model is not compiled.
 
     Example:
@@ -180,16 +182,20 @@ def fit(  # noqa: PLR0913 - the public entry point
     warn_if_unfit(model)
     limit_is_given = memory_limit is not None
     limit = parse_bytes(memory_limit) if limit_is_given else figures_of().limit_bytes
+    backend = backends.current()
+    notices = Notices(log_dir)
     with noting_refusals() as refusals:
         context = FitContext(
             limit_bytes=limit,
             limit_is_given=limit_is_given,
             splits=on_oom == "split",
-            notices=Notices(log_dir),
+            notices=notices,
             refusals=refusals,
-            factors=LossFactors(model),
+            factors=LossFactors(
+                model, weighs_batches_alike=backend.weighs_batches_alike(model)
+            ),
+            coupling=CouplingCheck(model, notices),
         )
-        backend = backends.current()
         training = SurvivingTraining(model, backend.training(model), context)
         evaluation = SurvivingEvaluation(model, backend.evaluation(model), context)
         installation = Installation(training, evaluation)

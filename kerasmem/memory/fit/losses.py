@@ -1,5 +1,6 @@
 """What the losses of a model are means of, and how one part of a batch counts."""
 
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -30,10 +31,14 @@ class LossFactors:
 
     Args:
         model: a compiled model.
+        weighs_batches_alike: Whether the losses of single outputs are reported as means
+            over batches, of whatever size. Keras does so in TensorFlow's graphs, where
+            the number of samples is unknown.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, *, weighs_batches_alike: bool) -> None:
         self._model = model
+        self._weighs_batches_alike = weighs_batches_alike
         self._now = threading.local()
         self._entries: list[Any] | None = None
         self._undo = ExitStack()
@@ -49,6 +54,10 @@ class LossFactors:
         self.remove()
         self._entries = entries
         self._undo.enter_context(_replaced(self._model, self._scaled))
+        if self._weighs_batches_alike and entries:
+            metrics = self._model._compile_loss.metrics
+            self._undo.callback(metrics.__setitem__, slice(None), list(metrics))
+            metrics[:] = [WeighedMetric(metric, self._now) for metric in metrics]
 
     def remove(self) -> None:
         """Leave the losses as they were; a second call is a no-op."""
@@ -59,13 +68,19 @@ class LossFactors:
         return ScaledLoss(loss, place, self._now)
 
     @contextmanager
-    def using(self, factors: Any) -> Iterator[None]:
-        """Use `factors`, a vector with one per loss; an empty one for none."""
+    def using(self, share: Any, factors: Any) -> Iterator[None]:
+        """Use `factors`, a vector with one per loss; an empty one for none.
+
+        Args:
+            share: The fraction of the batch's samples in this part.
+            factors: The factors of the losses.
+        """
         self._now.factors = factors if factors.shape[0] else None
+        self._now.share = share
         try:
             yield
         finally:
-            self._now.factors = None
+            self._now.factors = self._now.share = None
 
 
 class ScaledLoss:
@@ -91,6 +106,28 @@ class ScaledLoss:
         return value * keras.ops.cast(factors[self._place], value.dtype)
 
 
+class WeighedMetric:
+    """Weighs the loss of a part by its share, and that of a whole batch as one.
+
+    Args:
+        metric: The metric of one loss.
+        now: The share of the running step in this thread.
+    """
+
+    def __init__(self, metric: Any, now: threading.local) -> None:
+        self._metric = metric
+        self._now = now
+
+    def update_state(self, value: Any, sample_weight: Any = None) -> Any:  # noqa: ARG002
+        """Update the metric with one loss."""
+        share = getattr(self._now, "share", None)
+        return self._metric.update_state(value, sample_weight=share)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the metric."""
+        return getattr(self._metric, name)
+
+
 def count_valid(model: Any, batch: Any, note_mask: Callable[[], None]) -> Any:
     """Return what each loss divides its sum by: a vector, NaN where it does not.
 
@@ -103,23 +140,43 @@ def count_valid(model: Any, batch: Any, note_mask: Callable[[], None]) -> Any:
         note_mask: called if anything is masked.
     """
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
-    counts: list[Any] = []
-
-    def counting(loss: Any, _place: int) -> Loss:
-        def call(y_true: Any, y_pred: Any, weight: Any) -> Any:
-            count = _valid(loss, y_true, y_pred, weight, note_mask)
-            counts.append(count)
-            return count
-
-        return call
-
-    with _replaced(model, counting):
-        model._compile_loss(y, model(x, training=False), sample_weight)
+    counting = functools.partial(count, note_mask=note_mask)
+    counts = apply(model, counting, y, model(x, training=False), sample_weight)
     return keras.ops.stack(counts)
 
 
-def _valid(
-    loss: Any, y_true: Any, y_pred: Any, weight: Any, note_mask: Callable[[], None]
+def apply(
+    model: Any, function: Loss, y_true: Any, y_pred: Any, sample_weight: Any
+) -> list[Any]:
+    """Return the results of a function of each loss and its arguments.
+
+    Args:
+        model: A compiled model that has been built.
+        function: Called with the loss, its targets, its output and its weights.
+        y_true: The targets of the model.
+        y_pred: The outputs of the model.
+        sample_weight: The sample weights, or `None`.
+    """
+    results: list[Any] = []
+
+    def collecting(loss: Any, _place: int) -> Loss:
+        def call(*arguments: Any) -> Any:
+            results.append(function(loss, *arguments))
+            return keras.ops.zeros(())
+
+        return call
+
+    with _replaced(model, collecting):
+        model._compile_loss(y_true, y_pred, sample_weight)
+    return results
+
+
+def count(
+    loss: Any,
+    y_true: Any,
+    y_pred: Any,
+    weight: Any,
+    note_mask: Callable[[], None] = lambda: None,
 ) -> Any:
     """Return what a loss divides by: its own sum where every value is one."""
     if loss.reduction in {"sum", "none", None}:
@@ -144,8 +201,12 @@ class Count(keras.losses.Loss):
         self._note_mask = note_mask
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
-        """Return a one for every value of the loss."""
-        return Ones(self._note_mask)(self._loss.call(y_true, y_pred))
+        """Return a one for every value of the loss, for every sample if it is one."""
+        values = self._loss.call(y_true, y_pred)
+        if len(values.shape) == 0:
+            outputs = keras.tree.flatten(y_pred)[0]
+            return keras.ops.cast(keras.ops.shape(outputs)[0], "float32")
+        return Ones(self._note_mask)(values)
 
 
 class Ones(keras.layers.Layer):
@@ -167,6 +228,16 @@ class Ones(keras.layers.Layer):
         if mask is not None:
             self._note_mask()
         return keras.ops.ones_like(inputs)
+
+
+def names(model: Any) -> list[str]:
+    """Return the name of each loss."""
+    return [loss.name for loss in _losses(model)]
+
+
+def dtype_of(model: Any, place: int) -> str:
+    """Return the dtype that a loss computes in."""
+    return dict(enumerate(loss.dtype for loss in _losses(model))).get(place, "float32")
 
 
 def _losses(model: Any) -> list[Any]:

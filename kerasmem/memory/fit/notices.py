@@ -92,12 +92,19 @@ class Notices:
             f"with the same result.{back}"
         )
 
-    def tried_whole(self, size: int, layer: str) -> None:
+    def tried_whole(self, size: int, remedy: Remedy) -> None:
         """Say that a batch that will hardly fit is tried all the same."""
         self._warn(
             f"By the estimate a batch of {size} does not fit into memory. It is tried "
-            f"as a whole: the layer {layer!r} is stateful, with a row of its state for "
-            "each sample, so a batch cannot go in parts."
+            f"as a whole: {remedy.how}."
+        )
+
+    def not_checked(self, error: Exception) -> None:
+        """Warn that a loss that couples samples would go unnoticed."""
+        self._warn(
+            "The losses could not be checked before the batch is split. They are taken "
+            "for means or sums over the samples. The check failed with: "
+            f"{' '.join(str(error).split())[:300]}"
         )
 
     def write(self, report: PostMortem) -> None:

@@ -179,7 +179,7 @@ class MicroBatches(Parts):
             *state, (batch, (share, factors)) = arguments
             self._now.part, self._now.updates = Part(share, is_last), 0
             try:
-                with self._factors.using(factors):
+                with self._factors.using(share, factors):
                     result = original(*state, batch)
             finally:
                 self._now.part = None
@@ -221,8 +221,8 @@ class EvaluationParts(Parts):
         original = evaluation.step
 
         def step(*arguments: Any) -> Any:
-            *state, (batch, (_, factor)) = arguments
-            with factors.using(factor):
+            *state, (batch, weights) = arguments
+            with factors.using(*weights):
                 return original(*state, batch)
 
         self._function = evaluation.function_of(step)

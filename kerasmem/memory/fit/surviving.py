@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import keras
@@ -11,12 +12,13 @@ from kerasmem.backends.exhaustion import RefusalLog
 from kerasmem.backends.steps import Step, Steps, build_for
 from kerasmem.errors import ConfigError, OutOfMemoryError, TornStateError
 from kerasmem.memory.estimate.inputs import lengths_in
+from kerasmem.memory.fit.coupling import CouplingCheck
 from kerasmem.memory.fit.losses import LossFactors
-from kerasmem.memory.fit.notices import Notices, smaller_batches, stateful_layers
+from kerasmem.memory.fit.notices import Notices
 from kerasmem.memory.fit.parts import EvaluationParts, MicroBatches, Parts
 from kerasmem.memory.fit.plan import Plan, Rollback, SafeShapes, micro_batches
 from kerasmem.memory.oom import StepContext, classify, out_of_memory_error, post_mortem
-from kerasmem.records import Cause, PostMortem
+from kerasmem.records import Cause, PostMortem, Remedy
 from kerasmem.units import format_bytes
 
 _END = object()
@@ -33,6 +35,7 @@ class FitContext:
         notices: warns of what happens.
         refusals: what the allocators noted.
         factors: multiplies the losses of parts.
+        coupling: Finds what keeps batches whole.
     """
 
     limit_bytes: int | None
@@ -41,6 +44,7 @@ class FitContext:
     notices: Notices
     refusals: RefusalLog
     factors: LossFactors
+    coupling: CouplingCheck
 
 
 class SurvivingStep(ABC):
@@ -122,7 +126,7 @@ class SurvivingStep(ABC):
         size = self._steps.size(batch)
         if size > self._largest:
             self._largest = size
-            self._meet(state, batch, size)
+            self._prepare(state, batch, size)
         shape = self._steps.shape(batch)
         while True:
             parts = self._plan.parts(size)
@@ -143,7 +147,15 @@ class SurvivingStep(ABC):
                     self._safe.note(parts, shape)
                 return logs, changed
             # Here the error and what its traceback held are gone.
-            state = self._recovered(cause, state, size, parts)
+            state = self._recovered(cause, state, batch, parts)
+
+    def _prepare(self, state: Any, batch: Any, size: int) -> None:
+        try:
+            self._meet(state, batch, size)
+        except BaseException:
+            self._steps.give_up(state)  # on JAX the model has no values meanwhile
+            raise
+        self._context.factors.install()
 
     def _abandon(self, state: Any) -> None:
         """Leave the model as well as can be where an error of any kind ends the fit."""
@@ -165,8 +177,9 @@ class SurvivingStep(ABC):
             return state
         return self._parts.open(state) if is_split else self._parts.close(state)
 
-    def _recovered(self, cause: Cause, state: Any, size: int, parts: int) -> Any:
+    def _recovered(self, cause: Cause, state: Any, batch: Any, parts: int) -> Any:
         """Return the state to try the same batch with in smaller parts."""
+        size = self._steps.size(batch)
         self._steps.free()
         if not self._steps.survives_failure:
             raise self._error(cause, state, size, parts, TornStateError)
@@ -176,8 +189,10 @@ class SurvivingStep(ABC):
             state = self._rollback.back(state)
         if self._parts is not None and self._parts.is_open:
             state = self._parts.close(state)
+        can_split = self._can_split(cause, size, parts)
+        can_split = can_split and not self._whole_for(state, batch, size // 2 // parts)
         error = self._error(cause, state, size, parts)
-        if not self._can_split(cause, size, parts):
+        if not can_split:
             self._steps.give_up(state)
             raise error
         fewest = error.post_mortem.fitting_micro_batches or 0
@@ -193,8 +208,12 @@ class SurvivingStep(ABC):
             and cause.kind != "host"
             # Of several processes the others know nothing of it, and wait for this one.
             and self._processes == 1
-            and smaller_batches(self._model) is None
         )
+
+    def _whole_for(self, state: Any, batch: Any, most: int) -> Remedy | None:
+        find_cause = partial(self._cause, phase="unknown")
+        check = self._context.coupling
+        return check.run(self._steps, state, batch, most, find_cause)
 
     def _forget_parts(self) -> None:
         """Begin anew, because the model's function is another one."""
@@ -225,22 +244,9 @@ class SurvivingStep(ABC):
         )
         with self._steps.values(state):
             report = post_mortem(self._model, cause, self._step_context(failed))
-        report = _as_a_whole(report, self._model)
+        report = self._context.coupling.as_a_whole(report)
         self._context.notices.write(report)
         return out_of_memory_error(report, kind)
-
-
-def _as_a_whole(report: PostMortem, model: Any) -> PostMortem:
-    """Return the post-mortem without micro-batches if the model takes none."""
-    remedy = smaller_batches(model)
-    if remedy is None:
-        return report
-    return replace(
-        report,
-        fitting_micro_batches=None,
-        fitting_bytes=None,
-        remedies=(remedy, *report.remedies),
-    )
 
 
 def _not_set(*_: Any) -> Any:
@@ -316,7 +322,7 @@ class SurvivingTraining(SurvivingStep):
                 f"memory_limit={format_bytes(context.limit_bytes)}."
             )
         if parts is not None and parts > 1:
-            self._foresee(size, parts)
+            self._foresee(state, batch, -(-size // parts))
 
     def _estimated_parts(self, batch: Any, size: int, limit: int) -> int | None:
         x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
@@ -329,13 +335,16 @@ class SurvivingTraining(SurvivingStep):
             input_shape=self._input_shape,
         )
 
-    def _foresee(self, size: int, parts: int) -> None:
-        names = stateful_layers(self._model)
-        if names:
-            self._context.notices.tried_whole(size, names[0])
-            return
-        self._plan.foresee(-(-size // parts))
-        self._context.notices.foreseen(self._model, size, parts)
+    def _foresee(self, state: Any, batch: Any, most: int) -> None:
+        size, context = self._steps.size(batch), self._context
+        remedy = self._whole_for(state, batch, most)
+        if remedy is None:
+            self._plan.foresee(most)
+            context.notices.foreseen(self._model, size, self._plan.parts(size))
+        elif context.limit_is_given and context.coupling.coupled:
+            raise context.coupling.refusal(remedy, size, context.limit_bytes or 0)
+        else:
+            context.notices.tried_whole(size, remedy)
 
     def _new_parts(self) -> MicroBatches:
         return MicroBatches(self._model, self._training, self._context.factors)
