@@ -93,8 +93,6 @@ def writing(path: str | Path, outcome: str) -> Iterator[None]:
     """
     try:
         yield
-    except OutputError:
-        raise
     except OSError as error:
         reason = str(error.strerror or error).rstrip(".")
         raise OutputError(

@@ -8,8 +8,7 @@ import stat
 import struct
 import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, suppress
-from functools import partial
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -112,12 +111,22 @@ class _Part:
         self._files: list[Any] = []  # One per output, and the journal.
         self._like: list[np.ndarray] = []  # Empty arrays with the form of the outputs.
         self._rows = self._checksum = 0
-        self._writing = partial(
-            writing,
-            target,
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Name the output in the error of a failed write, and keep own errors."""
+        refusal = None
+        outcome = (
             f"Finished rows are kept in {str(self._folder)!r}. Next: free disk space "
-            "or correct the path, and call km.predict again.",
+            "or correct the path, and call km.predict again."
         )
+        with writing(self._target, outcome):
+            try:
+                yield
+            except OutputError as error:
+                refusal = error
+        if refusal is not None:
+            raise refusal
 
     def skip(self, x: Any) -> bool:
         """Return whether the next batch is saved. If not, remove all later rows.

@@ -68,7 +68,7 @@ def check_outside(output: Path, source: Any) -> None:
         ConfigError: if so.
     """
     is_folder = isinstance(source, str | Path) and Path(source).is_dir()
-    if is_folder and _real(output).is_relative_to(_real(source)):
+    if is_folder and _real(source) in _real(output).parents:
         raise ConfigError(
             "The output is inside the input folder, which is never modified. "
             f"Received: {str(output)!r} in {str(source)!r}. Next: give a path outside."

@@ -112,8 +112,10 @@ def test_a_shard_that_links_elsewhere_is_refused(preset, tmp_path):
 def test_an_output_inside_the_input_is_refused(name, low_memory, preset, tmp_path):
     before = contents(preset)
     (tmp_path / "link").symlink_to(preset)
+    inside = "The output is inside the input folder"
+    message = "there is something already" if name == "." else inside
     for folder in (preset, tmp_path / "link"):
-        with pytest.raises(ConfigError, match="The output is inside the input folder"):
+        with pytest.raises(ConfigError, match=message):
             km.compress(
                 preset, km.Prune(0.5), output=folder / name, low_memory=low_memory
             )

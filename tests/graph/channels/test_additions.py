@@ -52,6 +52,15 @@ def of_channels_first(filters):
     return model
 
 
+def can_run(model):
+    """Return whether this CPU computes convolutions with channels first."""
+    try:
+        model.predict(np.zeros((1, 3, 6, 4), "float32"), verbose=0)
+    except Exception as error:  # noqa: BLE001 - TensorFlow's, where oneDNN is off
+        return "only supports the NHWC" not in str(error)
+    return True
+
+
 @NOTHING_MAY_GO
 @pytest.mark.parametrize(("filters", "wanted"), [(8, 4), (10, 5), (4, 2)])
 def test_no_number_of_channels_is_left_that_keras_confuses_with_columns(
@@ -62,7 +71,10 @@ def test_no_number_of_channels_is_left_that_keras_confuses_with_columns(
     # A model of as many channels as columns is computed wrongly as it is, and stays.
     left = {4: 5, 2: 4}[wanted] if confused else wanted
     assert found.model.get_layer("wide").filters == left
-    assert found.error <= 1e-5
+    if can_run(found.model):
+        assert found.error <= 1e-5
+    else:
+        assert np.isnan(found.error)
     told = [c.detail for c in found.changes if "may add along another axis" in c.detail]
     assert bool(told) == confused
 
