@@ -34,29 +34,28 @@ def test_a_graph_that_once_broke_a_law_keeps_it(case, backend):
     assert not outcome.failed, f"{outcome.reason}\n{outcome.trace}"
 
 
-@pytest.fixture(scope="module")
-def reader():
-    child = Child("tests.fuzz.files.worker")
-    yield child
-    child.close()
-
-
-@pytest.mark.parametrize("case", cases("files"))
-def test_a_file_that_once_could_not_be_refused_in_one_line_is(reader, case):
-    found = reader.run(case)
-    assert not Outcome(found["word"]).failed, found["reason"]
+READING = [("files", case) for case in cases("files")]
+READING += [("states", case) for case in cases("states")]
 
 
 @pytest.fixture(scope="module")
-def resumer():
-    child = Child("tests.fuzz.states.worker")
-    yield child
-    child.close()
+def children():
+    lanes = {lane for lane, _ in READING}
+    children = {lane: Child(f"tests.fuzz.{lane}.worker") for lane in lanes}
+    yield children
+    for child in children.values():
+        child.close()
 
 
-@pytest.mark.parametrize("case", cases("states"))
-def test_a_folder_that_once_did_harm_does_none(resumer, case):
-    answer = resumer.run(case)
+@pytest.mark.parametrize(
+    ("lane", "case"),
+    [
+        pytest.param(lane, *case.values, id=case.id, marks=case.marks)
+        for lane, case in READING
+    ],
+)
+def test_input_that_once_did_harm_does_none(children, lane, case):
+    answer = children[lane].run(case)
     assert not Outcome(answer["word"]).failed, answer["reason"]
 
 
