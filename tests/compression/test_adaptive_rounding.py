@@ -104,6 +104,7 @@ LAYERS = {
     "conv1d": ((9, 3), lambda: L.Conv1D(4, 3, strides=2, padding="same")),
     "causal": ((9, 3), lambda: L.Conv1D(4, 3, padding="causal", dilation_rate=2)),
     "conv2d": ((6, 7, 3), lambda: L.Conv2D(4, (3, 2), strides=(2, 1))),
+    "strides": ((7, 6, 3), lambda: L.Conv2D(4, 3, strides=(2, 3), padding="same")),
     "groups": ((6, 6, 4), lambda: L.Conv2D(6, 3, groups=2, padding="same")),
     "dilated": ((7, 7, 2), lambda: L.Conv2D(3, 3, dilation_rate=2)),
     "einsum": ((3, 6), lambda: L.EinsumDense("abc,cde->abde", (None, 2, 5))),
