@@ -62,6 +62,8 @@ def pytest_configure(config):
 def pytest_addoption(parser):
     text = "keep how long each test took, in tests/durations"
     parser.addoption("--write-durations", action="store_true", help=text)
+    text = "run one in N tests, drawn by their names and KEY, such as a commit"
+    parser.addoption("--share", metavar="N:KEY", default="1:", help=text)
 
 
 WORKED_OUT_IN_A_CHILD = {
@@ -96,6 +98,10 @@ def pytest_collection_modifyitems(config, items):
     if find_spec("jax_plugins") is None:
         plans = {item for item in items if item.get_closest_marker("plans")}
         _leave_out(config, items, plans)
+    count, _, key = config.getoption("--share").partition(":")
+    drawn = {i for i in items if zlib.crc32(f"{key}{i.nodeid}".encode()) % int(count)}
+    if drawn:
+        _leave_out(config, items, drawn)
     yield  # to what leaves out by the marks
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     lanes.share_out(items, lanes.durations(backend), workers)
