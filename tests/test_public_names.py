@@ -62,6 +62,7 @@ def test_the_public_names_are_these_and_all_of_them_are_there():
         ]
     )
     assert all(hasattr(km, name) for name in km.__all__)
+    assert dir(km) == sorted([*km.__all__, "__version__"])
     assert km.callbacks.__all__ == [
         "ChannelSparsity",
         "FreezeBatchNorm",

@@ -12,7 +12,7 @@ from kerasmem.callbacks.attachment import AttachedCallback
 from kerasmem.callbacks.gradient_findings import GradientFindings
 from kerasmem.callbacks.gradient_signs import LearningRate, learning_rate
 from kerasmem.callbacks.gradient_tally import GradientReading, GradientTally
-from kerasmem.callbacks.run_log import Guard, RunLog, epoch_losses, warn
+from kerasmem.callbacks.run_log import Guard, RunLog, epoch_figures, warn
 from kerasmem.callbacks.validation_gap import ValidationGap
 from kerasmem.errors import ConfigError
 from kerasmem.records import Finding, GradientRecord, Run
@@ -174,7 +174,7 @@ class GradientMonitor(AttachedCallback):
             last = self._learning_rate([1])
             record = replace(
                 reading.record,
-                **epoch_losses(logs),
+                **epoch_figures(logs),
                 learning_rate=last.value if last else None,
             )
             if logs is not None:

@@ -14,7 +14,7 @@ import keras
 from kerasmem import backends
 from kerasmem.callbacks.attachment import is_fitting, is_running
 from kerasmem.callbacks.leak_watch import LeakWatch, figures
-from kerasmem.callbacks.run_log import Guard, RunLog, epoch_losses, warn
+from kerasmem.callbacks.run_log import Guard, RunLog, epoch_figures, warn
 from kerasmem.errors import ConfigError, KerasMemWarning
 from kerasmem.memory.peaks import MemoryReader, Phase
 from kerasmem.memory.workers import RunFolderReader, WorkerReader, series
@@ -296,7 +296,7 @@ class MemoryMonitor(keras.callbacks.Callback):
             with self._guard("read the memory"):
                 if self._reader:
                     record = self._reader.record(self._epoch, batch, phase)
-                    record = replace(record, **epoch_losses(logs))
+                    record = replace(record, **epoch_figures(logs))
                     self.records.append(record)
             if record:
                 with self._guard("write memory.jsonl"):

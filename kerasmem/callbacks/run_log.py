@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 
 from kerasmem import backends
 from kerasmem.errors import KerasMemWarning
@@ -135,13 +136,24 @@ class RunLog:
             self.append("findings", finding)
 
 
-def epoch_losses(logs: Mapping[str, Any] | None) -> dict[str, float]:
-    """Return those of `"loss"` and `"val_loss"` that are in `logs` and finite."""
-    known = logs or {}
-    losses = {
-        name: float(known[name]) for name in ("loss", "val_loss") if name in known
+_LOSSES = ("loss", "val_loss")
+_OTHERS = ("learning_rate", "device_", "host_", "gradient_")
+"""Beginnings of keys in `logs` that are no metrics of the model."""
+
+
+def epoch_figures(logs: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Returns the loss, validation loss and metrics in `logs` for a record.
+
+    Values that are not finite numbers are left out.
+    """
+    numbers = {
+        name: float(value)
+        for name, value in (logs or {}).items()
+        if isinstance(value, int | float | np.number) and math.isfinite(value)
     }
-    return {name: value for name, value in losses.items() if math.isfinite(value)}
+    losses = {name: numbers.pop(name) for name in _LOSSES if name in numbers}
+    metrics = {n: v for n, v in numbers.items() if not n.startswith(_OTHERS)}
+    return {**losses, "metrics": metrics}
 
 
 def begin_run(log_dir: str | os.PathLike[str] | None, model: Any) -> None:

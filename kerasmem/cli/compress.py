@@ -1,6 +1,8 @@
 """`kerasmem compress`: a saved model made smaller."""
 
 from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -31,7 +33,7 @@ from kerasmem.cli.tokens import (
     judged_by_tokens,
     split_tokens,
 )
-from kerasmem.errors import ConfigError, DataError
+from kerasmem.errors import ConfigError, DataError, TargetError
 from kerasmem.records.regular import check_output
 from kerasmem.stages import OPENING, TRAINING, shown_by
 
@@ -127,7 +129,10 @@ def compress(options: Namespace) -> Outcome:
             if _are_tokens(options):  # they are judged by below
                 *known, rows = loaded
                 loaded, tokens = (*known, None), (known[0], rows)
-            with shown_by(_announcing(show, options.model)):
+            with (
+                _page_of_nearest(options, alone),
+                shown_by(_announcing(show, options.model)),
+            ):
                 result = _compressed(options, job, loaded)
         # Read once, so that it is measured here.
         if tokens is None:
@@ -147,6 +152,19 @@ def compress(options: Namespace) -> Outcome:
             result.save(options.output, format=options.format)
     _say_if_untrained(job, report)
     return _outcome(options, report, result.changes)
+
+
+@contextmanager
+def _page_of_nearest(options: Namespace, alone: Any) -> Iterator[None]:
+    """Writes the page of a search that missed its target."""
+    try:
+        yield
+    except TargetError as error:
+        if options.report and error.result is not None:
+            nearest = error.result
+            _write_page(options, nearest.report, nearest.changes, alone)
+            say(f"No model was written. {options.report} shows the nearest one.")
+        raise
 
 
 def _are_tokens(options: Namespace) -> bool:

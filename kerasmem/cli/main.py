@@ -1,4 +1,4 @@
-"""From the command line to an exit code: 0 for success, 2 for bad usage or input."""
+"""Parses the command line, runs one command and returns its exit code."""
 
 import importlib
 import os
@@ -21,10 +21,13 @@ from kerasmem.cli.inspect import inspect
 from kerasmem.cli.memory import estimate, tune
 from kerasmem.cli.run import demo, report, run
 from kerasmem.errors import (
+    AccuracyDropError,
+    ChildDiedError,
     ConfigError,
     KerasMemError,
     KerasMemWarning,
     ModelFileError,
+    TargetError,
     shortened,
 )
 from kerasmem.records.regular import check_outside
@@ -44,7 +47,11 @@ _COMMANDS = (
     run,
 )
 _JSON = option("--json", action="store_true", help="write the result to stdout as JSON")
-_FAILED = 2
+_DEFECT, _WRONG_INPUT, _GATE_NOT_MET = 1, 2, 3
+_EXIT_CODES = (
+    "Exit codes: 0 success; 1 a defect of kerasmem; 2 wrong usage or input; 3 a gate "
+    "that was not met (--max-drop, --target)."
+)
 _ROLES = ("model", "other", "teacher", "student")
 """Arguments that are model files which were handed in."""
 
@@ -52,11 +59,15 @@ _ROLES = ("model", "other", "teacher", "student")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code.
 
-    The result goes to stdout, all else to stderr. What is wrong with the input is said
-    in one line; a mistake of our own comes with its traceback.
+    The result goes to stdout, all else to stderr. Wrong input gives one line, a defect
+    of kerasmem a traceback.
 
     Args:
-        arguments: the command line without the program's name; `sys.argv` by default.
+        arguments: The command line without the program's name; `sys.argv` by default.
+
+    Returns:
+        0 for success, 2 for wrong usage or input, 3 for a gate that was not met
+        (`--max-drop`, `--target`). `kerasmem run` returns the exit code of the script.
     """
     options = build_parser().parse_args(arguments)
     stdout = sys.stdout
@@ -68,8 +79,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _show(outcome, options, stdout)
     except KeyboardInterrupt:
         return _fail("Interrupted. Nothing was left half-written.")
+    except (AccuracyDropError, TargetError) as error:
+        return _fail(str(error), _GATE_NOT_MET)
     except (KerasMemError, OSError) as error:
-        return _fail(str(error))
+        is_defect = isinstance(error, ChildDiedError)
+        return _fail(str(error), _DEFECT if is_defect else _WRONG_INPUT)
     except MemoryError:
         return _fail("The host has too little memory for this.")
     return outcome.exit_code
@@ -83,13 +97,17 @@ def build_parser() -> Parser:
         prog="kerasmem",
         description="See where the memory of a Keras 3 model goes, and make the model "
         "smaller.",
+        epilog=_EXIT_CODES,
     )
     version = importlib.metadata.version("kerasmem")
     parser.add_argument("--version", action="version", version=f"kerasmem {version}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for each in _COMMANDS:
         added = commands.add_parser(
-            each.name, help=each.summary, description=each.summary
+            each.name,
+            help=each.summary,
+            description=each.summary,
+            epilog=_EXIT_CODES,
         )
         added.add([_JSON, *each.options])
         added.set_defaults(command=each, imports=[])
@@ -139,10 +157,10 @@ def _show(outcome: Outcome, options: Namespace, stdout: TextIO) -> None:
     stdout.flush()
 
 
-def _fail(message: str) -> int:
+def _fail(message: str, code: int = _WRONG_INPUT) -> int:
     line = shortened(" ".join(message.split()))
     print(f"kerasmem: error: {line}", file=sys.stderr)
-    return _FAILED
+    return code
 
 
 def _say_warnings_in_one_line() -> None:

@@ -17,6 +17,10 @@ from kerasmem.graph.kernels import is_depthwise, is_kernel
 from kerasmem.graph.layers import Weight, weights
 from kerasmem.records import WeightChange
 
+NO_KERNEL = "is no kernel or embedding table"
+_NOTABLE = 0.01
+"""Share of the bytes of all weights."""
+
 _PIECE = 1 << 18
 """Entries that are float64 at a time."""
 
@@ -50,6 +54,25 @@ def account(
         after_bytes=weight.nbytes if after_bytes is None else after_bytes,
         sqnr_db=sqnr_db,
     )
+
+
+def notable_first(changes: Sequence[WeightChange]) -> tuple[WeightChange, ...]:
+    """Returns the changes in the order in which a person reads them.
+
+    First the weights that no technique changed and that hold a hundredth of all bytes,
+    the largest first, then the changed weights, then biases, statistics and the rest.
+    """
+    changed = {change.weight for change in changes if change.changed}
+    sizes = {change.weight: change.before_bytes for change in changes}
+    least = _NOTABLE * sum(sizes.values())
+
+    def order(change: WeightChange) -> tuple[int, int]:
+        size = change.before_bytes
+        if change.weight in changed:
+            return 1, 0
+        return (0, -size) if size >= least and change.detail != NO_KERNEL else (2, 0)
+
+    return tuple(sorted(changes, key=order))
 
 
 def sqnr_db(values: np.ndarray, rounded: np.ndarray) -> float | None:
@@ -144,7 +167,7 @@ def why_left_alone(
     if matches(include, weight):
         return None
     if not is_kernel(weight):
-        return "is no kernel or embedding table"
+        return NO_KERNEL
     return (
         "is depthwise: few weights, each one matters" if is_depthwise(weight) else None
     )

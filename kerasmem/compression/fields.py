@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import (
+    TYPE_CHECKING,
     Annotated,
     Any,
     ClassVar,
@@ -112,10 +113,25 @@ class Config:
     Attributes:
         tag: the key under which plain data has the name.
         name: of the class.
+        hints: Sentences for arguments of other libraries that this class has not.
     """
 
     tag: ClassVar[str]
     name: ClassVar[str]
+    hints: ClassVar[Mapping[str, str]] = {}
+
+    if not TYPE_CHECKING:
+
+        def __new__(cls, *_: object, **arguments: object) -> Any:
+            """Raises `ConfigError` with the arguments that there are."""
+            known = [field.name for field in fields(cls) if field.init]
+            for name in arguments.keys() - set(known):
+                hint = cls.hints.get(name) or did_you_mean(name, known)
+                raise ConfigError(
+                    f"{cls.__name__} has no argument {name!r}.{hint} Expected: "
+                    f"{', '.join(known)}. Received: {name}={arguments[name]!r}."
+                )
+            return super().__new__(cls)
 
     def __post_init__(self) -> None:
         check_fields(self)

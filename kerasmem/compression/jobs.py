@@ -5,6 +5,7 @@ by layer: the model is run on samples, and each layer is lent its weights for th
 """
 
 import warnings
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -154,7 +155,7 @@ def _is_large(path: Path) -> bool:
     most = _SHARE * psutil.virtual_memory().available
     if not path.is_file() or path.suffix not in (".keras", ".h5", ".json"):
         return False
-    if stored_bytes(path) > most or is_weights_alone(path):
+    if stored_bytes(path) > most or not zipfile.is_zipfile(path):
         return stored_bytes(path) > most
     with opened_weights(path) as weights:
         found = [] if weights is None else datasets(weights)

@@ -28,6 +28,7 @@ from kerasmem.compression.quantize import (
     Quantize,
     ReestimateBatchNorm,
 )
+from kerasmem.compression.quantize.config import SCHEMES
 from kerasmem.compression.quantize.schemes import (
     check_ready,
     equalize_channels,
@@ -267,9 +268,13 @@ def as_preset(steps: Any) -> Preset:
     if isinstance(steps, str) and steps in PRESETS:
         return PRESETS[steps]
     if isinstance(steps, str) and not Path(steps).suffix:
+        hint = did_you_mean(steps, PRESETS)
+        if steps in SCHEMES:
+            hint = f" Next: steps=km.Quantize({steps!r})."
+        elif steps in TECHNIQUES:
+            hint = f" Next: steps=km.{TECHNIQUES[steps].__name__}(...)."
         raise ConfigError(
-            f"There is no preset {steps!r}.{did_you_mean(steps, PRESETS)} Presets are "
-            f"{', '.join(PRESETS)}; a recipe is a file that ends in .json, .yaml or "
-            ".yml."
+            f"There is no preset {steps!r}.{hint} Presets are {', '.join(PRESETS)}; a "
+            "recipe is a file that ends in .json, .yaml or .yml."
         )
     return Preset(as_steps(steps))

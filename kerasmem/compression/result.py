@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from kerasmem.compression.account import notable_first
 from kerasmem.compression.hub_preset_files import is_of_hub, save_preset
 from kerasmem.compression.measure import Timing
 from kerasmem.compression.model_card import model_card
@@ -37,7 +38,8 @@ class CompressionResult:
     Args:
         model: the compressed `keras.Model`, compiled as the original was.
         report: figures of the original and of the result.
-        changes: every weight after every technique: changed, or left alone and why.
+        changes: Every weight after every technique. First the weights left float, the
+            largest first, then the changed ones, then biases and statistics.
         coding: how its file is written, as for `km.save_model`.
         samples: inputs of the data that it was made or judged with, a few for `export`
             to compare on; None where there was none.
@@ -66,7 +68,8 @@ class CompressionResult:
         timing: Timing | None = None,
         file: WrittenFile | None = None,
     ) -> None:
-        self.model, self.changes = model, changes
+        self.model = model
+        self.changes = notable_first(changes)
         self.coding: Coding = coding
         self.samples = samples
         self._report, self._timing, self._file = report, timing, file
@@ -121,6 +124,18 @@ class CompressionResult:
             f"{changed} weight{'' if changed == 1 else 's'} changed, see .report and "
             ".changes>"
         )
+
+    def __str__(self) -> str:
+        """Returns the figures side by side, and why weights were left as they were.
+
+        Without latencies if they were not measured yet; `report` measures them.
+        """
+        from kerasmem.report.table import as_text
+        from kerasmem.report.weights import left_alone_table
+
+        has_rest = any(not change.changed for change in self.changes)
+        rest = as_text(left_alone_table(self.changes)) if has_rest else ""
+        return f"{self._report}\n{rest}".rstrip()
 
     @property
     def _name(self) -> str:

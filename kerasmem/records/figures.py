@@ -234,6 +234,17 @@ class CompressionReport:
     search: SearchReport | None = None
     warning: str | None = None
 
+    def __repr__(self) -> str:
+        return self.table()
+
+    def table(self) -> str:
+        """Returns the figures of both models side by side, as text."""
+        from kerasmem.report.comparison import before_and_after, comparison_table
+        from kerasmem.report.table import as_text
+
+        first = f"{self.warning}\n" if self.warning else ""
+        return first + as_text(comparison_table(before_and_after(self)))
+
     @property
     def file_ratio(self) -> float:
         """How many times smaller the file became, without optimizer state."""

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 from kerasmem.errors import InputError
@@ -106,6 +106,7 @@ class MemoryRecord(JsonRecord):
         loss: at the end of an epoch of training its loss in `logs`, None without one
             that is finite.
         val_loss: the same of its validation.
+        metrics: at the end of an epoch the finite metrics in `logs`, by name.
     """
 
     epoch: int
@@ -117,6 +118,7 @@ class MemoryRecord(JsonRecord):
     time: float = 0.0
     loss: float | None = None
     val_loss: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict[str, float])
 
     @property
     def counted(self) -> tuple[DeviceReading, ...]:
@@ -181,6 +183,7 @@ class GradientRecord(JsonRecord):
         loss: the epoch's loss in `logs`, None without one that is finite.
         val_loss: the same of its validation.
         learning_rate: that of the last update; None if unknown.
+        metrics: the epoch's finite metrics in `logs`, by name.
     """
 
     epoch: int
@@ -198,6 +201,7 @@ class GradientRecord(JsonRecord):
     loss: float | None = None
     val_loss: float | None = None
     learning_rate: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict[str, float])
 
 
 SEVERITIES = ("error", "warning", "note")

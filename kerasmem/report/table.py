@@ -1,10 +1,12 @@
 """Tables of text: one form, which a page shows as HTML and the terminal by rich."""
 
+import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import rich.console
 import rich.table
 
 from kerasmem.units import format_bytes
@@ -68,6 +70,21 @@ def terminal_table(table: Table, title: str | None = None) -> rich.table.Table:
         style = _TERMINAL_STYLES.get(table.row_looks.get(number, ""))
         shown.add_row(*cells, style=style)
     return shown
+
+
+def as_text(table: rich.table.Table, width: int = 120) -> str:
+    """Returns a table as plain text without trailing spaces.
+
+    Args:
+        table: The table.
+        width: Number of characters in a line.
+    """
+    console = rich.console.Console(
+        file=io.StringIO(), width=width, color_system=None, highlight=False
+    )
+    with console.capture() as captured:
+        console.print(table, markup=False)
+    return "\n".join(line.rstrip() for line in captured.get().splitlines())
 
 
 def bytes_or_missing(size: int | None) -> str:

@@ -111,7 +111,7 @@ def _ratio(change: WeightChange) -> float:
 def left_alone_table(
     changes: Sequence[WeightChange], most: int = 8
 ) -> rich.table.Table:
-    """Return why weights were left alone, one line per reason, the commonest first.
+    """Returns why weights were left as they were, a line per reason, most bytes first.
 
     A weight that any technique changed is not counted. One that several left alone
     counts once, by the reason of the first. Layers without weights that a technique
@@ -129,7 +129,7 @@ def left_alone_table(
     groups: dict[str, list[WeightChange]] = defaultdict(list)
     for change in first.values():
         groups[change.detail].append(change)
-    ordered = sorted(groups.items(), key=lambda group: -len(group[1]))
+    ordered = sorted(groups.items(), key=lambda group: -_bytes_of(group[1]))
     rest = [change for _, group in ordered[most:] for change in group]
     if rest:
         ordered = [*ordered[:most], (f"{len(ordered) - most} other reasons", rest)]
@@ -143,5 +143,9 @@ def _count_and_size(group: Sequence[WeightChange]) -> tuple[str, str]:
     bare = len(group) - owned
     layers = f"{bare:,} layer{'s' * (bare > 1)} without" if bare else ""
     count = ", ".join(filter(None, [f"{owned:,}" * (owned > 0), layers]))
-    size = sum(change.after_bytes for change in group)
+    size = _bytes_of(group)
     return count, format_bytes(size) if owned else MISSING
+
+
+def _bytes_of(group: Sequence[WeightChange]) -> int:
+    return sum(change.after_bytes for change in group)

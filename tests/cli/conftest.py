@@ -97,10 +97,10 @@ def kerasmem(capsys, monkeypatch):
 def refused(kerasmem, tmp_path):
     """Call `kerasmem`; it must fail in one line and leave the folder as it was."""
 
-    def call(line, unsaid="error"):
+    def call(line, unsaid="error", code=2):
         before = {path: path.read_bytes() for path in files(tmp_path)}
         result = kerasmem(line)
-        assert result.code == 2
+        assert result.code == code
         assert result.out == ""
         progress, message = split_at_last_line(result.err)
         assert message.startswith("kerasmem")

@@ -3,6 +3,7 @@
 import shutil
 import zipfile
 
+import keras
 import numpy as np
 import pytest
 
@@ -92,3 +93,11 @@ def test_weights_beside_their_config_are_a_model(kerasmem, folder, line, name):
         km.load_model(f"{each}.keras").predict(x) for each in ("small", "whole")
     )
     np.testing.assert_array_equal(one, other)
+
+
+def test_a_legacy_h5_file_is_compressed(kerasmem, folder):
+    model = keras.Sequential([keras.Input((32,)), keras.layers.Dense(64)])
+    model.save("legacy.h5")
+    call = kerasmem("compress legacy.h5 -o small.keras --quantize int8 --json")
+    assert call.code == 0, call.err
+    assert call.json["changes"][0]["after_bytes"] == 32 * 64 + 64 * 4

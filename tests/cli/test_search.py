@@ -1,5 +1,7 @@
 """`kerasmem compress` searches for steps, or takes those of a preset."""
 
+from pathlib import Path
+
 import keras
 import numpy as np
 import pytest
@@ -59,7 +61,6 @@ def test_a_preset_is_a_recipe_with_a_name(folder, kerasmem):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("--target file_bytes=1 --data split.npz --time-budget 0", "Nothing that was"),
         ("--target file_byte=9 --data data.npz", "Did you mean 'file_bytes'?"),
         ("--target file_bytes=0 --data data.npz", "above 0"),
         (
@@ -85,6 +86,30 @@ def test_a_preset_is_a_recipe_with_a_name(folder, kerasmem):
 )
 def test_what_cannot_be_searched_for_is_one_line(folder, refused, options, message):
     assert message in refused(f"{BASE} {options}")
+
+
+def test_a_gate_that_is_not_met_has_its_own_exit_code_and_writes_the_page(
+    folder, refused, kerasmem
+):
+    line = f"{BASE} --target file_bytes=1 --data split.npz --time-budget 0"
+    message = refused(line, code=3)
+    assert "Nothing that was tried meets the target" in message
+    assert "`result`" not in message
+    call = kerasmem(f"{line} --report nearest.html")
+    assert call.code == 3
+    assert "nearest.html shows the nearest one." in call.err
+    assert "file_bytes" in Path("nearest.html").read_text("utf-8")
+    assert not Path("out.keras").exists()
+    x = np.load("split.npz")["x_train"]
+    y = (
+        keras.models.load_model("model.keras", compile=False)
+        .predict(x, verbose=0)
+        .argmax(axis=-1)
+    )
+    assert len(set(y)) > 1
+    np.savez("own.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    line = f"{BASE} --prune 0.999 --data own.npz"
+    assert "max_drop" in refused(f"{line} --max-drop 0", code=3)
 
 
 @pytest.mark.parametrize(

@@ -292,6 +292,25 @@ def test_a_result_says_in_one_line_what_it_is(trained, digits):
 
 
 @pytest.mark.one_backend
+def test_what_people_print_is_a_table_and_weights_left_float_come_first():
+    model = chain((16,), L.Dense(40), L.Dense(50), L.Dense(60), L.Dense(2))
+    ignored = [model.layers[i].name for i in (2, 3)]
+    result = km.compress(
+        model, km.Quantize("int8", exclude=[f"{n}/k" for n in ignored])
+    )
+    rows = [(c.weight, c.changed, c.detail) for c in result.changes]
+    float_kernels = [(f"{name}/kernel", False, "is excluded") for name in ignored[::-1]]
+    assert rows[:2] == float_kernels
+    first = [i for i, (_, changed, _) in enumerate(rows) if changed]
+    biases = [i for i, (name, *_) in enumerate(rows) if name.endswith("/bias")]
+    assert max(first) < min(biases)
+    for text in (str(result.report), repr(result.report), str(result)):
+        assert "weights in RAM" in text
+        assert "CompressionReport(" not in text
+    assert "is excluded" in str(result)
+
+
+@pytest.mark.one_backend
 def test_samples_that_cannot_judge_are_said(trained, digits):
     (x, y), bare = digits[1], chain((20,), L.Dense(3))
     with pytest.warns(KerasMemWarning, match="validation_data has no labels"):

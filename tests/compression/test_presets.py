@@ -74,6 +74,8 @@ def test_a_preset_trains_unless_told_not_to(model, name):
     ("name", "text"),
     [
         ("sise", "no preset 'sise'. Did you mean 'size'[?] Presets are size, latency"),
+        ("int8", r"Next: steps=km.Quantize\('int8'\)"),
+        ("prune", r"Next: steps=km.Prune\("),
         ("zzz", "no preset 'zzz'. Presets are .*; a recipe is a file that ends in"),
         ("a.txt", "A recipe is a file that ends in"),
     ],

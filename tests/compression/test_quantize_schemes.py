@@ -369,7 +369,12 @@ def test_a_kernel_of_zeros_stays_one(scheme):
             "one of channel, tensor, group. Received: granularity",
         ),
         ({"symmetric": "no"}, "symmetric' of Quantize must be one of True, False"),
-        ({"group_size": 64}, "for granularity='group' alone. Received: group_size=64"),
+        (
+            {"granularity": "tensor", "group_size": 64},
+            "for granularity='group' alone. Received: group_size=64",
+        ),
+        ({"bits": 4}, r"no argument 'bits'.*km.Quantize\('int4'\).*Received: bits=4"),
+        ({"grop_size": 4}, r"Did you mean 'group_size'\? Expected: scheme, granu"),
         (
             {"calibration": km.Calibration("mse")},
             "for scheme='int8-static' alone.*'mse'",
@@ -388,6 +393,13 @@ def test_a_kernel_of_zeros_stays_one(scheme):
 def test_bad_choices_are_errors(arguments, message):
     with pytest.raises(ConfigError, match=message):
         Quantize(**arguments)
+
+
+@pytest.mark.one_backend
+def test_a_group_size_alone_means_groups():
+    assert Quantize("int4", group_size=64) == Quantize(
+        "int4", granularity="group", group_size=64
+    )
 
 
 def test_a_padding_before_a_convolution_may_become_one_with_it():

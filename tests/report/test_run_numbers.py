@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kerasmem.callbacks.run_log import epoch_figures
 from kerasmem.records import (
     GradientRecord,
     HostReading,
@@ -20,7 +21,12 @@ from kerasmem.report.run.epochs import continued, later_fits, numbered, placed
 from kerasmem.report.run.gradients import gradient_flow
 from kerasmem.report.run.headline import headline
 from kerasmem.report.run.memory import memory_panels, memory_tables
-from kerasmem.report.run.page import loss_panel, loss_table, run_page_html
+from kerasmem.report.run.page import (
+    loss_panel,
+    loss_table,
+    metric_panels,
+    run_page_html,
+)
 from kerasmem.report.run.scalars import run_scalars
 from kerasmem.report.run.timelines import (
     MOST_BLOCKS,
@@ -235,6 +241,23 @@ def test_the_loss_has_a_panel_from_whichever_monitor_was_told():
     gradients = gradient_records(3, 2)
     both = loss_panel(Run(memory=tuple(losses), gradients=gradients))
     assert both.lines[0].y == [2.5, 1.25, 2.5 / 3]
+
+
+def test_every_metric_has_a_chart_with_its_values_in_validation():
+    logs = [{"accuracy": 0.5, "val_accuracy": 0.25}, {"accuracy": 0.75, "auc": 1.0}]
+    records = [
+        replace(record, **epoch_figures({"loss": 1.0, "device_mib": 3.0, **values}))
+        for record, values in zip(memory_records(2), logs, strict=True)
+    ]
+    records = [MemoryRecord.from_json(record.to_json()) for record in records]
+    panels = metric_panels(Run(memory=tuple(records)))
+    assert [panel.title for panel in panels] == ["accuracy", "auc"]
+    assert [(line.name, line.x, line.y) for line in panels[0].lines] == [
+        ("training", [1, 2], [0.5, 0.75]),
+        ("validation", [1], [0.25]),
+    ]
+    page = run_page_html(Run(memory=tuple(records)))
+    assert "training: from 0.5 to 0.75" in page
 
 
 def test_the_models_own_name_is_left_out_of_paths():

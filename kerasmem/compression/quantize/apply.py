@@ -13,6 +13,7 @@ import numpy as np
 from kerasmem.backends.lazy import kept_at_rest
 from kerasmem.backends.variables import forget_float_weights
 from kerasmem.compression.account import (
+    NO_KERNEL,
     account,
     check_every_pattern_matches,
     matches,
@@ -321,7 +322,6 @@ def largest_block(all_weights: list[Weight]) -> int:
     return max(total // _BLOCKS, _LEAST_BLOCK_BYTES)
 
 
-NO_KERNEL = "is no kernel or embedding table"
 UNREAD = "has two axes or more, and nothing shows that its layer multiplies with it"
 LISTED = "is kept in a list, where no layer can be given another weight"
 

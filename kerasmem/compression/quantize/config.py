@@ -1,6 +1,6 @@
 """The configs of what quantizes weights, and of what repairs its harm: fields alone."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, ClassVar
 
@@ -123,7 +123,8 @@ class Quantize(Technique):
             data the weights.
         granularity: what shares a scale: an output `"channel"` (a row of an embedding
             table), the whole `"tensor"`, or a `"group"` of entries of a channel.
-        group_size: most entries in a group, from 2.
+        group_size: Maximum number of entries in a group, from 2 (default: 128). Another
+            value than the default implies `granularity="group"`.
         symmetric: False for a zero point beside every scale, which uses all codes where
             positive and negative weights are not alike.
         include: regular expressions; a weight of two axes or more whose path holds one
@@ -166,9 +167,14 @@ class Quantize(Technique):
 
     name: ClassVar[str] = "quantize"
     freezes: ClassVar[bool] = True
+    hints: ClassVar[Mapping[str, str]] = {
+        "bits": " The number of bits is part of the scheme: km.Quantize('int4')."
+    }
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.granularity == "channel" and self.group_size != Quantize.group_size:
+            self._set("granularity", "group")
         for field, cls in (("budget", Budget), ("calibration", Calibration)):
             value = nested("Quantize", field, cls, getattr(self, field))
             object.__setattr__(self, field, value)

@@ -218,8 +218,7 @@ def out_of_reach(report: SearchReport) -> str:
         f"Nothing that was tried meets the target ({limits}){within}. Nearest{within}: "
         f"{trial_text(report.trials[report.chosen])}. {other} Trials: "
         f"{len(report.trials)}; {report.stopped}. Next: ask for less, or give more "
-        "time, samples or epochs of fine-tuning. The nearest is in the error's "
-        "`result`."
+        "time, samples or epochs of fine-tuning."
     )
 
 
@@ -231,7 +230,7 @@ def dropped(report: SearchReport, samples: int, lost: float) -> str:
         f"by {lost:.4f}, which is more than max_drop={report.max_drop} allows. On the "
         f"{report.samples} samples of data that judged the search it was "
         f"{chosen.drop:.4f} ± {chosen.drop_error:.4f}. Next: a larger max_drop, or "
-        "more samples. The model is in the error's `result`."
+        "more samples."
     )
 
 

@@ -53,6 +53,26 @@ def loss_table(run: Run) -> Table:
     return Table("loss", ("epoch", "loss", "validation"), tuple(rows), 0, note)
 
 
+MOST_METRICS = 12
+"""Number of metrics that have a chart, in the order of the first epoch's `logs`."""
+
+
+def metric_panels(run: Run) -> list[Panel]:
+    """Returns a chart for each metric of the model, with its values in validation."""
+    charts: dict[str, Lines] = {}
+    for x, record in _epochs(run):
+        for name, value in record.metrics.items():
+            base = name.removeprefix("val_")
+            line, style = "training", "peak"
+            if base != name:
+                line = style = "validation"
+            charts.setdefault(base, Lines()).add(line, style, x, value)
+    return [
+        Panel(name, lines.filled(), unit="number")
+        for name, lines in [*charts.items()][:MOST_METRICS]
+    ]
+
+
 def _epochs(run: Run) -> list[tuple[int, GradientRecord | MemoryRecord]]:
     """Return the number of every epoch, from 1, with a record that tells its loss."""
     ends = [
@@ -61,7 +81,7 @@ def _epochs(run: Run) -> list[tuple[int, GradientRecord | MemoryRecord]]:
         if record.batch is None and record.phase == "train" and record.process == 0
     ]
     records: Sequence[GradientRecord | MemoryRecord] = run.gradients or ends
-    if all(record.loss is None and record.val_loss is None for record in records):
+    if all((r.loss, r.val_loss, r.metrics) == (None, None, {}) for r in records):
         return []
     numbers = continued(record.epoch for record in records)
     return [(n + 1, record) for n, record in zip(numbers, records, strict=True)]
@@ -74,7 +94,8 @@ MOST_FINDINGS = 5
 def page_content(run: Run) -> dict[str, Any]:
     """Return the variables of the template; `packed` is what the scripts read."""
     of_training = (loss_panel(run), norm_panel(run.gradients))
-    panels = [*filter(None, of_training), *memory_panels(run.memory)]
+    panels = [*filter(None, of_training), *metric_panels(run)]
+    panels += memory_panels(run.memory)
     model = run.info.model if run.info else ""
     flow = gradient_flow(run.gradients, model)
     timelines, timelines_note = chosen(run.timelines)
