@@ -1,8 +1,6 @@
 """`kerasmem compress`: a saved model made smaller."""
 
 from argparse import Namespace
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -129,11 +127,8 @@ def compress(options: Namespace) -> Outcome:
             if _are_tokens(options):  # they are judged by below
                 *known, rows = loaded
                 loaded, tokens = (*known, None), (known[0], rows)
-            with (
-                _page_of_nearest(options, alone),
-                shown_by(_announcing(show, options.model)),
-            ):
-                result = _compressed(options, job, loaded)
+            with shown_by(_announcing(show, options.model)):
+                result = _searched(options, job, loaded)
         # Read once, so that it is measured here.
         if tokens is None:
             report = result.report
@@ -154,15 +149,14 @@ def compress(options: Namespace) -> Outcome:
     return _outcome(options, report, result.changes)
 
 
-@contextmanager
-def _page_of_nearest(options: Namespace, alone: Any) -> Iterator[None]:
-    """Writes the page of a search that missed its target."""
+def _searched(options: Namespace, job: Job, loaded: tuple[Any, Any, Any]) -> Any:
+    """Returns the result, or writes the page of a search that missed its target."""
     try:
-        yield
+        return _compressed(options, job, loaded)
     except TargetError as error:
-        if options.report and error.result is not None:
-            nearest = error.result
-            _write_page(options, nearest.report, nearest.changes, alone)
+        nearest = error.result
+        if options.report and nearest is not None:
+            _write_page(options, nearest.report, nearest.changes, None)
             say(f"No model was written. {options.report} shows the nearest one.")
         raise
 

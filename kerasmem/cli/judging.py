@@ -37,7 +37,7 @@ def compile_for(model: Any, loss: str | None, metrics: Sequence[str]) -> None:
         return
     if not loss and not model.compiled:
         raise ConfigError(
-            "The model was saved without a loss. Received: --metric without --loss. "
+            "The model was loaded without a loss. Received: --metric without --loss. "
             "Next: add --loss NAME."
         )
     model.compile(
@@ -91,7 +91,7 @@ def check_judging(model: Any, data: Any) -> None:
         raise DataError("The data has no labels, and judging a model takes them.")
     if not model.compiled:
         raise ConfigError(
-            "The model was saved without a loss. Next: name one with --loss, and what "
+            "The model was loaded without a loss. Next: name one with --loss, and what "
             "to measure with --metric."
         )
     for labels in keras.tree.flatten(parts["y"]):

@@ -124,7 +124,7 @@ def estimate(options: Namespace) -> Outcome:
     if assumes:
         data["assumed_optimizer"] = _ASSUMED
         say(
-            f"{options.model} was saved without an optimizer: {_ASSUMED} is assumed. "
+            f"{options.model} was loaded without an optimizer: {_ASSUMED} is assumed. "
             "Another: --optimizer NAME; none: --predict."
         )
     assumed = [f"weights in {options.quantize}"] if options.quantize else []
@@ -237,7 +237,7 @@ def tune(options: Namespace) -> Outcome:
     if not model.compiled:
         raise ConfigError(
             "Training needs a loss and an optimizer. Expected: a file of a compiled "
-            f"model. Received: {options.model!r}, saved without them. Next: pass "
+            f"model. Received: {options.model!r}, loaded without them. Next: pass "
             "--loss NAME, and --optimizer NAME (adam by default)."
         )
     settings = {

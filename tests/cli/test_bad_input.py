@@ -324,7 +324,8 @@ def test_a_result_that_does_its_job_too_badly_is_not_written(
     model.save("model.keras")
     message = refused(
         "compress model.keras -o out.keras --prune 0.95 --data data.npz "
-        "--max-drop 0.001"
+        "--max-drop 0.001",
+        code=3,
     )
     assert "accuracy went from 1.0000 to 0." in message
 

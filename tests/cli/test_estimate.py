@@ -85,7 +85,7 @@ def test_without_an_optimizer_adam_is_assumed_and_said_so(
     call = kerasmem("estimate plain.keras --json")
     named = kerasmem("estimate plain.keras --optimizer adam --json").json
     assert call.json == named | {"assumed_optimizer": "adam"}
-    assert "saved without an optimizer: adam is assumed" in call.err
+    assert "loaded without an optimizer: adam is assumed" in call.err
     assert "--optimizer NAME" in call.err
     assert "assumed" not in kerasmem("estimate model.keras").err
 

@@ -100,7 +100,7 @@ def test_a_model_without_a_loss_trains_with_the_one_named(
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ("plain.keras", "saved without them. Next: pass --loss NAME, and --optimizer"),
+        ("plain.keras", "loaded without them. Next: pass --loss NAME, and --optimizer"),
         ("plain.keras --loss nothing", "Keras knows no loss of this name"),
         ("model.keras --optimizer nothing", "Received: optimizer='nothing'"),
         ("model.keras --batch-size 0", "expected a whole number from 1"),
