@@ -18,7 +18,7 @@ from kerasmem.backends import current
 from kerasmem.backends.lazy import lazy_variables
 from kerasmem.errors import ModelError
 from kerasmem.graph.clone import live_objects, set_alike
-from kerasmem.graph.from_config import without_first_values
+from kerasmem.graph.from_config import copy_saved_state, without_first_values
 from kerasmem.graph.layers import (
     has_graph,
     lists_layers,
@@ -120,11 +120,12 @@ def made_with(
         for weight in made.weights:
             if id(weight) not in reached:
                 raise _other_layers(model.name, "weights of layers", weight.path)
+        preprocessor = getattr(model, _PREPROCESSOR, None)
+        if preprocessor is not None:
+            made.preprocessor = preprocessor
+        copy_saved_state(model, made)
         for weight, value in values(pairs):
             weight.assign(value)
-    preprocessor = getattr(model, _PREPROCESSOR, None)
-    if preprocessor is not None:
-        made.preprocessor = preprocessor
     set_alike([(new, old) for old, new in layers])
     return made, pairs
 
@@ -160,7 +161,11 @@ def weight_pairs(layers: Sequence[Pair]) -> list[Pair]:
     """
     found: list[Pair] = []
     for old, new in layers:
-        names = [[v.name for v in own_variables(layer)] for layer in (old, new)]
+        # Keras numbers variables without a name: variable, variable_1.
+        names = [
+            [re.sub(r"_\d+$", "", v.name) for v in own_variables(layer)]
+            for layer in (old, new)
+        ]
         if names[0] != names[1]:
             raise _other_layers(old.name, *map(str, names))
         found += zip(own_variables(old), own_variables(new), strict=True)

@@ -5,6 +5,7 @@ layers of Keras that is their variables, and those can be handed over one by one
 """
 
 import json
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from keras.src.saving.serialization_lib import ObjectSharingScope  # noqa: TID25
 from kerasmem.backends import current
 from kerasmem.backends.lazy import lazy_variables, source_at_rest
 from kerasmem.graph.full_configs import full_configs
-from kerasmem.graph.layers import sublayers, without_inputs
+from kerasmem.graph.layers import own_variables, sublayers, without_inputs
 from kerasmem.graph.values import to_numpy
 
 _PLAIN = {
@@ -113,9 +114,42 @@ def _is_plain(cls: Any) -> bool:
     return (
         cls.__module__.startswith(("keras.", "keras_hub.", "kerasmem.layers."))
         and cls is not keras.layers.Lambda
-        and cls.load_own_variables in _PLAIN
-        and getattr(cls, "load_assets", None) is None
+        and not _saves_more(cls)
     )
+
+
+def _saves_more(cls: Any) -> bool:
+    """Return whether layers of a class save their state with methods of their own."""
+    has_assets = getattr(cls, "load_assets", None) is not None
+    return has_assets or cls.load_own_variables not in _PLAIN
+
+
+def copy_saved_state(old: Any, new: Any) -> None:
+    """Copy the state that layers save with methods of their own, such as a vocabulary.
+
+    A layer whose variables have other shapes in `new` keeps its state.
+
+    Args:
+        old: a layer or model.
+        new: a layer or model with the same layers; both may share some.
+    """
+    layers = sublayers(old), sublayers(new)
+    shared = set(layers[0]).intersection(layers[1])
+    stateful = [
+        [x for x in each if _saves_more(type(x)) and x not in shared] for each in layers
+    ]
+    for before, after in zip(*stateful, strict=False):
+        shapes = [[v.shape for v in own_variables(x)] for x in (before, after)]
+        is_ours = type(before).load_own_variables.__module__.startswith("kerasmem.")
+        if type(before) is not type(after) or shapes[0] != shapes[1] or is_ours:
+            continue
+        store: dict[str, Any] = {}
+        before.save_own_variables(store)
+        after.load_own_variables({name: to_numpy(x) for name, x in store.items()})
+        if hasattr(before, "save_assets"):
+            with tempfile.TemporaryDirectory() as folder:
+                before.save_assets(folder)
+                after.load_assets(folder)
 
 
 def _value_of(variable: Any) -> Any:

@@ -12,7 +12,7 @@ from kerasmem.backends import current
 from kerasmem.errors import ModelError
 from kerasmem.graph.channels.tied import is_tied, tied_anew
 from kerasmem.graph.clone import live_objects
-from kerasmem.graph.from_config import without_first_values
+from kerasmem.graph.from_config import copy_saved_state, without_first_values
 from kerasmem.graph.full_configs import full_configs
 from kerasmem.graph.layers import listed_graph, node_of, nodes_in_order, sublayers
 from kerasmem.graph.values import to_numpy
@@ -234,6 +234,8 @@ class Rebuild:
         for old, new in self.pairs:
             if listed_graph(old) is not None:
                 continue
+            if isinstance(old, keras.Layer) and isinstance(new, keras.Layer):
+                copy_saved_state(old, new)
             for variable, value in self._rewrite.values(old, new):
                 if np.shape(value) != tuple(variable.shape):
                     _check_built_as_called(old.name, np.shape(value), variable)
@@ -243,9 +245,6 @@ class Rebuild:
                         "Leave this layer out, and report it."
                     )
                 variable.assign(value)
-            if isinstance(new, keras.layers.Normalization):
-                # It computes with copies of its statistics, made when they are final.
-                new.mean, new.variance = old.mean, old.variance
 
 
 def _check_built_as_called(name: str, shape: tuple[int, ...], new: Any) -> None:
