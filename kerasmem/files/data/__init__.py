@@ -3,7 +3,8 @@
 Everything that takes data takes the same forms: `x`, `(x, y)`,
 `(x, y, sample_weight)`, a `tf.data.Dataset`, a `keras.utils.PyDataset`, or any other
 iterable of batches. `x` and `y` are an array, or a dict or list of arrays for models
-with several inputs or outputs.
+with several inputs or outputs. An array is a NumPy array, a tensor, a pandas object or
+a sparse matrix of SciPy, TensorFlow or JAX.
 """
 
 from kerasmem.files.data.check import (

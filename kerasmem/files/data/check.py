@@ -13,6 +13,7 @@ from kerasmem.errors import ConfigError, DataError, KerasMemWarning
 from kerasmem.files.data.forms import (
     first_samples,
     is_array_data,
+    length_of,
     named_leaves,
     sample_inputs,
 )
@@ -213,7 +214,7 @@ def check_lengths(arrays: dict[str, Any]) -> None:
     """
     for name, array in arrays.items():
         _check_rows(name, array)
-    lengths = {name: len(array) for name, array in arrays.items()}
+    lengths = {name: length_of(array) for name, array in arrays.items()}
     received = ", ".join(f"{name} has {length}" for name, length in lengths.items())
     if len(set(lengths.values())) > 1:
         raise DataError(

@@ -54,7 +54,7 @@ def sample_count(data: Any) -> int | None:
     """Return the number of samples, or None where only a pass over them would tell."""
     if not is_array_data(data):
         return None
-    return len(_leaves(_named(data)["x"])[0])
+    return length_of(_leaves(_named(data)["x"])[0])
 
 
 def sample_inputs(data: Any, count: int) -> Any:
@@ -86,7 +86,7 @@ def input_batches(data: Any, count: int, batch_size: int) -> Iterator[Any]:
     for batch in inputs_from(data, 0, batch_size):
         x = _rows(batch, 0, count)
         yield x
-        count -= len(_leaves(x)[0])
+        count -= length_of(_leaves(x)[0])
         if count <= 0:
             return
 
@@ -103,7 +103,8 @@ def inputs_from(data: Any, first: int, batch_size: int) -> Iterator[Any]:
     """
     if is_array_data(data):
         x = _named(data)["x"]
-        for start in range(first * batch_size, len(_leaves(x)[0]), batch_size):
+        count = length_of(_leaves(x)[0])
+        for start in range(first * batch_size, count, batch_size):
             yield _rows(x, start, start + batch_size)
         return
     # A PyDataset has as many batches as it says; iterated over, it might go on.
@@ -112,7 +113,8 @@ def inputs_from(data: Any, first: int, batch_size: int) -> Iterator[Any]:
     else:
         batches = islice(data, first, None)
     for batch in batches:
-        yield keras.utils.unpack_x_y_sample_weight(batch)[0]
+        x = keras.utils.unpack_x_y_sample_weight(batch)[0]
+        yield keras.tree.map_structure(_dense, x)
 
 
 def labeled_batches(data: Any, batch_size: int) -> Iterator[tuple[Any, Any, Any]]:
@@ -131,7 +133,9 @@ def labeled_batches(data: Any, batch_size: int) -> Iterator[tuple[Any, Any, Any]
     batches = data
     if isinstance(data, keras.utils.PyDataset):
         batches = (data[index] for index in range(len(data)))
-    yield from map(keras.utils.unpack_x_y_sample_weight, batches)
+    for batch in batches:
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
+        yield keras.tree.map_structure(_dense, x), y, weight
 
 
 def drawn_batches(
@@ -153,7 +157,7 @@ def drawn_batches(
     for batch in islice(_drawn(data, batch_size), part, None, 2):
         x, y, weight = (_rows(array, 0, count) for array in batch)
         yield x, y, weight
-        count -= len(_leaves(x)[0])
+        count -= length_of(_leaves(x)[0])
         if count <= 0:
             return
     if part and count == start:
@@ -228,8 +232,9 @@ def named_leaves(part: Any) -> dict[str, Any]:
 
 def _rows(x: Any, start: int, end: int) -> Any:
     def cut(array: Any) -> Any:
-        # An optional input that is left out is None.
-        return None if array is None else keras.ops.convert_to_numpy(array[start:end])
+        if array is None:  # an optional input that is left out
+            return None
+        return keras.ops.convert_to_numpy(_dense(_as_array(array)[start:end]))
 
     return keras.tree.map_structure(cut, x)
 
@@ -240,8 +245,9 @@ def _taken(part: Any, rows: Any) -> Any:
             return None
         if keras.ops.is_tensor(array):
             return keras.ops.convert_to_numpy(keras.ops.take(array, rows, axis=0))
-        is_numpy = isinstance(array, np.ndarray)
-        return (array if is_numpy else keras.ops.convert_to_numpy(array))[rows]
+        if isinstance(array, np.ndarray) or _is_sparse(array):
+            return _dense(array[rows])
+        return keras.ops.convert_to_numpy(array)[rows]
 
     return keras.tree.map_structure(taken, part)
 
@@ -250,6 +256,43 @@ def _is_array(value: Any) -> bool:
     return hasattr(value, "shape") and (
         hasattr(value, "dtype") or hasattr(value, "__array__")
     )
+
+
+def length_of(array: Any) -> int:
+    """Returns the number of samples in an array, dense or sparse, or in a list."""
+    return array.shape[0] if hasattr(array, "shape") else len(array)
+
+
+def _as_array(value: Any) -> Any:
+    """Returns a pandas object as an array and a sparse tensor as SciPy's CSR matrix.
+
+    Other values are returned as they are. CSR matrices have rows that can be sliced.
+    """
+    if hasattr(value, "iloc"):
+        return value.to_numpy()
+    if hasattr(value, "dense_shape"):  # of TensorFlow
+        values, shape = value.values, tuple(map(int, value.dense_shape))
+    elif _is_sparse(value):
+        return value if value.format == "csr" else value.tocsr()
+    elif hasattr(value, "todense") and hasattr(value, "indices"):  # of JAX
+        values, shape = value.data, value.shape
+    else:
+        return value
+    from scipy.sparse import csr_matrix
+
+    indices = np.asarray(value.indices)
+    if len(shape) != 2:
+        raise DataError(f"Sparse samples have two axes. Received: shape {shape}.")
+    return csr_matrix((np.asarray(values), tuple(indices.T)), shape)
+
+
+def _is_sparse(value: Any) -> bool:
+    return hasattr(value, "toarray") and hasattr(value, "tocsr")
+
+
+def _dense(value: Any) -> Any:
+    value = _as_array(value)
+    return value.toarray() if _is_sparse(value) else value
 
 
 def _named(data: Any) -> dict[str, Any]:
@@ -261,7 +304,11 @@ def _named(data: Any) -> dict[str, Any]:
             "dict or a list."
         )
     given = zip(_ARGUMENTS, parts, strict=False)
-    return {name: part for name, part in given if part is not None}
+    return {
+        name: keras.tree.map_structure(_as_array, part)
+        for name, part in given
+        if part is not None
+    }
 
 
 def _first_batch(data: Any) -> tuple[Any, Any, Any]:
