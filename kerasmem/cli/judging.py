@@ -14,11 +14,11 @@ from kerasmem.files.contents import file_size
 from kerasmem.files.data import (
     check_data,
     check_labels,
+    few_inputs,
     fit_arguments,
     hold_out,
     is_array_data,
     outputs_on,
-    sample_inputs,
 )
 from kerasmem.files.data.forms import first_samples
 from kerasmem.graph.outputs import as_loss
@@ -85,7 +85,7 @@ def check_judging(model: Any, data: Any) -> None:
         DataError: if the samples or the labels do not fit, or there are no labels.
     """
     check_data(model, data)
-    outputs = outputs_on(model, sample_inputs(data, 1))
+    outputs = outputs_on(model, few_inputs(model, data))
     parts = {k: part for k, part in first_samples(data).items() if part is not None}
     if "y" not in parts:
         raise DataError("The data has no labels, and judging a model takes them.")

@@ -35,6 +35,7 @@ from kerasmem.files.data import (
     check_labels,
     check_shared,
     fit_arguments,
+    in_fixed_batches,
     is_array_data,
     sample_count,
     sample_inputs,
@@ -194,7 +195,6 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
         must = low_memory is True
         by_file = by_file if can_go_by_layers(by_file, custom_objects, must) else None
     fit = _fit_arguments(data, epochs, batch_size)
-    fit |= {"callbacks": list(callbacks or ()), "verbose": 0}
     is_model = isinstance(model_or_path, keras.Model)
     evaluated = isinstance(job, Request) or any(v is not None for v in asks.values())
     with (
@@ -209,8 +209,13 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
             compile_anew(original, loss, metrics)
         _check_loss(original.name, original.compiled, epochs)
         _check_samples(original, (data, validation_data), batch_size)
+        data, validation_data = (
+            _in_batches(job, original, part) for part in (data, validation_data)
+        )
+        fit = _fit_arguments(data, epochs, batch_size)
         # Before the work: data that cannot be read again would take it along.
         few = _few_samples(data if validation_data is None else validation_data)
+        fit |= {"callbacks": list(callbacks or ()), "verbose": 0}
         context = Context(data, fit, epochs, seed, custom_objects)
         done = job.run(original, context, coding, validation_data)
         # Anew: the weights are others now, the slots of the old ones are in the way.
@@ -282,6 +287,11 @@ def _check_samples(model: Any, parts: Sequence[Any], batch_size: int) -> None:
             check_data(model, samples)
             check_labels(model, samples)
             check_shared(samples, batch_size)
+
+
+def _in_batches(job: Any, model: Any, data: Any) -> Any:
+    # A search draws single samples from arrays.
+    return data if isinstance(job, Request) else in_fixed_batches(model, data)
 
 
 def _few_samples(data: Any) -> Any:

@@ -10,9 +10,9 @@ from kerasmem.backends import current
 from kerasmem.backends.patching import See
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.files.data import (
+    first_samples,
     fit_arguments,
     input_batches,
-    is_array_data,
     sample_count,
     sample_inputs,
     shared,
@@ -108,7 +108,8 @@ def sums_over_samples(
         ConfigError: if the data is missing, or has no labels.
         ModelError: if the model has no loss.
     """
-    if data is None or (is_array_data(data) and fit_arguments(data).get("y") is None):
+    is_counted = data is not None and sample_count(data) is not None
+    if data is None or (is_counted and first_samples(data).get("y") is None):
         given = "None" if data is None else "samples without labels"
         raise ConfigError(
             f"The criterion {kind!r} looks at gradients: give samples with labels as "

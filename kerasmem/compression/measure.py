@@ -17,11 +17,17 @@ from kerasmem.compression.judge import in_order
 from kerasmem.compression.layer_by_layer import evaluate_by_layers, is_offloaded
 from kerasmem.errors import KerasMemWarning, OutputError, first_line, text_of
 from kerasmem.files.contents import FileSize, file_size
-from kerasmem.files.data import fit_arguments, sample_inputs
+from kerasmem.files.data import (
+    first_samples,
+    fit_arguments,
+    sample_count,
+    sample_inputs,
+)
 from kerasmem.files.weights import Coding
 from kerasmem.files.write import save_stored, write_model
 from kerasmem.graph.activations import peak_activation_bytes
 from kerasmem.graph.clone import to_read
+from kerasmem.graph.input_shapes import fixed_batch
 from kerasmem.graph.values import nbytes, nonzero, parameters
 from kerasmem.records import ModelFigures
 from kerasmem.stats.timing import in_turns, spread
@@ -68,7 +74,7 @@ def evaluate(model: Any, data: Any, batch_size: int = 32) -> dict[str, float]:
     if data is None or not model.compiled:
         return {}
     arguments = fit_arguments(data, batch_size)
-    if "batch_size" in arguments and arguments.get("y") is None:
+    if sample_count(data) is not None and first_samples(data).get("y") is None:
         return {}
     if is_offloaded(model):
         found = evaluate_by_layers(model, data, batch_size)
@@ -203,6 +209,7 @@ def _form(model: Any) -> tuple[Any, ...]:
 
 def batch_of(model: Any, data: Any, batch_size: int) -> Any:
     """Return inputs of one batch, of samples or zeros; None if no shape is known."""
+    batch_size = fixed_batch(model) or batch_size
     if data is not None:
         return sample_inputs(data, batch_size)
     inputs = getattr(model, "inputs", None)
@@ -210,7 +217,7 @@ def batch_of(model: Any, data: Any, batch_size: int) -> Any:
         return None
     arrays = {
         tensor.name: np.zeros(
-            (tensor.shape[0] or batch_size, *tensor.shape[1:]),
+            (batch_size, *tensor.shape[1:]),
             keras.backend.standardize_dtype(tensor.dtype),
         )
         for tensor in inputs

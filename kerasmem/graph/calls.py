@@ -10,6 +10,7 @@ from typing import Any
 
 import keras
 
+from kerasmem.graph.input_shapes import fixed_batch
 from kerasmem.graph.inside import graph_inside, opened
 from kerasmem.graph.layer_table import entry_of
 from kerasmem.graph.layers import (
@@ -192,10 +193,12 @@ def trace(
     graph = own_graph(model)
     if graph is None:
         return None
-    own = [tensor.shape for tensor in graph.inputs] if shapes is None else shapes
+    if shapes is None:
+        size = fixed_batch(model) or batch_size
+        shapes = [(size, *tensor.shape[1:]) for tensor in graph.inputs]
     inputs = [
         _with_batch(tensor, shape, batch_size)
-        for tensor, shape in zip(graph.inputs, own, strict=True)
+        for tensor, shape in zip(graph.inputs, shapes, strict=True)
     ]
     layers = [node_of(tensor).operation for tensor in graph.inputs]
     tracing = _Tracing(opens)

@@ -3,10 +3,36 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import keras
+
 from kerasmem.errors import ConfigError
+from kerasmem.graph.layers import sublayers
 
 Shape = Sequence[int | None]
 """Without the batch axis; None is an open length."""
+
+
+def state_batch(model: Any) -> int | None:
+    """Return the batch size of the states of stateful layers, None without states."""
+    for layer in sublayers(model):
+        if isinstance(layer, keras.layers.RNN) and layer.stateful and layer.states:
+            return keras.tree.flatten(layer.states)[0].shape[0]
+    return None
+
+
+def fixed_batch(model: Any) -> int | None:
+    """Return the batch size that a model was made for, None if there is none.
+
+    A stateful layer or an `Input` with a batch size fixes it. A `Sequential` that was
+    built by its first batch records the size of that batch, and takes any other.
+    """
+    inputs = () if isinstance(model, keras.Sequential) else _inputs(model)
+    sizes = [x.shape[0] for x in inputs if x.shape and x.shape[0] is not None]
+    return state_batch(model) or next(iter(sizes), None)
+
+
+def _inputs(model: Any) -> list[Any]:
+    return keras.tree.flatten(getattr(model, "inputs", None) or [])
 
 
 def is_shape(shape: Any) -> bool:

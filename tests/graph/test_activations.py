@@ -144,5 +144,6 @@ def test_every_weight_is_counted_once():
 
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_a_fixed_batch_size_is_kept(batch_size):
-    model = keras.Sequential([keras.Input(batch_shape=(2, 5)), layers.Dense(1)])
+    inputs = keras.Input(batch_shape=(2, 5))
+    model = keras.Model(inputs, layers.Dense(1)(inputs))
     assert peak_activation_bytes(model, batch_size) == 4 * 2 * (5 + 1)

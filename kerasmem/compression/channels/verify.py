@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 
 from kerasmem.errors import ModelError
-from kerasmem.files.data import sample_inputs
+from kerasmem.files.data import few_inputs
 from kerasmem.graph.layers import own_graph, sublayers
 from kerasmem.graph.values import to_numpy
 
@@ -149,7 +149,7 @@ def _rounding(model: Any) -> float:
 def _inputs(model: Any, data: Any) -> Iterator[Any]:
     """Yield what to call a model on: samples, or random numbers of several lengths."""
     if data is not None:
-        given = sample_inputs(data, 4)
+        given = few_inputs(model, data, 4)
         yield keras.tree.map_structure(keras.ops.convert_to_tensor, given)
     elif not any(x.dtype == "string" for x in model.inputs):
         structure = own_graph(model).input  # a Sequential has none of its own

@@ -27,8 +27,9 @@ from kerasmem.files.data import (
     check_data,
     check_labels,
     check_shared,
+    few_inputs,
     fit_arguments,
-    sample_inputs,
+    in_fixed_batches,
 )
 from kerasmem.files.data.forms import first_samples
 from kerasmem.files.load import load_model
@@ -189,11 +190,13 @@ def distill(  # noqa: PLR0913  (the public entry point of the contract)
     for samples in (data, validation_data):
         if samples is not None:
             check_shared(samples, batch_size)
-    sample = sample_inputs(data, 1)
+    sample = few_inputs(student, data)
     for one in teachers:
         check_data(one, (first_samples(data)["x"],))  # it is asked, not judged
         if not one.built:
             one(sample)
+    data = in_fixed_batches(student, data)
+    validation_data = in_fixed_batches(student, validation_data)
     with current().replicating(student), seeded(seed):
         trained = _copy(student, loss, optimizer)
         _check_labels(trained, data, validation_data)
@@ -241,7 +244,7 @@ def with_teacher(config: Distill, context: Context) -> Distill:
         teacher = original if is_original else load_model(teacher, objects)
     check_data(teacher, (first_samples(context.data)["x"],))  # asked, not judged
     if teacher is not original:
-        sample = sample_inputs(context.data, 1)
+        sample = few_inputs(teacher, context.data)
         check_outputs(*(one(sample, training=False) for one in (teacher, original)))
     return replace(config, teacher=teacher)
 
@@ -268,7 +271,7 @@ def train_step(
         model,
         losses=config.losses,
         hard_weight=config.hard_weight,
-        sample=sample_inputs(data, 1),
+        sample=few_inputs(model, data),
     )
     distiller.compile(**student_settings(model, data))
     fit = context.fit or {**fit_arguments(data), "verbose": 0}

@@ -22,7 +22,7 @@ from kerasmem.compression.distill.cache import (
 from kerasmem.compression.distill.comparison import Comparable, check_outputs
 from kerasmem.compression.distill.objective import Batch, Objective
 from kerasmem.errors import DataError
-from kerasmem.files.data import is_array_data, sample_count, sample_inputs
+from kerasmem.files.data import few_inputs, is_array_data, sample_count
 from kerasmem.files.data.forms import first_samples
 from kerasmem.graph.outputs import Task
 from kerasmem.graph.values import model_digest
@@ -48,7 +48,7 @@ class CachedAnswers:
         part: str,
     ) -> None:
         self._predictor = TeacherPredictor(
-            objective, batch, sample_inputs(data, 1), cache
+            objective, batch, few_inputs(objective.frozen.model, data), cache
         )
         self._folder = Path(cache.folder) / part
         teacher = objective.frozen.model

@@ -38,7 +38,7 @@ from kerasmem.compression.distill.schedules import (
 )
 from kerasmem.compression.fields import Real
 from kerasmem.errors import ConfigError
-from kerasmem.files.data import sample_inputs
+from kerasmem.files.data import few_inputs
 
 TEMPERATURE = 4.0
 HARD_WEIGHT = 0.1
@@ -205,7 +205,7 @@ class Distiller(keras.Model):
         """
 
         def with_answers(data: Any, part: str) -> Any:
-            predictions = self.student(sample_inputs(data, 1), training=False)
+            predictions = self.student(few_inputs(self.student, data), training=False)
             batch = self._batch(predictions)
             return with_cached_answers(data, self._objectives, batch, cache, part)
 

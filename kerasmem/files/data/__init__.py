@@ -17,8 +17,11 @@ from kerasmem.files.data.check import (
 )
 from kerasmem.files.data.forms import (
     drawn_batches,
+    few_inputs,
+    first_samples,
     fit_arguments,
     hold_out,
+    in_fixed_batches,
     input_batches,
     is_array_data,
     named_leaves,
@@ -35,8 +38,11 @@ __all__ = [
     "check_labels",
     "check_shared",
     "drawn_batches",
+    "few_inputs",
+    "first_samples",
     "fit_arguments",
     "hold_out",
+    "in_fixed_batches",
     "input_batches",
     "input_names",
     "is_array_data",

@@ -18,6 +18,7 @@ from kerasmem.files.data.forms import (
     sample_inputs,
 )
 from kerasmem.files.load import first_reason
+from kerasmem.graph.input_shapes import state_batch
 from kerasmem.graph.outputs import (
     compares_entries,
     of_each,
@@ -51,6 +52,12 @@ def check_data(model: Any, data: Any) -> None:
         if array is not None
     }
     check_lengths(arrays)
+    size, count = state_batch(model), len(next(iter(arrays.values())))
+    if size is not None and count % size:
+        raise DataError(
+            f"The model {model.name!r} has stateful layers built for batches of {size} "
+            f"samples. Expected: a multiple of {size} samples. Received: {count}."
+        )
     if getattr(model, "inputs", None):
         for tensor, array in _by_input(model.inputs, input_names(model), parts["x"]):
             if array is not None:  # an optional input
@@ -300,10 +307,11 @@ def _by_input(
 
 def _check_input(tensor: Any, array: Any) -> None:
     shape = tuple(np.shape(array))
-    if not _fits(tuple(tensor.shape), shape):
+    expected = (None, *tensor.shape[1:])  # a recorded batch size limits no array
+    if not _fits(expected, shape):
         raise DataError(
             f"The data does not fit input {tensor.name!r} of the model, which takes "
-            f"shape {tuple(tensor.shape)}. Received: x of shape {shape}."
+            f"shape {expected}. Received: x of shape {shape}."
         )
     dtype = str(getattr(array, "dtype", np.asarray(array).dtype))
     if tensor.dtype != "string" and not _NUMERIC.search(dtype):

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 
 from kerasmem.errors import DataError
+from kerasmem.graph.input_shapes import fixed_batch
 
 _ARGUMENTS = ("x", "y", "sample_weight")
 
@@ -50,8 +51,46 @@ def is_array_data(data: Any) -> bool:
     )
 
 
+class Batches(keras.utils.PyDataset):
+    """Arrays in batches of one size, for a model with a fixed batch size.
+
+    Args:
+        data: `x`, `(x, y)` or `(x, y, sample_weight)` in arrays.
+        size: Number of samples per batch. Divides the number of samples.
+    """
+
+    def __init__(self, data: Any, size: int) -> None:
+        super().__init__()
+        self._data, self._size = data, size
+        self.samples = sample_count(data) or 0
+
+    def __len__(self) -> int:
+        """Return the number of batches."""
+        return self.samples // self._size
+
+    def __getitem__(self, index: int) -> tuple:
+        """Return one batch."""
+        start = index * self._size
+        return _cut(self._data, slice(start, start + self._size))
+
+
+def in_fixed_batches(model: Any, data: Any) -> Any:
+    """Return arrays in batches of the model's fixed size; other data as it is."""
+    size = fixed_batch(model)
+    if size is None or data is None or not is_array_data(data):
+        return data
+    return data if (sample_count(data) or 0) % size else Batches(data, size)
+
+
+def few_inputs(model: Any, data: Any, count: int = 1) -> Any:
+    """Return the inputs of the first samples: of one fixed batch, or of `count`."""
+    return sample_inputs(data, fixed_batch(model) or count)
+
+
 def sample_count(data: Any) -> int | None:
     """Return the number of samples, or None where only a pass over them would tell."""
+    if isinstance(data, Batches):
+        return data.samples
     if not is_array_data(data):
         return None
     return length_of(_leaves(_named(data)["x"])[0])

@@ -10,6 +10,7 @@ from typing import Any
 
 from kerasmem.backends import device_kind
 from kerasmem.errors import ConfigError, ModelError
+from kerasmem.graph.input_shapes import fixed_batch
 from kerasmem.graph.layers import has_graph
 from kerasmem.memory.batch_size.search import MOST_TRIALS, Search
 from kerasmem.memory.batch_size.trial import (
@@ -232,14 +233,12 @@ def _result(search: Search, limit: int) -> BatchSize:
 
 
 def _check_free_batch(model: Any) -> None:
-    inputs = model.inputs if isinstance(getattr(model, "inputs", None), list) else []
-    fixed = [x for x in inputs if x.shape and x.shape[0] is not None]
-    if fixed:
+    size = fixed_batch(model)
+    if size is not None:
         raise ModelError(
-            f"The model {model.name!r} takes batches of one size only. Expected: an "
-            "input whose batch axis is None. Received: input "
-            f"{fixed[0].name!r} of shape {tuple(fixed[0].shape)}. Next: make the "
-            "model with keras.Input(shape) without batch_size."
+            f"The model {model.name!r} takes batches of one size only. Expected: a "
+            "model without stateful layers, made with keras.Input(shape) without "
+            f"batch_size. Received: batch size {size}."
         )
 
 

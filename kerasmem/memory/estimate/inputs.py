@@ -12,6 +12,7 @@ from kerasmem.files.data import check_data, input_names, named_leaves
 from kerasmem.files.data.forms import first_samples
 from kerasmem.graph.input_shapes import (
     Shape,
+    fixed_batch,
     is_shape,
     once_per_input,
     open_lengths,
@@ -57,11 +58,10 @@ def checked_inputs(
         check_data(model, data)
         input_shape = lengths_in(model, first_samples(data)["x"])
     is_read = has_graph(model)
-    fixed = {x.shape[0] for x in (model.inputs if is_read else []) if x.shape}
-    if fixed := fixed - {None, batch_size}:
+    if fixed_batch(model) not in {None, batch_size}:
         raise ConfigError(
             f"The model {model.name!r} takes batches of one size only. Expected: "
-            f"{min(fixed)}. Received: batch_size={batch_size}."
+            f"{fixed_batch(model)}. Received: batch_size={batch_size}."
         )
     own = _own_inputs(model)
     if generate is not None:

@@ -18,7 +18,7 @@ import numpy as np
 
 from kerasmem.backends import current
 from kerasmem.compression.quantize.on_data.passes import Pass, batch_within
-from kerasmem.files.data import outputs_on, sample_inputs
+from kerasmem.files.data import few_inputs, outputs_on, sample_inputs
 from kerasmem.files.data.forms import first_samples
 from kerasmem.graph.divergence import divergence
 from kerasmem.graph.outputs import describe_outputs
@@ -52,7 +52,7 @@ def sensitivities(
         data: samples in any form that `kerasmem.files.data` lists; the first 64 count,
             or as many as give 512 distributions of outputs.
     """
-    outputs = keras.tree.flatten(outputs_on(model, sample_inputs(data, 1)))
+    outputs = keras.tree.flatten(outputs_on(model, few_inputs(model, data)))
     places = max(math.prod(y.shape[1:-1]) for y in outputs)
     count = max(1, min(_SAMPLES, _PLACES // max(places, 1)))
     x, weight = sample_inputs(data, count), first_samples(data).get("sample_weight")
