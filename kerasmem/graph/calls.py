@@ -4,7 +4,7 @@ import inspect
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -159,7 +159,49 @@ class Walk(ABC):
             return self.visit(call)
         # Beside the inputs there may be a mask.
         given = keras.tree.flatten(first_argument(*call.bound()))
-        return self.run(inner, given, call)
+        arguments = call.nodes[-1].arguments
+        outer = keras.tree.flatten(first_argument(arguments.args, arguments.kwargs))
+        pairs = zip(outer, inner.inputs, given, strict=True)
+        return self.run(inner, [self.entering(call, *pair) for pair in pairs], call)
+
+    def entering(self, call: Call, outer: Any, own: Any, value: Any) -> Any:
+        """Return the value of an input of a nested model, converted as Keras does it.
+
+        Args:
+            call: the call of the nested model.
+            outer: its argument in the graph around it.
+            own: the symbolic input of the nested model.
+            value: the value of `outer`.
+        """
+        for convert in _conversions(outer, own):
+            symbol = keras.KerasTensor(outer.shape, outer.dtype)
+            outer = convert(symbol)
+            node = node_of(outer)
+            kind = type(node.operation).__name__.lower()
+            node.operation.name = f"{node_of(own).operation.name}_{kind}"
+            inside = replace(
+                call,
+                operation=node.operation,
+                inputs=(value,),
+                nodes=(*call.nodes, node),
+                name=f"{call.name}/{node.operation.name}",
+                values={id(symbol): value},
+            )
+            (value,) = self.visit(inside)
+        return value
+
+
+def _conversions(outer: Any, own: Any) -> Iterator[Callable[[Any], Any]]:
+    """Yield the operations by which Keras adapts an argument to a model's input."""
+    if not isinstance(outer, keras.KerasTensor):
+        return
+    floats = [keras.backend.is_float_dtype(x.dtype) for x in (outer, own)]
+    if outer.dtype != own.dtype and not all(floats):
+        yield lambda x: keras.ops.cast(x, own.dtype)
+    if len(outer.shape) == len(own.shape) + 1:
+        yield lambda x: keras.ops.squeeze(x, -1)
+    elif len(outer.shape) == len(own.shape) - 1:
+        yield lambda x: keras.ops.expand_dims(x, -1)
 
 
 @dataclass(frozen=True)

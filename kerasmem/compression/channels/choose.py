@@ -52,7 +52,8 @@ def memory_left(model: Any, labelled: LabelledModel, data: Any) -> CostShare:
     def cost_share(subset: ChannelSubset) -> float:
         smaller = dict(sizes)
         for call in traced.calls:
-            outputs = labelled.calls[id(call.nodes[-1])].outputs if call.nodes else []
+            labels_of = labelled.calls.get(id(call.nodes[-1])) if call.nodes else None
+            outputs = labels_of.outputs if labels_of else []  # no labels: a cast
             for tensor, labels in zip(call.outputs, outputs, strict=False):
                 size = sizes[id(tensor)] or 0
                 for old, new in zip(labels.shape, subset.shape(labels), strict=True):

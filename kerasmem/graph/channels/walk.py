@@ -105,6 +105,11 @@ class _Labelling(Walk):
                 known[id(tensor)] = Tensor(array, tuple(tensor.shape))
         return [known[id(tensor)] for tensor in tensors]
 
+    def entering(self, call: Call, outer: Any, own: Any, value: Any) -> Any:
+        """Return the labels unchanged: a cast keeps them, `settle` checks the shape."""
+        del call, outer, own
+        return value
+
     def run(
         self, graph: Any, inputs: Sequence[Any], around: Call | None = None
     ) -> list[Any]:
