@@ -56,7 +56,7 @@ def measure_step(  # noqa: PLR0913 - those of `estimate_memory`
         backend: `"tensorflow"` or `"torch"`; None for the running one.
         training: True for a training step, False for `predict`.
         input_shape: lengths that the model leaves open, as in `estimate_memory`.
-        data: example samples, from which these lengths are read instead.
+        data: Example samples, from which lengths, labels and sample weights are read.
 
     Returns:
         The `MemoryEstimate`: the peak in bytes with its interval, and its parts by

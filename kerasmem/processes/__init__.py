@@ -16,10 +16,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import keras
 
 from kerasmem import errors
-from kerasmem.errors import ChildDiedError, ConfigError, KerasMemError
+from kerasmem.errors import ChildDiedError, ConfigError, KerasMemError, first_line
 
 _ERROR = re.compile(r"[\w.]*(Error|Exception|Interrupt)\b.*:")
 _LINES = 50
@@ -41,15 +42,15 @@ def run_in_child(
     """Return what `task` returns for `job` in a fresh process.
 
     Args:
-        task: `"module:function"`; the function takes and returns a dict for JSON.
-        job: what it gets.
+        task: `"module:function"`; the function takes a dict, and returns one for JSON.
+        job: Its argument. Classes and functions of the running script are copied.
         backend: the Keras backend of the child.
         environment: more environment variables for it.
         seconds: how long it may take; None for as long as it takes.
 
     Raises:
         TimeoutError: if it took longer, and was ended.
-        ConfigError: if that backend is not installed.
+        ConfigError: if that backend is not installed, or the job cannot be pickled.
         KerasMemError: of the same class as in the child, if the task raised one.
         ChildDiedError: if it ended in any other way.
     """
@@ -59,13 +60,16 @@ def run_in_child(
             f"installed (pip install {backend}). Received: no module {backend!r}."
         )
     with tempfile.TemporaryDirectory(prefix="kerasmem-child-") as folder:
-        order, answer = Path(folder, "order.json"), Path(folder, "answer.json")
+        order, answer = Path(folder, "order"), Path(folder, "answer.json")
         settings = {
             "floatx": keras.config.floatx(),
             "image_data_format": keras.config.image_data_format(),
         }
         content = {"task": task, "settings": settings, "job": job}
-        order.write_text(json.dumps(content), encoding="utf-8")
+        try:
+            order.write_bytes(cloudpickle.dumps(content))
+        except Exception as error:
+            raise cannot_go("model", job.get("model"), error) from error
         content_of_answer = answer_of_child(
             ["-m", __name__, str(order), str(answer)],
             task,
@@ -174,7 +178,8 @@ def run_script(
 
 def work(order: Path, answer: Path) -> None:
     """Do, in the child, what `order` says, and write the answer."""
-    content = json.loads(order.read_text(encoding="utf-8"))
+    # The parent wrote this file a moment ago, in a folder of its own.
+    content = cloudpickle.loads(order.read_bytes())
     keras.config.set_floatx(content["settings"]["floatx"])
     keras.config.set_image_data_format(content["settings"]["image_data_format"])
     module, _, function = content["task"].partition(":")
@@ -185,6 +190,21 @@ def work(order: Path, answer: Path) -> None:
     else:
         result = {"result": result}
     write_answer(answer, json.dumps(result).encode())
+
+
+def cannot_go(what: str, value: object, error: Exception) -> ConfigError:
+    """Return the error for a value that cannot be pickled.
+
+    Args:
+        what: What it is used for.
+        value: The value.
+        error: The cause.
+    """
+    return ConfigError(
+        f"The {what} cannot go to another process: {first_line(str(error))} Expected: "
+        f"what can be pickled. Received: {type(value).__name__}. Next: pass and return "
+        "arrays, numbers, paths, models or a History."
+    )
 
 
 def write_answer(answer: Path, content: bytes) -> None:

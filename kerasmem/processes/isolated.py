@@ -11,8 +11,8 @@ from typing import Any
 import cloudpickle
 import keras
 
-from kerasmem.errors import ConfigError, first_line
-from kerasmem.processes import answer_of_child, death, write_answer
+from kerasmem.errors import ConfigError
+from kerasmem.processes import answer_of_child, cannot_go, death, write_answer
 
 
 def isolated(
@@ -90,7 +90,7 @@ def work(order: str, answer: str) -> None:
         content = _dumps(trace, value)
     except Exception as error:  # noqa: BLE001 - a reducer may raise anything
         # An exception alone is left out: its traceback is enough for the parent.
-        rest = () if trace else (_cannot_go("result", value, error),)
+        rest = () if trace else (cannot_go("result", value, error),)
         content = _dumps(trace or traceback.format_exc(), *rest)
     write_answer(Path(answer), content)
 
@@ -104,7 +104,7 @@ def _run(
         try:
             order.write_bytes(_dumps((function, args, kwargs)))
         except Exception as error:
-            raise _cannot_go("function or an argument", function, error) from error
+            raise cannot_go("function or an argument", function, error) from error
         code = f"import sys; from {__name__} import work; work(*sys.argv[1:])"
         content = answer_of_child(
             ["-c", code, str(order), str(answer)],
@@ -121,7 +121,7 @@ def _run(
         except Exception as error:
             if trace:
                 raise death(name, 1, trace) from error
-            raise _cannot_go("result", function, error) from error
+            raise cannot_go("result", function, error) from error
     if trace:
         raise value
     return value
@@ -147,11 +147,3 @@ def _history(figures: Any, epoch: Any, params: Any) -> keras.callbacks.History:
     history = keras.callbacks.History()
     history.history, history.epoch, history.params = figures, epoch, params
     return history
-
-
-def _cannot_go(what: str, value: object, error: Exception) -> ConfigError:
-    return ConfigError(
-        f"The {what} cannot go to another process: {first_line(str(error))} Expected: "
-        f"what can be pickled. Received: {type(value).__name__}. Next: pass and return "
-        "arrays, numbers, paths, models or a History."
-    )

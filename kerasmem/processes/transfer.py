@@ -1,8 +1,8 @@
 """A model on its way to another process: its config alone, or weights and all."""
 
-import importlib
 import math
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +33,12 @@ def pack(model: Any, optimizer: Any | None, dtype_policy: str | None) -> dict[st
             layers' own.
 
     Raises:
-        ModelError: if a part of the model is defined in the running script, or its
-            config does not describe it.
+        ModelError: if the config of the model does not describe it.
     """
-    modules = _modules_of(model, _or_analytic(model))
+    objects = live_objects(model)
+    if optimizer is not None:
+        kind = type(optimizer)
+        objects |= {keras.saving.get_registered_name(kind): kind}
     try:
         with ObjectSharingScope(), full_configs(sublayers(model)):
             config = _numbered(keras.saving.serialize_keras_object(model), {})
@@ -47,15 +49,17 @@ def pack(model: Any, optimizer: Any | None, dtype_policy: str | None) -> dict[st
             f"config does not describe it: {error}. Expected: a `get_config` in every "
             f"part of your own. Next: add it{_or_analytic(model)}."
         ) from error
-    if optimizer is None:  # nor its slots: what was compiled does not matter
-        config.pop("compile_config", None)
+    own_compile = type(model).compile is not keras.Model.compile
+    if optimizer is None or own_compile:
+        config.pop("compile_config", None)  # A custom `compile` takes other arguments.
     if dtype_policy is not None:
         config = _with_policy(config, model.dtype_policy.name, dtype_policy)
     return {
         "config": config,
         "compile": settings or {"loss": _DEFAULT_LOSS},
         "optimizer": optimizer and keras.optimizers.serialize(optimizer),
-        "modules": modules,
+        "compiled": _compiled_attributes(model) if own_compile else {},
+        "objects": objects,
         "parameters": sum(math.prod(w.shape) for w in model.weights),
         "inside": lora_inside(model),
         "frozen": [n for n, w in enumerate(model.weights) if not w.trainable],
@@ -73,7 +77,7 @@ def unpack(sent: Mapping[str, Any], *, jit_compile: bool) -> Any:
     Raises:
         ModelError: if the config does not describe it.
     """
-    with keras.saving.custom_object_scope(_objects_in(sent["modules"])):
+    with keras.saving.custom_object_scope(_with_modules(sent["objects"])):
         # The config comes from a live object of the parent, never from a file.
         load = keras.saving.deserialize_keras_object
         try:
@@ -99,22 +103,30 @@ def unpack(sent: Mapping[str, Any], *, jit_compile: bool) -> Any:
         if sent["optimizer"] is not None:
             settings = dict(load(sent["compile"], safe_mode=False))
             settings["optimizer"] = keras.optimizers.deserialize(sent["optimizer"])
-            model.compile(**settings | {"jit_compile": jit_compile})
+            keras.Model.compile(model, **settings | {"jit_compile": jit_compile})
+            for name, value in sent["compiled"].items():
+                if not hasattr(model, name):
+                    setattr(model, name, load(value, safe_mode=False))
         else:
             model.jit_compile = jit_compile
     apply_policy(model, sent["activation_policy"])
     return model
 
 
-def send(model: Any, path: Path) -> dict[str, Any]:
-    """Write `model` to `path`, and return what `receive` opens it by there.
+def _compiled_attributes(model: Any) -> dict[str, Any]:
+    """Return the configs of attributes that a custom `compile` may have set."""
+    kinds = (keras.optimizers.Optimizer, keras.losses.Loss, keras.metrics.Metric)
+    return {
+        name: keras.saving.serialize_keras_object(value)
+        for name, value in vars(model).items()
+        if isinstance(value, kinds)
+    }
 
-    Raises:
-        ModelError: if a part of it is defined in the running script.
-    """
-    modules = _modules_of(model)
+
+def send(model: Any, path: Path) -> dict[str, Any]:
+    """Write `model` to `path`, and return what `receive` opens it by there."""
     save_stored(model, path)
-    return {"model": str(path), "modules": modules}
+    return {"model": str(path), "objects": live_objects(model)}
 
 
 def receive(sent: Mapping[str, Any]) -> Any:
@@ -123,39 +135,20 @@ def receive(sent: Mapping[str, Any]) -> Any:
     Args:
         sent: what `send` returned; more may stand beside it.
     """
-    objects = _objects_in(sent["modules"])
+    objects = _with_modules(sent["objects"])
     # The file was made a moment ago, of a live model of the parent.
     return keras.models.load_model(
         sent["model"], custom_objects=objects, compile=False, safe_mode=False
     )
 
 
-def _modules_of(model: Any, otherwise: str = "") -> list[str]:
-    """Return the names of the modules of the user's own that `model` has parts of.
-
-    Args:
-        model: a built model.
-        otherwise: what the error says that one can do besides.
-
-    Raises:
-        ModelError: if a part of it is defined in the running script.
-    """
-    modules = sorted({item.__module__ for item in live_objects(model).values()})
-    if "__main__" in modules:
-        raise ModelError(
-            f"The model {model.name!r} has parts that are defined in the running "
-            "script, which another process cannot import. Expected: parts from a "
-            f"module. Next: move them to a module{otherwise}."
-        )
-    return modules
-
-
-def _objects_in(modules: Iterable[str]) -> dict[str, Any]:
-    """Return all that is in modules by its name, to load a model with."""
-    objects: dict[str, Any] = {}
-    for name in modules:
-        objects |= vars(importlib.import_module(name))
-    return objects
+def _with_modules(objects: Mapping[str, Any]) -> dict[str, Any]:
+    """Return objects and everything in their modules by name, to load a model with."""
+    modules = {each.__module__ for each in objects.values()} & set(sys.modules)
+    scope: dict[str, Any] = {}
+    for name in sorted(modules - {"__main__"}):  # here the script of the child
+        scope |= vars(sys.modules[name])
+    return scope | dict(objects)
 
 
 def _or_analytic(model: Any) -> str:

@@ -28,7 +28,7 @@ from kerasmem.memory.batch_size.trial import (
 from kerasmem.memory.estimate.checks import check_model
 from kerasmem.memory.estimate.estimate import METHODS, checked_request
 from kerasmem.memory.estimate.planned.cards import usable_bytes
-from kerasmem.memory.estimate.request import Request, request_of
+from kerasmem.memory.estimate.request import Request, custom_step_errors, request_of
 from kerasmem.memory.estimate.sharding import ONE_DEVICE
 from kerasmem.memory.estimate.traced.on_xla import estimate_in_process
 from kerasmem.memory.estimate.variables import persistent_parts
@@ -68,7 +68,7 @@ def find_batch_size(  # noqa: PLR0913 - a public entry point
         training: True for training, False for `predict`.
         input_shape: shape of the input without the batch axis, if the model leaves
             lengths open, as in `estimate_memory`.
-        data: example samples, from which these lengths are read instead.
+        data: Example samples, from which lengths, labels and sample weights are read.
         largest: no larger batch is tried, from 1; with `device` from the number of
             replicas.
         device: a card such as `"h100"`, which need not be here: the trials are plans of
@@ -270,8 +270,9 @@ def predictor(request: Request, largest: int) -> Callable[[int], int]:
 def answer(job: Mapping[str, Any]) -> dict[str, list[int]]:
     """Return the peaks on this machine's CPU; runs in the child."""
     request, sizes = request_of(job), job["sizes"]
-    found = _planned if request.backend == "jax" else peaks_at
-    return {"peaks": found(request, sizes)}
+    find_peaks = _planned if request.backend == "jax" else peaks_at
+    with custom_step_errors(request):
+        return {"peaks": find_peaks(request, sizes)}
 
 
 def _planned(request: Request, sizes: Sequence[int]) -> list[int]:

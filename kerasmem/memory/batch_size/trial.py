@@ -11,7 +11,7 @@ from kerasmem.backends.exhaustion import complaint, is_out_of_memory
 from kerasmem.errors import ChildDiedError, ConfigError
 from kerasmem.memory.card import read_card
 from kerasmem.memory.estimate.inputs import run_once, zeros
-from kerasmem.memory.estimate.request import Request, request_of
+from kerasmem.memory.estimate.request import Request, custom_step_errors, request_of
 from kerasmem.memory.estimate.traced.on_torch import later_step
 from kerasmem.memory.estimate.traced.on_xla import estimate_in_process
 from kerasmem.memory.measure import COUNTING_ALLOCATOR, later_peak, peak_of
@@ -215,7 +215,8 @@ def answer(job: Mapping[str, Any]) -> dict[str, Any]:
     set_limit(job["limit"], job["device"])
     try:
         request = request_of(job)
-        peak = _peak(request)
+        with custom_step_errors(request):
+            peak = _peak(request)
     except Exception as error:
         if not is_out_of_memory(error):
             raise

@@ -8,7 +8,7 @@ import keras
 from kerasmem.graph.layers import has_graph
 from kerasmem.memory.estimate import analytic, checks, planned, traced
 from kerasmem.memory.estimate.generation import check_generates
-from kerasmem.memory.estimate.inputs import checked_inputs
+from kerasmem.memory.estimate.inputs import checked_inputs, example_labels
 from kerasmem.memory.estimate.request import Request
 from kerasmem.memory.estimate.sharding import sharding_of
 from kerasmem.records import MemoryEstimate
@@ -59,9 +59,9 @@ def estimate_memory(  # noqa: PLR0913 - the public entry point
             analytic where the model has a graph, else traced.
         input_shape: shape of the input without the batch axis, if the model leaves
             lengths open; one per input, by name or in order, if there are several.
-        data: example samples, from which these lengths are read instead: `x`,
-            `(x, y)`, a `tf.data.Dataset` or another that `fit` takes. Of batches the
-            first one counts.
+        data: Example samples in any form that `fit` takes: `x`, `(x, y)`,
+            `(x, y, sample_weight)`, a `tf.data.Dataset`. Lengths, labels and sample
+            weights are read from them, for batches from the first one.
         generate: tokens of a sequence, prompt and all, that `generate` of a `CausalLM`
             of KerasHub makes, in the place of a training; None for none.
 
@@ -148,4 +148,5 @@ def checked_request(  # noqa: PLR0913 - the arguments of the public entry points
         device=device,
         card=card,
         sharding=sharding,
+        labels=None if data is None else example_labels(model, data, batch_size),
     )

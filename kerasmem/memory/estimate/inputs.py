@@ -1,7 +1,7 @@
 """The inputs of a model with every length known, and batches of these shapes."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
@@ -20,7 +20,7 @@ from kerasmem.graph.input_shapes import (
 )
 from kerasmem.graph.layers import has_graph
 from kerasmem.memory.estimate.generation import generated_shapes
-from kerasmem.memory.estimate.request import Input, Request
+from kerasmem.memory.estimate.request import Input, Request, has_own_step
 from kerasmem.memory.program import Tensor
 from kerasmem.memory.timeline import Watched
 
@@ -91,6 +91,34 @@ def checked_inputs(
     )
 
 
+def example_labels(model: Any, data: Any, batch_size: int) -> tuple[Any, Any] | None:
+    """Return labels and sample weights of a batch as in `Request.labels`.
+
+    Args:
+        model: A built model.
+        data: Example samples in any of the forms that `kerasmem.files.data` lists.
+        batch_size: Number of samples in the batch.
+
+    Returns:
+        `None` if the labels are not arrays of numbers, or missing although a step of
+        Keras needs them.
+    """
+
+    def spec(array: Any) -> Input:
+        dtype = keras.backend.standardize_dtype(array.dtype)
+        dtype = keras.config.floatx() if dtype == "float64" else dtype
+        return Input("", (batch_size, *map(int, array.shape[1:])), dtype)
+
+    parts = first_samples(data)
+    labels = parts.get("y"), parts.get("sample_weight")
+    if labels[0] is None and not has_own_step(model):
+        return None
+    try:
+        return keras.tree.map_structure(spec, labels, none_is_leaf=False)
+    except (AttributeError, TypeError, ValueError):
+        return None
+
+
 def lengths_in(model: Any, x: Any) -> dict[str, tuple[int, ...]]:
     """Return the lengths of inputs that `model` leaves open, of samples or a batch.
 
@@ -156,8 +184,12 @@ def _own_inputs(model: Any) -> list[tuple[str, Shape | None, str]]:
 _OF_MASKS = {"padding_mask": "bool"}
 
 
-def symbolic_batch(request: Request) -> tuple[Any, ...]:
-    """Return what a step gets: `(x, y)` of `keras.KerasTensor`s, `(x,)` in predict."""
+def symbolic_batch(request: Request) -> Any:
+    """Return the batch of a step as a nest of `keras.KerasTensor`s.
+
+    A training step gets the parts of the example data, packed as in `fit`, or else
+    `(x, y)` with guessed labels; other steps get `(x,)`.
+    """
     x = _like_inputs(
         request.model,
         [keras.KerasTensor(one.shape, one.dtype) for one in request.inputs],
@@ -168,11 +200,20 @@ def symbolic_batch(request: Request) -> tuple[Any, ...]:
             k: keras.KerasTensor(v.shape, _OF_MASKS.get(k, v.dtype))
             for k, v in x.items()
         }
-    return (x, _targets(request.model, x)) if request.training else (x,)
+    if not request.training:
+        return (x,)
+    if request.labels is None:
+        return x, _targets(request.model, x)
+    labels = keras.tree.map_structure(
+        lambda spec: keras.KerasTensor(spec.shape, spec.dtype),
+        request.labels,
+        none_is_leaf=False,
+    )
+    return keras.utils.pack_x_y_sample_weight(x, *labels)
 
 
-def zeros(request: Request) -> tuple[Any, ...]:
-    """Return a batch of zeros: `(x, y)`, or `(x,)` for predict."""
+def zeros(request: Request) -> Any:
+    """Return a batch of zeros, see `symbolic_batch`."""
 
     def array(spec: Any) -> np.ndarray:
         return np.zeros(spec.shape, "float32" if "float" in spec.dtype else spec.dtype)
@@ -180,10 +221,25 @@ def zeros(request: Request) -> tuple[Any, ...]:
     return keras.tree.map_structure(array, symbolic_batch(request))
 
 
-def run_once(request: Request, batch: tuple[Any, ...]) -> None:
-    """Let one step happen."""
+def run_once(request: Request, batch: Any) -> None:
+    """Run one step; the model must not be the user's."""
     model = request.model
-    (model.train_on_batch if request.training else model.predict_on_batch)(*batch)
+    parts = keras.utils.unpack_x_y_sample_weight(batch)
+    if not request.training:
+        model.predict_on_batch(parts[0])
+        return
+    if has_own_step(model) and "train_step" not in vars(model):
+        # `train_on_batch` always passes three parts, `fit` only those that it has.
+        object.__setattr__(model, "train_step", _packing(model.train_step))
+    model.train_on_batch(*parts)
+
+
+def _packing(train_step: Callable[..., Any]) -> Callable[..., Any]:
+    def step(*arguments: Any) -> Any:
+        *state, data = arguments
+        return train_step(*state, keras.utils.pack_x_y_sample_weight(*data))
+
+    return step
 
 
 def _like_inputs(model: Any, tensors: list[Any]) -> Any:

@@ -1,14 +1,16 @@
 """The checked question that every method answers, here or in another process."""
 
 import importlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
 
+from kerasmem.backends.exhaustion import is_out_of_memory
 from kerasmem.backends.trace import Step
-from kerasmem.errors import ConfigError
+from kerasmem.errors import ConfigError, KerasMemError, ModelError, first_line
 from kerasmem.memory.estimate.sharding import ONE_DEVICE, Sharding
 from kerasmem.processes import ON_THE_CPU, run_in_child
 from kerasmem.processes.transfer import pack, unpack
@@ -53,6 +55,8 @@ class Request:
             all; None for `predict`.
         card: the card that was named in its place, None for any.
         sharding: how several devices share the training; the answer is for one.
+        labels: Labels and sample weights of the example data as nests of `Input`, each
+            `None` if missing; `None` without example data.
     """
 
     model: Any
@@ -67,6 +71,7 @@ class Request:
     card: str | None = None
     generate: int | None = None
     sharding: Sharding = ONE_DEVICE
+    labels: tuple[Any, Any] | None = None
 
     @property
     def step(self) -> Step:
@@ -82,8 +87,16 @@ class Request:
 
     def with_batch_size(self, batch_size: int) -> "Request":
         """Return the same question for another batch size."""
-        sized = [replace(x, shape=(batch_size, *x.shape[1:])) for x in self.inputs]
-        return replace(self, batch_size=batch_size, inputs=tuple(sized))
+
+        def sized(x: Input) -> Input:
+            return replace(x, shape=(batch_size, *x.shape[1:]))
+
+        return replace(
+            self,
+            batch_size=batch_size,
+            inputs=tuple(map(sized, self.inputs)),
+            labels=keras.tree.map_structure(sized, self.labels, none_is_leaf=False),
+        )
 
     def check_backend(self, running: str, how: str) -> None:
         """Raise unless the backend asked for is the running one.
@@ -143,7 +156,8 @@ class Request:
         """
         return {
             "model": pack(self.model, self.optimizer, self.dtype_policy),
-            "inputs": [[x.name, list(x.shape), x.dtype] for x in self.inputs],
+            "inputs": self.inputs,
+            "labels": self.labels,
             "card": self.card,
             "sampler": self.sampler_config(),
             **{name: getattr(self, name) for name in _PLAIN},
@@ -159,7 +173,8 @@ def request_of(job: Mapping[str, Any]) -> Request:
         model.optimizer.build(model.trainable_variables)
     return Request(
         model=model,
-        inputs=tuple(Input(n, tuple(shape), dt) for n, shape, dt in job["inputs"]),
+        inputs=job["inputs"],
+        labels=job["labels"],
         optimizer=model.optimizer if job["training"] else None,
         dtype_policy=None,
         card=job.get("card"),
@@ -191,5 +206,29 @@ def answer_in_child(
 
 def answer_job(job: Mapping[str, Any]) -> dict[str, str]:
     """Return the estimate as JSON; runs in the child."""
-    module = importlib.import_module(job["module"])
-    return {"estimate": module.estimate_in_process(request_of(job)).to_json()}
+    module, request = importlib.import_module(job["module"]), request_of(job)
+    with custom_step_errors(request):
+        return {"estimate": module.estimate_in_process(request).to_json()}
+
+
+def has_own_step(model: Any) -> bool:
+    """Return whether the class of a model overrides `train_step`."""
+    return type(model).train_step is not keras.Model.train_step
+
+
+@contextmanager
+def custom_step_errors(request: Request) -> Iterator[None]:
+    """Raise a `ModelError` if a custom `train_step` fails without example data."""
+    try:
+        yield
+    except Exception as error:
+        is_known = isinstance(error, KerasMemError) or is_out_of_memory(error)
+        is_own = request.training and has_own_step(request.model)
+        if is_known or request.labels is not None or not is_own:
+            raise
+        raise ModelError(
+            f"The `train_step` of {request.model.name!r} failed with a batch that was "
+            "made up from the model's inputs and outputs. Received: "
+            f"{type(error).__name__}: {first_line(str(error))} Next: pass data= in the "
+            "form that `fit` takes: x, (x, y) or (x, y, sample_weight)."
+        ) from error

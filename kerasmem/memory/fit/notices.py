@@ -9,7 +9,9 @@ import keras
 from kerasmem.errors import KerasMemWarning
 from kerasmem.files.run_dir import add_post_mortem
 from kerasmem.graph.layers import sublayers
+from kerasmem.memory.estimate.request import has_own_step
 from kerasmem.records import PostMortem, Remedy
+from kerasmem.units import format_bytes
 
 _RECURRENT = (keras.layers.RNN, keras.layers.Bidirectional)
 
@@ -25,6 +27,14 @@ def stateful_layers(model: Any) -> list[str]:
 
 def smaller_batches(model: Any) -> Remedy | None:
     """Return what to do instead if batches cannot be split, None if they can."""
+    optimizers = _other_optimizers(model)
+    if optimizers:
+        return Remedy(
+            name="smaller batches",
+            how=f"the `train_step` has optimizers of its own ({', '.join(optimizers)}) "
+            "besides `model.optimizer`, so a batch cannot be split; pass a smaller "
+            "batch_size if it does not fit",
+        )
     names = stateful_layers(model)
     if not names:
         return None
@@ -34,6 +44,15 @@ def smaller_batches(model: Any) -> Remedy | None:
         "of the batch that the model was made for, so a batch cannot go in parts; make "
         "the model for a smaller one",
     )
+
+
+def _other_optimizers(model: Any) -> list[str]:
+    return [
+        name
+        for name, value in vars(model).items()
+        if isinstance(value, keras.optimizers.Optimizer)
+        and value is not model.optimizer
+    ]
 
 
 class Notices:
@@ -47,11 +66,20 @@ class Notices:
         self._log_dir = log_dir
         self._issued: set[str] = set()
 
-    def not_estimated(self, error: Exception) -> None:
-        """Say that a batch is tried because no estimate could be made."""
+    def not_estimated(self, error: Exception, limit_bytes: int | None) -> None:
+        """Warn that a batch is tried as a whole, without the limit of the user."""
+        cause = " ".join(str(error).split())[:300]
+        if limit_bytes is None:
+            self._warn(
+                "Whether a batch will fit could not be estimated, so it is tried: "
+                f"{cause}"
+            )
+            return
         self._warn(
-            "Whether a batch will fit could not be estimated, so it is tried: "
-            f"{' '.join(str(error).split())[:300]}"
+            "The memory of a training step could not be estimated, so the batch is "
+            f"trained as a whole, without the limit: {cause} Received: memory_limit="
+            f"{format_bytes(limit_bytes)}. Next: remove the cause, or pass a smaller "
+            "batch_size."
         )
 
     def foreseen(self, model: Any, size: int, parts: int) -> None:
@@ -60,7 +88,7 @@ class Notices:
             f"By the estimate a batch of {size} does not fit into memory; it is "
             f"trained in {parts} micro-batches, with one update as before."
         )
-        self._warn_of_statistics(model)
+        self._warn_of_differences(model)
 
     def failed(self, model: Any, report: PostMortem, parts: int, lost: int) -> None:
         """Say that memory ran out, and what happens now."""
@@ -75,7 +103,7 @@ class Notices:
             f"of {report.batch_size} {_in_parts(report.micro_batches)}. {back} It is "
             f"tried again in {parts} parts, with one update as before."
         )
-        self._warn_of_statistics(model)
+        self._warn_of_differences(model)
 
     def failed_evaluation(self, report: PostMortem, parts: int, lost: int) -> None:
         """Say that memory ran out in a validation, and what happens now."""
@@ -114,7 +142,13 @@ class Notices:
         except OSError as error:
             self._warn(f"The post-mortem could not be written: {error}.")
 
-    def _warn_of_statistics(self, model: Any) -> None:
+    def _warn_of_differences(self, model: Any) -> None:
+        if has_own_step(model) and model._compile_loss is None:
+            self._warn(
+                "The loss of a custom `train_step` cannot be checked before the batch "
+                "is split. It is taken for a mean over the samples. If it compares "
+                "samples of a batch, keep the batch whole with on_oom='raise'."
+            )
         if _has_batch_statistics(model):
             self._warn(
                 "BatchNormalization sees one part of the batch at a time, so its "

@@ -85,7 +85,7 @@ def micro_batches(
     limit_bytes: int,
     *,
     verify: bool,
-    input_shape: Any | None = None,
+    **example: Any,
 ) -> int | None:
     """Return into how many parts a batch should go, None if no way is estimated to fit.
 
@@ -95,10 +95,10 @@ def micro_batches(
         limit_bytes: most bytes that may be in use.
         verify: whether a failed step could not be made good: then the upper end of the
             estimate counts, and a step near the limit is tried in a child first.
-        input_shape: as in `estimate_memory`.
+        **example: `input_shape` or `data` as in `estimate_memory`.
     """
     estimate = functools.cache(
-        functools.partial(_estimate, model, is_cautious=verify, input_shape=input_shape)
+        functools.partial(_estimate, model, is_cautious=verify, **example)
     )
     room = Room(
         limit_bytes=limit_bytes,
@@ -114,18 +114,16 @@ def micro_batches(
     left = round(_SAFE * limit_bytes) - room.other_bytes - sums
     largest = -(-batch_size // (parts or batch_size))
     try:
-        batch = find_batch_size(model, left, largest=largest, input_shape=input_shape)
+        batch = find_batch_size(model, left, largest=largest, **example)
     except ConfigError:  # as where this process has the whole card already
         return min(batch_size, 2 * parts) if parts else batch_size
     return -(-batch_size // batch)
 
 
 def _estimate(
-    model: Any, size: int, *, is_cautious: bool, input_shape: Any | None
+    model: Any, size: int, *, is_cautious: bool, **example: Any
 ) -> MemoryEstimate:
-    estimate = estimate_memory(
-        model, size, device=device_kind(), input_shape=input_shape
-    )
+    estimate = estimate_memory(model, size, device=device_kind(), **example)
     return (
         estimate if is_cautious else replace(estimate, high_bytes=estimate.peak_bytes)
     )
