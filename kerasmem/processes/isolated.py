@@ -12,6 +12,7 @@ import cloudpickle
 import keras
 
 from kerasmem.errors import ConfigError
+from kerasmem.graph.clone import live_objects
 from kerasmem.processes import answer_of_child, cannot_go, death, write_answer
 
 
@@ -128,11 +129,13 @@ def _run(
 
 
 class _Pickler(cloudpickle.Pickler):
-    """Pickles by value what a script defines; a `History` goes without its model."""
+    """Pickles classes of the running script by value, a `History` without its model."""
 
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is keras.callbacks.History:
             return _history, (obj.history, obj.epoch, obj.params)
+        if isinstance(obj, keras.Model):
+            return _model, (live_objects(obj), *obj.__reduce__())
         return super().reducer_override(obj)
 
 
@@ -141,6 +144,11 @@ def _dumps(*values: Any) -> bytes:
     for value in values:
         _Pickler(file).dump(value)
     return file.getvalue()
+
+
+def _model(objects: Any, load: Callable[..., Any], arguments: Any) -> keras.Model:
+    with keras.saving.custom_object_scope(objects):
+        return load(*arguments)
 
 
 def _history(figures: Any, epoch: Any, params: Any) -> keras.callbacks.History:
