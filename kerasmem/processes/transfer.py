@@ -105,7 +105,7 @@ def unpack(sent: Mapping[str, Any], *, jit_compile: bool) -> Any:
             settings["optimizer"] = keras.optimizers.deserialize(sent["optimizer"])
             keras.Model.compile(model, **settings | {"jit_compile": jit_compile})
             for name, value in sent["compiled"].items():
-                if not hasattr(model, name):
+                if name not in vars(model):
                     setattr(model, name, load(value, safe_mode=False))
         else:
             model.jit_compile = jit_compile

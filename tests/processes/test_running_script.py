@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from typing import Any
 
 import cloudpickle
 import keras
@@ -47,7 +48,7 @@ print("isolated", km.memory.isolated(lambda model: type(model).__name__, make())
 
 
 def test_a_model_of_parts_of_the_script_is_the_same_there():
-    script = {"__name__": "__main__"}
+    script: dict[str, Any] = {"__name__": "__main__"}
     exec(PARTS, script)
     model = script["make"]()
     # Another process does not have what the decorator registered here.

@@ -12,6 +12,7 @@ from kerasmem.errors import ConfigError
 from kerasmem.graph.values import held_bytes, nbytes
 from kerasmem.memory.batch_size import find_batch_size
 from kerasmem.memory.estimate import estimate_memory
+from kerasmem.memory.estimate.request import has_own_step
 from kerasmem.memory.oom import Room, fewest_micro_batches
 from kerasmem.memory.oom.cause import figures_of
 from kerasmem.records import MemoryEstimate
@@ -79,13 +80,26 @@ _SAFE = 0.8  # of the limit: XLA asks for what a step needs in one piece, where 
 # memory may lie in several
 
 
+def example(model: Any, batch: Any, input_shape: Any | None) -> dict[str, Any]:
+    """Return the argument of `estimate_memory` that describes a batch.
+
+    Args:
+        model: A compiled model.
+        batch: The batch as `fit` passes it to the step.
+        input_shape: Lengths that the model leaves open.
+    """
+    if not has_own_step(model):
+        return {"input_shape": input_shape}
+    return {"data": batch if isinstance(batch, tuple) else (batch,)}
+
+
 def micro_batches(
     model: Any,
     batch_size: int,
     limit_bytes: int,
     *,
     verify: bool,
-    **example: Any,
+    **described: Any,
 ) -> int | None:
     """Return into how many parts a batch should go, None if no way is estimated to fit.
 
@@ -95,10 +109,10 @@ def micro_batches(
         limit_bytes: most bytes that may be in use.
         verify: whether a failed step could not be made good: then the upper end of the
             estimate counts, and a step near the limit is tried in a child first.
-        **example: `input_shape` or `data` as in `estimate_memory`.
+        **described: `input_shape` or `data` as in `estimate_memory`.
     """
     estimate = functools.cache(
-        functools.partial(_estimate, model, is_cautious=verify, **example)
+        functools.partial(_estimate, model, is_cautious=verify, **described)
     )
     room = Room(
         limit_bytes=limit_bytes,
@@ -114,16 +128,16 @@ def micro_batches(
     left = round(_SAFE * limit_bytes) - room.other_bytes - sums
     largest = -(-batch_size // (parts or batch_size))
     try:
-        batch = find_batch_size(model, left, largest=largest, **example)
+        batch = find_batch_size(model, left, largest=largest, **described)
     except ConfigError:  # as where this process has the whole card already
         return min(batch_size, 2 * parts) if parts else batch_size
     return -(-batch_size // batch)
 
 
 def _estimate(
-    model: Any, size: int, *, is_cautious: bool, **example: Any
+    model: Any, size: int, *, is_cautious: bool, **described: Any
 ) -> MemoryEstimate:
-    estimate = estimate_memory(model, size, device=device_kind(), **example)
+    estimate = estimate_memory(model, size, device=device_kind(), **described)
     return (
         estimate if is_cautious else replace(estimate, high_bytes=estimate.peak_bytes)
     )

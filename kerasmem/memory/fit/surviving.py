@@ -12,12 +12,11 @@ from kerasmem.backends.exhaustion import RefusalLog
 from kerasmem.backends.steps import Step, Steps, build_for
 from kerasmem.errors import ConfigError, OutOfMemoryError, TornStateError
 from kerasmem.memory.estimate.inputs import lengths_in
-from kerasmem.memory.estimate.request import has_own_step
 from kerasmem.memory.fit.coupling import CouplingCheck
 from kerasmem.memory.fit.losses import LossFactors
 from kerasmem.memory.fit.notices import Notices
 from kerasmem.memory.fit.parts import EvaluationParts, MicroBatches, Parts
-from kerasmem.memory.fit.plan import Plan, Rollback, SafeShapes, micro_batches
+from kerasmem.memory.fit.plan import Plan, Rollback, SafeShapes, example, micro_batches
 from kerasmem.memory.oom import StepContext, classify, out_of_memory_error, post_mortem
 from kerasmem.records import Cause, PostMortem, Remedy
 from kerasmem.units import format_bytes
@@ -314,8 +313,8 @@ class SurvivingTraining(SurvivingStep):
             with self._steps.values(state):
                 parts = self._estimated_parts(batch, size, context.limit_bytes)
         except Exception as error:  # noqa: BLE001 - the training can go on without
-            limit = context.limit_bytes if context.limit_is_given else None
-            context.notices.not_estimated(error, limit)
+            limit_bytes = context.limit_bytes if context.limit_is_given else None
+            context.notices.not_estimated(error, limit_bytes)
             return
         if parts is None and context.limit_is_given:
             raise ConfigError(
@@ -329,15 +328,12 @@ class SurvivingTraining(SurvivingStep):
     def _estimated_parts(self, batch: Any, size: int, limit: int) -> int | None:
         x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
         self._input_shape = lengths_in(self._model, x) or None
-        example: dict[str, Any] = {"input_shape": self._input_shape}
-        if has_own_step(self._model):
-            example = {"data": batch if isinstance(batch, tuple) else (batch,)}
         return micro_batches(
             self._model,
             size,
             limit,
             verify=not self._steps.survives_failure,
-            **example,
+            **example(self._model, batch, self._input_shape),
         )
 
     def _foresee(self, state: Any, batch: Any, most: int) -> None:
