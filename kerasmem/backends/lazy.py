@@ -17,6 +17,11 @@ from typing import Any
 import keras
 import numpy as np
 
+# Private: whether an assignment goes to a scope and not to the variable.
+from keras.src.backend.common.stateless_scope import (  # noqa: TID251
+    in_stateless_scope,
+)
+
 from kerasmem.backends.mapped import MappedArray
 
 
@@ -234,6 +239,8 @@ class _Lazy:
 
     def assign(self, value: Any) -> Any:
         """Remember an array over a file; assign any other as ever."""
+        if in_stateless_scope():  # of a trace, whose tensors are no values
+            return super().assign(value)  # type: ignore[misc]
         if isinstance(value, MappedArray) and _fits(self, value):
             state = vars(self)[_STATE]
             # The initializer is needed no more, and may hold on to another weight.

@@ -21,6 +21,7 @@ from kerasmem.errors import ModelFileError
 from kerasmem.files.archive import WEIGHTS, opened_weights
 from kerasmem.files.datasets import Dataset, datasets, inflates, whole_array
 from kerasmem.files.weights import uncoded
+from kerasmem.graph.from_config import uncompiled
 from kerasmem.records.plain import read_json
 from kerasmem.units import MIB
 
@@ -67,6 +68,7 @@ def write_skeleton(path: Path, small: Path, names: Iterable[str], name: str) -> 
         for member in archive.infolist():
             if member.filename == CONFIG:
                 config = wrapped(read_json(archive.read(member)), name, __name__)
+                config["config"] = uncompiled(config["config"])
                 made.writestr(CONFIG, json.dumps(config))
             elif member.filename != WEIGHTS:
                 made.writestr(member.filename, archive.read(member))

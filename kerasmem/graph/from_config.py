@@ -93,11 +93,23 @@ def _of_config(cls: Any, get_config: Callable[[], dict[str, Any]]) -> Any | None
             warnings.filterwarnings("error", message=LAMBDA_WARNING)
             with ObjectSharingScope():
                 # By way of text, as in a file: what is nested in it is nobody else's.
-                config = json.loads(json.dumps(get_config()))
+                config = uncompiled(json.loads(json.dumps(get_config())))
             with ObjectSharingScope():
                 return cls.from_config(config)
-    except (TypeError, ValueError, NotImplementedError, Warning):
-        return None  # what a file tells of it is the better error
+    except Exception:  # noqa: BLE001 - any layer may need a value; a file has them all
+        return None
+
+
+def uncompiled(config: Any) -> Any:
+    """Return a config whose nested models are not compiled when they are made.
+
+    Compiling builds an optimizer, which reads variables that have no value yet.
+    """
+    if isinstance(config, list):
+        return [uncompiled(part) for part in config]
+    if not isinstance(config, dict):
+        return config
+    return {k: uncompiled(v) for k, v in config.items() if k != "compile_config"}
 
 
 def _enable_lora(layers: Sequence[Any], copies: Sequence[Any]) -> None:
