@@ -39,6 +39,7 @@ FOREIGN = {
     "files/data/forms.py": {"value"},
     "files/data/mapped.py": {"mapping"},
     "graph/channels/families/elementwise.py": {"x"},  # an argument of an operation
+    "graph/from_config.py": {"before"},  # a user's layer
     "graph/clone.py": {"type(layer)", "value"},  # a user's layer
     "memory/estimate/scratch.py": {"os"},
     "memory/oom/fitting.py": {"leaf"},

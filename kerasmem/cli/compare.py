@@ -107,9 +107,9 @@ def _on_samples(
 def _on_tokens(
     options: Namespace, models: dict[str, Any]
 ) -> tuple[Mapping[str, Any], dict[str, Any]]:
-    from kerasmem.cli.tokens import taking_ids
     from kerasmem.compression.language import language_figures
     from kerasmem.files.data.tokens import check_known, token_samples
+    from kerasmem.graph.outputs import without_preprocessor
 
     if options.loss or options.metrics:
         raise ConfigError(
@@ -121,6 +121,6 @@ def _on_tokens(
     for model in models.values():
         check_known(data[1], model, options.data)
     say(f"measuring {' and '.join(models)}")
-    with taking_ids([*models.values()]):
+    with without_preprocessor([*models.values()]):
         found = language_figures(models, data, options.batch_size)
     return found, {"split": "all", "tokens": int(data[2].sum())}

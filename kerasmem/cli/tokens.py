@@ -1,8 +1,6 @@
 """Texts and token ids as data: a language model is rounded on and judged by them."""
 
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -70,8 +68,9 @@ def judged_by_tokens(
         DataError: if the models are no language models.
     """
     from kerasmem.compression.language import language_figures
+    from kerasmem.graph.outputs import without_preprocessor
 
-    with taking_ids(models):
+    with without_preprocessor(models):
         named: dict[str, Any] = {"before": models[0], "after": models[1]}
         before, after = language_figures(named, rows, batch_size).values()
     sizes = ("file_bytes", "optimizer_file_bytes")
@@ -85,20 +84,3 @@ def judged_by_tokens(
         after=replace(after, **new),
         samples=len(rows[1]),
     )
-
-
-@contextmanager
-def taking_ids(models: Sequence[Any]) -> Iterator[None]:
-    """Return a scope in which models have no preprocessor.
-
-    KerasHub's would take ids for texts.
-    """
-    found = [(model, getattr(model, "preprocessor", None)) for model in models]
-    with_one = [pair for pair in found if pair[1] is not None]
-    for model, _ in with_one:
-        model.preprocessor = None
-    try:
-        yield
-    finally:
-        for model, preprocessor in with_one:
-            model.preprocessor = preprocessor

@@ -19,6 +19,7 @@ from kerasmem.files.data import (
 )
 from kerasmem.graph.clone import clone, compile_settings
 from kerasmem.graph.observe import observe
+from kerasmem.graph.outputs import without_preprocessor
 
 _BATCH_SIZE, _BATCHES = 32, 100
 
@@ -131,7 +132,9 @@ def sums_over_samples(
     copy.optimizer.build(copy.trainable_variables)
     evidence = GradientEvidence(copy.optimizer, copied, kind)
     try:
-        copy.fit(**fit_arguments(data, shared(_BATCH_SIZE)), **_few(data), verbose=0)
+        arguments = fit_arguments(data, shared(_BATCH_SIZE)) | _few(data)
+        with without_preprocessor([copy]):
+            copy.fit(**arguments, verbose=0)
         return evidence.read()
     finally:
         evidence.release()

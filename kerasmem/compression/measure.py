@@ -20,6 +20,7 @@ from kerasmem.files.contents import FileSize, file_size
 from kerasmem.files.data import (
     first_samples,
     fit_arguments,
+    holds_texts,
     sample_count,
     sample_inputs,
 )
@@ -28,6 +29,7 @@ from kerasmem.files.write import save_stored, write_model
 from kerasmem.graph.activations import peak_activation_bytes
 from kerasmem.graph.clone import to_read
 from kerasmem.graph.input_shapes import fixed_batch
+from kerasmem.graph.outputs import without_preprocessor
 from kerasmem.graph.values import nbytes, nonzero, parameters
 from kerasmem.records import ModelFigures
 from kerasmem.stats.timing import in_turns, spread
@@ -79,7 +81,8 @@ def evaluate(model: Any, data: Any, batch_size: int = 32) -> dict[str, float]:
     if is_offloaded(model):
         found = evaluate_by_layers(model, data, batch_size)
     else:
-        found = model.evaluate(**arguments, verbose=0, return_dict=True)
+        with without_preprocessor(() if holds_texts(data) else [model]):
+            found = model.evaluate(**arguments, verbose=0, return_dict=True)
     return in_order(model, found)
 
 
@@ -111,7 +114,8 @@ def _latencies(models: Sequence[Any], inputs: Any, limit: float) -> list[Latency
     # Processes that predict together have to do so equally often.
     most = {"most": 5, "seconds": math.inf} if _are_several(models[0]) else {}
     calls = [partial(model.predict_on_batch, inputs) for model in models]
-    times = in_turns(calls, **most, limit=math.inf if most else limit)
+    with without_preprocessor(models):
+        times = in_turns(calls, **most, limit=math.inf if most else limit)
     samples = len(keras.tree.flatten(inputs)[0])
     return [_latency(found, samples) for found in times]
 

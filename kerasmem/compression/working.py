@@ -13,6 +13,7 @@ from kerasmem.backends.seeding import seeded
 from kerasmem.compression.technique import Context, Technique
 from kerasmem.files.entries import Entries, Mapped, Readable
 from kerasmem.graph.clone import clone
+from kerasmem.graph.outputs import without_preprocessor
 from kerasmem.records import WeightChange
 from kerasmem.stages import TRAINING, stage
 
@@ -52,7 +53,8 @@ def fine_tune(model: Any, step: Technique, context: Context) -> None:
     if context.epochs and step.trains_on:
         with preserving([*context.earlier, step], model, model):
             stage(TRAINING)
-            model.fit(**context.fit, epochs=context.epochs)
+            with without_preprocessor([model]):
+                model.fit(**context.fit, epochs=context.epochs)
 
 
 class _Constraints:

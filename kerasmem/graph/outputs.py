@@ -4,7 +4,8 @@ import ast
 import enum
 import inspect
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -347,3 +348,17 @@ def _remedy(form: Form, task: Task, *, from_logits: bool, recovers: bool) -> str
             "from_logits=False, or let the model end without that."
         )
     return None
+
+
+@contextmanager
+def without_preprocessor(models: Iterable[Any]) -> Iterator[None]:
+    """Returns a scope in which tasks of KerasHub take token ids in place of texts."""
+    preprocessors = [(model, getattr(model, "preprocessor", None)) for model in models]
+    tasks = [pair for pair in preprocessors if pair[1] is not None]
+    for task, _ in tasks:
+        task.preprocessor = None
+    try:
+        yield
+    finally:
+        for task, preprocessor in tasks:
+            task.preprocessor = preprocessor

@@ -12,6 +12,7 @@ from kerasmem.backends import current
 from kerasmem.errors import ConfigError, DataError, KerasMemWarning
 from kerasmem.files.data.forms import (
     first_samples,
+    holds_texts,
     is_array_data,
     length_of,
     named_leaves,
@@ -44,6 +45,11 @@ def check_data(model: Any, data: Any) -> None:
         DataError: with the name of the input, the model's shape and the data's shape.
     """
     parts = first_samples(data)
+    if getattr(model, "preprocessor", None) is not None and holds_texts(data):
+        raise DataError(
+            f"Expected token ids for the task {model.name!r}. Received: texts. Next: "
+            "data=task.preprocessor(texts, labels), or a .txt file on the command line."
+        )
     arrays = {
         f"{part}_{name}" if name else part: array
         for part, structure in parts.items()

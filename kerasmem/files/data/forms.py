@@ -263,6 +263,13 @@ def first_samples(data: Any) -> dict[str, Any]:
     return dict(zip(_ARGUMENTS, batch, strict=True))
 
 
+def holds_texts(data: Any) -> bool:
+    """Returns whether the inputs of samples are strings."""
+    leaves = keras.tree.flatten(first_samples(data)["x"])
+    dtypes = {str(getattr(leaf, "dtype", "")) for leaf in leaves}
+    return any(name.startswith(("<U", "|S", "object", "string")) for name in dtypes)
+
+
 def named_leaves(part: Any) -> dict[str, Any]:
     """Return the arrays of a structure by their path; `""` for a single array."""
     pairs = keras.tree.flatten_with_path(part)
@@ -299,7 +306,8 @@ def _is_array(value: Any) -> bool:
 
 def length_of(array: Any) -> int:
     """Returns the number of samples in an array, dense or sparse, or in a list."""
-    return array.shape[0] if hasattr(array, "shape") else len(array)
+    shape = getattr(array, "shape", None)
+    return shape[0] if shape else len(array)
 
 
 def _as_array(value: Any) -> Any:
