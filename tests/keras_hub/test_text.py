@@ -82,5 +82,5 @@ def test_a_task_keeps_its_preprocessor_and_takes_token_ids_or_names_the_way_ther
     result = km.compress(task, km.Prune(0.5), data=data, **options)
     assert task.preprocessor is preprocessor
     assert result.model.predict(texts, verbose=0).shape == (8, 2)
-    expected = task.evaluate(texts, labels, verbose=0)
+    expected = task.evaluate(texts, labels, verbose=0, return_dict=True)["loss"]
     assert result.report.before.metrics["loss"] == pytest.approx(expected, rel=1e-5)
