@@ -224,6 +224,41 @@ def nodes_in_order(graph: Any) -> list[Any]:
     return [node for node in nodes if not node.is_input]
 
 
+def operations(model: Any) -> list[Any]:
+    """Return the operations that graphs call, those of nested models among them."""
+    graph = listed_graph(model)
+    if graph is None:
+        return []
+    called = [node.operation for node in nodes_in_order(graph)]
+    return [*called, *(inner for one in called for inner in operations(one))]
+
+
+def readers(model: Any) -> dict[int, str]:
+    """Return the layers that read a weight of another layer, as tied layers do.
+
+    Returns:
+        Their names, by the ids of the variables that several layers read.
+    """
+    layers = {
+        id(one): one
+        for one in operations(model)
+        if isinstance(one, keras.Layer) and listed_graph(one) is None
+    }
+    reading: dict[int, list[Any]] = {}
+    for layer in layers.values():
+        for variable in layer.variables:
+            reading.setdefault(id(variable), []).append(layer)
+    return {
+        key: ", ".join(
+            repr(one.name)
+            for one in several
+            if key not in set(map(id, own_variables(one)))
+        )
+        for key, several in reading.items()
+        if len(several) > 1
+    }
+
+
 def node_of(tensor: Any) -> Any:
     """Return the call that made a `KerasTensor`, None where none did."""
     # Keras has no public way from a symbol back to what made it.

@@ -8,6 +8,12 @@ from typing import Any
 import keras
 import numpy as np
 
+# Private: how a file of Keras stores a layer that two others contain.
+from keras.src.saving.serialization_lib import (  # noqa: TID251
+    ObjectSharingScope,
+    record_object_after_deserialization,
+)
+
 from kerasmem.backends import current
 from kerasmem.errors import ModelError
 from kerasmem.graph.channels.tied import is_tied, tied_anew
@@ -112,6 +118,8 @@ class Rebuild:
     def __init__(self, rewrite: Rewrite) -> None:
         self._rewrite = rewrite
         self._renewed: dict[int, Any] = {}
+        self._layers: dict[int, Any] = {}  # new layers and those in them, by old ids
+        self._nodes: dict[int, Any] = {}
         self.pairs: list[tuple[Any, Any]] = []
 
     def run(self, model: Any) -> Any:
@@ -134,6 +142,7 @@ class Rebuild:
 
     def _model(self, model: Any) -> Any:
         graph = listed_graph(model)
+        self._nodes |= {id(n.operation): n for n in nodes_in_order(graph)}
         inputs = {id(x): self._input(x) for x in graph.inputs}
         known = {id(x): self._followed(x, inputs[id(x)]) for x in graph.inputs}
         for node in nodes_in_order(graph):
@@ -215,14 +224,51 @@ class Rebuild:
             return InTurn(others)
         if is_tied(old):
             return tied_anew(old, self.pairs)
+        if isinstance(old, keras.Layer):
+            return self._new_layer(node)
+        return self._of_config(node, [])
+
+    def _new_layer(self, node: Any) -> Any:
+        """Return a new layer, tied to the new ones of the layers that it reads."""
+        old = node.operation
+        layers = sublayers(old)
+        for inner in layers[1:]:
+            if id(inner) in self._nodes:
+                made = self._operation(self._nodes[id(inner)])
+                if inner.built and not made.built:
+                    made.build_from_config(inner.get_build_config())
+        shared = [x for x in layers if id(x) in self._layers]
+        new = self._of_config(node, shared)
+        copies = sublayers(new)
+        for layer in shared:
+            if self._layers[id(layer)] not in copies:
+                raise ModelError(
+                    f"The layer {old.name!r} reads the weights of {layer.name!r}, but "
+                    "its config does not contain that layer. Next: return "
+                    "`keras.saving.serialize_keras_object(layer)` in its `get_config`."
+                )
+        for before, after in zip(layers, copies, strict=False):
+            if type(before) is type(after):
+                self._layers.setdefault(id(before), after)
+        return new
+
+    def _of_config(self, node: Any, shared: Sequence[Any]) -> Any:
+        """Return a new operation that contains the new ones of `shared` layers."""
+        old = node.operation
         try:
-            changes = self._rewrite.config(node)
-            if changes is not None:
-                return type(old).from_config(old.get_config() | changes)
-            config = keras.saving.serialize_keras_object(old)
-            for name in ("build_config", "compile_config"):
-                config.pop(name, None)
-            return keras.saving.deserialize_keras_object(config, safe_mode=False)
+            with ObjectSharingScope():
+                for layer in shared:  # Keras marks what it serializes again
+                    keras.saving.serialize_keras_object(layer)
+                    record_object_after_deserialization(
+                        self._layers[id(layer)], id(layer)
+                    )
+                changes = self._rewrite.config(node)
+                if changes is not None:
+                    return type(old).from_config(old.get_config() | changes)
+                config = keras.saving.serialize_keras_object(old)
+                for name in ("build_config", "compile_config"):
+                    config.pop(name, None)
+                return keras.saving.deserialize_keras_object(config, safe_mode=False)
         except (TypeError, ValueError, NotImplementedError) as error:
             raise ModelError(
                 f"The layer {old.name!r} cannot be made anew from its config. Give it "

@@ -20,7 +20,7 @@ from kerasmem.compression.working import working_copy
 from kerasmem.errors import ModelError
 from kerasmem.graph.clone import compile_as
 from kerasmem.graph.kernels import is_kernel
-from kerasmem.graph.layers import Weight, listed_graph, nodes_in_order, weights
+from kerasmem.graph.layers import Weight, operations, readers, weights
 from kerasmem.graph.rebuild import Rebuild, Rewrite
 from kerasmem.graph.values import to_numpy
 from kerasmem.records import WeightChange
@@ -46,11 +46,14 @@ def factorize(
     everything = list(weights(model))
     patterns = {"include": config.include, "exclude": config.exclude}
     check_every_pattern_matches(model, everything, patterns)
-    in_graph = {id(layer) for layer in _layers(model)}
+    in_graph = {id(layer) for layer in operations(model)}
+    tied = readers(model)
     chains: dict[int, Chain] = {}
     reasons: dict[int, str] = {}
     for weight in everything:
         reason = _why_not(weight, config, in_graph)
+        if reason is None and id(weight.variable) in tied:
+            reason = f"is read by {tied[id(weight.variable)]} too"
         if reason is None:
             found = chain(weight.owner, config)
             if found.size < weight.size:
@@ -106,15 +109,6 @@ class _Thinner(Rewrite):
         if old.bias is not None:
             values.append((new.layers[-1].bias, to_numpy(old.bias)))
         return values
-
-
-def _layers(model: Any) -> list[Any]:
-    """Return the operations that graphs call, those of nested models among them."""
-    graph = listed_graph(model)
-    if graph is None:
-        return []
-    called = [node.operation for node in nodes_in_order(graph)]
-    return [*called, *(inner for one in called for inner in _layers(one))]
 
 
 def _why_not(weight: Weight, config: Factorize, in_graph: set[int]) -> str | None:

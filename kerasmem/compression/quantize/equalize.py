@@ -31,7 +31,7 @@ from kerasmem.errors import ModelError
 from kerasmem.graph.calls import Call, Trace, trace
 from kerasmem.graph.clone import compile_as
 from kerasmem.graph.layer_table import entry_of, kind
-from kerasmem.graph.layers import Weight, weights
+from kerasmem.graph.layers import Weight, readers, weights
 from kerasmem.graph.rebuild import Rebuild, Rewrite
 from kerasmem.graph.values import to_numpy
 from kerasmem.records import WeightChange
@@ -112,7 +112,7 @@ def find_pairs(model: Any, *, relu6: bool = False) -> tuple[list[Pair], dict[int
             "be equalized. Expected: a Sequential or Functional model. Received: a "
             "subclassed one."
         )
-    way = _Way(traced, relu6)
+    way = _Way(traced, relu6, readers(model))
     pairs, reasons = [], {}
     for call in traced.calls:
         if not has_channels(call.operation):
@@ -127,8 +127,8 @@ def find_pairs(model: Any, *, relu6: bool = False) -> tuple[list[Pair], dict[int
 class _Way:
     """Where the channels of a layer go."""
 
-    def __init__(self, traced: Trace, relu6: bool) -> None:  # noqa: FBT001
-        self._relu6 = relu6
+    def __init__(self, traced: Trace, relu6: bool, tied: dict[int, str]) -> None:  # noqa: FBT001
+        self._relu6, self._tied = relu6, tied
         self._ends = set(map(id, traced.outputs))
         self._counts = Counter(id(call.operation) for call in traced.calls)
         self._readers: dict[int, list[Call]] = defaultdict(list)
@@ -152,6 +152,10 @@ class _Way:
     def _check_alone(self, layer: Any) -> None:
         if self._counts[id(layer)] > 1:
             raise _NoWayError(f"goes through {layer.name!r}, called in several places")
+        if any(id(weight) in self._tied for weight in layer.weights):
+            raise _NoWayError(
+                f"goes through {layer.name!r}, whose weights another layer reads too"
+            )
 
     def _follow(self, x: Any, axis: int, pair: Pair) -> None:
         """Add to a pair what takes the channels along an axis of a tensor."""

@@ -34,6 +34,7 @@ from kerasmem.graph.layers import (
     is_trained,
     listed_graph,
     nodes_in_order,
+    readers,
     weights,
 )
 from kerasmem.graph.rebuild import Rebuild, Rewrite
@@ -77,7 +78,9 @@ def fold_plan(model: Any) -> FoldPlan:
     graphs: dict[int, Graph] = {}
     _gather(listed_graph(model), graphs, trained=False)
     calls = Counter(id(node.operation) for g in graphs.values() for node in g.nodes)
+    tied = readers(model)
     for graph in graphs.values():
+        graph.tied = tied
         before: dict[int, Any] = {}
         for node in graph.nodes:
             if has_channels(node.operation):
@@ -95,11 +98,13 @@ class Graph:
         nodes: the calls.
         uses: how often each tensor is taken, by its id.
         trained: whether it is called with `training=True`.
+        tied: names of other layers that read a weight, by its id.
     """
 
     nodes: list[Any]
     uses: Counter[int]
     trained: bool
+    tied: dict[int, str] = field(default_factory=dict)
 
 
 def _gather(graph: Any, graphs: dict[int, Graph], *, trained: bool) -> None:
@@ -181,6 +186,9 @@ def _unfoldable_reasons_before(
     rank = len(given.shape)
     if calls[id(layer)] > 1:
         yield f"comes after {layer.name!r}, which is called in several places"
+    reader = next(filter(None, (graph.tied.get(id(w)) for w in layer.weights)), None)
+    if reader is not None:
+        yield f"comes after {layer.name!r}, whose weights {reader} reads too"
     if graph.uses[id(given)] > 1:
         yield f"is not alone in taking what {layer.name!r} makes"
     if layer.activation not in (None, keras.activations.linear):

@@ -19,7 +19,7 @@ from kerasmem.graph.channels.families import reduction as over
 from kerasmem.graph.channels.labels import Labels, Tensor, narrow, of_rank
 from kerasmem.graph.channels.tied import is_tied
 from kerasmem.graph.layer_table import entry_of
-from kerasmem.graph.layers import listed_graph, own_graph, sublayers
+from kerasmem.graph.layers import listed_graph, own_graph, readers, sublayers
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,17 +61,19 @@ def label_channels(model: Any) -> LabelledModel:
     for number, y in enumerate(_Labelling(labelled).run(graph, inputs)):
         labels.freeze(y.array, f"reaches output {number} of the model")
     labels.tensors.extend(labelled.tensors.values())
-    _freeze_tied(labelled, sublayers(model))
+    _freeze_tied(labelled, model)
     return labelled
 
 
-def _freeze_tied(labelled: LabelledModel, layers: Sequence[Any]) -> None:
+def _freeze_tied(labelled: LabelledModel, model: Any) -> None:
     """Freeze the channels of weights that a layer reads which is not followed."""
-    for layer in filter(is_tied, layers):
-        read = {id(x) for x in layer.tied_to()[-1].variables}
-        for use in labelled.labels.uses:
-            if id(use.variable) in read:
-                labelled.labels.freeze(use.labels, f"is read by {layer.name!r} too")
+    names = readers(model)
+    for layer in filter(is_tied, sublayers(model)):
+        names |= {id(x): repr(layer.name) for x in layer.tied_to()[-1].variables}
+    for use in labelled.labels.uses:
+        if id(use.variable) in names:
+            why = f"is read by {names[id(use.variable)]} too"
+            labelled.labels.freeze(use.labels, why)
 
 
 def family_of(operation: Any) -> Family | None:
