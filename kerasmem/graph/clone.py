@@ -5,6 +5,7 @@ packed, to another one; its optimizer starts anew. What is only read is no copy 
 the layers of the model can be those of another one too.
 """
 
+import inspect
 import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
@@ -157,11 +158,20 @@ def same_draws(copy: Any, model: Any) -> Any:
 
 
 def compile_settings(model: Any) -> dict[str, Any] | None:
-    """Return fresh keyword arguments for `compile` as `model` has them, or None."""
+    """Return fresh keyword arguments for `compile` as `model` has them, or None.
+
+    None also for a model with its own `compile`, whose further arguments Keras does not
+    record. Keras does not compile such a model when it loads it.
+    """
     objects = live_objects(model)
     with keras.saving.custom_object_scope(objects):
         config = model.get_compile_config() if model.compiled else None
-    return settings_of(config, objects) if config else None
+    settings = settings_of(config, objects) if config else None
+    try:
+        inspect.signature(model.compile).bind(**settings or {})
+    except TypeError:
+        return None
+    return settings
 
 
 def settings_of(config: dict[str, Any], objects: dict[str, Any]) -> dict[str, Any]:

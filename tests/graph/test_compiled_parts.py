@@ -76,3 +76,25 @@ def test_a_layer_that_draws_and_counts_is_copied_and_rebuilt():
         assert float(copy.layers[-1].calls) == 1
         np.testing.assert_allclose(to_numpy(copy(X)), expected, rtol=1e-4, atol=1e-5)
         assert float(copy.layers[-1].calls) == 2
+
+
+@keras.saving.register_keras_serializable("tests")
+class OwnCompile(keras.Model):
+    """Takes an argument in `compile` that Keras does not record."""
+
+    def compile(self, second_optimizer, **settings):
+        super().compile(**settings)
+        self.second_optimizer = second_optimizer
+
+
+@pytest.mark.one_backend
+def test_a_model_with_arguments_of_its_own_in_compile_is_copied_without_them():
+    inputs = keras.Input((64,))
+    model = OwnCompile(inputs, keras.layers.Dense(64)(inputs))
+    model.compile(keras.optimizers.Adam(), optimizer="sgd", loss="mse")
+    x = np.random.default_rng(0).normal(size=(8, 64)).astype("float32")
+    result = km.compress(model, km.Quantize("int8"))
+    assert isinstance(result.model, OwnCompile)
+    assert not result.model.compiled
+    error = np.abs(result.model(x) - model(x)).max()
+    assert error < 0.03 * np.abs(model(x)).max()
