@@ -63,7 +63,13 @@ def convert(model: Any, arguments: Sequence[Argument], kind: str) -> bytes:
             "kind": kind,
         }
         task = f"{__name__}:convert_file"
-        run_in_child(task, job, backend="tensorflow", environment=ON_THE_CPU)
+        run_in_child(
+            task,
+            job,
+            backend="tensorflow",
+            environment=ON_THE_CPU,
+            doing=f"Converting {model.name!r}",
+        )
         return target.read_bytes()
 
 

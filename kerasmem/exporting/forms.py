@@ -224,14 +224,19 @@ def resident_in_keras(model: Any, arrays: Sequence[np.ndarray]) -> Resident:
         arrays: a batch, an array per input.
 
     Raises:
-        ModelError: if a part of the model is defined in the running script.
         ChildDiedError: if the process died.
     """
     with tempfile.TemporaryDirectory(prefix="kerasmem-") as folder:
         job = send(model, Path(folder, "model.keras"))
         job["inputs"] = str(_stored(folder, arrays))
         task, backend = f"{__name__}:predict", keras.backend.backend()
-        found = run_in_child(task, job, backend=backend, environment=ON_THE_CPU)
+        found = run_in_child(
+            task,
+            job,
+            backend=backend,
+            environment=ON_THE_CPU,
+            doing=f"Measuring {model.name!r} in Keras",
+        )
     return _resident(found)
 
 
@@ -253,7 +258,8 @@ def resident_in_litert(
         file.write_bytes(content)
         inputs = _stored(folder, list(arrays.values()))
         names = (str(file), str(inputs), str(threads), *arrays)
-        found = run_script(Path(resident_child.__file__), *names)
+        script = Path(resident_child.__file__)
+        found = run_script(script, *names, doing="Measuring the file in LiteRT")
     return _resident(json.loads(found))
 
 

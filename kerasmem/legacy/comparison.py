@@ -96,7 +96,9 @@ def answers_of_keras_2(
         np.savez(x, *inputs)
         names = (str(path), str(x), str(y), "tfmot" if with_tfmot else "plain")
         try:
-            run_script(Path(keras_2_child.__file__), *names, environment=_KERAS_2)
+            script = Path(keras_2_child.__file__)
+            doing = f"Calling {path.name!r} in tf_keras"
+            run_script(script, *names, doing=doing, environment=_KERAS_2)
         except ChildDiedError as error:
             raise ModelError(f"tf_keras fails: {error.reason}") from error
         with np.load(y) as arrays:

@@ -2,7 +2,6 @@
 
 import importlib
 import importlib.util
-import itertools
 import json
 import math
 import os
@@ -13,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,15 @@ import cloudpickle
 import keras
 
 from kerasmem import errors
+from kerasmem.backends.exhaustion import complaint, is_out_of_memory
 from kerasmem.errors import ChildDiedError, ConfigError, KerasMemError, first_line
 
 _ERROR = re.compile(r"[\w.]*(Error|Exception|Interrupt)\b.*:")
-_LINES = 50
+_OUT_OF_MEMORY = re.compile("OutOfMemoryError|ResourceExhaustedError|MemoryError")
+_NO_CAUSE = re.compile(
+    r'File "|Detected at node|\[\[\{|\[Op:|Traceback|During handling'
+)
+_LINES, _REASON = 50, 300
 _LOOK_SECONDS = 0.5
 _SECONDS_TO_END = 30.0
 _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
@@ -38,6 +43,7 @@ def run_in_child(
     backend: str,
     environment: Mapping[str, str] | None = None,
     seconds: float | None = None,
+    doing: str = "",
 ) -> dict[str, Any]:
     """Return what `task` returns for `job` in a fresh process.
 
@@ -47,6 +53,8 @@ def run_in_child(
         backend: the Keras backend of the child.
         environment: more environment variables for it.
         seconds: how long it may take; None for as long as it takes.
+        doing: The step for messages, such as `"Measuring batch size 256"`; empty for
+            the name of the task.
 
     Raises:
         TimeoutError: if it took longer, and was ended.
@@ -72,7 +80,7 @@ def run_in_child(
             raise cannot_go("model", job.get("model"), error) from error
         content_of_answer = answer_of_child(
             ["-m", __name__, str(order), str(answer)],
-            task,
+            doing or task,
             answer,
             environment={"KERAS_BACKEND": backend, **(environment or {})},
             seconds=seconds,
@@ -93,7 +101,7 @@ def answer_of_child(
 
     Args:
         arguments: of its command line.
-        name: what it is for.
+        name: The step for messages, such as `"Measuring batch size 256"`.
         answer: path of the file, which it puts there whole and then ends. One that
             does not end, such as for a thread of its own, is ended.
         environment: more environment variables for it.
@@ -127,7 +135,7 @@ def answer_of_child(
             process.wait()
     if not answer.exists():
         stderr = log_path.read_text(encoding="utf-8", errors="replace")
-        raise death(name.partition(":")[0], process.returncode, stderr)
+        raise death(name, process.returncode, stderr)
     return answer.read_bytes()
 
 
@@ -150,13 +158,18 @@ def _wait(
 
 
 def run_script(
-    script: Path, *arguments: str, environment: Mapping[str, str] | None = None
+    script: Path,
+    *arguments: str,
+    doing: str = "",
+    environment: Mapping[str, str] | None = None,
 ) -> str:
     """Return what a script writes to stdout in a fresh process, on the CPU.
 
     Args:
         script: path of one that imports nothing of kerasmem, which would import Keras.
         *arguments: those of its command line.
+        doing: The step for messages, such as `"Measuring the exported file"`; empty
+            for the name of the script.
         environment: more environment variables for it.
 
     Raises:
@@ -172,7 +185,7 @@ def run_script(
         check=False,
     )
     if ended.returncode:
-        raise death(script.stem, ended.returncode, ended.stderr)
+        raise death(doing or script.stem, ended.returncode, ended.stderr)
     return ended.stdout
 
 
@@ -239,22 +252,38 @@ def death(name: str, returncode: int, stderr: str) -> ChildDiedError:
     """Return the error for a child that gave no answer.
 
     Args:
-        name: what it was for.
+        name: The step, such as `"Measuring batch size 256"`.
         returncode: how it ended.
         stderr: what it wrote there, empty where the user saw it.
     """
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     starts = [number for number, line in enumerate(lines) if _ERROR.match(line)]
     last = lines[starts[-1] :] if starts else lines[-1:] or ["nothing on stderr"]
-    # Behind the error Keras lists what the call was given.
-    last = itertools.takewhile(lambda line: "Arguments received" not in line, last)
-    reason = " ".join(last)
+    text = "\n".join(last)
     how = f"signal {-returncode}" if returncode < 0 else "an error"
+    if _OUT_OF_MEMORY.search(last[0]) or is_out_of_memory(RuntimeError(text)):
+        ended, reason = "ran out of memory", complaint(text)[:_REASON]
+    else:
+        ended = f"was ended by {how}" if returncode < 0 else "failed"
+        reason = _reason(last)
     return ChildDiedError(
-        f"A process of its own, for {name.rpartition('.')[2]}, ended by {how}. "
-        f"Expected: an answer. Received: {reason.rstrip('.')}. Next: what it wrote at "
-        "last is the `stderr` of this error.",
+        f"{name} {ended}. Received: {reason.rstrip('.')}. Next: read the `stderr` of "
+        "this error, the last lines of the process.",
         how=how,
         reason=reason,
         stderr="\n".join(lines[-_LINES:]),
     )
+
+
+def _reason(lines: Sequence[str]) -> str:
+    """Return the error of a process in a line: its first line, and its cause if long.
+
+    Args:
+        lines: The lines from the last error on, not empty.
+    """
+    # Keras lists the arguments of the call last.
+    lines = [*takewhile(lambda line: "Arguments received" not in line, lines)]
+    if len(lines) > 3:  # TensorFlow lists where the operation was made first.
+        causes = [line for line in lines[1:] if not _NO_CAUSE.search(line)]
+        lines = [lines[0], *causes[-1:]]
+    return " ".join(lines)[:_REASON]

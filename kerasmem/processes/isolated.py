@@ -99,7 +99,7 @@ def work(order: str, answer: str) -> None:
 def _run(
     function: Callable[..., Any], args: Any, kwargs: Any, time_limit: float | None
 ) -> Any:
-    name = getattr(function, "__name__", "a function")
+    name = f"The function {getattr(function, '__name__', repr(function))!r}"
     with tempfile.TemporaryDirectory(prefix="kerasmem-isolated-") as folder:
         order, answer = Path(folder, "order"), Path(folder, "answer")
         try:

@@ -7,7 +7,7 @@ import keras
 import pytest
 
 from kerasmem.errors import ChildDiedError, ConfigError, FragmentationError
-from kerasmem.processes import run_in_child, run_script
+from kerasmem.processes import death, run_in_child, run_script
 
 pytestmark = [
     pytest.mark.one_backend,
@@ -46,8 +46,37 @@ def test_a_childs_error_comes_back_as_it_was_raised():
 
 
 def test_a_child_that_dies_is_told_from_one_that_complains():
-    with pytest.raises(ChildDiedError, match="ended by an error"):
-        ask("die")
+    with pytest.raises(ChildDiedError, match="^Measuring batch size 256 failed. Rec"):
+        ask("die", doing="Measuring batch size 256")
+
+
+def test_a_child_without_memory_names_the_step_of_the_user():
+    stderr = """\
+    errors_impl.ResourceExhaustedError: Graph execution error:
+
+    Detected at node mul defined at (most recent call last):
+      File "train.py", line 3, in <module>
+    OOM when allocating tensor with shape[64,8] by allocator cpu
+         [[{{node mul}}]] [Op:__inference_step]
+    """
+    error = death("Measuring batch size 256", 1, stderr)
+    words = "Measuring batch size 256 ran out of memory. Received: OOM when allocating"
+    assert str(error).startswith(words)
+    assert "train.py" not in str(error)
+    assert 'File "train.py", line 3' in error.stderr
+
+
+def test_a_long_error_is_shortened_to_its_cause():
+    lines = [
+        "errors_impl.InvalidArgumentError: Graph execution error:",
+        "Detected at node take defined at (most recent call last):",
+        'File "train.py", line 3, in <module>',
+        "indices[0] = 5 is not in [0, 3)",
+        "[[{{node take}}]] [Op:__inference_step]",
+    ]
+    error = death("The estimate", 1, "\n".join(lines))
+    assert "Graph execution error: indices[0] = 5 is not in [0, 3)." in str(error)
+    assert error.stderr.splitlines() == lines
 
 
 def test_a_child_that_takes_too_long_is_ended():
@@ -75,7 +104,9 @@ def test_a_script_gives_what_it_prints_and_finds_what_this_process_finds(tmp_pat
 def test_a_script_that_dies_tells_the_last_line_that_it_wrote(tmp_path):
     script = tmp_path / "script.py"
     script.write_text("print('lost')\nraise ValueError('why')")
-    with pytest.raises(ChildDiedError, match="for script, ended by an error") as caught:
+    with pytest.raises(
+        ChildDiedError, match="script failed. Received: ValueError: why"
+    ) as caught:
         run_script(script)
     assert caught.value.reason == "ValueError: why"
 

@@ -98,7 +98,7 @@ def test_a_call_that_takes_too_long_is_ended():
     def sleep():
         time.sleep(600)
 
-    with pytest.raises(TimeoutError, match="sleep took more than 2 seconds"):
+    with pytest.raises(TimeoutError, match="The function 'sleep' took more than 2 s"):
         km.memory.isolated(sleep, time_limit=2)()
 
 

@@ -9,7 +9,7 @@ from itertools import accumulate
 from typing import Any
 
 from kerasmem.backends import device_kind
-from kerasmem.errors import ConfigError, ModelError
+from kerasmem.errors import ChildDiedError, ConfigError, ModelError
 from kerasmem.graph.input_shapes import fixed_batch
 from kerasmem.graph.layers import has_graph
 from kerasmem.memory.batch_size.search import MOST_TRIALS, Search
@@ -24,6 +24,7 @@ from kerasmem.memory.batch_size.trial import (
     attempt,
     environment,
     limit_in_bytes,
+    ran_out_of_memory,
 )
 from kerasmem.memory.estimate.checks import check_model
 from kerasmem.memory.estimate.estimate import METHODS, checked_request
@@ -249,18 +250,28 @@ def predictor(request: Request, largest: int) -> Callable[[int], int]:
         request: the question, for any batch size.
         largest: the largest batch size that will be asked for.
     """
+    estimate = METHODS["analytic" if has_graph(request.model) else "traced"]
+
+    @functools.cache
+    def estimated(size: int) -> int:
+        return estimate(request.with_batch_size(size)).peak_bytes
+
     if request.device == "gpu":
-        estimate = METHODS["analytic" if has_graph(request.model) else "traced"]
-        sized = request.with_batch_size
-        return functools.cache(lambda size: estimate(sized(size)).peak_bytes)
+        return estimated
     # Two at least: a line goes through them.
     sizes = [1 << power for power in range(max(largest - 1, 1).bit_length() + 1)]
-    answered = run_in_child(
-        f"{__name__}:answer",
-        {**request.job(), "sizes": sizes},
-        backend=request.backend,
-        environment={**ON_THE_CPU, **COUNTING_ALLOCATOR, **ONE_THREAD},
-    )
+    try:
+        answered = run_in_child(
+            f"{__name__}:answer",
+            {**request.job(), "sizes": sizes},
+            backend=request.backend,
+            environment={**ON_THE_CPU, **COUNTING_ALLOCATOR, **ONE_THREAD},
+            doing=f"Measuring batches of up to {_SMALL[1]} samples",
+        )
+    except ChildDiedError as error:
+        if not ran_out_of_memory(error):
+            raise
+        return estimated
     # What ran first differs from step to step: a smaller batch may have been seen at a
     # higher peak, and so a larger one can reach it.
     peaks = list(accumulate(answered["peaks"], max))

@@ -135,7 +135,8 @@ def limit_in_bytes(memory_limit: Any, device: str) -> int:
     if memory_limit is not None:
         return parse_bytes(memory_limit)
     if device == "cpu":
-        return psutil.virtual_memory().available
+        available = psutil.virtual_memory().available
+        return min(available, backends.current().cpu_limit_bytes() or available)
     card = read_card(next(iter(backends.current().cuda_ordinals().values())))
     if card is None:
         raise ConfigError(
@@ -201,13 +202,19 @@ def attempt(
             backend=request.backend,
             environment=environment,
             seconds=seconds,
+            doing=f"Measuring batch size {request.batch_size}",
         )
     except ChildDiedError as error:
-        # An allocator that fails may end the process; what else ends it is no answer.
-        if not (error.how.startswith("signal") or is_out_of_memory(error)):
+        if not ran_out_of_memory(error):
             raise
         return Trial(request.batch_size, fits=False, reason=str(error))
     return Trial(**answer)
+
+
+def ran_out_of_memory(error: ChildDiedError) -> bool:
+    """Return whether a child process ended because memory ran out."""
+    # An allocator that fails may end the process by a signal.
+    return error.how.startswith("signal") or is_out_of_memory(error)
 
 
 def answer(job: Mapping[str, Any]) -> dict[str, Any]:

@@ -200,6 +200,7 @@ def answer_in_child(
         {**request.job(), "module": module},
         backend=request.backend,
         environment={**ON_THE_CPU, **(environment or {})},
+        doing=f"The estimate for batch size {request.batch_size}",
     )
     return MemoryEstimate.from_json(answered["estimate"])
 

@@ -178,7 +178,11 @@ def attempt(request: Request, variant: Variant, *, count_traces: bool = False) -
             "count_traces": count_traces,
         }
         answered = run_in_child(
-            f"{__name__}:answer", job, backend=request.backend, environment=_COUNTING
+            f"{__name__}:answer",
+            job,
+            backend=request.backend,
+            environment=_COUNTING,
+            doing=f"Measuring the option {variant.name!r}",
         )
     except ChildDiedError as error:
         told = f"its process ended by {error.how}: {error.reason}"

@@ -113,6 +113,7 @@ def program_of(request: Request) -> StepProgram:
             {**request.job(), **more, "parts": shared.replicas},
             backend=request.backend,
             environment=environment,
+            doing=f"Tracing a step of batch size {request.batch_size}",
         )
         batch = tuple(answered["batch"])
         return StepProgram(answered["kind"], path.read_bytes(), batch)
@@ -178,7 +179,7 @@ def _compile(program: StepProgram, target: str, devices: int, flags: str) -> byt
         Path(folder, "order.json").write_text(json.dumps(order), encoding="utf-8")
         dump = Path(folder, "dump")
         environment = {"XLA_FLAGS": f"{flags} --xla_dump_to={dump}"}
-        run_script(_script(), folder, environment=environment)
+        run_script(_script(), folder, doing="Compiling a step", environment=environment)
         return max(dump.glob(_PLAN), key=lambda path: path.stat().st_size).read_bytes()
 
 
