@@ -16,6 +16,9 @@ from typing import Any
 
 import keras
 
+# Private: nothing public reads the objects of a `keras.saving.custom_object_scope`.
+from keras.src.backend.common.global_state import get_global_attribute  # noqa: TID251
+
 from kerasmem.backends import current
 from kerasmem.errors import ModelError
 from kerasmem.graph.from_config import LAMBDA_WARNING, made_of_config
@@ -236,7 +239,15 @@ def live_objects(model: Any, *, compiled: bool = True) -> dict[str, Any]:
                 "which its config cannot tell apart. Received: "
                 f"{one.__name__!r}. Rename one."
             )
-    return found
+    return {**objects_in_scope(), **found}
+
+
+def objects_in_scope() -> dict[str, Any]:
+    """Return the objects of the `keras.saving.custom_object_scope` that is open.
+
+    A scope within another one hides its objects, so ours contain them.
+    """
+    return dict(get_global_attribute("custom_objects_scope_dict", {}))
 
 
 def _named(part: Any) -> Any:

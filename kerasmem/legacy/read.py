@@ -15,6 +15,7 @@ from kerasmem.files.archive import DAMAGED
 from kerasmem.files.datasets import bounded_weights, whole_array
 from kerasmem.files.keras_2 import is_legacy, text_of
 from kerasmem.files.load import check_model_file, first_reason, say_without_loss
+from kerasmem.graph.clone import objects_in_scope
 from kerasmem.legacy.file import Assignment, ConvertedLayer, LegacyFile
 from kerasmem.legacy.flat import fill_by_layer, read_saved_model
 from kerasmem.legacy.graph import check_is_model, make
@@ -155,7 +156,7 @@ def compile_arguments(
         ValueError: if Keras 3 has no such loss, metric or optimizer.
     """
     optimizer = training.get("optimizer") or training.get("optimizer_config")
-    with keras.saving.custom_object_scope(dict(custom_objects)):
+    with keras.saving.custom_object_scope({**objects_in_scope(), **custom_objects}):
         return {
             "optimizer": _one(optimizer, keras.optimizers.get),
             "loss": _all(training.get("loss"), keras.losses.get),

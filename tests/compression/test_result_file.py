@@ -213,3 +213,37 @@ def test_a_vocabulary_that_changed_is_saved(tmp_path):
     result.model.layers[0].adapt(["blue white black"])
     result.save(tmp_path / "a.keras")
     assert "blue" in km.load_model(tmp_path / "a.keras").layers[0].get_vocabulary()
+
+
+class Chain(keras.layers.Layer):
+    """Calls functions that only its config names."""
+
+    def __init__(self, functions, **options):
+        super().__init__(**options)
+        self.functions = [keras.activations.get(each) for each in functions]
+
+    def call(self, x):
+        for function in self.functions:
+            x = function(x)
+        return x
+
+    def get_config(self):
+        functions = [keras.activations.serialize(each) for each in self.functions]
+        return {**super().get_config(), "functions": functions}
+
+
+def raised(x):
+    return keras.ops.relu(x) + 1
+
+
+@pytest.mark.parametrize("form", ["kerasmem", "keras"])
+def test_a_result_is_saved_within_a_scope_of_custom_objects(form, tmp_path):
+    scope = {"Chain": Chain, "raised": raised}
+    layers = [keras.Input((8,)), keras.layers.Dense(64), Chain([raised])]
+    x = np.ones((2, 8), "float32")
+    with keras.saving.custom_object_scope(scope):
+        result = km.compress(keras.Sequential(layers), km.Quantize("int8"), verbose=0)
+        result.save(tmp_path / "small.keras", format=form)
+        again = km.load_model(tmp_path / "small.keras")
+        np.testing.assert_allclose(again(x), result.model(x), rtol=1e-5)
+    assert "raised" not in keras.saving.get_custom_objects()
