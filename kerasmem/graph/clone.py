@@ -21,7 +21,7 @@ from keras.src.backend.common.global_state import get_global_attribute  # noqa: 
 
 from kerasmem.backends import current
 from kerasmem.errors import ModelError
-from kerasmem.graph.from_config import LAMBDA_WARNING, made_of_config
+from kerasmem.graph.from_config import LAMBDA_WARNING, made_of_config, restore_lora
 from kerasmem.graph.full_configs import full_configs
 from kerasmem.graph.layers import (
     check_built,
@@ -70,7 +70,9 @@ def clone(model: Any) -> Any:
         if copy is not None and model.compiled:
             _anew(model.optimizer)  # the clear error, if it cannot be
             copy.compile(**settings_of(model.get_compile_config(), objects))
-    copy = reloaded(model) if copy is None else copy
+    if copy is None:
+        copy = reloaded(model)
+        restore_lora(model, copy)
     if len(copy.weights) != len(model.weights):
         raise ModelError(
             f"A copy of the model {model.name!r} has {len(copy.weights)} weights "

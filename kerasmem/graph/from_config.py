@@ -121,6 +121,23 @@ def _enable_lora(layers: Sequence[Any], copies: Sequence[Any]) -> None:
             copy.lora_alpha = layer.lora_alpha  # which Keras forgets on building
 
 
+def restore_lora(model: Any, copy: Any) -> None:
+    """Separate LoRA from the weights again in a copy that Keras loaded merged."""
+    layers, copies = (without_inputs(sublayers(one)) for one in (model, copy))
+    merged = [
+        (old, new)
+        for old, new in zip(layers, copies, strict=False)
+        if type(old) is type(new)
+        and getattr(old, "lora_enabled", False)
+        and not new.lora_enabled
+    ]
+    if merged:
+        _enable_lora(*zip(*merged, strict=True))
+    for old, new in merged:
+        for before, after in zip(own_variables(old), own_variables(new), strict=True):
+            after.assign(to_numpy(before))
+
+
 def _is_plain(cls: Any) -> bool:
     """Return whether layers of a class save their variables and nothing else."""
     return (

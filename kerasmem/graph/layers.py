@@ -126,14 +126,27 @@ def _blocks_and_models(
     return list(found.values())
 
 
+_ON_FIRST_USE = ("StartEndPacker", "MultiSegmentPacker", "MaskedLMMaskGenerator")
+"""Layers without weights that KerasHub's preprocessors create on their first use."""
+
+
 def sublayers(layer: Any) -> list[Any]:
-    """Return `layer` and all layers inside it, in an order that a reload keeps."""
+    """Return `layer` and all layers inside it, in an order that a reload keeps.
+
+    Layers that a preprocessor of KerasHub creates on its first use are left out: a
+    reloaded model does not have them yet.
+    """
     # Keras offers no public walk: `Model.layers` stops at the first level, and a plain
     # layer has no such attribute.
     found: dict[int, Any] = {}
     for inner in layer._flatten_layers(include_self=True, recursive=True):
         found.setdefault(id(inner), inner)
-    return list(found.values())
+    return [x for x in found.values() if x is layer or not _is_packer(type(x))]
+
+
+def _is_packer(cls: type) -> bool:
+    is_hub = cls.__module__.startswith("keras_hub.")
+    return is_hub and cls.__name__ in _ON_FIRST_USE
 
 
 def without_inputs(layers: Sequence[Any]) -> list[Any]:

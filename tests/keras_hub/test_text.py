@@ -84,3 +84,34 @@ def test_a_task_keeps_its_preprocessor_and_takes_token_ids_or_names_the_way_ther
     assert result.model.predict(texts, verbose=0).shape == (8, 2)
     expected = task.evaluate(texts, labels, verbose=0, return_dict=True)["loss"]
     assert result.report.before.metrics["loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_task_that_has_generated_text_is_dequantized():
+    words = ["<|endoftext|>", "a", "b", "\u0120", "ab", "\u0120a"]
+    tokenizer = keras_hub.models.GPT2Tokenizer(
+        vocabulary={word: number for number, word in enumerate(words)},
+        merges=["a b", "\u0120 a"],
+    )
+    preprocessor = keras_hub.models.GPT2CausalLMPreprocessor(tokenizer, 8)
+    sizes = {"num_layers": 1, "num_heads": 2, "hidden_dim": 8, "intermediate_dim": 16}
+    backbone = keras_hub.models.GPT2Backbone(len(words), max_sequence_length=8, **sizes)
+    task = keras_hub.models.GPT2CausalLM(backbone, preprocessor=preprocessor)
+    # As docs/qlora.md: four bits, LoRA, text, floats, text.
+    int4 = km.Quantize("int4", granularity="group", group_size=8)
+    small = km.compress(task, int4).model
+    small.backbone.enable_lora(2)
+    for weight in small.backbone.trainable_weights:
+        weight.assign(weight + 0.1)
+    text = small.generate("ab a", max_length=8)
+    floats = km.dequantize(small)
+    ids = preprocessor.generate_preprocess(["ab a"], sequence_length=8)
+    inputs = {name: np.asarray(ids[name]) for name in ("token_ids", "padding_mask")}
+    np.testing.assert_allclose(
+        to_numpy(floats(inputs)), to_numpy(small(inputs)), atol=1e-6
+    )
+    assert floats.generate("ab a", max_length=8) == text
+    again = km.compress(floats, km.Quantize("int8")).model
+    assert len(again.trainable_weights) == len(floats.trainable_weights)
+    expected = to_numpy(floats(inputs))
+    error = np.linalg.norm(to_numpy(again(inputs)) - expected)
+    assert error < 0.03 * np.linalg.norm(expected)
