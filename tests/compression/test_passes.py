@@ -6,8 +6,9 @@ import keras
 import numpy as np
 import pytest
 
+import kerasmem as km
 from kerasmem.compression.quantize.on_data import passes
-from kerasmem.compression.quantize.on_data.passes import Passes
+from kerasmem.compression.quantize.on_data.passes import Passes, batch_within
 from kerasmem.graph.clone import clone
 from kerasmem.graph.layers import sublayers
 from kerasmem.graph.observe import observe
@@ -164,3 +165,14 @@ def test_layers_that_are_not_called_are_in_no_turn():
     pairs = [*pairs_of(models), (apart, apart)]
     assert list(Passes(models, pairs, X).turns(lambda *_: None)) == [(0,)]
     assert list(Passes(models, [], X).turns(lambda *_: None)) == []
+
+
+@pytest.mark.one_backend
+def test_batches_of_a_stateful_model_have_the_size_of_its_states():
+    inputs = keras.Input(batch_shape=(8, 6, 4))
+    model = keras.Model(inputs, L.Dense(3)(L.LSTM(5, stateful=True)(inputs)))
+    x = np.random.default_rng(0).normal(size=(16, 6, 4)).astype("float32")
+    assert batch_within(model, (x,), 32) == 8
+    result = km.compress(model, km.Quantize("int8"), data=x)
+    noise = [c.output_sqnr_db for c in result.changes if c.output_sqnr_db is not None]
+    assert min(noise) > 25

@@ -58,7 +58,7 @@ def check_data(model: Any, data: Any) -> None:
         if array is not None
     }
     check_lengths(arrays)
-    size, count = state_batch(model), len(next(iter(arrays.values())))
+    size, count = state_batch(model), length_of(next(iter(arrays.values())))
     if size is not None and count % size:
         raise DataError(
             f"The model {model.name!r} has stateful layers built for batches of {size} "
