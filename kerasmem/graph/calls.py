@@ -11,7 +11,7 @@ from typing import Any
 import keras
 
 from kerasmem.graph.input_shapes import fixed_batch
-from kerasmem.graph.inside import graph_inside, opened
+from kerasmem.graph.inside import graph_inside, opened, with_known_lengths
 from kerasmem.graph.layer_table import entry_of
 from kerasmem.graph.layers import (
     first_argument,
@@ -343,11 +343,8 @@ def _output_specs(operation: Any, args: tuple, kwargs: dict[str, Any]) -> tuple:
     if not any(getattr(x, "sparse", False) for x in keras.tree.flatten((args, kwargs))):
         # For Keras a product with a plain tensor is sparse: that tensor may be so.
         outputs = tuple(keras.KerasTensor(x.shape, x.dtype) for x in outputs)
-    if isinstance(operation, keras.layers.EinsumDense) and None in outputs[0].shape:
-        # Keras gives the lengths that it was built with, whatever comes in.
-        kernel = keras.KerasTensor(operation.kernel.shape, operation.compute_dtype)
-        made = keras.ops.einsum(operation.equation, args[0], kernel)
-        return (keras.KerasTensor(made.shape, outputs[0].dtype),)
+    if isinstance(operation, keras.layers.EinsumDense):
+        return (with_known_lengths(operation, args[0], outputs[0]),)
     is_reshape = entry_of(operation).channels == "reshaped_by_an_operation"
     if is_reshape and outputs[0].shape.count(None) == 1:
         return (_of_size(outputs[0], args[0]),)

@@ -218,6 +218,8 @@ def call_on_symbols(
                 # Looks at its `call` for what comes out.
                 spec = partial(keras.Operation.compute_output_spec, one)
                 vars(one)["compute_output_spec"] = spec
+            elif isinstance(one, keras.layers.EinsumDense):
+                vars(one)["compute_output_spec"] = partial(_einsum_spec, one)
             # It takes values only.
             vars(one)["add_loss"] = losses.append if one is layer else _no_loss
         # Not `setattr`: a layer that is built takes no other weight.
@@ -236,6 +238,28 @@ def call_on_symbols(
             for name in vars(one).keys() - attributes.keys():
                 del vars(one)[name]
             vars(one).update(attributes)
+
+
+def _einsum_spec(layer: Any, inputs: Any, **options: Any) -> Any:
+    spec = type(layer).compute_output_spec(layer, inputs, **options)
+    return with_known_lengths(layer, inputs, spec)
+
+
+def with_known_lengths(layer: Any, inputs: Any, spec: Any) -> Any:
+    """Return the output of an `EinsumDense` with the lengths of its inputs.
+
+    Keras leaves the lengths open that are `None` in the layer's `output_shape`.
+
+    Args:
+        layer: A built `EinsumDense`.
+        inputs: Its argument, a `KerasTensor`.
+        spec: The output as Keras describes it.
+    """
+    if None not in spec.shape:
+        return spec
+    kernel = keras.KerasTensor(layer.kernel.shape, layer.compute_dtype)
+    output = keras.ops.einsum(layer.equation, inputs, kernel)
+    return keras.KerasTensor(output.shape, spec.dtype)
 
 
 class _ReadingScope(keras.StatelessScope):

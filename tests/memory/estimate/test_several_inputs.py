@@ -87,3 +87,38 @@ def test_example_data_says_other_lengths_than_the_model_was_built_with():
         for given in (data, None)
     )
     assert small.peak_bytes < 0.5 * large.peak_bytes
+
+
+class Heads(layers.Layer):
+    """A product as in Qwen3.5: Keras leaves the length of its output open."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.dense = layers.EinsumDense("bqm,muh->bquh", output_shape=(None, 2, 8))
+
+    def build(self, shape):
+        self.dense.build(shape)
+
+    def call(self, x):
+        heads = self.dense(x)
+        shape = keras.ops.shape(heads)
+        return keras.ops.reshape(heads, (shape[0], shape[1], -1))
+
+    def compute_output_shape(self, shape):
+        return shape
+
+
+@pytest.mark.one_backend
+def test_a_length_is_known_behind_a_product_that_leaves_it_open():
+    def estimate(product, length):
+        inputs = keras.Input((None, 16))
+        x = layers.Activation("relu")(product(inputs))
+        model = keras.Model(inputs, layers.Dense(1)(x))
+        model.compile("sgd", "mse")
+        return km.estimate_memory(model, 64, input_shape=(length, 16))
+
+    for length in 12, 48:
+        one = estimate(Heads(), length)
+        other = estimate(layers.Dense(16, use_bias=False), length)
+        assert one.by_category() == other.by_category()
+        assert one.by_category()["activation"] == 64 * length * 16 * 4
