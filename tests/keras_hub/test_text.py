@@ -86,7 +86,7 @@ def test_a_task_keeps_its_preprocessor_and_takes_token_ids_or_names_the_way_ther
     assert result.report.before.metrics["loss"] == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_task_that_has_generated_text_is_dequantized():
+def gpt2():
     words = ["<|endoftext|>", "a", "b", "\u0120", "ab", "\u0120a"]
     tokenizer = keras_hub.models.GPT2Tokenizer(
         vocabulary={word: number for number, word in enumerate(words)},
@@ -95,7 +95,23 @@ def test_a_task_that_has_generated_text_is_dequantized():
     preprocessor = keras_hub.models.GPT2CausalLMPreprocessor(tokenizer, 8)
     sizes = {"num_layers": 1, "num_heads": 2, "hidden_dim": 8, "intermediate_dim": 16}
     backbone = keras_hub.models.GPT2Backbone(len(words), max_sequence_length=8, **sizes)
-    task = keras_hub.models.GPT2CausalLM(backbone, preprocessor=preprocessor)
+    return keras_hub.models.GPT2CausalLM(backbone, preprocessor=preprocessor)
+
+
+def test_a_task_is_compressed_after_another_one_failed_to_build():
+    task = gpt2()
+    with pytest.raises(ValueError, match="Unrecognized keyword"):
+        keras_hub.models.CausalLM(backbone=task.backbone)
+    small = km.compress(task, km.Quantize("int8")).model
+    assert isinstance(small, keras_hub.models.GPT2CausalLM)
+    ids = {name: np.ones((1, 8), "int32") for name in ("token_ids", "padding_mask")}
+    expected = to_numpy(task(ids))
+    error = np.linalg.norm(to_numpy(small(ids)) - expected)
+    assert error < 0.03 * np.linalg.norm(expected)
+
+
+def test_a_task_that_has_generated_text_is_dequantized():
+    task = gpt2()
     # As docs/qlora.md: four bits, LoRA, text, floats, text.
     int4 = km.Quantize("int4", granularity="group", group_size=8)
     small = km.compress(task, int4).model
@@ -104,7 +120,7 @@ def test_a_task_that_has_generated_text_is_dequantized():
         weight.assign(weight + 0.1)
     text = small.generate("ab a", max_length=8)
     floats = km.dequantize(small)
-    ids = preprocessor.generate_preprocess(["ab a"], sequence_length=8)
+    ids = task.preprocessor.generate_preprocess(["ab a"], sequence_length=8)
     inputs = {name: np.asarray(ids[name]) for name in ("token_ids", "padding_mask")}
     np.testing.assert_allclose(
         to_numpy(floats(inputs)), to_numpy(small(inputs)), atol=1e-6
