@@ -47,7 +47,8 @@ def make_student(
 
     Args:
         teacher: a built model with a graph, which is not changed.
-        ratio: share that the student keeps of its width, in (0, 1); None for all.
+        ratio: fraction of the width to keep, in (0, 1]; None or 1 keeps all of it, and
+            then `depth` is required.
         of: what `ratio` is a share of: `"parameters"`, `"multiplications"` or
             `"channels"`.
         depth: share that it keeps of the blocks of every stage that can be left out,
@@ -75,12 +76,13 @@ def make_student(
             "ratio=None, depth=None."
         )
     if ratio is not None:
-        Real(above=0, below=1).check(_SHARE.format("ratio"), "ratio", ratio)
+        interval = Real(above=0, below=1) if depth is None else Real(above=0, most=1)
+        interval.check(_SHARE.format("ratio"), "ratio", ratio)
     student = teacher
     if depth is not None:
         Real(least=0, below=1).check(_SHARE.format("depth"), "depth", depth)
         student = _less_deep(student, depth)
-    if ratio is not None:
+    if ratio is not None and ratio < 1:
         student, _ = PruneChannels(1 - ratio, of=of).applied(student)
     student = clone(student) if student is teacher else student
     compile_as(student, teacher)

@@ -167,3 +167,13 @@ def test_neither_narrower_nor_less_deep_is_refused():
 def test_a_teacher_without_parts_to_spare_is_refused(model):
     with pytest.raises(ModelError, match="could be left out"):
         km.make_student(model, depth=0.9)
+
+
+def test_a_ratio_of_one_keeps_the_width_of_a_shallower_student():
+    teacher = perceptron(*[16] * 6)
+    student = km.make_student(teacher, ratio=1.0, depth=0.5)
+    expected = km.make_student(teacher, depth=0.5)
+    assert [w.shape for w in student.weights] == [w.shape for w in expected.weights]
+    assert student.count_params() < teacher.count_params()
+    with pytest.raises(ConfigError, match="ratio"):
+        km.make_student(teacher, ratio=1.0)
