@@ -32,6 +32,7 @@ from kerasmem.errors import ConfigError, DataError, KerasMemWarning
 from kerasmem.files.contents import FileSize
 from kerasmem.files.data import (
     check_data,
+    check_ends,
     check_labels,
     check_shared,
     fit_arguments,
@@ -185,6 +186,7 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
     asks |= {"loss": loss, "metrics": metrics, "checkpoint_dir": checkpoint_dir}
     asks |= {"fine_tune_epochs": epochs or None, "callbacks": callbacks or None}
     named = getattr(job, "steps", None)
+    check_ends(validation_data, "judging")
     by_file = job_by_file(low_memory, model_or_path, output, named, asks)
     if by_file is not None and not by_file.runs:
         result = _in_pieces(by_file, coding, custom_objects, low_memory)
@@ -255,6 +257,8 @@ def _in_pieces(
 
 
 def _fit_arguments(data: Any, epochs: int, batch_size: int) -> dict[str, Any]:
+    if epochs:
+        check_ends(data, "fine-tuning")
     fit = {} if data is None else fit_arguments(data, batch_size)
     if epochs and is_array_data(data) and fit.get("y") is None:
         raise DataError("Fine-tuning needs labels: give data=(x, y).")

@@ -18,6 +18,7 @@ from kerasmem.compression.layer_by_layer import evaluate_by_layers, is_offloaded
 from kerasmem.errors import KerasMemWarning, OutputError, first_line, text_of
 from kerasmem.files.contents import FileSize, file_size
 from kerasmem.files.data import (
+    check_ends,
     first_samples,
     fit_arguments,
     holds_texts,
@@ -75,6 +76,7 @@ def evaluate(model: Any, data: Any, batch_size: int = 32) -> dict[str, float]:
     """Return the metrics and losses of `model` on `data`, empty without labels."""
     if data is None or not model.compiled:
         return {}
+    check_ends(data, "the evaluation")
     arguments = fit_arguments(data, batch_size)
     if sample_count(data) is not None and first_samples(data).get("y") is None:
         return {}

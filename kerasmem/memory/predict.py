@@ -19,6 +19,7 @@ import numpy as np
 from kerasmem.errors import DataError, ModelError, OutputError
 from kerasmem.files.atomic import held, writing
 from kerasmem.files.data.forms import inputs_from
+from kerasmem.files.data.source import check_ends
 from kerasmem.graph.values import model_digest
 from kerasmem.memory.estimate.checks import check_batch_size
 from kerasmem.memory.fit.notices import stateful_layers
@@ -85,6 +86,7 @@ def predict(
         (100, 3)
     """
     check_batch_size(batch_size)
+    check_ends(data, "the prediction")
     with ExitStack() as stack:
         part = _Part(model, Path(output), stack)
         for x in inputs_from(data, 0, batch_size):

@@ -25,6 +25,7 @@ from kerasmem.compression.working import preserving, working_copy
 from kerasmem.errors import ConfigError
 from kerasmem.files.data import (
     check_data,
+    check_ends,
     check_labels,
     check_shared,
     few_inputs,
@@ -186,6 +187,8 @@ def distill(  # noqa: PLR0913  (the public entry point of the contract)
     check_models(teachers, student)
     check_whole("epochs of a distillation", epochs, 1)
     check_data(student, data)
+    check_ends(data, "the training")
+    check_ends(validation_data, "the validation")
     _check_weighed(data, hard_weight)
     for samples in (data, validation_data):
         if samples is not None:

@@ -30,12 +30,19 @@ from kerasmem.files.data.forms import (
     sample_inputs,
     take,
 )
-from kerasmem.files.data.source import LoadedData, check_shared, load_data, shared
+from kerasmem.files.data.source import (
+    LoadedData,
+    check_ends,
+    check_shared,
+    load_data,
+    shared,
+)
 
 __all__ = [
     "LoadedData",
     "check_classes",
     "check_data",
+    "check_ends",
     "check_labels",
     "check_shared",
     "drawn_batches",

@@ -1,6 +1,7 @@
 """The forms in which samples come, and what each becomes for `model.fit`."""
 
 from collections.abc import Iterable, Iterator
+from itertools import count as numbers_from
 from itertools import islice
 from typing import Any
 
@@ -148,7 +149,7 @@ def inputs_from(data: Any, first: int, batch_size: int) -> Iterator[Any]:
         return
     # A PyDataset has as many batches as it says; iterated over, it might go on.
     if isinstance(data, keras.utils.PyDataset):
-        batches: Iterator[Any] = (data[index] for index in range(first, len(data)))
+        batches: Iterator[Any] = map(data.__getitem__, _numbers(data, first))
     else:
         batches = islice(data, first, None)
     for batch in batches:
@@ -171,7 +172,7 @@ def labeled_batches(data: Any, batch_size: int) -> Iterator[tuple[Any, Any, Any]
         return
     batches = data
     if isinstance(data, keras.utils.PyDataset):
-        batches = (data[index] for index in range(len(data)))
+        batches = map(data.__getitem__, _numbers(data))
     for batch in batches:
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
         yield keras.tree.map_structure(_dense, x), y, weight
@@ -215,8 +216,17 @@ def _drawn(data: Any, batch_size: int) -> Iterator[tuple[Any, Any, Any]]:
         return
     batches = data
     if isinstance(data, keras.utils.PyDataset):
-        batches = (data[index] for index in random.permutation(len(data)).tolist())
+        numbers = _numbers(data)
+        if isinstance(numbers, range):
+            numbers = random.permutation(numbers).tolist()
+        batches = map(data.__getitem__, numbers)
     yield from map(keras.utils.unpack_x_y_sample_weight, batches)
+
+
+def _numbers(data: Any, first: int = 0) -> Iterable[int]:
+    """Return the numbers of the batches of a `PyDataset`, which may have no end."""
+    count = data.num_batches
+    return numbers_from(first) if count is None else range(first, count)
 
 
 def hold_out(data: Any, fraction: float = 0.1) -> tuple[tuple, tuple]:

@@ -50,6 +50,27 @@ def check_shared(data: Any, batch_size: int) -> None:
         )
 
 
+def check_ends(data: Any, purpose: str) -> None:
+    """Raise a `DataError` for batched data without an end.
+
+    Args:
+        data: Samples in any of the forms that `kerasmem.files.data` lists, or `None`.
+        purpose: What reads all of the data, such as `"fine-tuning"`.
+    """
+    if isinstance(data, keras.utils.PyDataset):
+        is_endless = data.num_batches is None
+    else:  # Only a `tf.data.Dataset` has one; -1 is infinite.
+        cardinality = getattr(data, "cardinality", None)
+        is_endless = cardinality is not None and int(cardinality()) == -1
+    if is_endless:
+        raise DataError(
+            f"The data has no end, so {purpose} would not stop. Expected: a number of "
+            f"batches. Received: {type(data).__name__}. Next: dataset.take(100) for a "
+            "tf.data.Dataset, or return the number of batches from `num_batches` of "
+            "the PyDataset."
+        )
+
+
 def _devices() -> int:
     """Return how many devices of this process a batch is shared by."""
     distribution = keras.distribution.distribution()
