@@ -11,7 +11,7 @@ import numpy as np
 from kerasmem.backends import current
 from kerasmem.backends.converting import Argument
 from kerasmem.compression.quantize.config import STATIC
-from kerasmem.compression.quantize.owners import as_floats
+from kerasmem.compression.quantize.owners import as_floats, quantized_variables
 from kerasmem.compression.result import SAMPLES
 from kerasmem.errors import ModelError, OutputError
 from kerasmem.exporting.arguments import (
@@ -41,6 +41,7 @@ from kerasmem.exporting.interpreters import (
 from kerasmem.files.atomic import replacing
 from kerasmem.graph.clone import clone
 from kerasmem.graph.input_shapes import once_per_input, open_lengths
+from kerasmem.graph.layers import sublayers
 from kerasmem.records import ExportReport
 
 _LEAST = {FLOAT: 1.0, DYNAMIC: 1e-6, STATIC: 127.0}
@@ -183,13 +184,24 @@ def _runs(job: _Job, arguments: Sequence[Argument]) -> bool:
 
 
 def _floats(job: _Job, arguments: Sequence[Argument]) -> Conversion:
-    copy = clone(job.model)
+    copy = _copy(job.model)
     content = convert(copy, arguments, job.kind)
     file = Onnx(content) if job.kind == ONNX else LiteRT(content)
     outputs = outputs_of(file, arguments, job.arrays, job.batch_size)
     compute_in_float32(copy)
     with as_floats(copy):
         return content, outputs, _expected(copy, job.arrays)
+
+
+def _copy(model: Any) -> Any:
+    """Return a copy; the model itself if it has none and is exported as it is."""
+    try:
+        return clone(model)
+    except ModelError:
+        types = {layer.compute_dtype for layer in sublayers(model)}
+        if types != {"float32"} or quantized_variables(model):
+            raise
+        return model
 
 
 def _integer(

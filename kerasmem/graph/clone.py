@@ -6,6 +6,7 @@ the layers of the model can be those of another one too.
 """
 
 import inspect
+import sys
 import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
@@ -20,9 +21,9 @@ import keras
 from keras.src.backend.common.global_state import get_global_attribute  # noqa: TID251
 
 from kerasmem.backends import current
-from kerasmem.errors import ModelError
+from kerasmem.errors import KerasMemError, ModelError
 from kerasmem.graph.from_config import LAMBDA_WARNING, made_of_config, restore_lora
-from kerasmem.graph.full_configs import full_configs
+from kerasmem.graph.full_configs import full_configs, no_copy
 from kerasmem.graph.layers import (
     check_built,
     has_graph,
@@ -119,15 +120,10 @@ def reloaded(model: Any) -> Any:
         try:
             _save(model, path)
             copy = _load(path, objects)
-        except (TypeError, ValueError, NotImplementedError) as error:
-            cause = " ".join(str(error).split()).rpartition("Exception encountered: ")
-            raise ModelError(
-                f"The model {model.name!r} cannot be copied, because Keras cannot save "
-                "and load it. Let the `__init__` of its own parts take `**kwargs` and "
-                "hand them to `super().__init__`, give those with arguments of their "
-                "own a `get_config`, and use named functions in place of lambdas. "
-                f"Received: {cause[2].partition(': {')[0][:300]}"
-            ) from error
+        except KerasMemError:
+            raise
+        except Exception as error:
+            raise ModelError(no_copy(model.name, error)) from error
     with _lambdas_allowed():
         compile_as(copy, model)
     return copy
@@ -148,10 +144,12 @@ def _lambdas_allowed() -> Iterator[None]:
 
 
 def _load(path: Path, objects: dict[str, Any]) -> Any:
-    # Made by `_save` of a live object: a lambda in it is the caller's own.
-    return keras.models.load_model(
-        path, custom_objects=objects, compile=False, safe_mode=False
-    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"`build\(\)` was called on layer")
+        # Made by `_save` of a live object: a lambda in it is the caller's own.
+        return keras.models.load_model(
+            path, custom_objects=objects, compile=False, safe_mode=False
+        )
 
 
 def same_draws(copy: Any, model: Any) -> Any:
@@ -230,7 +228,7 @@ def live_objects(model: Any, *, compiled: bool = True) -> dict[str, Any]:
         named += map(_named, keras.tree.flatten(used))
     found: dict[str, Any] = {}
     for one in named:
-        if one.__module__.partition(".")[0] in _NOT_THE_USERS:
+        if one.__module__.partition(".")[0] in _NOT_THE_USERS or _is_imported(one):
             continue
         if one.__name__ == "<lambda>":  # saved as code, not by name
             continue
@@ -250,6 +248,14 @@ def objects_in_scope() -> dict[str, Any]:
     A scope within another one hides its objects, so ours contain them.
     """
     return dict(get_global_attribute("custom_objects_scope_dict", {}))
+
+
+def _is_imported(one: Any) -> bool:
+    """Return whether Keras finds a class by its module, whatever its name."""
+    is_named = keras.saving.get_registered_name(one) == one.__name__
+    is_public = one.__module__.startswith(("keras_hub.", "keras_cv.", "keras_nlp."))
+    module = sys.modules.get(one.__module__) if isinstance(one, type) else None
+    return is_named and is_public and getattr(module, one.__name__, None) is one
 
 
 def _named(part: Any) -> Any:

@@ -1,9 +1,9 @@
-"""Configs of KerasHub's layers that have no `get_config`, told for a while."""
+"""Complete configs of layers whose `get_config` is missing or leaves arguments out."""
 
 import inspect
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
@@ -13,39 +13,106 @@ _OF_ANY_LAYER = ("name", "trainable", "dtype", "activity_regularizer")
 """Arguments that `keras.layers.Layer.get_config` tells."""
 
 _KINDS = (str, int, float, keras.initializers.Initializer, FunctionType)
-"""Kinds of arguments that a config tells, alone or in lists and tuples."""
+"""Kinds of arguments that a config tells, alone or in lists, tuples and dicts."""
+
+_OMITTED = {
+    # keras-team/keras-hub#1895 added the argument without its entry in `get_config`.
+    "LlamaBackbone": ("tie_word_embeddings",),
+}
+"""Arguments that `get_config` of KerasHub's classes omits; each is an attribute."""
+
+_FROM_CONFIG = [x.from_config.__func__ for x in (keras.layers.Layer, keras.Model)]
+"""Default implementations, which pass the whole config to the constructor."""
+
+_SEVERAL = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 @contextmanager
 def full_configs(layers: Iterable[Any]) -> Iterator[None]:
-    """Return a scope in which Keras finds the config of layers without `get_config`.
+    """Return a scope in which the configs of layers have all constructor arguments.
 
-    Keras notes what such a layer was made of where that is numbers and texts alone,
-    and refuses to save a model that calls another, such as `RMSNormalization` of a
-    task that was made of a file, which was given a policy. What is saved in the scope
-    is loaded anywhere. A layer tells its arguments if it keeps each one under its name,
-    as a number, a text, None, an initializer, a function, or a list or tuple of these.
-    Keras refuses another as before: in a copy it would go back to its defaults.
+    A model that is saved in the scope can be loaded anywhere. Completed are:
+
+    - Layers without `get_config` for which Keras recorded no arguments, because one is
+      not a number or a text: if each argument is an attribute of the same name, and a
+      number, a text, None, an initializer, a function, or a container of these.
+      For any other argument Keras raises an error as before.
+    - Layers of users: arguments that Keras recorded and that `get_config` omits.
+      Entries that the constructor does not accept are removed.
+    - Classes of KerasHub in a table of known omissions.
 
     Args:
-        layers: those of a model, each once; afterwards they are as before.
+        layers: The layers of a model, each once. Restored at the end of the scope.
     """
+    layers = list(layers)
     silent = [x for x in layers if _is_silent(type(x)) and x._auto_config is None]
     told = [(layer, _arguments_of(layer)) for layer in silent]
     noted = [(layer, SimpleNamespace(config=x)) for layer, x in told if x is not None]
+    incomplete = [x for x in layers if _may_omit(x) and "get_config" not in vars(x)]
     try:
         for layer, config in noted:
             # Private, as Keras's constructor sets it; past what it does to attributes.
             object.__setattr__(layer, "_auto_config", config)
+        for layer in incomplete:
+            get_config = partial(_completed, layer)
+            # Keras looks here for whether a class has a `get_config` of its own.
+            get_config._is_default = _has_default(type(layer))  # type: ignore[attr-defined]
+            object.__setattr__(layer, "get_config", get_config)
         yield
     finally:
+        for layer in incomplete:
+            object.__delattr__(layer, "get_config")
         for layer, _ in noted:
             object.__setattr__(layer, "_auto_config", None)
 
 
 def _is_silent(cls: type) -> bool:
-    is_hub = cls.__module__.startswith("keras_hub.")
-    return is_hub and cls.get_config is keras.layers.Layer.get_config
+    is_keras = cls.__module__.startswith(("keras.", "kerasmem."))
+    return not is_keras and _has_default(cls)
+
+
+def _has_default(cls: type) -> bool:
+    return cls.get_config is keras.layers.Layer.get_config
+
+
+def _may_omit(layer: Any) -> bool:
+    cls = type(layer)
+    package = cls.__module__.partition(".")[0]
+    if package == "keras_hub":
+        return bool(_omitted(cls))
+    is_default = getattr(cls.from_config, "__func__", None) in _FROM_CONFIG
+    return is_default and package not in ("keras", "kerasmem")
+
+
+@cache
+def _omitted(cls: type) -> tuple[str, ...]:
+    return sum((_OMITTED.get(base.__name__, ()) for base in cls.__mro__), ())
+
+
+def _completed(layer: Any) -> dict[str, Any]:
+    """Return the config of a layer with the arguments that it omits."""
+    cls = type(layer)
+    if names := _omitted(cls):
+        return cls.get_config(layer) | {name: getattr(layer, name) for name in names}
+    recorded = dict(getattr(layer._auto_config, "config", {}))
+    try:
+        config = cls.get_config(layer)
+    except Exception:
+        if not recorded:
+            raise
+        config = keras.layers.Layer.get_config(layer)
+    parameters = inspect.signature(cls.__init__).parameters
+    changed = {
+        name: value
+        for name, value in recorded.items()
+        if name in parameters and value != parameters[name].default
+    }
+    config = changed | config
+    if "input_layers" in config or any(
+        one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()
+    ):
+        return config
+    return {name: value for name, value in config.items() if name in parameters}
 
 
 def _arguments_of(layer: Any) -> dict[str, Any] | None:
@@ -60,9 +127,8 @@ def _arguments_of(layer: Any) -> dict[str, Any] | None:
 @cache
 def _parameters(cls: type) -> list[str]:
     """Return the arguments of a constructor but for those that any layer tells."""
-    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]
-    names = [one.name for one in parameters if one.kind not in several]
+    names = [one.name for one in parameters if one.kind not in _SEVERAL]
     return [name for name in names if name not in _OF_ANY_LAYER]
 
 
@@ -70,4 +136,45 @@ def _is_plain(value: Any) -> bool:
     """Return whether a value can be told, and made again of what is told."""
     if isinstance(value, list | tuple):
         return all(map(_is_plain, value))
+    if isinstance(value, dict):  # such as an initializer in a loaded model
+        return all(map(_is_plain, [*value, *value.values()]))
     return value is None or isinstance(value, _KINDS)
+
+
+_NEXT = {
+    "get_config": "give this class a `get_config` that returns all arguments of its "
+    "`__init__`, or keep each argument in an attribute of the same name",
+    "keyword argument": "let `__init__` take `**kwargs` and pass them to "
+    "`super().__init__`",
+    "positional argument": "add this argument to `get_config`",
+    "variables": "create all weights in `__init__` or `build`, and return all "
+    "arguments of `__init__` from `get_config`",
+    "Could not locate": "register it with `keras.saving.register_keras_serializable`",
+}
+"""The fix by a part of the cause."""
+
+
+def no_copy(name: str, error: Exception) -> str:
+    """Return the message for an error that Keras raised while a model was copied.
+
+    Args:
+        name: Name of the model.
+        error: The exception.
+    """
+    cause = _cause_of(error)
+    steps = [step for part, step in _NEXT.items() if part in cause]
+    if "{'value': [" in str(error):  # the code of a function without a name
+        steps = ["use named functions in place of lambdas"]
+    steps.append("make `model.save` and `keras.models.load_model` work with this model")
+    return (
+        f"The model {name!r} cannot be copied: Keras cannot save and load it. "
+        f"Received: {cause.rstrip('.')}. Next: {steps[0]}."
+    )
+
+
+def _cause_of(error: Exception) -> str:
+    """Return the innermost cause in an error of Keras, without configs and examples."""
+    text = " ".join(str(error).split()).rpartition("Exception encountered: ")[2]
+    for end in (" Example: ", " Full object config: ", " Received config=", ": {"):
+        text = text.partition(end)[0]
+    return text or type(error).__name__

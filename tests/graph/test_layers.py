@@ -102,7 +102,7 @@ def test_a_lambda_of_the_callers_own_is_copied():
 
 def test_a_lambda_that_keras_cannot_load_is_one_clear_error():
     model = chain((4,), L.Dense(2, activation=lambda x: 2 * x))
-    with pytest.raises(ModelError, match="in place of lambdas. Received: Could not"):
+    with pytest.raises(ModelError, match="Received: Could not.* in place of lambdas"):
         clone(model)
 
 
@@ -187,7 +187,7 @@ def test_a_layer_without_a_config_cannot_be_copied():
     inputs = keras.Input((3,))
     model = keras.Model(inputs, Secret(3, object())(inputs))
     with pytest.raises(
-        ModelError, match=r"own parts .*a `get_config`.*Received: Object Secret"
+        ModelError, match=r"Received: Object Secret .*Next: .*a `get_config`"
     ):
         clone(model)
 

@@ -1,0 +1,180 @@
+"""Copies of models with classes as packages write them."""
+
+import sys
+import types
+
+import keras
+import numpy as np
+import pytest
+
+import kerasmem as km
+from kerasmem.errors import ModelError
+from kerasmem.graph.clone import clone
+from kerasmem.graph.values import to_numpy
+from tests.models import L, chain
+
+pytestmark = pytest.mark.one_backend
+X = np.random.default_rng(0).normal(size=(4, 6)).astype("float32")
+
+
+class WithoutConfig(L.Layer):
+    """Takes neither `**kwargs` nor a name."""
+
+    def __init__(self, units, scale=1.0):
+        super().__init__()
+        self.dense, self.scale = L.Dense(units), scale
+
+    def call(self, x):
+        """Return a scaled product."""
+        return self.scale * self.dense(x)
+
+
+class Omitting(L.Layer):
+    """Its `get_config` omits the number of units."""
+
+    def __init__(self, units, scale=1.0, **kwargs):
+        super().__init__(**kwargs)
+        self.dense, self.factor = L.Dense(units), scale
+
+    def get_config(self):
+        """Return nothing but the name."""
+        return super().get_config()
+
+    def call(self, x):
+        """Return a scaled product."""
+        return self.factor * self.dense(x)
+
+
+class Raising(WithoutConfig):
+    """Its `get_config` raises an error."""
+
+    def get_config(self):
+        """Read an attribute that is missing."""
+        return {"units": self.units}
+
+
+class Subclassed(keras.Model):
+    """A model of such layers, with an initializer as argument."""
+
+    def __init__(self, units, kernel_initializer):
+        super().__init__()
+        self.units, self.kernel_initializer = units, kernel_initializer
+        self.inner = WithoutConfig(units, 3.0)
+        self.head = L.Dense(2, kernel_initializer=kernel_initializer)
+
+    def call(self, x):
+        """Return two outputs."""
+        return self.head(self.inner(x))
+
+
+def subclassed():
+    model = Subclassed(3, keras.initializers.HeNormal())
+    model(X)
+    return model
+
+
+def assert_copied(model):
+    copy = clone(model)
+    assert len(copy.weights) == len(model.weights) > 0
+    np.testing.assert_array_equal(to_numpy(copy(X)), to_numpy(model(X)))
+
+
+@pytest.mark.parametrize("kind", [WithoutConfig, Omitting, Raising])
+def test_arguments_that_keras_recorded_complete_a_config(kind):
+    layer = kind(5, scale=2.0)
+    model = chain((6,), layer, L.Dense(2))
+    attributes = {*vars(layer)}
+    assert_copied(model)
+    assert {*vars(layer)} == attributes
+
+
+def test_a_subclassed_model_without_kwargs_is_copied_and_quantized():
+    model = subclassed()
+    assert_copied(model)
+    result = km.compress(model, km.Quantize("int8"))
+    np.testing.assert_allclose(
+        to_numpy(result.model(X)), to_numpy(model(X)), rtol=0.1, atol=0.1
+    )
+
+
+class OfObject(L.Layer):
+    """Takes an argument that no config can hold."""
+
+    def __init__(self, settings, **kwargs):
+        super().__init__(**kwargs)
+        self.dense = L.Dense(settings["units"](2))
+
+    def call(self, x):
+        """Return a product."""
+        return self.dense(x)
+
+
+def test_the_error_has_the_whole_cause_and_a_step_that_applies():
+    model = chain((6,), OfObject({"units": abs}))
+    message = (
+        r"cannot be copied.*Received: Object OfObject was created by passing "
+        r"non-serializable.*Next: give this class a `get_config`"
+    )
+    with pytest.raises(ModelError, match=message) as raised:
+        clone(model)
+    assert "lambda" not in str(raised.value)
+    assert "Example" not in str(raised.value)
+
+
+def test_a_float_export_needs_no_copy(tmp_path):
+    model = chain((6,), OfObject({"units": abs}))
+    km.export(model, tmp_path / "model.tflite", samples=X)
+    assert (tmp_path / "model.tflite").stat().st_size > 0
+
+
+def module_with_scale(monkeypatch, name, factor):
+    """Return a class `Scale` that Keras finds by its module."""
+
+    def call(self, x):
+        return factor * x
+
+    scale = type("Scale", (L.Layer,), {"call": call, "__module__": name})
+    module = types.ModuleType(name)
+    module.Scale = scale
+    monkeypatch.setitem(sys.modules, name, module)
+    return scale
+
+
+def test_classes_of_one_name_are_told_apart_by_module(monkeypatch):
+    scales = [
+        module_with_scale(monkeypatch, f"keras_cv.test_{factor}", factor)
+        for factor in (2.0, 3.0)
+    ]
+    model = chain((6,), L.Dense(2), *(scale() for scale in scales))
+    assert_copied(model)
+    assert [type(x) for x in clone(model).layers[-2:]] == scales
+
+
+def test_classes_of_one_name_are_told_apart_by_registered_package():
+    scales = []
+    for factor in (2.0, 3.0):
+
+        @keras.saving.register_keras_serializable(f"test_package_{factor}")
+        class Scale(L.Layer):
+            def call(self, x, factor=factor):
+                return factor * x
+
+        scales.append(Scale)
+    model = chain((6,), L.Dense(2), *(scale() for scale in scales))
+    assert_copied(model)
+    assert [type(x) for x in clone(model).layers[-2:]] == scales
+
+
+def test_a_tied_llama_stays_tied_in_copies_and_files(tmp_path):
+    models = pytest.importorskip("keras_hub").models
+    sizes = {"vocabulary_size": 11, "num_layers": 1, "num_query_heads": 2}
+    sizes |= {"num_key_value_heads": 1, "hidden_dim": 8, "intermediate_dim": 8}
+    llama = models.LlamaBackbone(**sizes, tie_word_embeddings=True)
+    model = models.LlamaCausalLM(backbone=llama, preprocessor=None)
+    copy = clone(model)
+    assert copy.backbone.tie_word_embeddings
+    assert len(copy.weights) == len(model.weights)
+    km.compress(model, km.Quantize("int8"), output=tmp_path / "model.keras")
+    loaded = km.load_model(tmp_path / "model.keras", compile=False)
+    assert loaded.backbone.tie_word_embeddings
+    assert "get_config" not in vars(llama)
