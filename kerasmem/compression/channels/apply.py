@@ -28,7 +28,7 @@ from kerasmem.graph.channels import (
     label_channels,
 )
 from kerasmem.graph.channels.groups import find_groups
-from kerasmem.graph.channels.labels import IN, OUT
+from kerasmem.graph.channels.labels import CHANNEL, IN, OUT
 from kerasmem.graph.channels.narrow import Narrow
 from kerasmem.graph.clone import compile_settings
 from kerasmem.graph.layers import Weight, check_built, listed_graph, own_graph, weights
@@ -224,6 +224,7 @@ def _first_reasons(
         if use.role == OUT and (why := _reason(use.labels, groups))
     ]
     if reasons:
+        reasons = [*_of_whole_layers(paths, labelled, groups), *reasons]
         return f"Received: {'; '.join(reasons[:3])}."
     whole = Counter(
         type(call.operation).__name__
@@ -239,6 +240,20 @@ def _first_reasons(
         "before km.Quantize and km.Factorize; of other classes remove weights, with "
         "km.Prune."
     )
+
+
+def _of_whole_layers(
+    paths: dict[int, str], labelled: LabelledModel, groups: Groups
+) -> list[str]:
+    """Return why layers that are not followed keep their kernels, once a reason."""
+    followed = {id(use.variable) for use in labelled.labels.uses if use.role == OUT}
+    reasons = {
+        why: f"{paths[id(use.variable)]}: {why}"
+        for use in labelled.labels.uses
+        if id(use.variable) not in followed and len(use.variable.shape) > 1
+        if use.role == CHANNEL and (why := _reason(use.labels, groups))
+    }
+    return list(reasons.values())
 
 
 def _reason(labels: np.ndarray, groups: Groups) -> str | None:

@@ -378,8 +378,9 @@ def check_numbers(tensor: Any) -> None:
     """
     if tensor.dtype == "string":
         raise ConfigError(
-            "A file is run back on numbers. Received: input "
-            f"{tensor.name!r} of dtype string."
+            f"Expected inputs of numbers. Received: input {tensor.name!r} of dtype "
+            "string. Calibration and exported files take no texts. Next: take the "
+            "text layer out of the model, and pass its output as data."
         )
 
 

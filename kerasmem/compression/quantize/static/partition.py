@@ -1,5 +1,6 @@
 """The plan of a model: codes where they gain something, layers whole where not."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -51,16 +52,19 @@ def plan_of(
         if not more and ranges is not None:
             more = _too_coarse(plan, ranges)
         if not plan.steps:
-            raise _nothing(model)
+            raise _nothing(model, plan.reasons)
         if not more:
             return plan
         float_calls |= more
 
 
-def _nothing(model: Any) -> ModelError:
+def _nothing(model: Any, reasons: Mapping[str, str]) -> ModelError:
+    causes = [f"{name!r} {reason}" for name, reason in reasons.items()]
+    is_open = any("open size" in cause for cause in causes)
+    advice = " Next: give the Input a fixed shape, such as (224, 224, 3)."
     return ModelError(
-        f"The model {model.name!r} has nothing to quantize: none of its "
-        "layers has a form in int8, or all are excluded."
+        f"The model {model.name!r} has nothing to quantize to int8-static. "
+        f"Received: {'; '.join(causes[:3])}.{advice * is_open}"
     )
 
 

@@ -20,7 +20,7 @@ def recurrent(call: LabelledCall) -> list[np.ndarray]:
     """Label a recurrent layer: outputs and states have the channels of its units."""
     layer = call.operation
     if layer.stateful:
-        return call.frozen(f"{layer.name!r} keeps its state")
+        return call.frozen(f"{layer.name!r} is stateful")
     made = _units(call.labels, layer, call.x)
     for state in _states(call):
         call.labels.unite(made, call.labels.only_along(state, -1))
@@ -63,7 +63,9 @@ def both_ways(call: LabelledCall) -> list[np.ndarray]:
     """Label Bidirectional, whose two layers have units of their own."""
     layer = call.operation
     parts = (layer.forward_layer, layer.backward_layer)
-    plain = all(_is_recurrent(part) and not part.stateful for part in parts)
+    if any(getattr(part, "stateful", False) for part in parts):
+        return call.frozen(f"{layer.name!r} is stateful")
+    plain = all(map(_is_recurrent, parts))
     if not plain or _states(call) or layer.return_state:
         return call.frozen(f"{layer.name!r} wraps a layer of an unknown kind")
     ways = [_units(call.labels, part, call.x) for part in parts]
