@@ -378,9 +378,8 @@ def check_numbers(tensor: Any) -> None:
     """
     if tensor.dtype == "string":
         raise ConfigError(
-            f"Expected inputs of numbers. Received: input {tensor.name!r} of dtype "
-            "string. Calibration and exported files take no texts. Next: take the "
-            "text layer out of the model, and pass its output as data."
+            f"Expected numbers, no texts. Received: input {tensor.name!r} of dtype "
+            "string. Next: take its layer out of the model, and pass the output."
         )
 
 
