@@ -1,0 +1,302 @@
+"""What a user does with a model: each function raises if the result is wrong.
+
+A verb gets a fresh `Case` and an empty folder. It returns None, or the largest error of
+the outputs, relative in the L2 norm.
+"""
+
+import contextlib
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+import kerasmem as km
+from kerasmem.cli import main
+from tests.zoo.kinds import SAMPLES, Case, build
+
+Verb = Callable[[Case, Path], float | None]
+VERBS: dict[str, Verb] = {}
+ROUNDING = 1e-3
+"""Of float32 and, for other dtypes, what their own rounding allows."""
+TOLERANCE = {"int8": 0.03, "int8-dynamic": 0.15, "int8-static": 0.15, "int4": 0.30}
+
+
+def verb(name: str) -> Callable[[Verb], Verb]:
+    """Returns a decorator that adds a function to the table of verbs."""
+
+    def add(function: Verb) -> Verb:
+        VERBS[name] = function
+        return function
+
+    return add
+
+
+class WrongResultError(AssertionError):
+    """A result that differs from what it should be."""
+
+
+def outputs_of(model: Any, x: Any) -> np.ndarray:
+    """Returns all outputs for the samples as one float64 array."""
+    reset_states(model)
+    found = keras.tree.flatten(model.predict(x, batch_size=8, verbose=0))
+    return np.concatenate([np.ravel(np.asarray(each, "float64")) for each in found])
+
+
+def reset_states(model: Any) -> None:
+    """Sets the states of stateful layers to zero."""
+    for layer in model.layers:
+        if getattr(layer, "stateful", False):
+            layer.reset_state()
+
+
+def check_close(found: np.ndarray, expected: np.ndarray, most: float) -> float:
+    """Returns the relative L2 error; raises if it is larger than `most`."""
+    if found.shape != expected.shape:
+        raise WrongResultError(f"outputs of {found.size} for {expected.size} entries")
+    error = float(np.linalg.norm(found - expected) / (np.linalg.norm(expected) or 1))
+    if not error <= most:
+        raise WrongResultError(f"the outputs differ by {error:.2%}, allowed {most:.2%}")
+    return error
+
+
+def rounding_of(case: Case) -> float:
+    """Returns the tolerance for the compute dtype of a model."""
+    dtypes = {layer.compute_dtype for layer in case.model.layers}
+    return 0.02 if {"float16", "bfloat16"} & dtypes else ROUNDING
+
+
+def trained(case: Case, **settings: Any) -> list[np.ndarray]:
+    settings = {"batch_size": 8, "epochs": 2, "shuffle": False, "verbose": 0} | settings
+    keras.utils.set_random_seed(1)
+    case.model.fit(case.x, case.y, **settings)
+    return case.model.get_weights()
+
+
+def check_same_weights(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
+    for one, other in zip(found, expected, strict=True):
+        if np.asarray(one).dtype.kind == "f" and not np.allclose(
+            one, other, rtol=1e-4, atol=1e-5
+        ):
+            raise WrongResultError("the weights after training differ")
+
+
+@verb("both monitors")
+def _(case, folder):
+    other = build(case.name)
+    monitors = [km.callbacks.MemoryMonitor(), km.callbacks.GradientMonitor(every=1)]
+    found = trained(case, callbacks=monitors)
+    check_same_weights(found, trained(other))
+
+
+@verb("estimate_memory")
+def _(case, folder):
+    estimate = km.estimate_memory(case.model, 8, **sizes_of(case))
+    if not 0 < estimate.low_bytes <= estimate.peak_bytes <= estimate.high_bytes:
+        raise WrongResultError("the interval is no interval")
+
+
+@verb("estimate against the measured peak")
+def _(case, folder):
+    estimate = km.estimate_memory(case.model, 8, **sizes_of(case))
+    measured = km.memory.measure_step(case.model, 8, data=(case.x, case.y))
+    if not estimate.low_bytes <= 1.1 * measured.peak_bytes:
+        raise WrongResultError(
+            f"measured {measured.peak_bytes}, estimated from {estimate.low_bytes} to "
+            f"{estimate.high_bytes} bytes"
+        )
+
+
+@verb("find_batch_size")
+def _(case, folder):
+    size = km.find_batch_size(case.model, "1GiB", data=(case.x, case.y), maximum=16)
+    if size < 8:
+        raise WrongResultError(f"batch size {size}")
+
+
+@verb("km.fit")
+def _(case, folder):
+    other = build(case.name)
+    keras.utils.set_random_seed(1)
+    options = {"batch_size": 8, "epochs": 2, "shuffle": False, "verbose": 0}
+    km.fit(case.model, case.x, case.y, memory_limit="4GiB", **options)
+    check_same_weights(case.model.get_weights(), trained(other))
+
+
+@verb("rematerialize")
+def _(case, folder):
+    expected = outputs_of(case.model, case.x)
+    lean = km.rematerialize(case.model, batch_size=8, **sizes_of(case))
+    check_close(outputs_of(lean, case.x), expected, rounding_of(case))
+    lean.fit(case.x, case.y, batch_size=8, verbose=0)
+
+
+@verb("save_model and load_model")
+def _(case, folder):
+    expected = outputs_of(case.model, case.x)
+    km.save_model(case.model, folder / "model.keras")
+    loaded = km.load_model(folder / "model.keras", custom_objects=case.objects)
+    check_close(outputs_of(loaded, case.x), expected, rounding_of(case))
+
+
+def compress(case: Case, *steps: Any, **settings: Any) -> Any:
+    settings.setdefault("custom_objects", case.objects)
+    return km.compress(case.model, list(steps), data=(case.x, case.y), **settings)
+
+
+@verb("Prune")
+def _(case, folder):
+    result = compress(case, km.Prune(0.5), fine_tune_epochs=1)
+    pruned = sum(1 for change in result.changes if change.changed)
+    if not pruned or not np.isfinite(outputs_of(result.model, case.x)).all():
+        raise WrongResultError("nothing was pruned")
+    saved_and_loaded(case, result, folder)
+
+
+@verb("PruneChannels")
+def _(case, folder):
+    result = compress(case, km.PruneChannels(0.25))
+    if result.model.count_params() >= case.model.count_params():
+        raise WrongResultError("no parameter was removed")
+    saved_and_loaded(case, result, folder)
+
+
+def saved_and_loaded(case: Case, result: Any, folder: Path) -> None:
+    result.save(folder / "small.keras")
+    loaded = km.load_model(folder / "small.keras", custom_objects=case.objects)
+    expected = outputs_of(result.model, case.x)
+    check_close(outputs_of(loaded, case.x), expected, rounding_of(case))
+
+
+def quantized(scheme: str) -> Verb:
+    def run(case: Case, folder: Path) -> float | None:
+        expected = outputs_of(case.model, case.x)
+        result = compress(case, km.Quantize(scheme))
+        error = check_close(
+            outputs_of(result.model, case.x), expected, TOLERANCE[scheme]
+        )
+        saved_and_loaded(case, result, folder)
+        return error
+
+    return run
+
+
+for _scheme in TOLERANCE:
+    verb(f'Quantize("{_scheme}")')(quantized(_scheme))
+
+
+@verb("quantization_aware")
+def _(case, folder):
+    aware = km.quantization_aware(case.model, km.Quantize("int8"))
+    aware.fit(case.x, case.y, batch_size=8, verbose=0)
+    result = km.compress(aware, km.Quantize("int8"), custom_objects=case.objects)
+    outputs_of(result.model, case.x)
+
+
+@verb("distill")
+def _(case, folder):
+    student = build(case.name).model
+    taught = km.distill(case.model, student, (case.x, case.y), epochs=1)
+    if not np.isfinite(outputs_of(taught, case.x)).all():
+        raise WrongResultError("the student is not finite")
+
+
+@verb("make_student")
+def _(case, folder):
+    student = km.make_student(case.model, ratio=0.5)
+    if student.count_params() >= case.model.count_params():
+        raise WrongResultError("the student is not smaller")
+    outputs_of(student, case.x)
+
+
+@verb("predict")
+def _(case, folder):
+    expected = outputs_of(case.model, case.x)
+    reset_states(case.model)
+    found = km.predict(case.model, case.x, output=folder / "out", batch_size=8)
+    arrays = [np.ravel(np.asarray(a, "float64")) for a in keras.tree.flatten(found)]
+    check_close(np.concatenate(arrays), expected, 1e-6)
+
+
+@verb("export float")
+def _(case, folder):
+    km.export(case.model, folder / "m.tflite", samples=(case.x,), **sizes_of(case))
+
+
+@verb("export int8")
+def _(case, folder):
+    options = {"scheme": "int8-dynamic", "samples": (case.x,), **sizes_of(case)}
+    km.export(case.model, folder / "m.tflite", **options)
+
+
+def sizes_of(case: Case) -> dict[str, Any]:
+    """Returns `input_shape=` for a model of open lengths."""
+    tensors = getattr(case.model, "inputs", None) or []
+    if all(None not in tuple(tensor.shape)[1:] for tensor in tensors):
+        return {}
+    shapes = keras.tree.map_structure(lambda array: array.shape[1:], case.x)
+    return {"input_shape": shapes}
+
+
+def command(line: str) -> Verb:
+    """Returns a verb that runs one command on the saved model, in this process."""
+
+    def run(case: Case, folder: Path) -> None:
+        model, data = folder / "model.keras", folder / "data.npz"
+        km.save_model(case.model, model)
+        write_data(case, data)
+        words = line.format(model=model, data=data, out=folder / "out.keras").split()
+        errors, answer = io.StringIO(), io.StringIO()
+        with (
+            contextlib.redirect_stdout(answer),
+            contextlib.redirect_stderr(errors),
+            keras.saving.custom_object_scope(case.objects),
+        ):
+            code = main([*words, "--json"])
+        if code:
+            last = errors.getvalue().strip().splitlines()[-1]
+            raise CommandError(code, last)
+        json.loads(answer.getvalue())
+
+    return run
+
+
+class CommandError(Exception):
+    """A command that did not end with 0."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def write_data(case: Case, path: Path) -> None:
+    """Writes the samples as `--data` reads them."""
+    arrays = {}
+    for name, part in (("x", case.x), ("y", case.y)):
+        if isinstance(part, dict):
+            arrays |= {f"{name}_{key}": value for key, value in part.items()}
+        elif isinstance(part, list):
+            names = [tensor.name for tensor in case.model.inputs]
+            arrays |= {f"{name}_{n}": v for n, v in zip(names, part, strict=True)}
+        else:
+            arrays[name] = part
+    np.savez(path, **arrays)
+
+
+COMMANDS = {
+    "inspect": "inspect {model}",
+    "estimate": "estimate {model} --batch-size 8",
+    "tune": "tune {model} --batch-size 8",
+    "compress": "compress {model} -o {out} --quantize int8 --data {data}",
+    "distill": "distill {model} -o {out} --student-ratio 0.5 --data {data} --epochs 1",
+    "evaluate": "evaluate {model} --data {data}",
+    "compare": "compare {model} {model} --data {data}",
+    "runtimes": "runtimes {model} --data {data}",
+}
+for _name, _line in COMMANDS.items():
+    verb(f"kerasmem {_name}")(command(_line))
+
+assert SAMPLES % 8 == 0  # the stateful model takes batches of 8
