@@ -316,18 +316,17 @@ def check_built(model: Any) -> None:
             f"The model {model.name!r} has no weights yet. Build it first: call it on "
             "a batch, or give it an Input."
         )
-    _restore_functional_base(model)
+    if "_inputs_struct" in vars(model) and not isinstance(model, keras.Function):
+        _restore_functional_base(type(model))
 
 
-def _restore_functional_base(model: Any) -> None:
-    """Make a task of KerasHub Functional again after another task failed to build.
+def _restore_functional_base(cls: type) -> None:
+    """Make tasks of KerasHub Functional again after one of them failed to build.
 
     The constructor of every task resets the base class that all tasks share, and only
     one that succeeds sets it again. Until then Keras saves and walks none of them.
     """
-    if "_inputs_struct" not in vars(model) or isinstance(model, keras.Function):
-        return
-    for cls in type(model).__mro__:
-        if cls.__name__ == "PipelineModel":
+    for base in cls.__mro__:
+        if base.__name__ == "PipelineModel":
             x = keras.Input((1,))
-            cls(x, x)
+            base(x, x)
