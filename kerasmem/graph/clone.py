@@ -1,9 +1,4 @@
-"""An independent copy of a model, so that nothing handed in is modified.
-
-It is made of the model's config, or goes through a file of Keras, in this process or,
-packed, to another one; its optimizer starts anew. What is only read is no copy where
-the layers of the model can be those of another one too.
-"""
+"""Independent copies of models, from their configs or through a file of Keras."""
 
 import inspect
 import sys
@@ -22,7 +17,12 @@ from keras.src.backend.common.global_state import get_global_attribute  # noqa: 
 
 from kerasmem.backends import current
 from kerasmem.errors import KerasMemError, ModelError
-from kerasmem.graph.from_config import LAMBDA_WARNING, made_of_config, restore_lora
+from kerasmem.graph.from_config import (
+    LAMBDA_WARNING,
+    keep_lambdas,
+    made_of_config,
+    restore_lora,
+)
 from kerasmem.graph.full_configs import full_configs, no_copy
 from kerasmem.graph.layers import (
     check_built,
@@ -70,7 +70,7 @@ def clone(model: Any) -> Any:
         copy = made_of_config(model)
         if copy is not None and model.compiled:
             _anew(model.optimizer)  # the clear error, if it cannot be
-            copy.compile(**settings_of(model.get_compile_config(), objects))
+            compile_as(copy, model)
     if copy is None:
         copy = reloaded(model)
         restore_lora(model, copy)
@@ -124,8 +124,7 @@ def reloaded(model: Any) -> Any:
             raise
         except Exception as error:
             raise ModelError(no_copy(model.name, error)) from error
-    with _lambdas_allowed():
-        compile_as(copy, model)
+    compile_as(copy, model)
     return copy
 
 
@@ -167,9 +166,11 @@ def compile_settings(model: Any) -> dict[str, Any] | None:
     record. Keras does not compile such a model when it loads it.
     """
     objects = live_objects(model)
-    with keras.saving.custom_object_scope(objects):
+    with keras.saving.custom_object_scope(objects), _lambdas_allowed():
         config = model.get_compile_config() if model.compiled else None
     settings = settings_of(config, objects) if config else None
+    if settings is not None:
+        keep_lambdas(settings, model)
     try:
         inspect.signature(model.compile).bind(**settings or {})
     except TypeError:

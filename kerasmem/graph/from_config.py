@@ -181,6 +181,27 @@ def copy_saved_state(old: Any, new: Any) -> None:
                 after.load_assets(folder)
 
 
+def keep_lambdas(settings: dict[str, Any], model: Any) -> None:
+    """Use the lambdas of a compiled model, which a config separates from globals.
+
+    Args:
+        settings: Arguments of `compile` from the model's config. Changed in place.
+        model: The model.
+    """
+    live = model._compile_config.config  # private: the arguments of `compile`
+    for key in ("loss", "metrics", "weighted_metrics"):
+        if any(map(_is_lambda, keras.tree.flatten(live.get(key)))):
+            settings[key] = keras.tree.map_structure(
+                lambda own, copy: own if _is_lambda(own) else copy,
+                live[key],
+                settings[key],
+            )
+
+
+def _is_lambda(value: Any) -> bool:
+    return getattr(value, "__name__", None) == "<lambda>"
+
+
 def _value_of(variable: Any) -> Any:
     source = source_at_rest(variable)
     if source is not None:  # nobody writes to that

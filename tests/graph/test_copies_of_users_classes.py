@@ -121,6 +121,23 @@ def test_the_error_has_the_whole_cause_and_a_step_that_applies():
     assert "Example" not in str(raised.value)
 
 
+SCALE = 3.0
+
+
+@pytest.mark.filterwarnings("ignore:.*includes a `lambda`")
+@pytest.mark.parametrize("layer", [L.Dense, WithoutConfig])
+def test_a_lambda_loss_keeps_its_globals(layer):
+    model = chain((6,), layer(2))
+    loss = lambda y_true, y_pred: SCALE * keras.ops.square(y_true - y_pred)  # noqa: E731
+    model.compile("sgd", loss, metrics=[loss])
+    expected = model.evaluate(X, X[:, :2], verbose=0)
+    assert clone(model).evaluate(X, X[:, :2], verbose=0) == pytest.approx(expected)
+    tuned = km.compress(
+        model, km.Prune(0.5), data=(X, X[:, :2]), fine_tune_epochs=1
+    ).model
+    assert np.isfinite(tuned.evaluate(X, X[:, :2], verbose=0)[0])
+
+
 def test_a_float_export_needs_no_copy(tmp_path):
     model = chain((6,), OfObject({"units": abs}))
     km.export(model, tmp_path / "model.tflite", samples=X)
