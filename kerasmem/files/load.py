@@ -306,7 +306,8 @@ def first_reason(error: Exception) -> str:
     if "Example error message" in text:  # followed by it, after an empty line
         return text.split("\n\n")[1]
     # Around what went wrong stands the config of each layer that it went wrong in.
-    first = first_line(text.rpartition("Exception encountered: ")[2])
+    parts = reversed(text.split("Exception encountered: "))
+    first = next(filter(None, map(first_line, parts)), "")
     return f"{type(error).__name__}: {first[:_MOST_LETTERS]}".rstrip(": ")
 
 

@@ -13,6 +13,7 @@ import pytest
 import kerasmem as km
 from kerasmem.errors import ConfigError, KerasMemWarning, ModelFileError, OutputError
 from kerasmem.files.atomic import replacing
+from kerasmem.files.load import first_reason
 from kerasmem.graph.values import to_numpy
 from tests.models import KINDS, L, LazyBlock, chain
 
@@ -256,3 +257,10 @@ def test_ctrl_c_while_saving_leaves_the_old_file_and_nothing_else(
     assert path.read_bytes() == before
     assert os.listdir(tmp_path) == ["m.keras"]
     assert model.optimizer is trained
+
+
+@pytest.mark.one_backend
+def test_a_reason_is_never_empty():
+    cause = "Error when deserializing class 'A'."
+    error = TypeError(f"{cause}\n\nException encountered: ")
+    assert first_reason(error) == f"TypeError: {cause}"
