@@ -1,9 +1,10 @@
 """The one verb: a model in, a smaller model and its report out."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ from kerasmem.files.data import (
 from kerasmem.files.preset import is_preset
 from kerasmem.files.save import Coding, check_coding
 from kerasmem.graph.clone import compile_as
+from kerasmem.graph.input_shapes import fixed_batch
 from kerasmem.graph.outputs import warn_if_unfit
 from kerasmem.records import CompressionReport
 from kerasmem.stages import OPENING, stage
@@ -211,9 +213,9 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
             compile_anew(original, loss, metrics)
         _check_loss(original.name, original.compiled, epochs)
         _check_samples(original, (data, validation_data), batch_size)
-        data, validation_data = (
-            _in_batches(job, original, part) for part in (data, validation_data)
-        )
+        size_of = partial(fixed_batch, original)
+        parts = _in_batches(job, size_of, (data, validation_data))
+        data, validation_data = parts
         fit = _fit_arguments(data, epochs, batch_size)
         # Before the work: data that cannot be read again would take it along.
         few = _few_samples(data if validation_data is None else validation_data)
@@ -293,9 +295,14 @@ def _check_samples(model: Any, parts: Sequence[Any], batch_size: int) -> None:
             check_shared(samples, batch_size)
 
 
-def _in_batches(job: Any, model: Any, data: Any) -> Any:
+def _in_batches(
+    job: Any, size_of: Callable[[], int | None], parts: tuple[Any, ...]
+) -> tuple[Any, ...]:
     # A search draws single samples from arrays.
-    return data if isinstance(job, Request) else in_fixed_batches(model, data)
+    if isinstance(job, Request) or all(part is None for part in parts):
+        return parts
+    size = size_of()
+    return tuple(in_fixed_batches(size, part) for part in parts)
 
 
 def _few_samples(data: Any) -> Any:

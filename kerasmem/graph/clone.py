@@ -5,7 +5,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,6 @@ from kerasmem.graph.skip_sets import skip_sets
 from kerasmem.graph.values import to_numpy
 
 _NOT_THE_USERS = ("keras", "kerasmem", "tensorflow", "jax", "torch", "builtins", "abc")
-
 
 _SETTINGS = (
     keras.initializers.Initializer,
@@ -70,7 +69,10 @@ def clone(model: Any) -> Any:
         copy = made_of_config(model)
         if copy is not None and model.compiled:
             _anew(model.optimizer)  # the clear error, if it cannot be
-            compile_as(copy, model)
+            live = model._compile_config.config
+            settings = settings_of(model.get_compile_config(), objects, live)
+            if _takes(copy.compile, settings):
+                copy.compile(**settings)
     if copy is None:
         copy = reloaded(model)
         restore_lora(model, copy)
@@ -160,34 +162,34 @@ def same_draws(copy: Any, model: Any) -> Any:
 
 
 def compile_settings(model: Any) -> dict[str, Any] | None:
-    """Return fresh keyword arguments for `compile` as `model` has them, or None.
+    """Returns fresh arguments for `compile` as `model` has them, or None.
 
-    None also for a model with its own `compile`, whose further arguments Keras does not
-    record. Keras does not compile such a model when it loads it.
+    None also if `compile` has arguments of its own, which Keras does not record.
     """
     objects = live_objects(model)
     with keras.saving.custom_object_scope(objects), _lambdas_allowed():
         config = model.get_compile_config() if model.compiled else None
-    settings = settings_of(config, objects) if config else None
-    if settings is not None:
-        keep_lambdas(settings, model)
-    try:
-        inspect.signature(model.compile).bind(**settings or {})
-    except TypeError:
+    if not config:
         return None
+    settings = settings_of(config, objects, model._compile_config.config)
+    return settings if _takes(model.compile, settings) else None
+
+
+def settings_of(
+    config: dict[str, Any], objects: dict[str, Any], live: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Returns fresh arguments for `compile`, with the lambdas of the `live` ones."""
+    with keras.saving.custom_object_scope(objects):
+        # The config comes from a live object, never from a file.
+        settings = dict(keras.saving.deserialize_keras_object(config, safe_mode=False))
+    keep_lambdas(settings, live or {})
     return settings
 
 
-def settings_of(config: dict[str, Any], objects: dict[str, Any]) -> dict[str, Any]:
-    """Return fresh keyword arguments for `compile` from the config of a live model.
-
-    Args:
-        config: what its `get_compile_config` gives.
-        objects: the classes and functions of the user's own in it.
-    """
-    with keras.saving.custom_object_scope(objects):
-        # The config comes from a live object, never from a file.
-        return dict(keras.saving.deserialize_keras_object(config, safe_mode=False))
+def _takes(function: Any, settings: dict[str, Any]) -> bool:
+    with suppress(TypeError):
+        return bool(inspect.signature(function).bind(**settings))
+    return False
 
 
 def compile_as(new: Any, model: Any) -> None:

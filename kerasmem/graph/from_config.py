@@ -181,14 +181,13 @@ def copy_saved_state(old: Any, new: Any) -> None:
                 after.load_assets(folder)
 
 
-def keep_lambdas(settings: dict[str, Any], model: Any) -> None:
+def keep_lambdas(settings: dict[str, Any], live: dict[str, Any]) -> None:
     """Use the lambdas of a compiled model, which a config separates from globals.
 
     Args:
         settings: Arguments of `compile` from the model's config. Changed in place.
-        model: The model.
+        live: Arguments that the model was compiled with.
     """
-    live = model._compile_config.config  # private: the arguments of `compile`
     for key in ("loss", "metrics", "weighted_metrics"):
         if any(map(_is_lambda, keras.tree.flatten(live.get(key)))):
             settings[key] = keras.tree.map_structure(

@@ -48,7 +48,9 @@ def full_configs(layers: Iterable[Any]) -> Iterator[None]:
     silent = [x for x in layers if _is_silent(type(x)) and x._auto_config is None]
     told = [(layer, _arguments_of(layer)) for layer in silent]
     noted = [(layer, SimpleNamespace(config=x)) for layer, x in told if x is not None]
-    incomplete = [x for x in layers if _may_omit(x) and "get_config" not in vars(x)]
+    incomplete = [
+        x for x in layers if _may_omit(type(x)) and "get_config" not in vars(x)
+    ]
     try:
         for layer, config in noted:
             # Private, as Keras's constructor sets it; past what it does to attributes.
@@ -75,8 +77,7 @@ def _has_default(cls: type) -> bool:
     return cls.get_config is keras.layers.Layer.get_config
 
 
-def _may_omit(layer: Any) -> bool:
-    cls = type(layer)
+def _may_omit(cls: type) -> bool:
     package = cls.__module__.partition(".")[0]
     if package == "keras_hub":
         return bool(_omitted(cls))

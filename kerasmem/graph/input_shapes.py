@@ -12,27 +12,24 @@ Shape = Sequence[int | None]
 """Without the batch axis; None is an open length."""
 
 
-def state_batch(model: Any) -> int | None:
-    """Return the batch size of the states of stateful layers, None without states."""
-    for layer in sublayers(model):
-        if isinstance(layer, keras.layers.RNN) and layer.stateful and layer.states:
-            return keras.tree.flatten(layer.states)[0].shape[0]
-    return None
-
-
-def fixed_batch(model: Any) -> int | None:
+def fixed_batch(model: Any, *, of_states: bool = False) -> int | None:
     """Return the batch size that a model was made for, None if there is none.
 
     A stateful layer or an `Input` with a batch size fixes it. A `Sequential` that was
     built by its first batch records the size of that batch, and takes any other.
+
+    Args:
+        model: A `keras.Model`.
+        of_states: True for the size of stateful layers only, which take no other.
     """
-    inputs = () if isinstance(model, keras.Sequential) else _inputs(model)
+    for layer in sublayers(model):
+        if isinstance(layer, keras.layers.RNN) and layer.stateful and layer.states:
+            return keras.tree.flatten(layer.states)[0].shape[0]
+    if of_states or isinstance(model, keras.Sequential):
+        return None
+    inputs = keras.tree.flatten(getattr(model, "inputs", None) or [])
     sizes = [x.shape[0] for x in inputs if x.shape and x.shape[0] is not None]
-    return state_batch(model) or next(iter(sizes), None)
-
-
-def _inputs(model: Any) -> list[Any]:
-    return keras.tree.flatten(getattr(model, "inputs", None) or [])
+    return next(iter(sizes), None)
 
 
 def is_shape(shape: Any) -> bool:

@@ -177,6 +177,7 @@ def test_a_layer_of_keras_is_pruned_quantized_estimated_and_rematerialized(layer
 
 
 @pytest.mark.one_backend
+@pytest.mark.filterwarnings("ignore:With 'int8-static', 13% of the multiplications")
 def test_without_registration_nothing_is_known_of_such_a_layer():
     x, _ = samples()
     kept = km.compress(model_of(Affine), km.Quantize("int8-static"), data=x).model

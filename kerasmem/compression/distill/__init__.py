@@ -31,10 +31,12 @@ from kerasmem.files.data import (
     few_inputs,
     fit_arguments,
     in_fixed_batches,
+    sample_inputs,
 )
 from kerasmem.files.data.forms import first_samples
 from kerasmem.files.load import load_model
 from kerasmem.graph.clone import clone, compile_settings
+from kerasmem.graph.input_shapes import fixed_batch
 from kerasmem.graph.outputs import as_loss, warn_if_unfit
 from kerasmem.graph.values import check_finite
 from kerasmem.records import WeightChange
@@ -193,15 +195,17 @@ def distill(  # noqa: PLR0913  (the public entry point of the contract)
     for samples in (data, validation_data):
         if samples is not None:
             check_shared(samples, batch_size)
-    sample = few_inputs(student, data)
+    size = fixed_batch(student)
+    sample = sample_inputs(data, size or 1)
     for one in teachers:
         check_data(one, (first_samples(data)["x"],))  # it is asked, not judged
         if not one.built:
             one(sample)
-    data = in_fixed_batches(student, data)
-    validation_data = in_fixed_batches(student, validation_data)
+    data = in_fixed_batches(size, data)
+    validation_data = in_fixed_batches(size, validation_data)
     with current().replicating(student), seeded(seed):
-        trained = _copy(student, loss, optimizer)
+        trained = clone(student)
+        _compile_copy(trained, loss, optimizer)
         _check_labels(trained, data, validation_data)
         distiller = Distiller(
             teachers,
@@ -312,22 +316,20 @@ def _loss(distiller: Distiller) -> Loss:
     return loss
 
 
-def _copy(student: Any, loss: Any, optimizer: Any) -> Any:
-    """Return a copy of the student, compiled as it will be when handed back."""
-    trained = clone(student)
+def _compile_copy(trained: Any, loss: Any, optimizer: Any) -> None:
+    """Compile a copy of the student as it will be when handed back."""
     settings = {"loss": as_loss(loss), "optimizer": optimizer}
     chosen = {name: value for name, value in settings.items() if value is not None}
-    if not (student.compiled or loss is not None):
+    if not (trained.compiled or loss is not None):
         raise ConfigError(
-            f"The student {student.name!r} is not compiled, so it has no loss. "
+            f"The student {trained.name!r} is not compiled, so it has no loss. "
             "Received: loss=None. Next: compile it, or hand in loss=."
         )
     if chosen:
-        defaults = compile_settings(student) or {"optimizer": "adam"}
+        defaults = compile_settings(trained) or {"optimizer": "adam"}
         trained.compile(**(defaults | chosen))
         # Once more, so that the optimizer is a copy of the caller's.
         trained.compile(**(compile_settings(trained) or {}))
-    return trained
 
 
 def student_settings(student: Any, data: Any) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from kerasmem.files.data.forms import (
     sample_inputs,
 )
 from kerasmem.files.load import first_reason
-from kerasmem.graph.input_shapes import state_batch
+from kerasmem.graph.input_shapes import fixed_batch
 from kerasmem.graph.outputs import (
     compares_entries,
     of_each,
@@ -58,8 +58,8 @@ def check_data(model: Any, data: Any) -> None:
         if array is not None
     }
     check_lengths(arrays)
-    size, count = state_batch(model), length_of(next(iter(arrays.values())))
-    if size is not None and count % size:
+    count = length_of(next(iter(arrays.values())))
+    if count % (size := fixed_batch(model, of_states=True) or 1):
         raise DataError(
             f"The model {model.name!r} has stateful layers built for batches of {size} "
             f"samples. Expected: a multiple of {size} samples. Received: {count}."

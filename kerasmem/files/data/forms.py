@@ -75,9 +75,8 @@ class Batches(keras.utils.PyDataset):
         return _cut(self._data, slice(start, start + self._size))
 
 
-def in_fixed_batches(model: Any, data: Any) -> Any:
-    """Return arrays in batches of the model's fixed size; other data as it is."""
-    size = fixed_batch(model)
+def in_fixed_batches(size: int | None, data: Any) -> Any:
+    """Returns arrays in batches of a fixed size, and other data as it is."""
     if size is None or data is None or not is_array_data(data):
         return data
     return data if (sample_count(data) or 0) % size else Batches(data, size)

@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 
-from kerasmem.graph.layers import has_graph
+from kerasmem.graph.layers import own_graph
 from kerasmem.memory.estimate import analytic, checks, planned, traced
 from kerasmem.memory.estimate.generation import check_generates
 from kerasmem.memory.estimate.inputs import checked_inputs, example_labels
@@ -97,7 +97,7 @@ def estimate_memory(  # noqa: PLR0913 - the public entry point
         data=data,
     )
     if method == "auto":
-        method = "analytic" if has_graph(model) else "traced"
+        method = "traced" if own_graph(model) is None else "analytic"
     return METHODS[method](request)
 
 

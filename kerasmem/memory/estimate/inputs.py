@@ -18,7 +18,7 @@ from kerasmem.graph.input_shapes import (
     open_lengths,
     with_lengths,
 )
-from kerasmem.graph.layers import has_graph
+from kerasmem.graph.layers import own_graph
 from kerasmem.memory.estimate.generation import generated_shapes
 from kerasmem.memory.estimate.request import Input, Request, has_own_step
 from kerasmem.memory.program import Tensor
@@ -57,7 +57,7 @@ def checked_inputs(
             )
         check_data(model, data)
         input_shape = lengths_in(model, first_samples(data)["x"])
-    is_read = has_graph(model)
+    is_read = own_graph(model) is not None
     if fixed_batch(model) not in {None, batch_size}:
         raise ConfigError(
             f"The model {model.name!r} takes batches of one size only. Expected: "
@@ -139,7 +139,7 @@ def lengths_in(model: Any, x: Any) -> dict[str, tuple[int, ...]]:
         name: tuple(leaves[name].shape[1:])
         for name, shape, _ in own
         if leaves.get(name) is not None
-        and (shape is None or None in shape or not has_graph(model))
+        and (shape is None or None in shape or own_graph(model) is None)
     }
 
 
@@ -169,7 +169,7 @@ def _tensors(shapes: Any, dtype: str) -> Any:
 
 def _own_inputs(model: Any) -> list[tuple[str, Shape | None, str]]:
     """Return name, shape without the batch axis (None if unknown) and dtype."""
-    if has_graph(model):
+    if own_graph(model) is not None:
         named = zip(input_names(model), model.inputs, strict=True)
     # A model without a graph remembers at most the shapes that it was built with.
     elif (structure := structure_when_built(model)) is not None:
@@ -245,7 +245,7 @@ def _packing(train_step: Callable[..., Any]) -> Callable[..., Any]:
 def _like_inputs(model: Any, tensors: list[Any]) -> Any:
     # Private: whether a model takes a list or a dict, and of which names.
     structure = getattr(model, "_inputs_struct", None)
-    if structure is None and not has_graph(model):
+    if structure is None and own_graph(model) is None:
         structure = structure_when_built(model)
     if isinstance(model, keras.Sequential) or structure is None:
         return tensors[0] if len(tensors) == 1 else tensors

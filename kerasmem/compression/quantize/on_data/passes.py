@@ -18,7 +18,7 @@ from kerasmem.files.data.check import flat_samples
 from kerasmem.files.data.forms import sample_count
 from kerasmem.graph.activations import peak_activation_bytes
 from kerasmem.graph.flat_calls import flatten
-from kerasmem.graph.input_shapes import state_batch
+from kerasmem.graph.input_shapes import fixed_batch
 from kerasmem.graph.layers import own_graph, sublayers
 from kerasmem.graph.values import nbytes
 
@@ -276,7 +276,7 @@ def batch_within(model: Any, data: Any, most: int) -> int:
     """
     if not _takes_numbers(model, data):
         return most
-    if (fixed := state_batch(model)) is not None:
+    if (fixed := fixed_batch(model, of_states=True)) is not None:
         return fixed
     shapes = [array.shape for array in flat_samples(model, data, 1)]
     size = peak_activation_bytes(model, shapes=shapes)
