@@ -1,6 +1,7 @@
 """Complete configs of layers whose `get_config` is missing or leaves arguments out."""
 
 import inspect
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
@@ -122,7 +123,9 @@ def _arguments_of(layer: Any) -> dict[str, Any] | None:
     names = _parameters(type(layer))
     if not all(name in kept and _is_plain(kept[name]) for name in names):
         return None
-    return {name: keras.saving.serialize_keras_object(kept[name]) for name in names}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of lambdas, which stay in this process
+        return {name: keras.saving.serialize_keras_object(kept[name]) for name in names}
 
 
 @cache
