@@ -3,6 +3,7 @@
 It imports no Keras, so that the command line can read its options from configs.
 """
 
+import inspect
 import operator
 import re
 import sys
@@ -124,7 +125,7 @@ class Config:
 
         def __new__(cls, *_: object, **arguments: object) -> Any:
             """Raises `ConfigError` with the arguments that there are."""
-            known = [field.name for field in fields(cls) if field.init]
+            known = list(inspect.signature(cls.__init__).parameters)[1:]
             for name in arguments.keys() - set(known):
                 hint = cls.hints.get(name) or did_you_mean(name, known)
                 raise ConfigError(

@@ -106,15 +106,15 @@ def test_another_backend_is_traced_in_a_process_of_its_own(cnn, backend):
     assert (found.backend, found.method) == ("tensorflow", "traced")
 
 
-def test_a_part_that_another_process_cannot_import_is_refused(backend):
+def test_a_part_of_the_running_script_is_traced_in_another_process(backend):
     class Mine(keras.layers.Layer):
         def call(self, x):
             return 2.0 * x
 
     Mine.__module__ = "__main__"
     model = keras.Sequential([keras.Input((4,)), Mine(), layers.Dense(1)])
-    with pytest.raises(errors.ModelError, match=r"defined in the running script"):
-        estimate_memory(model, 8, optimizer="sgd", method="traced")
+    estimate = estimate_memory(model, 8, optimizer="sgd", method="traced")
+    assert 0 < estimate.low_bytes <= estimate.peak_bytes
 
 
 def test_a_step_that_runs_is_measured(backend):

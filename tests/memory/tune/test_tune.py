@@ -122,16 +122,3 @@ def test_a_batch_of_another_size_than_the_models_is_refused(here):
     model.compile("sgd", "mse")
     with pytest.raises(ConfigError, match=r"Expected: 4\. Received: batch_size=8"):
         tune(model, 8)
-
-
-@pytest.mark.one_backend
-def test_parts_from_the_running_script_are_refused_before_anything_runs(small, here):
-    class Local(layers.Layer):
-        def call(self, x):
-            return x
-
-    Local.__module__ = "__main__"
-    model = keras.Sequential([keras.Input((4,)), Local(), layers.Dense(1)])
-    model.compile("sgd", "mse")
-    with pytest.raises(ModelError, match="which another process cannot import"):
-        tune(model, 8)
