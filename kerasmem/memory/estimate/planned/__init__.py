@@ -46,7 +46,8 @@ def estimate(request: Request) -> MemoryEstimate:
     versions = [*compiler.versions()]
     job = request.job()
     # A class of the user's own may change while its name stays.
-    is_own = any(not name.startswith(_LIBRARIES) for name in job["model"]["modules"])
+    parts = job["model"]["objects"].values()
+    is_own = any(not each.__module__.startswith(_LIBRARIES) for each in parts)
     shared = request.sharding
     config = shared.config
     shares = shared.devices, shared.replicas, json.dumps(config, sort_keys=True)
