@@ -21,7 +21,6 @@ from kerasmem.files.data import (
     check_ends,
     first_samples,
     fit_arguments,
-    holds_texts,
     sample_count,
     sample_inputs,
 )
@@ -83,7 +82,7 @@ def evaluate(model: Any, data: Any, batch_size: int = 32) -> dict[str, float]:
     if is_offloaded(model):
         found = evaluate_by_layers(model, data, batch_size)
     else:
-        with without_preprocessor(() if holds_texts(data) else [model]):
+        with without_preprocessor([model]):  # texts were refused before
             found = model.evaluate(**arguments, verbose=0, return_dict=True)
     return in_order(model, found)
 

@@ -2,7 +2,6 @@
 
 import json
 
-import keras
 import keras_hub
 import numpy as np
 import pytest
@@ -13,6 +12,7 @@ from kerasmem.cli import main
 from kerasmem.errors import DataError
 from kerasmem.graph.values import to_numpy
 from tests.keras_hub.test_presets import LENGTH, gemma
+from tests.zoo.kinds import build
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*vocabulary.spm:pytest.PytestUnraisableExceptionWarning"
@@ -65,16 +65,9 @@ def test_a_preset_is_rounded_on_text_and_keeps_its_tokenizer(tmp_path, capsys):
 @pytest.mark.one_backend
 @pytest.mark.filterwarnings("ignore:`shuffle=True` was passed")  # by KerasHub
 def test_a_task_keeps_its_preprocessor_and_takes_token_ids_or_names_the_way_there():
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film"]
-    tokenizer = keras_hub.models.BertTokenizer(vocabulary=words)
-    preprocessor = keras_hub.models.BertTextClassifierPreprocessor(tokenizer, 8)
-    sizes = {"num_layers": 1, "num_heads": 2, "hidden_dim": 8, "intermediate_dim": 16}
-    backbone = keras_hub.models.BertBackbone(len(words), max_sequence_length=8, **sizes)
-    task = keras_hub.models.BertTextClassifier(
-        backbone, num_classes=2, preprocessor=preprocessor
-    )
-    task.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    texts, labels = np.array(["good film", "bad film"] * 4, object), np.arange(8) % 2
+    case = build("KerasHub classifier with a preprocessor")
+    task, texts, labels = case.model, case.x[:8], case.y[:8]
+    preprocessor = task.preprocessor
     with pytest.raises(DataError, match=r"data=task.preprocessor\(texts, labels\)"):
         km.compress(task, km.Prune(0.5), data=(texts, labels))
     data = task.preprocessor(texts, labels)

@@ -206,21 +206,20 @@ def _(random):
     return called(compiled(LazyModel()), random)
 
 
-def own_gradients(model: Any, loss_of: Callable[[], Any]) -> Any:
-    """Returns the loss after one update, by TensorFlow's or torch's own gradients."""
+def update(part: Any, optimizer: Any, loss_of: Callable[[], Any]) -> Any:
+    """Returns the loss after one update by TensorFlow's or torch's own gradients."""
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
 
         with tf.GradientTape() as tape:
             loss = loss_of()
-        gradients = tape.gradient(loss, model.trainable_variables)
+        gradients = tape.gradient(loss, part.trainable_variables)
     else:
-        model.zero_grad()
+        part.zero_grad()
         loss = loss_of()
         loss.backward()
-        gradients = [v.value.grad for v in model.trainable_weights]
-    pairs = zip(gradients, model.trainable_variables, strict=True)
-    model.optimizer.apply_gradients(pairs)
+        gradients = [v.value.grad for v in part.trainable_weights]
+    optimizer.apply_gradients(zip(gradients, part.trainable_variables, strict=True))
     return loss
 
 
@@ -243,7 +242,7 @@ class OwnStep(keras.Model):
             predicted = self(x, training=True)
             return self.compute_loss(y=y, y_pred=predicted, sample_weight=weight)
 
-        loss = own_gradients(self, loss_of)
+        loss = update(self, self.optimizer, loss_of)
         for metric in self.metrics:
             if metric.name == "loss":
                 metric.update_state(loss)
@@ -281,8 +280,10 @@ class OwnLoss(keras.Model):
         if keras.backend.backend() == "jax":
             return super().train_step(*arguments)
         x, y = arguments[0]
-        loss = own_gradients(
-            self, lambda: ops.mean(ops.square(self(x, training=True) - y))
+        loss = update(
+            self,
+            self.optimizer,
+            lambda: ops.mean(ops.square(self(x, training=True) - y)),
         )
         self.tracker.update_state(loss)
         return {"loss": self.tracker.result()}
@@ -349,25 +350,9 @@ class Gan(keras.Model):
             made = self.judge(self.generator(noise))
             return loss(ops.zeros_like(made), made)
 
-        first = _update(self.judge, self.judge_optimizer, judged)
-        second = _update(self.generator, self.optimizer, fooled)
+        first = update(self.judge, self.judge_optimizer, judged)
+        second = update(self.generator, self.optimizer, fooled)
         return {"d_loss": first, "g_loss": second}
-
-
-def _update(part: Any, optimizer: Any, loss_of: Callable[[], Any]) -> Any:
-    if keras.backend.backend() == "tensorflow":
-        import tensorflow as tf
-
-        with tf.GradientTape() as tape:
-            loss = loss_of()
-        gradients = tape.gradient(loss, part.trainable_variables)
-    else:
-        part.zero_grad()
-        loss = loss_of()
-        loss.backward()
-        gradients = [v.value.grad for v in part.trainable_weights]
-    optimizer.apply_gradients(zip(gradients, part.trainable_variables, strict=True))
-    return loss
 
 
 @kind("GAN of two optimizers")

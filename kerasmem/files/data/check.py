@@ -45,7 +45,7 @@ def check_data(model: Any, data: Any) -> None:
         DataError: with the name of the input, the model's shape and the data's shape.
     """
     parts = first_samples(data)
-    if getattr(model, "preprocessor", None) is not None and holds_texts(data):
+    if getattr(model, "preprocessor", None) is not None and holds_texts(parts["x"]):
         raise DataError(
             f"Expected token ids for the task {model.name!r}. Received: texts. Next: "
             "data=task.preprocessor(texts, labels), or a .txt file on the command line."

@@ -272,10 +272,9 @@ def first_samples(data: Any) -> dict[str, Any]:
     return dict(zip(_ARGUMENTS, batch, strict=True))
 
 
-def holds_texts(data: Any) -> bool:
-    """Returns whether the inputs of samples are strings."""
-    leaves = keras.tree.flatten(first_samples(data)["x"])
-    dtypes = {str(getattr(leaf, "dtype", "")) for leaf in leaves}
+def holds_texts(x: Any) -> bool:
+    """Returns whether inputs are strings."""
+    dtypes = {str(getattr(leaf, "dtype", "")) for leaf in keras.tree.flatten(x)}
     return any(name.startswith(("<U", "|S", "object", "string")) for name in dtypes)
 
 

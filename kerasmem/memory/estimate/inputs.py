@@ -58,10 +58,11 @@ def checked_inputs(
         check_data(model, data)
         input_shape = lengths_in(model, first_samples(data)["x"])
     is_read = own_graph(model) is not None
-    if fixed_batch(model) not in {None, batch_size}:
+    fixed = fixed_batch(model)
+    if fixed not in {None, batch_size}:
         raise ConfigError(
             f"The model {model.name!r} takes batches of one size only. Expected: "
-            f"{fixed_batch(model)}. Received: batch_size={batch_size}."
+            f"{fixed}. Received: batch_size={batch_size}."
         )
     own = _own_inputs(model)
     if generate is not None:
