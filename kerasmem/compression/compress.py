@@ -41,6 +41,7 @@ from kerasmem.files.data import (
     is_array_data,
     sample_count,
     sample_inputs,
+    whole_batch,
 )
 from kerasmem.files.preset import is_preset
 from kerasmem.files.save import Coding, check_coding
@@ -213,7 +214,7 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
             compile_anew(original, loss, metrics)
         _check_loss(original.name, original.compiled, epochs)
         _check_samples(original, (data, validation_data), batch_size)
-        size_of = partial(fixed_batch, original)
+        size_of = partial(_fixed_size, original, batch_size)
         parts = _in_batches(job, size_of, (data, validation_data))
         data, validation_data = parts
         fit = _fit_arguments(data, epochs, batch_size)
@@ -295,14 +296,17 @@ def _check_samples(model: Any, parts: Sequence[Any], batch_size: int) -> None:
             check_shared(samples, batch_size)
 
 
+def _fixed_size(model: Any, batch_size: int, data: Any) -> int | None:
+    return fixed_batch(model) or whole_batch(model, data, batch_size)
+
+
 def _in_batches(
-    job: Any, size_of: Callable[[], int | None], parts: tuple[Any, ...]
+    job: Any, size_of: Callable[[Any], int | None], parts: tuple[Any, ...]
 ) -> tuple[Any, ...]:
     # A search draws single samples from arrays.
-    if isinstance(job, Request) or all(part is None for part in parts):
+    if isinstance(job, Request):
         return parts
-    size = size_of()
-    return tuple(in_fixed_batches(size, part) for part in parts)
+    return tuple(in_fixed_batches(size_of(part), part) for part in parts)
 
 
 def _few_samples(data: Any) -> Any:

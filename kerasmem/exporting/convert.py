@@ -159,7 +159,7 @@ def inputs_and_samples(
         model: a built model that names its inputs, or samples that do.
         samples: in any of the forms that `kerasmem.files.data` lists, None for random
             ones.
-        count: how many of them, from 1.
+        count: how many of them, from 1; at least a batch.
         batch_size: see `arguments_of`.
         input_shape: likewise.
 
@@ -168,6 +168,7 @@ def inputs_and_samples(
             lengths than its model.
         DataError: if a sample has another length than the file.
     """
+    count = max(count, batch_size or 1)
     arrays = None if samples is None else flat_samples(model, samples, count)
     arguments = arguments_of(model, batch_size, arrays, input_shape)
     arrays = arrays or random_samples(arguments, count)

@@ -86,7 +86,8 @@ def peak_activation_bytes(
             open; None for the model's own.
 
     Returns:
-        The bytes, or None for a model without a graph or with axes of unknown length.
+        The bytes, or None for a model without a graph, with axes of unknown length, or
+        that takes batches of another size only.
     """
     graph = own_graph(model)
     own = [x.shape for x in graph.inputs] if graph and not shapes else shapes

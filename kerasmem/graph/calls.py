@@ -226,7 +226,8 @@ def trace(
 
     Args:
         model: a built `keras.Model`.
-        batch_size: length of the batch axis, from 1.
+        batch_size: length of the batch axis, from 1. It is left open if an operation
+            takes no batch of this size and no shapes are given.
         shapes: shapes of the inputs with the batch axis, for a model that leaves
             lengths open; None for the model's own.
         opens: says of a layer whether the calls within its own `call` are wanted in
@@ -235,9 +236,22 @@ def trace(
     graph = own_graph(model)
     if graph is None:
         return None
-    if shapes is None:
-        size = fixed_batch(model) or batch_size
-        shapes = [(size, *tensor.shape[1:]) for tensor in graph.inputs]
+    if shapes is not None:
+        return _traced(graph, shapes, batch_size, opens)
+    lengths = [tensor.shape[1:] for tensor in graph.inputs]
+    size = fixed_batch(model) or batch_size
+    try:
+        return _traced(graph, [(size, *rest) for rest in lengths], size, opens)
+    except (ValueError, TypeError, RuntimeError):  # depends on the backend
+        return _traced(graph, [(None, *rest) for rest in lengths], None, opens)
+
+
+def _traced(
+    graph: Any,
+    shapes: Sequence[Sequence[int | None]],
+    batch_size: int | None,
+    opens: Opens,
+) -> Trace:
     inputs = [
         _with_batch(tensor, shape, batch_size)
         for tensor, shape in zip(graph.inputs, shapes, strict=True)
@@ -361,7 +375,9 @@ def _of_size(reshaped: Any, x: Any) -> Any:
     return keras.KerasTensor(shape, reshaped.dtype)
 
 
-def _with_batch(tensor: Any, shape: Sequence[int | None], batch_size: int) -> Any:
+def _with_batch(
+    tensor: Any, shape: Sequence[int | None], batch_size: int | None
+) -> Any:
     first, *rest = shape
     shape = (batch_size if first is None else first, *rest)
     return keras.KerasTensor(shape, dtype=tensor.dtype, sparse=tensor.sparse)

@@ -2,7 +2,9 @@
 
 import math
 import sys
+import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +66,7 @@ def pack(model: Any, optimizer: Any | None, dtype_policy: str | None) -> dict[st
         "inside": lora_inside(model),
         "frozen": [n for n, w in enumerate(model.weights) if not w.trainable],
         "activation_policy": policy_settings(model),
+        "assets": [_assets(layer) for layer in _with_assets(model)],
     }
 
 
@@ -98,6 +101,8 @@ def unpack(sent: Mapping[str, Any], *, jit_compile: bool) -> Any:
                 "it, and a `build` that makes every weight. Next: complete them"
                 f"{_or_analytic(model)}."
             )
+        for layer, files in zip(_with_assets(model), sent["assets"], strict=True):
+            _load_assets(layer, files)
         for number in sent["frozen"]:
             model.weights[number].trainable = False
         if sent["optimizer"] is not None:
@@ -113,14 +118,34 @@ def unpack(sent: Mapping[str, Any], *, jit_compile: bool) -> Any:
     return model
 
 
+def _with_assets(model: Any) -> list[Any]:
+    """Returns the layers that save files, such as an adapted vocabulary."""
+    return [layer for layer in sublayers(model) if hasattr(layer, "save_assets")]
+
+
+def _assets(layer: Any) -> dict[str, bytes]:
+    with tempfile.TemporaryDirectory() as folder:
+        layer.save_assets(folder)
+        return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+
+
+def _load_assets(layer: Any, files: Mapping[str, bytes]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        for name, content in files.items():
+            Path(folder, name).write_bytes(content)
+        layer.load_assets(folder)
+
+
 def _compiled_attributes(model: Any) -> dict[str, Any]:
     """Return the configs of attributes that a custom `compile` may have set."""
     kinds = (keras.optimizers.Optimizer, keras.losses.Loss, keras.metrics.Metric)
-    return {
-        name: keras.saving.serialize_keras_object(value)
-        for name, value in vars(model).items()
-        if isinstance(value, kinds)
-    }
+    found = {}
+    for name, value in vars(model).items():
+        # Those that Keras makes in its own `compile` have no config.
+        with suppress(NotImplementedError):
+            if isinstance(value, kinds):
+                found[name] = keras.saving.serialize_keras_object(value)
+    return found
 
 
 def send(model: Any, path: Path) -> dict[str, Any]:

@@ -268,8 +268,9 @@ class ThreeParts(OwnStep):
 class OwnLoss(keras.Model):
     """A loss and a metric of its own, without those of `compile`."""
 
-    def __init__(self, *arguments, **kwargs):
-        super().__init__(*arguments, **kwargs)
+    # Keras makes a Functional of the config of a class with `*args` of this name only.
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
         self.tracker = keras.metrics.Mean(name="loss")
 
     @property
@@ -721,6 +722,24 @@ def _(random):
     model.compile(keras.optimizers.SGD(0.01), loss=loss)
     x = {"token_ids": whole(random, 32, 6), "padding_mask": np.ones((SAMPLES, 6), bool)}
     return model, x, whole(random, 32, 6)
+
+
+@known
+class Neighbors(L.Layer):
+    """Sums the rows of the neighbors in a graph."""
+
+    def call(self, nodes, adjacency):
+        return ops.matmul(adjacency, nodes)
+
+
+@kind("graph network, a batch is a graph")
+def _(random):
+    nodes, adjacency = keras.Input((12,)), keras.Input((8,))
+    hidden = Neighbors()(L.Dense(16, activation="relu")(nodes), adjacency)
+    outputs = Neighbors()(L.Dense(3)(hidden), adjacency)
+    links = (normal(random, 8) > 0.5).astype("float32")
+    model = compiled(keras.Model([nodes, adjacency], outputs))
+    return model, [normal(random, 12), links], normal(random, 3)
 
 
 @kind("legacy .h5 file")

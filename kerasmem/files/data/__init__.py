@@ -36,6 +36,7 @@ from kerasmem.files.data.source import (
     load_data,
     shared,
 )
+from kerasmem.files.data.whole import whole_batch
 
 __all__ = [
     "LoadedData",
@@ -61,4 +62,5 @@ __all__ = [
     "shared",
     "take",
     "warn_if_not_finite",
+    "whole_batch",
 ]

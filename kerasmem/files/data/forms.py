@@ -53,7 +53,7 @@ def is_array_data(data: Any) -> bool:
 
 
 class Batches(keras.utils.PyDataset):
-    """Arrays in batches of one size, for a model with a fixed batch size.
+    """Arrays in batches of one size, for a model that takes no other. None is cut.
 
     Args:
         data: `x`, `(x, y)` or `(x, y, sample_weight)` in arrays.
@@ -62,17 +62,24 @@ class Batches(keras.utils.PyDataset):
 
     def __init__(self, data: Any, size: int) -> None:
         super().__init__()
-        self._data, self._size = data, size
+        self._data, self.size = data, size
         self.samples = sample_count(data) or 0
 
     def __len__(self) -> int:
         """Return the number of batches."""
-        return self.samples // self._size
+        return self.samples // self.size
 
     def __getitem__(self, index: int) -> tuple:
         """Return one batch."""
-        start = index * self._size
-        return _cut(self._data, slice(start, start + self._size))
+        start = index * self.size
+        # Keras on TensorFlow takes no lists within a batch.
+        rows = slice(start, start + self.size)
+        return keras.tree.lists_to_tuples(_cut(self._data, rows))
+
+
+def _at_most(data: Any, count: int) -> int:
+    """Returns the number of samples to take, in whole batches where none is cut."""
+    return -(-count // data.size) * data.size if isinstance(data, Batches) else count
 
 
 def in_fixed_batches(size: int | None, data: Any) -> Any:
@@ -105,7 +112,7 @@ def sample_inputs(data: Any, count: int) -> Any:
         DataError: if the data is empty, or is a generator, which can be read only once.
     """
     x = _named(data)["x"] if is_array_data(data) else _first_batch(data)[0]
-    return _rows(x, 0, count)
+    return _rows(x, 0, _at_most(data, count))
 
 
 def input_batches(data: Any, count: int, batch_size: int) -> Iterator[Any]:
@@ -122,6 +129,7 @@ def input_batches(data: Any, count: int, batch_size: int) -> Iterator[Any]:
         DataError: if the data is empty, or is a generator, which can be read only once.
     """
     sample_inputs(data, 1)  # raises
+    count = _at_most(data, count)
     for batch in inputs_from(data, 0, batch_size):
         x = _rows(batch, 0, count)
         yield x
@@ -192,7 +200,7 @@ def drawn_batches(
         part: 0 for every second batch, 1 for the others. If there is one batch only,
             it is both parts.
     """
-    start = count
+    start = count = _at_most(data, count)
     for batch in islice(_drawn(data, batch_size), part, None, 2):
         x, y, weight = (_rows(array, 0, count) for array in batch)
         yield x, y, weight

@@ -214,9 +214,11 @@ def symbolic_batch(request: Request) -> Any:
 
 
 def zeros(request: Request) -> Any:
-    """Return a batch of zeros, see `symbolic_batch`."""
+    """Return a batch of zeros and empty texts, see `symbolic_batch`."""
 
     def array(spec: Any) -> np.ndarray:
+        if spec.dtype == "string":
+            return np.full(spec.shape, "")
         return np.zeros(spec.shape, "float32" if "float" in spec.dtype else spec.dtype)
 
     return keras.tree.map_structure(array, symbolic_batch(request))

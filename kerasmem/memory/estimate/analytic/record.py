@@ -6,6 +6,8 @@ from typing import Any
 
 import keras
 
+from kerasmem.errors import ModelError
+from kerasmem.files.load import first_reason
 from kerasmem.graph.activation_policy import RecomputedSegment
 from kerasmem.graph.calls import Call, Trace, trace, trace_call
 from kerasmem.graph.computed import ComputedVariable
@@ -93,12 +95,15 @@ def record(request: Request, how: Framework) -> Record | None:
     part = request.of_a_replica()
     tape = Tape(request.training, how)
     forward = Forward(tape, request)
-    traced = trace(
-        request.model,
-        part.batch_size,
-        [x.shape for x in part.inputs],
-        opens=forward.opens,
-    )
+    shapes = [x.shape for x in part.inputs]
+    try:
+        traced = trace(request.model, part.batch_size, shapes, opens=forward.opens)
+    except (ValueError, TypeError, RuntimeError) as error:  # depends on the backend
+        raise ModelError(
+            f"The model {request.model.name!r} does not take inputs of the shapes "
+            f"{', '.join(map(str, shapes))}: {first_reason(error)}. Next: the batch "
+            "size and lengths that it is trained with."
+        ) from error
     if traced is None:
         return None
     outputs = forward.run(traced)

@@ -1,0 +1,40 @@
+"""Models that run on whole batches only, such as graph networks."""
+
+from typing import Any
+
+import keras
+
+from kerasmem.errors import DataError
+from kerasmem.files.data.check import outputs_on
+from kerasmem.files.data.forms import is_array_data, sample_count, sample_inputs
+
+
+def whole_batch(model: Any, data: Any, batch_size: int) -> int | None:
+    """Returns the batch size of a model that runs on whole batches only, or `None`.
+
+    In a graph network a batch holds all nodes of a graph. The model is called on one
+    sample and on a batch if the batch is all of the data, or as long as another axis of
+    an input (the adjacency matrix).
+
+    Args:
+        model: A `keras.Model`.
+        data: Samples in any of the forms that `kerasmem.files.data` lists, or `None`.
+        batch_size: Number of samples per batch.
+
+    Raises:
+        DataError: If the model can be called on neither.
+    """
+    if data is None or not is_array_data(data):
+        return None
+    count = sample_count(data) or 0
+    size = min(batch_size, count)
+    first = keras.tree.flatten(sample_inputs(data, 1))
+    lengths = {n for array in first if array is not None for n in array.shape[1:]}
+    if size < 2 or count % size or not (size == count or size in lengths):
+        return None
+    try:
+        outputs_on(model, sample_inputs(data, 1))
+    except DataError:
+        outputs_on(model, sample_inputs(data, size))
+        return size
+    return None
