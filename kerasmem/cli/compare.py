@@ -91,7 +91,7 @@ def _on_samples(
     data = loaded.train if loaded.test is None else loaded.test
     for model in models.values():
         compile_for(model, options.loss, options.metrics)
-        check_judging(model, data)
+        check_judging(model, data, options.batch_size)
     warn_if_not_finite(data)
     say(f"measuring {' and '.join(models)}")
     size = options.batch_size

@@ -304,11 +304,11 @@ def _load(options: Namespace, job: Job) -> tuple[Any, Any, Any]:
         check_data(model, train)
         return model, train, None
     if job.trains or test is None:
-        check_judging(model, train)
+        check_judging(model, train, options.batch_size)
     if test is None and job.trains:
         train, test = split_to_judge(train)
     test = train if test is None else test
-    check_judging(model, test)
+    check_judging(model, test, options.batch_size)
     return model, train, test
 
 

@@ -116,11 +116,11 @@ def _load(options: Namespace) -> tuple[Any, Any, Any, Any]:
     train, test = loaded.train, loaded.test
     for model in (teacher, student):
         compile_for(model, options.loss, options.metrics)
-        check_judging(model, train)
+        check_judging(model, train, options.batch_size)
     if test is None:
         train, test = split_to_judge(train)
     for model in (teacher, student):
-        check_judging(model, test)
+        check_judging(model, test, options.batch_size)
     return teacher, student, train, test
 
 

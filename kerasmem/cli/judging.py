@@ -14,11 +14,12 @@ from kerasmem.files.contents import file_size
 from kerasmem.files.data import (
     check_data,
     check_labels,
-    few_inputs,
     fit_arguments,
     hold_out,
     is_array_data,
+    needed_batch,
     outputs_on,
+    sample_inputs,
 )
 from kerasmem.files.data.forms import first_samples
 from kerasmem.graph.outputs import as_loss
@@ -73,7 +74,7 @@ def has_labels(data: Any) -> bool:
     return first_samples(data).get("y") is not None
 
 
-def check_judging(model: Any, data: Any) -> None:
+def check_judging(model: Any, data: Any, batch_size: int) -> None:
     """Raise unless the model's loss and metrics can be computed on the data.
 
     A few samples are evaluated: the shapes and values that a loss takes are known to
@@ -85,7 +86,8 @@ def check_judging(model: Any, data: Any) -> None:
         DataError: if the samples or the labels do not fit, or there are no labels.
     """
     check_data(model, data)
-    outputs = outputs_on(model, few_inputs(model, data))
+    size = needed_batch(model, data, batch_size)
+    outputs = outputs_on(model, sample_inputs(data, size or 1))
     parts = {k: part for k, part in first_samples(data).items() if part is not None}
     if "y" not in parts:
         raise DataError("The data has no labels, and judging a model takes them.")
@@ -101,7 +103,7 @@ def check_judging(model: Any, data: Any) -> None:
                 "number the classes from 0, as in np.unique(y, return_inverse=True)[1]."
             )
     check_labels(model, tuple(parts.values()), outputs)
-    count = _odd_count(parts, outputs)
+    count = size or _odd_count(parts, outputs)
     few = keras.tree.map_structure(
         lambda array: None if array is None else array[:count], tuple(parts.values())
     )

@@ -39,14 +39,13 @@ from kerasmem.files.data import (
     fit_arguments,
     in_fixed_batches,
     is_array_data,
+    needed_batch,
     sample_count,
     sample_inputs,
-    whole_batch,
 )
 from kerasmem.files.preset import is_preset
 from kerasmem.files.save import Coding, check_coding
 from kerasmem.graph.clone import compile_as
-from kerasmem.graph.input_shapes import fixed_batch
 from kerasmem.graph.outputs import warn_if_unfit
 from kerasmem.records import CompressionReport
 from kerasmem.stages import OPENING, stage
@@ -214,7 +213,7 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
             compile_anew(original, loss, metrics)
         _check_loss(original.name, original.compiled, epochs)
         _check_samples(original, (data, validation_data), batch_size)
-        size_of = partial(_fixed_size, original, batch_size)
+        size_of = partial(needed_batch, original, batch_size=batch_size)
         parts = _in_batches(job, size_of, (data, validation_data))
         data, validation_data = parts
         fit = _fit_arguments(data, epochs, batch_size)
@@ -294,10 +293,6 @@ def _check_samples(model: Any, parts: Sequence[Any], batch_size: int) -> None:
             check_data(model, samples)
             check_labels(model, samples)
             check_shared(samples, batch_size)
-
-
-def _fixed_size(model: Any, batch_size: int, data: Any) -> int | None:
-    return fixed_batch(model) or whole_batch(model, data, batch_size)
 
 
 def _in_batches(

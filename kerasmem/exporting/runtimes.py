@@ -21,7 +21,7 @@ from kerasmem.exporting.arguments import (
 from kerasmem.exporting.convert import inputs_and_samples
 from kerasmem.exporting.forms import FORMS, Arrays, Form, Runnable, Setup
 from kerasmem.exporting.interpreters import difference
-from kerasmem.files.data import check_data
+from kerasmem.files.data import check_data, in_fixed_batches, needed_batch
 from kerasmem.graph.clone import clone
 from kerasmem.graph.layers import check_built, sublayers
 from kerasmem.records import BatchTime, RuntimeAdvice, RuntimeComparison, RuntimeFigures
@@ -91,6 +91,7 @@ def compare_runtimes(  # noqa: PLR0913 - the public entry point
     sizes = _checked(model, batch_sizes, threads)
     if data is not None:
         check_data(model, data)
+        data = in_fixed_batches(needed_batch(model, data, sizes[-1]), data)
     model = with_named_inputs(model, data)
     say = _say if verbose else lambda _: None
     batch = _batch(model, data, sizes[-1], input_shape)

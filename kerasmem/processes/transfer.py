@@ -168,11 +168,19 @@ def receive(sent: Mapping[str, Any]) -> Any:
 
 
 def _with_modules(objects: Mapping[str, Any]) -> dict[str, Any]:
-    """Return objects and everything in their modules by name, to load a model with."""
+    """Return objects and what else their modules define by name, to load a model with.
+
+    What a module imports from other packages stays out: a `zeros` of NumPy would take
+    the place of Keras's initializer.
+    """
     modules = {each.__module__ for each in objects.values()} & set(sys.modules)
     scope: dict[str, Any] = {}
     for name in sorted(modules - {"__main__"}):  # here the script of the child
-        scope |= vars(sys.modules[name])
+        package = name.partition(".")[0]
+        for key, value in vars(sys.modules[name]).items():
+            home = getattr(value, "__module__", None)
+            if isinstance(home, str) and home.partition(".")[0] == package:
+                scope[key] = value
     return scope | dict(objects)
 
 

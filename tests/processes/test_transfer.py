@@ -1,6 +1,7 @@
 """A model in another process: what the config of its class does not tell."""
 
 import keras
+import numpy as np
 import pytest
 from keras import layers
 
@@ -8,7 +9,7 @@ import kerasmem as km
 from kerasmem.graph.layers import sublayers
 from kerasmem.graph.lora import has_lora
 from kerasmem.memory.estimate.estimate import checked_request
-from kerasmem.memory.estimate.inputs import symbolic_batch
+from kerasmem.memory.estimate.inputs import symbolic_batch, zeros
 from kerasmem.processes.transfer import pack, unpack
 
 
@@ -102,3 +103,36 @@ def test_a_model_around_the_inputs_of_another_has_lora_where_it_was():
     again = there(model)
     assert shapes(again) == shapes(model)
     assert [x.name for x in sublayers(again) if has_lora(x)] == ["end"]
+
+
+@keras.saving.register_keras_serializable("tests")
+class Alternating(Pair):
+    """Two optimizers, the second by an argument of its own in `compile`."""
+
+    def compile(self, other, **settings):
+        super().compile(**settings)
+        self.other = other
+
+
+def test_the_optimizers_of_a_compile_of_its_own_go_along():
+    model = Alternating(16)
+    other = keras.optimizers.Adam(0.125)
+    model.compile(other, optimizer="sgd", loss="mse", metrics=["mae"])
+    again = unpack(pack(model, model.optimizer, None), jit_compile=False)
+    assert float(again.other.learning_rate) == 0.125
+    assert again.loss == "mse"
+
+
+@pytest.mark.one_backend
+def test_an_adapted_vocabulary_goes_with_a_model():
+    """Measured on empty texts, whose table exists in the child process only if sent."""
+    lookup = layers.TextVectorization(10, output_sequence_length=4)
+    lookup.adapt(["a b c d", "a b", "e f"])
+    inputs = keras.Input((), dtype="string")
+    table = layers.Flatten()(layers.Embedding(10, 6)(lookup(inputs)))
+    model = keras.Model(inputs, layers.Dense(3)(table))
+    again = there(model)
+    (copied,) = (x for x in again.layers if isinstance(x, layers.TextVectorization))
+    assert copied.get_vocabulary() == lookup.get_vocabulary()
+    step = zeros(checked_request(model, 8))
+    assert np.isfinite(again.train_on_batch(*step[:2]))

@@ -36,7 +36,7 @@ from kerasmem.files.data.source import (
     load_data,
     shared,
 )
-from kerasmem.files.data.whole import whole_batch
+from kerasmem.files.data.whole import needed_batch, whole_batch
 
 __all__ = [
     "LoadedData",
@@ -56,6 +56,7 @@ __all__ = [
     "is_array_data",
     "load_data",
     "named_leaves",
+    "needed_batch",
     "outputs_on",
     "sample_count",
     "sample_inputs",

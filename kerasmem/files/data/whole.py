@@ -7,6 +7,20 @@ import keras
 from kerasmem.errors import DataError
 from kerasmem.files.data.check import outputs_on
 from kerasmem.files.data.forms import is_array_data, sample_count, sample_inputs
+from kerasmem.graph.input_shapes import fixed_batch
+
+
+def needed_batch(model: Any, data: Any, batch_size: int) -> int | None:
+    """Returns the only batch size that a model takes, or `None` if it takes any.
+
+    See `fixed_batch` and `whole_batch`.
+
+    Args:
+        model: A `keras.Model`.
+        data: Samples in any of the forms that `kerasmem.files.data` lists, or `None`.
+        batch_size: Number of samples per batch.
+    """
+    return fixed_batch(model) or whole_batch(model, data, batch_size)
 
 
 def whole_batch(model: Any, data: Any, batch_size: int) -> int | None:
