@@ -250,6 +250,18 @@ def text_of(error: Exception) -> str:
     return re.sub(r"\x1b\[\d+m", "", text)
 
 
+def without_config(text: str) -> str:
+    """Returns a message of Keras, in one line, up to the config of a layer in it.
+
+    Example:
+        >>> without_config("`Own` is unknown. Full object config: {'module': None}")
+        '`Own` is unknown.'
+    """
+    for end in (" Example: ", " Full object config: ", " Received config=", ": {"):
+        text = text.partition(end)[0]
+    return text
+
+
 def first_line(text: str) -> str:
     r"""Return the first line that says what is wrong, after where if that is said.
 

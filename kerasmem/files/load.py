@@ -19,6 +19,7 @@ from kerasmem.errors import (
     OutputError,
     first_line,
     text_of,
+    without_config,
 )
 from kerasmem.files.archive import DAMAGED, check_archive, is_weights_alone
 from kerasmem.files.atomic import held_folder, replacing
@@ -29,8 +30,6 @@ from kerasmem.files.memory_map import MappedWeights
 from kerasmem.files.plain import write_plain
 from kerasmem.files.preset import TASK, is_preset, load_task, weight_files, weights_of
 from kerasmem.graph.skip_sets import skip_sets
-
-_MOST_LETTERS = 400
 
 
 def load_model(
@@ -308,7 +307,7 @@ def first_reason(error: Exception) -> str:
     # Around what went wrong stands the config of each layer that it went wrong in.
     parts = reversed(text.split("Exception encountered: "))
     first = next(filter(None, map(first_line, parts)), "")
-    return f"{type(error).__name__}: {first[:_MOST_LETTERS]}".rstrip(": ")
+    return f"{type(error).__name__}: {without_config(first)}".rstrip(": ")
 
 
 def save_beside(model: Any, file: os.stat_result) -> None:

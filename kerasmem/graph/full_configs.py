@@ -10,6 +10,8 @@ from typing import Any
 
 import keras
 
+from kerasmem.errors import without_config
+
 _OF_ANY_LAYER = ("name", "trainable", "dtype", "activity_regularizer")
 """Arguments that `keras.layers.Layer.get_config` tells."""
 
@@ -179,6 +181,4 @@ def no_copy(name: str, error: Exception) -> str:
 def _cause_of(error: Exception) -> str:
     """Return the innermost cause in an error of Keras, without configs and examples."""
     text = " ".join(str(error).split()).rpartition("Exception encountered: ")[2]
-    for end in (" Example: ", " Full object config: ", " Received config=", ": {"):
-        text = text.partition(end)[0]
-    return text or type(error).__name__
+    return without_config(text) or type(error).__name__
