@@ -265,12 +265,23 @@ def without_config(text: str) -> str:
 def first_line(text: str) -> str:
     r"""Return the first line that says what is wrong, after where if that is said.
 
+    A sentence that goes on with a small letter in the next line is joined.
+
     Example:
-        >>> first_line("\n\nno\nyes"), first_line(f"{IN_CALL} A.call().\n\nno\nyes")
-        ('no', 'Exception encountered when calling A.call(). no')
+        >>> first_line("\n\nNo\nYes"), first_line(f"{IN_CALL} A.call().\n\nNo\nYes")
+        ('No', 'Exception encountered when calling A.call(). No')
+        >>> first_line("It was made\nof wood.\nand so on")
+        'It was made of wood.'
     """
-    lines = [line for line in text.splitlines() if line.strip()]
-    return " ".join(lines[: 2 if lines and lines[0].startswith(IN_CALL) else 1])
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    count = 2 if lines and lines[0].startswith(IN_CALL) else 1
+    while lines[count:] and _goes_on(lines[count - 1], lines[count]):
+        count += 1
+    return " ".join(lines[:count])
+
+
+def _goes_on(line: str, after: str) -> bool:
+    return after[0].islower() and not line.endswith((".", ":"))
 
 
 def as_received(value: object) -> str:

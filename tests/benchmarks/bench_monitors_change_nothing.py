@@ -9,7 +9,8 @@ operations. It compares weights and optimizer slots. If they differ, the plain t
 runs a second time, to see that it repeats itself.
 
 Each backend runs in a child process. A cell with a line in the results file is skipped,
-so an interrupted run goes on with the next cell. It takes about 15 minutes on 2 cores.
+so an interrupted run goes on with the next cell. It takes about 30 minutes on 2 cores,
+half of it for torch with jit.
 """
 
 import argparse
