@@ -32,10 +32,18 @@ def test_the_pairs_hold_every_verb_that_needs_no_process_of_its_own():
     assert {verb for _, verb in PAIRS} == set(IN_PROCESS)
 
 
-def test_the_page_lists_refusals_with_their_reasons():
-    row = {"backend": "tensorflow", "verb": "Prune"}
-    page = table(
-        [{**row, "kind": "a", "result": "works"}, {**row, "kind": "b", "result": "No."}]
-    )
+def test_the_page_counts_cells_and_lists_refusals_with_their_reasons():
+    dynamic = 'Quantize("int8-dynamic")'
+    cells = [
+        ("tensorflow", "a", "Prune", "works", None),
+        ("tensorflow", "b", "Prune", "No 'b_7' in '/tmp/xyz/m.keras'.", None),
+        ("tensorflow", "b", dynamic, "works", 0.125),
+        ("jax", "a", "Prune", "works", None),
+    ]
+    names = ("backend", "kind", "verb", "result", "error")
+    page = table([dict(zip(names, cell, strict=True)) for cell in cells])
     assert "| Prune | 1 | 1 |" in page
-    assert "| b | No. |" in page
+    assert "| all | 2 | 1 |" in page
+    assert "| b | Prune | No 'b' in 'm.keras'. |" in page
+    assert "| b | int8-dynamic | 12.5% |" in page
+    assert "On jax 1 of 1 cells" in page
