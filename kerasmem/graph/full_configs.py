@@ -167,7 +167,7 @@ def no_copy(name: str, error: Exception) -> str:
         name: Name of the model.
         error: The exception.
     """
-    cause = _cause_of(error)
+    cause = cause_of(error)
     steps = [step for part, step in _NEXT.items() if part in cause]
     if "{'value': [" in str(error):  # the code of a function without a name
         steps = ["use named functions in place of lambdas"]
@@ -178,7 +178,7 @@ def no_copy(name: str, error: Exception) -> str:
     )
 
 
-def _cause_of(error: Exception) -> str:
+def cause_of(error: Exception) -> str:
     """Return the innermost cause in an error of Keras, without configs and examples."""
     text = " ".join(str(error).split()).rpartition("Exception encountered: ")[2]
     return without_config(text) or type(error).__name__
