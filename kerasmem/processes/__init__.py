@@ -21,7 +21,13 @@ import keras
 
 from kerasmem import errors
 from kerasmem.backends.exhaustion import complaint, is_out_of_memory
-from kerasmem.errors import ChildDiedError, ConfigError, KerasMemError, first_line
+from kerasmem.errors import (
+    ChildDiedError,
+    ConfigError,
+    KerasMemError,
+    first_line,
+    text_of,
+)
 
 _ERROR = re.compile(r"[\w.]*(Error|Exception|Interrupt)\b.*:")
 _OUT_OF_MEMORY = re.compile("OutOfMemoryError|ResourceExhaustedError|MemoryError")
@@ -256,6 +262,7 @@ def death(name: str, returncode: int, stderr: str) -> ChildDiedError:
         returncode: how it ended.
         stderr: what it wrote there, empty where the user saw it.
     """
+    stderr = text_of(RuntimeError(stderr))  # without codes of a terminal
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     starts = [number for number, line in enumerate(lines) if _ERROR.match(line)]
     last = lines[starts[-1] :] if starts else lines[-1:] or ["nothing on stderr"]

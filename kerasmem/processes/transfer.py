@@ -48,8 +48,9 @@ def pack(model: Any, optimizer: Any | None, dtype_policy: str | None) -> dict[st
     except (TypeError, ValueError, NotImplementedError) as error:
         raise ModelError(
             f"The model {model.name!r} cannot go to another process, because its "
-            f"config does not describe it: {cause_of(error).rstrip('.')}. Expected: a `get_config` "
-            f"in every part of your own. Next: add it{_or_analytic(model)}."
+            f"config does not describe it: {cause_of(error).rstrip('.')}. Expected: a "
+            "`get_config` in every part of your own. Next: add it"
+            f"{_or_analytic(model)}."
         ) from error
     own_compile = type(model).compile is not keras.Model.compile
     if optimizer is None or own_compile:
@@ -89,7 +90,8 @@ def unpack(sent: Mapping[str, Any], *, jit_compile: bool) -> Any:
         except (TypeError, ValueError) as error:
             raise ModelError(
                 "The model cannot be made from its config in another process: "
-                f"{cause_of(error).rstrip('.')}. Expected: a `get_config` that tells all of it."
+                f"{cause_of(error).rstrip('.')}. Expected: a `get_config` that tells "
+                "all of it."
             ) from error
         # A config of a class's own arguments tells neither.
         note_lora_inside(model, sent["inside"])
