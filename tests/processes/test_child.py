@@ -79,6 +79,13 @@ def test_a_long_error_is_shortened_to_its_cause():
     assert error.stderr.splitlines() == lines
 
 
+def test_a_message_holds_no_codes_of_a_terminal():
+    error = death(
+        "The estimate", 1, "ValueError: \x1b[1mDimensions must be equal.\x1b[0m"
+    )
+    assert "Received: ValueError: Dimensions must be equal. Next" in str(error)
+
+
 def test_a_child_that_takes_too_long_is_ended():
     with pytest.raises(TimeoutError, match="sleep took more than 1 seconds"):
         ask("sleep", seconds=1)
