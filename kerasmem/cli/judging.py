@@ -22,6 +22,7 @@ from kerasmem.files.data import (
     sample_inputs,
 )
 from kerasmem.files.data.forms import first_samples
+from kerasmem.graph.from_config import compile_with
 from kerasmem.graph.outputs import as_loss
 from kerasmem.records import ModelFigures
 from kerasmem.units import format_bytes
@@ -41,11 +42,9 @@ def compile_for(model: Any, loss: str | None, metrics: Sequence[str]) -> None:
             "The model was loaded without a loss. Received: --metric without --loss. "
             "Next: add --loss NAME."
         )
-    model.compile(
-        optimizer=getattr(model, "optimizer", None) or "adam",
-        loss=found or model.loss,
-        metrics=list(metrics) or None,
-    )
+    optimizer = getattr(model, "optimizer", None) or "adam"
+    settings = {"optimizer": optimizer, "loss": found or model.loss}
+    compile_with(model, settings | {"metrics": list(metrics) or None})
 
 
 def check_names(loss: str | None, metrics: Sequence[str]) -> Any:

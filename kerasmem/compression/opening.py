@@ -12,6 +12,7 @@ from kerasmem.errors import ConfigError, as_received
 from kerasmem.files.contents import FileSize, file_size
 from kerasmem.files.load import load_model
 from kerasmem.graph.clone import compile_settings, to_read
+from kerasmem.graph.from_config import compile_with
 from kerasmem.graph.outputs import as_loss
 
 
@@ -61,7 +62,7 @@ def compile_anew(model: Any, loss: Any, metrics: Any) -> None:
     if metrics is not None:
         settings["metrics"] = metrics
     if settings.get("loss") is not None:
-        model.compile(**{"optimizer": "adam", **settings})
+        compile_with(model, {"optimizer": "adam", **settings})
     elif metrics is not None:
         raise ConfigError(
             f"The model {model.name!r} has no loss. Give loss= beside metrics=."

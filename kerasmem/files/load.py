@@ -183,6 +183,8 @@ def model_of(
     model, why = _with_loss(path, file, objects) if compile else (None, None)
     if model is None:
         model = _load(path, file, objects, with_loss=False)
+    if getattr(model, "optimizer", None) is None:
+        model.compiled = False  # Keras says True where a custom `compile` did not run
     return model, why
 
 

@@ -1,11 +1,10 @@
 """Independent copies of models, from their configs or through a file of Keras."""
 
-import inspect
 import sys
 import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,11 @@ from kerasmem.backends import current
 from kerasmem.errors import KerasMemError, ModelError
 from kerasmem.graph.from_config import (
     LAMBDA_WARNING,
+    compile_alike,
     keep_lambdas,
     made_of_config,
     restore_lora,
+    takes,
 )
 from kerasmem.graph.full_configs import full_configs, no_copy
 from kerasmem.graph.layers import (
@@ -71,8 +72,7 @@ def clone(model: Any) -> Any:
             _anew(model.optimizer)  # the clear error, if it cannot be
             live = model._compile_config.config
             settings = settings_of(model.get_compile_config(), objects, live)
-            if _takes(copy.compile, settings):
-                copy.compile(**settings)
+            compile_alike(copy, model, settings)
     if copy is None:
         copy = reloaded(model)
         restore_lora(model, copy)
@@ -166,13 +166,16 @@ def compile_settings(model: Any) -> dict[str, Any] | None:
 
     None also if `compile` has arguments of its own, which Keras does not record.
     """
+    settings = _recorded_settings(model)
+    return settings if settings and takes(model.compile, settings) else None
+
+
+def _recorded_settings(model: Any) -> dict[str, Any] | None:
     objects = live_objects(model)
     with keras.saving.custom_object_scope(objects), _lambdas_allowed():
         config = model.get_compile_config() if model.compiled else None
-    if not config:
-        return None
-    settings = settings_of(config, objects, model._compile_config.config)
-    return settings if _takes(model.compile, settings) else None
+    live = model._compile_config.config if config else None
+    return settings_of(config, objects, live) if config else None
 
 
 def settings_of(
@@ -186,17 +189,12 @@ def settings_of(
     return settings
 
 
-def _takes(function: Any, settings: dict[str, Any]) -> bool:
-    with suppress(TypeError):
-        return bool(inspect.signature(function).bind(**settings))
-    return False
-
-
 def compile_as(new: Any, model: Any) -> None:
     """Compile `new` as `model` is, with a fresh optimizer; or not, as `model`."""
-    settings = compile_settings(model)
+    settings = _recorded_settings(model)
     if settings is not None:
-        new.compile(**settings)
+        with keras.saving.custom_object_scope(live_objects(model)):
+            compile_alike(new, model, settings)
 
 
 def live_objects(model: Any, *, compiled: bool = True) -> dict[str, Any]:

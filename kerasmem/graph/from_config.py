@@ -4,11 +4,12 @@ A file has all that layers save: that is where a copy of any model comes from. O
 layers of Keras that is their variables, and those can be handed over one by one.
 """
 
+import inspect
 import json
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import keras
@@ -195,6 +196,67 @@ def keep_lambdas(settings: dict[str, Any], live: dict[str, Any]) -> None:
                 live[key],
                 settings[key],
             )
+
+
+def takes(function: Any, settings: dict[str, Any]) -> bool:
+    """Returns whether a function can be called with these arguments alone."""
+    with suppress(TypeError):
+        return bool(inspect.signature(function).bind(**settings))
+    return False
+
+
+def compile_with(model: Any, settings: dict[str, Any]) -> bool:
+    """Compiles a model; past a `compile` of its own that needs other arguments, too.
+
+    Args:
+        model: The model.
+        settings: Arguments of `keras.Model.compile`.
+
+    Returns:
+        Whether its own `compile` ran.
+    """
+    is_complete = takes(model.compile, settings)
+    if is_complete:
+        model.compile(**settings)
+    else:
+        keras.Model.compile(model, **settings)
+    return is_complete
+
+
+def compile_alike(copy: Any, model: Any, settings: dict[str, Any]) -> None:
+    """Compiles a copy of `model`, also if its `compile` has arguments of its own.
+
+    Keras does not record those. Optimizers, losses and metrics among the attributes of
+    `model` are made anew from their configs.
+
+    Args:
+        copy: A model of the same class.
+        model: The compiled model.
+        settings: Fresh arguments of `keras.Model.compile`.
+    """
+    if not compile_with(copy, settings):
+        set_compiled_attributes(copy, compiled_attributes(model))
+
+
+def compiled_attributes(model: Any) -> dict[str, Any]:
+    """Returns the configs of attributes that a custom `compile` may have set."""
+    kinds = (keras.optimizers.Optimizer, keras.losses.Loss, keras.metrics.Metric)
+    found = {}
+    for name, value in vars(model).items():
+        # Those that Keras makes in its own `compile` have no config.
+        with suppress(NotImplementedError):
+            if isinstance(value, kinds):
+                found[name] = keras.saving.serialize_keras_object(value)
+    return found
+
+
+def set_compiled_attributes(model: Any, configs: Mapping[str, Any]) -> None:
+    """Sets the attributes that a model lacks, made anew from their configs."""
+    for name, config in configs.items():
+        if name not in vars(model):
+            # The config comes from a live object, never from a file.
+            load = keras.saving.deserialize_keras_object
+            setattr(model, name, load(config, safe_mode=False))
 
 
 def _is_lambda(value: Any) -> bool:

@@ -4,7 +4,6 @@ import math
 import sys
 import tempfile
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,11 @@ from kerasmem.errors import ModelError
 from kerasmem.files.write import save_stored
 from kerasmem.graph.activation_policy import apply_policy, policy_settings
 from kerasmem.graph.clone import live_objects
+from kerasmem.graph.from_config import compiled_attributes, set_compiled_attributes
 from kerasmem.graph.full_configs import cause_of, full_configs
 from kerasmem.graph.layers import has_graph, sublayers
 from kerasmem.graph.lora import enable_lora_inside, lora_inside, note_lora_inside
+from kerasmem.graph.outputs import without_preprocessor
 
 _DEFAULT_LOSS = "mean_squared_error"
 _SHARED = "shared_object_id"
@@ -42,7 +43,11 @@ def pack(model: Any, optimizer: Any | None, dtype_policy: str | None) -> dict[st
         kind = type(optimizer)
         objects |= {keras.saving.get_registered_name(kind): kind}
     try:
-        with ObjectSharingScope(), full_configs(sublayers(model)):
+        with (
+            ObjectSharingScope(),
+            full_configs(sublayers(model)),
+            without_preprocessor([model]),  # there it takes token ids, no texts
+        ):
             config = _numbered(keras.saving.serialize_keras_object(model), {})
         settings = model.get_compile_config() if model.compiled else None
     except (TypeError, ValueError, NotImplementedError) as error:
@@ -61,7 +66,7 @@ def pack(model: Any, optimizer: Any | None, dtype_policy: str | None) -> dict[st
         "config": config,
         "compile": settings or {"loss": _DEFAULT_LOSS},
         "optimizer": optimizer and keras.optimizers.serialize(optimizer),
-        "compiled": _compiled_attributes(model) if own_compile else {},
+        "compiled": compiled_attributes(model) if own_compile else {},
         "objects": objects,
         "parameters": sum(math.prod(w.shape) for w in model.weights),
         "inside": lora_inside(model),
@@ -111,9 +116,7 @@ def unpack(sent: Mapping[str, Any], *, jit_compile: bool) -> Any:
             settings = dict(load(sent["compile"], safe_mode=False))
             settings["optimizer"] = keras.optimizers.deserialize(sent["optimizer"])
             keras.Model.compile(model, **settings | {"jit_compile": jit_compile})
-            for name, value in sent["compiled"].items():
-                if name not in vars(model):
-                    setattr(model, name, load(value, safe_mode=False))
+            set_compiled_attributes(model, sent["compiled"])
         else:
             model.jit_compile = jit_compile
     apply_policy(model, sent["activation_policy"])
@@ -122,7 +125,10 @@ def unpack(sent: Mapping[str, Any], *, jit_compile: bool) -> Any:
 
 def _with_assets(model: Any) -> list[Any]:
     """Returns the layers that save files, such as an adapted vocabulary."""
-    return [layer for layer in sublayers(model) if hasattr(layer, "save_assets")]
+    preprocessor = getattr(model, "preprocessor", None)  # stays here
+    outside = [] if preprocessor is None else sublayers(preprocessor)
+    found = [layer for layer in sublayers(model) if hasattr(layer, "save_assets")]
+    return [layer for layer in found if layer not in outside]
 
 
 def _assets(layer: Any) -> dict[str, bytes]:
@@ -136,18 +142,6 @@ def _load_assets(layer: Any, files: Mapping[str, bytes]) -> None:
         for name, content in files.items():
             Path(folder, name).write_bytes(content)
         layer.load_assets(folder)
-
-
-def _compiled_attributes(model: Any) -> dict[str, Any]:
-    """Return the configs of attributes that a custom `compile` may have set."""
-    kinds = (keras.optimizers.Optimizer, keras.losses.Loss, keras.metrics.Metric)
-    found = {}
-    for name, value in vars(model).items():
-        # Those that Keras makes in its own `compile` have no config.
-        with suppress(NotImplementedError):
-            if isinstance(value, kinds):
-                found[name] = keras.saving.serialize_keras_object(value)
-    return found
 
 
 def send(model: Any, path: Path) -> dict[str, Any]:

@@ -88,13 +88,16 @@ class OwnCompile(keras.Model):
 
 
 @pytest.mark.one_backend
-def test_a_model_with_arguments_of_its_own_in_compile_is_copied_without_them():
+def test_a_model_with_arguments_of_its_own_in_compile_is_copied_compiled():
     inputs = keras.Input((64,))
     model = OwnCompile(inputs, keras.layers.Dense(64)(inputs))
     model.compile(keras.optimizers.Adam(), optimizer="sgd", loss="mse")
     x = np.random.default_rng(0).normal(size=(8, 64)).astype("float32")
     result = km.compress(model, km.Quantize("int8"))
     assert isinstance(result.model, OwnCompile)
-    assert not result.model.compiled
+    assert result.model.compiled
+    assert result.model.loss == "mse"
+    assert isinstance(result.model.second_optimizer, keras.optimizers.Adam)
+    assert result.model.second_optimizer is not model.second_optimizer
     error = np.abs(result.model(x) - model(x)).max()
     assert error < 0.03 * np.abs(model(x)).max()

@@ -34,6 +34,15 @@ class Case:
     y: Any
     objects: dict[str, Any]
 
+    @property
+    def ids(self) -> Any:
+        """The inputs as `data=` takes them: token ids where `x` is texts for a task."""
+        preprocessor = getattr(self.model, "preprocessor", None)
+        if preprocessor is None:
+            return self.x
+        made = preprocessor(self.x)
+        return {name: np.asarray(values) for name, values in made.items()}
+
 
 Build = Callable[[np.random.Generator], tuple[Any, Any, Any]]
 KINDS: dict[str, Build] = {}

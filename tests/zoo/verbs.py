@@ -110,7 +110,7 @@ def _(case, folder):
     size = whole_batch_of(case) or 1 << 16
     cpu = {"device": "cpu", "jit_compile": False}
     estimate = km.estimate_memory(case.model, size, **cpu, **sizes_of(case))
-    measured = km.memory.measure_step(case.model, size, data=(case.x, case.y))
+    measured = km.memory.measure_step(case.model, size, data=(case.ids, case.y))
     peak, slack = measured.peak_bytes, CONSTANT_BYTES
     if not estimate.low_bytes / 2 - slack <= peak <= 2 * estimate.high_bytes + slack:
         raise WrongResultError(
@@ -121,7 +121,7 @@ def _(case, folder):
 
 @verb("find_batch_size")
 def _(case, folder):
-    size = km.find_batch_size(case.model, "1GiB", data=(case.x, case.y), largest=16)
+    size = km.find_batch_size(case.model, "1GiB", data=(case.ids, case.y), largest=16)
     if size < 8:
         raise WrongResultError(f"batch size {size}")
 
@@ -153,7 +153,7 @@ def _(case, folder):
 
 def compress(case: Case, *steps: Any, **settings: Any) -> Any:
     settings |= {"custom_objects": case.objects, "batch_size": 8}
-    return km.compress(case.model, list(steps), data=(case.x, case.y), **settings)
+    return km.compress(case.model, list(steps), data=(case.ids, case.y), **settings)
 
 
 @verb("Prune")
@@ -208,7 +208,7 @@ def _(case, folder):
 @verb("distill")
 def _(case, folder):
     student = build(case.name).model
-    data = case.x, case.y
+    data = case.ids, case.y
     taught = km.distill(case.model, student, data, epochs=1, batch_size=8)
     if not np.isfinite(outputs_of(taught, case.x)).all():
         raise WrongResultError("the student is not finite")
@@ -233,21 +233,21 @@ def _(case, folder):
 
 @verb("export float")
 def _(case, folder):
-    options = {"samples": (case.x,), **sizes_of(case)}
+    options = {"samples": (case.ids,), **sizes_of(case)}
     batch_size = whole_batch_of(case)
     km.export(case.model, folder / "m.tflite", batch_size=batch_size, **options)
 
 
 @verb("export int8")
 def _(case, folder):
-    options = {"scheme": "int8-dynamic", "samples": (case.x,), **sizes_of(case)}
+    options = {"scheme": "int8-dynamic", "samples": (case.ids,), **sizes_of(case)}
     batch_size = whole_batch_of(case)
     km.export(case.model, folder / "m.tflite", batch_size=batch_size, **options)
 
 
 def whole_batch_of(case: Case) -> int | None:
     """Returns 8 for a model that takes batches of one size only, else `None`."""
-    return fixed_batch(case.model) or whole_batch(case.model, (case.x,), 8)
+    return fixed_batch(case.model) or whole_batch(case.model, (case.ids,), 8)
 
 
 def sizes_of(case: Case) -> dict[str, Any]:
@@ -255,7 +255,7 @@ def sizes_of(case: Case) -> dict[str, Any]:
     tensors = getattr(case.model, "inputs", None) or []
     if all(None not in tuple(tensor.shape)[1:] for tensor in tensors):
         return {}
-    shapes = keras.tree.map_structure(lambda array: array.shape[1:], case.x)
+    shapes = keras.tree.map_structure(lambda array: array.shape[1:], case.ids)
     return {"input_shape": shapes}
 
 
@@ -270,14 +270,21 @@ def command(line: str) -> Verb:
         write_data(case, data)
         names = {"model": model, "other": other, "data": data}
         words = line.format(**names, out=folder / "out.keras").split()
+        words += ["--batch-size", "8", "--json", "--import", "tests.zoo.kinds"]
+        if words[0] in ("estimate", "tune", "runtimes"):
+            for array in keras.tree.flatten(case.ids) if sizes_of(case) else ():
+                words += ["--input-shape", ",".join(map(str, array.shape[1:]))]
+        is_hub = type(case.model).__module__.startswith("keras_hub.")
+        own_compile = type(case.model).compile is not keras.Model.compile
+        if (
+            own_compile
+            and not is_hub
+            and words[0] in ("compress", "evaluate", "compare")
+        ):
+            words += ["--loss", "mse"]  # not in the file if `compile` is overridden
         errors, answer = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(answer), contextlib.redirect_stderr(errors):
-            code = main(
-                [
-                    *words,
-                    *["--batch-size", "8", "--json", "--import", "tests.zoo.kinds"],
-                ]
-            )
+            code = main(words)
         if code:
             last = errors.getvalue().strip().splitlines()[-1]
             raise CommandError(code, last)
@@ -297,7 +304,7 @@ class CommandError(Exception):
 def write_data(case: Case, path: Path) -> None:
     """Writes the samples as `--data` reads them."""
     arrays = {}
-    for name, part in (("x", case.x), ("y", case.y)):
+    for name, part in (("x", case.ids), ("y", case.y)):
         if isinstance(part, dict):
             arrays |= {f"{name}_{key}": value for key, value in part.items()}
         elif isinstance(part, list):
