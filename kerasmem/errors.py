@@ -257,9 +257,8 @@ def without_config(text: str) -> str:
         >>> without_config("`Own` is unknown. Full object config: {'module': None}")
         '`Own` is unknown.'
     """
-    for end in (" Example: ", " Full object config: ", " Received config=", ": {"):
-        text = text.partition(end)[0]
-    return text
+    ends = r" Example: | Full object config: | Received config=|: \{.{0,60}?'module'"
+    return re.split(ends, text)[0]
 
 
 def first_line(text: str) -> str:

@@ -135,17 +135,7 @@ class GAN(keras.Model):
         super().__init__(**options)
         self.discriminator, self.generator = discriminator, generator
         self.d_loss_tracker = keras.metrics.Mean(name="d_loss")
-        self.built = True
-
-    def get_config(self):
-        return {
-            "discriminator": keras.saving.serialize_keras_object(self.discriminator),
-            "generator": keras.saving.serialize_keras_object(self.generator),
-        }
-
-    @classmethod
-    def from_config(cls, config):
-        return cls(*map(keras.saving.deserialize_keras_object, config.values()))
+        self.built = keras.backend.backend() == "torch"  # which fits no other
 
     def compile(self, d_optimizer, g_optimizer, loss_fn):
         super().compile()

@@ -81,9 +81,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail("Interrupted. Nothing was left half-written.")
     except (AccuracyDropError, TargetError) as error:
         return _fail(str(error), _GATE_NOT_MET)
+    except ChildDiedError as error:
+        return _fail_of_child(error)
     except (KerasMemError, OSError) as error:
-        is_defect = isinstance(error, ChildDiedError)
-        return _fail(str(error), _DEFECT if is_defect else _WRONG_INPUT)
+        return _fail(str(error))
     except MemoryError:
         return _fail("The host has too little memory for this.")
     return outcome.exit_code
@@ -161,6 +162,16 @@ def _fail(message: str, code: int = _WRONG_INPUT) -> int:
     line = shortened(" ".join(message.split()))
     print(f"kerasmem: error: {line}", file=sys.stderr)
     return code
+
+
+def _fail_of_child(error: ChildDiedError) -> int:
+    # Keras is loaded already if a child process was started.
+    from kerasmem.backends.exhaustion import is_out_of_memory
+
+    if is_out_of_memory(error):
+        return _fail(str(error))
+    print(error.stderr, file=sys.stderr)
+    return _fail(str(error), _DEFECT)
 
 
 def _say_warnings_in_one_line() -> None:

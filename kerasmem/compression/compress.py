@@ -298,10 +298,13 @@ def _check_samples(model: Any, parts: Sequence[Any], batch_size: int) -> None:
 def _in_batches(
     job: Any, size_of: Callable[[Any], int | None], parts: tuple[Any, ...]
 ) -> tuple[Any, ...]:
-    # A search draws single samples from arrays.
-    if isinstance(job, Request):
-        return parts
-    return tuple(in_fixed_batches(size_of(part), part) for part in parts)
+    sizes = [size_of(part) for part in parts]
+    if isinstance(job, Request) and any(sizes):
+        raise DataError(
+            "A search draws single samples, and the model takes batches of "
+            f"{max(filter(None, sizes))} samples only. Next: give steps=."
+        )
+    return tuple(map(in_fixed_batches, sizes, parts))
 
 
 def _few_samples(data: Any) -> Any:

@@ -20,6 +20,7 @@ from kerasmem.graph.from_config import (
     LAMBDA_WARNING,
     compile_alike,
     keep_lambdas,
+    lambdas_of,
     made_of_config,
     restore_lora,
     takes,
@@ -70,8 +71,8 @@ def clone(model: Any) -> Any:
         copy = made_of_config(model)
         if copy is not None and model.compiled:
             _anew(model.optimizer)  # the clear error, if it cannot be
-            live = model._compile_config.config
-            settings = settings_of(model.get_compile_config(), objects, live)
+            lambdas = lambdas_of(model)
+            settings = settings_of(model.get_compile_config(), objects, lambdas)
             compile_alike(copy, model, settings)
     if copy is None:
         copy = reloaded(model)
@@ -132,12 +133,12 @@ def reloaded(model: Any) -> Any:
 
 def _save(model: Any, path: Path) -> None:
     """Save a model without the state of its optimizer."""
-    with _lambdas_allowed(), fresh_optimizer(model), full_configs(sublayers(model)):
+    with lambdas_allowed(), fresh_optimizer(model), full_configs(sublayers(model)):
         model.save(path)
 
 
 @contextmanager
-def _lambdas_allowed() -> Iterator[None]:
+def lambdas_allowed() -> Iterator[None]:
     """Return a scope without Keras's warning: a lambda of the caller's stays here."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=LAMBDA_WARNING)
@@ -172,20 +173,21 @@ def compile_settings(model: Any) -> dict[str, Any] | None:
 
 def _recorded_settings(model: Any) -> dict[str, Any] | None:
     objects = live_objects(model)
-    with keras.saving.custom_object_scope(objects), _lambdas_allowed():
+    with keras.saving.custom_object_scope(objects), lambdas_allowed():
         config = model.get_compile_config() if model.compiled else None
-    live = model._compile_config.config if config else None
-    return settings_of(config, objects, live) if config else None
+    return settings_of(config, objects, lambdas_of(model)) if config else None
 
 
 def settings_of(
-    config: dict[str, Any], objects: dict[str, Any], live: dict[str, Any] | None = None
+    config: dict[str, Any],
+    objects: dict[str, Any],
+    lambdas: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Returns fresh arguments for `compile`, with the lambdas of the `live` ones."""
+    """Returns fresh arguments for `compile`, with the lambdas of the live ones."""
     with keras.saving.custom_object_scope(objects):
         # The config comes from a live object, never from a file.
         settings = dict(keras.saving.deserialize_keras_object(config, safe_mode=False))
-    keep_lambdas(settings, live or {})
+    keep_lambdas(settings, lambdas or {})
     return settings
 
 

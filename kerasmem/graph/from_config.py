@@ -182,20 +182,29 @@ def copy_saved_state(old: Any, new: Any) -> None:
                 after.load_assets(folder)
 
 
-def keep_lambdas(settings: dict[str, Any], live: dict[str, Any]) -> None:
+def lambdas_of(model: Any) -> dict[str, Any]:
+    """Returns the arguments of `compile` that hold a lambda, all else in them None."""
+    live = model._compile_config.config
+    found = {}
+    for key in ("loss", "metrics", "weighted_metrics"):
+        if any(map(_is_lambda, keras.tree.flatten(live.get(key)))):
+            found[key] = keras.tree.map_structure(
+                lambda value: value if _is_lambda(value) else None, live[key]
+            )
+    return found
+
+
+def keep_lambdas(settings: dict[str, Any], lambdas: Mapping[str, Any]) -> None:
     """Use the lambdas of a compiled model, which a config separates from globals.
 
     Args:
         settings: Arguments of `compile` from the model's config. Changed in place.
-        live: Arguments that the model was compiled with.
+        lambdas: What `lambdas_of` the compiled model returns.
     """
-    for key in ("loss", "metrics", "weighted_metrics"):
-        if any(map(_is_lambda, keras.tree.flatten(live.get(key)))):
-            settings[key] = keras.tree.map_structure(
-                lambda own, copy: own if _is_lambda(own) else copy,
-                live[key],
-                settings[key],
-            )
+    for key, live in lambdas.items():
+        settings[key] = keras.tree.map_structure(
+            lambda own, copy: copy if own is None else own, live, settings[key]
+        )
 
 
 def takes(function: Any, settings: dict[str, Any]) -> bool:

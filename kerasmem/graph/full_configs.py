@@ -9,13 +9,17 @@ from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import keras
+import numpy as np
 
 from kerasmem.errors import without_config
 
 _OF_ANY_LAYER = ("name", "trainable", "dtype", "activity_regularizer")
 """Arguments that `keras.layers.Layer.get_config` tells."""
 
-_KINDS = (str, int, float, keras.initializers.Initializer, FunctionType)
+_KINDS = (
+    *(str, int, float, np.generic, FunctionType, keras.initializers.Initializer),
+    *(keras.regularizers.Regularizer, keras.constraints.Constraint),
+)
 """Kinds of arguments that a config tells, alone or in lists, tuples and dicts."""
 
 _OMITTED = {
@@ -121,13 +125,31 @@ def _completed(layer: Any) -> dict[str, Any]:
 
 def _arguments_of(layer: Any) -> dict[str, Any] | None:
     """Return what a layer was made with, None if one argument cannot be told."""
-    kept = vars(layer)
-    names = _parameters(type(layer))
-    if not all(name in kept and _is_plain(kept[name]) for name in names):
+    kept = kept_arguments(layer)
+    if kept is None:
         return None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of lambdas, which stay in this process
-        return {name: keras.saving.serialize_keras_object(kept[name]) for name in names}
+        return {name: keras.saving.serialize_keras_object(kept[name]) for name in kept}
+
+
+def kept_arguments(layer: Any, kinds: tuple[type, ...] = ()) -> dict[str, Any] | None:
+    """Returns the arguments of the constructor from attributes of the same names.
+
+    Args:
+        layer: a layer or model.
+        kinds: types that an argument may have besides plain ones.
+
+    Returns:
+        None if one is missing, or of another kind.
+    """
+    kept = vars(layer) | vars(layer).get("_modules", {})  # where torch keeps layers
+    names = _parameters(type(layer))
+    is_known = (
+        name in kept and (isinstance(kept[name], kinds) or _is_plain(kept[name]))
+        for name in names
+    )
+    return {name: kept[name] for name in names} if all(is_known) else None
 
 
 @cache
@@ -149,7 +171,7 @@ def _is_plain(value: Any) -> bool:
 
 _NEXT = {
     "get_config": "give this class a `get_config` that returns all arguments of its "
-    "`__init__`, or keep each argument in an attribute of the same name",
+    "`__init__`, and a `from_config` where these are layers or arrays",
     "keyword argument": "let `__init__` take `**kwargs` and pass them to "
     "`super().__init__`",
     "positional argument": "add this argument to `get_config`",

@@ -15,12 +15,18 @@ from keras.src.saving.serialization_lib import ObjectSharingScope  # noqa: TID25
 from kerasmem.errors import ModelError
 from kerasmem.files.write import save_stored
 from kerasmem.graph.activation_policy import apply_policy, policy_settings
-from kerasmem.graph.clone import live_objects
-from kerasmem.graph.from_config import compiled_attributes, set_compiled_attributes
-from kerasmem.graph.full_configs import cause_of, full_configs
+from kerasmem.graph.clone import lambdas_allowed, live_objects
+from kerasmem.graph.from_config import (
+    compiled_attributes,
+    keep_lambdas,
+    lambdas_of,
+    set_compiled_attributes,
+)
+from kerasmem.graph.full_configs import cause_of, full_configs, kept_arguments
 from kerasmem.graph.layers import has_graph, sublayers
 from kerasmem.graph.lora import enable_lora_inside, lora_inside, note_lora_inside
 from kerasmem.graph.outputs import without_preprocessor
+from kerasmem.graph.values import to_numpy
 
 _DEFAULT_LOSS = "mean_squared_error"
 _SHARED = "shared_object_id"
@@ -42,29 +48,21 @@ def pack(model: Any, optimizer: Any | None, dtype_policy: str | None) -> dict[st
     if optimizer is not None:
         kind = type(optimizer)
         objects |= {keras.saving.get_registered_name(kind): kind}
-    try:
-        with (
-            ObjectSharingScope(),
-            full_configs(sublayers(model)),
-            without_preprocessor([model]),  # there it takes token ids, no texts
-        ):
-            config = _numbered(keras.saving.serialize_keras_object(model), {})
-        settings = model.get_compile_config() if model.compiled else None
-    except (TypeError, ValueError, NotImplementedError) as error:
-        raise ModelError(
-            f"The model {model.name!r} cannot go to another process, because its "
-            f"config does not describe it: {cause_of(error).rstrip('.')}. Expected: a "
-            "`get_config` in every part of your own. Next: add it"
-            f"{_or_analytic(model)}."
-        ) from error
     own_compile = type(model).compile is not keras.Model.compile
-    if optimizer is None or own_compile:
+    config = _config_of(model)
+    if config and (optimizer is None or own_compile):
         config.pop("compile_config", None)  # A custom `compile` takes other arguments.
     if dtype_policy is not None:
         config = _with_policy(config, model.dtype_policy.name, dtype_policy)
+    is_compiled = bool(model.compiled and model.optimizer)
+    with lambdas_allowed():
+        settings = model.get_compile_config() if is_compiled else None
     return {
         "config": config,
+        "class": type(model),
+        "arguments": {} if config else _arguments_of(model),
         "compile": settings or {"loss": _DEFAULT_LOSS},
+        "lambdas": lambdas_of(model) if is_compiled else {},
         "optimizer": optimizer and keras.optimizers.serialize(optimizer),
         "compiled": compiled_attributes(model) if own_compile else {},
         "objects": objects,
@@ -72,7 +70,46 @@ def pack(model: Any, optimizer: Any | None, dtype_policy: str | None) -> dict[st
         "inside": lora_inside(model),
         "frozen": [n for n, w in enumerate(model.weights) if not w.trainable],
         "activation_policy": policy_settings(model),
-        "assets": [_assets(layer) for layer in _with_assets(model)],
+        "states": [_state(layer) for layer in _with_state(model)],
+    }
+
+
+def _config_of(model: Any) -> dict[str, Any] | None:
+    """Returns the config of a model, None if its class has none and takes models.
+
+    Raises:
+        ModelError: if the config does not describe it.
+    """
+    try:
+        with (
+            ObjectSharingScope(),
+            full_configs(sublayers(model)),
+            lambdas_allowed(),
+            without_preprocessor([model]),  # there it takes token ids, no texts
+        ):
+            return _numbered(keras.saving.serialize_keras_object(model), {})
+    except (TypeError, ValueError, NotImplementedError) as error:
+        if _arguments_of(model):
+            return None
+        raise ModelError(
+            f"The model {model.name!r} cannot go to another process, because its "
+            f"config does not describe it: {cause_of(error).rstrip('.')}. Expected: a "
+            "`get_config` in every part of your own. Next: add it"
+            f"{_or_analytic(model)}."
+        ) from error
+
+
+def _arguments_of(model: Any) -> dict[str, Any]:
+    """Returns the arguments of a constructor that takes models, such as a GAN's.
+
+    Empty if one is neither a built model nor plain, or no attribute of its name.
+    """
+    kept = kept_arguments(model, (keras.Model,)) or {}
+    return {
+        name: {"model": pack(value, None, None)}
+        if isinstance(value, keras.Model)
+        else {"value": value}
+        for name, value in kept.items()
     }
 
 
@@ -87,11 +124,10 @@ def unpack(sent: Mapping[str, Any], *, jit_compile: bool) -> Any:
         ModelError: if the config does not describe it.
     """
     with keras.saving.custom_object_scope(_with_modules(sent["objects"])):
-        # The config comes from a live object of the parent, never from a file.
         load = keras.saving.deserialize_keras_object
         try:
             with ObjectSharingScope():
-                model = load(sent["config"], safe_mode=False)
+                model = _made(sent, jit_compile=jit_compile)
         except (TypeError, ValueError) as error:
             raise ModelError(
                 "The model cannot be made from its config in another process: "
@@ -108,12 +144,13 @@ def unpack(sent: Mapping[str, Any], *, jit_compile: bool) -> Any:
                 "it, and a `build` that makes every weight. Next: complete them"
                 f"{_or_analytic(model)}."
             )
-        for layer, files in zip(_with_assets(model), sent["assets"], strict=True):
-            _load_assets(layer, files)
+        for layer, state in zip(_with_state(model), sent["states"], strict=True):
+            _load_state(layer, *state)
         for number in sent["frozen"]:
             model.weights[number].trainable = False
         if sent["optimizer"] is not None:
             settings = dict(load(sent["compile"], safe_mode=False))
+            keep_lambdas(settings, sent["lambdas"])
             settings["optimizer"] = keras.optimizers.deserialize(sent["optimizer"])
             keras.Model.compile(model, **settings | {"jit_compile": jit_compile})
             set_compiled_attributes(model, sent["compiled"])
@@ -123,21 +160,40 @@ def unpack(sent: Mapping[str, Any], *, jit_compile: bool) -> Any:
     return model
 
 
-def _with_assets(model: Any) -> list[Any]:
-    """Returns the layers that save files, such as an adapted vocabulary."""
+def _made(sent: Mapping[str, Any], *, jit_compile: bool) -> Any:
+    if sent["config"] is not None:
+        # The config comes from a live object of the parent, never from a file.
+        return keras.saving.deserialize_keras_object(sent["config"], safe_mode=False)
+    arguments = {
+        name: unpack(one["model"], jit_compile=jit_compile)
+        if "model" in one
+        else one["value"]
+        for name, one in sent["arguments"].items()
+    }
+    return sent["class"](**arguments)
+
+
+def _with_state(model: Any) -> list[Any]:
+    """Returns the layers with files of their own, such as an adapted vocabulary."""
     preprocessor = getattr(model, "preprocessor", None)  # stays here
     outside = [] if preprocessor is None else sublayers(preprocessor)
     found = [layer for layer in sublayers(model) if hasattr(layer, "save_assets")]
     return [layer for layer in found if layer not in outside]
 
 
-def _assets(layer: Any) -> dict[str, bytes]:
+def _state(layer: Any) -> tuple[dict[str, bytes], dict[str, Any]]:
+    store: dict[str, Any] = {}
+    layer.save_own_variables(store)
     with tempfile.TemporaryDirectory() as folder:
         layer.save_assets(folder)
-        return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+        files = {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+    return files, {name: to_numpy(value) for name, value in store.items()}
 
 
-def _load_assets(layer: Any, files: Mapping[str, bytes]) -> None:
+def _load_state(
+    layer: Any, files: Mapping[str, bytes], store: Mapping[str, Any]
+) -> None:
+    layer.load_own_variables(dict(store))
     with tempfile.TemporaryDirectory() as folder:
         for name, content in files.items():
             Path(folder, name).write_bytes(content)

@@ -104,6 +104,18 @@ def test_a_network_for_another_batch_is_refused_by_a_data_error(network):
         km.compress(network, km.Quantize("int8"), data=BOTH, batch_size=2 * NODES)
 
 
+def test_the_batch_size_of_the_graph_is_named(network):
+    with pytest.raises(DataError, match="in one batch. Expected: batch_size=40"):
+        km.compress(network, km.Quantize("int8"), data=ONE)
+
+
+def test_a_search_is_refused_before_the_work(network):
+    with pytest.raises(DataError, match="A search draws single samples"):
+        km.compress(
+            network, max_drop=0.1, data=ONE, validation_data=BOTH, batch_size=NODES
+        )
+
+
 @pytest.mark.one_backend
 def test_the_activations_of_an_open_batch_are_unknown():
     network = graph_network(Neighbors)

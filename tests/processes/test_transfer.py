@@ -6,6 +6,7 @@ import pytest
 from keras import layers
 
 import kerasmem as km
+from kerasmem.errors import ModelError
 from kerasmem.graph.layers import sublayers
 from kerasmem.graph.lora import has_lora
 from kerasmem.memory.estimate.estimate import checked_request
@@ -136,3 +137,58 @@ def test_an_adapted_vocabulary_goes_with_a_model():
     assert copied.get_vocabulary() == lookup.get_vocabulary()
     step = zeros(checked_request(model, 8))
     assert np.isfinite(again.train_on_batch(*step[:2]))
+
+
+def test_an_idf_table_goes_with_an_adapted_vocabulary():
+    lookup = layers.IntegerLookup(max_tokens=9, output_mode="tf_idf")
+    lookup.adapt(np.array([[3, 5], [5, 7], [3, 3]]))
+    inputs = keras.Input((2,), dtype="int64")
+    model = keras.Model(inputs, layers.Dense(2)(lookup(inputs)))
+    again = there(model)
+    x = np.array([[3, 7], [9, 5]])
+    (copied,) = (y for y in again.layers if isinstance(y, layers.IntegerLookup))
+    np.testing.assert_allclose(copied(x), lookup(x))
+
+
+SCALE = 2.0
+
+
+def test_a_lambda_finds_the_globals_of_its_module():
+    model = keras.Sequential([keras.Input((3,)), layers.Dense(2)])
+    model.compile("sgd", lambda y, z: SCALE * keras.ops.mean((y - z) ** 2))
+    x = np.ones((4, 3), "float32")
+    expected = model.evaluate(x, x[:, :2], verbose=0)
+    again = unpack(pack(model, model.optimizer, None), jit_compile=False)
+    again.set_weights(model.get_weights())
+    assert again.evaluate(x, x[:, :2], verbose=0) == pytest.approx(expected, rel=1e-6)
+
+
+class Composed(keras.Model):
+    """Takes two models, has no `call` and no `get_config`, as in Keras's guides."""
+
+    def __init__(self, encoder, decoder, weight=0.5, **kwargs):
+        super().__init__(**kwargs)
+        self.encoder, self.decoder, self.weight = encoder, decoder, weight
+
+
+def test_a_model_of_models_without_a_config_is_made_of_its_arguments():
+    encoder = keras.Sequential([keras.Input((8,)), layers.Dense(3)])
+    decoder = keras.Sequential([keras.Input((3,)), layers.Dense(8)])
+    decoder.layers[0].trainable = False
+    model = Composed(encoder, decoder, weight=0.25)
+    model.compile("adam", "mse")
+    again = unpack(pack(model, model.optimizer, None), jit_compile=False)
+    assert type(again) is Composed
+    assert again.weight == 0.25
+    assert shapes(again) == shapes(model) == [(8, 3), (3,)]
+
+
+def test_a_model_whose_arguments_are_not_kept_is_refused():
+    class Lost(keras.Model):
+        def __init__(self, part, **kwargs):
+            super().__init__(**kwargs)
+            self.inner = part
+
+    part = keras.Sequential([keras.Input((8,)), layers.Dense(3)])
+    with pytest.raises(ModelError, match="does not describe it"):
+        pack(Lost(part), None, None)

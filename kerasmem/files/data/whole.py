@@ -36,19 +36,31 @@ def whole_batch(model: Any, data: Any, batch_size: int) -> int | None:
         batch_size: Number of samples per batch.
 
     Raises:
-        DataError: If the model can be called on neither.
+        DataError: If the model can be called on neither, or on all samples alone.
     """
     if data is None or not is_array_data(data):
         return None
     count = sample_count(data) or 0
     size = min(batch_size, count)
-    first = keras.tree.flatten(sample_inputs(data, 1))
-    lengths = {n for array in first if array is not None for n in array.shape[1:]}
-    if size < 2 or count % size or not (size == count or size in lengths):
+    one = sample_inputs(data, 1)
+    arrays = [array for array in keras.tree.flatten(one) if array is not None]
+    lengths = {n for array in arrays for n in array.shape[1:]}
+    if count < 2 or not (size == count or lengths & {size, count}) or _runs(model, one):
         return None
-    try:
-        outputs_on(model, sample_inputs(data, 1))
-    except DataError:
-        outputs_on(model, sample_inputs(data, size))
+    if count % size == 0 and _runs(model, sample_inputs(data, size)):
         return size
+    if _runs(model, sample_inputs(data, count)):
+        raise DataError(
+            f"The model {model.name!r} takes all samples in one batch. Expected: "
+            f"batch_size={count}. Received: batch_size={batch_size}."
+        )
+    outputs_on(model, one)  # raises
     return None
+
+
+def _runs(model: Any, x: Any) -> bool:
+    try:
+        outputs_on(model, x)
+    except DataError:
+        return False
+    return True

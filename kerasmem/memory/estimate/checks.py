@@ -6,7 +6,7 @@ from typing import Any
 import keras
 
 from kerasmem.errors import ConfigError, ModelError, as_received
-from kerasmem.graph.layers import sublayers
+from kerasmem.graph.layers import has_weights, sublayers
 from kerasmem.memory.estimate.planned.cards import CARDS, is_card
 from kerasmem.memory.estimate.variables import unbuilt_copy
 
@@ -25,7 +25,7 @@ def check_model(model: Any) -> None:
             "The memory of a Keras model is estimated. Expected: a keras.Model. "
             f"Received: model={as_received(model)}."
         )
-    if not model.built:
+    if not has_weights(model):
         raise ModelError(
             "The model has no weights yet, so their bytes are unknown. Expected: a "
             f"built model. Received: model={model.name!r}, not built. Next: call "

@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from kerasmem.errors import KerasMemWarning
+from kerasmem.errors import KerasMemWarning, without_config
 from kerasmem.files.run_dir import add_post_mortem
 from kerasmem.graph.layers import sublayers
 from kerasmem.memory.estimate.request import has_own_step
@@ -68,7 +68,7 @@ class Notices:
 
     def not_estimated(self, error: Exception, limit_bytes: int | None) -> None:
         """Warn that a batch is tried as a whole, without the limit of the user."""
-        cause = " ".join(str(error).split())[:300]
+        cause = without_config(" ".join(str(error).split()))
         if limit_bytes is None:
             self._warn(
                 "Whether a batch will fit could not be estimated, so it is tried: "
