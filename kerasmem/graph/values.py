@@ -112,14 +112,15 @@ _DIGEST_BYTES = 16
 
 
 def model_digest(model: Any, what: Sequence[str]) -> str:
-    """Return a digest of a model's config and weights.
+    """Return a digest of a model's config, attributes and weights.
 
     Args:
         model: a built model.
         what: plain data that is to be told apart too, such as names of layers.
     """
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
-    plain = [_config(model), list(what)]
+    layers = model._flatten_layers(include_self=True, recursive=True)
+    plain = [_config(model), list(map(_plain_attributes, layers)), list(what)]
     digest.update(json.dumps(plain, sort_keys=True, default=_name).encode())
     for variable in model.variables:
         if "seed_generator" in variable.path:  # it moves on with every draw
@@ -135,6 +136,15 @@ def _config(model: Any) -> Any:
         return json.loads(json.dumps(model.get_config(), default=_name))
     except Exception:  # noqa: BLE001 - `get_config` of the user's layers may raise any.
         return type(model).__qualname__
+
+
+def _plain_attributes(layer: Any) -> dict[str, Any]:
+    """Returns numbers and texts that a layer of the user's may compute with."""
+    if type(layer).__module__.partition(".")[0] in ("keras", "keras_hub", "kerasmem"):
+        return {}
+    kinds = (bool, int, float, str)
+    found = {k: v for k, v in vars(layer).items() if isinstance(v, kinds)}
+    return {key: value for key, value in found.items() if not key.startswith("_")}
 
 
 def _name(value: Any) -> str:

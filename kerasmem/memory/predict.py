@@ -18,7 +18,7 @@ import numpy as np
 
 from kerasmem.errors import DataError, ModelError, OutputError
 from kerasmem.files.atomic import held, writing
-from kerasmem.files.data.forms import inputs_from
+from kerasmem.files.data.forms import inputs_from, length_of
 from kerasmem.files.data.source import check_ends
 from kerasmem.graph.values import model_digest
 from kerasmem.memory.estimate.checks import check_batch_size
@@ -26,13 +26,13 @@ from kerasmem.memory.fit.notices import stateful_layers
 from kerasmem.records.regular import open_regular
 
 _MANIFEST, _NEW_MANIFEST, _JOURNAL = "outputs.json", "new.json", "batches.bin"
-_OWN_NAMES = re.compile(r"outputs\.json|new\.json|batches\.bin|[0-9]+\.npy")
+_MOST_MANIFEST = 1 << 20
 _MAGIC = b'{"kerasmem.predict": 1, '
 _RECORD = struct.Struct("<QI")
 """Journal entry of a batch: number of rows, checksum of all batches up to here."""
 
 _PIECE_BYTES = 1 << 22
-_ROUNDING = 0.01
+_ROUNDING = 64
 """Largest difference of two predictions of one model, as a fraction of the maximum."""
 
 
@@ -112,7 +112,7 @@ class _Part:
         self._folder = target.parent / f"{target.name}.part"
         self._files: list[Any] = []  # One per output, and the journal.
         self._like: list[np.ndarray] = []  # Empty arrays with the form of the outputs.
-        self._rows = self._checksum = 0
+        self._rows = self._checksum = self._most = 0
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -141,6 +141,9 @@ class _Part:
         record = self._files[-1].read(_RECORD.size)
         if len(record) == _RECORD.size:
             rows, checksum = _RECORD.unpack(record)
+            if rows > max(self._most, length_of(keras.tree.flatten(x)[0])):
+                self._cut()
+                return False
             sizes = [rows * math.prod(a.shape[1:]) * a.itemsize for a in self._like]
             pieces = chain.from_iterable(map(_pieces, self._files, sizes))
             if _checked(self._checksum, rows, x, pieces) == checksum:
@@ -160,6 +163,7 @@ class _Part:
         with self._writing():
             if not self._files:
                 self._open(outputs, arrays)
+                self._most = len(arrays[0])  # No record of this run has more rows.
                 is_saved = self.skip(x) and self._rows == len(arrays[0])
                 if is_saved and all(map(_agrees, self._files, self._starts, arrays)):
                     return
@@ -190,6 +194,9 @@ class _Part:
             if is_folder:
                 self._folder.rename(target)
                 (target / _JOURNAL).unlink()
+                content = (target / _MANIFEST).read_bytes().removeprefix(_MAGIC)
+                (target / _NEW_MANIFEST).write_bytes(b"{" + content)
+                (target / _NEW_MANIFEST).replace(target / _MANIFEST)
             else:
                 (self._folder / "0.npy").replace(target)
                 _remove_own(self._folder)
@@ -255,25 +262,40 @@ def _check_own(folder: Path) -> None:
     """Raise unless a folder is empty or of an interrupted run."""
     is_folder = folder.is_dir() and not folder.is_symlink()
     paths = list(folder.iterdir()) if is_folder else []
-    is_new = all(path.name == _NEW_MANIFEST for path in paths)
-    is_own = is_folder and all(map(_is_own, paths))
-    if not is_own or not (is_new or _head(folder / _MANIFEST, len(_MAGIC)) == _MAGIC):
-        raise OutputError(
-            f"Expected {str(folder)!r} to be the folder of an interrupted km.predict. "
-            "Received: another folder or file, or a damaged folder. Next: rename it "
-            "or remove it."
-        )
+    if not (is_folder and all(map(_is_plain, paths))):
+        raise _not_own(folder)
+    names = {path.name for path in paths} - {_NEW_MANIFEST}
+    outputs = range(_outputs_in(folder) if names else 0)
+    if not names <= {_MANIFEST, _JOURNAL, *map("{}.npy".format, outputs)}:
+        raise _not_own(folder)
 
 
-def _is_own(path: Path) -> bool:
+def _not_own(folder: Path) -> OutputError:
+    return OutputError(
+        f"Expected {str(folder)!r} to be the folder of an interrupted km.predict. "
+        "Received: another folder or file, or a damaged folder. Next: rename it or "
+        "remove it."
+    )
+
+
+def _outputs_in(folder: Path) -> int:
+    """Returns the number of outputs in a manifest. Raises `OutputError` without one."""
+    content = _head(folder / _MANIFEST, _MOST_MANIFEST)
+    with suppress(ValueError, TypeError, KeyError, RecursionError):
+        if content.startswith(_MAGIC):
+            return len(json.loads(content)["forms"])
+    raise _not_own(folder)
+
+
+def _is_plain(path: Path) -> bool:
     state = path.lstat()
-    is_plain = stat.S_ISREG(state.st_mode) and state.st_nlink == 1
-    return is_plain and bool(_OWN_NAMES.fullmatch(path.name))
+    return stat.S_ISREG(state.st_mode) and state.st_nlink == 1
 
 
 def _remove_own(folder: Path) -> None:
+    own = re.compile(r"outputs\.json|new\.json|batches\.bin|[0-9]+\.npy")
     for path in sorted(folder.iterdir()):  # The manifest is the last one.
-        if _is_own(path):
+        if _is_plain(path) and own.fullmatch(path.name):
             path.unlink()
 
 
@@ -293,8 +315,11 @@ def _agrees(file: Any, start: int, array: np.ndarray) -> bool:
     """Return whether the array at `start` of a file equals `array` up to rounding."""
     file.seek(start)
     saved = np.fromfile(file, array.dtype, array.size).reshape(array.shape)
+    if array.dtype.kind not in "fc":
+        return np.array_equal(saved, array)
     scale = np.abs(array[np.isfinite(array)]).max(initial=0)
-    return np.allclose(saved, array, _ROUNDING, _ROUNDING * scale, equal_nan=True)
+    most = _ROUNDING * np.finfo(array.dtype).eps
+    return np.allclose(saved, array, most, most * scale, equal_nan=True)
 
 
 def _checked(checksum: int, rows: int, x: Any, contents: Iterable[Any]) -> int:

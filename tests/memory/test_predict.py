@@ -4,6 +4,8 @@ import math
 import os
 import resource
 import shutil
+import struct
+import time
 
 import keras
 import numpy as np
@@ -272,6 +274,10 @@ CHANGES = {
         lambda: dense(layer=Hidden(2.0)),
         lambda model: setattr(model.layers[-1], "factor", 3.0),
     ),
+    "hidden constant, a little": (
+        lambda: dense(layer=Hidden(1.0)),
+        lambda model: setattr(model.layers[-1], "factor", 1.005),
+    ),
 }
 
 
@@ -284,6 +290,70 @@ def test_rows_of_another_model_are_not_used(x, path, change):
     model = change_model(model) or model
     model.predict_function = None
     predictions, computed = run(model, x, path)
+    assert computed == 9
+    assert_equal(predictions, model, x)
+
+
+CONSTANT = [1.0]
+
+
+class OfModule(keras.layers.Layer):
+    """A layer that computes with a constant that no config or attribute contains."""
+
+    def call(self, x):
+        return x * CONSTANT[0]
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize("dtype", ["float32", "int32"])
+def test_rows_are_compared_to_rounding(x, path, dtype):
+    class Cast(OfModule):
+        def call(self, x):
+            return keras.ops.cast(200.0 * super().call(x), dtype)
+
+    model = dense(layer=Cast())
+    CONSTANT[0] = 1.0
+    run(model, x, path, stop_after=5)
+    try:
+        CONSTANT[0] = 1.005
+        model.predict_function = None
+        predictions, computed = run(model, x, path)
+        assert computed == 9
+        assert_equal(predictions, model, x)
+    finally:
+        CONSTANT[0] = 1.0
+
+
+@pytest.mark.one_backend
+def test_a_finished_result_is_not_taken_for_an_interrupted_run(model, x, tmp_path):
+    predict(two_outputs(), x, output=tmp_path / "out.part")
+    before = contents(tmp_path)
+    with pytest.raises(OutputError, match=r"Next: rename it or\s+remove it"):
+        predict(model, x, output=tmp_path / "out")
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.one_backend
+def test_a_numbered_file_of_the_user_is_refused(model, x, path):
+    run(model, x, path, stop_after=5)
+    (path.parent / "out.npy.part" / "7.npy").write_text("precious")
+    before = contents(path.parent)
+    with pytest.raises(OutputError, match=r"Next: rename it or\s+remove it"):
+        predict(model, x, output=path)
+    assert contents(path.parent) == before
+
+
+@pytest.mark.one_backend
+def test_a_record_of_more_rows_than_its_batch_is_not_read(model, x, path):
+    run(model, x, path, stop_after=5)
+    part = path.parent / "out.npy.part"
+    os.truncate(part / "0.npy", 4 << 30)
+    journal = bytearray((part / "batches.bin").read_bytes())
+    journal[:8] = struct.pack("<Q", 1 << 62)
+    (part / "batches.bin").write_bytes(journal)
+    begin = time.process_time()
+    predictions, computed = run(model, x, path)
+    assert time.process_time() - begin < 2
     assert computed == 9
     assert_equal(predictions, model, x)
 

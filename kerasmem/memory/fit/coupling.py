@@ -65,12 +65,13 @@ class CouplingCheck:
         while most > 0 and not self._has_run:
             try:
                 self._check(steps, state, batch, most)
+                most = 0
             except Exception as error:  # noqa: BLE001 - the user's code, not in a step
                 if find_cause(error) is None:
                     self._notices.not_checked(error)
                     break
+                most = most // 2 if most > 2 else 0
             steps.free()
-            most = most // 2 if most > 2 else 0
         return self.remedy
 
     def _check(self, steps: Steps, state: Any, batch: Any, most: int) -> None:
@@ -122,6 +123,8 @@ def find_coupling(
         batch: The batch to split.
         most: Number of samples that may run through the model at a time.
     """
+    if known := _known_to_couple(model):
+        return known
     probe = _Probe(model, steps, state)
     batch = steps.on_replicas(batch)[0]
     size = splitting.length_of(batch)
@@ -191,7 +194,7 @@ class _Probe:
                 results = losses.apply(model, _value_and_count, y, outputs, weight)
             if type(model).compute_loss is not keras.Model.compute_loss:
                 # Private: Keras's own call of a `compute_loss` with fewer arguments.
-                total = model._compute_loss(x, y, outputs, weight, training=False)
+                total = model._compute_loss(x, y, outputs, weight, training=True)
                 results.append(ops.stack([ops.cast(total, "float32"), 1.0]))
                 self.names.append("compute_loss")
         return ops.stack(results) if results else ops.zeros((0, 2))
@@ -253,6 +256,23 @@ def _in_model(probe: _Probe, batch: Any, whole: Any, half: int) -> str | None:
 def _differ(one: Any, other: Any, limit: float) -> bool:
     one, other = (np.asarray(ops.convert_to_numpy(x), "float32") for x in (one, other))
     return bool(np.abs(one - other).max(initial=0.0) > limit * np.abs(one).max())
+
+
+def _known_to_couple(model: Any) -> str | None:
+    """Returns the first loss of Keras that couples samples, whatever the first batch.
+
+    Dice and Tversky sum over the batch if no axis is given. In a batch without any
+    foreground this cannot be seen.
+    """
+    sums = keras.losses.Dice, keras.losses.Tversky
+    functions = keras.losses.dice, keras.losses.tversky, keras.losses.circle
+    for given in keras.tree.flatten(model.loss):
+        loss = keras.losses.get(given) if isinstance(given, str) else given
+        is_sum = isinstance(loss, sums) and loss.axis is None
+        if is_sum or isinstance(loss, keras.losses.Circle) or loss in functions:
+            name = getattr(loss, "name", None) or loss.__name__
+            return f"loss {name!r}"
+    return None
 
 
 def _joined(pieces: Sequence[Any]) -> Any:

@@ -143,7 +143,7 @@ class Notices:
             self._warn(f"The post-mortem could not be written: {error}.")
 
     def _warn_of_differences(self, model: Any) -> None:
-        if has_own_step(model) and model._compile_loss is None:
+        if has_own_step(model) and not _uses_compiled_loss(model):
             self._warn(
                 "The loss of a custom `train_step` cannot be checked before the batch "
                 "is split. It is taken for a mean over the samples. If it compares "
@@ -162,6 +162,14 @@ class Notices:
         if text not in self._issued:
             self._issued.add(text)
             warnings.warn(text, KerasMemWarning, stacklevel=2)
+
+
+def _uses_compiled_loss(model: Any) -> bool:
+    """Returns whether a custom `train_step` names `compute_loss`, which is checked."""
+    code = getattr(type(model).train_step, "__code__", None)
+    names = getattr(code, "co_names", ())
+    calls = any("compute_loss" in name for name in names)
+    return calls and model._compile_loss is not None
 
 
 def _in_parts(parts: int) -> str:

@@ -104,6 +104,37 @@ def test_a_loss_of_several_samples_is_refused_before_the_first_update(
         np.testing.assert_array_equal(own, value)
 
 
+@pytest.mark.parametrize("loss", [keras.losses.Dice(), "tversky", "dice"])
+def test_a_first_batch_without_foreground_does_not_decide(monkeypatch, loss):
+    """There the Dice loss of a batch is that of its samples."""
+    with pytest.raises(ConfigError, match="depends on several samples"):
+        fit(network(loss), X, np.zeros_like(Y), **STEPS, **in_parts(monkeypatch, 4))
+
+
+def test_dice_by_sample_is_split(monkeypatch):
+    model = network(keras.losses.Dice(axis=-1))
+    with pytest.warns(KerasMemWarning, match="in 4 micro-batches"):
+        fit(model, X, Y, **STEPS, **in_parts(monkeypatch, 4))
+
+
+@keras.saving.register_keras_serializable("tests")
+class CoupledInTraining(keras.Sequential):
+    """Compares the samples of a batch in training only."""
+
+    def compute_loss(
+        self, x=None, y=None, y_pred=None, sample_weight=None, training=True
+    ):
+        loss = super().compute_loss(x, y, y_pred, sample_weight, training=training)
+        return loss + ops.var(ops.mean(y_pred, axis=-1)) if training else loss
+
+
+def test_a_loss_of_several_samples_in_training_only_is_refused(monkeypatch):
+    model = CoupledInTraining([keras.Input((6,)), layers.Dense(4, "sigmoid")])
+    with pytest.raises(ConfigError, match="loss 'compute_loss' depends"):
+        fit(compiled(model, loss="mse", metrics=None), X, Y, **STEPS,
+            **in_parts(monkeypatch, 4))  # fmt: skip
+
+
 @pytest.mark.parametrize("layer", [Spread, Centered])
 def test_a_layer_that_couples_samples_is_refused(monkeypatch, layer):
     with pytest.raises(ConfigError, match="depends on several samples"):

@@ -300,6 +300,7 @@ def test_a_training_step_that_updates_by_other_means_is_refused(monkeypatch):
     model = compiled(Own([keras.Input((6,)), layers.Dense(3)]))
     with (
         pytest.warns(KerasMemWarning, match="in 2 micro-batches"),
+        pytest.warns(KerasMemWarning, match="custom `train_step` cannot be checked"),
         pytest.raises(ModelError, match="one such update in `train_step`. Received: 0"),
     ):
         fit(model, **data(), verbose=0, **in_parts(monkeypatch, 2))

@@ -6,6 +6,7 @@ They lie in `kerasmem/plans` of the user's folder for caches (`XDG_CACHE_HOME`, 
 
 import hashlib
 import os
+import re
 import zlib
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +18,7 @@ from kerasmem.records.regular import read_regular
 from kerasmem.units import MIB
 
 _MOST_FILES = 64
+_KEY = re.compile("[0-9a-f]{64}")
 _MOST_BYTES = 256 * MIB
 """Of a plan, which is text of a few MiB."""
 
@@ -56,7 +58,8 @@ def write(name: str, content: bytes) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         with replacing(folder / name, follow_link=False) as part:
             part.write_bytes(zlib.compress(content, 1))
-        newest = sorted(folder.iterdir(), key=_when, reverse=True)
+        plans = [path for path in folder.iterdir() if _KEY.fullmatch(path.name)]
+        newest = sorted(plans, key=_when, reverse=True)
         for path in newest[_MOST_FILES:]:
             path.unlink(missing_ok=True)
 
