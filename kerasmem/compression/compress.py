@@ -298,7 +298,7 @@ def _check_samples(model: Any, parts: Sequence[Any], batch_size: int) -> None:
 def _in_batches(
     job: Any, size_of: Callable[[Any], int | None], parts: tuple[Any, ...]
 ) -> tuple[Any, ...]:
-    sizes = [size_of(part) for part in parts]
+    sizes = [None if part is None else size_of(part) for part in parts]
     if isinstance(job, Request) and any(sizes):
         raise DataError(
             "A search draws single samples, and the model takes batches of "

@@ -18,11 +18,13 @@ from kerasmem.backends import current
 from kerasmem.errors import KerasMemError, ModelError
 from kerasmem.graph.from_config import (
     LAMBDA_WARNING,
-    compile_alike,
+    compile_with,
+    compiled_attributes,
     keep_lambdas,
-    lambdas_of,
+    lambdas_in,
     made_of_config,
     restore_lora,
+    set_compiled_attributes,
     takes,
 )
 from kerasmem.graph.full_configs import full_configs, no_copy
@@ -71,9 +73,7 @@ def clone(model: Any) -> Any:
         copy = made_of_config(model)
         if copy is not None and model.compiled:
             _anew(model.optimizer)  # the clear error, if it cannot be
-            lambdas = lambdas_of(model)
-            settings = settings_of(model.get_compile_config(), objects, lambdas)
-            compile_alike(copy, model, settings)
+            compile_as(copy, model)
     if copy is None:
         copy = reloaded(model)
         restore_lora(model, copy)
@@ -163,10 +163,7 @@ def same_draws(copy: Any, model: Any) -> Any:
 
 
 def compile_settings(model: Any) -> dict[str, Any] | None:
-    """Returns fresh arguments for `compile` as `model` has them, or None.
-
-    None also if `compile` has arguments of its own, which Keras does not record.
-    """
+    """Returns fresh arguments for `compile`; None if Keras did not record all."""
     settings = _recorded_settings(model)
     return settings if settings and takes(model.compile, settings) else None
 
@@ -175,13 +172,13 @@ def _recorded_settings(model: Any) -> dict[str, Any] | None:
     objects = live_objects(model)
     with keras.saving.custom_object_scope(objects), lambdas_allowed():
         config = model.get_compile_config() if model.compiled else None
-    return settings_of(config, objects, lambdas_of(model)) if config else None
+    if not config:
+        return None
+    return settings_of(config, objects, lambdas_in(model._compile_config.config))
 
 
 def settings_of(
-    config: dict[str, Any],
-    objects: dict[str, Any],
-    lambdas: dict[str, Any] | None = None,
+    config: dict[str, Any], objects: dict[str, Any], lambdas: Any = None
 ) -> dict[str, Any]:
     """Returns fresh arguments for `compile`, with the lambdas of the live ones."""
     with keras.saving.custom_object_scope(objects):
@@ -196,7 +193,8 @@ def compile_as(new: Any, model: Any) -> None:
     settings = _recorded_settings(model)
     if settings is not None:
         with keras.saving.custom_object_scope(live_objects(model)):
-            compile_alike(new, model, settings)
+            if not compile_with(new, settings):
+                set_compiled_attributes(new, compiled_attributes(model))
 
 
 def live_objects(model: Any, *, compiled: bool = True) -> dict[str, Any]:

@@ -182,9 +182,8 @@ def copy_saved_state(old: Any, new: Any) -> None:
                 after.load_assets(folder)
 
 
-def lambdas_of(model: Any) -> dict[str, Any]:
+def lambdas_in(live: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the arguments of `compile` that hold a lambda, all else in them None."""
-    live = model._compile_config.config
     found = {}
     for key in ("loss", "metrics", "weighted_metrics"):
         if any(map(_is_lambda, keras.tree.flatten(live.get(key)))):
@@ -199,7 +198,7 @@ def keep_lambdas(settings: dict[str, Any], lambdas: Mapping[str, Any]) -> None:
 
     Args:
         settings: Arguments of `compile` from the model's config. Changed in place.
-        lambdas: What `lambdas_of` the compiled model returns.
+        lambdas: What `lambdas_in` returns for the compiled model.
     """
     for key, live in lambdas.items():
         settings[key] = keras.tree.map_structure(
@@ -232,23 +231,11 @@ def compile_with(model: Any, settings: dict[str, Any]) -> bool:
     return is_complete
 
 
-def compile_alike(copy: Any, model: Any, settings: dict[str, Any]) -> None:
-    """Compiles a copy of `model`, also if its `compile` has arguments of its own.
-
-    Keras does not record those. Optimizers, losses and metrics among the attributes of
-    `model` are made anew from their configs.
-
-    Args:
-        copy: A model of the same class.
-        model: The compiled model.
-        settings: Fresh arguments of `keras.Model.compile`.
-    """
-    if not compile_with(copy, settings):
-        set_compiled_attributes(copy, compiled_attributes(model))
-
-
 def compiled_attributes(model: Any) -> dict[str, Any]:
-    """Returns the configs of attributes that a custom `compile` may have set."""
+    """Returns the configs of attributes that a custom `compile` may have set.
+
+    These are optimizers, losses and metrics. Keras does not record them.
+    """
     kinds = (keras.optimizers.Optimizer, keras.losses.Loss, keras.metrics.Metric)
     found = {}
     for name, value in vars(model).items():

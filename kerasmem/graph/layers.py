@@ -301,12 +301,12 @@ def is_trained(node: Any) -> bool:
 
 
 def has_weights(model: Any) -> bool:
-    """Returns whether a model is built, or made of parts that all are.
+    """Returns whether a model that is not built is made of parts that all are.
 
     A model with a `train_step` and no `call`, such as a GAN, is never built itself.
     """
     parts = sublayers(model)[1:]
-    return model.built or (bool(parts) and all(part.built for part in parts))
+    return bool(parts) and all(part.built for part in parts)
 
 
 def check_built(model: Any) -> None:
@@ -320,7 +320,7 @@ def check_built(model: Any) -> None:
         raise ConfigError(
             f"Expected a keras.Model. Received: model={as_received(model)}."
         )
-    if not has_weights(model):
+    if not (model.built or has_weights(model)):
         raise ModelError(
             f"The model {model.name!r} has no weights yet. Build it first: call it on "
             "a batch, or give it an Input."

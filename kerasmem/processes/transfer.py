@@ -19,7 +19,7 @@ from kerasmem.graph.clone import lambdas_allowed, live_objects
 from kerasmem.graph.from_config import (
     compiled_attributes,
     keep_lambdas,
-    lambdas_of,
+    lambdas_in,
     set_compiled_attributes,
 )
 from kerasmem.graph.full_configs import cause_of, full_configs, kept_arguments
@@ -62,7 +62,7 @@ def pack(model: Any, optimizer: Any | None, dtype_policy: str | None) -> dict[st
         "class": type(model),
         "arguments": {} if config else _arguments_of(model),
         "compile": settings or {"loss": _DEFAULT_LOSS},
-        "lambdas": lambdas_of(model) if is_compiled else {},
+        "lambdas": lambdas_in(model._compile_config.config) if is_compiled else {},
         "optimizer": optimizer and keras.optimizers.serialize(optimizer),
         "compiled": compiled_attributes(model) if own_compile else {},
         "objects": objects,

@@ -25,7 +25,7 @@ def check_model(model: Any) -> None:
             "The memory of a Keras model is estimated. Expected: a keras.Model. "
             f"Received: model={as_received(model)}."
         )
-    if not has_weights(model):
+    if not (model.built or has_weights(model)):
         raise ModelError(
             "The model has no weights yet, so their bytes are unknown. Expected: a "
             f"built model. Received: model={model.name!r}, not built. Next: call "
