@@ -212,6 +212,15 @@ class Trace:
     outputs: tuple[Any, ...]
 
 
+def in_inference(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Returns arguments of a call as `predict` passes them.
+
+    It sets `training` to False, also where True was given, or is the default as for
+    layers of augmentation.
+    """
+    return kwargs | {"training": False} if "training" in kwargs else kwargs
+
+
 def trace(
     model: Any,
     batch_size: int,

@@ -11,7 +11,7 @@ from typing import Any
 
 import keras
 
-from kerasmem.graph.calls import Call, Walk, one_or_all
+from kerasmem.graph.calls import Call, Walk, in_inference, one_or_all
 from kerasmem.graph.layers import own_graph
 
 Part = tuple[str, Any, tuple[int, ...]]
@@ -65,9 +65,7 @@ class Calls:
             see(self.names[number], value)
         for call in self.calls:
             args, kwargs = call.arguments(known)
-            # Outside of a model's call a layer runs in inference unless it is told
-            # otherwise.
-            outputs = keras.tree.flatten(call.operation(*args, **kwargs))
+            outputs = keras.tree.flatten(call.operation(*args, **in_inference(kwargs)))
             for number, output in zip(call.outputs, outputs, strict=True):
                 see(self.names[number], output)
                 if uses[number]:

@@ -260,6 +260,15 @@ def test_dropout_and_normalization_are_those_of_inference():
     assert not np.any(keras.ops.convert_to_numpy(model.layers[-1].moving_mean))
 
 
+def test_augmentation_is_skipped_as_in_inference():
+    """Its `training` is True by default, and `predict` sets it to False."""
+    augmentation = L.RandomRotation(0.5, seed=1), L.RandomContrast(0.9, seed=1)
+    x = np.random.default_rng(0).normal(size=(32, 8, 8, 1)).astype("float32")
+    found = calibrate(chain((8, 8, 1), *augmentation, L.Flatten()), x)
+    ends = {(each.low, each.high) for each in found}
+    assert ends == {(float(x.min()), float(x.max()))}
+
+
 def test_batched_data_is_read_until_there_are_enough_samples():
     class Batches(keras.utils.PyDataset):
         read = 0

@@ -17,6 +17,7 @@ from kerasmem.files.data import input_batches, sample_inputs
 from kerasmem.files.data.check import flat_samples
 from kerasmem.files.data.forms import sample_count
 from kerasmem.graph.activations import peak_activation_bytes
+from kerasmem.graph.calls import in_inference
 from kerasmem.graph.flat_calls import flatten
 from kerasmem.graph.input_shapes import fixed_batch
 from kerasmem.graph.layers import own_graph, sublayers
@@ -254,6 +255,7 @@ class Pass:
         for number in range(self.begin, end + 1):
             call = calls[number]
             args, kwargs = call.arguments(values)
+            kwargs = in_inference(kwargs)
             outputs = keras.tree.flatten(call.operation(*args, **kwargs))
             values = {**values, **dict(zip(call.outputs, outputs, strict=True))}
             values = {k: x for k, x in values.items() if self._uses.get(k, 0) > number}
