@@ -597,3 +597,21 @@ def test_a_layer_that_was_excluded_is_named_as_such(tmp_path):
     result = static(net(), pictures(), exclude="top")
     with pytest.raises(ModelError, match=r"Received: top \(Dense\) is excluded\. N"):
         result.export(tmp_path / "m.tflite")
+
+
+@pytest.mark.one_backend
+def test_augmentation_in_front_costs_nothing():
+    """Ranges and reported figures are those of inference, which skips it."""
+    keras.utils.set_random_seed(0)
+    inside = L.RandomRotation(0.3, seed=1), L.RandomFlip("horizontal", seed=1)
+    top = L.Conv2D(8, 3, activation="relu"), L.GlobalAveragePooling2D(), L.Dense(3)
+    model, plain = chain((12, 12, 3), *inside, *top), chain((12, 12, 3), *top)
+    x = np.random.default_rng(0).normal(size=(32, 12, 12, 3)).astype("float32")
+    found, expected = static(model, x), static(plain, x)
+    np.testing.assert_array_equal(
+        found.model.predict(x, verbose=0), expected.model.predict(x, verbose=0)
+    )
+    ratios = [
+        [c.output_sqnr_db for c in r.changes if c.changed] for r in (found, expected)
+    ]
+    assert ratios[0] == pytest.approx(ratios[1], rel=1e-3)

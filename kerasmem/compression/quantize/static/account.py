@@ -220,6 +220,7 @@ def output_sqnr_db(
         for batch in flat_batches(model, data, SAMPLES):
             inputs = [keras.ops.convert_to_tensor(x) for x in batch]
             with observing(map(layers.get, [c.name for c in calls]), outputs=keep):
-                integers(keras.tree.pack_sequence_as(graph.input, inputs))
+                x = keras.tree.pack_sequence_as(graph.input, inputs)
+                integers(x, training=False)
             plan.calls.run(inputs, see)
     return {layer: decibels(*both.tolist()) for layer, both in sums.items()}
