@@ -60,8 +60,8 @@ class GradientMonitor(AttachedCallback):
     Reading changes no training: bit for bit without jit (on TensorFlow with
     `tf.config.experimental.enable_op_determinism()`, without which it may fuse other
     operations than before), to rounding with jit. One exception: on TensorFlow, SGD
-    with momentum may differ in the last bit, because TensorFlow's graph optimizer
-    reorders products if nothing else reads the gradient.
+    may differ in the last bit, because TensorFlow's graph optimizer reorders products
+    if nothing else reads the gradient. Deep networks amplify such a difference.
 
     After `fit` nothing is left on the model or its optimizer. After an exception or
     Ctrl-C in `fit` what is left does nothing but count, and goes at the model's next

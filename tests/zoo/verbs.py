@@ -89,8 +89,18 @@ def check_same_weights(found: list[np.ndarray], expected: list[np.ndarray]) -> N
             raise WrongResultError("the weights after training differ")
 
 
+def without_reordering() -> None:
+    """Turns off what changes sums in TensorFlow, see `docs/watching.md`."""
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        options = {"arithmetic_optimization": False}
+        tf.config.optimizer.set_experimental_options(options)
+
+
 @verb("both monitors")
 def _(case, folder):
+    without_reordering()
     other = build(case.name)
     monitors = [km.callbacks.MemoryMonitor(), km.callbacks.GradientMonitor(every=1)]
     found = trained(case, callbacks=monitors)
@@ -234,15 +244,22 @@ def _(case, folder):
 @verb("export float")
 def _(case, folder):
     options = {"samples": (case.ids,), **sizes_of(case)}
-    batch_size = whole_batch_of(case)
+    batch_size = batch_of_file(case)
     km.export(case.model, folder / "m.tflite", batch_size=batch_size, **options)
 
 
 @verb("export int8")
 def _(case, folder):
     options = {"scheme": "int8-dynamic", "samples": (case.ids,), **sizes_of(case)}
-    batch_size = whole_batch_of(case)
+    batch_size = batch_of_file(case)
     km.export(case.model, folder / "m.tflite", batch_size=batch_size, **options)
+
+
+def batch_of_file(case: Case) -> int | None:
+    """Returns 8 for a file that cannot have an open batch axis, as of loops."""
+    layers = case.model._flatten_layers()
+    has_loop = any(isinstance(layer, keras.layers.RNN) for layer in layers)
+    return 8 if has_loop else whole_batch_of(case)
 
 
 def whole_batch_of(case: Case) -> int | None:
@@ -314,7 +331,8 @@ def write_data(case: Case, path: Path) -> None:
             arrays |= {f"{name}_{n}": v for n, v in zip(names, part, strict=True)}
         else:
             arrays[name] = part
-    np.savez(path, **arrays)
+    texts = {k: v.astype(str) for k, v in arrays.items() if v.dtype == object}
+    np.savez(path, **arrays | texts)
 
 
 COMMANDS = {
