@@ -574,3 +574,17 @@ def test_token_ids_are_bounded_by_their_file(tmp_path, monkeypatch):
     assert token_samples(path, model)[0].shape == (500, 8)
     np.save(tmp_path / "ids.npy", np.arange(4000) % 9)
     assert token_samples(tmp_path / "ids.npy", model)[0].shape == (500, 8)
+
+
+@pytest.mark.one_backend
+def test_texts_in_a_file_can_be_predicted(tmp_path):
+    """Keras refuses NumPy's own strings: "Invalid dtype: str64"."""
+    lookup = keras.layers.TextVectorization(8, output_sequence_length=2)
+    lookup.adapt(["ab cd"])
+    inputs = keras.Input((), dtype="string")
+    model = keras.Model(inputs, lookup(inputs))
+    words = np.array(["ab", "cd ab", "ü"])
+    np.savez(tmp_path / "data.npz", x=words)
+    (x,) = load_data(tmp_path / "data.npz").train
+    assert x.tolist() == words.tolist()
+    np.testing.assert_array_equal(model.predict(x, verbose=0), lookup(words.tolist()))

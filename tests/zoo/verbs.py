@@ -331,6 +331,7 @@ def write_data(case: Case, path: Path) -> None:
             arrays |= {f"{name}_{n}": v for n, v in zip(names, part, strict=True)}
         else:
             arrays[name] = part
+    arrays = {name: np.asarray(values) for name, values in arrays.items()}
     texts = {k: v.astype(str) for k, v in arrays.items() if v.dtype == object}
     np.savez(path, **arrays | texts)
 

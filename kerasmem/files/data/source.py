@@ -196,7 +196,9 @@ def _grouped(path: Path, arrays_by_key: dict[str, np.ndarray]) -> LoadedData:
                 f"{path} holds {key!r} with entries of the type {array.dtype}. "
                 f"Expected: numbers or texts, no complex ones. {_ADVICE}"
             )
-        arrays[name] = array
+        # Keras takes texts as objects only.
+        is_text = array.dtype.kind in "SU"
+        arrays[name] = array.astype(str).astype(object) if is_text else array
     for split in {"train", *splits}:
         if "x" not in splits.get(split, {}):
             wanted = "x_test" if split == "test" else "x or x_train"
